@@ -1,0 +1,134 @@
+"""The slices of core kinds that are read: Pod, Job, PersistentVolumeClaim, Service.
+
+Watch frames are decoded straight into these, so what is not named here costs no memory.
+"""
+
+from datetime import datetime
+from typing import Literal
+
+from msgspec import field
+
+from torchrun_api.meta import ChildMeta, Condition, Wire
+
+PodPhase = Literal["", "Pending", "Running", "Succeeded", "Failed", "Unknown"]
+
+
+class StateWaiting(Wire, frozen=True, kw_only=True):
+    """A container that has not started, and why."""
+
+    reason: str = ""
+    message: str = ""
+
+
+class StateRunning(Wire, frozen=True, kw_only=True):
+    """A container that runs."""
+
+    started_at: datetime | None = None
+
+
+class StateTerminated(Wire, frozen=True, kw_only=True):
+    """A container that ended; `message` is its termination message."""
+
+    exit_code: int = 0
+    signal: int = 0
+    reason: str = ""
+    message: str = ""
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+
+
+class ContainerState(Wire, frozen=True, kw_only=True):
+    """Exactly one of the three is set by the kubelet."""
+
+    waiting: StateWaiting | None = None
+    running: StateRunning | None = None
+    terminated: StateTerminated | None = None
+
+
+class ContainerStatus(Wire, frozen=True, kw_only=True):
+    """One entry of `status.containerStatuses` or `status.initContainerStatuses`."""
+
+    name: str = ""
+    ready: bool = False
+    state: ContainerState = ContainerState()
+
+
+class PodSpec(Wire, frozen=True, kw_only=True):
+    """Where the pod runs."""
+
+    node_name: str = ""
+
+
+class PodStatus(Wire, frozen=True, kw_only=True):
+    """What the kubelet and the scheduler say of the pod."""
+
+    phase: PodPhase = ""
+    reason: str = ""
+    message: str = ""
+    pod_ip: str = field(default="", name="podIP")
+    conditions: tuple[Condition, ...] = ()
+    init_container_statuses: tuple[ContainerStatus, ...] = ()
+    container_statuses: tuple[ContainerStatus, ...] = ()
+
+
+class Pod(Wire, frozen=True, kw_only=True):
+    """v1 Pod."""
+
+    metadata: ChildMeta = ChildMeta()
+    spec: PodSpec = PodSpec()
+    status: PodStatus = PodStatus()
+
+
+class JobSpec(Wire, frozen=True, kw_only=True):
+    """The size of an Indexed Job."""
+
+    parallelism: int = 1
+    completions: int | None = None
+    suspend: bool = False
+
+
+class JobStatus(Wire, frozen=True, kw_only=True):
+    """The Job controller's counts and verdict."""
+
+    active: int = 0
+    ready: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    start_time: datetime | None = None
+    completion_time: datetime | None = None
+    conditions: tuple[Condition, ...] = ()
+
+
+class Job(Wire, frozen=True, kw_only=True):
+    """batch/v1 Job."""
+
+    metadata: ChildMeta = ChildMeta()
+    spec: JobSpec = JobSpec()
+    status: JobStatus = JobStatus()
+
+
+class ClaimSpec(Wire, frozen=True, kw_only=True):
+    """What a claim asks for."""
+
+    storage_class_name: str | None = None
+    access_modes: tuple[str, ...] = ()
+
+
+class ClaimStatus(Wire, frozen=True, kw_only=True):
+    """Whether the claim is bound."""
+
+    phase: Literal["", "Pending", "Bound", "Lost"] = ""
+
+
+class PersistentVolumeClaim(Wire, frozen=True, kw_only=True):
+    """v1 PersistentVolumeClaim."""
+
+    metadata: ChildMeta = ChildMeta()
+    spec: ClaimSpec = ClaimSpec()
+    status: ClaimStatus = ClaimStatus()
+
+
+class Service(Wire, frozen=True, kw_only=True):
+    """v1 Service: only that it is there."""
+
+    metadata: ChildMeta = ChildMeta()

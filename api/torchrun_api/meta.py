@@ -1,0 +1,86 @@
+"""Metadata shared by all kinds: the parts of metav1 that are read."""
+
+from datetime import datetime
+from typing import Literal
+
+from msgspec import Struct, field
+
+
+class Wire(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True, gc=False):
+    """Base of every value that travels as JSON: camelCase names, immutable, defaults left out.
+
+    Unknown fields are ignored: a newer API server may send more than is read here.
+    """
+
+
+class OwnerReference(Wire, frozen=True, kw_only=True):
+    """One entry of `metadata.ownerReferences`."""
+
+    api_version: str = ""
+    kind: str = ""
+    name: str = ""
+    uid: str = ""
+    controller: bool = False
+
+
+class ObjectMeta(Wire, frozen=True, kw_only=True):
+    """`metadata` of the kinds that users write."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    generation: int = 0
+    labels: dict[str, str] = field(default_factory=dict)
+    annotations: dict[str, str] = field(default_factory=dict)
+    owner_references: tuple[OwnerReference, ...] = ()
+    creation_timestamp: datetime | None = None
+    deletion_timestamp: datetime | None = None
+    finalizers: tuple[str, ...] = ()
+
+
+class ChildLabels(Wire, frozen=True, kw_only=True):
+    """The labels of a child object that are read; the others are not kept."""
+
+    torchrun_job: str = field(default="", name="torchrun-job-name")
+    component: str = field(default="", name="app.kubernetes.io/component")
+    attempt: str = field(default="", name="torchrun.ai/attempt")
+    completion_index: str = field(default="", name="batch.kubernetes.io/job-completion-index")
+
+
+class ChildAnnotations(Wire, frozen=True, kw_only=True):
+    """The annotations of a child object that are read; the others are not kept."""
+
+    workspace_sha256: str = field(default="", name="torchrun.ai/workspace-sha256")
+
+
+class ChildMeta(Wire, frozen=True, kw_only=True):
+    """`metadata` of the kinds that the controller makes, slim because they are many."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    labels: ChildLabels = ChildLabels()
+    annotations: ChildAnnotations = ChildAnnotations()
+    owner_references: tuple[OwnerReference, ...] = ()
+    creation_timestamp: datetime | None = None
+    deletion_timestamp: datetime | None = None
+
+    def controlled_by(self, uid: str) -> bool:
+        """Whether the controller owner reference names the object with this UID."""
+        return any(owner.controller and owner.uid == uid for owner in self.owner_references)
+
+
+ConditionStatus = Literal["True", "False", "Unknown"]
+
+
+class Condition(Wire, frozen=True, kw_only=True):
+    """metav1.Condition; also reads the conditions of pods and Jobs, which lack observedGeneration."""
+
+    type: str
+    status: ConditionStatus
+    observed_generation: int = 0
+    last_transition_time: datetime | None = None
+    reason: str = ""
+    message: str = ""

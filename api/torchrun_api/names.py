@@ -1,0 +1,64 @@
+"""Names, labels and annotations that the controller, the plugin and the pods agree on."""
+
+GROUP = "torchrun.ai"
+
+# Labels of every object that the controller makes.
+JOB_LABEL = "torchrun-job-name"
+ATTEMPT_LABEL = f"{GROUP}/attempt"
+RETAINED_LABEL = f"{GROUP}/retained-from"
+COMPONENT_LABEL = "app.kubernetes.io/component"
+MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
+NAME_LABEL = "app.kubernetes.io/name"
+INSTANCE_LABEL = "app.kubernetes.io/instance"
+MANAGED_BY = "torchrun-controller"
+
+# Values of the component label.
+WORKSPACE = "workspace"
+CHECKPOINTS = "checkpoints"
+SYNC = "sync"
+WORKER = "worker"
+NETWORK = "network"
+
+# Set by the plugin on a TorchrunJob: only an upload with this digest is taken as its workspace.
+WORKSPACE_SHA256 = f"{GROUP}/workspace-sha256"
+
+COMPLETION_INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
+
+TRAINER_CONTAINER = "trainer"
+LAUNCHER_CONTAINER = "launcher"
+SYNC_CONTAINER = "sync"
+SYNC_PORT = 8080
+SYNC_MARKER = ".sync_success"
+
+# An Indexed Job's pods are named "<job>-r<k>-<index>-<5 letters>", in 63 characters.
+MAX_JOB_NAME = 45
+
+
+def workspace_claim(job: str) -> str:
+    """Claim that holds the job's code."""
+    return f"{job}-workspace"
+
+
+def checkpoints_claim(job: str) -> str:
+    """Claim that holds the job's checkpoints and outlives it where retained."""
+    return f"{job}-checkpoints"
+
+
+def sync_pod(job: str, number: int) -> str:
+    """Pod that prepares the workspace; a new number for each revision or retry."""
+    return f"{job}-sync-{number}"
+
+
+def service(job: str) -> str:
+    """Headless Service, the subdomain of the job's pods."""
+    return job
+
+
+def child_job(job: str, attempt: int) -> str:
+    """Indexed Job of one attempt, so that ghosts of an old gang never answer to a new gang's names."""
+    return job if attempt == 0 else f"{job}-r{attempt}"
+
+
+def worker_host(job: str, attempt: int, index: int, namespace: str) -> str:
+    """DNS name of one worker; index 0 is the master."""
+    return f"{child_job(job, attempt)}-{index}.{service(job)}.{namespace}.svc"

@@ -1,0 +1,1 @@
+"""The controller: an event-driven reconciler on a raw watch loop."""

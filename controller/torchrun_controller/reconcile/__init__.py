@@ -1,0 +1,1 @@
+"""The pure core: what is observed goes in, a Plan comes out."""
