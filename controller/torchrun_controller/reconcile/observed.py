@@ -1,0 +1,48 @@
+"""What reconcile may look at: one job with everything of its own, as one frozen value."""
+
+from msgspec import Struct
+
+from torchrun_api.core import Job, PersistentVolumeClaim, Pod, Service
+from torchrun_api.job import TorchrunJob
+from torchrun_api.queue import TorchrunQueue
+
+
+class Conflict(Struct, frozen=True):
+    """A name of ours is held by an object that is not ours."""
+
+    resource: str
+    name: str
+    message: str
+
+
+class Rejection(Struct, frozen=True):
+    """The API server refused an object of the Plan (422, or 403 by admission or quota)."""
+
+    resource: str
+    name: str
+    message: str
+
+
+class Observed(Struct, frozen=True, kw_only=True):
+    """The present state of one job. Lists hold only objects that the job's UID controls.
+
+    `sync_pods` are in the order of their numbers, `child_jobs` of their attempts; `workers` are the
+    pods of the present attempt. A retained claim has no owner and is listed by its label.
+    """
+
+    job: TorchrunJob
+    queue: TorchrunQueue | None = None
+    claims: tuple[PersistentVolumeClaim, ...] = ()
+    service: Service | None = None
+    sync_pods: tuple[Pod, ...] = ()
+    child_jobs: tuple[Job, ...] = ()
+    workers: tuple[Pod, ...] = ()
+    conflict: Conflict | None = None
+    rejection: Rejection | None = None
+
+
+class Defaults(Struct, frozen=True, kw_only=True):
+    """What the controller's settings lend to every job."""
+
+    runtime_image: str
+    runtime_image_pull_policy: str = "IfNotPresent"

@@ -1,0 +1,49 @@
+"""What reconcile decided: data that can be printed, compared and kept as a golden file."""
+
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from torchrun_api.job import TorchrunJobStatus
+from torchrun_api.json import JsonObject
+from torchrun_api.kinds import Kind
+
+
+class Apply(Struct, frozen=True):
+    """Server-side apply of one object. Without a UID the object must not exist yet."""
+
+    kind: Kind[Any]
+    body: JsonObject
+    uid: str = ""
+
+
+class Delete(Struct, frozen=True, kw_only=True):
+    """Deletion of exactly the object with this UID."""
+
+    kind: Kind[Any]
+    namespace: str
+    name: str
+    uid: str
+    resource_version: str = ""
+    propagation: Literal["Background", "Foreground"] = "Background"
+
+
+class Event(Struct, frozen=True):
+    """An event regarding the job."""
+
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    """Carried out in this order: applies, deletes, status, events.
+
+    `status` is None where the present one says it all. `requeue_after` is in seconds.
+    """
+
+    applies: tuple[Apply, ...] = ()
+    deletes: tuple[Delete, ...] = ()
+    status: TorchrunJobStatus | None = None
+    events: tuple[Event, ...] = ()
+    requeue_after: float | None = None
