@@ -45,6 +45,7 @@ class ChildLabels(Wire, frozen=True, kw_only=True):
     torchrun_job: str = field(default="", name="torchrun-job-name")
     component: str = field(default="", name="app.kubernetes.io/component")
     attempt: str = field(default="", name="torchrun.ai/attempt")
+    retained_from: str = field(default="", name="torchrun.ai/retained-from")
     completion_index: str = field(default="", name="batch.kubernetes.io/job-completion-index")
 
 

@@ -8,7 +8,7 @@ from torchrun_api.queue import TorchrunQueue
 
 
 class Conflict(Struct, frozen=True):
-    """A name of ours is held by an object that is not ours."""
+    """A name of ours is held by an object that is not ours; `message` says by whose."""
 
     resource: str
     name: str
@@ -27,7 +27,8 @@ class Observed(Struct, frozen=True, kw_only=True):
     """The present state of one job. Lists hold only objects that the job's UID controls.
 
     `sync_pods` are in the order of their numbers, `child_jobs` of their attempts; `workers` are the
-    pods of the present attempt. A retained claim has no owner and is listed by its label.
+    pods of the latest of these. A retained claim has no owner and is listed by its label.
+    `conflicts` are the names held by others, as the cache or the last apply showed them.
     """
 
     job: TorchrunJob
@@ -37,7 +38,7 @@ class Observed(Struct, frozen=True, kw_only=True):
     sync_pods: tuple[Pod, ...] = ()
     child_jobs: tuple[Job, ...] = ()
     workers: tuple[Pod, ...] = ()
-    conflict: Conflict | None = None
+    conflicts: tuple[Conflict, ...] = ()
     rejection: Rejection | None = None
 
 
