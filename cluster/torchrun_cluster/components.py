@@ -1,0 +1,168 @@
+"""The command line of each component: pure functions of a cluster's state.
+
+On a node, all of them run inside the cluster's network namespace, where etcd and the API server
+have their usual ports; a control plane alone shares 127.0.0.1 with the host and uses claimed ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from .errors import ClusterError
+from .state import NODE_ADDRESS, Size, State
+
+SERVICE_RANGE = "10.96.0.0/16"
+SERVICE_ADDRESS = "10.96.0.1"
+POD_RANGE = "10.244.0.0/16"
+API_PORT_INSIDE = 6443
+NODE_NAME = "node"
+
+
+def api_endpoint(state: State) -> tuple[str, int]:
+    """Address and port of the API server, for the other components."""
+    if state.spec.size is Size.NODE:
+        return NODE_ADDRESS, API_PORT_INSIDE
+    return "127.0.0.1", state.ports.api
+
+
+def etcd_ports(state: State) -> tuple[int, int]:
+    """etcd's client and peer port on 127.0.0.1."""
+    if state.spec.size is Size.NODE:
+        return 2379, 2380
+    return state.ports.etcd, state.ports.peer
+
+
+def command(state: State, component: str, binaries: Mapping[str, Path]) -> list[str]:
+    """The whole command line of a component, the caller's extra arguments last."""
+    arguments = {
+        "etcd": _etcd,
+        "kube-apiserver": _api_server,
+        "kube-controller-manager": _controller_manager,
+        "kube-scheduler": _scheduler,
+        "containerd": _containerd,
+        "coredns": _coredns,
+        "kubelet": _kubelet,
+        "kube-proxy": _proxy,
+        "local-path-provisioner": _local_path,
+    }
+    if component not in arguments:
+        raise ClusterError(f"no component is called {component!r}; there are {list(arguments)}")
+    program = binaries.get(component, Path(component))
+    return [
+        str(program),
+        *arguments[component](state),
+        *state.spec.extra_args.get(component, ()),
+    ]
+
+
+def _etcd(state: State) -> list[str]:
+    client, peer = etcd_ports(state)
+    return [
+        "--name=cluster",
+        f"--data-dir={state.folder / 'etcd'}",
+        f"--listen-client-urls=http://127.0.0.1:{client}",
+        f"--advertise-client-urls=http://127.0.0.1:{client}",
+        f"--listen-peer-urls=http://127.0.0.1:{peer}",
+        f"--initial-advertise-peer-urls=http://127.0.0.1:{peer}",
+        f"--initial-cluster=cluster=http://127.0.0.1:{peer}",
+        f"--quota-backend-bytes={8 << 30}",
+        "--log-level=warn",
+        # A cluster that is thrown away need not survive a power cut.
+        "--unsafe-no-fsync",
+    ]
+
+
+def _api_server(state: State) -> list[str]:
+    address, port = api_endpoint(state)
+    pki = state.certificates
+    common = [
+        f"--bind-address={'0.0.0.0' if state.spec.size is Size.NODE else address}",  # noqa: S104 in its own network namespace
+        f"--secure-port={port}",
+        f"--advertise-address={address}",
+        f"--etcd-servers=http://127.0.0.1:{etcd_ports(state)[0]}",
+        f"--client-ca-file={pki / 'ca.crt'}",
+        f"--tls-cert-file={pki / 'kube-apiserver.crt'}",
+        f"--tls-private-key-file={pki / 'kube-apiserver.key'}",
+        f"--service-account-key-file={pki / 'sa.pub'}",
+        f"--service-account-signing-key-file={pki / 'sa.key'}",
+        "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
+        f"--service-cluster-ip-range={SERVICE_RANGE}",
+        "--authorization-mode=Node,RBAC",
+        "--allow-privileged=true",
+        # Otherwise open watches hold up its end for a minute.
+        "--shutdown-watch-termination-grace-period=1s",
+    ]
+    if state.spec.size is Size.CONTROL_PLANE:
+        # 127.0.0.1 is not a valid endpoint of the Service `kubernetes`.
+        return [*common, "--endpoint-reconciler-type=none"]
+    return [
+        *common,
+        "--enable-admission-plugins=NodeRestriction",
+        f"--kubelet-certificate-authority={pki / 'ca.crt'}",
+        f"--kubelet-client-certificate={pki / 'apiserver-kubelet-client.crt'}",
+        f"--kubelet-client-key={pki / 'apiserver-kubelet-client.key'}",
+        # Otherwise logs and exec look the node's name up in DNS.
+        "--kubelet-preferred-address-types=InternalIP",
+    ]
+
+
+def _controller_manager(state: State) -> list[str]:
+    pki = state.certificates
+    return [
+        f"--kubeconfig={state.component_kubeconfig('kube-controller-manager')}",
+        f"--root-ca-file={pki / 'ca.crt'}",
+        f"--service-account-private-key-file={pki / 'sa.key'}",
+        "--use-service-account-credentials=true",
+        "--leader-elect=false",
+        # At the default of 20 a second, its own service accounts alone take five seconds.
+        "--kube-api-qps=200",
+        "--kube-api-burst=400",
+        # No HTTPS port: two control planes on 127.0.0.1 would fight for it.
+        "--secure-port=0",
+    ]
+
+
+def _scheduler(state: State) -> list[str]:
+    return [
+        f"--kubeconfig={state.component_kubeconfig('kube-scheduler')}",
+        "--leader-elect=false",
+        "--secure-port=0",
+    ]
+
+
+def _containerd(state: State) -> list[str]:
+    return ["--config", str(state.folder / "containerd.toml")]
+
+
+def _coredns(state: State) -> list[str]:
+    return ["-conf", str(state.folder / "Corefile")]
+
+
+def _kubelet(state: State) -> list[str]:
+    return [
+        f"--config={state.folder / 'kubelet.json'}",
+        f"--kubeconfig={state.component_kubeconfig('kubelet')}",
+        f"--root-dir={state.folder / 'kubelet'}",
+        f"--hostname-override={NODE_NAME}",
+        f"--node-ip={NODE_ADDRESS}",
+    ]
+
+
+def _proxy(state: State) -> list[str]:
+    return [
+        f"--kubeconfig={state.component_kubeconfig('kube-proxy')}",
+        f"--hostname-override={NODE_NAME}",
+        f"--cluster-cidr={POD_RANGE}",
+        "--proxy-mode=iptables",
+        # The machine's limits are not this cluster's business.
+        "--conntrack-max-per-core=0",
+    ]
+
+
+def _local_path(state: State) -> list[str]:
+    return [
+        "start",
+        f"--kubeconfig={state.component_kubeconfig('local-path-provisioner')}",
+        f"--config={state.folder / 'local-path.json'}",
+    ]

@@ -1,0 +1,284 @@
+"""A cluster of real parts on this machine, started and ended by us."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from . import binaries, certificates, components, processes, state
+from .api import ApiServer, compact_etcd, wait_until
+from .artefacts import locked
+from .errors import ClusterError
+from .progress import say, step
+from .state import Size, Spec, State
+
+DEFAULT_SERVICE_ACCOUNT = "/api/v1/namespaces/default/serviceaccounts/default"
+
+
+class LocalCluster:
+    """A local cluster by its name; `with` brings it up and takes it down.
+
+    `extra_args` maps a component's name to flags that follow ours, for example
+    `{"kube-apiserver": ["--feature-gates=GenericWorkload=true"]}`. `scheduler` adds
+    kube-scheduler to a control plane. Raises ClusterError with what to do.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str = "demo",
+        size: Size = Size.NODE,
+        port: int = 0,
+        scheduler: bool = False,
+        extra_args: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        arguments = {component: list(flags) for component, flags in (extra_args or {}).items()}
+        self._spec = Spec(name, size, port, scheduler, arguments)
+        unknown = set(arguments) - set(self._spec.components)
+        if unknown:
+            raise ClusterError(
+                f"extra_args for {sorted(unknown)}: this cluster has {self._spec.components}"
+            )
+        self._state = state.read(name)
+
+    @classmethod
+    def existing(cls, name: str) -> LocalCluster:
+        """The cluster of that name as it was brought up."""
+        recorded = state.read(name)
+        if recorded is None:
+            raise ClusterError(f"there is no local cluster {name!r}; `up --name {name}` makes it")
+        spec = recorded.spec
+        return cls(
+            name=name,
+            size=spec.size,
+            port=spec.port,
+            scheduler=spec.scheduler,
+            extra_args=spec.extra_args,
+        )
+
+    def __enter__(self) -> Self:
+        self.up()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.down()
+
+    @property
+    def kubeconfig(self) -> Path:
+        """Cluster administrator's kubeconfig, complete in itself."""
+        return self._up_state.kubeconfig
+
+    @property
+    def server(self) -> str:
+        """The API server's URL."""
+        return self._up_state.server
+
+    @property
+    def ca_file(self) -> Path:
+        """Certificate of the authority that signed the API server's."""
+        return self._up_state.certificates / "ca.crt"
+
+    @property
+    def client_certificate(self) -> Path:
+        """The administrator's certificate; its key is `client_key`."""
+        return self._up_state.certificates / "admin.crt"
+
+    @property
+    def client_key(self) -> Path:
+        """The key of `client_certificate`."""
+        return self._up_state.certificates / "admin.key"
+
+    def log(self, component: str) -> Path:
+        """Where the component's output goes."""
+        return self._up_state.log(component)
+
+    def up(self) -> None:
+        """Bring the cluster up, or find it up; what a crash left is cleared first."""
+        folder = state.folder_of(self._spec.name)
+        programs = binaries.ensure(
+            binaries.NODE if self._spec.size is Size.NODE else self._needed_for_control_plane()
+        )
+        with locked(folder):
+            if self._is_up():
+                return
+            if any(folder.iterdir()):
+                say(f"clearing what is left of an earlier cluster {self._spec.name!r}")
+                self._clear(folder, keep_folder=True)
+            self._state = state.create(self._spec)
+            try:
+                self._start_all(programs)
+            except BaseException:
+                # The logs stay for a look; the next `up` or `down` deletes them.
+                processes.end(folder)
+                raise
+            self._state = self._state.completed()
+            self._state.write()
+
+    def down(self) -> None:
+        """End the cluster's processes and delete all that it left; no error when there is none."""
+        folder = state.folder_of(self._spec.name)
+        if not folder.exists() and not processes.of_cluster(folder):
+            return
+        with locked(folder):
+            self._clear(folder, keep_folder=False)
+        self._state = None
+
+    def is_running(self, component: str) -> bool:
+        """Whether the component has a live process."""
+        return bool(processes.of_cluster(self._up_state.folder, component))
+
+    def start(self, component: str) -> None:
+        """Start a stopped component; for etcd and the API server wait until the API is ready."""
+        if self.is_running(component):
+            return
+        names = ("kubectl", *self._spec.components)
+        self._start(component, binaries.ensure(name for name in names if name in binaries.NODE))
+        if component in ("etcd", "kube-apiserver") and self.is_running("kube-apiserver"):
+            self.wait_ready()
+
+    def stop(self, component: str) -> None:
+        """SIGTERM the component and wait for its end (60 s, then SIGKILL)."""
+        processes.end(self._up_state.folder, component, signal.SIGTERM)
+
+    def kill(self, component: str) -> None:
+        """SIGKILL the component and wait for its end."""
+        processes.end(self._up_state.folder, component, signal.SIGKILL)
+
+    def restart(self, component: str) -> None:
+        """Stop and start."""
+        self.stop(component)
+        self.start(component)
+
+    def wait_ready(self, timeout: float = 120.0) -> None:
+        """Wait until the API server says that it is ready to serve."""
+        api = ApiServer(self._up_state)
+        wait_until(
+            lambda: api.exists("/readyz"),
+            "the API server's readiness",
+            self._check_alive("etcd", "kube-apiserver"),
+            timeout,
+        )
+
+    def kubectl(
+        self, *arguments: str, stdin: str | None = None, check: bool = True, timeout: float = 60.0
+    ) -> subprocess.CompletedProcess[str]:
+        """Run kubectl as the administrator; raises ClusterError with its stderr if `check`."""
+        result = subprocess.run(
+            [str(binaries.ensure(["kubectl"])["kubectl"]), *arguments],
+            env={
+                **processes.without_marks(os.environ),
+                "KUBECONFIG": str(self.kubeconfig),
+                "KUBECACHEDIR": str(self._up_state.folder / "kubectl-cache"),
+            },
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        if check and result.returncode:
+            raise ClusterError(f"kubectl {' '.join(arguments)}: {result.stderr.strip()}")
+        return result
+
+    def compact_etcd(self) -> int:
+        """Compact etcd up to now and return the revision: older watches then get 410 Gone."""
+        port = components.etcd_ports(self._up_state)[0]
+        return compact_etcd(socket.create_connection(("127.0.0.1", port), timeout=5))
+
+    @property
+    def _up_state(self) -> State:
+        if self._state is None:
+            raise ClusterError(f"cluster {self._spec.name!r} is not up; call up() first")
+        return self._state
+
+    def _needed_for_control_plane(self) -> tuple[str, ...]:
+        return ("kubectl", *self._spec.components)
+
+    def _is_up(self) -> bool:
+        recorded = state.read(self._spec.name)
+        if recorded is None or not recorded.complete:
+            return False
+        alive = {process.component for process in processes.of_cluster(recorded.folder)}
+        if not alive.issuperset(recorded.spec.components):
+            return False
+        wanted = self._spec if self._spec.port else _with_port(self._spec, recorded.spec.port)
+        if recorded.spec != wanted:
+            raise ClusterError(
+                f"cluster {self._spec.name!r} runs with other settings ({recorded.spec}); "
+                f"take it down first: down --name {self._spec.name}"
+            )
+        self._state = recorded
+        return ApiServer(recorded).exists("/readyz")
+
+    def _start_all(self, programs: Mapping[str, Path]) -> None:
+        with step("certificates"):
+            self._write_certificates()
+        with step("etcd and API server"):
+            for component in ("etcd", "kube-apiserver"):
+                self._start(component, programs)
+            self.wait_ready()
+        with step("controller manager"):
+            for component in self._spec.components[2:]:
+                self._start(component, programs)
+            api = ApiServer(self._up_state)
+            # Pods cannot be created before their namespace has this.
+            wait_until(
+                lambda: api.exists(DEFAULT_SERVICE_ACCOUNT),
+                "the first service account",
+                self._check_alive(*self._spec.components),
+            )
+
+    def _write_certificates(self) -> None:
+        cluster = self._up_state
+        authority = certificates.Authority(cluster.certificates)
+        clients = [certificates.CONTROLLER_MANAGER, certificates.SCHEDULER]
+        serving = certificates.api_server(["127.0.0.1", components.SERVICE_ADDRESS])
+        authority.create([certificates.ADMIN, serving, *clients])
+        name = f"torchrun-{cluster.spec.name}"
+        authority.kubeconfig(cluster.kubeconfig, name, cluster.server, certificates.ADMIN)
+        address, port = components.api_endpoint(cluster)
+        for client in clients:
+            path = cluster.component_kubeconfig(client.file)
+            authority.kubeconfig(path, name, f"https://{address}:{port}", client)
+
+    def _start(self, component: str, programs: Mapping[str, Path]) -> None:
+        cluster = self._up_state
+        command = components.command(cluster, component, programs)
+        processes.start(cluster.folder, component, command, cluster.log(component))
+
+    def _check_alive(self, *names: str) -> Callable[[], None]:
+        def check() -> None:
+            cluster = self._up_state
+            alive = {process.component for process in processes.of_cluster(cluster.folder)}
+            for name in names:
+                if name not in alive:
+                    log = cluster.log(name)
+                    raise ClusterError(f"{name} ended; {log} ends with:\n{processes.tail(log)}")
+
+        return check
+
+    def _clear(self, folder: Path, *, keep_folder: bool) -> None:
+        processes.end(folder)
+        for path in folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        if not keep_folder:
+            folder.rmdir()
+
+
+def _with_port(spec: Spec, port: int) -> Spec:
+    return Spec(spec.name, spec.size, port, spec.scheduler, spec.extra_args)

@@ -1,0 +1,178 @@
+"""What a cluster is (its specification) and where its files stand."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from enum import Enum
+from pathlib import Path
+
+from .artefacts import locked
+from .errors import ClusterError
+from .places import state_home
+
+FIRST_PORT = 26443
+"""Ports are taken from here upwards: below the kernel's range for outgoing connections."""
+LAST_PORT = 32000
+
+NODE_ADDRESS = "10.244.0.1"
+"""Inside a node cluster's network namespace: node, DNS server and API server."""
+
+
+class Size(Enum):
+    """How much of a cluster is started."""
+
+    CONTROL_PLANE = "control-plane"
+    """etcd, API server, controller manager on 127.0.0.1: no pods run, no root needed."""
+    NODE = "node"
+    """A whole one-node cluster in namespaces of its own; needs root."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What the caller asked for. `port` 0 means any free one."""
+
+    name: str
+    size: Size
+    port: int = 0
+    scheduler: bool = False
+    extra_args: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?", self.name):
+            raise ClusterError(
+                f"cluster name {self.name!r}: use 1 to 32 lower-case letters, digits and dashes"
+            )
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """The cluster's long-running processes, in the order of their start."""
+        if self.size is Size.NODE:
+            return (
+                *("anchor", "forwarder", "etcd", "containerd", "kube-apiserver"),
+                *("kube-controller-manager", "kube-scheduler", "coredns", "kubelet"),
+                *("kube-proxy", "local-path-provisioner"),
+            )
+        scheduler = ("kube-scheduler",) if self.scheduler else ()
+        return ("etcd", "kube-apiserver", "kube-controller-manager", *scheduler)
+
+
+@dataclass(frozen=True)
+class Ports:
+    """Local ports: the API server's (for the host) and etcd's two."""
+
+    api: int
+    etcd: int
+    peer: int
+
+
+@dataclass(frozen=True)
+class State:
+    """The content of a cluster's cluster.json; `complete` is set at the end of `up`."""
+
+    spec: Spec
+    ports: Ports
+    complete: bool = False
+
+    @property
+    def folder(self) -> Path:
+        """Everything of this cluster stands below it."""
+        return folder_of(self.spec.name)
+
+    @property
+    def certificates(self) -> Path:
+        """CA, certificates and keys."""
+        return self.folder / "pki"
+
+    @property
+    def kubeconfig(self) -> Path:
+        """The cluster administrator's kubeconfig, for the host."""
+        return self.folder / "kubeconfig"
+
+    @property
+    def server(self) -> str:
+        """The API server's URL, for the host."""
+        return f"https://127.0.0.1:{self.ports.api}"
+
+    @property
+    def cgroup(self) -> str:
+        """The cluster's cgroup, from the root: clusters of two users may have one name."""
+        suffix = hashlib.sha256(str(self.folder).encode()).hexdigest()[:6]
+        return f"torchrun-{self.spec.name}-{suffix}"
+
+    def log(self, component: str) -> Path:
+        """Where a component's output goes."""
+        return self.folder / "logs" / f"{component}.log"
+
+    def component_kubeconfig(self, component: str) -> Path:
+        """A component's own kubeconfig."""
+        return self.folder / f"{component}.kubeconfig"
+
+    def write(self) -> None:
+        """Write cluster.json whole or not at all."""
+        temporary = self.folder / "cluster.json.tmp"
+        temporary.write_text(json.dumps(asdict(self), default=lambda size: size.value, indent=2))
+        temporary.replace(self.folder / "cluster.json")
+
+    def completed(self) -> State:
+        """The same cluster, up."""
+        return replace(self, complete=True)
+
+
+def folder_of(name: str) -> Path:
+    """The folder of the cluster of that name."""
+    return state_home() / name
+
+
+def read(name: str) -> State | None:
+    """The recorded state; None where there is none or where `up` was cut off in writing it."""
+    try:
+        content = json.loads((folder_of(name) / "cluster.json").read_text())
+        spec = content["spec"]
+        return State(
+            Spec(**{**spec, "size": Size(spec["size"])}),
+            Ports(**content["ports"]),
+            content["complete"],
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def names() -> list[str]:
+    """All clusters that have a folder, running or not."""
+    try:
+        return sorted(path.name for path in state_home().iterdir() if path.is_dir())
+    except FileNotFoundError:
+        return []
+
+
+def create(spec: Spec) -> State:
+    """Claim ports that no other cluster has and that are free now, and record the cluster."""
+    with locked(state_home()):
+        others = (read(name) for name in names() if name != spec.name)
+        taken = {port for other in others if other for port in asdict(other.ports).values()}
+        if spec.port and (spec.port in taken or not _is_free(spec.port)):
+            raise ClusterError(f"port {spec.port} is in use; choose another one with --port")
+        free = (
+            port
+            for port in range(FIRST_PORT, LAST_PORT)
+            if port not in taken and port != spec.port and _is_free(port)
+        )
+        state = State(spec, Ports(spec.port or next(free), next(free), next(free)))
+        state.folder.mkdir(parents=True, exist_ok=True)
+        state.write()
+    return state
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
