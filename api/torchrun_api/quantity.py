@@ -1,0 +1,77 @@
+"""Kubernetes quantities as exact numbers: `"512Gi"`, `"500m"`, `96`, `"1e3"`.
+
+Arithmetic is that of `fractions.Fraction`, so nothing is lost on the way; the one place that
+rounds is formatting, and it rounds up, so that nobody gets less than was asked for.
+
+Grammar: https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/
+"""
+
+import re
+from fractions import Fraction
+from math import ceil
+
+_BINARY = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
+_DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+_SCALES: dict[str, Fraction] = {
+    **{suffix: Fraction(10) ** power for suffix, power in _DECIMAL.items()},
+    **{suffix: Fraction(1024**power) for power, suffix in enumerate(_BINARY)},
+}
+_QUANTITY = re.compile(
+    r"(?P<sign>[+-]?)(?P<number>[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
+    r"(?:[eE](?P<exponent>[+-]?[0-9]{1,2})|(?P<suffix>[KMGTPE]i|[numkMGTPE]?))",
+    re.ASCII,
+)
+_LARGEST = 2**63 - 1  # the API server silently caps what is larger
+_LONGEST = 64
+
+
+class QuantityError(ValueError):
+    """A value that is no quantity; the message names it and says what is accepted."""
+
+    def __init__(self, value: object, problem: str) -> None:
+        super().__init__(f"{value!r} is not a quantity: {problem}")
+
+
+def parse(value: int | str) -> Fraction:
+    """The exact amount, in cores, bytes or pieces.
+
+    Raises QuantityError for anything but a whole number or a string as `"1.5"`, `"500m"`, `"2Gi"`
+    or `"1e3"`, for negative amounts, and for amounts beyond 2^63-1.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise QuantityError(value, "it must be a whole number or a string")
+    amount = Fraction(value) if isinstance(value, int) else _parse_text(value)
+    if amount < 0:
+        raise QuantityError(value, "it must not be negative")
+    if amount > _LARGEST:
+        raise QuantityError(value, "it is larger than 2^63-1")
+    return amount
+
+
+def _parse_text(text: str) -> Fraction:
+    match = _QUANTITY.fullmatch(text) if len(text) <= _LONGEST else None
+    if match is None:
+        raise QuantityError(
+            text[:_LONGEST],
+            'write a number with an optional suffix, as "1.5", "500m", "2Gi" or "1e3"',
+        )
+    number = Fraction(match["sign"] + match["number"])
+    if match["exponent"]:
+        return number * Fraction(10) ** int(match["exponent"])
+    return number * _SCALES[match["suffix"]]
+
+
+def format_cpu(cores: Fraction) -> str:
+    """Cores as `"2"` or `"1500m"`, rounded up to a whole millicore."""
+    millicores = ceil(cores * 1000)
+    return f"{millicores}m" if millicores % 1000 else str(millicores // 1000)
+
+
+def format_bytes(amount: Fraction) -> str:
+    """Bytes as `"1536Mi"`: rounded up to a byte, with the largest exact binary suffix."""
+    whole = ceil(amount)
+    power = 0
+    while whole and whole % 1024 == 0 and power < len(_BINARY) - 1:
+        whole //= 1024
+        power += 1
+    return f"{whole}{_BINARY[power]}"
