@@ -46,6 +46,20 @@ class ApiServer:
         """Whether a GET of the path answers 200."""
         return self.request("GET", path)[0] == http.client.OK
 
+    def node_is_ready(self) -> bool:
+        """Whether there are nodes and all of them are Ready."""
+        status, body = self.request("GET", "/api/v1/nodes")
+        if status != http.client.OK:
+            return False
+        nodes = json.loads(body)["items"]
+        return bool(nodes) and all(
+            any(
+                condition["type"] == "Ready" and condition["status"] == "True"
+                for condition in node["status"].get("conditions", ())
+            )
+            for node in nodes
+        )
+
     def create(self, path: str, body: object) -> None:
         """POST an object; one that exists already is left as it is."""
         status, answer = self.request("POST", path, body)

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -25,11 +25,15 @@ FLAGS = ("-trimpath", "-buildvcs=false", "-mod=readonly")
 
 @dataclass(frozen=True)
 class Module:
-    """A folder with a go.mod; `version_flags` holds linker flags with a `{version}` of `pinned`."""
+    """A folder with a go.mod and the packages to build from it, by the program's name.
+
+    `version_flags` holds linker flags with the `{version}`, `{major}` and `{minor}` of `pinned`.
+    """
 
     folder: str
     pinned: str
-    packages: dict[str, str]
+    """The module that gives the programs their version; empty for our own code."""
+    packages: Mapping[str, str]
     version_flags: str = ""
 
 
@@ -72,6 +76,7 @@ MODULES = (
         "-X sigs.k8s.io/kwok/pkg/consts.Version={version}",
     ),
     Module("kind", "sigs.k8s.io/kind", {"kind": "sigs.k8s.io/kind"}),
+    Module("pause", "", {"pause": "."}),
 )
 
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kubectl")
@@ -82,6 +87,7 @@ NODE = (
     "kube-proxy",
     "coredns",
     "local-path-provisioner",
+    "pause",
 )
 
 
@@ -107,10 +113,10 @@ def version(module: Module) -> str:
     return found[1]
 
 
-def key(go_mod: bytes, go_sum: bytes, flags: str, go_version: str) -> str:
+def key(sources: Iterable[bytes], flags: str, go_version: str) -> str:
     """The cache key: whatever changes the build changes it."""
     digest = hashlib.sha256()
-    for part in (go_mod, go_sum, flags.encode(), go_version.encode()):
+    for part in (*sources, flags.encode(), go_version.encode()):
         digest.update(len(part).to_bytes(8, "big") + part)
     return digest.hexdigest()[:16]
 
@@ -123,9 +129,11 @@ def _module_of(name: str) -> Module:
 
 
 def _linker_flags(module: Module) -> str:
+    if not module.version_flags:
+        return "-s -w"
     pinned = version(module)
     major, minor = pinned.removeprefix("v").split(".")[:2]
-    return f"-s -w {module.version_flags.format(version=pinned, major=major, minor=minor)}".strip()
+    return f"-s -w {module.version_flags.format(version=pinned, major=major, minor=minor)}"
 
 
 @cache
@@ -151,9 +159,9 @@ def _go_version() -> str:
 
 def _place(module: Module) -> Path:
     folder = SOURCE / "go" / module.folder
+    sources = (folder / "go.mod", folder / "go.sum", *sorted(folder.glob("*.go")))
     build_key = key(
-        (folder / "go.mod").read_bytes(),
-        (folder / "go.sum").read_bytes(),
+        (source.read_bytes() for source in sources),
         " ".join((*FLAGS, _linker_flags(module), "CGO_ENABLED=0")),
         _go_version(),
     )

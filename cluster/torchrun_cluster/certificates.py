@@ -29,6 +29,9 @@ ADMIN = Subject("admin", "torchrun-admin", "system:masters")
 CONTROLLER_MANAGER = Subject("kube-controller-manager", "system:kube-controller-manager")
 SCHEDULER = Subject("kube-scheduler", "system:kube-scheduler")
 PROXY = Subject("kube-proxy", "system:kube-proxy")
+# These two are usually pods with a service account; here they run outside of any pod.
+DNS = Subject("coredns", "coredns", "system:masters")
+VOLUMES = Subject("local-path-provisioner", "local-path-provisioner", "system:masters")
 API_TO_KUBELET = Subject("apiserver-kubelet-client", "kube-apiserver", "system:masters")
 
 

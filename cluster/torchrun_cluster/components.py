@@ -17,6 +17,8 @@ SERVICE_ADDRESS = "10.96.0.1"
 POD_RANGE = "10.244.0.0/16"
 API_PORT_INSIDE = 6443
 NODE_NAME = "node"
+PAUSE_IMAGE = "localhost/torchrun-pause:latest"
+"""Holds pods' namespaces and prepares volumes' folders."""
 
 
 def api_endpoint(state: State) -> tuple[str, int]:
@@ -143,7 +145,6 @@ def _kubelet(state: State) -> list[str]:
     return [
         f"--config={state.folder / 'kubelet.json'}",
         f"--kubeconfig={state.component_kubeconfig('kubelet')}",
-        f"--root-dir={state.folder / 'kubelet'}",
         f"--hostname-override={NODE_NAME}",
         f"--node-ip={NODE_ADDRESS}",
     ]
@@ -165,4 +166,8 @@ def _local_path(state: State) -> list[str]:
         "start",
         f"--kubeconfig={state.component_kubeconfig('local-path-provisioner')}",
         f"--config={state.folder / 'local-path.json'}",
+        f"--helper-pod-file={state.folder / 'volume-pod.json'}",
+        f"--helper-image={PAUSE_IMAGE}",
+        "--namespace=kube-system",
+        "--service-account-name=default",
     ]

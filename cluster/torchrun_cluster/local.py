@@ -12,12 +12,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from . import binaries, certificates, components, processes, state
+from . import binaries, certificates, cgroups, components, node, oci, packages, processes, state
 from .api import ApiServer, compact_etcd, wait_until
 from .artefacts import locked
 from .errors import ClusterError
+from .forward import connect_inside
 from .progress import say, step
-from .state import Size, Spec, State
+from .state import NODE_ADDRESS, Size, Spec, State
 
 DEFAULT_SERVICE_ACCOUNT = "/api/v1/namespaces/default/serviceaccounts/default"
 
@@ -107,9 +108,10 @@ class LocalCluster:
     def up(self) -> None:
         """Bring the cluster up, or find it up; what a crash left is cleared first."""
         folder = state.folder_of(self._spec.name)
-        programs = binaries.ensure(
-            binaries.NODE if self._spec.size is Size.NODE else self._needed_for_control_plane()
-        )
+        if self._spec.size is Size.NODE:
+            node.check_places()
+            packages.ensure(packages.NODE)
+        programs = binaries.ensure(self._programs)
         with locked(folder):
             if self._is_up():
                 return
@@ -143,8 +145,7 @@ class LocalCluster:
         """Start a stopped component; for etcd and the API server wait until the API is ready."""
         if self.is_running(component):
             return
-        names = ("kubectl", *self._spec.components)
-        self._start(component, binaries.ensure(name for name in names if name in binaries.NODE))
+        self._start(component, binaries.ensure(self._programs))
         if component in ("etcd", "kube-apiserver") and self.is_running("kube-apiserver"):
             self.wait_ready()
 
@@ -193,9 +194,21 @@ class LocalCluster:
         return result
 
     def compact_etcd(self) -> int:
-        """Compact etcd up to now and return the revision: older watches then get 410 Gone."""
-        port = components.etcd_ports(self._up_state)[0]
-        return compact_etcd(socket.create_connection(("127.0.0.1", port), timeout=5))
+        """Compact etcd's history up to now and return the revision.
+
+        The API server goes on answering from its watch cache what it remembers; restart it, or
+        run it with --watch-cache=false, to see 410 Gone.
+        """
+        address = ("127.0.0.1", components.etcd_ports(self._up_state)[0])
+        if self._spec.size is Size.NODE:
+            return compact_etcd(connect_inside(node.anchor_pid(self._up_state), address))
+        return compact_etcd(socket.create_connection(address, timeout=5))
+
+    def load_image(self, archive: Path) -> list[str]:
+        """Import an OCI archive's images into the node; returns the names that were not there."""
+        if self._spec.size is not Size.NODE:
+            raise ClusterError("a control plane runs no pods; load images into a node cluster")
+        return node.import_image(self._up_state, archive)
 
     @property
     def _up_state(self) -> State:
@@ -203,7 +216,10 @@ class LocalCluster:
             raise ClusterError(f"cluster {self._spec.name!r} is not up; call up() first")
         return self._state
 
-    def _needed_for_control_plane(self) -> tuple[str, ...]:
+    @property
+    def _programs(self) -> tuple[str, ...]:
+        if self._spec.size is Size.NODE:
+            return binaries.NODE
         return ("kubectl", *self._spec.components)
 
     def _is_up(self) -> bool:
@@ -223,29 +239,66 @@ class LocalCluster:
         return ApiServer(recorded).exists("/readyz")
 
     def _start_all(self, programs: Mapping[str, Path]) -> None:
+        api = ApiServer(self._up_state)
         with step("certificates"):
             self._write_certificates()
+        if self._spec.size is Size.NODE:
+            with step("namespaces and container runtime"):
+                self._start_runtime(programs)
         with step("etcd and API server"):
             for component in ("etcd", "kube-apiserver"):
                 self._start(component, programs)
             self.wait_ready()
-        with step("controller manager"):
-            for component in self._spec.components[2:]:
-                self._start(component, programs)
-            api = ApiServer(self._up_state)
+        with step("controllers"):
+            self._start_rest(programs)
             # Pods cannot be created before their namespace has this.
-            wait_until(
-                lambda: api.exists(DEFAULT_SERVICE_ACCOUNT),
-                "the first service account",
-                self._check_alive(*self._spec.components),
-            )
+            self._wait(lambda: api.exists(DEFAULT_SERVICE_ACCOUNT), "the first service account")
+        if self._spec.size is Size.NODE:
+            with step("node"):
+                api.create("/apis/storage.k8s.io/v1/storageclasses", node.storage_class())
+                self._wait(api.node_is_ready, "the node's readiness")
+
+    def _start_runtime(self, programs: Mapping[str, Path]) -> None:
+        cluster = self._up_state
+        node.start_namespaces(cluster)
+        node.write_configuration(cluster)
+        for component in ("forwarder", "containerd"):
+            self._start(component, programs)
+        self._wait_for_containerd()
+        if node.forget_containers(cluster):
+            # It keeps a list of them in memory.
+            self.restart("containerd")
+            self._wait_for_containerd()
+        archive = cluster.folder / "pause.tar"
+        oci.write_program_image(archive, components.PAUSE_IMAGE, programs["pause"])
+        self.load_image(archive)
+
+    def _wait_for_containerd(self) -> None:
+        cluster = self._up_state
+        check = self._check_alive("containerd")
+        wait_until(lambda: node.containerd_answers(cluster), "containerd's start", check, 30)
+
+    def _start_rest(self, programs: Mapping[str, Path]) -> None:
+        running = {process.component for process in processes.of_cluster(self._up_state.folder)}
+        for component in self._spec.components:
+            if component not in running:
+                self._start(component, programs)
+
+    def _wait(self, ready: Callable[[], bool], what: str) -> None:
+        wait_until(ready, what, self._check_alive(*self._spec.components))
 
     def _write_certificates(self) -> None:
         cluster = self._up_state
         authority = certificates.Authority(cluster.certificates)
         clients = [certificates.CONTROLLER_MANAGER, certificates.SCHEDULER]
-        serving = certificates.api_server(["127.0.0.1", components.SERVICE_ADDRESS])
-        authority.create([certificates.ADMIN, serving, *clients])
+        addresses = ["127.0.0.1", components.SERVICE_ADDRESS]
+        others = [certificates.ADMIN]
+        if self._spec.size is Size.NODE:
+            addresses.append(NODE_ADDRESS)
+            clients += [certificates.PROXY, certificates.DNS, certificates.VOLUMES]
+            clients.append(certificates.kubelet(components.NODE_NAME, NODE_ADDRESS))
+            others.append(certificates.API_TO_KUBELET)
+        authority.create([*clients, *others, certificates.api_server(addresses)])
         name = f"torchrun-{cluster.spec.name}"
         authority.kubeconfig(cluster.kubeconfig, name, cluster.server, certificates.ADMIN)
         address, port = components.api_endpoint(cluster)
@@ -255,8 +308,14 @@ class LocalCluster:
 
     def _start(self, component: str, programs: Mapping[str, Path]) -> None:
         cluster = self._up_state
-        command = components.command(cluster, component, programs)
-        processes.start(cluster.folder, component, command, cluster.log(component))
+        inside: list[str] = []
+        if component == "forwarder":
+            command = node.forwarder_command(cluster)
+        else:
+            command = components.command(cluster, component, programs)
+            if self._spec.size is Size.NODE:
+                inside = node.inside(cluster)
+        processes.start(cluster.folder, component, command, cluster.log(component), inside)
 
     def _check_alive(self, *names: str) -> Callable[[], None]:
         def check() -> None:
@@ -271,6 +330,7 @@ class LocalCluster:
 
     def _clear(self, folder: Path, *, keep_folder: bool) -> None:
         processes.end(folder)
+        cgroups.remove(state.cgroup_of(folder))
         for path in folder.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)

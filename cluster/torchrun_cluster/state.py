@@ -100,9 +100,8 @@ class State:
 
     @property
     def cgroup(self) -> str:
-        """The cluster's cgroup, from the root: clusters of two users may have one name."""
-        suffix = hashlib.sha256(str(self.folder).encode()).hexdigest()[:6]
-        return f"torchrun-{self.spec.name}-{suffix}"
+        """Name of the cluster's cgroup."""
+        return cgroup_of(self.folder)
 
     def log(self, component: str) -> Path:
         """Where a component's output goes."""
@@ -126,6 +125,12 @@ class State:
 def folder_of(name: str) -> Path:
     """The folder of the cluster of that name."""
     return state_home() / name
+
+
+def cgroup_of(folder: Path) -> str:
+    """Name of a cluster's cgroup: that of its folder, as two users may both have a `demo`."""
+    suffix = hashlib.sha256(str(folder).encode()).hexdigest()[:6]
+    return f"torchrun-{folder.name}-{suffix}"
 
 
 def read(name: str) -> State | None:

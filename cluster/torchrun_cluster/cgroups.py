@@ -1,0 +1,78 @@
+"""A cgroup of its own for each cluster, in every hierarchy of either cgroup version."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+from .errors import ClusterError
+
+SYSTEM = "system"
+"""The child cgroup with the cluster's own processes; kubelet puts pods into a sibling."""
+
+
+def hierarchies(mountinfo: str) -> list[Path]:
+    """Mount points of all cgroup hierarchies, from the text of /proc/self/mountinfo."""
+    found: list[Path] = []
+    for line in mountinfo.splitlines():
+        before, _, after = line.partition(" - ")
+        mounted_at = Path(before.split()[4])
+        if after.split()[0] in ("cgroup", "cgroup2") and mounted_at not in found:
+            found.append(mounted_at)
+    return found
+
+
+def create(name: str) -> None:
+    """Make the cluster's cgroup and the child for its own processes."""
+    for root in _mounted():
+        if (root / "cgroup.controllers").exists():
+            _delegate_controllers(root)
+        for folder in (root / name, root / name / SYSTEM):
+            try:
+                folder.mkdir(exist_ok=True)
+            except OSError as error:
+                raise ClusterError(f"cannot make cgroup {folder}: {error}") from error
+            _inherit_cpuset(folder)
+        if (root / "cgroup.controllers").exists():
+            _delegate_controllers(root / name)
+
+
+def enter_script(name: str) -> str:
+    """Shell commands that move the shell which runs them into the cluster's cgroup."""
+    files = (root / name / SYSTEM / "cgroup.procs" for root in _mounted())
+    return "".join(f"echo 0 > '{file}'\n" for file in files)
+
+
+def remove(name: str, timeout: float = 10.0) -> None:
+    """Remove the cgroup and all below it; the processes in it must have been ended."""
+    deadline = time.monotonic() + timeout
+    while left := [root / name for root in _mounted() if (root / name).exists()]:
+        for top in left:
+            for folder, _, _ in os.walk(top, topdown=False):
+                # The kernel lets go of a dead process's cgroup a moment after its end.
+                with contextlib.suppress(OSError):
+                    os.rmdir(folder)
+        if time.monotonic() > deadline:
+            raise ClusterError(f"cgroups still in use: {', '.join(map(str, left))}")
+        time.sleep(0.02)
+
+
+def _mounted() -> list[Path]:
+    return hierarchies(Path("/proc/self/mountinfo").read_text())
+
+
+def _inherit_cpuset(folder: Path) -> None:
+    for file in ("cpuset.cpus", "cpuset.mems"):
+        own = folder / file
+        # Version 1 only: an empty cpuset admits no process.
+        if own.exists() and not (folder / "cgroup.controllers").exists():
+            own.write_text((folder.parent / file).read_text())
+
+
+def _delegate_controllers(folder: Path) -> None:
+    for controller in (folder / "cgroup.controllers").read_text().split():
+        # What cannot be delegated is not used for pods either.
+        with contextlib.suppress(OSError):
+            (folder / "cgroup.subtree_control").write_text(f"+{controller}")

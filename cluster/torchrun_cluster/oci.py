@@ -1,0 +1,104 @@
+"""OCI image archives: read what one holds, and write one of a single program."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import platform
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import ClusterError
+
+REFERENCE = "org.opencontainers.image.ref.name"
+CONTAINERD_NAME = "io.containerd.image.name"
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image in an archive: full reference and manifest digest."""
+
+    name: str
+    digest: str
+
+
+def images_in(archive: Path) -> list[Image]:
+    """The named images of an OCI archive, from its index.json."""
+    try:
+        with tarfile.open(archive) as tar:
+            member = tar.extractfile("index.json")
+            assert member
+            index = json.load(member)
+    except (OSError, KeyError, tarfile.TarError, ValueError) as error:
+        raise ClusterError(
+            f"{archive} is not an OCI image archive ({error}); make one with "
+            "`buildah push IMAGE oci-archive:FILE:NAME` or `docker save` (Docker 25 or later)"
+        ) from error
+    found: list[Image] = []
+    for manifest in index["manifests"]:
+        annotations = manifest.get("annotations", {})
+        name = annotations.get(CONTAINERD_NAME) or annotations.get(REFERENCE)
+        if name:
+            found.append(Image(name, manifest["digest"]))
+    return found
+
+
+def write_program_image(archive: Path, name: str, program: Path) -> None:
+    """Write an image whose only file, and entry point, is a static program; always the same bytes.
+
+    `name` is the full reference, for example localhost/torchrun-pause:latest.
+    """
+    layer = _layer(program)
+    blobs: dict[str, bytes] = {}
+
+    def add(content: bytes, media_type: str) -> dict[str, object]:
+        digest = hashlib.sha256(content).hexdigest()
+        blobs[digest] = content
+        return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(content)}
+
+    layer_entry = add(layer, "application/vnd.oci.image.layer.v1.tar")
+    config = {
+        "architecture": _architecture(),
+        "os": "linux",
+        "config": {"Entrypoint": [f"/{program.name}"]},
+        "rootfs": {"type": "layers", "diff_ids": [layer_entry["digest"]]},
+    }
+    config_entry = add(_encode(config), "application/vnd.oci.image.config.v1+json")
+    media_type = "application/vnd.oci.image.manifest.v1+json"
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": media_type,
+        "config": config_entry,
+        "layers": [layer_entry],
+    }
+    manifest_entry = add(_encode(manifest), media_type)
+    manifest_entry["annotations"] = {REFERENCE: name, CONTAINERD_NAME: name}
+    with tarfile.open(archive, "w") as tar:
+        _add(tar, "oci-layout", _encode({"imageLayoutVersion": "1.0.0"}))
+        _add(tar, "index.json", _encode({"schemaVersion": 2, "manifests": [manifest_entry]}))
+        for digest, content in blobs.items():
+            _add(tar, f"blobs/sha256/{digest}", content)
+
+
+def _layer(program: Path) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        _add(tar, program.name, program.read_bytes(), mode=0o755)
+    return buffer.getvalue()
+
+
+def _add(tar: tarfile.TarFile, name: str, content: bytes, mode: int = 0o644) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mode = len(content), mode
+    tar.addfile(entry, io.BytesIO(content))
+
+
+def _encode(content: object) -> bytes:
+    return json.dumps(content, sort_keys=True).encode()
+
+
+def _architecture() -> str:
+    machine = platform.machine()
+    return {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine)
