@@ -16,6 +16,13 @@ class Apply(Struct, frozen=True):
     body: JsonObject
     uid: str = ""
 
+    @property
+    def name(self) -> str:
+        """`metadata.name` of the body."""
+        metadata = self.body["metadata"]
+        assert isinstance(metadata, dict)
+        return str(metadata["name"])
+
 
 class Delete(Struct, frozen=True, kw_only=True):
     """Deletion of exactly the object with this UID."""

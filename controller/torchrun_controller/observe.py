@@ -1,0 +1,143 @@
+"""From the caches to what reconcile may look at."""
+
+from collections.abc import Callable, Iterable
+from operator import attrgetter
+from typing import TypeVar
+
+from msgspec import Struct
+
+from torchrun_api import names
+from torchrun_api.core import Job, PersistentVolumeClaim, Pod, Service
+from torchrun_api.job import TorchrunJob
+from torchrun_api.kinds import CLAIMS, JOBS, PODS, SERVICES, Kind
+from torchrun_api.meta import ChildMeta
+from torchrun_api.queue import TorchrunQueue
+from torchrun_controller.reconcile.observed import Conflict, Observed, Rejection
+from torchrun_controller.store import Store
+
+# Children by the job whose name their label bears; jobs by the queue that they name.
+JOB_INDEX = "torchrun-job"
+QUEUE_INDEX = "queue"
+
+Child = Job | Pod | PersistentVolumeClaim | Service
+C = TypeVar("C", bound=Child)
+
+
+def index_key(namespace: str, name: str) -> str:
+    """The value of both indexes: a name within its namespace."""
+    return f"{namespace}/{name}"
+
+
+def by_job(child: Child) -> Iterable[str]:
+    """Indexer of the children."""
+    meta = child.metadata
+    return (index_key(meta.namespace, meta.labels.torchrun_job),)
+
+
+def by_queue(job: TorchrunJob) -> Iterable[str]:
+    """Indexer of the jobs."""
+    return (index_key(job.metadata.namespace, job.spec.job_queue),)
+
+
+class Caches(Struct, frozen=True, kw_only=True):
+    """The stores that the informers keep, one for each kind."""
+
+    jobs: Store[TorchrunJob]
+    queues: Store[TorchrunQueue]
+    pods: Store[Pod]
+    child_jobs: Store[Job]
+    claims: Store[PersistentVolumeClaim]
+    services: Store[Service]
+
+
+def observe(
+    caches: Caches,
+    namespace: str,
+    name: str,
+    *,
+    conflicts: tuple[Conflict, ...] = (),
+    rejection: Rejection | None = None,
+) -> Observed | None:
+    """All that is known of one job; None where it is gone."""
+    job = caches.jobs.get(namespace, name)
+    if job is None:
+        return None
+    key, uid = index_key(namespace, name), job.metadata.uid
+
+    def owned(meta: ChildMeta) -> bool:
+        return meta.controlled_by(uid) or meta.labels.retained_from == name
+
+    jobs, other_jobs = _part(caches.child_jobs.by_index(JOB_INDEX, key), owned)
+    pods, other_pods = _part(caches.pods.by_index(JOB_INDEX, key), _pod_owner(owned, jobs))
+    claims, other_claims = _part(caches.claims.by_index(JOB_INDEX, key), owned)
+    services, other_services = _part(caches.services.by_index(JOB_INDEX, key), owned)
+    attempts = sorted(jobs, key=lambda child: _number(child.metadata.labels.attempt))
+    attempt = attempts[-1].metadata.labels.attempt if attempts else ""
+    found = (
+        *conflicts,
+        *(_conflict(JOBS, other) for other in other_jobs),
+        *(_conflict(PODS, other) for other in other_pods),
+        *(_conflict(CLAIMS, other) for other in other_claims),
+        *(_conflict(SERVICES, other) for other in other_services),
+    )
+    return Observed(
+        job=job,
+        queue=caches.queues.get(namespace, job.spec.job_queue),
+        claims=tuple(claims),
+        service=next(iter(services), None),
+        sync_pods=tuple(
+            sorted(
+                (pod for pod in pods if pod.metadata.labels.component == names.SYNC),
+                key=lambda pod: _number(pod.metadata.name.rpartition("-")[2]),
+            )
+        ),
+        child_jobs=tuple(attempts),
+        workers=tuple(
+            sorted(
+                (
+                    pod
+                    for pod in pods
+                    if pod.metadata.labels.component == names.WORKER
+                    and pod.metadata.labels.attempt == attempt
+                ),
+                key=attrgetter("metadata.name"),
+            )
+        ),
+        conflicts=found,
+        rejection=rejection,
+    )
+
+
+def _part(children: Iterable[C], owned: Callable[[ChildMeta], bool]) -> tuple[list[C], list[C]]:
+    """Ours and the others'."""
+    ours: list[C] = []
+    others: list[C] = []
+    for child in children:
+        (ours if owned(child.metadata) else others).append(child)
+    return ours, others
+
+
+def _pod_owner(owned: Callable[[ChildMeta], bool], jobs: list[Job]) -> Callable[[ChildMeta], bool]:
+    """A sync pod is the TorchrunJob's own, a worker its child Job's."""
+    uids = [child.metadata.uid for child in jobs]
+
+    def pod_owned(meta: ChildMeta) -> bool:
+        return owned(meta) or any(meta.controlled_by(uid) for uid in uids)
+
+    return pod_owned
+
+
+def _conflict(kind: Kind[C], child: C) -> Conflict:
+    meta = child.metadata
+    owner = next((o for o in meta.owner_references if o.controller), None)
+    whose = f"belongs to {owner.kind} {owner.name} (UID {owner.uid})" if owner else "has no owner"
+    going = ", and is being deleted" if meta.deletion_timestamp else ""
+    message = (
+        f"{kind.resource} {meta.name} exists and {whose}{going};"
+        " it is left alone: delete it, or give the job another name"
+    )
+    return Conflict(kind.resource, meta.name, message)
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdecimal() else 0

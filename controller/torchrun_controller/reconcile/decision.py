@@ -1,0 +1,22 @@
+"""What one reconcile found, and the steps that it calls for."""
+
+from msgspec import Struct
+
+from torchrun_controller.reconcile.phases import Finding
+from torchrun_controller.reconcile.plan import Apply, Delete
+from torchrun_controller.reconcile.run import Run
+from torchrun_controller.reconcile.workers import Why
+
+
+class Decision(Struct, frozen=True, kw_only=True):
+    """A finding with its reason; `queue` and `workspace` say why these two are ready, if so."""
+
+    finding: Finding
+    why: Why
+    attempt: int
+    run: Run | None = None
+    queue: Why | None = None
+    workspace: Why | None = None
+    applies: tuple[Apply, ...] = ()
+    deletes: tuple[Delete, ...] = ()
+    requeue_after: float | None = None

@@ -1,0 +1,169 @@
+"""The Indexed Job of one attempt: applied once and never changed."""
+
+import msgspec
+
+from torchrun_api import names
+from torchrun_api.job import TorchrunJob
+from torchrun_api.json import JsonObject, JsonValue
+from torchrun_api.kinds import JOBS
+from torchrun_api.queue import TorchrunQueue
+from torchrun_controller.reconcile import network, storage
+from torchrun_controller.reconcile.merge import merge
+from torchrun_controller.reconcile.objects import RESTRICTED_CONTAINER, env, labels, metadata
+from torchrun_controller.reconcile.observed import Defaults
+from torchrun_controller.reconcile.plan import Apply
+from torchrun_controller.reconcile.run import InvalidSpecError, Run
+
+GPU_TYPE_LABEL = f"{names.GROUP}/gpu-type"
+
+
+def child_job(
+    job: TorchrunJob, queue: TorchrunQueue, run: Run, attempt: int, defaults: Defaults
+) -> Apply:
+    """The gang as an Indexed Job with a pod for each node.
+
+    A lost pod is a new gang (torchrun does not recover the death of an agent in place), so the Job
+    itself never retries: backoffLimit 0, restartPolicy Never and no podFailurePolicy.
+
+    Raises:
+        InvalidSpecError: the job sets an environment variable that is the controller's.
+    """
+    meta = metadata(job, names.child_job(job.metadata.name, attempt), names.WORKER)
+    meta["labels"] = _labels(job, attempt)
+    body: JsonObject = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": meta,
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": run.size.nodes,
+            "parallelism": run.size.nodes,
+            "backoffLimit": 0,
+            "podReplacementPolicy": "Failed",
+            "template": _template(job, queue, run, attempt, defaults),
+        },
+    }
+    return Apply(JOBS, body)
+
+
+def _labels(job: TorchrunJob, attempt: int) -> JsonObject:
+    return labels(job, names.WORKER) | {names.ATTEMPT_LABEL: str(attempt)}
+
+
+def _template(
+    job: TorchrunJob, queue: TorchrunQueue, run: Run, attempt: int, defaults: Defaults
+) -> JsonObject:
+    """The user's templates below, what the controller decides on top."""
+    template: JsonObject = {}
+    for layer in (queue.spec.pod_template, job.spec.pod_template):
+        template = merge(template, {"metadata": layer.metadata, "spec": layer.spec})
+    gpu_type = queue.spec.node_resources.gpu_type
+    pod_labels: JsonObject = {
+        **job.spec.labels,
+        **({GPU_TYPE_LABEL: gpu_type} if gpu_type else {}),
+        **_labels(job, attempt),
+    }
+    meta: JsonObject = {"labels": pod_labels}
+    if job.spec.annotations:
+        meta["annotations"] = dict(job.spec.annotations)
+    pod = _pod(job, queue, run, defaults)
+    pod["containers"] = [_trainer(job, queue, run, attempt)]
+    return merge(template, {"metadata": meta, "spec": pod})
+
+
+def _pod(job: TorchrunJob, queue: TorchrunQueue, run: Run, defaults: Defaults) -> JsonObject:
+    """The pod but for its training container."""
+    spec = queue.spec
+    pod: JsonObject = {
+        "restartPolicy": "Never",
+        "enableServiceLinks": False,
+        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+        "initContainers": [_launcher(defaults)],
+        "volumes": [*storage.volumes(job, run)],
+    }
+    if network.needs_service(run):
+        pod["subdomain"] = names.service(job.metadata.name)
+    if spec.service_account_name:
+        pod["serviceAccountName"] = spec.service_account_name
+    else:
+        pod["automountServiceAccountToken"] = False
+    optional: JsonObject = {
+        "imagePullSecrets": [{"name": secret.name} for secret in spec.image_pull_secrets],
+        "schedulerName": spec.scheduling.scheduler,
+        "priorityClassName": run.priority_class_name,
+        "nodeSelector": dict(run.node_selector),
+        "tolerations": [dict(toleration) for toleration in run.tolerations],
+        "affinity": run.affinity,
+    }
+    pod.update({name: value for name, value in optional.items() if value})
+    if spec.networking.host_network:
+        pod.update({"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"})
+    return pod
+
+
+def _launcher(defaults: Defaults) -> JsonObject:
+    """The launcher reaches the user's image through an emptyDir."""
+    return {
+        "name": names.LAUNCHER_CONTAINER,
+        "image": defaults.runtime_image,
+        "imagePullPolicy": defaults.runtime_image_pull_policy,
+        "command": ["cp", "-r", "/opt/torchrun/launch", f"{storage.LAUNCHER_DIR}/launch"],
+        "securityContext": RESTRICTED_CONTAINER,
+        "volumeMounts": [{"name": "torchrun", "mountPath": storage.LAUNCHER_DIR}],
+    }
+
+
+def _trainer(job: TorchrunJob, queue: TorchrunQueue, run: Run, attempt: int) -> JsonObject:
+    trainer: JsonObject = {
+        "name": names.TRAINER_CONTAINER,
+        "command": ["python3", f"{storage.LAUNCHER_DIR}/launch"],
+        "env": _env(job, run, attempt),
+        "volumeMounts": [*storage.mounts(job, run)],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": queue.spec.security_context or {"allowPrivilegeEscalation": False},
+    }
+    if run.image:
+        trainer["image"] = run.image
+    if queue.spec.image_pull_policy:
+        trainer["imagePullPolicy"] = queue.spec.image_pull_policy
+    resources: JsonObject = {}
+    if run.size.requests:
+        resources["requests"] = dict(run.size.requests)
+    if run.size.limits:
+        resources["limits"] = dict(run.size.limits)
+    if resources:
+        trainer["resources"] = resources
+    return trainer
+
+
+def _env(job: TorchrunJob, run: Run, attempt: int) -> list[JsonValue]:
+    workspace = run.workspace
+    ours = [
+        *env(
+            TORCHRUN_JOB_NAME=job.metadata.name,
+            TORCHRUN_ATTEMPT=str(attempt),
+            TORCHRUN_COMMAND=msgspec.json.encode(job.spec.command).decode(),
+            TORCHRUN_LAUNCHER=job.spec.launcher,
+            TORCHRUN_BACKEND=run.backend,
+            TORCHRUN_WORKING_DIR=run.working_dir,
+            TORCHRUN_WORKSPACE_SOURCE=storage.WORKSPACE_SOURCE_DIR if workspace else None,
+            TORCHRUN_WORKSPACE_TARGET=workspace.mount_path if workspace else None,
+        ),
+        *network.rendezvous_env(job, run, attempt),
+    ]
+    reserved = {variable["name"] for variable in ours}
+    users: list[JsonObject] = []
+    for variable in job.spec.env:
+        if variable.name in reserved:
+            raise InvalidSpecError(
+                f"spec.env: {variable.name} is set by the controller; remove it"
+                " (sizes, ports and backends have fields of their own)"
+            )
+        entry: JsonObject = {"name": variable.name}
+        if variable.value_from is not None:
+            entry["valueFrom"] = variable.value_from
+        else:
+            entry["value"] = variable.value or ""
+        users.append(entry)
+        reserved.add(variable.name)
+    return [*users, *ours]

@@ -1,0 +1,54 @@
+"""What every object of a job has in common: labels, owner, security."""
+
+from torchrun_api import names
+from torchrun_api.job import TorchrunJob
+from torchrun_api.json import JsonObject
+from torchrun_api.kinds import TORCHRUN_JOBS
+
+# uid and gid of the runtime image's own user.
+RUNTIME_USER = 65532
+
+# The restricted Pod Security profile, for containers of the runtime image.
+RESTRICTED_CONTAINER: JsonObject = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "readOnlyRootFilesystem": True,
+    "runAsNonRoot": True,
+    "runAsUser": RUNTIME_USER,
+    "runAsGroup": RUNTIME_USER,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+
+
+def labels(job: TorchrunJob, component: str) -> JsonObject:
+    """The mission's own label and the recommended ones."""
+    return {
+        names.JOB_LABEL: job.metadata.name,
+        names.NAME_LABEL: "torchrun",
+        names.INSTANCE_LABEL: job.metadata.name,
+        names.COMPONENT_LABEL: component,
+        names.MANAGED_BY_LABEL: names.MANAGED_BY,
+    }
+
+
+def metadata(job: TorchrunJob, name: str, component: str) -> JsonObject:
+    """`metadata` of an object that goes with the job."""
+    return {
+        "name": name,
+        "namespace": job.metadata.namespace,
+        "labels": labels(job, component),
+        "ownerReferences": [
+            {
+                "apiVersion": TORCHRUN_JOBS.api_version,
+                "kind": TORCHRUN_JOBS.kind,
+                "name": job.metadata.name,
+                "uid": job.metadata.uid,
+                "controller": True,
+            }
+        ],
+    }
+
+
+def env(**values: str | None) -> list[JsonObject]:
+    """v1 EnvVars in the order given; None leaves one out."""
+    return [{"name": name, "value": value} for name, value in values.items() if value is not None]

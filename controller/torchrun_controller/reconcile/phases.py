@@ -1,0 +1,68 @@
+"""The transition table: from a phase and what is found, to the next phase and its condition.
+
+A phase sums up the conditions, never the other way round. Every pair of phase and finding stands in
+`TRANSITIONS`; terminal phases absorb. The diagram in the docs is drawn from this table.
+"""
+
+from enum import Enum
+from typing import get_args
+
+from msgspec import Struct
+
+from torchrun_api.job import Phase
+from torchrun_api.meta import ConditionStatus
+
+PHASES: tuple[Phase, ...] = get_args(Phase)
+TERMINAL: frozenset[Phase] = frozenset({"Succeeded", "Failed", "TimedOut"})
+
+
+class Finding(Enum):
+    """What a job's objects say, all told; the first that holds, in this order."""
+
+    GANG_SUCCEEDED = "every worker succeeded"
+    GANG_FAILED = "a worker failed, or the child Job did"
+    GANG_RUNNING = "every worker runs or has succeeded"
+    GANG_STARTING = "the child Job is there, not all workers run"
+    GANG_ENDING = "the child Job is being deleted by somebody else"
+    QUEUE_MISSING = "the queue does not exist"
+    SPEC_INVALID = "job and queue make no run"
+    NAME_TAKEN = "a name of ours is held by a foreign object"
+    REJECTED = "the API server refused an object of ours"
+    WORKSPACE_REFUSED = "the workspace's source cannot be used until it is mended"
+    WORKSPACE_SYNCING = "the workspace is not ready"
+    READY = "nothing is missing: the gang is created"
+
+
+class Row(Struct, frozen=True):
+    """Where a finding leads, and the condition that carries its reason and message."""
+
+    phase: Phase
+    condition: str
+    status: ConditionStatus
+
+
+ROWS: dict[Finding, Row] = {
+    Finding.GANG_SUCCEEDED: Row("Succeeded", "Complete", "True"),
+    Finding.GANG_FAILED: Row("Failed", "Failed", "True"),
+    Finding.GANG_RUNNING: Row("Running", "Running", "True"),
+    Finding.GANG_STARTING: Row("Queued", "Running", "False"),
+    Finding.GANG_ENDING: Row("Queued", "Running", "False"),
+    Finding.QUEUE_MISSING: Row("Pending", "QueueReady", "False"),
+    Finding.SPEC_INVALID: Row("Pending", "Running", "False"),
+    Finding.NAME_TAKEN: Row("Pending", "Running", "False"),
+    Finding.REJECTED: Row("Pending", "Running", "False"),
+    Finding.WORKSPACE_REFUSED: Row("Syncing", "WorkspaceReady", "False"),
+    Finding.WORKSPACE_SYNCING: Row("Syncing", "WorkspaceReady", "False"),
+    Finding.READY: Row("Queued", "Running", "False"),
+}
+
+TRANSITIONS: dict[tuple[Phase, Finding], Row | None] = {
+    (phase, finding): None if phase in TERMINAL else ROWS[finding]
+    for phase in PHASES
+    for finding in Finding
+}
+
+
+def transition(phase: Phase | None, finding: Finding) -> Row | None:
+    """The row for the next status; None where the phase is terminal and absorbs the finding."""
+    return TRANSITIONS[phase or "Pending", finding]

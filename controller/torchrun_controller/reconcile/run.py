@@ -1,0 +1,274 @@
+"""One run as it shall be: the queue's template with the job's overrides and all defaults."""
+
+import math
+from typing import Literal, TypeVar
+
+from msgspec import Struct
+
+from torchrun_api import names
+from torchrun_api.job import TorchrunJob, TorchrunJobSpec
+from torchrun_api.json import JsonObject
+from torchrun_api.quantity import QuantityError, format_bytes, format_cpu, parse
+from torchrun_api.queue import NodeResources, TorchrunQueue, TorchrunQueueSpec
+from torchrun_api.shared import Dataset, RdzvBackend
+
+DEFAULT_CLAIM_SIZE = "10Gi"
+DEFAULT_PORT = 29500
+
+T = TypeVar("T")
+
+
+class InvalidSpecError(ValueError):
+    """A spec that no run can be made of; the text names field, value and what is accepted."""
+
+
+class Size(Struct, frozen=True, kw_only=True):
+    """How large the gang is, and what each of its pods requests (quantities as text)."""
+
+    nodes: int
+    gpus_per_node: int
+    requests: dict[str, str]
+    limits: dict[str, str]
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the whole gang."""
+        return self.nodes * self.gpus_per_node
+
+
+class Claim(Struct, frozen=True, kw_only=True):
+    """A claim to make (`existing` False) or to mount (True)."""
+
+    name: str
+    mount_path: str
+    existing: bool = False
+    size: str = DEFAULT_CLAIM_SIZE
+    storage_class_name: str | None = None
+    access_mode: str = "ReadWriteOnce"
+    retain: bool = False
+
+
+class Rendezvous(Struct, frozen=True, kw_only=True):
+    """torchrun's rendezvous; `endpoint` None means the first worker."""
+
+    backend: RdzvBackend
+    endpoint: str | None
+    port: int
+    fallback_from: str = ""
+
+
+class Run(Struct, frozen=True, kw_only=True):
+    """What the builders of objects need to know, and nothing that they would have to decide."""
+
+    size: Size
+    image: str | None
+    workspace: Claim | None
+    checkpoints: Claim | None
+    datasets: tuple[Dataset, ...]
+    shm_size: str | None
+    nproc_per_node: int
+    max_restarts: int
+    backend: str
+    rendezvous: Rendezvous
+    working_dir: str | None
+    priority_class_name: str | None
+    node_selector: dict[str, str]
+    tolerations: tuple[JsonObject, ...]
+    affinity: JsonObject | None
+
+
+def resolve(job: TorchrunJob, queue: TorchrunQueue) -> Run:
+    """Merge `job` over `queue`.
+
+    Raises:
+        InvalidSpecError: the two together make no run.
+    """
+    spec, template = job.spec, queue.spec
+    try:
+        size = _size(spec, template.node_resources)
+        workspace = _workspace(job, template, size)
+        checkpoints = _checkpoints(job, template, size)
+        shm_size = _shm_size(template, size)
+    except QuantityError as error:
+        raise InvalidSpecError(str(error)) from error
+    _check_command(spec)
+    _check_image(spec, template)
+    return Run(
+        size=size,
+        image=spec.image or template.image,
+        workspace=workspace,
+        checkpoints=checkpoints,
+        datasets=_by_name(template.storage.datasets, spec.volumes.datasets),
+        shm_size=shm_size,
+        nproc_per_node=_first(
+            spec.distributed.nproc_per_node,
+            template.distributed.nproc_per_node,
+            max(1, size.gpus_per_node),
+        ),
+        max_restarts=_first(spec.distributed.max_restarts, template.distributed.max_restarts, 0),
+        backend=_first(
+            spec.distributed.backend,
+            template.distributed.backend,
+            "nccl" if size.gpus_per_node else "gloo",
+        ),
+        rendezvous=_rendezvous(spec, template),
+        working_dir=spec.working_dir
+        or template.working_dir
+        or (workspace.mount_path if workspace else None),
+        priority_class_name=spec.scheduling.priority_class_name
+        or template.scheduling.priority_class_name,
+        node_selector=template.scheduling.node_selector | spec.scheduling.node_selector,
+        tolerations=template.scheduling.tolerations + spec.scheduling.tolerations,
+        affinity=_first(spec.scheduling.affinity, template.scheduling.affinity, None),
+    )
+
+
+def _first(job_value: T | None, queue_value: T | None, default: T) -> T:
+    if job_value is not None:
+        return job_value
+    return default if queue_value is None else queue_value
+
+
+def _size(spec: TorchrunJobSpec, node: NodeResources) -> Size:
+    if (spec.num_nodes is None) == (spec.num_gpus is None):
+        raise InvalidSpecError("spec: set exactly one of numNodes and numGPUs")
+    if spec.num_nodes is not None:
+        nodes, gpus_per_node = spec.num_nodes, node.gpus
+    else:
+        assert spec.num_gpus is not None
+        nodes, gpus_per_node = _spread(spec.num_gpus, node.gpus)
+    share_of = node.gpus or 1
+    share = gpus_per_node or 1
+    requests: dict[str, str] = {}
+    if node.cpus is not None:
+        requests["cpu"] = format_cpu(parse(node.cpus) * share / share_of)
+    if node.memory is not None:
+        requests["memory"] = format_bytes(parse(node.memory) * share / share_of)
+    limits = {name: value for name, value in requests.items() if name != "cpu"}
+    devices = {name: str(value) for name, value in sorted(node.extra.items())}
+    if gpus_per_node:
+        devices[node.gpu_resource_name] = str(gpus_per_node)
+    return Size(
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
+        requests=requests | devices,
+        limits=limits | devices,
+    )
+
+
+def _spread(gpus: int, per_node: int) -> tuple[int, int]:
+    """The fewest nodes that give `gpus` with the same number on each, as (nodes, GPUs on each)."""
+    if per_node == 0:
+        raise InvalidSpecError(
+            f"spec.numGPUs: {gpus} asked for, but the queue's nodes have no GPUs"
+            " (nodeResources.gpus is 0); use numNodes or another queue"
+        )
+    nodes = math.ceil(gpus / per_node)
+    if gpus % nodes:
+        below = next(n for n in range(gpus - 1, 0, -1) if n % math.ceil(n / per_node) == 0)
+        above = next(n for n in range(gpus + 1, 2 * gpus) if n % math.ceil(n / per_node) == 0)
+        raise InvalidSpecError(
+            f"spec.numGPUs: {gpus} does not spread evenly over {nodes} nodes of {per_node} GPUs;"
+            f" {below} and {above} do"
+        )
+    return nodes, gpus // nodes
+
+
+def _claim_size(size: int | str | None, size_per_gpu: int | str | None, gpus: int) -> str:
+    if size is not None:
+        return format_bytes(parse(size))
+    if size_per_gpu is not None:
+        return format_bytes(parse(size_per_gpu) * max(1, gpus))
+    return DEFAULT_CLAIM_SIZE
+
+
+def _shared_access(nodes: int) -> Literal["ReadWriteMany", "ReadWriteOnce"]:
+    return "ReadWriteMany" if nodes > 1 else "ReadWriteOnce"
+
+
+def _workspace(job: TorchrunJob, template: TorchrunQueueSpec, size: Size) -> Claim | None:
+    wanted = job.spec.volumes.workspace
+    if wanted is None or not wanted.enabled or wanted.source == "none":
+        return None
+    base = template.storage.workspace
+    return Claim(
+        name=names.workspace_claim(job.metadata.name),
+        mount_path=wanted.mount_path or (base.mount_path if base else "/app"),
+        size=_claim_size(
+            _first(wanted.size, base.size if base else None, None),
+            base.size_per_gpu if base else None,
+            size.gpus,
+        ),
+        storage_class_name=wanted.storage_class_name or (base and base.storage_class_name) or None,
+        access_mode=wanted.access_mode or (base and base.access_mode) or _shared_access(size.nodes),
+        retain=bool(base and base.retain),
+    )
+
+
+def _checkpoints(job: TorchrunJob, template: TorchrunQueueSpec, size: Size) -> Claim | None:
+    base, over = template.storage.checkpoints, job.spec.volumes.checkpoints
+    enabled = _first(
+        over.enabled if over else None, base.enabled if base else None, over is not None
+    )
+    if not enabled:
+        return None
+    existing = (over and over.claim_name) or (base and base.claim_name) or None
+    own_size = over is not None and (over.size is not None or over.size_per_gpu is not None)
+    sized = over if own_size else base
+    return Claim(
+        name=existing or names.checkpoints_claim(job.metadata.name),
+        existing=existing is not None,
+        mount_path=(over and over.mount_path) or (base.mount_path if base else "/checkpoints"),
+        size=_claim_size(
+            sized.size if sized else None, sized.size_per_gpu if sized else None, size.gpus
+        ),
+        storage_class_name=(over and over.storage_class_name)
+        or (base and base.storage_class_name)
+        or None,
+        access_mode=(over and over.access_mode)
+        or (base and base.access_mode)
+        or _shared_access(size.nodes),
+        retain=_first(over.retain if over else None, base.retain if base else None, True),
+    )
+
+
+def _shm_size(template: TorchrunQueueSpec, size: Size) -> str | None:
+    per_gpu = template.storage.shm_size_per_gpu
+    if per_gpu is None:
+        return None
+    return format_bytes(parse(per_gpu) * max(1, size.gpus_per_node))
+
+
+def _rendezvous(spec: TorchrunJobSpec, template: TorchrunQueueSpec) -> Rendezvous:
+    usual: RdzvBackend = "static" if spec.elastic is None else "c10d"
+    backend = _first(spec.distributed.rdzv_backend, template.distributed.rdzv_backend, usual)
+    endpoint = spec.distributed.rdzv_endpoint or template.distributed.rdzv_endpoint
+    port = _first(spec.distributed.port, template.distributed.port, DEFAULT_PORT)
+    if backend in ("etcd", "etcd-v2") and endpoint is None:
+        return Rendezvous(backend=usual, endpoint=None, port=port, fallback_from=backend)
+    return Rendezvous(backend=backend, endpoint=endpoint, port=port)
+
+
+def _by_name(queue: tuple[Dataset, ...], job: tuple[Dataset, ...]) -> tuple[Dataset, ...]:
+    merged = {dataset.name: dataset for dataset in queue + job}
+    return tuple(merged.values())
+
+
+def _check_command(spec: TorchrunJobSpec) -> None:
+    if not spec.command:
+        raise InvalidSpecError('spec.command: empty; give a shell line such as "python train.py"')
+
+
+def _check_image(spec: TorchrunJobSpec, template: TorchrunQueueSpec) -> None:
+    if spec.image or template.image:
+        return
+    for pod_template in (spec.pod_template, template.pod_template):
+        containers = pod_template.spec.get("containers")
+        for container in containers if isinstance(containers, list) else ():
+            if (
+                isinstance(container, dict)
+                and container.get("name") == names.TRAINER_CONTAINER
+                and container.get("image")
+            ):
+                return
+    raise InvalidSpecError("spec.image: no image; set it in the job or in its queue")

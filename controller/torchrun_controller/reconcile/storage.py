@@ -1,0 +1,83 @@
+"""Claims of a job and the volumes of its workers."""
+
+from torchrun_api import names
+from torchrun_api.job import TorchrunJob
+from torchrun_api.json import JsonObject
+from torchrun_api.kinds import CLAIMS
+from torchrun_controller.reconcile.objects import metadata
+from torchrun_controller.reconcile.plan import Apply
+from torchrun_controller.reconcile.run import Claim, Run
+
+LAUNCHER_DIR = "/torchrun"
+WORKSPACE_SOURCE_DIR = "/torchrun-workspace"
+
+
+def claim(job: TorchrunJob, wanted: Claim, component: str) -> Apply:
+    """A claim; a retained one has no owner, since garbage collection would delete it."""
+    meta = metadata(job, wanted.name, component)
+    if wanted.retain:
+        del meta["ownerReferences"]
+        labels = meta["labels"]
+        assert isinstance(labels, dict)
+        labels[names.RETAINED_LABEL] = job.metadata.name
+    spec: JsonObject = {
+        "accessModes": [wanted.access_mode],
+        "resources": {"requests": {"storage": wanted.size}},
+    }
+    if wanted.storage_class_name is not None:
+        spec["storageClassName"] = wanted.storage_class_name
+    body: JsonObject = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": meta,
+        "spec": spec,
+    }
+    return Apply(CLAIMS, body)
+
+
+def volumes(job: TorchrunJob, run: Run) -> list[JsonObject]:
+    """v1 Volumes of a worker."""
+    shm: JsonObject = {"medium": "Memory"}
+    if run.shm_size is not None:
+        shm["sizeLimit"] = run.shm_size
+    made: list[JsonObject] = [
+        {"name": "torchrun", "emptyDir": {"sizeLimit": "16Mi"}},
+        {"name": "shm", "emptyDir": shm},
+    ]
+    if run.workspace is not None:
+        made.append(_claim_volume("workspace-source", run.workspace.name, read_only=True))
+        made.append({"name": "workspace", "emptyDir": {"sizeLimit": run.workspace.size}})
+    if run.checkpoints is not None:
+        made.append(_claim_volume("checkpoints", run.checkpoints.name, read_only=False))
+    for dataset in run.datasets:
+        name = f"dataset-{dataset.name}"
+        made.append(_claim_volume(name, dataset.claim_name, read_only=dataset.read_only))
+    return made + [dict(volume) for volume in job.spec.volumes.additional_volumes]
+
+
+def mounts(job: TorchrunJob, run: Run) -> list[JsonObject]:
+    """v1 VolumeMounts of the training container."""
+    made: list[JsonObject] = [
+        {"name": "torchrun", "mountPath": LAUNCHER_DIR},
+        {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108  # the path that libraries know
+    ]
+    if run.workspace is not None:
+        made.append(
+            {"name": "workspace-source", "mountPath": WORKSPACE_SOURCE_DIR, "readOnly": True}
+        )
+        made.append({"name": "workspace", "mountPath": run.workspace.mount_path})
+    if run.checkpoints is not None:
+        made.append({"name": "checkpoints", "mountPath": run.checkpoints.mount_path})
+    for dataset in run.datasets:
+        mount: JsonObject = {"name": f"dataset-{dataset.name}", "mountPath": dataset.mount_path}
+        if dataset.read_only:
+            mount["readOnly"] = True
+        made.append(mount)
+    return made + [dict(mount) for mount in job.spec.volumes.additional_mounts]
+
+
+def _claim_volume(name: str, claim_name: str, *, read_only: bool) -> JsonObject:
+    source: JsonObject = {"claimName": claim_name}
+    if read_only:
+        source["readOnly"] = True
+    return {"name": name, "persistentVolumeClaim": source}
