@@ -1,1 +1,1 @@
-"""What users write and read: the torchrun.ai/v1alpha1 types and the slices of core kinds beside them."""
+"""What users write and read: torchrun.ai/v1alpha1, and slices of the core kinds beside it."""

@@ -7,19 +7,26 @@ from msgspec import Meta, field
 
 from torchrun_api.meta import Condition, ObjectMeta, Wire
 from torchrun_api.names import MAX_JOB_NAME
-from torchrun_api.schema import Embedded, Quantity, Rule
+from torchrun_api.schema import BY_NAME, BY_TYPE, Embedded, Rule
 from torchrun_api.shared import (
-    AccessMode,
+    Affinity,
     CheckpointsOverride,
+    ClaimAccessMode,
+    ClaimSize,
     Dataset,
     Distributed,
     GpuCount,
     ImageName,
+    LabelMap,
     MountPath,
     NodeCount,
+    NodeSelector,
     ObjectName,
     PodTemplate,
+    PriorityClassName,
+    StorageClassName,
     StringMap,
+    Tolerations,
 )
 
 Phase = Literal[
@@ -37,7 +44,10 @@ WorkspaceSource = Literal["zip", "none"]
 
 
 class Elastic(Wire, frozen=True, kw_only=True):
-    """The sizes between which the job may move; numNodes is the start."""
+    """The sizes between which the job may move; numNodes is the start.
+
+    Not supported yet: the job runs at numNodes and says so in the condition NotYetSupported.
+    """
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -46,33 +56,40 @@ class Elastic(Wire, frozen=True, kw_only=True):
         ),
     )
 
-    min_nodes: NodeCount
-    max_nodes: NodeCount
+    min_nodes: Annotated[NodeCount, Meta(description="Fewest nodes to run on.")]
+    max_nodes: Annotated[NodeCount, Meta(description="Most nodes to run on.")]
 
 
 class JobScheduling(Wire, frozen=True, kw_only=True):
     """The job's overrides of its queue's scheduling."""
 
-    priority_class_name: ObjectName | None = None
-    node_selector: StringMap = field(default_factory=dict)
-    tolerations: Annotated[tuple[Embedded, ...], Meta(max_length=64)] = ()
-    affinity: Embedded | None = None
+    priority_class_name: PriorityClassName | None = None
+    node_selector: NodeSelector = field(default_factory=dict)
+    tolerations: Tolerations = ()
+    affinity: Affinity | None = None
 
 
 class WorkspaceVolume(Wire, frozen=True, kw_only=True):
-    """Where the code comes from. Without this block (the plugin sets it) it is in the image."""
+    """Where the code comes from; without this block it is in the image.
 
-    enabled: bool = True
+    kubectl torchrun sets it.
+    """
+
+    enabled: Annotated[bool, Meta(description="Whether the job has a workspace.")] = True
     source: Annotated[
         WorkspaceSource,
         Meta(
-            description="zip: waits for an upload by kubectl torchrun. none: the code is in the image."
+            description="zip: waits for an upload by kubectl torchrun. "
+            "none: the code is in the image."
         ),
     ] = "zip"
-    size: Annotated[Quantity, Meta(description="Size of the claim.")] | None = None
-    storage_class_name: ObjectName | None = None
-    access_mode: AccessMode | None = None
-    mount_path: MountPath | None = None
+    size: ClaimSize | None = None
+    storage_class_name: StorageClassName | None = None
+    access_mode: ClaimAccessMode | None = None
+    mount_path: (
+        Annotated[MountPath, Meta(description="Where workers find their copy. Default: /app.")]
+        | None
+    ) = None
 
 
 class Volumes(Wire, frozen=True, kw_only=True):
@@ -80,7 +97,14 @@ class Volumes(Wire, frozen=True, kw_only=True):
 
     workspace: WorkspaceVolume | None = None
     checkpoints: CheckpointsOverride | None = None
-    datasets: Annotated[tuple[Dataset, ...], Meta(max_length=32)] = ()
+    datasets: Annotated[
+        tuple[Dataset, ...],
+        Meta(
+            max_length=32,
+            description="Claims that exist already, beside those of the queue.",
+            extra_json_schema=BY_NAME,
+        ),
+    ] = ()
     additional_volumes: Annotated[
         tuple[Embedded, ...], Meta(max_length=64, description="Further v1 Volumes of the pods.")
     ] = ()
@@ -93,14 +117,18 @@ class Volumes(Wire, frozen=True, kw_only=True):
 class EnvVar(Wire, frozen=True, kw_only=True):
     """v1 EnvVar of the training container."""
 
-    name: Annotated[str, Meta(min_length=1, max_length=253)]
-    value: Annotated[str, Meta(max_length=32768)] | None = None
-    value_from: Embedded | None = None
+    name: Annotated[str, Meta(min_length=1, max_length=253, description="Name of the variable.")]
+    value: Annotated[str, Meta(max_length=32768, description="Its value.")] | None = None
+    value_from: (
+        Annotated[Embedded, Meta(description="v1 EnvVarSource: where its value is read from.")]
+        | None
+    ) = None
 
 
 class TorchrunJobSpec(Wire, frozen=True, kw_only=True):
     """What to run, where and how large."""
 
+    REQUIRED: ClassVar[tuple[str, ...]] = ("jobQueue", "command")
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "has(self.numNodes) != has(self.numGPUs)",
@@ -111,8 +139,8 @@ class TorchrunJobSpec(Wire, frozen=True, kw_only=True):
             "elastic needs numNodes, the number of nodes to start with",
         ),
         Rule(
-            "!has(self.elastic) || !has(self.numNodes)"
-            " || (self.elastic.minNodes <= self.numNodes && self.numNodes <= self.elastic.maxNodes)",
+            "!has(self.elastic) || !has(self.numNodes) || (self.elastic.minNodes <= self.numNodes"
+            " && self.numNodes <= self.elastic.maxNodes)",
             "numNodes must lie between elastic.minNodes and elastic.maxNodes",
         ),
     )
@@ -131,8 +159,14 @@ class TorchrunJobSpec(Wire, frozen=True, kw_only=True):
     ] = field(default=None, name="numGPUs")
     elastic: Elastic | None = None
     command: Annotated[
-        str | tuple[str, ...],
-        Meta(description="A shell line, or a list of arguments that no shell sees."),
+        Annotated[str, Meta(min_length=1, max_length=65536)]
+        | Annotated[
+            tuple[Annotated[str, Meta(max_length=65536)], ...], Meta(min_length=1, max_length=1024)
+        ],
+        Meta(
+            description="What each node runs: a string is a shell line, "
+            "a list of strings is a program and its arguments, that no shell sees."
+        ),
     ] = ""
     launcher: Annotated[
         Literal["auto", "torchrun", "none"],
@@ -141,11 +175,28 @@ class TorchrunJobSpec(Wire, frozen=True, kw_only=True):
             "torchrun: always. none: never; PET_* and MASTER_* are set in each case."
         ),
     ] = "auto"
-    working_dir: MountPath | None = None
-    image: ImageName | None = None
-    env: Annotated[tuple[EnvVar, ...], Meta(max_length=256)] = ()
-    labels: StringMap = field(default_factory=dict)
-    annotations: StringMap = field(default_factory=dict)
+    working_dir: Annotated[
+        MountPath | None,
+        Meta(description="Working directory of the command. Default: the queue's."),
+    ] = None
+    image: Annotated[
+        ImageName | None,
+        Meta(description="Image of the training container. Default: the queue's."),
+    ] = None
+    env: Annotated[
+        tuple[EnvVar, ...],
+        Meta(
+            max_length=256,
+            description="Environment of the training container.",
+            extra_json_schema=BY_NAME,
+        ),
+    ] = ()
+    labels: Annotated[LabelMap, Meta(description="Further labels of the pods.")] = field(
+        default_factory=dict
+    )
+    annotations: Annotated[StringMap, Meta(description="Further annotations of the pods.")] = field(
+        default_factory=dict
+    )
     distributed: Distributed = Distributed()
     scheduling: JobScheduling = JobScheduling()
     volumes: Volumes = Volumes()
@@ -155,55 +206,108 @@ class TorchrunJobSpec(Wire, frozen=True, kw_only=True):
 class WorkersStatus(Wire, frozen=True, kw_only=True, omit_defaults=False):
     """Workers of the present attempt, counted from their pods."""
 
-    pending: int = 0
-    ready: int = 0
-    running: int = 0
-    failed: int = 0
-    succeeded: int = 0
+    pending: Annotated[int, Meta(description="Not started yet.")] = 0
+    ready: Annotated[int, Meta(description="Started, and their command runs.")] = 0
+    running: Annotated[int, Meta(description="Started, ready or not.")] = 0
+    failed: Annotated[int, Meta(description="Ended with an error.")] = 0
+    succeeded: Annotated[int, Meta(description="Ended well.")] = 0
 
 
 class LastFailure(Wire, frozen=True, kw_only=True):
-    """The first failure by time of the last gang that failed."""
+    """The first failure of the last gang that failed: the cause, not what it dragged along."""
 
-    node: str = ""
-    rank: int | None = None
-    exit_code: int | None = None
-    signal: int | None = None
-    reason: str = ""
-    message: str = ""
-    time: datetime | None = None
+    node: Annotated[str, Meta(description="Node on which it happened.")] = ""
+    rank: Annotated[int | None, Meta(description="Global rank that failed.")] = None
+    exit_code: Annotated[int | None, Meta(description="Exit code of that rank.")] = None
+    signal: Annotated[int | None, Meta(description="Signal that ended that rank.")] = None
+    reason: Annotated[str, Meta(description="Kind of failure, in one word.")] = ""
+    message: Annotated[str, Meta(description="Its last line, or what to do.")] = ""
+    time: Annotated[datetime | None, Meta(description="When it happened.")] = None
 
 
 class TorchrunJobStatus(Wire, frozen=True, kw_only=True):
-    """How far the run is and why it waits or died. `phase` sums up the conditions."""
+    """How far the run is and why it waits or died."""
 
-    phase: Phase | None = None
-    conditions: tuple[Condition, ...] = ()
-    observed_generation: int = 0
-    reason: str = ""
-    message: str = ""
-    num_nodes: int | None = None
-    gpus: int | None = None
+    phase: Annotated[Phase | None, Meta(description="Sums up the conditions.")] = None
+    conditions: Annotated[
+        tuple[Condition, ...],
+        Meta(
+            description="metav1 conditions; each message says what to do.",
+            extra_json_schema=BY_TYPE,
+        ),
+    ] = ()
+    observed_generation: Annotated[
+        int, Meta(description="Generation of the spec that this status speaks of.")
+    ] = 0
+    reason: Annotated[str, Meta(description="Of the condition that matters now.")] = ""
+    message: Annotated[str, Meta(description="Of the condition that matters now.")] = ""
+    num_nodes: Annotated[int | None, Meta(description="Nodes of the present attempt.")] = None
+    gpus: Annotated[int | None, Meta(description="GPUs of those nodes together.")] = None
     workers: WorkersStatus | None = None
-    workers_status: Annotated[str, Meta(description='As "3/4 ready".')] = ""
-    attempt: int = 0
-    start_time: datetime | None = None
-    completion_time: datetime | None = None
+    workers_status: Annotated[str, Meta(description='The counts in words, as "3/4 ready".')] = ""
+    attempt: Annotated[int, Meta(description="Number of the present gang, from 0.")] = 0
+    start_time: Annotated[datetime | None, Meta(description="When the first gang was created.")] = (
+        None
+    )
+    completion_time: Annotated[
+        datetime | None, Meta(description="When the job succeeded or failed for good.")
+    ] = None
     last_failure: LastFailure | None = None
 
 
-class TorchrunJob(Wire, frozen=True, kw_only=True):
-    """torchrun.ai/v1alpha1 TorchrunJob."""
+# Status is written by the controller alone, so a job counts as started once its phase says so.
+_WAITS = "oldSelf.?status.?phase.orValue('Pending') == 'Pending'"
 
+
+def _source(job: str) -> str:
+    # has() all the way: the server's cost estimate knows no bounds behind optional selection.
+    workspace = f"{job}.spec.volumes.workspace"
+    exists = f"has({job}.spec.volumes) && has({workspace}) && {workspace}.enabled"
+    return f"({exists} ? {workspace}.source : 'none')"
+
+
+_FIXED = "cannot change once the job has started: submit a new job"
+
+
+class TorchrunJob(Wire, frozen=True, kw_only=True):
+    """A TorchrunJob is one training run: a command on a number of nodes, as its queue lays down."""
+
+    REQUIRED: ClassVar[tuple[str, ...]] = ("spec",)
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             f"self.metadata.name.size() <= {MAX_JOB_NAME}",
-            f"metadata.name may have at most {MAX_JOB_NAME} characters: the names of its pods are longer",
+            f"metadata.name may have at most {MAX_JOB_NAME} characters:"
+            " the names of its pods are longer",
         ),
         Rule(
             "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
             "metadata.name must be a DNS-1035 label (letters, digits, '-', starting with a letter):"
             " it names a Service",
+        ),
+        Rule(
+            f"{_WAITS} || self.spec.jobQueue == oldSelf.spec.jobQueue",
+            _FIXED,
+            field=".spec.jobQueue",
+        ),
+        Rule(
+            f"{_WAITS} || self.spec.?numGPUs == oldSelf.spec.?numGPUs",
+            _FIXED,
+            field=".spec.numGPUs",
+        ),
+        Rule(
+            f"{_WAITS} || has(self.spec.elastic) || self.spec.?numNodes == oldSelf.spec.?numNodes",
+            f"{_FIXED} (only spec.elastic allows another size)",
+            field=".spec.numNodes",
+        ),
+        Rule(
+            f"{_WAITS} || has(self.spec.elastic) == has(oldSelf.spec.elastic)",
+            "cannot be added or removed once the job has started: submit a new job",
+            field=".spec.elastic",
+        ),
+        Rule(
+            f"{_WAITS} || {_source('self')} == {_source('oldSelf')}",
+            f"enabled and source {_FIXED}",
+            field=".spec.volumes.workspace",
         ),
     )
 

@@ -1,9 +1,9 @@
 """Metadata shared by all kinds: the parts of metav1 that are read."""
 
 from datetime import datetime
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
 
 class Wire(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True, gc=False):
@@ -77,11 +77,15 @@ ConditionStatus = Literal["True", "False", "Unknown"]
 
 
 class Condition(Wire, frozen=True, kw_only=True):
-    """metav1.Condition; also reads the conditions of pods and Jobs, which lack observedGeneration."""
+    """One metav1 Condition; those of pods and Jobs are read with it too."""
 
-    type: str
-    status: ConditionStatus
-    observed_generation: int = 0
-    last_transition_time: datetime | None = None
-    reason: str = ""
-    message: str = ""
+    type: Annotated[str, Meta(description="What is spoken of.")]
+    status: Annotated[ConditionStatus, Meta(description="Whether it is so.")]
+    observed_generation: Annotated[
+        int, Meta(description="Generation of the spec that this speaks of.")
+    ] = 0
+    last_transition_time: Annotated[
+        datetime | None, Meta(description="When status last changed.")
+    ] = None
+    reason: Annotated[str, Meta(description="Why, in one CamelCase word.")] = ""
+    message: Annotated[str, Meta(description="Why, and what to do.")] = ""

@@ -55,7 +55,7 @@ def service(job: str) -> str:
 
 
 def child_job(job: str, attempt: int) -> str:
-    """Indexed Job of one attempt, so that ghosts of an old gang never answer to a new gang's names."""
+    """Indexed Job of one attempt: ghosts of an old gang never answer to a new gang's names."""
     return job if attempt == 0 else f"{job}-r{attempt}"
 
 

@@ -16,13 +16,10 @@ _SCALES: dict[str, Fraction] = {
     **{suffix: Fraction(10) ** power for suffix, power in _DECIMAL.items()},
     **{suffix: Fraction(1024**power) for power, suffix in enumerate(_BINARY)},
 }
-_QUANTITY = re.compile(
-    r"(?P<sign>[+-]?)(?P<number>[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
-    r"(?:[eE](?P<exponent>[+-]?[0-9]{1,2})|(?P<suffix>[KMGTPE]i|[numkMGTPE]?))",
-    re.ASCII,
-)
+# Also the pattern of the CRDs, so in the syntax that Go and Python share; no sign but "+".
+PATTERN = r"^\+?([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE]([+-]?[0-9]{1,2})|([KMGTPE]i|[numkMGTPE]))?$"
+MAX_LENGTH = 64
 _LARGEST = 2**63 - 1  # the API server silently caps what is larger
-_LONGEST = 64
 
 
 class QuantityError(ValueError):
@@ -49,16 +46,15 @@ def parse(value: int | str) -> Fraction:
 
 
 def _parse_text(text: str) -> Fraction:
-    match = _QUANTITY.fullmatch(text) if len(text) <= _LONGEST else None
+    match = re.fullmatch(PATTERN, text) if len(text) <= MAX_LENGTH else None
     if match is None:
         raise QuantityError(
-            text[:_LONGEST],
+            text[:MAX_LENGTH],
             'write a number with an optional suffix, as "1.5", "500m", "2Gi" or "1e3"',
         )
-    number = Fraction(match["sign"] + match["number"])
-    if match["exponent"]:
-        return number * Fraction(10) ** int(match["exponent"])
-    return number * _SCALES[match["suffix"]]
+    number, exponent, suffix = match.groups()
+    scale = Fraction(10) ** int(exponent) if exponent else _SCALES[suffix or ""]
+    return Fraction(number) * scale
 
 
 def format_cpu(cores: Fraction) -> str:

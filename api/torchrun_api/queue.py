@@ -5,22 +5,34 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta, field
 
 from torchrun_api.meta import Condition, ObjectMeta, Wire
-from torchrun_api.schema import Embedded, Quantity, Rule
+from torchrun_api.schema import BY_NAME, BY_TYPE, Embedded, Quantity, Rule
 from torchrun_api.shared import (
-    AccessMode,
+    Affinity,
+    CheckpointsPath,
+    ClaimAccessMode,
+    ClaimSize,
     Dataset,
     Distributed,
     ImageName,
     LabelValue,
     MountPath,
+    NodeSelector,
     ObjectName,
     PodTemplate,
-    StringMap,
+    PriorityClassName,
+    SchedulerName,
+    SharedClaim,
+    SizePerGpu,
+    StorageClassName,
+    Tolerations,
 )
 
 
 class NodeResources(Wire, frozen=True, kw_only=True):
-    """What one node, that is one pod, requests. A job on part of a node's GPUs gets CPU and memory pro rata."""
+    """What one node, that is one pod, requests.
+
+    A job that uses part of a node's GPUs gets CPU and memory pro rata.
+    """
 
     gpus: Annotated[int, Meta(ge=0, le=1024, description="GPUs on each node; 0 for CPU jobs.")] = 0
     cpus: Annotated[Quantity, Meta(description='CPUs on each node, as 96 or "500m".')] | None = None
@@ -28,7 +40,8 @@ class NodeResources(Wire, frozen=True, kw_only=True):
     gpu_type: Annotated[
         LabelValue | None,
         Meta(
-            description="Becomes the label torchrun.ai/gpu-type of the pods; select nodes by nodeSelector."
+            description="Becomes the label torchrun.ai/gpu-type of the pods; "
+            "nodes are selected by nodeSelector."
         ),
     ] = None
     gpu_resource_name: Annotated[
@@ -43,41 +56,26 @@ class NodeResources(Wire, frozen=True, kw_only=True):
 class WorkspaceStorage(Wire, frozen=True, kw_only=True):
     """A claim for each job that holds its code; it goes with the job unless retained."""
 
-    enabled: bool = True
-    size: Annotated[Quantity, Meta(description="Size of the claim. Default: 10Gi.")] | None = None
-    size_per_gpu: Annotated[
-        Quantity | None,
-        Meta(description="Size of the claim for each GPU of the job (at least one)."),
-    ] = field(default=None, name="sizePerGPU")
-    storage_class_name: ObjectName | None = None
-    access_mode: Annotated[
-        AccessMode | None,
-        Meta(description="Default: ReadWriteMany for several nodes, else ReadWriteOnce."),
-    ] = None
+    enabled: Annotated[bool, Meta(description="Whether jobs have a workspace.")] = True
+    size: ClaimSize | None = None
+    size_per_gpu: SizePerGpu | None = field(default=None, name="sizePerGPU")
+    storage_class_name: StorageClassName | None = None
+    access_mode: ClaimAccessMode | None = None
     mount_path: Annotated[MountPath, Meta(description="Where workers find their copy.")] = "/app"
-    retain: bool = False
+    retain: Annotated[bool, Meta(description="Keep the claim when the job is deleted.")] = False
 
 
 class CheckpointStorage(Wire, frozen=True, kw_only=True):
     """A claim that outlives the job; a job of the same name takes it up again."""
 
-    enabled: bool = True
-    size: Annotated[Quantity, Meta(description="Size of the claim. Default: 10Gi.")] | None = None
-    size_per_gpu: Annotated[
-        Quantity | None,
-        Meta(description="Size of the claim for each GPU of the job (at least one)."),
-    ] = field(default=None, name="sizePerGPU")
-    storage_class_name: ObjectName | None = None
-    access_mode: Annotated[
-        AccessMode | None,
-        Meta(description="Default: ReadWriteMany for several nodes, else ReadWriteOnce."),
-    ] = None
-    claim_name: (
-        Annotated[ObjectName, Meta(description="A claim that exists already, shared between jobs.")]
-        | None
-    ) = None
-    mount_path: MountPath = "/checkpoints"
-    retain: bool = True
+    enabled: Annotated[bool, Meta(description="Whether there is a claim.")] = True
+    size: ClaimSize | None = None
+    size_per_gpu: SizePerGpu | None = field(default=None, name="sizePerGPU")
+    storage_class_name: StorageClassName | None = None
+    access_mode: ClaimAccessMode | None = None
+    claim_name: SharedClaim | None = None
+    mount_path: CheckpointsPath = "/checkpoints"
+    retain: Annotated[bool, Meta(description="Keep the claim when the job is deleted.")] = True
 
 
 class Storage(Wire, frozen=True, kw_only=True):
@@ -85,47 +83,78 @@ class Storage(Wire, frozen=True, kw_only=True):
 
     workspace: WorkspaceStorage | None = None
     checkpoints: CheckpointStorage | None = None
-    datasets: Annotated[tuple[Dataset, ...], Meta(max_length=32)] = ()
+    datasets: Annotated[
+        tuple[Dataset, ...],
+        Meta(
+            max_length=32,
+            description="Claims that exist already, mounted into every worker.",
+            extra_json_schema=BY_NAME,
+        ),
+    ] = ()
     shm_size_per_gpu: Annotated[
         Quantity | None,
-        Meta(description="/dev/shm of each worker, for each of its GPUs (at least one)."),
+        Meta(description="Shared memory of each worker, for each of its GPUs (at least one)."),
     ] = field(default=None, name="shmSizePerGPU")
 
 
 class QueueScheduling(Wire, frozen=True, kw_only=True):
     """Where and by whom the pods are scheduled."""
 
-    scheduler: Annotated[ObjectName | None, Meta(description="schedulerName of the pods.")] = None
-    priority_class_name: ObjectName | None = None
-    node_selector: StringMap = field(default_factory=dict)
-    tolerations: Annotated[tuple[Embedded, ...], Meta(max_length=64)] = ()
-    affinity: Embedded | None = None
+    scheduler: Annotated[SchedulerName | None, Meta(description="schedulerName of the pods.")] = (
+        None
+    )
+    priority_class_name: PriorityClassName | None = None
+    node_selector: NodeSelector = field(default_factory=dict)
+    tolerations: Tolerations = ()
+    affinity: Affinity | None = None
 
 
 class Networking(Wire, frozen=True, kw_only=True):
     """Network of the pods."""
 
-    host_network: bool = False
+    host_network: Annotated[bool, Meta(description="Use the node's network.")] = False
 
 
 class LocalObjectReference(Wire, frozen=True, kw_only=True):
     """An object of the same namespace."""
 
-    name: ObjectName
+    name: Annotated[ObjectName, Meta(description="Name of the object.")]
 
 
 class TorchrunQueueSpec(Wire, frozen=True, kw_only=True):
     """A template for jobs. A change applies to jobs that start later."""
 
-    kai_queue: Annotated[ObjectName | None, Meta(description="KAI queue this maps to.")] = None
-    parent_kai_queue: Annotated[ObjectName | None, Meta(description="Parent of the KAI queue.")] = (
-        None
-    )
+    kai_queue: Annotated[
+        ObjectName | None,
+        Meta(
+            description="KAI queue this maps to. Not supported yet: "
+            "jobs say so in the condition NotYetSupported."
+        ),
+    ] = None
+    parent_kai_queue: Annotated[
+        ObjectName | None,
+        Meta(
+            description="Parent of the KAI queue. Not supported yet: "
+            "jobs say so in the condition NotYetSupported."
+        ),
+    ] = None
     node_resources: NodeResources = NodeResources()
     image: Annotated[ImageName | None, Meta(description="Image of the training container.")] = None
-    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
-    image_pull_secrets: Annotated[tuple[LocalObjectReference, ...], Meta(max_length=16)] = ()
-    service_account_name: ObjectName | None = None
+    image_pull_policy: Annotated[
+        Literal["Always", "IfNotPresent", "Never"] | None,
+        Meta(description="When the image is pulled. Default: Kubernetes' own."),
+    ] = None
+    image_pull_secrets: Annotated[
+        tuple[LocalObjectReference, ...],
+        Meta(
+            max_length=16,
+            description="Secrets with which the image is pulled.",
+            extra_json_schema=BY_NAME,
+        ),
+    ] = ()
+    service_account_name: Annotated[
+        ObjectName | None, Meta(description="ServiceAccount of the workers.")
+    ] = None
     storage: Storage = Storage()
     scheduling: QueueScheduling = QueueScheduling()
     distributed: Distributed = Distributed()
@@ -143,14 +172,23 @@ class TorchrunQueueSpec(Wire, frozen=True, kw_only=True):
 class TorchrunQueueStatus(Wire, frozen=True, kw_only=True):
     """What the controller says of the queue."""
 
-    observed_generation: int = 0
-    conditions: tuple[Condition, ...] = ()
+    observed_generation: Annotated[
+        int, Meta(description="Generation of the spec that this status speaks of.")
+    ] = 0
+    conditions: Annotated[
+        tuple[Condition, ...],
+        Meta(description="metav1 conditions.", extra_json_schema=BY_TYPE),
+    ] = ()
 
 
 class TorchrunQueue(Wire, frozen=True, kw_only=True):
-    """torchrun.ai/v1alpha1 TorchrunQueue."""
+    """A TorchrunQueue is the template of its jobs: resources of a node, image, storage, scheduling.
+
+    Jobs name it in spec.jobQueue and may override part of it.
+    """
 
     RULES: ClassVar[tuple[Rule, ...]] = ()
+    REQUIRED: ClassVar[tuple[str, ...]] = ("spec",)
 
     metadata: ObjectMeta = ObjectMeta()
     spec: TorchrunQueueSpec = TorchrunQueueSpec()

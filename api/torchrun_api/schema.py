@@ -5,13 +5,18 @@ from typing import Annotated, TypeAlias
 from msgspec import Meta, Struct
 
 from torchrun_api.json import JsonObject
+from torchrun_api.quantity import MAX_LENGTH, PATTERN
 
 
 class Rule(Struct, frozen=True):
-    """One CEL rule of `x-kubernetes-validations`; a type lists its own in `RULES`."""
+    """One CEL rule of `x-kubernetes-validations`; a type lists its own in `RULES`.
+
+    Fields that the schema requires, although Python has a default for them, stand in `REQUIRED`.
+    """
 
     rule: str
     message: str
+    field: str = ""  # the field that the refusal names, as ".spec.jobQueue"
 
 
 Quantity: TypeAlias = Annotated[
@@ -19,7 +24,9 @@ Quantity: TypeAlias = Annotated[
     Meta(
         extra_json_schema={
             "x-kubernetes-int-or-string": True,
-            "pattern": r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$",
+            "pattern": PATTERN,
+            "maxLength": MAX_LENGTH,
+            "minimum": 0,
         }
     ),
 ]
@@ -28,3 +35,7 @@ Quantity: TypeAlias = Annotated[
 Embedded: TypeAlias = Annotated[
     JsonObject, Meta(extra_json_schema={"x-kubernetes-preserve-unknown-fields": True})
 ]
+
+# Lists of objects that server-side apply merges by name, as the core kinds have them.
+BY_NAME: JsonObject = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
+BY_TYPE: JsonObject = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}

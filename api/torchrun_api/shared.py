@@ -10,9 +10,14 @@ from torchrun_api.schema import Embedded, Quantity
 AccessMode = Literal["ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod"]
 RdzvBackend = Literal["static", "c10d", "etcd-v2", "etcd"]
 
-MountPath = Annotated[str, Meta(min_length=1, max_length=512, pattern="^/")]
-ObjectName = Annotated[str, Meta(min_length=1, max_length=253)]
-LabelValue = Annotated[str, Meta(max_length=63)]
+MountPath = Annotated[str, Meta(min_length=1, max_length=512, pattern="^/[^:]*$")]
+ObjectName = Annotated[
+    str, Meta(min_length=1, max_length=253, pattern="^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
+]
+SchedulerName = Annotated[str, Meta(min_length=1, max_length=253)]
+LabelValue = Annotated[
+    str, Meta(max_length=63, pattern="^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$")
+]
 ImageName = Annotated[str, Meta(min_length=1, max_length=1024)]
 Endpoint = Annotated[str, Meta(min_length=1, max_length=512)]
 Port = Annotated[int, Meta(ge=1, le=65535)]
@@ -20,11 +25,36 @@ NodeCount = Annotated[int, Meta(ge=1, le=10000)]
 GpuCount = Annotated[int, Meta(ge=1, le=100000)]
 ProcessCount = Annotated[int, Meta(ge=1, le=1024)]
 RestartCount = Annotated[int, Meta(ge=0, le=1000)]
-StringMap = Annotated[dict[str, str], Meta(max_length=64)]
+LabelMap = Annotated[dict[str, LabelValue], Meta(max_length=64)]
+StringMap = Annotated[dict[str, Annotated[str, Meta(max_length=65536)]], Meta(max_length=64)]
+
+NodeSelector = Annotated[LabelMap, Meta(description="Labels that a worker's node must have.")]
+Tolerations = Annotated[
+    tuple[Embedded, ...], Meta(max_length=64, description="v1 Tolerations of the workers.")
+]
+Affinity = Annotated[Embedded, Meta(description="v1 Affinity of the workers.")]
+PriorityClassName = Annotated[ObjectName, Meta(description="PriorityClass of the workers.")]
+StorageClassName = Annotated[
+    ObjectName, Meta(description="Class of the claim. Default: the cluster's default class.")
+]
+ClaimAccessMode = Annotated[
+    AccessMode,
+    Meta(description="Default: ReadWriteMany for several nodes, ReadWriteOnce for one."),
+]
+ClaimSize = Annotated[Quantity, Meta(description='Size of the claim, as "100Gi". Default: 10Gi.')]
+SizePerGpu = Annotated[
+    Quantity, Meta(description="Size of the claim for each GPU of the job (at least one).")
+]
+SharedClaim = Annotated[
+    ObjectName, Meta(description="A claim that exists already, to be shared between jobs.")
+]
+CheckpointsPath = Annotated[
+    MountPath, Meta(description="Where workers find it. Default: /checkpoints.")
+]
 
 
 class Distributed(Wire, frozen=True, kw_only=True):
-    """How the ranks find each other. All fields are optional; a job's value overrides its queue's."""
+    """How the ranks find each other. A job's value overrides its queue's, field by field."""
 
     backend: Annotated[
         Literal["nccl", "gloo", "mpi", "ucc"] | None,
@@ -36,8 +66,8 @@ class Distributed(Wire, frozen=True, kw_only=True):
     rdzv_backend: Annotated[
         RdzvBackend | None,
         Meta(
-            description="torchrun's rendezvous. Default: static for a fixed size, c10d for elastic jobs. "
-            "etcd-v2 and etcd need rdzvEndpoint; without one the default is used and said so."
+            description="torchrun's rendezvous. Default: static for a fixed size, c10d for elastic "
+            "jobs. etcd-v2 and etcd need rdzvEndpoint; without one the default is used and said so."
         ),
     ] = None
     rdzv_endpoint: Annotated[
@@ -59,29 +89,29 @@ class Dataset(Wire, frozen=True, kw_only=True):
     """A claim that exists already, mounted into every worker."""
 
     name: Annotated[
-        str, Meta(min_length=1, max_length=50, pattern="^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
+        str,
+        Meta(
+            min_length=1,
+            max_length=50,
+            pattern="^[a-z0-9]([-a-z0-9]*[a-z0-9])?$",
+            description="Name of the dataset; a job's dataset replaces its queue's of that name.",
+        ),
     ]
-    claim_name: ObjectName
-    mount_path: MountPath
-    read_only: bool = True
+    claim_name: Annotated[ObjectName, Meta(description="The claim, in the job's namespace.")]
+    mount_path: Annotated[MountPath, Meta(description="Where workers find it.")]
+    read_only: Annotated[bool, Meta(description="Mount it read-only.")] = True
 
 
 class CheckpointsOverride(Wire, frozen=True, kw_only=True):
     """The job's checkpoint storage; what is unset is the queue's."""
 
-    enabled: bool | None = None
-    size: Annotated[Quantity, Meta(description="Size of the claim.")] | None = None
-    size_per_gpu: Annotated[
-        Quantity | None,
-        Meta(description="Size of the claim for each GPU of the job (at least one)."),
-    ] = field(default=None, name="sizePerGPU")
-    storage_class_name: ObjectName | None = None
-    access_mode: AccessMode | None = None
-    claim_name: (
-        Annotated[ObjectName, Meta(description="A claim that exists already, shared between jobs.")]
-        | None
-    ) = None
-    mount_path: MountPath | None = None
+    enabled: Annotated[bool, Meta(description="Whether there is a claim.")] | None = None
+    size: ClaimSize | None = None
+    size_per_gpu: SizePerGpu | None = field(default=None, name="sizePerGPU")
+    storage_class_name: StorageClassName | None = None
+    access_mode: ClaimAccessMode | None = None
+    claim_name: SharedClaim | None = None
+    mount_path: CheckpointsPath | None = None
     retain: Annotated[bool, Meta(description="Keep the claim when the job is deleted.")] | None = (
         None
     )
@@ -93,5 +123,9 @@ class PodTemplate(Wire, frozen=True, kw_only=True):
     The container `trainer` is the training container.
     """
 
-    metadata: Embedded = field(default_factory=dict)
-    spec: Embedded = field(default_factory=dict)
+    metadata: Annotated[Embedded, Meta(description="Labels and annotations of the pods.")] = field(
+        default_factory=dict
+    )
+    spec: Annotated[Embedded, Meta(description="v1 PodSpec, or the part of it that you set.")] = (
+        field(default_factory=dict)
+    )

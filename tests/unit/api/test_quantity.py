@@ -6,6 +6,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from torchrun_api.quantity import QuantityError, format_bytes, format_cpu, parse
 
 LARGEST = 2**63 - 1

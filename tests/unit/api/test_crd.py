@@ -1,0 +1,139 @@
+"""The generated files follow the types, and the schemas are what the API server demands."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from torchrun_api.crd import DEFINITIONS, Definition, custom_resource_definition, generated_files
+from torchrun_api.json import JsonObject
+
+ROOT = Path(__file__).parents[3]
+CLIENT_SIDE_APPLY_LIMIT = 262_144
+
+definitions = pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda d: d.kind.kind)
+
+
+def schema(definition: Definition) -> dict[str, Any]:
+    crd: dict[str, Any] = custom_resource_definition(definition)
+    openapi: dict[str, Any] = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    return openapi
+
+
+def fields(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, child in node.get("properties", {}).items():
+        yield f"{path}.{name}", child
+        yield from fields(child, f"{path}.{name}")
+    for key in ("items", "additionalProperties"):
+        if key in node:
+            yield f"{path}[]", node[key]
+            yield from fields(node[key], f"{path}[]")
+
+
+@pytest.mark.parametrize("name", generated_files())
+def test_the_committed_file_is_the_generated_one(name: str) -> None:
+    assert (ROOT / name).read_text(encoding="utf-8") == generated_files()[name], (
+        "run: python -m torchrun_api.crd"
+    )
+
+
+@definitions
+def test_client_side_apply_can_carry_it(definition: Definition) -> None:
+    assert len(json.dumps(custom_resource_definition(definition))) < CLIENT_SIDE_APPLY_LIMIT
+
+
+@definitions
+def test_every_field_is_described(definition: Definition) -> None:
+    silent = [
+        path
+        for path, node in fields(schema(definition))
+        if not path.endswith("[]") and path != ".metadata" and not node.get("description")
+    ]
+    assert silent == []
+
+
+@definitions
+def test_every_value_in_a_spec_is_bounded(definition: Definition) -> None:
+    bounds = {
+        "string": "maxLength",
+        "array": "maxItems",
+        "integer": "maximum",
+        "object": "maxProperties",
+    }
+    unbounded = []
+    for path, node in fields(schema(definition)["properties"]["spec"]):
+        kind = node.get("type", "string")
+        closed = "enum" in node or "properties" in node
+        embedded = kind == "object" and node.get("x-kubernetes-preserve-unknown-fields")
+        if kind != "boolean" and not closed and not embedded and bounds[kind] not in node:
+            unbounded.append(path)
+    assert unbounded == []
+
+
+@definitions
+def test_status_has_no_defaults(definition: Definition) -> None:
+    status = schema(definition)["properties"]["status"]
+    assert [path for path, node in fields(status) if "default" in node] == []
+
+
+@definitions
+def test_print_columns_name_fields_of_the_schema(definition: Definition) -> None:
+    known = {path for path, _ in fields(schema(definition))} | {".metadata.creationTimestamp"}
+    assert {column.path for column in definition.columns} <= known
+
+
+def at(definition: Definition, path: str) -> JsonObject:
+    return dict(fields(schema(definition)))[path]
+
+
+def test_shapes() -> None:
+    job, queue = DEFINITIONS
+    assert schema(job)["required"] == ["spec"]
+    assert schema(job)["properties"]["spec"]["required"] == ["jobQueue", "command"]
+    assert at(job, ".spec.launcher")["default"] == "auto"
+    assert at(job, ".spec.launcher")["enum"] == ["auto", "none", "torchrun"]
+    assert at(job, ".spec.env")["x-kubernetes-list-map-keys"] == ["name"]
+    assert at(job, ".spec.scheduling.tolerations")["x-kubernetes-list-type"] == "atomic"
+    assert at(job, ".status.conditions")["x-kubernetes-list-map-keys"] == ["type"]
+    assert at(job, ".status.startTime") == {
+        "type": "string",
+        "format": "date-time",
+        "description": "When the first gang was created.",
+    }
+    command = at(job, ".spec.command")
+    assert "type" not in command
+    assert command["x-kubernetes-preserve-unknown-fields"] is True
+    assert (command["minLength"], command["minItems"]) == (1, 1)
+    memory = at(queue, ".spec.nodeResources.memory")
+    assert memory["x-kubernetes-int-or-string"] is True
+    assert "type" not in memory
+    assert "x-kubernetes-preserve-unknown-fields" not in memory
+    assert at(queue, ".spec.storage.workspace.retain")["default"] is False
+    assert "default" not in at(queue, ".spec.image")
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "torchrun_api.crd", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def test_check_names_what_is_out_of_date_and_writes_nothing(tmp_path: Path) -> None:
+    assert run(str(tmp_path)).returncode == 0
+    assert run("--check", str(tmp_path)).returncode == 0
+    stale = tmp_path / "manifests/crd/torchrunjobs.torchrun.ai.yaml"
+    yaml.safe_load(stale.read_text())
+    stale.write_text("stale")
+    checked = run("--check", str(tmp_path))
+    assert checked.returncode == 1
+    assert "manifests/crd/torchrunjobs.torchrun.ai.yaml is out of date" in checked.stderr
+    assert stale.read_text() == "stale"
