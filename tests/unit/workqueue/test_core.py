@@ -1,0 +1,344 @@
+"""The synchronous core, one promise of the contract at a time."""
+
+import pytest
+
+from torchrun_controller.workqueue import INITIAL, RateLimit, WorkQueue
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def queue(clock: Clock) -> WorkQueue[str]:
+    return WorkQueue(clock)
+
+
+def drain(queue: WorkQueue[str]) -> list[str]:
+    keys = []
+    while (key := queue.get()) is not None:
+        queue.done(key)
+        keys.append(key)
+    return keys
+
+
+def test_an_empty_queue_has_nothing_and_expects_nothing(queue: WorkQueue[str]) -> None:
+    assert queue.get() is None
+    assert queue.next_ready() is None
+    assert len(queue) == 0
+
+
+def test_first_in_first_out(queue: WorkQueue[str]) -> None:
+    for key in "cab":
+        queue.add(key)
+    assert drain(queue) == ["c", "a", "b"]
+
+
+def test_an_add_while_waiting_does_nothing(queue: WorkQueue[str]) -> None:
+    for key in "aba":
+        queue.add(key)
+    assert len(queue) == 2
+    assert drain(queue) == ["a", "b"]
+
+
+def test_a_key_is_not_handed_out_twice_at_once(queue: WorkQueue[str]) -> None:
+    queue.add("a")
+    assert queue.get() == "a"
+    queue.add("a")
+    queue.add("a")
+    assert queue.get() is None
+    assert queue.next_ready() is None
+    assert len(queue) == 1
+    queue.done("a")
+    assert queue.next_ready() == 0
+    assert queue.get() == "a"
+    queue.done("a")
+    assert queue.get() is None
+
+
+def test_a_marked_key_joins_the_end_of_its_line(queue: WorkQueue[str]) -> None:
+    queue.add("a")
+    queue.get()
+    queue.add("a")
+    queue.add("b")
+    queue.done("a")
+    assert drain(queue) == ["b", "a"]
+
+
+def test_giving_back_what_was_not_taken_is_an_error(queue: WorkQueue[str]) -> None:
+    queue.add("a")
+    with pytest.raises(KeyError):
+        queue.done("a")
+
+
+def test_higher_priorities_first(queue: WorkQueue[str]) -> None:
+    queue.add("old-1", INITIAL)
+    queue.add("new-1")
+    queue.add("old-2", INITIAL)
+    queue.add("urgent", 5)
+    queue.add("new-2")
+    assert drain(queue) == ["urgent", "new-1", "new-2", "old-1", "old-2"]
+
+
+def test_an_add_with_a_higher_priority_raises_a_waiting_key(queue: WorkQueue[str]) -> None:
+    for key in ("a", "b", "c"):
+        queue.add(key, INITIAL)
+    queue.add("x")
+    queue.add("b")
+    queue.add("b", INITIAL)
+    assert drain(queue) == ["x", "b", "a", "c"]
+
+
+def test_raising_the_only_key_of_a_line(queue: WorkQueue[str]) -> None:
+    queue.add("a", INITIAL)
+    queue.add("a")
+    queue.add("b", INITIAL)
+    assert drain(queue) == ["a", "b"]
+
+
+def test_a_marked_key_comes_back_at_the_highest_priority_asked_for(queue: WorkQueue[str]) -> None:
+    queue.add("a", INITIAL)
+    queue.get()
+    queue.add("a", INITIAL)
+    queue.add("a", 1)
+    queue.add("b")
+    queue.done("a")
+    assert drain(queue) == ["a", "b"]
+
+
+def test_a_delayed_key_comes_at_its_deadline(queue: WorkQueue[str], clock: Clock) -> None:
+    queue.add_after("a", 5)
+    assert queue.get() is None
+    assert queue.next_ready() == 5
+    assert queue.delayed == 1
+    clock.now += 4.999
+    assert queue.get() is None
+    clock.now += 1
+    assert queue.next_ready() == 0
+    assert queue.get() == "a"
+    assert queue.delayed == 0
+
+
+@pytest.mark.parametrize("seconds", [0, -1])
+def test_no_delay_is_an_add(queue: WorkQueue[str], seconds: float) -> None:
+    queue.add_after("a", seconds)
+    assert queue.get() == "a"
+
+
+@pytest.mark.parametrize("delays", [(9, 3), (3, 9), (3, 3), (9, 3, 6)])
+def test_the_earliest_deadline_counts_and_only_once(
+    queue: WorkQueue[str], clock: Clock, delays: tuple[float, ...]
+) -> None:
+    for seconds in delays:
+        queue.add_after("a", seconds)
+    assert queue.delayed == 1
+    clock.now += 3
+    assert drain(queue) == ["a"]
+    clock.now += 100
+    assert drain(queue) == []
+    assert queue.next_ready() is None
+
+
+def test_an_add_does_not_cancel_a_deadline(queue: WorkQueue[str], clock: Clock) -> None:
+    queue.add_after("a", 5)
+    queue.add("a")
+    assert drain(queue) == ["a"]
+    clock.now += 5
+    assert drain(queue) == ["a"]
+
+
+def test_deadlines_pass_in_their_order_and_keep_the_highest_priority(
+    queue: WorkQueue[str], clock: Clock
+) -> None:
+    queue.add_after("late", 3)
+    queue.add_after("early", 1)
+    queue.add_after("low", 0.5, INITIAL)
+    queue.add_after("raised", 2, INITIAL)
+    queue.add_after("raised", 9, 7)
+    clock.now += 10
+    assert drain(queue) == ["raised", "early", "late", "low"]
+
+
+def test_a_deadline_during_processing_marks_the_key(queue: WorkQueue[str], clock: Clock) -> None:
+    queue.add("a")
+    queue.get()
+    queue.add_after("a", 1)
+    clock.now += 1
+    assert queue.get() is None
+    queue.done("a")
+    assert queue.get() == "a"
+
+
+def test_stale_deadlines_do_not_pile_up(queue: WorkQueue[str], clock: Clock) -> None:
+    queue.add_after("in front of them", 3600)
+    for _ in range(10_000):
+        queue.add_after("a", 86_400)
+        queue.add_after("a", 0.001)
+        clock.now += 0.001
+        assert drain(queue) == ["a"]
+    queue.add_after("a", 86_400)
+    assert len(queue._delayed._heap) < 100
+    assert queue.next_ready() == pytest.approx(3590)
+    clock.now += 3590
+    assert drain(queue) == ["in front of them"]
+    assert queue.next_ready() == pytest.approx(86_400 - 3590)
+
+
+def test_a_failing_key_backs_off_by_powers_of_two_up_to_the_bound(
+    queue: WorkQueue[str], clock: Clock
+) -> None:
+    waits = []
+    for _ in range(20):
+        queue.add_rate_limited("a")
+        wait = queue.next_ready()
+        assert wait is not None
+        waits.append(wait)
+        clock.now += wait
+        assert drain(queue) == ["a"]
+    assert waits[:4] == pytest.approx([0.005, 0.01, 0.02, 0.04])
+    assert waits[17:] == pytest.approx([0.005 * 2**17, 1000, 1000])
+    assert queue.failures("a") == 20
+
+
+def test_ten_thousand_failures_do_not_overflow(clock: Clock) -> None:
+    queue: WorkQueue[str] = WorkQueue(clock, limit=RateLimit(per_second=1e9))
+    for _ in range(10_000):
+        queue.add_rate_limited("a")
+    queue.add_rate_limited("b")
+    assert queue.next_ready() == pytest.approx(0.005)
+    assert queue.failures("a") == 10_000
+
+
+def test_success_forgets_failures(queue: WorkQueue[str], clock: Clock) -> None:
+    for _ in range(5):
+        queue.add_rate_limited("a")
+    clock.now += 1
+    assert drain(queue) == ["a"]
+    queue.forget("a")
+    queue.forget("never seen")
+    assert queue.failures("a") == 0
+    queue.add_rate_limited("a")
+    assert queue.next_ready() == pytest.approx(0.005)
+
+
+def test_a_burst_of_failures_is_spread_by_the_overall_bucket(
+    queue: WorkQueue[str], clock: Clock
+) -> None:
+    start = clock.now
+    for number in range(130):
+        queue.add_rate_limited(f"key-{number}")
+    clock.now = start + 0.005
+    assert len(drain(queue)) == 100
+    assert queue.next_ready() == pytest.approx(0.095)
+    clock.now = start + 1.0001
+    assert len(drain(queue)) == 10
+    clock.now = start + 3.0001
+    assert len(drain(queue)) == 20
+
+
+def test_the_bucket_fills_up_again_but_not_beyond_its_burst(
+    queue: WorkQueue[str], clock: Clock
+) -> None:
+    for round_number in range(2):
+        for number in range(100):
+            queue.add_rate_limited(f"{round_number}-{number}")
+        clock.now += 0.005
+        assert len(drain(queue)) == 100
+        clock.now += 1000
+    for number in range(101):
+        queue.add_rate_limited(f"more-{number}")
+    clock.now += 0.005
+    assert len(drain(queue)) == 100
+
+
+def test_plain_adds_are_not_rate_limited(queue: WorkQueue[str]) -> None:
+    for number in range(1000):
+        queue.add(f"key-{number}")
+    assert len(drain(queue)) == 1000
+
+
+def test_shutdown_ignores_adds_and_drops_deadlines(queue: WorkQueue[str], clock: Clock) -> None:
+    queue.add_after("delayed", 1)
+    queue.shut_down()
+    assert queue.shutting_down
+    queue.add("a")
+    queue.add_after("b", 1)
+    queue.add_rate_limited("c")
+    clock.now += 1000
+    assert drain(queue) == []
+    assert queue.next_ready() is None
+    assert queue.failures("c") == 0
+
+
+def test_shutdown_still_hands_out_what_waits_and_what_was_marked(queue: WorkQueue[str]) -> None:
+    queue.add("a")
+    assert queue.get() == "a"
+    queue.add("a")
+    queue.add("b")
+    queue.shut_down()
+    queue.add("a", 5)
+    assert queue.get() == "b"
+    queue.done("a")
+    assert queue.get() == "a"
+
+
+def test_unfinished_work_is_summed_up(queue: WorkQueue[str], clock: Clock) -> None:
+    assert queue.unfinished() == (0.0, 0.0)
+    queue.add("a")
+    queue.add("b")
+    queue.get()
+    clock.now += 3
+    queue.get()
+    clock.now += 1
+    assert queue.unfinished() == (5.0, 4.0)
+    queue.done("a")
+    assert queue.unfinished() == (1.0, 1.0)
+
+
+def test_the_observer_is_told_of_everything(clock: Clock) -> None:
+    class Log:
+        def __init__(self) -> None:
+            self.lines: list[tuple[str, float]] = []
+
+        def added(self) -> None:
+            self.lines.append(("added", 0))
+
+        def taken(self, waited: float) -> None:
+            self.lines.append(("taken", waited))
+
+        def finished(self, worked: float) -> None:
+            self.lines.append(("finished", worked))
+
+        def retried(self) -> None:
+            self.lines.append(("retried", 0))
+
+    log = Log()
+    queue: WorkQueue[str] = WorkQueue(clock, observer=log)
+    queue.add("a", INITIAL)
+    queue.add("a", INITIAL)
+    clock.now += 2
+    queue.add("a")
+    clock.now += 1
+    queue.get()
+    queue.add("a")
+    clock.now += 4
+    queue.done("a")
+    queue.get()
+    queue.add_rate_limited("a")
+    assert log.lines == [
+        ("added", 0),
+        ("taken", 3),
+        ("added", 0),
+        ("finished", 4),
+        ("taken", 4),
+        ("retried", 0),
+    ]
