@@ -1,0 +1,25 @@
+"""The one list of fields that are accepted and not honoured yet.
+
+A field leaves this list in the change that honours it, so that nothing is ever ignored in silence.
+"""
+
+from torchrun_api.job import TorchrunJobSpec
+from torchrun_api.queue import TorchrunQueueSpec
+
+
+def not_yet_supported(job: TorchrunJobSpec, queue: TorchrunQueueSpec) -> tuple[str, ...]:
+    """What the job and its queue ask for in vain, one sentence each; () if all is honoured.
+
+    For the message of the condition NotYetSupported.
+    """
+    found = []
+    if queue.kai_queue is not None:
+        found.append(
+            "queue spec.kaiQueue: no KAI queue is made yet; make it yourself and name it in the "
+            "label kai.scheduler/queue of spec.podTemplate.metadata.labels"
+        )
+    if queue.parent_kai_queue is not None:
+        found.append("queue spec.parentKaiQueue: no KAI queue is made yet")
+    if job.elastic is not None:
+        found.append("spec.elastic: the job runs at spec.numNodes and is not resized yet")
+    return tuple(found)
