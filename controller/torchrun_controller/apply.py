@@ -1,0 +1,328 @@
+"""Plan to requests: server-side apply for objects and status, deletes with preconditions.
+
+An object that must not exist yet is applied with a resourceVersion that no object can have: the
+API server creates it where it is absent and answers 409 where anything holds its name, so that
+nothing foreign is ever merged into. An object that is known is applied with its UID, by force: a
+replacement then answers 409 as well. Every write first asks the leader gate.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Protocol
+
+import msgspec
+from msgspec import Struct, field
+
+from torchrun_api.job import TorchrunJob, TorchrunJobStatus
+from torchrun_api.json import JsonObject
+from torchrun_api.kinds import TORCHRUN_JOBS, Kind
+from torchrun_api.meta import OwnerReference, Wire
+from torchrun_api.names import RETAINED_LABEL
+from torchrun_controller.reconcile.observed import Conflict, Rejection
+from torchrun_controller.reconcile.plan import Apply, Delete
+from torchrun_controller.transport import ApiError, Disconnected, Response
+
+FIELD_MANAGER = "torchrun-controller"
+STATUS_FIELD_MANAGER = "torchrun-controller-status"
+
+APPLY_PATCH = "application/apply-patch+yaml"  # JSON is YAML
+
+# etcd's first revision is that of the empty store, so no object has it.
+ABSENT = "1"
+
+# How the API server begins its answer, with status 500, to an object whose fields have wrong types
+# (structured-merge-diff and the conversion behind it; seen with 1.35).
+MALFORMED = ("failed to create typed patch object", "failed to convert new object")
+
+
+class Gate(Protocol):
+    """Whether this process leads."""
+
+    def check(self) -> None:
+        """Raise where it may not write (any more)."""
+
+
+class Requests(Protocol):
+    """The part of the transport that writes need."""
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] = ...,
+        body: bytes | None = None,
+        content_type: str = ...,
+    ) -> Response:
+        """Send and read the whole answer; raises ApiError and Disconnected."""
+
+
+class NameConflictError(Exception):
+    """A name of ours is held by an object that is not ours; nothing was written to it."""
+
+    def __init__(self, conflict: Conflict) -> None:
+        super().__init__(conflict.message)
+        self.conflict = conflict
+
+
+class RejectedError(Exception):
+    """The API server refuses the object as it is; `permanent` until the object changes.
+
+    Not permanent: 403, since a quota, a webhook's mind or a role may change at any time.
+    """
+
+    def __init__(self, rejection: Rejection, *, permanent: bool) -> None:
+        super().__init__(rejection.message)
+        self.rejection = rejection
+        self.permanent = permanent
+
+
+class UnavailableError(Exception):
+    """429, 5xx or no answer: try again, not before `retry_after` seconds where that is given."""
+
+    def __init__(self, message: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class SupersededError(Exception):
+    """What the Plan was made from has changed meanwhile: observe again, then decide again."""
+
+
+class _Manager(Wire, frozen=True, kw_only=True):
+    manager: str = ""
+
+
+class _AnswerMeta(Wire, frozen=True, kw_only=True):
+    uid: str = ""
+    resource_version: str = ""
+    deletion_timestamp: datetime | None = None
+    owner_references: tuple[OwnerReference, ...] = ()
+
+
+class _HolderMeta(_AnswerMeta, frozen=True, kw_only=True):
+    labels: dict[str, str] = field(default_factory=dict)
+    managed_fields: tuple[_Manager, ...] = ()
+
+
+class _Answer(Wire, frozen=True, kw_only=True):
+    """What is read of the answer to a write."""
+
+    metadata: _AnswerMeta = _AnswerMeta()
+
+
+class _Holder(Wire, frozen=True, kw_only=True):
+    """What is read of an object that holds a name of ours."""
+
+    metadata: _HolderMeta = _HolderMeta()
+
+
+_decode_answer = msgspec.json.Decoder(_Answer).decode
+_decode_holder = msgspec.json.Decoder(_Holder).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class Written(Struct, frozen=True):
+    """What a write left behind; `resource_version` is empty where the server did not tell."""
+
+    kind: Kind[Any]
+    name: str
+    uid: str
+    resource_version: str
+
+
+class Applier:
+    """Carries out single writes. Holds no state but its transport and the gate."""
+
+    def __init__(self, transport: Requests, gate: Gate) -> None:
+        self._transport = transport
+        self._gate = gate
+
+    async def apply(self, intent: Apply) -> Written:
+        """Create the object (no UID) or bring the one with this UID to the intent.
+
+        An object of ours that exists already, because the cache is behind, counts as created.
+
+        Raises:
+            NameConflictError: something else holds the name; it was not touched.
+            RejectedError: the API server refuses the object.
+            SupersededError: the object is being deleted, or was replaced.
+            UnavailableError: try again later.
+            ApiError: any other refusal.
+        """
+        try:
+            return await (self._update(intent) if intent.uid else self._create(intent))
+        except ApiError as error:
+            raise _typed(error, intent) from error
+        except Disconnected as error:
+            raise UnavailableError(str(error)) from error
+
+    async def apply_status(self, job: TorchrunJob, status: TorchrunJobStatus) -> Written | None:
+        """Replace the status of exactly this job; None if it is gone.
+
+        Raises: as `apply`, without NameConflictError.
+        """
+        meta = job.metadata
+        body: JsonObject = {
+            "apiVersion": TORCHRUN_JOBS.api_version,
+            "kind": TORCHRUN_JOBS.kind,
+            "metadata": {"name": meta.name, "namespace": meta.namespace, "uid": meta.uid},
+            "status": status,  # type: ignore[dict-item] # encoded below, never looked into
+        }
+        path = TORCHRUN_JOBS.path(meta.namespace, meta.name, "status")
+        try:
+            answer = await self._patch(path, body, STATUS_FIELD_MANAGER, force=True)
+        except ApiError as error:
+            if error.status == 404 or _names_another(error):
+                return None
+            raise _unavailable(error) or error from error
+        except Disconnected as error:
+            raise UnavailableError(str(error)) from error
+        return _written(TORCHRUN_JOBS, meta.name, answer)
+
+    async def delete(self, delete: Delete) -> Written | None:
+        """Delete exactly this object; None if it is gone or replaced.
+
+        Raises: as `apply`, without NameConflictError.
+        """
+        preconditions = {"uid": delete.uid}
+        if delete.resource_version:
+            preconditions["resourceVersion"] = delete.resource_version
+        options = {"preconditions": preconditions, "propagationPolicy": delete.propagation}
+        self._gate.check()
+        try:
+            answer = await self._transport.request(
+                "DELETE",
+                delete.kind.path(delete.namespace, delete.name),
+                body=_encode(options),
+            )
+        except ApiError as error:
+            if error.status == 404 or _names_another(error):
+                return None
+            raise _unavailable(error) or error from error
+        except Disconnected as error:
+            raise UnavailableError(str(error)) from error
+        return _written(delete.kind, delete.name, answer)
+
+    async def _create(self, intent: Apply) -> Written:
+        meta = _metadata(intent)
+        body = {**intent.body, "metadata": {**meta, "resourceVersion": ABSENT}}
+        try:
+            answer = await self._patch(_path(intent), body, FIELD_MANAGER, force=False)
+        except ApiError as error:
+            if error.status != 409:
+                raise
+            return await self._settle(intent)
+        return _written(intent.kind, intent.name, answer)
+
+    async def _update(self, intent: Apply) -> Written:
+        meta = _metadata(intent)
+        body = {**intent.body, "metadata": {**meta, "uid": intent.uid}}
+        answer = await self._patch(_path(intent), body, FIELD_MANAGER, force=True)
+        return _written(intent.kind, intent.name, answer)
+
+    async def _patch(
+        self, path: str, body: JsonObject, field_manager: str, *, force: bool
+    ) -> Response:
+        query = {"fieldManager": field_manager}
+        if force:
+            query["force"] = "true"
+        self._gate.check()
+        return await self._transport.request(
+            "PATCH", path, query=query, body=_encode(body), content_type=APPLY_PATCH
+        )
+
+    async def _settle(self, intent: Apply) -> Written:
+        """The name is taken: say by what, or take it for the creation if it is ours already."""
+        meta = _metadata(intent)
+        name = intent.name
+        try:
+            answer = await self._transport.request("GET", _path(intent))
+        except ApiError as error:
+            if error.status == 404:
+                raise SupersededError(f"{intent.kind.kind} {name!r} went away meanwhile") from error
+            raise
+        holder = _decode_holder(answer.body).metadata
+        owner = _controller_of(meta.get("ownerReferences"))
+        if holder.deletion_timestamp is not None or _is_predecessor(holder, owner):
+            raise SupersededError(f"an older {intent.kind.kind} {name!r} is being deleted")
+        if not _is_ours(holder, owner, meta):
+            raise NameConflictError(_conflict(intent.kind, name, holder))
+        return Written(intent.kind, name, holder.uid, holder.resource_version)
+
+
+def _metadata(intent: Apply) -> JsonObject:
+    meta = intent.body["metadata"]
+    assert isinstance(meta, dict)
+    return meta
+
+
+def _path(intent: Apply) -> str:
+    return intent.kind.path(str(_metadata(intent)["namespace"]), intent.name)
+
+
+def _written(kind: Kind[Any], name: str, answer: Response) -> Written:
+    meta = _decode_answer(answer.body).metadata
+    return Written(kind, name, meta.uid, meta.resource_version)
+
+
+def _controller_of(references: object) -> OwnerReference | None:
+    owners = msgspec.convert(references or (), tuple[OwnerReference, ...])
+    return next((owner for owner in owners if owner.controller), None)
+
+
+def _is_ours(holder: _HolderMeta, owner: OwnerReference | None, meta: JsonObject) -> bool:
+    if owner is not None:
+        return any(held.controller and held.uid == owner.uid for held in holder.owner_references)
+    labels = meta.get("labels")
+    retained_from = labels.get(RETAINED_LABEL) if isinstance(labels, dict) else None
+    return retained_from is not None and holder.labels.get(RETAINED_LABEL) == retained_from
+
+
+def _is_predecessor(holder: _HolderMeta, owner: OwnerReference | None) -> bool:
+    """Whether an earlier job of the same name owns it: the garbage collector is on its way."""
+    return owner is not None and any(
+        held.controller
+        and (held.kind, held.name) == (owner.kind, owner.name)
+        and held.api_version.partition("/")[0] == owner.api_version.partition("/")[0]
+        and held.uid != owner.uid
+        for held in holder.owner_references
+    )
+
+
+def _conflict(kind: Kind[Any], name: str, holder: _HolderMeta) -> Conflict:
+    controller = next((owner for owner in holder.owner_references if owner.controller), None)
+    managers = ", ".join(sorted({entry.manager for entry in holder.managed_fields} - {""}))
+    if controller is not None:
+        whose = f"belongs to {controller.kind} {controller.name!r}"
+    else:
+        whose = f"was made by {managers or 'somebody else'}"
+    return Conflict(
+        resource=kind.resource,
+        name=name,
+        message=f"{kind.kind} {name!r} exists already and {whose}; "
+        "delete or rename it, or give the job another name",
+    )
+
+
+def _names_another(error: ApiError) -> bool:
+    """Whether the UID that was sent is not, or no longer, that of the object."""
+    # A replacement is answered with 422 and this cause, an absence and a precondition with 409.
+    return error.status == 409 or any(field == "metadata.uid" for field, _ in error.causes)
+
+
+def _unavailable(error: ApiError) -> UnavailableError | None:
+    if error.status == 429 or error.status >= 500:
+        return UnavailableError(error.message, error.retry_after)
+    return None
+
+
+def _typed(error: ApiError, intent: Apply) -> Exception:
+    kind, name = intent.kind, intent.name
+    if _names_another(error):
+        return SupersededError(f"{kind.kind} {name!r} was deleted or replaced meanwhile")
+    malformed = error.status == 500 and error.message.startswith(MALFORMED)
+    if malformed or error.status in (400, 403, 422):
+        rejection = Rejection(kind.resource, name, error.message)
+        return RejectedError(rejection, permanent=error.status != 403)
+    return _unavailable(error) or error

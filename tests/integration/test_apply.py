@@ -1,0 +1,250 @@
+"""Writes against a real API server: nothing foreign is touched, a second apply changes nothing."""
+
+import json
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from torchrun_api.json import JsonObject
+from torchrun_api.kinds import JOBS, PODS, SERVICES, Kind
+from torchrun_cluster import LocalCluster, Size
+from torchrun_controller.apply import (
+    Applier,
+    NameConflictError,
+    RejectedError,
+    SupersededError,
+    Written,
+)
+from torchrun_controller.reconcile.plan import Apply, Delete
+from torchrun_controller.transport import Connection, Transport
+
+OWNER = {
+    "apiVersion": "torchrun.ai/v1alpha1",
+    "kind": "TorchrunJob",
+    "name": "run",
+    "uid": "11111111-1111-1111-1111-111111111111",
+    "controller": True,
+}
+NAMESPACE = "default"
+
+
+class Leading:
+    def check(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    # No garbage collector: the owners of these tests do not exist.
+    with LocalCluster(
+        name=f"test-apply-{os.getpid()}",
+        size=Size.CONTROL_PLANE,
+        extra_args={"kube-controller-manager": ["--controllers=*,-garbage-collector-controller"]},
+    ) as running:
+        yield running
+
+
+@pytest.fixture
+async def transport(cluster: LocalCluster) -> AsyncIterator[Transport]:
+    connection = await Connection.load(str(cluster.kubeconfig), None)
+    async with connection.session("write") as session:
+        yield session
+
+
+@pytest.fixture
+def applier(transport: Transport) -> Applier:
+    return Applier(transport, Leading())
+
+
+def service(name: str, uid: str = "", **metadata: object) -> Apply:
+    return _intent(SERVICES, name, {"clusterIP": "None", "selector": {"a": "b"}}, uid, **metadata)
+
+
+def job(name: str, uid: str = "", image: str = "trainer:1", **pod: Any) -> Apply:
+    spec = {
+        "completionMode": "Indexed",
+        "completions": 2,
+        "parallelism": 2,
+        "backoffLimit": 0,
+        "template": {
+            "spec": {
+                "restartPolicy": "Never",
+                "containers": [
+                    {"name": "trainer", "image": image, "env": [{"name": "A", "value": "1"}]}
+                ],
+                "volumes": [{"name": "scratch", "emptyDir": {}}],
+                **pod,
+            }
+        },
+    }
+    return _intent(JOBS, name, spec, uid)
+
+
+def pod(name: str, uid: str = "") -> Apply:
+    spec = {"restartPolicy": "Never", "containers": [{"name": "c", "image": "sync:1"}]}
+    return _intent(PODS, name, spec, uid)
+
+
+def _intent(kind: Kind[Any], name: str, spec: object, uid: str, **metadata: object) -> Apply:
+    body = {
+        "apiVersion": kind.api_version,
+        "kind": kind.kind,
+        "metadata": {
+            "name": name,
+            "namespace": NAMESPACE,
+            "labels": {"torchrun-job-name": "run"},
+            "ownerReferences": [OWNER],
+            **metadata,
+        },
+        "spec": spec,
+    }
+    return Apply(kind, msgspec.convert(body, JsonObject), uid)
+
+
+INTENTS: dict[str, Callable[..., Apply]] = {"service": service, "job": job, "pod": pod}
+
+
+def raw(cluster: LocalCluster, written: Written | Apply, name: str = "") -> str:
+    path = written.kind.path(NAMESPACE, name or getattr(written, "name", ""))
+    return cluster.kubectl("get", "--raw", path).stdout
+
+
+def version(cluster: LocalCluster, written: Written) -> str:
+    return str(json.loads(raw(cluster, written))["metadata"]["resourceVersion"])
+
+
+@pytest.mark.parametrize("kind", INTENTS)
+async def test_a_second_apply_leaves_the_resource_version_alone(
+    cluster: LocalCluster, applier: Applier, kind: str
+) -> None:
+    name, intent = f"twice-{kind}", INTENTS[kind]
+    first = await applier.apply(intent(name))
+    again = await applier.apply(intent(name))
+    assert again.uid == first.uid, "a creation that the cache has missed is taken for ours"
+    before = version(cluster, first)
+    forced = await applier.apply(intent(name, first.uid))
+    assert forced.resource_version == before == version(cluster, first)
+
+
+@pytest.mark.parametrize("owned", [False, True])
+@pytest.mark.parametrize("kind", INTENTS)
+async def test_a_foreign_object_stays_as_it_is(
+    cluster: LocalCluster, applier: Applier, kind: str, owned: bool
+) -> None:
+    name, intent = f"foreign-{kind}-{owned}".lower(), INTENTS[kind]
+    body = json.loads(json.dumps(intent(name).body))
+    owner = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "web", "uid": "x"}
+    body["metadata"]["ownerReferences"] = [{**owner, "controller": True}] if owned else []
+    cluster.kubectl("create", "--field-manager=somebody", "-f", "-", stdin=json.dumps(body))
+    if kind == "job":
+        # The Job controller touches a new Job's status; what must stay is what we could touch.
+        cluster.kubectl("wait", "--for=jsonpath={.status.active}=2", f"job/{name}")
+    before = raw(cluster, intent(name), name)
+    for _ in range(2):
+        with pytest.raises(NameConflictError) as caught:
+            await applier.apply(intent(name))
+    assert raw(cluster, intent(name), name) == before, "byte for byte"
+    whose = "belongs to Deployment 'web'" if owned else "was made by "
+    assert whose in caught.value.conflict.message
+    assert ("somebody" in caught.value.conflict.message) is not owned
+
+
+async def test_a_job_with_another_template_is_a_conflict_not_an_invalid_change(
+    cluster: LocalCluster, applier: Applier
+) -> None:
+    cluster.kubectl("create", "job", "busy", "--image=other")
+    with pytest.raises(NameConflictError, match="kubectl-create"):
+        await applier.apply(job("busy"))
+
+
+async def test_a_known_object_that_was_replaced_is_not_merged_into(
+    cluster: LocalCluster, applier: Applier
+) -> None:
+    first = await applier.apply(service("replaced"))
+    cluster.kubectl("delete", "service", "replaced")
+    with pytest.raises(SupersededError):
+        await applier.apply(service("replaced", first.uid))
+    cluster.kubectl("create", "service", "clusterip", "replaced", "--clusterip=None")
+    before = raw(cluster, first)
+    with pytest.raises(SupersededError):
+        await applier.apply(service("replaced", first.uid))
+    assert raw(cluster, first) == before
+
+
+async def test_an_object_that_is_being_deleted_is_waited_for(
+    cluster: LocalCluster, applier: Applier
+) -> None:
+    await applier.apply(service("leaving", finalizers=["torchrun.ai/test"]))
+    cluster.kubectl("delete", "service", "leaving", "--wait=false")
+    try:
+        with pytest.raises(SupersededError):
+            await applier.apply(service("leaving"))
+    finally:
+        patch = '{"metadata": {"finalizers": null}}'
+        cluster.kubectl("patch", "service", "leaving", "--type=merge", "-p", patch)
+    await applier.apply(service("leaving"))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"restartPolicy": "Always"}, "restartPolicy"),
+        ({"terminationGracePeriodSecond": 5}, "terminationGracePeriodSecond: field not declared"),
+        ({"containers": "none"}, "expected list"),
+        (
+            {
+                "containers": [
+                    {"name": "c", "image": "i", "resources": {"limits": {"cpu": "two"}}},
+                ]
+            },
+            "quantities must match",
+        ),
+    ],
+)
+async def test_a_refused_template_is_said_in_the_servers_words(
+    applier: Applier, wrong: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(RejectedError, match=said) as caught:
+        await applier.apply(job("refused", **wrong))
+    assert caught.value.permanent
+    assert caught.value.rejection.name == "refused"
+
+
+async def test_a_quota_is_a_rejection_that_may_pass(
+    cluster: LocalCluster, applier: Applier
+) -> None:
+    cluster.kubectl("create", "quota", "none", "--hard=count/services=0")
+    try:
+        cluster.kubectl(
+            "wait", "quota/none", "--for=jsonpath={.status.hard.count/services}=0", "--timeout=20s"
+        )
+        with pytest.raises(RejectedError, match="exceeded quota") as caught:
+            await applier.apply(service("too-many"))
+        assert not caught.value.permanent
+    finally:
+        cluster.kubectl("delete", "quota", "none")
+
+
+async def test_a_delete_takes_exactly_the_object_it_names(
+    cluster: LocalCluster, applier: Applier
+) -> None:
+    first = await applier.apply(service("exact"))
+
+    def delete(uid: str, resource_version: str = "") -> Delete:
+        return Delete(
+            kind=SERVICES,
+            namespace=NAMESPACE,
+            name="exact",
+            uid=uid,
+            resource_version=resource_version,
+        )
+
+    assert await applier.delete(delete("22222222-2222-2222-2222-222222222222")) is None
+    assert await applier.delete(delete(first.uid, "1")) is None
+    assert version(cluster, first) == first.resource_version
+    await applier.delete(delete(first.uid, first.resource_version))
+    assert cluster.kubectl("get", "service", "exact", check=False).returncode != 0
+    assert await applier.delete(delete(first.uid)) is None

@@ -1,0 +1,285 @@
+"""What goes over the wire for each write, and what each refusal becomes."""
+
+import json
+from collections.abc import Mapping
+
+import pytest
+
+from torchrun_api.job import TorchrunJob, TorchrunJobStatus
+from torchrun_api.json import JsonObject
+from torchrun_api.kinds import JOBS, SERVICES
+from torchrun_api.meta import ObjectMeta
+from torchrun_controller.apply import (
+    APPLY_PATCH,
+    Applier,
+    NameConflictError,
+    RejectedError,
+    SupersededError,
+    UnavailableError,
+)
+from torchrun_controller.reconcile.plan import Apply, Delete
+from torchrun_controller.transport import ApiError, Cause, Disconnected, Response
+
+JOB = TorchrunJob(metadata=ObjectMeta(name="run", namespace="team", uid="job-uid", generation=1))
+OWNER: JsonObject = {
+    "apiVersion": "torchrun.ai/v1alpha1",
+    "kind": "TorchrunJob",
+    "name": "run",
+    "uid": "job-uid",
+    "controller": True,
+}
+
+
+class Request:
+    def __init__(
+        self, method: str, path: str, query: Mapping[str, str], body: bytes | None
+    ) -> None:
+        self.method, self.path, self.query = method, path, dict(query)
+        self.body = json.loads(body or b"{}")
+
+
+class Wire:
+    """Answers what it was told to, in order, and keeps the requests."""
+
+    def __init__(self, *answers: JsonObject | Exception) -> None:
+        self.answers = list(answers)
+        self.requests: list[Request] = []
+        self.content_types: list[str] = []
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] = {},
+        body: bytes | None = None,
+        content_type: str = "application/json",
+    ) -> Response:
+        self.requests.append(Request(method, path, query, body))
+        self.content_types.append(content_type)
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return Response(200, json.dumps(answer).encode())
+
+
+class Open:
+    def check(self) -> None:
+        pass
+
+
+class LostError(Exception):
+    pass
+
+
+class Closed:
+    def check(self) -> None:
+        raise LostError
+
+
+def refusal(status: int, message: str = "no", retry_after: float | None = None) -> ApiError:
+    return ApiError(status, "Reason", message, retry_after, ())
+
+
+OTHER_UID = ApiError(
+    422, "Invalid", "is invalid", None, (Cause("metadata.uid", "field is immutable"),)
+)
+
+
+def answer(uid: str = "u", version: str = "7", **meta: object) -> JsonObject:
+    return {"metadata": {"uid": uid, "resourceVersion": version, **meta}}  # type: ignore[dict-item]
+
+
+def intent(uid: str = "") -> Apply:
+    body: JsonObject = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "run", "namespace": "team", "ownerReferences": [OWNER]},
+        "spec": {"clusterIP": "None"},
+    }
+    return Apply(SERVICES, body, uid)
+
+
+async def test_creation_asks_for_absence_and_does_not_force() -> None:
+    wire = Wire(answer())
+    wish = intent()
+    before = json.dumps(wish.body)
+    written = await Applier(wire, Open()).apply(wish)
+    (request,) = wire.requests
+    assert (request.method, request.path) == ("PATCH", "/api/v1/namespaces/team/services/run")
+    assert request.query == {"fieldManager": "torchrun-controller"}
+    assert wire.content_types == [APPLY_PATCH]
+    assert request.body["metadata"]["resourceVersion"] == "1"
+    assert request.body["spec"] == {"clusterIP": "None"}
+    assert json.dumps(wish.body) == before, "a Plan is a value: writing it must not change it"
+    assert (written.kind, written.name, written.uid) == (SERVICES, "run", "u")
+    assert written.resource_version == "7"
+
+
+async def test_a_known_object_is_forced_by_its_uid() -> None:
+    wire = Wire(answer())
+    await Applier(wire, Open()).apply(intent(uid="known"))
+    (request,) = wire.requests
+    assert request.query == {"fieldManager": "torchrun-controller", "force": "true"}
+    assert request.body["metadata"]["uid"] == "known"
+    assert "resourceVersion" not in request.body["metadata"]
+
+
+async def test_status_has_its_own_field_manager_and_names_exactly_this_job() -> None:
+    wire = Wire(answer())
+    status = TorchrunJobStatus(phase="Running", observed_generation=1)
+    await Applier(wire, Open()).apply_status(JOB, status)
+    (request,) = wire.requests
+    assert request.path == "/apis/torchrun.ai/v1alpha1/namespaces/team/torchrunjobs/run/status"
+    assert request.query == {"fieldManager": "torchrun-controller-status", "force": "true"}
+    assert request.body == {
+        "apiVersion": "torchrun.ai/v1alpha1",
+        "kind": "TorchrunJob",
+        "metadata": {"name": "run", "namespace": "team", "uid": "job-uid"},
+        "status": {"phase": "Running", "observedGeneration": 1},
+    }
+
+
+async def test_delete_carries_its_preconditions() -> None:
+    wire = Wire(answer())
+    delete = Delete(kind=JOBS, namespace="team", name="run", uid="u", resource_version="5")
+    await Applier(wire, Open()).delete(delete)
+    (request,) = wire.requests
+    assert (request.method, request.path) == ("DELETE", "/apis/batch/v1/namespaces/team/jobs/run")
+    assert request.body == {
+        "preconditions": {"uid": "u", "resourceVersion": "5"},
+        "propagationPolicy": "Background",
+    }
+
+
+@pytest.mark.parametrize("error", [refusal(404), refusal(409), OTHER_UID])
+async def test_what_is_gone_needs_no_delete_and_no_status(error: ApiError) -> None:
+    applier = Applier(Wire(error, error), Open())
+    assert await applier.delete(Delete(kind=JOBS, namespace="n", name="x", uid="u")) is None
+    assert await applier.apply_status(JOB, TorchrunJobStatus()) is None
+
+
+async def test_nothing_is_written_when_the_gate_is_closed() -> None:
+    wire = Wire()
+    applier = Applier(wire, Closed())
+    for write in (
+        applier.apply(intent()),
+        applier.apply(intent("u")),
+        applier.apply_status(JOB, TorchrunJobStatus()),
+        applier.delete(Delete(kind=JOBS, namespace="n", name="x", uid="u")),
+    ):
+        with pytest.raises(LostError):
+            await write
+    assert wire.requests == []
+
+
+TYPED = "failed to create typed patch object (n/x; batch/v1, Kind=Job): .spec.foo: not declared"
+CONVERTED = "failed to convert new object (n/x; batch/v1, Kind=Job) to proper version: quantities"
+
+
+@pytest.mark.parametrize(
+    ("error", "permanent"),
+    [
+        (refusal(422, "invalid"), True),
+        (refusal(400, "bad"), True),
+        (refusal(500, TYPED), True),
+        (refusal(500, CONVERTED), True),
+        (refusal(403, "exceeded quota"), False),
+    ],
+)
+async def test_a_refused_object_is_a_rejection_in_the_servers_words(
+    error: ApiError, permanent: bool
+) -> None:
+    with pytest.raises(RejectedError) as caught:
+        await Applier(Wire(error), Open()).apply(intent())
+    assert caught.value.permanent is permanent
+    rejection = caught.value.rejection
+    assert (rejection.resource, rejection.name) == ("services", "run")
+    assert rejection.message == error.message
+
+
+@pytest.mark.parametrize(
+    ("error", "retry_after"),
+    [
+        (refusal(429, retry_after=3), 3),
+        (refusal(500, "Internal error occurred: failed calling webhook"), None),
+        (refusal(503), None),
+        (Disconnected("lost"), None),
+    ],
+)
+async def test_an_absent_server_is_retried(error: Exception, retry_after: float | None) -> None:
+    delete = Delete(kind=JOBS, namespace="n", name="x", uid="u")
+    applier = Applier(Wire(*[error] * 4), Open())
+    for write in (
+        applier.apply(intent()),
+        applier.apply(intent("u")),
+        applier.apply_status(JOB, TorchrunJobStatus()),
+        applier.delete(delete),
+    ):
+        with pytest.raises(UnavailableError) as caught:
+            await write
+        assert caught.value.retry_after == retry_after
+
+
+async def test_other_refusals_stay_what_they_are() -> None:
+    with pytest.raises(ApiError) as caught:
+        await Applier(Wire(refusal(404)), Open()).apply(intent())
+    assert caught.value.status == 404
+
+
+@pytest.mark.parametrize("error", [refusal(409), OTHER_UID])
+async def test_a_replaced_object_is_superseded(error: ApiError) -> None:
+    with pytest.raises(SupersededError):
+        await Applier(Wire(error), Open()).apply(intent(uid="old"))
+
+
+async def test_a_creation_that_the_cache_has_missed_counts() -> None:
+    held = answer(uid="mine", version="9", ownerReferences=[OWNER])
+    written = await Applier(Wire(refusal(409), held), Open()).apply(intent())
+    assert (written.uid, written.resource_version) == ("mine", "9")
+
+
+FOREIGN_OWNER = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "web", "controller": True}
+
+
+@pytest.mark.parametrize(
+    ("held", "whose"),
+    [
+        (answer(ownerReferences=[{**FOREIGN_OWNER, "uid": "f"}]), "belongs to Deployment 'web'"),
+        (answer(managedFields=[{"manager": "kubectl-create"}]), "was made by kubectl-create"),
+        (answer(), "was made by somebody else"),
+        # Ours by name and label, but no longer owned: kubectl delete --cascade=orphan leaves such.
+        (answer(ownerReferences=[{**OWNER, "controller": False}]), "was made by somebody else"),
+    ],
+)
+async def test_a_foreign_holder_is_named_and_left_alone(held: JsonObject, whose: str) -> None:
+    wire = Wire(refusal(409), held)
+    with pytest.raises(NameConflictError) as caught:
+        await Applier(wire, Open()).apply(intent())
+    conflict = caught.value.conflict
+    assert (conflict.resource, conflict.name) == ("services", "run")
+    assert conflict.message.startswith(f"Service 'run' exists already and {whose}; delete")
+    assert [request.method for request in wire.requests] == ["PATCH", "GET"]
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        answer(ownerReferences=[OWNER], deletionTimestamp="2026-01-01T00:00:00Z"),
+        answer(ownerReferences=[{**OWNER, "uid": "earlier job of this name"}]),
+        refusal(404),
+    ],
+)
+async def test_a_holder_that_goes_away_is_waited_for(held: JsonObject | Exception) -> None:
+    with pytest.raises(SupersededError):
+        await Applier(Wire(refusal(409), held), Open()).apply(intent())
+
+
+async def test_a_retained_claim_is_known_by_its_label() -> None:
+    label: JsonObject = {"torchrun.ai/retained-from": "run"}
+    meta: JsonObject = {"name": "run-checkpoints", "namespace": "team", "labels": label}
+    wish = Apply(SERVICES, {"metadata": meta})
+    await Applier(Wire(refusal(409), answer(labels=label)), Open()).apply(wish)
+    other = {"torchrun.ai/retained-from": "other"}
+    with pytest.raises(NameConflictError):
+        await Applier(Wire(refusal(409), answer(labels=other)), Open()).apply(wish)

@@ -1,0 +1,93 @@
+"""Read-your-writes: an owner waits for the caches, but never for ever."""
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchrun_api.kinds import JOBS, PODS, SERVICES, Kind
+from torchrun_controller.apply import Written
+from torchrun_controller.own_writes import ReadYourWrites
+
+KINDS: dict[str, Kind[Any]] = {"jobs.batch": JOBS, "pods": PODS}
+
+
+class Cache:
+    def __init__(self, version: int = 0) -> None:
+        self.resource_version = version
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def world() -> tuple[ReadYourWrites[str], dict[str, Cache], Clock]:
+    caches, clock = {name: Cache() for name in KINDS}, Clock()
+    return ReadYourWrites(caches, clock, patience=10), caches, clock
+
+
+def written(resource: str, version: int) -> Written:
+    return Written(KINDS[resource], "x", "u", str(version))
+
+
+def test_an_owner_without_writes_is_never_behind() -> None:
+    writes, _, _ = world()
+    writes.note("a", written("pods", 5))
+    assert writes.behind("b") is None
+
+
+def test_every_kind_must_be_reached() -> None:
+    writes, caches, _ = world()
+    writes.note("a", written("pods", 5))
+    writes.note("a", written("jobs.batch", 7))
+    caches["pods"].resource_version = 5
+    assert writes.behind("a") is not None
+    caches["jobs.batch"].resource_version = 8
+    assert writes.behind("a") is None
+    assert len(writes) == 0
+
+
+def test_an_older_write_does_not_lower_the_mark() -> None:
+    writes, caches, _ = world()
+    writes.note("a", written("pods", 9))
+    writes.note("a", written("pods", 5))
+    caches["pods"].resource_version = 8
+    assert writes.behind("a") is not None
+
+
+def test_patience_ends() -> None:
+    writes, _, clock = world()
+    writes.note("a", written("pods", 5))
+    clock.now += 9
+    assert writes.behind("a") == 1
+    clock.now += 1
+    assert writes.behind("a") is None
+    assert len(writes) == 0
+
+
+def test_what_no_cache_will_show_is_not_waited_for() -> None:
+    writes, _, _ = world()
+    writes.note("a", None)
+    writes.note("a", Written(SERVICES, "x", "u", "5"))
+    writes.note("a", Written(PODS, "x", "u", ""))
+    assert writes.behind("a") is None
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(sorted(KINDS)), st.integers(1, 30)), min_size=1),
+    st.dictionaries(st.sampled_from(sorted(KINDS)), st.integers(0, 30)),
+)
+def test_behind_says_whether_any_write_is_unseen(
+    notes: list[tuple[str, int]], seen: dict[str, int]
+) -> None:
+    writes, caches, _ = world()
+    for note in notes:
+        writes.note("a", written(*note))
+    for resource, version in seen.items():
+        caches[resource].resource_version = version
+    unseen = any(caches[resource].resource_version < version for resource, version in notes)
+    assert (writes.behind("a") is not None) is unseen
