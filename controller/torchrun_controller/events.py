@@ -1,0 +1,224 @@
+"""Events regarding TorchrunJobs (events.k8s.io/v1): best effort, in a task of their own.
+
+A reconcile hands an event over and goes on at once; whatever happens to it then, the reconcile
+never knows. The same (type, reason, message) again within the window becomes a series on the first
+event instead of another object, and a token bucket for each job ends storms. The figures are
+client-go's: a burst of 25 for an object, one more each 5 minutes.
+"""
+
+import os
+import secrets
+import socket
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import anyio
+import msgspec
+import structlog
+from msgspec import Struct
+
+from torchrun_api.job import TorchrunJob
+from torchrun_api.json import JsonObject
+from torchrun_api.kinds import TORCHRUN_JOBS
+from torchrun_controller.apply import Gate, Requests
+from torchrun_controller.reconcile.plan import Event
+from torchrun_controller.transport import ApiError, Disconnected
+
+REPORTING_CONTROLLER = "torchrun.ai/controller"
+MERGE_PATCH = "application/merge-patch+json"
+
+WINDOW = 360.0  # seconds in which a repetition joins its series
+BURST = 25
+REFILL = 1 / 300  # tokens a second
+MAX_QUEUED = 1000
+MAX_REMEMBERED = 4096
+MAX_NOTE = 1024  # bytes, the API server's limit
+
+log = structlog.get_logger(__name__)
+
+Key = tuple[str, str, str, str]  # the job's UID, type, reason, message
+
+
+class _Series(Struct):
+    """One Event object and how often it happened."""
+
+    namespace: str
+    name: str
+    body: JsonObject
+    last: float
+    last_time: datetime
+    count: int = 1
+    posted: bool = False
+    queued: bool = False
+
+
+class _Bucket(Struct):
+    tokens: float
+    filled: float
+
+
+class EventRecorder:
+    """`record` from anywhere, `run` in a task, `flush` at the end.
+
+    Bounded: at most 1,000 events wait, 4,096 series and jobs are remembered; the oldest give way.
+    """
+
+    def __init__(
+        self,
+        transport: Requests,
+        gate: Gate,
+        clock: Callable[[], float],
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        instance: str = "",
+    ) -> None:
+        self._transport = transport
+        self._gate = gate
+        self._clock = clock
+        self._now = now
+        self._instance = instance or f"{socket.gethostname()}-{os.getpid()}"[:128]
+        self._series: OrderedDict[Key, _Series] = OrderedDict()
+        self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
+        self._queue: deque[_Series] = deque()
+        self._wake = anyio.Event()
+        self.dropped = 0
+
+    def record(self, job: TorchrunJob, event: Event) -> None:
+        """Hand an event over; never waits and never raises."""
+        uid = job.metadata.uid
+        if not self._take_token(uid):
+            self.dropped += 1
+            return
+        key = (uid, event.type, event.reason, event.message)
+        now = self._clock()
+        series = self._series.get(key)
+        if series is not None and now - series.last < WINDOW:
+            series.count += 1
+        else:
+            series = self._begin(job, event)
+            self._remember(key, series)
+        series.last, series.last_time = now, self._now()
+        self._series.move_to_end(key)
+        self._enqueue(series)
+
+    async def run(self) -> None:
+        """Write events until cancelled."""
+        while True:
+            await self._wait()
+            await self._write_next()
+
+    async def flush(self, seconds: float) -> None:
+        """Write what waits, in at most this many seconds; call when `run` has ended."""
+        with anyio.move_on_after(seconds):
+            while self._queue:
+                await self._write_next()
+
+    def _begin(self, job: TorchrunJob, event: Event) -> _Series:
+        meta = job.metadata
+        name = f"{meta.name}.{secrets.token_hex(8)}"
+        time = self._now()
+        body: JsonObject = {
+            "apiVersion": "events.k8s.io/v1",
+            "kind": "Event",
+            "metadata": {"name": name, "namespace": meta.namespace},
+            "eventTime": _micro_time(time),
+            "reportingController": REPORTING_CONTROLLER,
+            "reportingInstance": self._instance,
+            "action": "Reconcile",
+            "type": event.type,
+            "reason": event.reason,
+            "note": _shortened(event.message),
+            "regarding": {
+                "apiVersion": TORCHRUN_JOBS.api_version,
+                "kind": TORCHRUN_JOBS.kind,
+                "namespace": meta.namespace,
+                "name": meta.name,
+                "uid": meta.uid,
+            },
+        }
+        return _Series(meta.namespace, name, body, self._clock(), time)
+
+    def _remember(self, key: Key, series: _Series) -> None:
+        self._series[key] = series
+        while len(self._series) > MAX_REMEMBERED:
+            self._series.popitem(last=False)
+
+    def _take_token(self, uid: str) -> bool:
+        now = self._clock()
+        bucket = self._buckets.pop(uid, None) or _Bucket(BURST, now)
+        bucket.tokens = min(BURST, bucket.tokens + (now - bucket.filled) * REFILL)
+        bucket.filled = now
+        allowed = bucket.tokens >= 1
+        bucket.tokens -= allowed
+        self._buckets[uid] = bucket
+        while len(self._buckets) > MAX_REMEMBERED:
+            self._buckets.popitem(last=False)
+        return allowed
+
+    def _enqueue(self, series: _Series) -> None:
+        if series.queued:
+            return
+        if len(self._queue) >= MAX_QUEUED:
+            self._queue.popleft().queued = False
+            self.dropped += 1
+        series.queued = True
+        self._queue.append(series)
+        self._wake.set()
+
+    async def _wait(self) -> None:
+        while not self._queue:
+            self._wake = anyio.Event()
+            await self._wake.wait()
+
+    async def _write_next(self) -> None:
+        series = self._queue.popleft()
+        series.queued = False
+        try:
+            self._gate.check()
+            await self._write(series)
+        except (ApiError, Disconnected) as error:
+            self.dropped += 1
+            log.debug("event not written", event_name=series.name, error=str(error))
+        except Exception:
+            self.dropped += 1
+            log.debug("event not written", event_name=series.name, exc_info=True)
+
+    async def _write(self, series: _Series) -> None:
+        collection = f"/apis/events.k8s.io/v1/namespaces/{series.namespace}/events"
+        if series.posted:
+            try:
+                await self._send(
+                    "PATCH", f"{collection}/{series.name}", {"series": _series(series)}
+                )
+            except ApiError as error:
+                if error.status != 404:
+                    raise
+            else:
+                return
+        # First, or expired since: the API server keeps events for an hour only.
+        body = series.body if series.count == 1 else {**series.body, "series": _series(series)}
+        await self._send("POST", collection, body)
+        series.posted = True
+
+    async def _send(self, method: str, path: str, body: JsonObject) -> None:
+        await self._transport.request(
+            method,
+            path,
+            body=msgspec.json.encode(body),
+            content_type=MERGE_PATCH if method == "PATCH" else "application/json",
+        )
+
+
+def _series(series: _Series) -> JsonObject:
+    # The API server refuses a series of fewer than 2.
+    return {"count": max(2, series.count), "lastObservedTime": _micro_time(series.last_time)}
+
+
+def _micro_time(time: datetime) -> str:
+    return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _shortened(message: str) -> str:
+    if len(message.encode()) <= MAX_NOTE:
+        return message
+    return message.encode()[: MAX_NOTE - 3].decode(errors="ignore") + "..."

@@ -1,0 +1,216 @@
+"""Events never hold a reconcile up, repeat as a series, and end storms."""
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+
+import anyio
+import pytest
+
+from torchrun_api.job import TorchrunJob
+from torchrun_api.meta import ObjectMeta
+from torchrun_controller import events
+from torchrun_controller.events import EventRecorder
+from torchrun_controller.reconcile.plan import Event
+from torchrun_controller.transport import ApiError, Disconnected, Response
+
+START = datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
+
+
+class Server:
+    """Keeps Event objects as the API server would."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, dict[str, object]] = {}
+        self.methods: list[str] = []
+        self.failure: Exception | None = None
+        self.silent = False
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] = {},
+        body: bytes | None = None,
+        content_type: str = "application/json",
+    ) -> Response:
+        self.methods.append(method)
+        if self.silent:
+            await anyio.sleep_forever()
+        if self.failure is not None:
+            raise self.failure
+        sent = json.loads(body or b"{}")
+        name = path.rpartition("/")[2] if method == "PATCH" else sent["metadata"]["name"]
+        if method == "PATCH" and name not in self.objects:
+            raise ApiError(404, "NotFound", "gone", None, ())
+        self.objects.setdefault(name, {}).update(sent)
+        return Response(201, b"{}")
+
+
+class Leading:
+    def check(self) -> None:
+        pass
+
+
+class World:
+    def __init__(self) -> None:
+        self.server = Server()
+        self.time = 0.0
+        self.recorder = EventRecorder(
+            self.server,
+            Leading(),
+            clock=lambda: self.time,
+            now=lambda: START + timedelta(seconds=self.time),
+            instance="here-1",
+        )
+
+    async def say(self, message: str, job: str = "run") -> None:
+        self.recorder.record(a_job(job), Event("Warning", "Broken", message))
+        await self.recorder.flush(5)
+
+    @property
+    def objects(self) -> list[dict[str, object]]:
+        return list(self.server.objects.values())
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def a_job(name: str = "run") -> TorchrunJob:
+    return TorchrunJob(metadata=ObjectMeta(name=name, namespace="team", uid=f"uid-{name}"))
+
+
+async def test_the_shape_of_an_event(world: World) -> None:
+    await world.say("it broke")
+    (event,) = world.objects
+    metadata = event.pop("metadata")
+    assert isinstance(metadata, dict)
+    assert metadata["name"].startswith("run.")
+    assert metadata["namespace"] == "team"
+    assert event == {
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "eventTime": "2026-01-02T03:04:05.000678Z",
+        "reportingController": "torchrun.ai/controller",
+        "reportingInstance": "here-1",
+        "action": "Reconcile",
+        "type": "Warning",
+        "reason": "Broken",
+        "note": "it broke",
+        "regarding": {
+            "apiVersion": "torchrun.ai/v1alpha1",
+            "kind": "TorchrunJob",
+            "namespace": "team",
+            "name": "run",
+            "uid": "uid-run",
+        },
+    }
+
+
+async def test_a_repetition_becomes_a_series(world: World) -> None:
+    for _ in range(3):
+        await world.say("it broke")
+        world.time += 10
+    (event,) = world.objects
+    assert event["series"] == {"count": 3, "lastObservedTime": "2026-01-02T03:04:25.000678Z"}
+    assert world.server.methods == ["POST", "PATCH", "PATCH"]
+
+
+async def test_repetitions_that_wait_are_written_once(world: World) -> None:
+    for _ in range(3):
+        world.recorder.record(a_job(), Event("Warning", "Broken", "it broke"))
+    await world.recorder.flush(5)
+    (event,) = world.objects
+    assert world.server.methods == ["POST"]
+    assert event["series"] == {"count": 3, "lastObservedTime": "2026-01-02T03:04:05.000678Z"}
+
+
+async def test_another_message_another_job_or_another_time_is_another_event(world: World) -> None:
+    await world.say("it broke")
+    await world.say("it broke again")
+    await world.say("it broke", job="other")
+    world.time += events.WINDOW
+    await world.say("it broke")
+    assert len(world.objects) == 4
+    assert not any("series" in event for event in world.objects)
+
+
+async def test_a_series_whose_event_has_expired_begins_anew(world: World) -> None:
+    await world.say("it broke")
+    world.server.objects.clear()
+    await world.say("it broke")
+    (event,) = world.objects
+    assert event["series"]["count"] == 2  # type: ignore[index]
+
+
+async def test_a_storm_ends_for_its_own_job_only(world: World) -> None:
+    for number in range(100):
+        await world.say(f"broken {number}")
+    assert len(world.objects) == events.BURST
+    await world.say("another job", job="other")
+    assert len(world.objects) == events.BURST + 1
+    world.time += 300
+    await world.say("one more after five minutes")
+    await world.say("and not two")
+    assert len(world.objects) == events.BURST + 2
+
+
+async def test_a_long_message_is_cut_to_the_servers_limit(world: World) -> None:
+    await world.say("ä" * 2000)
+    (event,) = world.objects
+    note = event["note"]
+    assert isinstance(note, str)
+    assert len(note.encode()) <= 1024
+    assert note.endswith("ä...")
+
+
+@pytest.mark.parametrize("failure", [ApiError(403, "Forbidden", "no", None, ()), Disconnected("x")])
+async def test_a_failing_server_costs_the_event_only(world: World, failure: Exception) -> None:
+    world.server.failure = failure
+    await world.say("lost")
+    world.server.failure = None
+    await world.say("kept")
+    assert [event["note"] for event in world.objects] == ["kept"]
+    assert world.recorder.dropped == 1
+
+
+async def test_flush_is_bounded(world: World) -> None:
+    world.server.silent = True
+    with anyio.fail_after(5):
+        world.recorder.record(a_job(), Event("Normal", "Started", "running"))
+        await world.recorder.flush(0.01)
+
+
+async def test_the_queue_is_bounded_and_the_oldest_give_way(world: World) -> None:
+    for number in range(events.MAX_QUEUED + 5):
+        world.recorder.record(a_job(f"job-{number}"), Event("Normal", "Started", "running"))
+    await world.recorder.flush(30)
+    assert len(world.objects) == events.MAX_QUEUED
+    assert world.recorder.dropped == 5
+    names = {event["regarding"]["name"] for event in world.objects}  # type: ignore[index]
+    assert "job-4" not in names
+    assert f"job-{events.MAX_QUEUED + 4}" in names
+
+
+async def test_memory_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "MAX_REMEMBERED", 10)
+    for number in range(50):
+        await world.say("hello", job=f"job-{number}")
+    await world.say("hello", job="job-49")
+    assert len(world.objects) == 50, "the newest are remembered"
+    await world.say("hello", job="job-0")
+    assert len(world.objects) == 51, "the oldest are forgotten"
+
+
+async def test_run_writes_as_events_come(world: World) -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(world.recorder.run)
+        for number in range(3):
+            world.recorder.record(a_job(), Event("Normal", "Started", f"attempt {number}"))
+            with anyio.fail_after(5):
+                while len(world.objects) <= number:
+                    await anyio.lowlevel.checkpoint()
+        tasks.cancel_scope.cancel()
