@@ -1,0 +1,227 @@
+"""Images for the cluster: built by Docker where an engine answers, by buildah elsewhere.
+
+The result is an OCI archive in the cache, under a key made of everything that went in. Without a
+registry, `ARG BASE` of a Dockerfile is given a base image made of Debian packages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from . import artefacts, packages
+from .engine import docker_answers
+from .errors import ClusterError
+from .places import SOURCE, cache_home
+from .progress import step
+
+BASE = "localhost/torchrun-base:latest"
+TORCH = "localhost/torchrun-torch:latest"
+SUITE = "trixie"
+BASE_PACKAGES = ("ca-certificates", "python3", "python3-pip", "python3-venv")
+DOCUMENTATION = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*")
+CERTIFICATES = Path("/etc/ssl/certs")
+PIP_SETTINGS = ("INDEX_URL", "EXTRA_INDEX_URL", "TRUSTED_HOST", "PROXY", "DEFAULT_TIMEOUT")
+"""The caller's PIP_* that hold inside a build as well; others may name files of the host."""
+
+
+def base() -> Path:
+    """Archive of the base image: Debian with Python, pip and certificates. Needs root."""
+    dockerfile = SOURCE / "images" / "base" / "Dockerfile"
+    recipe = " ".join((SUITE, *BASE_PACKAGES, *DOCUMENTATION))
+    archive = _place(BASE, _digest([recipe.encode(), dockerfile.read_bytes()]))
+    with artefacts.locked(archive.parent):
+        if artefacts.is_whole(archive):
+            return archive
+        packages.ensure(packages.IMAGES)
+        with tempfile.TemporaryDirectory(dir=archive.parent) as context:
+            with step(f"installing Debian {SUITE} for {BASE}"):
+                _mmdebstrap(Path(context) / "base.tar")
+            shutil.copy(dockerfile, context)
+            _buildah_build(Path(context), "Dockerfile", BASE, {}, archive)
+    return archive
+
+
+def torch() -> Path:
+    """Archive of the base image with PyTorch, for examples and end-to-end tests."""
+    folder = SOURCE / "images" / "torch"
+    return build(folder / "Dockerfile", folder, TORCH)
+
+
+LOCAL_BASES = {BASE: base, TORCH: torch}
+"""Images that are built when a Dockerfile asks for them as its BASE."""
+
+
+def build(
+    dockerfile: Path,
+    context: Path,
+    tag: str,
+    build_args: Mapping[str, str] | None = None,
+    inputs: Sequence[str] = (),
+) -> Path:
+    """Build an image and return its archive; the cached one when nothing has changed.
+
+    `tag` is a full reference such as localhost/torchrun-controller:dev. `inputs` are files or
+    folders of `context`, relative to it; without them, all files that git does not ignore. The
+    build sees those and nothing else, so that they and the arguments are the whole key.
+    """
+    files = _input_files(context, inputs)
+    arguments = dict(build_args or {})
+    docker = docker_answers()
+    parts = [dockerfile.read_bytes(), tag.encode(), b"docker" if docker else b"buildah"]
+    for name in files:
+        mode = b"x" if os.access(context / name, os.X_OK) else b"-"
+        parts += [name.encode(), mode, (context / name).read_bytes()]
+    parent = None if docker else _local_base(dockerfile, arguments)
+    if parent:
+        parts.append(artefacts.recorded_sha256(parent).encode())
+    parts += [f"{name}={value}".encode() for name, value in sorted(arguments.items())]
+    archive = _place(tag, _digest(parts))
+    with artefacts.locked(archive.parent):
+        if artefacts.is_whole(archive):
+            return archive
+        with tempfile.TemporaryDirectory(dir=archive.parent) as clean:
+            _copy_files(context, files, Path(clean))
+            shutil.copy(dockerfile, Path(clean) / "Dockerfile.build")
+            if docker:
+                _docker_build(Path(clean), "Dockerfile.build", tag, arguments, archive)
+            else:
+                packages.ensure(packages.IMAGES)
+                if parent:
+                    _into_store(arguments["BASE"], parent)
+                _buildah_build(Path(clean), "Dockerfile.build", tag, arguments, archive)
+    return archive
+
+
+def _local_base(dockerfile: Path, arguments: dict[str, str]) -> Path | None:
+    """Archive of the local image that the Dockerfile builds on; names it in `arguments`."""
+    declares = any(
+        line.split("=")[0].split() == ["ARG", "BASE"]
+        for line in dockerfile.read_text().splitlines()
+    )
+    if not declares:
+        return None
+    name = arguments.setdefault("BASE", BASE)
+    if ":" not in name.rpartition("/")[2]:
+        name = arguments["BASE"] = f"{name}:latest"
+    return LOCAL_BASES[name]() if name in LOCAL_BASES else None
+
+
+def _input_files(context: Path, inputs: Sequence[str]) -> list[str]:
+    if not inputs:
+        listed = subprocess.run(
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            cwd=context,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if listed.returncode == 0:
+            names = listed.stdout.split("\0")
+            return sorted(name for name in names if name and (context / name).is_file())
+    found: set[Path] = set()
+    for name in inputs or ["."]:
+        path = context / name
+        if not path.exists():
+            raise ClusterError(f"{name} is not in the build context {context}")
+        found.update([path] if path.is_file() else path.rglob("*"))
+    wanted = (path for path in found if path.is_file() and "__pycache__" not in path.parts)
+    return sorted(str(path.relative_to(context)) for path in wanted)
+
+
+def _copy_files(context: Path, files: Sequence[str], target: Path) -> None:
+    for name in files:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(context / name, target / name)
+
+
+def _digest(parts: Sequence[bytes]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "big") + part)
+    return digest.hexdigest()[:16]
+
+
+def _place(tag: str, key: str) -> Path:
+    name = tag.removeprefix("localhost/").replace("/", "_").replace(":", "-")
+    return cache_home() / "images" / f"{name}-{key}" / "image.tar"
+
+
+def _mmdebstrap(target: Path) -> None:
+    excluded = [f"--dpkgopt=path-exclude={pattern}" for pattern in DOCUMENTATION]
+    included = f"--include={','.join(BASE_PACKAGES)}"
+    _run(["mmdebstrap", "--quiet", "--variant=minbase", included, *excluded, SUITE, str(target)])
+
+
+def _buildah() -> list[str]:
+    # A store of our own: the host's images stay as they are.
+    store = cache_home() / "buildah"
+    return ["buildah", "--root", str(store / "root"), "--runroot", str(store / "run")]
+
+
+def _into_store(name: str, archive: Path) -> None:
+    known = subprocess.run(
+        [*_buildah(), "inspect", "--type", "image", name], capture_output=True, check=False
+    )
+    if known.returncode:
+        with step(f"unpacking {name}"):
+            _run([*_buildah(), "pull", "--quiet", f"oci-archive:{archive}:{name}"])
+
+
+def _buildah_build(
+    context: Path, dockerfile: str, tag: str, arguments: Mapping[str, str], archive: Path
+) -> None:
+    with tempfile.NamedTemporaryFile("w", suffix=".conf") as pip_settings:
+        mounts = []
+        if CERTIFICATES.is_dir():
+            # A registry may be behind a certificate that only this machine trusts.
+            mounts += ["--volume", f"{CERTIFICATES}:{CERTIFICATES}:ro"]
+        if settings := pip_configuration(os.environ):
+            pip_settings.write(settings)
+            pip_settings.flush()
+            mounts += ["--volume", f"{pip_settings.name}:/etc/pip.conf:ro"]
+        values = [f"--build-arg={name}={value}" for name, value in arguments.items()]
+        command = [*_buildah(), "bud", "--isolation", "chroot", "--pull-never", "--layers=false"]
+        with step(f"building {tag}"):
+            _run([*command, *mounts, *values, "-f", dockerfile, "-t", tag, "."], context)
+    temporary = archive.with_name("building.tar")
+    with step(f"packing {tag}"):
+        push = [*_buildah(), "push", "--quiet", "--disable-compression"]
+        _run([*push, tag, f"oci-archive:{temporary}:{tag}"])
+        artefacts.adopt(temporary, archive)
+
+
+def _docker_build(
+    context: Path, dockerfile: str, tag: str, arguments: Mapping[str, str], archive: Path
+) -> None:
+    values = [f"--build-arg={name}={value}" for name, value in arguments.items()]
+    with step(f"building {tag}"):
+        _run(["docker", "build", "--quiet", *values, "-f", dockerfile, "-t", tag, "."], context)
+    temporary = archive.with_name("building.tar")
+    with step(f"packing {tag}"):
+        _run(["docker", "save", "--output", str(temporary), tag])
+        artefacts.adopt(temporary, archive)
+
+
+def pip_configuration(environment: Mapping[str, str]) -> str:
+    """A pip.conf with the caller's own package index, or nothing when there is none."""
+    lines = [
+        f"{name.lower().replace('_', '-')} = {environment[f'PIP_{name}']}"
+        for name in PIP_SETTINGS
+        if environment.get(f"PIP_{name}")
+    ]
+    return "\n".join(["[global]", *lines, ""]) if lines else ""
+
+
+def _run(command: Sequence[str], folder: Path | None = None) -> None:
+    result = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, errors="replace", check=False
+    )
+    if result.returncode:
+        ending = "\n".join((result.stdout + result.stderr).splitlines()[-25:])
+        raise ClusterError(f"`{' '.join(command)}` failed:\n{ending}")
