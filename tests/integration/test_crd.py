@@ -1,0 +1,309 @@
+"""The CRDs on a real API server: what is accepted, what is refused, and in which words."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from torchrun_api.crd import DEFINITIONS
+from torchrun_api.job import TorchrunJob
+from torchrun_api.queue import TorchrunQueue
+from torchrun_cluster import LocalCluster
+
+ROOT = Path(__file__).parents[2]
+MISSION = sorted((ROOT / "tests" / "fixtures" / "mission").glob("*.yaml"))
+TYPES = {"TorchrunJob": TorchrunJob, "TorchrunQueue": TorchrunQueue}
+STARTED = {"phase": "Running", "numNodes": 2, "workersStatus": "1/2 ready", "reason": "Starting"}
+NODE = {
+    "gpus": 0,
+    "gpuResourceName": "amd.com/gpu",
+    "cpus": "1500m",
+    "memory": 1024,
+    "extra": {"rdma/hca": 1},
+}
+FIXED = "cannot change once the job has started: submit a new job"
+
+
+def job(name: str = "a", **spec: Any) -> dict[str, Any]:
+    wanted = {"jobQueue": "q", "numNodes": 2, "command": "python train.py", **spec}
+    return {
+        "apiVersion": "torchrun.ai/v1alpha1",
+        "kind": "TorchrunJob",
+        "metadata": {"name": name},
+        "spec": {field: value for field, value in wanted.items() if value is not None},
+    }
+
+
+def queue(**spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "torchrun.ai/v1alpha1",
+        "kind": "TorchrunQueue",
+        "metadata": {"name": "q"},
+        "spec": spec,
+    }
+
+
+def dry_run(crds: LocalCluster, body: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    return crds.kubectl(
+        *("create", "--dry-run=server", "--validate=strict", "-o", "json", "-f", "-"),
+        stdin=json.dumps(body),
+        check=False,
+    )
+
+
+def refusal(crds: LocalCluster, body: dict[str, Any]) -> str:
+    answer = dry_run(crds, body)
+    assert answer.returncode != 0, answer.stdout
+    return answer.stderr
+
+
+def accepted(crds: LocalCluster, body: dict[str, Any]) -> dict[str, Any]:
+    answer = dry_run(crds, body)
+    assert answer.returncode == 0, answer.stderr
+    stored: dict[str, Any] = json.loads(answer.stdout)
+    return stored
+
+
+def test_crds_are_established_with_their_names(crds: LocalCluster) -> None:
+    listed = json.loads(crds.kubectl("get", "crd", "-o", "json").stdout)["items"]
+    found = {item["metadata"]["name"]: item["status"] for item in listed}
+    for definition in DEFINITIONS:
+        status = found[definition.kind.resource]
+        conditions = {c["type"]: c["status"] for c in status["conditions"]}
+        assert conditions["Established"] == "True"
+        assert "NonStructuralSchema" not in conditions
+        assert status["acceptedNames"]["shortNames"] == list(definition.short_names)
+
+
+@pytest.mark.parametrize("path", MISSION, ids=lambda path: path.stem)
+def test_the_users_documents_apply_unchanged(crds: LocalCluster, path: Path) -> None:
+    crds.kubectl("apply", "--validate=strict", "-f", str(path))
+    for written in yaml.safe_load_all(path.read_text(encoding="utf-8")):
+        kind, name = written["kind"], written["metadata"]["name"]
+        stored = crds.kubectl("get", kind, name, "-o", "json").stdout
+        read = msgspec.json.decode(stored, type=TYPES[kind])
+        assert read.spec == msgspec.convert(written, type=TYPES[kind]).spec
+    crds.kubectl("delete", "-f", str(path))
+
+
+@pytest.mark.parametrize("command", ["python train.py", ["python", "train.py"]])
+def test_a_command_is_a_line_or_a_list(crds: LocalCluster, command: str | list[str]) -> None:
+    assert accepted(crds, job(command=command))["spec"]["command"] == command
+
+
+@pytest.mark.parametrize("command", [5, True, {"a": "b"}, ["python", 1], [["python"]]])
+def test_no_other_command_is_taken(crds: LocalCluster, command: object) -> None:
+    assert (
+        "spec.command must be a string (a shell line) or a list of strings"
+        " (a program and its arguments)"
+    ) in refusal(crds, job(command=command))
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "no queue": (job(jobQueue=None), "spec.jobQueue: Required value"),
+    "no command": (job(command=None), "spec.command: Required value"),
+    "empty command": (job(command=""), "spec.command in body should be at least 1 chars long"),
+    "empty argv": (job(command=[]), "spec.command in body should have at least 1 items"),
+    "no size": (job(numNodes=None), "set exactly one of numNodes and numGPUs"),
+    "two sizes": (job(numGPUs=8), "set exactly one of numNodes and numGPUs"),
+    "no nodes": (job(numNodes=0), "should be greater than or equal to 1"),
+    "elastic without start": (
+        job(numNodes=None, numGPUs=8, elastic={"minNodes": 1, "maxNodes": 2}),
+        "elastic needs numNodes, the number of nodes to start with",
+    ),
+    "start below elastic": (
+        job(elastic={"minNodes": 3, "maxNodes": 4}),
+        "numNodes must lie between elastic.minNodes and elastic.maxNodes",
+    ),
+    "start above elastic": (
+        job(elastic={"minNodes": 1, "maxNodes": 1}),
+        "numNodes must lie between elastic.minNodes and elastic.maxNodes",
+    ),
+    "elastic upside down": (
+        job(elastic={"minNodes": 3, "maxNodes": 2}),
+        "elastic.minNodes must not be larger than elastic.maxNodes",
+    ),
+    "long name": (
+        job(name="a" * 46),
+        "metadata.name may have at most 45 characters: the names of its pods are longer",
+    ),
+    "name that names no Service": (
+        job(name="1a"),
+        "metadata.name must be a DNS-1035 label (letters, digits, '-', starting with a letter):"
+        " it names a Service",
+    ),
+    "name with a dot": (job(name="a.b"), "metadata.name must be a DNS-1035 label"),
+    "unknown launcher": (job(launcher="mpirun"), 'supported values: "auto", "none", "torchrun"'),
+    "relative directory": (job(workingDir="app"), "spec.workingDir in body should match"),
+    "one variable twice": (
+        job(env=[{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]),
+        "Duplicate value",
+    ),
+    "unknown field": (job(nodes=2), 'unknown field "spec.nodes"'),
+    "unknown nested field": (
+        queue(nodeResources={"gpu": 8}),
+        'unknown field "spec.nodeResources.gpu"',
+    ),
+    "no quantity": (
+        queue(nodeResources={"memory": "512 GB"}),
+        "spec.nodeResources.memory in body should match",
+    ),
+    "negative quantity": (
+        queue(nodeResources={"cpus": -1}),
+        "spec.nodeResources.cpus in body should be greater than or equal to 0",
+    ),
+    "no whole GPUs": (queue(nodeResources={"gpus": 1.5}), "must be of type integer"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_wrong_is_refused_and_named(crds: LocalCluster, case: str) -> None:
+    body, message = REFUSED[case]
+    assert message in refusal(crds, body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        job(name="a" * 45),
+        job(numNodes=None, numGPUs=12),
+        job(elastic={"minNodes": 2, "maxNodes": 2}),
+        job(podTemplate={"spec": {"containers": [{"name": "trainer", "stdin": True}]}}),
+        job(env=[{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]),
+        queue(),
+        queue(nodeResources=NODE),
+        queue(scheduling={"tolerations": [{"key": "gpu", "operator": "Exists"}]}),
+    ],
+    ids=lambda body: json.dumps(body["spec"])[:60],
+)
+def test_what_is_right_is_stored_as_written(crds: LocalCluster, body: dict[str, Any]) -> None:
+    stored = accepted(crds, body)["spec"]
+    assert {field: stored[field] for field in body["spec"]} == body["spec"]
+
+
+def test_defaults_are_filled_in(crds: LocalCluster) -> None:
+    stored = accepted(crds, job(volumes={"workspace": {}}))
+    assert stored["spec"]["launcher"] == "auto"
+    assert stored["spec"]["volumes"]["workspace"] == {"enabled": True, "source": "zip"}
+    assert "status" not in stored
+
+
+def patch(crds: LocalCluster, name: str, body: object, *flags: str) -> str:
+    """What the server says; empty if it took the patch."""
+    return crds.kubectl(
+        *("patch", "torchrunjob", name, "--type=merge", "-p", json.dumps(body), *flags), check=False
+    ).stderr
+
+
+@pytest.fixture(scope="module")
+def started(crds: LocalCluster) -> str:
+    """A job with a workspace whose phase is beyond Pending."""
+    body = job("started", volumes={"workspace": {"source": "zip"}})
+    crds.kubectl("create", "-f", "-", stdin=json.dumps(body))
+    assert patch(crds, "started", {"status": STARTED}, "--subresource=status") == ""
+    return "started"
+
+
+CHANGES: dict[str, tuple[dict[str, Any], str]] = {
+    "queue": ({"jobQueue": "other"}, f"spec.jobQueue: Invalid value: {FIXED}"),
+    "command": ({"command": "python other.py"}, f"spec.command {FIXED}"),
+    "command's form": ({"command": ["python", "train.py"]}, f"spec.command {FIXED}"),
+    "nodes": ({"numNodes": 3}, f"spec.numNodes: Invalid value: {FIXED}"),
+    "nodes to GPUs": (
+        {"numNodes": None, "numGPUs": 16},
+        f"spec.numGPUs: Invalid value: {FIXED}",
+    ),
+    "elastic added": (
+        {"elastic": {"minNodes": 1, "maxNodes": 4}},
+        "spec.elastic: Invalid value: cannot be added or removed once the job has started",
+    ),
+    "source": (
+        {"volumes": {"workspace": {"source": "none"}}},
+        f"spec.volumes.workspace: Invalid value: enabled and source {FIXED}",
+    ),
+    "workspace removed": ({"volumes": None}, f"enabled and source {FIXED}"),
+    "workspace disabled": (
+        {"volumes": {"workspace": {"enabled": False}}},
+        f"enabled and source {FIXED}",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_a_started_job_is_fixed(crds: LocalCluster, started: str, case: str) -> None:
+    spec, message = CHANGES[case]
+    assert message in patch(crds, started, {"spec": spec}, "--dry-run=server")
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_a_pending_job_may_be_mended(crds: LocalCluster, case: str) -> None:
+    name = "mended"
+    body = job(name, volumes={"workspace": {"source": "zip"}})
+    crds.kubectl("apply", "-f", "-", stdin=json.dumps(body))
+    patch(crds, name, {"status": {"phase": "Pending"}}, "--subresource=status")
+    assert patch(crds, name, {"spec": CHANGES[case][0]}, "--dry-run=server") == ""
+
+
+def test_a_started_job_may_change_what_its_next_attempt_uses(
+    crds: LocalCluster, started: str
+) -> None:
+    spec = {"image": "other", "env": [{"name": "A", "value": "1"}]}
+    assert patch(crds, started, {"spec": spec}, "--dry-run=server") == ""
+    assert patch(crds, started, {"metadata": {"labels": {"a": "b"}}}, "--dry-run=server") == ""
+
+
+def test_a_started_elastic_job_may_change_its_size(crds: LocalCluster) -> None:
+    body = job("elastic", elastic={"minNodes": 1, "maxNodes": 4})
+    crds.kubectl("create", "-f", "-", stdin=json.dumps(body))
+    patch(crds, "elastic", {"status": STARTED}, "--subresource=status")
+    resize = {"spec": {"numNodes": 3, "elastic": {"maxNodes": 3}}}
+    assert patch(crds, "elastic", resize, "--dry-run=server") == ""
+    removed = patch(crds, "elastic", {"spec": {"elastic": None}}, "--dry-run=server")
+    assert "cannot be added or removed" in removed
+
+
+def test_every_cel_rule_is_seen_to_refuse() -> None:
+    """The cases above name every message of the schemas, so none is untried."""
+    tried = " ".join(message for _, message in (*REFUSED.values(), *CHANGES.values()))
+    messages = set()
+    for path in (ROOT / "manifests" / "crd").glob("*torchrun.ai.yaml"):
+        messages |= set(rule_messages(yaml.safe_load(path.read_text(encoding="utf-8"))))
+    assert messages
+    untried = {m for m in messages if m.split(" (only")[0].split(": submit")[0] not in tried}
+    assert untried == set()
+
+
+def rule_messages(node: object) -> list[str]:
+    if isinstance(node, dict):
+        own = [rule["message"] for rule in node.get("x-kubernetes-validations", [])]
+        return own + [message for child in node.values() for message in rule_messages(child)]
+    if isinstance(node, list):
+        return [message for child in node for message in rule_messages(child)]
+    return []
+
+
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        ("tj.spec", "Nodes, that is pods; each takes the queue's nodeResources."),
+        ("trj.spec.command", "a string is a shell line"),
+        ("tj.spec.volumes.workspace.source", "waits for an upload by kubectl torchrun"),
+        ("tj.status.lastFailure", "Exit code of that rank."),
+        ("trq.spec.nodeResources.memory", 'Memory on each node, as "512Gi".'),
+    ],
+)
+def test_kubectl_explains(crds: LocalCluster, field: str, words: str) -> None:
+    assert words in " ".join(crds.kubectl("explain", field).stdout.split())
+
+
+def test_print_columns(crds: LocalCluster, started: str) -> None:
+    head, line = crds.kubectl("get", "tj", started).stdout.splitlines()
+    assert head.split() == ["NAME", "QUEUE", "NODES", "PHASE", "WORKERS", "REASON", "AGE"]
+    assert line.split()[:7] == [started, "q", "2", "Running", "1/2", "ready", "Starting"]
+    wide = crds.kubectl("get", "torchrun", "-o", "wide").stdout.splitlines()[0]
+    assert wide.split() == [*head.split()[:-1], "GPUS", "AGE"]
+    assert f"torchrunjob.torchrun.ai/{started}" in crds.kubectl("get", "all").stdout
