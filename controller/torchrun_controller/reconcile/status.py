@@ -3,6 +3,7 @@
 from datetime import datetime
 
 from msgspec.structs import replace
+from torchrun_api.queue import TorchrunQueueSpec
 from torchrun_api.unsupported import not_yet_supported
 
 from torchrun_api.job import TorchrunJobStatus
@@ -91,7 +92,8 @@ def _conditions(observed: Observed, decision: Decision, row: Row, nodes: int) ->
     if row.phase in TERMINAL:
         _claim(claims, "Running", holds=False, why=Why("Ended", "the run has ended"))
     claims[row.condition] = Claimed(row.condition, row.status, decision.why)
-    fields = not_yet_supported(observed.job.spec, observed.queue.spec if observed.queue else None)
+    template = observed.queue.spec if observed.queue else TorchrunQueueSpec()
+    fields = not_yet_supported(observed.job.spec, template)
     if fields:
         message = "accepted, but not acted on yet: " + "; ".join(fields)
         _claim(claims, "NotYetSupported", holds=True, why=Why("FieldsNotHonoured", message))

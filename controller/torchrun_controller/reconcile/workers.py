@@ -21,6 +21,8 @@ IMAGE_REASONS = frozenset(
 )
 # What the pod's own status says beats what its container could say of itself.
 POD_VERDICTS = frozenset({"Evicted", "OOMKilled", "DeadlineExceeded", "NodeLost", "Preempting"})
+# A rank that was told to stop is never the cause while another has one to tell.
+SIGTERM = 15
 _LATEST = datetime.max.replace(tzinfo=UTC)
 
 
@@ -108,14 +110,13 @@ def precedence(failure: LastFailure) -> tuple[int, datetime]:
     """Order of failures: the smallest is the root cause."""
     if failure.reason in POD_VERDICTS:
         grade = 0
-    elif failure.signal and failure.signal != SIGTERM:
+    elif failure.signal == SIGTERM:
+        grade = 3
+    elif failure.signal:
         grade = 1
     else:
         grade = 2
     return grade, failure.time or _LATEST
-
-
-SIGTERM = 15
 
 
 def _failure(pod: Pod) -> LastFailure:

@@ -1,0 +1,132 @@
+"""Random histories: whatever cluster, user and clock do, what must hold holds."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec.structs import replace
+
+from torchrun_api import names
+from torchrun_api.kinds import JOBS, PODS
+from torchrun_controller.reconcile.phases import TERMINAL
+from world import ZIP, World, make_job, make_queue
+
+
+class Histories(RuleBasedStateMachine):
+    """One job through everything that may happen to it; a restart is just a reconcile more."""
+
+    @initialize(nodes=st.integers(1, 3), zipped=st.booleans(), queue=st.booleans())
+    def submit(self, nodes, zipped, queue):
+        spec = {"volumes": ZIP} if zipped else {}
+        self.zipped = zipped
+        self.world = World(make_job(numNodes=nodes, **spec), make_queue() if queue else None)
+        self.last_terminal = None
+
+    @rule()
+    def reconcile(self):
+        had_workspace = not self.zipped or any(
+            pod.status.phase == "Succeeded" for pod in self.world.observed().sync_pods
+        )
+        known = any(
+            c.type == "WorkspaceReady" and c.status == "True"
+            for c in self.world.job.status.conditions
+        )
+        plan = self.world.step()
+        if any(apply.kind is JOBS for apply in plan.applies):
+            assert had_workspace or known, "no gang before its workspace"
+
+    @rule()
+    def crash_before_status(self):
+        """The objects were made, the status was not written."""
+        status = self.world.job.status
+        self.world.step()
+        self.world.job = replace(self.world.job, status=status)
+
+    @rule(present=st.booleans())
+    def queue_comes_or_goes(self, present):
+        self.world.queue = make_queue() if present else None
+
+    @rule(seconds=st.sampled_from([0.5, 5, 60, 3600]))
+    def time_passes(self, seconds):
+        self.world.pass_time(seconds=seconds)
+
+    @precondition(lambda self: self.world.observed().sync_pods)
+    @rule(phase=st.sampled_from(["Running", "Succeeded", "Failed"]))
+    def sync_pod_changes(self, phase):
+        pod = self.world.observed().sync_pods[-1]
+        if pod.status.phase not in ("Succeeded", "Failed"):
+            self.world.pod(pod.metadata.name, phase=phase)
+
+    @precondition(lambda self: self.world.observed().sync_pods)
+    @rule()
+    def sync_pod_is_deleted(self):
+        name = self.world.observed().sync_pods[-1].metadata.name
+        del self.world.objects[PODS.plural, name]
+
+    @precondition(lambda self: self.world.workers())
+    @rule(index=st.integers(0, 2), phase=st.sampled_from(["Running", "Succeeded", "Failed"]))
+    def worker_changes(self, index, phase):
+        workers = self.world.workers()
+        pod = workers[index % len(workers)]
+        if pod.status.phase not in ("Succeeded", "Failed"):
+            self.world.pod(pod.metadata.name, phase=phase)
+
+    @precondition(
+        lambda self: (
+            self.world.workers()
+            and all(pod.status.phase == "Succeeded" for pod in self.world.workers())
+        )
+    )
+    @rule()
+    def job_completes(self):
+        self.world.job_condition("Complete")
+
+    @precondition(lambda self: self.world.observed().child_jobs)
+    @rule()
+    def child_job_is_deleted(self):
+        self.world.delete_child_job()
+
+    @invariant()
+    def one_gang_for_each_attempt(self):
+        jobs = [name for plural, name in self.world.created if plural == JOBS.plural]
+        if self.world.job.status.workers is not None:
+            assert jobs[-1] in {
+                names.child_job("train", attempt)
+                for attempt in range(self.world.job.status.attempt + 2)
+            }
+        assert len(self.world.observed().child_jobs) <= 1
+
+    @invariant()
+    def one_live_sync_pod(self):
+        live = [
+            pod
+            for pod in self.world.observed().sync_pods
+            if pod.status.phase not in ("Succeeded", "Failed")
+        ]
+        assert len(live) <= 1
+
+    @invariant()
+    def terminal_phases_absorb(self):
+        phase = self.world.phase
+        if self.last_terminal is not None:
+            assert phase == self.last_terminal
+        if phase in TERMINAL:
+            self.last_terminal = phase
+
+    @invariant()
+    def whoever_waits_says_why(self):
+        status = self.world.job.status
+        if status.phase is not None:
+            assert status.reason
+            assert status.message
+
+    @invariant()
+    def rest_is_reached(self):
+        """Planning again after a rest changes nothing."""
+        import copy
+
+        world = copy.deepcopy(self.world)
+        world.settle()
+
+
+Histories.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestHistories = Histories.TestCase

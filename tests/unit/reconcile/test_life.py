@@ -1,0 +1,441 @@
+"""The life of a run: every phase in order, and what each waiting job says."""
+
+import pytest
+from msgspec.structs import replace
+
+from torchrun_api import names
+from torchrun_api.core import ContainerState, ContainerStatus, StateWaiting
+from torchrun_api.kinds import CLAIMS, JOBS, PODS, SERVICES
+from torchrun_api.meta import Condition
+from torchrun_controller.reconcile import Conflict
+from world import START, ZIP, World, make_job, make_queue
+
+
+def test_a_job_without_workspace_goes_from_nothing_to_succeeded():
+    world = World(make_job(numNodes=2), make_queue())
+    world.settle()
+    assert world.created == [(SERVICES.plural, "train"), (JOBS.plural, "train")]
+    assert world.phase == "Queued"
+    world.all_workers("Running")
+    world.settle()
+    assert (world.phase, world.job.status.start_time) == ("Running", START)
+    world.all_workers("Succeeded")
+    world.settle()
+    assert world.phase == "Running", "pods that succeeded are not the Job's verdict"
+    world.job_condition("Complete")
+    world.pass_time(seconds=7)
+    world.settle()
+    assert world.phase == "Succeeded"
+    assert (world.job.status.completion_time - START).total_seconds() == 7
+    assert world.condition("Complete").status == "True"
+    assert world.condition("Running").status == "False"
+
+
+def test_a_zip_workspace_is_synced_before_the_gang_exists():
+    world = World(make_job(numNodes=2, volumes=ZIP), make_queue())
+    world.settle()
+    assert world.phase == "Syncing"
+    assert world.created == [(CLAIMS.plural, "train-workspace"), (PODS.plural, "train-sync-0")]
+    world.pod("train-sync-0", phase="Running")
+    world.settle()
+    assert world.job.status.reason == "WaitingForUpload"
+    assert "kubectl torchrun sync train" in world.job.status.message
+    world.sync_done()
+    world.settle()
+    assert world.phase == "Queued"
+    assert world.condition("WorkspaceReady").status == "True"
+    assert (JOBS.plural, "train") in world.created
+
+
+def test_a_gang_of_one_needs_no_service():
+    world = World(make_job(numNodes=1), make_queue())
+    world.settle()
+    assert world.created == [(JOBS.plural, "train")]
+
+
+def test_three_writes_bring_a_job_to_its_gang():
+    plan = World(make_job(numNodes=2), make_queue()).step()
+    assert len(plan.applies) == 2
+    assert plan.status is not None
+
+
+def test_a_missing_queue_waits_and_heals():
+    world = World(make_job(numNodes=1), None)
+    world.settle()
+    assert (world.phase, world.job.status.reason) == ("Pending", "QueueNotFound")
+    assert "gpu" in world.condition("QueueReady").message
+    world.queue = make_queue()
+    world.settle()
+    assert world.phase == "Queued"
+    assert world.condition("QueueReady").status == "True"
+
+
+def test_a_queue_that_goes_does_not_touch_a_running_gang():
+    world = World(make_job(numNodes=1), make_queue())
+    world.settle()
+    world.all_workers("Running")
+    world.queue = None
+    world.settle()
+    assert world.phase == "Running"
+
+
+@pytest.mark.parametrize(
+    ("spec", "queue", "word"),
+    [
+        ({"numGPUs": 5}, {"nodeResources": {"gpus": 4}}, "4 and 6"),
+        ({"numGPUs": 4}, {}, "no GPUs"),
+        ({"numNodes": 1, "numGPUs": 1}, {}, "exactly one"),
+        ({}, {}, "exactly one"),
+        ({"numNodes": 1}, {"image": None}, "spec.image"),
+        ({"numNodes": 1}, {"nodeResources": {"memory": "12Gigs"}}, "12Gigs"),
+        ({"numNodes": 1, "env": [{"name": "PET_NNODES", "value": "3"}]}, {}, "PET_NNODES"),
+    ],
+)
+def test_a_spec_that_makes_no_run_names_field_and_value(spec, queue, word):
+    world = World(make_job(**spec), make_queue(**queue))
+    world.settle()
+    assert (world.phase, world.job.status.reason) == ("Pending", "InvalidSpec")
+    assert word in world.job.status.message
+    assert world.created == []
+
+
+def test_an_empty_command_is_refused():
+    job = make_job(numNodes=1)
+    world = World(replace(job, spec=replace(job.spec, command="")), make_queue())
+    world.settle()
+    assert "spec.command" in world.job.status.message
+
+
+def test_an_invalid_spec_that_slipped_past_the_schema_costs_only_itself():
+    job = replace(make_job(numNodes=1), invalid="Expected `int`, got `str` - at `$.spec.numNodes`")
+    world = World(job, make_queue())
+    world.settle()
+    assert (world.phase, world.job.status.reason) == ("Pending", "InvalidSpec")
+    assert "$.spec.numNodes" in world.job.status.message
+
+
+def test_an_invalid_queue_is_named():
+    world = World(make_job(numNodes=1), replace(make_queue(), invalid="Expected `int`"))
+    world.settle()
+    assert "TorchrunQueue gpu" in world.job.status.message
+
+
+def test_a_foreign_object_under_our_name_is_never_adopted():
+    world = World(make_job(numNodes=2), make_queue())
+    world.conflicts = (Conflict(JOBS.resource, "train", "jobs.batch train has no owner"),)
+    plan = world.settle()
+    assert (world.phase, world.job.status.reason) == ("Pending", "NameConflict")
+    assert world.created == []
+    assert plan.requeue_after
+    world.conflicts = ()
+    world.settle()
+    assert world.phase == "Queued"
+
+
+def test_a_refused_object_says_what_the_server_said():
+    from torchrun_controller.reconcile import Rejection, reconcile
+    from world import DEFAULTS
+
+    world = World(make_job(numNodes=1), make_queue())
+    rejection = Rejection(
+        JOBS.resource, "train", "spec.template.spec.containers[0].image: Required"
+    )
+    plan = reconcile(replace(world.observed(), rejection=rejection), world.now, DEFAULTS)
+    assert plan.applies == ()
+    assert plan.status.reason == "Rejected"
+    assert "containers[0].image" in plan.status.message
+
+
+def test_a_failed_sync_is_tried_again_with_growing_delay():
+    world = World(make_job(numNodes=1, volumes=ZIP), make_queue())
+    world.settle()
+    world.end_container("train-sync-0", "sync", exit_code=1, finished_at=world.now, message="boom")
+    plan = world.settle()
+    assert plan.requeue_after == 10
+    world.pass_time(seconds=10)
+    world.settle()
+    assert (PODS.plural, "train-sync-1") in world.created
+    world.end_container("train-sync-1", "sync", exit_code=1, finished_at=world.now)
+    assert world.settle().requeue_after == 20
+    for number in range(2, 6):
+        world.pass_time(minutes=5)
+        world.settle()
+        world.end_container(f"train-sync-{number}", "sync", exit_code=1, finished_at=world.now)
+    assert len(world.observed().sync_pods) == 3, "only the last few are kept"
+
+
+def test_an_evicted_sync_pod_is_tried_again():
+    world = World(make_job(numNodes=1, volumes=ZIP), make_queue())
+    world.settle()
+    idle = (ContainerStatus(name="sync"),)
+    world.pod("train-sync-0", phase="Failed", reason="Evicted", container_statuses=idle)
+    assert world.settle().requeue_after == 10
+    assert world.job.status.reason == "Evicted"
+
+
+def test_a_refused_archive_waits_for_its_mending():
+    digest = {names.WORKSPACE_SHA256: "a" * 64}
+    world = World(make_job(numNodes=1, volumes=ZIP, annotations_=digest), make_queue())
+    world.settle()
+    message = '{"reason":"UnsafeArchive","message":"member ../x leaves the tree","permanent":true}'
+    world.end_container("train-sync-0", "sync", exit_code=1, message=message)
+    world.pass_time(hours=9)
+    world.settle()
+    assert (world.phase, world.job.status.reason) == ("Syncing", "UnsafeArchive")
+    assert "../x" in world.job.status.message
+    meta = replace(world.job.metadata, annotations={names.WORKSPACE_SHA256: "b" * 64})
+    world.job = replace(world.job, metadata=meta)
+    world.settle()
+    assert world.observed().sync_pods[-1].metadata.name == "train-sync-1"
+    world.sync_done()
+    world.settle()
+    assert world.phase == "Queued"
+
+
+def test_a_new_upload_replaces_a_sync_pod_that_waits_for_the_old_one():
+    world = World(make_job(numNodes=1, volumes=ZIP), make_queue())
+    world.settle()
+    world.pod("train-sync-0", phase="Running")
+    meta = replace(world.job.metadata, annotations={names.WORKSPACE_SHA256: "b" * 64})
+    world.job = replace(world.job, metadata=meta)
+    world.settle()
+    pod = world.observed().sync_pods[-1]
+    assert pod.metadata.annotations.workspace_sha256 == "b" * 64
+    world.sync_done()
+    meta = replace(world.job.metadata, annotations={names.WORKSPACE_SHA256: "c" * 64})
+    world.job = replace(world.job, metadata=meta)
+    world.settle()
+    assert world.phase == "Syncing", "what was synced is not what the job names"
+
+
+def test_a_sync_pod_that_is_being_deleted_is_waited_for():
+    world = World(make_job(numNodes=1, volumes=ZIP), make_queue())
+    world.settle()
+    key = (PODS.plural, "train-sync-0")
+    pod = world.objects[key]
+    world.objects[key] = replace(pod, metadata=replace(pod.metadata, deletion_timestamp=world.now))
+    world.settle()
+    assert world.job.status.reason == "SyncPodEnding"
+    del world.objects[key]
+    world.settle()
+    assert world.created[-1] == key
+
+
+def test_a_lost_claim_is_made_again_and_filled_again():
+    world = World(make_job(numNodes=1, volumes=ZIP), make_queue())
+    world.settle()
+    world.pod("train-sync-0", phase="Running")
+    del world.objects[CLAIMS.plural, "train-workspace"]
+    world.settle()
+    assert world.created[-2:] == [
+        (CLAIMS.plural, "train-workspace"),
+        (PODS.plural, "train-sync-1"),
+    ]
+
+
+def test_a_sync_pod_removed_after_its_work_is_not_made_again():
+    world = World(make_job(numNodes=1, volumes=ZIP), None)
+    world.queue = make_queue()
+    world.settle()
+    world.sync_done()
+    world.settle()
+    del world.objects[PODS.plural, "train-sync-0"]
+    world.delete_child_job()
+    world.settle()
+    assert world.created[-1] == (JOBS.plural, "train-r1")
+
+
+@pytest.mark.parametrize("lost", ["before the Job is gone", "after"])
+def test_a_child_job_deleted_by_hand_is_a_new_attempt(lost):
+    world = World(make_job(numNodes=2), make_queue())
+    world.settle()
+    world.all_workers("Running")
+    world.settle()
+    if lost != "after":
+        child = world.observed().child_jobs[-1]
+        world.objects[JOBS.plural, "train"] = replace(
+            child, metadata=replace(child.metadata, deletion_timestamp=world.now)
+        )
+        for pod in world.workers():
+            world.pod(pod.metadata.name, phase="Pending")
+        world.settle()
+        assert (world.phase, world.job.status.reason) == ("Running", "JobDeleted") or (
+            world.job.status.reason == "JobDeleted"
+        )
+    world.delete_child_job()
+    world.settle()
+    assert (world.phase, world.job.status.attempt) == ("Queued", 1)
+    assert world.created[-1] == (JOBS.plural, "train-r1")
+
+
+def test_an_attempt_number_whose_name_a_foreign_job_holds_is_skipped():
+    world = World(make_job(numNodes=1), make_queue())
+    world.settle()
+    world.delete_child_job()
+    world.conflicts = (Conflict(JOBS.resource, "train-r1", "foreign"),)
+    world.settle()
+    assert world.created[-1] == (JOBS.plural, "train-r2")
+    assert world.job.status.attempt == 2
+
+
+def test_a_lost_service_is_made_again_while_the_gang_lives():
+    world = World(make_job(numNodes=2), make_queue())
+    world.settle()
+    del world.objects[SERVICES.plural, "train"]
+    world.settle()
+    assert world.created[-1] == (SERVICES.plural, "train")
+    del world.objects[SERVICES.plural, "train"]
+    world.job_condition("Complete")
+    world.settle()
+    assert world.created.count((SERVICES.plural, "train")) == 2
+
+
+def waiting(reason: str, message: str = "") -> tuple[ContainerStatus, ...]:
+    state = ContainerState(waiting=StateWaiting(reason=reason, message=message))
+    return (ContainerStatus(name="trainer", state=state),)
+
+
+def test_an_image_that_cannot_be_pulled_is_said():
+    world = World(make_job(numNodes=2), make_queue())
+    world.settle()
+    world.pod(
+        "train-1-abcde",
+        container_statuses=waiting("ImagePullBackOff", 'Back-off pulling image "nope"'),
+    )
+    plan = world.step()
+    assert (world.phase, world.job.status.reason) == ("Queued", "ImagePullFailed")
+    assert "nope" in world.job.status.message
+    assert plan.events[0].type == "Warning"
+
+
+def test_an_ordinary_start_is_no_trouble():
+    world = World(make_job(numNodes=1), make_queue())
+    world.settle()
+    placed = Condition(type="PodScheduled", status="True")
+    world.pod(
+        "train-0-abcde", conditions=(placed,), container_statuses=waiting("ContainerCreating")
+    )
+    world.settle()
+    assert world.job.status.reason == "WorkersStarting"
+    assert world.condition("Scheduled").status == "True"
+
+
+def test_an_unschedulable_gang_says_what_the_scheduler_said():
+    world = World(make_job(numNodes=2), make_queue())
+    world.settle()
+    unschedulable = Condition(
+        type="PodScheduled",
+        status="False",
+        reason="Unschedulable",
+        message="0/3 nodes are available: 3 Insufficient nvidia.com/gpu.",
+    )
+    world.pod("train-0-abcde", phase="Running")
+    world.pod("train-1-abcde", conditions=(unschedulable,))
+    world.settle()
+    assert world.job.status.reason == "Unschedulable"
+    assert "0/3 nodes" in world.job.status.message
+    assert world.condition("Scheduled").message == "2 of 2 workers have a node"
+
+
+def test_a_claim_that_does_not_bind_is_named():
+    world = World(make_job(numNodes=1, volumes=ZIP), make_queue())
+    world.settle()
+    claim = world.objects[CLAIMS.plural, "train-workspace"]
+    world.objects[CLAIMS.plural, "train-workspace"] = replace(
+        claim, status=replace(claim.status, phase="Pending")
+    )
+    world.settle()
+    assert world.job.status.reason == "ClaimPending"
+    assert "kubectl describe pvc train-workspace" in world.job.status.message
+    unschedulable = Condition(type="PodScheduled", status="False", message="unbound claim")
+    world.pod("train-sync-0", conditions=(unschedulable,))
+    world.settle()
+    assert "unbound claim" in world.job.status.message
+
+
+def test_a_sync_pod_whose_image_cannot_be_pulled_is_said():
+    world = World(make_job(numNodes=1, volumes=ZIP), make_queue())
+    world.settle()
+    world.pod("train-sync-0", container_statuses=waiting("ErrImagePull", "no such image"))
+    world.settle()
+    assert world.job.status.reason == "ImagePullFailed"
+
+
+def test_a_child_job_suspended_by_others_is_said():
+    world = World(make_job(numNodes=1), make_queue())
+    world.settle()
+    child = world.objects[JOBS.plural, "train"]
+    world.objects[JOBS.plural, "train"] = replace(child, spec=replace(child.spec, suspend=True))
+    world.settle()
+    assert world.job.status.reason == "JobSuspended"
+
+
+def test_a_deleted_job_is_left_to_garbage_collection():
+    job = make_job(numNodes=1)
+    world = World(replace(job, metadata=replace(job.metadata, deletion_timestamp=START)), None)
+    plan = world.step()
+    assert (plan.applies, plan.status, plan.events) == ((), None, ())
+
+
+def test_fields_that_are_not_honoured_yet_are_named():
+    world = World(make_job(numNodes=1), make_queue(kaiQueue="gpu-training"))
+    world.settle()
+    assert "kaiQueue" in world.condition("NotYetSupported").message
+    world.queue = None
+    world.settle()
+    assert all(c.type != "NotYetSupported" for c in world.job.status.conditions)
+
+
+def test_etcd_without_an_endpoint_falls_back_and_says_so():
+    world = World(make_job(numNodes=2, distributed={"rdzvBackend": "etcd-v2"}), make_queue())
+    plan = world.step()
+    assert [event.reason for event in plan.events] == ["WorkersStarting", "RendezvousFallback"]
+    assert "static" in plan.events[1].message
+
+
+def test_a_gang_older_than_any_status_is_taken_up():
+    world = World(make_job(numNodes=2), make_queue(nodeResources={"gpus": 8}))
+    plan = world.plan()
+    for apply in plan.applies:
+        world._create(apply)
+    world.settle()
+    assert world.created.count((JOBS.plural, "train")) == 1
+    assert (world.job.status.num_nodes, world.job.status.gpus) == (2, 16)
+    assert world.condition("QueueReady").status == "True"
+
+
+def test_a_gang_whose_queue_no_longer_fits_goes_on():
+    world = World(make_job(numGPUs=8), make_queue(nodeResources={"gpus": 8}))
+    for apply in world.plan().applies:
+        world._create(apply)
+    world.queue = make_queue()
+    world.settle()
+    assert world.phase == "Queued"
+
+
+def test_an_event_tells_each_change_once():
+    world = World(make_job(numNodes=1), None)
+    assert [e.reason for e in world.step().events] == ["QueueNotFound"]
+    assert world.step().events == ()
+
+
+def test_conditions_keep_the_time_of_their_last_change():
+    world = World(make_job(numNodes=1), None)
+    world.settle()
+    world.pass_time(minutes=1)
+    world.queue = make_queue()
+    world.settle()
+    assert world.condition("QueueReady").last_transition_time == world.now
+    world.pass_time(minutes=1)
+    world.all_workers("Running")
+    world.settle()
+    since = world.condition("QueueReady").last_transition_time
+    assert (world.now - since).total_seconds() == 60
+
+
+def test_the_order_in_which_the_server_keeps_conditions_does_not_matter():
+    world = World(make_job(numNodes=1), make_queue())
+    world.settle()
+    status = world.job.status
+    world.job = replace(world.job, status=replace(status, conditions=status.conditions[::-1]))
+    assert world.plan().status is None

@@ -1,0 +1,142 @@
+"""Golden Plans: the shape of every object, kept beside the tests.
+
+`pytest --update-golden` writes them anew; read the difference before you commit it.
+"""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+
+from world import ZIP, World, make_job, make_queue
+
+GOLDEN = Path(__file__).parent / "golden"
+FULL_QUEUE = {
+    "nodeResources": {
+        "gpus": 8,
+        "cpus": 96,
+        "memory": "512Gi",
+        "gpuType": "h100-80gb",
+        "extra": {"rdma/ib": 1},
+    },
+    "imagePullPolicy": "IfNotPresent",
+    "imagePullSecrets": [{"name": "registry"}],
+    "serviceAccountName": "trainer",
+    "workingDir": "/app/src",
+    "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}},
+    "networking": {"hostNetwork": True},
+    "storage": {
+        "shmSizePerGPU": "8Gi",
+        "workspace": {"sizePerGPU": "10Gi", "storageClassName": "fast"},
+        "checkpoints": {"sizePerGPU": "50Gi"},
+        "datasets": [{"name": "web", "claimName": "web-data", "mountPath": "/data"}],
+    },
+    "scheduling": {
+        "scheduler": "kai-scheduler",
+        "priorityClassName": "gpu-priority",
+        "nodeSelector": {"gpu.nvidia.com/class": "H100"},
+        "tolerations": [{"key": "gpu", "operator": "Exists"}],
+        "affinity": {"podAntiAffinity": {}},
+    },
+    "podTemplate": {
+        "metadata": {"labels": {"team": "vision"}},
+        "spec": {
+            "terminationGracePeriodSeconds": 60,
+            "containers": [
+                {"name": "trainer", "env": [{"name": "NCCL_DEBUG", "value": "INFO"}]},
+                {"name": "exporter", "image": "exporter:1"},
+            ],
+        },
+    },
+}
+CASES = {
+    "one-cpu-node": (make_job(numNodes=1), make_queue()),
+    "two-nodes-zip": (make_job(numNodes=2, volumes=ZIP), make_queue()),
+    "partial-gpus-everything": (
+        make_job(
+            numGPUs=12,
+            volumes={
+                "workspace": {"source": "zip", "mountPath": "/src", "size": "1Gi"},
+                "checkpoints": {"retain": False},
+                "datasets": [
+                    {"name": "mine", "claimName": "m", "mountPath": "/m", "readOnly": False}
+                ],
+                "additionalVolumes": [{"name": "scratch", "emptyDir": {}}],
+                "additionalMounts": [{"name": "scratch", "mountPath": "/scratch"}],
+            },
+            image="mine:2",
+            env=[
+                {"name": "A", "value": "1"},
+                {"name": "B", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}},
+                {"name": "C"},
+            ],
+            labels={"run": "7"},
+            annotations={"note": "x"},
+            launcher="torchrun",
+            distributed={"nprocPerNode": 2, "maxRestarts": 1, "port": 1234},
+            scheduling={"priorityClassName": "urgent", "nodeSelector": {"zone": "a"}},
+            podTemplate={"spec": {"terminationGracePeriodSeconds": 90}},
+        ),
+        make_queue(**FULL_QUEUE),
+    ),
+    "elastic-c10d-list-command": (
+        make_job(
+            numNodes=2, elastic={"minNodes": 1, "maxNodes": 4}, command=["python", "train.py"]
+        ),
+        make_queue(),
+    ),
+    "retained-checkpoints-image-from-template": (
+        make_job(
+            numNodes=1,
+            podTemplate={"spec": {"containers": [{"name": "trainer", "image": "mine"}]}},
+        ),
+        make_queue(
+            image=None,
+            nodeResources={"cpus": "500m"},
+            storage={"checkpoints": {"size": "1Gi"}},
+        ),
+    ),
+    "etcd-endpoint-shared-checkpoints": (
+        make_job(
+            numNodes=2,
+            distributed={"rdzvBackend": "etcd-v2", "rdzvEndpoint": "etcd:2379"},
+            volumes={"checkpoints": {"claimName": "shared", "mountPath": "/ckpt"}},
+        ),
+        make_queue(),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_objects_of_a_run(name, request):
+    world = World(*CASES[name])
+    plans = [world.step()]
+    if world.phase == "Syncing":
+        world.sync_done()
+        plans.append(world.step())
+    text = yaml.safe_dump_all(
+        [
+            {"applies": [msgspec.to_builtins(apply.body) for apply in plan.applies]}
+            for plan in plans
+        ],
+        sort_keys=False,
+        width=100,
+    )
+    path = GOLDEN / f"{name}.yaml"
+    if request.config.getoption("--update-golden"):
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_name_stands_twice_in_a_list_that_apply_merges_by_name(name):
+    world = World(*CASES[name])
+    plans = [world.step()]
+    if world.phase == "Syncing":
+        world.sync_done()
+        plans.append(world.step())
+    jobs = [a.body for plan in plans for a in plan.applies if a.body["kind"] == "Job"]
+    for container in jobs[0]["spec"]["template"]["spec"]["containers"]:
+        names = [variable["name"] for variable in container.get("env", [])]
+        assert len(names) == len(set(names))

@@ -1,0 +1,108 @@
+"""Sizes: every number of GPUs is spread evenly or refused with the nearest that can be."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchrun_controller.reconcile.run import InvalidSpecError, resolve
+from world import make_job, make_queue
+
+
+@pytest.mark.parametrize(
+    ("gpus", "per_node", "nodes", "each"),
+    [(4, 8, 1, 4), (12, 8, 2, 6), (32, 8, 4, 8), (16, 8, 2, 8), (1, 8, 1, 1)],
+)
+def test_gpus_become_the_fewest_even_nodes(gpus, per_node, nodes, each):
+    queue = make_queue(nodeResources={"gpus": per_node})
+    size = resolve(make_job(numGPUs=gpus), queue).size
+    assert (size.nodes, size.gpus_per_node, size.gpus) == (nodes, each, gpus)
+
+
+@given(st.integers(1, 300), st.integers(1, 16))
+def test_a_refusal_names_two_numbers_that_work(gpus, per_node):
+    queue = make_queue(nodeResources={"gpus": per_node})
+    try:
+        size = resolve(make_job(numGPUs=gpus), queue).size
+    except InvalidSpecError as error:
+        below, above = (
+            int(word) for word in str(error).split("; ")[1].split(" do")[0].split(" and ")
+        )
+        assert below < gpus < above
+        for number in (below, above):
+            resolve(make_job(numGPUs=number), queue)
+    else:
+        assert size.gpus == gpus
+        assert size.gpus_per_node <= per_node
+
+
+def test_part_of_a_node_gets_cpu_and_memory_pro_rata():
+    queue = make_queue(nodeResources={"gpus": 8, "cpus": 96, "memory": "512Gi"})
+    size = resolve(make_job(numGPUs=4), queue).size
+    assert size.requests == {"cpu": "48", "memory": "256Gi", "nvidia.com/gpu": "4"}
+    assert "cpu" not in size.limits
+
+
+def test_a_cpu_node_runs_one_process_on_gloo():
+    run = resolve(make_job(numNodes=2), make_queue(nodeResources={"cpus": "500m"}))
+    assert (run.nproc_per_node, run.backend, run.size.requests) == (1, "gloo", {"cpu": "500m"})
+
+
+def test_gpus_run_a_process_each_on_nccl():
+    run = resolve(make_job(numNodes=2), make_queue(nodeResources={"gpus": 8}))
+    assert (run.nproc_per_node, run.backend) == (8, "nccl")
+
+
+def test_a_job_overrides_its_queue():
+    queue = make_queue(
+        distributed={"backend": "nccl", "port": 1, "nprocPerNode": 3, "maxRestarts": 2},
+        storage={"checkpoints": {"enabled": True, "size": "1Gi", "mountPath": "/a"}},
+        scheduling={"priorityClassName": "low", "nodeSelector": {"a": "1", "b": "1"}},
+    )
+    job = make_job(
+        numNodes=1,
+        distributed={"backend": "gloo", "port": 2, "nprocPerNode": 4, "maxRestarts": 0},
+        volumes={"checkpoints": {"size": "2Gi", "mountPath": "/b", "storageClassName": "s"}},
+        scheduling={"priorityClassName": "high", "nodeSelector": {"b": "2"}},
+    )
+    run = resolve(job, queue)
+    assert (run.backend, run.rendezvous.port, run.nproc_per_node, run.max_restarts) == (
+        "gloo",
+        2,
+        4,
+        0,
+    )
+    assert (run.checkpoints.size, run.checkpoints.mount_path) == ("2Gi", "/b")
+    assert run.checkpoints.storage_class_name == "s"
+    assert (run.priority_class_name, run.node_selector) == ("high", {"a": "1", "b": "2"})
+
+
+@pytest.mark.parametrize(
+    ("queue", "job", "expected"),
+    [
+        (None, None, False),
+        ({"enabled": True}, None, True),
+        ({"enabled": False}, None, False),
+        ({"enabled": True}, {"enabled": False}, False),
+        ({"enabled": False}, {"enabled": True}, True),
+        (None, {}, True),
+    ],
+)
+def test_who_decides_on_checkpoints(queue, job, expected):
+    storage = {} if queue is None else {"storage": {"checkpoints": queue}}
+    volumes = {} if job is None else {"volumes": {"checkpoints": job}}
+    run = resolve(make_job(numNodes=1, **volumes), make_queue(**storage))
+    assert (run.checkpoints is not None) is expected
+
+
+def test_an_image_may_come_from_a_template():
+    template = {"spec": {"containers": [{"name": "trainer", "image": "x"}]}}
+    resolve(make_job(numNodes=1, podTemplate=template), make_queue(image=None))
+    odd = {"spec": {"containers": ["odd", {"name": "trainer"}]}}
+    with pytest.raises(InvalidSpecError, match="no image"):
+        resolve(make_job(numNodes=1, podTemplate=odd), make_queue(image=None))
+
+
+@pytest.mark.parametrize("source", [{"source": "none"}, {"enabled": False}])
+def test_no_workspace_where_none_is_wanted(source):
+    job = make_job(numNodes=1, volumes={"workspace": source})
+    assert resolve(job, make_queue()).workspace is None

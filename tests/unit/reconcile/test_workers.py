@@ -1,0 +1,108 @@
+"""What the pods of a gang say: the root cause and not the collateral."""
+
+from datetime import timedelta
+
+import pytest
+
+from world import START, World, make_job, make_queue
+
+
+@pytest.fixture
+def world() -> World:
+    made = World(make_job(numNodes=3), make_queue())
+    made.settle()
+    made.all_workers("Running")
+    made.settle()
+    return made
+
+
+def verdict(rank: int, message: str, seconds: float, **more: object) -> str:
+    import json
+
+    time = (START + timedelta(seconds=seconds)).isoformat()
+    return json.dumps({"rank": rank, "message": message, "time": time, "exitCode": 1, **more})
+
+
+def fail(world: World, index: int, **ended: object) -> None:
+    world.end_container(f"train-{index}-abcde", "trainer", **{"exit_code": 1, **ended})
+
+
+def test_the_first_failure_by_time_is_the_cause(world):
+    fail(world, 0, message=verdict(0, "RuntimeError: Connection closed by peer", 2.0))
+    fail(world, 2, message=verdict(2, "ValueError: bad batch", 1.5))
+    world.settle()
+    failure = world.job.status.last_failure
+    assert (failure.rank, failure.exit_code, failure.node) == (2, 1, "node-1")
+    assert "ValueError: bad batch" in world.job.status.message
+    assert world.phase == "Failed"
+
+
+def test_a_better_cause_found_later_replaces_the_collateral(world):
+    fail(world, 0, message=verdict(0, "RuntimeError: Connection closed by peer", 2.0))
+    world.settle()
+    assert "Connection closed" in world.job.status.message
+    fail(world, 1, message=verdict(1, "ValueError: bad batch", 1.0))
+    world.settle()
+    assert world.phase == "Failed"
+    assert "bad batch" in world.condition("Failed").message
+    fail(world, 2, message=verdict(2, "late", 9.0))
+    assert world.plan().status is None
+
+
+def test_oom_beats_signals_and_signals_beat_exceptions(world):
+    fail(world, 0, message=verdict(0, "boom", 1.0))
+    world.settle()
+    fail(world, 1, exit_code=139, finished_at=START + timedelta(seconds=5))
+    world.settle()
+    assert (world.job.status.last_failure.signal, world.job.status.reason) == (11, "Signal")
+    fail(world, 2, exit_code=137, reason="OOMKilled", finished_at=START + timedelta(seconds=9))
+    world.settle()
+    assert world.job.status.reason == "OOMKilled"
+    assert "memory limit" in world.job.status.message
+
+
+def test_a_passed_on_sigterm_is_no_cause(world):
+    fail(world, 0, exit_code=143, finished_at=START)
+    fail(world, 1, message=verdict(1, "KeyError: 'x'", 3.0))
+    world.settle()
+    assert world.job.status.last_failure.rank == 1
+
+
+def test_an_evicted_pod_says_why(world):
+    world.pod("train-1-abcde", phase="Failed", reason="Evicted", message="low on memory")
+    world.settle()
+    assert (world.job.status.reason, world.phase) == ("Evicted", "Failed")
+    assert "low on memory" in world.job.status.message
+
+
+def test_words_that_are_no_verdict_are_shown_as_they_are(world):
+    fail(world, 0, exit_code=3, message="some log\nlast words\n")
+    world.settle()
+    assert world.job.status.last_failure.exit_code == 3
+    assert "last words" in world.job.status.message
+
+
+def test_an_init_container_that_fails_is_the_cause(world):
+    world.end_container("train-0-abcde", "launcher", exit_code=1, message="cp: no space left")
+    world.settle()
+    assert "no space left" in world.job.status.message
+
+
+def test_a_failed_pod_that_says_nothing_is_still_named(world):
+    world.pod("train-2-abcde", phase="Failed")
+    world.settle()
+    assert "train-2-abcde" in world.job.status.message
+
+
+def test_a_job_that_failed_without_pods_says_what_its_controller_said(world):
+    world.job_condition("Failed", "DeadlineExceeded", "too long")
+    world.settle()
+    assert (world.phase, world.job.status.reason) == ("Failed", "DeadlineExceeded")
+    assert world.plan().status is None
+
+
+def test_workers_are_counted(world):
+    world.pod("train-0-abcde", phase="Succeeded")
+    world.settle()
+    counts = world.job.status.workers
+    assert (counts.running, counts.succeeded, counts.pending, counts.failed) == (2, 1, 0, 0)

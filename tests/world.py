@@ -1,0 +1,221 @@
+"""A world of one job for tests of the pure core: carries out Plans and plays cluster and user.
+
+It knows what the API server, the Job controller and the kubelet do with the objects of a Plan, and
+no more. Time stands still unless a test moves it.
+"""
+
+import itertools
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from torchrun_api import names
+from torchrun_api.core import (
+    ContainerState,
+    ContainerStatus,
+    Job,
+    PersistentVolumeClaim,
+    Pod,
+    Service,
+    StateTerminated,
+)
+from torchrun_api.job import TorchrunJob
+from torchrun_api.json import JsonObject
+from torchrun_api.kinds import CLAIMS, JOBS, PODS, SERVICES
+from torchrun_api.meta import Condition
+from torchrun_api.queue import TorchrunQueue
+from torchrun_controller.reconcile import Conflict, Defaults, Observed, Plan, reconcile
+from torchrun_controller.reconcile.plan import Apply
+
+START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+DEFAULTS = Defaults(runtime_image="registry.example/torchrun:1")
+TYPES: dict[str, type[Any]] = {
+    JOBS.plural: Job,
+    PODS.plural: Pod,
+    CLAIMS.plural: PersistentVolumeClaim,
+    SERVICES.plural: Service,
+}
+
+
+def make_job(**spec: Any) -> TorchrunJob:
+    """A TorchrunJob as the API server would send it."""
+    annotations = spec.pop("annotations_", {})
+    body: JsonObject = {
+        "metadata": {
+            "name": "train",
+            "namespace": "ml",
+            "uid": "uid-train",
+            "generation": 1,
+            "annotations": annotations,
+        },
+        "spec": {"jobQueue": "gpu", "command": "python train.py", **spec},
+    }
+    return msgspec.convert(body, TorchrunJob)
+
+
+def make_queue(**spec: Any) -> TorchrunQueue:
+    """A TorchrunQueue as the API server would send it."""
+    body: JsonObject = {
+        "metadata": {"name": "gpu", "namespace": "ml", "uid": "uid-gpu"},
+        "spec": {"image": "pytorch/pytorch", **spec},
+    }
+    return msgspec.convert(body, TorchrunQueue)
+
+
+ZIP: JsonObject = {"workspace": {"enabled": True, "source": "zip"}}
+
+
+class World:
+    """One job, its queue and what the controller makes for it."""
+
+    def __init__(self, job: TorchrunJob, queue: TorchrunQueue | None) -> None:
+        self.job = job
+        self.queue = queue
+        self.now = START
+        self.objects: dict[tuple[str, str], Any] = {}
+        self.conflicts: tuple[Conflict, ...] = ()
+        self.created: list[tuple[str, str]] = []
+        self.plans: list[Plan] = []
+        self._uids = itertools.count(1)
+
+    def observed(self) -> Observed:
+        """What the caches would show."""
+        jobs = sorted(self._all(Job), key=lambda j: int(j.metadata.labels.attempt))
+        pods = self._all(Pod)
+        attempt = jobs[-1].metadata.labels.attempt if jobs else ""
+        return Observed(
+            job=self.job,
+            queue=self.queue,
+            claims=tuple(self._all(PersistentVolumeClaim)),
+            service=next(iter(self._all(Service)), None),
+            sync_pods=tuple(
+                sorted(
+                    (p for p in pods if p.metadata.labels.component == names.SYNC),
+                    key=lambda p: int(p.metadata.name.rpartition("-")[2]),
+                )
+            ),
+            child_jobs=tuple(jobs),
+            workers=tuple(
+                p
+                for p in pods
+                if p.metadata.labels.component == names.WORKER
+                and p.metadata.labels.attempt == attempt
+            ),
+            conflicts=self.conflicts,
+        )
+
+    def _all(self, kind: type[Any]) -> list[Any]:
+        return [o for o in self.objects.values() if isinstance(o, kind)]
+
+    def plan(self) -> Plan:
+        """What reconcile decides now, not carried out."""
+        return reconcile(self.observed(), self.now, DEFAULTS)
+
+    def step(self) -> Plan:
+        """Reconcile once and carry the Plan out."""
+        plan = self.plan()
+        for apply in plan.applies:
+            self._create(apply)
+        for delete in plan.deletes:
+            self.objects.pop((delete.kind.plural, delete.name), None)
+        if plan.status is not None:
+            # Through JSON, as the API server would keep it.
+            wire = msgspec.json.decode(msgspec.json.encode(plan.status), type=type(plan.status))
+            self.job = replace(self.job, status=wire)
+        self.plans.append(plan)
+        return plan
+
+    def settle(self) -> Plan:
+        """Reconcile until nothing is left to do."""
+        for _ in range(10):
+            plan = self.step()
+            if not plan.applies and not plan.deletes and plan.status is None:
+                return plan
+        raise AssertionError(f"no rest after ten reconciles: {plan}")
+
+    def _create(self, apply: Apply) -> None:
+        key = (apply.kind.plural, apply.name)
+        assert key not in self.objects, f"{key} made twice"
+        made = msgspec.convert(apply.body, TYPES[apply.kind.plural])
+        meta = replace(made.metadata, uid=f"uid-{next(self._uids)}", creation_timestamp=self.now)
+        self.objects[key] = replace(made, metadata=meta)
+        self.created.append(key)
+        if apply.kind is JOBS:
+            self._spawn(self.objects[key], apply.body)
+
+    def _spawn(self, child: Job, body: JsonObject) -> None:
+        spec: Any = body["spec"]
+        labels = spec["template"]["metadata"]["labels"]
+        for index in range(child.spec.completions or 1):
+            name = f"{child.metadata.name}-{index}-abcde"
+            pod: JsonObject = {
+                "metadata": {
+                    "name": name,
+                    "namespace": "ml",
+                    "uid": f"uid-{next(self._uids)}",
+                    "labels": {**labels, names.COMPLETION_INDEX_LABEL: str(index)},
+                    "ownerReferences": [
+                        {"kind": "Job", "uid": child.metadata.uid, "controller": True}
+                    ],
+                },
+                "status": {"phase": "Pending"},
+            }
+            self.objects[PODS.plural, name] = msgspec.convert(pod, Pod)
+
+    # What cluster and user do
+
+    def pod(self, name: str, **status: Any) -> None:
+        """Change a pod's status."""
+        key = (PODS.plural, name)
+        pod: Pod = self.objects[key]
+        spec = replace(pod.spec, node_name=pod.spec.node_name or "node-1")
+        self.objects[key] = replace(pod, spec=spec, status=replace(pod.status, **status))
+
+    def workers(self) -> list[Pod]:
+        """Pods of the latest attempt, by index."""
+        return sorted(self.observed().workers, key=lambda p: p.metadata.name)
+
+    def all_workers(self, phase: str) -> None:
+        """Every worker in one phase."""
+        for pod in self.workers():
+            self.pod(pod.metadata.name, phase=phase)
+
+    def sync_done(self) -> None:
+        """The last sync pod succeeds and its claim is bound."""
+        self.pod(self.observed().sync_pods[-1].metadata.name, phase="Succeeded")
+
+    def end_container(self, pod: str, container: str, **ended: Any) -> None:
+        """A container terminates and its pod fails."""
+        state = ContainerState(terminated=StateTerminated(**ended))
+        status = ContainerStatus(name=container, state=state)
+        self.pod(pod, phase="Failed", container_statuses=(status,))
+
+    def job_condition(self, kind: str, reason: str = "", message: str = "") -> None:
+        """The Job controller's verdict on the latest child Job."""
+        child: Job = self.observed().child_jobs[-1]
+        condition = Condition(type=kind, status="True", reason=reason, message=message)
+        status = replace(child.status, conditions=(*child.status.conditions, condition))
+        self.objects[JOBS.plural, child.metadata.name] = replace(child, status=status)
+
+    def delete_child_job(self) -> None:
+        """Somebody deletes the child Job; its pods go with it."""
+        child: Job = self.observed().child_jobs[-1]
+        del self.objects[JOBS.plural, child.metadata.name]
+        for key, value in list(self.objects.items()):
+            if isinstance(value, Pod) and value.metadata.controlled_by(child.metadata.uid):
+                del self.objects[key]
+
+    def pass_time(self, **delta: float) -> None:
+        """Move the clock."""
+        self.now += timedelta(**delta)
+
+    @property
+    def phase(self) -> str | None:
+        """status.phase."""
+        return self.job.status.phase
+
+    def condition(self, kind: str) -> Condition:
+        """The condition of this type."""
+        return next(c for c in self.job.status.conditions if c.type == kind)
