@@ -1,0 +1,121 @@
+"""One server, our credentials for it, and sessions to it."""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import structlog
+
+from torchrun_controller.transport.credentials import (
+    SERVICE_ACCOUNT,
+    Credentials,
+    Endpoint,
+    Kubeconfig,
+    ServiceAccount,
+    home_kubeconfig,
+    in_cluster,
+    kubeconfig_path,
+)
+from torchrun_controller.transport.errors import ConfigError
+from torchrun_controller.transport.session import Observe, Transport
+
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+
+# How often client-go re-reads a token file, too.
+REREAD_SECONDS = 60.0
+
+
+class Connection:
+    """The server and a fresh Authorization header; shared by all sessions."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        credentials: Credentials,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.endpoint = endpoint
+        self._credentials = credentials
+        self._clock = clock
+        self._lock = asyncio.Lock()
+        self._authorization: str | None = None  # None: never read
+        self._read_at = 0.0
+
+    @classmethod
+    async def load(
+        cls,
+        kubeconfig: str | None = None,
+        context: str | None = None,
+        *,
+        environ: Mapping[str, str] = os.environ,
+        service_account: Path = SERVICE_ACCOUNT,
+    ) -> "Connection":
+        """Find the server: `kubeconfig`, $KUBECONFIG, the pod's service account, ~/.kube/config.
+
+        Raises ConfigError.
+        """
+        path = kubeconfig_path(kubeconfig, environ)
+        if path is None and context is None:
+            endpoint = in_cluster(environ, service_account)
+            if endpoint is not None:
+                return await cls(endpoint, ServiceAccount(service_account))._authorized()
+        credentials = Kubeconfig(path or home_kubeconfig(environ), context)
+        return await cls(await credentials.endpoint(), credentials)._authorized()
+
+    @property
+    def namespace(self) -> str:
+        """The namespace of our pod, or of the kubeconfig's context."""
+        return self.endpoint.namespace
+
+    async def _authorized(self) -> "Connection":
+        await self.authorization()
+        return self
+
+    async def authorization(self, refused: str | None = None) -> str:
+        """Return the Authorization header, "" for none, not older than 60 s.
+
+        `refused` is the value that the server has just answered with 401: it is renewed, once,
+        however many requests were refused with it. After `load` a failure keeps the old value.
+        """
+        async with self._lock:
+            if refused is not None and refused == self._authorization:
+                await self._read(self._credentials.renew)
+            elif self._authorization is None or self._clock() - self._read_at >= REREAD_SECONDS:
+                await self._read(self._credentials.read)
+            assert self._authorization is not None
+            return self._authorization
+
+    async def _read(self, read: Callable[[], Awaitable[str]]) -> None:
+        self._read_at = self._clock()
+        try:
+            self._authorization = await read()
+        except ConfigError as error:
+            if self._authorization is None:
+                raise
+            log.warning("credentials could not be read again, the old ones stay", error=str(error))
+
+    @asynccontextmanager
+    async def session(self, name: str, observe: Observe | None = None) -> AsyncIterator[Transport]:
+        """Open a session with sockets of its own; `name` (watch, write, lease) tells them apart.
+
+        Each HTTP/1.1 watch holds a socket: behind them in one pool, a lease would starve.
+        """
+        async with aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(ssl=self.endpoint.tls or True),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            # Decompressing costs more than a cluster's network does: identity.
+            headers={
+                "Accept": "application/json",
+                "Accept-Encoding": "identity",
+                "User-Agent": f"torchrun-controller/{name}",
+            },
+        ) as session:
+            yield Transport(self, session, observe or _unobserved)
+
+
+def _unobserved(verb: str, resource: str, code: int, seconds: float) -> None:
+    """Measure nothing."""

@@ -1,0 +1,107 @@
+"""What can go wrong between the controller and the API server."""
+
+import http
+from typing import NamedTuple
+
+import msgspec
+
+_EXCERPT = 200  # characters of an answer that is not a Status
+
+
+class ConfigError(Exception):
+    """The connection's configuration cannot be used; the message says which part and what to do."""
+
+
+class Disconnected(Exception):  # noqa: N818 named for a state
+    """The server was not reached, or its answer was lost: a write may have happened."""
+
+
+class Cause(NamedTuple):
+    """One entry of `details.causes` of a Status: which field was refused and why."""
+
+    field: str
+    message: str
+
+
+class ApiError(Exception):
+    """The server answered with an error.
+
+    `status` is the HTTP code; `reason` the CamelCase word of metav1.Status ("Conflict", "Expired");
+    `retry_after` the seconds that the server asks to wait, by its body or its Retry-After header.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        reason: str,
+        message: str,
+        retry_after: float | None = None,
+        causes: tuple[Cause, ...] = (),
+    ) -> None:
+        super().__init__(status, reason, message, retry_after, causes)
+        self.status = status
+        self.reason = reason
+        self.message = message
+        self.retry_after = retry_after
+        self.causes = causes
+
+    def __str__(self) -> str:
+        return f"{self.status} {self.reason}: {self.message}"
+
+    @classmethod
+    def from_answer(cls, status: int, body: bytes, retry_after: str = "") -> "ApiError":
+        """Read an answer of 300 and above; `retry_after` is the header. Never raises."""
+        try:
+            answer = _STATUS.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            answer = _Status()
+        if answer.kind != "Status":
+            # A proxy, a webhook or priority-and-fairness ("Too many requests", plain text).
+            answer = _Status(message=_excerpt(body))
+        return cls(
+            status,
+            answer.reason or _reason(status),
+            answer.message or "the server gave no message",
+            _seconds(answer.details.retry_after_seconds, retry_after),
+            tuple(Cause(cause.field, cause.message) for cause in answer.details.causes or ()),
+        )
+
+
+class _StatusCause(msgspec.Struct, frozen=True):
+    field: str = ""
+    message: str = ""
+
+
+class _StatusDetails(msgspec.Struct, frozen=True, rename="camel"):
+    causes: tuple[_StatusCause, ...] | None = None
+    retry_after_seconds: int = 0
+
+
+class _Status(msgspec.Struct, frozen=True):
+    kind: str = ""
+    reason: str = ""
+    message: str = ""
+    details: _StatusDetails = _StatusDetails()
+
+
+_STATUS = msgspec.json.Decoder(_Status)
+
+
+def _reason(status: int) -> str:
+    try:
+        phrase = http.HTTPStatus(status).phrase
+    except ValueError:
+        return "Unknown"
+    return phrase.title().replace(" ", "").replace("-", "")
+
+
+def _excerpt(body: bytes) -> str:
+    text = " ".join(body[: 4 * _EXCERPT].decode(errors="replace").split())
+    return text if len(text) <= _EXCERPT else f"{text[:_EXCERPT]}..."
+
+
+def _seconds(from_body: int, from_header: str) -> float | None:
+    if from_body > 0:
+        return float(from_body)
+    # The header may also be a date; the API server sends whole seconds only.
+    return float(from_header) if from_header.isascii() and from_header.isdigit() else None
