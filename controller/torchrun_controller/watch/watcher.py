@@ -1,0 +1,297 @@
+"""List and watch of one kind as a state machine: no clock, no socket, no randomness of its own.
+
+              refused by an old server
+    STREAM_LISTING ----------------------> LISTING       410 on a later page: once more, unpaged
+       |  initial-events-end                  |  last page
+       +----------------> WATCHING <----------+
+                          |  ^ |
+         ended, broken    |  | |  410, error in the stream, refused
+         after a while    +--+ |
+                               v
+                          BACKING_OFF ---> WATCHING (busy or unreachable server), else a new list
+
+Guarantees:
+- Every list is a consistent read. One that did not come to its end leaves no trace, and the
+  resourceVersion from which a watch goes on never comes from one (its events are not in order).
+- A resourceVersion that was refused is not tried again.
+- However the server misbehaves, between two failures lies a delay.
+- One frame that cannot be used costs its own object only.
+
+Facts: client-go's reflector, https://kubernetes.io/docs/reference/using-api/api-concepts/.
+"""
+
+import enum
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from msgspec import Struct
+
+from torchrun_api.kinds import Kind, Object
+from torchrun_controller.watch.codec import Bookmark, Codec, NotAList, ServerError, identity_of
+from torchrun_controller.watch.events import (
+    Action,
+    Bookmarked,
+    Deleted,
+    Event,
+    Failure,
+    Faulted,
+    FetchPage,
+    Interrupted,
+    Key,
+    OpenStream,
+    Synced,
+    Upserted,
+    Wait,
+)
+from torchrun_controller.watch.lines import MAX_LINE, LineSplitter, Overlong
+
+T = TypeVar("T", bound=Object)
+
+_GONE = 410
+_TOO_MANY_REQUESTS = 429
+_NO_ANSWER = 0
+_REASONS = {_NO_ANSWER: "Unreached", _TOO_MANY_REQUESTS: "Throttled", _GONE: "Expired"}
+# What servers answer that do not know sendInitialEvents or have it switched off.
+_NOT_SUPPORTED = frozenset({400, 422, 501})
+
+
+class State(enum.Enum):
+    """Where a watcher is; see the module's diagram."""
+
+    STREAM_LISTING = "StreamListing"
+    LISTING = "Listing"
+    WATCHING = "Watching"
+    BACKING_OFF = "BackingOff"
+
+
+class Timings(Struct, frozen=True):
+    """Seconds, as client-go has them by default."""
+
+    backoff: float = 0.8
+    backoff_cap: float = 30.0
+    healthy_after: float = 120.0
+    short_lived: float = 1.0
+    watch: float = 300.0
+    silence: float = 90.0
+    grace: float = 30.0
+    page: float = 60.0
+    retry_after_cap: float = 60.0
+
+
+CLIENT_GO = Timings()
+
+
+class Backoff:
+    """Delays that double up to a cap, with jitter; short again after a time of health."""
+
+    def __init__(self, timings: Timings, random: Callable[[], float]) -> None:
+        self._timings = timings
+        self._random = random
+        self._next = timings.backoff
+        self._failed_at: float | None = None
+
+    def delay(self, now: float) -> float:
+        """Return the seconds to wait after a failure at `now`."""
+        healthy = self._timings.healthy_after
+        if self._failed_at is not None and now - self._failed_at > healthy:
+            self._next = self._timings.backoff
+        self._failed_at = now
+        base = self._next
+        self._next = min(2 * base, self._timings.backoff_cap)
+        return base * (1.0 + self._random())
+
+
+class Watcher(Generic[T]):
+    """Ask `next` what to do, do it, and feed back what came of it.
+
+    Wait: let the time pass. FetchPage: `page` with the body, or `failed`. OpenStream: `opened`,
+    then `receive` with each chunk until it says Interrupted, then `closed`, or `failed`.
+    `random` gives numbers in [0, 1); `now` is any clock that only goes forward, in seconds.
+    """
+
+    def __init__(
+        self,
+        kind: Kind[T],
+        random: Callable[[], float],
+        *,
+        label_selector: str = "",
+        timings: Timings = CLIENT_GO,
+        max_line: int = MAX_LINE,
+        page_size: int = 500,
+    ) -> None:
+        self.state = State.STREAM_LISTING
+        self._codec = Codec(kind.type)
+        self._resource = kind.resource
+        self._selector = {"labelSelector": label_selector} if label_selector else {}
+        self._random = random
+        self._timings = timings
+        self._max_line = max_line
+        self._page_size = page_size
+        self._backoff = Backoff(timings, random)
+
+        self._stream_lists = True  # False once the server has shown that it knows none
+        self._resume = State.STREAM_LISTING
+        self._resume_at = 0.0
+        # The list that is being received: nothing of it is handed on before its end.
+        self._listed: dict[Key, T] = {}
+        self._unreadable: set[Key] = set()
+        self._continue = ""
+        self._limit = page_size
+        # The stream that is open.
+        self._lines = LineSplitter(max_line)
+        self._opened_at: float | None = None
+        self._got_events = False
+        # Where a watch goes on: moved by whole lists and by WATCHING, never by a list under way.
+        self._version = 0
+
+    def next(self, now: float) -> Action:
+        """Say what to do now."""
+        self._opened_at = None
+        if self.state is State.BACKING_OFF:
+            if now < self._resume_at:
+                return Wait(self._resume_at - now)
+            self.state = self._resume
+        if self.state is State.LISTING:
+            page = {"limit": str(self._limit)} if self._limit else {}
+            token = {"continue": self._continue} if self._continue else {}
+            return FetchPage(self._selector | page | token, self._timings.page)
+        seconds = int(self._timings.watch * (1.0 + self._random()))
+        query = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(seconds)}
+        if self.state is State.WATCHING:
+            query["resourceVersion"] = str(self._version)
+        else:
+            query |= {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
+        total = seconds + self._timings.grace
+        return OpenStream(self._selector | query, self._timings.silence, total)
+
+    def page(self, body: bytes, now: float) -> list[Event[T]]:
+        """Take one answer to a LIST."""
+        try:
+            page = self._codec.page(body)
+        except NotAList as error:
+            message = f"the answer to a list of {self._resource} is not a Kubernetes list: {error}"
+            return [self._back_off(now, "NotAList", message)]
+        for obj in page.objects:
+            self._listed[obj.metadata.namespace, obj.metadata.name] = obj
+        self._unreadable |= {fault.key for fault in page.faults}
+        self._continue = page.next
+        if page.next:
+            return [*page.faults]
+        return [*page.faults, self._synced(page.resource_version)]
+
+    def opened(self, now: float) -> None:
+        """Take note that the server has accepted a watch."""
+        self._opened_at = now
+        self._lines = LineSplitter(self._max_line)
+        self._got_events = False
+
+    def receive(self, chunk: bytes, now: float) -> list[Event[T]]:
+        """Take bytes of the watch. After an Interrupted nothing is left to do with the stream."""
+        events: list[Event[T]] = []
+        for line in self._lines.feed(chunk):
+            event = self._frame(line, now)
+            if event is not None:
+                events.append(event)
+            if isinstance(event, Interrupted):
+                break
+        return events
+
+    def closed(self, now: float) -> list[Event[T]]:
+        """Take note that the server has ended the watch, as it does every few minutes."""
+        return self._ended(now, "Closed", f"the server ended the watch of {self._resource}")
+
+    def failed(self, failure: Failure, now: float) -> list[Event[T]]:
+        """Take note that a list or watch was refused, or broke off in the middle."""
+        status = failure.status
+        if self.state is State.STREAM_LISTING and status in _NOT_SUPPORTED:
+            self._stream_lists = False
+            self._enter(State.LISTING)
+            return []
+        if self.state is State.LISTING and status == _GONE and self._continue:
+            self._enter(State.LISTING, limit=0)
+            return []
+        if status == _NO_ANSWER and self._opened_at is not None:
+            return self._ended(now, "Broken", failure.message)
+        reason = _REASONS.get(status, "Refused")
+        relist = status not in (_NO_ANSWER, _TOO_MANY_REQUESTS)
+        retry_after = failure.retry_after or 0.0
+        return [self._back_off(now, reason, failure.message, relist=relist, at_least=retry_after)]
+
+    def _frame(self, line: bytes | Overlong, now: float) -> Event[T] | None:
+        if isinstance(line, Overlong):
+            message = f"larger than the {self._max_line} bytes that one event of a watch may have"
+            return self._faulted(Faulted(identity_of(line.head), message))
+        frame = self._codec.frame(line)
+        if isinstance(frame, Faulted):
+            return self._faulted(frame)
+        if isinstance(frame, ServerError):
+            reason = "Expired" if frame.code == _GONE else "ServerError"
+            message = f"{frame.code} {frame.reason}: {frame.message}"
+            return self._back_off(now, reason, message, at_least=frame.retry_after or 0.0)
+        self._got_events = True
+        if self.state is State.STREAM_LISTING:
+            return self._listing(frame)
+        self._version = frame.resource_version
+        return Bookmarked(frame.resource_version) if isinstance(frame, Bookmark) else frame
+
+    def _listing(self, frame: Upserted[T] | Deleted | Bookmark) -> Event[T] | None:
+        match frame:
+            case Upserted(object=obj):
+                key = (obj.metadata.namespace, obj.metadata.name)
+                self._listed[key] = obj
+                self._unreadable.discard(key)
+            case Deleted(key=key):
+                self._listed.pop(key, None)
+                self._unreadable.discard(key)
+            case Bookmark(initial_events_end=True):
+                return self._synced(frame.resource_version)
+            case Bookmark():
+                # Before the end of the list only a server sends one that knows no such lists.
+                self._stream_lists = False
+                self._enter(State.LISTING)
+                return Interrupted("NotSupported", "the server streams no lists", 0.0, relist=True)
+        return None
+
+    def _faulted(self, fault: Faulted) -> Faulted:
+        if self.state is State.STREAM_LISTING:
+            self._unreadable.add(fault.key)
+        return fault
+
+    def _synced(self, resource_version: int) -> Synced[T]:
+        synced = Synced(list(self._listed.values()), resource_version, frozenset(self._unreadable))
+        self._enter(State.WATCHING)  # lets go of the objects
+        self._version = resource_version
+        return synced
+
+    def _ended(self, now: float, reason: str, message: str) -> list[Event[T]]:
+        assert self._opened_at is not None, "a stream ends after it was opened"
+        if self.state is State.STREAM_LISTING:
+            # Whatever stood in its way, pages are smaller.
+            interrupted = self._back_off(now, reason, message)
+            self._resume = State.LISTING
+            return [interrupted]
+        if now - self._opened_at < self._timings.short_lived:
+            return [self._back_off(now, reason, message, relist=not self._got_events)]
+        if reason == "Closed":
+            return []
+        return [Interrupted(reason, message, 0.0, relist=False)]
+
+    def _back_off(
+        self, now: float, reason: str, message: str, *, relist: bool = True, at_least: float = 0.0
+    ) -> Interrupted:
+        relist = relist or self.state is not State.WATCHING
+        delay = max(self._backoff.delay(now), min(at_least, self._timings.retry_after_cap))
+        self._enter(State.BACKING_OFF)
+        self._resume = self._list_state() if relist else State.WATCHING
+        self._resume_at = now + delay
+        return Interrupted(reason, message, delay, relist)
+
+    def _list_state(self) -> State:
+        return State.STREAM_LISTING if self._stream_lists else State.LISTING
+
+    def _enter(self, state: State, limit: int | None = None) -> None:
+        self.state = state
+        self._listed = {}
+        self._unreadable = set()
+        self._continue = ""
+        self._limit = self._page_size if limit is None else limit
