@@ -1,0 +1,137 @@
+"""The cache of one kind and its indexes: synchronous, with a single writer, the informer.
+
+Every method leaves map and indexes in step; nothing is awaited in between. Readers on the same
+event loop therefore always see one state of the world.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from typing import Generic, TypeAlias, TypeVar
+
+from msgspec import Struct
+
+from torchrun_api.kinds import Object
+
+T = TypeVar("T", bound=Object)
+
+Key: TypeAlias = tuple[str, str]
+"""Namespace and name."""
+
+Indexer: TypeAlias = Callable[[T], Iterable[str]]
+"""The values under which an object is found. It may not raise: objects are what users write."""
+
+
+class Change(Struct, Generic[T], frozen=True):
+    """What one object was and is; `old` is None for a new object, `new` for one that is gone."""
+
+    old: T | None
+    new: T | None
+
+    @property
+    def object(self) -> T:
+        """The object as it is, or as it was when last seen."""
+        obj = self.old if self.new is None else self.new
+        assert obj is not None, "a change has at least one side"
+        return obj
+
+
+class Store(Generic[T]):
+    """Objects by namespace and name, and by the values of each index.
+
+    Its size is bounded by what the server holds under the informer's selector.
+    """
+
+    def __init__(self, indexers: Mapping[str, Indexer[T]] | None = None) -> None:
+        self._indexers = dict(indexers or {})
+        self._objects: dict[Key, T] = {}
+        self._indexes = self._no_entries()
+        self._resource_version = 0
+
+    @property
+    def resource_version(self) -> int:
+        """The newest version that is known to be reached, 0 before the first list."""
+        return self._resource_version
+
+    def __len__(self) -> int:
+        return len(self._objects)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(tuple(self._objects.values()))
+
+    def get(self, namespace: str, name: str) -> T | None:
+        """Return the object as it was last seen."""
+        return self._objects.get((namespace, name))
+
+    def by_index(self, index: str, value: str) -> tuple[T, ...]:
+        """Return what `index` finds under `value`. Raises KeyError if there is no such index."""
+        return tuple(self._indexes[index].get(value, {}).values())
+
+    def upsert(self, obj: T, resource_version: int) -> Change[T]:
+        """Put an object in the place of what was there under its name."""
+        key = _key(obj)
+        old = self._objects.get(key)
+        if old is not None:
+            self._unindex(key, old)
+        self._objects[key] = obj
+        self._index(key, obj)
+        self.advance(resource_version)
+        return Change(old, obj)
+
+    def delete(self, namespace: str, name: str, resource_version: int) -> Change[T] | None:
+        """Take an object out; None if it was not there."""
+        self.advance(resource_version)
+        old = self._objects.pop((namespace, name), None)
+        if old is None:
+            return None
+        self._unindex((namespace, name), old)
+        return Change(old, None)
+
+    def replace(
+        self,
+        objects: Iterable[T],
+        resource_version: int,
+        unreadable: AbstractSet[Key] = frozenset(),
+    ) -> list[Change[T]]:
+        """Take a whole list for all there is.
+
+        Gives a change for each object that vanished, with its last known state, then one for each
+        object of the list, changed or not. What is `unreadable` exists and stays as it was last
+        seen. The version is the list's even if that is older: the server was restored.
+        """
+        listed = {_key(obj): obj for obj in objects}
+        known = self._objects
+        kept = {key: old for key, old in known.items() if key in unreadable and key not in listed}
+        vanished = [
+            Change(old, None) for key, old in known.items() if key not in listed and key not in kept
+        ]
+        self._objects = kept | listed
+        self._indexes = self._no_entries()
+        for key, obj in self._objects.items():
+            self._index(key, obj)
+        self._resource_version = resource_version
+        return vanished + [Change(known.get(key), obj) for key, obj in listed.items()]
+
+    def advance(self, resource_version: int) -> None:
+        """Take note that everything up to this version is here, as a bookmark says."""
+        self._resource_version = max(self._resource_version, resource_version)
+
+    def _no_entries(self) -> dict[str, dict[str, dict[Key, T]]]:
+        return {index: {} for index in self._indexers}
+
+    def _index(self, key: Key, obj: T) -> None:
+        for index, indexer in self._indexers.items():
+            for value in indexer(obj):
+                self._indexes[index].setdefault(value, {})[key] = obj
+
+    def _unindex(self, key: Key, obj: T) -> None:
+        for index, indexer in self._indexers.items():
+            entries = self._indexes[index]
+            for value in indexer(obj):
+                found = entries.get(value, {})
+                found.pop(key, None)
+                if not found:
+                    entries.pop(value, None)
+
+
+def _key(obj: Object) -> Key:
+    return obj.metadata.namespace, obj.metadata.name
