@@ -117,6 +117,8 @@ def _controller_manager(state: State) -> list[str]:
         f"--service-account-private-key-file={pki / 'sa.key'}",
         "--use-service-account-credentials=true",
         "--leader-elect=false",
+        # The default is a folder of the host.
+        f"--flex-volume-plugin-dir={state.folder / 'volume-plugins'}",
         # At the default of 20 a second, its own service accounts alone take five seconds.
         "--kube-api-qps=200",
         "--kube-api-burst=400",

@@ -64,9 +64,11 @@ touch '{ready}'
 exec '{sys.executable}' -c "{WAIT_FOR_EVER}"
 """
     unshare = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child"]
+    program = state.folder / "namespaces.sh"
+    program.write_text(script)
     name_anchor = ["env", f"{processes.COMPONENT}={ANCHOR}", f"PATH={packages.SEARCH_PATH}"]
     log = state.log(ANCHOR)
-    command = [*unshare, *name_anchor, "sh", "-c", script]
+    command = [*unshare, *name_anchor, "sh", str(program)]
     processes.start(state.folder, "namespaces", command, log)
 
     def check() -> None:

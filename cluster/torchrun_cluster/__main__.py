@@ -1,0 +1,194 @@
+"""Command line: `PYTHONPATH=cluster python3 -m torchrun_cluster VERB`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import binaries, images, packages, processes, state
+from .engine import Engine, choose, look_at_machine
+from .errors import ClusterError
+from .kind import KindCluster
+from .local import LocalCluster
+from .places import cache_home
+from .progress import say
+from .state import Size
+
+DESCRIPTION = """A Kubernetes cluster from nothing.
+
+CLUSTER=current uses the cluster of your kubeconfig, CLUSTER=kind makes one with kind, and
+CLUSTER=local makes one of real parts on this machine. Without CLUSTER: kind where a Docker engine
+answers, the local one in CI (CI=true) or for root on a machine with neither Docker nor a
+kubeconfig. TORCHRUN_CACHE and TORCHRUN_STATE move the caches and the clusters' folders.
+"""
+
+PLAN = """Starting a Kubernetes node on this machine:
+- Debian packages it lacks are installed with apt-get: {packages}
+- etcd, Kubernetes, containerd and the pods run as root in namespaces and a cgroup of their own;
+  of the host they take one port on 127.0.0.1
+- programs and images are kept in {cache}, the cluster in {folder}
+`down --name {name}` ends all of it."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        options.run(options)
+    except ClusterError as error:
+        say(f"error: {error}")
+        return 1
+    except KeyboardInterrupt:
+        say("interrupted; the next `up` or `down` clears what was started")
+        return 130
+    return 0
+
+
+def _up(options: argparse.Namespace) -> None:
+    name, size = options.name, Size(options.size)
+    known = state.read(name) is not None or size is Size.CONTROL_PLANE
+    engine = Engine.LOCAL if known else choose(look_at_machine())
+    if engine is Engine.CURRENT:
+        say("using the cluster of your kubeconfig; nothing was started")
+    elif engine is Engine.KIND:
+        KindCluster(name, options.port).up()
+    else:
+        if not known:
+            _say_plan(name)
+        LocalCluster(name=name, size=size, port=options.port, scheduler=options.scheduler).up()
+    if engine is not Engine.CURRENT:
+        say(f"the cluster is up: export KUBECONFIG={state.folder_of(name) / 'kubeconfig'}")
+
+
+def _say_plan(name: str) -> None:
+    absent = " ".join(packages.missing(packages.NODE)) or "none"
+    folder = state.folder_of(name)
+    say(PLAN.format(packages=absent, cache=cache_home(), folder=folder, name=name))
+    if os.geteuid() != 0:
+        raise ClusterError("a node on this machine needs root: run this with sudo or as root")
+
+
+def _down(options: argparse.Namespace) -> None:
+    for name in state.names() if options.all else [options.name]:
+        kind = KindCluster(name)
+        if kind.recorded:
+            kind.down()
+        else:
+            LocalCluster(name=name).down()
+        say(f"cluster {name!r} is down")
+
+
+def _status(options: argparse.Namespace) -> None:
+    print(f"{'NAME':20} {'KIND':14} {'STATE':10} SERVER")
+    for name in state.names():
+        recorded = state.read(name)
+        if KindCluster(name).recorded:
+            running = KindCluster(name).is_running()
+            print(f"{name:20} {'kind':14} {'up' if running else 'stopped':10} see kubeconfig")
+        elif recorded:
+            alive = {process.component for process in processes.of_cluster(recorded.folder)}
+            dead = [part for part in recorded.spec.components if part not in alive]
+            healthy = "up" if recorded.complete and not dead else "broken"
+            print(f"{name:20} {recorded.spec.size.value:14} {healthy:10} {recorded.server}")
+            if dead:
+                print(f"  not running: {', '.join(dead)}; `up` starts the cluster again, empty")
+        else:
+            print(f"{name:20} {'local':14} {'broken':10} (`down --name {name}` clears it)")
+
+
+def _kubeconfig(options: argparse.Namespace) -> None:
+    if os.environ.get("CLUSTER") == Engine.CURRENT.value:
+        print(os.environ.get("KUBECONFIG", os.path.expanduser("~/.kube/config")))
+        return
+    kind = KindCluster(options.name)
+    print(kind.kubeconfig if kind.recorded else LocalCluster.existing(options.name).kubeconfig)
+
+
+def _load(options: argparse.Namespace) -> None:
+    if os.environ.get("CLUSTER") == Engine.CURRENT.value:
+        raise ClusterError(
+            "images cannot be put into the nodes of your cluster from here: push them to a"
+            " registry that the nodes can reach, and use that name in your manifests"
+        )
+    kind = KindCluster(options.name)
+    for archive in options.archives:
+        if kind.recorded:
+            kind.load_image(archive)
+        else:
+            new = LocalCluster.existing(options.name).load_image(archive)
+            say(f"{archive}: {', '.join(new) or 'was loaded already'}")
+
+
+def _binaries(options: argparse.Namespace) -> None:
+    for path in binaries.ensure(options.programs or binaries.NODE).values():
+        print(path)
+
+
+def _image_build(options: argparse.Namespace) -> None:
+    build_args = dict(pair.split("=", 1) for pair in options.build_arg)
+    context = options.context
+    dockerfile = options.file or context / "Dockerfile"
+    print(images.build(dockerfile, context, options.tag, build_args, options.input))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "torchrun_cluster",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    verbs = parser.add_subparsers(required=True, metavar="VERB")
+    named = argparse.ArgumentParser(add_help=False)
+    named.add_argument("--name", default="demo", help="the cluster's name (default: demo)")
+
+    up = verbs.add_parser("up", parents=[named], help="start a cluster, or find it running")
+    sizes = [size.value for size in Size]
+    up.add_argument("--size", choices=sizes, default="node", help="control-plane runs no pods")
+    up.add_argument(
+        "--port", type=int, default=0, help="the API's local port (default: a free one)"
+    )
+    up.add_argument("--scheduler", action="store_true", help="kube-scheduler in a control plane")
+    up.set_defaults(run=_up)
+
+    down = verbs.add_parser("down", parents=[named], help="end a cluster and delete its files")
+    down.add_argument("--all", action="store_true", help="all clusters of this machine")
+    down.set_defaults(run=_down)
+
+    verbs.add_parser("status", help="list the clusters").set_defaults(run=_status)
+
+    kubeconfig = verbs.add_parser("kubeconfig", parents=[named], help="print the file's path")
+    kubeconfig.set_defaults(run=_kubeconfig)
+
+    load = verbs.add_parser("load", parents=[named], help="import image archives into the nodes")
+    load.add_argument("archives", nargs="+", type=Path, metavar="ARCHIVE")
+    load.set_defaults(run=_load)
+
+    programs = verbs.add_parser("binaries", help="build the cluster's programs, print their paths")
+    programs.add_argument("programs", nargs="*", help="default: all that a node needs")
+    programs.set_defaults(run=_binaries)
+    _add_image_verbs(verbs.add_parser("image", help="build images, print their archives' paths"))
+    return parser
+
+
+def _add_image_verbs(image: argparse.ArgumentParser) -> None:
+    kinds = image.add_subparsers(required=True, metavar="IMAGE")
+    base = kinds.add_parser("base", help=f"Debian with Python: {images.BASE}")
+    base.set_defaults(run=lambda _: print(images.base()))
+    torch = kinds.add_parser("torch", help=f"the same with PyTorch: {images.TORCH}")
+    torch.set_defaults(run=lambda _: print(images.torch()))
+    build = kinds.add_parser("build", help="any Dockerfile; ARG BASE gets the base image")
+    build.add_argument("--tag", required=True, help="for example localhost/mine:dev")
+    build.add_argument("--context", type=Path, default=Path("."), help="default: this folder")
+    build.add_argument("--file", type=Path, help="default: the context's Dockerfile")
+    build.add_argument("--build-arg", action="append", default=[], metavar="NAME=VALUE")
+    build.add_argument(
+        "--input", action="append", default=[], help="only this part of the context (repeatable)"
+    )
+    build.set_defaults(run=_image_build)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
