@@ -1,0 +1,409 @@
+"""What becomes of one key, whatever happens to it."""
+
+import math
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import anyio
+import pytest
+from prometheus_client import CollectorRegistry
+
+from torchrun_api.job import Phase, TorchrunJob, TorchrunJobStatus
+from torchrun_api.kinds import JOBS, SERVICES, TORCHRUN_JOBS
+from torchrun_api.meta import ObjectMeta
+from torchrun_api.queue import TorchrunQueue
+from torchrun_controller.apply import (
+    NameConflictError,
+    RejectedError,
+    SupersededError,
+    UnavailableError,
+    Written,
+)
+from torchrun_controller.metrics import Metrics
+from torchrun_controller.own_writes import ReadYourWrites
+from torchrun_controller.reconcile.observed import Conflict, Observed, Rejection
+from torchrun_controller.reconcile.plan import Apply, Delete, Event, Plan
+from torchrun_controller.transport import ApiError
+from torchrun_controller.worker import (
+    CONFLICT_RETRY,
+    FORBIDDEN_RETRY,
+    Behind,
+    Done,
+    RequeueAfter,
+    Terminal,
+    Worker,
+)
+from torchrun_controller.workqueue import AsyncWorkQueue
+
+KEY = ("team", "run")
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+SERVICE = Apply(SERVICES, {"metadata": {"name": "run", "namespace": "team"}})
+GONE = Delete(kind=JOBS, namespace="team", name="run", uid="u")
+STARTED = Event("Normal", "Started", "it runs")
+CONFLICT = Conflict("services", "run", "Service 'run' belongs to somebody else")
+REJECTION = Rejection("services", "run", "Service 'run': not like this")
+
+
+class Cache:
+    resource_version = 0
+
+
+class World:
+    """A worker whose neighbours are all here: what is observed, decided, written and recorded."""
+
+    def __init__(self) -> None:
+        self.time = 1000.0
+        self.cache = Cache()
+        self.present: dict[tuple[str, str], Observed] = {KEY: observed()}
+        self.plan: Callable[[Observed], Plan] = lambda _: Plan()
+        self.seen: list[Observed] = []
+        self.log: list[object] = []
+        self.events: list[Event] = []
+        self.failures: list[Exception] = []
+        self.version = 0
+        self.metrics = Metrics(CollectorRegistry())
+        self.queue: AsyncWorkQueue[tuple[str, str]] = AsyncWorkQueue(self.clock)
+        caches = {"services": self.cache, "torchrunjobs.torchrun.ai": self.cache}
+        self.worker = Worker(
+            self.queue,
+            observe=lambda namespace, name: self.present.get((namespace, name)),
+            decide=self.decide,
+            applier=self,
+            own_writes=ReadYourWrites(caches, self.clock),
+            events=self,
+            metrics=self.metrics,
+            clock=self.clock,
+            now=lambda: NOW,
+        )
+
+    def clock(self) -> float:
+        return self.time
+
+    def decide(self, observed: Observed, now: datetime) -> Plan:
+        assert now == NOW
+        self.seen.append(observed)
+        return self.plan(observed)
+
+    async def apply(self, intent: Apply) -> Written:
+        return self._write(intent, Written(intent.kind, intent.name, "u", self._next()))
+
+    async def delete(self, delete: Delete) -> Written | None:
+        return self._write(delete, Written(delete.kind, delete.name, "u", ""))
+
+    async def apply_status(self, job: TorchrunJob, status: TorchrunJobStatus) -> Written | None:
+        return self._write(status, Written(TORCHRUN_JOBS, job.metadata.name, "u", self._next()))
+
+    def record(self, job: TorchrunJob, event: Event) -> None:
+        self.events.append(event)
+
+    async def attempts(self, keys: int = 1) -> None:
+        """Let the worker run until so many keys are done, then stop it."""
+        done = self.total_reconciles() + keys
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.worker.run)
+            with anyio.fail_after(5):
+                while self.total_reconciles() < done:
+                    await anyio.lowlevel.checkpoint()
+            tasks.cancel_scope.cancel()
+
+    def total_reconciles(self) -> float:
+        (family,) = self.metrics.reconciles.collect()
+        return sum(sample.value for sample in family.samples)
+
+    def value(self, name: str, **labels: str) -> float:
+        return self.metrics.registry.get_sample_value(name, labels) or 0
+
+    def _next(self) -> str:
+        self.version += 1
+        return str(self.version)
+
+    def _write(self, what: object, written: Written) -> Written:
+        if self.failures:
+            raise self.failures.pop(0)
+        self.log.append(what)
+        return written
+
+
+def observed(phase: Phase | None = None, generation: int = 1, queue: int = 1) -> Observed:
+    return Observed(
+        job=TorchrunJob(
+            metadata=ObjectMeta(name="run", namespace="team", uid="job", generation=generation),
+            status=TorchrunJobStatus(phase=phase),
+        ),
+        queue=TorchrunQueue(metadata=ObjectMeta(uid="queue", generation=queue)),
+    )
+
+
+def status(phase: Phase, message: str = "") -> TorchrunJobStatus:
+    return TorchrunJobStatus(phase=phase, message=message)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+async def test_a_plan_is_carried_out_in_its_order(world: World) -> None:
+    plan = Plan(applies=(SERVICE,), deletes=(GONE,), status=status("Running"), events=(STARTED,))
+    world.plan = lambda _: plan
+    assert await world.worker.attempt(KEY) == Done()
+    assert world.log == [SERVICE, GONE, status("Running")]
+    assert world.events == [STARTED]
+
+
+async def test_an_empty_plan_writes_nothing_and_says_nothing(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await world.worker.attempt(KEY) == Done()
+    assert world.log == []
+    assert capsys.readouterr().out == ""
+
+
+async def test_one_line_for_a_decision(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    world.plan = lambda _: Plan(applies=(SERVICE,), status=status("Running"))
+    await world.worker.attempt(KEY)
+    (line,) = capsys.readouterr().out.splitlines()
+    for word in ("team/run", "Running", "Service/run", "attempt=0"):
+        assert word in line
+
+
+async def test_a_job_that_is_gone_is_forgotten(world: World) -> None:
+    world.present.clear()
+    assert await world.worker.attempt(KEY) == Done()
+    assert world.seen == []
+
+
+async def test_deadlines_come_from_the_plan(world: World) -> None:
+    world.plan = lambda _: Plan(requeue_after=7)
+    assert await world.worker.attempt(KEY) == RequeueAfter(7)
+
+
+async def test_nothing_is_decided_before_the_cache_shows_our_own_write(world: World) -> None:
+    world.plan = lambda _: Plan(applies=(SERVICE,))
+    await world.worker.attempt(KEY)
+    assert isinstance(await world.worker.attempt(KEY), Behind)
+    assert len(world.seen) == 1
+    world.cache.resource_version = 1
+    assert await world.worker.attempt(KEY) == Done()
+
+
+async def test_a_cache_that_never_comes_is_waited_for_ten_seconds_only(world: World) -> None:
+    world.plan = lambda _: Plan(applies=(SERVICE,))
+    await world.worker.attempt(KEY)
+    world.time += 9.5
+    assert await world.worker.attempt(KEY) == Behind(0.5)
+    world.time += 0.5
+    assert await world.worker.attempt(KEY) == Done()
+
+
+class TestStatus:
+    """At most one write a second, unless the phase changes."""
+
+    async def test_the_rest_of_the_second_is_waited_for(self, world: World) -> None:
+        world.present[KEY] = observed("Running")
+        world.cache.resource_version = 100
+        world.plan = lambda _: Plan(status=status("Running", "1/2 ready"), events=(STARTED,))
+        assert await world.worker.attempt(KEY) == Done()
+        world.time += 0.25
+        world.plan = lambda _: Plan(status=status("Running", "2/2 ready"), events=(STARTED,))
+        assert await world.worker.attempt(KEY) == RequeueAfter(0.75)
+        assert world.log == [status("Running", "1/2 ready")]
+        assert world.events == [STARTED], "an event tells of the status that is there"
+        world.time += 0.75
+        assert await world.worker.attempt(KEY) == Done()
+        assert world.log[1:] == [status("Running", "2/2 ready")]
+
+    async def test_a_change_of_phase_is_written_at_once(self, world: World) -> None:
+        world.present[KEY] = observed("Running")
+        world.cache.resource_version = 100
+        world.plan = lambda _: Plan(status=status("Running", "2/2 ready"))
+        await world.worker.attempt(KEY)
+        world.plan = lambda _: Plan(status=status("Succeeded"))
+        assert await world.worker.attempt(KEY) == Done()
+        assert world.log[-1] == status("Succeeded")
+
+    async def test_other_writes_are_not_held_back(self, world: World) -> None:
+        world.present[KEY] = observed("Running")
+        world.cache.resource_version = 100
+        world.plan = lambda _: Plan(applies=(SERVICE,), status=status("Running"))
+        await world.worker.attempt(KEY)
+        await world.worker.attempt(KEY)
+        assert world.log == [SERVICE, status("Running"), SERVICE]
+
+
+def waiting_for(seen: Observed) -> Plan:
+    """As reconcile does: nothing is made while something stands in the way."""
+    if seen.conflicts or seen.rejection:
+        return Plan(status=status("Pending", "blocked"))
+    return Plan(applies=(SERVICE,), status=status("Running"))
+
+
+class TestObstacles:
+    """A refusal is shown in the status at once, and not hammered at."""
+
+    async def test_a_conflict_is_said_and_tried_again_later(self, world: World) -> None:
+        world.plan = waiting_for
+        world.failures = [NameConflictError(CONFLICT)]
+        assert await world.worker.attempt(KEY) == RequeueAfter(CONFLICT_RETRY)
+        assert world.seen[-1].conflicts == (CONFLICT,)
+        assert world.log == [status("Pending", "blocked")]
+
+    async def test_nothing_is_touched_meanwhile(self, world: World) -> None:
+        world.plan = waiting_for
+        world.failures = [NameConflictError(CONFLICT)]
+        await world.worker.attempt(KEY)
+        world.cache.resource_version = 100
+        world.time += 10
+        outcome = await world.worker.attempt(KEY)
+        assert outcome == RequeueAfter(CONFLICT_RETRY - 10)
+        assert SERVICE not in world.log
+        world.time += CONFLICT_RETRY
+        assert await world.worker.attempt(KEY) == Done()
+        assert SERVICE in world.log
+
+    async def test_a_permanent_rejection_waits_for_the_user(self, world: World) -> None:
+        world.plan = waiting_for
+        error = RejectedError(REJECTION, permanent=True)
+        world.failures = [error]
+        assert await world.worker.attempt(KEY) == Terminal(error)
+        assert world.seen[-1].rejection == REJECTION
+        world.cache.resource_version = 100
+        world.time += 1e6
+        assert await world.worker.attempt(KEY) == Done()
+        assert SERVICE not in world.log
+
+    @pytest.mark.parametrize("changed", [observed(generation=2), observed(queue=2)])
+    async def test_a_change_of_job_or_queue_is_tried_at_once(
+        self, world: World, changed: Observed
+    ) -> None:
+        world.plan = waiting_for
+        world.failures = [RejectedError(REJECTION, permanent=True)]
+        await world.worker.attempt(KEY)
+        world.cache.resource_version = 100
+        world.present[KEY] = changed
+        assert await world.worker.attempt(KEY) == Done()
+        assert SERVICE in world.log
+
+    async def test_quota_and_admission_are_retried_slowly(self, world: World) -> None:
+        world.plan = waiting_for
+        world.failures = [RejectedError(REJECTION, permanent=False)]
+        assert await world.worker.attempt(KEY) == RequeueAfter(FORBIDDEN_RETRY)
+        world.cache.resource_version = 100
+        world.time += FORBIDDEN_RETRY
+        assert await world.worker.attempt(KEY) == Done()
+        assert SERVICE in world.log
+
+    async def test_a_plan_that_insists_is_no_hot_loop(self, world: World) -> None:
+        world.plan = lambda _: Plan(applies=(SERVICE,))
+        world.failures = [RejectedError(REJECTION, permanent=True) for _ in range(2)]
+        world.queue.add(KEY)
+        await world.attempts()
+        ready = world.queue.next_ready()
+        assert ready is not None
+        assert ready == FORBIDDEN_RETRY
+        assert world.value("torchrun_reconcile_panics_total") == 0
+
+
+class TestSettling:
+    """Outcomes become verbs of the queue."""
+
+    @pytest.mark.parametrize(
+        "error",
+        [
+            SupersededError("replaced"),
+            ApiError(404, "NotFound", "no namespace"),
+            UnavailableError("500"),
+            RuntimeError("a bug"),
+        ],
+    )
+    async def test_failures_come_back_with_backoff(self, world: World, error: Exception) -> None:
+        world.plan = lambda _: Plan(applies=(SERVICE,))
+        world.failures = [error]
+        world.queue.add(KEY)
+        await world.attempts()
+        assert world.queue.failures(KEY) == 1
+        assert world.queue.next_ready() == pytest.approx(0.005)
+        bugs = 1 if isinstance(error, RuntimeError) else 0
+        assert world.value("torchrun_reconcile_panics_total") == bugs
+        assert world.value("torchrun_reconcile_total", outcome="Retry") == 1
+        world.time += 1
+        await world.attempts()
+        assert world.queue.failures(KEY) == 0, "a success forgets them"
+        assert SERVICE in world.log
+
+    async def test_the_server_says_when(self, world: World) -> None:
+        world.plan = lambda _: Plan(applies=(SERVICE,))
+        world.failures = [UnavailableError("429", retry_after=3)]
+        world.queue.add(KEY)
+        await world.attempts()
+        assert world.queue.next_ready() == 3
+
+    async def test_a_bug_costs_its_own_job_only(
+        self, world: World, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        neighbour = ("team", "neighbour")
+        world.present[neighbour] = observed("Running")
+
+        def plan(seen: Observed) -> Plan:
+            if seen.job.status.phase is None:
+                raise ZeroDivisionError
+            return Plan(applies=(SERVICE,))
+
+        world.plan = plan
+        world.queue.add(KEY)
+        world.queue.add(neighbour)
+        await world.attempts(2)
+        assert world.log == [SERVICE]
+        assert "ZeroDivisionError" in capsys.readouterr().out, "with its traceback"
+
+    async def test_stale_caches_are_counted(self, world: World) -> None:
+        world.plan = lambda _: Plan(applies=(SERVICE,))
+        world.queue.add(KEY)
+        await world.attempts()
+        world.queue.add(KEY)
+        await world.attempts()
+        assert world.value("torchrun_stale_sync_skips_total") == 1
+        assert world.queue.next_ready() == 1
+
+    async def test_a_terminal_refusal_leaves_the_queue_empty(self, world: World) -> None:
+        world.plan = waiting_for
+        world.failures = [RejectedError(REJECTION, permanent=True)]
+        world.queue.add(KEY)
+        await world.attempts()
+        assert world.queue.next_ready() is None
+        assert world.value("torchrun_reconcile_total", outcome="Terminal") == 1
+
+    async def test_shut_down_ends_the_worker_and_leaves_what_waits(self, world: World) -> None:
+        started, release = anyio.Event(), anyio.Event()
+        world.plan = lambda _: Plan(applies=(SERVICE,))
+        original = world.apply
+
+        async def apply(intent: Apply) -> Written:
+            started.set()
+            await release.wait()
+            return await original(intent)
+
+        world.apply = apply  # type: ignore[method-assign]
+        world.queue.add(KEY)
+        world.queue.add(("team", "next"))
+        with anyio.fail_after(5):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(world.worker.run)
+                await started.wait()
+                world.queue.shut_down()
+                release.set()
+        assert world.log == [SERVICE], "what is in work is finished"
+        assert len(world.seen) == 1, "what waits is not begun"
+
+
+async def test_waits_are_measured_when_they_end(world: World) -> None:
+    created = NOW.replace(second=0)
+    job = TorchrunJob(
+        metadata=ObjectMeta(name="run", namespace="team", creation_timestamp=created),
+        status=TorchrunJobStatus(phase="Queued"),
+    )
+    world.present[KEY] = Observed(job=job)
+    world.plan = lambda _: Plan(status=status("Running"))
+    await world.worker.attempt(KEY)
+    assert world.value("torchrun_job_start_seconds_sum") == 5
+    assert math.isclose(world.value("torchrun_job_start_seconds_count"), 1)
