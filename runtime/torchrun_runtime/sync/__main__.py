@@ -1,0 +1,136 @@
+"""torchrun-sync: take one archive over HTTP, check it, and make it the job's workspace."""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from torchrun_runtime.sync.claim import Claim, Marker
+from torchrun_runtime.sync.errors import ArchiveError, SyncError
+from torchrun_runtime.sync.extract import extract
+from torchrun_runtime.sync.report import log, terminate_with
+from torchrun_runtime.sync.server import Server
+from torchrun_runtime.sync.settings import Settings, from_environment
+from torchrun_runtime.sync.upload import Upload
+from torchrun_runtime.sync.workflow import Workflow
+
+if TYPE_CHECKING:
+    from torchrun_api.json import JsonObject
+
+_USAGE = """usage: torchrun-sync
+
+Runs in a job's sync pod. Takes the workspace as a zip archive by PUT /v1/upload, checks every
+member, extracts it to <claim>/tree and writes the marker <claim>/.sync_success.
+
+Environment (default):
+  TORCHRUN_SYNC_SOURCE (zip)       where the workspace comes from
+  TORCHRUN_SYNC_DIR (/workspace)   the claim, writable
+  TORCHRUN_SYNC_PORT (8080)        port to listen on
+  TORCHRUN_SYNC_SHA256 ()          take this archive only
+  TORCHRUN_SYNC_READ_TIMEOUT_SECONDS (60)   silence after which a client is given up
+  TORCHRUN_SYNC_MAX_ENTRIES, _BYTES, _PATH, _DEPTH, _RATIO, _RATIO_FLOOR   caps on an archive
+
+Exit status: 0 the workspace is there; 1 it is not, and the termination message says why;
+143 stopped by a signal (an upload goes on in the next pod).
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point of torchrun-sync; returns the exit status."""
+    if sys.argv[1:] if arguments is None else arguments:
+        print(_USAGE, end="")
+        return 0
+    os.umask(0o022)
+    settings = Settings()
+    try:
+        settings = from_environment(os.environ)
+        _end_at_signal(settings)
+        marker = prepare(settings)
+    except SyncError as error:
+        return _failed(settings, error.reason, error.message, error.permanent)
+    except OSError as error:
+        fault = unavailable(settings, error)
+        return _failed(settings, fault.reason, fault.message, fault.permanent)
+    log("workspace ready", **asdict(marker))
+    terminate_with(
+        settings.termination_log,
+        {"sha256": marker.sha256, "files": marker.files, "bytes": marker.bytes},
+    )
+    return 0
+
+
+def prepare(settings: Settings) -> Marker:
+    """Wait for an acceptable archive and publish it. Raises SyncError, OSError."""
+    claim = Claim(settings.directory)
+    marker = claim.marker()
+    if marker and settings.sha256 in ("", marker.sha256):
+        claim.discard_upload()
+        return marker
+    claim.prepare()
+    workflow = Workflow(Upload(claim.incoming, settings.limits.bytes, settings.sha256))
+    with Server(settings.host, settings.port, workflow, settings.read_timeout) as server:
+        threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True).start()
+        log("listening", port=server.port, **workflow.describe())
+        try:
+            return _take_until_good(settings, claim, workflow)
+        except (SyncError, OSError) as error:
+            fault = error if isinstance(error, SyncError) else unavailable(settings, error)
+            workflow.fail(fault.reason, fault.message)
+            raise fault from error
+        finally:
+            workflow.seen.wait(settings.linger)
+            server.shutdown()
+
+
+def _take_until_good(settings: Settings, claim: Claim, workflow: Workflow) -> Marker:
+    while True:
+        identity = workflow.wait_for_archive()
+        claim.discard_unfinished()
+        log("extracting", sha256=identity.sha256, bytes=identity.total)
+        try:
+            held = extract(workflow.upload.archive, claim.new, settings.limits)
+            marker = claim.publish(identity.sha256, held.files, held.bytes)
+        except ArchiveError as error:
+            log("archive refused", "error", reason=error.reason, message=error.message)
+            claim.discard_unfinished()
+            workflow.refuse(error.reason, error.message)
+            if settings.sha256:
+                raise SyncError(error.reason, error.message, permanent=True) from error
+        else:
+            workflow.succeed()
+            claim.discard_upload()
+            return marker
+
+
+def unavailable(settings: Settings, error: OSError) -> SyncError:
+    """The claim's file system failed in a way that another pod may not meet."""
+    message = f"the workspace claim at {settings.directory} failed: {error}"
+    return SyncError("WorkspaceUnavailable", message, permanent=False)
+
+
+def _failed(settings: Settings, reason: str, message: str, permanent: bool) -> int:
+    body: JsonObject = {"reason": reason, "message": message, "permanent": permanent}
+    log("failed", "error", **body)
+    terminate_with(settings.termination_log, body)
+    return 1
+
+
+def _end_at_signal(settings: Settings) -> None:
+    """End at once on SIGTERM, whatever the other threads do: nothing on the claim needs more."""
+    signals = {signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+
+    def wait() -> None:
+        number = signal.sigwait(signals)
+        message = f"stopped by {signal.Signals(number).name} before the workspace was complete"
+        _failed(settings, "Terminated", message, permanent=False)
+        os._exit(143)
+
+    threading.Thread(target=wait, name="signals", daemon=True).start()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

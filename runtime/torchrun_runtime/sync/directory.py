@@ -1,0 +1,81 @@
+"""The archive's own list of members, bounded before it is read.
+
+zipfile reads a central directory whole and makes an object of each entry, whatever the directory's
+size: ten million entries are some gigabytes of memory. So they are counted first, one header at a
+time. Layout and numbers: PKWARE's APPNOTE.TXT 6.3.10, sections 4.3.12 to 4.3.16.
+"""
+
+import os
+import struct
+from typing import BinaryIO
+
+from torchrun_runtime.sync.errors import ArchiveError
+
+_END_SIGNATURE = b"PK\x05\x06"
+_END_SIZE = 22
+_LOCATOR_SIGNATURE = b"PK\x06\x07"
+_LOCATOR_SIZE = 20
+_END64_SIGNATURE = b"PK\x06\x06"
+_END64_SIZE = 56
+_HEADER = struct.Struct("<4s24x3H12x")  # signature, lengths of name, extra field and comment
+_HEADER_SIGNATURE = b"PK\x01\x02"
+_LONGEST_COMMENT = 0xFFFF
+
+
+def count_entries(file: BinaryIO, most: int) -> int:
+    """Number of entries of the central directory.
+
+    Raises ArchiveError: NotAZip, or TooManyEntries as soon as `most` are exceeded.
+    """
+    position, remaining = _locate(file)
+    file.seek(position)
+    entries = 0
+    while remaining > 0:
+        header = file.read(_HEADER.size)
+        if len(header) < _HEADER.size or not header.startswith(_HEADER_SIGNATURE):
+            raise not_a_zip("its central directory is damaged")
+        _, name, extra, comment = _HEADER.unpack(header)
+        file.seek(name + extra + comment, os.SEEK_CUR)
+        remaining -= _HEADER.size + name + extra + comment
+        entries += 1
+        if entries > most:
+            message = (
+                f"the archive has more than {most} members; leave out what the training does "
+                "not need (.torchrunignore) or mount it from a claim"
+            )
+            raise ArchiveError("TooManyEntries", message)
+    if remaining < 0:
+        raise not_a_zip("its central directory is damaged")
+    return entries
+
+
+def not_a_zip(why: str) -> ArchiveError:
+    """The refusal of bytes that are no zip archive."""
+    return ArchiveError("NotAZip", f"the upload is not a zip archive that can be read: {why}")
+
+
+def _locate(file: BinaryIO) -> tuple[int, int]:
+    """Where the central directory starts, and its length in bytes; found as zipfile finds it."""
+    length = file.seek(0, os.SEEK_END)
+    start = max(0, length - _END_SIZE - _LONGEST_COMMENT - 1)
+    file.seek(start)
+    tail = file.read()
+    last = len(tail) - _END_SIZE
+    without_comment = tail[-_END_SIZE:].startswith(_END_SIGNATURE) and tail.endswith(b"\0\0")
+    at = last if without_comment else tail.rfind(_END_SIGNATURE)
+    if at < 0 or at > last:
+        raise not_a_zip("it has no end of central directory record")
+    (size,) = struct.unpack_from("<L", tail, at + 12)
+    end = start + at
+    end64 = end - _LOCATOR_SIZE - _END64_SIZE
+    if end64 >= 0:
+        file.seek(end64)
+        records = file.read(_END64_SIZE + _LOCATOR_SIZE)
+        if records.startswith(_END64_SIGNATURE) and records[_END64_SIZE:].startswith(
+            _LOCATOR_SIGNATURE
+        ):
+            (size,) = struct.unpack_from("<Q", records, 40)
+            end = end64
+    if size > end:
+        raise not_a_zip("its central directory is longer than the file")
+    return end - size, size

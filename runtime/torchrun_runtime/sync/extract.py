@@ -1,0 +1,123 @@
+"""From an archive to a fresh tree, counting every byte that comes out."""
+
+import os
+import shutil
+import struct
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from torchrun_runtime.sync.directory import count_entries, not_a_zip
+from torchrun_runtime.sync.errors import ArchiveError, SyncError
+from torchrun_runtime.sync.members import Member, accept
+from torchrun_runtime.sync.settings import Limits
+from torchrun_runtime.sync.upload import FULL
+
+_PIECE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Extracted:
+    """What a tree holds. bytes: sum of the files' sizes."""
+
+    files: int
+    bytes: int
+
+
+def extract(archive: Path, tree: Path, limits: Limits) -> Extracted:
+    """Extract into `tree`, which must not exist.
+
+    The archive is judged whole before anything is written. Files are readable by all and keep
+    the executable bit; nothing else of their mode, owner or time is taken over.
+
+    Raises ArchiveError naming the member at fault; SyncError (WorkspaceFull, not permanent)
+    where the tree does not fit; OSError on any other fault of the disk.
+    """
+    try:
+        with archive.open("rb") as file:
+            count_entries(file, limits.entries)
+            with _opened(file) as opened:
+                members = accept(
+                    opened.infolist(), archive.stat().st_size, opened.start_dir, limits
+                )
+                _check_space(tree.parent, sum(member.size for member in members))
+                return _write(opened, members, tree)
+    except OSError as error:
+        if error.errno in FULL:
+            raise _workspace_full(error.strerror or "no space") from error
+        raise
+
+
+def _opened(file: BinaryIO) -> zipfile.ZipFile:
+    try:
+        return zipfile.ZipFile(file)
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error) as error:
+        raise not_a_zip(str(error)) from error
+
+
+def _write(opened: zipfile.ZipFile, members: list[Member], tree: Path) -> Extracted:
+    tree.mkdir(mode=0o755)
+    made: set[tuple[str, ...]] = {()}
+    files = size = 0
+    for member in members:
+        _make_directories(tree, member.path if member.directory else member.path[:-1], made)
+        if not member.directory:
+            size += _write_file(opened, member, tree.joinpath(*member.path))
+            files += 1
+    return Extracted(files, size)
+
+
+def _make_directories(tree: Path, path: tuple[str, ...], made: set[tuple[str, ...]]) -> None:
+    for depth in range(1, len(path) + 1):
+        if path[:depth] not in made:
+            tree.joinpath(*path[:depth]).mkdir(mode=0o755)
+            made.add(path[:depth])
+
+
+def _write_file(opened: zipfile.ZipFile, member: Member, target: Path) -> int:
+    mode = 0o755 if member.executable else 0o644
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    written = 0
+    try:
+        with (
+            opened.open(member.info) as source,
+            os.fdopen(os.open(target, flags, mode), "wb", buffering=0) as file,
+        ):
+            os.fchmod(file.fileno(), mode)
+            while piece := source.read(_PIECE):
+                written += len(piece)
+                if written > member.size:
+                    break
+                _write_all(file.fileno(), piece)
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        message = f"the member {member.name} is damaged: {error or 'it ends too early'}"
+        raise ArchiveError("DamagedMember", message) from error
+    except FileExistsError as error:
+        message = f"the member {member.name} has a name that this file system cannot tell apart"
+        raise ArchiveError("DuplicateMember", message) from error
+    if written != member.size:
+        message = f"the member {member.name} does not have the {member.size} bytes it announces"
+        raise ArchiveError("DamagedMember", message)
+    return written
+
+
+def _write_all(descriptor: int, piece: bytes) -> None:
+    view = memoryview(piece)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _check_space(directory: Path, needed: int) -> None:
+    free = shutil.disk_usage(directory).free
+    if needed > free:
+        raise _workspace_full(f"{needed} bytes are needed, {free} are free")
+
+
+def _workspace_full(why: str) -> SyncError:
+    message = (
+        f"the workspace claim has no room for the extracted archive: {why}; raise "
+        "volumes.workspace.size (the archive itself is kept, so it need not be sent again)"
+    )
+    return SyncError("WorkspaceFull", message, permanent=False)

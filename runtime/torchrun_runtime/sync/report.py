@@ -1,0 +1,41 @@
+"""What the pod says: JSON lines on stdout, one termination message at the end."""
+
+import json
+import os
+import sys
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torchrun_api.json import JsonObject, JsonValue
+
+# The kubelet keeps 4096 bytes of a termination message; escaping may double a character's size.
+_MESSAGE_CHARACTERS = 1500
+
+
+def now() -> str:
+    """Present time, RFC 3339 in UTC."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def log(event: str, level: str = "info", /, **fields: "JsonValue") -> None:
+    """One JSON object on a line of its own."""
+    line = json.dumps({"time": now(), "level": level, "event": event, **fields})
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def terminate_with(path: Path, message: "JsonObject") -> None:
+    """Write the container's termination message where the kubelet made the file for it.
+
+    Nothing happens where there is none: the exit code still stands.
+    """
+    text = message.get("message")
+    if isinstance(text, str):
+        message = {**message, "message": text[:_MESSAGE_CHARACTERS]}
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(message, file, ensure_ascii=False)

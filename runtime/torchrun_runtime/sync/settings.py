@@ -1,0 +1,89 @@
+"""What the pod's environment says, checked once at the start."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torchrun_runtime.sync.errors import SyncError
+
+SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Caps on one archive; each can be raised by TORCHRUN_SYNC_MAX_<NAME>.
+
+    entries: members, files and directories. bytes: of the archive, and of all that it holds.
+    path: bytes of one member's path; the rest of the kernel's 4096 is left for the mount path.
+    depth: components of one path. ratio: bytes held per byte of the archive, asked for only above
+    ratio_floor bytes (small text compresses far without harm).
+    """
+
+    entries: int = 200_000
+    bytes: int = 50 * 2**30
+    path: int = 3_840
+    depth: int = 100
+    ratio: int = 200
+    ratio_floor: int = 2**30
+
+
+@dataclass(frozen=True)
+class Settings:
+    """sha256: the only digest that is taken, or "". Times in seconds."""
+
+    directory: Path = Path("/workspace")
+    host: str = ""
+    port: int = 8080
+    sha256: str = ""
+    limits: Limits = field(default_factory=Limits)
+    termination_log: Path = Path("/dev/termination-log")
+    read_timeout: float = 60.0
+    linger: float = 2.0
+
+
+def from_environment(environment: Mapping[str, str]) -> Settings:
+    """Raises SyncError (InvalidSetting) naming the variable, its value and what it takes."""
+    source = environment.get("TORCHRUN_SYNC_SOURCE", "zip")
+    if source != "zip":
+        raise _invalid("TORCHRUN_SYNC_SOURCE", source, "zip")
+    sha256 = environment.get("TORCHRUN_SYNC_SHA256", "").lower()
+    if sha256 and not SHA256.fullmatch(sha256):
+        raise _invalid("TORCHRUN_SYNC_SHA256", sha256, "64 hexadecimal digits")
+    defaults = Settings()
+    return Settings(
+        directory=Path(environment.get("TORCHRUN_SYNC_DIR", defaults.directory)),
+        host=environment.get("TORCHRUN_SYNC_HOST", defaults.host),
+        port=_number(environment, "TORCHRUN_SYNC_PORT", defaults.port, lowest=0),
+        sha256=sha256,
+        limits=_limits(environment),
+        termination_log=Path(environment.get("TORCHRUN_TERMINATION_LOG", defaults.termination_log)),
+        read_timeout=_number(environment, "TORCHRUN_SYNC_READ_TIMEOUT_SECONDS", 60),
+    )
+
+
+def _limits(environment: Mapping[str, str]) -> Limits:
+    default = Limits()
+    prefix = "TORCHRUN_SYNC_MAX_"
+    return Limits(
+        entries=_number(environment, prefix + "ENTRIES", default.entries),
+        bytes=_number(environment, prefix + "BYTES", default.bytes),
+        path=_number(environment, prefix + "PATH", default.path),
+        depth=_number(environment, prefix + "DEPTH", default.depth),
+        ratio=_number(environment, prefix + "RATIO", default.ratio),
+        ratio_floor=_number(environment, prefix + "RATIO_FLOOR", default.ratio_floor, lowest=0),
+    )
+
+
+def _number(environment: Mapping[str, str], name: str, default: int, lowest: int = 1) -> int:
+    text = environment.get(name, "")
+    if not text:
+        return default
+    if not text.isascii() or not text.isdigit() or int(text) < lowest:
+        raise _invalid(name, text, f"a whole number of at least {lowest}")
+    return int(text)
+
+
+def _invalid(name: str, value: str, accepted: str) -> SyncError:
+    message = f"{name} is {value!r}; accepted: {accepted}"
+    return SyncError("InvalidSetting", message, permanent=True)

@@ -1,0 +1,190 @@
+"""Archives: what is extracted as it was, and what is refused before it touches the claim."""
+
+import io
+import os
+import stat
+import struct
+import tempfile
+import tracemalloc
+import warnings
+import zipfile
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torchrun_runtime.sync.errors import ArchiveError, SyncError
+from torchrun_runtime.sync.extract import Extracted, extract
+from torchrun_runtime.sync.settings import Limits
+from unit.runtime import hostile
+
+LIMITS = Limits(entries=50, bytes=1 << 30, ratio=200, ratio_floor=1 << 20)
+
+
+def zipped(members: dict[str, bytes], mode: int = 0) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(hostile.entry(name, mode=mode), content)
+    return buffer.getvalue()
+
+
+def extracted(data: bytes, directory: Path, limits: Limits = LIMITS) -> tuple[Extracted, Path]:
+    archive = directory / "archive.zip"
+    archive.write_bytes(data)
+    tree = directory / "tree"
+    return extract(archive, tree, limits), tree
+
+
+@given(
+    tree=st.dictionaries(
+        st.lists(hostile.plain_names, min_size=1, max_size=4).map(tuple),
+        st.binary(max_size=5000),
+        max_size=12,
+    )
+)
+@settings(max_examples=60, deadline=None)
+def test_extracts_every_tree_as_it_was(tree: dict[tuple[str, ...], bytes]) -> None:
+    files = {path: data for path, data in tree.items() if not _is_parent(path, tree)}
+    with tempfile.TemporaryDirectory() as directory:
+        data = zipped({"/".join(path): content for path, content in files.items()})
+        result, root = extracted(data, Path(directory))
+        found = {
+            path.relative_to(root).parts: path.read_bytes()
+            for path in root.rglob("*")
+            if path.is_file()
+        }
+    assert found == files
+    assert result == Extracted(len(files), sum(map(len, files.values())))
+
+
+def _is_parent(path: tuple[str, ...], tree: dict[tuple[str, ...], bytes]) -> bool:
+    return any(other[: len(path)] == path for other in tree if other != path)
+
+
+@pytest.mark.parametrize("kind", hostile.HOSTILE)
+@given(files=hostile.trees, first=st.booleans())
+@settings(max_examples=8, deadline=None)
+def test_refuses_hostile_archives(kind: str, files: dict[str, bytes], first: bool) -> None:
+    case = hostile.HOSTILE[kind]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # zipfile warns of the duplicates that it writes
+        data = hostile.build(files, case, first)
+    with tempfile.TemporaryDirectory() as directory:
+        outside = set(Path(directory).parent.iterdir())
+        with pytest.raises(ArchiveError) as refusal:
+            extracted(data, Path(directory))
+        assert refusal.value.reason in case.reasons
+        assert refusal.value.message.isprintable()
+        assert {path.name for path in Path(directory).iterdir()} <= {"archive.zip", "tree"}
+        assert (
+            not (Path(directory).parent / "x").exists() or Path(directory).parent / "x" in outside
+        )
+
+
+@given(data=st.binary(max_size=400), tail=st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_any_bytes_are_extracted_or_refused_but_never_a_crash(data: bytes, tail: bool) -> None:
+    noise = zipped({"a/b": b"text" * 30}) + data if tail else data
+    with tempfile.TemporaryDirectory() as directory, suppress(ArchiveError):
+        extracted(noise, Path(directory))
+
+
+@given(st.data())
+@settings(max_examples=300, deadline=None)
+def test_any_flipped_byte_is_extracted_or_refused(data: st.DataObject) -> None:
+    archive = bytearray(zipped({"a/b": b"text" * 30, "c": os.urandom(20)}))
+    at = data.draw(st.integers(0, len(archive) - 1))
+    archive[at] ^= data.draw(st.integers(1, 255))
+    with tempfile.TemporaryDirectory() as directory:
+        with suppress(ArchiveError):
+            extracted(bytes(archive), Path(directory))
+        escaped = [
+            path for path in Path(directory).iterdir() if path.name not in ("archive.zip", "tree")
+        ]
+        assert not escaped
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [(0, 0o644), (0o100600, 0o644), (0o100700, 0o755), (0o106777, 0o755), (0o100000, 0o644)],
+)
+def test_keeps_the_executable_bit_and_nothing_else(
+    tmp_path: Path, mode: int, expected: int
+) -> None:
+    old = os.umask(0o077)
+    try:
+        _, tree = extracted(zipped({"run.sh": b"#!"}, mode), tmp_path)
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE((tree / "run.sh").stat().st_mode) == expected
+
+
+def test_keeps_empty_directories(tmp_path: Path) -> None:
+    _, tree = extracted(zipped({"logs/": b"", "a/b/": b"", "a/": b""}), tmp_path)
+    assert (tree / "logs").is_dir()
+    assert (tree / "a/b").is_dir()
+
+
+def test_accepts_an_empty_archive(tmp_path: Path) -> None:
+    result, tree = extracted(zipped({}), tmp_path)
+    assert result == Extracted(0, 0)
+    assert tree.is_dir()
+
+
+def test_reads_unflagged_utf8_names(tmp_path: Path) -> None:
+    data = zipped({"PLACEHOLDER": b"1"})
+    raw = "näme.py".encode().ljust(11, b"_")
+    _, tree = extracted(hostile.rename_raw(raw)(data), tmp_path)
+    assert [path.name for path in tree.iterdir()] == ["näme.py___"]
+
+
+def test_accepts_zip64_and_a_prefix(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    with (
+        zipfile.ZipFile(buffer, "w") as archive,
+        archive.open("big", "w", force_zip64=True) as file,
+    ):
+        file.write(b"data")
+    result, _ = extracted(b"#!/usr/bin/env python3\n" + buffer.getvalue(), tmp_path)
+    assert result.files == 1
+
+
+def test_counts_members_before_zipfile_holds_them_in_memory(tmp_path: Path) -> None:
+    header = struct.pack("<4s24xHHH12x", hostile.CENTRAL, 1, 0, 0) + b"n"
+    many = 300_000
+    locator = struct.pack("<4sLQL", b"PK\x06\x07", 0, 0, 1)
+    size = len(header) * many
+    end64 = struct.pack("<4sQ2H2L4Q", b"PK\x06\x06", 44, 45, 45, 0, 0, 1, 1, size, 0)
+    end = struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, 1, 1, 2**32 - 1, 2**32 - 1, 0)
+    archive = tmp_path / "archive.zip"
+    archive.write_bytes(header * many + end64 + locator + end)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ArchiveError, match="more than 200000 members"):
+            extract(archive, tmp_path / "tree", Limits())
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+def test_refuses_what_does_not_fit_before_writing(tmp_path: Path) -> None:
+    free = os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize
+    data = hostile.patched(24, "<L", lambda _: 2**32 - 2)(zipped({"a": b"x"}))
+    many = free // 2**32 + 2
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for number in range(many):
+            archive.writestr(f"file-{number}", b"x")
+    data = bytearray(buffer.getvalue())
+    at = -1
+    while (at := data.find(hostile.CENTRAL, at + 1)) >= 0:
+        struct.pack_into("<L", data, at + 24, 2**32 - 2)
+    with pytest.raises(SyncError) as failure:
+        extracted(bytes(data), tmp_path, Limits(bytes=2**60, ratio=2**40))
+    assert failure.value.reason == "WorkspaceFull"
+    assert not failure.value.permanent
+    assert not (tmp_path / "tree").exists()
