@@ -1,0 +1,120 @@
+"""From the caches to Observed: only what is the job's own, and who holds its names."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from torchrun_api import names
+from torchrun_api.core import Job, PersistentVolumeClaim, Pod, Service
+from torchrun_controller.observe import JOB_INDEX, QUEUE_INDEX, Caches, by_job, by_queue, observe
+from torchrun_controller.reconcile import Conflict, Rejection
+from torchrun_controller.store import Store
+from world import START, make_job, make_queue
+
+OURS = [{"kind": "TorchrunJob", "name": "train", "uid": "uid-train", "controller": True}]
+
+
+@pytest.fixture
+def caches() -> Caches:
+    made = Caches(
+        jobs=Store({QUEUE_INDEX: by_queue}),
+        queues=Store(),
+        pods=Store({JOB_INDEX: by_job}),
+        child_jobs=Store({JOB_INDEX: by_job}),
+        claims=Store({JOB_INDEX: by_job}),
+        services=Store({JOB_INDEX: by_job}),
+    )
+    made.jobs.upsert(make_job(numNodes=1), 1)
+    made.queues.upsert(make_queue(), 1)
+    return made
+
+
+def child(kind: type[Any], name: str, owners: list[Any], **labels: str) -> Any:
+    return msgspec.convert(
+        {
+            "metadata": {
+                "name": name,
+                "namespace": "ml",
+                "uid": f"uid-{name}",
+                "labels": {names.JOB_LABEL: "train", **labels},
+                "ownerReferences": owners,
+            }
+        },
+        kind,
+    )
+
+
+def test_a_job_that_is_gone_is_nothing(caches):
+    assert observe(caches, "ml", "other") is None
+
+
+def test_the_queue_of_the_same_namespace_is_found(caches):
+    seen = observe(caches, "ml", "train")
+    assert seen.queue.metadata.name == "gpu"
+    caches.queues.delete("ml", "gpu", 2)
+    assert observe(caches, "ml", "train").queue is None
+
+
+def test_children_are_ordered_by_number_and_workers_are_of_the_latest_attempt(caches):
+    sync = {names.COMPONENT_LABEL: names.SYNC}
+    for number in (10, 2, 0):
+        caches.pods.upsert(child(Pod, f"train-sync-{number}", OURS, **sync), 1)
+    for attempt in ("10", "9"):
+        caches.child_jobs.upsert(
+            child(Job, f"train-r{attempt}", OURS, **{names.ATTEMPT_LABEL: attempt}), 1
+        )
+        owner = [{"kind": "Job", "uid": f"uid-train-r{attempt}", "controller": True}]
+        worker = {names.COMPONENT_LABEL: names.WORKER, names.ATTEMPT_LABEL: attempt}
+        for index in (1, 0):
+            caches.pods.upsert(child(Pod, f"train-r{attempt}-{index}-x", owner, **worker), 1)
+    seen = observe(caches, "ml", "train")
+    assert [pod.metadata.name for pod in seen.sync_pods] == [
+        "train-sync-0",
+        "train-sync-2",
+        "train-sync-10",
+    ]
+    assert [job.metadata.name for job in seen.child_jobs] == ["train-r9", "train-r10"]
+    assert [pod.metadata.name for pod in seen.workers] == ["train-r10-0-x", "train-r10-1-x"]
+    assert seen.conflicts == ()
+
+
+def test_what_another_owner_holds_is_a_conflict_and_not_ours(caches):
+    old = [{"kind": "TorchrunJob", "name": "train", "uid": "uid-before", "controller": True}]
+    caches.child_jobs.upsert(child(Job, "train", old), 1)
+    caches.services.upsert(child(Service, "train", []), 1)
+    caches.claims.upsert(child(PersistentVolumeClaim, "train-workspace", OURS), 1)
+    seen = observe(caches, "ml", "train")
+    assert (seen.child_jobs, seen.service) == ((), None)
+    assert [claim.metadata.name for claim in seen.claims] == ["train-workspace"]
+    assert {(c.resource, c.name) for c in seen.conflicts} == {
+        ("jobs.batch", "train"),
+        ("services", "train"),
+    }
+    assert "uid-before" in seen.conflicts[0].message
+    assert "no owner" in seen.conflicts[1].message
+
+
+def test_an_object_on_its_way_out_is_said_so(caches):
+    going = child(Service, "train", [])
+    caches.services.upsert(going, 1)
+    assert "being deleted" not in observe(caches, "ml", "train").conflicts[0].message
+    meta = msgspec.structs.replace(going.metadata, deletion_timestamp=START)
+    caches.services.upsert(msgspec.structs.replace(going, metadata=meta), 2)
+    assert "being deleted" in observe(caches, "ml", "train").conflicts[0].message
+
+
+def test_a_retained_claim_is_taken_up_again(caches):
+    kept = child(PersistentVolumeClaim, "train-checkpoints", [], **{names.RETAINED_LABEL: "train"})
+    caches.claims.upsert(kept, 1)
+    seen = observe(caches, "ml", "train")
+    assert seen.claims == (kept,)
+    assert seen.conflicts == ()
+
+
+def test_what_the_worker_knows_is_handed_on(caches):
+    conflict = Conflict("jobs.batch", "train", "foreign")
+    rejection = Rejection("jobs.batch", "train", "no")
+    seen = observe(caches, "ml", "train", conflicts=(conflict,), rejection=rejection)
+    assert seen.conflicts == (conflict,)
+    assert seen.rejection == rejection
