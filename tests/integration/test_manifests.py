@@ -1,0 +1,157 @@
+"""The manifests on a real API server: they apply, and the controller may do what it must, no more."""
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from torchrun_cluster import LocalCluster
+
+MANIFESTS = Path(__file__).parents[2] / "manifests"
+CONTROLLER = "system:serviceaccount:torchrun-system:torchrun-controller"
+NAMESPACE = "default"
+WITHIN = 30.0
+
+CHILDREN = {
+    "service": {"apiVersion": "v1", "kind": "Service", "spec": {"clusterIP": "None"}},
+    "persistentvolumeclaim": {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            "resources": {"requests": {"storage": "1Gi"}},
+        },
+    },
+    "pod": {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "spec": {"containers": [{"name": "sync", "image": "sync"}]},
+    },
+    "job": {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "spec": {
+            "suspend": True,
+            "template": {
+                "spec": {
+                    "restartPolicy": "Never",
+                    "containers": [{"name": "trainer", "image": "trainer"}],
+                }
+            },
+        },
+    },
+}
+
+
+def eventually(check: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + WITHIN
+    while not check():
+        assert time.monotonic() < deadline, f"not within {WITHIN:.0f} s: {what}"
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def installed(crds: LocalCluster) -> LocalCluster:
+    """Applied in the order of the installation page."""
+    for folder in ("crd", "controller", "rbac"):
+        crds.kubectl("apply", "-f", str(MANIFESTS / folder))
+    return crds
+
+
+def can_i(cluster: LocalCluster, user: str, *action: str) -> bool:
+    answer = cluster.kubectl("auth", "can-i", *action, f"--as={user}", check=False)
+    return answer.stdout.strip() == "yes"
+
+
+def test_kustomize_applies_the_same(installed: LocalCluster) -> None:
+    lines = installed.kubectl("apply", "-k", str(MANIFESTS)).stdout.splitlines()
+    assert len(lines) >= 10
+    # The API server prunes nothing and rounds nothing, so a second application changes nothing.
+    changed = [x for x in lines if not x.endswith("unchanged") and "admissionpolicy" not in x]
+    assert changed == []
+
+
+def test_the_controllers_pod_is_admitted_under_restricted_pod_security(
+    installed: LocalCluster,
+) -> None:
+    pods = ("get", "pods", "-n", "torchrun-system", "-o", "name")
+    eventually(lambda: "pod/torchrun-controller-" in installed.kubectl(*pods).stdout, "a pod")
+
+
+def apply_as(
+    cluster: LocalCluster, user: str, kind: str, name: str
+) -> subprocess.CompletedProcess[str]:
+    body = {**CHILDREN[kind], "metadata": {"name": name, "namespace": NAMESPACE}}
+    return cluster.kubectl(
+        *("apply", "--server-side", f"--as={user}", "--validate=ignore", "-f", "-"),
+        stdin=json.dumps(body),
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("kind", CHILDREN)
+def test_the_controller_makes_its_children(installed: LocalCluster, kind: str) -> None:
+    eventually(
+        lambda: apply_as(installed, CONTROLLER, kind, "child").returncode == 0, f"apply a {kind}"
+    )
+    again = apply_as(installed, CONTROLLER, kind, "child")
+    assert again.returncode == 0, again.stderr
+    installed.kubectl("delete", kind, "child", "-n", NAMESPACE, "--now")
+
+
+def test_server_side_apply_of_what_is_absent_needs_create(installed: LocalCluster) -> None:
+    """Why the role has the verb create beside patch."""
+    installed.kubectl(
+        *("create", "clusterrole", "patch-services", "--verb=get,patch", "--resource=services")
+    )
+    installed.kubectl(
+        *("create", "clusterrolebinding", "patch-services", "--clusterrole=patch-services"),
+        "--user=patcher",
+    )
+    eventually(lambda: can_i(installed, "patcher", "patch", "services"), "the binding")
+    answer = apply_as(installed, "patcher", "service", "absent")
+    assert 'cannot create resource "services"' in answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("action", "allowed"),
+    [
+        (("watch", "torchrunjobs.torchrun.ai", "-A"), True),
+        (("patch", "torchrunjobs.torchrun.ai/a", "--subresource=status"), True),
+        (("create", "events.events.k8s.io"), True),
+        (("delete", "pods"), True),
+        (("update", "leases.coordination.k8s.io", "-n", "torchrun-system"), True),
+        (("update", "leases.coordination.k8s.io", "-n", "default"), False),
+        (("patch", "torchrunjobs.torchrun.ai"), False),
+        (("delete", "torchrunjobs.torchrun.ai"), False),
+        (("patch", "torchrunqueues.torchrun.ai"), False),
+        (("delete", "persistentvolumeclaims"), False),
+        (("get", "secrets"), False),
+        (("get", "configmaps"), False),
+        (("create", "pods", "--subresource=exec"), False),
+        (("create", "serviceaccounts", "--subresource=token"), False),
+        (("list", "nodes"), False),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, tuple) else None,
+)
+def test_what_the_controller_may_do(
+    installed: LocalCluster, action: tuple[str, ...], allowed: bool
+) -> None:
+    assert can_i(installed, CONTROLLER, *action) is allowed
+
+
+def test_users_get_their_rights_from_the_clusters_own_roles(installed: LocalCluster) -> None:
+    for role in ("view", "edit", "admin"):
+        installed.kubectl("create", "rolebinding", role, f"--clusterrole={role}", f"--user={role}")
+    jobs, queues = "torchrunjobs.torchrun.ai", "torchrunqueues.torchrun.ai"
+    # The aggregation of roles is a controller's work, so it takes a moment.
+    eventually(lambda: can_i(installed, "view", "list", jobs), "view sees jobs")
+    eventually(lambda: can_i(installed, "edit", "create", jobs), "edit makes jobs")
+    eventually(lambda: can_i(installed, "admin", "create", queues), "admin makes queues")
+    assert can_i(installed, "admin", "create", jobs)
+    assert can_i(installed, "edit", "get", queues)
+    assert not can_i(installed, "edit", "create", queues)
+    assert not can_i(installed, "view", "create", jobs)

@@ -1,0 +1,42 @@
+"""The manifests agree with each other and ask for no more than they say."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+MANIFESTS = Path(__file__).parents[3] / "manifests"
+KUSTOMIZATION = yaml.safe_load((MANIFESTS / "kustomization.yaml").read_text(encoding="utf-8"))
+
+
+def documents() -> list[dict[str, Any]]:
+    return [
+        document
+        for path in sorted(MANIFESTS.glob("*/*.yaml"))
+        for document in yaml.safe_load_all(path.read_text(encoding="utf-8"))
+    ]
+
+
+def rules() -> list[dict[str, Any]]:
+    return [rule for document in documents() for rule in document.get("rules", [])]
+
+
+def test_the_kustomization_names_every_manifest() -> None:
+    present = {str(path.relative_to(MANIFESTS)) for path in MANIFESTS.glob("*/*.yaml")}
+    assert set(KUSTOMIZATION["resources"]) == present
+
+
+@pytest.mark.parametrize("rule", rules(), ids=lambda r: ",".join(r["resources"]))
+def test_no_rule_has_a_wildcard_or_reaches_secrets(rule: dict[str, Any]) -> None:
+    assert "*" not in {*rule["apiGroups"], *rule["resources"], *rule["verbs"]}
+    assert not {"secrets", "configmaps", "roles", "clusterroles"} & set(rule["resources"])
+
+
+def test_job_pods_get_the_controllers_own_image() -> None:
+    (deployment,) = (d for d in documents() if d["kind"] == "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    env = {variable["name"]: variable["value"] for variable in container["env"]}
+    (image,) = KUSTOMIZATION["images"]
+    assert env["TORCHRUN_RUNTIME_IMAGE"] == container["image"]
+    assert container["image"] == f"{image['newName']}:{image['newTag']}"
