@@ -7,12 +7,11 @@ from msgspec import Meta, field
 
 from torchrun_api.meta import Condition, ObjectMeta, Wire
 from torchrun_api.names import MAX_JOB_NAME
-from torchrun_api.schema import BY_NAME, BY_TYPE, Embedded, Rule
+from torchrun_api.schema import BY_NAME, BY_TYPE, Embedded, Quantity, Rule
 from torchrun_api.shared import (
     Affinity,
     CheckpointsOverride,
     ClaimAccessMode,
-    ClaimSize,
     Dataset,
     Distributed,
     GpuCount,
@@ -83,11 +82,16 @@ class WorkspaceVolume(Wire, frozen=True, kw_only=True):
             "none: the code is in the image."
         ),
     ] = "zip"
-    size: ClaimSize | None = None
+    size: (
+        Annotated[Quantity, Meta(description="Size of the claim. Default: the queue's.")] | None
+    ) = None
     storage_class_name: StorageClassName | None = None
     access_mode: ClaimAccessMode | None = None
     mount_path: (
-        Annotated[MountPath, Meta(description="Where workers find their copy. Default: /app.")]
+        Annotated[
+            MountPath,
+            Meta(description="Where workers find their copy. Default: the queue's, usually /app."),
+        ]
         | None
     ) = None
 
@@ -165,7 +169,8 @@ class TorchrunJobSpec(Wire, frozen=True, kw_only=True):
         ],
         Meta(
             description="What each node runs: a string is a shell line, "
-            "a list of strings is a program and its arguments, that no shell sees."
+            "a list of strings is a program and its arguments, that no shell sees. "
+            "It cannot change once the job has started."
         ),
     ] = ""
     launcher: Annotated[

@@ -77,8 +77,9 @@ ConditionStatus = Literal["True", "False", "Unknown"]
 
 
 class Condition(Wire, frozen=True, kw_only=True):
-    """One metav1 Condition; those of pods and Jobs are read with it too."""
+    """One metav1 Condition."""
 
+    # Those of pods and Jobs are read with it too, so nothing but type and status is demanded.
     type: Annotated[str, Meta(description="What is spoken of.")]
     status: Annotated[ConditionStatus, Meta(description="Whether it is so.")]
     observed_generation: Annotated[

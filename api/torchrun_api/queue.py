@@ -8,7 +8,6 @@ from torchrun_api.meta import Condition, ObjectMeta, Wire
 from torchrun_api.schema import BY_NAME, BY_TYPE, Embedded, Quantity, Rule
 from torchrun_api.shared import (
     Affinity,
-    CheckpointsPath,
     ClaimAccessMode,
     ClaimSize,
     Dataset,
@@ -56,7 +55,7 @@ class NodeResources(Wire, frozen=True, kw_only=True):
 class WorkspaceStorage(Wire, frozen=True, kw_only=True):
     """A claim for each job that holds its code; it goes with the job unless retained."""
 
-    enabled: Annotated[bool, Meta(description="Whether jobs have a workspace.")] = True
+    enabled: Annotated[bool, Meta(description="Whether jobs may have a workspace.")] = True
     size: ClaimSize | None = None
     size_per_gpu: SizePerGpu | None = field(default=None, name="sizePerGPU")
     storage_class_name: StorageClassName | None = None
@@ -74,7 +73,7 @@ class CheckpointStorage(Wire, frozen=True, kw_only=True):
     storage_class_name: StorageClassName | None = None
     access_mode: ClaimAccessMode | None = None
     claim_name: SharedClaim | None = None
-    mount_path: CheckpointsPath = "/checkpoints"
+    mount_path: Annotated[MountPath, Meta(description="Where workers find it.")] = "/checkpoints"
     retain: Annotated[bool, Meta(description="Keep the claim when the job is deleted.")] = True
 
 
@@ -170,7 +169,7 @@ class TorchrunQueueSpec(Wire, frozen=True, kw_only=True):
 
 
 class TorchrunQueueStatus(Wire, frozen=True, kw_only=True):
-    """What the controller says of the queue."""
+    """What the controller says of the queue; nothing yet, its verdict stands in the jobs."""
 
     observed_generation: Annotated[
         int, Meta(description="Generation of the spec that this status speaks of.")

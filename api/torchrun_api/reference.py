@@ -67,13 +67,13 @@ def _type(field: JsonObject) -> str:
 
 def _meaning(field: JsonObject, required: bool) -> str:
     notes = ["Required."] if required else []
-    notes.append(str(field.get("description", "")).replace("\n", " ").replace("|", "\\|"))
+    notes.append(" ".join(str(field.get("description", "")).split()).replace("|", "\\|"))
     if "default" in field:
         default = field["default"]
         shown = str(default).lower() if isinstance(default, bool) else default
         notes.append(f"Default: `{shown}`.")
     bounds = [text.format(field[key]) for key, text in _BOUNDS.items() if key in field]
-    if bounds:
+    if bounds and "x-kubernetes-int-or-string" not in field:
         notes.append(f"({', '.join(bounds)})")
     return " ".join(note for note in notes if note)
 

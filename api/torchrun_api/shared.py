@@ -41,15 +41,15 @@ ClaimAccessMode = Annotated[
     AccessMode,
     Meta(description="Default: ReadWriteMany for several nodes, ReadWriteOnce for one."),
 ]
-ClaimSize = Annotated[Quantity, Meta(description='Size of the claim, as "100Gi". Default: 10Gi.')]
+ClaimSize = Annotated[
+    Quantity,
+    Meta(description='Size of the claim, as "100Gi". Default: by sizePerGPU, without it 10Gi.'),
+]
 SizePerGpu = Annotated[
     Quantity, Meta(description="Size of the claim for each GPU of the job (at least one).")
 ]
 SharedClaim = Annotated[
     ObjectName, Meta(description="A claim that exists already, to be shared between jobs.")
-]
-CheckpointsPath = Annotated[
-    MountPath, Meta(description="Where workers find it. Default: /checkpoints.")
 ]
 
 
@@ -111,7 +111,7 @@ class CheckpointsOverride(Wire, frozen=True, kw_only=True):
     storage_class_name: StorageClassName | None = None
     access_mode: ClaimAccessMode | None = None
     claim_name: SharedClaim | None = None
-    mount_path: CheckpointsPath | None = None
+    mount_path: Annotated[MountPath, Meta(description="Where workers find it.")] | None = None
     retain: Annotated[bool, Meta(description="Keep the claim when the job is deleted.")] | None = (
         None
     )
