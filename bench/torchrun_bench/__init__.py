@@ -1,0 +1,1 @@
+"""Measures the controller beside a bare client, on a real API server, in the same run."""

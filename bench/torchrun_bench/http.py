@@ -1,0 +1,65 @@
+"""A plain connection to the bench's API server, shared by the load and the bare client."""
+
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import msgspec
+
+from torchrun_api.json import JsonObject
+
+APPLY = "application/apply-patch+yaml"
+
+
+class Server(msgspec.Struct, frozen=True):
+    """How to reach the API server with a client certificate."""
+
+    url: str
+    ca_file: str
+    certificate: str
+    key: str
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[aiohttp.ClientSession]:
+        """A session without limits on connections."""
+        context = ssl.create_default_context(cafile=self.ca_file)
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+        context.load_cert_chain(self.certificate, self.key)
+        connector = aiohttp.TCPConnector(ssl=context, limit=0)
+        timeout = aiohttp.ClientTimeout(total=None)
+        async with aiohttp.ClientSession(self.url, connector=connector, timeout=timeout) as made:
+            yield made
+
+
+async def send(
+    session: aiohttp.ClientSession, method: str, path: str, body: bytes, content_type: str
+) -> bytes:
+    """One request; raises RuntimeError with the server's words where it refuses."""
+    headers = {"Content-Type": content_type}
+    async with session.request(method, path, data=body, headers=headers) as answer:
+        text = await answer.read()
+        if answer.status >= 300:
+            raise RuntimeError(f"{method} {path}: {answer.status} {text.decode()[:500]}")
+        return text
+
+
+async def watch(session: aiohttp.ClientSession, path: str) -> AsyncIterator[JsonObject]:
+    """Objects that are added under `path` from now on."""
+    async with session.get(path) as answer:
+        listed = msgspec.json.decode(await answer.read())
+    version = listed["metadata"]["resourceVersion"]
+    async with session.get(path, params={"watch": "1", "resourceVersion": version}) as answer:
+        rest = b""
+        async for chunk in answer.content.iter_any():
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                event = msgspec.json.decode(line)
+                if event["type"] == "ADDED":
+                    yield event["object"]
+
+
+def read(path: Path) -> Server:
+    """The server of a file that the bench wrote for its processes."""
+    return msgspec.json.decode(path.read_bytes(), type=Server)
