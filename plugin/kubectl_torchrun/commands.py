@@ -1,0 +1,336 @@
+"""The commands' work, from their options on."""
+
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable
+from io import BufferedRandom
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import anyio
+import msgspec
+
+from kubectl_torchrun import manifest, pack, tree
+from kubectl_torchrun.api import Api, ApiError, Unreachable, connect
+from kubectl_torchrun.deliver import deliver
+from kubectl_torchrun.errors import DETACHED, Problem, UploadProblem, UsageProblem
+from kubectl_torchrun.explain import explain
+from kubectl_torchrun.follow import MOST_STREAMS, follow, latest_attempt, narrate
+from kubectl_torchrun.kubectl import Target, namespace, proxy
+from kubectl_torchrun.logs import merged
+from kubectl_torchrun.manifest import Request
+from kubectl_torchrun.mirror import Mirror, has_started, rank_of
+from kubectl_torchrun.pack import Archive, human
+from kubectl_torchrun.slices import JOBS, PODS, QUEUES, Job
+from kubectl_torchrun.terminal import Terminal
+from torchrun_api import names
+from torchrun_api.json import JsonObject
+
+T = TypeVar("T")
+
+
+class Cluster(NamedTuple):
+    """A namespace of a cluster within reach."""
+
+    target: Target
+    namespace: str
+    socket: Path
+
+    def run(self, work: Callable[[Api], Awaitable[T]]) -> T:
+        """Do the work with a client. Raises Problem with what a user can do about a failure."""
+
+        async def connected() -> T:
+            async with connect(self.socket, self.namespace) as api:
+                return await work(api)
+
+        try:
+            return anyio.run(connected)
+        except Exception as error:
+            problem = explain(error, self.namespace)
+            if problem is None:
+                raise
+            raise problem from error
+
+    def command(self, words: str) -> str:
+        """A kubectl command line that means this namespace of this cluster."""
+        flags = self.target._replace(namespace=self.namespace).flags()
+        return " ".join(["kubectl", words, *flags])
+
+
+class SubmitOptions(NamedTuple):
+    """What `submit` was given beside the request itself."""
+
+    directory: Path
+    follow: bool
+    dry_run: bool
+    output: str
+    wait: float
+
+
+def submit(target: Target, request: Request, options: SubmitOptions, terminal: Terminal) -> int:
+    """Pack, create, upload, follow; the exit code. Raises Problem."""
+    if request.name:
+        manifest.check_name(request.name)
+    else:
+        request = request._replace(name=manifest.generated_name(options.directory.resolve().name))
+    found = tree.scan(options.directory)
+    pack.check(found)
+    _tell_left_out(found, terminal)
+    where = namespace(target)
+    with proxy(target) as socket, tempfile.TemporaryFile() as file:
+        cluster = Cluster(target, where, socket)
+        request = request._replace(queue=cluster.run(lambda api: _queue(api, request.queue)))
+        archive = _pack(found, file, terminal)
+        body = manifest.build(request, where, archive.sha256)
+        if options.dry_run:
+            cluster.run(lambda api: api.create(JOBS, body, dry_run=True))
+            _print(body, options.output or "yaml")
+            return 0
+        cluster.run(lambda api: _create(api, body))
+        if options.output:
+            _print(body, options.output)
+        terminal.note(f"Created torchrunjob.torchrun.ai/{request.name} in queue {request.queue}")
+        return _bring_and_follow(
+            cluster, request.name, archive, terminal, follow_it=options.follow, wait=options.wait
+        )
+
+
+def sync(target: Target, name: str, directory: Path, wait: float, terminal: Terminal) -> int:
+    """Upload the directory to a job that waits for it; the exit code. Raises Problem."""
+    where = namespace(target)
+    with proxy(target) as socket, tempfile.TemporaryFile() as file:
+        cluster = Cluster(target, where, socket)
+        job = cluster.run(lambda api: api.get(JOBS, name))
+        _check_waits(job)
+        found = tree.scan(directory)
+        pack.check(found)
+        _tell_left_out(found, terminal)
+        archive = _pack(found, file, terminal)
+        named = job.metadata.annotations.get(names.WORKSPACE_SHA256, "")
+        if named not in ("", archive.sha256):
+            terminal.note(
+                f"{name} waits for another content of this directory; it shall take this one now."
+            )
+            key = names.WORKSPACE_SHA256
+            cluster.run(lambda api: api.annotate(JOBS, name, key, archive.sha256))
+        return _bring_and_follow(cluster, name, archive, terminal, follow_it=False, wait=wait)
+
+
+def logs(
+    target: Target, name: str, ranks: frozenset[int], terminal: Terminal, *, follow_it: bool
+) -> int:
+    """Print the logs of a job's ranks; the exit code (of the run with `follow_it`)."""
+    where = namespace(target)
+    with proxy(target) as socket:
+        cluster = Cluster(target, where, socket)
+        job = cluster.run(lambda api: api.get(JOBS, name))
+        if not follow_it:
+            cluster.run(lambda api: _print_logs(api, job, ranks, terminal))
+            return 0
+
+        async def work(api: Api) -> int:
+            mirror = Mirror(api, name)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(mirror.keep)
+                tasks.start_soon(narrate, mirror, terminal)
+                code = await follow(api, mirror, terminal, ranks)
+                tasks.cancel_scope.cancel()
+            return code
+
+        try:
+            return cluster.run(work)
+        except KeyboardInterrupt:
+            terminal.at_rest()
+            return DETACHED
+
+
+async def _queue(api: Api, wanted: str) -> str:
+    """The queue to use: the one asked for, else the only one."""
+    try:
+        queues = sorted(queue.metadata.name for queue in (await api.list(QUEUES)).items)
+    except ApiError as error:
+        if error.status == 403 and wanted:  # who may create jobs need not see queues
+            return wanted
+        raise
+    if wanted in queues:
+        return wanted
+    if not queues:
+        raise UsageProblem(
+            f"There is no TorchrunQueue in the namespace {api.namespace}. Choose another with -n,"
+            " or make a queue: kubectl get torchrunqueues -A shows those there are."
+        )
+    listed = "".join(f"\n  --queue {queue}" for queue in queues)
+    if wanted:
+        raise UsageProblem(
+            f"There is no TorchrunQueue {wanted} in the namespace {api.namespace}."
+            f" There are:{listed}"
+        )
+    if len(queues) > 1:
+        raise UsageProblem(f"Say which queue the job goes to:{listed}")
+    return queues[0]
+
+
+async def _create(api: Api, body: JsonObject) -> None:
+    """Create the job, also where the connection breaks at the wrong moment."""
+    metadata = body["metadata"]
+    assert isinstance(metadata, dict)
+    name = str(metadata["name"])
+    failures = 0
+    until = anyio.current_time() + 60
+    unsure = False
+    while True:
+        try:
+            await api.create(JOBS, body)
+        except (Unreachable, ApiError) as error:
+            if unsure and isinstance(error, ApiError) and error.status == 409:
+                job = await api.get(JOBS, name)
+                if job.metadata.annotations == metadata["annotations"]:
+                    return  # it was ours: the answer had been lost
+                raise
+            passes = isinstance(error, Unreachable) or error.passes
+            if not passes or anyio.current_time() > until:
+                raise
+            unsure = unsure or isinstance(error, Unreachable)
+            failures += 1
+            await anyio.sleep(api.backoff.delay(failures))
+        else:
+            return
+
+
+def _bring_and_follow(
+    cluster: Cluster,
+    name: str,
+    archive: Archive,
+    terminal: Terminal,
+    *,
+    follow_it: bool,
+    wait: float,
+) -> int:
+    uploaded = False
+
+    async def work(api: Api) -> int:
+        nonlocal uploaded
+        mirror = Mirror(api, name)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(mirror.keep)
+            tasks.start_soon(narrate, mirror, terminal)
+            await deliver(api, mirror, terminal, archive, pod_wait=wait)
+            uploaded = True
+            terminal.note(f"Uploaded {archive.files:,} files, {human(archive.size)}")
+            code = await follow(api, mirror, terminal) if follow_it else 0
+            tasks.cancel_scope.cancel()
+        return code
+
+    try:
+        code = cluster.run(work)
+    except KeyboardInterrupt:
+        terminal.at_rest()
+        _tell_how_to_go_on(cluster, name, terminal, uploaded=uploaded)
+        return DETACHED
+    except Problem as problem:
+        if uploaded:
+            text = f"{problem}\nThe job goes on. {_later(cluster, name)}"
+            raise type(problem)(text) from problem
+        text = f"{problem}\n{_resume(cluster, name)}"
+        raise UploadProblem(text) from problem
+    if not follow_it:
+        terminal.note(_later(cluster, name))
+    return code
+
+
+def _tell_how_to_go_on(cluster: Cluster, name: str, terminal: Terminal, *, uploaded: bool) -> None:
+    if uploaded:
+        terminal.note(f"Detached; the job goes on. {_later(cluster, name)}")
+    else:
+        terminal.note(f"Stopped before the upload was complete. {_resume(cluster, name)}")
+
+
+def _later(cluster: Cluster, name: str) -> str:
+    return (
+        f"Come back:\n  {cluster.command(f'torchrun logs {name} --follow')}\n"
+        f"  {cluster.command(f'get torchrunjob {name}')}\n"
+        f"End it:\n  {cluster.command(f'delete torchrunjob {name}')}"
+    )
+
+
+def _resume(cluster: Cluster, name: str) -> str:
+    return (
+        f"The job waits for its workspace. Go on:\n  {cluster.command(f'torchrun sync {name}')}\n"
+        f"Give it up:\n  {cluster.command(f'delete torchrunjob {name}')}"
+    )
+
+
+def _check_waits(job: Job) -> None:
+    name, workspace = job.metadata.name, job.spec.volumes.workspace
+    if workspace is None or not workspace.enabled or workspace.source != "zip":
+        raise UsageProblem(
+            f"{name} takes no upload: it has no spec.volumes.workspace with source zip."
+        )
+    if job.workspace_ready or job.ended:
+        raise UsageProblem(
+            f"{name} has its workspace already (it is {job.status.phase})."
+            " To run other code: kubectl torchrun submit"
+        )
+
+
+def _tell_left_out(found: tree.Tree, terminal: Terminal) -> None:
+    for left_out in found.left_out[:8]:
+        terminal.note(f"Left out: {left_out.path} ({left_out.why})")
+    if len(found.left_out) > 8:
+        terminal.note(f"Left out: {len(found.left_out) - 8} more")
+    if any("secret" in left_out.why for left_out in found.left_out):
+        terminal.note(f"To send such a file all the same, write !NAME in {tree.TORCHRUNIGNORE}")
+
+
+def _pack(found: tree.Tree, file: BufferedRandom, terminal: Terminal) -> Archive:
+    with terminal.bar("Packing", found.size) as bar:
+        done = 0
+
+        def advance(size: int) -> None:
+            nonlocal done
+            done += size
+            bar.reached(done)
+
+        archive = pack.write(found, file, advance)
+    terminal.note(
+        f"Packed {archive.files:,} files of {found.root.name or '/'}:"
+        f" {human(archive.unpacked)}, {human(archive.size)} as an archive"
+    )
+    return archive
+
+
+async def _print_logs(api: Api, job: Job, ranks: frozenset[int], terminal: Terminal) -> None:
+    selector = f"{names.JOB_LABEL}={job.metadata.name},{names.COMPONENT_LABEL}={names.WORKER}"
+    pods = list((await api.list(PODS, {"labelSelector": selector})).items)
+    chosen = [
+        (rank_of(pod), pod.metadata.name)
+        for pod in latest_attempt(pods)
+        if (not ranks or rank_of(pod) in ranks) and has_started(pod, names.TRAINER_CONTAINER)
+    ]
+    if not chosen:
+        status = job.status
+        raise UsageProblem(
+            f"{job.metadata.name} has no logs{' of these ranks' if ranks else ''} yet:"
+            f" it is {status.phase or 'new'}. {status.reason}: {status.message}"
+        )
+    if len(chosen) > MOST_STREAMS:
+        terminal.note(
+            f"The first {MOST_STREAMS} of {len(chosen)} workers; choose others with --rank."
+        )
+    async for rank, line in merged(api, chosen[:MOST_STREAMS]):
+        terminal.log(rank, line)
+
+
+def _print(body: JsonObject, output: str) -> None:
+    metadata = body["metadata"]
+    assert isinstance(metadata, dict)
+    if output == "name":
+        text = f"torchrunjob.torchrun.ai/{metadata['name']}\n"
+    elif output == "json":
+        text = msgspec.json.format(msgspec.json.encode(body), indent=2).decode() + "\n"
+    else:
+        import yaml
+
+        text = yaml.safe_dump(body, sort_keys=False, allow_unicode=True)
+    sys.stdout.write(text)
+    sys.stdout.flush()

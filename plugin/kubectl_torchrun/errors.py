@@ -1,0 +1,32 @@
+"""What can stop a command. Each says in its message what to do, and carries the exit code."""
+
+SUCCEEDED = 0
+RUN_FAILED = 1
+USAGE = 2
+UPLOAD_FAILED = 3
+CLUSTER = 4
+DETACHED = 130
+
+
+class Problem(Exception):  # noqa: N818 - it is shown to users by its message alone
+    """Base of all that a command reports instead of a traceback."""
+
+    exit_code = RUN_FAILED
+
+
+class UsageProblem(Problem):
+    """The command cannot be carried out as it was given: nothing was created."""
+
+    exit_code = USAGE
+
+
+class UploadProblem(Problem):
+    """The job exists and its workspace could not be brought to it."""
+
+    exit_code = UPLOAD_FAILED
+
+
+class ClusterProblem(Problem):
+    """The cluster was not reached, or it refused."""
+
+    exit_code = CLUSTER

@@ -1,0 +1,62 @@
+"""The API server's refusals in words that say what to do."""
+
+from kubectl_torchrun.api import ApiError, Unreachable
+from kubectl_torchrun.errors import ClusterProblem, Problem, UsageProblem
+
+NOT_INSTALLED = (
+    "The Torchrun Controller is not installed in this cluster: it does not know TorchrunJobs.\n"
+    "An administrator installs it: kubectl apply -f manifests/crd, then the controller itself."
+)
+
+
+def explain(error: BaseException, namespace: str) -> Problem | None:
+    """What a user is told of this error; None if it is a fault of this program."""
+    if isinstance(error, Problem):
+        return error
+    if isinstance(error, Unreachable):
+        return ClusterProblem(
+            f"{error}\nIs the cluster up, and is this the right context?"
+            " See: kubectl cluster-info; kubectl config current-context"
+        )
+    if isinstance(error, ApiError):
+        return _refusal(error, namespace)
+    if isinstance(error, BaseExceptionGroup):
+        for member in error.exceptions:
+            found = explain(member, namespace)
+            if found is not None:
+                return found
+    return None
+
+
+def _refusal(error: ApiError, namespace: str) -> Problem:
+    match error.status:
+        case 401:
+            return ClusterProblem(
+                f"kubectl is not logged in to this cluster: {error.message}\n"
+                "Log in as for any other kubectl command, and try: kubectl auth whoami"
+            )
+        case 403:
+            return ClusterProblem(
+                f"{error.message}\nAsk for the role torchrun-edit in the namespace {namespace}."
+                f" What is allowed now: kubectl auth can-i --list -n {namespace}"
+            )
+        case 404 if not error.details.name:
+            return ClusterProblem(NOT_INSTALLED)
+        case 404 if error.details.kind == "namespaces":
+            return UsageProblem(
+                f"There is no namespace {error.details.name}. Choose one with -n;"
+                " see: kubectl get namespaces"
+            )
+        case 404:
+            return UsageProblem(
+                f"{error.message} (namespace {namespace}). See: kubectl get torchrunjobs"
+                f" -n {namespace}"
+            )
+        case 409:
+            return UsageProblem(
+                f"{error.message}. Choose another --name, or none to have one made up."
+            )
+        case 400 | 422:
+            causes = "".join(f"\n  {c.field}: {c.message}" for c in error.details.causes)
+            return UsageProblem(f"The job was refused: {causes or error.message}")
+    return ClusterProblem(f"The API server says: {error.message} (HTTP {error.status})")

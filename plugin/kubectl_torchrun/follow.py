@@ -1,0 +1,178 @@
+"""A run as its user sees it: phases and reasons as they change, and the logs of all ranks."""
+
+import anyio
+from anyio.abc import TaskGroup
+
+from kubectl_torchrun.api import Api, ApiError, Unreachable
+from kubectl_torchrun.errors import RUN_FAILED, SUCCEEDED
+from kubectl_torchrun.logs import Cursor
+from kubectl_torchrun.mirror import Mirror, attempt_of, end_of, has_started, rank_of
+from kubectl_torchrun.slices import Job
+from kubectl_torchrun.terminal import Terminal
+from torchrun_api.core import Pod
+from torchrun_api.names import TRAINER_CONTAINER, WORKER
+
+MOST_STREAMS = 64
+_LAST_LINES_SECONDS = 15.0
+_TICK_SECONDS = 1.0
+
+NO_CONTROLLER = (
+    "no controller has looked at the job yet; is one running?"
+    " kubectl get deployments -A -l app.kubernetes.io/name=torchrun-controller"
+)
+
+
+async def narrate(mirror: Mirror, terminal: Terminal) -> None:
+    """Say what the job does, until cancelled: every change once, and why it does not move."""
+    said = ("", "", "", 0)
+    since = anyio.current_time()
+    while True:
+        job = mirror.job
+        if job is not None:
+            status = job.status
+            headline = (status.phase, status.reason, status.message, status.attempt)
+            if headline != said:
+                if status.phase:
+                    terminal.transition(status.phase, _text(job, status.attempt != said[3]))
+                said, since = headline, anyio.current_time()
+            if job.ended or status.phase == "Running":
+                terminal.at_rest()
+            else:
+                terminal.waiting(_wait(job), anyio.current_time() - since)
+        await mirror.changed(_TICK_SECONDS)
+
+
+def _text(job: Job, new_attempt: bool) -> str:
+    status = job.status
+    attempt = f"attempt {status.attempt}: " if new_attempt else ""
+    said = ": ".join(part for part in (status.reason, status.message) if part)
+    return f"{attempt}{said}"
+
+
+def _wait(job: Job) -> str:
+    status = job.status
+    return f"{status.phase}: {status.message or status.reason}" if status.phase else NO_CONTROLLER
+
+
+async def follow(
+    api: Api, mirror: Mirror, terminal: Terminal, ranks: frozenset[int] = frozenset()
+) -> int:
+    """Print the logs of these ranks (of none: all) until the run ends; the exit code of its result.
+
+    Every attempt's logs are printed, each worker's from its beginning. At most MOST_STREAMS
+    workers are read at a time, the lowest ranks first.
+    """
+    async with anyio.create_task_group() as tasks:
+        streams = _Streams(api, mirror, terminal, ranks, tasks)
+        while not mirror.seen or (mirror.job is not None and not mirror.job.ended):
+            streams.start()
+            await mirror.changed(_TICK_SECONDS)
+        streams.start()
+        with anyio.move_on_after(_LAST_LINES_SECONDS):
+            while streams.open:
+                await mirror.changed(0.05)
+        tasks.cancel_scope.cancel()
+    return _result(mirror, terminal)
+
+
+def _result(mirror: Mirror, terminal: Terminal) -> int:
+    terminal.at_rest()
+    job = mirror.job
+    if job is None:
+        terminal.note(f"The job {mirror.name} was deleted.")
+        return RUN_FAILED
+    if job.status.phase == "Succeeded":
+        return SUCCEEDED
+    failure = job.status.last_failure
+    if failure is not None and (failure.reason or failure.message):
+        where = "" if failure.rank is None else f"rank {failure.rank}"
+        where = ", ".join(part for part in (where, failure.node) if part)
+        code = "" if failure.exit_code is None else f", exit code {failure.exit_code}"
+        at = f" ({where}{code})" if where or code else ""
+        terminal.note(f"Root cause{at}: {failure.reason}: {failure.message}")
+    return RUN_FAILED
+
+
+class _Streams:
+    """One task for each worker whose log is read; `open` counts those that have not ended."""
+
+    def __init__(
+        self,
+        api: Api,
+        mirror: Mirror,
+        terminal: Terminal,
+        ranks: frozenset[int],
+        tasks: TaskGroup,
+    ) -> None:
+        self.open = 0
+        self._api = api
+        self._mirror = mirror
+        self._terminal = terminal
+        self._ranks = ranks
+        self._tasks = tasks
+        self._known: set[str] = set()
+        self._told = False
+
+    def start(self) -> None:
+        """Begin to read every worker that has come to have a log."""
+        for pod in sorted(self._mirror.of_component(WORKER), key=rank_of):
+            chosen = not self._ranks or rank_of(pod) in self._ranks
+            if (
+                pod.metadata.uid in self._known
+                or not chosen
+                or not has_started(pod, TRAINER_CONTAINER)
+            ):
+                continue
+            if self.open >= MOST_STREAMS:
+                self._tell_of_the_rest()
+                return
+            self._known.add(pod.metadata.uid)
+            self.open += 1
+            self._tasks.start_soon(self._read, pod)
+
+    def _tell_of_the_rest(self) -> None:
+        if not self._told:
+            self._told = True
+            self._terminal.note(
+                f"Reading {MOST_STREAMS} workers at a time; choose others with --rank."
+            )
+
+    async def _read(self, pod: Pod) -> None:
+        name, rank = pod.metadata.name, rank_of(pod)
+        cursor = Cursor(self._api, name)
+        failures = 0
+        try:
+            while True:
+                try:
+                    async for line in cursor.read(follow=True):
+                        failures = 0
+                        self._terminal.log(rank, line)
+                    failures = 0
+                except Unreachable:
+                    failures += 1
+                except ApiError as error:
+                    if error.status in (403, 404):
+                        self._explain(rank, error)
+                        return
+                    failures += 1
+                if self._has_ended(pod):
+                    return
+                await anyio.sleep(self._api.backoff.delay(failures) if failures else _TICK_SECONDS)
+        finally:
+            self.open -= 1
+
+    def _has_ended(self, pod: Pod) -> bool:
+        latest = self._mirror.pods.get(pod.metadata.name)
+        if latest is None or latest.metadata.uid != pod.metadata.uid:
+            return True
+        return end_of(latest, TRAINER_CONTAINER) is not None
+
+    def _explain(self, rank: int, error: ApiError) -> None:
+        if error.status == 403:
+            self._terminal.note(f"The log of rank {rank} cannot be read: {error.message}")
+
+
+def latest_attempt(pods: list[Pod]) -> list[Pod]:
+    """The workers of the newest gang, by rank."""
+    newest = max(map(attempt_of, pods), default=0)
+    return sorted((pod for pod in pods if attempt_of(pod) == newest), key=rank_of)

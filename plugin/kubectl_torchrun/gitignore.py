@@ -1,0 +1,186 @@
+"""Git's ignore rules: https://git-scm.com/docs/gitignore, checked against git itself in the tests.
+
+Own code because the tree walk asks level by level, as git does, and the libraries answer for whole
+paths only: with them `data/` followed by `!data/` leaves the directory out.
+"""
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+_CLASSES = {
+    "alnum": "a-zA-Z0-9",
+    "alpha": "a-zA-Z",
+    "blank": " \\t",
+    "cntrl": "\\x00-\\x1f\\x7f",
+    "digit": "0-9",
+    "graph": "\\x21-\\x7e",
+    "lower": "a-z",
+    "print": "\\x20-\\x7e",
+    "punct": "!-/:-@\\[-`{-~",
+    "space": "\\s",
+    "upper": "A-Z",
+    "xdigit": "0-9a-fA-F",
+}
+
+
+class Rule(NamedTuple):
+    """One line of an ignore file. `anchored`: matched with the path, else with the last name."""
+
+    regex: re.Pattern[str]
+    anchored: bool
+    directories_only: bool
+    ignore: bool
+
+
+class IgnoreFile(NamedTuple):
+    """The rules of one file; paths are relative to the directory that it stands in."""
+
+    rules: tuple[Rule, ...]
+
+    def verdict(self, path: str, *, directory: bool) -> bool | None:
+        """True: ignored. False: taken in again by a `!` line. None: no line speaks of this path.
+
+        The path has `/` between its parts and none at its end. Whether a parent is ignored is the
+        walk's business: it does not descend there.
+        """
+        text = _as_bytes(path)
+        name = text.rpartition("/")[2]
+        for rule in reversed(self.rules):
+            if rule.directories_only and not directory:
+                continue
+            if rule.regex.fullmatch(text if rule.anchored else name):
+                return rule.ignore
+        return None
+
+
+def read(path: Path) -> IgnoreFile:
+    """The rules of the file; none where there is no such file. Raises OSError if unreadable."""
+    try:
+        text = path.read_bytes()
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        return IgnoreFile(())
+    return parse(os.fsdecode(text.removeprefix(b"\xef\xbb\xbf")).split("\n"))
+
+
+def parse(lines: Iterable[str]) -> IgnoreFile:
+    """Rules of these lines; comments, blank lines and malformed patterns give none, as in git."""
+    rules = (_rule(line) for line in lines)
+    return IgnoreFile(tuple(rule for rule in rules if rule is not None))
+
+
+def _rule(line: str) -> Rule | None:
+    line = line.removesuffix("\r")
+    if line.startswith("#"):
+        return None
+    pattern = _without_trailing_spaces(line)
+    ignore = not pattern.startswith("!")
+    pattern = pattern if ignore else pattern[1:]
+    directories_only = pattern.endswith("/")
+    pattern = pattern.removesuffix("/")
+    anchored = "/" in pattern
+    pattern = pattern.removeprefix("/")
+    if not pattern:
+        return None
+    regex = _translate(_as_bytes(pattern), anchored=anchored)
+    if regex is None:
+        return None
+    return Rule(re.compile(regex, re.DOTALL), anchored, directories_only, ignore)
+
+
+def _without_trailing_spaces(line: str) -> str:
+    stripped = line.rstrip(" ")
+    backslashes = len(stripped) - len(stripped.rstrip("\\"))
+    escaped_space = backslashes % 2 == 1 and len(stripped) < len(line)
+    return stripped + " " if escaped_space else stripped
+
+
+def _as_bytes(text: str) -> str:
+    """One character for each byte, since git's `?` and brackets match bytes."""
+    return os.fsencode(text).decode("latin-1")
+
+
+def _translate(pattern: str, *, anchored: bool) -> str | None:
+    out: list[str] = []
+    position = 0
+    while position < len(pattern):
+        character = pattern[position]
+        if character == "*":
+            end = position
+            while end < len(pattern) and pattern[end] == "*":
+                end += 1
+            part, position = _stars(pattern, position, end, anchored=anchored)
+        elif character == "?":
+            part, position = "[^/]", position + 1
+        elif character == "[":
+            bracket = _bracket(pattern, position + 1)
+            if bracket is None:
+                return None
+            part, position = bracket
+        elif character == "\\":
+            if position + 1 == len(pattern):
+                return None
+            part, position = re.escape(pattern[position + 1]), position + 2
+        else:
+            part, position = re.escape(character), position + 1
+        out.append(part)
+    return "".join(out)
+
+
+def _stars(pattern: str, start: int, end: int, *, anchored: bool) -> tuple[str, int]:
+    """`**` means any directories where it is a whole part of the path, else it is as `*`."""
+    # git cuts the literal start of a pattern off before it looks: in `a**/b`, `**` counts as whole.
+    starts = pattern[:start].endswith("/") or not set(pattern[:start]) & set("*?[\\")
+    whole = starts and pattern[end : end + 1] in ("", "/")
+    if end - start == 1 or not (anchored and whole):
+        return "[^/]*", end
+    if end == len(pattern):
+        return ".*", end
+    return "(?:.*/)?", end + 1
+
+
+def _bracket(pattern: str, position: int) -> tuple[str, int] | None:
+    """The set that starts after `[`, with the position after its `]`; None if it is malformed."""
+    negated = pattern[position : position + 1] in ("!", "^")
+    position += negated
+    first = True
+    items: list[str] = []
+    while True:
+        if position >= len(pattern):
+            return None
+        if pattern[position] == "]" and not first:
+            break
+        first = False
+        if pattern.startswith("[:", position):
+            name, closed, _ = pattern[position + 2 :].partition(":]")
+            if closed and name not in _CLASSES:
+                return None
+            if closed:
+                items.append(_CLASSES[name])
+                position += len(name) + 4
+                continue
+        low, position = _member(pattern, position)
+        high = low
+        if pattern[position : position + 1] == "-" and pattern[position + 1 : position + 2] not in (
+            "",
+            "]",
+        ):
+            high, position = _member(pattern, position + 1)
+        if low is None or high is None:
+            return None
+        if low <= high:
+            items.append(f"{re.escape(low)}-{re.escape(high)}")
+    members = "".join(items)
+    if negated:
+        return f"[^/{members}]", position + 1
+    return (f"(?!/)[{members}]" if members else "(?!)"), position + 1
+
+
+def _member(pattern: str, position: int) -> tuple[str | None, int]:
+    if pattern[position] != "\\":
+        return pattern[position], position + 1
+    if position + 1 >= len(pattern):
+        return None, position + 1
+    return pattern[position + 1], position + 2

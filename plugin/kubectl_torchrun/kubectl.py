@@ -1,0 +1,142 @@
+"""kubectl as the way to the API server: its proxy on a socket of our own.
+
+Every way to log in that kubectl knows works, and no credential passes through this program.
+"""
+
+import os
+import re
+import select
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, NamedTuple
+
+import click
+
+from kubectl_torchrun.errors import ClusterProblem
+
+_START_SECONDS = 15.0
+_LOG_LINE = re.compile(r"[IWEF]\d{4} ")
+_SERVICE_ACCOUNT_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+# The shell ends the proxy, with what the proxy itself has started, when this program's end of the
+# pipe closes: also if it was killed and could clean up nothing. The group is the shell's own.
+_GUARD = """
+dir=$1; shift
+"$@" </dev/null &
+exec >&- 2>&-
+read -r _
+trap '' TERM
+rm -rf "$dir"
+kill -TERM 0
+"""
+
+
+class Target(NamedTuple):
+    """The flags that say which cluster and namespace are meant, as kubectl takes them."""
+
+    kubeconfig: str = ""
+    context: str = ""
+    namespace: str = ""
+
+    def flags(self, *, namespace: bool = True) -> list[str]:
+        """Those that were given."""
+        given = {"kubeconfig": self.kubeconfig, "context": self.context}
+        if namespace:
+            given["namespace"] = self.namespace
+        return [f"--{name}={value}" for name, value in given.items() if value]
+
+
+@contextmanager
+def proxy(target: Target) -> Iterator[Path]:
+    """A running `kubectl proxy`: the path of its unix socket, in a directory that is ours alone.
+
+    Raises ClusterProblem with kubectl's own words if it does not start.
+    """
+    directory = tempfile.mkdtemp(prefix="kubectl-torchrun-")
+    socket = Path(directory, "s")
+    command = [_kubectl(), "proxy", f"--unix-socket={socket}", *target.flags(namespace=False)]
+    with subprocess.Popen(
+        ["/bin/sh", "-c", _GUARD, "sh", directory, *command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        process_group=0,  # Ctrl-C is for this program, which still needs the proxy then
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        said = _Words(process.stderr)
+        try:
+            if not _has_started(process.stdout):
+                raise ClusterProblem(f"kubectl proxy does not start: {said.after_end()}")
+            yield socket
+        finally:
+            process.stdin.close()
+
+
+def namespace(target: Target) -> str:
+    """The namespace that is meant: the flag's, else the context's, else kubectl's default."""
+    if target.namespace:
+        return target.namespace
+    command = [_kubectl(), "config", "view", "--minify", "--output=jsonpath={..namespace}"]
+    try:
+        result = subprocess.run(
+            [*command, *target.flags()], capture_output=True, text=True, timeout=_START_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        raise ClusterProblem("kubectl config view does not answer.") from None
+    if result.returncode == 0:
+        return result.stdout.strip() or "default"
+    if target.context or target.kubeconfig or not _SERVICE_ACCOUNT_NAMESPACE.exists():
+        raise ClusterProblem(
+            f"kubectl knows no cluster: {result.stderr.strip()}\n"
+            "Choose one with --kubeconfig or --context; see: kubectl config get-contexts"
+        )
+    return _SERVICE_ACCOUNT_NAMESPACE.read_text().strip()
+
+
+def _kubectl() -> str:
+    path = shutil.which("kubectl")
+    if path is None:
+        raise ClusterProblem(
+            "kubectl is not on PATH, and this plugin reaches the cluster through it."
+            " Install it: https://kubernetes.io/docs/tasks/tools/"
+        )
+    return path
+
+
+def _has_started(stdout: IO[bytes]) -> bool:
+    """kubectl prints one line once it listens, and ends without one if it cannot."""
+    ready, _, _ = select.select([stdout], [], [], _START_SECONDS)
+    return bool(ready) and bool(os.read(stdout.fileno(), 4096))
+
+
+class _Words:
+    """What kubectl says on stderr: its log is kept for our own messages, the rest is shown at once.
+
+    Login helpers ask there to open a page or to enter a code, while the first request waits.
+    """
+
+    def __init__(self, stderr: IO[bytes]) -> None:
+        self._kept: deque[str] = deque(maxlen=20)
+        self._stderr = stderr
+        self._thread = threading.Thread(target=self._read, name="kubectl-stderr", daemon=True)
+        self._thread.start()
+
+    def after_end(self) -> str:
+        """All of it, once kubectl has ended."""
+        self._thread.join(timeout=1)
+        return " ".join(self._kept) or "it says nothing"
+
+    def _read(self) -> None:
+        for line in self._stderr:
+            text = line.decode(errors="replace").rstrip()
+            self._kept.append(text)
+            if not _LOG_LINE.match(text) and not text.lower().startswith("error:"):
+                click.echo(text, err=True)

@@ -1,0 +1,86 @@
+"""The TorchrunJob that `submit` creates."""
+
+import re
+import secrets
+import unicodedata
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kubectl_torchrun.errors import UsageProblem
+from torchrun_api.json import JsonObject, JsonValue
+from torchrun_api.names import MAX_JOB_NAME, WORKSPACE_SHA256
+
+# As Kubernetes' own generated names: no vowels, so no words; nothing that is misread.
+_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
+_SUFFIX = 5
+_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_VARIABLE = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
+
+
+class Request(NamedTuple):
+    """What the user asks for. `nodes` and `gpus`: at most one is set; neither means one node."""
+
+    name: str
+    queue: str
+    command: str
+    nodes: int | None = None
+    gpus: int | None = None
+    image: str = ""
+    env: tuple[tuple[str, str], ...] = ()
+
+
+def build(request: Request, namespace: str, sha256: str) -> JsonObject:
+    """The object as it is sent; it names the only workspace that it takes."""
+    size: JsonObject = (
+        {"numGPUs": request.gpus} if request.gpus else {"numNodes": request.nodes or 1}
+    )
+    spec: JsonObject = {"jobQueue": request.queue, **size, "command": request.command}
+    if request.image:
+        spec["image"] = request.image
+    if request.env:
+        env: list[JsonValue] = [{"name": name, "value": value} for name, value in request.env]
+        spec["env"] = env
+    spec["volumes"] = {"workspace": {"source": "zip"}}
+    return {
+        "apiVersion": "torchrun.ai/v1alpha1",
+        "kind": "TorchrunJob",
+        "metadata": {
+            "name": request.name,
+            "namespace": namespace,
+            "annotations": {WORKSPACE_SHA256: sha256},
+        },
+        "spec": spec,
+    }
+
+
+def generated_name(directory: str) -> str:
+    """A job name that says where it comes from: `my-project-x7k2p`."""
+    plain = unicodedata.normalize("NFKD", directory).encode("ascii", "ignore").decode().lower()
+    stem = re.sub(r"[^a-z0-9]+", "-", plain).lstrip("-0123456789")
+    stem = stem[: MAX_JOB_NAME - _SUFFIX - 1].strip("-") or "run"
+    return f"{stem}-{''.join(secrets.choice(_LETTERS) for _ in range(_SUFFIX))}"
+
+
+def check_name(name: str) -> None:
+    """Raises UsageProblem unless Kubernetes takes this as a job's name."""
+    if len(name) > MAX_JOB_NAME:
+        raise UsageProblem(
+            f"--name {name} has {len(name)} characters; {MAX_JOB_NAME} are the most,"
+            " as the names of its pods are longer."
+        )
+    if not _NAME.fullmatch(name):
+        raise UsageProblem(
+            f"--name {name!r} is not a job name: lower-case letters, digits and '-', starting with"
+            " a letter and not ending in '-', as in my-run-2."
+        )
+
+
+def variables(pairs: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """`K=V` pairs as names and values. Raises UsageProblem naming the one that is none."""
+    found: dict[str, str] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not _VARIABLE.fullmatch(name):
+            raise UsageProblem(f"--env {pair!r} is not NAME=VALUE, as in --env LR=0.1.")
+        found[name] = value
+    return tuple(found.items())

@@ -1,0 +1,22 @@
+"""How often and how long a failed request is tried again, as a value."""
+
+import random
+from collections.abc import Callable
+from typing import NamedTuple
+
+
+class Backoff(NamedTuple):
+    """Seconds. Delays grow from `first` to `longest`; without progress for `give_up` it is over."""
+
+    first: float = 0.5
+    factor: float = 2.0
+    longest: float = 15.0
+    give_up: float = 300.0
+
+    def delay(self, failures: int, chance: Callable[[], float] = random.random) -> float:
+        """Wait after so many failures in a row (1, 2, ...): spread, so that clients part ways."""
+        full = min(self.longest, self.first * self.factor ** min(failures - 1, 30))
+        return full * (0.5 + 0.5 * chance())
+
+
+PATIENT = Backoff()

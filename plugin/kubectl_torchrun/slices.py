@@ -1,0 +1,136 @@
+"""The parts of objects that the plugin reads.
+
+Slimmer and laxer than the controller's types: a phase or a field that is newer than this plugin
+must not keep its user from the logs.
+"""
+
+from typing import Generic, TypeVar
+
+from msgspec import Raw, Struct, field
+
+from torchrun_api.core import Pod
+from torchrun_api.kinds import Kind
+from torchrun_api.meta import Condition, ObjectMeta, Wire
+
+TERMINAL = frozenset({"Succeeded", "Failed", "TimedOut"})
+
+T = TypeVar("T")
+
+
+class WorkspaceSlice(Wire, frozen=True, kw_only=True):
+    """Where the code comes from."""
+
+    enabled: bool = True
+    source: str = "zip"
+
+
+class VolumesSlice(Wire, frozen=True, kw_only=True):
+    """The job's workspace, if it has one."""
+
+    workspace: WorkspaceSlice | None = None
+
+
+class JobSpecSlice(Wire, frozen=True, kw_only=True):
+    """What a job says of its workspace."""
+
+    job_queue: str = ""
+    volumes: VolumesSlice = VolumesSlice()
+
+
+class FailureSlice(Wire, frozen=True, kw_only=True):
+    """The root cause of a run's end."""
+
+    node: str = ""
+    rank: int | None = None
+    exit_code: int | None = None
+    reason: str = ""
+    message: str = ""
+
+
+class JobStatusSlice(Wire, frozen=True, kw_only=True):
+    """How far a job is."""
+
+    phase: str = ""
+    reason: str = ""
+    message: str = ""
+    workers_status: str = ""
+    attempt: int = 0
+    conditions: tuple[Condition, ...] = ()
+    last_failure: FailureSlice | None = None
+
+
+class Job(Wire, frozen=True, kw_only=True):
+    """A TorchrunJob as far as the plugin reads it."""
+
+    metadata: ObjectMeta = ObjectMeta()
+    spec: JobSpecSlice = JobSpecSlice()
+    status: JobStatusSlice = JobStatusSlice()
+
+    @property
+    def workspace_ready(self) -> bool:
+        """Whether the workers can have their code."""
+        return any(
+            c.type == "WorkspaceReady" and c.status == "True" for c in self.status.conditions
+        )
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run has its result."""
+        return self.status.phase in TERMINAL
+
+
+class Queue(Wire, frozen=True, kw_only=True):
+    """A TorchrunQueue: that it is there."""
+
+    metadata: ObjectMeta = ObjectMeta()
+
+
+class ListMeta(Wire, frozen=True, kw_only=True):
+    """Where a watch goes on after a list."""
+
+    resource_version: str = ""
+
+
+class Listed(Wire, Generic[T], frozen=True, kw_only=True):
+    """A list as the API server sends it."""
+
+    metadata: ListMeta = ListMeta()
+    items: tuple[T, ...] = ()
+
+
+class WatchEvent(Struct, frozen=True):
+    """One line of a watch."""
+
+    type: str
+    object: Raw
+
+
+class Cause(Wire, frozen=True, kw_only=True):
+    """One field that was refused."""
+
+    field: str = ""
+    message: str = ""
+
+
+class StatusDetails(Wire, frozen=True, kw_only=True):
+    """What an error is about."""
+
+    name: str = ""
+    kind: str = ""
+    causes: tuple[Cause, ...] = ()
+    retry_after_seconds: int = 0
+
+
+class Status(Wire, frozen=True, kw_only=True):
+    """metav1.Status: an error as the API server sends it."""
+
+    kind: str = ""
+    code: int = 0
+    reason: str = ""
+    message: str = ""
+    details: StatusDetails = field(default=StatusDetails())
+
+
+JOBS = Kind("torchrun.ai", "v1alpha1", "torchrunjobs", "TorchrunJob", Job)
+QUEUES = Kind("torchrun.ai", "v1alpha1", "torchrunqueues", "TorchrunQueue", Queue)
+PODS = Kind("", "v1", "pods", "Pod", Pod)

@@ -1,0 +1,185 @@
+"""What the user sees: logs on stdout, all else on stderr; a spinner and a bar on terminals only."""
+
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import cached_property
+from typing import TYPE_CHECKING, TextIO
+
+import click
+
+from kubectl_torchrun.pack import human
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.status import Status
+
+_COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_cyan", "bright_magenta")
+_PHASE_COLOURS = {"Succeeded": "green", "Failed": "red", "TimedOut": "red", "Running": "cyan"}
+_CONTROL = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, and all that moves the cursor
+    r"|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"  # OSC: titles, links
+    r"|\x1b.?|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
+)
+_QUIET_SECONDS = 5.0
+_REPEAT_SECONDS = 60.0
+_BAR_SECONDS = 5.0
+
+
+class Terminal:
+    """The two streams of a command. Use as a context manager: it leaves the screen clean."""
+
+    def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
+        self._out = out or sys.stdout
+        self._err = err or sys.stderr
+        self._live = _is_terminal(self._err)
+        self._out_colour = _has_colour(self._out)
+        self._err_colour = _has_colour(self._err)
+        self._spinner: Status | None = None
+        self._barred = False
+        self._waiting = ("", 0.0)
+
+    def __enter__(self) -> "Terminal":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.at_rest()
+
+    def note(self, text: str) -> None:
+        """One line about what happens."""
+        if self._spinner is not None or self._barred:
+            from rich.text import Text
+
+            self._console.print(Text.from_ansi(text), soft_wrap=True)
+        else:
+            click.echo(text, file=self._err, color=self._err_colour)
+
+    def transition(self, phase: str, text: str) -> None:
+        """The job has entered a phase, or says something new in it."""
+        self._waiting = ("", 0.0)
+        styled = click.style(f"{phase:<9}", fg=_PHASE_COLOURS.get(phase), bold=True)
+        self.note(f"{styled} {text}".rstrip())
+
+    def waiting(self, text: str, seconds: float) -> None:
+        """Nothing has happened for so many seconds, because of `text`."""
+        if self._barred:
+            return
+        if self._live:
+            self._spin(f"{text} ({seconds:.0f} s)" if seconds >= _QUIET_SECONDS else text)
+            return
+        said, at = self._waiting
+        now = time.monotonic()
+        if seconds >= _QUIET_SECONDS and (text != said or now - at >= _REPEAT_SECONDS):
+            self._waiting = (text, now)
+            self.note(f"still waiting: {text}")
+
+    def at_rest(self) -> None:
+        """Take the spinner off the screen."""
+        if self._spinner is not None:
+            self._spinner.stop()
+            self._spinner = None
+
+    def log(self, rank: int, line: bytes) -> None:
+        """One line of a rank's log. Of one that draws over itself, as bars do, the end."""
+        self.at_rest()
+        text = line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]
+        text = _keep_colours(text) if self._out_colour else _CONTROL.sub("", text)
+        prefix = f"[{rank}]"
+        if self._out_colour:
+            prefix = click.style(prefix, fg=_COLOURS[rank % len(_COLOURS)])
+            text += "\x1b[0m" if "\x1b" in text else ""
+        self._out.write(f"{prefix} {text}\n")
+        self._out.flush()
+
+    @contextmanager
+    def bar(self, label: str, total: int) -> Iterator["Bar"]:
+        """A bar over so many bytes."""
+        self.at_rest()
+        self._barred = self._live
+        try:
+            with (
+                _drawn(label, total, self._console)
+                if self._live
+                else nullcontext(Bar(label, total, self))
+            ) as bar:
+                yield bar
+        finally:
+            self._barred = False
+
+    @cached_property
+    def _console(self) -> "Console":
+        from rich.console import Console
+
+        return Console(file=self._err, highlight=False, markup=False)
+
+    def _spin(self, text: str) -> None:
+        from rich.text import Text
+
+        line = Text(text, no_wrap=True, overflow="ellipsis")
+        if self._spinner is None:
+            self._spinner = self._console.status(line, spinner="dots", refresh_per_second=8)
+            self._spinner.start()
+        else:
+            self._spinner.update(line)
+
+
+class Bar:
+    """How far an upload is; `reached` bytes are taken."""
+
+    def __init__(self, label: str, total: int, terminal: Terminal | None) -> None:
+        self.label = label
+        self.total = total
+        self._terminal = terminal
+        self._told_at = time.monotonic()
+
+    def reached(self, size: int) -> None:
+        """Says so every few seconds."""
+        now = time.monotonic()
+        if self._terminal is not None and now - self._told_at >= _BAR_SECONDS:
+            self._told_at = now
+            share = 100 * size // max(self.total, 1)
+            self._terminal.note(f"{self.label}: {share} % of {human(self.total)}")
+
+
+@contextmanager
+def _drawn(label: str, total: int, console: "Console") -> Iterator[Bar]:
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    columns = [TextColumn("{task.description}"), BarColumn(bar_width=None), DownloadColumn(True)]
+    if console.width >= 72:
+        columns += [TransferSpeedColumn(), TimeRemainingColumn()]
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(label, total=total)
+
+        class Drawn(Bar):
+            def reached(self, size: int) -> None:
+                progress.update(task, completed=size)
+
+        yield Drawn(label, total, None)
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+
+
+def _has_colour(stream: TextIO) -> bool:
+    return _is_terminal(stream) and not os.environ.get("NO_COLOR")
+
+
+def _keep_colours(text: str) -> str:
+    """A training script's colours pass; what would move the cursor or set a title does not."""
+    return _CONTROL.sub(lambda match: match[0] if _is_colour(match[0]) else "", text)
+
+
+def _is_colour(sequence: str) -> bool:
+    return sequence.startswith("\x1b[") and sequence.endswith("m")
