@@ -19,7 +19,7 @@ import uvloop
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import TORCHRUN_JOBS
 from torchrun_api.queue import TorchrunQueue
-from torchrun_bench.bare import NAME, UID, Write
+from torchrun_bench.bare import NAME, NAMESPACE, UID, Write
 from torchrun_bench.http import Server
 from torchrun_bench.load import Watched
 from torchrun_bench.processes import (
@@ -44,7 +44,7 @@ def plan() -> bytes:
         {
             "metadata": {
                 "name": NAME.decode(),
-                "namespace": "bench-namespace",
+                "namespace": NAMESPACE.decode(),
                 "uid": UID.decode(),
             },
             "spec": {"jobQueue": "bench", "numNodes": 1, "command": "python train.py"},
@@ -58,7 +58,7 @@ def plan() -> bytes:
     status = {
         "apiVersion": TORCHRUN_JOBS.api_version,
         "kind": TORCHRUN_JOBS.kind,
-        "metadata": {"name": NAME.decode(), "namespace": "bench-namespace"},
+        "metadata": {"name": NAME.decode(), "namespace": NAMESPACE.decode()},
         "status": decided.status,
     }
     here = "{namespace}", "{name}"
@@ -76,7 +76,8 @@ async def latency(sides: tuple[Watched, Watched], jobs: int) -> list[Row]:
     ours: list[float] = []
     floor: list[float] = []
     for number in range(-5, jobs):
-        first, second = (await side.run(f"one-{number + 5}") * 1000 for side in sides)
+        first = await sides[0].run(f"one-{number + 5}") * 1000
+        second = await sides[1].run(f"one-{number + 5}") * 1000
         if number >= 0:
             ours.append(first)
             floor.append(second)

@@ -1,6 +1,6 @@
 """The bare client: a minimal loop that makes the controller's writes and nothing else.
 
-It decides nothing, keeps no cache, retries nothing. What it needs is the floor for a Python program.
+It decides nothing, keeps no cache, retries nothing: the floor for a program in Python.
 Usage: python -m torchrun_bench.bare SERVER.json NAMESPACE PLAN.json
 """
 
@@ -12,10 +12,12 @@ import aiohttp
 import msgspec
 import uvloop
 
-from torchrun_bench.http import APPLY, read, send, watch
+from torchrun_api.json import JsonObject
+from torchrun_bench.http import APPLY, Server, read, send, watch
 
 WORKERS = 16
-NAME, UID = b"bench-template", b"bench-template-uid"
+# Of the template, filled in for each job. No name is part of another.
+NAME, NAMESPACE, UID = b"template-name.", b"template-namespace.", b"template-uid."
 
 
 class Write(msgspec.Struct, frozen=True):
@@ -25,30 +27,31 @@ class Write(msgspec.Struct, frozen=True):
     body: msgspec.Raw
 
 
-async def main(server: Path, namespace: str, plan: Path) -> None:
+async def main(server: Server, namespace: str, writes: list[Write]) -> None:
     """Watch the jobs of one namespace and write for each, WORKERS at a time."""
-    writes = msgspec.json.decode(plan.read_bytes(), type=list[Write])
     slots = asyncio.Semaphore(WORKERS)
-    async with read(server).session() as session, asyncio.TaskGroup() as tasks:
+    async with server.session() as session, asyncio.TaskGroup() as tasks:
         path = f"/apis/torchrun.ai/v1alpha1/namespaces/{namespace}/torchrunjobs"
         print("ready", flush=True)
         async for job in watch(session, path):
             await slots.acquire()
-            task = tasks.create_task(_write(session, namespace, job["metadata"], writes))
+            metadata = job["metadata"]
+            assert isinstance(metadata, dict)
+            task = tasks.create_task(_write(session, namespace, metadata, writes))
             task.add_done_callback(lambda _: slots.release())
 
 
 async def _write(
-    session: aiohttp.ClientSession, namespace: str, metadata: dict[str, str], writes: list[Write]
+    session: aiohttp.ClientSession, namespace: str, metadata: JsonObject, writes: list[Write]
 ) -> None:
-    name, uid = metadata["name"], metadata["uid"]
+    name = str(metadata["name"])
     for write in writes:
-        body = bytes(write.body).replace(UID, uid.encode()).replace(NAME, name.encode())
+        body = bytes(write.body).replace(UID, str(metadata["uid"]).encode())
+        body = body.replace(NAMESPACE, namespace.encode()).replace(NAME, name.encode())
         path = write.path.format(namespace=namespace, name=name)
-        await send(
-            session, "PATCH", path, body.replace(b"bench-namespace", namespace.encode()), APPLY
-        )
+        await send(session, "PATCH", path, body, APPLY)
 
 
 if __name__ == "__main__":
-    uvloop.run(main(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])))
+    template = msgspec.json.decode(Path(sys.argv[3]).read_bytes(), type=list[Write])
+    uvloop.run(main(read(Path(sys.argv[1])), sys.argv[2], template))
