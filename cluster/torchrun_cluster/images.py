@@ -11,10 +11,12 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
-from . import artefacts, packages
+from . import artefacts, oci, packages
 from .engine import docker_answers
 from .errors import ClusterError
 from .places import SOURCE, cache_home
@@ -26,6 +28,9 @@ SUITE = "trixie"
 BASE_PACKAGES = ("ca-certificates", "python3", "python3-pip", "python3-venv")
 DOCUMENTATION = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*")
 CERTIFICATES = Path("/etc/ssl/certs")
+DOCKERFILE = "Dockerfile.build"
+KEPT = 3
+"""Archives that are kept of one tag; older ones are deleted."""
 PIP_SETTINGS = ("INDEX_URL", "EXTRA_INDEX_URL", "TRUSTED_HOST", "PROXY", "DEFAULT_TIMEOUT")
 """The caller's PIP_* that hold inside a build as well; others may name files of the host."""
 
@@ -39,11 +44,11 @@ def base() -> Path:
         if artefacts.is_whole(archive):
             return archive
         packages.ensure(packages.IMAGES)
-        with tempfile.TemporaryDirectory(dir=archive.parent) as context:
+        with _workplace(archive) as context:
             with step(f"installing Debian {SUITE} for {BASE}"):
-                _mmdebstrap(Path(context) / "base.tar")
-            shutil.copy(dockerfile, context)
-            _buildah_build(Path(context), "Dockerfile", BASE, {}, archive)
+                _mmdebstrap(context / "base.tar")
+            shutil.copy(dockerfile, context / DOCKERFILE)
+            _buildah_build(context, BASE, {}, archive)
     return archive
 
 
@@ -85,17 +90,31 @@ def build(
     with artefacts.locked(archive.parent):
         if artefacts.is_whole(archive):
             return archive
-        with tempfile.TemporaryDirectory(dir=archive.parent) as clean:
-            _copy_files(context, files, Path(clean))
-            shutil.copy(dockerfile, Path(clean) / "Dockerfile.build")
+        with _workplace(archive) as clean:
+            for name in files:
+                (clean / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(context / name, clean / name)
+            shutil.copy(dockerfile, clean / DOCKERFILE)
             if docker:
-                _docker_build(Path(clean), "Dockerfile.build", tag, arguments, archive)
+                _docker_build(clean, tag, arguments, archive)
             else:
                 packages.ensure(packages.IMAGES)
                 if parent:
                     _into_store(arguments["BASE"], parent)
-                _buildah_build(Path(clean), "Dockerfile.build", tag, arguments, archive)
+                _buildah_build(clean, tag, arguments, archive)
     return archive
+
+
+@contextmanager
+def _workplace(archive: Path) -> Iterator[Path]:
+    """An empty build context beside the archive to be; clears what other builds have left."""
+    for stale in archive.parent.glob("building-*"):
+        shutil.rmtree(stale)
+    with tempfile.TemporaryDirectory(prefix="building-", dir=archive.parent) as work:
+        context = Path(work) / "context"
+        context.mkdir()
+        yield context
+    _forget_older(archive)
 
 
 def _local_base(dockerfile: Path, arguments: dict[str, str]) -> Path | None:
@@ -134,17 +153,22 @@ def _input_files(context: Path, inputs: Sequence[str]) -> list[str]:
     return sorted(str(path.relative_to(context)) for path in wanted)
 
 
-def _copy_files(context: Path, files: Sequence[str], target: Path) -> None:
-    for name in files:
-        (target / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(context / name, target / name)
-
-
 def _digest(parts: Sequence[bytes]) -> str:
     digest = hashlib.sha256()
     for part in parts:
         digest.update(len(part).to_bytes(8, "big") + part)
     return digest.hexdigest()[:16]
+
+
+def _forget_older(archive: Path) -> None:
+    tag = archive.parent.name.rpartition("-")[0]
+    folders = [
+        folder
+        for folder in archive.parent.parent.glob(f"{tag}-*")
+        if folder.name.rpartition("-")[0] == tag
+    ]
+    for folder in sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True)[KEPT:]:
+        shutil.rmtree(folder)
 
 
 def _place(tag: str, key: str) -> Path:
@@ -165,44 +189,54 @@ def _buildah() -> list[str]:
 
 
 def _into_store(name: str, archive: Path) -> None:
+    """Let `name` in buildah's store be the archive's image, whatever it was."""
     known = subprocess.run(
-        [*_buildah(), "inspect", "--type", "image", name], capture_output=True, check=False
+        [*_buildah(), "images", "--quiet", "--no-trunc", name],
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    if known.returncode:
+    if oci.configuration_digest(archive) not in known.stdout.split():
         with step(f"unpacking {name}"):
             _run([*_buildah(), "pull", "--quiet", f"oci-archive:{archive}:{name}"])
 
 
-def _buildah_build(
-    context: Path, dockerfile: str, tag: str, arguments: Mapping[str, str], archive: Path
-) -> None:
-    with tempfile.NamedTemporaryFile("w", suffix=".conf") as pip_settings:
-        mounts = []
-        if CERTIFICATES.is_dir():
-            # A registry may be behind a certificate that only this machine trusts.
-            mounts += ["--volume", f"{CERTIFICATES}:{CERTIFICATES}:ro"]
-        if settings := pip_configuration(os.environ):
-            pip_settings.write(settings)
-            pip_settings.flush()
-            mounts += ["--volume", f"{pip_settings.name}:/etc/pip.conf:ro"]
-        values = [f"--build-arg={name}={value}" for name, value in arguments.items()]
-        command = [*_buildah(), "bud", "--isolation", "chroot", "--pull-never", "--layers=false"]
+def _buildah_build(context: Path, tag: str, arguments: Mapping[str, str], archive: Path) -> None:
+    values = [f"--build-arg={name}={value}" for name, value in arguments.items()]
+    command = [*_buildah(), "bud", "--isolation", "chroot", "--pull-never", "--layers=false"]
+    with artefacts.locked(cache_home() / "buildah"), tempfile.NamedTemporaryFile("w") as pip_conf:
+        # What a build that was killed has left.
+        _run([*_buildah(), "rm", "--all"])
+        mounts = _mounts(pip_conf)
         with step(f"building {tag}"):
-            _run([*command, *mounts, *values, "-f", dockerfile, "-t", tag, "."], context)
-    temporary = archive.with_name("building.tar")
-    with step(f"packing {tag}"):
-        push = [*_buildah(), "push", "--quiet", "--disable-compression"]
-        _run([*push, tag, f"oci-archive:{temporary}:{tag}"])
-        artefacts.adopt(temporary, archive)
+            _run([*command, *mounts, *values, "-f", DOCKERFILE, "-t", tag, "."], context)
+            # The image that had this tag before.
+            _run([*_buildah(), "rmi", "--prune"])
+        temporary = context.with_name("image.tar")
+        with step(f"packing {tag}"):
+            # Half the time of gzip, and less to unpack.
+            push = [*_buildah(), "push", "--quiet", "--compression-format=zstd"]
+            _run([*push, tag, f"oci-archive:{temporary}:{tag}"])
+            artefacts.adopt(temporary, archive)
 
 
-def _docker_build(
-    context: Path, dockerfile: str, tag: str, arguments: Mapping[str, str], archive: Path
-) -> None:
+def _mounts(pip_conf: IO[str]) -> list[str]:
+    mounts: list[str] = []
+    if CERTIFICATES.is_dir():
+        # A registry may be behind a certificate that only this machine trusts.
+        mounts += ["--volume", f"{CERTIFICATES}:{CERTIFICATES}:ro"]
+    if settings := pip_configuration(os.environ):
+        pip_conf.write(settings)
+        pip_conf.flush()
+        mounts += ["--volume", f"{pip_conf.name}:/etc/pip.conf:ro"]
+    return mounts
+
+
+def _docker_build(context: Path, tag: str, arguments: Mapping[str, str], archive: Path) -> None:
     values = [f"--build-arg={name}={value}" for name, value in arguments.items()]
     with step(f"building {tag}"):
-        _run(["docker", "build", "--quiet", *values, "-f", dockerfile, "-t", tag, "."], context)
-    temporary = archive.with_name("building.tar")
+        _run(["docker", "build", "--quiet", *values, "-f", DOCKERFILE, "-t", tag, "."], context)
+    temporary = context.with_name("image.tar")
     with step(f"packing {tag}"):
         _run(["docker", "save", "--output", str(temporary), tag])
         artefacts.adopt(temporary, archive)

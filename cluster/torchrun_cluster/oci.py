@@ -9,6 +9,7 @@ import platform
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from .errors import ClusterError
 
@@ -26,23 +27,35 @@ class Image:
 
 def images_in(archive: Path) -> list[Image]:
     """The named images of an OCI archive, from its index.json."""
-    try:
-        with tarfile.open(archive) as tar:
-            member = tar.extractfile("index.json")
-            assert member
-            index = json.load(member)
-    except (OSError, KeyError, tarfile.TarError, ValueError) as error:
-        raise ClusterError(
-            f"{archive} is not an OCI image archive ({error}); make one with "
-            "`buildah push IMAGE oci-archive:FILE:NAME` or `docker save` (Docker 25 or later)"
-        ) from error
     found: list[Image] = []
-    for manifest in index["manifests"]:
+    for manifest in _read(archive, "index.json")["manifests"]:
         annotations = manifest.get("annotations", {})
         name = annotations.get(CONTAINERD_NAME) or annotations.get(REFERENCE)
         if name:
             found.append(Image(name, manifest["digest"]))
     return found
+
+
+def configuration_digest(archive: Path) -> str:
+    """Digest of the first image's configuration: what buildah and Docker call the image ID."""
+    digest: str = _read(archive, "index.json")["manifests"][0]["digest"]
+    manifest = _read(archive, f"blobs/{digest.replace(':', '/')}")
+    found: str = manifest["config"]["digest"]
+    return found
+
+
+def _read(archive: Path, name: str) -> dict[str, Any]:
+    try:
+        with tarfile.open(archive) as tar:
+            member = tar.extractfile(name)
+            assert member
+            content: dict[str, Any] = json.load(member)
+            return content
+    except (OSError, KeyError, tarfile.TarError, ValueError) as error:
+        raise ClusterError(
+            f"{archive} is not an OCI image archive ({error}); make one with "
+            "`buildah push IMAGE oci-archive:FILE:NAME` or `docker save` (Docker 25 or later)"
+        ) from error
 
 
 def write_program_image(archive: Path, name: str, program: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from torchrun_cluster import ClusterError, LocalCluster, Size, processes
 
 NAME = f"test-cluster-{os.getpid()}"

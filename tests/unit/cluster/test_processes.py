@@ -1,0 +1,106 @@
+"""A process is ours by the mark in its environment, whatever its pid."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from torchrun_cluster import ClusterError, processes
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path
+    processes.end(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("environ", "mark"),
+    [
+        (b"TORCHRUN_CLUSTER_STATE=/s\0TORCHRUN_CLUSTER_COMPONENT=etcd\0", ("/s", "etcd")),
+        (b"A=1\0TORCHRUN_CLUSTER_COMPONENT=etcd\0TORCHRUN_CLUSTER_STATE=/s\0", ("/s", "etcd")),
+        (b"TORCHRUN_CLUSTER_STATE=/s\0", None),
+        (b"X=TORCHRUN_CLUSTER_STATE=/s\0TORCHRUN_CLUSTER_COMPONENT=etcd\0", None),
+        (b"TORCHRUN_CLUSTER_STATE_=/s\0TORCHRUN_CLUSTER_COMPONENT=etcd\0", None),
+        (b"\xff\xfe\0", None),
+        (b"", None),
+    ],
+)
+def test_only_both_variables_make_a_mark(environ: bytes, mark: tuple[str, str] | None) -> None:
+    assert processes.read_mark(environ) == mark
+
+
+def test_a_recycled_pid_is_not_ours(tmp_path: Path) -> None:
+    own = processes.Marked(7, "/state", "etcd")
+    environ = tmp_path / "7" / "environ"
+    environ.parent.mkdir()
+    environ.write_bytes(b"TORCHRUN_CLUSTER_STATE=/state\0TORCHRUN_CLUSTER_COMPONENT=etcd\0")
+    assert processes.look_at(7, tmp_path) == own
+    environ.write_bytes(b"HOME=/\0")
+    assert processes.look_at(7, tmp_path) is None
+
+
+def start_sleeper(owner: Path, component: str) -> int:
+    program = [sys.executable, "-c", "import signal; signal.pause()"]
+    processes.start(owner, component, program, owner / "log")
+    (process,) = processes.of_cluster(owner, component)
+    return process.pid
+
+
+def test_started_processes_are_found_by_cluster_and_component(owner: Path) -> None:
+    first, second = start_sleeper(owner, "etcd"), start_sleeper(owner, "kubelet")
+    assert {process.pid for process in processes.of_cluster(owner)} == {first, second}
+    assert not processes.of_cluster(owner / "other")
+    # Nobody has to reap it: it is not our child.
+    with pytest.raises(ChildProcessError):
+        os.waitpid(first, os.WNOHANG)
+
+
+def test_end_takes_one_component_and_children_that_inherit_the_mark(owner: Path) -> None:
+    child = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
+    sleeper = "import signal; print('up', flush=True); signal.pause()"
+    processes.start(owner, "shim", [sys.executable, "-c", child, sleeper], owner / "shim.log")
+    start_sleeper(owner, "etcd")
+    processes.end(owner, "shim", signal.SIGTERM, timeout=1)
+    assert [process.component for process in processes.of_cluster(owner)] == ["etcd"]
+
+
+def test_end_spares_processes_without_the_mark(owner: Path) -> None:
+    start_sleeper(owner, "etcd")
+    with subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE
+    ) as bystander:
+        processes.end(owner)
+        assert bystander.poll() is None
+        bystander.terminate()
+
+
+def test_a_process_that_ignores_sigterm_is_killed_at_the_deadline(owner: Path) -> None:
+    stubborn = (
+        "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "print('ready', flush=True)\n"
+        "while True: signal.pause()"
+    )
+    processes.start(owner, "etcd", [sys.executable, "-c", stubborn], owner / "log")
+    while "ready" not in processes.tail(owner / "log"):
+        os.sched_yield()
+    processes.end(owner, "etcd", signal.SIGTERM, timeout=0.2)
+    assert not processes.of_cluster(owner)
+
+
+def test_a_program_that_does_not_exist_leaves_its_reason_in_the_log(owner: Path) -> None:
+    processes.start(owner, "etcd", ["/no/such/program"], owner / "log")
+    while not (reason := processes.tail(owner / "log")):
+        os.sched_yield()
+    assert "/no/such/program" in reason
+
+
+def test_a_failing_entry_command_is_an_error(owner: Path) -> None:
+    with pytest.raises(ClusterError, match="cannot start etcd"):
+        processes.start(owner, "etcd", ["true"], owner / "log", inside=["false"])

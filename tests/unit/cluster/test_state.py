@@ -1,0 +1,74 @@
+"""A cluster's record, and ports that clusters do not share."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from torchrun_cluster import ClusterError, LocalCluster, Size, state
+from torchrun_cluster.state import Spec
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TORCHRUN_STATE", str(tmp_path))
+    return tmp_path
+
+
+def test_what_was_written_is_read_back() -> None:
+    arguments = {"etcd": ["--log-level=debug"]}
+    spec = Spec("demo", Size.CONTROL_PLANE, scheduler=True, extra_args=arguments)
+    created = state.create(spec)
+    assert state.read("demo") == created
+    created.completed().write()
+    assert state.read("demo") == created.completed()
+
+
+@pytest.mark.parametrize("content", ["", "{", "{}", '{"spec": {"size": "huge"}}', "[]"])
+def test_a_record_that_cannot_be_read_is_no_record(home: Path, content: str) -> None:
+    (home / "demo").mkdir()
+    (home / "demo" / "cluster.json").write_text(content)
+    assert state.read("demo") is None
+    assert state.names() == ["demo"]
+
+
+def test_clusters_never_share_a_port() -> None:
+    all_ports: list[int] = []
+    for name in ("one", "two", "three"):
+        ports = state.create(Spec(name, Size.NODE)).ports
+        all_ports += [ports.api, ports.etcd, ports.peer]
+    assert len(set(all_ports)) == 9
+
+
+def test_a_port_in_use_is_skipped_and_refused_when_asked_for() -> None:
+    with socket.create_server(("127.0.0.1", state.create(Spec("probe", Size.NODE)).ports.api)) as s:
+        taken = s.getsockname()[1]
+        assert state.create(Spec("probe", Size.NODE)).ports.api != taken
+        with pytest.raises(ClusterError, match="--port"):
+            state.create(Spec("other", Size.NODE, port=taken))
+
+
+@pytest.mark.parametrize("name", ["", "UPPER", "a/b", "..", "-a", "a-", "a" * 33, "a b"])
+def test_names_that_could_leave_the_folder_are_refused(name: str) -> None:
+    with pytest.raises(ClusterError, match="lower-case"):
+        Spec(name, Size.NODE)
+
+
+def test_extra_arguments_for_a_component_that_is_not_there_are_refused() -> None:
+    with pytest.raises(ClusterError, match="kubelet"):
+        LocalCluster(size=Size.CONTROL_PLANE, extra_args={"kubelet": ["--v=4"]})
+
+
+def test_a_cluster_that_is_not_up_says_so() -> None:
+    with pytest.raises(ClusterError, match="not up"):
+        _ = LocalCluster(name="absent").kubeconfig
+    with pytest.raises(ClusterError, match="up --name absent"):
+        LocalCluster.existing("absent")
+
+
+def test_cgroups_of_two_users_clusters_differ(tmp_path: Path) -> None:
+    names = {state.cgroup_of(tmp_path / user / "demo") for user in ("a", "b")}
+    assert len(names) == 2
+    assert all(name.startswith("torchrun-demo-") for name in names)
