@@ -1,0 +1,119 @@
+"""The launcher's steps: workspace, directory, names, command, and what there is to tell after."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from typing import Mapping
+
+from . import torchrun
+from .command import decide
+from .errors import LaunchError
+from .failure import Cause, find_cause, read_reports
+from .memory import oom_kills
+from .network import wait_for_names
+from .output import say, timestamp, write_termination_message
+from .processes import signal_name
+from .settings import Settings, from_environment, termination_log
+from .supervise import STOPPING, supervise
+from .workspace import fetch
+
+# After a signal that was passed on, whatever the ranks make of it: a rank that writes its
+# checkpoint and exits 0 has not finished the training.
+STOPPED = 128 + signal.SIGTERM
+
+
+def main() -> int:
+    """Run the command of TORCHRUN_COMMAND and return the container's exit code."""
+    log = termination_log(os.environ)
+    for number in STOPPING:
+        signal.signal(number, lambda number, _: _stop_now(log, number))
+    try:
+        cause = launch(from_environment(os.environ), os.environ)
+    except LaunchError as error:
+        say(f"error: {error.message}")
+        cause = Cause(error.exit_code, None, None, error.reason, error.message, timestamp())
+    if cause is None:
+        return 0
+    write_termination_message(log, cause.body())
+    return cause.exit_code
+
+
+def launch(settings: Settings, environment: Mapping[str, str]) -> Cause | None:
+    """Run the job's command; None if it succeeded. Raises LaunchError where it never ran."""
+    if settings.workspace_source:
+        fetch(settings.workspace_source, settings.workspace_target, settings.sync_wait)
+    _enter(settings.working_dir or settings.workspace_target * bool(settings.workspace_source))
+    run = decide(settings.command, settings.launcher, settings.nnodes, torchrun.python())
+    argv = torchrun.argv(run)
+    say(f"{'under torchrun' if run.under_torchrun else 'as it is'}: {run.why}")
+    wait_for_names(settings.hosts, settings.resolve_wait)
+    reports = _folder_for_reports()
+    kills = oom_kills()
+    try:
+        ended = supervise(argv, _environment_of_command(environment, reports), settings.grace)
+        if ended.stopped_by is not None:
+            return _stopped(ended.stopped_by)
+        if ended.exit_code == 0:
+            return None
+        cause = find_cause(ended, read_reports(reports), time.time(), oom_kills() > kills)
+    finally:
+        shutil.rmtree(reports, ignore_errors=True)
+    say(f"failed with exit code {cause.exit_code}: {cause.message}")
+    return cause
+
+
+def _enter(directory: str) -> None:
+    if not directory:
+        return
+    try:
+        os.chdir(directory)
+    except OSError as error:
+        raise LaunchError(
+            "WorkingDirMissing",
+            f"cannot enter the working directory {directory}: {error.strerror}; workingDir must "
+            "be a directory of the image, of a volume or of the workspace",
+        ) from error
+
+
+def _folder_for_reports() -> str:
+    """A directory that the command's processes can write to, "" where there is none."""
+    beside = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    with suppress(OSError):
+        return tempfile.mkdtemp(prefix="torchrun-launch-")
+    with suppress(OSError):
+        return tempfile.mkdtemp(prefix="reports-", dir=beside)
+    return ""
+
+
+def _environment_of_command(environment: Mapping[str, str], reports: str) -> dict[str, str]:
+    """The pod's environment, output unbuffered, and what makes Python tell of its end."""
+    hooks = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank")
+    path = environment.get("PYTHONPATH", "")
+    return {
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
+        **environment,
+        "PYTHONPATH": os.pathsep.join([hooks, path] if path else [hooks]),
+        "TORCHRUN_LAUNCH_REPORTS": reports,
+    }
+
+
+def _stopped(number: int) -> Cause:
+    message = f"stopped by {signal_name(number)}, which was passed on to the command"
+    return Cause(STOPPED, None, number, "Stopped", message, timestamp())
+
+
+def _stop_now(log: str, number: int) -> None:
+    """A signal before the command runs: there is nothing to pass it on to."""
+    message = f"stopped by {signal_name(number)} before the command was started"
+    say(message)
+    body = Cause(STOPPED, None, number, "Stopped", message, timestamp()).body()
+    write_termination_message(log, body)
+    sys.stderr.flush()
+    os._exit(STOPPED)

@@ -1,0 +1,152 @@
+"""How the user's command is run: under torchrun, or as it is. Pure: words in, words out.
+
+A plain `python train.py` is put under torchrun. Whatever launches processes by itself runs as it
+is, or each of N processes would start N more. A shell line stays a shell line: the shell expands
+it once in every rank, so `--lr $LR` and `--rank $RANK` mean what they say.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from typing import NamedTuple
+
+from .errors import LaunchError
+
+SHELL = "/bin/sh"
+_PYTHON = re.compile(r"python(3(\.\d+)?t?)?")
+_QUOTED = r"\\(?:.|\n)|'[^']*'|\"(?:\\(?:.|\n)|[^\"\\])*\""
+_OPERATOR = re.compile(r"[;&|<>()`\n]+")
+_ASSIGNMENTS = re.compile(rf"(?:[A-Za-z_]\w*=(?:{_QUOTED}|[^\s'\"\\;&|<>()`])*[ \t]+)*")
+_LAUNCHER = re.compile(r"(?:^|[\s/(`])(torchrun|accelerate|deepspeed)(?:$|[\s)`])")
+_LAUNCHER_MODULE = re.compile(r"(torch\.distributed\.(run|launch)|accelerate|deepspeed)(\.|$)")
+
+
+class Run(NamedTuple):
+    """argv: what to start, in each rank where under_torchrun.
+
+    interpreter: the python that the command names, "" where it does not. why: for people.
+    """
+
+    argv: list[str]
+    under_torchrun: bool
+    why: str
+    interpreter: str = ""
+
+
+class _Parsed(NamedTuple):
+    """A command taken apart. assignments, rest: halves of a shell line; operator: its first one."""
+
+    words: list[str]
+    assignments: str = ""
+    rest: str = ""
+    operator: str = ""
+
+
+def decide(command: str | list[str], launcher: str, nnodes: str, python: str) -> Run:
+    """Decide how to run `command`.
+
+    launcher: auto, torchrun or none. nnodes: PET_NNODES, "2" or "1:4", "" where unknown.
+    python: interpreter for a command that is a .py file.
+    Raises LaunchError (InvalidCommand) where the command contradicts itself or the job.
+    """
+    parsed = _parse(command) if isinstance(command, str) else _Parsed(command)
+    starts = _starts_ranks(parsed.words)
+    if starts:
+        _check_nodes(parsed.words, nnodes)
+    as_it_is = [SHELL, "-c", command] if isinstance(command, str) else list(command)
+    if launcher == "none":
+        return Run(as_it_is, False, "launcher is none")
+    if launcher == "torchrun" and starts:
+        raise LaunchError(
+            "InvalidCommand",
+            f"launcher is torchrun, but the command starts {starts} itself, so every rank would "
+            "start all ranks again: set launcher to auto, or take it out of the command",
+        )
+    obstacle = _obstacle(parsed, starts)
+    if not obstacle:
+        return _in_each_rank(command, parsed, python)
+    if launcher == "torchrun":
+        return Run(as_it_is, True, "launcher is torchrun")
+    return Run(as_it_is, False, obstacle)
+
+
+def _in_each_rank(command: str | list[str], parsed: _Parsed, python: str) -> Run:
+    why = "it is a plain python command"
+    script = parsed.words[0].endswith(".py")
+    interpreter = python if script else parsed.words[0]
+    if isinstance(command, list):
+        return Run([python, *command] if script else list(command), True, why, interpreter)
+    line = f"{shlex.quote(python)} {parsed.rest}" if script else parsed.rest
+    # exec: the rank is the python process itself, and so gets its signals. env: takes the
+    # assignments, which exec does not.
+    line = f"exec env {parsed.assignments}{line}" if parsed.assignments else f"exec {line}"
+    return Run([SHELL, "-c", line], True, why, interpreter)
+
+
+def _parse(line: str) -> _Parsed:
+    line = line.strip()
+    match = _ASSIGNMENTS.match(line)
+    end = match.end() if match else 0
+    rest = line[end:]
+    operator = _OPERATOR.search(re.sub(_QUOTED, "", line))
+    try:
+        words = shlex.split(rest.replace("\\\n", ""))
+    except ValueError as error:
+        raise LaunchError(
+            "InvalidCommand", f"the command is no complete shell line ({error}): {line!r}"
+        ) from error
+    return _Parsed(words, line[:end], rest, operator.group() if operator else "")
+
+
+def _obstacle(parsed: _Parsed, starts: str) -> str:
+    """Why this is not a plain python command; "" if it is one."""
+    if starts:
+        return f"it starts {starts} itself"
+    if parsed.operator:
+        return f"it is a shell line with {parsed.operator!r}"
+    if not parsed.words:
+        return "it names no program"
+    first = parsed.words[0]
+    if _PYTHON.fullmatch(os.path.basename(first)) or first.endswith(".py"):
+        return ""
+    return f"its first word is {first!r}, not python or a .py file"
+
+
+def _starts_ranks(words: list[str]) -> str:
+    """What in the command starts processes for ranks of its own; "" for nothing."""
+    for before, word in zip(["", *words], words):
+        found = _LAUNCHER.search(word)
+        if found:
+            return found.group(1)
+        if before == "-m" and _LAUNCHER_MODULE.match(word):
+            return word
+    return ""
+
+
+def _check_nodes(words: list[str], nnodes: str) -> None:
+    for word, after in zip(words, [*words[1:], ""]):
+        if word == "--standalone" and nnodes and _nodes(nnodes) != (1, 1):
+            raise LaunchError(
+                "InvalidCommand",
+                f"the command says --standalone, but the job has {nnodes} nodes: leave it out, "
+                "torchrun gets the number of nodes and the rendezvous from the job",
+            )
+        option, separator, value = word.partition("=")
+        said = value if separator else after
+        if option == "--nnodes" and nnodes and "$" not in said and _nodes(said) != _nodes(nnodes):
+            raise LaunchError(
+                "InvalidCommand",
+                f"the command says --nnodes={said}, but the job has {nnodes} nodes: leave "
+                "--nnodes out (torchrun gets it from the job), or make both the same",
+            )
+
+
+def _nodes(text: str) -> tuple[int, int] | str:
+    """Smallest and largest number of nodes, as torchrun reads `2` and `1:4`."""
+    low, _, high = text.partition(":")
+    try:
+        return int(low), int(high or low)
+    except ValueError:
+        return text

@@ -1,0 +1,14 @@
+"""Why the launcher ends without having run the command."""
+
+# As container runtimes use it: the launcher itself failed, not what it was to run.
+LAUNCH_FAILED = 125
+
+
+class LaunchError(Exception):
+    """reason: CamelCase; the message says what to do; exit_code: of the container."""
+
+    def __init__(self, reason: str, message: str, exit_code: int = LAUNCH_FAILED) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+        self.exit_code = exit_code

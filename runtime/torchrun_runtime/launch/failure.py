@@ -1,0 +1,162 @@
+"""The root cause of a failed command, out of what its processes left behind.
+
+Trust, in this order: torchrun's own account (which rank, which exit code), then what the rank's
+Python said (which exception, when), then the command's exit code. Among several failed ranks the
+first by time is the cause; what merely noticed a peer's death is not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from contextlib import suppress
+from typing import NamedTuple
+
+from .output import timestamp
+from .processes import signal_name
+from .supervise import Ended
+
+# What gloo and NCCL say on a rank whose peer has gone.
+_COLLATERAL = re.compile(
+    r"connection (was )?(closed|reset|refused|aborted)|broken pipe|remote process exited"
+    r"|ncclRemoteError|socket timeout|Timed out waiting \d+ms|read error \[|writeAny"
+    r"|heartbeat|store.{0,40}(closed|shut)|peer",
+    re.IGNORECASE,
+)
+_SIGTERM = 15
+_TORCHRUN_FAILED = 1  # torchrun's exit code for any failing rank
+
+
+class Report(NamedTuple):
+    """An exception that ended a process. failures: torchrun's account, empty from others."""
+
+    pid: int
+    time: float
+    rank: int | None
+    type: str
+    message: str
+    failures: list[Failed]
+
+
+class Failed(NamedTuple):
+    """One rank as torchrun saw it end; exit_code is negative for a signal."""
+
+    rank: int
+    pid: int
+    exit_code: int
+    time: float
+    message: str
+
+
+class Cause(NamedTuple):
+    """What the termination message says. exit_code: the container's own."""
+
+    exit_code: int
+    rank: int | None
+    signal: int | None
+    reason: str
+    message: str
+    time: str
+
+    def body(self) -> dict[str, object]:
+        """As the controller reads it."""
+        return {
+            "rank": self.rank,
+            "exitCode": self.exit_code,
+            "signal": self.signal,
+            "reason": self.reason,
+            "message": self.message,
+            "time": self.time,
+        }
+
+
+def find_cause(ended: Ended, reports: list[Report], now: float, out_of_memory: bool) -> Cause:
+    """Say why the command failed; `ended` must not be a success.
+
+    now: seconds since the epoch. out_of_memory: the kernel killed a process of this container.
+    """
+    accounts = [report for report in reports if report.failures]
+    if accounts and ended.exit_code == _TORCHRUN_FAILED:
+        failures = max(accounts, key=lambda report: report.time).failures
+        return _of_rank(failures, reports, out_of_memory)
+    if ended.signal is not None:
+        return _of_signal(None, ended.signal, now, out_of_memory)
+    others = [report for report in reports if not report.failures]
+    if others:
+        last = max(others, key=lambda report: report.time)
+        return Cause(
+            ended.exit_code, last.rank, None, "Exception", last.message, timestamp(last.time)
+        )
+    return _of_exit(None, ended.exit_code, "the command", now)
+
+
+def _of_rank(failures: list[Failed], reports: list[Report], out_of_memory: bool) -> Cause:
+    said = {report.pid: report for report in reports}
+    by_rank = {report.rank: report for report in sorted(reports, key=lambda report: report.time)}
+
+    def report_of(failed: Failed) -> Report | None:
+        return said.get(failed.pid) or by_rank.get(failed.rank)
+
+    def order(failed: Failed) -> tuple[bool, float]:
+        report = report_of(failed)
+        text = report.message if report else failed.message
+        collateral = failed.exit_code == -_SIGTERM or bool(
+            failed.exit_code > 0 and _COLLATERAL.search(text)
+        )
+        # torchrun's own time has whole seconds, cut: it never comes too late.
+        return collateral, report.time if report else failed.time
+
+    first = min(failures, key=order)
+    report = report_of(first)
+    if first.exit_code < 0:
+        return _of_signal(first.rank, -first.exit_code, first.time, out_of_memory)
+    if report:
+        moment = timestamp(report.time)
+        return Cause(first.exit_code, first.rank, None, "Exception", report.message, moment)
+    return _of_exit(first.rank, first.exit_code, f"rank {first.rank}", first.time)
+
+
+def _of_signal(rank: int | None, number: int, time: float, out_of_memory: bool) -> Cause:
+    who = "the command" if rank is None else f"rank {rank}"
+    if out_of_memory and number == 9:
+        reason = "OOMKilled"
+        message = f"{who} was killed for memory: raise the memory limit, or use less"
+    else:
+        reason = "Signaled"
+        message = f"{who} was ended by {signal_name(number)}"
+    return Cause(128 + number, rank, number, reason, message, timestamp(time))
+
+
+def _of_exit(rank: int | None, code: int, who: str, time: float) -> Cause:
+    message = f"{who} ended with exit code {code} and raised no exception; its log says more"
+    return Cause(code, rank, None, "ExitCode", message, timestamp(time))
+
+
+def read_reports(folder: str) -> list[Report]:
+    """What processes of the command left in `folder`; what cannot be read is left out."""
+    reports = []
+    with suppress(OSError):
+        for name in sorted(os.listdir(folder)):
+            if name.endswith(".json"):
+                with suppress(OSError, ValueError, KeyError, TypeError):
+                    reports.append(_read_report(os.path.join(folder, name)))
+    return reports
+
+
+def _read_report(path: str) -> Report:
+    with open(path) as file:
+        body = json.load(file)
+    rank = body["rank"]
+    failures = [
+        Failed(int(one["rank"]), one["pid"], one["exitcode"], one["time"], one["message"])
+        for one in body["failures"]
+    ]
+    return Report(
+        body["pid"],
+        body["time"],
+        int(rank) if rank is not None else None,
+        body["type"],
+        body["message"],
+        failures,
+    )

@@ -1,0 +1,32 @@
+"""The master's name, before anybody builds on it.
+
+A headless Service's name appears with its pods, and a resolver that was asked too early remembers
+for some seconds (CoreDNS: 5) that there is none. torchrun gives up at once on an unknown host, so
+the launcher is the one that waits; index 0 too, as it must recognise itself by that name.
+"""
+
+from __future__ import annotations
+
+import socket
+from functools import partial
+
+from .errors import LaunchError
+from .output import wait_until
+
+
+def wait_for_names(hosts: tuple[str, ...], seconds: float) -> None:
+    """Return when every name resolves. Raises LaunchError (MasterNotResolved) after `seconds`."""
+    for host in hosts:
+        if not wait_until(partial(_resolves, host), seconds, f"the DNS name {host}"):
+            raise LaunchError(
+                "MasterNotResolved",
+                f"the DNS name {host} did not resolve in {seconds:.0f} s; check that the job's "
+                "headless Service exists and that the cluster's DNS answers in this pod",
+            )
+
+
+def _resolves(host: str) -> bool:
+    try:
+        return bool(socket.getaddrinfo(host, None))
+    except (OSError, UnicodeError):
+        return False

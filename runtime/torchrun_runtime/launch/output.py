@@ -1,0 +1,54 @@
+"""What the launcher says: lines on stderr, and one termination message for the controller."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from contextlib import suppress
+from datetime import datetime, timezone
+from typing import Callable
+
+# The kubelet keeps 4096 bytes; an escaped character takes up to six.
+_MESSAGE_CHARACTERS = 600
+
+
+def say(text: str) -> None:
+    """One line, marked as the launcher's own; the ranks' lines pass by untouched."""
+    with suppress(OSError):
+        sys.stderr.write(f"torchrun-launch: {text}\n")
+        sys.stderr.flush()
+
+
+def timestamp(seconds: float | None = None) -> str:
+    """RFC 3339 in UTC with microseconds; now where no time is given."""
+    moment = datetime.fromtimestamp(time.time() if seconds is None else seconds, timezone.utc)
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def write_termination_message(path: str, body: dict[str, object]) -> None:
+    """Write where the kubelet made the file for it; where there is none, the exit code must do."""
+    text = str(body.get("message", ""))
+    content = json.dumps({**body, "message": text[:_MESSAGE_CHARACTERS]})
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(content)
+
+
+def wait_until(
+    ready: Callable[[], bool], seconds: float, waiting_for: str, pause: float = 0.2
+) -> bool:
+    """Poll until ready, or for `seconds`; say every 10 s what is waited for. True: it is ready."""
+    start = said = time.monotonic()
+    while not ready():
+        now = time.monotonic()
+        if now - start >= seconds:
+            return False
+        if now - said >= 10:
+            said = now
+            say(f"waiting for {waiting_for} ({now - start:.0f} of at most {seconds:.0f} s)")
+        time.sleep(min(pause, max(0.0, start + seconds - now)))
+        pause = min(pause * 1.5, 1.0)
+    return True

@@ -1,0 +1,84 @@
+"""Loaded by every Python of the command through PYTHONPATH: leaves word of how it failed.
+
+torchrun answers any failing rank with exit code 1, and a rank without @record leaves no error file
+at all. So two kinds of processes write a report when an exception ends them: a rank (what was
+raised, and when), and torchrun itself, whose ChildFailedError knows every rank's exit code.
+Nothing here may ever disturb the program: all faults are swallowed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from contextlib import suppress
+from types import TracebackType
+
+_FOLDER = os.environ.get("TORCHRUN_LAUNCH_REPORTS", "")
+_LONGEST = 2000  # characters of a message
+
+
+def _report(kind: type[BaseException], value: BaseException) -> None:
+    import json
+    import traceback
+
+    failures = getattr(value, "failures", None)
+    body = {
+        "pid": os.getpid(),
+        "time": time.time(),
+        "rank": os.environ.get("RANK"),
+        "type": kind.__name__,
+        "message": traceback.format_exception_only(kind, value)[-1].strip()[:_LONGEST],
+        "failures": [
+            {
+                "rank": rank,
+                "pid": failure.pid,
+                "exitcode": failure.exitcode,
+                "time": failure.timestamp,
+                "message": _text(failure.message),
+            }
+            for rank, failure in (failures.items() if isinstance(failures, dict) else ())
+        ],
+    }
+    path = os.path.join(_FOLDER, f"{os.getpid()}.{time.time_ns()}.json")
+    with open(path + ".tmp", "w") as file:
+        json.dump(body, file)
+    os.replace(path + ".tmp", path)
+
+
+def _text(message: object) -> str:
+    """torch's error files hold a string, or an object with one."""
+    return str(message.get("message", "") if isinstance(message, dict) else message)[:_LONGEST]
+
+
+def _watch_exceptions() -> None:
+    before = sys.excepthook
+
+    def excepthook(
+        kind: type[BaseException], value: BaseException, traceback: TracebackType | None
+    ) -> None:
+        with suppress(BaseException):
+            _report(kind, value)
+        before(kind, value, traceback)
+
+    sys.excepthook = excepthook
+
+
+def _load_shadowed() -> None:
+    """Run the sitecustomize of the image, which this one hides."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    path = list(sys.path)
+    sys.path[:] = [entry for entry in path if os.path.abspath(entry) != here]
+    own = sys.modules.pop("sitecustomize", None)
+    try:
+        __import__("sitecustomize")
+    except ImportError:
+        if own is not None:
+            sys.modules["sitecustomize"] = own
+    finally:
+        sys.path[:] = path
+
+
+if _FOLDER and os.path.isdir(_FOLDER):
+    _watch_exceptions()
+_load_shadowed()

@@ -1,0 +1,88 @@
+"""What the pod's environment says."""
+
+from __future__ import annotations
+
+import json
+from typing import Mapping, NamedTuple
+
+from .errors import LaunchError
+
+
+class Settings(NamedTuple):
+    """command: a shell line or an argument vector. Times in seconds; grace None: the kubelet's."""
+
+    command: str | list[str]
+    launcher: str
+    working_dir: str
+    workspace_source: str
+    workspace_target: str
+    sync_wait: float
+    resolve_wait: float
+    grace: float | None
+    nnodes: str
+    hosts: tuple[str, ...]
+    termination_log: str
+
+
+def from_environment(environment: Mapping[str, str]) -> Settings:
+    """Raises LaunchError (InvalidSetting) naming the variable, its value and what it takes."""
+    launcher = environment.get("TORCHRUN_LAUNCHER", "auto")
+    if launcher not in ("auto", "torchrun", "none"):
+        raise _invalid("TORCHRUN_LAUNCHER", launcher, "auto, torchrun or none")
+    grace = environment.get("TORCHRUN_GRACE_SECONDS", "")
+    return Settings(
+        command=_command(environment.get("TORCHRUN_COMMAND", "")),
+        launcher=launcher,
+        working_dir=environment.get("TORCHRUN_WORKING_DIR", ""),
+        workspace_source=environment.get("TORCHRUN_WORKSPACE_SOURCE", ""),
+        workspace_target=environment.get("TORCHRUN_WORKSPACE_TARGET", "/app"),
+        sync_wait=_seconds(environment, "TORCHRUN_SYNC_WAIT_SECONDS", 600),
+        resolve_wait=_seconds(environment, "TORCHRUN_RESOLVE_WAIT_SECONDS", 300),
+        grace=_seconds(environment, "TORCHRUN_GRACE_SECONDS", 0) if grace else None,
+        nnodes=environment.get("PET_NNODES", ""),
+        hosts=_hosts(environment),
+        termination_log=termination_log(environment),
+    )
+
+
+def termination_log(environment: Mapping[str, str]) -> str:
+    """File of the termination message."""
+    return environment.get("TORCHRUN_TERMINATION_LOG", "/dev/termination-log")
+
+
+def _command(text: str) -> str | list[str]:
+    accepted = "a JSON string (a shell line) or a JSON list of strings (an argument vector)"
+    try:
+        command = json.loads(text)
+    except ValueError:
+        raise _invalid("TORCHRUN_COMMAND", text, accepted) from None
+    if isinstance(command, str) and command.strip():
+        return command
+    if isinstance(command, list) and command and all(isinstance(word, str) for word in command):
+        return command
+    raise _invalid("TORCHRUN_COMMAND", text, accepted)
+
+
+def _seconds(environment: Mapping[str, str], name: str, default: float) -> float:
+    text = environment.get(name, "")
+    try:
+        value = float(text) if text else default
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise _invalid(name, text, "seconds, a number of at least 0")
+    return value
+
+
+def _hosts(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Names that torchrun and the ranks will look up: of the rendezvous and of the master."""
+    endpoint = environment.get("PET_RDZV_ENDPOINT", "")
+    host = endpoint.rsplit(":", 1)[0] if endpoint.count(":") == 1 else endpoint
+    if endpoint.startswith("["):
+        host = endpoint[1:].partition("]")[0]
+    names = (host, environment.get("PET_MASTER_ADDR", ""), environment.get("MASTER_ADDR", ""))
+    return tuple(dict.fromkeys(name for name in names if name))
+
+
+def _invalid(name: str, value: str, accepted: str) -> LaunchError:
+    return LaunchError("InvalidSetting", f"{name} is {value!r}; accepted: {accepted}")

@@ -1,0 +1,117 @@
+"""Running the command: wait for it, pass signals on in the right order, leave nothing behind.
+
+Signals are never handled, they are waited for: all of them are blocked and taken one by one, so
+that no code runs between two others. The command itself is started with none blocked.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+from typing import Mapping, NamedTuple
+
+from .errors import LaunchError
+from .output import say
+from .processes import adopt_orphans, alive, descendants, foremost, send, signal_name
+
+STOPPING = (signal.SIGTERM, signal.SIGINT)
+_TAKEN = frozenset({signal.SIGCHLD, *STOPPING})
+_POLL = 0.1  # seconds between two looks while ranks end: they are not our children
+_AGENT_SECONDS = 10.0  # for torchrun to end once its ranks are gone
+
+
+class Ended(NamedTuple):
+    """How the command ended. stopped_by: the signal that was passed on, None if there was none."""
+
+    exit_code: int
+    signal: int | None
+    stopped_by: int | None
+
+
+def supervise(argv: list[str], environment: Mapping[str, str], grace: float | None) -> Ended:
+    """Run `argv` to its end.
+
+    grace: seconds that the ranks may take to end after SIGTERM, None for as long as the kubelet
+    lets them. Raises LaunchError (CommandNotFound, CommandNotExecutable).
+    """
+    adopt_orphans()
+    signal.pthread_sigmask(signal.SIG_BLOCK, _TAKEN)
+    child = _start(argv, environment)
+    stop: _Stop | None = None
+    while True:
+        taken = signal.sigtimedwait(_TAKEN, _POLL if stop else 3600)
+        if taken is not None and taken.si_signo in STOPPING and stop is None:
+            stop = _Stop(taken.si_signo, grace)
+        status = _reap(child)
+        if status is not None:
+            break
+        if stop:
+            stop.advance()
+    send(descendants(os.getpid()), signal.SIGKILL)
+    number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+    code = os.WEXITSTATUS(status) if number is None else 128 + number
+    return Ended(code, number, stop.number if stop else None)
+
+
+class _Stop:
+    """First the ranks, which may want to write a checkpoint; the rest when they are gone.
+
+    torchrun kills its ranks 30 s after a SIGTERM of its own, in old releases with no way to
+    change that. It is therefore told last.
+    """
+
+    def __init__(self, number: int, grace: float | None) -> None:
+        self.number = number
+        self._deadline = None if grace is None else time.monotonic() + grace
+        self._first = foremost(descendants(os.getpid()))
+        self._rest_since: float | None = None
+        names = ", ".join(f"{process.name}[{process.pid}]" for process in self._first)
+        say(f"{signal_name(number)}: passed on to {names or 'nobody'}")
+        send(self._first, number)
+
+    def advance(self) -> None:
+        """One look; never blocks."""
+        now = time.monotonic()
+        if self._rest_since is None:
+            late = self._deadline is not None and now >= self._deadline
+            if late:
+                say("the time for a graceful end is over: killing what is left")
+                send(descendants(os.getpid()), signal.SIGKILL)
+            if late or not any(alive(process) for process in self._first):
+                self._rest_since = now
+                send(descendants(os.getpid()), signal.SIGTERM)
+        elif now - self._rest_since > _AGENT_SECONDS:
+            send(descendants(os.getpid()), signal.SIGKILL)
+
+
+def _start(argv: list[str], environment: Mapping[str, str]) -> int:
+    """Start the command and return its pid; Python's own signal dispositions are undone."""
+    try:
+        return os.posix_spawnp(
+            argv[0],
+            argv,
+            dict(environment),
+            setsigmask=(),
+            setsigdef=(signal.SIGPIPE, signal.SIGXFSZ, *_TAKEN),
+        )
+    except FileNotFoundError as error:
+        message = f"{argv[0]} is not in this image (PATH: {environment.get('PATH', '')})"
+        raise LaunchError("CommandNotFound", message, exit_code=127) from error
+    except OSError as error:
+        message = f"{argv[0]} cannot be started: {error.strerror}"
+        raise LaunchError("CommandNotExecutable", message, exit_code=126) from error
+
+
+def _reap(child: int) -> int | None:
+    """Take the exit of every ended child, ours or adopted; return `child`'s own if it ended."""
+    ended = None
+    with suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                break
+            if pid == child:
+                ended = status
+    return ended

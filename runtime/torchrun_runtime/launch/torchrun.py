@@ -1,0 +1,47 @@
+"""Finding torchrun in the user's image."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+
+from .command import Run
+from .errors import LaunchError
+
+_HAS_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
+_PROBE_SECONDS = 60
+
+
+def python() -> str:
+    """The image's python: what `python` and `python3` mean there, else what runs the launcher."""
+    return shutil.which("python") or shutil.which("python3") or sys.executable
+
+
+def argv(run: Run) -> list[str]:
+    """The whole command line; torchrun takes all else (nodes, rendezvous) from PET_*.
+
+    Raises LaunchError (TorchMissing) where the image has no torch to run under.
+    """
+    if not run.under_torchrun:
+        return run.argv
+    program = shutil.which("torchrun")
+    if program:
+        return [program, "--no-python", *run.argv]
+    interpreter = shutil.which(run.interpreter or python()) or python()
+    if not _has_torch(interpreter):
+        raise LaunchError(
+            "TorchMissing",
+            f"torch is not installed in this image: neither torchrun is on PATH nor does "
+            f"{interpreter} find torch; set an image with PyTorch, or launcher: none to run the "
+            "command without torchrun",
+        )
+    return [interpreter, "-m", "torch.distributed.run", "--no-python", *run.argv]
+
+
+def _has_torch(interpreter: str) -> bool:
+    try:
+        probe = [interpreter, "-c", _HAS_TORCH]
+        return subprocess.run(probe, timeout=_PROBE_SECONDS, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
