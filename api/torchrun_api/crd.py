@@ -1,14 +1,14 @@
 """Write the CustomResourceDefinitions and the API reference from the Python types.
 
-    python -m torchrun_api.crd [--check] [ROOT]
+    python -m torchrun_api.crd [--check] [DIR] [--reference FILE]
 
-writes ROOT/manifests/crd/*.yaml and ROOT/docs/api-reference.md (ROOT: the source tree, default the
-present folder); with --check nothing is written and the exit code is 1 if a file is out of date.
+DIR is the folder of the CRDs (default: manifests/crd), FILE the reference (default:
+docs/api-reference.md). With --check nothing is written; the exit code is 1 if one is out of date.
 """
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -143,47 +143,59 @@ def _column(column: Column) -> JsonObject:
     }
 
 
-def generated_files() -> Mapping[str, str]:
-    """Every generated file: path below the source tree, and text."""
+def generated_files(folder: Path, page: Path) -> Mapping[Path, str]:
+    """Text of every generated file: a CRD for each kind in `folder`, and the reference `page`."""
     import yaml  # of the development environment only
 
     files = {
-        f"manifests/crd/{definition.kind.resource}.yaml": _HEADER
+        folder / f"{definition.kind.resource}.yaml": _HEADER
         + yaml.safe_dump(
             custom_resource_definition(definition), sort_keys=False, width=100, allow_unicode=True
         )
         for definition in DEFINITIONS
     }
     schemas = {d.kind.kind: open_api_schema(d.kind) for d in DEFINITIONS}
-    return {**files, "docs/api-reference.md": reference(schemas)}
+    return {**files, page: reference(schemas)}
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Write the generated files, or with --check name those that are out of date."""
     parser = argparse.ArgumentParser(
         prog="python -m torchrun_api.crd",
-        description="Write manifests/crd/*.yaml and docs/api-reference.md from the Python types.",
+        description="Write the CustomResourceDefinitions and the API reference from the types.",
     )
     parser.add_argument(
-        "root", nargs="?", default=".", type=Path, help="the source tree (default: this folder)"
+        "folder",
+        nargs="?",
+        metavar="DIR",
+        default="manifests/crd",
+        type=Path,
+        help="folder of the CRDs (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--reference",
+        metavar="FILE",
+        default="docs/api-reference.md",
+        type=Path,
+        help="the API reference (default: %(default)s)",
     )
     parser.add_argument(
         "--check", action="store_true", help="write nothing; exit 1 if a file is out of date"
     )
-    arguments = parser.parse_args()
-    stale = 0
-    for name, text in generated_files().items():
-        path: Path = arguments.root / name
-        if path.is_file() and path.read_text(encoding="utf-8") == text:
-            continue
-        stale += 1
-        if arguments.check:
-            print(f"{name} is out of date: run python -m torchrun_api.crd", file=sys.stderr)
+    options = parser.parse_args(arguments)
+    stale = {
+        path: text
+        for path, text in generated_files(options.folder, options.reference).items()
+        if not path.is_file() or path.read_text(encoding="utf-8") != text
+    }
+    for path, text in stale.items():
+        if options.check:
+            print(f"{path} is out of date: run python -m torchrun_api.crd", file=sys.stderr)
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
-            print(f"wrote {name}")
-    return 1 if arguments.check and stale else 0
+            print(f"wrote {path}")
+    return 1 if options.check and stale else 0
 
 
 if __name__ == "__main__":

@@ -1,16 +1,19 @@
 """The generated files follow the types, and the schemas are what the API server demands."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from torchrun_api.crd import DEFINITIONS, Definition, custom_resource_definition, generated_files
+from torchrun_api.crd import (
+    DEFINITIONS,
+    Definition,
+    custom_resource_definition,
+    generated_files,
+    main,
+)
 from torchrun_api.json import JsonObject
 
 ROOT = Path(__file__).parents[3]
@@ -35,11 +38,12 @@ def fields(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str
             yield from fields(node[key], f"{path}[]")
 
 
-@pytest.mark.parametrize("name", generated_files())
-def test_the_committed_file_is_the_generated_one(name: str) -> None:
-    assert (ROOT / name).read_text(encoding="utf-8") == generated_files()[name], (
-        "run: python -m torchrun_api.crd"
-    )
+COMMITTED = generated_files(ROOT / "manifests/crd", ROOT / "docs/api-reference.md")
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.name)
+def test_the_committed_file_is_the_generated_one(path: Path) -> None:
+    assert path.read_text(encoding="utf-8") == COMMITTED[path], "run: python -m torchrun_api.crd"
 
 
 @definitions
@@ -117,23 +121,17 @@ def test_shapes() -> None:
     assert "default" not in at(queue, ".spec.image")
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "torchrun_api.crd", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-
-
-def test_check_names_what_is_out_of_date_and_writes_nothing(tmp_path: Path) -> None:
-    assert run(str(tmp_path)).returncode == 0
-    assert run("--check", str(tmp_path)).returncode == 0
-    stale = tmp_path / "manifests/crd/torchrunjobs.torchrun.ai.yaml"
-    yaml.safe_load(stale.read_text())
+def test_check_names_what_is_out_of_date_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [str(tmp_path / "crd"), "--reference", str(tmp_path / "docs" / "api.md")]
+    assert main([*arguments, "--check"]) == 1
+    assert list(tmp_path.iterdir()) == []
+    assert main(arguments) == 0
+    assert main([*arguments, "--check"]) == 0
+    stale = tmp_path / "crd" / "torchrunjobs.torchrun.ai.yaml"
     stale.write_text("stale")
-    checked = run("--check", str(tmp_path))
-    assert checked.returncode == 1
-    assert "manifests/crd/torchrunjobs.torchrun.ai.yaml is out of date" in checked.stderr
+    capsys.readouterr()
+    assert main([*arguments, "--check"]) == 1
+    assert capsys.readouterr().err.startswith(f"{stale} is out of date")
     assert stale.read_text() == "stale"
