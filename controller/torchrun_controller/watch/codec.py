@@ -145,19 +145,17 @@ class Codec(Generic[T]):
     def frame(self, line: bytes) -> Upserted[T] | Deleted | Bookmark | ServerError | Faulted:
         """Decode one line of a watch."""
         try:
-            match self._frame.decode(line):
-                case _Added(obj) | _Modified(obj):
-                    return self._upserted(obj)
-                case _Deleted(gone):
-                    return Deleted(_key(gone.metadata), _version(gone.metadata.resource_version))
-                case _Bookmark(mark):
-                    end = mark.metadata.annotations.get(_INITIAL_EVENTS_END) == "true"
-                    return Bookmark(_version(mark.metadata.resource_version), end)
-                case _Error(status):
-                    seconds = status.details.retry_after_seconds
-                    return ServerError(
-                        status.code, status.reason, status.message, float(seconds) or None
-                    )
+            frame = self._frame.decode(line)
+            if isinstance(frame, _Added | _Modified):
+                return self._upserted(frame.object)
+            if isinstance(frame, _Error):
+                status, seconds = frame.object, float(frame.object.details.retry_after_seconds)
+                return ServerError(status.code, status.reason, status.message, seconds or None)
+            metadata = frame.object.metadata
+            version = _version(metadata.resource_version)
+            if isinstance(frame, _Deleted):
+                return Deleted(_key(metadata), version)
+            return Bookmark(version, metadata.annotations.get(_INITIAL_EVENTS_END) == "true")
         except UNREADABLE as error:
             return self._salvage_frame(line, error)
 

@@ -235,22 +235,21 @@ class Watcher(Generic[T]):
         return Bookmarked(frame.resource_version) if isinstance(frame, Bookmark) else frame
 
     def _listing(self, frame: Upserted[T] | Deleted | Bookmark) -> Event[T] | None:
-        match frame:
-            case Upserted(object=obj):
-                key = (obj.metadata.namespace, obj.metadata.name)
-                self._listed[key] = obj
-                self._unreadable.discard(key)
-            case Deleted(key=key):
-                self._listed.pop(key, None)
-                self._unreadable.discard(key)
-            case Bookmark(initial_events_end=True):
-                return self._synced(frame.resource_version)
-            case Bookmark():
-                # Before the end of the list only a server sends one that knows no such lists.
-                self._stream_lists = False
-                self._enter(State.LISTING)
-                return Interrupted("NotSupported", "the server streams no lists", 0.0, relist=True)
-        return None
+        if isinstance(frame, Upserted):
+            key = (frame.object.metadata.namespace, frame.object.metadata.name)
+            self._listed[key] = frame.object
+            self._unreadable.discard(key)
+            return None
+        if isinstance(frame, Deleted):
+            self._listed.pop(frame.key, None)
+            self._unreadable.discard(frame.key)
+            return None
+        if frame.initial_events_end:
+            return self._synced(frame.resource_version)
+        # Before the end of the list only a server sends a bookmark that knows no such lists.
+        self._stream_lists = False
+        self._enter(State.LISTING)
+        return Interrupted("NotSupported", "the server streams no lists", 0.0, relist=True)
 
     def _faulted(self, fault: Faulted) -> Faulted:
         if self.state is State.STREAM_LISTING:

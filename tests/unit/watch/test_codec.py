@@ -1,0 +1,207 @@
+"""Frames and pages: what decodes, and what is saved of that which does not."""
+
+import json
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frames import bookmark, error, frame, page, pod
+from torchrun_api.core import Pod
+from torchrun_api.job import TorchrunJob
+from torchrun_api.json import JsonObject
+from torchrun_api.queue import TorchrunQueue
+from torchrun_controller.watch.codec import Bookmark, Codec, NotAList, ServerError, identity_of
+from torchrun_controller.watch.events import Deleted, Faulted, Upserted
+
+PODS = Codec(Pod)
+JOBS = Codec(TorchrunJob)
+
+
+def job(spec: object, **more: object) -> JsonObject:
+    metadata = {"name": "run", "namespace": "team-a", "resourceVersion": "7", "uid": "u"}
+    return {"metadata": metadata, "spec": spec, **more}
+
+
+@pytest.mark.parametrize("kind", ["ADDED", "MODIFIED"])
+def test_an_object(kind: str) -> None:
+    event = PODS.frame(frame(kind, pod("a", 5, spec={"nodeName": "n1"})))
+    assert isinstance(event, Upserted)
+    assert (event.resource_version, event.object.metadata.name) == (5, "a")
+    assert event.object.spec.node_name == "n1"
+
+
+def test_a_deletion_needs_no_more_than_the_name() -> None:
+    obj = pod("a", 6, status={"phase": "a phase that nobody knows"})
+    assert PODS.frame(frame("DELETED", obj)) == Deleted(("team-a", "a"), 6)
+
+
+@pytest.mark.parametrize("end", [True, False])
+def test_a_bookmark(end: bool) -> None:
+    assert PODS.frame(bookmark(9, end=end)) == Bookmark(9, end)
+
+
+def test_an_error() -> None:
+    assert PODS.frame(error(410, "Expired", "too old")) == ServerError(
+        410, "Expired", "too old", None
+    )
+    assert PODS.frame(error(429, "TooManyRequests", "busy", 3)) == ServerError(
+        429, "TooManyRequests", "busy", 3.0
+    )
+
+
+def test_type_may_come_after_object() -> None:
+    line = json.dumps({"object": pod("a", 5), "type": "ADDED"}).encode()
+    assert isinstance(PODS.frame(line), Upserted)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        frame("ADDED", pod("a", 5, status={"phase": "a phase that nobody knows"})),
+        frame("SOMETHING", pod("a", 5)),
+        frame("DELETED", pod("a", 5)).replace(b'"5"', b'"five"'),
+        frame("ADDED", pod("a", 5)).replace(b'"5"', b'"five"'),
+        frame("ADDED", pod("a", 5))[:-9],
+        frame("ADDED", pod("a", 5)).replace(b"train", b"\xff\xfe"),
+        frame("ADDED", pod("a", 5, spec={"x": None})).replace(b"null", b"[" * 100_000),
+    ],
+    ids=["field", "type", "deletion", "version", "truncated", "utf-8", "nesting"],
+)
+def test_what_cannot_be_decoded_is_named(line: bytes) -> None:
+    fault = PODS.frame(line)
+    assert isinstance(fault, Faulted)
+    assert fault.key == ("team-a", "a")
+    assert fault.message
+
+
+def test_a_fault_says_where_it_is() -> None:
+    fault = PODS.frame(frame("ADDED", pod("a", 5, spec={"nodeName": 3})))
+    assert fault == Faulted(("team-a", "a"), "Expected `str`, got `int` - at `$.spec.nodeName`")
+
+
+def test_a_version_that_is_no_number_is_said() -> None:
+    fault = PODS.frame(frame("ADDED", pod("a", 5)).replace(b'"5"', b'"five"'))
+    assert fault == Faulted(("team-a", "a"), "metadata.resourceVersion 'five' is not a number")
+
+
+@given(st.binary(max_size=60))
+def test_no_bytes_are_too_bad(line: bytes) -> None:
+    assert isinstance(PODS.frame(line), Faulted)
+    with pytest.raises(NotAList):
+        PODS.page(line)
+
+
+@given(st.data())
+def test_no_damage_is_too_bad(data: st.DataObject) -> None:
+    line = bytearray(frame("ADDED", pod("a", 5)))
+    for _ in range(data.draw(st.integers(1, 5))):
+        line[data.draw(st.integers(0, len(line) - 1))] = data.draw(st.integers(0, 255))
+    PODS.frame(bytes(line))
+
+
+class TestSpecThatDoesNotDecode:
+    """The object stays, with the reason on it, so that a condition can be set on it."""
+
+    def test_keeps_metadata_and_status(self) -> None:
+        event = JOBS.frame(frame("ADDED", job({"command": 5}, status={"phase": "Running"})))
+        assert isinstance(event, Upserted)
+        assert event.object.metadata.name == "run"
+        assert event.object.status.phase == "Running"
+        assert event.object.spec == TorchrunJob().spec
+        assert "$.spec.command" in event.object.invalid
+
+    def test_gives_up_a_status_that_does_not_decode_either(self) -> None:
+        event = JOBS.frame(frame("ADDED", job({"command": 5}, status={"attempt": "x"})))
+        assert isinstance(event, Upserted)
+        assert event.object.status == TorchrunJob().status
+        assert "$.spec.command" in event.object.invalid
+
+    def test_names_the_status_where_that_is_it(self) -> None:
+        event = JOBS.frame(frame("ADDED", job({"command": "x"}, status={"attempt": "x"})))
+        assert isinstance(event, Upserted)
+        assert "$.status.attempt" in event.object.invalid
+
+    def test_without_legible_metadata_is_a_fault(self) -> None:
+        line = frame("ADDED", {**job({"command": 5}), "metadata": {"name": "run", "labels": 3}})
+        assert isinstance(JOBS.frame(line), Faulted)
+
+    def test_queues_too(self) -> None:
+        event = Codec(TorchrunQueue).frame(frame("ADDED", job({"nodeResources": "many"})))
+        assert isinstance(event, Upserted)
+        assert "$.spec.nodeResources" in event.object.invalid
+
+    def test_is_never_read_off_the_wire(self) -> None:
+        assert b"invalid" not in msgspec.json.encode(TorchrunJob())
+
+
+def test_a_page() -> None:
+    got = PODS.page(page([pod("a", 3), pod("b", 4)], 9, token="more"))
+    assert [obj.metadata.name for obj in got.objects] == ["a", "b"]
+    assert (got.resource_version, got.next, got.faults) == (9, "more", [])
+
+
+def test_a_page_without_items() -> None:
+    assert PODS.page(b'{"metadata":{"resourceVersion":"9"},"items":null}').objects == []
+
+
+def test_one_bad_object_of_a_page_costs_itself_alone() -> None:
+    bad = pod("b", 4, status={"phase": "a phase that nobody knows"})
+    got = PODS.page(page([pod("a", 3), bad, pod("c", 5)], 9))
+    assert [obj.metadata.name for obj in got.objects] == ["a", "c"]
+    assert [fault.key for fault in got.faults] == [("team-a", "b")]
+
+
+def test_a_page_of_jobs_keeps_the_invalid_one() -> None:
+    got = JOBS.page(page([job({"command": 5})], 9))
+    assert "$.spec.command" in got.objects[0].invalid
+    assert got.faults == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"<html>Please log in</html>",
+        b'{"kind":"Status","metadata":{},"code":200}',
+        page([pod("a", 3)], 9)[:-5],
+        page([], 9).replace(b'"9"', b'"nine"'),
+        b"",
+    ],
+    ids=["html", "status", "truncated", "version", "empty"],
+)
+def test_a_page_that_is_no_list(body: bytes) -> None:
+    with pytest.raises(NotAList):
+        PODS.page(body)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        (b'{"type":"ADDED","object":{"metadata":{"name":"a","namespace":"n","x":"', ("n", "a")),
+        (b'{"type":"ADDED","object":{"metadata":{"name":"a","generateName":"g', ("", "a")),
+        (b'{"type":"ADDED"', ("", "")),
+    ],
+)
+def test_identity_out_of_broken_json(text: bytes, key: tuple[str, str]) -> None:
+    assert identity_of(text) == key
+
+
+def test_repeated_strings_are_shared() -> None:
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "train", "uid": "u-1"}
+    conditions = {"conditions": [{"type": "Ready", "status": "True"}]}
+
+    def worker(number: int) -> Pod:
+        obj = pod(f"train-{number}", number, spec={"nodeName": "node-1"}, status=conditions)
+        obj["metadata"]["ownerReferences"] = [owner]
+        event = PODS.frame(frame("ADDED", obj))
+        assert isinstance(event, Upserted)
+        return event.object
+
+    one, other = worker(1), worker(2)
+    assert one.metadata.namespace is other.metadata.namespace
+    assert one.metadata.labels.torchrun_job is other.metadata.labels.torchrun_job
+    assert one.metadata.owner_references[0].uid is other.metadata.owner_references[0].uid
+    assert one.spec.node_name is other.spec.node_name
+    assert one.status.conditions[0].type is other.status.conditions[0].type
+    assert one.metadata.owner_references == other.metadata.owner_references
