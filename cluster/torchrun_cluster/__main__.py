@@ -94,7 +94,7 @@ def _status(options: argparse.Namespace) -> None:
             healthy = "up" if recorded.complete and not dead else "broken"
             print(f"{name:20} {recorded.spec.size.value:14} {healthy:10} {recorded.server}")
             if dead:
-                print(f"  not running: {', '.join(dead)}; `up` starts the cluster again, empty")
+                print(f"  not running: {', '.join(dead)}; `up` starts them again")
         else:
             print(f"{name:20} {'local':14} {'broken':10} (`down --name {name}` clears it)")
 

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -113,7 +114,7 @@ class LocalCluster:
             packages.ensure(packages.NODE)
         programs = binaries.ensure(self._programs)
         with locked(folder):
-            if self._is_up():
+            if self._is_up(programs):
                 return
             if any(folder.iterdir()):
                 say(f"clearing what is left of an earlier cluster {self._spec.name!r}")
@@ -222,21 +223,27 @@ class LocalCluster:
             return binaries.NODE
         return ("kubectl", *self._spec.components)
 
-    def _is_up(self) -> bool:
+    def _is_up(self, programs: Mapping[str, Path]) -> bool:
+        """Whether it was brought up and still serves; components that ended are started again."""
         recorded = state.read(self._spec.name)
         if recorded is None or not recorded.complete:
             return False
         alive = {process.component for process in processes.of_cluster(recorded.folder)}
-        if not alive.issuperset(recorded.spec.components):
+        if not alive or (self._spec.size is Size.NODE and node.ANCHOR not in alive):
             return False
-        wanted = self._spec if self._spec.port else _with_port(self._spec, recorded.spec.port)
+        wanted = self._spec if self._spec.port else replace(self._spec, port=recorded.spec.port)
         if recorded.spec != wanted:
             raise ClusterError(
                 f"cluster {self._spec.name!r} runs with other settings ({recorded.spec}); "
                 f"take it down first: down --name {self._spec.name}"
             )
         self._state = recorded
-        return ApiServer(recorded).exists("/readyz")
+        ended = [component for component in recorded.spec.components if component not in alive]
+        for component in ended:
+            say(f"{component} had ended and is started again")
+            self._start(component, programs)
+        self.wait_ready()
+        return True
 
     def _start_all(self, programs: Mapping[str, Path]) -> None:
         api = ApiServer(self._up_state)
@@ -338,7 +345,3 @@ class LocalCluster:
                 path.unlink()
         if not keep_folder:
             folder.rmdir()
-
-
-def _with_port(spec: Spec, port: int) -> Spec:
-    return Spec(spec.name, spec.size, port, spec.scheduler, spec.extra_args)

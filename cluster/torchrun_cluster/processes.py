@@ -114,10 +114,14 @@ def end(
             raise ClusterError(f"these processes do not end: {pids}; see `ps -o pid,stat,wchan`")
         if time.monotonic() > deadline:
             number = signal.SIGKILL
-        _end_once(processes, number, deadline)
+        end_these(processes, number, deadline)
 
 
-def _end_once(processes: Sequence[Marked], number: signal.Signals, deadline: float) -> None:
+def end_these(processes: Sequence[Marked], number: signal.Signals, deadline: float) -> None:
+    """Signal exactly these processes, and wait for their end until `deadline` (monotonic).
+
+    One that has ended, and whose pid may be somebody else's by now, is left alone.
+    """
     handles: list[int] = []
     try:
         for process in processes:
@@ -125,9 +129,11 @@ def _end_once(processes: Sequence[Marked], number: signal.Signals, deadline: flo
                 handle = os.pidfd_open(process.pid)
             except ProcessLookupError:
                 continue
-            handles.append(handle)
             if look_at(process.pid) == process:
+                handles.append(handle)
                 _signal(handle, number)
+            else:
+                os.close(handle)
         for handle in handles:
             poller = select.poll()
             poller.register(handle, select.POLLIN)

@@ -34,6 +34,14 @@ def test_a_second_up_finds_the_cluster_running(cluster: LocalCluster) -> None:
     assert "kept" in config_map_names(cluster)
 
 
+def test_up_starts_what_has_ended_and_keeps_the_objects(cluster: LocalCluster) -> None:
+    cluster.kubectl("create", "configmap", "kept-too")
+    cluster.kill("kube-controller-manager")
+    LocalCluster(name=NAME, size=Size.CONTROL_PLANE).up()
+    assert cluster.is_running("kube-controller-manager")
+    assert "kept-too" in config_map_names(cluster)
+
+
 def test_other_settings_are_refused_while_it_runs(cluster: LocalCluster) -> None:
     other = LocalCluster(name=NAME, size=Size.CONTROL_PLANE, scheduler=True)
     with pytest.raises(ClusterError, match="down --name"):

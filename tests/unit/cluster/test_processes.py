@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,6 +80,17 @@ def test_end_spares_processes_without_the_mark(owner: Path) -> None:
         processes.end(owner)
         assert bystander.poll() is None
         bystander.terminate()
+
+
+def test_a_process_that_took_over_a_pid_is_not_signalled(owner: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE
+    ) as bystander:
+        former = processes.Marked(bystander.pid, str(owner), "etcd")
+        processes.end_these([former], signal.SIGKILL, time.monotonic() + 5)
+        assert bystander.poll() is None
+        bystander.terminate()
+        assert bystander.wait() == -signal.SIGTERM
 
 
 def test_a_process_that_ignores_sigterm_is_killed_at_the_deadline(owner: Path) -> None:
