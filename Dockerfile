@@ -1,0 +1,38 @@
+# One image for the controller, for a job's sync pod, and for the launcher that workers copy out of it.
+ARG BASE=python:3.13-slim
+
+FROM ${BASE} AS build
+WORKDIR /src
+COPY requirements/ requirements/
+# Hashes for everything, the build tools too, so that nothing is resolved while building.
+RUN python3 -m venv /opt/venv \
+ && /opt/venv/bin/pip install --no-cache-dir --require-hashes -r requirements/controller.txt \
+ && python3 -m venv /opt/build \
+ && /opt/build/bin/pip install --no-cache-dir --require-hashes -r requirements/build.txt
+COPY pyproject.toml README.md LICENSE ./
+COPY api/ api/
+COPY controller/ controller/
+COPY runtime/ runtime/
+RUN /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheel . \
+ && /opt/venv/bin/pip install --no-cache-dir --no-deps --no-index /wheel/*.whl \
+ && cp -r runtime/torchrun_runtime/launch /opt/launch \
+ && /opt/venv/bin/pip uninstall --yes pip
+
+FROM ${BASE}
+ARG VERSION=0.1.0
+ARG REVISION=
+LABEL org.opencontainers.image.title="torchrun-controller" \
+      org.opencontainers.image.description="Runs torchrun on many Kubernetes nodes without building an image for each edit" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"
+COPY --from=build /opt/venv /opt/venv
+COPY --from=build /opt/launch /opt/torchrun/launch
+ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    HOME=/tmp
+USER 65532:65532
+WORKDIR /
+ENTRYPOINT []
+CMD ["torchrun-controller"]
