@@ -110,6 +110,11 @@ class Kubeconfig:
         return self._authorization()
 
     async def _load(self) -> None:
+        if not any(map(os.path.exists, self._path.split(os.pathsep))):
+            raise ConfigError(
+                f"kubeconfig {self._path} cannot be used: it does not exist; "
+                "give --kubeconfig or set KUBECONFIG"
+            )
         from kubernetes_asyncio import client, config
 
         configuration = client.Configuration()
@@ -142,7 +147,8 @@ class Kubeconfig:
 
 def kubeconfig_path(kubeconfig: str | None, environ: Mapping[str, str]) -> str | None:
     """Return the kubeconfig that was asked for by argument or by KUBECONFIG (a list of paths)."""
-    return kubeconfig or environ.get("KUBECONFIG") or None
+    path = kubeconfig or environ.get("KUBECONFIG")
+    return os.path.expanduser(path) if path else None
 
 
 def in_cluster(environ: Mapping[str, str], folder: Path) -> Endpoint | None:
@@ -160,7 +166,7 @@ def in_cluster(environ: Mapping[str, str], folder: Path) -> Endpoint | None:
 
 def home_kubeconfig(environ: Mapping[str, str]) -> str:
     """Return the kubeconfig of last resort; raises ConfigError if it is not there."""
-    path = os.path.join(environ.get("HOME", "~"), ".kube", "config")
+    path = os.path.join(environ.get("HOME", ""), ".kube", "config")
     if not os.path.exists(path):
         raise ConfigError(
             "no cluster to talk to: give --kubeconfig, set KUBECONFIG, "

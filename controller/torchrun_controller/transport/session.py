@@ -188,8 +188,8 @@ def resource_of(path: str) -> str:
             group = ""
         case ["apis", group, _, *rest]:
             group = f".{group}"
-        case [first, *_]:
-            return first
+        case other:
+            return other[0]
     if rest[:1] == ["namespaces"] and len(rest) > 2:
         rest = rest[2:]
     plural, subresource = rest[0] if rest else "", rest[2:3]

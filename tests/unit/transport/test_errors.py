@@ -1,0 +1,59 @@
+"""Error answers: a Status becomes an ApiError, and everything else too."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchrun_controller.transport import ApiError, Cause
+
+INVALID = b"""{"kind":"Status","apiVersion":"v1","status":"Failure","code":422,"reason":"Invalid",
+"message":"Job.batch \\"x\\" is invalid","details":{"name":"x","causes":[
+{"reason":"FieldValueInvalid","message":"Invalid value: 5","field":"spec.template"},
+{"message":"no field"}]}}"""
+
+
+def test_a_status() -> None:
+    error = ApiError.from_answer(422, INVALID)
+    assert (error.status, error.reason) == (422, "Invalid")
+    assert error.causes == (
+        Cause("spec.template", "Invalid value: 5"),
+        Cause("", "no field"),
+    )
+    assert str(error) == '422 Invalid: Job.batch "x" is invalid'
+
+
+@pytest.mark.parametrize(
+    ("body", "header", "seconds"),
+    [
+        (b'{"kind":"Status","details":{"retryAfterSeconds":3}}', "", 3.0),
+        (b'{"kind":"Status","details":{"retryAfterSeconds":3}}', "9", 3.0),
+        (b"Too many requests, please try again later.\n", "1", 1.0),
+        (b'{"kind":"Status","details":{"causes":null}}', "", None),
+        (b"", "Fri, 31 Dec 1999 23:59:59 GMT", None),
+        (b"", "-1", None),
+        (b"", "٣", None),
+    ],
+)
+def test_retry_after(body: bytes, header: str, seconds: float | None) -> None:
+    assert ApiError.from_answer(429, body, header).retry_after == seconds
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "words"),
+    [
+        (502, b"<html>\n  Bad   gateway</html>", "502 BadGateway: <html> Bad gateway</html>"),
+        (500, INVALID[:40], '500 InternalServerError: {"kind":"Status","apiVersion":"v1","stat'),
+        (404, b'{"kind":"Pod"}', '404 NotFound: {"kind":"Pod"}'),
+        (403, b'{"kind":"Status"}', "403 Forbidden: the server gave no message"),
+        (599, b"", "599 Unknown: the server gave no message"),
+        (500, b"x" * 1000, f"500 InternalServerError: {'x' * 200}..."),
+        (500, b"\xff\xfe", "500 InternalServerError: \ufffd\ufffd"),
+    ],
+)
+def test_what_is_no_status(status: int, body: bytes, words: str) -> None:
+    assert str(ApiError.from_answer(status, body)) == words
+
+
+@given(st.integers(300, 999), st.binary(), st.text())
+def test_no_answer_is_too_bad(status: int, body: bytes, header: str) -> None:
+    assert ApiError.from_answer(status, body, header).status == status

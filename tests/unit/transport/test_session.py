@@ -1,0 +1,343 @@
+"""Requests and streams against a server that does what servers, proxies and networks do."""
+
+import asyncio
+import json
+from collections.abc import Callable
+
+import pytest
+from aiohttp import web
+
+from scripted_server import (
+    Token,
+    connection,
+    json_response,
+    serving,
+    serving_bytes,
+    streamed,
+)
+from torchrun_controller.transport import ApiError, Disconnected
+from torchrun_controller.transport.session import resource_of
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+
+
+async def ok(request: web.Request) -> web.Response:
+    return json_response({"path": str(request.rel_url)})
+
+
+class TestRequest:
+    async def test_carries_method_path_query_body_and_headers(self) -> None:
+        async def echo(request: web.Request) -> web.Response:
+            return json_response(
+                {
+                    "method": request.method,
+                    "path": request.path,
+                    "query": dict(request.query),
+                    "body": await request.text(),
+                    "headers": dict(request.headers),
+                }
+            )
+
+        query = {"labelSelector": "a=b,c in (d,e)", "continue": "x+/=&y", "fieldManager": "me"}
+        async with serving(echo) as server, connection(server.url).session("write") as transport:
+            response = await transport.request(
+                "PATCH",
+                "/api/v1/namespaces/a/pods/b:8080/proxy/v1",
+                query=query,
+                body=b"{}",
+                content_type="application/apply-patch+yaml",
+            )
+        echoed = json.loads(response.body)
+        assert response.status == 200
+        assert echoed["method"] == "PATCH"
+        assert echoed["path"] == "/api/v1/namespaces/a/pods/b:8080/proxy/v1"
+        assert echoed["query"] == query
+        assert echoed["body"] == "{}"
+        assert echoed["headers"]["Content-Type"] == "application/apply-patch+yaml"
+        assert echoed["headers"]["Authorization"] == "Bearer one"
+        assert echoed["headers"]["Accept-Encoding"] == "identity"
+        assert echoed["headers"]["User-Agent"] == "torchrun-controller/write"
+
+    async def test_no_authorization_where_there_is_none(self) -> None:
+        async def echo(request: web.Request) -> web.Response:
+            return json_response({"authorization": request.headers.get("Authorization", "none")})
+
+        async with (
+            serving(echo) as server,
+            connection(server.url, Token("")).session("write") as transport,
+        ):
+            response = await transport.request("GET", "/version")
+        assert json.loads(response.body) == {"authorization": "none"}
+
+    async def test_server_behind_a_path(self) -> None:
+        async with (
+            serving(ok) as server,
+            connection(f"{server.url}/k8s/clusters/c-1/").session("write") as transport,
+        ):
+            await transport.request("GET", "/api/v1/pods")
+        assert server.requests == ["GET /k8s/clusters/c-1/api/v1/pods"]
+
+    async def test_a_name_cannot_lead_elsewhere(self) -> None:
+        async with serving(ok) as server, connection(server.url).session("write") as transport:
+            await transport.request("GET", "/api/v1/namespaces/a/pods/x?watch=true#y")
+            assert server.requests == ["GET /api/v1/namespaces/a/pods/x%3Fwatch=true%23y"]
+            with pytest.raises(ApiError, match="not a path of the API"):
+                await transport.request("GET", "/api/v1/namespaces/a/pods/../secrets/x")
+
+    async def test_an_error_answer(self) -> None:
+        async def refuse(request: web.Request) -> web.Response:
+            status = {"kind": "Status", "reason": "Conflict", "message": "taken"}
+            return json_response(status, 409, {"Retry-After": "2"})
+
+        async with serving(refuse) as server, connection(server.url).session("write") as transport:
+            with pytest.raises(ApiError) as caught:
+                await transport.request("DELETE", "/api/v1/namespaces/a/pods/b")
+        error = caught.value
+        assert (error.status, error.reason, error.message) == (409, "Conflict", "taken")
+        assert error.retry_after == 2.0
+
+    async def test_a_redirect_is_not_followed(self) -> None:
+        async def login(request: web.Request) -> web.Response:
+            raise web.HTTPFound("/login")
+
+        async with serving(login) as server, connection(server.url).session("write") as transport:
+            with pytest.raises(ApiError, match="302 Found"):
+                await transport.request("GET", "/api/v1/pods")
+        assert server.requests == ["GET /api/v1/pods"]
+
+    @pytest.mark.parametrize(
+        "reply",
+        [
+            b"",
+            b"SSH-2.0-OpenSSH_9.2\r\n",
+            OK + b"Content-Length: 100\r\n\r\n{",
+            OK + b"Transfer-Encoding: chunked\r\n\r\n5\r\n{",
+            OK + b"Content-Encoding: gzip\r\nContent-Length: 4\r\n\r\nnope",
+            b"HTTP/1.1 500 No\r\nContent-Length: 100\r\n\r\n{",
+        ],
+        ids=["nothing", "not http", "short", "short chunk", "not gzip", "short error"],
+    )
+    async def test_an_answer_that_is_lost(self, reply: bytes) -> None:
+        async with serving_bytes(reply) as url, connection(url).session("write") as transport:
+            with pytest.raises(Disconnected, match="POST /api/v1/pods: "):
+                await transport.request("POST", "/api/v1/pods")
+
+    async def test_a_server_that_is_not_there(self) -> None:
+        async with serving(ok) as server:
+            pass
+        async with connection(server.url).session("write") as transport:
+            with pytest.raises(Disconnected, match="GET /version: "):
+                await transport.request("GET", "/version")
+
+    async def test_a_server_that_never_answers(self) -> None:
+        async def hang(request: web.Request) -> web.Response:
+            await server.hang()
+            return await ok(request)
+
+        async with serving(hang) as server, connection(server.url).session("write") as transport:
+            with pytest.raises(Disconnected, match="timed out"):
+                await transport.request("GET", "/version", timeout=0.05)
+
+
+class TestTokenExpiry:
+    """401: the token is renewed and the request sent once more."""
+
+    @staticmethod
+    def accepting(token: str) -> Callable[[web.Request], "asyncio.Future[web.Response]"]:
+        async def answer(request: web.Request) -> web.Response:
+            if request.headers["Authorization"] != token:
+                return json_response({"kind": "Status", "reason": "Unauthorized"}, 401)
+            return json_response({"body": await request.text()})
+
+        return answer
+
+    async def test_renewed_token_is_used_at_once(self) -> None:
+        token = Token("Bearer old", renewed="Bearer new")
+        async with (
+            serving(self.accepting("Bearer new")) as server,
+            connection(server.url, token).session("write") as transport,
+        ):
+            response = await transport.request("PUT", "/x", body=b"whole")
+            assert json.loads(response.body) == {"body": "whole"}
+            await transport.request("GET", "/x")
+        assert (len(server.requests), token.renewals) == (3, 1)
+
+    async def test_many_refused_requests_renew_it_once(self) -> None:
+        token = Token("Bearer old", renewed="Bearer new")
+        async with (
+            serving(self.accepting("Bearer new")) as server,
+            connection(server.url, token).session("write") as transport,
+        ):
+            await asyncio.gather(*(transport.request("GET", "/x") for _ in range(20)))
+        assert token.renewals == 1
+
+    async def test_token_that_stays_the_same_is_refused_for_good(self) -> None:
+        token = Token("Bearer old", renewed="Bearer old")
+        async with (
+            serving(self.accepting("Bearer new")) as server,
+            connection(server.url, token).session("write") as transport,
+        ):
+            with pytest.raises(ApiError, match="401 Unauthorized"):
+                await transport.request("GET", "/x")
+        assert len(server.requests) == 1
+
+    async def test_renewed_token_that_is_refused_too_ends_it(self) -> None:
+        token = Token("Bearer old", renewed="Bearer other")
+        async with (
+            serving(self.accepting("Bearer new")) as server,
+            connection(server.url, token).session("write") as transport,
+        ):
+            with pytest.raises(ApiError, match="401 Unauthorized"):
+                await transport.request("GET", "/x")
+        assert len(server.requests) == 2
+
+    async def test_a_watch_is_opened_with_the_renewed_token(self) -> None:
+        token = Token("Bearer old", renewed="Bearer new")
+        async with (
+            serving(self.accepting("Bearer new")) as server,
+            connection(server.url, token).session("watch") as transport,
+            transport.stream("/x", query={}, total=10) as chunks,
+        ):
+            assert [chunk async for chunk in chunks] == [b'{"body": ""}']
+
+
+class TestStream:
+    async def test_bytes_come_as_they_arrive_and_end(self) -> None:
+        async def watch(request: web.Request) -> web.StreamResponse:
+            return await streamed(request, b"one\n", b"two\n")
+
+        async with (
+            serving(watch) as server,
+            connection(server.url).session("watch") as transport,
+            transport.stream("/api/v1/pods", query={"watch": "true"}, total=10) as chunks,
+        ):
+            assert b"".join([chunk async for chunk in chunks]) == b"one\ntwo\n"
+        assert server.requests == ["GET /api/v1/pods?watch=true"]
+
+    async def test_dead_silent_watch(self) -> None:
+        async def watch(request: web.Request) -> web.StreamResponse:
+            response = await streamed(request, b"one\n")
+            await server.hang()
+            return response
+
+        async with (
+            serving(watch) as server,
+            connection(server.url).session("watch") as transport,
+            transport.stream("/api/v1/pods", query={}, silence=0.05, total=10) as chunks,
+        ):
+            assert await anext(chunks) == b"one\n"
+            with pytest.raises(Disconnected, match="timed out"):
+                await anext(chunks)
+
+    async def test_total_time_is_bounded(self) -> None:
+        async def watch(request: web.Request) -> web.StreamResponse:
+            response = await streamed(request, b"one\n")
+            while not server.hung.is_set():
+                await response.write(b"more\n")
+                await asyncio.sleep(0.005)
+            return response
+
+        async def read_all() -> None:
+            async with transport.stream("/x", query={}, silence=5, total=0.1) as chunks:
+                async for _ in chunks:
+                    pass
+
+        async with serving(watch) as server, connection(server.url).session("watch") as transport:
+            with pytest.raises(Disconnected, match="timed out"):
+                await read_all()
+
+    @pytest.mark.parametrize(
+        "rest", [b"", b"4\r\non", b"zz\r\n"], ids=["no end", "short chunk", "not a chunk"]
+    )
+    async def test_a_stream_that_breaks_off(self, rest: bytes) -> None:
+        async def read_all() -> None:
+            async with transport.stream("/x", query={}, total=10) as chunks:
+                async for _ in chunks:
+                    pass
+
+        reply = OK + b"Transfer-Encoding: chunked\r\n\r\n4\r\none\n\r\n" + rest
+        async with serving_bytes(reply) as url, connection(url).session("watch") as transport:
+            with pytest.raises(Disconnected, match="GET /x: "):
+                await read_all()
+
+    async def test_refused(self) -> None:
+        async def refuse(request: web.Request) -> web.Response:
+            return json_response({"kind": "Status", "reason": "Expired", "message": "old"}, 410)
+
+        async def open_it() -> None:
+            async with transport.stream("/x", query={}, total=10):
+                pass
+
+        async with serving(refuse) as server, connection(server.url).session("watch") as transport:
+            with pytest.raises(ApiError, match="410 Expired: old"):
+                await open_it()
+
+    async def test_left_early_closes_the_socket(self) -> None:
+        gone = asyncio.Event()
+
+        async def watch(request: web.Request) -> web.StreamResponse:
+            response = await streamed(request, b"one\n")
+            try:
+                while True:
+                    await response.write(b"more\n")
+                    await asyncio.sleep(0.001)
+            except ConnectionError:
+                gone.set()
+                raise
+
+        async with serving(watch) as server, connection(server.url).session("watch") as transport:
+            async with transport.stream("/x", query={}, total=10) as chunks:
+                assert await anext(chunks)
+            async with asyncio.timeout(5):
+                await gone.wait()
+
+
+async def test_everything_is_observed() -> None:
+    seen: list[tuple[str, str, int]] = []
+
+    def observe(verb: str, resource: str, code: int, seconds: float) -> None:
+        assert 0 <= seconds < 10
+        seen.append((verb, resource, code))
+
+    async def answer(request: web.Request) -> web.Response:
+        return json_response({}, 404 if request.method == "DELETE" else 200)
+
+    async with (
+        serving(answer) as server,
+        connection(server.url).session("write", observe) as transport,
+    ):
+        await transport.request("GET", "/api/v1/namespaces/a/pods/b")
+        with pytest.raises(ApiError):
+            await transport.request("DELETE", "/apis/batch/v1/namespaces/a/jobs/b")
+        async with transport.stream("/apis/batch/v1/jobs", query={}, total=5):
+            pass
+    async with connection(server.url).session("write", observe) as transport:
+        with pytest.raises(Disconnected):
+            await transport.request("GET", "/version")
+    assert seen == [
+        ("get", "pods", 200),
+        ("delete", "jobs.batch", 404),
+        ("watch", "jobs.batch", 200),
+        ("get", "version", 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "resource"),
+    [
+        ("/api/v1/pods", "pods"),
+        ("/api/v1/namespaces/a/pods", "pods"),
+        ("/api/v1/namespaces/a/pods/b/status", "pods/status"),
+        ("/api/v1/namespaces/a/pods/b:8080/proxy/v1/upload", "pods/proxy"),
+        ("/apis/torchrun.ai/v1alpha1/torchrunjobs", "torchrunjobs.torchrun.ai"),
+        ("/apis/batch/v1/namespaces/a/jobs/b", "jobs.batch"),
+        ("/api/v1/namespaces", "namespaces"),
+        ("/api/v1/namespaces/a", "namespaces"),
+        ("/api/v1/nodes/n", "nodes"),
+        ("/api/v1", ""),
+        ("/readyz", "readyz"),
+        ("/", ""),
+    ],
+)
+def test_resource_of_a_path(path: str, resource: str) -> None:
+    assert resource_of(path) == resource
