@@ -22,6 +22,7 @@ from .errors import ClusterError
 
 OWNER = "TORCHRUN_CLUSTER_STATE"
 COMPONENT = "TORCHRUN_CLUSTER_COMPONENT"
+SHIM = "containerd-shim"
 PROC = Path("/proc")
 
 
@@ -78,9 +79,15 @@ def look_at(pid: int, proc: Path = PROC) -> Marked | None:
     try:
         # A zombie's environment is empty, so it carries no mark.
         mark = read_mark((proc / str(pid) / "environ").read_bytes())
+        if not mark:
+            return None
+        owner, component = mark
+        # Pods outlive a restart of containerd, so their shims are no part of it.
+        if (proc / str(pid) / "comm").read_text().startswith(SHIM):
+            component = SHIM
     except OSError:
         return None
-    return Marked(pid, *mark) if mark else None
+    return Marked(pid, owner, component)
 
 
 def of_cluster(owner: Path, component: str | None = None) -> list[Marked]:

@@ -41,10 +41,23 @@ def test_a_recycled_pid_is_not_ours(tmp_path: Path) -> None:
     own = processes.Marked(7, "/state", "etcd")
     environ = tmp_path / "7" / "environ"
     environ.parent.mkdir()
+    (tmp_path / "7" / "comm").write_text("etcd\n")
     environ.write_bytes(b"TORCHRUN_CLUSTER_STATE=/state\0TORCHRUN_CLUSTER_COMPONENT=etcd\0")
     assert processes.look_at(7, tmp_path) == own
     environ.write_bytes(b"HOME=/\0")
     assert processes.look_at(7, tmp_path) is None
+
+
+def test_a_shim_is_no_part_of_the_containerd_that_started_it(tmp_path: Path) -> None:
+    folder = tmp_path / "7"
+    folder.mkdir()
+    environ = b"TORCHRUN_CLUSTER_STATE=/state\0TORCHRUN_CLUSTER_COMPONENT=containerd\0"
+    (folder / "environ").write_bytes(environ)
+    for comm, component in (("containerd", "containerd"), ("containerd-shim", "containerd-shim")):
+        (folder / "comm").write_text(f"{comm}\n")
+        found = processes.look_at(7, tmp_path)
+        assert found
+        assert found.component == component
 
 
 def start_sleeper(owner: Path, component: str) -> int:
