@@ -20,11 +20,6 @@ def not_yet_supported(job: TorchrunJobSpec, queue: TorchrunQueueSpec) -> tuple[s
         )
     if queue.parent_kai_queue is not None:
         found.append("queue spec.parentKaiQueue: no KAI queue is made yet")
-    workspaces = queue.storage.workspace
-    if workspaces is not None and not workspaces.enabled and job.volumes.workspace is not None:
-        found.append(
-            "queue spec.storage.workspace.enabled: false keeps no job from having a workspace yet"
-        )
     if job.elastic is not None:
         found.append("spec.elastic: the job runs at spec.numNodes and is not resized yet")
     return tuple(found)

@@ -191,6 +191,11 @@ def _workspace(job: TorchrunJob, template: TorchrunQueueSpec, size: Size) -> Cla
     if wanted is None or not wanted.enabled or wanted.source == "none":
         return None
     base = template.storage.workspace
+    if base is not None and not base.enabled:
+        raise InvalidSpecError(
+            "spec.volumes.workspace: the queue gives its jobs no workspace"
+            " (storage.workspace.enabled is false); use source none or another queue"
+        )
     return Claim(
         name=names.workspace_claim(job.metadata.name),
         mount_path=wanted.mount_path or (base.mount_path if base else "/app"),

@@ -1,7 +1,7 @@
 """A field that is not honoured is named."""
 
-from torchrun_api.job import Elastic, TorchrunJobSpec, Volumes, WorkspaceVolume
-from torchrun_api.queue import Storage, TorchrunQueueSpec, WorkspaceStorage
+from torchrun_api.job import Elastic, TorchrunJobSpec
+from torchrun_api.queue import TorchrunQueueSpec
 from torchrun_api.unsupported import not_yet_supported
 
 
@@ -14,11 +14,3 @@ def test_each_field_is_named_once() -> None:
     queue = TorchrunQueueSpec(kai_queue="gpu-training", parent_kai_queue="default")
     named = [entry.split(":")[0] for entry in not_yet_supported(job, queue)]
     assert named == ["queue spec.kaiQueue", "queue spec.parentKaiQueue", "spec.elastic"]
-
-
-def test_a_queue_without_workspaces_is_named_to_jobs_that_have_one() -> None:
-    queue = TorchrunQueueSpec(storage=Storage(workspace=WorkspaceStorage(enabled=False)))
-    with_workspace = TorchrunJobSpec(volumes=Volumes(workspace=WorkspaceVolume()))
-    assert not_yet_supported(TorchrunJobSpec(), queue) == ()
-    (named,) = not_yet_supported(with_workspace, queue)
-    assert named.startswith("queue spec.storage.workspace.enabled:")

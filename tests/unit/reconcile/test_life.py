@@ -87,6 +87,11 @@ def test_a_queue_that_goes_does_not_touch_a_running_gang():
         ({"numNodes": 1, "numGPUs": 1}, {}, "exactly one"),
         ({}, {}, "exactly one"),
         ({"numNodes": 1}, {"image": None}, "spec.image"),
+        (
+            {"numNodes": 1, "volumes": ZIP},
+            {"storage": {"workspace": {"enabled": False}}},
+            "workspace.enabled",
+        ),
         ({"numNodes": 1}, {"nodeResources": {"memory": "12Gigs"}}, "12Gigs"),
         ({"numNodes": 1, "env": [{"name": "PET_NNODES", "value": "3"}]}, {}, "PET_NNODES"),
     ],
