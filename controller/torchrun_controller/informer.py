@@ -123,7 +123,7 @@ class Informer(Generic[T]):
                     await self._sleep(seconds)
                 case FetchPage() as fetch:
                     await self._fetch(fetch)
-                case OpenStream() as stream:
+                case stream:
                     await self._stream(stream)
 
     async def wait_for(self, resource_version: int, seconds: float) -> bool:
@@ -187,8 +187,8 @@ class Informer(Generic[T]):
                     self.store.advance(version)
                 case Faulted():
                     self._report_fault(event)
-                case Interrupted():
-                    self._report_interruption(event)
+                case interrupted:
+                    self._report_interruption(interrupted)
         self._wake()
 
     async def _replace(self, list_: Synced[T]) -> None:

@@ -244,8 +244,7 @@ class TestWatching:
         watch.closed(300)
         watch.next(300)
         watch.opened(300)
-        event = interrupted(watch.closed(300.9))
-        assert (event.delay, event.relist) == (0.8, True)
+        assert interrupted(watch.closed(300.9)).relist
 
     def test_short_life_with_an_event_waits_and_goes_on(self) -> None:
         watch = watching()
@@ -380,8 +379,7 @@ class TestKnownFaults:
     @pytest.mark.parametrize("code", [403, 410, 429, 500, 504])
     def test_error_in_the_stream_does_not_end_the_watcher(self, code: int) -> None:
         watch = watching()
-        late = frame("ADDED", pod("a", 11))
-        event = interrupted(watch.receive(error(code, "Whatever") + late, 5))
+        event = interrupted(watch.receive(error(code, "Any") + frame("ADDED", pod("a", 11)), 5))
         assert (event.delay, event.relist) == (0.8, True)
         assert isinstance(watch.next(5), Wait)
         assert "sendInitialEvents" in query(watch, 60)

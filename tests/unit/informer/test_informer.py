@@ -1,0 +1,317 @@
+"""The informer against a real HTTP server that misbehaves."""
+
+import asyncio
+
+from aiohttp import web
+
+from frames import bookmark, error, frame, page, pod
+from informing import PATIENCE, Play, added, breaks, gives, informing, refuses, running, sends
+from scripted_server import Token, connection, serving, streamed
+from torchrun_api.core import Pod
+from torchrun_api.kinds import PODS
+from torchrun_controller.informer import Informer
+from torchrun_controller.store import Change, Store
+from torchrun_controller.watch import Timings
+
+
+class TestFollowing:
+    async def test_list_then_watch_on_one_stream(self) -> None:
+        first = sends(added("a", 5), bookmark(9, end=True), frame("MODIFIED", pod("a", 10)))
+        async with informing(first) as harness:
+            assert await harness.next() == ("add", "a", True)
+            assert await harness.next() == ("update", "a", False)
+            assert harness.informer.synced.is_set()
+            assert harness.informer.store.resource_version == 10
+            assert harness.observed.told[:2] == [("synced", "pods", 1), ("changed", "pods")]
+
+    async def test_clean_end_goes_on_without_a_list(self) -> None:
+        first = sends(bookmark(9, end=True), added("a", 10), bookmark(12))
+        then = sends(frame("DELETED", pod("a", 13)), frame("DELETED", pod("none", 14)))
+        async with informing(first, then) as harness:
+            assert await harness.next() == ("add", "a", False)
+            assert await harness.next() == ("delete", "a", False)
+            assert harness.queries[:2] == ["list", "12"]
+            assert harness.clock.slept == []
+            assert await harness.informer.wait_for(14, PATIENCE)
+
+    async def test_selector_and_namespace_are_asked_for(self) -> None:
+        async with informing(
+            sends(bookmark(9, end=True)), label_selector="a=b", namespace="team-a"
+        ) as harness:
+            await harness.informer.synced.wait()
+            (asked, *_) = harness.server.requests
+            assert asked.startswith("GET /api/v1/namespaces/team-a/pods?labelSelector=a%3Db&")
+
+    async def test_pages_where_lists_cannot_be_streamed(self) -> None:
+        async with informing(
+            refuses(422, "Invalid"),
+            gives(page([pod("a", 5)], 9, token="more")),
+            refuses(410, "Expired"),
+            gives(page([pod("b", 6)], 11)),
+        ) as harness:
+            assert await harness.next() == ("add", "b", True)
+            limited, further, whole = harness.server.requests[1:4]
+            assert limited == "GET /api/v1/pods?limit=500"
+            assert further == "GET /api/v1/pods?limit=500&continue=more"
+            assert whole == "GET /api/v1/pods"
+            assert harness.clock.slept == []
+
+    async def test_last_seen_is_when_the_server_last_spoke(self) -> None:
+        first = sends(added("a", 5), bookmark(9, end=True), error(500, "InternalError"))
+        async with informing(first, refuses(500, "InternalError")) as harness:
+            await harness.next()
+            async with asyncio.timeout(PATIENCE):
+                await harness.clock.sleeps.get()
+                await harness.clock.sleeps.get()
+            assert harness.informer.last_seen == 1000.0
+            assert harness.clock.now > 1000.0
+
+
+class TestMisbehavingServer:
+    async def test_retry_after_is_heeded(self) -> None:
+        busy = refuses(429, "TooManyRequests", **{"Retry-After": "7"})
+        first = sends(bookmark(9, end=True))
+        async with informing(first, busy, sends(added("a", 10))) as harness:
+            assert await harness.next() == ("add", "a", False)
+            assert harness.clock.slept == [7.0]
+            assert harness.queries[:3] == ["list", "9", "9"]
+
+    async def test_500_is_a_new_list_after_a_while(self) -> None:
+        first, again = sends(bookmark(9, end=True)), sends(added("a", 5), bookmark(12, end=True))
+        async with informing(first, refuses(500, "InternalError"), again) as harness:
+            assert await harness.next() == ("add", "a", True)
+            assert harness.clock.slept == [0.8]
+            assert harness.queries[:3] == ["list", "9", "list"]
+            assert ("interrupted", "pods", "Refused", True) in harness.observed.told
+
+    async def test_a_login_page_instead_of_a_list(self) -> None:
+        async with informing(
+            refuses(422, "Invalid"),
+            gives(b"<html>Please log in</html>"),
+            gives(page([pod("a", 5)], 9)[:-7]),
+            gives(page([pod("a", 5)], 9)),
+        ) as harness:
+            assert await harness.next() == ("add", "a", True)
+            assert harness.clock.slept == [0.8, 1.6]
+
+    async def test_a_login_page_instead_of_a_watch(self) -> None:
+        login = sends(b"<html>\nPlease log in\n</html>\n")
+        async with informing(login, gives(page([pod("a", 5)], 9))) as harness:
+            assert await harness.next() == ("add", "a", True)
+            assert harness.observed.told.count(("faulted", "pods")) == 3
+
+    async def test_a_server_that_goes_away_is_asked_to_go_on(self) -> None:
+        first = sends(bookmark(9, end=True))
+        async with informing(first, breaks(), breaks(), sends(added("a", 10))) as harness:
+            assert await harness.next() == ("add", "a", False)
+            assert harness.queries[:4] == ["list", "9", "9", "9"]
+
+    async def test_a_callback_that_fails_costs_one_object(self) -> None:
+        def on_change(change: Change[Pod], initial: bool) -> None:
+            if change.object.metadata.name == "a":
+                raise ValueError("a bug of ours")
+            seen.set_result(change.object.metadata.name)
+
+        seen: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        play = Play(sends(added("a", 5), added("b", 6), bookmark(9, end=True)))
+        async with serving(play) as server, connection(server.url).session("x") as transport:
+            play.server = server
+            informer = Informer(PODS, transport, Store(), on_change)
+            async with running(informer), asyncio.timeout(PATIENCE):
+                assert await seen == "b"
+                await informer.synced.wait()
+
+
+class TestKnownFaults:
+    """What Python watchers are known to do wrong, each by its name."""
+
+    async def test_dead_silent_watch(self) -> None:
+        play = Play()
+
+        async def silent(request: web.Request) -> web.StreamResponse:
+            response = await streamed(request, bookmark(9, end=True))
+            await harness.server.hang()
+            return response
+
+        async with informing(
+            silent, sends(added("a", 10)), timings=Timings(silence=0.05, short_lived=0.0)
+        ) as harness:
+            play.server = harness.server
+            assert await harness.next() == ("add", "a", False)
+            assert harness.queries[:2] == ["list", "9"]
+            assert ("interrupted", "pods", "Broken", False) in harness.observed.told
+
+    async def test_410_retried_at_the_same_version(self) -> None:
+        first = sends(added("a", 5), bookmark(9, end=True), error(410, "Expired"))
+        again = sends(added("a", 5), bookmark(20, end=True))
+        expired = refuses(410, "Expired")
+        async with informing(first, again, expired, again) as harness:
+            assert [await harness.next() for _ in range(3)] == [
+                ("add", "a", True),
+                ("update", "a", True),
+                ("update", "a", True),
+            ]
+            assert harness.queries[:4] == ["list", "list", "20", "list"]
+
+    async def test_relist_that_reports_no_deletions(self) -> None:
+        first = sends(added("gone", 5), added("a", 6), bookmark(9, end=True), error(410, "Gone"))
+        again = sends(added("a", 6), added("new", 11), bookmark(20, end=True))
+        async with informing(first, again) as harness:
+            told = [await harness.next() for _ in range(5)]
+            assert told[2:] == [
+                ("delete", "gone", True),
+                ("update", "a", True),
+                ("add", "new", True),
+            ]
+
+    async def test_hot_loop_on_410(self) -> None:
+        expired = sends(bookmark(9, end=True), error(410, "Expired"))
+        async with informing(*[expired] * 13) as harness:
+            async with asyncio.timeout(PATIENCE):
+                for _ in range(12):
+                    await harness.clock.sleeps.get()
+            assert harness.clock.slept[:8] == [0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0, 30.0]
+            assert len(harness.server.requests) == 12
+
+    async def test_reconnect_during_the_initial_events(self) -> None:
+        torn = breaks(added("newest", 99), added("old", 3))
+        async with informing(torn, gives(page([pod("old", 3)], 100))) as harness:
+            assert await harness.next() == ("add", "old", True)
+            assert harness.queries[:2] == ["list", "page"]
+            assert len(harness.informer.store) == 1
+
+    async def test_truncated_last_line(self) -> None:
+        first = sends(bookmark(9, end=True), added("a", 10), added("b", 11)[:-30])
+        async with informing(first, sends(added("b", 11))) as harness:
+            assert await harness.next() == ("add", "a", False)
+            assert await harness.next() == ("add", "b", False)
+            assert harness.queries[:2] == ["list", "10"]
+
+    async def test_lines_over_the_limit(self) -> None:
+        large = frame("ADDED", pod("large", 10, spec={"x": "y" * 5 * 2**20}))
+        huge = frame("ADDED", pod("huge", 11, spec={"x": "y" * 17 * 2**20}))
+        async with informing(sends(bookmark(9, end=True), large, huge, added("a", 12))) as harness:
+            assert await harness.next() == ("add", "large", False)
+            assert await harness.next() == ("add", "a", False)
+            assert ("faulted", "pods") in harness.observed.told
+
+    async def test_error_in_the_stream_that_ends_the_watcher(self) -> None:
+        first = sends(bookmark(9, end=True), error(500, "InternalError", "etcd is away"))
+        async with informing(first, sends(added("a", 10), bookmark(11, end=True))) as harness:
+            assert await harness.next() == ("add", "a", True)
+            assert ("interrupted", "pods", "ServerError", True) in harness.observed.told
+
+    async def test_token_expiry(self) -> None:
+        async def authorized(request: web.Request) -> web.StreamResponse:
+            if request.headers["Authorization"] != "Bearer new":
+                return await refuses(401, "Unauthorized")(request)
+            return await streamed(request, added("a", 10))
+
+        token = Token("Bearer old", renewed="Bearer new")
+        first = sends(bookmark(9, end=True))
+        async with informing(first, authorized, authorized, token=token) as harness:
+            assert await harness.next() == ("add", "a", False)
+            assert harness.queries[:3] == ["list", "9", "9"]
+            assert harness.clock.slept == []
+
+    async def test_one_bad_object_that_stops_the_kind(self) -> None:
+        bad = frame("ADDED", pod("bad", 5, status=4))
+        first = sends(bad, added("a", 6), bookmark(9, end=True), bad, added("b", 10))
+        async with informing(first) as harness:
+            assert await harness.next() == ("add", "a", True)
+            assert await harness.next() == ("add", "b", False)
+            assert harness.observed.told.count(("faulted", "pods")) == 2
+
+    async def test_bad_object_taken_for_a_deleted_one(self) -> None:
+        first = sends(added("a", 5), bookmark(9, end=True), error(410, "Expired"))
+        bad = frame("ADDED", pod("a", 6, status=4))
+        again = sends(bad, added("b", 10), bookmark(20, end=True))
+        async with informing(first, again) as harness:
+            assert await harness.next() == ("add", "a", True)
+            assert await harness.next() == ("add", "b", True)
+            assert harness.informer.store.get("team-a", "a") is not None
+
+    async def test_event_loop_blocked_by_a_list(self) -> None:
+        count = 5000
+        turns = 0
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0)
+                turns += 1
+
+        lines = [added(f"p{number}", number + 1) for number in range(count)]
+        task = asyncio.create_task(others())
+        async with informing(sends(*lines, bookmark(count, end=True))) as harness:
+            assert await harness.next() == ("add", "p0", True)
+            at_first = turns
+            for _ in range(count - 1):
+                await harness.next()
+            assert turns - at_first >= count // 500 - 1
+        task.cancel()
+
+
+class TestWaitFor:
+    async def test_version_that_is_here(self) -> None:
+        async with informing(sends(bookmark(9, end=True))) as harness:
+            await harness.informer.synced.wait()
+            assert await harness.informer.wait_for(9, 0.0)
+
+    async def test_versions_that_come(self) -> None:
+        go = asyncio.Event()
+
+        async def later(request: web.Request) -> web.StreamResponse:
+            response = await streamed(request, bookmark(9, end=True))
+            await go.wait()
+            await response.write(added("a", 12) + bookmark(13))
+            await harness.server.hang()
+            return response
+
+        async with informing(later) as harness:
+            waits = [
+                asyncio.create_task(harness.informer.wait_for(version, PATIENCE))
+                for version in (13, 12, 11)
+            ]
+            await harness.informer.synced.wait()
+            go.set()
+            assert await asyncio.gather(*waits) == [True, True, True]
+
+    async def test_wait_is_bounded(self) -> None:
+        async with informing(sends(bookmark(9, end=True))) as harness:
+            assert not await harness.informer.wait_for(99, 0.01)
+
+    async def test_who_gave_up_stands_in_nobodys_way(self) -> None:
+        first = sends(bookmark(9, end=True))
+        go = asyncio.Event()
+
+        async def later(request: web.Request) -> web.StreamResponse:
+            await go.wait()
+            return await streamed(request, bookmark(12))
+
+        async with informing(first, later) as harness:
+            await harness.informer.synced.wait()
+            assert not await harness.informer.wait_for(11, 0.01)
+            wait = asyncio.create_task(harness.informer.wait_for(12, PATIENCE))
+            go.set()
+            assert await wait
+
+
+async def test_nothing_need_be_observed() -> None:
+    play = Play(
+        sends(added("a", 5), bookmark(9, end=True), frame("MODIFIED", pod("a", 10)), b"?\n"),
+        refuses(500, "InternalError"),
+        sends(added("b", 11), bookmark(12, end=True)),
+    )
+    async with serving(play) as server, connection(server.url).session("x") as transport:
+        play.server = server
+        informer = Informer(
+            PODS,
+            transport,
+            Store(),
+            lambda change, initial: None,
+            timings=Timings(backoff=0.001, short_lived=0.0),
+        )
+        async with running(informer):
+            assert await informer.wait_for(12, PATIENCE)
+        assert len(informer.store) == 1
