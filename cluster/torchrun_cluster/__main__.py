@@ -67,8 +67,6 @@ def _say_plan(name: str) -> None:
     absent = " ".join(packages.missing(packages.NODE)) or "none"
     folder = state.folder_of(name)
     say(PLAN.format(packages=absent, cache=cache_home(), folder=folder, name=name))
-    if os.geteuid() != 0:
-        raise ClusterError("a node on this machine needs root: run this with sudo or as root")
 
 
 def _down(options: argparse.Namespace) -> None:

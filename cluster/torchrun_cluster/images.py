@@ -36,8 +36,13 @@ PIP_SETTINGS = ("INDEX_URL", "EXTRA_INDEX_URL", "TRUSTED_HOST", "PROXY", "DEFAUL
 
 
 def base() -> Path:
-    """Archive of the base image: Debian with Python, pip and certificates. Needs root."""
+    """Archive of the base image, a system with Python, pip and certificates.
+
+    It is the official Python image where Docker answers, otherwise made of Debian packages.
+    """
     dockerfile = SOURCE / "images" / "base" / "Dockerfile"
+    if docker_answers():
+        return build(dockerfile.with_name("Dockerfile.docker"), dockerfile.parent, BASE)
     recipe = " ".join((SUITE, *BASE_PACKAGES, *DOCUMENTATION))
     archive = _place(BASE, _digest([recipe.encode(), dockerfile.read_bytes()]))
     with artefacts.locked(archive.parent):
@@ -82,7 +87,7 @@ def build(
     for name in files:
         mode = b"x" if os.access(context / name, os.X_OK) else b"-"
         parts += [name.encode(), mode, (context / name).read_bytes()]
-    parent = None if docker else _local_base(dockerfile, arguments)
+    parent = _local_base(dockerfile, arguments, docker=docker)
     if parent:
         parts.append(artefacts.recorded_sha256(parent).encode())
     parts += [f"{name}={value}".encode() for name, value in sorted(arguments.items())]
@@ -96,6 +101,8 @@ def build(
                 shutil.copy(context / name, clean / name)
             shutil.copy(dockerfile, clean / DOCKERFILE)
             if docker:
+                if parent:
+                    _run(["docker", "load", "--input", str(parent)])
                 _docker_build(clean, tag, arguments, archive)
             else:
                 packages.ensure(packages.IMAGES)
@@ -117,13 +124,16 @@ def _workplace(archive: Path) -> Iterator[Path]:
     _forget_older(archive)
 
 
-def _local_base(dockerfile: Path, arguments: dict[str, str]) -> Path | None:
-    """Archive of the local image that the Dockerfile builds on; names it in `arguments`."""
+def _local_base(dockerfile: Path, arguments: dict[str, str], *, docker: bool) -> Path | None:
+    """Archive of the local image that the Dockerfile builds on; names it in `arguments`.
+
+    None where the Dockerfile has no ARG BASE, or names an image that is not made here.
+    """
     declares = any(
         line.split("=")[0].split() == ["ARG", "BASE"]
         for line in dockerfile.read_text().splitlines()
     )
-    if not declares:
+    if not declares or (docker and "BASE" not in arguments):
         return None
     name = arguments.setdefault("BASE", BASE)
     if ":" not in name.rpartition("/")[2]:

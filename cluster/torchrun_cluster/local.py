@@ -110,6 +110,8 @@ class LocalCluster:
         """Bring the cluster up, or find it up; what a crash left is cleared first."""
         folder = state.folder_of(self._spec.name)
         if self._spec.size is Size.NODE:
+            if os.geteuid() != 0:
+                raise ClusterError("a node on this machine needs root; a control plane does not")
             node.check_places()
             packages.ensure(packages.NODE)
         programs = binaries.ensure(self._programs)
@@ -176,20 +178,28 @@ class LocalCluster:
     def kubectl(
         self, *arguments: str, stdin: str | None = None, check: bool = True, timeout: float = 60.0
     ) -> subprocess.CompletedProcess[str]:
-        """Run kubectl as the administrator; raises ClusterError with its stderr if `check`."""
-        result = subprocess.run(
-            [str(binaries.ensure(["kubectl"])["kubectl"]), *arguments],
-            env={
-                **processes.without_marks(os.environ),
-                "KUBECONFIG": str(self.kubeconfig),
-                "KUBECACHEDIR": str(self._up_state.folder / "kubectl-cache"),
-            },
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
+        """Run kubectl as the administrator; raises ClusterError with its stderr if `check`.
+
+        A command that has not ended after `timeout` seconds is an error in any case.
+        """
+        try:
+            result = subprocess.run(
+                [str(binaries.ensure(["kubectl"])["kubectl"]), *arguments],
+                env={
+                    **processes.without_marks(os.environ),
+                    "KUBECONFIG": str(self.kubeconfig),
+                    "KUBECACHEDIR": str(self._up_state.folder / "kubectl-cache"),
+                },
+                input=stdin,
+                capture_output=True,
+                text=True,
+                timeout=timeout,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise ClusterError(
+                f"kubectl {' '.join(arguments)}: no end within {timeout:.0f} s"
+            ) from error
         if check and result.returncode:
             raise ClusterError(f"kubectl {' '.join(arguments)}: {result.stderr.strip()}")
         return result
