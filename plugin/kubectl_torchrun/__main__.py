@@ -58,7 +58,20 @@ def cli() -> None:
     """
 
 
-@cli.command(epilog=_EXIT_CODES)
+class _Submit(click.Command):
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Options of the user's own command are the usual surprise here."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            raise click.UsageError(
+                f"{error.format_message()} If it belongs to your command, quote the command"
+                ' ("python train.py --epochs 3") or put -- before it.',
+                ctx,
+            ) from error
+
+
+@cli.command(cls=_Submit, epilog=_EXIT_CODES)
 @click.argument("command", nargs=-1, required=True)
 @click.option("--queue", "-q", default="", help="TorchrunQueue. Default: the only one there is.")
 @click.option("--nodes", type=click.IntRange(min=1), help="Nodes, each with the queue's resources.")

@@ -1,5 +1,6 @@
 """The commands' work, from their options on."""
 
+import shlex
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable
@@ -13,7 +14,7 @@ import msgspec
 from kubectl_torchrun import manifest, pack, tree
 from kubectl_torchrun.api import Api, ApiError, Unreachable, connect
 from kubectl_torchrun.deliver import deliver
-from kubectl_torchrun.errors import DETACHED, Problem, UploadProblem, UsageProblem
+from kubectl_torchrun.errors import DETACHED, Problem, RunProblem, UploadProblem, UsageProblem
 from kubectl_torchrun.explain import explain
 from kubectl_torchrun.follow import MOST_STREAMS, follow, latest_attempt, narrate
 from kubectl_torchrun.kubectl import Target, namespace, proxy
@@ -53,8 +54,8 @@ class Cluster(NamedTuple):
 
     def command(self, words: str) -> str:
         """A kubectl command line that means this namespace of this cluster."""
-        flags = self.target._replace(namespace=self.namespace).flags()
-        return " ".join(["kubectl", words, *flags])
+        flags = self.target.flags(namespace=False)
+        return shlex.join(["kubectl", *words.split(), "-n", self.namespace, *flags])
 
 
 class SubmitOptions(NamedTuple):
@@ -75,11 +76,11 @@ def submit(target: Target, request: Request, options: SubmitOptions, terminal: T
         request = request._replace(name=manifest.generated_name(options.directory.resolve().name))
     found = tree.scan(options.directory)
     pack.check(found)
-    _tell_left_out(found, terminal)
     where = namespace(target)
     with proxy(target) as socket, tempfile.TemporaryFile() as file:
         cluster = Cluster(target, where, socket)
         request = request._replace(queue=cluster.run(lambda api: _queue(api, request.queue)))
+        _tell_left_out(found, terminal)
         archive = _pack(found, file, terminal)
         body = manifest.build(request, where, archive.sha256)
         if options.dry_run:
@@ -227,12 +228,12 @@ def _bring_and_follow(
         terminal.at_rest()
         _tell_how_to_go_on(cluster, name, terminal, uploaded=uploaded)
         return DETACHED
+    except RunProblem as problem:
+        raise RunProblem(f"{problem}\n{_give_up(cluster, name)}") from problem
     except Problem as problem:
         if uploaded:
-            text = f"{problem}\nThe job goes on. {_later(cluster, name)}"
-            raise type(problem)(text) from problem
-        text = f"{problem}\n{_resume(cluster, name)}"
-        raise UploadProblem(text) from problem
+            raise type(problem)(f"{problem}\nThe job goes on. {_later(cluster, name)}") from problem
+        raise UploadProblem(f"{problem}\n{_resume(cluster, name)}") from problem
     if not follow_it:
         terminal.note(_later(cluster, name))
     return code
@@ -256,8 +257,12 @@ def _later(cluster: Cluster, name: str) -> str:
 def _resume(cluster: Cluster, name: str) -> str:
     return (
         f"The job waits for its workspace. Go on:\n  {cluster.command(f'torchrun sync {name}')}\n"
-        f"Give it up:\n  {cluster.command(f'delete torchrunjob {name}')}"
+        f"{_give_up(cluster, name)}"
     )
+
+
+def _give_up(cluster: Cluster, name: str) -> str:
+    return f"Give it up:\n  {cluster.command(f'delete torchrunjob {name}')}"
 
 
 def _check_waits(job: Job) -> None:

@@ -15,6 +15,7 @@ from torchrun_api.names import TRAINER_CONTAINER, WORKER
 MOST_STREAMS = 64
 _LAST_LINES_SECONDS = 15.0
 _TICK_SECONDS = 1.0
+_REREAD_SECONDS = 0.2
 
 NO_CONTROLLER = (
     "no controller has looked at the job yet; is one running?"
@@ -143,10 +144,13 @@ class _Streams:
         failures = 0
         try:
             while True:
+                ended = self._has_ended(pod)
                 try:
-                    async for line in cursor.read(follow=True):
+                    async for line in cursor.read(follow=True, ended=ended):
                         failures = 0
                         self._terminal.log(rank, line)
+                    if ended:
+                        return
                     failures = 0
                 except Unreachable:
                     failures += 1
@@ -155,9 +159,9 @@ class _Streams:
                         self._explain(rank, error)
                         return
                     failures += 1
-                if self._has_ended(pod):
-                    return
-                await anyio.sleep(self._api.backoff.delay(failures) if failures else _TICK_SECONDS)
+                await anyio.sleep(
+                    self._api.backoff.delay(failures) if failures else _REREAD_SECONDS
+                )
         finally:
             self.open -= 1
 
