@@ -137,7 +137,7 @@ def submit(
         options = commands.SubmitOptions(Path.cwd(), following, dry_run, output, wait)
         return commands.submit(target, request, options, terminal)
 
-    _run(work, kubeconfig, context, namespace)
+    _run(work, kubeconfig, context, namespace, "; nothing was created")
 
 
 @cli.command()
@@ -200,7 +200,11 @@ def logs(
 
 
 def _run(
-    work: "Callable[[Target, Terminal], int]", kubeconfig: str, context: str, namespace: str
+    work: "Callable[[Target, Terminal], int]",
+    kubeconfig: str,
+    context: str,
+    namespace: str,
+    stopped: str = "",
 ) -> None:
     from kubectl_torchrun.errors import DETACHED, Problem
     from kubectl_torchrun.kubectl import Target
@@ -215,7 +219,7 @@ def _run(
             code = problem.exit_code
         except KeyboardInterrupt:
             terminal.at_rest()
-            click.echo("Stopped; nothing was created.", err=True)
+            click.echo(f"Stopped{stopped}.", err=True)
             code = DETACHED
     sys.exit(code)
 

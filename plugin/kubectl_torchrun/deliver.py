@@ -94,13 +94,13 @@ def find_pod(mirror: Mirror, sha256: str) -> str | Arrived | None:
     if job is None:
         raise RunProblem(f"The job {mirror.name} was deleted.")
     status = job.status
+    wanted = job.metadata.annotations.get(names.WORKSPACE_SHA256, "")
+    if job.workspace_ready and wanted in ("", sha256):
+        return Arrived()
     if job.ended:
         raise RunProblem(f"The job is {status.phase} ({status.reason}): {status.message}")
     if status.reason == "InvalidSpec":
         raise RunProblem(f"The job cannot run as it is: {status.message}")
-    wanted = job.metadata.annotations.get(names.WORKSPACE_SHA256, "")
-    if job.workspace_ready and wanted in ("", sha256):
-        return Arrived()
     pods = [pod for pod in mirror.of_component(names.SYNC) if _takes(pod, sha256)]
     if not pods:
         return None
