@@ -7,9 +7,7 @@ TORCHRUN_PORT, TORCHRUN_SERVICE_HOST and the like.)
 
 import argparse
 import ipaddress
-import os
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, NoReturn
@@ -272,15 +270,6 @@ _OPTIONS: Final = (
     ),
     _Option(_PROCESS, "uvloop", _switch, _SWITCH, "true", "Use uvloop's faster event loop."),
 )
-
-
-def load() -> Settings:
-    """Read the process's own settings; a wrong one ends it with one line and exit code 2."""
-    try:
-        return parse(sys.argv[1:], os.environ)
-    except SettingsError as error:
-        print(f"torchrun-controller: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
