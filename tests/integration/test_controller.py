@@ -1,0 +1,253 @@
+"""The controller process against a real API server, from a user's objects to their status.
+
+There is no kubelet: the tests say what becomes of pods; Jobs get theirs from the real
+controller-manager.
+"""
+
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from integration.controller_process import Api, ControllerProcess, eventually, install_crds
+from torchrun_cluster import LocalCluster, Size
+
+GROUP = "/apis/torchrun.ai/v1alpha1"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    name = f"test-controller-{os.getpid()}"
+    with LocalCluster(name=name, size=Size.CONTROL_PLANE) as running:
+        install_crds(running)
+        yield running
+
+
+@pytest.fixture(scope="module")
+def api(cluster: LocalCluster) -> Iterator[Api]:
+    client = Api(cluster)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def controller(cluster: LocalCluster, tmp_path: Path) -> Iterator[ControllerProcess]:
+    with ControllerProcess(cluster, tmp_path, "--leader-election", "false").running() as process:
+        yield process
+
+
+class Team:
+    """A namespace with a queue, and what a kubelet would do in it."""
+
+    def __init__(self, api: Api, name: str) -> None:
+        self.api, self.name = api, name
+        api.create("/api/v1/namespaces", {"metadata": {"name": name}})
+        self.core = f"/api/v1/namespaces/{name}"
+        self.batch = f"/apis/batch/v1/namespaces/{name}"
+        self.group = f"{GROUP}/namespaces/{name}"
+
+    def make_queue(self, **spec: object) -> None:
+        body = {
+            "apiVersion": "torchrun.ai/v1alpha1",
+            "kind": "TorchrunQueue",
+            "metadata": {"name": "research"},
+            "spec": {"image": "trainer:1", "nodeResources": {"cpus": 1}, **spec},
+        }
+        self.api.create(f"{self.group}/torchrunqueues", body)
+
+    def submit(self, name: str, **spec: object) -> Any:
+        body = {
+            "apiVersion": "torchrun.ai/v1alpha1",
+            "kind": "TorchrunJob",
+            "metadata": {"name": name},
+            "spec": {"jobQueue": "research", "numNodes": 2, "command": "python train.py", **spec},
+        }
+        return self.api.create(f"{self.group}/torchrunjobs", body)
+
+    def job(self, name: str) -> Any:
+        return self.api.get(f"{self.group}/torchrunjobs/{name}")
+
+    def status(self, name: str) -> dict[str, Any]:
+        status: dict[str, Any] = self.job(name).get("status", {})
+        return status
+
+    def reaches(self, name: str, phase: str, reason: str | None = None) -> dict[str, Any]:
+        def look() -> dict[str, Any] | None:
+            status = self.status(name)
+            right = reason is None or status.get("reason") == reason
+            return status if status.get("phase") == phase and right else None
+
+        return eventually(f"{name} {phase} {reason or ''}", look)
+
+    def has(self, path: str) -> Any:
+        return eventually(path, lambda: self.api.get(path))
+
+    def children(self, kind: str, job: str) -> list[str]:
+        root = self.batch if kind == "jobs" else self.core
+        items = self.api.items(f"{root}/{kind}", f"torchrun-job-name={job}")
+        return sorted(item["metadata"]["name"] for item in items)
+
+    def workers(self, job: str, count: int = 2) -> list[str]:
+        """Names of the pods that the Job controller has made."""
+        selector = f"torchrun-job-name={job},app.kubernetes.io/component=worker"
+
+        def look() -> list[str] | None:
+            pods = [p["metadata"]["name"] for p in self.api.items(f"{self.core}/pods", selector)]
+            return pods if len(pods) == count else None
+
+        return eventually(f"{count} workers of {job}", look)
+
+    def pod_becomes(self, pod: str, phase: str, message: str = "") -> None:
+        state: dict[str, object] = {"running": {}}
+        if phase in ("Succeeded", "Failed"):
+            ended = {"exitCode": int(phase == "Failed"), "message": message, "reason": "Ended"}
+            state = {"terminated": ended}
+        container = {"name": "sync" if "-sync-" in pod else "trainer", "state": state}
+        required = {"image": "i", "imageID": "i", "ready": False, "restartCount": 0}
+        status = {"phase": phase, "containerStatuses": [container | required]}
+        self.api.patch(f"{self.core}/pods/{pod}/status", {"status": status})
+
+
+@pytest.fixture
+def team(api: Api) -> Team:
+    return Team(api, f"team-{uuid.uuid4().hex[:8]}")
+
+
+WORKSPACE = {"workspace": {"source": "zip"}}
+
+
+def condition(status: dict[str, Any], kind: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(c for c in status["conditions"] if c["type"] == kind)
+    return found
+
+
+def test_the_life_of_a_run(controller: ControllerProcess, team: Team) -> None:
+    team.make_queue()
+    team.submit("run", volumes=WORKSPACE)
+    team.reaches("run", "Syncing")
+    assert team.children("jobs", "run") == [], "no worker before the code is there"
+    team.has(f"{team.core}/pods/run-sync-0")
+    team.pod_becomes("run-sync-0", "Running")
+    team.reaches("run", "Syncing", "WaitingForUpload")
+    team.pod_becomes("run-sync-0", "Succeeded")
+    team.reaches("run", "Queued")
+    for pod in team.workers("run"):
+        team.pod_becomes(pod, "Running")
+    running = team.reaches("run", "Running")
+    assert running.get("attempt", 0) == 0
+    assert running["numNodes"] == 2
+    for pod in team.workers("run"):
+        team.pod_becomes(pod, "Succeeded")
+    succeeded = team.reaches("run", "Succeeded")
+    assert condition(succeeded, "Complete")["status"] == "True"
+    assert succeeded["completionTime"]
+    assert team.children("persistentvolumeclaims", "run") == ["run-workspace"]
+    assert team.children("services", "run") == ["run"]
+
+
+def test_the_root_cause_of_a_failure_is_told(controller: ControllerProcess, team: Team) -> None:
+    team.make_queue()
+    team.submit("run")
+    first, second = team.workers("run")
+    team.pod_becomes(second, "Running")
+    said = '{"rank": 3, "exitCode": 1, "reason": "Exception", "message": "ValueError: no data"}'
+    team.pod_becomes(first, "Failed", said)
+    failed = team.reaches("run", "Failed")
+    assert failed["lastFailure"]["rank"] == 3
+    assert "ValueError: no data" in failed["message"]
+    events = eventually(
+        "an event of the failure",
+        lambda: [
+            event
+            for event in team.api.items(f"/apis/events.k8s.io/v1/namespaces/{team.name}/events")
+            if event["regarding"]["kind"] == "TorchrunJob" and event["type"] == "Warning"
+        ],
+    )
+    assert "ValueError: no data" in events[0]["note"]
+    assert events[0]["reportingController"] == "torchrun.ai/controller"
+
+
+def test_a_missing_queue_heals(controller: ControllerProcess, team: Team) -> None:
+    team.submit("run")
+    assert "research" in team.reaches("run", "Pending", "QueueNotFound")["message"]
+    team.make_queue()
+    team.reaches("run", "Queued")
+    team.has(f"{team.batch}/jobs/run")
+
+
+def test_a_refused_template_is_said_and_heals(controller: ControllerProcess, team: Team) -> None:
+    team.make_queue(podTemplate={"spec": {"terminationGracePeriodSecond": 5}})
+    team.submit("run")
+    status = team.reaches("run", "Pending", "Rejected")
+    assert "terminationGracePeriodSecond" in status["message"]
+    right = {"spec": {"podTemplate": {"spec": {"terminationGracePeriodSecond": None}}}}
+    team.api.patch(f"{team.group}/torchrunqueues/research", right)
+    team.reaches("run", "Queued")
+    team.has(f"{team.batch}/jobs/run")
+
+
+def test_a_foreign_object_under_our_name_is_said_and_left_alone(
+    controller: ControllerProcess, team: Team
+) -> None:
+    team.make_queue()
+    ports = [{"port": 80}]
+    foreign = {"metadata": {"name": "run"}, "spec": {"selector": {"app": "web"}, "ports": ports}}
+    before = team.api.create(f"{team.core}/services", foreign)
+    team.submit("run")
+    status = team.reaches("run", "Pending", "NameConflict")
+    assert "Service 'run' exists already" in status["message"]
+    assert team.children("jobs", "run") == []
+    assert team.api.get(f"{team.core}/services/run") == before
+    team.api.delete(f"{team.core}/services/run")
+    team.reaches("run", "Queued")
+
+
+def test_a_name_can_be_used_again_at_once(controller: ControllerProcess, team: Team) -> None:
+    team.make_queue()
+    team.submit("run")
+    first = team.has(f"{team.batch}/jobs/run")["metadata"]["uid"]
+    team.workers("run")
+    team.api.delete(f"{team.group}/torchrunjobs/run")
+    team.submit("run")
+
+    def renewed() -> bool:
+        job = team.api.get(f"{team.batch}/jobs/run")
+        return job is not None and job["metadata"]["uid"] != first
+
+    eventually("a Job of the second run", renewed)
+    team.reaches("run", "Queued")
+
+
+def test_an_invalid_object_costs_itself_only(
+    cluster: LocalCluster, controller: ControllerProcess, team: Team
+) -> None:
+    crd = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/torchrunjobs.torchrun.ai"
+    kept = team.api.get(crd)["spec"]
+    anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    loose = [{**kept["versions"][0], "schema": {"openAPIV3Schema": anything}}]
+    team.api.patch(crd, {"spec": {"versions": loose}})
+    try:
+        team.make_queue()
+        # The API server takes a moment to serve the loosened schema.
+        eventually("an invalid job is taken", lambda: _submitted(team, "bad", numNodes="many"))
+        team.submit("worse", env="PATH=/bin", volumes=[1, 2])
+        team.submit("neither", numNodes=None)
+        team.submit("good")
+        team.has(f"{team.batch}/jobs/good")
+        for name in ("bad", "worse", "neither"):
+            status = team.reaches(name, "Pending", "InvalidSpec")
+            assert "num" in status["message"] or "env" in status["message"]
+        assert controller.is_running()
+    finally:
+        team.api.patch(crd, {"spec": {"versions": kept["versions"]}})
+
+
+def _submitted(team: Team, name: str, **spec: object) -> bool:
+    try:
+        team.submit(name, **spec)
+    except AssertionError:
+        return False
+    return True
