@@ -17,7 +17,7 @@ def main() -> None:
         settings = parse(sys.argv[1:], os.environ)
     except SettingsError as error:
         sys.stderr.write(f"torchrun-controller: {error}\n")
-        sys.exit(app.BAD_CONFIG)
+        sys.exit(app.UNUSABLE)
     sys.exit(app.main(settings))
 
 

@@ -24,9 +24,10 @@ from torchrun_controller.events import EventRecorder
 from torchrun_controller.leader import Leader, Leadership, NotLeader, Solo
 from torchrun_controller.metrics import Metrics
 from torchrun_controller.own_writes import ReadYourWrites
-from torchrun_controller.reader import Reader
+from torchrun_controller.reader import Answers, Reader
 from torchrun_controller.reconcile import reconcile
 from torchrun_controller.reconcile.observed import Defaults
+from torchrun_controller.server import Server, leads_or_stands_by
 from torchrun_controller.settings import Settings
 from torchrun_controller.transport import ConfigError, Connection, Transport
 from torchrun_controller.worker import Key, Worker
@@ -37,7 +38,7 @@ FLUSH_SECONDS = 2.0  # for events that wait, likewise
 
 # Exit codes.
 LOST_LEASE = 1
-BAD_CONFIG = 2
+UNUSABLE = 2  # a setting, the kubeconfig, the port
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
@@ -48,70 +49,69 @@ def main(settings: Settings) -> int:
     try:
         with asyncio.Runner(loop_factory=_loop_factory(settings.uvloop)) as runner:
             return runner.run(run(settings))
-    except ConfigError as error:
+    except (ConfigError, OSError) as error:
         sys.stderr.write(f"torchrun-controller: {error}\n")
-        return BAD_CONFIG
+        return UNUSABLE
 
 
 async def run(settings: Settings) -> int:
     """Run the controller until a signal or the loss of the lease; returns the exit code.
 
-    Raises ConfigError if there is no usable connection.
+    Raises ConfigError if there is no usable connection, OSError if the port is taken.
     """
     connection = await Connection.load(settings.kubeconfig, settings.context)
     metrics = Metrics()
-    observed = metrics.observe_request
+    answers = Answers(metrics.observe_request)
     # A session each, so that neither watches nor a burst of writes keep the lease from its socket.
     async with (
-        connection.session("watch", observed) as watch,
-        connection.session("write", observed) as write,
-        connection.session("lease", observed) as lease,
+        connection.session("watch", answers.observe) as watch,
+        connection.session("write", metrics.observe_request) as write,
+        connection.session("lease", metrics.observe_request) as lease,
     ):
         leader = _leader(settings, lease, metrics)
-        controller = Controller(settings, metrics, leader, watch, write)
-        try:
-            await controller.run()
-        except NotLeader as error:
-            log.error("ends at once: another may lead", error=str(error))
-            return LOST_LEASE
-        await leader.release()
+        queue: AsyncWorkQueue[Key] = AsyncWorkQueue(time.monotonic, observer=metrics.queue_observer)
+        reader = Reader(watch, answers, queue, metrics, settings.namespaces)
+        events = EventRecorder(write, leader, time.monotonic)
+        worker = _worker(settings, queue, reader, events, Applier(write, leader), metrics)
+        metrics.watch_queue(queue)
+        metrics.leadership(leader.may_write)
+        reader.count(metrics)
+        server = Server(
+            settings.listen_address,
+            settings.listen_port,
+            metrics=metrics,
+            live={"watches": reader.liveness()},
+            ready={"caches": reader.readiness(), "lease": leads_or_stands_by(leader)},
+        )
+        controller = Controller(reader, queue, leader, events, worker, settings.workers)
+        async with server.running():
+            log.info("serves", address=settings.listen_address or "*", port=server.port)
+            try:
+                await controller.run()
+            except NotLeader as error:
+                log.error("ends at once: another may lead", error=str(error))
+                return LOST_LEASE
     return 0
 
 
 class Controller:
-    """Everything between the sockets, for one `run`."""
+    """The order in which the parts start and end, for one `run`."""
 
     def __init__(
         self,
-        settings: Settings,
-        metrics: Metrics,
+        reader: Reader,
+        queue: AsyncWorkQueue[Key],
         leader: Leadership,
-        watch: Transport,
-        write: Transport,
+        events: EventRecorder,
+        worker: Worker,
+        workers: int,
     ) -> None:
-        clock = time.monotonic
-        self._settings = settings
+        self._reader = reader
+        self._queue = queue
         self._leader = leader
-        self._queue: AsyncWorkQueue[Key] = AsyncWorkQueue(clock, observer=metrics.queue_observer)
-        self._reader = Reader(watch, self._queue, metrics, settings.namespaces)
-        self._events = EventRecorder(write, leader, clock)
-        defaults = Defaults(
-            runtime_image=settings.runtime_image,
-            runtime_image_pull_policy=settings.runtime_image_pull_policy,
-        )
-        self._worker = Worker(
-            self._queue,
-            observe=self._reader.observe,
-            decide=partial(reconcile, defaults=defaults),
-            applier=Applier(write, leader),
-            own_writes=ReadYourWrites(self._reader.stores, clock),
-            events=self._events,
-            metrics=metrics,
-            clock=clock,
-        )
-        metrics.watch_queue(self._queue)
-        metrics.leadership(leader.may_write)
-        self._reader.report(metrics)
+        self._events = events
+        self._worker = worker
+        self._workers = workers
 
     async def run(self) -> None:
         """Work until a signal comes, then end in order. Raises NotLeader on loss of the lease."""
@@ -134,6 +134,7 @@ class Controller:
         if lost:
             raise lost[0]
         await self._events.flush(FLUSH_SECONDS)
+        await self._leader.release()
 
     async def _work_until_told(self) -> None:
         async with anyio.create_task_group() as workers:
@@ -142,15 +143,14 @@ class Controller:
             log.info("ends: no more keys are taken", drain_seconds=DRAIN_SECONDS)
             self._queue.shut_down()
             workers.cancel_scope.deadline = anyio.current_time() + DRAIN_SECONDS
-            if not self._leader.elected.is_set() or self._reader.unsynced:
+            if not (self._leader.elected.is_set() and self._reader.is_synced):
                 workers.cancel_scope.cancel()
 
     async def _start_workers(self, workers: anyio.abc.TaskGroup) -> None:
-        for informer in self._reader.informers:
-            await informer.synced.wait()
+        await self._reader.synced()
         await self._leader.elected.wait()
-        log.info("works", workers=self._settings.workers)
-        for _ in range(self._settings.workers):
+        log.info("works", workers=self._workers)
+        for _ in range(self._workers):
             workers.start_soon(self._worker.run)
 
 
@@ -183,4 +183,27 @@ def _leader(settings: Settings, transport: Transport, metrics: Metrics) -> Leade
         name=settings.lease_name,
         durations=settings.lease_durations,
         on_transition=metrics.lease_transitions.inc,
+    )
+
+
+def _worker(
+    settings: Settings,
+    queue: AsyncWorkQueue[Key],
+    reader: Reader,
+    events: EventRecorder,
+    applier: Applier,
+    metrics: Metrics,
+) -> Worker:
+    defaults = Defaults(
+        runtime_image=settings.runtime_image,
+        runtime_image_pull_policy=settings.runtime_image_pull_policy,
+    )
+    return Worker(
+        queue,
+        observe=reader.observe,
+        decide=partial(reconcile, defaults=defaults),
+        applier=applier,
+        own_writes=ReadYourWrites(reader.stores, time.monotonic),
+        events=events,
+        metrics=metrics,
     )

@@ -6,7 +6,7 @@ and all that it refers to are of one namespace, so caches never need to be joine
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sized
+from collections.abc import Callable, Mapping, Sized
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -30,6 +30,7 @@ from torchrun_controller.observe import (
 )
 from torchrun_controller.reconcile.observed import Observed
 from torchrun_controller.reconcile.phases import TERMINAL
+from torchrun_controller.server import Check, caches_synced, refusal, watches_alive
 from torchrun_controller.store import Change, Store
 from torchrun_controller.transport import Transport
 from torchrun_controller.worker import Key
@@ -46,17 +47,37 @@ class Scope(Struct, frozen=True):
     stores: dict[str, Store[Any]]
 
 
+class Answers:
+    """How the API server last answered lists and watches, as HTTP codes by resource; 0: not."""
+
+    def __init__(self, observe: Callable[[str, str, int, float], None]) -> None:
+        self._observe = observe
+        self._codes: dict[str, int] = {}
+
+    def observe(self, verb: str, resource: str, code: int, seconds: float) -> None:
+        """For the transport; hands everything on."""
+        self._codes[resource] = code
+        self._observe(verb, resource, code, seconds)
+
+    def problem(self, resource: str) -> str:
+        """Why it is not answered with a list, "" if nothing is known to be wrong."""
+        code = self._codes.get(resource, 200)
+        return "" if 200 <= code < 300 else refusal("list", resource, code, f"HTTP {code}")
+
+
 class Reader:
     """What is known of the cluster, and how fresh that is; feeds the work queue."""
 
     def __init__(
         self,
         transport: Transport,
+        answers: Answers,
         queue: WorkQueue[Key],
         metrics: Metrics,
         namespaces: tuple[str, ...] = (),
     ) -> None:
         self._transport = transport
+        self._answers = answers
         self._queue = queue
         self._observer = WatchObserver(metrics)
         self._scopes = {namespace: self._scope(namespace) for namespace in namespaces or ("",)}
@@ -68,9 +89,14 @@ class Reader:
         return [i for scope in self._scopes.values() for i in scope.informers.values()]
 
     @property
-    def unsynced(self) -> list[str]:
-        """Resources whose first list has not come yet: for a missing CRD, it never does."""
-        return sorted({i.kind.resource for i in self.informers if not i.synced.is_set()})
+    def is_synced(self) -> bool:
+        """Whether every cache holds its first whole list."""
+        return all(informer.synced.is_set() for informer in self.informers)
+
+    async def synced(self) -> None:
+        """Wait until every cache holds its first whole list: for ever, where a CRD is missing."""
+        for informer in self.informers:
+            await informer.synced.wait()
 
     def observe(self, namespace: str, name: str) -> Observed | None:
         """All that is known of one job; None where it is gone."""
@@ -80,7 +106,7 @@ class Reader:
         """The caches that show the objects of this job, by resource."""
         return self._scope_of(key[0]).stores
 
-    def report(self, metrics: Metrics) -> None:
+    def count(self, metrics: Metrics) -> None:
         """Have sizes and ages read off at each scrape."""
         scopes = list(self._scopes.values())
         metrics.count_jobs(
@@ -88,10 +114,26 @@ class Reader:
                 job.status.phase or "Pending" for scope in scopes for job in scope.caches.jobs
             )
         )
-        for resource in scopes[0].informers:
-            group = [scope.informers[resource] for scope in scopes]
+        for resource, group in self._by_resource().items():
             metrics.count_objects(resource, _Objects(group))
             metrics.age_of_watch(resource, partial(_silence, group))
+
+    def liveness(self) -> Check:
+        """Fails where nothing was heard for so long that only a restart can help."""
+        groups = self._by_resource().items()
+        return watches_alive({resource: partial(_silence, group) for resource, group in groups})
+
+    def readiness(self) -> Check:
+        """Fails until every cache is filled, and says what keeps it."""
+        groups = self._by_resource().items()
+        return caches_synced(
+            {resource: partial(_all_synced, group) for resource, group in groups},
+            self._answers.problem,
+        )
+
+    def _by_resource(self) -> dict[str, list[Informer[Any]]]:
+        scopes = list(self._scopes.values())
+        return {r: [scope.informers[r] for scope in scopes] for r in scopes[0].informers}
 
     def _scope_of(self, namespace: str) -> Scope:
         return self._everywhere or self._scopes[namespace]
@@ -150,7 +192,13 @@ class _Objects(Sized):
 
 
 def _silence(informers: list[Informer[Any]]) -> float:
-    return time.monotonic() - min(informer.last_seen for informer in informers)
+    """Seconds; before the first list there is nothing to go silent."""
+    heard = [informer.last_seen for informer in informers if informer.synced.is_set()]
+    return time.monotonic() - min(heard) if heard else 0.0
+
+
+def _all_synced(informers: list[Informer[Any]]) -> bool:
+    return all(informer.synced.is_set() for informer in informers)
 
 
 class WatchObserver:
