@@ -155,7 +155,7 @@ class Leader:
     def check(self) -> None:
         """Raise NotLeader if no write may begin now."""
         if not self.may_write():
-            raise NotLeader(f"{self._lease} is held by {self._election.holder or 'nobody'}")
+            raise NotLeader(f"lease {self._lease} is held by {self._election.holder or 'nobody'}")
 
     async def run(self) -> None:
         """Become the leader and stay it, until cancelled. Raises NotLeader on loss."""
@@ -199,7 +199,7 @@ class Leader:
                     verb = "patch" if version else "create"
                     await self._attempt(verb, self._write(version, now), now)
                 case Lost(reason):
-                    raise NotLeader(f"{self._lease} is lost: {reason}")
+                    raise NotLeader(f"lease {self._lease} is lost: {reason}")
                 case decision:
                     assert_never(decision)
 
@@ -214,9 +214,9 @@ class Leader:
             async with asyncio.timeout(patience):
                 await request
         except TROUBLE as error:
-            problem = f"cannot {verb} {self._lease}: {_words(error)}"
+            problem = f"cannot {verb} lease {self._lease}: {_words(error)}"
             if problem != self.problem:
-                log.warning("lease", problem=problem)
+                log.warning("lease not renewed or read", problem=problem)
             self.problem = problem
         else:
             self.problem = ""
@@ -318,7 +318,11 @@ class Leader:
         if holder and holder != self._holder:
             if self._holder:
                 self._on_transition()
-            log.info("leader", lease=self._lease, holder=holder)
+            log.info(
+                "lease has changed hands" if self._holder else "lease is held",
+                lease=self._lease,
+                holder=holder,
+            )
             self._holder = holder
 
     @property
@@ -327,7 +331,7 @@ class Leader:
 
     @property
     def _lease(self) -> str:
-        return f"lease {self._namespace}/{self._name}"
+        return f"{self._namespace}/{self._name}"
 
 
 def _words(error: BaseException) -> str:
