@@ -218,7 +218,7 @@ def _run(
             click.echo(f"error: {problem}", err=True)
             code = problem.exit_code
         except KeyboardInterrupt:
-            terminal.at_rest()
+            terminal.interrupted()
             click.echo(f"Stopped{stopped}.", err=True)
             code = DETACHED
     sys.exit(code)

@@ -136,7 +136,7 @@ def logs(
         try:
             return cluster.run(work)
         except KeyboardInterrupt:
-            terminal.at_rest()
+            terminal.interrupted()
             return DETACHED
 
 
@@ -221,7 +221,7 @@ class Delivery:
         try:
             code = self._cluster.run(work)
         except KeyboardInterrupt:
-            self._terminal.at_rest()
+            self._terminal.interrupted()
             self._terminal.note(self._stopped())
             return DETACHED
         except RunProblem as problem:
@@ -248,7 +248,7 @@ class Delivery:
         mirror = Mirror(api, self._name)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(mirror.keep)
-            tasks.start_soon(narrate, mirror, self._terminal)
+            tasks.start_soon(narrate, mirror, self._terminal, frozenset({"WaitingForUpload"}))
             await deliver(api, mirror, self._terminal, self._archive, pod_wait=self._wait)
             self._uploaded = True
             files, size = self._archive.files, human(self._archive.size)
@@ -332,7 +332,7 @@ async def _print_logs(api: Api, job: Job, ranks: frozenset[int], terminal: Termi
     if not chosen:
         status = job.status
         raise UsageProblem(
-            f"{job.metadata.name} has no logs{' of these ranks' if ranks else ''} yet:"
+            f"{job.metadata.name} has no logs{' of these ranks' if ranks else ''}:"
             f" it is {status.phase or 'new'}. {status.reason}: {status.message}"
         )
     if len(chosen) > MOST_STREAMS:

@@ -23,8 +23,11 @@ NO_CONTROLLER = (
 )
 
 
-async def narrate(mirror: Mirror, terminal: Terminal) -> None:
-    """Say what the job does, until cancelled: every change once, and why it does not move."""
+async def narrate(mirror: Mirror, terminal: Terminal, quiet: frozenset[str] = frozenset()) -> None:
+    """Say what the job does, until cancelled: every change once, and why it does not move.
+
+    `quiet`: reasons that are no news to the user of this command.
+    """
     said = ("", "", "", 0)
     since = anyio.current_time()
     while True:
@@ -33,13 +36,14 @@ async def narrate(mirror: Mirror, terminal: Terminal) -> None:
             status = job.status
             headline = (status.phase, status.reason, status.message, status.attempt)
             if headline != said:
-                if status.phase:
+                if status.phase and status.reason not in quiet:
                     terminal.transition(status.phase, _text(job, status.attempt != said[3]))
                 said, since = headline, anyio.current_time()
             if job.ended or status.phase == "Running":
                 terminal.at_rest()
             else:
-                terminal.waiting(_wait(job), anyio.current_time() - since)
+                brief, text = _wait(job, quiet)
+                terminal.waiting(brief, text, anyio.current_time() - since)
         await mirror.changed(_TICK_SECONDS)
 
 
@@ -50,9 +54,15 @@ def _text(job: Job, new_attempt: bool) -> str:
     return f"{attempt}{said}"
 
 
-def _wait(job: Job) -> str:
+def _wait(job: Job, quiet: frozenset[str]) -> tuple[str, str]:
+    """What the job waits for, in brief and in whole."""
     status = job.status
-    return f"{status.phase}: {status.message or status.reason}" if status.phase else NO_CONTROLLER
+    if not status.phase:
+        return "waiting for the controller; is one running?", NO_CONTROLLER
+    if status.reason in quiet:
+        return status.phase, status.phase
+    brief = ": ".join(part for part in (status.phase, status.reason) if part)
+    return brief, ": ".join(part for part in (brief, status.message) if part)
 
 
 async def follow(
@@ -85,7 +95,7 @@ def _result(mirror: Mirror, terminal: Terminal) -> int:
     if job.status.phase == "Succeeded":
         return SUCCEEDED
     failure = job.status.last_failure
-    if failure is not None and (failure.reason or failure.message):
+    if failure is not None and failure.message and failure.message not in job.status.message:
         where = "" if failure.rank is None else f"rank {failure.rank}"
         where = ", ".join(part for part in (where, failure.node) if part)
         code = "" if failure.exit_code is None else f", exit code {failure.exit_code}"

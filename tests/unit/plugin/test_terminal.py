@@ -27,12 +27,12 @@ def terminal_type(monkeypatch: pytest.MonkeyPatch) -> None:
 def use_everything(terminal: Terminal) -> None:
     with terminal:
         terminal.note("Created")
-        terminal.waiting("for a pod", 0)
-        terminal.waiting("for a pod", 7)
-        terminal.waiting("for a pod", 8)
+        terminal.waiting("brief", "for a pod", 0)
+        terminal.waiting("brief", "for a pod", 7)
+        terminal.waiting("brief", "for a pod", 8)
         terminal.transition("Syncing", "WaitingForUpload: m")
         with terminal.bar("Uploading", 1 << 20) as bar:
-            terminal.waiting("for a pod", 9)
+            terminal.waiting("brief", "for a pod", 9)
             bar.reached(1 << 19)
             terminal.note("half")
         terminal.log(1, b"\x1b[31mred\x1b[0m")
