@@ -58,6 +58,9 @@ class Api:
         answer = self._client.get(path)
         return None if answer.status_code == 404 else answer.raise_for_status().json()
 
+    def text(self, path: str) -> str:
+        return self._client.get(path).raise_for_status().text
+
     def items(self, path: str, selector: str = "") -> list[Any]:
         answer = self._client.get(path, params={"labelSelector": selector})
         items: list[Any] = answer.raise_for_status().json()["items"]
@@ -140,10 +143,11 @@ class ControllerProcess:
             yield self
         finally:
             if self.is_running():
+                self.wait_for_line("serves")  # before that, a signal has its usual effect
                 self.send(signal.SIGTERM)
                 try:
                     code = self.wait(30)
                 except subprocess.TimeoutExpired:
                     self.kill()
                     raise
-                assert code == 0, self.log.read_text()[-4000:]
+                assert code == 0, f"exit code {code}\n{self.log.read_text()[-3000:]}"
