@@ -174,3 +174,19 @@ def _submitted(team: Team, name: str, **spec: object) -> bool:
     except AssertionError:
         return False
     return True
+
+
+def test_a_controller_of_some_namespaces_leaves_the_others_alone(
+    cluster: LocalCluster, api: Api, tmp_path: Path
+) -> None:
+    ours, also_ours, other = Team(api), Team(api), Team(api)
+    namespaces = ("--namespaces", f"{ours.name},{also_ours.name}")
+    process = ControllerProcess(cluster, tmp_path, "--leader-election", "false", *namespaces)
+    with process.running():
+        for team in (other, ours, also_ours):
+            team.make_queue()
+            team.submit("run")
+        for team in (ours, also_ours):
+            team.reaches("run", "Queued")
+            team.has(f"{team.batch}/jobs/run")
+        assert other.status("run") == {}
