@@ -61,7 +61,7 @@ run: $(VENV)/.ready ## The controller on this machine against the current cluste
 	$(BIN)/torchrun-controller --runtime-image $${RUNTIME_IMAGE:?set RUNTIME_IMAGE to an image of this project that the cluster can pull}
 
 bench: $(VENV)/.ready ## Latency and throughput beside a bare client in the same run
-	$(BIN)/python -m torchrun_bench
+	PYTHONPATH=bench:cluster $(BIN)/python -m torchrun_bench
 
 cluster-up: ## A Kubernetes: CLUSTER=current, kind or local
 	$(CLUSTER) up

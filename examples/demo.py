@@ -17,7 +17,7 @@ GPT = ROOT / "examples" / "gpt"
 PLUGIN = ROOT / ".venv" / "plugin" / "bin"
 NAMESPACE = "torchrun-demo"
 CONTROLLER = "torchrun-controller:0.1.0"
-TORCH = "localhost/torchrun-torch:demo"
+TORCH = "localhost/torchrun-torch:latest"  # what examples/gpt/queue.yaml names
 COMMAND = "python train.py --steps 60 --log-every 5"
 CURRENT = os.environ.get("CLUSTER") == "current"
 STAGES = 7
@@ -78,7 +78,7 @@ def images() -> tuple[str, str]:
     )  # fmt: skip
     torch = cluster("image", "torch")
     cluster("load", controller, torch)
-    return CONTROLLER, "localhost/torchrun-torch:latest"
+    return CONTROLLER, TORCH
 
 
 def install(image: str) -> None:

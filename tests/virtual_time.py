@@ -1,7 +1,7 @@
 """An event loop whose clock jumps to the next timer, so that hours of waiting cost no time.
 
 For code that waits for nothing but timers and other tasks. Should it wait for something that no
-timer or task can bring, `run` raises instead of hanging.
+timer or task brings, or only keeps itself busy for two days, `run` raises instead of hanging.
 """
 
 import asyncio
@@ -10,6 +10,8 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+LIMIT = 2 * 86_400.0
 
 
 class _Selector(selectors.SelectSelector):
@@ -21,6 +23,10 @@ class _Selector(selectors.SelectSelector):
         if timeout is None:
             raise RuntimeError("every task waits and no timer is set: nothing can ever happen")
         self.now += max(timeout, 0.0)
+        if self.now > LIMIT:
+            raise RuntimeError(
+                "two days have passed in virtual time: what is waited for never comes"
+            )
         return []
 
 

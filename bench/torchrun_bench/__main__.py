@@ -7,6 +7,7 @@ controller is stopped meanwhile, so that nothing but the two sides and the load 
 import argparse
 import asyncio
 import os
+import signal
 import statistics
 import sys
 import tempfile
@@ -157,6 +158,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="bursts of each side")
     parser.add_argument("--no-save", action="store_true", help="keep no file of results")
     options = parser.parse_args()
+    # An end by SIGTERM takes the cluster down as any other does.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     name = f"bench-{os.getpid()}"
     with (
         tempfile.TemporaryDirectory() as folder,

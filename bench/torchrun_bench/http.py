@@ -1,5 +1,6 @@
 """A plain connection to the bench's API server, shared by the load and the bare client."""
 
+import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -47,9 +48,11 @@ async def send(
 
 async def watch(session: aiohttp.ClientSession, path: str) -> AsyncIterator[JsonObject]:
     """Objects that are added under `path` from now on."""
-    async with session.get(path) as answer:
-        listed = msgspec.json.decode(await answer.read())
-    version = listed["metadata"]["resourceVersion"]
+    async with asyncio.timeout(30):
+        listed = await _list(session, path)
+    metadata = listed["metadata"]
+    assert isinstance(metadata, dict)
+    version = str(metadata["resourceVersion"])
     async with session.get(path, params={"watch": "1", "resourceVersion": version}) as answer:
         rest = b""
         async for chunk in answer.content.iter_any():
@@ -58,6 +61,14 @@ async def watch(session: aiohttp.ClientSession, path: str) -> AsyncIterator[Json
                 event = msgspec.json.decode(line)
                 if event["type"] == "ADDED":
                     yield event["object"]
+
+
+async def _list(session: aiohttp.ClientSession, path: str) -> JsonObject:
+    """The collection, once the API server serves it: a new kind takes its moment."""
+    while True:
+        async with session.get(path) as answer:
+            if answer.status == 200:
+                return msgspec.json.decode(await answer.read(), type=JsonObject)
 
 
 def read(path: Path) -> Server:

@@ -43,8 +43,9 @@ def controller(kubeconfig: Path) -> Iterator[subprocess.Popen[bytes]]:
         "--kubeconfig", str(kubeconfig),
         "--namespaces", CONTROLLER_NAMESPACE,
         "--runtime-image", "bench/none",
-        "--no-leader-election",
-        "--listen", f"127.0.0.1:{PORT}",
+        "--leader-election", "false",
+        "--listen-address", "127.0.0.1",
+        "--listen-port", str(PORT),
         "--log-level", "warning",
     ]  # fmt: skip
     with _running(command, None) as process:

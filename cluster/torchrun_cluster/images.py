@@ -25,6 +25,8 @@ from .progress import step
 BASE = "localhost/torchrun-base:latest"
 TORCH = "localhost/torchrun-torch:latest"
 SUITE = "trixie"
+FORGET_HOST = 'rm -f "$1/etc/resolv.conf" "$1/etc/hostname"'
+"""mmdebstrap leaves the building machine's name and name server in the image."""
 BASE_PACKAGES = ("ca-certificates", "python3", "python3-pip", "python3-venv")
 DOCUMENTATION = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*")
 CERTIFICATES = Path("/etc/ssl/certs")
@@ -43,7 +45,7 @@ def base() -> Path:
     dockerfile = SOURCE / "images" / "base" / "Dockerfile"
     if docker_answers():
         return build(dockerfile.with_name("Dockerfile.docker"), dockerfile.parent, BASE)
-    recipe = " ".join((SUITE, *BASE_PACKAGES, *DOCUMENTATION))
+    recipe = " ".join((SUITE, *BASE_PACKAGES, *DOCUMENTATION, FORGET_HOST))
     archive = _place(BASE, _digest([recipe.encode(), dockerfile.read_bytes()]))
     with artefacts.locked(archive.parent):
         if artefacts.is_whole(archive):
@@ -189,7 +191,14 @@ def _place(tag: str, key: str) -> Path:
 def _mmdebstrap(target: Path) -> None:
     excluded = [f"--dpkgopt=path-exclude={pattern}" for pattern in DOCUMENTATION]
     included = f"--include={','.join(BASE_PACKAGES)}"
-    _run(["mmdebstrap", "--quiet", "--variant=minbase", included, *excluded, SUITE, str(target)])
+    options = [
+        "--quiet",
+        "--variant=minbase",
+        included,
+        *excluded,
+        f"--customize-hook={FORGET_HOST}",
+    ]
+    _run(["mmdebstrap", *options, SUITE, str(target)])
 
 
 def _buildah() -> list[str]:

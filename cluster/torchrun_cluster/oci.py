@@ -46,7 +46,7 @@ def configuration_digest(archive: Path) -> str:
 
 def _read(archive: Path, name: str) -> dict[str, Any]:
     try:
-        with tarfile.open(archive) as tar:
+        with tarfile.open(archive, "r:") as tar:
             member = tar.extractfile(name)
             assert member
             content: dict[str, Any] = json.load(member)

@@ -115,7 +115,8 @@ def end(
     killed. Raises ClusterError when even that does not end them within ten seconds more.
     """
     deadline = time.monotonic() + timeout
-    while processes := of_cluster(owner, component):
+    # A process shows no environment for the instant of its exec, so one look may miss it.
+    while processes := of_cluster(owner, component) or of_cluster(owner, component):
         if time.monotonic() > deadline + 10:
             pids = ", ".join(f"{process.component} (pid {process.pid})" for process in processes)
             raise ClusterError(f"these processes do not end: {pids}; see `ps -o pid,stat,wchan`")

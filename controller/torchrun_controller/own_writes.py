@@ -28,12 +28,16 @@ class ReadYourWrites(Generic[K]):
     """Remembers, for each owner and kind, the newest resourceVersion that its writes returned.
 
     An owner is not to be reconciled before the caches show its own writes: it would decide from a
-    past that it has changed already. `patience` (seconds) bounds the wait for a cache that is down.
-    Holds an entry only while a cache is behind, so it needs no bound of its own.
+    past that it has changed already. `caches` gives those that show an owner's objects, by
+    resource; `patience` (seconds) bounds the wait for one that is down. Holds an entry only while
+    a cache is behind, so it needs no bound of its own.
     """
 
     def __init__(
-        self, caches: Mapping[str, Versioned], clock: Callable[[], float], patience: float = 10.0
+        self,
+        caches: Callable[[K], Mapping[str, Versioned]],
+        clock: Callable[[], float],
+        patience: float = 10.0,
     ) -> None:
         self._caches = caches
         self._clock = clock
@@ -42,13 +46,11 @@ class ReadYourWrites(Generic[K]):
 
     def note(self, owner: K, written: Written | None) -> None:
         """Remember a write."""
-        if (
-            written is None
-            or not written.resource_version
-            or written.kind.resource not in self._caches
-        ):
+        if written is None or not written.resource_version:
             return
         resource, version = written.kind.resource, int(written.resource_version)
+        if resource not in self._caches(owner):
+            return
         now = self._clock()
         pending = self._pending.setdefault(owner, _Pending({}, now))
         pending.versions[resource] = max(version, pending.versions.get(resource, 0))
@@ -60,7 +62,7 @@ class ReadYourWrites(Generic[K]):
         if pending is None:
             return None
         left = pending.since + self._patience - self._clock()
-        caches = self._caches
+        caches = self._caches(owner)
         if left > 0 and any(
             caches[resource].resource_version < version
             for resource, version in pending.versions.items()

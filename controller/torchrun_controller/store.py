@@ -21,7 +21,7 @@ Indexer: TypeAlias = Callable[[T], Iterable[str]]
 """The values under which an object is found. It may not raise: objects are what users write."""
 
 
-class Change(Struct, Generic[T], frozen=True):
+class Change(Struct, Generic[T], frozen=True, gc=False):
     """What one object was and is; `old` is None for a new object, `new` for one that is gone."""
 
     old: T | None

@@ -58,7 +58,20 @@ def cli() -> None:
     """
 
 
-@cli.command(epilog=_EXIT_CODES)
+class _Submit(click.Command):
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Options of the user's own command are the usual surprise here."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            raise click.UsageError(
+                f"{error.format_message()} If it belongs to your command, quote the command"
+                ' ("python train.py --epochs 3") or put -- before it.',
+                ctx,
+            ) from error
+
+
+@cli.command(cls=_Submit, epilog=_EXIT_CODES)
 @click.argument("command", nargs=-1, required=True)
 @click.option("--queue", "-q", default="", help="TorchrunQueue. Default: the only one there is.")
 @click.option("--nodes", type=click.IntRange(min=1), help="Nodes, each with the queue's resources.")
@@ -124,7 +137,7 @@ def submit(
         options = commands.SubmitOptions(Path.cwd(), following, dry_run, output, wait)
         return commands.submit(target, request, options, terminal)
 
-    _run(work, kubeconfig, context, namespace)
+    _run(work, kubeconfig, context, namespace, "; nothing was created")
 
 
 @cli.command()
@@ -187,7 +200,11 @@ def logs(
 
 
 def _run(
-    work: "Callable[[Target, Terminal], int]", kubeconfig: str, context: str, namespace: str
+    work: "Callable[[Target, Terminal], int]",
+    kubeconfig: str,
+    context: str,
+    namespace: str,
+    stopped: str = "",
 ) -> None:
     from kubectl_torchrun.errors import DETACHED, Problem
     from kubectl_torchrun.kubectl import Target
@@ -201,8 +218,8 @@ def _run(
             click.echo(f"error: {problem}", err=True)
             code = problem.exit_code
         except KeyboardInterrupt:
-            terminal.at_rest()
-            click.echo("Stopped; nothing was created.", err=True)
+            terminal.interrupted()
+            click.echo(f"Stopped{stopped}.", err=True)
             code = DETACHED
     sys.exit(code)
 

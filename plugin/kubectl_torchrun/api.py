@@ -20,6 +20,7 @@ V = TypeVar("V")
 
 _WATCH_SECONDS = 240
 _WATCH_SILENCE = 120.0  # bookmarks come about every minute
+_BUSY_SECONDS = 20.0
 _POD_SECONDS = 60.0  # of silence; the last range is answered after a digest over all
 _LONGEST_LINE = 1 << 20
 
@@ -52,7 +53,7 @@ class Unreachable(Exception):  # noqa: N818 - named for the state, as in client 
 class Api:
     """One namespace of a cluster. Made by `connect`.
 
-    Every method raises ApiError and Unreachable; none tries again unless it says so.
+    Every method raises ApiError and Unreachable; reads wait while the server is busy.
     """
 
     def __init__(self, client: httpx.AsyncClient, namespace: str, backoff: Backoff) -> None:
@@ -136,7 +137,7 @@ class Api:
     async def log(
         self, pod: str, container: str, query: Mapping[str, str]
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """The lines of a container's log, without their line ends."""
+        """The lines of a container's log, as `split_lines` gives them."""
         path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/log"
         async with self._stream(path, {**query, "container": container}, silence=None) as lines:
             yield lines
@@ -171,6 +172,26 @@ class Api:
         query: Mapping[str, str] | None = None,
         content: bytes | None = None,
         headers: Mapping[str, str] | None = None,
+    ) -> bytes:
+        """The answer's body. A GET is tried again while the server says that it is busy."""
+        failures = 0
+        until = anyio.current_time() + _BUSY_SECONDS
+        while True:
+            try:
+                return await self._try(method, path, query, content, headers)
+            except ApiError as error:
+                if method != "GET" or not error.passes or anyio.current_time() > until:
+                    raise
+                failures += 1
+                await anyio.sleep(error.retry_after or self.backoff.delay(failures))
+
+    async def _try(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None,
+        content: bytes | None,
+        headers: Mapping[str, str] | None,
     ) -> bytes:
         with _unreachable():
             response = await self._client.request(
@@ -211,16 +232,22 @@ async def connect(socket: Path, namespace: str, backoff: Backoff = PATIENT) -> A
 
 
 async def split_lines(chunks: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-    """Lines as they end in `\\n`, and the rest at the end; one longer than 1 MiB comes in parts."""
-    held = b""
+    """Lines with their `\\n`; the last has none if the stream ends within it.
+
+    Of a line longer than 1 MiB the beginning comes, with a `\\n`.
+    """
+    held, skipping = b"", False
     async for chunk in chunks:
         *lines, held = (held + chunk).split(b"\n")
         for line in lines:
-            yield line
+            if not skipping:
+                yield line + b"\n"
+            skipping = False
         if len(held) > _LONGEST_LINE:
-            yield held
-            held = b""
-    if held:
+            if not skipping:
+                yield held[:_LONGEST_LINE] + b"\n"
+            held, skipping = b"", True
+    if held and not skipping:
         yield held
 
 

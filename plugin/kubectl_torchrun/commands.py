@@ -1,5 +1,6 @@
 """The commands' work, from their options on."""
 
+import shlex
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable
@@ -13,7 +14,7 @@ import msgspec
 from kubectl_torchrun import manifest, pack, tree
 from kubectl_torchrun.api import Api, ApiError, Unreachable, connect
 from kubectl_torchrun.deliver import deliver
-from kubectl_torchrun.errors import DETACHED, Problem, UploadProblem, UsageProblem
+from kubectl_torchrun.errors import DETACHED, Problem, RunProblem, UploadProblem, UsageProblem
 from kubectl_torchrun.explain import explain
 from kubectl_torchrun.follow import MOST_STREAMS, follow, latest_attempt, narrate
 from kubectl_torchrun.kubectl import Target, namespace, proxy
@@ -53,8 +54,8 @@ class Cluster(NamedTuple):
 
     def command(self, words: str) -> str:
         """A kubectl command line that means this namespace of this cluster."""
-        flags = self.target._replace(namespace=self.namespace).flags()
-        return " ".join(["kubectl", words, *flags])
+        flags = self.target.flags(namespace=False)
+        return shlex.join(["kubectl", *words.split(), "-n", self.namespace, *flags])
 
 
 class SubmitOptions(NamedTuple):
@@ -75,24 +76,19 @@ def submit(target: Target, request: Request, options: SubmitOptions, terminal: T
         request = request._replace(name=manifest.generated_name(options.directory.resolve().name))
     found = tree.scan(options.directory)
     pack.check(found)
-    _tell_left_out(found, terminal)
     where = namespace(target)
     with proxy(target) as socket, tempfile.TemporaryFile() as file:
         cluster = Cluster(target, where, socket)
         request = request._replace(queue=cluster.run(lambda api: _queue(api, request.queue)))
+        _tell_left_out(found, terminal)
         archive = _pack(found, file, terminal)
         body = manifest.build(request, where, archive.sha256)
         if options.dry_run:
             cluster.run(lambda api: api.create(JOBS, body, dry_run=True))
             _print(body, options.output or "yaml")
             return 0
-        cluster.run(lambda api: _create(api, body))
-        if options.output:
-            _print(body, options.output)
-        terminal.note(f"Created torchrunjob.torchrun.ai/{request.name} in queue {request.queue}")
-        return _bring_and_follow(
-            cluster, request.name, archive, terminal, follow_it=options.follow, wait=options.wait
-        )
+        delivery = Delivery(cluster, request.name, archive, terminal, options.wait)
+        return delivery.run(body, output=options.output, follow_it=options.follow)
 
 
 def sync(target: Target, name: str, directory: Path, wait: float, terminal: Terminal) -> int:
@@ -113,7 +109,7 @@ def sync(target: Target, name: str, directory: Path, wait: float, terminal: Term
             )
             key = names.WORKSPACE_SHA256
             cluster.run(lambda api: api.annotate(JOBS, name, key, archive.sha256))
-        return _bring_and_follow(cluster, name, archive, terminal, follow_it=False, wait=wait)
+        return Delivery(cluster, name, archive, terminal, wait).run()
 
 
 def logs(
@@ -140,7 +136,7 @@ def logs(
         try:
             return cluster.run(work)
         except KeyboardInterrupt:
-            terminal.at_rest()
+            terminal.interrupted()
             return DETACHED
 
 
@@ -197,52 +193,74 @@ async def _create(api: Api, body: JsonObject) -> None:
             return
 
 
-def _bring_and_follow(
-    cluster: Cluster,
-    name: str,
-    archive: Archive,
-    terminal: Terminal,
-    *,
-    follow_it: bool,
-    wait: float,
-) -> int:
-    uploaded = False
+class Delivery:
+    """An archive's way to its job, and the run that follows; knows at each moment what there is."""
 
-    async def work(api: Api) -> int:
-        nonlocal uploaded
-        mirror = Mirror(api, name)
+    def __init__(
+        self, cluster: Cluster, name: str, archive: Archive, terminal: Terminal, wait: float
+    ) -> None:
+        self._cluster = cluster
+        self._name = name
+        self._archive = archive
+        self._terminal = terminal
+        self._wait = wait
+        self._created = False
+        self._uploaded = False
+
+    def run(
+        self, body: JsonObject | None = None, *, output: str = "", follow_it: bool = False
+    ) -> int:
+        """Create the job (with a body), upload, follow; the exit code. Raises Problem."""
+
+        async def work(api: Api) -> int:
+            if body is not None:
+                await self._create(api, body, output)
+            self._created = True
+            return await self._upload_and_follow(api, follow_it)
+
+        try:
+            code = self._cluster.run(work)
+        except KeyboardInterrupt:
+            self._terminal.interrupted()
+            self._terminal.note(self._stopped())
+            return DETACHED
+        except RunProblem as problem:
+            raise RunProblem(f"{problem}\n{_give_up(self._cluster, self._name)}") from problem
+        except Problem as problem:
+            if self._uploaded:
+                text = f"{problem}\nThe job goes on. {_later(self._cluster, self._name)}"
+                raise type(problem)(text) from problem
+            if self._created:
+                text = f"{problem}\n{_resume(self._cluster, self._name)}"
+                raise UploadProblem(text) from problem
+            raise
+        if not follow_it:
+            self._terminal.note(_later(self._cluster, self._name))
+        return code
+
+    async def _create(self, api: Api, body: JsonObject, output: str) -> None:
+        await _create(api, body)
+        if output:
+            _print(body, output)
+        self._terminal.note(f"Created torchrunjob.torchrun.ai/{self._name}")
+
+    async def _upload_and_follow(self, api: Api, follow_it: bool) -> int:
+        mirror = Mirror(api, self._name)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(mirror.keep)
-            tasks.start_soon(narrate, mirror, terminal)
-            await deliver(api, mirror, terminal, archive, pod_wait=wait)
-            uploaded = True
-            terminal.note(f"Uploaded {archive.files:,} files, {human(archive.size)}")
-            code = await follow(api, mirror, terminal) if follow_it else 0
+            tasks.start_soon(narrate, mirror, self._terminal, frozenset({"WaitingForUpload"}))
+            await deliver(api, mirror, self._terminal, self._archive, pod_wait=self._wait)
+            self._uploaded = True
+            files, size = self._archive.files, human(self._archive.size)
+            self._terminal.note(f"Uploaded {files:,} files, {size}")
+            code = await follow(api, mirror, self._terminal) if follow_it else 0
             tasks.cancel_scope.cancel()
         return code
 
-    try:
-        code = cluster.run(work)
-    except KeyboardInterrupt:
-        terminal.at_rest()
-        _tell_how_to_go_on(cluster, name, terminal, uploaded=uploaded)
-        return DETACHED
-    except Problem as problem:
-        if uploaded:
-            text = f"{problem}\nThe job goes on. {_later(cluster, name)}"
-            raise type(problem)(text) from problem
-        text = f"{problem}\n{_resume(cluster, name)}"
-        raise UploadProblem(text) from problem
-    if not follow_it:
-        terminal.note(_later(cluster, name))
-    return code
-
-
-def _tell_how_to_go_on(cluster: Cluster, name: str, terminal: Terminal, *, uploaded: bool) -> None:
-    if uploaded:
-        terminal.note(f"Detached; the job goes on. {_later(cluster, name)}")
-    else:
-        terminal.note(f"Stopped before the upload was complete. {_resume(cluster, name)}")
+    def _stopped(self) -> str:
+        if self._uploaded:
+            return f"Detached; the job goes on. {_later(self._cluster, self._name)}"
+        return f"Stopped before the upload was complete. {_resume(self._cluster, self._name)}"
 
 
 def _later(cluster: Cluster, name: str) -> str:
@@ -256,8 +274,12 @@ def _later(cluster: Cluster, name: str) -> str:
 def _resume(cluster: Cluster, name: str) -> str:
     return (
         f"The job waits for its workspace. Go on:\n  {cluster.command(f'torchrun sync {name}')}\n"
-        f"Give it up:\n  {cluster.command(f'delete torchrunjob {name}')}"
+        f"{_give_up(cluster, name)}"
     )
+
+
+def _give_up(cluster: Cluster, name: str) -> str:
+    return f"Give it up:\n  {cluster.command(f'delete torchrunjob {name}')}"
 
 
 def _check_waits(job: Job) -> None:
@@ -310,7 +332,7 @@ async def _print_logs(api: Api, job: Job, ranks: frozenset[int], terminal: Termi
     if not chosen:
         status = job.status
         raise UsageProblem(
-            f"{job.metadata.name} has no logs{' of these ranks' if ranks else ''} yet:"
+            f"{job.metadata.name} has no logs{' of these ranks' if ranks else ''}:"
             f" it is {status.phase or 'new'}. {status.reason}: {status.message}"
         )
     if len(chosen) > MOST_STREAMS:

@@ -8,7 +8,7 @@ import anyio
 import msgspec
 
 from kubectl_torchrun.api import Api, ApiError, Unreachable
-from kubectl_torchrun.errors import UploadProblem
+from kubectl_torchrun.errors import RunProblem, UploadProblem
 from kubectl_torchrun.mirror import Mirror, end_of
 from kubectl_torchrun.pack import Archive
 from kubectl_torchrun.retry import PATIENT, Backoff
@@ -45,7 +45,8 @@ async def deliver(
     """Upload until the pod has made the workspace of it.
 
     Raises UploadProblem: no sync pod for `pod_wait` seconds, the archive refused, no progress for
-    `backoff.give_up` seconds, or the job ended meanwhile. ApiError where it is forbidden.
+    `backoff.give_up` seconds. RunProblem: the job has come to nothing meanwhile. ApiError where
+    the API server forbids it.
     """
     first = await wait_for_pod(mirror, archive.sha256, pod_wait)
     if isinstance(first, Arrived):
@@ -62,9 +63,11 @@ async def deliver(
                 case Wait(seconds):
                     await anyio.sleep(seconds)
                 case Ask() | Send():
+                    since = anyio.current_time()
                     pod = await wait_for_pod(mirror, archive.sha256, pod_wait)
                     if isinstance(pod, Arrived):
                         return
+                    upload.waited(anyio.current_time() - since)
                     await _carry_out(step, pod, api, upload, archive, bar)
                     bar.reached(upload.offset)
 
@@ -84,21 +87,20 @@ async def wait_for_pod(mirror: Mirror, sha256: str, seconds: float) -> str | Arr
 
 
 def find_pod(mirror: Mirror, sha256: str) -> str | Arrived | None:
-    """The pod that takes this archive, or None so far. Raises UploadProblem where none will."""
+    """The pod that takes this archive, or None so far. Raises as `deliver`."""
     job = mirror.job
     if not mirror.seen:
         return None
     if job is None:
-        raise UploadProblem(f"The job {mirror.name} was deleted.")
-    if job.ended:
-        raise UploadProblem(
-            f"The job is {job.status.phase} ({job.status.reason}): {job.status.message}"
-        )
-    if job.status.reason == "InvalidSpec":
-        raise UploadProblem(f"The job cannot run as it is: {job.status.message}")
+        raise RunProblem(f"The job {mirror.name} was deleted.")
+    status = job.status
     wanted = job.metadata.annotations.get(names.WORKSPACE_SHA256, "")
     if job.workspace_ready and wanted in ("", sha256):
         return Arrived()
+    if job.ended:
+        raise RunProblem(f"The job is {status.phase} ({status.reason}): {status.message}")
+    if status.reason == "InvalidSpec":
+        raise RunProblem(f"The job cannot run as it is: {status.message}")
     pods = [pod for pod in mirror.of_component(names.SYNC) if _takes(pod, sha256)]
     if not pods:
         return None

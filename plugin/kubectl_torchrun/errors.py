@@ -20,8 +20,14 @@ class UsageProblem(Problem):
     exit_code = USAGE
 
 
+class RunProblem(Problem):
+    """The job exists and comes to nothing: it has ended, was deleted, or cannot run as it is."""
+
+    exit_code = RUN_FAILED
+
+
 class UploadProblem(Problem):
-    """The job exists and its workspace could not be brought to it."""
+    """The job exists and still waits for its workspace."""
 
     exit_code = UPLOAD_FAILED
 

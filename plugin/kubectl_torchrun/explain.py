@@ -37,8 +37,8 @@ def _refusal(error: ApiError, namespace: str) -> Problem:
             )
         case 403:
             return ClusterProblem(
-                f"{error.message}\nAsk for the role torchrun-edit in the namespace {namespace}."
-                f" What is allowed now: kubectl auth can-i --list -n {namespace}"
+                f"{error.message}\nAn administrator can give you the role edit in the namespace"
+                f" {namespace}. What is allowed now: kubectl auth can-i --list -n {namespace}"
             )
         case 404 if not error.details.name:
             return ClusterProblem(NOT_INSTALLED)

@@ -15,6 +15,7 @@ from torchrun_api.names import TRAINER_CONTAINER, WORKER
 MOST_STREAMS = 64
 _LAST_LINES_SECONDS = 15.0
 _TICK_SECONDS = 1.0
+_REREAD_SECONDS = 0.2
 
 NO_CONTROLLER = (
     "no controller has looked at the job yet; is one running?"
@@ -22,8 +23,11 @@ NO_CONTROLLER = (
 )
 
 
-async def narrate(mirror: Mirror, terminal: Terminal) -> None:
-    """Say what the job does, until cancelled: every change once, and why it does not move."""
+async def narrate(mirror: Mirror, terminal: Terminal, quiet: frozenset[str] = frozenset()) -> None:
+    """Say what the job does, until cancelled: every change once, and why it does not move.
+
+    `quiet`: reasons that are no news to the user of this command.
+    """
     said = ("", "", "", 0)
     since = anyio.current_time()
     while True:
@@ -32,13 +36,14 @@ async def narrate(mirror: Mirror, terminal: Terminal) -> None:
             status = job.status
             headline = (status.phase, status.reason, status.message, status.attempt)
             if headline != said:
-                if status.phase:
+                if status.phase and status.reason not in quiet:
                     terminal.transition(status.phase, _text(job, status.attempt != said[3]))
                 said, since = headline, anyio.current_time()
             if job.ended or status.phase == "Running":
                 terminal.at_rest()
             else:
-                terminal.waiting(_wait(job), anyio.current_time() - since)
+                brief, text = _wait(job, quiet)
+                terminal.waiting(brief, text, anyio.current_time() - since)
         await mirror.changed(_TICK_SECONDS)
 
 
@@ -49,9 +54,15 @@ def _text(job: Job, new_attempt: bool) -> str:
     return f"{attempt}{said}"
 
 
-def _wait(job: Job) -> str:
+def _wait(job: Job, quiet: frozenset[str]) -> tuple[str, str]:
+    """What the job waits for, in brief and in whole."""
     status = job.status
-    return f"{status.phase}: {status.message or status.reason}" if status.phase else NO_CONTROLLER
+    if not status.phase:
+        return "waiting for the controller; is one running?", NO_CONTROLLER
+    if status.reason in quiet:
+        return status.phase, status.phase
+    brief = ": ".join(part for part in (status.phase, status.reason) if part)
+    return brief, ": ".join(part for part in (brief, status.message) if part)
 
 
 async def follow(
@@ -84,7 +95,7 @@ def _result(mirror: Mirror, terminal: Terminal) -> int:
     if job.status.phase == "Succeeded":
         return SUCCEEDED
     failure = job.status.last_failure
-    if failure is not None and (failure.reason or failure.message):
+    if failure is not None and failure.message and failure.message not in job.status.message:
         where = "" if failure.rank is None else f"rank {failure.rank}"
         where = ", ".join(part for part in (where, failure.node) if part)
         code = "" if failure.exit_code is None else f", exit code {failure.exit_code}"
@@ -143,10 +154,13 @@ class _Streams:
         failures = 0
         try:
             while True:
+                ended = self._has_ended(pod)
                 try:
-                    async for line in cursor.read(follow=True):
+                    async for line in cursor.read(follow=True, ended=ended):
                         failures = 0
                         self._terminal.log(rank, line)
+                    if ended:
+                        return
                     failures = 0
                 except Unreachable:
                     failures += 1
@@ -155,9 +169,9 @@ class _Streams:
                         self._explain(rank, error)
                         return
                     failures += 1
-                if self._has_ended(pod):
-                    return
-                await anyio.sleep(self._api.backoff.delay(failures) if failures else _TICK_SECONDS)
+                await anyio.sleep(
+                    self._api.backoff.delay(failures) if failures else _REREAD_SECONDS
+                )
         finally:
             self.open -= 1
 

@@ -16,8 +16,11 @@ class Cursor:
         self._api = api
         self._pod = pod
 
-    async def read(self, *, follow: bool) -> AsyncGenerator[bytes, None]:
-        """The lines from here; with `follow`, until the container ends or the connection does."""
+    async def read(self, *, follow: bool, ended: bool) -> AsyncGenerator[bytes, None]:
+        """The lines from here; with `follow`, until the container ends or the connection does.
+
+        `ended`: the container has; else a last line without an end was torn off, and comes again.
+        """
         query = {"timestamps": "true", "follow": str(follow).lower()}
         behind = self.stamp
         if behind:
@@ -25,9 +28,10 @@ class Cursor:
         async with self._api.log(self._pod, TRAINER_CONTAINER, query) as lines:
             async for line in lines:
                 stamp, _, text = line.partition(b" ")
-                if stamp > behind:  # sinceTime counts in whole seconds
+                whole = ended or line.endswith(b"\n")
+                if whole and stamp > behind:  # sinceTime counts in whole seconds
                     self.stamp = stamp
-                    yield text
+                    yield text.removesuffix(b"\n")
 
 
 async def merged(api: Api, pods: Sequence[tuple[int, str]]) -> AsyncIterator[tuple[int, bytes]]:
@@ -37,7 +41,7 @@ async def merged(api: Api, pods: Sequence[tuple[int, str]]) -> AsyncIterator[tup
         readers: dict[int, tuple[Cursor, AsyncGenerator[bytes, None]]] = {}
         for rank, pod in pods:
             cursor = Cursor(api, pod)
-            lines = await stack.enter_async_context(aclosing(cursor.read(follow=False)))
+            lines = await stack.enter_async_context(aclosing(cursor.read(follow=False, ended=True)))
             readers[rank] = (cursor, lines)
             async for line in lines:
                 heads.append((cursor.stamp, rank, line))

@@ -63,12 +63,15 @@ class Terminal:
         styled = click.style(f"{phase:<9}", fg=_PHASE_COLOURS.get(phase), bold=True)
         self.note(f"{styled} {text}".rstrip())
 
-    def waiting(self, text: str, seconds: float) -> None:
-        """Nothing has happened for so many seconds, because of `text`."""
+    def waiting(self, brief: str, text: str, seconds: float) -> None:
+        """Nothing has happened for so many seconds, because of `text`, which starts with `brief`.
+
+        A terminal shows the brief one beside a spinner, as the whole stands above it already.
+        """
         if self._barred:
             return
         if self._live:
-            self._spin(f"{text} ({seconds:.0f} s)" if seconds >= _QUIET_SECONDS else text)
+            self._spin(f"{brief} ({seconds:.0f} s)" if seconds >= _QUIET_SECONDS else brief)
             return
         said, at = self._waiting
         now = time.monotonic()
@@ -81,6 +84,12 @@ class Terminal:
         if self._spinner is not None:
             self._spinner.stop()
             self._spinner = None
+
+    def interrupted(self) -> None:
+        """Go on below the `^C` that the terminal itself has written."""
+        self.at_rest()
+        if self._live:
+            self._err.write("\n")
 
     def log(self, rank: int, line: bytes) -> None:
         """One line of a rank's log. Of one that draws over itself, as bars do, the end."""
@@ -118,7 +127,8 @@ class Terminal:
     def _spin(self, text: str) -> None:
         from rich.text import Text
 
-        line = Text(text, no_wrap=True, overflow="ellipsis")
+        line = Text(text)
+        line.truncate(max(self._console.width - 4, 8), overflow="ellipsis")
         if self._spinner is None:
             self._spinner = self._console.status(line, spinner="dots", refresh_per_second=8)
             self._spinner.start()

@@ -88,9 +88,9 @@ class Upload:
             self._steps.pop(0)
         return step
 
-    def waited(self, now: float) -> None:
-        """There was no pod to speak to up to now: that time does not count against the upload."""
-        self._progress_at = now
+    def waited(self, seconds: float) -> None:
+        """There was no pod to speak to for so long: that does not count against the upload."""
+        self._progress_at += seconds
 
     def lost(self, why: str, now: float, retry_after: float | None = None) -> None:
         """No answer came, or one that says to try again: back off, then ask for the offset."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from torchrun_cluster import ClusterError, LocalCluster, Size, processes
+from torchrun_cluster import ClusterError, LocalCluster, Size, places, processes
 
 NAME = f"test-cluster-{os.getpid()}"
 
@@ -126,3 +128,57 @@ def test_an_up_that_was_cut_off_is_recovered_and_down_leaves_nothing() -> None:
     assert not processes.of_cluster(folder)
     assert not folder.exists()
     recovered.down()
+
+
+CLAIM_AND_POD = """
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: shared}
+spec: {accessModes: [ReadWriteMany], resources: {requests: {storage: 1Mi}}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: probe}
+spec:
+  containers:
+    - name: pause
+      image: localhost/torchrun-pause:latest
+      imagePullPolicy: Never
+      volumeMounts: [{name: shared, mountPath: /shared}]
+  volumes: [{name: shared, persistentVolumeClaim: {claimName: shared}}]
+"""
+
+
+def traces_on_the_host(name: str) -> list[str]:
+    """Mounts, cgroups and network namespaces that name the cluster."""
+    mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    found = [line for line in mounts if f"/{name}/" in line]
+    found += map(str, Path("/sys/fs/cgroup").glob(f"**/torchrun-{name}-*"))
+    return found + [path for path in os.listdir("/run") if name in path]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a node needs root")
+def test_a_node_whose_up_was_killed_is_recovered_runs_pods_and_leaves_nothing() -> None:
+    name = f"{NAME}-node"
+    with subprocess.Popen(
+        [sys.executable, "-m", "torchrun_cluster", "up", "--name", name],
+        env={**os.environ, "CLUSTER": "local", "PYTHONPATH": str(places.SOURCE)},
+        stderr=subprocess.DEVNULL,
+    ) as up:
+        folder = places.state_home() / name
+        while not processes.of_cluster(folder, "kube-apiserver"):
+            assert up.poll() is None
+            os.sched_yield()
+        up.kill()
+
+    node = LocalCluster(name=name)
+    try:
+        node.up()
+        node.kubectl("apply", "-f", "-", stdin=CLAIM_AND_POD)
+        node.kubectl("wait", "pod/probe", "--for=condition=Ready", "--timeout=50s")
+        assert traces_on_the_host(name)
+    finally:
+        node.down()
+    assert not processes.of_cluster(folder)
+    assert not folder.exists()
+    assert traces_on_the_host(name) == []

@@ -92,10 +92,7 @@ class Transport:
         limits = aiohttp.ClientTimeout(total=total, sock_connect=CONNECT_SECONDS, sock_read=silence)
         call = _Request("watch", "GET", path, query, limits)
         async with self._answer(call) as response:
-            try:
-                yield _Chunks(response.content, call)
-            finally:
-                response.close()  # what is left of the stream is not worth reading
+            yield _Chunks(response.content, call)
 
     @asynccontextmanager
     async def _answer(self, call: _Request) -> AsyncIterator[aiohttp.ClientResponse]:

@@ -19,12 +19,12 @@ from .supervise import Ended
 
 # What gloo and NCCL say on a rank whose peer has gone.
 _COLLATERAL = re.compile(
-    r"connection (was )?(closed|reset|refused|aborted)|broken pipe|remote process exited"
-    r"|ncclRemoteError|socket timeout|Timed out waiting \d+ms|read error \[|writeAny"
-    r"|heartbeat|store.{0,40}(closed|shut)|peer",
+    r"connection (was )?(closed|reset|refused|aborted)|by peer\b|broken pipe|ncclRemoteError"
+    r"|remote process exited|socket timeout|timed out waiting \d+ms|read error \[|writeAny",
     re.IGNORECASE,
 )
 _SIGTERM = 15
+_NOT_FOUND = 127  # exit code of a shell
 _TORCHRUN_FAILED = 1  # torchrun's exit code for any failing rank
 
 
@@ -129,7 +129,8 @@ def _of_signal(rank: int | None, number: int, time: float, out_of_memory: bool) 
 
 
 def _of_exit(rank: int | None, code: int, who: str, time: float) -> Cause:
-    message = f"{who} ended with exit code {code} and raised no exception; its log says more"
+    hint = "a program was not found" if code == _NOT_FOUND else "its log says more"
+    message = f"{who} ended with exit code {code} and raised no exception: {hint}"
     return Cause(code, rank, None, "ExitCode", message, timestamp(time))
 
 

@@ -19,6 +19,7 @@ from .processes import adopt_orphans, alive, descendants, foremost, send, signal
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 _TAKEN = frozenset({signal.SIGCHLD, *STOPPING})
 _POLL = 0.1  # seconds between two looks while ranks end: they are not our children
+_CLEAR_SECONDS = 2.0
 _AGENT_SECONDS = 10.0  # for torchrun to end once its ranks are gone
 
 
@@ -49,7 +50,7 @@ def supervise(argv: list[str], environment: Mapping[str, str], grace: float | No
             break
         if stop:
             stop.advance()
-    send(descendants(os.getpid()), signal.SIGKILL)
+    _clear()
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
     code = os.WEXITSTATUS(status) if number is None else 128 + number
     return Ended(code, number, stop.number if stop else None)
@@ -102,6 +103,18 @@ def _start(argv: list[str], environment: Mapping[str, str]) -> int:
     except OSError as error:
         message = f"{argv[0]} cannot be started: {error.strerror}"
         raise LaunchError("CommandNotExecutable", message, exit_code=126) from error
+
+
+def _clear() -> None:
+    """Kill what the command left, and take its exits; bounded, as the kernel may hold one back."""
+    end = time.monotonic() + _CLEAR_SECONDS
+    while time.monotonic() < end:
+        left = descendants(os.getpid())
+        if not left:
+            break
+        send(left, signal.SIGKILL)
+        signal.sigtimedwait(_TAKEN, _POLL)
+        _reap(0)
 
 
 def _reap(child: int) -> int | None:

@@ -13,7 +13,7 @@ from torchrun_runtime.sync.errors import ArchiveError, SyncError
 from torchrun_runtime.sync.extract import extract
 from torchrun_runtime.sync.report import log, terminate_with
 from torchrun_runtime.sync.server import Server
-from torchrun_runtime.sync.settings import Settings, from_environment
+from torchrun_runtime.sync.settings import Settings, from_environment, termination_log
 from torchrun_runtime.sync.upload import Upload
 from torchrun_runtime.sync.workflow import Workflow
 
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(_USAGE, end="")
         return 0
     os.umask(0o022)
-    settings = Settings()
+    settings = Settings(termination_log=termination_log(os.environ))
     try:
         settings = from_environment(os.environ)
         _end_at_signal(settings)
@@ -75,7 +75,7 @@ def prepare(settings: Settings) -> Marker:
         threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True).start()
         log("listening", port=server.port, **workflow.describe())
         try:
-            return _take_until_good(settings, claim, workflow)
+            return take_until_good(settings, claim, workflow)
         except (SyncError, OSError) as error:
             fault = error if isinstance(error, SyncError) else unavailable(settings, error)
             workflow.fail(fault.reason, fault.message)
@@ -85,7 +85,8 @@ def prepare(settings: Settings) -> Marker:
             server.shutdown()
 
 
-def _take_until_good(settings: Settings, claim: Claim, workflow: Workflow) -> Marker:
+def take_until_good(settings: Settings, claim: Claim, workflow: Workflow) -> Marker:
+    """Extract and publish the first archive that is acceptable. Raises SyncError, OSError."""
     while True:
         identity = workflow.wait_for_archive()
         claim.discard_unfinished()

@@ -57,9 +57,14 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
         port=_number(environment, "TORCHRUN_SYNC_PORT", defaults.port, lowest=0),
         sha256=sha256,
         limits=_limits(environment),
-        termination_log=Path(environment.get("TORCHRUN_TERMINATION_LOG", defaults.termination_log)),
+        termination_log=termination_log(environment),
         read_timeout=_number(environment, "TORCHRUN_SYNC_READ_TIMEOUT_SECONDS", 60),
     )
+
+
+def termination_log(environment: Mapping[str, str]) -> Path:
+    """File of the termination message, which the kubelet makes."""
+    return Path(environment.get("TORCHRUN_TERMINATION_LOG", Settings.termination_log))
 
 
 def _limits(environment: Mapping[str, str]) -> Limits:

@@ -29,7 +29,8 @@ class Workflow:
         self._accepted: Identity | None = None
         self._reason = self._message = ""
         if upload.complete:
-            self._accept()
+            with self._changed:
+                self._accept()
 
     def describe(self) -> "JsonObject":
         """State, digest, bytes held, and why the last upload was not taken."""
@@ -92,6 +93,7 @@ class Workflow:
         """The archive cannot become a workspace: drop it and take another."""
         with self._changed:
             self.upload.discard()
+            self._accepted = None
             self.fail(reason, message)
 
     def fail(self, reason: str, message: str) -> None:

@@ -27,7 +27,7 @@ class Clock:
 
 def world() -> tuple[ReadYourWrites[str], dict[str, Cache], Clock]:
     caches, clock = {name: Cache() for name in KINDS}, Clock()
-    return ReadYourWrites(caches, clock, patience=10), caches, clock
+    return ReadYourWrites(lambda _: caches, clock, patience=10), caches, clock
 
 
 def written(resource: str, version: int) -> Written:

@@ -11,6 +11,7 @@ import yaml
 
 from torchrun_api.job import TorchrunJob
 from torchrun_api.queue import TorchrunQueue
+from torchrun_runtime.launch.command import decide
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "examples"
@@ -91,6 +92,15 @@ def test_a_job_names_a_queue_of_its_file_or_the_shared_ones(path: Path) -> None:
     names = {queue["metadata"]["name"] for queue in queues}
     for job in of_kind(path, "TorchrunJob"):
         assert job["spec"]["jobQueue"] in names
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_ranks_are_started_once(path: Path) -> None:
+    for job in of_kind(path, "TorchrunJob"):
+        command = job["spec"]["command"]
+        starts_itself = "torchrun" in command
+        run = decide(command, job["spec"].get("launcher", "auto"), nnodes="", python="python3")
+        assert run.under_torchrun != starts_itself, run.why
 
 
 def test_all_examples_fit_in_one_namespace() -> None:

@@ -1,7 +1,7 @@
 """Error answers: a Status becomes an ApiError, and everything else too."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchrun_controller.transport import ApiError, Cause
@@ -54,6 +54,7 @@ def test_what_is_no_status(status: int, body: bytes, words: str) -> None:
     assert str(ApiError.from_answer(status, body)) == words
 
 
+@settings(deadline=None)
 @given(st.integers(300, 999), st.binary(), st.text())
 def test_no_answer_is_too_bad(status: int, body: bytes, header: str) -> None:
     assert ApiError.from_answer(status, body, header).status == status

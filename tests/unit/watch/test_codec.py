@@ -4,7 +4,7 @@ import json
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frames import bookmark, error, frame, page, pod
@@ -86,6 +86,7 @@ def test_a_version_that_is_no_number_is_said() -> None:
     assert fault == Faulted(("team-a", "a"), "metadata.resourceVersion 'five' is not a number")
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=60))
 def test_no_bytes_are_too_bad(line: bytes) -> None:
     assert isinstance(PODS.frame(line), Faulted)
@@ -93,6 +94,7 @@ def test_no_bytes_are_too_bad(line: bytes) -> None:
         PODS.page(line)
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_no_damage_is_too_bad(data: st.DataObject) -> None:
     line = bytearray(frame("ADDED", pod("a", 5)))

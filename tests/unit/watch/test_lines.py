@@ -2,7 +2,7 @@
 
 import itertools
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchrun_controller.watch.lines import MAX_LINE, LineSplitter, Overlong
@@ -18,6 +18,7 @@ def split(chunks: list[bytes], limit: int = MAX_LINE) -> list[bytes | Overlong]:
     return [line for chunk in chunks for line in splitter.feed(chunk)]
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.binary(max_size=12).map(lambda each: each.replace(b"\n", b"")), max_size=8),
     st.binary(max_size=5).map(lambda each: each.replace(b"\n", b"")),
@@ -30,6 +31,7 @@ def test_any_chunking_gives_the_same_lines(
     assert split(cut(text, cuts)) == [line for line in lines if line]
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.integers(min_value=0, max_value=30), max_size=6),
     st.lists(st.integers(min_value=0), max_size=12),

@@ -69,7 +69,7 @@ class World:
             observe=lambda namespace, name: self.present.get((namespace, name)),
             decide=self.decide,
             applier=self,
-            own_writes=ReadYourWrites(caches, self.clock),
+            own_writes=ReadYourWrites(lambda _: caches, self.clock),
             events=self,
             metrics=self.metrics,
             clock=self.clock,

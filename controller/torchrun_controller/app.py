@@ -1,0 +1,209 @@
+"""Wiring: what the controller is made of, and in which order it starts and ends.
+
+Start: the informers and the server at once; workers when every cache is filled and this process
+leads. End (SIGTERM, SIGINT): no more keys are taken, writes under way are finished, events are
+flushed, the lease is released. A second signal ends at once. The loss of the lease does too.
+"""
+
+import asyncio
+import signal
+import socket
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from functools import partial
+
+import anyio
+import anyio.abc
+import structlog
+
+from torchrun_controller import logs
+from torchrun_controller.apply import Applier
+from torchrun_controller.events import EventRecorder
+from torchrun_controller.leader import Leader, Leadership, NotLeader, Solo
+from torchrun_controller.metrics import Metrics
+from torchrun_controller.own_writes import ReadYourWrites
+from torchrun_controller.reader import Answers, Reader
+from torchrun_controller.reconcile import reconcile
+from torchrun_controller.reconcile.observed import Defaults
+from torchrun_controller.server import Server, leads_or_stands_by
+from torchrun_controller.settings import Settings
+from torchrun_controller.transport import ConfigError, Connection, Transport
+from torchrun_controller.worker import Key, Worker
+from torchrun_controller.workqueue import AsyncWorkQueue
+
+DRAIN_SECONDS = 10.0  # for reconciles under way when the process is told to end
+FLUSH_SECONDS = 2.0  # for events that wait, likewise
+
+# Exit codes.
+LOST_LEASE = 1
+UNUSABLE = 2  # a setting, the kubeconfig, the port
+
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+
+
+def main(settings: Settings) -> int:
+    """Run on uvloop where there is one; returns the exit code."""
+    logs.configure(settings.log_level, settings.log_format)
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory(settings.uvloop)) as runner:
+            return runner.run(run(settings))
+    except (ConfigError, OSError) as error:
+        sys.stderr.write(f"torchrun-controller: {error}\n")
+        return UNUSABLE
+
+
+async def run(settings: Settings) -> int:
+    """Run the controller until a signal or the loss of the lease; returns the exit code.
+
+    Raises ConfigError if there is no usable connection, OSError if the port is taken.
+    """
+    connection = await Connection.load(settings.kubeconfig, settings.context)
+    metrics = Metrics()
+    answers = Answers(metrics.observe_request)
+    # A session each, so that neither watches nor a burst of writes keep the lease from its socket.
+    async with (
+        connection.session("watch", answers.observe) as watch,
+        connection.session("write", metrics.observe_request) as write,
+        connection.session("lease", metrics.observe_request) as lease,
+    ):
+        leader = _leader(settings, lease, metrics)
+        queue: AsyncWorkQueue[Key] = AsyncWorkQueue(time.monotonic, observer=metrics.queue_observer)
+        reader = Reader(watch, answers, queue, metrics, settings.namespaces)
+        events = EventRecorder(write, leader, time.monotonic)
+        worker = _worker(settings, queue, reader, events, Applier(write, leader), metrics)
+        metrics.watch_queue(queue)
+        metrics.leadership(leader.may_write)
+        reader.count(metrics)
+        server = Server(
+            settings.listen_address,
+            settings.listen_port,
+            metrics=metrics,
+            live={"watches": reader.liveness()},
+            ready={"caches": reader.readiness(), "lease": leads_or_stands_by(leader)},
+        )
+        controller = Controller(reader, queue, leader, events, worker, settings.workers)
+        async with server.running():
+            log.info("serves", address=settings.listen_address or "*", port=server.port)
+            try:
+                await controller.run()
+            except NotLeader as error:
+                log.error("ends at once: another may lead", error=str(error))
+                return LOST_LEASE
+    return 0
+
+
+class Controller:
+    """The order in which the parts start and end, for one `run`."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        queue: AsyncWorkQueue[Key],
+        leader: Leadership,
+        events: EventRecorder,
+        worker: Worker,
+        workers: int,
+    ) -> None:
+        self._reader = reader
+        self._queue = queue
+        self._leader = leader
+        self._events = events
+        self._worker = worker
+        self._workers = workers
+
+    async def run(self) -> None:
+        """Work until a signal comes, then end in order. Raises NotLeader on loss of the lease."""
+        lost: list[NotLeader] = []
+
+        async def lead() -> None:
+            try:
+                await self._leader.run()
+            except NotLeader as error:
+                lost.append(error)
+                background.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as background:
+            for informer in self._reader.informers:
+                background.start_soon(informer.run)
+            background.start_soon(lead)
+            background.start_soon(self._events.run)
+            await self._work_until_told()
+            background.cancel_scope.cancel()
+        if lost:
+            raise lost[0]
+        await self._events.flush(FLUSH_SECONDS)
+        await self._leader.release()
+
+    async def _work_until_told(self) -> None:
+        async with anyio.create_task_group() as workers:
+            workers.start_soon(self._start_workers, workers)
+            await _signal()
+            log.info("ends: no more keys are taken", drain_seconds=DRAIN_SECONDS)
+            self._queue.shut_down()
+            workers.cancel_scope.deadline = anyio.current_time() + DRAIN_SECONDS
+            if not (self._leader.elected.is_set() and self._reader.is_synced):
+                workers.cancel_scope.cancel()
+
+    async def _start_workers(self, workers: anyio.abc.TaskGroup) -> None:
+        await self._reader.synced()
+        await self._leader.elected.wait()
+        log.info("works", workers=self._workers)
+        for _ in range(self._workers):
+            workers.start_soon(self._worker.run)
+
+
+async def _signal() -> None:
+    """Wait for SIGTERM or SIGINT. Afterwards they have their usual, sudden effect again."""
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for number in signals:
+            log.info("told to end", signal=number.name)
+            return
+
+
+def _loop_factory(wanted: bool) -> Callable[[], asyncio.AbstractEventLoop] | None:
+    if not wanted:
+        return None
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+def _leader(settings: Settings, transport: Transport, metrics: Metrics) -> Leadership:
+    if not settings.leader_election:
+        return Solo()
+    return Leader(
+        transport,
+        # A restarted container has its pod's name, and is another process all the same.
+        identity=f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}",
+        namespace=settings.lease_namespace,
+        name=settings.lease_name,
+        durations=settings.lease_durations,
+        on_transition=metrics.lease_transitions.inc,
+    )
+
+
+def _worker(
+    settings: Settings,
+    queue: AsyncWorkQueue[Key],
+    reader: Reader,
+    events: EventRecorder,
+    applier: Applier,
+    metrics: Metrics,
+) -> Worker:
+    defaults = Defaults(
+        runtime_image=settings.runtime_image,
+        runtime_image_pull_policy=settings.runtime_image_pull_policy,
+    )
+    return Worker(
+        queue,
+        observe=reader.observe,
+        decide=partial(reconcile, defaults=defaults),
+        applier=applier,
+        own_writes=ReadYourWrites(reader.stores, time.monotonic),
+        events=events,
+        metrics=metrics,
+    )

@@ -1,0 +1,222 @@
+"""The read side put together: informers, their caches, and the keys that changes become.
+
+Six informers for all namespaces, or six for each namespace that the controller is limited to: a job
+and all that it refers to are of one namespace, so caches never need to be joined.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sized
+from functools import partial
+from typing import Any, TypeAlias
+
+from msgspec import Struct
+
+from torchrun_api import names
+from torchrun_api.core import Job, PersistentVolumeClaim, Pod, Service
+from torchrun_api.job import TorchrunJob
+from torchrun_api.kinds import CLAIMS, JOBS, PODS, SERVICES, TORCHRUN_JOBS, TORCHRUN_QUEUES
+from torchrun_api.queue import TorchrunQueue
+from torchrun_controller.informer import Informer
+from torchrun_controller.metrics import Metrics
+from torchrun_controller.observe import (
+    JOB_INDEX,
+    QUEUE_INDEX,
+    Caches,
+    by_job,
+    by_queue,
+    index_key,
+    observe,
+)
+from torchrun_controller.reconcile.observed import Observed
+from torchrun_controller.reconcile.phases import TERMINAL
+from torchrun_controller.server import Check, caches_synced, refusal, watches_alive
+from torchrun_controller.store import Change, Store
+from torchrun_controller.transport import Transport
+from torchrun_controller.worker import Key
+from torchrun_controller.workqueue import INITIAL, WorkQueue
+
+Child: TypeAlias = Job | Pod | PersistentVolumeClaim | Service
+
+
+class Scope(Struct, frozen=True):
+    """One namespace, or all of them: its caches, and the informers that fill them by resource."""
+
+    caches: Caches
+    informers: dict[str, Informer[Any]]
+    stores: dict[str, Store[Any]]
+
+
+class Answers:
+    """How the API server last answered lists and watches, as HTTP codes by resource; 0: not."""
+
+    def __init__(self, observe: Callable[[str, str, int, float], None]) -> None:
+        self._observe = observe
+        self._codes: dict[str, int] = {}
+
+    def observe(self, verb: str, resource: str, code: int, seconds: float) -> None:
+        """For the transport; hands everything on."""
+        self._codes[resource] = code
+        self._observe(verb, resource, code, seconds)
+
+    def problem(self, resource: str) -> str:
+        """Why it is not answered with a list, "" if nothing is known to be wrong."""
+        code = self._codes.get(resource, 200)
+        return "" if 200 <= code < 300 else refusal("list", resource, code, f"HTTP {code}")
+
+
+class Reader:
+    """What is known of the cluster, and how fresh that is; feeds the work queue."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        answers: Answers,
+        queue: WorkQueue[Key],
+        metrics: Metrics,
+        namespaces: tuple[str, ...] = (),
+    ) -> None:
+        self._transport = transport
+        self._answers = answers
+        self._queue = queue
+        self._observer = WatchObserver(metrics)
+        self._scopes = {namespace: self._scope(namespace) for namespace in namespaces or ("",)}
+        self._everywhere = self._scopes.get("")
+
+    @property
+    def informers(self) -> list[Informer[Any]]:
+        """Every informer; each is to be run."""
+        return [i for scope in self._scopes.values() for i in scope.informers.values()]
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether every cache holds its first whole list."""
+        return all(informer.synced.is_set() for informer in self.informers)
+
+    async def synced(self) -> None:
+        """Wait until every cache holds its first whole list: for ever, where a CRD is missing."""
+        for informer in self.informers:
+            await informer.synced.wait()
+
+    def observe(self, namespace: str, name: str) -> Observed | None:
+        """All that is known of one job; None where it is gone."""
+        return observe(self._scope_of(namespace).caches, namespace, name)
+
+    def stores(self, key: Key) -> Mapping[str, Store[Any]]:
+        """The caches that show the objects of this job, by resource."""
+        return self._scope_of(key[0]).stores
+
+    def count(self, metrics: Metrics) -> None:
+        """Have sizes and ages read off at each scrape."""
+        scopes = list(self._scopes.values())
+        metrics.count_jobs(
+            lambda: Counter(
+                job.status.phase or "Pending" for scope in scopes for job in scope.caches.jobs
+            )
+        )
+        for resource, group in self._by_resource().items():
+            metrics.count_objects(resource, _Objects(group))
+            metrics.age_of_watch(resource, partial(_silence, group))
+
+    def liveness(self) -> Check:
+        """Fails where nothing was heard for so long that only a restart can help."""
+        groups = self._by_resource().items()
+        return watches_alive({resource: partial(_silence, group) for resource, group in groups})
+
+    def readiness(self) -> Check:
+        """Fails until every cache is filled, and says what keeps it."""
+        groups = self._by_resource().items()
+        return caches_synced(
+            {resource: partial(_all_synced, group) for resource, group in groups},
+            self._answers.problem,
+        )
+
+    def _by_resource(self) -> dict[str, list[Informer[Any]]]:
+        scopes = list(self._scopes.values())
+        return {r: [scope.informers[r] for scope in scopes] for r in scopes[0].informers}
+
+    def _scope_of(self, namespace: str) -> Scope:
+        return self._everywhere or self._scopes[namespace]
+
+    def _scope(self, namespace: str) -> Scope:
+        caches = Caches(
+            jobs=Store({QUEUE_INDEX: by_queue}),
+            queues=Store(),
+            pods=Store({JOB_INDEX: by_job}),
+            child_jobs=Store({JOB_INDEX: by_job}),
+            claims=Store({JOB_INDEX: by_job}),
+            services=Store({JOB_INDEX: by_job}),
+        )
+        own = partial(
+            Informer, transport=self._transport, namespace=namespace, observer=self._observer
+        )
+        child = partial(own, on_change=self._child_changed, label_selector=names.JOB_LABEL)
+        informers: tuple[Informer[Any], ...] = (
+            own(TORCHRUN_JOBS, store=caches.jobs, on_change=self._job_changed),
+            own(
+                TORCHRUN_QUEUES,
+                store=caches.queues,
+                on_change=partial(self._queue_changed, caches.jobs),
+            ),
+            child(PODS, store=caches.pods),
+            child(JOBS, store=caches.child_jobs),
+            child(CLAIMS, store=caches.claims),
+            child(SERVICES, store=caches.services),
+        )
+        by_resource = {informer.kind.resource: informer for informer in informers}
+        return Scope(caches, by_resource, {r: i.store for r, i in by_resource.items()})
+
+    def _job_changed(self, change: Change[TorchrunJob], initial: bool) -> None:
+        meta = change.object.metadata
+        self._queue.add((meta.namespace, meta.name), INITIAL if initial else 0)
+
+    def _queue_changed(
+        self, jobs: Store[TorchrunJob], change: Change[TorchrunQueue], initial: bool
+    ) -> None:
+        meta = change.object.metadata
+        for job in jobs.by_index(QUEUE_INDEX, index_key(meta.namespace, meta.name)):
+            if job.status.phase not in TERMINAL:
+                self._queue.add((meta.namespace, job.metadata.name), INITIAL if initial else 0)
+
+    def _child_changed(self, change: Change[Child], initial: bool) -> None:
+        meta = change.object.metadata
+        self._queue.add((meta.namespace, meta.labels.torchrun_job), INITIAL if initial else 0)
+
+
+class _Objects(Sized):
+    def __init__(self, informers: list[Informer[Any]]) -> None:
+        self._informers = informers
+
+    def __len__(self) -> int:
+        return sum(len(informer.store) for informer in self._informers)
+
+
+def _silence(informers: list[Informer[Any]]) -> float:
+    """Seconds; before the first list there is nothing to go silent."""
+    heard = [informer.last_seen for informer in informers if informer.synced.is_set()]
+    return time.monotonic() - min(heard) if heard else 0.0
+
+
+def _all_synced(informers: list[Informer[Any]]) -> bool:
+    return all(informer.synced.is_set() for informer in informers)
+
+
+class WatchObserver:
+    """What informers report, as metrics."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def synced(self, resource: str, objects: int) -> None:
+        """A whole list has replaced the store: its size is read off at each scrape."""
+
+    def changed(self, resource: str) -> None:
+        """One event of a watch has changed the store: too frequent to count."""
+
+    def faulted(self, resource: str) -> None:
+        """One frame was skipped because it could not be used."""
+        self._metrics.watch_skipped_frames.labels(resource).inc()
+
+    def interrupted(self, resource: str, reason: str, relist: bool) -> None:
+        """A list or watch has failed."""
+        self._metrics.watch_restarts.labels(resource, reason).inc()

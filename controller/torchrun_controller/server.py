@@ -1,0 +1,174 @@
+"""What the process says of itself over HTTP, without authentication and without secrets.
+
+    GET /metrics    for Prometheus, in the text format or OpenMetrics
+    GET /healthz    200 while the process is worth keeping alive, else 503: the kubelet restarts it
+    GET /readyz     200 while it does its work (or stands by), else 503
+    PUT /loglevel   from localhost only (kubectl port-forward): the body is the new level
+
+Health and readiness are made of named checks; every answer lists each with its verdict:
+
+    [+] caches ok
+    [-] lease: cannot patch lease torchrun-system/torchrun-controller: 403 Forbidden: ...
+
+That the event loop is alive needs no check of its own: an answer is the proof.
+"""
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import TypeAlias
+
+from aiohttp import web
+
+from torchrun_controller import logs
+from torchrun_controller.leader import Leadership
+from torchrun_controller.metrics import Metrics
+
+Check: TypeAlias = Callable[[], str]
+"""Called at each probe; returns why it fails, "" if it does not."""
+
+STALE_WATCH = 600.0  # seconds without a byte after which only a restart can help
+
+
+def watches_alive(ages: Mapping[str, Callable[[], float]], bound: float = STALE_WATCH) -> Check:
+    """Liveness: seconds since each watch's last byte, by resource, against a bound.
+
+    A watch notices its own death after 90 s and reconnects for as long as it takes; the bound only
+    catches one that does not.
+    """
+
+    def check() -> str:
+        stale = [f"{name} for {age():.0f} s" for name, age in ages.items() if age() > bound]
+        return f"nothing heard of {', '.join(stale)}" if stale else ""
+
+    return check
+
+
+def caches_synced(
+    synced: Mapping[str, Callable[[], bool]], problem: Callable[[str], str] = lambda resource: ""
+) -> Check:
+    """Readiness: whether each cache holds its first whole list; `problem` says what keeps it."""
+
+    def check() -> str:
+        missing = [
+            f"{resource} ({problem(resource) or 'the first list is on its way'})"
+            for resource, done in synced.items()
+            if not done()
+        ]
+        return f"not listed yet: {', '.join(missing)}" if missing else ""
+
+    return check
+
+
+def leads_or_stands_by(leadership: Leadership) -> Check:
+    """Readiness: the leader may write, or a standby can read the lease."""
+
+    def check() -> str:
+        if leadership.problem:
+            return leadership.problem
+        if leadership.elected.is_set() and not leadership.may_write():
+            return "the lease is lost, the process is about to stop"
+        return ""
+
+    return check
+
+
+def refusal(verb: str, resource: str, status: int, message: str) -> str:
+    """Say what to do about a refused request; `status` is the HTTP code, 0 for no answer."""
+    match status:
+        case 403:
+            advice = f"grant the controller's role the verb {verb} on {resource}"
+        case 404:
+            advice = f"install the CustomResourceDefinition of {resource}"
+        case 0:
+            advice = "the API server was not reached"
+        case _:
+            advice = f"HTTP {status}"
+    return f"cannot {verb} {resource}: {advice} ({message})"
+
+
+class Server:
+    """The listening socket and its pages, while `running`."""
+
+    def __init__(
+        self,
+        address: str,
+        port: int,
+        *,
+        metrics: Metrics,
+        live: Mapping[str, Check],
+        ready: Mapping[str, Check],
+    ) -> None:
+        self.port = port  # the real one while running, where 0 was asked for
+        self._address = address
+        self._metrics = metrics
+        self._live = live
+        self._ready = ready
+        self._scrape = asyncio.Lock()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Serve. Raises OSError, which names address and port, if they are taken."""
+        app = web.Application(client_max_size=1024)
+        app.router.add_get("/metrics", self._show_metrics)
+        app.router.add_get("/healthz", self._show_health)
+        app.router.add_get("/readyz", self._show_readiness)
+        app.router.add_put("/loglevel", self._set_log_level)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
+        listening = _listen(self._address, self.port)
+        self.port = listening.getsockname()[1]
+        await runner.setup()
+        try:
+            await web.SockSite(runner, listening).start()
+            yield
+        finally:
+            await runner.cleanup()
+
+    async def _show_metrics(self, request: web.Request) -> web.Response:
+        async with self._scrape:  # one at a time, however many ask
+            snapshot = self._metrics.snapshot()
+            accept = request.headers.get("Accept", "")
+            body, content_type = await asyncio.to_thread(snapshot.render, accept)
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+    async def _show_health(self, request: web.Request) -> web.Response:
+        return _verdict(self._live)
+
+    async def _show_readiness(self, request: web.Request) -> web.Response:
+        return _verdict(self._ready)
+
+    async def _set_log_level(self, request: web.Request) -> web.Response:
+        if not _from_localhost(request):
+            return web.Response(status=403, text="only from localhost, see kubectl port-forward\n")
+        try:
+            level = (await request.text()).strip()
+            logs.set_level(level)
+        except ValueError as error:
+            return web.Response(status=400, text=f"{error}\n")
+        return web.Response(text=f"{level}\n")
+
+
+def _verdict(checks: Mapping[str, Check]) -> web.Response:
+    reasons = {name: check() for name, check in checks.items()}
+    lines = [f"[-] {name}: {why}" if why else f"[+] {name} ok" for name, why in reasons.items()]
+    status = 503 if any(reasons.values()) else 200
+    return web.Response(status=status, text="\n".join(lines) + "\n")
+
+
+def _from_localhost(request: web.Request) -> bool:
+    forwarded = "Forwarded" in request.headers or "X-Forwarded-For" in request.headers
+    peer = ipaddress.ip_address(request.remote or "::")
+    if isinstance(peer, ipaddress.IPv6Address) and peer.ipv4_mapped:
+        peer = peer.ipv4_mapped
+    return not forwarded and peer.is_loopback
+
+
+def _listen(address: str, port: int) -> socket.socket:
+    if address:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        return socket.create_server((address, port), family=family)
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", port))

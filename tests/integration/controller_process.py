@@ -1,0 +1,153 @@
+"""The controller as a process of its own, and the API server as the tests' own client sees it."""
+
+import json
+import os
+import signal
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+
+from torchrun_cluster import LocalCluster
+
+T = TypeVar("T")
+
+CRDS = Path(__file__).parents[2] / "manifests" / "crd"
+IMAGE = "runtime:test"
+PATIENCE = 60.0  # seconds, for machines that are busy with other things too
+
+
+def install_crds(cluster: LocalCluster) -> None:
+    """Install the generated CRDs and wait until they are served."""
+    for resource in ("torchrunjobs", "torchrunqueues"):
+        manifest = CRDS / f"{resource}.torchrun.ai.yaml"
+        cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(manifest))
+        cluster.kubectl("wait", "--for=condition=Established", f"crd/{resource}.torchrun.ai")
+
+
+def eventually(what: str, look: Callable[[], T | None], seconds: float = PATIENCE) -> T:
+    """Look again and again until there is something to see."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        seen = look()
+        if seen:
+            return seen
+        time.sleep(0.02)
+    raise AssertionError(f"not within {seconds:g} s: {what}")
+
+
+class Api:
+    """Plain HTTP to the API server with the administrator's certificate."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        context = ssl.create_default_context(cafile=str(cluster.ca_file))
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+        context.load_cert_chain(cluster.client_certificate, cluster.client_key)
+        self._client = httpx.Client(base_url=cluster.server, verify=context, timeout=30)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def get(self, path: str) -> Any:
+        answer = self._client.get(path)
+        return None if answer.status_code == 404 else answer.raise_for_status().json()
+
+    def text(self, path: str) -> str:
+        return self._client.get(path).raise_for_status().text
+
+    def items(self, path: str, selector: str = "") -> list[Any]:
+        answer = self._client.get(path, params={"labelSelector": selector})
+        items: list[Any] = answer.raise_for_status().json()["items"]
+        return items
+
+    def create(self, path: str, body: object) -> Any:
+        answer = self._client.post(path, json=body)
+        assert answer.is_success, answer.text
+        return answer.json()
+
+    def patch(self, path: str, body: object) -> Any:
+        kind = {"Content-Type": "application/merge-patch+json"}
+        answer = self._client.patch(path, content=json.dumps(body), headers=kind)
+        assert answer.is_success, answer.text
+        return answer.json()
+
+    def delete(self, path: str) -> None:
+        self._client.delete(path).raise_for_status()
+
+
+class ControllerProcess:
+    """`torchrun-controller` against a cluster; `start` again after its end."""
+
+    def __init__(self, cluster: LocalCluster, folder: Path, *arguments: str) -> None:
+        self.log = folder / "controller.log"
+        self._command = [
+            *(sys.executable, "-m", "torchrun_controller"),
+            *("--kubeconfig", str(cluster.kubeconfig), "--runtime-image", IMAGE),
+            *("--listen-address", "127.0.0.1", "--listen-port", "0", "--log-format", "json"),
+            *arguments,
+        ]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._began = 0
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        self._began = self.log.stat().st_size if self.log.exists() else 0
+        environ = {k: v for k, v in os.environ.items() if not k.startswith("TORCHRUN_")}
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command, stdout=log, stderr=subprocess.STDOUT, env=environ
+            )
+
+    def lines(self) -> list[dict[str, Any]]:
+        """What the present process has logged."""
+        with self.log.open("rb") as log:
+            log.seek(self._began)
+            return [json.loads(line) for line in log if line.startswith(b"{")]
+
+    def wait_for_line(self, message: str) -> dict[str, Any]:
+        return eventually(
+            f"{message!r} in the log:\n{self.log.read_text()}",
+            lambda: next((line for line in self.lines() if line["message"] == message), None),
+        )
+
+    def send(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def wait(self, seconds: float = PATIENCE) -> int:
+        assert self._process is not None
+        return self._process.wait(seconds)
+
+    def kill(self) -> None:
+        self.send(signal.SIGKILL)
+        self.wait()
+
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @contextmanager
+    def running(self) -> Iterator["ControllerProcess"]:
+        """Start it, and end it in order."""
+        self.start()
+        try:
+            yield self
+        finally:
+            if self.is_running():
+                self.wait_for_line("serves")  # before that, a signal has its usual effect
+                self.send(signal.SIGTERM)
+                try:
+                    code = self.wait(30)
+                except subprocess.TimeoutExpired:
+                    self.kill()
+                    raise
+                assert code == 0, f"exit code {code}\n{self.log.read_text()[-3000:]}"

@@ -1,0 +1,192 @@
+"""The controller process against a real API server, from a user's objects to their status.
+
+There is no kubelet: the tests say what becomes of pods; Jobs get theirs from the real
+controller-manager.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from integration.controller_process import Api, ControllerProcess, eventually, install_crds
+from integration.team import WORKSPACE, Team
+from torchrun_cluster import LocalCluster, Size
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    name = f"test-controller-{os.getpid()}"
+    with LocalCluster(name=name, size=Size.CONTROL_PLANE) as running:
+        install_crds(running)
+        yield running
+
+
+@pytest.fixture(scope="module")
+def api(cluster: LocalCluster) -> Iterator[Api]:
+    client = Api(cluster)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def controller(cluster: LocalCluster, tmp_path: Path) -> Iterator[ControllerProcess]:
+    with ControllerProcess(cluster, tmp_path, "--leader-election", "false").running() as process:
+        yield process
+
+
+@pytest.fixture
+def team(api: Api) -> Team:
+    return Team(api)
+
+
+def condition(status: dict[str, Any], kind: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(c for c in status["conditions"] if c["type"] == kind)
+    return found
+
+
+def test_the_life_of_a_run(controller: ControllerProcess, team: Team) -> None:
+    team.make_queue()
+    team.submit("run", volumes=WORKSPACE)
+    team.reaches("run", "Syncing")
+    assert team.children("jobs", "run") == [], "no worker before the code is there"
+    team.has(f"{team.core}/pods/run-sync-0")
+    team.pod_becomes("run-sync-0", "Running")
+    team.reaches("run", "Syncing", "WaitingForUpload")
+    team.pod_becomes("run-sync-0", "Succeeded")
+    team.reaches("run", "Queued")
+    for pod in team.workers("run"):
+        team.pod_becomes(pod, "Running")
+    running = team.reaches("run", "Running")
+    assert running.get("attempt", 0) == 0
+    assert running["numNodes"] == 2
+    for pod in team.workers("run"):
+        team.pod_becomes(pod, "Succeeded")
+    succeeded = team.reaches("run", "Succeeded")
+    assert condition(succeeded, "Complete")["status"] == "True"
+    assert succeeded["completionTime"]
+    assert team.children("persistentvolumeclaims", "run") == ["run-workspace"]
+    assert team.children("services", "run") == ["run"]
+
+
+def test_the_root_cause_of_a_failure_is_told(controller: ControllerProcess, team: Team) -> None:
+    team.make_queue()
+    team.submit("run")
+    first, second = team.workers("run")
+    team.pod_becomes(second, "Running")
+    said = '{"rank": 3, "exitCode": 1, "reason": "Exception", "message": "ValueError: no data"}'
+    team.pod_becomes(first, "Failed", said)
+    failed = team.reaches("run", "Failed")
+    assert failed["lastFailure"]["rank"] == 3
+    assert "ValueError: no data" in failed["message"]
+    events = eventually(
+        "an event of the failure",
+        lambda: [
+            event
+            for event in team.api.items(f"/apis/events.k8s.io/v1/namespaces/{team.name}/events")
+            if event["regarding"]["kind"] == "TorchrunJob" and event["type"] == "Warning"
+        ],
+    )
+    assert "ValueError: no data" in events[0]["note"]
+    assert events[0]["reportingController"] == "torchrun.ai/controller"
+
+
+def test_a_missing_queue_heals(controller: ControllerProcess, team: Team) -> None:
+    team.submit("run")
+    assert "research" in team.reaches("run", "Pending", "QueueNotFound")["message"]
+    team.make_queue()
+    team.reaches("run", "Queued")
+    team.has(f"{team.batch}/jobs/run")
+
+
+def test_a_refused_template_is_said_and_heals(controller: ControllerProcess, team: Team) -> None:
+    team.make_queue(podTemplate={"spec": {"terminationGracePeriodSecond": 5}})
+    team.submit("run")
+    status = team.reaches("run", "Pending", "Rejected")
+    assert "terminationGracePeriodSecond" in status["message"]
+    right = {"spec": {"podTemplate": {"spec": {"terminationGracePeriodSecond": None}}}}
+    team.api.patch(f"{team.group}/torchrunqueues/research", right)
+    team.reaches("run", "Queued")
+    team.has(f"{team.batch}/jobs/run")
+
+
+def test_a_foreign_object_under_our_name_is_said_and_left_alone(
+    controller: ControllerProcess, team: Team
+) -> None:
+    team.make_queue()
+    ports = [{"port": 80}]
+    foreign = {"metadata": {"name": "run"}, "spec": {"selector": {"app": "web"}, "ports": ports}}
+    before = team.api.create(f"{team.core}/services", foreign)
+    team.submit("run")
+    status = team.reaches("run", "Pending", "NameConflict")
+    assert "Service 'run' exists already" in status["message"]
+    assert team.children("jobs", "run") == []
+    assert team.api.get(f"{team.core}/services/run") == before
+    team.api.delete(f"{team.core}/services/run")
+    team.reaches("run", "Queued")
+
+
+def test_a_name_can_be_used_again_at_once(controller: ControllerProcess, team: Team) -> None:
+    team.make_queue()
+    team.submit("run")
+    first = team.has(f"{team.batch}/jobs/run")["metadata"]["uid"]
+    team.workers("run")
+    team.api.delete(f"{team.group}/torchrunjobs/run")
+    team.submit("run")
+
+    def renewed() -> bool:
+        job = team.api.get(f"{team.batch}/jobs/run")
+        return job is not None and job["metadata"]["uid"] != first
+
+    eventually("a Job of the second run", renewed)
+    team.reaches("run", "Queued")
+
+
+def test_an_invalid_object_costs_itself_only(
+    cluster: LocalCluster, controller: ControllerProcess, team: Team
+) -> None:
+    crd = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/torchrunjobs.torchrun.ai"
+    kept = team.api.get(crd)["spec"]
+    anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    loose = [{**kept["versions"][0], "schema": {"openAPIV3Schema": anything}}]
+    team.api.patch(crd, {"spec": {"versions": loose}})
+    try:
+        team.make_queue()
+        # The API server takes a moment to serve the loosened schema.
+        eventually("an invalid job is taken", lambda: _submitted(team, "bad", numNodes="many"))
+        team.submit("worse", env="PATH=/bin", volumes=[1, 2])
+        team.submit("neither", numNodes=None)
+        team.submit("good")
+        team.has(f"{team.batch}/jobs/good")
+        for name in ("bad", "worse", "neither"):
+            status = team.reaches(name, "Pending", "InvalidSpec")
+            assert "num" in status["message"] or "env" in status["message"]
+        assert controller.is_running()
+    finally:
+        team.api.patch(crd, {"spec": {"versions": kept["versions"]}})
+
+
+def _submitted(team: Team, name: str, **spec: object) -> bool:
+    try:
+        team.submit(name, **spec)
+    except AssertionError:
+        return False
+    return True
+
+
+def test_a_controller_of_some_namespaces_leaves_the_others_alone(
+    cluster: LocalCluster, api: Api, tmp_path: Path
+) -> None:
+    ours, also_ours, other = Team(api), Team(api), Team(api)
+    namespaces = ("--namespaces", f"{ours.name},{also_ours.name}")
+    process = ControllerProcess(cluster, tmp_path, "--leader-election", "false", *namespaces)
+    with process.running():
+        for team in (other, ours, also_ours):
+            team.make_queue()
+            team.submit("run")
+        for team in (ours, also_ours):
+            team.reaches("run", "Queued")
+            team.has(f"{team.batch}/jobs/run")
+        assert other.status("run") == {}

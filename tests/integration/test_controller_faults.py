@@ -1,0 +1,309 @@
+"""What the controller process does while things around it break, and when nothing happens."""
+
+import json
+import os
+import random
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from integration.controller_process import Api, ControllerProcess, eventually, install_crds
+from integration.team import WORKSPACE, Team
+from torchrun_cluster import LocalCluster, Size
+
+# The long run takes TORCHRUN_TEST_SILENCE=60.
+SILENCE_SECONDS = float(os.environ.get("TORCHRUN_TEST_SILENCE", "10"))
+FINISHED_JOBS = 1000
+
+NO_ELECTION = ("--leader-election", "false")
+
+
+@pytest.fixture(scope="module")
+def audit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the API server notes each write."""
+    return tmp_path_factory.mktemp("audit")
+
+
+@pytest.fixture(scope="module")
+def cluster(audit: Path) -> Iterator[LocalCluster]:
+    policy = {
+        "apiVersion": "audit.k8s.io/v1",
+        "kind": "Policy",
+        "omitStages": ["RequestReceived"],
+        "rules": [
+            {"level": "Metadata", "verbs": ["create", "update", "patch", "delete"]},
+            {"level": "None"},
+        ],
+    }
+    (audit / "policy.json").write_text(json.dumps(policy))
+    flags = [f"--audit-policy-file={audit}/policy.json", f"--audit-log-path={audit}/log"]
+    name = f"test-faults-{os.getpid()}"
+    extra = {"kube-apiserver": flags}
+    with LocalCluster(name=name, size=Size.CONTROL_PLANE, extra_args=extra) as running:
+        install_crds(running)
+        yield running
+
+
+@pytest.fixture(scope="module")
+def api(cluster: LocalCluster) -> Iterator[Api]:
+    client = Api(cluster)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def team(api: Api) -> Team:
+    team = Team(api)
+    team.make_queue()
+    return team
+
+
+@pytest.fixture
+def controller(cluster: LocalCluster, tmp_path: Path) -> Iterator[ControllerProcess]:
+    with ControllerProcess(cluster, tmp_path, *NO_ELECTION).running() as process:
+        yield process
+
+
+def births(team: Team, path: str, version: str) -> Counter[str]:
+    """How often each name was created since that resourceVersion."""
+    query = f"?watch=true&resourceVersion={version}&timeoutSeconds=1"
+    events = [json.loads(line) for line in team.api.text(path + query).splitlines()]
+    return Counter(e["object"]["metadata"]["name"] for e in events if e["type"] == "ADDED")
+
+
+def present_version(team: Team) -> str:
+    version: str = team.api.get(f"{team.core}/pods")["metadata"]["resourceVersion"]
+    return version
+
+
+def restart(controller: ControllerProcess) -> None:
+    controller.kill()
+    controller.start()
+
+
+def test_killed_at_every_phase_it_makes_nothing_twice(
+    controller: ControllerProcess, team: Team
+) -> None:
+    version = present_version(team)
+    team.submit("run", volumes=WORKSPACE)
+    restart(controller)
+    team.has(f"{team.core}/persistentvolumeclaims/run-workspace")
+    restart(controller)
+    team.has(f"{team.core}/pods/run-sync-0")
+    restart(controller)
+    team.reaches("run", "Syncing")
+    restart(controller)
+    team.pod_becomes("run-sync-0", "Succeeded")
+    restart(controller)
+    team.has(f"{team.batch}/jobs/run")
+    restart(controller)
+    team.reaches("run", "Queued")
+    for pod in team.workers("run"):
+        team.pod_becomes(pod, "Running")
+    restart(controller)
+    team.reaches("run", "Running")
+    restart(controller)
+    for pod in team.workers("run"):
+        team.pod_becomes(pod, "Succeeded")
+    restart(controller)
+    team.reaches("run", "Succeeded")
+    pods = births(team, f"{team.core}/pods", version)
+    assert pods.pop("run-sync-0") == 1
+    assert sorted(pods) == team.workers("run"), "two workers, no second gang, no second sync pod"
+    assert births(team, f"{team.batch}/jobs", version) == {"run": 1}
+    assert births(team, f"{team.core}/services", version) == {"run": 1}
+
+
+def test_killed_in_the_middle_of_its_writes_it_makes_nothing_twice(
+    controller: ControllerProcess, team: Team
+) -> None:
+    version = present_version(team)
+    names = [f"run-{number}" for number in range(20)]
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(team.submit, names))
+    for _ in range(3):
+        made = random.randint(1, len(names) - 1)
+        eventually(f"{made} Jobs", lambda: len(team.api.items(f"{team.batch}/jobs")) >= made)  # noqa: B023
+        restart(controller)
+    for name in names:
+        team.reaches(name, "Queued")
+    assert births(team, f"{team.batch}/jobs", version) == dict.fromkeys(names, 1)
+    assert births(team, f"{team.core}/services", version) == dict.fromkeys(names, 1)
+
+
+def test_a_restarted_api_server_with_a_compacted_history_costs_one_relist(
+    cluster: LocalCluster, controller: ControllerProcess, team: Team
+) -> None:
+    team.submit("run")
+    for pod in team.workers("run"):
+        team.pod_becomes(pod, "Running")
+    team.reaches("run", "Running")
+    cluster.compact_etcd()
+    cluster.restart("kube-apiserver")
+    for pod in team.workers("run"):
+        team.pod_becomes(pod, "Succeeded")
+    team.reaches("run", "Succeeded")
+    # Refusals of an API server that is not ready yet have other reasons.
+    gone = [line for line in controller.lines() if line.get("reason") == "Expired"]
+    relists = Counter(line["resource"] for line in gone)
+    assert relists, "the history was gone"
+    assert max(relists.values()) == 1, relists
+
+
+def test_it_waits_for_its_kinds_and_says_so(tmp_path: Path) -> None:
+    name = f"test-no-crds-{os.getpid()}"
+    with LocalCluster(name=name, size=Size.CONTROL_PLANE) as cluster:
+        process = ControllerProcess(cluster, tmp_path, *NO_ELECTION)
+        with process.running():
+            site = f"http://127.0.0.1:{process.wait_for_line('serves')['port']}"
+
+            def unready() -> str:
+                answer = httpx.get(f"{site}/readyz")
+                text = answer.text if answer.status_code == 503 else ""
+                return text if text.count("install the CustomResourceDefinition") == 2 else ""
+
+            said = eventually("readyz names what is missing", unready)
+            assert "torchrunjobs.torchrun.ai" in said
+            assert "torchrunqueues.torchrun.ai" in said
+            assert httpx.get(f"{site}/healthz").status_code == 200
+            install_crds(cluster)
+            eventually("ready", lambda: httpx.get(f"{site}/readyz").status_code == 200)
+
+
+def test_losing_the_lease_ends_the_process_at_once(
+    cluster: LocalCluster, api: Api, tmp_path: Path
+) -> None:
+    lease = "/apis/coordination.k8s.io/v1/namespaces/default/leases/torchrun-controller"
+    process = ControllerProcess(cluster, tmp_path)
+    with process.running():
+        process.wait_for_line("works")
+        api.patch(lease, {"spec": {"holderIdentity": "a-rival"}})
+        assert process.wait() == 1
+    assert api.get(lease)["spec"]["holderIdentity"] == "a-rival", "not released: not ours"
+    api.delete(lease)
+
+
+def test_a_released_lease_is_taken_over_at_once(
+    cluster: LocalCluster, team: Team, tmp_path: Path
+) -> None:
+    (tmp_path / "standby").mkdir()
+    leader = ControllerProcess(cluster, tmp_path)
+    standby = ControllerProcess(cluster, tmp_path / "standby")
+    with leader.running():
+        leader.wait_for_line("works")
+        with standby.running():
+            standby.wait_for_line("lease is held")
+            leader.send(signal.SIGTERM)
+            assert leader.wait() == 0
+            standby.wait_for_line("works")
+            team.submit("run")
+            team.reaches("run", "Queued")
+
+
+def test_a_second_signal_ends_it_by_force(cluster: LocalCluster, tmp_path: Path) -> None:
+    process = ControllerProcess(cluster, tmp_path, *NO_ELECTION)
+    process.start()
+    process.wait_for_line("works")
+    cluster.stop("kube-apiserver")  # so that an orderly end would have to wait for a write
+    try:
+        process.send(signal.SIGTERM)
+        process.send(signal.SIGTERM)
+        assert process.wait(15) in (0, -signal.SIGTERM)
+    finally:
+        cluster.start("kube-apiserver")
+
+
+def test_silence_while_nothing_happens(
+    cluster: LocalCluster, team: Team, audit: Path, tmp_path: Path
+) -> None:
+    """A thousand finished jobs and one that runs: not one write, from the start on."""
+    first = ControllerProcess(cluster, tmp_path, *NO_ELECTION)
+    with first.running():
+        team.submit("running")
+        for pod in team.workers("running"):
+            team.pod_becomes(pod, "Running")
+        team.reaches("running", "Running")
+    cluster.stop("kube-controller-manager")
+    try:
+        _make_finished(team, FINISHED_JOBS)
+        _rest = (audit / "log").stat().st_size
+        second = ControllerProcess(cluster, tmp_path, "--lease-namespace", team.name)
+        with second.running():
+            site = f"http://127.0.0.1:{second.wait_for_line('serves')['port']}"
+            second.wait_for_line("works")
+            eventually("every job was looked at", lambda: _reconciles(site) > FINISHED_JOBS)
+            signal.sigtimedwait([], SILENCE_SECONDS)
+            with (audit / "log").open("rb") as log:
+                log.seek(_rest)
+                writes = _writes_of_ours(log.readlines())
+        assert writes == Counter()
+    finally:
+        cluster.start("kube-controller-manager")
+
+
+def _reconciles(site: str) -> float:
+    lines = httpx.get(f"{site}/metrics").text.splitlines()
+    name = "torchrun_reconcile_total{"
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
+
+
+def _writes_of_ours(lines: list[bytes]) -> Counter[str]:
+    requests = [json.loads(line) for line in lines]
+    return Counter(
+        f"{r['verb']} {r['objectRef']['resource']}"
+        for r in requests
+        if r["userAgent"].startswith("torchrun-controller")
+        and r["objectRef"]["resource"] != "leases"
+    )
+
+
+def _make_finished(team: Team, count: int) -> None:
+    team.submit("example")
+    body = team.api.get(f"{team.group}/torchrunjobs/example")["spec"]
+    now = "2026-01-01T00:00:00Z"
+    done = {"type": "Complete", "status": "True", "reason": "Completed", "message": "done"}
+    status = {
+        "phase": "Succeeded",
+        "observedGeneration": 1,
+        "numNodes": 2,
+        "reason": "Completed",
+        "message": "2 of 2 workers succeeded",
+        "conditions": [{**done, "lastTransitionTime": now, "observedGeneration": 1}],
+        "startTime": now,
+        "completionTime": now,
+    }
+
+    def make(number: int) -> None:
+        name = f"done-{number}"
+        owner = team.submit(name, **body)["metadata"]["uid"]
+        team.api.patch(f"{team.group}/torchrunjobs/{name}/status", {"status": status})
+        team.api.create(f"{team.batch}/jobs", _child_job(name, owner))
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(make, range(count)))
+    team.api.delete(f"{team.group}/torchrunjobs/example")
+
+
+def _child_job(name: str, owner: str) -> dict[str, Any]:
+    reference = {
+        "apiVersion": "torchrun.ai/v1alpha1",
+        "kind": "TorchrunJob",
+        "name": name,
+        "uid": owner,
+        "controller": True,
+    }
+    pod = {"restartPolicy": "Never", "containers": [{"name": "trainer", "image": "trainer:1"}]}
+    return {
+        "metadata": {
+            "name": name,
+            "labels": {"torchrun-job-name": name, "torchrun.ai/attempt": "0"},
+            "ownerReferences": [reference],
+        },
+        "spec": {"completions": 2, "parallelism": 2, "template": {"spec": pod}},
+    }

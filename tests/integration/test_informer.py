@@ -1,0 +1,263 @@
+"""The informer against a real API server, through what happens to real API servers.
+
+Each test breaks its control plane, so that this module has two of its own: one as it comes, one as
+an old release behaves (no streamed lists, no watch cache).
+"""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from informing import Observed, running
+from torchrun_api.core import Service
+from torchrun_api.json import JsonObject
+from torchrun_api.kinds import Kind
+from torchrun_cluster import LocalCluster, Size
+from torchrun_controller.informer import Informer
+from torchrun_controller.store import Change, Store
+from torchrun_controller.transport import Connection, Response, Transport
+from torchrun_controller.watch import Timings
+
+# Cheap objects that nobody else touches; of a Service, too, only the metadata is read.
+CONFIG_MAPS = Kind("", "v1", "configmaps", "ConfigMap", Service)
+SELECTOR = "torchrun-job-name=informed"
+PATIENCE = 60.0
+OLD = ["--feature-gates=WatchList=false", "--watch-cache=false"]
+
+
+@pytest.fixture(scope="module", params=["as it comes", "old"])
+def server(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
+    name = f"test-informer-{len(request.param)}-{os.getpid()}"
+    flags = {"kube-apiserver": OLD} if request.param == "old" else {}
+    with LocalCluster(name=name, size=Size.CONTROL_PLANE, extra_args=flags) as running:
+        yield running
+
+
+class Told:
+    """What an informer told, and waiting for it."""
+
+    def __init__(self) -> None:
+        self.changes: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+        self.observed = Observed()
+        self.informer: Informer[Service]
+
+    def on_change(self, change: Change[Service], initial: bool) -> None:
+        verb = "delete" if change.new is None else "add" if change.old is None else "update"
+        self.changes.put_nowait((verb, change.object.metadata.name))
+
+    async def next(self) -> tuple[str, str]:
+        async with asyncio.timeout(PATIENCE):
+            return await self.changes.get()
+
+    def count(self, *what: object) -> int:
+        return sum(told[: len(what)] == what for told in self.observed.told)
+
+
+@pytest.fixture(autouse=True)
+async def nothing_left(server: LocalCluster) -> None:
+    """Begin without the objects of the test before."""
+    async with sessions(server) as (_, write):
+        await write.request(
+            "DELETE", CONFIG_MAPS.path("default"), query={"labelSelector": "torchrun-job-name"}
+        )
+
+
+@asynccontextmanager
+async def sessions(server: LocalCluster) -> AsyncIterator[tuple[Transport, Transport]]:
+    """One to watch with, one to write with."""
+    connection = await Connection.load(str(server.kubeconfig))
+    async with connection.session("watch") as watch, connection.session("write") as write:
+        yield watch, write
+
+
+@asynccontextmanager
+async def informed(transport: Transport) -> AsyncIterator[Told]:
+    told = Told()
+    told.informer = Informer(
+        CONFIG_MAPS,
+        transport,
+        Store(),
+        told.on_change,
+        label_selector=SELECTOR,
+        namespace="default",
+        observer=told.observed,
+        timings=Timings(backoff=0.1),
+    )
+    async with running(told.informer):
+        async with asyncio.timeout(PATIENCE):
+            await told.informer.synced.wait()
+        yield told
+
+
+class BetweenPages(Transport):
+    """Lets something happen after the first page of a list."""
+
+    def __init__(self, transport: Transport, happen: Callable[[], Awaitable[None]]) -> None:
+        self.__dict__.update(transport.__dict__)
+        self.happen = happen
+        self.asked: list[tuple[str, bool]] = []
+
+    async def request(self, method: str, path: str, **options: Any) -> Response:
+        query = options["query"]
+        self.asked.append((query.get("limit", ""), "continue" in query))
+        if "continue" in query:
+            await self.happen()
+        return await super().request(method, path, **options)
+
+
+class Cable:
+    """A TCP relay to the API server that a test can cut and mend."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.whole = True
+        self.ends: set[asyncio.StreamWriter] = set()
+        self.relays: set[asyncio.Task[None]] = set()
+        self.connection: Connection
+
+    async def relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.relays.add(task)
+        self.ends.add(writer)
+        if not self.whole:
+            writer.close()
+            return
+        upstream, down = await asyncio.open_connection("127.0.0.1", self.port)
+        self.ends.add(down)
+        await asyncio.gather(pump(reader, down), pump(upstream, writer))
+
+    def cut(self) -> None:
+        self.whole = False
+        for end in self.ends:
+            end.close()
+
+    def mend(self) -> None:
+        self.whole = True
+
+
+async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while chunk := await reader.read(65536):
+            writer.write(chunk)
+            await writer.drain()
+    writer.close()
+
+
+@asynccontextmanager
+async def cable(server: LocalCluster) -> AsyncIterator[Cable]:
+    line = Cable(int(server.server.rpartition(":")[2]))
+    relay = await asyncio.start_server(line.relay, "127.0.0.1", 0)
+    direct = await Connection.load(str(server.kubeconfig))
+    here = f"https://127.0.0.1:{relay.sockets[0].getsockname()[1]}"
+    endpoint = msgspec.structs.replace(direct.endpoint, server=here)
+    line.connection = Connection(endpoint, direct._credentials)
+    async with relay:
+        yield line
+        line.cut()
+        await asyncio.gather(*line.relays)
+
+
+async def create(transport: Transport, name: str, job: str = "informed") -> int:
+    metadata: JsonObject = {"name": name, "labels": {"torchrun-job-name": job}}
+    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+    path = CONFIG_MAPS.path("default")
+    created = await transport.request("POST", path, body=msgspec.json.encode(body))
+    return int(msgspec.json.decode(created.body, type=Service).metadata.resource_version)
+
+
+async def label(transport: Transport, name: str, **labels: str) -> None:
+    await transport.request(
+        "PATCH",
+        CONFIG_MAPS.path("default", name),
+        body=msgspec.json.encode({"metadata": {"labels": labels}}),
+        content_type="application/merge-patch+json",
+    )
+
+
+async def delete(transport: Transport, name: str) -> None:
+    await transport.request("DELETE", CONFIG_MAPS.path("default", name))
+
+
+async def test_list_and_watch(server: LocalCluster) -> None:
+    async with sessions(server) as (watch, write):
+        await create(write, "before")
+        await create(write, "foreign", job="other")
+        async with informed(watch) as told:
+            assert await told.next() == ("add", "before")
+            await create(write, "after")
+            assert await told.next() == ("add", "after")
+            await label(write, "after", **{"torchrun.ai/attempt": "1"})
+            assert await told.next() == ("update", "after")
+            after = told.informer.store.get("default", "after")
+            assert after is not None
+            assert after.metadata.labels.attempt == "1"
+            await label(write, "after", **{"torchrun-job-name": "other"})
+            assert await told.next() == ("delete", "after")
+            await delete(write, "before")
+            assert await told.next() == ("delete", "before")
+            assert len(told.informer.store) == 0
+            assert told.count("interrupted") == 0
+
+
+async def test_reads_what_was_written(server: LocalCluster) -> None:
+    async with sessions(server) as (watch, write), informed(watch) as told:
+        version = await create(write, "written")
+        assert await told.informer.wait_for(version, PATIENCE)
+        assert told.informer.store.get("default", "written") is not None
+
+
+async def test_restart_of_the_server(server: LocalCluster) -> None:
+    async with sessions(server) as (watch, write):
+        await create(write, "before")
+        async with informed(watch) as told:
+            assert await told.next() == ("add", "before")
+            await asyncio.to_thread(server.restart, "kube-apiserver")
+            await create(write, "after")
+            while (change := await told.next()) != ("add", "after"):
+                assert change == ("update", "before")  # a relist is allowed, a loss is not
+            assert {obj.metadata.name for obj in told.informer.store} == {"before", "after"}
+
+
+async def test_compaction_is_exactly_one_relist(server: LocalCluster) -> None:
+    async with sessions(server) as (_, write), cable(server) as line:
+        for name in ("kept", "gone"):
+            await create(write, name)
+        async with line.connection.session("watch") as watch, informed(watch) as told:
+            assert {await told.next(), await told.next()} == {("add", "kept"), ("add", "gone")}
+            line.cut()
+            await delete(write, "gone")
+            await create(write, "foreign-to-it", job="other")
+            await asyncio.to_thread(server.compact_etcd)
+            await asyncio.to_thread(server.restart, "kube-apiserver")  # forgets its watch cache
+            line.mend()
+            assert [await told.next(), await told.next()] == [
+                ("delete", "gone"),
+                ("update", "kept"),
+            ]
+            await create(write, "after")
+            assert await told.next() == ("add", "after")
+            assert told.count("synced") == 2
+            assert told.count("interrupted", "configmaps", "Expired", True) == 1
+
+
+async def test_more_objects_than_a_page_holds(server: LocalCluster) -> None:
+    async with sessions(server) as (watch, write):
+        await asyncio.gather(*(create(write, f"many-{number}") for number in range(700)))
+
+        async def compact() -> None:
+            await create(write, "foreign-to-pages", job="other")
+            await asyncio.to_thread(server.compact_etcd)
+
+        between = BetweenPages(watch, compact)
+        async with informed(between) as told:
+            assert len(told.informer.store) == 700
+            assert told.count("interrupted") == 0
+        # An old server is asked for pages; the second has expired, so that the list comes whole.
+        assert between.asked in ([], [("500", False), ("500", True), ("", False)])

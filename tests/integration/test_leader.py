@@ -1,0 +1,197 @@
+"""Leaders against a real API server, with the rights of the manifests' role and no more."""
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from torchrun_cluster import LocalCluster, Size
+from torchrun_controller.leader import Durations, Leader, NotLeader
+from torchrun_controller.transport import Connection
+
+ROLE = Path(__file__).parents[2] / "manifests" / "rbac" / "role.yaml"
+NAMESPACE = "torchrun-system"
+LEASE = "torchrun-controller"
+QUICK = Durations(lease=3, renew_deadline=2, retry=0.4)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    # One of its own: the API server is stopped.
+    with LocalCluster(name=f"test-leader-{os.getpid()}", size=Size.CONTROL_PLANE) as running:
+        running.kubectl("create", "namespace", NAMESPACE)
+        running.kubectl("create", "serviceaccount", LEASE, "-n", NAMESPACE)
+        running.kubectl("apply", "-f", str(ROLE))
+        yield running
+
+
+@pytest.fixture(scope="module")
+def kubeconfig(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> str:
+    token = cluster.kubectl("create", "token", LEASE, "-n", NAMESPACE).stdout.strip()
+    config = json.loads(cluster.kubeconfig.read_text())
+    for user in config["users"]:
+        user["user"] = {"token": token}
+    path = tmp_path_factory.mktemp("leader") / "kubeconfig"
+    path.write_text(json.dumps(config))
+    return str(path)
+
+
+@pytest.fixture(autouse=True)
+def no_lease(cluster: LocalCluster) -> None:
+    cluster.kubectl("delete", "lease", LEASE, "-n", NAMESPACE, "--ignore-not-found")
+
+
+@asynccontextmanager
+async def replica(
+    kubeconfig: str, identity: str, durations: Durations
+) -> AsyncIterator[tuple[Leader, "asyncio.Task[None]"]]:
+    connection = await Connection.load(kubeconfig, None)
+    async with connection.session("lease") as transport:
+        leader = Leader(
+            transport, identity=identity, namespace=NAMESPACE, name=LEASE, durations=durations
+        )
+        run = asyncio.create_task(leader.run())
+        try:
+            yield leader, run
+        finally:
+            await ended(run)
+
+
+async def ended(run: "asyncio.Task[None]") -> None:
+    run.cancel()
+    await asyncio.gather(run, return_exceptions=True)
+
+
+async def elected(leader: Leader, within: float = 30) -> float:
+    """Seconds until the election."""
+    began = time.monotonic()
+    await asyncio.wait_for(leader.elected.wait(), within)
+    return time.monotonic() - began
+
+
+def lease(cluster: LocalCluster) -> dict[str, object]:
+    shown = cluster.kubectl("get", "lease", LEASE, "-n", NAMESPACE, "-o", "json").stdout
+    spec: dict[str, object] = json.loads(shown)["spec"]
+    return spec
+
+
+async def test_a_released_lease_is_taken_at_once(cluster: LocalCluster, kubeconfig: str) -> None:
+    async with replica(kubeconfig, "a", Durations()) as (first, run):
+        await elected(first)
+        assert lease(cluster)["holderIdentity"] == "a"
+        assert lease(cluster)["leaseTransitions"] == 0
+        async with replica(kubeconfig, "b", Durations()) as (second, _):
+            while second._election.holder != "a":
+                await asyncio.wait_for(second._changed.wait(), 10)
+            assert not second.may_write()
+            await ended(run)
+            await first.release()
+            took = await elected(second)
+            print(f"taken over {took * 1000:.1f} ms after the release")
+            assert took < 1
+            assert not first.may_write()
+            second.check()
+            assert second.problem == ""
+            assert lease(cluster)["holderIdentity"] == "b"
+            assert lease(cluster)["leaseTransitions"] == 1
+
+
+async def test_a_dead_leader_is_followed_after_the_lease_duration(
+    cluster: LocalCluster, kubeconfig: str
+) -> None:
+    async with replica(kubeconfig, "a", QUICK) as (first, run):
+        await elected(first)
+        async with replica(kubeconfig, "b", QUICK) as (second, _):
+            while second._election.holder != "a":
+                await asyncio.wait_for(second._changed.wait(), 10)
+            await ended(run)
+            took = await elected(second)
+            print(f"taken over {took:.2f} s after the death")
+            assert 3 - 0.4 - 0.1 < took < 4.5
+            assert not first.may_write()
+            assert lease(cluster)["leaseTransitions"] == 1
+
+
+async def test_a_deleted_lease_comes_back_with_the_same_leader(
+    cluster: LocalCluster, kubeconfig: str
+) -> None:
+    async with replica(kubeconfig, "a", Durations()) as (first, run):
+        await elected(first)
+        async with replica(kubeconfig, "b", Durations()) as (second, _):
+            while second._election.holder != "a":
+                await asyncio.wait_for(second._changed.wait(), 10)
+            await asyncio.to_thread(cluster.kubectl, "delete", "lease", LEASE, "-n", NAMESPACE)
+            while not cluster.kubectl(
+                "get", "lease", LEASE, "-n", NAMESPACE, "--ignore-not-found"
+            ).stdout:
+                await asyncio.wait_for(first._changed.wait(), 10)
+                await asyncio.sleep(0)
+            assert lease(cluster)["holderIdentity"] == "a"
+            first.check()
+            assert not run.done()
+            assert not second.elected.is_set()
+
+
+async def test_the_labels_of_others_are_kept(cluster: LocalCluster, kubeconfig: str) -> None:
+    async with replica(kubeconfig, "a", QUICK) as (first, run):
+        await elected(first)
+        await asyncio.to_thread(
+            cluster.kubectl, "label", "lease", LEASE, "-n", NAMESPACE, "owner=team-a"
+        )
+        await ended(run)
+        await first.release()
+    labels = cluster.kubectl(
+        "get", "lease", LEASE, "-n", NAMESPACE, "-o", "jsonpath={.metadata.labels.owner}"
+    )
+    assert labels.stdout == "team-a"
+    assert lease(cluster)["holderIdentity"] == ""
+
+
+async def test_a_restart_of_the_api_server_does_not_cost_the_lease(
+    cluster: LocalCluster, kubeconfig: str
+) -> None:
+    async with replica(kubeconfig, "a", Durations()) as (leader, run):
+        await elected(leader)
+        await asyncio.to_thread(cluster.restart, "kube-apiserver")
+        before = leader._election.writable_until()
+        while leader._election.writable_until() == before:
+            done, _ = await asyncio.wait({run}, timeout=0.1)
+            assert not done
+        leader.check()
+
+
+async def test_without_the_api_server_the_leader_stops_at_its_deadline(
+    cluster: LocalCluster, kubeconfig: str
+) -> None:
+    async with replica(kubeconfig, "a", QUICK) as (leader, run):
+        await elected(leader)
+        await asyncio.to_thread(cluster.stop, "kube-apiserver")
+        until = leader._election.writable_until()
+        with pytest.raises(NotLeader, match="not renewed within 2 s"):
+            await asyncio.wait_for(run, 10)
+        late = time.monotonic() - until
+        print(f"run ended {late * 1000:.1f} ms after the deadline")
+        assert 0 <= late < 1
+        assert not leader.may_write()
+        await asyncio.to_thread(cluster.start, "kube-apiserver")
+    async with replica(kubeconfig, "b", QUICK) as (second, _):
+        await elected(second)
+        assert lease(cluster)["leaseTransitions"] == 1
+
+
+async def test_a_missing_permission_is_named(cluster: LocalCluster, kubeconfig: str) -> None:
+    connection = await Connection.load(kubeconfig, None)
+    async with connection.session("lease") as transport:
+        leader = Leader(transport, identity="a", namespace="default", name=LEASE, durations=QUICK)
+        run = asyncio.create_task(leader.run())
+        while not leader.problem:
+            done, _ = await asyncio.wait({run}, timeout=0.05)
+            assert not done
+        await ended(run)
+    assert leader.problem.startswith(f"cannot get lease default/{LEASE}: 403 Forbidden")
+    assert "lacks this verb on leases.coordination.k8s.io" in leader.problem

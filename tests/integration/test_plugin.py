@@ -1,0 +1,379 @@
+"""The plugin's commands against a real API server; phases are set by hand, as no controller runs."""
+
+import itertools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import anyio
+import pytest
+import yaml
+
+from kubectl_torchrun.api import connect
+from kubectl_torchrun.kubectl import Target, proxy
+from kubectl_torchrun.mirror import Mirror
+from torchrun_api.json import JsonObject
+from torchrun_cluster import LocalCluster, Size
+
+USERS = Path(__file__).parents[2] / "manifests" / "rbac" / "users.yaml"
+SECONDS = 60
+NUMBERS = itertools.count()
+
+
+class Laptop:
+    """A project directory, a namespace with queues, and the plugin as users start it."""
+
+    def __init__(self, cluster: LocalCluster, namespace: str, project: Path) -> None:
+        self.cluster = cluster
+        self.namespace = namespace
+        self.project = project
+        self.kubeconfig = str(cluster.kubeconfig)
+
+    def queues(self, *names: str) -> None:
+        for name in names:
+            queue = {
+                "apiVersion": "torchrun.ai/v1alpha1",
+                "kind": "TorchrunQueue",
+                "metadata": {"name": name, "namespace": self.namespace},
+                "spec": {},
+            }
+            self.cluster.kubectl("apply", "-f", "-", stdin=json.dumps(queue))
+
+    def start(self, *arguments: str) -> "Running":
+        command = [sys.executable, "-m", "kubectl_torchrun", *arguments]
+        flags = [f"--kubeconfig={self.kubeconfig}", "-n", self.namespace]
+        before = arguments.index("--") if "--" in arguments else len(arguments)
+        command = [*command[: 3 + before], *flags, *command[3 + before :]]
+        return Running(
+            subprocess.Popen(
+                command,
+                cwd=self.project,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+
+    def run(self, *arguments: str) -> tuple[int, str, str]:
+        return self.start(*arguments).end()
+
+    def job(self, name: str) -> JsonObject:
+        found = self.cluster.kubectl("get", "tj", name, "-n", self.namespace, "-o", "json").stdout
+        job: JsonObject = json.loads(found)
+        return job
+
+    def set_status(self, name: str, **status: object) -> None:
+        self.cluster.kubectl(
+            "patch", "tj", name, "-n", self.namespace, "--subresource=status", "--type=merge",
+            "-p", json.dumps({"status": status}),
+        )  # fmt: skip
+
+
+class Running:
+    """The plugin at work. Its stderr is read as it comes."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self._lines: list[str] = []
+        self._came = threading.Condition()
+        assert process.stderr is not None
+        self._reader = threading.Thread(target=self._read, args=(process.stderr,))
+        self._reader.start()
+
+    def says(self, pattern: str) -> re.Match[str]:
+        """Wait for a line on stderr that the pattern is found in."""
+        found: list[re.Match[str]] = []
+
+        def there() -> bool:
+            found.extend(match for line in self._lines if (match := re.search(pattern, line)))
+            return bool(found)
+
+        with self._came:
+            assert self._came.wait_for(there, SECONDS), f"no {pattern!r} in {self._lines}"
+        return found[0]
+
+    def end(self) -> tuple[int, str, str]:
+        """Exit code, stdout, stderr."""
+        assert self.process.stdout is not None
+        code = self.process.wait(SECONDS)
+        self._reader.join()
+        with self.process.stdout as stdout:
+            return code, stdout.read(), "\n".join(self._lines)
+
+    def _read(self, stderr: IO[str]) -> None:
+        with stderr:
+            for line in stderr:
+                with self._came:
+                    self._lines.append(line.rstrip("\n"))
+                    self._came.notify_all()
+
+
+@pytest.fixture
+def laptop(crds: LocalCluster, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Laptop]:
+    name = re.sub(r"[^a-z0-9]+", "-", request.node.originalname.removeprefix("test_"))
+    namespace = f"{name[:50].strip('-')}-{next(NUMBERS)}"
+    crds.kubectl("create", "namespace", namespace)
+    project = tmp_path / "My Project"
+    project.mkdir()
+    (project / "train.py").write_text("print('hello')\n")
+    yield Laptop(crds, namespace, project)
+    crds.kubectl("delete", "namespace", namespace, "--wait=false")
+
+
+READY = [
+    {
+        "type": "WorkspaceReady",
+        "status": "True",
+        "reason": "Synced",
+        "message": "",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }
+]
+
+
+def test_a_dry_run_prints_what_the_api_server_takes(laptop: Laptop) -> None:
+    laptop.queues("only")
+    arguments = ["--dry-run", "--gpus", "8", "-e", "LR=0.1", "--", "python", "train.py", "a b"]
+    code, out, err = laptop.run("submit", *arguments)
+    assert code == 0
+    job = yaml.safe_load(out)
+    digest = job["metadata"]["annotations"]["torchrun.ai/workspace-sha256"]
+    assert re.fullmatch(r"[0-9a-f]{64}", digest)
+    assert job["metadata"]["name"].startswith("my-project-")
+    assert job["spec"] == {
+        "jobQueue": "only",
+        "numGPUs": 8,
+        "command": "python train.py 'a b'",
+        "env": [{"name": "LR", "value": "0.1"}],
+        "volumes": {"workspace": {"source": "zip"}},
+    }
+    assert "Packed 1 files of My Project" in err
+    laptop.cluster.kubectl("apply", "-f", "-", stdin=out)
+
+
+def test_what_the_schema_refuses_is_told_by_field(laptop: Laptop) -> None:
+    laptop.queues("only")
+    code, _, err = laptop.run("submit", "--gpus", "200000", "python train.py")
+    assert code == 2
+    assert "spec.numGPUs" in err
+
+
+@pytest.mark.parametrize(
+    ("queues", "arguments", "message"),
+    [
+        ([], [], "There is no TorchrunQueue in the namespace"),
+        (["a", "b"], [], "--queue a\n  --queue b"),
+        (["a", "b"], ["--queue", "c"], "no TorchrunQueue c in the namespace"),
+        (["a"], ["--name", "Not_A_Name"], "is not a job name"),
+        (["a"], ["--name", "x" * 46], "has 46 characters"),
+        (["a"], ["--nodes", "1", "--gpus", "1"], "--nodes or --gpus, not both"),
+        (["a"], ["--env", "LR"], "is not NAME=VALUE"),
+        (["a"], ["--epochs", "3"], "put -- before it"),
+    ],
+    ids=lambda value: None,
+)
+def test_mistakes_are_told_before_anything_is_created(
+    laptop: Laptop, queues: list[str], arguments: list[str], message: str
+) -> None:
+    laptop.queues(*queues)
+    code, out, err = laptop.run("submit", *arguments, "python train.py")
+    assert (code, out) == (2, "")
+    assert message in err
+    assert laptop.cluster.kubectl("get", "tj", "-n", laptop.namespace, "-o", "name").stdout == ""
+
+
+def test_a_name_that_is_taken(laptop: Laptop) -> None:
+    laptop.queues("a")
+    laptop.run("submit", "--name", "run", "--wait", "1", "python train.py")
+    code, _, err = laptop.run("submit", "--name", "run", "python train.py")
+    assert code == 2
+    assert "already exists" in err
+    assert "another --name" in err
+
+
+def test_without_a_controller_it_says_what_it_waits_for_and_how_to_go_on(laptop: Laptop) -> None:
+    laptop.queues("a")
+    code, out, err = laptop.run("submit", "--name", "run", "--wait", "6", "python train.py")
+    assert (code, out) == (3, "")
+    assert "still waiting: no controller has looked at the job yet" in err
+    assert f"kubectl torchrun sync run -n {laptop.namespace}" in err
+    assert f"kubectl delete torchrunjob run -n {laptop.namespace}" in err
+    assert laptop.job("run")["metadata"]["annotations"]["torchrun.ai/workspace-sha256"]  # type: ignore[index,call-overload]
+
+
+def test_ctrl_c_before_the_upload_says_how_to_resume(laptop: Laptop) -> None:
+    laptop.queues("a")
+    running = laptop.start("submit", "--name", "run", "python train.py")
+    running.says("Created torchrunjob.torchrun.ai/run")
+    running.process.send_signal(signal.SIGINT)
+    code, _, err = running.end()
+    assert code == 130
+    assert "Stopped before the upload was complete" in err
+    assert "kubectl torchrun sync run" in err
+    assert laptop.job("run")
+
+
+@pytest.mark.parametrize(("phase", "code"), [("Succeeded", 0), ("Failed", 1), ("TimedOut", 1)])
+def test_the_exit_code_is_the_runs_result(laptop: Laptop, phase: str, code: int) -> None:
+    laptop.queues("a")
+    running = laptop.start("submit", "--name", "run", "python train.py")
+    running.says("Created")
+    laptop.set_status("run", phase="Queued", reason="Waiting", message="no", conditions=READY)
+    running.says("Queued    attempt 0: Waiting: no|Queued    Waiting: no")
+    laptop.set_status("run", phase="Running", reason="Up", message="2/2 ready", attempt=1)
+    running.says("Running   attempt 1: Up: 2/2 ready")
+    failure = {"node": "n", "rank": 3, "reason": "Signal", "message": "killed"}
+    laptop.set_status("run", phase=phase, reason="Why", message="text", lastFailure=failure)
+    ended, out, err = running.end()
+    assert (ended, out) == (code, "")
+    assert f"{phase:<9} Why: text" in err
+    assert ("Root cause (rank 3, n): Signal: killed" in err) == (code == 1)
+    assert "\x1b" not in err
+
+
+def test_ctrl_c_while_following_leaves_the_run_alone(laptop: Laptop) -> None:
+    laptop.queues("a")
+    running = laptop.start("submit", "--name", "run", "python train.py")
+    running.says("Created")
+    laptop.set_status("run", phase="Running", conditions=READY)
+    running.says("Running")
+    running.process.send_signal(signal.SIGINT)
+    code, _, err = running.end()
+    assert code == 130
+    assert "Detached; the job goes on" in err
+    assert f"kubectl torchrun logs run --follow -n {laptop.namespace}" in err
+    assert laptop.job("run")["status"]["phase"] == "Running"  # type: ignore[index,call-overload]
+
+
+def test_a_job_that_is_deleted_ends_it(laptop: Laptop) -> None:
+    laptop.queues("a")
+    running = laptop.start("submit", "--name", "run", "python train.py")
+    running.says("Created")
+    laptop.cluster.kubectl("delete", "tj", "run", "-n", laptop.namespace)
+    code, _, err = running.end()
+    assert code == 1
+    assert "was deleted" in err
+
+
+def test_a_job_that_cannot_run_ends_it_before_the_upload(laptop: Laptop) -> None:
+    laptop.queues("a")
+    running = laptop.start("submit", "--name", "run", "python train.py")
+    running.says("Created")
+    laptop.set_status("run", phase="Pending", reason="InvalidSpec", message="5 of 4 GPUs")
+    code, _, err = running.end()
+    assert code == 1
+    assert "cannot run as it is: 5 of 4 GPUs" in err
+    assert "kubectl delete torchrunjob run" in err
+
+
+def test_output_is_for_programs(laptop: Laptop) -> None:
+    laptop.queues("a")
+    running = laptop.start("submit", "--name", "run", "-o", "name", "python train.py")
+    running.says("Created")
+    laptop.set_status("run", phase="Queued", conditions=READY)
+    code, out, err = running.end()
+    assert (code, out) == (0, "torchrunjob.torchrun.ai/run\n")
+    assert "kubectl torchrun logs run --follow" in err
+
+
+def test_sync_makes_the_job_name_what_the_directory_holds_now(laptop: Laptop) -> None:
+    laptop.queues("a")
+    laptop.run("submit", "--name", "run", "--wait", "1", "python train.py")
+    key = "torchrun.ai/workspace-sha256"
+    first = laptop.job("run")["metadata"]["annotations"][key]  # type: ignore[index,call-overload]
+    code, _, err = laptop.run("sync", "run", "--wait", "1")
+    assert code == 3
+    assert "another content" not in err
+    (laptop.project / "train.py").write_text("print('mended')\n")
+    code, _, err = laptop.run("sync", "run", "--wait", "1")
+    assert code == 3
+    assert "another content" in err
+    assert laptop.job("run")["metadata"]["annotations"][key] != first  # type: ignore[index,call-overload]
+    laptop.set_status("run", phase="Running", conditions=READY)
+    code, _, err = laptop.run("sync", "run")
+    assert code == 2
+    assert "has its workspace already (it is Running)" in err
+
+
+def test_logs_of_a_job_without_any(laptop: Laptop) -> None:
+    laptop.queues("a")
+    laptop.run("submit", "--name", "run", "--wait", "1", "python train.py")
+    laptop.set_status("run", phase="Queued", reason="Unschedulable", message="no GPUs")
+    assert laptop.run("logs", "run")[0] == 2
+    assert "it is Queued. Unschedulable: no GPUs" in laptop.run("logs", "run")[2]
+    code, _, err = laptop.run("logs", "nothing")
+    assert code == 2
+    assert '"nothing" not found' in err
+
+
+def as_user(laptop: Laptop, user: str, directory: Path) -> None:
+    """A kubeconfig that acts as this user."""
+    config = json.loads(Path(laptop.kubeconfig).read_text())
+    for entry in config["users"]:
+        entry["user"]["as"] = user
+    path = directory / "kubeconfig"
+    path.write_text(json.dumps(config))
+    laptop.kubeconfig = str(path)
+
+
+def test_the_role_edit_is_enough_and_without_it_one_is_told(laptop: Laptop, tmp_path: Path) -> None:
+    laptop.queues("a")
+    laptop.cluster.kubectl("apply", "-f", str(USERS))
+    as_user(laptop, "alice", tmp_path)
+    code, _, err = laptop.run("submit", "python train.py")
+    assert code == 4
+    assert 'User "alice" cannot' in err
+    assert f"the role edit in the namespace {laptop.namespace}" in err
+    bind = ["create", "rolebinding", "alice", "--clusterrole=edit", "--user=alice"]
+    laptop.cluster.kubectl(*bind, "-n", laptop.namespace)
+    running = laptop.start("submit", "--queue", "a", "--name", "run", "python train.py")
+    running.says("Created")
+    laptop.set_status("run", phase="Succeeded", conditions=READY)
+    assert running.end()[0] == 0
+    for verb in ("get", "update"):
+        asked = ["auth", "can-i", verb, "pods/proxy", "--as=alice", "-n", laptop.namespace]
+        assert laptop.cluster.kubectl(*asked).stdout.strip() == "yes"
+
+
+async def test_the_watches_outlive_a_restart_of_the_api_server(tmp_path: Path) -> None:
+    name = f"test-plugin-{os.getpid()}"
+    crd = Path(__file__).parents[2] / "manifests" / "crd"
+    with LocalCluster(name=name, size=Size.CONTROL_PLANE) as cluster:
+        cluster.kubectl("apply", "-f", str(crd))
+        cluster.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+        laptop = Laptop(cluster, "default", tmp_path)
+
+        async def until_phase(mirror: Mirror, phase: str) -> None:
+            with anyio.fail_after(SECONDS):
+                while mirror.job is None or mirror.job.status.phase != phase:
+                    await mirror.changed(SECONDS)
+
+        job = {
+            "apiVersion": "torchrun.ai/v1alpha1",
+            "kind": "TorchrunJob",
+            "metadata": {"name": "run"},
+            "spec": {"jobQueue": "a", "numNodes": 1, "command": "x"},
+        }
+        cluster.kubectl("apply", "-f", "-", stdin=json.dumps(job))
+        with proxy(Target(kubeconfig=str(cluster.kubeconfig))) as socket:
+            async with connect(socket, "default") as api, anyio.create_task_group() as tasks:
+                mirror = Mirror(api, "run")
+                tasks.start_soon(mirror.keep)
+                laptop.set_status("run", phase="Queued")
+                await until_phase(mirror, "Queued")
+                cluster.restart("kube-apiserver")
+                laptop.set_status("run", phase="Running")
+                await until_phase(mirror, "Running")
+                cluster.kubectl("delete", "tj", "run")
+                with anyio.fail_after(SECONDS):
+                    while mirror.job is not None:
+                        await mirror.changed(SECONDS)
+                tasks.cancel_scope.cancel()

@@ -1,0 +1,52 @@
+"""The command as a user meets it, and how little it loads."""
+
+import subprocess
+import sys
+
+import pytest
+
+COMMAND = [sys.executable, "-m", "torchrun_controller"]
+
+
+def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments], env=environ, capture_output=True, text=True, check=False
+    )
+
+
+def test_version() -> None:
+    answer = run("--version")
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert answer.stdout.startswith("torchrun-controller ")
+
+
+def test_help_teaches() -> None:
+    answer = run("--help")
+    assert answer.returncode == 0
+    for word in ("--runtime-image", "TORCHRUN_WORKERS", "--leader-election"):
+        assert word in answer.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "--runtime-image (TORCHRUN_RUNTIME_IMAGE) is not set"),
+        (("--runtime-image", "i", "--workers", "many"), "--workers (TORCHRUN_WORKERS) is 'many'"),
+        (("--runtime-image", "i", "--context", "x"), "kubeconfig"),
+    ],
+)
+def test_a_wrong_setting_is_one_line(arguments: tuple[str, ...], said: str) -> None:
+    answer = run(*arguments, HOME="/nonexistent")
+    assert answer.returncode == 2
+    (line,) = answer.stderr.splitlines()
+    assert line.startswith("torchrun-controller: ")
+    assert said in line
+
+
+def test_a_controller_in_a_cluster_loads_no_generated_client() -> None:
+    """kubernetes_asyncio costs 0.65 s and 71 MiB, and is for kubeconfig files alone."""
+    program = "import sys, torchrun_controller.__main__; print('kubernetes_asyncio' in sys.modules)"
+    answer = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert answer.stdout.strip() == "False"

@@ -1,0 +1,128 @@
+"""Which keys a change becomes, and how urgent they are."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry
+
+from torchrun_api.core import Pod
+from torchrun_api.job import TorchrunJob
+from torchrun_api.queue import TorchrunQueue
+from torchrun_controller.metrics import Metrics
+from torchrun_controller.reader import Answers, Reader
+from torchrun_controller.store import Change
+from torchrun_controller.workqueue import WorkQueue
+
+NEVER_SENT: Any = None  # no informer runs here
+
+
+class World:
+    def __init__(self, *namespaces: str) -> None:
+        self.metrics = Metrics(CollectorRegistry())
+        self.queue: WorkQueue[tuple[str, str]] = WorkQueue(lambda: 0.0)
+        self.answers = Answers(self.metrics.observe_request)
+        self.reader = Reader(NEVER_SENT, self.answers, self.queue, self.metrics, namespaces)
+
+    def change(self, obj: Any, *, initial: bool = False) -> None:
+        """As the informer does: first the store, then the word of it."""
+        for informer in self.reader.informers:
+            if informer.kind.type is type(obj):
+                informer.store.upsert(obj, 1)
+                informer._on_change(Change(None, obj), initial)
+
+    def keys(self) -> list[tuple[str, str]]:
+        """Take all, in order."""
+        taken = list(iter(self.queue.get, None))
+        for key in taken:
+            self.queue.done(key)
+        return taken
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def a_job(name: str, *, queue: str = "research", phase: str | None = None) -> TorchrunJob:
+    body = {
+        "metadata": {"name": name, "namespace": "team"},
+        "spec": {"jobQueue": queue},
+        "status": {"phase": phase} if phase else {},
+    }
+    return msgspec.convert(body, TorchrunJob)
+
+
+def a_queue(namespace: str = "team") -> TorchrunQueue:
+    body = {"metadata": {"name": "research", "namespace": namespace}}
+    return msgspec.convert(body, TorchrunQueue)
+
+
+def test_a_job_is_its_own_key(world: World) -> None:
+    world.change(a_job("run"))
+    assert world.keys() == [("team", "run")]
+
+
+def test_a_child_is_the_key_of_the_job_on_its_label(world: World) -> None:
+    labels = {"torchrun-job-name": "run"}
+    meta = {"name": "run-0-abcde", "namespace": "team", "labels": labels}
+    world.change(msgspec.convert({"metadata": meta}, Pod))
+    assert world.keys() == [("team", "run")]
+
+
+def test_a_queue_is_the_keys_of_its_jobs_that_are_not_over(world: World) -> None:
+    world.change(a_job("waits", phase="Pending"))
+    world.change(a_job("runs", phase="Running"))
+    world.change(a_job("is-done", phase="Succeeded"))
+    world.change(a_job("elsewhere", queue="production"))
+    world.keys()
+    world.change(a_queue())
+    assert world.keys() == [("team", "waits"), ("team", "runs")]
+
+
+def test_a_queue_of_another_namespace_concerns_nobody(world: World) -> None:
+    world.change(a_job("run"))
+    world.keys()
+    world.change(a_queue("other"))
+    assert world.keys() == []
+
+
+def test_what_a_list_brings_waits_for_what_has_just_changed(world: World) -> None:
+    world.change(a_job("old"), initial=True)
+    world.change(a_job("new"))
+    assert world.keys() == [("team", "new"), ("team", "old")]
+
+
+def test_readiness_names_what_is_missing_and_why(world: World) -> None:
+    world.answers.observe("watch", "torchrunjobs.torchrun.ai", 404, 0.1)
+    world.answers.observe("watch", "pods", 403, 0.1)
+    said = world.reader.readiness()()
+    assert "install the CustomResourceDefinition of torchrunjobs.torchrun.ai" in said
+    assert "grant the controller's role the verb list on pods" in said
+    assert "services (the first list is on its way)" in said
+    for informer in world.reader.informers:
+        informer.synced.set()
+    assert world.reader.readiness()() == ""
+    assert world.reader.is_synced
+
+
+def test_a_kind_that_never_came_is_no_reason_to_be_killed(world: World) -> None:
+    for informer in world.reader.informers:
+        informer.last_seen -= 10_000
+    assert world.reader.liveness()() == "", "a restart would not install it"
+    for informer in world.reader.informers:
+        informer.synced.set()
+    assert "pods" in world.reader.liveness()()
+
+
+def test_each_namespace_has_its_own_caches() -> None:
+    world = World("team", "other")
+    assert len(world.reader.informers) == 12
+    team, other = (world.reader.stores((name, "run")) for name in ("team", "other"))
+    assert team["pods"] is not other["pods"]
+    team["torchrunjobs.torchrun.ai"].upsert(a_job("run"), 5)
+    assert world.reader.observe("team", "run") is not None
+    assert world.reader.observe("other", "run") is None
+    world.reader.count(world.metrics)
+    label = {"resource": "torchrunjobs.torchrun.ai"}
+    assert world.metrics.registry.get_sample_value("torchrun_store_objects", label) == 1

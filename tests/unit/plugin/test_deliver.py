@@ -1,0 +1,219 @@
+"""Uploads to a real torchrun-sync, through a pod proxy that has bad days."""
+
+import hashlib
+import io
+import json
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+
+import anyio
+import httpx
+import msgspec
+import pytest
+
+from kubectl_torchrun import pack
+from kubectl_torchrun.api import Api
+from kubectl_torchrun.deliver import Arrived, deliver, find_pod
+from kubectl_torchrun.errors import RunProblem, UploadProblem
+from kubectl_torchrun.mirror import Mirror
+from kubectl_torchrun.pack import Archive
+from kubectl_torchrun.retry import Backoff
+from kubectl_torchrun.slices import Job
+from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.tree import scan
+from torchrun_api.core import Pod
+from torchrun_api.json import JsonObject
+
+from .pod_proxy import PodProxy, SyncPod
+
+HASTY = Backoff(first=0.01, longest=0.1, give_up=60)
+SHA = "ab" * 32
+WEIGHTS = Random(1).randbytes(18 << 20)
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Iterator[Archive]:
+    """Three ranges of bytes that do not compress."""
+    root = tmp_path / "project"
+    root.mkdir()
+    (root / "weights.bin").write_bytes(WEIGHTS)
+    (root / "train.py").write_text("print('hello')\n")
+    with tempfile.TemporaryFile() as file:
+        yield pack.write(scan(root), file)
+
+
+@pytest.fixture
+async def pod(tmp_path: Path, archive: Archive) -> AsyncIterator[SyncPod]:
+    running = SyncPod(tmp_path / "claim", archive.sha256)
+    await running.start()
+    yield running
+    running.kill()
+
+
+def sync_pod(sha256: str = SHA, phase: str = "Running", message: str = "", number: int = 0) -> Pod:
+    state: JsonObject = (
+        {"running": {}} if phase == "Running" else {"terminated": {"message": message}}
+    )
+    metadata: JsonObject = {
+        "name": f"job-sync-{number}",
+        "labels": {"app.kubernetes.io/component": "sync"},
+        "annotations": {"torchrun.ai/workspace-sha256": sha256} if sha256 else {},
+    }
+    statuses: JsonObject = {"name": "sync", "ready": phase == "Running", "state": state}
+    status: JsonObject = {"phase": phase, "containerStatuses": [statuses]}
+    return msgspec.convert({"metadata": metadata, "status": status}, Pod)
+
+
+def job(phase: str = "Syncing", reason: str = "", ready: bool = False, sha256: str = SHA) -> Job:
+    condition = {"type": "WorkspaceReady", "status": "True" if ready else "False"}
+    return msgspec.convert(
+        {
+            "metadata": {"name": "job", "annotations": {"torchrun.ai/workspace-sha256": sha256}},
+            "status": {"phase": phase, "reason": reason, "message": "m", "conditions": [condition]},
+        },
+        Job,
+    )
+
+
+@asynccontextmanager
+async def within_reach(
+    pod: SyncPod, archive: Archive, trouble: float = 0.0, seed: int = 0
+) -> AsyncIterator[tuple[Api, Mirror, PodProxy]]:
+    proxy = PodProxy(pod, trouble, Random(seed))
+    async with proxy.serve() as url, httpx.AsyncClient(base_url=url, timeout=10) as client:
+        api = Api(client, "ns", HASTY)
+        mirror = Mirror(api, "job")
+        mirror.seen, mirror.job = True, job(sha256=archive.sha256)
+        mirror.pods = {"job-sync-0": sync_pod(archive.sha256)}
+
+        async def play_kubelet() -> None:
+            await pod.success()
+            mirror.pods = {"job-sync-0": sync_pod(archive.sha256, "Succeeded")}
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(play_kubelet)
+            yield api, mirror, proxy
+            tasks.cancel_scope.cancel()
+
+
+def terminal() -> Terminal:
+    return Terminal(io.StringIO(), io.StringIO())
+
+
+def check_tree(pod: SyncPod, archive: Archive) -> None:
+    marker = json.loads((pod.directory / ".sync_success").read_text())
+    assert marker["sha256"] == archive.sha256
+    held = {path.name: path.read_bytes() for path in (pod.directory / "tree").iterdir()}
+    assert held["weights.bin"] == WEIGHTS
+    assert held["train.py"] == b"print('hello')\n"
+
+
+async def test_an_upload_becomes_the_workspace(pod: SyncPod, archive: Archive) -> None:
+    async with within_reach(pod, archive) as (api, mirror, _):
+        await deliver(api, mirror, terminal(), archive, pod_wait=5, backoff=HASTY)
+    await pod.success()
+    check_tree(pod, archive)
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_it_survives_bad_days_of_the_api_server(
+    pod: SyncPod, archive: Archive, seed: int
+) -> None:
+    async with within_reach(pod, archive, trouble=0.5, seed=seed) as (api, mirror, proxy):
+        await deliver(api, mirror, terminal(), archive, pod_wait=5, backoff=HASTY)
+    assert proxy.went_wrong
+    check_tree(pod, archive)
+
+
+async def test_it_goes_on_in_the_next_pod(pod: SyncPod, archive: Archive) -> None:
+    async with within_reach(pod, archive) as (api, mirror, proxy):
+        proxy.kill_at = [5 << 20]
+        await deliver(api, mirror, terminal(), archive, pod_wait=5, backoff=HASTY)
+        assert not proxy.kill_at
+    check_tree(pod, archive)
+
+
+async def test_an_archive_that_the_job_does_not_name_is_not_taken(
+    tmp_path: Path, archive: Archive
+) -> None:
+    pod = SyncPod(tmp_path / "claim", "0" * 64)
+    await pod.start()
+    try:
+        async with within_reach(pod, archive) as (api, mirror, _):
+            with pytest.raises(UploadProblem, match=r"WrongArchive"):
+                await deliver(api, mirror, terminal(), archive, pod_wait=5, backoff=HASTY)
+    finally:
+        pod.kill()
+
+
+async def test_what_cannot_be_extracted_is_said(tmp_path: Path) -> None:
+    with tempfile.TemporaryFile() as file:
+        file.write(b"no zip at all")
+
+        digest = hashlib.sha256(b"no zip at all").hexdigest()
+        archive = Archive(file, digest, 13, 1, 13)
+        pod = SyncPod(tmp_path / "claim")
+        await pod.start()
+        try:
+            async with within_reach(pod, archive) as (api, mirror, _):
+                with pytest.raises(UploadProblem, match=r"not taken \(\w+\): .*zip"):
+                    await deliver(api, mirror, terminal(), archive, pod_wait=5, backoff=HASTY)
+        finally:
+            pod.kill()
+
+
+async def test_nobody_listening_is_given_up_in_time(pod: SyncPod, archive: Archive) -> None:
+    pod.kill()
+    impatient = Backoff(first=0.01, longest=0.05, give_up=0.3)
+    async with within_reach(pod, archive) as (api, mirror, _):
+        with pytest.raises(UploadProblem, match=r"GaveUp"):
+            await deliver(api, mirror, terminal(), archive, pod_wait=5, backoff=impatient)
+
+
+async def test_no_pod_in_time_says_what_the_job_says(pod: SyncPod, archive: Archive) -> None:
+    async with within_reach(pod, archive) as (api, mirror, _):
+        mirror.pods = {}
+        mirror.job = job(reason="ClaimPending", sha256=archive.sha256)
+        with pytest.raises(UploadProblem, match=r"within 0 s \(ClaimPending: m\)"):
+            await deliver(api, mirror, terminal(), archive, pod_wait=0.2)
+
+
+async def found(observed: Job | None, *pods: Pod) -> str | Arrived | None:
+    mirror = Mirror(Api(httpx.AsyncClient(), "ns", HASTY), "job")
+    mirror.seen, mirror.job = True, observed
+    mirror.pods = {pod.metadata.name: pod for pod in pods}
+    return find_pod(mirror, SHA)
+
+
+async def test_which_pod_takes_the_upload() -> None:
+    assert await found(job()) is None
+    assert await found(job(), sync_pod()) == "job-sync-0"
+    assert await found(job(), sync_pod("")) == "job-sync-0"
+    assert await found(job(), sync_pod("cd" * 32)) is None
+    assert await found(job(), sync_pod(phase="Pending")) is None
+    assert await found(job(), sync_pod(phase="Failed"), sync_pod(number=1)) == "job-sync-1"
+    assert await found(job(), sync_pod(number=9), sync_pod(number=10)) == "job-sync-10"
+
+
+async def test_when_no_upload_is_needed_any_more() -> None:
+    assert await found(job(ready=True)) == Arrived()
+    assert await found(job(), sync_pod(phase="Succeeded")) == Arrived()
+    assert await found(job(), sync_pod("", phase="Succeeded")) is None
+    assert await found(job(ready=True, sha256="cd" * 32)) is None
+
+
+async def test_when_none_will_be_taken() -> None:
+    refusal = '{"reason":"UnsafeMember","message":"x is a link","permanent":true}'
+    passing = '{"reason":"WorkspaceFull","message":"full","permanent":false}'
+    with pytest.raises(UploadProblem, match=r"UnsafeMember\): x is a link"):
+        await found(job(), sync_pod(phase="Failed", message=refusal))
+    assert await found(job(), sync_pod(phase="Failed", message=passing)) is None
+    with pytest.raises(RunProblem, match=r"deleted"):
+        await found(None)
+    with pytest.raises(RunProblem, match=r"Failed \(Why\): m"):
+        await found(job("Failed", "Why"))
+    with pytest.raises(RunProblem, match=r"cannot run as it is: m"):
+        await found(job("Pending", "InvalidSpec"))

@@ -1,0 +1,83 @@
+"""Running the launcher as a pod does: a process of its own, on the Python of the image."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torchrun_runtime.launch
+
+FOLDER = Path(torchrun_runtime.launch.__file__).parent
+
+# Other interpreters to run the tests under as well, separated by ':'.
+PYTHONS = [
+    sys.executable,
+    *filter(None, os.environ.get("TORCHRUN_TEST_PYTHONS", "").split(os.pathsep)),
+]
+
+
+@dataclass
+class Launched:
+    """A launcher that runs; what its command writes to stdout can be read line by line."""
+
+    process: "subprocess.Popen[str]"
+    termination_log: Path
+
+    def line(self) -> str:
+        assert self.process.stdout
+        return self.process.stdout.readline().strip()
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        self.process.send_signal(number)
+
+    def end(self) -> "Result":
+        out, err = self.process.communicate(timeout=60)
+        text = self.termination_log.read_text() if self.termination_log.exists() else ""
+        return Result(self.process.returncode, out, err, json.loads(text) if text else {})
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a launcher ended."""
+
+    exit_code: int
+    out: str
+    err: str
+    message: "dict[str, object]"
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """Starts launchers; `directory` holds the termination message and the command's files."""
+
+    python: str
+    directory: Path
+
+    def start(self, command: "str | list[str]", **environment: str) -> Launched:
+        log = self.directory / "termination-log"
+        log.touch()
+        process = subprocess.Popen(
+            [self.python, str(FOLDER)],
+            env={**self._environment(log), "TORCHRUN_COMMAND": json.dumps(command), **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=self.directory,
+        )
+        return Launched(process, log)
+
+    def run(self, command: "str | list[str]", **environment: str) -> Result:
+        return self.start(command, **environment).end()
+
+    def _environment(self, log: Path) -> Mapping[str, str]:
+        return {
+            "PATH": os.environ["PATH"],
+            "HOME": str(self.directory),
+            "TMPDIR": str(self.directory),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "TORCHRUN_TERMINATION_LOG": str(log),
+        }

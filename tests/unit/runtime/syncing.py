@@ -1,0 +1,184 @@
+"""A real sync server for tests: in a thread of this process, or a process of its own."""
+
+import hashlib
+import http.client
+import io
+import json
+import os
+import subprocess
+import sys
+import threading
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from torchrun_runtime.sync import __main__ as sync
+from torchrun_runtime.sync.claim import Claim, Marker
+from torchrun_runtime.sync.errors import SyncError
+from torchrun_runtime.sync.server import Server
+from torchrun_runtime.sync.settings import Settings
+from torchrun_runtime.sync.upload import Upload
+from torchrun_runtime.sync.workflow import Workflow
+
+Json = dict[str, object]
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def archive(files: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as opened:
+        for name, content in files.items():
+            opened.writestr(name, content)
+    return buffer.getvalue()
+
+
+@dataclass
+class Client:
+    """Speaks to one server, a new connection for each request."""
+
+    port: int
+
+    def get(self, path: str = "/v1/upload") -> Json:
+        return self.request("GET", path)[1]
+
+    def put(
+        self, data: bytes, start: int = 0, end: int | None = None, sha256: str = ""
+    ) -> tuple[int, Json]:
+        """Send the bytes from `start` to before `end` of the whole archive `data`."""
+        piece = data[start:end]
+        headers = {
+            "Content-Range": f"bytes {start}-{start + len(piece) - 1}/{len(data)}",
+            "X-Torchrun-Sha256": sha256 or digest(data),
+        }
+        return self.request("PUT", "/v1/upload", piece, headers)
+
+    def request(
+        self, method: str, path: str, body: bytes | None = None, headers: Json | None = None
+    ) -> tuple[int, Json]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        try:
+            connection.request(method, path, body, {k: str(v) for k, v in (headers or {}).items()})
+            response = connection.getresponse()
+            return response.status, json.loads(response.read())
+        finally:
+            connection.close()
+
+    def begin(self, data: bytes, start: int = 0, send: int = 0) -> http.client.HTTPConnection:
+        """Announce all from `start` on, send `send` bytes of it, and leave the connection open."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection.putrequest("PUT", "/v1/upload")
+        connection.putheader("Content-Length", str(len(data) - start))
+        connection.putheader("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
+        connection.putheader("X-Torchrun-Sha256", digest(data))
+        connection.endheaders()
+        connection.send(data[start : start + send])
+        return connection
+
+    def until(self, *states: str) -> Json:
+        """Poll until the server is in one of `states`; bounded by the test's own timeout."""
+        while True:
+            body = self.get()
+            if body["state"] in states:
+                return body
+
+
+@dataclass
+class Pod(Client):
+    """A sync pod in a thread. result: the marker or the error that it ended with."""
+
+    result: list[Marker | SyncError] = field(default_factory=list)
+    thread: threading.Thread = field(default_factory=threading.Thread)
+
+    def end(self) -> Marker | SyncError:
+        self.thread.join(60)
+        assert not self.thread.is_alive()
+        return self.result[0]
+
+
+@contextmanager
+def pod(settings: Settings) -> Iterator[Pod]:
+    """The whole of a pod but for signals: claim, upload, server, extraction."""
+    claim = Claim(settings.directory)
+    claim.prepare()
+    workflow = Workflow(Upload(claim.incoming, settings.limits.bytes, settings.sha256))
+    with Server("127.0.0.1", 0, workflow, settings.read_timeout) as server:
+        serving = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+        serving.start()
+        running = Pod(server.port)
+
+        def work() -> None:
+            try:
+                running.result.append(sync.take_until_good(settings, claim, workflow))
+            except SyncError as error:
+                workflow.fail(error.reason, error.message)
+                running.result.append(error)
+
+        running.thread = threading.Thread(target=work, daemon=True)
+        running.thread.start()
+        try:
+            yield running
+        finally:
+            server.shutdown()
+
+
+@dataclass
+class Process(Client):
+    """torchrun-sync as a process of its own."""
+
+    process: "subprocess.Popen[str]"
+    termination_log: Path
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(60)
+
+    def end(self) -> tuple[int, Json]:
+        code = self.process.wait(60)
+        return code, json.loads(self.termination_log.read_text() or "{}")
+
+    def event(self, name: str) -> Json:
+        """Read log lines up to the event; all of them are JSON."""
+        assert self.process.stdout
+        for line in self.process.stdout:
+            body: Json = json.loads(line)
+            if body["event"] == name:
+                return body
+        raise AssertionError(f"ended without {name}")
+
+
+@contextmanager
+def process(directory: Path, *prefix: str, **environment: str) -> Iterator[Process]:
+    """Start torchrun-sync on a claim; it is killed at the end if it still runs."""
+    log = directory / "termination-log"
+    log.write_text("")
+    started = subprocess.Popen(
+        [*prefix, sys.executable, "-m", "torchrun_runtime.sync"],
+        env={
+            **os.environ,
+            "TORCHRUN_SYNC_DIR": str(directory / "claim"),
+            "TORCHRUN_SYNC_PORT": "0",
+            "TORCHRUN_SYNC_HOST": "127.0.0.1",
+            "TORCHRUN_TERMINATION_LOG": str(log),
+            **environment,
+        },
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    running = Process(0, started, log)
+    try:
+        yield running
+    finally:
+        running.kill()
+        if started.stdout:
+            started.stdout.close()
+
+
+def settings(directory: Path, **changes: object) -> Settings:
+    """For a claim in `directory`, with no waiting."""
+    directory.mkdir(exist_ok=True)
+    return replace(Settings(directory=directory, linger=0.0), **changes)  # type: ignore[arg-type]

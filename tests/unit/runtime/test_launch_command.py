@@ -1,0 +1,157 @@
+"""How a command is run: the table that users can read their own line out of."""
+
+import shlex
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchrun_runtime.launch.command import SHELL, Run, decide
+from torchrun_runtime.launch.errors import LaunchError
+
+PYTHON = "/usr/bin/python3"
+
+
+def decided(command: str | list[str], launcher: str = "auto", nnodes: str = "2") -> Run:
+    return decide(command, launcher, nnodes, PYTHON)
+
+
+UNDER_TORCHRUN = {
+    "python train.py --lr 1e-3": "exec python train.py --lr 1e-3",
+    "  python3 train.py\n": "exec python3 train.py",
+    "python3.11 -m pkg.train": "exec python3.11 -m pkg.train",
+    "/opt/conda/bin/python -u train.py": "exec /opt/conda/bin/python -u train.py",
+    "train.py --lr $LR": f"exec {PYTHON} train.py --lr $LR",
+    "./src/train.py": f"exec {PYTHON} ./src/train.py",
+    "FOO=1 python train.py": "exec env FOO=1 python train.py",
+    "FOO='a b' BAR=\"$X\" train.py": f"exec env FOO='a b' BAR=\"$X\" {PYTHON} train.py",
+    "python train.py --sep ';' --pipe \"a|b\"": "exec python train.py --sep ';' --pipe \"a|b\"",
+    "python train.py \\\n  --epochs 3": "exec python train.py \\\n  --epochs 3",
+    "python train.py --deepspeed ds.json": "exec python train.py --deepspeed ds.json",
+    "python train.py --run-name torchrun-test": "exec python train.py --run-name torchrun-test",
+    "python train.py --data $DATA/*.bin": "exec python train.py --data $DATA/*.bin",
+    "python train_accelerate.py": "exec python train_accelerate.py",
+}
+
+
+@pytest.mark.parametrize("line", UNDER_TORCHRUN)
+def test_runs_a_plain_python_line_under_torchrun(line: str) -> None:
+    run = decided(line)
+    assert run.under_torchrun
+    assert run.argv == [SHELL, "-c", UNDER_TORCHRUN[line]]
+
+
+AS_IT_IS = [
+    "torchrun train.py",
+    "/opt/conda/bin/torchrun --nproc-per-node 8 train.py",
+    "cd src && torchrun train.py",
+    "python -m torch.distributed.run train.py",
+    "python3 -m torch.distributed.launch --use-env train.py",
+    "python -m accelerate.commands.launch train.py",
+    "accelerate launch train.py",
+    "deepspeed train.py",
+    "python /opt/conda/bin/torchrun train.py",
+    "python $(which torchrun) train.py",
+    'python "$(which torchrun)" train.py',
+    "python `which torchrun` train.py",
+    "OMP_NUM_THREADS=1 torchrun train.py",
+    "cd src && python train.py",
+    "python prepare.py; python train.py",
+    "python prepare.py\npython train.py",
+    "python train.py | tee log",
+    "python train.py > log 2>&1",
+    "python train.py &",
+    "(python train.py)",
+    "bash run.sh",
+    "nvidia-smi",
+    "pythonic train.py",
+    "FOO=1",
+    "ray start --head",
+]
+
+
+@pytest.mark.parametrize("line", AS_IT_IS)
+def test_runs_every_other_line_as_it_is(line: str) -> None:
+    run = decided(line)
+    assert not run.under_torchrun
+    assert run.argv == [SHELL, "-c", line]
+    assert run.why
+
+
+@pytest.mark.parametrize(
+    ("command", "under_torchrun", "argv"),
+    [
+        (["python", "t.py", "; rm -rf /"], True, ["python", "t.py", "; rm -rf /"]),
+        (["t.py", "$HOME"], True, [PYTHON, "t.py", "$HOME"]),
+        (["torchrun", "t.py"], False, ["torchrun", "t.py"]),
+        (["sh", "-c", "torchrun t.py"], False, ["sh", "-c", "torchrun t.py"]),
+        (["python", "-m", "torch.distributed.run", "t.py"], False, None),
+        (["FOO=1", "python"], False, None),
+        (["nvidia-smi"], False, None),
+    ],
+)
+def test_a_list_is_an_argument_vector(
+    command: list[str], under_torchrun: bool, argv: list[str] | None
+) -> None:
+    run = decided(command)
+    assert run.under_torchrun == under_torchrun
+    assert run.argv == (argv or command)
+
+
+@given(st.lists(st.text(st.characters(exclude_characters="\0"), max_size=8), max_size=4))
+def test_quoted_words_never_change_how_a_line_is_run(words: list[str]) -> None:
+    run = decided("python train.py " + shlex.join(words))
+    inner = shlex.split(run.argv[2])
+    assert inner[-len(words) :] == words or not words
+    launcher = any(
+        set(w.replace("/", " ").split()) & {"torchrun", "accelerate", "deepspeed"} for w in words
+    )
+    assert run.under_torchrun or launcher
+
+
+def test_launcher_none_runs_everything_as_it_is() -> None:
+    assert decided("python train.py", "none") == Run(
+        [SHELL, "-c", "python train.py"], False, "launcher is none"
+    )
+
+
+def test_launcher_torchrun_runs_any_line_under_torchrun() -> None:
+    run = decided("cd src && python train.py", "torchrun")
+    assert run.under_torchrun
+    assert run.argv == [SHELL, "-c", "cd src && python train.py"]
+
+
+@pytest.mark.parametrize(
+    ("command", "launcher", "nnodes", "named"),
+    [
+        ("torchrun --nnodes 4 t.py", "auto", "2", ("4", "2")),
+        ("torchrun --nnodes=1:4 t.py", "none", "2", ("1:4", "2")),
+        ("cd x && python -m torch.distributed.run --nnodes=1 t.py", "auto", "1:4", ("1", "1:4")),
+        (["torchrun", "--nnodes", "3", "t.py"], "auto", "2", ("3", "2")),
+        ("torchrun --standalone t.py", "auto", "2", ("--standalone", "2")),
+        ("torchrun t.py", "torchrun", "2", ("torchrun", "auto")),
+        ("python 'unfinished", "auto", "2", ("No closing quotation",)),
+    ],
+)
+def test_refuses_a_command_that_contradicts_the_job(
+    command: str | list[str], launcher: str, nnodes: str, named: tuple[str, ...]
+) -> None:
+    with pytest.raises(LaunchError) as failure:
+        decided(command, launcher, nnodes)
+    assert failure.value.reason == "InvalidCommand"
+    assert all(word in failure.value.message for word in named)
+
+
+@pytest.mark.parametrize(
+    ("command", "nnodes"),
+    [
+        ("torchrun --nnodes 2 t.py", "2"),
+        ("torchrun --nnodes=2:2 t.py", "2"),
+        ("torchrun --nnodes=$NNODES t.py", "2"),
+        ("torchrun --nnodes=7 t.py", ""),
+        ("torchrun --standalone t.py", "1"),
+        ("python t.py --nnodes 7", "2"),
+    ],
+)
+def test_accepts_a_command_that_says_what_the_job_says(command: str, nnodes: str) -> None:
+    assert decided(command, nnodes=nnodes)

@@ -1,0 +1,114 @@
+"""The root cause out of what a failed command's processes left behind."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from torchrun_runtime.launch.failure import Cause, Failed, Report, find_cause, read_reports
+from torchrun_runtime.launch.supervise import Ended
+
+FAILED = Ended(1, None, None)
+CLOSED = "RuntimeError: [gloo] Connection closed by peer [10.0.0.1]:4711"
+
+
+def rank(number: int, time: float, message: str) -> Report:
+    return Report(100 + number, time, number, message.split(":")[0], message, [])
+
+
+def agent(*failures: Failed, time: float = 1000.0) -> Report:
+    return Report(99, time, None, "ChildFailedError", "", list(failures))
+
+
+def failed(number: int, exit_code: int, time: float) -> Failed:
+    return Failed(number, 100 + number, exit_code, time, "")
+
+
+def cause(*reports: Report, ended: Ended = FAILED, out_of_memory: bool = False) -> Cause:
+    return find_cause(ended, list(reports), 2000.0, out_of_memory)
+
+
+def test_an_exception_names_rank_and_last_line() -> None:
+    found = cause(rank(1, 10.5, "ValueError: bad batch"), agent(failed(1, 1, 10)))
+    assert found == Cause(
+        1, 1, None, "Exception", "ValueError: bad batch", "1970-01-01T00:00:10.500000Z"
+    )
+
+
+def test_the_first_exception_by_time_is_the_cause() -> None:
+    found = cause(
+        rank(0, 10.9, "KeyError: 'b'"),
+        rank(3, 10.2, "ValueError: a"),
+        agent(failed(0, 1, 10), failed(3, 1, 10)),
+    )
+    assert found.rank == 3
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        CLOSED,
+        "torch.distributed.DistBackendError: NCCL error: "
+        "remote process exited or there was a network error",
+    ],
+)
+def test_noticing_a_dead_peer_is_not_the_cause(message: str) -> None:
+    found = cause(rank(0, 10.1, message), agent(failed(0, 1, 10), failed(1, -9, 11)))
+    assert (found.rank, found.exit_code, found.signal) == (1, 137, 9)
+    assert "SIGKILL" in found.message
+
+
+def test_what_torchrun_stopped_is_not_the_cause() -> None:
+    found = cause(agent(failed(0, -15, 10), failed(1, 9, 10)))
+    assert (found.rank, found.exit_code, found.reason) == (1, 9, "ExitCode")
+
+
+def test_collateral_alone_is_told_all_the_same() -> None:
+    found = cause(rank(0, 10.1, CLOSED), agent(failed(0, 1, 10)))
+    assert (found.rank, found.message) == (0, CLOSED)
+
+
+def test_a_rank_behind_a_shell_is_found_by_its_number() -> None:
+    report = rank(1, 10.5, "ValueError: x")._replace(pid=4711)
+    found = cause(report, agent(failed(1, 3, 10)))
+    assert (found.message, found.exit_code) == ("ValueError: x", 3)
+
+
+def test_reports_of_an_earlier_try_do_not_count() -> None:
+    early = rank(1, 5.0, "ValueError: first try")._replace(pid=55)
+    found = cause(early, rank(1, 10.5, "KeyError: last try"), agent(failed(1, 1, 10)))
+    assert found.message == "KeyError: last try"
+
+
+def test_the_last_account_of_torchrun_counts() -> None:
+    found = cause(agent(failed(0, 7, 10)), agent(failed(1, 9, 20), time=1001.0))
+    assert found.exit_code == 9
+
+
+def test_a_signal_with_an_oom_kill_is_out_of_memory() -> None:
+    found = cause(agent(failed(1, -9, 10)), out_of_memory=True)
+    assert (found.reason, found.exit_code) == ("OOMKilled", 137)
+    assert cause(agent(failed(1, -11, 10)), out_of_memory=True).reason == "Signaled"
+
+
+def test_the_command_has_the_last_word_on_its_exit_code() -> None:
+    found = cause(agent(failed(1, 9, 10)), ended=Ended(42, None, None))
+    assert found.exit_code == 42
+
+
+def test_a_command_without_ranks() -> None:
+    assert cause(ended=Ended(3, None, None)).exit_code == 3
+    assert cause(ended=Ended(139, 11, None)).signal == 11
+    report = Report(7, 10.0, None, "ValueError", "ValueError: x", [])
+    assert cause(report).message == "ValueError: x"
+    assert "not found" in cause(ended=Ended(127, None, None)).message
+
+
+def test_reports_that_cannot_be_read_are_left_out(tmp_path: Path) -> None:
+    good = {"pid": 1, "time": 2.0, "rank": "3", "type": "E", "message": "E: x", "failures": []}
+    (tmp_path / "1.json").write_text(json.dumps(good))
+    (tmp_path / "2.json").write_text("{")
+    (tmp_path / "3.json").write_text("[]")
+    (tmp_path / "4.json.tmp").write_text(json.dumps(good))
+    assert read_reports(str(tmp_path)) == [Report(1, 2.0, 3, "E", "E: x", [])]
+    assert read_reports(str(tmp_path / "none")) == []

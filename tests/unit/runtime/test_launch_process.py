@@ -1,0 +1,325 @@
+"""The launcher as a process: exit codes, signals, the workspace, and what it leaves to read."""
+
+import os
+import signal
+import socket
+import stat
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from torchrun_runtime.launch.workspace import copy_tree
+from unit.runtime.launching import PYTHONS, Launcher
+
+
+@pytest.fixture(params=PYTHONS, ids=lambda path: Path(path).parents[1].name)
+def launcher(request: pytest.FixtureRequest, tmp_path: Path) -> Launcher:
+    return Launcher(request.param, tmp_path)
+
+
+@pytest.fixture
+def none(launcher: Launcher) -> Launcher:
+    return launcher
+
+
+def script(directory: Path, text: str, name: str = "script.py") -> str:
+    (directory / name).write_text(textwrap.dedent(text))
+    return name
+
+
+def test_success_writes_no_termination_message(launcher: Launcher) -> None:
+    result = launcher.run("echo $((6 * 7)); true")
+    assert (result.exit_code, result.out, result.message) == (0, "42\n", {})
+
+
+def test_a_list_never_meets_a_shell(launcher: Launcher) -> None:
+    assert launcher.run(["printf", "%s|", "$HOME", "; exit 3"]).out == "$HOME|; exit 3|"
+
+
+@pytest.mark.parametrize(
+    ("command", "exit_code", "number", "reason"),
+    [
+        ("exit 7", 7, None, "ExitCode"),
+        ("kill -9 $$", 137, 9, "Signaled"),
+        (["sh", "-c", "kill -SEGV $$"], 139, 11, "Signaled"),
+        ("no-such-program x", 127, None, "ExitCode"),
+        (["no-such-program"], 127, None, "CommandNotFound"),
+        (["/etc/passwd"], 126, None, "CommandNotExecutable"),
+    ],
+)
+def test_exit_codes(
+    launcher: Launcher,
+    command: "str | list[str]",
+    exit_code: int,
+    number: "int | None",
+    reason: str,
+) -> None:
+    result = launcher.run(command)
+    assert result.exit_code == exit_code
+    assert result.message["exitCode"] == exit_code
+    assert result.message["signal"] == number
+    assert result.message["reason"] == reason
+    assert result.message["rank"] is None
+    assert str(result.message["time"]).endswith("Z")
+
+
+def test_tells_the_exception_that_ended_a_python_program(launcher: Launcher) -> None:
+    name = script(launcher.directory, "raise ValueError('bad batch')")
+    result = launcher.run(f"{launcher.python} {name}", TORCHRUN_LAUNCHER="none")
+    assert result.exit_code == 1
+    assert result.message["message"] == "ValueError: bad batch"
+    assert "Traceback" in result.err
+
+
+def test_runs_the_sitecustomize_that_it_hides(launcher: Launcher) -> None:
+    own = launcher.directory / "own"
+    own.mkdir()
+    script(own, "import sys; sys.marked = 'by the image'", "sitecustomize.py")
+    command = [launcher.python, "-c", "import sys; print(sys.marked); raise KeyError('k')"]
+    result = launcher.run(command, TORCHRUN_LAUNCHER="none", PYTHONPATH=str(own))
+    assert result.out == "by the image\n"
+    assert result.message["message"] == "KeyError: 'k'"
+
+
+def test_works_where_nothing_can_be_written(launcher: Launcher) -> None:
+    result = launcher.run("exit 3", TORCHRUN_TERMINATION_LOG="/proc/none", TMPDIR="/proc")
+    assert result.exit_code == 3
+    assert result.message == {}
+
+
+def test_creates_no_termination_log_of_its_own(launcher: Launcher) -> None:
+    path = launcher.directory / "none"
+    assert launcher.run("exit 3", TORCHRUN_TERMINATION_LOG=str(path)).exit_code == 3
+    assert not path.exists()
+
+
+def test_output_is_unbuffered_unless_told_otherwise(launcher: Launcher) -> None:
+    assert launcher.run("echo $PYTHONUNBUFFERED").out == "1\n"
+    assert launcher.run("echo $PYTHONUNBUFFERED;", PYTHONUNBUFFERED="").out == "\n"
+
+
+RANKS = """
+    import os, signal, sys, time
+    def saving(number, frame):
+        os.write(1, b"saving %d\\n" % number)
+        sys.exit(0)
+    signal.signal(signal.SIGTERM, saving)
+    signal.signal(signal.SIGINT, saving)
+    os.write(1, b"ready\\n")
+    while True:
+        time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "line", ["{python} {name}", "cd . && {python} {name}", "true; {python} {name}; true"]
+)
+def test_passes_signals_to_the_program_inside_the_shell(
+    launcher: Launcher, number: int, line: str
+) -> None:
+    name = script(launcher.directory, RANKS)
+    command = line.format(python=launcher.python, name=name)
+    launched = launcher.start(command, TORCHRUN_LAUNCHER="none")
+    assert launched.line() == "ready"
+    launched.stop(number)
+    result = launched.end()
+    assert f"saving {number}" in result.out
+    assert result.exit_code == 143
+    assert result.message["reason"] == "Stopped"
+    assert result.message["signal"] == number
+
+
+AGENT = """
+    import os, signal, subprocess, sys
+    def told(number, frame):
+        print("agent told", flush=True)
+        sys.exit(1)
+    signal.signal(signal.SIGTERM, told)
+    ranks = [
+        subprocess.Popen([sys.executable, "rank.py"], env=dict(os.environ, LOCAL_RANK=str(n)))
+        for n in range(2)
+    ]
+    for rank in ranks:
+        while rank.poll() is None:
+            try: rank.wait(0.05)
+            except subprocess.TimeoutExpired: pass
+    signal.pause()
+"""
+
+
+def test_signals_the_ranks_first_and_their_parent_after_them(launcher: Launcher) -> None:
+    script(launcher.directory, RANKS, "rank.py")
+    agent = script(launcher.directory, AGENT, "agent.py")
+    launched = launcher.start(f"true && {launcher.python} {agent}")
+    assert [launched.line(), launched.line()] == ["ready", "ready"]
+    launched.stop()
+    result = launched.end()
+    assert result.out.splitlines() == ["saving 15", "saving 15", "agent told"]
+    assert result.exit_code == 143
+
+
+def test_kills_ranks_that_outstay_their_grace(launcher: Launcher) -> None:
+    name = script(
+        launcher.directory,
+        """
+        import signal
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        print("ready", flush=True)
+        while True: signal.pause()
+        """,
+    )
+    launched = launcher.start(
+        [launcher.python, name], TORCHRUN_LAUNCHER="none", TORCHRUN_GRACE_SECONDS="0.2"
+    )
+    assert launched.line() == "ready"
+    launched.stop()
+    assert launched.end().exit_code == 143
+
+
+def test_leaves_no_process_behind_and_reaps_orphans(launcher: Launcher) -> None:
+    name = script(
+        launcher.directory,
+        """
+        import os, subprocess, sys
+        first = subprocess.Popen(["sh", "-c", "sleep 1000 & echo $!"], stdout=subprocess.PIPE)
+        print(first.stdout.readline().decode().strip(), flush=True)
+        first.wait()
+        """,
+    )
+    result = launcher.run([launcher.python, name], TORCHRUN_LAUNCHER="none")
+    assert result.exit_code == 0
+    orphan = int(result.out)
+    with pytest.raises(ProcessLookupError):
+        os.kill(orphan, 0)
+
+
+def test_a_program_starts_with_default_signals(launcher: Launcher) -> None:
+    result = launcher.run(["grep", "^Sig[BI]", "/proc/self/status"])
+    for mask in result.out.split()[1::2]:
+        assert int(mask, 16) & 0x7FFFFFFF == 0, result.out
+
+
+def workspace(directory: Path, ready: bool = True) -> "dict[str, str]":
+    claim = directory / "claim"
+    (claim / "tree/pkg/empty").mkdir(parents=True)
+    (claim / "tree/train.sh").write_text("#!/bin/sh\necho from $PWD\n")
+    (claim / "tree/train.sh").chmod(0o755)
+    (claim / "tree/pkg/data.bin").write_bytes(os.urandom(3_000_000))
+    if ready:
+        (claim / ".sync_success").write_text("{}")
+    return {
+        "TORCHRUN_WORKSPACE_SOURCE": str(claim),
+        "TORCHRUN_WORKSPACE_TARGET": str(directory / "app"),
+    }
+
+
+def test_copies_the_workspace_and_runs_in_it(launcher: Launcher) -> None:
+    result = launcher.run("./train.sh", **workspace(launcher.directory))
+    app = launcher.directory / "app"
+    assert result.out == f"from {app}\n"
+    copied = (app / "pkg/data.bin").read_bytes()
+    assert copied == (launcher.directory / "claim/tree/pkg/data.bin").read_bytes()
+    assert (app / "pkg/empty").is_dir()
+    assert "2 files, 3000025 bytes" in result.err
+
+
+def test_waits_for_the_marker(launcher: Launcher) -> None:
+    settings = workspace(launcher.directory, ready=False)
+    launched = launcher.start("echo started", **settings)
+    (launcher.directory / "claim/.sync_success").write_text("{}")
+    assert launched.end().out == "started\n"
+
+
+def test_says_that_there_was_no_marker(launcher: Launcher) -> None:
+    settings = workspace(launcher.directory, ready=False)
+    result = launcher.run("echo started", **settings, TORCHRUN_SYNC_WAIT_SECONDS="0.3")
+    assert (result.exit_code, result.out) == (125, "")
+    assert result.message["reason"] == "WorkspaceNotReady"
+    assert ".sync_success is missing" in str(result.message["message"])
+
+
+def test_ends_at_once_when_stopped_before_the_command(launcher: Launcher) -> None:
+    settings = workspace(launcher.directory, ready=False)
+    launched = launcher.start("echo started", **settings)
+    # Until its handlers are there, SIGTERM would end the interpreter itself.
+    status = Path(f"/proc/{launched.process.pid}/status")
+    while not _catches(status, signal.SIGTERM):
+        time.sleep(0.01)
+    launched.stop()
+    result = launched.end()
+    assert (result.exit_code, result.out) == (143, "")
+    assert result.message["reason"] == "Stopped"
+
+
+def _catches(status: Path, number: int) -> bool:
+    mask = next(line for line in status.read_text().splitlines() if line.startswith("SigCgt"))
+    return bool(int(mask.split()[1], 16) >> (number - 1) & 1)
+
+
+def test_names_a_working_directory_that_is_missing(launcher: Launcher) -> None:
+    result = launcher.run("true", TORCHRUN_WORKING_DIR="/no/such/place")
+    assert result.exit_code == 125
+    assert result.message["reason"] == "WorkingDirMissing"
+    assert "/no/such/place" in str(result.message["message"])
+
+
+def test_copying_keeps_modes_and_refuses_links(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for mode in (0o644, 0o755, 0o444):
+        (source / f"{mode:o}").touch(mode)
+        (source / f"{mode:o}").chmod(mode)
+    copy_tree(str(source), str(tmp_path / "target"))
+    modes = {
+        path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "target").iterdir()
+    }
+    assert modes == {"644": 0o644, "755": 0o755, "444": 0o644}
+    (source / "link").symlink_to("/etc/passwd")
+    with pytest.raises(OSError, match="neither a file nor a directory"):
+        copy_tree(str(source), str(tmp_path / "again"))
+
+
+def test_waits_for_names_and_gives_up(launcher: Launcher) -> None:
+    here = socket.gethostname()
+    assert launcher.run("true", MASTER_ADDR="127.0.0.1").exit_code == 0
+    assert launcher.run("true", PET_RDZV_ENDPOINT="localhost:29500").exit_code == 0, here
+    result = launcher.run(
+        "true", PET_RDZV_ENDPOINT="no-such-host.invalid:29500", TORCHRUN_RESOLVE_WAIT_SECONDS="0.2"
+    )
+    assert result.exit_code == 125
+    assert result.message["reason"] == "MasterNotResolved"
+    assert "no-such-host.invalid" in str(result.message["message"])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("TORCHRUN_COMMAND", "not json"),
+        ("TORCHRUN_COMMAND", "[]"),
+        ("TORCHRUN_COMMAND", '" "'),
+        ("TORCHRUN_COMMAND", "[1]"),
+        ("TORCHRUN_LAUNCHER", "mpirun"),
+        ("TORCHRUN_SYNC_WAIT_SECONDS", "soon"),
+        ("TORCHRUN_GRACE_SECONDS", "nan"),
+    ],
+)
+def test_a_wrong_setting_is_one_line(launcher: Launcher, name: str, value: str) -> None:
+    result = launcher.run("true", **{name: value})
+    assert result.exit_code == 125
+    assert result.message["reason"] == "InvalidSetting"
+    assert name in result.err
+    assert repr(value) in result.err
+    assert len(result.err.splitlines()) == 1
+
+
+def test_says_that_torch_is_missing(launcher: Launcher) -> None:
+    bare = launcher.directory / "bin"
+    bare.mkdir()
+    (bare / "python").symlink_to(os.path.realpath(launcher.python))
+    result = launcher.run("python train.py", PATH=str(bare))
+    assert result.exit_code == 125
+    assert result.message["reason"] == "TorchMissing"
+    assert "torch is not installed in this image" in str(result.message["message"])

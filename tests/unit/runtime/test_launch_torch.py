@@ -1,0 +1,99 @@
+"""The launcher over the real torchrun: TORCHRUN_TEST_TORCH_PYTHON names a python that has torch."""
+
+import os
+import signal
+import socket
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from unit.runtime.launching import Launcher
+
+PYTHON = os.environ.get("TORCHRUN_TEST_TORCH_PYTHON", "")
+pytestmark = pytest.mark.skipif(
+    not PYTHON, reason="TORCHRUN_TEST_TORCH_PYTHON does not name a python with torch"
+)
+
+TRAIN = """
+    import os, signal, sys, time
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    dist.barrier()
+    if sys.argv[1] == "wait":
+        signal.signal(signal.SIGTERM, lambda *_: (os.write(1, b"saved %d\\n" % rank), sys.exit(0)))
+        os.write(1, b"ready\\n")
+        while True: time.sleep(60)
+    if rank == 1:
+        exec(sys.argv[1])
+    dist.barrier()
+"""
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Launcher:
+    (tmp_path / "train.py").write_text(textwrap.dedent(TRAIN))
+    return Launcher(PYTHON, tmp_path)
+
+
+def torchrun_environment(processes: int = 2, **more: str) -> "dict[str, str]":
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    return {
+        "PATH": f"{Path(PYTHON).parent}:{os.environ['PATH']}",
+        "PET_NNODES": "1",
+        "PET_NPROC_PER_NODE": str(processes),
+        "PET_NODE_RANK": "0",
+        "PET_RDZV_BACKEND": "static",
+        "PET_RDZV_ENDPOINT": f"127.0.0.1:{port}",
+        "PET_MASTER_ADDR": "127.0.0.1",
+        "PET_MASTER_PORT": port,
+        "PET_MAX_RESTARTS": "0",
+        **more,
+    }
+
+
+def command(code: str) -> "list[str]":
+    return ["python", "train.py", code]
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code", "number", "message"),
+    [
+        ("raise ValueError('bad batch')", 1, None, "ValueError: bad batch"),
+        ("os._exit(9)", 9, None, "rank 1 ended with exit code 9"),
+        ("os.kill(os.getpid(), 9)", 137, 9, "rank 1 was ended by SIGKILL"),
+    ],
+)
+def test_the_first_failed_rank_is_the_cause(
+    launcher: Launcher, code: str, exit_code: int, number: "int | None", message: str
+) -> None:
+    result = launcher.run(command(code), **torchrun_environment())
+    assert result.exit_code == exit_code, result.err
+    assert result.message["rank"] == 1
+    assert result.message["exitCode"] == exit_code
+    assert result.message["signal"] == number
+    assert str(result.message["message"]).startswith(message)
+
+
+def test_success(launcher: Launcher) -> None:
+    result = launcher.run(command("pass"), **torchrun_environment())
+    assert (result.exit_code, result.message) == (0, {}), result.err
+
+
+def test_a_shell_line_with_torchrun_is_told_as_well(launcher: Launcher) -> None:
+    line = "cd . && torchrun train.py 'os._exit(5)'"
+    result = launcher.run(line, **torchrun_environment())
+    assert (result.exit_code, result.message["rank"]) == (5, 1), result.err
+
+
+@pytest.mark.parametrize("max_restarts", ["0", "2"])
+def test_ranks_save_when_stopped(launcher: Launcher, max_restarts: str) -> None:
+    environment = torchrun_environment(PET_MAX_RESTARTS=max_restarts)
+    launched = launcher.start(command("wait"), **environment)
+    assert [launched.line(), launched.line()] == ["ready", "ready"]
+    launched.stop(signal.SIGTERM)
+    result = launched.end()
+    assert sorted(result.out.splitlines()) == ["saved 0", "saved 1"]
+    assert (result.exit_code, result.message["reason"]) == (143, "Stopped")

@@ -1,0 +1,203 @@
+"""torchrun-sync as a process: killed at any moment, stopped, restarted, out of space."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from unit.runtime.syncing import Client, Process, archive, digest, process
+
+MANY = archive({f"pkg/{n // 100}/{n}.bin": random.Random(n).randbytes(3000) for n in range(3000)})
+SMALL = archive({"train.py": b"print()"})
+
+
+@pytest.fixture
+def claim(tmp_path: Path) -> Path:
+    directory = tmp_path / "claim"
+    directory.mkdir()
+    return directory
+
+
+def listening(running: Process) -> Process:
+    running.port = int(str(running.event("listening")["port"]))
+    return running
+
+
+def test_success_in_exit_code_message_and_marker(claim: Path) -> None:
+    with process(claim.parent) as started:
+        server = listening(started)
+        assert server.put(SMALL)[0] == 202
+        server.until("done")
+        code, message = server.end()
+    assert (code, message) == (0, {"sha256": digest(SMALL), "files": 1, "bytes": 7})
+    marker = json.loads((claim / ".sync_success").read_text())
+    assert {**message, "time": marker["time"]} == marker
+
+
+@pytest.mark.parametrize("sha256", ["", digest(SMALL)])
+def test_a_workspace_that_is_there_ends_the_pod_at_once(claim: Path, sha256: str) -> None:
+    test_success_in_exit_code_message_and_marker(claim)
+    (claim / ".incoming").mkdir()
+    with process(claim.parent, TORCHRUN_SYNC_SHA256=sha256) as again:
+        assert again.end() == (0, {"sha256": digest(SMALL), "files": 1, "bytes": 7})
+    assert not (claim / ".incoming").exists()
+
+
+def test_another_digest_replaces_the_workspace(claim: Path) -> None:
+    test_success_in_exit_code_message_and_marker(claim)
+    newer = archive({"newer.py": b""})
+    with process(claim.parent, TORCHRUN_SYNC_SHA256=digest(newer)) as again:
+        server = listening(again)
+        assert server.put(newer)[0] == 202
+        assert server.end()[0] == 0
+    assert [path.name for path in (claim / "tree").iterdir()] == ["newer.py"]
+    assert json.loads((claim / ".sync_success").read_text())["sha256"] == digest(newer)
+
+
+@pytest.mark.parametrize("files", [0, 1, 700, 1500, 2999])
+def test_killed_while_extracting_the_next_pod_finishes(claim: Path, files: int) -> None:
+    with process(claim.parent) as first:
+        assert listening(first).put(MANY)[0] == 202
+        first.event("extracting")
+        while _extracted(claim) < files and not (claim / ".sync_success").exists():
+            pass
+        first.kill()
+    with process(claim.parent) as second:
+        assert second.end()[0] == 0
+    assert sum(1 for path in (claim / "tree").rglob("*.bin")) == 3000
+    assert {path.name for path in claim.iterdir()} == {"tree", ".sync_success"}
+
+
+def _extracted(claim: Path) -> int:
+    return sum(len(names) for _, _, names in os.walk(claim / "tree.new"))
+
+
+def test_killed_while_receiving_the_next_pod_goes_on(claim: Path) -> None:
+    held = 0
+    for cut in (1, 70_000, 500_000):
+        with process(claim.parent) as server:
+            assert listening(server).get()["offset"] == held
+            connection = server.begin(MANY, held, cut - held)
+            while server.get()["offset"] != cut:
+                pass
+            server.kill()
+            connection.close()
+            held = cut
+    with process(claim.parent) as last:
+        assert listening(last).put(MANY, held)[0] == 202
+        assert last.end()[0] == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_promptly_and_keeps_the_upload(claim: Path, number: int) -> None:
+    with process(claim.parent) as server:
+        connection = listening(server).begin(MANY, 0, 1000)
+        while server.get()["offset"] != 1000:
+            pass
+        server.process.send_signal(number)
+        code, message = server.end()
+        connection.close()
+    assert code == 143
+    assert (message["reason"], message["permanent"]) == ("Terminated", False)
+    with process(claim.parent) as again:
+        assert listening(again).get()["offset"] == 1000
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("TORCHRUN_SYNC_SOURCE", "ftp"),
+        ("TORCHRUN_SYNC_SHA256", "abc"),
+        ("TORCHRUN_SYNC_PORT", "http"),
+        ("TORCHRUN_SYNC_MAX_ENTRIES", "0"),
+    ],
+)
+def test_a_wrong_setting_is_named(claim: Path, name: str, value: str) -> None:
+    with process(claim.parent, **{name: value}) as server:
+        code, message = server.end()
+    assert (code, message["reason"], message["permanent"]) == (1, "InvalidSetting", True)
+    assert name in str(message["message"])
+    assert repr(value) in str(message["message"])
+
+
+def test_a_missing_claim_is_named(tmp_path: Path) -> None:
+    with process(tmp_path, TORCHRUN_SYNC_DIR="/proc/none") as server:
+        code, message = server.end()
+    assert (code, message["reason"], message["permanent"]) == (1, "WorkspaceNotWritable", False)
+
+
+def test_help_teaches() -> None:
+    text = subprocess.run(
+        [sys.executable, "-m", "torchrun_runtime.sync", "--help"], capture_output=True, text=True
+    ).stdout
+    assert "TORCHRUN_SYNC_SHA256" in text
+    assert "PUT /v1/upload" in text
+
+
+SMALL_DISK = ["unshare", "--mount", "sh", "-c"]
+
+
+def _may_mount() -> bool:
+    try:
+        probe = [*SMALL_DISK, "mount -t tmpfs none /mnt"]
+        return subprocess.run(probe, capture_output=True, timeout=10).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+needs_mount = pytest.mark.skipif(not _may_mount(), reason="a small disk needs the right to mount")
+
+
+def on_small_disk(directory: Path, size: str) -> list[str]:
+    mount = f'mount -t tmpfs -o size={size} none {directory}/claim && exec "$@"'
+    return [*SMALL_DISK, mount, "sh"]
+
+
+@needs_mount
+def test_an_upload_that_fills_the_disk_can_be_tried_again(claim: Path) -> None:
+    big = archive({"noise.bin": random.Random(7).randbytes(3 << 20)})
+    with process(claim.parent, *on_small_disk(claim.parent, "1m")) as started:
+        server = listening(started)
+        status, body = server.put(big)
+        assert (status, body["reason"]) == (507, "WorkspaceFull")
+        assert server.put(SMALL)[0] == 202
+        assert server.end()[0] == 0
+
+
+@needs_mount
+def test_a_disk_that_fills_up_under_an_upload(claim: Path) -> None:
+    noise = random.Random(7).randbytes(700_000)
+    first, second = archive({"noise.bin": noise}), archive({"noise.bin": noise, "more": b""})
+    with process(claim.parent, *on_small_disk(claim.parent, "1m")) as started:
+        server = listening(started)
+        connection = server.begin(first, 0, 1000)
+        while server.get()["offset"] != 1000:
+            pass
+        filler = Path(f"/proc/{server.process.pid}/root{claim}/filler")
+        filler.write_bytes(bytes(600_000))
+        connection.send(first[1000:])
+        answer = connection.getresponse()
+        assert answer.status == 507
+        held = json.loads(answer.read())["offset"]
+        assert 1000 <= held < len(first)
+        answer.close()
+        connection.close()
+        filler.unlink()
+        assert Client(server.port).put(second, 0, 100)[0] == 200
+
+
+@needs_mount
+def test_a_tree_that_does_not_fit_ends_the_pod_but_keeps_the_upload(claim: Path) -> None:
+    zeros = archive({"zeros.bin": bytes(3 << 20)})
+    with process(claim.parent, *on_small_disk(claim.parent, "1m")) as started:
+        server = listening(started)
+        assert server.put(zeros)[0] == 202
+        state = server.until("failed")
+        assert state["reason"] == "WorkspaceFull"
+        code, message = server.end()
+    assert (code, message["reason"], message["permanent"]) == (1, "WorkspaceFull", False)
