@@ -77,12 +77,15 @@ def _failure(pod: Pod) -> Failure | None:
     failed = pod.status.phase == "Failed"
     said = _words(pod) if failed else None
     disruption = true.get("DisruptionTarget")
-    deleted = pod.metadata.deletion_timestamp is not None and pod.status.phase != "Succeeded"
-    if disruption is not None and (failed or deleted):
+    end_of_grace = pod.metadata.deletion_timestamp
+    if pod.status.phase == "Succeeded":
+        return None
+    if disruption is not None and (failed or end_of_grace is not None):
         reason = disruption.reason or "DisruptionTarget"
         said = _told(pod, reason, disruption.message, disruption.last_transition_time)
-    elif deleted and (said is None or said.signal == SIGTERM):
-        said = _told(pod, POD_DELETED, "it was deleted", _deletion_request(pod))
+    elif end_of_grace is not None and (said is None or said.signal == SIGTERM):
+        grace = timedelta(seconds=pod.metadata.deletion_grace_period_seconds)
+        said = _told(pod, POD_DELETED, "it was deleted", end_of_grace - grace)
     if said is None:
         return None
     disrupted = disruption is not None or said.reason == POD_DELETED
@@ -97,14 +100,6 @@ def _told(pod: Pod, reason: str, message: str, time: datetime | None) -> LastFai
         message=f"pod {pod.metadata.name}: {message}",
         time=time,
     )
-
-
-def _deletion_request(pod: Pod) -> datetime | None:
-    """When the deletion was asked for: the timestamp is the end of the grace period."""
-    meta = pod.metadata
-    if meta.deletion_timestamp is None:
-        return None
-    return meta.deletion_timestamp - timedelta(seconds=meta.deletion_grace_period_seconds)
 
 
 def _words(pod: Pod) -> LastFailure:

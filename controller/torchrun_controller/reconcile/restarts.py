@@ -14,6 +14,7 @@ from torchrun_controller.reconcile.policy import Policy
 FIRST_DELAY = timedelta(seconds=10)
 LONGEST_DELAY = timedelta(minutes=5)
 SOON = timedelta(minutes=10)
+BY_THE_USER = frozenset({"Suspended", "Resizing"})
 
 
 class Sentence(Enum):
@@ -63,7 +64,8 @@ def matches(rule: FailureRule, failure: Failure) -> bool:
 def delay(attempts: tuple[Attempt, ...], began: datetime | None, ended: datetime) -> timedelta:
     """From the end of a gang to its successor.
 
-    `attempts` are the gangs before it, `began` is its own creation. Gangs that lasted do not count.
+    `attempts` are the gangs before it, `began` is its own creation. Failures in a row count, from
+    the last gang that lasted on; what the user ended does not.
     """
     if _lasted(began, ended):
         return timedelta()
@@ -71,7 +73,7 @@ def delay(attempts: tuple[Attempt, ...], began: datetime | None, ended: datetime
     for attempt in reversed(attempts):
         if _lasted(attempt.start_time, attempt.end_time):
             break
-        quick += 1
+        quick += attempt.reason not in BY_THE_USER
     if quick == 0:
         return timedelta()
     doublings = min(quick - 1, 10)

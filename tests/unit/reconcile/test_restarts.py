@@ -172,6 +172,26 @@ def test_delays_grow_and_are_seen_and_a_gang_that_lasted_resets_them():
     fail(world)
     assert world.settle().requeue_after is None
     assert world.phase == "Queued"
+    world.containers_stop()
+    world.all_workers("Running")
+    world.settle()
+    fail(world)
+    assert world.settle().requeue_after is None, "the first after one that lasted"
+
+
+def test_pauses_do_not_make_the_next_failure_wait():
+    world = running()
+    world.spec(suspend=True)
+    world.settle()
+    world.containers_stop()
+    world.settle()
+    world.spec(suspend=False)
+    world.settle()
+    world.all_workers("Running")
+    world.settle()
+    fail(world)
+    assert world.settle().requeue_after is None
+    assert world.job.status.attempt == 2
 
 
 def test_a_crash_before_the_status_counts_nothing_twice_and_loses_nothing():
