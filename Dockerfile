@@ -16,6 +16,7 @@ COPY runtime/ runtime/
 RUN /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheel . \
  && /opt/venv/bin/pip install --no-cache-dir --no-deps --no-index /wheel/*.whl \
  && cp -r runtime/torchrun_runtime/launch /opt/launch \
+ && find /opt/launch -type f ! -name '*.py' -delete \
  && /opt/venv/bin/pip uninstall --yes pip
 
 FROM ${BASE}

@@ -158,23 +158,36 @@ class Applier:
             raise UnavailableError(str(error)) from error
 
     async def apply_status(self, job: TorchrunJob, status: TorchrunJobStatus) -> Written | None:
-        """Replace the status of exactly this job; None if it is gone.
+        """Replace the status of exactly this state of this job; None if it is gone.
 
-        Raises: as `apply`, without NameConflictError.
+        A UID alone is not enough: for a status the API server takes all metadata but the
+        resourceVersion from the object that is there, so a replacement would get our status.
+
+        Raises:
+            SupersededError: the job has changed, or was replaced, since it was observed.
+            UnavailableError: try again later.
+            ApiError: any other refusal.
         """
         meta = job.metadata
         body: JsonObject = {
             "apiVersion": TORCHRUN_JOBS.api_version,
             "kind": TORCHRUN_JOBS.kind,
-            "metadata": {"name": meta.name, "namespace": meta.namespace, "uid": meta.uid},
+            "metadata": {
+                "name": meta.name,
+                "namespace": meta.namespace,
+                "uid": meta.uid,
+                "resourceVersion": meta.resource_version,
+            },
             "status": status,  # type: ignore[dict-item] # encoded below, never looked into
         }
         path = TORCHRUN_JOBS.path(meta.namespace, meta.name, "status")
         try:
             answer = await self._patch(path, body, STATUS_FIELD_MANAGER, force=True)
         except ApiError as error:
-            if error.status == 404 or _names_another(error):
+            if error.status == 404:
                 return None
+            if error.status == 409:
+                raise SupersededError(f"TorchrunJob {meta.name!r} has changed meanwhile") from error
             raise _unavailable(error) or error from error
         except Disconnected as error:
             raise UnavailableError(str(error)) from error

@@ -182,7 +182,9 @@ class Worker:
                     queue.add_rate_limited(key)
                 else:
                     queue.add_after(key, wait)
-                log.warning("retried later", job="/".join(key), error=str(error), after=wait)
+                # Others are at work on the same objects: no trouble, unlike the rest.
+                say = log.info if isinstance(error, SupersededError) else log.warning
+                say("retried later", job="/".join(key), error=str(error), after=wait)
             case Terminal(error):
                 queue.forget(key)
                 log.warning("refused until it changes", job="/".join(key), error=str(error))

@@ -3,13 +3,17 @@
 import json
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 import pytest
 
+from integration.controller_process import install_crds
+from torchrun_api.job import TorchrunJob, TorchrunJobStatus, WorkersStatus
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import JOBS, PODS, SERVICES, Kind
+from torchrun_api.kinds import JOBS, PODS, SERVICES, TORCHRUN_JOBS, Kind
+from torchrun_api.meta import Condition
 from torchrun_cluster import LocalCluster, Size
 from torchrun_controller.apply import (
     Applier,
@@ -150,6 +154,71 @@ async def test_a_foreign_object_stays_as_it_is(
     whose = "belongs to Deployment 'web'" if owned else "was made by "
     assert whose in caught.value.conflict.message
     assert ("somebody" in caught.value.conflict.message) is not owned
+
+
+@pytest.fixture(scope="module")
+def served(cluster: LocalCluster) -> LocalCluster:
+    install_crds(cluster)
+    return cluster
+
+
+def create_torchrun_job(cluster: LocalCluster, name: str) -> TorchrunJob:
+    body = {
+        "apiVersion": "torchrun.ai/v1alpha1",
+        "kind": "TorchrunJob",
+        "metadata": {"name": name},
+        "spec": {"jobQueue": "research", "numNodes": 1, "command": "python train.py"},
+    }
+    cluster.kubectl("create", "-f", "-", stdin=json.dumps(body))
+    return torchrun_job(cluster, name)
+
+
+def torchrun_job(cluster: LocalCluster, name: str) -> TorchrunJob:
+    path = TORCHRUN_JOBS.path(NAMESPACE, name)
+    return msgspec.json.decode(cluster.kubectl("get", "--raw", path).stdout, type=TorchrunJob)
+
+
+async def test_a_second_apply_of_a_status_leaves_the_resource_version_alone(
+    served: LocalCluster, applier: Applier
+) -> None:
+    job = create_torchrun_job(served, "told-twice")
+    moment = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    why = {"reason": "WorkersRunning", "message": "1 of 1 workers started"}
+    condition = Condition(type="Running", status="True", last_transition_time=moment, **why)
+    status = TorchrunJobStatus(
+        phase="Running",
+        observed_generation=1,
+        conditions=(condition,),
+        workers=WorkersStatus(running=1),
+        start_time=moment,
+    )
+    first = await applier.apply_status(job, status)
+    assert first is not None
+    job = torchrun_job(served, "told-twice")
+    again = await applier.apply_status(job, status)
+    assert again is not None
+    assert again.resource_version == first.resource_version
+    job = torchrun_job(served, "told-twice")
+    less = await applier.apply_status(job, TorchrunJobStatus(phase="Running"))
+    assert less is not None
+    kept = json.loads(raw(served, less))["status"]
+    assert kept == {"phase": "Running"}, "what is left out goes"
+
+
+async def test_a_status_goes_to_what_was_observed_only(
+    served: LocalCluster, applier: Applier
+) -> None:
+    status = TorchrunJobStatus(phase="Running")
+    job = create_torchrun_job(served, "short-lived")
+    served.kubectl("label", "torchrunjob", "short-lived", "edited=true")
+    with pytest.raises(SupersededError):
+        await applier.apply_status(job, status)
+    served.kubectl("delete", "torchrunjob", "short-lived")
+    assert await applier.apply_status(job, status) is None
+    again = create_torchrun_job(served, "short-lived")
+    with pytest.raises(SupersededError):
+        await applier.apply_status(job, status)
+    assert torchrun_job(served, "short-lived") == again
 
 
 async def test_a_job_with_another_template_is_a_conflict_not_an_invalid_change(

@@ -105,7 +105,8 @@ class Connection:
         Each HTTP/1.1 watch holds a socket: behind them in one pool, a lease would starve.
         """
         async with aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(ssl=self.endpoint.tls or True),
+            # Six watches for each watched namespace; writers bound themselves.
+            connector=aiohttp.TCPConnector(ssl=self.endpoint.tls or True, limit=0),
             cookie_jar=aiohttp.DummyCookieJar(),
             # Decompressing costs more than a cluster's network does: identity.
             headers={

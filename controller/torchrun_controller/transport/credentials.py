@@ -1,12 +1,13 @@
 """Where the server's address, its CA and our credentials come from."""
 
+import asyncio
 import os
 import ssl
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -15,6 +16,8 @@ from torchrun_controller.transport.errors import ConfigError
 if TYPE_CHECKING:
     from kubernetes_asyncio.client import Configuration
     from kubernetes_asyncio.config.kube_config import KubeConfigLoader
+
+T = TypeVar("T")
 
 # Mounted into every pod with a service account:
 # https://kubernetes.io/docs/tasks/run-application/access-api-from-pod/
@@ -65,8 +68,9 @@ class Kubeconfig:
     kubernetes_asyncio reads it. Importing that costs 0.65 s and 71 MiB, so it happens here alone.
     """
 
-    def __init__(self, path: str, context: str | None) -> None:
+    def __init__(self, path: str, context: str | None, patience: float = 60.0) -> None:
         self._path = path
+        self._patience = patience
         self._context = context
         self._tls: ssl.SSLContext | None = None
         self._loader: KubeConfigLoader
@@ -96,10 +100,7 @@ class Kubeconfig:
 
     async def read(self) -> str:
         """Let the loader renew what has expired; raises ConfigError."""
-        try:
-            await self._loader.load_and_set(self._configuration)
-        except Exception as error:  # the loader raises what it stumbles over: AssertionError too
-            raise self._unusable(error) from error
+        await self._bounded(self._loader.load_and_set(self._configuration))
         self._load_certificate()
         return self._authorization()
 
@@ -118,13 +119,22 @@ class Kubeconfig:
         from kubernetes_asyncio import client, config
 
         configuration = client.Configuration()
+        self._loader = await self._bounded(
+            config.load_kube_config(self._path, self._context, client_configuration=configuration)
+        )
+        self._configuration = configuration
+
+    async def _bounded(self, loading: Awaitable[T]) -> T:
         try:
-            loader = await config.load_kube_config(
-                self._path, self._context, client_configuration=configuration
-            )
-        except Exception as error:  # as above
+            async with asyncio.timeout(self._patience):
+                return await loading
+        except TimeoutError as error:
+            raise ConfigError(
+                f"kubeconfig {self._path}: its credential plugin gave no answer "
+                f"within {self._patience:g} s"
+            ) from error
+        except Exception as error:  # the loader raises what it stumbles over: AssertionError too
             raise self._unusable(error) from error
-        self._loader, self._configuration = loader, configuration
 
     def _authorization(self) -> str:
         value: str = self._configuration.api_key.get("BearerToken", "")

@@ -7,12 +7,13 @@ import shutil
 import signal
 import tempfile
 import time
+import traceback
 from contextlib import suppress
 from typing import Mapping
 
 from . import torchrun
 from .command import decide
-from .errors import LaunchError
+from .errors import LAUNCH_FAILED, LaunchError
 from .failure import Cause, find_cause, read_reports
 from .gate import pass_gate
 from .memory import oom_kills
@@ -38,6 +39,10 @@ def main() -> int:
     except LaunchError as error:
         say(f"error: {error.message}")
         cause = Cause(error.exit_code, None, None, error.reason, error.message, timestamp())
+    except Exception as error:
+        traceback.print_exc()
+        message = f"the launcher itself failed: {error!r}; its traceback is in the pod's log"
+        cause = Cause(LAUNCH_FAILED, None, None, "LaunchFailed", message, timestamp())
     if cause is None:
         return 0
     write_termination_message(log, cause.body())

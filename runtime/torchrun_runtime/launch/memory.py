@@ -12,9 +12,9 @@ _FILES = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_cont
 _KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
-def oom_kills() -> int:
+def oom_kills(files: tuple[str, ...] = _FILES) -> int:
     """Processes that the kernel has killed for memory so far; 0 where it does not say."""
-    for path in _FILES:
+    for path in files:
         try:
             with open(path) as file:
                 found = _KILLS.search(file.read())

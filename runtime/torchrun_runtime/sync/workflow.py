@@ -64,6 +64,7 @@ class Workflow:
             self._stage = "open"
             self._accepted = None
             self._reason = self._message = ""
+            self.seen.clear()  # what was seen is the end of an earlier upload
             return writer
 
     def finish(self, writer: object) -> bool:

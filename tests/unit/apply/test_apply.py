@@ -20,7 +20,9 @@ from torchrun_controller.apply import (
 from torchrun_controller.reconcile.plan import Apply, Delete
 from torchrun_controller.transport import ApiError, Cause, Disconnected, Response
 
-JOB = TorchrunJob(metadata=ObjectMeta(name="run", namespace="team", uid="job-uid", generation=1))
+JOB = TorchrunJob(
+    metadata=ObjectMeta(name="run", namespace="team", uid="job-uid", resource_version="41")
+)
 OWNER: JsonObject = {
     "apiVersion": "torchrun.ai/v1alpha1",
     "kind": "TorchrunJob",
@@ -125,7 +127,7 @@ async def test_a_known_object_is_forced_by_its_uid() -> None:
     assert "resourceVersion" not in request.body["metadata"]
 
 
-async def test_status_has_its_own_field_manager_and_names_exactly_this_job() -> None:
+async def test_status_has_its_own_field_manager_and_names_exactly_what_was_observed() -> None:
     wire = Wire(answer())
     status = TorchrunJobStatus(phase="Running", observed_generation=1)
     await Applier(wire, Open()).apply_status(JOB, status)
@@ -135,7 +137,12 @@ async def test_status_has_its_own_field_manager_and_names_exactly_this_job() -> 
     assert request.body == {
         "apiVersion": "torchrun.ai/v1alpha1",
         "kind": "TorchrunJob",
-        "metadata": {"name": "run", "namespace": "team", "uid": "job-uid"},
+        "metadata": {
+            "name": "run",
+            "namespace": "team",
+            "uid": "job-uid",
+            "resourceVersion": "41",
+        },
         "status": {"phase": "Running", "observedGeneration": 1},
     }
 
@@ -153,10 +160,18 @@ async def test_delete_carries_its_preconditions() -> None:
 
 
 @pytest.mark.parametrize("error", [refusal(404), refusal(409), OTHER_UID])
-async def test_what_is_gone_needs_no_delete_and_no_status(error: ApiError) -> None:
-    applier = Applier(Wire(error, error), Open())
+async def test_what_is_gone_needs_no_delete(error: ApiError) -> None:
+    applier = Applier(Wire(error), Open())
     assert await applier.delete(Delete(kind=JOBS, namespace="n", name="x", uid="u")) is None
-    assert await applier.apply_status(JOB, TorchrunJobStatus()) is None
+
+
+async def test_what_is_gone_needs_no_status() -> None:
+    assert await Applier(Wire(refusal(404)), Open()).apply_status(JOB, TorchrunJobStatus()) is None
+
+
+async def test_a_status_is_for_what_was_observed_only() -> None:
+    with pytest.raises(SupersededError):
+        await Applier(Wire(refusal(409)), Open()).apply_status(JOB, TorchrunJobStatus())
 
 
 async def test_nothing_is_written_when_the_gate_is_closed() -> None:

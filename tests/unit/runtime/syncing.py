@@ -51,7 +51,7 @@ class Client:
     ) -> tuple[int, Json]:
         """Send the bytes from `start` to before `end` of the whole archive `data`."""
         piece = data[start:end]
-        headers = {
+        headers: Json = {
             "Content-Range": f"bytes {start}-{start + len(piece) - 1}/{len(data)}",
             "X-Torchrun-Sha256": sha256 or digest(data),
         }

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from torchrun_runtime.launch.failure import Cause, Failed, Report, find_cause, read_reports
+from torchrun_runtime.launch.memory import oom_kills
 from torchrun_runtime.launch.supervise import Ended
 
 FAILED = Ended(1, None, None)
@@ -112,3 +113,17 @@ def test_reports_that_cannot_be_read_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "4.json.tmp").write_text(json.dumps(good))
     assert read_reports(str(tmp_path)) == [Report(1, 2.0, 3, "E", "E: x", [])]
     assert read_reports(str(tmp_path / "none")) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "kills"),
+    [
+        ("low 0\nhigh 0\nmax 12\noom 2\noom_kill 3\noom_group_kill 0\n", 3),
+        ("oom_kill_disable 0\nunder_oom 0\noom_kill 1\n", 1),
+        ("", 0),
+    ],
+)
+def test_reads_the_kills_of_both_cgroup_versions(tmp_path: Path, text: str, kills: int) -> None:
+    file = tmp_path / "memory.events"
+    file.write_text(text)
+    assert oom_kills((str(tmp_path / "none"), str(file))) == kills

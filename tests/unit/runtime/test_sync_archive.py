@@ -122,6 +122,12 @@ def test_keeps_the_executable_bit_and_nothing_else(
     assert stat.S_IMODE((tree / "run.sh").stat().st_mode) == expected
 
 
+def test_says_what_to_do_about_a_link(tmp_path: Path) -> None:
+    data = hostile.build({}, hostile.HOSTILE["symlink"], first=True)
+    with pytest.raises(ArchiveError, match="'node' is a symbolic link; archive the file"):
+        extracted(data, tmp_path)
+
+
 def test_keeps_empty_directories(tmp_path: Path) -> None:
     _, tree = extracted(zipped({"logs/": b"", "a/b/": b"", "a/": b""}), tmp_path)
     assert (tree / "logs").is_dir()
@@ -173,18 +179,17 @@ def test_counts_members_before_zipfile_holds_them_in_memory(tmp_path: Path) -> N
 
 def test_refuses_what_does_not_fit_before_writing(tmp_path: Path) -> None:
     free = os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize
-    data = hostile.patched(24, "<L", lambda _: 2**32 - 2)(zipped({"a": b"x"}))
     many = free // 2**32 + 2
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for number in range(many):
             archive.writestr(f"file-{number}", b"x")
-    data = bytearray(buffer.getvalue())
+    lying = bytearray(buffer.getvalue())
     at = -1
-    while (at := data.find(hostile.CENTRAL, at + 1)) >= 0:
-        struct.pack_into("<L", data, at + 24, 2**32 - 2)
+    while (at := lying.find(hostile.CENTRAL, at + 1)) >= 0:
+        struct.pack_into("<L", lying, at + 24, 2**32 - 2)
     with pytest.raises(SyncError) as failure:
-        extracted(bytes(data), tmp_path, Limits(bytes=2**60, ratio=2**40))
+        extracted(bytes(lying), tmp_path, Limits(bytes=2**60, ratio=2**40))
     assert failure.value.reason == "WorkspaceFull"
     assert not failure.value.permanent
     assert not (tmp_path / "tree").exists()

@@ -15,7 +15,7 @@ from aiohttp import web
 from scripted_server import ScriptedServer, Token, json_response, serving
 from torchrun_api.json import JsonObject
 from torchrun_controller.transport import ConfigError, Connection, Disconnected
-from torchrun_controller.transport.credentials import Endpoint, tls_context
+from torchrun_controller.transport.credentials import Endpoint, Kubeconfig, tls_context
 
 
 @pytest.fixture(scope="session")
@@ -290,6 +290,11 @@ class TestKubeconfig:
         user = plugin(tmp_path, clientCertificateData=certificate, clientKeyData=key)
         connection = await Connection.load(kubeconfig(user))
         assert await who_am_i(connection) == {"certificate": "client", "authorization": ""}
+
+    async def test_plugin_that_hangs(self, kubeconfig: Write, tmp_path: Path) -> None:
+        path = kubeconfig(plugin(tmp_path, token="never"))
+        with pytest.raises(ConfigError, match="its credential plugin gave no answer within 0 s"):
+            await Kubeconfig(path, None, patience=0.0).endpoint()
 
     async def test_plugin_that_fails_later_leaves_the_old_token(
         self, kubeconfig: Write, tmp_path: Path

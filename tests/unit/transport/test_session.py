@@ -1,6 +1,7 @@
 """Requests and streams against a server that does what servers, proxies and networks do."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Callable
 
@@ -271,6 +272,20 @@ class TestStream:
         async with serving(refuse) as server, connection(server.url).session("watch") as transport:
             with pytest.raises(ApiError, match="410 Expired: old"):
                 await open_it()
+
+    async def test_there_may_be_many(self) -> None:
+        async def watch(request: web.Request) -> web.StreamResponse:
+            response = await streamed(request, b"one\n")
+            await server.hang()
+            return response
+
+        async with (
+            serving(watch) as server,
+            connection(server.url).session("watch") as transport,
+            contextlib.AsyncExitStack() as stack,
+        ):
+            for _ in range(120):
+                await stack.enter_async_context(transport.stream("/x", query={}, total=10))
 
     async def test_left_early_closes_the_socket(self) -> None:
         gone = asyncio.Event()

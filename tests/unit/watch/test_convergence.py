@@ -236,3 +236,36 @@ def test_the_store_holds_the_state_of_the_server(data: st.DataObject) -> None:
     ):
         world.step()
     assert world.held() == world.server.history[world.server.version]
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(min_value=0), max_size=20))
+def test_any_chunking_gives_the_same_events(cuts: list[int]) -> None:
+    text = b"".join(
+        [
+            frame("ADDED", pod("a", 5)),
+            bookmark(9, end=True),
+            b"garbage\n",
+            frame("MODIFIED", pod("a", 10)),
+            frame("ADDED", pod("large", 11, spec={"x": "y" * 2000})),
+            bookmark(12),
+            frame("DELETED", pod("a", 13)),
+            error(410, "Expired"),
+            frame("ADDED", pod("never", 14)),
+        ]
+    )
+
+    def events(chunks: list[bytes]) -> list[Event[Pod]]:
+        watcher = Watcher(PODS, lambda: 0.5, max_line=1000)
+        watcher.opened(0)
+        found: list[Event[Pod]] = []
+        for chunk in chunks:
+            found += watcher.receive(chunk, 0)
+            if found and isinstance(found[-1], Interrupted):
+                break
+        return found
+
+    places = sorted({0, len(text), *(cut % len(text) for cut in cuts)})
+    whole = events([text])
+    assert len(whole) == 7
+    assert events([text[start:end] for start, end in itertools.pairwise(places)]) == whole

@@ -1,0 +1,104 @@
+"""The cluster that the suite runs on, with both images in its reach and nothing of ours in it yet."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from torchrun_cluster import ClusterError, LocalCluster, Size, binaries, images
+from torchrun_cluster.engine import Engine, choose, look_at_machine
+from torchrun_cluster.kind import KindCluster
+
+ROOT = Path(__file__).parents[2]
+PLUGIN = ROOT / ".venv" / "plugin" / "bin"
+CONTROLLER_IMAGE = "torchrun-controller:0.1.0"
+"""As it stands in the manifests."""
+IMAGE_INPUTS = (
+    *("pyproject.toml", "README.md", "LICENSE", "requirements"),
+    *("api", "controller", "runtime"),
+)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """controller, trainer: images as pods name them. local: set where parts can be restarted."""
+
+    kubeconfig: Path
+    programs: Path | None
+    controller: str
+    trainer: str
+    local: LocalCluster | None = None
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """For programs that act on this cluster: kubectl with the plugin on PATH."""
+        folders = [
+            str(PLUGIN),
+            *([str(self.programs)] if self.programs else []),
+            os.environ["PATH"],
+        ]
+        return {**os.environ, "KUBECONFIG": str(self.kubeconfig), "PATH": os.pathsep.join(folders)}
+
+    def kubectl(
+        self, *arguments: str, stdin: str | None = None, check: bool = True, seconds: float = 120
+    ) -> subprocess.CompletedProcess[str]:
+        """Run kubectl as the administrator; fails the test with its words if `check`."""
+        ended = subprocess.run(
+            ["kubectl", *arguments],
+            env=self.environment,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+        assert not check or ended.returncode == 0, f"kubectl {' '.join(arguments)}: {ended.stderr}"
+        return ended
+
+
+@contextmanager
+def start(kept: str) -> Iterator[Cluster]:
+    """A cluster by CLUSTER's rules; skips with the reason where this machine can have none.
+
+    `kept` names one of `torchrun_cluster up`, which is used as it is and stays up.
+    """
+    if not (PLUGIN / "kubectl-torchrun").exists():
+        raise pytest.UsageError("the plugin is not built; run: make .venv/bin/.plugin")
+    name = kept or f"e2e-{os.getpid()}"
+    try:
+        engine = choose(look_at_machine())
+    except ClusterError as error:
+        pytest.skip(str(error))
+    if engine is Engine.CURRENT:
+        yield _current()
+        return
+    controller = images.build(
+        ROOT / "Dockerfile", ROOT, f"docker.io/library/{CONTROLLER_IMAGE}", inputs=IMAGE_INPUTS
+    )
+    trainer = images.torch()
+    programs = binaries.ensure(["kubectl"])["kubectl"].parent
+    made = LocalCluster(name=name, size=Size.NODE) if engine is Engine.LOCAL else KindCluster(name)
+    try:
+        made.up()
+        made.load_image(controller)
+        made.load_image(trainer)
+        local = made if isinstance(made, LocalCluster) else None
+        yield Cluster(made.kubeconfig, programs, CONTROLLER_IMAGE, images.TORCH, local)
+    finally:
+        if not kept:
+            made.down()
+
+
+def _current() -> Cluster:
+    try:
+        images_ = os.environ["CONTROLLER_IMAGE"], os.environ["TRAINER_IMAGE"]
+    except KeyError as error:
+        raise pytest.UsageError(
+            f"CLUSTER=current needs {error}: an image that the nodes of your cluster can pull"
+        ) from None
+    kubeconfig = Path(os.environ.get("KUBECONFIG", "~/.kube/config")).expanduser()
+    return Cluster(kubeconfig, None, *images_)

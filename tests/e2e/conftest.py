@@ -1,0 +1,110 @@
+"""A cluster with the controller as users install it, once; a namespace of its own for each test."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from e2e import cluster as clusters
+from e2e.cluster import CONTROLLER_IMAGE, ROOT, Cluster
+from e2e.manifests import queue
+from e2e.space import CONTROLLER, Space
+from kubectl_torchrun.kubectl import Target, proxy
+
+HERE = Path(__file__).parent
+SECONDS = 240
+"""Limit of a test, without the fixtures before it, which may build images."""
+LABEL = "torchrun-e2e"
+PROFILE = "pod-security.kubernetes.io/enforce"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--long` runs what takes minutes as well, `--cluster` spares the start of a cluster."""
+    parser.addoption("--long", action="store_true", help="run the tests that take minutes as well")
+    parser.addoption("--cluster", default="", help="use the cluster of this name, and keep it")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the marker of tests that only `--long` runs."""
+    config.addinivalue_line("markers", "long: takes minutes; runs with --long only")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the long tests unless they are asked for; bound tests, but not the first builds."""
+    for item in items:
+        if not item.path.is_relative_to(HERE):
+            continue
+        if item.get_closest_marker("long") and not config.getoption("--long"):
+            item.add_marker(pytest.mark.skip(reason="takes minutes: run with --long"))
+        if not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SECONDS, func_only=True))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> object:
+    """Tell a failed test's story before its namespace goes."""
+    report = yield
+    space = getattr(item, "funcargs", {}).get("space")
+    if report.when == "call" and report.failed and space is not None:
+        report.sections.append((f"namespace {space.name}", space.story()))
+    return report
+
+
+@pytest.fixture(scope="session")
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """The cluster with the controller running in it."""
+    kept = request.config.getoption("--cluster")
+    with clusters.start(kept) as running:
+        manifests = running.kubectl("kustomize", str(ROOT / "manifests")).stdout
+        manifests = manifests.replace(CONTROLLER_IMAGE, running.controller)
+        running.kubectl("apply", "--server-side", "-f", "-", stdin=manifests)
+        if kept:
+            running.kubectl("rollout", "restart", *CONTROLLER)
+        running.kubectl("rollout", "status", *CONTROLLER, "--timeout=90s")
+        yield running
+        if running.local is None:
+            running.kubectl("delete", "-f", "-", "--ignore-not-found", stdin=manifests)
+
+
+@pytest.fixture(scope="session")
+def api(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """The API server over HTTP, by kubectl's own proxy."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", cluster.environment["PATH"])
+        with proxy(Target(kubeconfig=str(cluster.kubeconfig))) as socket:
+            transport = httpx.HTTPTransport(uds=str(socket))
+            with httpx.Client(
+                transport=transport, base_url="http://localhost", timeout=60
+            ) as client:
+                yield client
+
+
+@pytest.fixture(scope="session")
+def _no_namespace_stays(cluster: Cluster) -> Iterator[None]:
+    yield
+    selector = ("namespace", "-l", f"{LABEL}=true")
+    if cluster.kubectl("get", *selector, "-o", "name").stdout:
+        cluster.kubectl("wait", *selector, "--for=delete", "--timeout=120s", seconds=130)
+
+
+@pytest.fixture
+def space(
+    cluster: Cluster, api: httpx.Client, _no_namespace_stays: None, request: pytest.FixtureRequest
+) -> Iterator[Space]:
+    """A fresh namespace under the baseline Pod Security profile, with the queue `plain`.
+
+    Jobs of that queue run in the controller's own image: Python, no torch.
+    """
+    words = request.node.name.removeprefix("test_").replace("_", "-").split("[")[0]
+    name = f"{words[:40].strip('-')}-{request.node.stash.setdefault(_NUMBER, next(_numbers))}"
+    cluster.kubectl("create", "namespace", name)
+    cluster.kubectl("label", "namespace", name, f"{LABEL}=true", f"{PROFILE}=baseline")
+    space = Space(cluster, api, name)
+    space.apply(queue("plain", cluster.controller))
+    yield space
+    cluster.kubectl("delete", "namespace", name, "--wait=false")
+
+
+_NUMBER = pytest.StashKey[int]()
+_numbers = iter(range(1, 10_000))

@@ -1,0 +1,119 @@
+"""What an object went through: every state that a watch has shown, in order."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import httpx
+import msgspec
+
+from torchrun_api.json import JsonObject
+from torchrun_api.kinds import Kind
+
+T = TypeVar("T")
+RETRY_SECONDS = 0.2
+
+
+class History:
+    """The states of all objects of one kind in one namespace, from now on.
+
+    Outlives restarts of the API server: it lists again, so a state in between may be missing then,
+    but no object that lives longer than that.
+    """
+
+    def __init__(self, api: httpx.Client, kind: Kind, namespace: str) -> None:
+        self._api = api
+        self._path = kind.path(namespace)
+        self._states: list[JsonObject] = []
+        self._versions: set[tuple[str, str]] = set()
+        self._changed = threading.Condition()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"history of {self._path}")
+
+    @contextmanager
+    def running(self) -> Iterator["History"]:
+        """Record until the end of the block."""
+        self._thread.start()
+        try:
+            yield self
+        finally:
+            self._stop.set()
+            self._thread.join()
+
+    def states(self, name: str = "") -> list[JsonObject]:
+        """All states so far, or those of one object."""
+        with self._changed:
+            return [s for s in self._states if name in ("", s["metadata"]["name"])]
+
+    def uids(self) -> dict[str, set[str]]:
+        """UIDs of all objects that there ever were, by name."""
+        found: dict[str, set[str]] = {}
+        for state in self.states():
+            found.setdefault(state["metadata"]["name"], set()).add(state["metadata"]["uid"])
+        return found
+
+    def phases(self, name: str) -> list[str]:
+        """The phases of an object, each once for as long as it held."""
+        phases = [state.get("status", {}).get("phase", "") for state in self.states(name)]
+        return [p for p, before in zip(phases, [None, *phases], strict=False) if p and p != before]
+
+    def until(
+        self, holds: Callable[[JsonObject], T | None], seconds: float = 60, name: str = ""
+    ) -> T:
+        """Wait for a state (one of the past will do) that `holds` finds something in; returns that."""
+        deadline, looked_at = time.monotonic() + seconds, 0
+        with self._changed:
+            while True:
+                for state in self._states[looked_at:]:
+                    if name in ("", state["metadata"]["name"]) and (found := holds(state)):
+                        return found
+                looked_at = len(self._states)
+                left = deadline - time.monotonic()
+                if left <= 0 or not self._changed.wait(left):
+                    last = [(s["metadata"]["name"], s.get("status")) for s in self._states[-3:]]
+                    raise AssertionError(
+                        f"not seen in {self._path} within {seconds:.0f} s; last: {last}"
+                    )
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self._list_and_watch()
+            except (httpx.HTTPError, msgspec.DecodeError):
+                self._stop.wait(RETRY_SECONDS)
+
+    def _list_and_watch(self) -> None:
+        listed = self._api.get(self._path).raise_for_status().json()
+        for item in listed["items"]:
+            self._add(item)
+        query = {
+            "watch": "true",
+            "resourceVersion": listed["metadata"]["resourceVersion"],
+            "timeoutSeconds": "600",
+        }
+        timeout = httpx.Timeout(10, read=0.5)
+        version = query["resourceVersion"]
+        while not self._stop.is_set():
+            query["resourceVersion"] = version
+            try:
+                with self._api.stream("GET", self._path, params=query, timeout=timeout) as answer:
+                    answer.raise_for_status()
+                    for line in answer.iter_lines():
+                        event = msgspec.json.decode(line)
+                        if event["type"] == "ERROR":
+                            return
+                        self._add(event["object"])
+                        version = event["object"]["metadata"]["resourceVersion"]
+            except httpx.ReadTimeout:
+                continue
+
+    def _add(self, state: JsonObject) -> None:
+        meta = state["metadata"]
+        with self._changed:
+            if (meta["uid"], meta["resourceVersion"]) in self._versions:
+                return
+            self._versions.add((meta["uid"], meta["resourceVersion"]))
+            self._states.append(state)
+            self._changed.notify_all()

@@ -1,0 +1,42 @@
+"""A run that dies says which rank was the first, and with what."""
+
+from pathlib import Path
+
+import pytest
+
+from e2e.manifests import queue
+from e2e.space import Space
+from torchrun_api.kinds import TORCHRUN_JOBS
+
+RAISES = """
+import os, time
+if os.environ["RANK"] == "1":
+    raise ValueError("loss is nan after step 7")
+time.sleep(300)
+"""
+EXITS = RAISES.replace('raise ValueError("loss is nan after step 7")', "os._exit(9)")
+
+
+@pytest.mark.parametrize(
+    ("script", "exit_code", "said"),
+    [(RAISES, 1, "ValueError: loss is nan after step 7"), (EXITS, 9, "9")],
+    ids=["exception", "exit"],
+)
+def test_the_first_rank_that_failed_is_named(
+    space: Space, tmp_path: Path, script: str, exit_code: int, said: str
+):
+    resources = {"cpus": "250m", "memory": "512Mi"}
+    space.apply(queue("torch", space.cluster.trainer, nodeResources=resources))
+    (tmp_path / "train.py").write_text(script)
+    run = space.submit(
+        tmp_path, "python train.py", "--queue", "torch", "--nodes", "2", "--name", "dies"
+    )
+    assert run.returncode == 1
+    status = space.get(TORCHRUN_JOBS, "dies")["status"]
+    assert status["phase"] == "Failed"
+    failure = status["lastFailure"]
+    assert failure["rank"] == 1
+    assert failure["exitCode"] == exit_code
+    assert said in failure["message"]
+    assert said in run.stderr
+    assert "rank 1" in run.stderr

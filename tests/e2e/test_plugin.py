@@ -1,0 +1,170 @@
+"""The plugin with a real sync pod and real workers: logs, exit codes, broken uploads, Ctrl-C."""
+
+import hashlib
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+
+import httpx
+
+from e2e.space import Space
+from torchrun_api.kinds import PODS, TORCHRUN_JOBS
+from torchrun_api.names import SYNC_PORT, WORKSPACE_SHA256
+
+SECONDS = 120
+WEIGHTS = Random(1).randbytes(64 << 20)
+CHECK = f"""
+import hashlib
+held = hashlib.sha256(open("weights.bin", "rb").read()).hexdigest()
+assert held == "{hashlib.sha256(WEIGHTS).hexdigest()}", held
+print("every byte is here", flush=True)
+"""
+STEPS = """
+import os, sys, time
+rank = os.environ["NODE_RANK"]
+for step in range(int(sys.argv[1])):
+    print("step", step, "of node", rank, flush=True)
+    time.sleep(0.2)
+sys.exit(3 if rank in sys.argv[2:] else 0)
+"""
+# `exec` makes it a line that runs as it is: the image has no torch.
+RUN = "exec python3 train.py"
+
+
+def project(directory: Path, **files: str | bytes) -> Path:
+    for name, content in files.items():
+        path = directory / name.replace("_", ".")
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return directory
+
+
+def plugin(space: Space, directory: Path, *arguments: str) -> tuple[int, str, str]:
+    with started(space, directory, *arguments) as process:
+        out, err = process.communicate(timeout=SECONDS)
+    return process.returncode, out, err
+
+
+@contextmanager
+def started(space: Space, directory: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        ["kubectl", "torchrun", *arguments, "-n", space.name],
+        cwd=directory,
+        env=space.cluster.environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def sync_state(space: Space, job: str) -> dict[str, object]:
+    """What the sync pod says of the upload; empty while there is none to ask."""
+    try:
+        answer = space.api.get(
+            f"{PODS.path(space.name, f'{job}-sync-0')}:{SYNC_PORT}/proxy/v1/upload"
+        )
+        said: dict[str, object] = answer.raise_for_status().json()
+    except (httpx.HTTPError, json.JSONDecodeError):
+        return {}
+    return said
+
+
+def until_received(space: Space, job: str, size: int) -> int:
+    """Wait until the sync pod holds so many bytes of the archive; how many it holds."""
+    deadline = time.monotonic() + SECONDS
+    while True:
+        said = sync_state(space, job)
+        offset = said.get("offset", 0)
+        assert isinstance(offset, int)
+        if offset >= size and said.get("state") == "receiving":
+            return offset
+        assert time.monotonic() < deadline, said
+        time.sleep(0.02)
+
+
+def test_every_ranks_log_and_the_runs_result_come_back(space: Space, tmp_path: Path) -> None:
+    project(tmp_path, train_py=STEPS)
+    arguments = ["--nodes", "2", "--name", "run", f"{RUN} 3 1"]
+    code, out, err = plugin(space, tmp_path, "submit", *arguments)
+    assert code == 1
+    for rank in (0, 1):
+        own = [line for line in out.splitlines() if line.startswith(f"[{rank}] step")]
+        assert own == [f"[{rank}] step {step} of node {rank}" for step in range(3)]
+    assert "exit code 3" in err
+    assert "\x1b" not in out + err
+
+    code, merged, _ = plugin(space, tmp_path, "logs", "run")
+    assert code == 0
+    assert sorted(merged.splitlines()) == sorted(out.splitlines())
+    code, one, _ = plugin(space, tmp_path, "logs", "run", "--rank", "1")
+    assert one.splitlines() == [line for line in merged.splitlines() if line.startswith("[1]")]
+    assert plugin(space, tmp_path, "logs", "run", "--follow")[0] == 1
+
+
+def test_ctrl_c_leaves_the_run_alone_and_logs_come_back_to_it(space: Space, tmp_path: Path) -> None:
+    project(tmp_path, train_py=STEPS)
+    arguments = ["submit", "--queue", "plain", "--name", "run", f"{RUN} 40"]
+    with started(space, tmp_path, *arguments) as process:
+        assert process.stdout is not None
+        while "step 2 " not in process.stdout.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == 130
+    assert f"kubectl torchrun logs run --follow -n {space.name}" in err
+    assert space.get(TORCHRUN_JOBS, "run")["status"]["phase"] == "Running"
+    code, out, _ = plugin(space, tmp_path, "logs", "run", "--follow")
+    assert code == 0
+    steps = [line for line in out.splitlines() if "step" in line]
+    assert steps == [f"[0] step {step} of node 0" for step in range(40)]
+
+
+def test_an_upload_survives_its_pod_and_the_api_server(space: Space, tmp_path: Path) -> None:
+    project(tmp_path, train_py=CHECK, weights_bin=WEIGHTS)
+    with started(space, tmp_path, "submit", "--name", "run", RUN) as process:
+        until_received(space, "run", 8 << 20)
+        space.kubectl("delete", "pod", "run-sync-0", "--grace-period=0", "--force")
+        until_received(space, "run", 16 << 20)
+        if space.cluster.local is not None:
+            space.cluster.local.restart("kube-apiserver")
+        out, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, err
+    assert "[0] every byte is here" in out
+
+
+def test_an_upload_that_was_broken_off_goes_on_with_sync(space: Space, tmp_path: Path) -> None:
+    project(tmp_path, train_py=CHECK, weights_bin=WEIGHTS)
+    with started(space, tmp_path, "submit", "--name", "run", RUN) as process:
+        until_received(space, "run", 8 << 20)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == 130
+    assert f"kubectl torchrun sync run -n {space.name}" in err
+    assert until_received(space, "run", 8 << 20) >= 8 << 20
+    code, _, err = plugin(space, tmp_path, "sync", "run")
+    assert code == 0, err
+    space.wait_phase("run", "Succeeded")
+
+
+def test_sync_after_an_edit_runs_what_the_directory_holds_now(space: Space, tmp_path: Path) -> None:
+    project(tmp_path, train_py="raise SystemExit('the old code')", weights_bin=WEIGHTS)
+    with started(space, tmp_path, "submit", "--name", "run", RUN) as process:
+        until_received(space, "run", 8 << 20)
+        process.kill()
+    before = space.get(TORCHRUN_JOBS, "run")["metadata"]["annotations"][WORKSPACE_SHA256]
+    project(tmp_path, train_py=CHECK)
+    code, _, err = plugin(space, tmp_path, "sync", "run")
+    assert code == 0, err
+    assert "another content" in err
+    space.wait_phase("run", "Succeeded")
+    after = space.get(TORCHRUN_JOBS, "run")["metadata"]["annotations"][WORKSPACE_SHA256]
+    assert after != before

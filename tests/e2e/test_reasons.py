@@ -1,0 +1,87 @@
+"""Whatever stops a job stands in its Reason, and goes away with its cause."""
+
+import pytest
+
+from e2e.manifests import job, queue, zip_job
+from e2e.space import CHILDREN, Space
+from torchrun_api.json import JsonObject
+from torchrun_api.kinds import CLAIMS, JOBS, PODS, SERVICES, Kind
+
+HELLO = ["python3", "-c", "print('hello')"]
+POD_SPEC = {
+    "restartPolicy": "Never",
+    "containers": [{"name": "c", "image": "localhost:1/none", "command": ["true"]}],
+}
+FOREIGN: dict[str, tuple[Kind, str, JsonObject]] = {
+    "service": (SERVICES, "taken", {"ports": [{"port": 80}]}),
+    "claim": (
+        *(CLAIMS, "taken-workspace"),
+        {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Mi"}}},
+    ),
+    "pod": (PODS, "taken-sync-0", POD_SPEC),
+    "job": (JOBS, "taken", {"suspend": True, "template": {"spec": POD_SPEC}}),
+}
+
+
+def test_image_that_cannot_be_pulled(space: Space):
+    space.apply(queue("broken", "localhost:1/no/such:image"), job("pull", "broken", HELLO))
+    status = space.wait_reason("pull", "ImagePullFailed")
+    assert "localhost:1/no/such:image" in status["message"]
+    assert "pull-0" in status["message"]
+
+
+def test_claim_that_cannot_bind(space: Space):
+    storage = {"workspace": {"enabled": True, "size": "1Mi", "storageClassName": "no-such-class"}}
+    space.apply(
+        queue("nowhere", space.cluster.controller, storage=storage),
+        zip_job("unbound", "nowhere", HELLO),
+    )
+    status = space.wait_reason("unbound", "ClaimPending")
+    assert "unbound-workspace" in status["message"]
+    assert "no-such-class" in status["message"]
+
+
+def test_missing_queue_heals(space: Space):
+    space.apply(job("early", "late", HELLO))
+    status = space.wait_reason("early", "QueueNotFound")
+    assert status["phase"] == "Pending"
+    assert "late" in status["message"]
+    space.apply(queue("late", space.cluster.controller))
+    space.wait_phase("early", "Succeeded")
+
+
+@pytest.mark.parametrize("which", FOREIGN)
+def test_foreign_object_under_our_name_is_left_alone(space: Space, which: str):
+    kind, name, spec = FOREIGN[which]
+    body = {"apiVersion": kind.api_version, "kind": kind.kind, "spec": spec}
+    space.apply({**body, "metadata": {"name": name, "labels": {"owner": "somebody"}}})
+    with space.history(kind) as history:
+        made = history.until(lambda o: o["metadata"].get("uid"), name=name)
+        # Service and Job are made last: a job without a workspace comes to them at once.
+        wanted = job if which in ("service", "job") else zip_job
+        space.apply(wanted("taken", "plain", HELLO, 2))
+        status = space.wait_reason("taken", "NameConflict")
+        assert name in status["message"]
+        assert history.uids()[name] == {made}
+        for state in history.states(name):
+            assert state["spec"].items() >= spec_of(history.states(name)[0], which).items()
+            assert state["metadata"]["labels"]["owner"] == "somebody"
+            assert "ownerReferences" not in state["metadata"]
+            managers = {f["manager"] for f in state["metadata"].get("managedFields", [])}
+            assert not any("torchrun" in manager for manager in managers)
+
+
+def spec_of(state: JsonObject, which: str) -> JsonObject:
+    """The part of the spec that nobody but its owner may change: schedulers and binders write too."""
+    own = {"service": "ports", "claim": "accessModes", "pod": "restartPolicy", "job": "suspend"}
+    return {own[which]: state["spec"][own[which]]}
+
+
+def test_nothing_is_left_when_a_job_goes(space: Space):
+    space.apply(zip_job("gone", "plain", HELLO))
+    space.wait_reason("gone", "WaitingForUpload")
+    space.kubectl("delete", "torchrunjob", "gone")
+    for kind in CHILDREN:
+        selector = ("-l", "torchrun-job-name=gone")
+        space.kubectl("wait", kind.plural, *selector, "--for=delete", "--timeout=60s", check=False)
+        assert space.kubectl("get", kind.plural, *selector, "-o", "name").strip() == ""

@@ -1,0 +1,150 @@
+"""Uploads to the sync pod through the API server: cut, damaged, hostile, and then a good one."""
+
+import hashlib
+import io
+import time
+import zipfile
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from e2e.manifests import zip_job
+from e2e.space import Space
+from torchrun_api.json import JsonObject
+from torchrun_api.kinds import PODS, TORCHRUN_JOBS
+from torchrun_api.names import SYNC_PORT
+from unit.runtime.hostile import HOSTILE, build
+
+NOISE = hashlib.shake_256(b"noise").digest(3 << 20)
+CHECK = (
+    "import hashlib, sys;"
+    f"sys.exit(hashlib.sha256(open('noise','rb').read()).hexdigest()"
+    f" != '{hashlib.sha256(NOISE).hexdigest()}')"
+)
+RUN = ["python3", "-c", CHECK]
+BOMB_BYTES = 1100 << 20
+
+
+def good() -> bytes:
+    """An archive that compresses badly, so that it takes a few pieces."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("noise", NOISE)
+    return buffer.getvalue()
+
+
+def bomb() -> bytes:
+    """About a megabyte that becomes more than a gigabyte."""
+    buffer = io.BytesIO()
+    with (
+        zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
+        archive.open("zeros", "w") as member,
+    ):
+        zeros = bytes(1 << 20)
+        for _ in range(BOMB_BYTES >> 20):
+            member.write(zeros)
+    return buffer.getvalue()
+
+
+class SyncPod:
+    """The upload protocol, as a client that means no good speaks it."""
+
+    def __init__(self, space: Space, name: str) -> None:
+        self._api = space.api
+        self._url = f"{PODS.path(space.name, name)}:{SYNC_PORT}/proxy/v1/upload"
+
+    def put(
+        self, archive: bytes, start: int = 0, stop: int | None = None, sha256: str = ""
+    ) -> httpx.Response:
+        """Send a range of the archive, by default all of it."""
+        stop = len(archive) if stop is None else stop
+        return self._api.put(
+            self._url, content=archive[start:stop], headers=headers(archive, start, stop, sha256)
+        )
+
+    def cut(self, archive: bytes, start: int, after: int) -> None:
+        """Announce the rest of the archive, and break the connection after some bytes."""
+
+        def broken() -> Iterator[bytes]:
+            yield archive[start : start + after]
+            raise ConnectionAbortedError
+
+        announced = headers(archive, start, len(archive))
+        announced["Content-Length"] = str(len(archive) - start)
+        with pytest.raises(ConnectionAbortedError):
+            self._api.put(self._url, content=broken(), headers=announced)
+
+    def state(self) -> JsonObject:
+        """What the pod says of itself."""
+        return self._api.get(self._url).raise_for_status().json()
+
+    def state_in(self, *states: str, seconds: float = 30) -> JsonObject:
+        """Ask until the pod is in one of the states."""
+        deadline = time.monotonic() + seconds
+        while (said := self.state())["state"] not in states:
+            assert time.monotonic() < deadline, said
+        return said
+
+
+def headers(archive: bytes, start: int, stop: int, sha256: str = "") -> dict[str, str]:
+    return {
+        "Content-Range": f"bytes {start}-{stop - 1}/{len(archive)}",
+        "X-Torchrun-Sha256": sha256 or hashlib.sha256(archive).hexdigest(),
+    }
+
+
+def test_refused_uploads_and_then_a_good_one(space: Space):
+    space.apply(zip_job("careful", "plain", RUN))
+    space.wait_reason("careful", "WaitingForUpload")
+    pod = SyncPod(space, "careful-sync-0")
+
+    wrong = pod.put(good(), sha256="0" * 64)
+    assert wrong.status_code == 422
+    assert wrong.json()["reason"] == "DigestMismatch"
+
+    fine = {"a.py": b"print()"}
+    hostile = {
+        name: (build(fine, HOSTILE[name], first=False), HOSTILE[name].reasons)
+        for name in ("parent", "absolute", "symlink", "wrong checksum", "no zip")
+    }
+    hostile["bomb"] = (bomb(), ("CompressionRatio",))
+    for name, (archive, reasons) in hostile.items():
+        answer = pod.put(archive)
+        assert answer.status_code == 202, (name, answer.text)
+        said = pod.state_in("failed")
+        assert said["reason"] in reasons, (name, said)
+        assert said["message"], name
+    assert space.get(TORCHRUN_JOBS, "careful")["status"]["phase"] == "Syncing"
+
+    assert pod.put(good()).status_code == 202
+    assert pod.state_in("done", "failed")["state"] == "done"
+    space.wait_phase("careful", "Succeeded")
+
+
+def test_an_upload_goes_on_where_it_was_cut(space: Space):
+    space.apply(zip_job("cut", "plain", RUN))
+    space.wait_reason("cut", "WaitingForUpload")
+    archive, pod = good(), SyncPod(space, "cut-sync-0")
+
+    pod.cut(archive, start=0, after=1 << 20)
+    pod.state_in("receiving")
+    beyond = pod.put(archive, start=2 << 20)
+    assert beyond.status_code == 409
+    held = beyond.json()["offset"]
+    assert 0 < held <= 1 << 20
+    assert pod.put(archive, held, held + 1000).json()["offset"] == held + 1000
+
+    with space.history(PODS) as pods:
+        first = pods.until(lambda p: p["metadata"]["uid"], name="cut-sync-0")
+        space.kubectl("delete", "pod", "cut-sync-0", "--grace-period=1")
+        pods.until(lambda p: p["metadata"]["uid"] != first and is_ready(p), name="cut-sync-0")
+        assert pod.state()["offset"] == held + 1000
+        assert pod.put(archive, held + 1000).status_code == 202
+        space.wait_phase("cut", "Succeeded")
+        assert len(pods.uids()["cut-sync-0"]) == 2
+
+
+def is_ready(pod: JsonObject) -> bool:
+    conditions = pod.get("status", {}).get("conditions", [])
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions) or None
