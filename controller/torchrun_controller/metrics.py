@@ -123,6 +123,12 @@ class Metrics:
             "resource",
             "cause",
         )
+        self.watch_lists = self._counter(
+            "torchrun_watch_lists",
+            "Whole lists taken into the cache: one at the start, and one more each time that the "
+            "server no longer knew where a watch had been. More than a few a day are costly.",
+            "resource",
+        )
         self.watch_skipped_frames = self._counter(
             "torchrun_watch_skipped_frames",
             "Watch frames that could not be decoded. Each is one object the controller does not "

@@ -209,6 +209,7 @@ class WatchObserver:
 
     def synced(self, resource: str, objects: int) -> None:
         """A whole list has replaced the store: its size is read off at each scrape."""
+        self._metrics.watch_lists.labels(resource).inc()
 
     def changed(self, resource: str) -> None:
         """One event of a watch has changed the store: too frequent to count."""

@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from torchrun_controller.transport import Connection
 ROLE = Path(__file__).parents[2] / "manifests" / "rbac" / "role.yaml"
 NAMESPACE = "torchrun-system"
 LEASE = "torchrun-controller"
-QUICK = Durations(lease=3, renew_deadline=2, retry=0.4)
+QUICK = Durations(lease=6, renew_deadline=5, retry=0.5)
 
 
 @pytest.fixture(scope="module")
@@ -46,14 +46,23 @@ def no_lease(cluster: LocalCluster) -> None:
     cluster.kubectl("delete", "lease", LEASE, "-n", NAMESPACE, "--ignore-not-found")
 
 
+@pytest.fixture(autouse=True)
+async def closed_sockets() -> AsyncIterator[None]:
+    # TLS says goodbye in the background: a loop that ends before leaves sockets open.
+    sockets = asyncio.get_running_loop()._selector.get_map()  # type: ignore[attr-defined]
+    before = len(sockets)
+    yield
+    await until(lambda: len(sockets) <= before)
+
+
 @asynccontextmanager
 async def replica(
-    kubeconfig: str, identity: str, durations: Durations
+    kubeconfig: str, identity: str, durations: Durations, namespace: str = NAMESPACE
 ) -> AsyncIterator[tuple[Leader, "asyncio.Task[None]"]]:
     connection = await Connection.load(kubeconfig, None)
     async with connection.session("lease") as transport:
         leader = Leader(
-            transport, identity=identity, namespace=NAMESPACE, name=LEASE, durations=durations
+            transport, identity=identity, namespace=namespace, name=LEASE, durations=durations
         )
         run = asyncio.create_task(leader.run())
         try:
@@ -67,15 +76,23 @@ async def ended(run: "asyncio.Task[None]") -> None:
     await asyncio.gather(run, return_exceptions=True)
 
 
-async def elected(leader: Leader, within: float = 30) -> float:
+async def elected(leader: Leader, within: float = 60) -> float:
     """Seconds until the election."""
     began = time.monotonic()
     await asyncio.wait_for(leader.elected.wait(), within)
     return time.monotonic() - began
 
 
-def lease(cluster: LocalCluster) -> dict[str, object]:
-    shown = cluster.kubectl("get", "lease", LEASE, "-n", NAMESPACE, "-o", "json").stdout
+async def until(condition: Callable[[], bool], within: float = 60) -> None:
+    async with asyncio.timeout(within):
+        while not condition():  # noqa: ASYNC110 the server is real, there is no event to wait for
+            await asyncio.sleep(0.01)
+
+
+async def lease(cluster: LocalCluster) -> dict[str, object]:
+    # In a thread: a kubectl that holds up the event loop would cost the leader its lease.
+    get = ("get", "lease", LEASE, "-n", NAMESPACE, "-o", "json")
+    shown = (await asyncio.to_thread(cluster.kubectl, *get)).stdout
     spec: dict[str, object] = json.loads(shown)["spec"]
     return spec
 
@@ -83,11 +100,10 @@ def lease(cluster: LocalCluster) -> dict[str, object]:
 async def test_a_released_lease_is_taken_at_once(cluster: LocalCluster, kubeconfig: str) -> None:
     async with replica(kubeconfig, "a", Durations()) as (first, run):
         await elected(first)
-        assert lease(cluster)["holderIdentity"] == "a"
-        assert lease(cluster)["leaseTransitions"] == 0
+        assert (await lease(cluster))["holderIdentity"] == "a"
+        assert (await lease(cluster))["leaseTransitions"] == 0
         async with replica(kubeconfig, "b", Durations()) as (second, _):
-            while second._election.holder != "a":
-                await asyncio.wait_for(second._changed.wait(), 10)
+            await until(lambda: second._election.holder == "a")
             assert not second.may_write()
             await ended(run)
             await first.release()
@@ -97,8 +113,8 @@ async def test_a_released_lease_is_taken_at_once(cluster: LocalCluster, kubeconf
             assert not first.may_write()
             second.check()
             assert second.problem == ""
-            assert lease(cluster)["holderIdentity"] == "b"
-            assert lease(cluster)["leaseTransitions"] == 1
+            assert (await lease(cluster))["holderIdentity"] == "b"
+            assert (await lease(cluster))["leaseTransitions"] == 1
 
 
 async def test_a_dead_leader_is_followed_after_the_lease_duration(
@@ -107,14 +123,14 @@ async def test_a_dead_leader_is_followed_after_the_lease_duration(
     async with replica(kubeconfig, "a", QUICK) as (first, run):
         await elected(first)
         async with replica(kubeconfig, "b", QUICK) as (second, _):
-            while second._election.holder != "a":
-                await asyncio.wait_for(second._changed.wait(), 10)
+            await until(lambda: second._election.holder == "a")
             await ended(run)
             took = await elected(second)
             print(f"taken over {took:.2f} s after the death")
-            assert 3 - 0.4 - 0.1 < took < 4.5
+            assert took > QUICK.lease - QUICK.retry - 0.5
+            assert took < QUICK.lease + 2
             assert not first.may_write()
-            assert lease(cluster)["leaseTransitions"] == 1
+            assert (await lease(cluster))["leaseTransitions"] == 1
 
 
 async def test_a_deleted_lease_comes_back_with_the_same_leader(
@@ -123,15 +139,11 @@ async def test_a_deleted_lease_comes_back_with_the_same_leader(
     async with replica(kubeconfig, "a", Durations()) as (first, run):
         await elected(first)
         async with replica(kubeconfig, "b", Durations()) as (second, _):
-            while second._election.holder != "a":
-                await asyncio.wait_for(second._changed.wait(), 10)
+            await until(lambda: second._election.holder == "a")
             await asyncio.to_thread(cluster.kubectl, "delete", "lease", LEASE, "-n", NAMESPACE)
-            while not cluster.kubectl(
-                "get", "lease", LEASE, "-n", NAMESPACE, "--ignore-not-found"
-            ).stdout:
-                await asyncio.wait_for(first._changed.wait(), 10)
-                await asyncio.sleep(0)
-            assert lease(cluster)["holderIdentity"] == "a"
+            before = first._election.writable_until()
+            await until(lambda: first._election.writable_until() > before)
+            assert (await lease(cluster))["holderIdentity"] == "a"
             first.check()
             assert not run.done()
             assert not second.elected.is_set()
@@ -149,7 +161,7 @@ async def test_the_labels_of_others_are_kept(cluster: LocalCluster, kubeconfig: 
         "get", "lease", LEASE, "-n", NAMESPACE, "-o", "jsonpath={.metadata.labels.owner}"
     )
     assert labels.stdout == "team-a"
-    assert lease(cluster)["holderIdentity"] == ""
+    assert (await lease(cluster))["holderIdentity"] == ""
 
 
 async def test_a_restart_of_the_api_server_does_not_cost_the_lease(
@@ -159,9 +171,7 @@ async def test_a_restart_of_the_api_server_does_not_cost_the_lease(
         await elected(leader)
         await asyncio.to_thread(cluster.restart, "kube-apiserver")
         before = leader._election.writable_until()
-        while leader._election.writable_until() == before:
-            done, _ = await asyncio.wait({run}, timeout=0.1)
-            assert not done
+        await until(lambda: run.done() or leader._election.writable_until() > before)
         leader.check()
 
 
@@ -172,8 +182,8 @@ async def test_without_the_api_server_the_leader_stops_at_its_deadline(
         await elected(leader)
         await asyncio.to_thread(cluster.stop, "kube-apiserver")
         until = leader._election.writable_until()
-        with pytest.raises(NotLeader, match="not renewed within 2 s"):
-            await asyncio.wait_for(run, 10)
+        with pytest.raises(NotLeader, match="not renewed within 5 s"):
+            await asyncio.wait_for(run, 30)
         late = time.monotonic() - until
         print(f"run ended {late * 1000:.1f} ms after the deadline")
         assert 0 <= late < 1
@@ -181,17 +191,11 @@ async def test_without_the_api_server_the_leader_stops_at_its_deadline(
         await asyncio.to_thread(cluster.start, "kube-apiserver")
     async with replica(kubeconfig, "b", QUICK) as (second, _):
         await elected(second)
-        assert lease(cluster)["leaseTransitions"] == 1
+        assert (await lease(cluster))["leaseTransitions"] == 1
 
 
 async def test_a_missing_permission_is_named(cluster: LocalCluster, kubeconfig: str) -> None:
-    connection = await Connection.load(kubeconfig, None)
-    async with connection.session("lease") as transport:
-        leader = Leader(transport, identity="a", namespace="default", name=LEASE, durations=QUICK)
-        run = asyncio.create_task(leader.run())
-        while not leader.problem:
-            done, _ = await asyncio.wait({run}, timeout=0.05)
-            assert not done
-        await ended(run)
+    async with replica(kubeconfig, "a", QUICK, namespace="default") as (leader, _):
+        await until(lambda: leader.problem != "")
     assert leader.problem.startswith(f"cannot get lease default/{LEASE}: 403 Forbidden")
     assert "lacks this verb on leases.coordination.k8s.io" in leader.problem

@@ -27,6 +27,7 @@ NAMES = {
     "torchrun_store_objects",
     "torchrun_sync_seconds",
     "torchrun_watch_age_seconds",
+    "torchrun_watch_lists_total",
     "torchrun_watch_restarts_total",
     "torchrun_watch_skipped_frames_total",
     "workqueue_adds_total",
@@ -87,6 +88,7 @@ def test_labels_and_values_of_what_is_written() -> None:
     metrics.observe_request("patch", "pods", 409, 0.003)
     metrics.observe_request("patch", "pods", 0, 30)
     metrics.watch_restarts.labels(resource="pods", cause="expired").inc()
+    metrics.watch_lists.labels(resource="pods").inc()
     metrics.watch_skipped_frames.labels(resource="pods").inc()
     metrics.applies.labels(resource="pods", result="created").inc()
     metrics.lease_transitions.inc()
@@ -103,6 +105,7 @@ def test_labels_and_values_of_what_is_written() -> None:
     assert value("torchrun_api_request_seconds_sum", api) == pytest.approx(30.003)
     restarts = {"resource": "pods", "cause": "expired"}
     assert value("torchrun_watch_restarts_total", restarts) == 1
+    assert value("torchrun_watch_lists_total", {"resource": "pods"}) == 1
     assert value("torchrun_watch_skipped_frames_total", {"resource": "pods"}) == 1
     assert value("torchrun_apply_total", {"resource": "pods", "result": "created"}) == 1
     assert value("torchrun_lease_transitions_total") == 1

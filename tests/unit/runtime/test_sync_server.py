@@ -79,6 +79,13 @@ def test_a_silent_connection_holds_up_nobody(tmp_path: Path) -> None:
         silent.close()
 
 
+def test_a_refusal_reaches_a_client_that_is_still_sending(tmp_path: Path) -> None:
+    large = bytes(16 << 20)
+    with pod(settings(tmp_path / "claim")) as server:
+        status, body = server.put(large, start=1)
+        assert (status, body["offset"]) == (409, 0)
+
+
 def test_gives_up_a_silent_connection(tmp_path: Path) -> None:
     with pod(settings(tmp_path / "claim", read_timeout=0.2)) as server:
         silent = server.begin(CODE, 0, 5000)
