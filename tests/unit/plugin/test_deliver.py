@@ -31,6 +31,7 @@ from .pod_proxy import PodProxy, SyncPod
 
 HASTY = Backoff(first=0.01, longest=0.1, give_up=60)
 SHA = "ab" * 32
+pytestmark = pytest.mark.timeout(60)
 WEIGHTS = Random(1).randbytes(18 << 20)
 
 
