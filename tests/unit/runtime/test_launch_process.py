@@ -135,7 +135,8 @@ def test_passes_signals_to_the_program_inside_the_shell(
 AGENT = """
     import os, signal, subprocess, sys
     def told(number, frame):
-        print("agent told", flush=True)
+        alive = sum(rank.poll() is None for rank in ranks)
+        os.write(1, b"agent told, ranks left: %d\\n" % alive)
         sys.exit(1)
     signal.signal(signal.SIGTERM, told)
     ranks = [
@@ -151,13 +152,15 @@ AGENT = """
 
 
 def test_signals_the_ranks_first_and_their_parent_after_them(launcher: Launcher) -> None:
-    script(launcher.directory, RANKS, "rank.py")
+    script(
+        launcher.directory, RANKS.replace("sys.exit(0)", "time.sleep(0.5); sys.exit(0)"), "rank.py"
+    )
     agent = script(launcher.directory, AGENT, "agent.py")
     launched = launcher.start(f"true && {launcher.python} {agent}")
     assert [launched.line(), launched.line()] == ["ready", "ready"]
     launched.stop()
     result = launched.end()
-    assert result.out.splitlines() == ["saving 15", "saving 15", "agent told"]
+    assert result.out.splitlines() == ["saving 15", "saving 15", "agent told, ranks left: 0"]
     assert result.exit_code == 143
 
 
