@@ -190,6 +190,17 @@ class TestObstacles:
         assert await world.worker.attempt(KEY) == Done()
         assert SERVICE in world.log
 
+    async def test_it_goes_with_its_job(self, world: World) -> None:
+        world.plan = waiting_for
+        world.failures = [RejectedError(REJECTION, permanent=True)]
+        await world.worker.attempt(KEY)
+        world.cache.resource_version = 100
+        world.present.clear()
+        await world.worker.attempt(KEY)
+        world.present[KEY] = observed()
+        await world.worker.attempt(KEY)
+        assert SERVICE in world.log
+
     async def test_a_plan_that_insists_is_no_hot_loop(self, world: World) -> None:
         world.plan = lambda _: Plan(applies=(SERVICE,))
         world.failures = [RejectedError(REJECTION, permanent=True) for _ in range(2)]
