@@ -127,6 +127,8 @@ def main() -> int:
         with stage("CRDs and controller"):
             install(controller)
         with stage("a namespace and a queue for CPU jobs"):
+            # What an earlier run with KEEP=1 has left.
+            kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found")
             kubectl("create", "namespace", NAMESPACE)
             queue = (GPT / "queue.yaml").read_text().replace(TORCH, torch)
             kubectl("-n", NAMESPACE, "apply", "-f", "-", stdin=queue)
@@ -135,6 +137,8 @@ def main() -> int:
         with stage("the story, as kubectl tells it"):
             print(kubectl("-n", NAMESPACE, "get", "torchrunjobs"))
             print(kubectl("-n", NAMESPACE, "get", "pods"))
+            if code:
+                print(kubectl("-n", NAMESPACE, "describe", "torchrunjob", "gpt"))
     finally:
         with stage("clean up"):
             tear_down()

@@ -28,6 +28,7 @@ from torchrun_bench.processes import (
     CONTROLLER_NAMESPACE,
     bare,
     controller,
+    free_port,
     ready,
     usage,
 )
@@ -114,12 +115,12 @@ def _row(what: str, unit: str, ours: float, floor: float | None, target: str, me
     return Row(what, unit, round(ours, 2), floor, ratio, target, met)
 
 
-async def measure(server: Server, pid: int, options: argparse.Namespace) -> list[Row]:
+async def measure(server: Server, pid: int, port: int, options: argparse.Namespace) -> list[Row]:
     """All figures, on a cluster on which both sides run already."""
     async with server.session() as session, asyncio.TaskGroup() as tasks:
         sides = (Watched(session, CONTROLLER_NAMESPACE), Watched(session, BARE_NAMESPACE))
         followers = [tasks.create_task(side.follow()) for side in sides]
-        await ready()
+        await ready(port)
         rows = await latency(sides, options.jobs)
         rows += await burst(sides, options.burst, options.rounds, pid)
         for follower in followers:
@@ -165,12 +166,12 @@ def main() -> int:
         tempfile.TemporaryDirectory() as folder,
         LocalCluster(name=name, size=Size.CONTROL_PLANE) as cluster,
     ):
-        server = prepare(cluster)
+        server, port = prepare(cluster), free_port()
         with (
-            controller(cluster.kubeconfig) as process,
+            controller(cluster.kubeconfig, port) as process,
             bare(server, plan(), Path(folder)),
         ):
-            rows = uvloop.run(measure(server, process.pid, options))
+            rows = uvloop.run(measure(server, process.pid, port, options))
     print(table(rows))
     if not options.no_save:
         print(f"\nkept in {save(rows)}")

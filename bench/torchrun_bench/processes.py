@@ -1,6 +1,7 @@
 """The two programs that are compared, each as a process of its own on a namespace of its own."""
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -14,7 +15,6 @@ import msgspec
 from torchrun_bench.http import Server
 
 CONTROLLER_NAMESPACE, BARE_NAMESPACE = "bench-controller", "bench-bare"
-PORT = 18080
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -35,8 +35,15 @@ def usage(pid: int) -> Usage:
     return Usage(cpu_seconds=ticks / TICKS, peak_mib=int(peak.split()[1]) / 1024)
 
 
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 @contextmanager
-def controller(kubeconfig: Path) -> Iterator[subprocess.Popen[bytes]]:
+def controller(kubeconfig: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
     """The controller as users run it, without leader election."""
     command = [
         sys.executable, "-m", "torchrun_controller",
@@ -45,7 +52,7 @@ def controller(kubeconfig: Path) -> Iterator[subprocess.Popen[bytes]]:
         "--runtime-image", "bench/none",
         "--leader-election", "false",
         "--listen-address", "127.0.0.1",
-        "--listen-port", str(PORT),
+        "--listen-port", str(port),
         "--log-level", "warning",
     ]  # fmt: skip
     with _running(command, None) as process:
@@ -81,13 +88,13 @@ def _running(command: list[str], stdout: int | None) -> Iterator[subprocess.Pope
         process.wait(timeout=30)
 
 
-async def ready(seconds: float = 30) -> None:
+async def ready(port: int, seconds: float = 30) -> None:
     """Wait until the controller says that it is ready."""
     end = time.monotonic() + seconds
     async with aiohttp.ClientSession() as session:
         while time.monotonic() < end:
             try:
-                async with session.get(f"http://127.0.0.1:{PORT}/readyz") as answer:
+                async with session.get(f"http://127.0.0.1:{port}/readyz") as answer:
                     if answer.status == 200:
                         return
             except aiohttp.ClientError:

@@ -16,7 +16,7 @@ from kubectl_torchrun.api import Api, ApiError, Unreachable, connect
 from kubectl_torchrun.deliver import deliver
 from kubectl_torchrun.errors import DETACHED, Problem, RunProblem, UploadProblem, UsageProblem
 from kubectl_torchrun.explain import explain
-from kubectl_torchrun.follow import MOST_STREAMS, follow, latest_attempt, narrate
+from kubectl_torchrun.follow import MOST_STREAMS, Narrator, follow, latest_attempt
 from kubectl_torchrun.kubectl import Target, namespace, proxy
 from kubectl_torchrun.logs import merged
 from kubectl_torchrun.manifest import Request
@@ -128,8 +128,9 @@ def logs(
             mirror = Mirror(api, name)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(mirror.keep)
-                tasks.start_soon(narrate, mirror, terminal)
-                code = await follow(api, mirror, terminal, ranks)
+                narrator = Narrator(mirror, terminal)
+                tasks.start_soon(narrator.run)
+                code = await follow(api, mirror, terminal, narrator, ranks)
                 tasks.cancel_scope.cancel()
             return code
 
@@ -248,12 +249,13 @@ class Delivery:
         mirror = Mirror(api, self._name)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(mirror.keep)
-            tasks.start_soon(narrate, mirror, self._terminal, frozenset({"WaitingForUpload"}))
+            narrator = Narrator(mirror, self._terminal, frozenset({"WaitingForUpload"}))
+            tasks.start_soon(narrator.run)
             await deliver(api, mirror, self._terminal, self._archive, pod_wait=self._wait)
             self._uploaded = True
             files, size = self._archive.files, human(self._archive.size)
             self._terminal.note(f"Uploaded {files:,} files, {size}")
-            code = await follow(api, mirror, self._terminal) if follow_it else 0
+            code = await follow(api, mirror, self._terminal, narrator) if follow_it else 0
             tasks.cancel_scope.cancel()
         return code
 

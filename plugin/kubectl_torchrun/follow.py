@@ -1,5 +1,7 @@
 """A run as its user sees it: phases and reasons as they change, and the logs of all ranks."""
 
+from contextlib import suppress
+
 import anyio
 from anyio.abc import TaskGroup
 
@@ -23,28 +25,44 @@ NO_CONTROLLER = (
 )
 
 
-async def narrate(mirror: Mirror, terminal: Terminal, quiet: frozenset[str] = frozenset()) -> None:
-    """Say what the job does, until cancelled: every change once, and why it does not move.
+class Narrator:
+    """Says what a job does: every change once, and why it does not move.
 
     `quiet`: reasons that are no news to the user of this command.
     """
-    said = ("", "", "", 0)
-    since = anyio.current_time()
-    while True:
-        job = mirror.job
-        if job is not None:
-            status = job.status
-            headline = (status.phase, status.reason, status.message, status.attempt)
-            if headline != said:
-                if status.phase and status.reason not in quiet:
-                    terminal.transition(status.phase, _text(job, status.attempt != said[3]))
-                said, since = headline, anyio.current_time()
-            if job.ended or status.phase == "Running":
-                terminal.at_rest()
-            else:
-                brief, text = _wait(job, quiet)
-                terminal.waiting(brief, text, anyio.current_time() - since)
-        await mirror.changed(_TICK_SECONDS)
+
+    def __init__(
+        self, mirror: Mirror, terminal: Terminal, quiet: frozenset[str] = frozenset()
+    ) -> None:
+        self._mirror = mirror
+        self._terminal = terminal
+        self._quiet = quiet
+        self._said = ("", "", "", 0)
+        self._since = anyio.current_time()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            self.catch_up()
+            await self._mirror.changed(_TICK_SECONDS)
+
+    def catch_up(self) -> None:
+        """Say what is new now."""
+        job = self._mirror.job
+        if job is None:
+            return
+        status = job.status
+        headline = (status.phase, status.reason, status.message, status.attempt)
+        if headline != self._said:
+            if status.phase and status.reason not in self._quiet:
+                text = _text(job, status.attempt != self._said[3])
+                self._terminal.transition(status.phase, text)
+            self._said, self._since = headline, anyio.current_time()
+        if job.ended or status.phase == "Running":
+            self._terminal.at_rest()
+        else:
+            brief, text = _wait(job, self._quiet)
+            self._terminal.waiting(brief, text, anyio.current_time() - self._since)
 
 
 def _text(job: Job, new_attempt: bool) -> str:
@@ -66,7 +84,11 @@ def _wait(job: Job, quiet: frozenset[str]) -> tuple[str, str]:
 
 
 async def follow(
-    api: Api, mirror: Mirror, terminal: Terminal, ranks: frozenset[int] = frozenset()
+    api: Api,
+    mirror: Mirror,
+    terminal: Terminal,
+    narrator: Narrator,
+    ranks: frozenset[int] = frozenset(),
 ) -> int:
     """Print the logs of these ranks (of none: all) until the run ends; the exit code of its result.
 
@@ -78,11 +100,14 @@ async def follow(
         while not mirror.seen or (mirror.job is not None and not mirror.job.ended):
             streams.start()
             await mirror.changed(_TICK_SECONDS)
-        streams.start()
         with anyio.move_on_after(_LAST_LINES_SECONDS):
+            with suppress(ApiError, Unreachable):  # then what the watch has brought is all
+                await mirror.refresh_pods()
+            streams.start()
             while streams.open:
                 await mirror.changed(0.05)
         tasks.cancel_scope.cancel()
+    narrator.catch_up()
     return _result(mirror, terminal)
 
 

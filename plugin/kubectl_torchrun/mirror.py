@@ -9,18 +9,25 @@ from torchrun_api.core import Pod, StateTerminated
 
 
 class Mirror:
-    """One job of a namespace. `seen` is False until the first answer has come.
+    """One job of a namespace. Run `keep` in a task; `changed` wakes all who wait for a change.
 
-    Run `keep` in a task; `changed` wakes all who wait after each change.
+    `seen` is False until job and pods have been asked for. The two watches are not in step: a job
+    may have ended before its pods show it.
     """
 
     def __init__(self, api: Api, name: str) -> None:
         self.name = name
-        self.seen = False
         self.job: Job | None = None
         self.pods: dict[str, Pod] = {}
         self._api = api
+        self._selector = {"labelSelector": f"{names.JOB_LABEL}={name}"}
+        self._unseen = {"job", "pods"}
         self._tick = anyio.Event()
+
+    @property
+    def seen(self) -> bool:
+        """Whether job and pods are known as they were at some moment."""
+        return not self._unseen
 
     async def keep(self) -> None:
         """Watch until cancelled. Raises ApiError and Unreachable as `Api.watch` does."""
@@ -43,17 +50,29 @@ class Mirror:
     async def _keep_job(self) -> None:
         query = {"fieldSelector": f"metadata.name={self.name}"}
         async for jobs in self._api.watch(JOBS, query):
-            self.job = jobs.get(self.name)
-            self.seen = True
-            self._wake()
+            self.show_job(jobs.get(self.name))
 
     async def _keep_pods(self) -> None:
-        query = {"labelSelector": f"{names.JOB_LABEL}={self.name}"}
-        async for pods in self._api.watch(PODS, query):
-            self.pods = pods
-            self._wake()
+        async for pods in self._api.watch(PODS, self._selector):
+            self.show_pods(pods)
 
-    def _wake(self) -> None:
+    async def refresh_pods(self) -> None:
+        """See the pods as they are now, whatever the watch has brought so far."""
+        listed = await self._api.list(PODS, self._selector)
+        self.show_pods({pod.metadata.name: pod for pod in listed.items})
+
+    def show_job(self, job: Job | None) -> None:
+        """Take this as what there is, and wake who waits."""
+        self.job = job
+        self._wake("job")
+
+    def show_pods(self, pods: dict[str, Pod]) -> None:
+        """Take these as all that there are, and wake who waits."""
+        self.pods = pods
+        self._wake("pods")
+
+    def _wake(self, what: str) -> None:
+        self._unseen.discard(what)
         self._tick.set()
         self._tick = anyio.Event()
 

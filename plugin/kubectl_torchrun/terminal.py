@@ -60,8 +60,8 @@ class Terminal:
     def transition(self, phase: str, text: str) -> None:
         """The job has entered a phase, or says something new in it."""
         self._waiting = ("", 0.0)
-        styled = click.style(f"{phase:<9}", fg=_PHASE_COLOURS.get(phase), bold=True)
-        self.note(f"{styled} {text}".rstrip())
+        padded = f"{phase:<9} " if text else phase
+        self.note(click.style(padded, fg=_PHASE_COLOURS.get(phase), bold=True) + text)
 
     def waiting(self, brief: str, text: str, seconds: float) -> None:
         """Nothing has happened for so many seconds, because of `text`, which starts with `brief`.

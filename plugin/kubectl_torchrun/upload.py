@@ -73,6 +73,7 @@ class Upload:
         self._failures = 0
         self._progress_at = now
         self._bad_digests = 0
+        self._sent = False  # then what the pod says of a failure is about this archive
         self._steps: list[Step] = [Ask()]
 
     def next_step(self, now: float) -> Step:
@@ -95,6 +96,8 @@ class Upload:
     def lost(self, why: str, now: float, retry_after: float | None = None) -> None:
         """No answer came, or one that says to try again: back off, then ask for the offset."""
         del now
+        step = self._steps[0]
+        self._sent = self._sent or (isinstance(step, Send) and step.stop == self.size)
         self.trouble = why
         self._failures += 1
         delay = self._backoff.delay(self._failures)
@@ -108,8 +111,10 @@ class Upload:
         elif isinstance(step, Ask) and status == 200:
             self._described(answer, now)
         elif isinstance(step, Send) and status == 200 and answer.offset is not None:
+            self._sent = True
             self._advance(answer.offset, now)
         elif isinstance(step, Send) and status == 202:
+            self._sent = True
             self._received(now)
             self._then(Ask())
         elif isinstance(step, Send) and status == 409 and answer.offset is not None:
@@ -138,7 +143,7 @@ class Upload:
             case "done":
                 other = f"the job has the workspace {answer.sha256[:12]}, not {self.sha256[:12]}"
                 self._then(Refused("AnotherWorkspace", other))
-            case "failed" if ours:
+            case "failed" if ours or self._sent:
                 self._then(Refused(answer.reason, answer.message))
             case "failed":
                 self._advance(0, now)

@@ -128,6 +128,36 @@ def test_ctrl_c_leaves_the_run_alone_and_logs_come_back_to_it(space: Space, tmp_
     assert steps == [f"[0] step {step} of node 0" for step in range(40)]
 
 
+RIGHTS = [
+    {"apiGroups": ["torchrun.ai"], "resources": ["torchrunjobs"],
+     "verbs": ["get", "list", "watch", "create", "patch"]},
+    {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]},
+    {"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]},
+    {"apiGroups": [""], "resources": ["pods/proxy"], "verbs": ["get", "update"]},
+]  # fmt: skip
+
+
+def test_the_rights_that_its_page_names_are_enough(space: Space, tmp_path: Path) -> None:
+    project(tmp_path, train_py=STEPS)
+    meta = {"name": "alice"}
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "alice"}
+    kind = "rbac.authorization.k8s.io/v1"
+    user = {"kind": "User", "name": "alice"}
+    space.apply(
+        {"apiVersion": kind, "kind": "Role", "metadata": meta, "rules": RIGHTS},
+        {"apiVersion": kind, "kind": "RoleBinding", "metadata": meta, "roleRef": role,
+         "subjects": [user]},
+    )  # fmt: skip
+    view = ["config", "view", "--raw", "--minify", "-o", "json"]
+    config = json.loads(space.cluster.kubectl(*view).stdout)
+    config["users"][0]["user"]["as"] = "alice"
+    (tmp_path / "kubeconfig").write_text(json.dumps(config))
+    arguments = ["--kubeconfig", "kubeconfig", "--queue", "plain", "--name", "run", f"{RUN} 1"]
+    code, out, err = plugin(space, tmp_path, "submit", *arguments)
+    assert code == 0, err
+    assert "[0] step 0 of node 0" in out
+
+
 def test_an_upload_survives_its_pod_and_the_api_server(space: Space, tmp_path: Path) -> None:
     project(tmp_path, train_py=CHECK, weights_bin=WEIGHTS)
     with started(space, tmp_path, "submit", "--name", "run", RUN) as process:

@@ -24,7 +24,7 @@ FROM ${BASE}
 RUN apt-get update && apt-get install -y --no-install-recommends etcd-server \\
  && pip install --no-cache-dir --break-system-packages python-etcd
 """
-RESOURCES = {"cpus": "250m", "memory": "512Mi"}
+RESOURCES = {"cpus": "250m", "memory": "1500Mi"}
 
 
 def run_sum(space: Space, distributed: JsonObject) -> str:
@@ -41,7 +41,7 @@ def run_sum(space: Space, distributed: JsonObject) -> str:
             lambda j: j.get("status", {}).get("phase") in ("Succeeded", "Failed") and j, 120
         )
     assert ended["status"]["phase"] == "Succeeded", ended["status"]
-    return space.kubectl("torchrun", "logs", "sum")
+    return space.cluster.kubectl("torchrun", "logs", "sum", "-n", space.name).stdout
 
 
 def test_c10d(space: Space):

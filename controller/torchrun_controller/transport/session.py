@@ -92,7 +92,12 @@ class Transport:
         limits = aiohttp.ClientTimeout(total=total, sock_connect=CONNECT_SECONDS, sock_read=silence)
         call = _Request("watch", "GET", path, query, limits)
         async with self._answer(call) as response:
-            yield _Chunks(response.content, call)
+            try:
+                yield _Chunks(response.content, call)
+            finally:
+                # Left in the middle: a dead peer would keep a TLS goodbye waiting.
+                if response.connection is not None and response.connection.transport is not None:
+                    response.connection.transport.abort()
 
     @asynccontextmanager
     async def _answer(self, call: _Request) -> AsyncIterator[aiohttp.ClientResponse]:

@@ -18,6 +18,7 @@ from .processes import adopt_orphans, alive, descendants, foremost, send, signal
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 _TAKEN = frozenset({signal.SIGCHLD, *STOPPING})
+_IDLE = 1.0  # seconds between two looks without a signal, should one have been lost
 _POLL = 0.1  # seconds between two looks while ranks end: they are not our children
 _CLEAR_SECONDS = 2.0
 _AGENT_SECONDS = 10.0  # for torchrun to end once its ranks are gone
@@ -42,7 +43,7 @@ def supervise(argv: list[str], environment: Mapping[str, str], grace: float | No
     child = _start(argv, environment)
     stop: _Stop | None = None
     while True:
-        taken = signal.sigtimedwait(_TAKEN, _POLL if stop else 3600)
+        taken = signal.sigtimedwait(_TAKEN, _POLL if stop else _IDLE)
         if taken is not None and taken.si_signo in STOPPING and stop is None:
             stop = _Stop(taken.si_signo, grace)
         status = _reap(child)

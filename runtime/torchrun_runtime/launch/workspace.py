@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import stat
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -56,7 +57,7 @@ def copy_tree(source: str, target: str) -> Copied:
 
     Raises OSError, also for anything that is neither: a synced workspace holds no links.
     """
-    with ThreadPoolExecutor(_THREADS) as pool:
+    with ThreadPoolExecutor(_THREADS, initializer=_block_signals) as pool:
         done = list(pool.map(_copy_files, _batches(_files(source, target))))
     return Copied(sum(copied.files for copied in done), sum(copied.bytes for copied in done))
 
@@ -80,6 +81,11 @@ def _files(source: str, target: str) -> Iterator[_File]:
                 yield _File(entry.path, path, stat.S_IMODE(status.st_mode))
             else:
                 raise OSError(f"{entry.path} is neither a file nor a directory")
+
+
+def _block_signals() -> None:
+    """Leave all signals to the main thread: a thread about to end would take one with it."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
 
 
 def _batches(files: Iterator[_File]) -> Iterator[list[_File]]:

@@ -36,11 +36,10 @@ class Workflow:
         """State, digest, bytes held, and why the last upload was not taken."""
         with self._changed:
             identity = self._accepted or self.upload.identity
-            offset = self._accepted.total if self._accepted else self.upload.offset
             body: JsonObject = {
                 "state": self._state(),
                 "sha256": identity.sha256 if identity else "",
-                "offset": offset,
+                "offset": self.upload.offset,
             }
             if self._reason:
                 body.update(reason=self._reason, message=self._message)
@@ -94,7 +93,6 @@ class Workflow:
         """The archive cannot become a workspace: drop it and take another."""
         with self._changed:
             self.upload.discard()
-            self._accepted = None
             self.fail(reason, message)
 
     def fail(self, reason: str, message: str) -> None:

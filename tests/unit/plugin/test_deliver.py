@@ -31,6 +31,7 @@ from .pod_proxy import PodProxy, SyncPod
 
 HASTY = Backoff(first=0.01, longest=0.1, give_up=60)
 SHA = "ab" * 32
+pytestmark = pytest.mark.timeout(60)
 WEIGHTS = Random(1).randbytes(18 << 20)
 
 
@@ -86,12 +87,12 @@ async def within_reach(
     async with proxy.serve() as url, httpx.AsyncClient(base_url=url, timeout=10) as client:
         api = Api(client, "ns", HASTY)
         mirror = Mirror(api, "job")
-        mirror.seen, mirror.job = True, job(sha256=archive.sha256)
-        mirror.pods = {"job-sync-0": sync_pod(archive.sha256)}
+        mirror.show_job(job(sha256=archive.sha256))
+        mirror.show_pods({"job-sync-0": sync_pod(archive.sha256)})
 
         async def play_kubelet() -> None:
             await pod.success()
-            mirror.pods = {"job-sync-0": sync_pod(archive.sha256, "Succeeded")}
+            mirror.show_pods({"job-sync-0": sync_pod(archive.sha256, "Succeeded")})
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(play_kubelet)
@@ -183,8 +184,8 @@ async def test_no_pod_in_time_says_what_the_job_says(pod: SyncPod, archive: Arch
 
 async def found(observed: Job | None, *pods: Pod) -> str | Arrived | None:
     mirror = Mirror(Api(httpx.AsyncClient(), "ns", HASTY), "job")
-    mirror.seen, mirror.job = True, observed
-    mirror.pods = {pod.metadata.name: pod for pod in pods}
+    mirror.show_job(observed)
+    mirror.show_pods({pod.metadata.name: pod for pod in pods})
     return find_pod(mirror, SHA)
 
 

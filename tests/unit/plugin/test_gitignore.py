@@ -61,7 +61,7 @@ def kept_by_rules(text: str) -> set[str]:
 
 
 @settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.lists(LINES, min_size=1, max_size=3))
 def test_the_same_files_are_kept_as_by_git(repository: Path, lines: list[str]) -> None:

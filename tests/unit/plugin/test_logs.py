@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from kubectl_torchrun.api import Api, split_lines
-from kubectl_torchrun.follow import follow
+from kubectl_torchrun.follow import Narrator, follow
 from kubectl_torchrun.logs import Cursor, merged
 from kubectl_torchrun.mirror import Mirror
 from kubectl_torchrun.retry import Backoff
@@ -80,6 +80,10 @@ def worker(rank: int, ended: bool = True) -> Pod:
     return msgspec.convert(pod, Pod)
 
 
+async def run(api: Api, mirror: Mirror, terminal: Terminal, *ranks: int) -> int:
+    return await follow(api, mirror, terminal, Narrator(mirror, terminal), frozenset(ranks))
+
+
 LINES = [stamped(n // 4, n, f"line {n}") for n in range(20)]
 TEXTS = [f"line {n}".encode() for n in range(20)]
 
@@ -103,17 +107,16 @@ async def test_following_loses_and_doubles_nothing(cuts: list[int]) -> None:
     out = io.StringIO()
     async with kubelet.serve() as api:
         mirror = Mirror(api, "job")
-        mirror.seen = True
-        mirror.job = msgspec.convert({"status": {"phase": "Succeeded"}}, Job)
-        mirror.pods = {"p0": worker(0, ended=False)}
+        mirror.show_job(msgspec.convert({"status": {"phase": "Succeeded"}}, Job))
+        mirror.show_pods({"p0": worker(0, ended=False)})
 
         class Watched(Terminal):
             def log(self, rank: int, line: bytes) -> None:
                 super().log(rank, line)
                 if not kubelet.cuts:
-                    mirror.pods = {"p0": worker(0)}
+                    mirror.show_pods({"p0": worker(0)})
 
-        assert await follow(api, mirror, Watched(out, io.StringIO())) == 0
+        assert await run(api, mirror, Watched(out, io.StringIO())) == 0
     assert out.getvalue() == "".join(f"[0] line {n}\n" for n in range(20))
     assert not kubelet.cuts
 
@@ -124,20 +127,24 @@ async def test_ranks_are_chosen_and_the_root_cause_is_told() -> None:
     failure = {"node": "n", "rank": 1, "exitCode": 137, "reason": "OOMKilled", "message": "memory"}
     async with kubelet.serve() as api:
         mirror = Mirror(api, "job")
-        mirror.seen, mirror.pods = True, {"p0": worker(0), "p1": worker(1)}
+        mirror.show_pods({"p0": worker(0), "p1": worker(1)})
         status = {"phase": "Failed", "lastFailure": failure}
-        mirror.job = msgspec.convert({"status": status}, Job)
-        assert await follow(api, mirror, Terminal(out, err), frozenset({1})) == 1
+        mirror.show_job(msgspec.convert({"status": status}, Job))
+        assert await run(api, mirror, Terminal(out, err), 1) == 1
     assert out.getvalue() == "[1] line 2\n[1] line 3\n"
-    assert err.getvalue() == "Root cause (rank 1, n, exit code 137): OOMKilled: memory\n"
+    assert err.getvalue().splitlines() == [
+        "Failed",
+        "Root cause (rank 1, n, exit code 137): OOMKilled: memory",
+    ]
 
 
 async def test_a_deleted_job_ends_the_following() -> None:
     async with Kubelet().serve() as api:
         mirror = Mirror(api, "job")
-        mirror.seen = True
+        mirror.show_job(None)
+        mirror.show_pods({})
         err = io.StringIO()
-        assert await follow(api, mirror, Terminal(io.StringIO(), err)) == 1
+        assert await run(api, mirror, Terminal(io.StringIO(), err)) == 1
     assert "deleted" in err.getvalue()
 
 

@@ -40,7 +40,7 @@ def archive(root: Path, directory: Path) -> tuple[pack.Archive, Path]:
     return packed, path
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(TREES)
 def test_the_sync_pod_makes_the_same_tree_of_it(
     tmp_path_factory: pytest.TempPathFactory, tree: dict[tuple[str, ...], tuple[bytes, bool]]

@@ -142,7 +142,7 @@ RULES = st.sampled_from(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.dictionaries(PLACES, st.lists(RULES, min_size=1, max_size=3), max_size=3))
 def test_nested_ignore_files_work_as_in_git(
     tmp_path_factory: pytest.TempPathFactory, rules: dict[str, list[str]]

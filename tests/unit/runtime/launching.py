@@ -19,6 +19,16 @@ PYTHONS = [
     *filter(None, os.environ.get("TORCHRUN_TEST_PYTHONS", "").split(os.pathsep)),
 ]
 
+ROOT = Path(__file__).parents[3]
+
+
+def measured() -> dict[str, str]:
+    """Environment that lets coverage follow into a child process, where coverage runs at all."""
+    if "COVERAGE_RUN" not in os.environ:
+        return {}
+    data = os.environ.get("COVERAGE_FILE", str(ROOT / ".coverage"))
+    return {"COVERAGE_PROCESS_START": str(ROOT / "pyproject.toml"), "COVERAGE_FILE": data}
+
 
 @dataclass
 class Launched:
@@ -56,12 +66,13 @@ class Launcher:
 
     python: str
     directory: Path
+    folder: "Path | None" = None
 
     def start(self, command: "str | list[str]", **environment: str) -> Launched:
         log = self.directory / "termination-log"
         log.touch()
         process = subprocess.Popen(
-            [self.python, str(FOLDER)],
+            [self.python, *self._entry()],
             env={**self._environment(log), "TORCHRUN_COMMAND": json.dumps(command), **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -69,6 +80,12 @@ class Launcher:
             cwd=self.directory,
         )
         return Launched(process, log)
+
+    def _entry(self) -> list[str]:
+        """As a pod starts it; by its package's name where coverage is to recognise it."""
+        if measured() and self.python == sys.executable and not self.folder:
+            return ["-m", "torchrun_runtime.launch"]
+        return [str(self.folder or FOLDER)]
 
     def run(self, command: "str | list[str]", **environment: str) -> Result:
         return self.start(command, **environment).end()
@@ -80,4 +97,5 @@ class Launcher:
             "TMPDIR": str(self.directory),
             "PYTHONDONTWRITEBYTECODE": "1",
             "TORCHRUN_TERMINATION_LOG": str(log),
+            **measured(),
         }

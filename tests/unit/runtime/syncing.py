@@ -21,6 +21,7 @@ from torchrun_runtime.sync.server import Server
 from torchrun_runtime.sync.settings import Settings
 from torchrun_runtime.sync.upload import Upload
 from torchrun_runtime.sync.workflow import Workflow
+from unit.runtime.launching import measured
 
 Json = dict[str, object]
 
@@ -164,6 +165,7 @@ def process(directory: Path, *prefix: str, **environment: str) -> Iterator[Proce
             "TORCHRUN_SYNC_PORT": "0",
             "TORCHRUN_SYNC_HOST": "127.0.0.1",
             "TORCHRUN_TERMINATION_LOG": str(log),
+            **measured(),
             **environment,
         },
         stdout=subprocess.PIPE,

@@ -1,6 +1,7 @@
 """The launcher as a process: exit codes, signals, the workspace, and what it leaves to read."""
 
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -11,17 +12,12 @@ from pathlib import Path
 import pytest
 
 from torchrun_runtime.launch.workspace import copy_tree
-from unit.runtime.launching import PYTHONS, Launcher
+from unit.runtime.launching import FOLDER, PYTHONS, Launcher
 
 
 @pytest.fixture(params=PYTHONS, ids=lambda path: Path(path).parents[1].name)
 def launcher(request: pytest.FixtureRequest, tmp_path: Path) -> Launcher:
     return Launcher(request.param, tmp_path)
-
-
-@pytest.fixture
-def none(launcher: Launcher) -> Launcher:
-    return launcher
 
 
 def script(directory: Path, text: str, name: str = "script.py") -> str:
@@ -32,6 +28,14 @@ def script(directory: Path, text: str, name: str = "script.py") -> str:
 def test_success_writes_no_termination_message(launcher: Launcher) -> None:
     result = launcher.run("echo $((6 * 7)); true")
     assert (result.exit_code, result.out, result.message) == (0, "42\n", {})
+
+
+def test_runs_as_a_folder_whatever_lies_beside_it(tmp_path: Path) -> None:
+    copy = tmp_path / "launch"
+    shutil.copytree(FOLDER, copy)
+    (tmp_path / "json.py").write_text("raise ImportError('not this one')")
+    result = Launcher(PYTHONS[0], tmp_path, folder=copy).run("exit 5")
+    assert result.exit_code == 5, result.err
 
 
 def test_a_list_never_meets_a_shell(launcher: Launcher) -> None:
@@ -135,7 +139,8 @@ def test_passes_signals_to_the_program_inside_the_shell(
 AGENT = """
     import os, signal, subprocess, sys
     def told(number, frame):
-        print("agent told", flush=True)
+        alive = sum(rank.poll() is None for rank in ranks)
+        os.write(1, b"agent told, ranks left: %d\\n" % alive)
         sys.exit(1)
     signal.signal(signal.SIGTERM, told)
     ranks = [
@@ -151,13 +156,15 @@ AGENT = """
 
 
 def test_signals_the_ranks_first_and_their_parent_after_them(launcher: Launcher) -> None:
-    script(launcher.directory, RANKS, "rank.py")
+    script(
+        launcher.directory, RANKS.replace("sys.exit(0)", "time.sleep(0.5); sys.exit(0)"), "rank.py"
+    )
     agent = script(launcher.directory, AGENT, "agent.py")
     launched = launcher.start(f"true && {launcher.python} {agent}")
     assert [launched.line(), launched.line()] == ["ready", "ready"]
     launched.stop()
     result = launched.end()
-    assert result.out.splitlines() == ["saving 15", "saving 15", "agent told"]
+    assert result.out.splitlines() == ["saving 15", "saving 15", "agent told, ranks left: 0"]
     assert result.exit_code == 143
 
 

@@ -73,15 +73,11 @@ def test_refuses_hostile_archives(kind: str, files: dict[str, bytes], first: boo
         warnings.simplefilter("ignore")  # zipfile warns of the duplicates that it writes
         data = hostile.build(files, case, first)
     with tempfile.TemporaryDirectory() as directory:
-        outside = set(Path(directory).parent.iterdir())
         with pytest.raises(ArchiveError) as refusal:
             extracted(data, Path(directory))
         assert refusal.value.reason in case.reasons
         assert refusal.value.message.isprintable()
         assert {path.name for path in Path(directory).iterdir()} <= {"archive.zip", "tree"}
-        assert (
-            not (Path(directory).parent / "x").exists() or Path(directory).parent / "x" in outside
-        )
 
 
 @given(data=st.binary(max_size=400), tail=st.booleans())

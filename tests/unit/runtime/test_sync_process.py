@@ -12,7 +12,7 @@ import pytest
 
 from unit.runtime.syncing import Client, Process, archive, digest, process
 
-MANY = archive({f"pkg/{n // 100}/{n}.bin": random.Random(n).randbytes(3000) for n in range(3000)})
+MANY = archive({f"pkg/{n // 100}/{n}.bin": random.Random(n).randbytes(3000) for n in range(1500)})
 SMALL = archive({"train.py": b"print()"})
 
 
@@ -59,7 +59,7 @@ def test_another_digest_replaces_the_workspace(claim: Path) -> None:
     assert json.loads((claim / ".sync_success").read_text())["sha256"] == digest(newer)
 
 
-@pytest.mark.parametrize("files", [0, 1, 700, 1500, 2999])
+@pytest.mark.parametrize("files", [0, 1, 700])
 def test_killed_while_extracting_the_next_pod_finishes(claim: Path, files: int) -> None:
     with process(claim.parent) as first:
         assert listening(first).put(MANY)[0] == 202
@@ -69,7 +69,7 @@ def test_killed_while_extracting_the_next_pod_finishes(claim: Path, files: int) 
         first.kill()
     with process(claim.parent) as second:
         assert second.end()[0] == 0
-    assert sum(1 for path in (claim / "tree").rglob("*.bin")) == 3000
+    assert sum(1 for path in (claim / "tree").rglob("*.bin")) == 1500
     assert {path.name for path in claim.iterdir()} == {"tree", ".sync_success"}
 
 

@@ -149,6 +149,7 @@ def test_a_refused_archive_is_explained_and_another_taken(tmp_path: Path) -> Non
         assert server.put(BAD)[0] == 202
         state = server.until("failed")
         assert (state["reason"], state["offset"]) == ("UnsafeName", 0)
+        assert state["sha256"] == digest(BAD)
         assert "'../x'" in str(state["message"])
         assert server.put(CODE)[0] == 202
         assert finished(server).files == 2

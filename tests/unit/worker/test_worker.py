@@ -1,17 +1,13 @@
 """What becomes of one key, whatever happens to it."""
 
 import math
-from collections.abc import Callable
-from datetime import UTC, datetime
 
 import anyio
 import pytest
-from prometheus_client import CollectorRegistry
 
-from torchrun_api.job import Phase, TorchrunJob, TorchrunJobStatus
-from torchrun_api.kinds import JOBS, SERVICES, TORCHRUN_JOBS
+from torchrun_api.job import TorchrunJob, TorchrunJobStatus
+from torchrun_api.kinds import JOBS, SERVICES
 from torchrun_api.meta import ObjectMeta
-from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.apply import (
     NameConflictError,
     RejectedError,
@@ -19,8 +15,6 @@ from torchrun_controller.apply import (
     UnavailableError,
     Written,
 )
-from torchrun_controller.metrics import Metrics
-from torchrun_controller.own_writes import ReadYourWrites
 from torchrun_controller.reconcile.observed import Conflict, Observed, Rejection
 from torchrun_controller.reconcile.plan import Apply, Delete, Event, Plan
 from torchrun_controller.transport import ApiError
@@ -31,111 +25,14 @@ from torchrun_controller.worker import (
     Done,
     RequeueAfter,
     Terminal,
-    Worker,
 )
-from torchrun_controller.workqueue import AsyncWorkQueue
+from unit.worker.neighbours import KEY, NOW, World, observed, status
 
-KEY = ("team", "run")
-NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 SERVICE = Apply(SERVICES, {"metadata": {"name": "run", "namespace": "team"}})
 GONE = Delete(kind=JOBS, namespace="team", name="run", uid="u")
 STARTED = Event("Normal", "Started", "it runs")
 CONFLICT = Conflict("services", "run", "Service 'run' belongs to somebody else")
 REJECTION = Rejection("services", "run", "Service 'run': not like this")
-
-
-class Cache:
-    resource_version = 0
-
-
-class World:
-    """A worker whose neighbours are all here: what is observed, decided, written and recorded."""
-
-    def __init__(self) -> None:
-        self.time = 1000.0
-        self.cache = Cache()
-        self.present: dict[tuple[str, str], Observed] = {KEY: observed()}
-        self.plan: Callable[[Observed], Plan] = lambda _: Plan()
-        self.seen: list[Observed] = []
-        self.log: list[object] = []
-        self.events: list[Event] = []
-        self.failures: list[Exception] = []
-        self.version = 0
-        self.metrics = Metrics(CollectorRegistry())
-        self.queue: AsyncWorkQueue[tuple[str, str]] = AsyncWorkQueue(self.clock)
-        caches = {"services": self.cache, "torchrunjobs.torchrun.ai": self.cache}
-        self.worker = Worker(
-            self.queue,
-            observe=lambda namespace, name: self.present.get((namespace, name)),
-            decide=self.decide,
-            applier=self,
-            own_writes=ReadYourWrites(lambda _: caches, self.clock),
-            events=self,
-            metrics=self.metrics,
-            clock=self.clock,
-            now=lambda: NOW,
-        )
-
-    def clock(self) -> float:
-        return self.time
-
-    def decide(self, observed: Observed, now: datetime) -> Plan:
-        assert now == NOW
-        self.seen.append(observed)
-        return self.plan(observed)
-
-    async def apply(self, intent: Apply) -> Written:
-        return self._write(intent, Written(intent.kind, intent.name, "u", self._next()))
-
-    async def delete(self, delete: Delete) -> Written | None:
-        return self._write(delete, Written(delete.kind, delete.name, "u", ""))
-
-    async def apply_status(self, job: TorchrunJob, status: TorchrunJobStatus) -> Written | None:
-        return self._write(status, Written(TORCHRUN_JOBS, job.metadata.name, "u", self._next()))
-
-    def record(self, job: TorchrunJob, event: Event) -> None:
-        self.events.append(event)
-
-    async def attempts(self, keys: int = 1) -> None:
-        """Let the worker run until so many keys are done, then stop it."""
-        done = self.total_reconciles() + keys
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self.worker.run)
-            with anyio.fail_after(5):
-                while self.total_reconciles() < done:
-                    await anyio.lowlevel.checkpoint()
-            tasks.cancel_scope.cancel()
-
-    def total_reconciles(self) -> float:
-        (family,) = self.metrics.reconciles.collect()
-        return sum(sample.value for sample in family.samples)
-
-    def value(self, name: str, **labels: str) -> float:
-        return self.metrics.registry.get_sample_value(name, labels) or 0
-
-    def _next(self) -> str:
-        self.version += 1
-        return str(self.version)
-
-    def _write(self, what: object, written: Written) -> Written:
-        if self.failures:
-            raise self.failures.pop(0)
-        self.log.append(what)
-        return written
-
-
-def observed(phase: Phase | None = None, generation: int = 1, queue: int = 1) -> Observed:
-    return Observed(
-        job=TorchrunJob(
-            metadata=ObjectMeta(name="run", namespace="team", uid="job", generation=generation),
-            status=TorchrunJobStatus(phase=phase),
-        ),
-        queue=TorchrunQueue(metadata=ObjectMeta(uid="queue", generation=queue)),
-    )
-
-
-def status(phase: Phase, message: str = "") -> TorchrunJobStatus:
-    return TorchrunJobStatus(phase=phase, message=message)
 
 
 @pytest.fixture
@@ -291,6 +188,17 @@ class TestObstacles:
         world.cache.resource_version = 100
         world.time += FORBIDDEN_RETRY
         assert await world.worker.attempt(KEY) == Done()
+        assert SERVICE in world.log
+
+    async def test_it_goes_with_its_job(self, world: World) -> None:
+        world.plan = waiting_for
+        world.failures = [RejectedError(REJECTION, permanent=True)]
+        await world.worker.attempt(KEY)
+        world.cache.resource_version = 100
+        world.present.clear()
+        await world.worker.attempt(KEY)
+        world.present[KEY] = observed()
+        await world.worker.attempt(KEY)
         assert SERVICE in world.log
 
     async def test_a_plan_that_insists_is_no_hot_loop(self, world: World) -> None:
