@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torchrun_runtime.launch
@@ -67,6 +67,7 @@ class Launcher:
     python: str
     directory: Path
     folder: "Path | None" = None
+    started: "list[subprocess.Popen[str]]" = field(default_factory=list)
 
     def start(self, command: "str | list[str]", **environment: str) -> Launched:
         log = self.directory / "termination-log"
@@ -78,8 +79,17 @@ class Launcher:
             stderr=subprocess.PIPE,
             text=True,
             cwd=self.directory,
+            start_new_session=True,
         )
+        self.started.append(process)
         return Launched(process, log)
+
+    def clear(self) -> None:
+        """Leave nothing of a test that failed in the middle."""
+        for process in self.started:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
 
     def _entry(self) -> list[str]:
         """As a pod starts it; by its package's name where coverage is to recognise it."""

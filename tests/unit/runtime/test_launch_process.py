@@ -7,6 +7,7 @@ import socket
 import stat
 import textwrap
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,10 @@ from unit.runtime.launching import FOLDER, PYTHONS, Launcher
 
 
 @pytest.fixture(params=PYTHONS, ids=lambda path: Path(path).parents[1].name)
-def launcher(request: pytest.FixtureRequest, tmp_path: Path) -> Launcher:
-    return Launcher(request.param, tmp_path)
+def launcher(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Launcher]:
+    launcher = Launcher(request.param, tmp_path)
+    yield launcher
+    launcher.clear()
 
 
 def script(directory: Path, text: str, name: str = "script.py") -> str:

@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,9 +33,11 @@ TRAIN = """
 
 
 @pytest.fixture
-def launcher(tmp_path: Path) -> Launcher:
+def launcher(tmp_path: Path) -> Iterator[Launcher]:
     (tmp_path / "train.py").write_text(textwrap.dedent(TRAIN))
-    return Launcher(PYTHON, tmp_path)
+    launcher = Launcher(PYTHON, tmp_path)
+    yield launcher
+    launcher.clear()
 
 
 def torchrun_environment(processes: int = 2, **more: str) -> "dict[str, str]":
