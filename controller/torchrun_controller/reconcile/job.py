@@ -15,6 +15,8 @@ from torchrun_controller.reconcile.plan import Apply
 from torchrun_controller.reconcile.restarts import Counts
 from torchrun_controller.reconcile.run import InvalidSpecError, Run
 
+# Seconds of the grace period that the launcher keeps for itself, to tell how it ended.
+LAST_WORDS = 5
 GPU_TYPE_LABEL = f"{names.GROUP}/gpu-type"
 
 
@@ -169,7 +171,7 @@ def _env(job: TorchrunJob, run: Run, attempt: int) -> list[JsonValue]:
             TORCHRUN_JOB_NAME=job.metadata.name,
             TORCHRUN_ATTEMPT=str(attempt),
             TORCHRUN_START_FILE=f"{storage.PODINFO_DIR}/annotations",
-            TORCHRUN_GRACE_SECONDS=str(run.grace_seconds),
+            TORCHRUN_GRACE_SECONDS=str(max(run.grace_seconds - LAST_WORDS, 0)),
             TORCHRUN_COMMAND=msgspec.json.encode(job.spec.command).decode(),
             TORCHRUN_LAUNCHER=job.spec.launcher,
             TORCHRUN_BACKEND=run.backend,
