@@ -103,7 +103,7 @@ def test_out_of_memory_is_said_and_counted(space: Space):
     status = space.wait_phase("eats", "Failed", 120)
     assert (status["restarts"], status["reason"]) == (1, "OOMKilled")
     assert "all 1 restarts are used up" in status["message"]
-    told = space.kubectl("get", "events", "--field-selector", "regarding.name=eats")
+    told = space.kubectl("get", "events", "--field-selector", "involvedObject.name=eats")
     assert "OOMKilled" in told
 
 
