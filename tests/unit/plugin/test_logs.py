@@ -27,11 +27,13 @@ def stamped(second: int, nano: int, text: str) -> str:
 
 
 class Kubelet:
-    """Serves the logs of pods as a kubelet does; `cuts`: bytes after which a connection breaks."""
+    """Serves the logs of pods as a kubelet does; `cuts`: bytes after which a connection
+    breaks; `ends`: after which the log ends early as if it were whole."""
 
     def __init__(self, **logs: list[str]) -> None:
         self.logs = logs
         self.cuts: list[int] = []
+        self.ends: list[int] = []
         self.since: list[str | None] = []
 
     @asynccontextmanager
@@ -63,7 +65,7 @@ class Kubelet:
             assert request.transport is not None
             request.transport.close()
             return response
-        await response.write(body)
+        await response.write(body[: self.ends.pop(0)] if self.ends else body)
         return response
 
 
@@ -100,10 +102,11 @@ async def test_a_log_goes_on_behind_the_last_line_read() -> None:
     assert kubelet.since == [None, "2026-01-01T00:00:04.000000019Z"]
 
 
-@pytest.mark.parametrize("cuts", [[1], [200, 90, 0, 300], [len(LINES[0]), len(LINES[0]) + 3]])
-async def test_following_loses_and_doubles_nothing(cuts: list[int]) -> None:
+@pytest.mark.parametrize("ends", [[], [100, 0, 200]])
+@pytest.mark.parametrize("cuts", [[], [1], [200, 90, 0, 300], [len(LINES[0]), len(LINES[0]) + 3]])
+async def test_following_loses_and_doubles_nothing(cuts: list[int], ends: list[int]) -> None:
     kubelet = Kubelet(p0=LINES)
-    kubelet.cuts = list(cuts)
+    kubelet.cuts, kubelet.ends = list(cuts), list(ends)
     out = io.StringIO()
     async with kubelet.serve() as api:
         mirror = Mirror(api, "job")
@@ -113,7 +116,7 @@ async def test_following_loses_and_doubles_nothing(cuts: list[int]) -> None:
         class Watched(Terminal):
             def log(self, rank: int, line: bytes) -> None:
                 super().log(rank, line)
-                if not kubelet.cuts:
+                if not kubelet.cuts and not kubelet.ends:
                     mirror.show_pods({"p0": worker(0)})
 
         assert await run(api, mirror, Watched(out, io.StringIO())) == 0
