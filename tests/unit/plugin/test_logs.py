@@ -35,11 +35,13 @@ class Kubelet:
         self.cuts: list[int] = []
         self.ends: list[int] = []
         self.since: list[str | None] = []
+        self.pods: list[Pod] = []
 
     @asynccontextmanager
     async def serve(self) -> AsyncIterator[Api]:
         app = web.Application()
         app.router.add_get("/api/v1/namespaces/ns/pods/{pod}/log", self._log)
+        app.router.add_get("/api/v1/namespaces/ns/pods", self._list)
         runner = web.AppRunner(app, shutdown_timeout=1)
         await runner.setup()
         try:
@@ -49,6 +51,10 @@ class Kubelet:
                 yield Api(client, "ns", HASTY)
         finally:
             await runner.cleanup()
+
+    async def _list(self, _: web.Request) -> web.Response:
+        body = msgspec.json.encode({"items": self.pods})
+        return web.Response(body=body, content_type="application/json")
 
     async def _log(self, request: web.Request) -> web.StreamResponse:
         assert request.query["timestamps"] == "true"
@@ -111,7 +117,7 @@ async def test_following_loses_and_doubles_nothing(cuts: list[int], ends: list[i
     async with kubelet.serve() as api:
         mirror = Mirror(api, "job")
         mirror.show_job(msgspec.convert({"status": {"phase": "Succeeded"}}, Job))
-        mirror.show_pods({"p0": worker(0, ended=False)})
+        kubelet.pods = [worker(0, ended=False)]
 
         class Watched(Terminal):
             def log(self, rank: int, line: bytes) -> None:
@@ -124,13 +130,24 @@ async def test_following_loses_and_doubles_nothing(cuts: list[int], ends: list[i
     assert not kubelet.cuts
 
 
+async def test_workers_that_the_watch_has_not_brought_yet_are_read_all_the_same() -> None:
+    kubelet = Kubelet(p0=LINES[:1])
+    kubelet.pods = [worker(0)]
+    out = io.StringIO()
+    async with kubelet.serve() as api:
+        mirror = Mirror(api, "job")
+        mirror.show_job(msgspec.convert({"status": {"phase": "Succeeded"}}, Job))
+        assert await run(api, mirror, Terminal(out, io.StringIO())) == 0
+    assert out.getvalue() == "[0] line 0\n"
+
+
 async def test_ranks_are_chosen_and_the_root_cause_is_told() -> None:
     kubelet = Kubelet(p0=LINES[:2], p1=LINES[2:4])
     out, err = io.StringIO(), io.StringIO()
     failure = {"node": "n", "rank": 1, "exitCode": 137, "reason": "OOMKilled", "message": "memory"}
     async with kubelet.serve() as api:
         mirror = Mirror(api, "job")
-        mirror.show_pods({"p0": worker(0), "p1": worker(1)})
+        kubelet.pods = [worker(0), worker(1)]
         status = {"phase": "Failed", "lastFailure": failure}
         mirror.show_job(msgspec.convert({"status": status}, Job))
         assert await run(api, mirror, Terminal(out, err), 1) == 1
