@@ -11,23 +11,18 @@ from torchrun_api.core import Pod, StateTerminated
 class Mirror:
     """One job of a namespace. Run `keep` in a task; `changed` wakes all who wait for a change.
 
-    `seen` is False until job and pods have been asked for. The two watches are not in step: a job
-    may have ended before its pods show it.
+    `seen` is False until the job has been asked for. The two watches are not in step: a job may
+    have ended before its pods show it.
     """
 
     def __init__(self, api: Api, name: str) -> None:
         self.name = name
+        self.seen = False
         self.job: Job | None = None
         self.pods: dict[str, Pod] = {}
         self._api = api
         self._selector = {"labelSelector": f"{names.JOB_LABEL}={name}"}
-        self._unseen = {"job", "pods"}
         self._tick = anyio.Event()
-
-    @property
-    def seen(self) -> bool:
-        """Whether job and pods are known as they were at some moment."""
-        return not self._unseen
 
     async def keep(self) -> None:
         """Watch until cancelled. Raises ApiError and Unreachable as `Api.watch` does."""
@@ -63,16 +58,16 @@ class Mirror:
 
     def show_job(self, job: Job | None) -> None:
         """Take this as what there is, and wake who waits."""
+        self.seen = True
         self.job = job
-        self._wake("job")
+        self._wake()
 
     def show_pods(self, pods: dict[str, Pod]) -> None:
         """Take these as all that there are, and wake who waits."""
         self.pods = pods
-        self._wake("pods")
+        self._wake()
 
-    def _wake(self, what: str) -> None:
-        self._unseen.discard(what)
+    def _wake(self) -> None:
         self._tick.set()
         self._tick = anyio.Event()
 

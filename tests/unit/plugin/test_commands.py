@@ -164,21 +164,18 @@ def test_a_lost_answer_to_the_creation_is_no_second_job_and_no_conflict(laptop: 
     assert sum(request.startswith("POST") for request in laptop.server.requests) == 2
 
 
-def test_watches_that_end_or_expire_are_taken_up_again(laptop: Laptop) -> None:
+GONE: JsonObject = {"kind": "Status", "code": 410, "message": "too old resource version"}
+
+
+@pytest.mark.parametrize("event", [None, {"type": "ERROR", "object": GONE}], ids=["end", "expire"])
+def test_watches_that_end_or_expire_are_taken_up_again(
+    laptop: Laptop, event: JsonObject | None
+) -> None:
     play_controller(laptop.server)
     finish = laptop.server.on_upload
-    expired: list[object] = []
 
     def disturb() -> None:
-        if not expired:
-            expired.append(1)
-            laptop.server.disturb_watches(None)
-            gone: JsonObject = {
-                "kind": "Status",
-                "code": 410,
-                "message": "too old resource version",
-            }
-            laptop.server.disturb_watches({"type": "ERROR", "object": gone})
+        laptop.server.disturb_watches(event)
         finish()
 
     laptop.server.on_upload = disturb

@@ -27,17 +27,21 @@ def stamped(second: int, nano: int, text: str) -> str:
 
 
 class Kubelet:
-    """Serves the logs of pods as a kubelet does; `cuts`: bytes after which a connection breaks."""
+    """Serves the logs of pods as a kubelet does; `cuts`: bytes after which a connection
+    breaks; `ends`: after which the log ends early as if it were whole."""
 
     def __init__(self, **logs: list[str]) -> None:
         self.logs = logs
         self.cuts: list[int] = []
+        self.ends: list[int] = []
         self.since: list[str | None] = []
+        self.pods: list[Pod] = []
 
     @asynccontextmanager
     async def serve(self) -> AsyncIterator[Api]:
         app = web.Application()
         app.router.add_get("/api/v1/namespaces/ns/pods/{pod}/log", self._log)
+        app.router.add_get("/api/v1/namespaces/ns/pods", self._list)
         runner = web.AppRunner(app, shutdown_timeout=1)
         await runner.setup()
         try:
@@ -47,6 +51,10 @@ class Kubelet:
                 yield Api(client, "ns", HASTY)
         finally:
             await runner.cleanup()
+
+    async def _list(self, _: web.Request) -> web.Response:
+        body = msgspec.json.encode({"items": self.pods})
+        return web.Response(body=body, content_type="application/json")
 
     async def _log(self, request: web.Request) -> web.StreamResponse:
         assert request.query["timestamps"] == "true"
@@ -63,7 +71,7 @@ class Kubelet:
             assert request.transport is not None
             request.transport.close()
             return response
-        await response.write(body)
+        await response.write(body[: self.ends.pop(0)] if self.ends else body)
         return response
 
 
@@ -100,25 +108,37 @@ async def test_a_log_goes_on_behind_the_last_line_read() -> None:
     assert kubelet.since == [None, "2026-01-01T00:00:04.000000019Z"]
 
 
-@pytest.mark.parametrize("cuts", [[1], [200, 90, 0, 300], [len(LINES[0]), len(LINES[0]) + 3]])
-async def test_following_loses_and_doubles_nothing(cuts: list[int]) -> None:
+@pytest.mark.parametrize("ends", [[], [100, 0, 200]])
+@pytest.mark.parametrize("cuts", [[], [1], [200, 90, 0, 300], [len(LINES[0]), len(LINES[0]) + 3]])
+async def test_following_loses_and_doubles_nothing(cuts: list[int], ends: list[int]) -> None:
     kubelet = Kubelet(p0=LINES)
-    kubelet.cuts = list(cuts)
+    kubelet.cuts, kubelet.ends = list(cuts), list(ends)
     out = io.StringIO()
     async with kubelet.serve() as api:
         mirror = Mirror(api, "job")
         mirror.show_job(msgspec.convert({"status": {"phase": "Succeeded"}}, Job))
-        mirror.show_pods({"p0": worker(0, ended=False)})
+        kubelet.pods = [worker(0, ended=False)]
 
         class Watched(Terminal):
             def log(self, rank: int, line: bytes) -> None:
                 super().log(rank, line)
-                if not kubelet.cuts:
+                if not kubelet.cuts and not kubelet.ends:
                     mirror.show_pods({"p0": worker(0)})
 
         assert await run(api, mirror, Watched(out, io.StringIO())) == 0
     assert out.getvalue() == "".join(f"[0] line {n}\n" for n in range(20))
     assert not kubelet.cuts
+
+
+async def test_workers_that_the_watch_has_not_brought_yet_are_read_all_the_same() -> None:
+    kubelet = Kubelet(p0=LINES[:1])
+    kubelet.pods = [worker(0)]
+    out = io.StringIO()
+    async with kubelet.serve() as api:
+        mirror = Mirror(api, "job")
+        mirror.show_job(msgspec.convert({"status": {"phase": "Succeeded"}}, Job))
+        assert await run(api, mirror, Terminal(out, io.StringIO())) == 0
+    assert out.getvalue() == "[0] line 0\n"
 
 
 async def test_ranks_are_chosen_and_the_root_cause_is_told() -> None:
@@ -127,7 +147,7 @@ async def test_ranks_are_chosen_and_the_root_cause_is_told() -> None:
     failure = {"node": "n", "rank": 1, "exitCode": 137, "reason": "OOMKilled", "message": "memory"}
     async with kubelet.serve() as api:
         mirror = Mirror(api, "job")
-        mirror.show_pods({"p0": worker(0), "p1": worker(1)})
+        kubelet.pods = [worker(0), worker(1)]
         status = {"phase": "Failed", "lastFailure": failure}
         mirror.show_job(msgspec.convert({"status": status}, Job))
         assert await run(api, mirror, Terminal(out, err), 1) == 1
