@@ -6,7 +6,7 @@ import pytest
 
 from e2e.manifests import queue
 from e2e.space import Space
-from torchrun_api.kinds import TORCHRUN_JOBS
+from torchrun_api.kinds import PODS, TORCHRUN_JOBS
 
 RAISES = """
 import os, time
@@ -41,3 +41,13 @@ def test_the_first_rank_that_failed_is_named(
     assert said in failure["message"]
     assert said in run.stderr
     assert "rank 1" in run.stderr
+    assert worker_exit_code(space, 1) == exit_code
+
+
+def worker_exit_code(space: Space, index: int) -> int:
+    """What the container of one node ended with."""
+    selector = f"batch.kubernetes.io/job-completion-index={index}"
+    listed = space.api.get(PODS.path(space.name), params={"labelSelector": selector}).json()
+    (pod,) = listed["items"]
+    (status,) = pod["status"]["containerStatuses"]
+    return status["state"]["terminated"]["exitCode"]

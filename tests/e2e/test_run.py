@@ -42,9 +42,8 @@ def test_two_nodes_train_and_a_second_run_resumes(space: Space):
         assert by_rank[0] == by_rank[1]
         assert len(by_rank[0]) == 5
         assert by_rank[0][-1] < by_rank[0][0] - 0.3
-        # Steps may be passed too fast for a status each, never in another order.
-        assert phases[-3:] == ["Queued", "Running", "Succeeded"]
-        assert phases == [phase for phase in LIFE if phase in phases]
+        # Pending is passed at once where nothing is missing.
+        assert phases in (LIFE, LIFE[1:])
         described = space.kubectl("describe", "torchrunjob", "gpt")
         for word in ("WorkspaceReady", "Complete", "Scheduled", "Events:", "Running"):
             assert word in described
