@@ -23,11 +23,12 @@ from torchrun_api.core import (
 )
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import CLAIMS, JOBS, PODS, SERVICES
+from torchrun_api.kinds import CLAIMS, JOBS, PODS, SERVICES, TORCHRUN_JOBS
 from torchrun_api.meta import Condition
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.reconcile import Conflict, Defaults, Observed, Plan, reconcile
-from torchrun_controller.reconcile.plan import Apply
+from torchrun_controller.reconcile.plan import Apply, Delete
+from torchrun_controller.reconcile.workers import alive
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 DEFAULTS = Defaults(runtime_image="registry.example/torchrun:1")
@@ -75,6 +76,7 @@ class World:
         self.queue = queue
         self.now = START
         self.objects: dict[tuple[str, str], Any] = {}
+        self.gone = False
         self.conflicts: tuple[Conflict, ...] = ()
         self.created: list[tuple[str, str]] = []
         self.plans: list[Plan] = []
@@ -84,7 +86,8 @@ class World:
         """What the caches would show."""
         jobs = sorted(self._all(Job), key=lambda j: int(j.metadata.labels.attempt))
         pods = self._all(Pod)
-        attempt = jobs[-1].metadata.labels.attempt if jobs else ""
+        latest = jobs[-1].metadata.uid if jobs else ""
+        gangs = [p for p in pods if p.metadata.labels.component == names.WORKER]
         return Observed(
             job=self.job,
             queue=self.queue,
@@ -97,12 +100,8 @@ class World:
                 )
             ),
             child_jobs=tuple(jobs),
-            workers=tuple(
-                p
-                for p in pods
-                if p.metadata.labels.component == names.WORKER
-                and p.metadata.labels.attempt == attempt
-            ),
+            workers=tuple(p for p in gangs if p.metadata.controlled_by(latest)),
+            ghosts=tuple(p for p in gangs if not p.metadata.controlled_by(latest) and alive(p)),
             conflicts=self.conflicts,
         )
 
@@ -119,7 +118,7 @@ class World:
         for apply in plan.applies:
             self._create(apply)
         for delete in plan.deletes:
-            self.objects.pop((delete.kind.plural, delete.name), None)
+            self._delete(delete)
         if plan.status is not None:
             # Through JSON, as the API server would keep it.
             wire = msgspec.json.decode(msgspec.json.encode(plan.status), type=type(plan.status))
@@ -135,8 +134,45 @@ class World:
                 return plan
         raise AssertionError(f"no rest after ten reconciles: {plan}")
 
+    def _delete(self, delete: Delete) -> None:
+        """As the API server and the garbage collector do; containers take their time to stop."""
+        key = (delete.kind.plural, delete.name)
+        if delete.kind is TORCHRUN_JOBS:
+            self.gone = True
+        elif delete.kind is PODS and self.objects[key].metadata.labels.component == names.WORKER:
+            self._ending(key, 30 if delete.grace_seconds is None else delete.grace_seconds)
+        else:
+            removed = self.objects.pop(key)
+            for other, pod in list(self.objects.items()):
+                if isinstance(pod, Pod) and pod.metadata.controlled_by(removed.metadata.uid):
+                    self._ending(other, 30)
+
+    def _ending(self, key: tuple[str, str], grace: int) -> None:
+        pod: Pod = self.objects[key]
+        if not alive(pod):
+            del self.objects[key]
+            return
+        meta = replace(
+            pod.metadata,
+            deletion_timestamp=self.now + timedelta(seconds=grace),
+            deletion_grace_period_seconds=grace,
+        )
+        self.objects[key] = replace(pod, metadata=meta)
+
+    def containers_stop(self) -> None:
+        """Every pod that is being deleted is gone now."""
+        for key, value in list(self.objects.items()):
+            if isinstance(value, Pod) and value.metadata.deletion_timestamp is not None:
+                del self.objects[key]
+
     def _create(self, apply: Apply) -> None:
         key = (apply.kind.plural, apply.name)
+        if apply.uid:
+            known = self.objects[key]
+            assert known.metadata.uid == apply.uid
+            said = msgspec.convert(apply.body, TYPES[apply.kind.plural]).metadata.annotations
+            self.objects[key] = replace(known, metadata=replace(known.metadata, annotations=said))
+            return
         assert key not in self.objects, f"{key} made twice"
         made = msgspec.convert(apply.body, TYPES[apply.kind.plural])
         meta = replace(made.metadata, uid=f"uid-{next(self._uids)}", creation_timestamp=self.now)
@@ -147,7 +183,8 @@ class World:
 
     def _spawn(self, child: Job, body: JsonObject) -> None:
         spec: Any = body["spec"]
-        labels = spec["template"]["metadata"]["labels"]
+        template = spec["template"]["metadata"]
+        labels = template["labels"]
         for index in range(child.spec.completions or 1):
             name = f"{child.metadata.name}-{index}-abcde"
             pod: JsonObject = {
@@ -156,6 +193,7 @@ class World:
                     "namespace": "ml",
                     "uid": f"uid-{next(self._uids)}",
                     "labels": {**labels, names.COMPLETION_INDEX_LABEL: str(index)},
+                    "annotations": template.get("annotations", {}),
                     "ownerReferences": [
                         {"kind": "Job", "uid": child.metadata.uid, "controller": True}
                     ],
@@ -200,12 +238,17 @@ class World:
         self.objects[JOBS.plural, child.metadata.name] = replace(child, status=status)
 
     def delete_child_job(self) -> None:
-        """Somebody deletes the child Job; its pods go with it."""
+        """Somebody deletes the child Job, and its pods have gone with it."""
         child: Job = self.observed().child_jobs[-1]
         del self.objects[JOBS.plural, child.metadata.name]
         for key, value in list(self.objects.items()):
             if isinstance(value, Pod) and value.metadata.controlled_by(child.metadata.uid):
                 del self.objects[key]
+
+    def spec(self, **changes: Any) -> None:
+        """The user edits the spec."""
+        meta = replace(self.job.metadata, generation=self.job.metadata.generation + 1)
+        self.job = replace(self.job, metadata=meta, spec=replace(self.job.spec, **changes))
 
     def pass_time(self, **delta: float) -> None:
         """Move the clock."""

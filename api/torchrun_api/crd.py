@@ -37,6 +37,14 @@ class Column(Struct, frozen=True):
     wide: bool = False
 
 
+class Scale(Struct, frozen=True):
+    """The scale subresource, for `kubectl scale`."""
+
+    spec: str
+    status: str
+    selector: str
+
+
 class Definition(Struct, frozen=True):
     """What a CRD says of a kind beyond its schema."""
 
@@ -44,6 +52,7 @@ class Definition(Struct, frozen=True):
     short_names: tuple[str, ...]
     categories: tuple[str, ...]
     columns: tuple[Column, ...]
+    scale: Scale | None = None
 
 
 _AGE = Column("Age", "date", ".metadata.creationTimestamp", "Time since it was created.")
@@ -59,9 +68,11 @@ DEFINITIONS = (
             Column("Phase", "string", ".status.phase", "How far the run is."),
             Column("Workers", "string", ".status.workersStatus", "How many workers are ready."),
             Column("Reason", "string", ".status.reason", "Why it is in this phase."),
+            Column("Restarts", "integer", ".status.restarts", "Counted restarts.", wide=True),
             Column("GPUs", "integer", ".status.gpus", "GPUs of all nodes together.", wide=True),
             _AGE,
         ),
+        scale=Scale(".spec.numNodes", ".status.numNodes", ".status.selector"),
     ),
     Definition(
         TORCHRUN_QUEUES,
@@ -124,12 +135,24 @@ def custom_resource_definition(definition: Definition) -> JsonObject:
                     "name": kind.version,
                     "served": True,
                     "storage": True,
-                    "subresources": {"status": {}},
+                    "subresources": {"status": {}, **_scale(definition.scale)},
                     "additionalPrinterColumns": [_column(c) for c in definition.columns],
                     "schema": {"openAPIV3Schema": open_api_schema(kind)},
                 }
             ],
         },
+    }
+
+
+def _scale(scale: Scale | None) -> JsonObject:
+    if scale is None:
+        return {}
+    return {
+        "scale": {
+            "specReplicasPath": scale.spec,
+            "statusReplicasPath": scale.status,
+            "labelSelectorPath": scale.selector,
+        }
     }
 
 

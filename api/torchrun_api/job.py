@@ -7,6 +7,7 @@ from msgspec import Meta, field
 
 from torchrun_api.meta import Condition, ObjectMeta, Wire
 from torchrun_api.names import MAX_JOB_NAME
+from torchrun_api.reliability import Reliability
 from torchrun_api.schema import BY_NAME, BY_TYPE, Embedded, Quantity, Rule
 from torchrun_api.shared import (
     Affinity,
@@ -205,6 +206,14 @@ class TorchrunJobSpec(Wire, frozen=True, kw_only=True):
     distributed: Distributed = Distributed()
     scheduling: JobScheduling = JobScheduling()
     volumes: Volumes = Volumes()
+    reliability: Reliability = Reliability()
+    suspend: Annotated[
+        bool,
+        Meta(
+            description="Pause: ranks get SIGTERM and the grace period, then everything but the "
+            "claims is freed. Back to false: a new gang goes on, not counted as a restart."
+        ),
+    ] = False
     pod_template: PodTemplate = PodTemplate()
 
 
@@ -230,6 +239,17 @@ class LastFailure(Wire, frozen=True, kw_only=True):
     time: Annotated[datetime | None, Meta(description="When it happened.")] = None
 
 
+class Attempt(Wire, frozen=True, kw_only=True):
+    """A gang that ended, and why."""
+
+    number: Annotated[int, Meta(description="Number of the attempt, from 0.")] = 0
+    start_time: Annotated[datetime | None, Meta(description="When it was created.")] = None
+    end_time: Annotated[datetime | None, Meta(description="When it was given up.")] = None
+    counted: Annotated[bool, Meta(description="Whether maxRestarts counts its end.")] = False
+    reason: Annotated[str, Meta(description="Why it ended, in one word.")] = ""
+    message: Annotated[str, Meta(description="Why it ended.")] = ""
+
+
 class TorchrunJobStatus(Wire, frozen=True, kw_only=True):
     """How far the run is and why it waits or died."""
 
@@ -251,9 +271,18 @@ class TorchrunJobStatus(Wire, frozen=True, kw_only=True):
     workers: WorkersStatus | None = None
     workers_status: Annotated[str, Meta(description='The counts in words, as "3/4 ready".')] = ""
     attempt: Annotated[int, Meta(description="Number of the present gang, from 0.")] = 0
-    start_time: Annotated[datetime | None, Meta(description="When the first gang was created.")] = (
-        None
-    )
+    restarts: Annotated[int, Meta(description="New gangs that maxRestarts counts.")] = 0
+    disruptions: Annotated[
+        int, Meta(description="New gangs after disruptions and ignored failures, not counted.")
+    ] = 0
+    running_seconds: Annotated[
+        int, Meta(description="Running time of the gangs before the present one.")
+    ] = 0
+    attempts: Annotated[
+        tuple[Attempt, ...], Meta(max_length=5, description="The last gangs that ended.")
+    ] = ()
+    selector: Annotated[str, Meta(description="Label selector of the workers, for scaling.")] = ""
+    start_time: Annotated[datetime | None, Meta(description="When all workers first ran.")] = None
     completion_time: Annotated[
         datetime | None, Meta(description="When the job succeeded or failed for good.")
     ] = None

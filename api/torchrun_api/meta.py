@@ -53,6 +53,10 @@ class ChildAnnotations(Wire, frozen=True, kw_only=True):
     """The annotations of a child object that are read; the others are not kept."""
 
     workspace_sha256: str = field(default="", name="torchrun.ai/workspace-sha256")
+    start: str = field(default="", name="torchrun.ai/start")
+    restarts: str = field(default="", name="torchrun.ai/restarts")
+    disruptions: str = field(default="", name="torchrun.ai/disruptions")
+    cause: str = field(default="", name="torchrun.ai/cause")
 
 
 class ChildMeta(Wire, frozen=True, kw_only=True):
@@ -67,6 +71,7 @@ class ChildMeta(Wire, frozen=True, kw_only=True):
     owner_references: tuple[OwnerReference, ...] = ()
     creation_timestamp: datetime | None = None
     deletion_timestamp: datetime | None = None
+    deletion_grace_period_seconds: int = 0
 
     def controlled_by(self, uid: str) -> bool:
         """Whether the controller owner reference names the object with this UID."""

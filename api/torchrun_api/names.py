@@ -22,6 +22,13 @@ NETWORK = "network"
 # Set by the plugin on a TorchrunJob: only an upload with this digest is taken as its workspace.
 WORKSPACE_SHA256 = f"{GROUP}/workspace-sha256"
 
+# Of a child Job: what was counted until it was made, and why the gang before it ended.
+RESTARTS = f"{GROUP}/restarts"
+DISRUPTIONS = f"{GROUP}/disruptions"
+CAUSE = f"{GROUP}/cause"
+# Of a worker: the go-ahead of the start gate, once nothing of an older gang can run any more.
+START = f"{GROUP}/start"
+
 COMPLETION_INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 
 TRAINER_CONTAINER = "trainer"

@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta, field
 
 from torchrun_api.meta import Condition, ObjectMeta, Wire
+from torchrun_api.reliability import Reliability
 from torchrun_api.schema import BY_NAME, BY_TYPE, Embedded, Quantity, Rule
 from torchrun_api.shared import (
     Affinity,
@@ -166,6 +167,7 @@ class TorchrunQueueSpec(Wire, frozen=True, kw_only=True):
     ) = None
     networking: Networking = Networking()
     pod_template: PodTemplate = PodTemplate()
+    reliability: Reliability = Reliability()
 
 
 class TorchrunQueueStatus(Wire, frozen=True, kw_only=True):

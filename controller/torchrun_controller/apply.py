@@ -201,7 +201,12 @@ class Applier:
         preconditions = {"uid": delete.uid}
         if delete.resource_version:
             preconditions["resourceVersion"] = delete.resource_version
-        options = {"preconditions": preconditions, "propagationPolicy": delete.propagation}
+        options: JsonObject = {
+            "preconditions": {**preconditions},
+            "propagationPolicy": delete.propagation,
+        }
+        if delete.grace_seconds is not None:
+            options["gracePeriodSeconds"] = delete.grace_seconds
         self._gate.check()
         try:
             answer = await self._transport.request(

@@ -13,6 +13,7 @@ from torchrun_api.kinds import CLAIMS, JOBS, PODS, SERVICES, Kind
 from torchrun_api.meta import ChildMeta
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.reconcile.observed import Conflict, Observed, Rejection
+from torchrun_controller.reconcile.workers import alive
 from torchrun_controller.store import Store
 
 # Children by the job whose name their label bears; jobs by the queue that they name.
@@ -68,11 +69,16 @@ def observe(
         return meta.controlled_by(uid) or meta.labels.retained_from == name
 
     jobs, other_jobs = _part(caches.child_jobs.by_index(JOB_INDEX, key), owned)
-    pods, other_pods = _part(caches.pods.by_index(JOB_INDEX, key), _pod_owner(owned, jobs))
+    attempts = sorted(jobs, key=lambda child: _number(child.metadata.labels.attempt))
+    pods = caches.pods.by_index(JOB_INDEX, key)
+    gangs = [pod for pod in pods if pod.metadata.labels.component == names.WORKER]
+    latest = attempts[-1].metadata.uid if attempts else ""
+    workers, others = _part(gangs, lambda meta: meta.controlled_by(latest))
+    syncing, other_pods = _part(
+        (pod for pod in pods if pod.metadata.labels.component != names.WORKER), owned
+    )
     claims, other_claims = _part(caches.claims.by_index(JOB_INDEX, key), owned)
     services, other_services = _part(caches.services.by_index(JOB_INDEX, key), owned)
-    attempts = sorted(jobs, key=lambda child: _number(child.metadata.labels.attempt))
-    attempt = attempts[-1].metadata.labels.attempt if attempts else ""
     found = (
         *conflicts,
         *(_conflict(JOBS, other) for other in other_jobs),
@@ -86,23 +92,11 @@ def observe(
         claims=tuple(claims),
         service=next(iter(services), None),
         sync_pods=tuple(
-            sorted(
-                (pod for pod in pods if pod.metadata.labels.component == names.SYNC),
-                key=lambda pod: _number(pod.metadata.name.rpartition("-")[2]),
-            )
+            sorted(syncing, key=lambda pod: _number(pod.metadata.name.rpartition("-")[2]))
         ),
         child_jobs=tuple(attempts),
-        workers=tuple(
-            sorted(
-                (
-                    pod
-                    for pod in pods
-                    if pod.metadata.labels.component == names.WORKER
-                    and pod.metadata.labels.attempt == attempt
-                ),
-                key=attrgetter("metadata.name"),
-            )
-        ),
+        workers=tuple(sorted(workers, key=attrgetter("metadata.name"))),
+        ghosts=tuple(pod for pod in others if alive(pod)),
         conflicts=found,
         rejection=rejection,
     )
@@ -115,16 +109,6 @@ def _part(children: Iterable[C], owned: Callable[[ChildMeta], bool]) -> tuple[li
     for child in children:
         (ours if owned(child.metadata) else others).append(child)
     return ours, others
-
-
-def _pod_owner(owned: Callable[[ChildMeta], bool], jobs: list[Job]) -> Callable[[ChildMeta], bool]:
-    """A sync pod is the TorchrunJob's own, a worker its child Job's."""
-    uids = [child.metadata.uid for child in jobs]
-
-    def pod_owned(meta: ChildMeta) -> bool:
-        return owned(meta) or any(meta.controlled_by(uid) for uid in uids)
-
-    return pod_owned
 
 
 def _conflict(kind: Kind[C], child: C) -> Conflict:

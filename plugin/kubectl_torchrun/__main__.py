@@ -199,6 +199,60 @@ def logs(
     _run(work, kubeconfig, context, namespace)
 
 
+@cli.command()
+@click.argument("job")
+@_cluster_options
+def why(job: str, kubeconfig: str, context: str, namespace: str) -> None:
+    """Say why JOB waits or died: reason, earlier attempts, last lines of the first failed rank.
+
+    \b
+    Example:
+      kubectl torchrun why my-project-x7k2p
+    """
+
+    def work(target: "Target", terminal: "Terminal") -> int:
+        from kubectl_torchrun import life
+
+        return life.why(target, job)
+
+    _run(work, kubeconfig, context, namespace)
+
+
+@cli.command()
+@click.argument("job")
+@_cluster_options
+def suspend(job: str, kubeconfig: str, context: str, namespace: str) -> None:
+    """Pause JOB: ranks get SIGTERM and a grace period, then all but the claims is freed.
+
+    \b
+    Example:
+      kubectl torchrun suspend my-project-x7k2p
+    """
+    _pause(job, kubeconfig, context, namespace, paused=True)
+
+
+@cli.command()
+@click.argument("job")
+@_cluster_options
+def resume(job: str, kubeconfig: str, context: str, namespace: str) -> None:
+    """Let JOB go on after a pause, as a new gang on the same workspace.
+
+    \b
+    Example:
+      kubectl torchrun resume my-project-x7k2p
+    """
+    _pause(job, kubeconfig, context, namespace, paused=False)
+
+
+def _pause(job: str, kubeconfig: str, context: str, namespace: str, *, paused: bool) -> None:
+    def work(target: "Target", terminal: "Terminal") -> int:
+        from kubectl_torchrun import life
+
+        return life.suspend(target, job, terminal, paused=paused)
+
+    _run(work, kubeconfig, context, namespace)
+
+
 def _run(
     work: "Callable[[Target, Terminal], int]",
     kubeconfig: str,

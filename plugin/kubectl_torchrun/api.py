@@ -80,7 +80,12 @@ class Api:
 
     async def annotate(self, kind: Kind[T], name: str, key: str, value: str) -> None:
         """Set one annotation."""
-        body = msgspec.json.encode({"metadata": {"annotations": {key: value}}})
+        await self.merge(
+            kind, name, msgspec.json.encode({"metadata": {"annotations": {key: value}}})
+        )
+
+    async def merge(self, kind: Kind[T], name: str, body: bytes) -> None:
+        """Change an object by a JSON merge patch."""
         headers = {"Content-Type": "application/merge-patch+json"}
         query = {"fieldManager": "kubectl-torchrun"}
         path = kind.path(self.namespace, name)

@@ -4,6 +4,7 @@ Slimmer and laxer than the controller's types: a phase or a field that is newer 
 must not keep its user from the logs.
 """
 
+from datetime import datetime
 from typing import Generic, TypeVar
 
 from msgspec import Raw, Struct, field
@@ -47,6 +48,14 @@ class FailureSlice(Wire, frozen=True, kw_only=True):
     message: str = ""
 
 
+class AttemptSlice(Wire, frozen=True, kw_only=True):
+    """A gang that ended."""
+
+    number: int = 0
+    end_time: datetime | None = None
+    message: str = ""
+
+
 class JobStatusSlice(Wire, frozen=True, kw_only=True):
     """How far a job is."""
 
@@ -57,6 +66,9 @@ class JobStatusSlice(Wire, frozen=True, kw_only=True):
     attempt: int = 0
     conditions: tuple[Condition, ...] = ()
     last_failure: FailureSlice | None = None
+    restarts: int = 0
+    disruptions: int = 0
+    attempts: tuple[AttemptSlice, ...] = ()
 
 
 class Job(Wire, frozen=True, kw_only=True):

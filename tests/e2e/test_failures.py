@@ -26,7 +26,8 @@ def test_the_first_rank_that_failed_is_named(
     space: Space, tmp_path: Path, script: str, exit_code: int, said: str
 ):
     resources = {"cpus": "250m", "memory": "512Mi"}
-    space.apply(queue("torch", space.cluster.trainer, nodeResources=resources))
+    once = {"maxRestarts": 0}
+    space.apply(queue("torch", space.cluster.trainer, nodeResources=resources, reliability=once))
     (tmp_path / "train.py").write_text(script)
     run = space.submit(
         tmp_path, "python train.py", "--queue", "torch", "--nodes", "2", "--name", "dies"

@@ -111,6 +111,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no size": (job(numNodes=None), "set exactly one of numNodes and numGPUs"),
     "two sizes": (job(numGPUs=8), "set exactly one of numNodes and numGPUs"),
     "no nodes": (job(numNodes=0), "should be greater than or equal to 1"),
+    "a rule that can never match": (
+        job(reliability={"rules": [{"action": "fail"}]}),
+        "a rule without exitCodes, signals and podConditions can never match",
+    ),
     "elastic without start": (
         job(numNodes=None, numGPUs=8, elastic={"minNodes": 1, "maxNodes": 2}),
         "elastic needs numNodes, the number of nodes to start with",
@@ -305,5 +309,27 @@ def test_print_columns(crds: LocalCluster, started: str) -> None:
     assert head.split() == ["NAME", "QUEUE", "NODES", "PHASE", "WORKERS", "REASON", "AGE"]
     assert line.split()[:7] == [started, "q", "2", "Running", "1/2", "ready", "Starting"]
     wide = crds.kubectl("get", "torchrun", "-o", "wide").stdout.splitlines()[0]
-    assert wide.split() == [*head.split()[:-1], "GPUS", "AGE"]
+    assert wide.split() == [*head.split()[:-1], "RESTARTS", "GPUS", "AGE"]
     assert f"torchrunjob.torchrun.ai/{started}" in crds.kubectl("get", "all").stdout
+
+
+def test_scaling_is_bounded_by_elastic(crds: LocalCluster) -> None:
+    elastic = job("scaled", elastic={"minNodes": 1, "maxNodes": 3})
+    crds.kubectl("create", "-f", "-", stdin=json.dumps(elastic))
+    crds.kubectl("scale", "torchrunjob/scaled", "--replicas=3")
+    scaled = json.loads(crds.kubectl("get", "torchrunjob", "scaled", "-o", "json").stdout)
+    assert scaled["spec"]["numNodes"] == 3
+    outside = crds.kubectl("scale", "torchrunjob/scaled", "--replicas=4", check=False)
+    assert "numNodes must lie between" in outside.stderr
+    crds.kubectl("delete", "torchrunjob", "scaled")
+
+
+def test_a_started_job_of_fixed_size_does_not_scale(crds: LocalCluster) -> None:
+    crds.kubectl("create", "-f", "-", stdin=json.dumps(job("fixed")))
+    patch = json.dumps({"status": STARTED})
+    crds.kubectl(
+        "patch", "torchrunjob", "fixed", "--subresource=status", "--type=merge", "-p", patch
+    )
+    refused = crds.kubectl("scale", "torchrunjob/fixed", "--replicas=3", check=False)
+    assert "only spec.elastic allows another size" in refused.stderr
+    crds.kubectl("delete", "torchrunjob", "fixed")

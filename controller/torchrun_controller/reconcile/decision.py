@@ -2,14 +2,19 @@
 
 from msgspec import Struct
 
+from torchrun_api.job import Attempt, LastFailure
 from torchrun_controller.reconcile.phases import Finding
 from torchrun_controller.reconcile.plan import Apply, Delete
+from torchrun_controller.reconcile.restarts import Counts
 from torchrun_controller.reconcile.run import Run
 from torchrun_controller.reconcile.workers import Why
 
 
 class Decision(Struct, frozen=True, kw_only=True):
-    """A finding with its reason; `queue` and `workspace` say why these two are ready, if so."""
+    """A finding with its reason; `queue` and `workspace` say why these two are ready, if so.
+
+    `ended` is the gang that this decision gives up, `failure` the root cause of its end.
+    """
 
     finding: Finding
     why: Why
@@ -20,3 +25,6 @@ class Decision(Struct, frozen=True, kw_only=True):
     applies: tuple[Apply, ...] = ()
     deletes: tuple[Delete, ...] = ()
     requeue_after: float | None = None
+    counts: Counts = Counts()
+    ended: Attempt | None = None
+    failure: LastFailure | None = None

@@ -1,18 +1,23 @@
 """The gang of the present attempt: which child Job it is and how it stands."""
 
+from datetime import datetime
+
+import msgspec
+
 from torchrun_api import names
-from torchrun_api.core import Job, Pod
-from torchrun_api.job import LastFailure
-from torchrun_api.kinds import JOBS
+from torchrun_api.core import Job
+from torchrun_api.job import Attempt, LastFailure
+from torchrun_api.kinds import JOBS, PODS
+from torchrun_controller.reconcile.failures import Failure, root_cause
 from torchrun_controller.reconcile.observed import Observed
 from torchrun_controller.reconcile.phases import Finding
-from torchrun_controller.reconcile.workers import (
-    Why,
-    count,
-    first_reason,
-    root_cause,
-    scheduled,
-)
+from torchrun_controller.reconcile.plan import Apply, Delete
+from torchrun_controller.reconcile.restarts import Counts
+from torchrun_controller.reconcile.workers import Why, alive, count, first_reason, scheduled
+
+# Seconds for survivors of a failed gang: their peers are gone, there is nothing left to save.
+SURVIVOR_GRACE = 5
+KEPT_JOBS = 5
 
 
 def nodes_of(child: Job) -> int:
@@ -20,10 +25,34 @@ def nodes_of(child: Job) -> int:
     return child.spec.completions or child.spec.parallelism
 
 
-def attempt_of(job: Job) -> int:
+def attempt_of(child: Job) -> int:
     """Number of the attempt, from its label."""
-    label = job.metadata.labels.attempt
-    return int(label) if label.isdecimal() else 0
+    return _number(child.metadata.labels.attempt)
+
+
+def counts_of(observed: Observed) -> Counts:
+    """What was counted so far: by the status, or by a child Job that is newer than it."""
+    status = observed.job.status
+    known = Counts(status.restarts, status.disruptions)
+    if not observed.child_jobs or attempt_of(observed.child_jobs[-1]) <= status.attempt:
+        return known
+    said = observed.child_jobs[-1].metadata.annotations
+    return Counts(_number(said.restarts), _number(said.disruptions))
+
+
+def ended_before(observed: Observed) -> Attempt | None:
+    """The attempt before the present one, where the status has not heard of its end."""
+    child = observed.child_jobs[-1]
+    if attempt_of(child) <= observed.job.status.attempt:
+        return None
+    try:
+        return msgspec.json.decode(child.metadata.annotations.cause, type=Attempt)
+    except msgspec.DecodeError:
+        return None
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdecimal() else 0
 
 
 def next_attempt(observed: Observed) -> int:
@@ -32,45 +61,140 @@ def next_attempt(observed: Observed) -> int:
     A later number whose name a foreign Job holds is skipped.
     """
     status = observed.job.status
-    if status.workers is None:
-        return status.attempt
+    last = attempt_of(observed.child_jobs[-1]) if observed.child_jobs else status.attempt
+    if status.workers is None and not observed.child_jobs:
+        return last
     taken = {c.name for c in observed.conflicts if c.resource == JOBS.resource}
-    attempt = status.attempt + 1
+    attempt = max(last, status.attempt) + 1
     while names.child_job(observed.job.metadata.name, attempt) in taken:
         attempt += 1
     return attempt
 
 
-def find(child: Job, workers: tuple[Pod, ...]) -> tuple[Finding, Why]:
+def find(observed: Observed) -> tuple[Finding, Why, Failure | None]:
     """How the gang stands.
 
     Success is the Job's own verdict: single pods that succeeded prove nothing of the others.
     Failure is taken from the first failed pod, well before the Job says so.
     """
+    child, workers = observed.child_jobs[-1], observed.workers
     nodes = nodes_of(child)
     verdicts = {c.type: c for c in child.status.conditions if c.status == "True"}
     if "Complete" in verdicts:
-        return Finding.GANG_SUCCEEDED, Why("Completed", f"{nodes} of {nodes} workers succeeded")
-    failure = root_cause(workers)
-    if failure is not None:
-        return Finding.GANG_FAILED, why_failed(failure)
-    if "Failed" in verdicts:
-        said = verdicts["Failed"]
-        return Finding.GANG_FAILED, Why(said.reason or "JobFailed", said.message)
+        why = Why("Completed", f"{nodes} of {nodes} workers succeeded")
+        return Finding.GANG_SUCCEEDED, why, None
     if child.metadata.deletion_timestamp is not None:
         message = f"Job {child.metadata.name} is being deleted; a new attempt follows"
-        return Finding.GANG_ENDING, Why("JobDeleted", message)
+        return Finding.GANG_ENDING, Why("JobDeleted", message), None
+    failure = root_cause(workers)
+    if failure is None and "Failed" in verdicts:
+        # Its pods are gone without a word: somebody removed them.
+        said = verdicts["Failed"]
+        failure = Failure(
+            said=LastFailure(
+                reason=said.reason or "JobFailed",
+                message=said.message or f"Job {child.metadata.name} failed",
+                time=said.last_transition_time,
+            ),
+            disruption=len(workers) < nodes,
+        )
+    if failure is not None:
+        return Finding.GANG_FAILED, why_failed(failure.said), failure
+    return *_progress(observed), None
+
+
+def _progress(observed: Observed) -> tuple[Finding, Why]:
+    """Nothing failed: is it running, and if not, what does it wait for."""
+    child, workers = observed.child_jobs[-1], observed.workers
+    nodes = nodes_of(child)
     counts = count(workers, nodes)
-    if counts.pending == 0:
-        return Finding.GANG_RUNNING, Why("WorkersRunning", f"{nodes} of {nodes} workers started")
     if child.spec.suspend:
         return Finding.GANG_STARTING, Why("JobSuspended", f"Job {child.metadata.name} is suspended")
     why = first_reason(workers)
     if why is not None:
         prefix = f"{scheduled(workers)} of {nodes} workers have a node; "
         return Finding.GANG_STARTING, Why(why.reason, prefix + why.message)
+    if observed.ghosts:
+        pods = ", ".join(sorted(pod.metadata.name for pod in observed.ghosts)[:4])
+        message = f"{len(observed.ghosts)} workers of an earlier gang still end: {pods}"
+        return Finding.GANG_STARTING, Why("WaitingForOldGang", message)
+    if counts.pending == 0 and not _waiting_at_the_gate(observed):
+        return Finding.GANG_RUNNING, Why("WorkersRunning", f"{nodes} of {nodes} workers started")
     started = nodes - counts.pending
     return Finding.GANG_STARTING, Why("WorkersStarting", f"{started} of {nodes} workers started")
+
+
+def _waiting_at_the_gate(observed: Observed) -> tuple[Apply, ...]:
+    """The go-ahead, for each worker that does not have it yet."""
+    attempt = str(attempt_of(observed.child_jobs[-1]))
+    return tuple(
+        Apply(
+            PODS,
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {
+                    "name": pod.metadata.name,
+                    "namespace": pod.metadata.namespace,
+                    "annotations": {names.START: attempt},
+                },
+            },
+            uid=pod.metadata.uid,
+        )
+        for pod in observed.workers
+        if pod.metadata.annotations.start != attempt and alive(pod)
+    )
+
+
+def open_gate(observed: Observed) -> tuple[Apply, ...]:
+    """No rank starts before every container of an older gang is known to have stopped."""
+    return () if observed.ghosts else _waiting_at_the_gate(observed)
+
+
+def end_survivors(observed: Observed, grace: int = SURVIVOR_GRACE) -> tuple[Delete, ...]:
+    """Pods of the present gang that still run; `grace` in seconds."""
+    return tuple(
+        Delete(
+            kind=PODS,
+            namespace=pod.metadata.namespace,
+            name=pod.metadata.name,
+            uid=pod.metadata.uid,
+            grace_seconds=grace,
+        )
+        for pod in observed.workers
+        if alive(pod) and pod.metadata.deletion_timestamp is None
+    )
+
+
+def delete(child: Job) -> Delete:
+    """The child Job with its pods, which get their full grace period."""
+    meta = child.metadata
+    return Delete(kind=JOBS, namespace=meta.namespace, name=meta.name, uid=meta.uid)
+
+
+def forget_oldest(observed: Observed) -> tuple[Delete, ...]:
+    """Child Jobs of ended attempts, but for the last few."""
+    return tuple(delete(child) for child in observed.child_jobs[: -KEPT_JOBS + 1])
+
+
+def record(observed: Observed, why: Why, now: datetime, *, counted: bool) -> Attempt:
+    """The present gang as an attempt that ended."""
+    child = observed.child_jobs[-1]
+    return Attempt(
+        number=attempt_of(child),
+        start_time=child.metadata.creation_timestamp,
+        end_time=now,
+        counted=counted,
+        reason=why.reason,
+        message=why.message[:512],
+    )
+
+
+def recorded(observed: Observed) -> Attempt | None:
+    """The present gang's end, where the status has it already."""
+    number = attempt_of(observed.child_jobs[-1])
+    known = (a for a in observed.job.status.attempts if a.number == number)
+    return next(known, None)
 
 
 def why_failed(failure: LastFailure) -> Why:

@@ -3,33 +3,57 @@
 import msgspec
 
 from torchrun_api import names
-from torchrun_api.job import TorchrunJob
+from torchrun_api.job import Attempt, TorchrunJob
 from torchrun_api.json import JsonObject, JsonValue
 from torchrun_api.kinds import JOBS
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.reconcile import network, storage
 from torchrun_controller.reconcile.merge import merge
 from torchrun_controller.reconcile.objects import RESTRICTED_CONTAINER, env, labels, metadata
-from torchrun_controller.reconcile.observed import Defaults
+from torchrun_controller.reconcile.observed import Defaults, Observed
 from torchrun_controller.reconcile.plan import Apply
+from torchrun_controller.reconcile.restarts import Counts
 from torchrun_controller.reconcile.run import InvalidSpecError, Run
 
+# Seconds of the grace period that the launcher keeps for itself, to tell how it ended.
+LAST_WORDS = 5
 GPU_TYPE_LABEL = f"{names.GROUP}/gpu-type"
 
 
 def child_job(
-    job: TorchrunJob, queue: TorchrunQueue, run: Run, attempt: int, defaults: Defaults
+    observed: Observed,
+    run: Run,
+    attempt: int,
+    defaults: Defaults,
+    *,
+    counts: Counts,
+    ended: Attempt | None,
+    may_start: bool,
 ) -> Apply:
     """The gang as an Indexed Job with a pod for each node.
 
     A lost pod is a new gang (torchrun does not recover the death of an agent in place), so the Job
     itself never retries: backoffLimit 0, restartPolicy Never and no podFailurePolicy.
 
+    What was counted until now and how the gang before it ended stand in its annotations, so that
+    nothing is lost or counted twice if the status is not written. Unless `may_start`, its ranks
+    wait for the annotation torchrun.ai/start of their pods.
+
     Raises:
         InvalidSpecError: the job sets an environment variable that is the controller's.
     """
+    job, queue = observed.job, observed.queue
+    assert queue is not None
     meta = metadata(job, names.child_job(job.metadata.name, attempt), names.WORKER)
     meta["labels"] = _labels(job, attempt)
+    if attempt:
+        cause = "" if ended is None else msgspec.json.encode(ended).decode()
+        meta["annotations"] = {
+            names.RESTARTS: str(counts.restarts),
+            names.DISRUPTIONS: str(counts.disruptions),
+            **({names.CAUSE: cause} if cause else {}),
+        }
+    start = str(attempt) if may_start else ""
     body: JsonObject = {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -40,7 +64,7 @@ def child_job(
             "parallelism": run.size.nodes,
             "backoffLimit": 0,
             "podReplacementPolicy": "Failed",
-            "template": _template(job, queue, run, attempt, defaults),
+            "template": _template(job, queue, run, attempt, start, defaults),
         },
     }
     return Apply(JOBS, body)
@@ -51,7 +75,7 @@ def _labels(job: TorchrunJob, attempt: int) -> JsonObject:
 
 
 def _template(
-    job: TorchrunJob, queue: TorchrunQueue, run: Run, attempt: int, defaults: Defaults
+    job: TorchrunJob, queue: TorchrunQueue, run: Run, attempt: int, start: str, defaults: Defaults
 ) -> JsonObject:
     """The user's templates below, what the controller decides on top."""
     template: JsonObject = {}
@@ -64,8 +88,11 @@ def _template(
         **_labels(job, attempt),
     }
     meta: JsonObject = {"labels": pod_labels}
-    if job.spec.annotations:
-        meta["annotations"] = dict(job.spec.annotations)
+    annotations: JsonObject = {**job.spec.annotations}
+    if start:
+        annotations[names.START] = start
+    if annotations:
+        meta["annotations"] = annotations
     pod = _pod(job, queue, run, defaults)
     pod["containers"] = [_trainer(job, queue, run, attempt)]
     return merge(template, {"metadata": meta, "spec": pod})
@@ -76,6 +103,7 @@ def _pod(job: TorchrunJob, queue: TorchrunQueue, run: Run, defaults: Defaults) -
     spec = queue.spec
     pod: JsonObject = {
         "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": run.grace_seconds,
         "enableServiceLinks": False,
         "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
         "initContainers": [_launcher(defaults)],
@@ -142,6 +170,8 @@ def _env(job: TorchrunJob, run: Run, attempt: int) -> list[JsonValue]:
         *env(
             TORCHRUN_JOB_NAME=job.metadata.name,
             TORCHRUN_ATTEMPT=str(attempt),
+            TORCHRUN_START_FILE=f"{storage.PODINFO_DIR}/annotations",
+            TORCHRUN_GRACE_SECONDS=str(max(run.grace_seconds - LAST_WORDS, 0)),
             TORCHRUN_COMMAND=msgspec.json.encode(job.spec.command).decode(),
             TORCHRUN_LAUNCHER=job.spec.launcher,
             TORCHRUN_BACKEND=run.backend,

@@ -26,9 +26,10 @@ class Rejection(Struct, frozen=True):
 class Observed(Struct, frozen=True, kw_only=True):
     """The present state of one job. Lists hold only objects that the job's UID controls.
 
-    `sync_pods` are in the order of their numbers, `child_jobs` of their attempts; `workers` are the
-    pods of the latest of these. A retained claim has no owner and is listed by its label.
-    `conflicts` are the names held by others, as the cache or the last apply showed them.
+    `sync_pods` are in the order of their numbers, `child_jobs` of their attempts. `workers` are the
+    pods of the latest of these, `ghosts` those of any other gang under the job's name that may
+    still run, an earlier job's of that name included. A retained claim has no owner and is listed
+    by its label. `conflicts` are the names held by others, as the cache or the last apply showed.
     """
 
     job: TorchrunJob
@@ -38,6 +39,7 @@ class Observed(Struct, frozen=True, kw_only=True):
     sync_pods: tuple[Pod, ...] = ()
     child_jobs: tuple[Job, ...] = ()
     workers: tuple[Pod, ...] = ()
+    ghosts: tuple[Pod, ...] = ()
     conflicts: tuple[Conflict, ...] = ()
     rejection: Rejection | None = None
 

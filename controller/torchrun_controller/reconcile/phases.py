@@ -20,7 +20,12 @@ class Finding(Enum):
     """What a job's objects say, all told; the first that holds, in this order."""
 
     GANG_SUCCEEDED = "every worker succeeded"
-    GANG_FAILED = "a worker failed, or the child Job did"
+    DEADLINE_EXCEEDED = "the job has run for longer than it may"
+    SUSPENDING = "a pause is asked for and pods still end"
+    SUSPENDED = "a pause is asked for and nothing runs"
+    GANG_FAILED = "a worker failed, and no new gang may follow"
+    BACKING_OFF = "a worker failed, and a new gang follows after a delay"
+    RESIZING = "the gang has another size than the spec"
     GANG_RUNNING = "every worker runs or has succeeded"
     GANG_STARTING = "the child Job is there, not all workers run"
     GANG_ENDING = "the child Job is being deleted by somebody else"
@@ -28,22 +33,28 @@ class Finding(Enum):
     SPEC_INVALID = "job and queue make no run"
     NAME_TAKEN = "a name of ours is held by a foreign object"
     REJECTED = "the API server refused an object of ours"
+    SYNC_TIMED_OUT = "the workspace was not ready in time"
     WORKSPACE_REFUSED = "the workspace's source cannot be used until it is mended"
     WORKSPACE_SYNCING = "the workspace is not ready"
     READY = "nothing is missing: the gang is created"
 
 
 class Row(Struct, frozen=True):
-    """Where a finding leads, and the condition that carries its reason and message."""
+    """Where a finding leads (None: nowhere), and the condition that carries reason and message."""
 
-    phase: Phase
+    phase: Phase | None
     condition: str
     status: ConditionStatus
 
 
 ROWS: dict[Finding, Row] = {
     Finding.GANG_SUCCEEDED: Row("Succeeded", "Complete", "True"),
+    Finding.DEADLINE_EXCEEDED: Row("TimedOut", "Failed", "True"),
+    Finding.SUSPENDING: Row(None, "Suspended", "False"),
+    Finding.SUSPENDED: Row("Suspended", "Suspended", "True"),
     Finding.GANG_FAILED: Row("Failed", "Failed", "True"),
+    Finding.BACKING_OFF: Row("Queued", "Running", "False"),
+    Finding.RESIZING: Row("Queued", "Running", "False"),
     Finding.GANG_RUNNING: Row("Running", "Running", "True"),
     Finding.GANG_STARTING: Row("Queued", "Running", "False"),
     Finding.GANG_ENDING: Row("Queued", "Running", "False"),
@@ -51,6 +62,7 @@ ROWS: dict[Finding, Row] = {
     Finding.SPEC_INVALID: Row("Pending", "Running", "False"),
     Finding.NAME_TAKEN: Row("Pending", "Running", "False"),
     Finding.REJECTED: Row("Pending", "Running", "False"),
+    Finding.SYNC_TIMED_OUT: Row("Failed", "Failed", "True"),
     Finding.WORKSPACE_REFUSED: Row("Syncing", "WorkspaceReady", "False"),
     Finding.WORKSPACE_SYNCING: Row("Syncing", "WorkspaceReady", "False"),
     Finding.READY: Row("Queued", "Running", "False"),

@@ -33,6 +33,7 @@ class Delete(Struct, frozen=True, kw_only=True):
     uid: str
     resource_version: str = ""
     propagation: Literal["Background", "Foreground"] = "Background"
+    grace_seconds: int | None = None
 
 
 class Event(Struct, frozen=True):

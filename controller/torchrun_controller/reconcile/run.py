@@ -11,6 +11,8 @@ from torchrun_api.json import JsonObject
 from torchrun_api.quantity import QuantityError, format_bytes, format_cpu, parse
 from torchrun_api.queue import NodeResources, TorchrunQueue, TorchrunQueueSpec
 from torchrun_api.shared import Dataset, RdzvBackend
+from torchrun_controller.reconcile.policy import Policy, policy_of
+from torchrun_controller.reconcile.restarts import unreachable
 
 DEFAULT_CLAIM_SIZE = "10Gi"
 DEFAULT_PORT = 29500
@@ -75,6 +77,7 @@ class Run(Struct, frozen=True, kw_only=True):
     node_selector: dict[str, str]
     tolerations: tuple[JsonObject, ...]
     affinity: JsonObject | None
+    grace_seconds: int
 
 
 def resolve(job: TorchrunJob, queue: TorchrunQueue) -> Run:
@@ -92,6 +95,8 @@ def resolve(job: TorchrunJob, queue: TorchrunQueue) -> Run:
     except QuantityError as error:
         raise InvalidSpecError(str(error)) from error
     _check_command(spec)
+    policy = policy_of(job, queue)
+    _check_rules(policy)
     _check_image(spec, template)
     return Run(
         size=size,
@@ -120,6 +125,7 @@ def resolve(job: TorchrunJob, queue: TorchrunQueue) -> Run:
         node_selector=template.scheduling.node_selector | spec.scheduling.node_selector,
         tolerations=template.scheduling.tolerations + spec.scheduling.tolerations,
         affinity=_first(spec.scheduling.affinity, template.scheduling.affinity, None),
+        grace_seconds=policy.grace_seconds,
     )
 
 
@@ -257,6 +263,15 @@ def _rendezvous(spec: TorchrunJobSpec, template: TorchrunQueueSpec) -> Rendezvou
 def _by_name(queue: tuple[Dataset, ...], job: tuple[Dataset, ...]) -> tuple[Dataset, ...]:
     merged = {dataset.name: dataset for dataset in queue + job}
     return tuple(merged.values())
+
+
+def _check_rules(policy: Policy) -> None:
+    index = unreachable(policy.rules)
+    if index is not None:
+        raise InvalidSpecError(
+            f"reliability.rules[{index}]: can never match, earlier rules take all that it names;"
+            " remove it or put it first"
+        )
 
 
 def _check_command(spec: TorchrunJobSpec) -> None:

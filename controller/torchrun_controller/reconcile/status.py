@@ -3,24 +3,33 @@
 from datetime import datetime
 
 from msgspec.structs import replace
+
+from torchrun_api import names
+from torchrun_api.job import Attempt, TorchrunJobStatus, WorkersStatus
+from torchrun_api.meta import Condition
 from torchrun_api.queue import TorchrunQueueSpec
 from torchrun_api.unsupported import not_yet_supported
-
-from torchrun_api.job import TorchrunJobStatus
-from torchrun_api.meta import Condition
 from torchrun_controller.reconcile import gang
 from torchrun_controller.reconcile.conditions import Claimed, update
 from torchrun_controller.reconcile.decision import Decision
+from torchrun_controller.reconcile.ends import seconds_run
+from torchrun_controller.reconcile.failures import precedence, root_cause
 from torchrun_controller.reconcile.observed import Observed
 from torchrun_controller.reconcile.phases import TERMINAL, Finding, Row
 from torchrun_controller.reconcile.plan import Event
-from torchrun_controller.reconcile.workers import Why, count, precedence, root_cause, scheduled
+from torchrun_controller.reconcile.workers import Why, count, scheduled
+
+KEPT_ATTEMPTS = 5
+ALREADY_FINISHED = Why("AlreadyFinished", "spec.suspend came after the end and changes nothing")
 
 # Findings, and reasons of a waiting gang, that somebody has to do something about.
 TROUBLE = frozenset(
     {
         Finding.GANG_FAILED,
         Finding.GANG_ENDING,
+        Finding.BACKING_OFF,
+        Finding.DEADLINE_EXCEEDED,
+        Finding.SYNC_TIMED_OUT,
         Finding.QUEUE_MISSING,
         Finding.SPEC_INVALID,
         Finding.NAME_TAKEN,
@@ -28,40 +37,68 @@ TROUBLE = frozenset(
         Finding.WORKSPACE_REFUSED,
     }
 )
-TROUBLE_REASONS = frozenset({"Unschedulable", "ImagePullFailed", "ClaimPending", "JobSuspended"})
+TROUBLE_REASONS = frozenset(
+    {"Unschedulable", "ImagePullFailed", "ClaimPending", "JobSuspended", "Restarting"}
+)
 
 
 def compose(observed: Observed, decision: Decision, row: Row, now: datetime) -> TorchrunJobStatus:
     """The status that tells what was decided."""
     job, present = observed.job, observed.job.status
-    nodes = decision.run.size.nodes if decision.run else present.num_nodes or 0
-    if observed.child_jobs:
-        nodes = gang.nodes_of(observed.child_jobs[-1])
-    has_gang = bool(observed.child_jobs) or decision.finding is Finding.READY
-    workers = count(observed.workers, nodes) if has_gang else present.workers
-    started = row.phase in ("Running", "Succeeded")
+    phase = row.phase or present.phase
+    nodes, workers = _workers(observed, decision)
+    ended = phase in TERMINAL
     return TorchrunJobStatus(
-        phase=row.phase,
+        phase=phase,
         observed_generation=job.metadata.generation,
         reason=decision.why.reason,
         message=decision.why.message,
         conditions=_by_type(
             update(
                 present.conditions,
-                _conditions(observed, decision, row, nodes),
+                _conditions(observed, decision, row, nodes or 0),
                 job.metadata.generation,
                 now,
             )
         ),
-        num_nodes=nodes or None,
+        num_nodes=nodes,
         gpus=decision.run.size.gpus if decision.run else present.gpus,
         workers=workers,
         workers_status=f"{workers.ready}/{nodes} ready" if workers else "",
+        selector=f"{names.JOB_LABEL}={job.metadata.name},{names.COMPONENT_LABEL}={names.WORKER}",
         attempt=decision.attempt,
-        start_time=present.start_time or (now if started else None),
-        completion_time=now if row.phase in TERMINAL else None,
-        last_failure=root_cause(observed.workers) or present.last_failure,
+        restarts=decision.counts.restarts,
+        disruptions=decision.counts.disruptions,
+        running_seconds=round(seconds_run(present, now))
+        if phase != "Running"
+        else present.running_seconds,
+        attempts=_attempts(present.attempts, decision.ended),
+        start_time=present.start_time or (now if phase in ("Running", "Succeeded") else None),
+        completion_time=now if ended else None,
+        last_failure=decision.failure or present.last_failure,
     )
+
+
+def _workers(observed: Observed, decision: Decision) -> tuple[int | None, WorkersStatus | None]:
+    """Nodes of the gang, or of the one to come, and its workers; the next one's if it is made."""
+    present = observed.job.status
+    if decision.finding is Finding.READY:
+        assert decision.run is not None
+        nodes = decision.run.size.nodes
+        return nodes, count((), nodes)
+    if observed.child_jobs:
+        nodes = gang.nodes_of(observed.child_jobs[-1])
+        return nodes, count(observed.workers, nodes)
+    # Counts of zero remember that there was a gang: the next one has another number.
+    idle = None if present.workers is None else WorkersStatus()
+    return (decision.run.size.nodes if decision.run else present.num_nodes), idle
+
+
+def _attempts(known: tuple[Attempt, ...], ended: Attempt | None) -> tuple[Attempt, ...]:
+    """The last gangs that ended, each once."""
+    if ended is None or any(attempt.number == ended.number for attempt in known):
+        return known
+    return (*known, ended)[-KEPT_ATTEMPTS:]
 
 
 def ordered(status: TorchrunJobStatus) -> TorchrunJobStatus:
@@ -89,8 +126,10 @@ def _conditions(observed: Observed, decision: Decision, row: Row, nodes: int) ->
         reason = "WorkersScheduled" if placed == nodes else "WorkersWaiting"
         why = Why(reason, f"{placed} of {nodes} workers have a node")
         _claim(claims, "Scheduled", holds=placed == nodes, why=why)
-    if row.phase in TERMINAL:
-        _claim(claims, "Running", holds=False, why=Why("Ended", "the run has ended"))
+    if row.phase in TERMINAL or row.phase == "Suspended":
+        _claim(claims, "Running", holds=False, why=Why("NotRunning", "no worker runs"))
+    if "Suspended" in claims and row.condition != "Suspended":
+        _claim(claims, "Suspended", holds=False, why=Why("NotSuspended", "spec.suspend is false"))
     claims[row.condition] = Claimed(row.condition, row.status, decision.why)
     template = observed.queue.spec if observed.queue else TorchrunQueueSpec()
     fields = not_yet_supported(observed.job.spec, template)
@@ -104,23 +143,33 @@ def _claim(claims: dict[str, Claimed], kind: str, *, holds: bool, why: Why) -> N
     claims[kind] = Claimed(kind, "True" if holds else "False", why)
 
 
-def refine(observed: Observed) -> TorchrunJobStatus | None:
+def after_the_end(observed: Observed, now: datetime) -> TorchrunJobStatus:
+    """What is still told of a job that is over: a better root cause, a pause that is too late."""
+    refined = _refined(observed)
+    conditions = [c for c in refined.conditions if c.reason != ALREADY_FINISHED.reason]
+    if observed.job.spec.suspend:
+        late = Claimed("Suspended", "False", ALREADY_FINISHED)
+        others = [c for c in conditions if c.type != "Suspended"]
+        generation = observed.job.metadata.generation
+        conditions = [*others, *update(refined.conditions, [late], generation, now)]
+    return ordered(replace(refined, conditions=tuple(conditions)))
+
+
+def _refined(observed: Observed) -> TorchrunJobStatus:
     """A failed job learns a better root cause from pods that end after the first one did."""
     present = observed.job.status
-    if present.phase != "Failed" or not observed.child_jobs:
-        return None
-    cause = root_cause(observed.workers)
+    found = root_cause(observed.workers) if present.phase == "Failed" else None
     known = present.last_failure
-    if cause is None or (known is not None and precedence(known) <= precedence(cause)):
-        return None
-    why = gang.why_failed(cause)
+    if found is None or (known is not None and precedence(known) <= precedence(found.said)):
+        return present
+    why = gang.why_failed(found.said)
     conditions = tuple(
         replace(c, reason=why.reason, message=why.message) if c.type == "Failed" else c
         for c in present.conditions
     )
     return replace(
         present,
-        last_failure=cause,
+        last_failure=found.said,
         reason=why.reason,
         message=why.message,
         conditions=conditions,

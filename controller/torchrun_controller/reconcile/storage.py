@@ -9,6 +9,7 @@ from torchrun_controller.reconcile.plan import Apply
 from torchrun_controller.reconcile.run import Claim, Run
 
 LAUNCHER_DIR = "/torchrun"
+PODINFO_DIR = "/torchrun-podinfo"
 WORKSPACE_SOURCE_DIR = "/torchrun-workspace"
 
 
@@ -43,6 +44,14 @@ def volumes(job: TorchrunJob, run: Run) -> list[JsonObject]:
     made: list[JsonObject] = [
         {"name": "torchrun", "emptyDir": {"sizeLimit": "16Mi"}},
         {"name": "shm", "emptyDir": shm},
+        {
+            "name": "podinfo",
+            "downwardAPI": {
+                "items": [
+                    {"path": "annotations", "fieldRef": {"fieldPath": "metadata.annotations"}}
+                ]
+            },
+        },
     ]
     if run.workspace is not None:
         made.append(_claim_volume("workspace-source", run.workspace.name, read_only=True))
@@ -59,6 +68,7 @@ def mounts(job: TorchrunJob, run: Run) -> list[JsonObject]:
     """v1 VolumeMounts of the training container."""
     made: list[JsonObject] = [
         {"name": "torchrun", "mountPath": LAUNCHER_DIR},
+        {"name": "podinfo", "mountPath": PODINFO_DIR, "readOnly": True},
         {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108  # the path that libraries know
     ]
     if run.workspace is not None:

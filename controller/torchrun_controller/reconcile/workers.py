@@ -1,13 +1,9 @@
-"""What the pods of a gang say: how many run, why one waits, what failed first."""
-
-from datetime import UTC, datetime
+"""What the pods of a gang say: how many run, and why one waits."""
 
 import msgspec
 
-from torchrun_api import names
-from torchrun_api.core import ContainerStatus, Pod, StateTerminated
-from torchrun_api.job import LastFailure, WorkersStatus
-from torchrun_api.meta import Wire
+from torchrun_api.core import Pod
+from torchrun_api.job import WorkersStatus
 
 IMAGE_REASONS = frozenset(
     {
@@ -19,11 +15,6 @@ IMAGE_REASONS = frozenset(
         "RegistryUnavailable",
     }
 )
-# What the pod's own status says beats what its container could say of itself.
-POD_VERDICTS = frozenset({"Evicted", "OOMKilled", "DeadlineExceeded", "NodeLost", "Preempting"})
-# A rank that was told to stop is never the cause while another has one to tell.
-SIGTERM = 15
-_LATEST = datetime.max.replace(tzinfo=UTC)
 
 
 class Why(msgspec.Struct, frozen=True):
@@ -31,17 +22,6 @@ class Why(msgspec.Struct, frozen=True):
 
     reason: str
     message: str
-
-
-class Verdict(Wire, frozen=True, kw_only=True):
-    """The termination message that the launcher writes."""
-
-    rank: int | None = None
-    exit_code: int | None = None
-    signal: int | None = None
-    reason: str = ""
-    message: str = ""
-    time: datetime | None = None
 
 
 def count(pods: tuple[Pod, ...], nodes: int) -> WorkersStatus:
@@ -96,77 +76,6 @@ def _index(pod: Pod) -> int:
     return int(index) if index.isdecimal() else 0
 
 
-def root_cause(pods: tuple[Pod, ...]) -> LastFailure | None:
-    """The failure that began it, not the collateral ("Connection closed by peer") on other ranks.
-
-    Verdicts of the pod (OOMKilled, Evicted) beat signals, signals beat exceptions; then the first
-    by time. A rank that is killed writes nothing itself: the pod's status is the better witness.
-    """
-    failures = [_failure(pod) for pod in pods if pod.status.phase == "Failed"]
-    return min(failures, key=precedence, default=None)
-
-
-def precedence(failure: LastFailure) -> tuple[int, datetime]:
-    """Order of failures: the smallest is the root cause."""
-    if failure.reason in POD_VERDICTS:
-        grade = 0
-    elif failure.signal == SIGTERM:
-        grade = 3
-    elif failure.signal:
-        grade = 1
-    else:
-        grade = 2
-    return grade, failure.time or _LATEST
-
-
-def _failure(pod: Pod) -> LastFailure:
-    ended = _terminated(pod)
-    said = _verdict(ended.message)
-    exit_code = ended.exit_code if said.exit_code is None else said.exit_code
-    signal = said.signal or ended.signal or (exit_code - 128 if 128 < exit_code < 192 else None)
-    if pod.status.reason in POD_VERDICTS:
-        reason, message = pod.status.reason, pod.status.message
-    elif ended.reason in POD_VERDICTS:
-        reason, message = ended.reason, "the container exceeded its memory limit"
-    else:
-        reason = said.reason or ("Signal" if signal else "ExitCode")
-        message = said.message or _last_line(ended.message) or pod.status.message
-    return LastFailure(
-        node=pod.spec.node_name,
-        rank=said.rank,
-        exit_code=exit_code,
-        signal=signal,
-        reason=reason,
-        message=f"pod {pod.metadata.name}: {message}" if message else f"pod {pod.metadata.name}",
-        time=said.time or ended.finished_at,
-    )
-
-
-def _terminated(pod: Pod) -> StateTerminated:
-    """How the training container ended, or the init container that never let it start."""
-    statuses: dict[str, ContainerStatus] = {
-        status.name: status
-        for status in pod.status.init_container_statuses + pod.status.container_statuses
-    }
-    ends = [
-        status.state.terminated
-        for name, status in statuses.items()
-        if status.state.terminated and status.state.terminated.exit_code
-    ]
-    trainer = statuses.get(names.TRAINER_CONTAINER)
-    if trainer is not None and trainer.state.terminated is not None:
-        return trainer.state.terminated
-    return ends[0] if ends else StateTerminated()
-
-
-def _verdict(message: str) -> Verdict:
-    """The launcher's words; anything else (no launcher, a cut message) is no verdict."""
-    try:
-        return msgspec.json.decode(message, type=Verdict)
-    except msgspec.DecodeError:
-        return Verdict()
-
-
-def _last_line(message: str) -> str:
-    lines = message.strip().splitlines()
-    return lines[-1].strip()[:500] if lines else ""
+def alive(pod: Pod) -> bool:
+    """Whether a container of it may still run."""
+    return pod.status.phase not in ("Succeeded", "Failed")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import sys
 import tempfile
 import time
 import traceback
@@ -16,6 +15,7 @@ from . import torchrun
 from .command import decide
 from .errors import LAUNCH_FAILED, LaunchError
 from .failure import Cause, find_cause, read_reports
+from .gate import pass_gate
 from .memory import oom_kills
 from .network import wait_for_names
 from .output import say, timestamp, write_termination_message
@@ -57,6 +57,7 @@ def launch(settings: Settings, environment: Mapping[str, str]) -> Cause | None:
     run = decide(settings.command, settings.launcher, settings.nnodes, torchrun.python())
     argv = torchrun.argv(run)
     say(f"{'under torchrun' if run.under_torchrun else 'as it is'}: {run.why}")
+    pass_gate(settings.start_file, settings.attempt)
     wait_for_names(settings.hosts, settings.resolve_wait)
     reports = _folder_for_reports()
     kills = oom_kills()
@@ -120,5 +121,4 @@ def _stop_now(log: str, number: int) -> None:
     say(message)
     body = Cause(STOPPED, None, number, "Stopped", message, timestamp()).body()
     write_termination_message(log, body)
-    sys.stderr.flush()
     os._exit(STOPPED)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from contextlib import suppress
 from datetime import datetime, timezone
@@ -15,10 +14,12 @@ _MESSAGE_CHARACTERS = 600
 
 
 def say(text: str) -> None:
-    """One line, marked as the launcher's own; the ranks' lines pass by untouched."""
+    """One line, marked as the launcher's own; the ranks' lines pass by untouched.
+
+    Past sys.stderr and its buffer, which a signal handler may not enter a second time.
+    """
     with suppress(OSError):
-        sys.stderr.write(f"torchrun-launch: {text}\n")
-        sys.stderr.flush()
+        os.write(2, f"torchrun-launch: {text}\n".encode(errors="backslashreplace"))
 
 
 def timestamp(seconds: float | None = None) -> str:
@@ -38,7 +39,11 @@ def write_termination_message(path: str, body: dict[str, object]) -> None:
 
 
 def wait_until(
-    ready: Callable[[], bool], seconds: float, waiting_for: str, pause: float = 0.2
+    ready: Callable[[], bool],
+    seconds: float,
+    waiting_for: str,
+    pause: float = 0.2,
+    longest_pause: float = 1.0,
 ) -> bool:
     """Poll until ready, or for `seconds`; say every 10 s what is waited for. True: it is ready."""
     start = said = time.monotonic()
@@ -48,7 +53,8 @@ def wait_until(
             return False
         if now - said >= 10:
             said = now
-            say(f"waiting for {waiting_for} ({now - start:.0f} of at most {seconds:.0f} s)")
+            bound = f" of at most {seconds:.0f}" if seconds < float("inf") else ""
+            say(f"waiting for {waiting_for} ({now - start:.0f}{bound} s)")
         time.sleep(min(pause, max(0.0, start + seconds - now)))
-        pause = min(pause * 1.5, 1.0)
+        pause = min(pause * 1.5, longest_pause)
     return True

@@ -22,6 +22,8 @@ class Settings(NamedTuple):
     nnodes: str
     hosts: tuple[str, ...]
     termination_log: str
+    start_file: str
+    attempt: str
 
 
 def from_environment(environment: Mapping[str, str]) -> Settings:
@@ -42,6 +44,8 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
         nnodes=environment.get("PET_NNODES", ""),
         hosts=_hosts(environment),
         termination_log=termination_log(environment),
+        start_file=environment.get("TORCHRUN_START_FILE", ""),
+        attempt=environment.get("TORCHRUN_ATTEMPT", ""),
     )
 
 

@@ -107,7 +107,7 @@ def test_shapes() -> None:
     assert at(job, ".status.startTime") == {
         "type": "string",
         "format": "date-time",
-        "description": "When the first gang was created.",
+        "description": "When all workers first ran.",
     }
     command = at(job, ".spec.command")
     assert "type" not in command

@@ -76,6 +76,7 @@ def test_children_are_ordered_by_number_and_workers_are_of_the_latest_attempt(ca
     ]
     assert [job.metadata.name for job in seen.child_jobs] == ["train-r9", "train-r10"]
     assert [pod.metadata.name for pod in seen.workers] == ["train-r10-0-x", "train-r10-1-x"]
+    assert {pod.metadata.name for pod in seen.ghosts} == {"train-r9-0-x", "train-r9-1-x"}
     assert seen.conflicts == ()
 
 
@@ -102,6 +103,17 @@ def test_an_object_on_its_way_out_is_said_so(caches):
     meta = msgspec.structs.replace(going.metadata, deletion_timestamp=START)
     caches.services.upsert(msgspec.structs.replace(going, metadata=meta), 2)
     assert "being deleted" in observe(caches, "ml", "train").conflicts[0].message
+
+
+def test_workers_of_a_job_that_is_gone_are_ghosts_until_they_have_stopped(caches):
+    owner = [{"kind": "Job", "uid": "uid-of-another-time", "controller": True}]
+    pod = child(Pod, "train-0-x", owner, **{names.COMPONENT_LABEL: names.WORKER})
+    caches.pods.upsert(pod, 1)
+    seen = observe(caches, "ml", "train")
+    assert (seen.workers, seen.ghosts, seen.conflicts) == ((), (pod,), ())
+    stopped = msgspec.structs.replace(pod.status, phase="Failed")
+    caches.pods.upsert(msgspec.structs.replace(pod, status=stopped), 2)
+    assert observe(caches, "ml", "train").ghosts == ()
 
 
 def test_a_retained_claim_is_taken_up_again(caches):

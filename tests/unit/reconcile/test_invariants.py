@@ -7,8 +7,13 @@ from msgspec.structs import replace
 
 from torchrun_api import names
 from torchrun_api.kinds import JOBS, PODS
+from torchrun_api.meta import Condition
+from torchrun_controller.reconcile import gang
 from torchrun_controller.reconcile.phases import TERMINAL
+from torchrun_controller.reconcile.workers import alive
 from world import ZIP, World, make_job, make_queue
+
+MAX_RESTARTS = 2
 
 
 class Histories(RuleBasedStateMachine):
@@ -16,10 +21,15 @@ class Histories(RuleBasedStateMachine):
 
     @initialize(nodes=st.integers(1, 3), zipped=st.booleans(), queue=st.booleans())
     def submit(self, nodes, zipped, queue):
-        spec = {"volumes": ZIP} if zipped else {}
+        spec = {
+            "reliability": {"maxRestarts": MAX_RESTARTS, "activeDeadlineSeconds": 7200},
+            "elastic": {"minNodes": 1, "maxNodes": 3},
+            **({"volumes": ZIP} if zipped else {}),
+        }
         self.zipped = zipped
         self.world = World(make_job(numNodes=nodes, **spec), make_queue() if queue else None)
         self.last_terminal = None
+        self.lost = 0
 
     @rule()
     def reconcile(self):
@@ -83,7 +93,31 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: self.world.observed().child_jobs)
     @rule()
     def child_job_is_deleted(self):
-        self.world.delete_child_job()
+        child = self.world.observed().child_jobs[-1]
+        self.lost += 1
+        self.world._delete(gang.delete(child))
+
+    @precondition(lambda self: self.world.workers())
+    @rule(index=st.integers(0, 2))
+    def worker_is_drained(self, index):
+        workers = self.world.workers()
+        pod = workers[index % len(workers)]
+        if alive(pod):
+            condition = Condition(type="DisruptionTarget", status="True", reason="Drained")
+            self.world.pod(pod.metadata.name, conditions=(condition,))
+            self.world._ending((PODS.plural, pod.metadata.name), 30)
+
+    @rule()
+    def containers_stop(self):
+        self.world.containers_stop()
+
+    @rule(suspend=st.booleans())
+    def user_pauses_or_resumes(self, suspend):
+        self.world.spec(suspend=suspend)
+
+    @rule(nodes=st.integers(1, 3))
+    def user_scales(self, nodes):
+        self.world.spec(num_nodes=nodes)
 
     @invariant()
     def one_gang_for_each_attempt(self):
@@ -93,7 +127,26 @@ class Histories(RuleBasedStateMachine):
                 names.child_job("train", attempt)
                 for attempt in range(self.world.job.status.attempt + 2)
             }
-        assert len(self.world.observed().child_jobs) <= 1
+        # A Job that was deleted before any status knew of it may be made again.
+        known = [job for job in jobs if self.world.job.status.workers is not None]
+        assert len(known) - len(set(known)) <= self.lost
+
+    @invariant()
+    def at_most_one_gang_trains(self):
+        """A rank trains from its go-ahead until its containers have stopped."""
+        training = {
+            pod.metadata.labels.attempt
+            for key, pod in self.world.objects.items()
+            if key[0] == PODS.plural and pod.metadata.annotations.start and alive(pod)
+        }
+        assert len(training) <= 1
+
+    @invariant()
+    def restarts_are_bounded(self):
+        status = self.world.job.status
+        assert status.restarts <= MAX_RESTARTS
+        numbers = [attempt.number for attempt in status.attempts]
+        assert numbers == sorted(set(numbers))
 
     @invariant()
     def one_live_sync_pod(self):
@@ -128,5 +181,5 @@ class Histories(RuleBasedStateMachine):
         world.settle()
 
 
-Histories.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+Histories.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 TestHistories = Histories.TestCase

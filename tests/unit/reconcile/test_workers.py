@@ -9,7 +9,7 @@ from world import START, World, make_job, make_queue
 
 @pytest.fixture
 def world() -> World:
-    made = World(make_job(numNodes=3), make_queue())
+    made = World(make_job(numNodes=3, reliability={"maxRestarts": 0}), make_queue())
     made.settle()
     made.all_workers("Running")
     made.settle()

@@ -1,0 +1,115 @@
+"""What a job does when something fails, and when it ends; a queue's are its jobs' defaults."""
+
+from typing import Annotated, ClassVar, Literal
+
+from msgspec import Meta
+
+from torchrun_api.meta import Wire
+from torchrun_api.schema import Rule
+from torchrun_api.shared import RestartCount
+
+ExitCode = Annotated[int, Meta(ge=1, le=255)]
+Signal = Annotated[int, Meta(ge=1, le=64)]
+PodCondition = Annotated[str, Meta(min_length=1, max_length=316)]
+Seconds = Annotated[int, Meta(ge=1, le=31536000)]
+SecondsOrNone = Annotated[int, Meta(ge=0, le=31536000)]
+Action = Literal["fail", "restart", "ignore"]
+
+
+class FailureRule(Wire, frozen=True, kw_only=True):
+    """Matches where any of its entries does; the first rule that matches decides."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "has(self.exitCodes) || has(self.signals) || has(self.podConditions)",
+            "a rule without exitCodes, signals and podConditions can never match",
+        ),
+    )
+    REQUIRED: ClassVar[tuple[str, ...]] = ("action",)
+
+    exit_codes: Annotated[
+        tuple[ExitCode, ...],
+        Meta(min_length=1, max_length=255, description="Exit codes of the first failed rank."),
+    ] = ()
+    signals: Annotated[
+        tuple[Signal, ...],
+        Meta(min_length=1, max_length=64, description="Signals that ended the first failed rank."),
+    ] = ()
+    pod_conditions: Annotated[
+        tuple[PodCondition, ...],
+        Meta(
+            min_length=1,
+            max_length=32,
+            description="Conditions of its pod that are True, as DisruptionTarget.",
+        ),
+    ] = ()
+    action: Annotated[
+        Action,
+        Meta(
+            description="fail: the job fails. restart: a new gang, counted by maxRestarts. "
+            "ignore: a new gang that is not counted."
+        ),
+    ] = "restart"
+
+
+class Reliability(Wire, frozen=True, kw_only=True):
+    """When a gang is started again, and when the job ends. Unset fields are the queue's."""
+
+    max_restarts: (
+        Annotated[
+            RestartCount,
+            Meta(
+                description="New gangs after failures of the job's own. Disruptions (preemption, "
+                "drain, eviction, lost nodes) are not counted. Default: 3."
+            ),
+        ]
+        | None
+    ) = None
+    restart_policy: (
+        Annotated[
+            Literal["OnFailure", "Never"],
+            Meta(description="Never: no new gang, whatever ended the last. Default: OnFailure."),
+        ]
+        | None
+    ) = None
+    rules: (
+        Annotated[
+            tuple[FailureRule, ...],
+            Meta(
+                max_length=32,
+                description="Decide by exit code, signal or pod condition; first match wins.",
+            ),
+        ]
+        | None
+    ) = None
+    ttl_seconds_after_finished: (
+        Annotated[
+            SecondsOrNone,
+            Meta(description="The TorchrunJob is deleted so long after its end. Default: never."),
+        ]
+        | None
+    ) = None
+    active_deadline_seconds: (
+        Annotated[
+            Seconds,
+            Meta(
+                description="Running time after which the job ends as TimedOut; waiting and "
+                "pauses are not counted. Default: none."
+            ),
+        ]
+        | None
+    ) = None
+    sync_timeout_seconds: (
+        Annotated[
+            Seconds,
+            Meta(description="Time in phase Syncing after which the job fails. Default: none."),
+        ]
+        | None
+    ) = None
+    termination_grace_period_seconds: (
+        Annotated[
+            SecondsOrNone,
+            Meta(description="From SIGTERM to SIGKILL, for a last checkpoint. Default: 30."),
+        ]
+        | None
+    ) = None

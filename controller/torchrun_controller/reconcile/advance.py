@@ -1,0 +1,165 @@
+"""Towards a gang: first the workspace, then what stands beside the gang, then the gang itself."""
+
+from datetime import datetime
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from torchrun_api import names
+from torchrun_api.job import Attempt, LastFailure
+from torchrun_api.kinds import SERVICES
+from torchrun_controller.reconcile import gang, network, storage, workspace
+from torchrun_controller.reconcile.decision import Decision
+from torchrun_controller.reconcile.job import child_job
+from torchrun_controller.reconcile.observed import Conflict, Defaults, Observed
+from torchrun_controller.reconcile.phases import Finding
+from torchrun_controller.reconcile.plan import Apply
+from torchrun_controller.reconcile.restarts import Counts
+from torchrun_controller.reconcile.run import InvalidSpecError, Run, resolve
+from torchrun_controller.reconcile.workers import Why
+
+# Seconds until a name held by others, or an object that was refused, is tried again.
+BLOCKED_RETRY = 30.0
+QUEUE_FOUND = Why("QueueFound", "the queue is there")
+
+
+class Successor(Struct, frozen=True, kw_only=True):
+    """What the next gang inherits: counts, and how the gang before it ended."""
+
+    counts: Counts
+    ended: Attempt | None = None
+    failure: LastFailure | None = None
+
+
+def advance(
+    observed: Observed, successor: Successor, now: datetime, defaults: Defaults
+) -> Decision:
+    """The first thing that is missing for the next gang, or the gang."""
+    try:
+        decision = _checked(observed, successor, now, defaults)
+    except InvalidSpecError as error:
+        decision = Decision(
+            finding=Finding.SPEC_INVALID,
+            why=Why("InvalidSpec", str(error)),
+            attempt=observed.job.status.attempt,
+            queue=QUEUE_FOUND if observed.queue is not None else None,
+        )
+    return replace(decision, counts=successor.counts, failure=successor.failure)
+
+
+def _checked(
+    observed: Observed, successor: Successor, now: datetime, defaults: Defaults
+) -> Decision:
+    job, queue = observed.job, observed.queue
+    if job.invalid:
+        raise InvalidSpecError(job.invalid)
+    if queue is None:
+        why = Why(
+            "QueueNotFound",
+            f"no TorchrunQueue {job.spec.job_queue} in namespace {job.metadata.namespace};"
+            " create it, or choose one of: kubectl get torchrunqueues",
+        )
+        return Decision(finding=Finding.QUEUE_MISSING, why=why, attempt=job.status.attempt)
+    if queue.invalid:
+        raise InvalidSpecError(f"TorchrunQueue {queue.metadata.name}: {queue.invalid}")
+    return _unless_blocked(observed, _step(observed, resolve(job, queue), successor, now, defaults))
+
+
+def _step(
+    observed: Observed, run: Run, successor: Successor, now: datetime, defaults: Defaults
+) -> Decision:
+    job, queue = observed.job, observed.queue
+    assert queue is not None
+    step = workspace.prepare(observed, run.workspace, now, defaults)
+    if step.progress is not workspace.Progress.READY:
+        refused = step.progress is workspace.Progress.REFUSED
+        return Decision(
+            finding=Finding.WORKSPACE_REFUSED if refused else Finding.WORKSPACE_SYNCING,
+            why=step.why,
+            attempt=job.status.attempt,
+            run=run,
+            queue=QUEUE_FOUND,
+            applies=step.applies,
+            deletes=step.deletes,
+            requeue_after=step.requeue_after,
+        )
+    attempt = gang.next_attempt(observed)
+    # Whatever of an older gang may still run holds the new one at its gate.
+    predecessors = observed.ghosts or gang.end_survivors(observed)
+    made = child_job(
+        observed,
+        run,
+        attempt,
+        defaults,
+        counts=successor.counts,
+        ended=successor.ended,
+        may_start=not predecessors,
+    )
+    name = names.child_job(job.metadata.name, attempt)
+    after = f"; after: {successor.ended.message}" if successor.ended else ""
+    reason = "Restarting" if successor.ended else "WorkersStarting"
+    return Decision(
+        finding=Finding.READY,
+        why=Why(reason, f"Job {name} is made{after}"),
+        attempt=attempt,
+        run=run,
+        queue=QUEUE_FOUND,
+        workspace=step.why,
+        applies=(*_beside(observed, run), made),
+        deletes=(*gang.end_survivors(observed), *gang.forget_oldest(observed)),
+        ended=successor.ended,
+    )
+
+
+def _beside(observed: Observed, run: Run) -> tuple[Apply, ...]:
+    """What must be there before the gang and is not."""
+    missing: list[Apply] = []
+    wanted = run.checkpoints
+    known = {claim.metadata.name for claim in observed.claims}
+    if wanted is not None and not wanted.existing and wanted.name not in known:
+        missing.append(storage.claim(observed.job, wanted, names.CHECKPOINTS))
+    if network.needs_service(run) and observed.service is None:
+        missing.append(network.service(observed.job))
+    return tuple(missing)
+
+
+def missing_service(observed: Observed) -> tuple[Apply, ...]:
+    """The Service of a gang that lives, where somebody has deleted it."""
+    name = names.service(observed.job.metadata.name)
+    several = gang.nodes_of(observed.child_jobs[-1]) > 1
+    if several and observed.service is None and held(observed, SERVICES.resource, name) is None:
+        return (network.service(observed.job),)
+    return ()
+
+
+def _unless_blocked(observed: Observed, decision: Decision) -> Decision:
+    """Nothing is made while one of its names is held by others, or one of its parts is refused."""
+    for apply in decision.applies:
+        conflict = held(observed, apply.kind.resource, apply.name)
+        if conflict is not None:
+            why = Why("NameConflict", conflict.message)
+            return _blocked(observed, decision, Finding.NAME_TAKEN, why)
+    refused = observed.rejection
+    if refused is not None:
+        message = f"the API server refused {refused.resource} {refused.name}: {refused.message}"
+        return _blocked(observed, decision, Finding.REJECTED, Why("Rejected", message))
+    return decision
+
+
+def _blocked(observed: Observed, decision: Decision, finding: Finding, why: Why) -> Decision:
+    return replace(
+        decision,
+        finding=finding,
+        why=why,
+        attempt=observed.job.status.attempt,
+        applies=(),
+        deletes=(),
+        ended=None,
+        requeue_after=BLOCKED_RETRY,
+    )
+
+
+def held(observed: Observed, resource: str, name: str) -> Conflict | None:
+    """Who holds a name of ours."""
+    found = (c for c in observed.conflicts if (c.resource, c.name) == (resource, name))
+    return next(found, None)

@@ -1,0 +1,116 @@
+"""Pauses and ends: suspend, deadlines, what is left to do for a job that is over."""
+
+from datetime import datetime
+
+from torchrun_api.job import TorchrunJobStatus
+from torchrun_api.kinds import PODS, TORCHRUN_JOBS
+from torchrun_controller.reconcile import gang
+from torchrun_controller.reconcile.decision import Decision
+from torchrun_controller.reconcile.observed import Observed
+from torchrun_controller.reconcile.phases import Finding
+from torchrun_controller.reconcile.plan import Delete
+from torchrun_controller.reconcile.policy import Policy
+from torchrun_controller.reconcile.workers import Why, alive
+
+
+def suspend(observed: Observed, now: datetime) -> Decision:
+    """Free everything but the claims; the ranks get their grace period for a checkpoint."""
+    status = observed.job.status
+    syncing = tuple(
+        Delete(
+            kind=PODS,
+            namespace=pod.metadata.namespace,
+            name=pod.metadata.name,
+            uid=pod.metadata.uid,
+        )
+        for pod in observed.sync_pods
+        if alive(pod) and pod.metadata.deletion_timestamp is None
+    )
+    counts = gang.counts_of(observed)
+    if observed.child_jobs:
+        child = observed.child_jobs[-1]
+        why = Why("Suspending", f"the workers of Job {child.metadata.name} get SIGTERM and end")
+        return Decision(
+            finding=Finding.SUSPENDING,
+            why=why,
+            attempt=gang.attempt_of(child),
+            counts=counts,
+            deletes=(*syncing, *(gang.delete(job) for job in observed.child_jobs)),
+            ended=gang.record(
+                observed, Why("Suspended", "spec.suspend was set"), now, counted=False
+            ),
+        )
+    waiting = [pod for pod in (*observed.ghosts, *observed.sync_pods) if alive(pod)]
+    if waiting:
+        names = ", ".join(sorted(pod.metadata.name for pod in waiting)[:4])
+        why = Why("Suspending", f"{len(waiting)} pods still end: {names}")
+        return Decision(
+            finding=Finding.SUSPENDING,
+            why=why,
+            attempt=status.attempt,
+            counts=counts,
+            deletes=syncing,
+        )
+    why = Why("Suspended", "spec.suspend is true; claims are kept, nothing else")
+    return Decision(finding=Finding.SUSPENDED, why=why, attempt=status.attempt, counts=counts)
+
+
+def running_since(status: TorchrunJobStatus) -> datetime | None:
+    """Since when the gang runs, where it does."""
+    if status.phase != "Running":
+        return None
+    return next(
+        (c.last_transition_time for c in status.conditions if c.type == "Running"),
+        None,
+    )
+
+
+def seconds_run(status: TorchrunJobStatus, now: datetime) -> float:
+    """Running time of all gangs; pauses and waits are not counted."""
+    since = running_since(status)
+    return status.running_seconds + ((now - since).total_seconds() if since else 0.0)
+
+
+def deadline_left(status: TorchrunJobStatus, policy: Policy, now: datetime) -> float | None:
+    """Seconds of running time that are left; None without a deadline or while nothing runs."""
+    if policy.deadline is None or running_since(status) is None:
+        return None
+    return policy.deadline.total_seconds() - seconds_run(status, now)
+
+
+def sync_left(status: TorchrunJobStatus, policy: Policy, now: datetime) -> float | None:
+    """Seconds that are left for the workspace; None without a limit or outside Syncing."""
+    if policy.sync_timeout is None or status.phase != "Syncing":
+        return None
+    since = next(
+        (c.last_transition_time for c in status.conditions if c.type == "WorkspaceReady"), None
+    )
+    passed = (now - since).total_seconds() if since else 0.0
+    return policy.sync_timeout.total_seconds() - passed
+
+
+def after_the_end(
+    observed: Observed, policy: Policy, now: datetime
+) -> tuple[tuple[Delete, ...], float | None]:
+    """What a job that is over still calls for: no pod runs on, and its time to live.
+
+    A TTL on the child Job would delete the Job, and the next reconcile would train again: it is the
+    TorchrunJob that is deleted, and all that it owns goes with it.
+    """
+    status, meta = observed.job.status, observed.job.metadata
+    deletes: list[Delete] = []
+    if status.phase != "Succeeded":
+        deletes += gang.end_survivors(observed)
+    if policy.time_to_live is None or status.completion_time is None:
+        return tuple(deletes), None
+    left = (status.completion_time + policy.time_to_live - now).total_seconds()
+    if left > 0:
+        return tuple(deletes), left
+    own = Delete(
+        kind=TORCHRUN_JOBS,
+        namespace=meta.namespace,
+        name=meta.name,
+        uid=meta.uid,
+        resource_version=meta.resource_version,
+    )
+    return (own,), None

@@ -1,0 +1,151 @@
+"""What failed first: the root cause, and not the collateral on other ranks."""
+
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+
+from torchrun_api import names
+from torchrun_api.core import Pod, StateTerminated
+from torchrun_api.job import LastFailure
+from torchrun_api.meta import Wire
+
+SIGTERM = 15
+# What the pod's own status says beats what its container could say of itself.
+POD_VERDICTS = frozenset({"Evicted", "OOMKilled", "DeadlineExceeded", "NodeLost", "Preempting"})
+# Reasons of the pod condition DisruptionTarget (kubernetes.io, "Pod disruption conditions").
+DISRUPTIONS = frozenset(
+    {
+        "PreemptionByScheduler",
+        "DeletionByTaintManager",
+        "EvictionByEvictionAPI",
+        "DeletionByPodGC",
+        "TerminationByKubelet",
+    }
+)
+POD_DELETED = "PodDeleted"
+_LATEST = datetime.max.replace(tzinfo=UTC)
+
+
+class Verdict(Wire, frozen=True, kw_only=True):
+    """The termination message that the launcher writes."""
+
+    rank: int | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    reason: str = ""
+    message: str = ""
+    time: datetime | None = None
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """How one pod of a gang failed. `disruption`: not by the job's own doing."""
+
+    said: LastFailure
+    disruption: bool = False
+    conditions: tuple[str, ...] = ()
+
+
+def root_cause(pods: tuple[Pod, ...]) -> Failure | None:
+    """The failure that began it.
+
+    Verdicts on the pod (OOMKilled, Evicted, disruptions) beat signals, signals beat exceptions;
+    then the first by time. A rank that is killed writes nothing itself: the pod's status is the
+    better witness. A pod that was only told to end is the cause where no other has one.
+    """
+    found = (_failure(pod) for pod in pods)
+    failures = [failure for failure in found if failure is not None]
+    return min(failures, key=lambda failure: precedence(failure.said), default=None)
+
+
+def precedence(failure: LastFailure) -> tuple[int, datetime]:
+    """Order of failures: the smallest is the root cause."""
+    if failure.reason in POD_VERDICTS or failure.reason in DISRUPTIONS:
+        grade = 0
+    elif failure.reason == POD_DELETED:
+        grade = 3
+    elif failure.signal == SIGTERM:
+        grade = 4
+    elif failure.signal:
+        grade = 1
+    else:
+        grade = 2
+    return grade, failure.time or _LATEST
+
+
+def _failure(pod: Pod) -> Failure | None:
+    true = {c.type: c for c in pod.status.conditions if c.status == "True"}
+    failed = pod.status.phase == "Failed"
+    said = _words(pod) if failed else None
+    disruption = true.get("DisruptionTarget")
+    end_of_grace = pod.metadata.deletion_timestamp
+    if pod.status.phase == "Succeeded":
+        return None
+    if disruption is not None and (failed or end_of_grace is not None):
+        reason = disruption.reason or "DisruptionTarget"
+        said = _told(pod, reason, disruption.message, disruption.last_transition_time)
+    elif end_of_grace is not None and (said is None or said.signal == SIGTERM):
+        grace = timedelta(seconds=pod.metadata.deletion_grace_period_seconds)
+        said = _told(pod, POD_DELETED, "it was deleted", end_of_grace - grace)
+    if said is None:
+        return None
+    disrupted = disruption is not None or said.reason == POD_DELETED
+    return Failure(said=said, disruption=disrupted, conditions=tuple(true))
+
+
+def _told(pod: Pod, reason: str, message: str, time: datetime | None) -> LastFailure:
+    """A pod that was told to end."""
+    return LastFailure(
+        node=pod.spec.node_name,
+        reason=reason,
+        message=f"pod {pod.metadata.name}: {message}",
+        time=time,
+    )
+
+
+def _words(pod: Pod) -> LastFailure:
+    ended = _terminated(pod)
+    verdict = _verdict(ended.message)
+    exit_code = ended.exit_code if verdict.exit_code is None else verdict.exit_code
+    signal = verdict.signal or ended.signal or (exit_code - 128 if 128 < exit_code < 192 else None)
+    if pod.status.reason in POD_VERDICTS:
+        reason, message = pod.status.reason, pod.status.message
+    elif ended.reason in POD_VERDICTS:
+        reason, message = ended.reason, "the container exceeded its memory limit"
+    else:
+        reason = verdict.reason or ("Signal" if signal else "ExitCode")
+        message = verdict.message or _last_line(ended.message) or pod.status.message
+    return LastFailure(
+        node=pod.spec.node_name,
+        rank=verdict.rank,
+        exit_code=exit_code,
+        signal=signal,
+        reason=reason,
+        message=f"pod {pod.metadata.name}: {message}" if message else f"pod {pod.metadata.name}",
+        time=verdict.time or ended.finished_at,
+    )
+
+
+def _terminated(pod: Pod) -> StateTerminated:
+    """How the training container ended, or the init container that never let it start."""
+    ends = {
+        status.name: status.state.terminated
+        for status in pod.status.init_container_statuses + pod.status.container_statuses
+        if status.state.terminated is not None
+    }
+    trainer = ends.get(names.TRAINER_CONTAINER)
+    if trainer is not None:
+        return trainer
+    return next((ended for ended in ends.values() if ended.exit_code), StateTerminated())
+
+
+def _verdict(message: str) -> Verdict:
+    """The launcher's words; anything else (no launcher, a cut message) is no verdict."""
+    try:
+        return msgspec.json.decode(message, type=Verdict)
+    except msgspec.DecodeError:
+        return Verdict()
+
+
+def _last_line(message: str) -> str:
+    lines = message.strip().splitlines()
+    return lines[-1].strip()[:500] if lines else ""

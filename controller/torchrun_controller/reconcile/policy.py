@@ -1,0 +1,57 @@
+"""The job's word on failures and ends, over its queue's, over the defaults."""
+
+from datetime import timedelta
+from typing import TypeVar
+
+from msgspec import Struct
+
+from torchrun_api.job import TorchrunJob
+from torchrun_api.queue import TorchrunQueue
+from torchrun_api.reliability import FailureRule, Reliability
+
+DEFAULT_MAX_RESTARTS = 3
+DEFAULT_GRACE_SECONDS = 30
+
+T = TypeVar("T")
+
+
+class Policy(Struct, frozen=True, kw_only=True):
+    """What the job allows; None: without end."""
+
+    max_restarts: int = DEFAULT_MAX_RESTARTS
+    never_restart: bool = False
+    rules: tuple[FailureRule, ...] = ()
+    time_to_live: timedelta | None = None
+    deadline: timedelta | None = None
+    sync_timeout: timedelta | None = None
+    grace_seconds: int = DEFAULT_GRACE_SECONDS
+
+
+def policy_of(job: TorchrunJob, queue: TorchrunQueue | None) -> Policy:
+    """Merge field by field. Without its queue a job goes by its own word and the defaults."""
+    mine = job.spec.reliability
+    base = queue.spec.reliability if queue is not None else Reliability()
+
+    def pick(own: T | None, queues: T | None, default: T) -> T:
+        chosen = own if own is not None else queues
+        return default if chosen is None else chosen
+
+    return Policy(
+        max_restarts=pick(mine.max_restarts, base.max_restarts, DEFAULT_MAX_RESTARTS),
+        never_restart=pick(mine.restart_policy, base.restart_policy, "OnFailure") == "Never",
+        rules=pick(mine.rules, base.rules, ()),
+        time_to_live=_seconds(
+            pick(mine.ttl_seconds_after_finished, base.ttl_seconds_after_finished, -1)
+        ),
+        deadline=_seconds(pick(mine.active_deadline_seconds, base.active_deadline_seconds, -1)),
+        sync_timeout=_seconds(pick(mine.sync_timeout_seconds, base.sync_timeout_seconds, -1)),
+        grace_seconds=pick(
+            mine.termination_grace_period_seconds,
+            base.termination_grace_period_seconds,
+            DEFAULT_GRACE_SECONDS,
+        ),
+    )
+
+
+def _seconds(value: int) -> timedelta | None:
+    return timedelta(seconds=value) if value >= 0 else None

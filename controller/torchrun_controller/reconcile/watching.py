@@ -1,0 +1,142 @@
+"""A gang is there: how it stands, and what follows when it fails or has another size."""
+
+from datetime import datetime
+
+from msgspec.structs import replace
+
+from torchrun_controller.reconcile import gang, workspace
+from torchrun_controller.reconcile.advance import (
+    QUEUE_FOUND,
+    Successor,
+    advance,
+    missing_service,
+)
+from torchrun_controller.reconcile.decision import Decision
+from torchrun_controller.reconcile.ends import deadline_left, suspend
+from torchrun_controller.reconcile.failures import Failure
+from torchrun_controller.reconcile.observed import Defaults, Observed
+from torchrun_controller.reconcile.phases import Finding
+from torchrun_controller.reconcile.policy import Policy
+from torchrun_controller.reconcile.restarts import Counts, Sentence, delay, judge
+from torchrun_controller.reconcile.run import InvalidSpecError, Run, resolve
+from torchrun_controller.reconcile.workers import Why
+
+
+def watch(observed: Observed, policy: Policy, now: datetime, defaults: Defaults) -> Decision:
+    """The gang of the present attempt: success first, then the user's word, then failure."""
+    finding, why, failure = gang.find(observed)
+    decision = Decision(
+        finding=finding,
+        why=why,
+        attempt=gang.attempt_of(observed.child_jobs[-1]),
+        run=_resolved(observed),
+        queue=QUEUE_FOUND if observed.queue else None,
+        workspace=workspace.SYNCED if observed.sync_pods else None,
+        counts=gang.counts_of(observed),
+        ended=gang.ended_before(observed),
+        failure=failure.said if failure else None,
+    )
+    if finding is Finding.GANG_SUCCEEDED:
+        return decision
+    left = deadline_left(observed.job.status, policy, now)
+    if left is not None and left <= 0:
+        return _timed_out(decision, observed, policy)
+    if observed.job.spec.suspend:
+        return suspend(observed, now)
+    if failure is not None:
+        return _after_failure(observed, decision, failure, policy, now, defaults)
+    if _resized(observed):
+        return _resize(observed, decision, now)
+    applies = (*missing_service(observed), *gang.open_gate(observed))
+    return replace(decision, applies=applies)
+
+
+def _timed_out(decision: Decision, observed: Observed, policy: Policy) -> Decision:
+    assert policy.deadline is not None
+    message = f"ran for {policy.deadline.total_seconds():.0f} s (activeDeadlineSeconds)"
+    return replace(
+        decision,
+        finding=Finding.DEADLINE_EXCEEDED,
+        why=Why("DeadlineExceeded", message),
+        deletes=gang.end_survivors(observed, policy.grace_seconds),
+    )
+
+
+def _after_failure(
+    observed: Observed,
+    decision: Decision,
+    failure: Failure,
+    policy: Policy,
+    now: datetime,
+    defaults: Defaults,
+) -> Decision:
+    """Fail, wait for the delay to pass, or make the next gang at once."""
+    counts = decision.counts
+    survivors = gang.end_survivors(observed)
+    ended = gang.recorded(observed)
+    if ended is None:
+        sentence = judge(failure, policy, counts)
+        if sentence is Sentence.FAIL:
+            why = Why(decision.why.reason, decision.why.message + _because(policy, counts))
+            return replace(decision, why=why, deletes=survivors)
+        ended = gang.record(observed, decision.why, now, counted=sentence is Sentence.RESTART)
+    # The first judgement stands: what ends later in a gang that is over is collateral.
+    sentence = Sentence.RESTART if ended.counted else Sentence.IGNORE
+    before = tuple(a for a in observed.job.status.attempts if a.number != ended.number)
+    wait = delay(before, ended.start_time, ended.end_time or now)
+    left = ((ended.end_time or now) + wait - now).total_seconds()
+    if left > 0:
+        message = (
+            f"attempt {decision.attempt + 1} starts {wait.total_seconds():.0f} s after the end"
+        )
+        return replace(
+            decision,
+            finding=Finding.BACKING_OFF,
+            why=Why("BackingOff", f"{message}; {ended.message}"),
+            deletes=survivors,
+            ended=ended,
+            requeue_after=left,
+        )
+    successor = Successor(counts=counts.after(sentence), ended=ended, failure=failure.said)
+    step = advance(observed, successor, now, defaults)
+    if step.finding is Finding.READY:
+        return step
+    # The gang is over, and something is missing for the next: the counts stay until it is made.
+    return replace(step, counts=counts, ended=ended, deletes=(*step.deletes, *survivors))
+
+
+def _because(policy: Policy, counts: Counts) -> str:
+    if policy.never_restart:
+        return "; restartPolicy is Never"
+    if counts.restarts >= policy.max_restarts > 0:
+        return f"; all {policy.max_restarts} restarts are used up"
+    return ""
+
+
+def _resized(observed: Observed) -> bool:
+    spec = observed.job.spec
+    nodes = gang.nodes_of(observed.child_jobs[-1])
+    return spec.elastic is not None and spec.num_nodes is not None and spec.num_nodes != nodes
+
+
+def _resize(observed: Observed, decision: Decision, now: datetime) -> Decision:
+    """The gang ends with its grace period; the next one has the new size."""
+    child, wanted = observed.child_jobs[-1], observed.job.spec.num_nodes
+    why = Why("Resizing", f"from {gang.nodes_of(child)} to {wanted} nodes, from the checkpoint")
+    return replace(
+        decision,
+        finding=Finding.RESIZING,
+        why=why,
+        deletes=(gang.delete(child),),
+        ended=gang.record(observed, why, now, counted=False),
+    )
+
+
+def _resolved(observed: Observed) -> Run | None:
+    """The run, where the status does not know its size yet: the gang is older than any status."""
+    if observed.job.status.gpus is not None or observed.queue is None:
+        return None
+    try:
+        return resolve(observed.job, observed.queue)
+    except InvalidSpecError:
+        return None

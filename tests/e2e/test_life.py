@@ -1,0 +1,156 @@
+"""A run's whole life with real pods: restart, pause, resize, deadline, end."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from e2e.history import History
+from e2e.manifests import job
+from e2e.space import Space
+from torchrun_api import names
+from torchrun_api.json import JsonObject
+from torchrun_api.kinds import JOBS, PODS, TORCHRUN_JOBS
+
+# Runs until told to end; what comes after the first attempt ends well at once.
+FIRST_ATTEMPT_HANGS = [
+    "python3",
+    "-c",
+    "import os, time; time.sleep(0 if int(os.environ['TORCHRUN_ATTEMPT']) else 600)",
+]
+HANGS = ["python3", "-c", "import time; time.sleep(600)"]
+
+
+def running(space: Space, name: str, command: object, nodes: int = 2, **spec: object) -> None:
+    space.apply(job(name, "plain", command, nodes, **spec))
+    space.wait_phase(name, "Running", 90)
+
+
+def pod_of(space: Space, name: str, index: int) -> str:
+    selector = f"{names.JOB_LABEL}={name},{names.COMPLETION_INDEX_LABEL}={index}"
+    listed = json.loads(space.kubectl("get", "pods", "-l", selector, "-o", "json"))["items"]
+    return str(listed[-1]["metadata"]["name"])
+
+
+def trains(state: JsonObject) -> bool:
+    """Whether ranks of this pod may run: the go-ahead is given, the containers have not stopped."""
+    annotations = state["metadata"].get("annotations", {})
+    return names.START in annotations and state["status"].get("phase") == "Running"
+
+
+def assert_gangs_never_overlap(pods: History) -> None:
+    """Replay the pods' history: at no moment may ranks of two attempts run."""
+    live: dict[str, str] = {}
+    for state in pods.states():
+        labels = state["metadata"].get("labels", {})
+        if labels.get(names.COMPONENT_LABEL) != names.WORKER:
+            continue
+        name = state["metadata"]["name"]
+        if trains(state):
+            live[name] = labels[names.ATTEMPT_LABEL]
+        else:
+            live.pop(name, None)
+        assert len(set(live.values())) <= 1, f"two gangs at once: {live}"
+
+
+def kill_rank(space: Space, pod: str) -> None:
+    """SIGKILL of the user's process, from inside its container."""
+    script = (
+        "import os, signal\n"
+        "for pid in filter(str.isdigit, os.listdir('/proc')):\n"
+        "    line = open(f'/proc/{pid}/cmdline').read()\n"
+        "    if 'time.sleep' in line and 'launch' not in line:\n"
+        "        os.kill(int(pid), signal.SIGKILL)\n"
+    )
+    # The script's own line names what it looks for, so it comes by stdin.
+    space.kubectl("exec", "-i", pod, "-c", "trainer", "--", "python3", "-", stdin=script)
+
+
+def delete_pod(space: Space, pod: str) -> None:
+    space.kubectl("delete", "pod", pod, "--wait=false")
+
+
+@pytest.mark.parametrize(
+    ("harm", "restarts", "disruptions", "reason"),
+    [(kill_rank, 1, 0, "Signaled"), (delete_pod, 0, 1, "PodDeleted")],
+    ids=["killed", "deleted"],
+)
+def test_a_lost_rank_is_a_new_gang_and_the_run_succeeds(
+    space: Space,
+    harm: Callable[[Space, str], None],
+    restarts: int,
+    disruptions: int,
+    reason: str,
+):
+    with space.history(PODS) as pods, space.history(JOBS) as jobs:
+        running(space, "train", FIRST_ATTEMPT_HANGS)
+        harm(space, pod_of(space, "train", 1))
+        status = space.wait_phase("train", "Succeeded", 120)
+        assert_gangs_never_overlap(pods)
+        assert {name: len(uids) for name, uids in jobs.uids().items()} == {
+            "train": 1,
+            "train-r1": 1,
+        }
+    assert status["attempt"] == 1
+    assert (status.get("restarts", 0), status.get("disruptions", 0)) == (restarts, disruptions)
+    assert status["attempts"][0]["reason"] == reason
+    assert status["lastFailure"]["reason"] == reason
+
+
+def test_out_of_memory_is_said_and_counted(space: Space):
+    eats = ["python3", "-c", "b = bytearray(10**9); import time; time.sleep(60)"]
+    space.apply(job("eats", "plain", eats, 1, reliability={"maxRestarts": 1}))
+    status = space.wait_phase("eats", "Failed", 120)
+    assert (status["restarts"], status["reason"]) == (1, "OOMKilled")
+    assert "all 1 restarts are used up" in status["message"]
+    told = space.kubectl("get", "events", "--field-selector", "involvedObject.name=eats")
+    assert "OOMKilled" in told
+
+
+def test_a_pause_frees_the_pods_and_a_resume_goes_on(space: Space):
+    with space.history(PODS) as pods:
+        running(space, "train", FIRST_ATTEMPT_HANGS)
+        space.kubectl("patch", "tj", "train", "--type=merge", "-p", '{"spec":{"suspend":true}}')
+        status = space.wait_phase("train", "Suspended", 90)
+        space.kubectl("wait", "pods,jobs", "--all", "--for=delete", "--timeout=30s")
+        assert status["runningSeconds"] >= 0
+        space.kubectl("patch", "tj", "train", "--type=merge", "-p", '{"spec":{"suspend":false}}')
+        status = space.wait_phase("train", "Succeeded", 90)
+        assert_gangs_never_overlap(pods)
+    assert (status["attempt"], status.get("restarts", 0)) == (1, 0)
+
+
+def test_an_elastic_job_is_scaled_by_kubectl(space: Space):
+    with space.history(PODS) as pods:
+        running(space, "train", HANGS, 1, elastic={"minNodes": 1, "maxNodes": 3})
+        for size in (2, 1):
+            space.kubectl("scale", "torchrunjob/train", f"--replicas={size}")
+            space.wait(
+                "torchrunjob/train", f"jsonpath={{.status.workersStatus}}={size}/{size} ready", 90
+            )
+        refused = space.kubectl("scale", "torchrunjob/train", "--replicas=4", check=False)
+        assert "numNodes must lie between" in refused
+        assert_gangs_never_overlap(pods)
+    status = space.get(TORCHRUN_JOBS, "train")["status"]
+    assert (status["attempt"], status.get("restarts", 0), status["numNodes"]) == (2, 0, 1)
+
+
+def test_a_deadline_and_a_time_to_live(space: Space):
+    limits = {"activeDeadlineSeconds": 3, "ttlSecondsAfterFinished": 2}
+    with space.history(TORCHRUN_JOBS) as jobs:
+        space.apply(job("short", "plain", HANGS, 1, reliability=limits))
+        space.kubectl("wait", "torchrunjob/short", "--for=delete", "--timeout=90s")
+        assert jobs.phases("short")[-1] == "TimedOut"
+    space.kubectl("wait", "pods", "--all", "--for=delete", "--timeout=60s")
+
+
+@pytest.mark.parametrize("phase", ["Pending", "Queued", "Running", "Suspended"])
+def test_a_job_may_be_deleted_in_any_phase(space: Space, phase: str):
+    spec: dict[str, object] = {"suspend": True} if phase == "Suspended" else {}
+    queue = "none" if phase == "Pending" else "plain"
+    if phase == "Queued":
+        spec["scheduling"] = {"nodeSelector": {"no-such": "node"}}
+    space.apply(job("gone", queue, HANGS, 2, **spec))
+    space.wait_phase("gone", phase, 90)
+    space.kubectl("delete", "torchrunjob", "gone", "--timeout=60s")
+    space.kubectl("wait", "pods,jobs,services", "--all", "--for=delete", "--timeout=60s")

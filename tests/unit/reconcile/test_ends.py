@@ -1,0 +1,194 @@
+"""Pause, resize, deadlines and what follows an end."""
+
+from msgspec.structs import replace
+
+from torchrun_api.kinds import CLAIMS, JOBS, PODS, SERVICES, TORCHRUN_JOBS
+from world import ZIP, World, make_job, make_queue
+
+
+def running(**spec: object) -> World:
+    world = World(make_job(**{"numNodes": 2, **spec}), make_queue())
+    world.settle()
+    if world.phase == "Syncing":
+        world.sync_done()
+        world.settle()
+    world.all_workers("Running")
+    world.settle()
+    assert world.phase == "Running"
+    return world
+
+
+def test_suspended_at_creation_nothing_is_made():
+    world = World(make_job(numNodes=2, volumes=ZIP, suspend=True), make_queue())
+    world.settle()
+    assert (world.phase, world.created) == ("Suspended", [])
+    assert world.condition("Suspended").status == "True"
+    world.spec(suspend=False)
+    world.settle()
+    assert world.phase == "Syncing"
+    world.sync_done()
+    world.settle()
+    assert world.created[-1] == (JOBS.plural, "train")
+    assert world.condition("Suspended").status == "False"
+
+
+def test_a_pause_frees_everything_but_the_claims_and_a_resume_is_no_restart():
+    world = running(volumes=ZIP)
+    world.pass_time(seconds=40)
+    world.spec(suspend=True)
+    plan = world.step()
+    assert [d.kind for d in plan.deletes] == [JOBS]
+    assert (world.phase, world.job.status.reason) == ("Running", "Suspending")
+    world.settle()
+    assert "2 pods still end" in world.job.status.message
+    world.pass_time(seconds=5)
+    world.containers_stop()
+    world.settle()
+    assert world.phase == "Suspended"
+    assert world.job.status.running_seconds == 45
+    assert [o.metadata.name for o in world.observed().sync_pods] == ["train-sync-0"]
+    assert {plural for plural, _ in world.objects} == {CLAIMS.plural, SERVICES.plural, PODS.plural}
+    world.spec(suspend=False)
+    world.settle()
+    status = world.job.status
+    assert (world.phase, status.attempt, status.restarts, status.disruptions) == ("Queued", 1, 0, 0)
+    assert [a.reason for a in status.attempts] == ["Suspended"]
+
+
+def test_a_pause_ends_the_sync_pod_too():
+    world = World(make_job(numNodes=1, volumes=ZIP), make_queue())
+    world.settle()
+    world.pod("train-sync-0", phase="Running")
+    world.spec(suspend=True)
+    world.settle()
+    assert world.phase == "Suspended"
+    assert [key for key in world.objects if key[0] == PODS.plural] == []
+
+
+def test_a_sync_pod_that_still_ends_is_waited_for():
+    world = World(make_job(numNodes=1, volumes=ZIP), make_queue())
+    world.settle()
+    key = (PODS.plural, "train-sync-0")
+    world.pod("train-sync-0", phase="Running")
+    meta = replace(world.objects[key].metadata, deletion_timestamp=world.now)
+    world.objects[key] = replace(world.objects[key], metadata=meta)
+    world.spec(suspend=True)
+    world.settle()
+    assert (world.phase, world.job.status.reason) == ("Syncing", "Suspending")
+
+
+def test_toggled_fast_there_is_one_new_gang():
+    world = running()
+    for suspend in (True, False, True, False):
+        world.spec(suspend=suspend)
+        world.step()
+    world.settle()
+    world.containers_stop()
+    world.settle()
+    live = [name for plural, name in world.objects if plural == JOBS.plural]
+    assert len(live) == 1
+    assert world.job.status.restarts == 0
+
+
+def test_a_pause_beats_a_restart_and_success_beats_a_pause():
+    world = running()
+    world.pod("train-0-abcde", phase="Failed")
+    world.spec(suspend=True)
+    world.settle()
+    assert (JOBS.plural, "train-r1") not in world.created
+    done = running()
+    done.job_condition("Complete")
+    done.spec(suspend=True)
+    done.settle()
+    assert done.phase == "Succeeded"
+
+
+def test_a_pause_of_a_finished_job_changes_nothing_and_is_said():
+    world = running()
+    world.job_condition("Complete")
+    world.settle()
+    world.spec(suspend=True)
+    world.settle()
+    assert world.phase == "Succeeded"
+    assert world.condition("Suspended").reason == "AlreadyFinished"
+    world.spec(suspend=False)
+    world.settle()
+    assert all(c.reason != "AlreadyFinished" for c in world.job.status.conditions)
+
+
+def test_a_resize_is_a_new_gang_that_is_not_counted():
+    world = running(elastic={"minNodes": 1, "maxNodes": 4})
+    world.spec(num_nodes=3)
+    world.step()
+    assert world.job.status.reason == "Resizing"
+    world.settle()
+    assert world.job.status.reason == "WaitingForOldGang"
+    world.containers_stop()
+    world.all_workers("Running")
+    world.settle()
+    status = world.job.status
+    assert (world.phase, status.num_nodes, status.attempt, status.restarts) == ("Running", 3, 1, 0)
+    assert status.selector == "torchrun-job-name=train,app.kubernetes.io/component=worker"
+
+
+def test_the_deadline_counts_running_time_only():
+    world = running(reliability={"activeDeadlineSeconds": 100})
+    world.pass_time(seconds=60)
+    world.spec(suspend=True)
+    world.settle()
+    world.containers_stop()
+    world.settle()
+    world.pass_time(hours=5)
+    world.spec(suspend=False)
+    world.settle()
+    world.all_workers("Running")
+    plan = world.settle()
+    assert plan.requeue_after == 40
+    world.pass_time(seconds=40)
+    plan = world.step()
+    assert world.phase == "TimedOut"
+    assert [d.grace_seconds for d in plan.deletes] == [30, 30], "time for a last checkpoint"
+    assert "100 s" in world.job.status.message
+    world.containers_stop()
+    assert world.plan().deletes == ()
+
+
+def test_a_gang_still_queued_has_no_deadline():
+    world = World(make_job(numNodes=1, reliability={"activeDeadlineSeconds": 5}), make_queue())
+    assert world.settle().requeue_after is None
+    world.pass_time(hours=1)
+    world.settle()
+    assert world.phase == "Queued"
+
+
+def test_a_workspace_that_is_not_ready_in_time_fails_the_job():
+    world = World(
+        make_job(numNodes=1, volumes=ZIP, reliability={"syncTimeoutSeconds": 60}), make_queue()
+    )
+    plan = world.settle()
+    assert plan.requeue_after == 60
+    world.pass_time(seconds=61)
+    world.settle()
+    assert (world.phase, world.job.status.reason) == ("Failed", "SyncTimeout")
+    assert "syncTimeoutSeconds" in world.job.status.message
+
+
+def test_our_own_timer_deletes_the_job_itself():
+    world = running(reliability={"ttlSecondsAfterFinished": 30})
+    world.job_condition("Complete")
+    plan = world.step()
+    assert plan.requeue_after == 30
+    world.pass_time(seconds=29)
+    assert world.step().requeue_after == 1
+    world.pass_time(seconds=1)
+    plan = world.step()
+    assert [d.kind for d in plan.deletes] == [TORCHRUN_JOBS]
+    assert world.gone
+
+
+def test_without_a_time_to_live_nothing_is_deleted():
+    world = running()
+    world.job_condition("Complete")
+    world.settle()
+    world.pass_time(hours=1000)
+    assert (world.plan().deletes, world.plan().requeue_after) == ((), None)
