@@ -1,0 +1,51 @@
+"""The page on phases is drawn from the transition table: `pytest --update-golden` writes it anew."""
+
+from pathlib import Path
+
+from torchrun_controller.reconcile.phases import PHASES, ROWS, TERMINAL, Finding
+
+PAGE = Path(__file__).parents[3] / "docs" / "phases.md"
+# A queue's own admission will use this one.
+NOT_REACHED = {"Preempted"}
+
+
+def page() -> str:
+    live = [p for p in PHASES if p not in TERMINAL and p not in NOT_REACHED]
+    targets = {p: [f for f in Finding if ROWS[f].phase == p] for p in PHASES}
+    lines = [
+        "# Phases",
+        "",
+        "Generated from the transition table in `reconcile/phases.py`.",
+        "",
+        "A phase sums up what is found; it depends on what is there now and not on the way there. So",
+        "every phase that is not terminal leads to every phase below whose finding holds. Terminal",
+        "phases absorb.",
+        "",
+        "```mermaid",
+        "stateDiagram-v2",
+        "  state alive {",
+        *(f"    {phase}" for phase in live),
+        "  }",
+        "  [*] --> alive",
+        *(f"  alive --> {phase}" for phase in PHASES if phase in TERMINAL),
+        *(f"  {phase} --> [*]" for phase in PHASES if phase in TERMINAL),
+        "```",
+        "",
+        "| finding, the first that holds | phase | condition |",
+        "|---|---|---|",
+    ]
+    for phase, findings in targets.items():
+        for finding in findings:
+            row = ROWS[finding]
+            lines.append(f"| {finding.value} | {phase} | {row.condition}={row.status} |")
+    for finding in Finding:
+        row = ROWS[finding]
+        if row.phase is None:
+            lines.append(f"| {finding.value} | unchanged | {row.condition}={row.status} |")
+    return "\n".join(lines) + "\n"
+
+
+def test_the_page_says_what_the_table_does(request):
+    if request.config.getoption("--update-golden"):
+        PAGE.write_text(page())
+    assert PAGE.read_text() == page()
