@@ -73,7 +73,7 @@ def test_the_life_of_a_run(controller: ControllerProcess, team: Team) -> None:
 
 def test_the_root_cause_of_a_failure_is_told(controller: ControllerProcess, team: Team) -> None:
     team.make_queue()
-    team.submit("run")
+    team.submit("run", reliability={"maxRestarts": 0})
     first, second = team.workers("run")
     team.pod_becomes(second, "Running")
     said = '{"rank": 3, "exitCode": 1, "reason": "Exception", "message": "ValueError: no data"}'
@@ -150,7 +150,9 @@ def test_an_invalid_object_costs_itself_only(
     crd = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/torchrunjobs.torchrun.ai"
     kept = team.api.get(crd)["spec"]
     anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    loose = [{**kept["versions"][0], "schema": {"openAPIV3Schema": anything}}]
+    # The scale subresource would still look into numNodes.
+    open_to_all = {"schema": {"openAPIV3Schema": anything}, "subresources": {"status": {}}}
+    loose = [{**kept["versions"][0], **open_to_all}]
     team.api.patch(crd, {"spec": {"versions": loose}})
     try:
         team.make_queue()
