@@ -16,7 +16,7 @@ from torchrun_controller.reconcile.phases import Finding
 from torchrun_controller.reconcile.plan import Apply
 from torchrun_controller.reconcile.restarts import Counts
 from torchrun_controller.reconcile.run import InvalidSpecError, Run, resolve
-from torchrun_controller.reconcile.workers import Why
+from torchrun_controller.reconcile.workers import Why, alive
 
 # Seconds until a name held by others, or an object that was refused, is tried again.
 BLOCKED_RETRY = 30.0
@@ -85,7 +85,7 @@ def _step(
         )
     attempt = gang.next_attempt(observed)
     # Whatever of an older gang may still run holds the new one at its gate.
-    predecessors = observed.ghosts or gang.end_survivors(observed)
+    stopped = not observed.ghosts and not any(alive(pod) for pod in observed.workers)
     made = child_job(
         observed,
         run,
@@ -93,7 +93,7 @@ def _step(
         defaults,
         counts=successor.counts,
         ended=successor.ended,
-        may_start=not predecessors,
+        may_start=stopped,
     )
     name = names.child_job(job.metadata.name, attempt)
     after = f"; after: {successor.ended.message}" if successor.ended else ""
@@ -107,7 +107,7 @@ def _step(
         workspace=step.why,
         applies=(*_beside(observed, run), made),
         deletes=(*gang.end_survivors(observed), *gang.forget_oldest(observed)),
-        ended=successor.ended,
+        ended=() if successor.ended is None else (successor.ended,),
     )
 
 
@@ -154,7 +154,7 @@ def _blocked(observed: Observed, decision: Decision, finding: Finding, why: Why)
         attempt=observed.job.status.attempt,
         applies=(),
         deletes=(),
-        ended=None,
+        ended=(),
         requeue_after=BLOCKED_RETRY,
     )
 

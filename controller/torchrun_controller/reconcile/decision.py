@@ -13,7 +13,7 @@ from torchrun_controller.reconcile.workers import Why
 class Decision(Struct, frozen=True, kw_only=True):
     """A finding with its reason; `queue` and `workspace` say why these two are ready, if so.
 
-    `ended` is the gang that this decision gives up, `failure` the root cause of its end.
+    `ended` are the gangs that are given up, `failure` the root cause of its end.
     """
 
     finding: Finding
@@ -26,5 +26,5 @@ class Decision(Struct, frozen=True, kw_only=True):
     deletes: tuple[Delete, ...] = ()
     requeue_after: float | None = None
     counts: Counts = Counts()
-    ended: Attempt | None = None
+    ended: tuple[Attempt, ...] = ()
     failure: LastFailure | None = None

@@ -36,8 +36,9 @@ def suspend(observed: Observed, now: datetime) -> Decision:
             attempt=gang.attempt_of(child),
             counts=counts,
             deletes=(*syncing, *(gang.delete(job) for job in observed.child_jobs)),
-            ended=gang.record(
-                observed, Why("Suspended", "spec.suspend was set"), now, counted=False
+            ended=(
+                *gang.ended_before(observed),
+                gang.record(observed, Why("Suspended", "spec.suspend was set"), now, counted=False),
             ),
         )
     waiting = [pod for pod in (*observed.ghosts, *observed.sync_pods) if alive(pod)]

@@ -40,15 +40,15 @@ def counts_of(observed: Observed) -> Counts:
     return Counts(_number(said.restarts), _number(said.disruptions))
 
 
-def ended_before(observed: Observed) -> Attempt | None:
+def ended_before(observed: Observed) -> tuple[Attempt, ...]:
     """The attempt before the present one, where the status has not heard of its end."""
     child = observed.child_jobs[-1]
     if attempt_of(child) <= observed.job.status.attempt:
-        return None
+        return ()
     try:
-        return msgspec.json.decode(child.metadata.annotations.cause, type=Attempt)
+        return (msgspec.json.decode(child.metadata.annotations.cause, type=Attempt),)
     except msgspec.DecodeError:
-        return None
+        return ()
 
 
 def _number(text: str) -> int:
@@ -61,11 +61,12 @@ def next_attempt(observed: Observed) -> int:
     A later number whose name a foreign Job holds is skipped.
     """
     status = observed.job.status
-    last = attempt_of(observed.child_jobs[-1]) if observed.child_jobs else status.attempt
     if status.workers is None and not observed.child_jobs:
-        return last
+        return status.attempt
+    made = [attempt_of(child) for child in observed.child_jobs]
+    ended = [attempt.number for attempt in status.attempts]
+    attempt = max([status.attempt, *made, *ended]) + 1
     taken = {c.name for c in observed.conflicts if c.resource == JOBS.resource}
-    attempt = max(last, status.attempt) + 1
     while names.child_job(observed.job.metadata.name, attempt) in taken:
         attempt += 1
     return attempt

@@ -94,11 +94,10 @@ def _workers(observed: Observed, decision: Decision) -> tuple[int | None, Worker
     return (decision.run.size.nodes if decision.run else present.num_nodes), idle
 
 
-def _attempts(known: tuple[Attempt, ...], ended: Attempt | None) -> tuple[Attempt, ...]:
-    """The last gangs that ended, each once."""
-    if ended is None or any(attempt.number == ended.number for attempt in known):
-        return known
-    return (*known, ended)[-KEPT_ATTEMPTS:]
+def _attempts(known: tuple[Attempt, ...], ended: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
+    """The last gangs that ended, each as it was first recorded."""
+    by_number = {attempt.number: attempt for attempt in (*ended, *known)}
+    return tuple(by_number[number] for number in sorted(by_number))[-KEPT_ATTEMPTS:]
 
 
 def ordered(status: TorchrunJobStatus) -> TorchrunJobStatus:

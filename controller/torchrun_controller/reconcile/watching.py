@@ -94,15 +94,20 @@ def _after_failure(
             finding=Finding.BACKING_OFF,
             why=Why("BackingOff", f"{message}; {ended.message}"),
             deletes=survivors,
-            ended=ended,
+            ended=(*decision.ended, ended),
             requeue_after=left,
         )
     successor = Successor(counts=counts.after(sentence), ended=ended, failure=failure.said)
     step = advance(observed, successor, now, defaults)
     if step.finding is Finding.READY:
-        return step
+        return replace(step, ended=(*decision.ended, ended))
     # The gang is over, and something is missing for the next: the counts stay until it is made.
-    return replace(step, counts=counts, ended=ended, deletes=(*step.deletes, *survivors))
+    return replace(
+        step,
+        counts=counts,
+        ended=(*decision.ended, ended),
+        deletes=(*step.deletes, *survivors),
+    )
 
 
 def _because(policy: Policy, counts: Counts) -> str:
@@ -128,7 +133,7 @@ def _resize(observed: Observed, decision: Decision, now: datetime) -> Decision:
         finding=Finding.RESIZING,
         why=why,
         deletes=(gang.delete(child),),
-        ended=gang.record(observed, why, now, counted=False),
+        ended=(*decision.ended, gang.record(observed, why, now, counted=False)),
     )
 
 

@@ -5,7 +5,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
-from torchrun_api import names
 from torchrun_api.kinds import JOBS, PODS
 from torchrun_api.meta import Condition
 from torchrun_controller.reconcile import gang
@@ -29,7 +28,6 @@ class Histories(RuleBasedStateMachine):
         self.zipped = zipped
         self.world = World(make_job(numNodes=nodes, **spec), make_queue() if queue else None)
         self.last_terminal = None
-        self.lost = 0
 
     @rule()
     def reconcile(self):
@@ -94,7 +92,6 @@ class Histories(RuleBasedStateMachine):
     @rule()
     def child_job_is_deleted(self):
         child = self.world.observed().child_jobs[-1]
-        self.lost += 1
         self.world._delete(gang.delete(child))
 
     @precondition(lambda self: self.world.workers())
@@ -118,18 +115,6 @@ class Histories(RuleBasedStateMachine):
     @rule(nodes=st.integers(1, 3))
     def user_scales(self, nodes):
         self.world.spec(num_nodes=nodes)
-
-    @invariant()
-    def one_gang_for_each_attempt(self):
-        jobs = [name for plural, name in self.world.created if plural == JOBS.plural]
-        if self.world.job.status.workers is not None:
-            assert jobs[-1] in {
-                names.child_job("train", attempt)
-                for attempt in range(self.world.job.status.attempt + 2)
-            }
-        # A Job that was deleted before any status knew of it may be made again.
-        known = [job for job in jobs if self.world.job.status.workers is not None]
-        assert len(known) - len(set(known)) <= self.lost
 
     @invariant()
     def at_most_one_gang_trains(self):
@@ -181,5 +166,7 @@ class Histories(RuleBasedStateMachine):
         world.settle()
 
 
-Histories.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+Histories.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=30, deadline=None, report_multiple_bugs=False
+)
 TestHistories = Histories.TestCase
