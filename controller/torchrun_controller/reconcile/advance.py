@@ -18,8 +18,6 @@ from torchrun_controller.reconcile.restarts import Counts
 from torchrun_controller.reconcile.run import InvalidSpecError, Run, resolve
 from torchrun_controller.reconcile.workers import Why, alive
 
-# Seconds until a name held by others, or an object that was refused, is tried again.
-BLOCKED_RETRY = 30.0
 QUEUE_FOUND = Why("QueueFound", "the queue is there")
 
 
@@ -95,12 +93,15 @@ def _step(
         ended=successor.ended,
         may_start=stopped,
     )
-    name = names.child_job(job.metadata.name, attempt)
-    after = f"; after: {successor.ended.message}" if successor.ended else ""
-    reason = "Restarting" if successor.ended else "WorkersStarting"
+    if successor.ended is None:
+        # In the words of the next reconcile, which then has no status to write.
+        why = Why("WorkersStarting", f"0 of {run.size.nodes} workers started")
+    else:
+        name = names.child_job(job.metadata.name, attempt)
+        why = Why("Restarting", f"Job {name} is made; after: {successor.ended.message}")
     return Decision(
         finding=Finding.READY,
-        why=Why(reason, f"Job {name} is made{after}"),
+        why=why,
         attempt=attempt,
         run=run,
         queue=QUEUE_FOUND,
@@ -133,7 +134,10 @@ def missing_service(observed: Observed) -> tuple[Apply, ...]:
 
 
 def _unless_blocked(observed: Observed, decision: Decision) -> Decision:
-    """Nothing is made while one of its names is held by others, or one of its parts is refused."""
+    """Nothing is made while one of its names is held by others, or one of its parts is refused.
+
+    The worker knows when it is to be tried again.
+    """
     for apply in decision.applies:
         conflict = held(observed, apply.kind.resource, apply.name)
         if conflict is not None:
@@ -155,7 +159,7 @@ def _blocked(observed: Observed, decision: Decision, finding: Finding, why: Why)
         applies=(),
         deletes=(),
         ended=(),
-        requeue_after=BLOCKED_RETRY,
+        requeue_after=None,
     )
 
 

@@ -120,8 +120,9 @@ def _conditions(observed: Observed, decision: Decision, row: Row, nodes: int) ->
         _claim(claims, "QueueReady", holds=True, why=decision.queue)
     if decision.workspace is not None:
         _claim(claims, "WorkspaceReady", holds=True, why=decision.workspace)
-    if observed.child_jobs:
-        placed = scheduled(observed.workers)
+    made = decision.finding is Finding.READY
+    if observed.child_jobs or made:
+        placed = 0 if made else scheduled(observed.workers)
         reason = "WorkersScheduled" if placed == nodes else "WorkersWaiting"
         why = Why(reason, f"{placed} of {nodes} workers have a node")
         _claim(claims, "Scheduled", holds=placed == nodes, why=why)

@@ -53,10 +53,12 @@ def test_a_gang_of_one_needs_no_service():
     assert world.created == [(JOBS.plural, "train")]
 
 
-def test_three_writes_bring_a_job_to_its_gang():
-    plan = World(make_job(numNodes=2), make_queue()).step()
+def test_three_writes_bring_a_job_to_its_gang_and_its_pods_call_for_no_more():
+    world = World(make_job(numNodes=2), make_queue())
+    plan = world.step()
     assert len(plan.applies) == 2
     assert plan.status is not None
+    assert world.step().status is None
 
 
 def test_a_missing_queue_waits_and_heals():
@@ -128,10 +130,9 @@ def test_an_invalid_queue_is_named():
 def test_a_foreign_object_under_our_name_is_never_adopted():
     world = World(make_job(numNodes=2), make_queue())
     world.conflicts = (Conflict(JOBS.resource, "train", "jobs.batch train has no owner"),)
-    plan = world.settle()
+    world.settle()
     assert (world.phase, world.job.status.reason) == ("Pending", "NameConflict")
     assert world.created == []
-    assert plan.requeue_after
     world.conflicts = ()
     world.settle()
     assert world.phase == "Queued"
