@@ -29,16 +29,27 @@ class Write(msgspec.Struct, frozen=True):
 
 async def main(server: Server, namespace: str, writes: list[Write]) -> None:
     """Watch the jobs of one namespace and write for each, WORKERS at a time."""
-    slots = asyncio.Semaphore(WORKERS)
+    # The API server drops a watcher that reads too slowly, so reading never waits for writing.
+    jobs: asyncio.Queue[JsonObject] = asyncio.Queue()
     async with server.session() as session, asyncio.TaskGroup() as tasks:
+        for _ in range(WORKERS):
+            tasks.create_task(_work(session, namespace, jobs, writes))
         path = f"/apis/torchrun.ai/v1alpha1/namespaces/{namespace}/torchrunjobs"
         print("ready", flush=True)
         async for job in watch(session, path):
-            await slots.acquire()
-            metadata = job["metadata"]
-            assert isinstance(metadata, dict)
-            task = tasks.create_task(_write(session, namespace, metadata, writes))
-            task.add_done_callback(lambda _: slots.release())
+            jobs.put_nowait(job)
+
+
+async def _work(
+    session: aiohttp.ClientSession,
+    namespace: str,
+    jobs: asyncio.Queue[JsonObject],
+    writes: list[Write],
+) -> None:
+    while True:
+        metadata = (await jobs.get())["metadata"]
+        assert isinstance(metadata, dict)
+        await _write(session, namespace, metadata, writes)
 
 
 async def _write(

@@ -47,13 +47,14 @@ async def send(
 
 
 async def watch(session: aiohttp.ClientSession, path: str) -> AsyncIterator[JsonObject]:
-    """Objects that are added under `path` from now on."""
+    """Objects that are added under `path` from now on, for up to an hour."""
     async with asyncio.timeout(30):
         listed = await _list(session, path)
     metadata = listed["metadata"]
     assert isinstance(metadata, dict)
     version = str(metadata["resourceVersion"])
-    async with session.get(path, params={"watch": "1", "resourceVersion": version}) as answer:
+    query = {"watch": "1", "resourceVersion": version, "timeoutSeconds": "3600"}
+    async with session.get(path, params=query) as answer:
         rest = b""
         async for chunk in answer.content.iter_any():
             *lines, rest = (rest + chunk).split(b"\n")
@@ -61,6 +62,7 @@ async def watch(session: aiohttp.ClientSession, path: str) -> AsyncIterator[Json
                 event = msgspec.json.decode(line)
                 if event["type"] == "ADDED":
                     yield event["object"]
+    raise RuntimeError(f"the API server ended the watch of {path}")
 
 
 async def _list(session: aiohttp.ClientSession, path: str) -> JsonObject:
