@@ -127,7 +127,7 @@ def test_the_api_server_restarts_and_has_forgotten(space: Space):
         pytest.skip("the API server of this cluster is not ours to restart")
     before = lists(space)
     with space.histories(TORCHRUN_JOBS, PODS, JOBS) as (jobs, pods, children):
-        command = ["python3", "-c", "import time; time.sleep(12)"]
+        command = ["python3", "-c", "import time; time.sleep(8)"]
         space.apply(job("lasting", "plain", command, 2))
         jobs.until(lambda j: j.get("status", {}).get("phase") == "Running" or None)
         local.compact_etcd()

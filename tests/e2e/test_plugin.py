@@ -11,7 +11,9 @@ from pathlib import Path
 from random import Random
 
 import httpx
+import pytest
 
+from e2e.manifests import queue
 from e2e.space import Space
 from torchrun_api.kinds import PODS, TORCHRUN_JOBS
 from torchrun_api.names import SYNC_PORT, WORKSPACE_SHA256
@@ -93,7 +95,8 @@ def until_received(space: Space, job: str, size: int) -> int:
 
 def test_every_ranks_log_and_the_runs_result_come_back(space: Space, tmp_path: Path) -> None:
     project(tmp_path, train_py=STEPS)
-    arguments = ["--nodes", "2", "--name", "run", f"{RUN} 3 1"]
+    space.apply(queue("once", space.cluster.controller, reliability={"maxRestarts": 0}))
+    arguments = ["--queue", "once", "--nodes", "2", "--name", "run", f"{RUN} 3 1"]
     code, out, err = plugin(space, tmp_path, "submit", *arguments)
     assert code == 1
     for rank in (0, 1):
@@ -158,6 +161,7 @@ def test_the_rights_that_its_page_names_are_enough(space: Space, tmp_path: Path)
     assert "[0] step 0 of node 0" in out
 
 
+@pytest.mark.long
 def test_an_upload_survives_its_pod_and_the_api_server(space: Space, tmp_path: Path) -> None:
     project(tmp_path, train_py=CHECK, weights_bin=WEIGHTS)
     with started(space, tmp_path, "submit", "--name", "run", RUN) as process:
