@@ -76,9 +76,10 @@ def no_deployment(cluster: Cluster) -> Iterator[None]:
 
 
 def pod_of_deployment(space: Space) -> JsonObject:
-    """The Deployment's one pod."""
+    """The Deployment's one pod; one that a rollout ends does not count."""
     path = f"/api/v1/namespaces/{NAMESPACE}/pods"
-    (pod,) = space.api.get(path, params={"labelSelector": SELECTOR}).json()["items"]
+    listed = space.api.get(path, params={"labelSelector": SELECTOR}).json()["items"]
+    (pod,) = (pod for pod in listed if "deletionTimestamp" not in pod["metadata"])
     return pod
 
 

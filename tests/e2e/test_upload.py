@@ -141,6 +141,7 @@ def test_an_upload_goes_on_where_it_was_cut(space: Space):
         pods.until(lambda p: p["metadata"]["uid"] != first and is_ready(p), name="cut-sync-0")
         assert pod.state()["offset"] == held + 1000
         assert pod.put(archive, held + 1000).status_code == 202
+        assert pod.state_in("done", "failed")["state"] == "done"
         space.wait_phase("cut", "Succeeded")
         assert len(pods.uids()["cut-sync-0"]) == 2
 
