@@ -115,7 +115,7 @@ def test_every_ranks_log_and_the_runs_result_come_back(space: Space, tmp_path: P
 
 def test_ctrl_c_leaves_the_run_alone_and_logs_come_back_to_it(space: Space, tmp_path: Path) -> None:
     project(tmp_path, train_py=STEPS)
-    arguments = ["submit", "--queue", "plain", "--name", "run", f"{RUN} 40"]
+    arguments = ["submit", "--queue", "plain", "--name", "run", f"{RUN} 25"]
     with started(space, tmp_path, *arguments) as process:
         assert process.stdout is not None
         while "step 2 " not in process.stdout.readline():
@@ -128,7 +128,7 @@ def test_ctrl_c_leaves_the_run_alone_and_logs_come_back_to_it(space: Space, tmp_
     code, out, _ = plugin(space, tmp_path, "logs", "run", "--follow")
     assert code == 0
     steps = [line for line in out.splitlines() if "step" in line]
-    assert steps == [f"[0] step {step} of node 0" for step in range(40)]
+    assert steps == [f"[0] step {step} of node 0" for step in range(25)]
 
 
 RIGHTS = [
@@ -189,6 +189,7 @@ def test_an_upload_that_was_broken_off_goes_on_with_sync(space: Space, tmp_path:
     space.wait_phase("run", "Succeeded")
 
 
+@pytest.mark.long
 def test_sync_after_an_edit_runs_what_the_directory_holds_now(space: Space, tmp_path: Path) -> None:
     project(tmp_path, train_py="raise SystemExit('the old code')", weights_bin=WEIGHTS)
     with started(space, tmp_path, "submit", "--name", "run", RUN) as process:

@@ -23,31 +23,30 @@ FOREIGN: dict[str, tuple[Kind, str, JsonObject]] = {
 }
 
 
-def test_image_that_cannot_be_pulled(space: Space):
-    space.apply(queue("broken", "localhost:1/no/such:image"), job("pull", "broken", HELLO))
-    status = space.wait_reason("pull", "ImagePullFailed")
-    assert "localhost:1/no/such:image" in status["message"]
-    assert "pull-0" in status["message"]
-
-
-def test_claim_that_cannot_bind(space: Space):
+def test_each_obstacle_is_told_and_stops_no_neighbour(space: Space):
     storage = {"workspace": {"enabled": True, "size": "1Mi", "storageClassName": "no-such-class"}}
     space.apply(
+        queue("broken", "localhost:1/no/such:image"),
+        job("pull", "broken", HELLO),
         queue("nowhere", space.cluster.controller, storage=storage),
         zip_job("unbound", "nowhere", HELLO),
+        job("early", "late", HELLO),
     )
-    status = space.wait_reason("unbound", "ClaimPending")
-    assert "unbound-workspace" in status["message"]
-    assert "no-such-class" in status["message"]
 
-
-def test_missing_queue_heals(space: Space):
-    space.apply(job("early", "late", HELLO))
     status = space.wait_reason("early", "QueueNotFound")
     assert status["phase"] == "Pending"
     assert "late" in status["message"]
     space.apply(queue("late", space.cluster.controller))
     space.wait_phase("early", "Succeeded")
+
+    status = space.wait_reason("unbound", "ClaimPending")
+    assert "unbound-workspace" in status["message"]
+    assert "no-such-class" in status["message"]
+
+    # The kubelet tells of a pull that failed when it looks at the pod again, after ten seconds.
+    status = space.wait_reason("pull", "ImagePullFailed")
+    assert "localhost:1/no/such:image" in status["message"]
+    assert "pull-0" in status["message"]
 
 
 @pytest.mark.parametrize("which", FOREIGN)

@@ -1,20 +1,13 @@
 """Pods pass the Pod Security profiles that namespaces enforce; see also conftest's `space`."""
 
 from e2e.conftest import PROFILE
-from e2e.manifests import queue, zip_job
+from e2e.manifests import job, queue, zip_job
 from e2e.space import Space
 from torchrun_api.kinds import PODS
 
 
-def test_sync_pod_passes_restricted(space: Space):
-    space.kubectl("label", "namespace", space.name, "--overwrite", f"{PROFILE}=restricted")
-    space.apply(zip_job("strict", "plain", "true"))
-    space.wait_reason("strict", "WaitingForUpload")
-    pod = space.get(PODS, "strict-sync-0")
-    assert pod["spec"]["automountServiceAccountToken"] is False
-
-
-def test_workers_pass_restricted_under_a_queue_that_says_so(space: Space):
+def test_restricted(space: Space):
+    """The sync pod always passes; workers do where their queue says how."""
     space.kubectl("label", "namespace", space.name, "--overwrite", f"{PROFILE}=restricted")
     context = {
         "runAsNonRoot": True,
@@ -23,6 +16,11 @@ def test_workers_pass_restricted_under_a_queue_that_says_so(space: Space):
         "capabilities": {"drop": ["ALL"]},
         "seccompProfile": {"type": "RuntimeDefault"},
     }
-    space.apply(queue("strict", space.cluster.controller, securityContext=context))
-    space.apply(zip_job("strict", "strict", ["true"]))
-    space.wait_reason("strict", "WaitingForUpload")
+    space.apply(
+        queue("strict", space.cluster.controller, securityContext=context),
+        zip_job("waits", "plain", "true"),
+        job("runs", "strict", ["true"], 2),
+    )
+    space.wait_reason("waits", "WaitingForUpload")
+    assert space.get(PODS, "waits-sync-0")["spec"]["automountServiceAccountToken"] is False
+    space.wait_phase("runs", "Succeeded")
