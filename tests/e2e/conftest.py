@@ -81,8 +81,10 @@ def api(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 @pytest.fixture(scope="session")
-def _no_namespace_stays(cluster: Cluster) -> Iterator[None]:
+def _no_namespace_stays(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[None]:
     yield
+    if cluster.local is not None and not request.config.getoption("--cluster"):
+        return  # they go with the cluster
     selector = ("namespace", "-l", f"{LABEL}=true")
     if cluster.kubectl("get", *selector, "-o", "name").stdout:
         cluster.kubectl("wait", *selector, "--for=delete", "--timeout=120s", seconds=130)

@@ -17,7 +17,7 @@ from torchrun_api.json import JsonObject
 from torchrun_api.kinds import CLAIMS, JOBS, PODS, SERVICES, TORCHRUN_JOBS
 
 COMMAND = "python3 run.py"
-SCRIPT = "import time; print('started', flush=True); time.sleep(6); print('done')"
+SCRIPT = "import time; print('started', flush=True); time.sleep(4); print('done')"
 UPLOAD_BYTES = 24 << 20
 
 
