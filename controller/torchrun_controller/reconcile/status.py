@@ -37,9 +37,7 @@ TROUBLE = frozenset(
         Finding.WORKSPACE_REFUSED,
     }
 )
-TROUBLE_REASONS = frozenset(
-    {"Unschedulable", "ImagePullFailed", "ClaimPending", "JobSuspended", "Restarting"}
-)
+TROUBLE_REASONS = frozenset({"Unschedulable", "ImagePullFailed", "JobSuspended", "Restarting"})
 
 
 def compose(observed: Observed, decision: Decision, row: Row, now: datetime) -> TorchrunJobStatus:

@@ -23,6 +23,8 @@ FIRST_RETRY = timedelta(seconds=10)
 LONGEST_RETRY = timedelta(minutes=5)
 KEPT_SYNC_PODS = 3
 NO_WORKSPACE = Why("NoWorkspace", "the code is in the image")
+# The scheduler's word on a pod whose claim was not bound yet; it stands until its next look.
+STALE_VERDICT = "unbound immediate PersistentVolumeClaims"
 SYNCED = Why("Synced", "the workspace is in its claim")
 
 
@@ -191,7 +193,9 @@ def _why_syncing(job: TorchrunJob, pod: Pod, held: PersistentVolumeClaim) -> Why
             f" {', '.join(held.spec.access_modes)} is not bound yet{detail};"
             f" see: kubectl describe pvc {held.metadata.name}",
         )
-    return why or Why("SyncPodStarting", f"pod {pod.metadata.name} is starting")
+    if why is None or STALE_VERDICT in why.message:
+        return Why("SyncPodStarting", f"pod {pod.metadata.name} is starting")
+    return why
 
 
 def sync_pod(job: TorchrunJob, wanted: Claim, number: int, defaults: Defaults) -> Apply:

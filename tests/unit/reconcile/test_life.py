@@ -353,10 +353,18 @@ def test_a_claim_that_does_not_bind_is_named():
     world.settle()
     assert world.job.status.reason == "ClaimPending"
     assert "kubectl describe pvc train-workspace" in world.job.status.message
-    unschedulable = Condition(type="PodScheduled", status="False", message="unbound claim")
+    said = "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims."
+    unschedulable = Condition(type="PodScheduled", status="False", message=said)
     world.pod("train-sync-0", conditions=(unschedulable,))
+    plan = world.step()
+    assert said in world.job.status.message
+    assert all(event.type == "Normal" for event in plan.events), "each new claim waits for a moment"
+    bound = world.objects[CLAIMS.plural, "train-workspace"]
+    world.objects[CLAIMS.plural, "train-workspace"] = replace(
+        bound, status=replace(bound.status, phase="Bound")
+    )
     world.settle()
-    assert "unbound claim" in world.job.status.message
+    assert world.job.status.reason == "SyncPodStarting", "what the scheduler said is stale"
 
 
 def test_a_sync_pod_whose_image_cannot_be_pulled_is_said():
