@@ -35,7 +35,6 @@ TRAINER_CONTAINER = "trainer"
 LAUNCHER_CONTAINER = "launcher"
 SYNC_CONTAINER = "sync"
 SYNC_PORT = 8080
-SYNC_MARKER = ".sync_success"
 
 # An Indexed Job's pods are named "<job>-r<k>-<index>-<5 letters>", in 63 characters.
 MAX_JOB_NAME = 45

@@ -3,7 +3,7 @@
 from datetime import datetime
 
 from torchrun_api.job import TorchrunJobStatus
-from torchrun_api.kinds import PODS, TORCHRUN_JOBS
+from torchrun_api.kinds import TORCHRUN_JOBS
 from torchrun_controller.reconcile import gang
 from torchrun_controller.reconcile.decision import Decision
 from torchrun_controller.reconcile.observed import Observed
@@ -11,21 +11,13 @@ from torchrun_controller.reconcile.phases import Finding
 from torchrun_controller.reconcile.plan import Delete
 from torchrun_controller.reconcile.policy import Policy
 from torchrun_controller.reconcile.workers import Why, alive
+from torchrun_controller.reconcile.workspace import end_sync_pods
 
 
 def suspend(observed: Observed, now: datetime) -> Decision:
     """Free everything but the claims; the ranks get their grace period for a checkpoint."""
     status = observed.job.status
-    syncing = tuple(
-        Delete(
-            kind=PODS,
-            namespace=pod.metadata.namespace,
-            name=pod.metadata.name,
-            uid=pod.metadata.uid,
-        )
-        for pod in observed.sync_pods
-        if alive(pod) and pod.metadata.deletion_timestamp is None
-    )
+    syncing = end_sync_pods(observed)
     counts = gang.counts_of(observed)
     if observed.child_jobs:
         child = observed.child_jobs[-1]

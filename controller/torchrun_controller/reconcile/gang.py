@@ -14,6 +14,7 @@ from torchrun_controller.reconcile.phases import Finding
 from torchrun_controller.reconcile.plan import Apply, Delete
 from torchrun_controller.reconcile.restarts import Counts
 from torchrun_controller.reconcile.workers import Why, alive, count, first_reason, scheduled
+from torchrun_controller.reconcile.workers import delete as delete_pod
 
 # Seconds for survivors of a failed gang: their peers are gone, there is nothing left to save.
 SURVIVOR_GRACE = 5
@@ -155,13 +156,7 @@ def open_gate(observed: Observed) -> tuple[Apply, ...]:
 def end_survivors(observed: Observed, grace: int = SURVIVOR_GRACE) -> tuple[Delete, ...]:
     """Pods of the present gang that still run; `grace` in seconds."""
     return tuple(
-        Delete(
-            kind=PODS,
-            namespace=pod.metadata.namespace,
-            name=pod.metadata.name,
-            uid=pod.metadata.uid,
-            grace_seconds=grace,
-        )
+        delete_pod(pod, grace)
         for pod in observed.workers
         if alive(pod) and pod.metadata.deletion_timestamp is None
     )

@@ -4,6 +4,8 @@ import msgspec
 
 from torchrun_api.core import Pod
 from torchrun_api.job import WorkersStatus
+from torchrun_api.kinds import PODS
+from torchrun_controller.reconcile.plan import Delete
 
 IMAGE_REASONS = frozenset(
     {
@@ -74,6 +76,18 @@ def first_reason(pods: tuple[Pod, ...]) -> Why | None:
 def _index(pod: Pod) -> int:
     index = pod.metadata.labels.completion_index
     return int(index) if index.isdecimal() else 0
+
+
+def delete(pod: Pod, grace_seconds: int | None = None) -> Delete:
+    """Exactly this pod; without `grace_seconds` by its own grace period."""
+    meta = pod.metadata
+    return Delete(
+        kind=PODS,
+        namespace=meta.namespace,
+        name=meta.name,
+        uid=meta.uid,
+        grace_seconds=grace_seconds,
+    )
 
 
 def alive(pod: Pod) -> bool:

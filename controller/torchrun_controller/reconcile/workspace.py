@@ -16,7 +16,7 @@ from torchrun_controller.reconcile.observed import Defaults, Observed
 from torchrun_controller.reconcile.plan import Apply, Delete
 from torchrun_controller.reconcile.run import Claim
 from torchrun_controller.reconcile.storage import claim
-from torchrun_controller.reconcile.workers import Why, why_waiting
+from torchrun_controller.reconcile.workers import Why, alive, delete, why_waiting
 
 SYNC_DIR = "/workspace"
 FIRST_RETRY = timedelta(seconds=10)
@@ -120,7 +120,7 @@ def _next_pod(observed: Observed, wanted: Claim, number: int, defaults: Defaults
         progress=Progress.SYNCING,
         why=Why("Creating", "a sync pod is being made"),
         applies=(sync_pod(observed.job, wanted, number, defaults),),
-        deletes=tuple(_delete(pod) for pod in stale),
+        deletes=tuple(delete(pod) for pod in stale),
     )
 
 
@@ -129,13 +129,17 @@ def _replace(pod: Pod) -> Workspace:
     return Workspace(
         progress=Progress.SYNCING,
         why=Why("Replacing", "the job names another upload; the sync pod is being replaced"),
-        deletes=(_delete(pod),),
+        deletes=(delete(pod),),
     )
 
 
-def _delete(pod: Pod) -> Delete:
-    meta = pod.metadata
-    return Delete(kind=PODS, namespace=meta.namespace, name=meta.name, uid=meta.uid)
+def end_sync_pods(observed: Observed) -> tuple[Delete, ...]:
+    """Sync pods that still run."""
+    return tuple(
+        delete(pod)
+        for pod in observed.sync_pods
+        if alive(pod) and pod.metadata.deletion_timestamp is None
+    )
 
 
 def _after_failure(
