@@ -91,7 +91,7 @@ def after_the_end(
     TorchrunJob that is deleted, and all that it owns goes with it.
     """
     status, meta = observed.job.status, observed.job.metadata
-    deletes: list[Delete] = []
+    deletes = [*end_sync_pods(observed)]
     if status.phase != "Succeeded":
         deletes += gang.end_survivors(observed)
     if policy.time_to_live is None or status.completion_time is None:

@@ -171,6 +171,7 @@ def test_a_workspace_that_is_not_ready_in_time_fails_the_job():
     world.settle()
     assert (world.phase, world.job.status.reason) == ("Failed", "SyncTimeout")
     assert "syncTimeoutSeconds" in world.job.status.message
+    assert world.observed().sync_pods == (), "no pod waits on for a job that is over"
 
 
 def test_our_own_timer_deletes_the_job_itself():
