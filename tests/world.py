@@ -20,6 +20,7 @@ from torchrun_api.core import (
     Pod,
     Service,
     StateTerminated,
+    StateWaiting,
 )
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
@@ -229,6 +230,11 @@ class World:
         state = ContainerState(terminated=StateTerminated(**ended))
         status = ContainerStatus(name=container, state=state)
         self.pod(pod, phase="Failed", container_statuses=(status,))
+
+    def container_waits(self, pod: str, reason: str, message: str = "") -> None:
+        """A container does not start."""
+        state = ContainerState(waiting=StateWaiting(reason=reason, message=message))
+        self.pod(pod, container_statuses=(ContainerStatus(name="trainer", state=state),))
 
     def job_condition(self, kind: str, reason: str = "", message: str = "") -> None:
         """The Job controller's verdict on the latest child Job."""

@@ -1,55 +1,13 @@
 """Leaders against one lease, in virtual time."""
 
 import asyncio
-import random
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from torchrun_controller.leader import Durations, Leader, NotLeader, Solo
-from torchrun_controller.transport import ApiError, Disconnected
+from torchrun_controller.leader import NotLeader, Solo
+from unit.leader.electing import leading, make, now, refuse, running, until
 from unit.leader.lease_server import Client, LeaseServer
 from virtual_time import run
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
-
-
-def make(client: Client, transitions: Callable[[], None] = lambda: None) -> Leader:
-    return Leader(
-        client,
-        identity=client.name,
-        namespace="system",
-        name="controller",
-        durations=Durations(),
-        on_transition=transitions,
-        clock=asyncio.get_running_loop().time,
-        jitter=random.Random(client.name).random,
-    )
-
-
-@asynccontextmanager
-async def running(leader: Leader) -> AsyncIterator[asyncio.Task[None]]:
-    task = asyncio.create_task(leader.run())
-    try:
-        yield task
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
-async def until(moment: float) -> None:
-    await asyncio.sleep(moment - now())
-
-
-def refuse(status: int, methods: str = "GET POST PATCH WATCH") -> Callable[[str], None]:
-    def fault(method: str) -> None:
-        if method in methods.split():
-            raise ApiError(status, "Because", "it is refused")
-
-    return fault
 
 
 def test_the_first_leads_and_the_second_waits() -> None:
@@ -88,18 +46,16 @@ def test_a_standby_follows_a_leader_that_died() -> None:
         changes: list[float] = []
         first = make(Client(server, "a"))
         second = make(Client(server, "b"), lambda: changes.append(now()))
-        async with running(first) as task:
-            await first.elected.wait()
-            async with running(second):
-                await until(30.5)
-                last = max(at for at, name, method in server.log if method == "PATCH")
-                task.cancel()
-                await second.elected.wait()
-                assert 15 <= now() - last < 15.1
-                second.check()
-                assert server.spec["leaseTransitions"] == 1
-                await until(60)
-                assert len(changes) == 1
+        async with leading(first) as task, running(second):
+            await until(30.5)
+            last = max(at for at, name, method in server.log if method == "PATCH")
+            task.cancel()
+            await second.elected.wait()
+            assert 15 <= now() - last < 15.1
+            second.check()
+            assert server.spec["leaseTransitions"] == 1
+            await until(60)
+            assert len(changes) == 1
 
     run(main())
 
@@ -108,18 +64,16 @@ def test_a_released_lease_is_taken_at_once() -> None:
     async def main() -> None:
         server = LeaseServer()
         first, second = make(Client(server, "a")), make(Client(server, "b"))
-        async with running(first) as task:
-            await first.elected.wait()
-            async with running(second):
-                await until(33.3)
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-                assert first.may_write()  # workers may finish
-                await first.release()
-                assert not first.may_write()
-                released = now()
-                await second.elected.wait()
-                assert now() - released < 0.01
+        async with leading(first) as task, running(second):
+            await until(33.3)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            assert first.may_write()  # workers may finish
+            await first.release()
+            assert not first.may_write()
+            released = now()
+            await second.elected.wait()
+            assert now() - released < 0.01
 
     run(main())
 
@@ -130,167 +84,15 @@ def test_without_a_watch_polling_finds_a_released_lease() -> None:
         blind = Client(server, "b")
         blind.fault = refuse(403, "WATCH")
         first, second = make(Client(server, "a")), make(blind)
-        async with running(first) as task:
-            await first.elected.wait()
-            async with running(second):
-                await until(33.3)
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-                await first.release()
-                released = now()
-                await second.elected.wait()
-                assert 0.1 < now() - released < 4.5
+        async with leading(first) as task, running(second):
+            await until(33.3)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await first.release()
+            released = now()
+            await second.elected.wait()
+            assert 0.1 < now() - released < 4.5
         assert 5 < blind.watches < 20
-
-    run(main())
-
-
-def disconnect(method: str) -> None:
-    raise Disconnected("reset")
-
-
-@pytest.mark.parametrize(
-    "fault", [refuse(429), refuse(500), refuse(403), refuse(401), refuse(404), disconnect]
-)
-def test_eight_seconds_of_trouble_do_not_cost_the_lease(fault: Callable[[str], None]) -> None:
-    async def main() -> None:
-        server = LeaseServer()
-        client = Client(server, "a")
-        leader = make(client)
-        async with running(leader) as task:
-            await leader.elected.wait()
-            await until(20.1)
-            client.fault = fault
-            await until(26.1)
-            assert leader.problem
-            assert leader.may_write()
-            client.fault = lambda method: None
-            await until(60)
-            assert not task.done()
-            assert leader.may_write()
-            assert leader.problem == ""
-        attempts = [at for at, _, _ in server.log if 20.1 < at < 26.1]
-        assert len(attempts) <= 4
-
-    run(main())
-
-
-@pytest.mark.parametrize(
-    "garbage",
-    [b"", b"<html>", b"{}", b"[]", b'{"metadata": {"resourceVersion": "x"}}', b"[" * 100_000],
-)
-def test_garbage_for_an_answer_does_not_cost_the_lease(garbage: bytes) -> None:
-    async def main() -> None:
-        server = LeaseServer()
-        client = Client(server, "a")
-        leader = make(client)
-        async with running(leader) as task:
-            await leader.elected.wait()
-            await until(20.1)
-            client.answer = garbage
-            await until(26.1)
-            assert "cannot" in leader.problem
-            client.answer = None
-            await until(60)
-            assert not task.done()
-            assert leader.may_write()
-
-    run(main())
-
-
-def test_lost_answers_do_not_cost_the_lease() -> None:
-    async def main() -> None:
-        server = LeaseServer()
-        client = Client(server, "a")
-        leader = make(client)
-        async with running(leader) as task:
-            await leader.elected.wait()
-            await until(20.1)
-            client.lose = True
-            await until(26.1)
-            client.lose = False
-            await until(60)
-            assert not task.done()
-            leader.check()
-
-    run(main())
-
-
-def test_a_request_that_hangs_leaves_time_for_another() -> None:
-    async def main() -> None:
-        server = LeaseServer()
-        client = Client(server, "a")
-        leader = make(client)
-        async with running(leader) as task:
-            await leader.elected.wait()
-            await until(20.1)
-            client.delay = 3600
-            await until(25)
-            client.delay = 0.001
-            await until(60)
-            assert not task.done()
-            leader.check()
-
-    run(main())
-
-
-def test_slow_answers_count_from_the_sending() -> None:
-    async def main() -> None:
-        client = Client(LeaseServer(), "a")
-        client.delay = 4.0
-        leader = make(client)
-        async with running(leader) as task:
-            await leader.elected.wait()
-            elected = now()
-            client.fault = refuse(500)
-            with pytest.raises(NotLeader, match="not renewed within 10 s"):
-                await task
-            assert now() == pytest.approx(elected - 4 + 10)
-
-    run(main())
-
-
-@pytest.mark.parametrize("kind", ["refused", "hanging"])
-def test_the_gate_closes_and_run_ends_at_the_deadline(kind: str) -> None:
-    async def main() -> None:
-        server = LeaseServer()
-        client = Client(server, "a")
-        leader = make(client)
-        async with running(leader) as task:
-            await leader.elected.wait()
-            await until(30.5)
-            last = max(at for at, _, method in server.log if method == "PATCH")
-            if kind == "refused":
-                client.fault = refuse(500)
-            else:
-                client.delay = 3600
-            await until(last + 9.9)
-            leader.check()
-            with pytest.raises(NotLeader, match="lost: it was not renewed"):
-                await task
-            assert now() == pytest.approx(last + 10, abs=0.01)
-            assert not leader.may_write()
-
-    run(main())
-
-
-def test_the_gate_closes_by_itself_when_the_loop_was_busy() -> None:
-    async def main() -> None:
-        clock = [0.0]
-        leader = Leader(
-            Client(LeaseServer(), "a"),
-            identity="a",
-            namespace="system",
-            name="controller",
-            durations=Durations(),
-            clock=lambda: now() + clock[0],
-        )
-        async with running(leader):
-            await leader.elected.wait()
-            leader.check()
-            clock[0] = 10  # no task has run in the meantime
-            with pytest.raises(NotLeader):
-                leader.check()
 
     run(main())
 
@@ -299,8 +101,7 @@ def test_a_stolen_lease_is_noticed_at_once() -> None:
     async def main() -> None:
         server = LeaseServer()
         leader = make(Client(server, "a"))
-        async with running(leader) as task:
-            await leader.elected.wait()
+        async with leading(leader) as task:
             await until(31)
             server.edit(holderIdentity="thief")
             with pytest.raises(NotLeader, match="thief holds it now"):
@@ -313,40 +114,16 @@ def test_a_stolen_lease_is_noticed_at_once() -> None:
     run(main())
 
 
-def test_a_conflict_over_metadata_is_survived_and_labels_are_kept() -> None:
-    async def main() -> None:
-        server = LeaseServer()
-        client = Client(server, "a")
-        leader = make(client)
-        async with running(leader) as task:
-            await leader.elected.wait()
-            client.fault = refuse(500, "WATCH")
-            for stream in list(server.streams):
-                stream.put_nowait(None)  # no watch: the conflict must be met
-            assert server.object is not None
-            server.object["metadata"]["labels"] = {"kept": "yes"}
-            await until(5)
-            server.annotate()
-            await until(60)
-            assert not task.done()
-            leader.check()
-        assert server.object["metadata"]["labels"] == {"kept": "yes"}
-
-    run(main())
-
-
 def test_a_deleted_lease_is_created_anew_by_its_leader_not_by_a_standby() -> None:
     async def main() -> None:
         server = LeaseServer()
         first, second = make(Client(server, "a")), make(Client(server, "b"))
-        async with running(first):
-            await first.elected.wait()
-            async with running(second):
-                await until(30)
-                server.delete()
-                await until(60)
-                first.check()
-                assert not second.elected.is_set()
+        async with leading(first), running(second):
+            await until(30)
+            server.delete()
+            await until(60)
+            first.check()
+            assert not second.elected.is_set()
         assert server.spec["holderIdentity"] == "a"
 
     run(main())
@@ -375,8 +152,8 @@ def test_a_release_meets_a_conflict() -> None:
     async def main() -> None:
         server = LeaseServer()
         leader = make(Client(server, "a"))
-        async with running(leader):
-            await leader.elected.wait()
+        async with leading(leader):
+            pass
         server.annotate()
         await leader.release()
         assert server.spec["holderIdentity"] == ""
@@ -388,8 +165,8 @@ def test_a_release_leaves_what_others_have_taken() -> None:
     async def main() -> None:
         server = LeaseServer()
         leader = make(Client(server, "a"))
-        async with running(leader):
-            await leader.elected.wait()
+        async with leading(leader):
+            pass
         server.edit(holderIdentity="b")
         await leader.release()
         assert server.spec["holderIdentity"] == "b"
@@ -404,8 +181,7 @@ def test_a_standby_releases_nothing() -> None:
     async def main() -> None:
         server = LeaseServer()
         first, second = make(Client(server, "a")), make(Client(server, "b"))
-        async with running(first):
-            await first.elected.wait()
+        async with leading(first):
             async with running(second):
                 await until(10)
             await second.release()
@@ -422,8 +198,8 @@ def test_a_release_that_fails_is_bounded_and_raises_nothing(kind: str) -> None:
         server = LeaseServer()
         client = Client(server, "a")
         leader = make(client)
-        async with running(leader):
-            await leader.elected.wait()
+        async with leading(leader):
+            pass
         if kind == "refused":
             client.fault = refuse(500)
         else:
@@ -439,118 +215,10 @@ def test_a_release_that_fails_is_bounded_and_raises_nothing(kind: str) -> None:
 def test_run_does_not_come_back_after_a_release() -> None:
     async def main() -> None:
         leader = make(Client(LeaseServer(), "a"))
-        async with running(leader) as task:
-            await leader.elected.wait()
+        async with leading(leader) as task:
             await leader.release()
             with pytest.raises(NotLeader):
                 await task
-
-    run(main())
-
-
-@pytest.mark.parametrize(
-    "frame",
-    [
-        None,
-        Disconnected("silence"),
-        b"garbage\n",
-        b'{"type": "ERROR", "object": {"code": 410}}\n',
-        b'{"type": "MODIFIED", "object": {"metadata": {"resourceVersion": ""}}}\n',
-        b"x" * (2**20 + 1),
-    ],
-)
-def test_a_broken_watch_is_opened_again_at_a_slow_pace(frame: bytes | Exception | None) -> None:
-    async def main() -> None:
-        server = LeaseServer()
-        client = Client(server, "a")
-        leader = make(client)
-        async with running(leader) as task:
-            await leader.elected.wait()
-            for second in range(1, 60):
-                for stream in list(server.streams):
-                    stream.put_nowait(frame)
-                await until(second)
-            assert 10 < client.watches < 31
-            assert not task.done()
-            for stream in list(server.streams):
-                stream.put_nowait(b'{"type": "BOOKMARK", "object": {}}\n')
-            await until(80)
-            server.edit(holderIdentity="thief")
-            with pytest.raises(NotLeader):
-                await task
-            assert now() == 80
-
-    run(main())
-
-
-def test_a_missing_permission_is_named() -> None:
-    async def main() -> None:
-        client = Client(LeaseServer(), "a")
-        client.fault = refuse(403, "POST")
-        leader = make(client)
-        async with running(leader):
-            await until(10)
-        assert leader.problem.startswith("cannot create lease system/controller: 403")
-        assert "lacks this verb on leases.coordination.k8s.io" in leader.problem
-
-    run(main())
-
-
-def test_a_bug_ends_run_and_is_not_hidden() -> None:
-    async def main() -> None:
-        def bug(method: str) -> None:
-            if method == "WATCH":
-                raise ZeroDivisionError
-
-        client = Client(LeaseServer(), "a")
-        client.fault = bug
-        with pytest.raises(ZeroDivisionError):
-            await make(client).run()
-
-    run(main())
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_never_two_writers_whatever_the_network_does(seed: int) -> None:
-    async def main() -> None:
-        chance = random.Random(seed)
-        server = LeaseServer()
-        clients = [Client(server, name) for name in "abc"]
-        leaders = [make(client) for client in clients]
-        led: set[str] = set()
-
-        async def replica(index: int) -> None:
-            while True:  # the process ends on a loss, and is started again
-                leaders[index] = make(clients[index])
-                with suppress(NotLeader):
-                    await leaders[index].run()
-
-        async def weather() -> None:
-            while True:
-                await asyncio.sleep(chance.uniform(0.1, 15))
-                client = chance.choice(clients)
-                client.fault = chance.choice(
-                    [refuse(500), refuse(429, "PATCH"), disconnect, *[lambda method: None] * 4]
-                )
-                client.delay = chance.choice([0.001, 0.001, 0.3, 4, 30])
-                client.lose = chance.random() < 0.2
-                if chance.random() < 0.2 and server.object is not None:
-                    server.annotate()
-                for stream in list(server.streams):
-                    if chance.random() < 0.2:
-                        stream.put_nowait(chance.choice([None, Disconnected("x"), b"?\n"]))
-
-        tasks = [asyncio.create_task(replica(index)) for index in range(3)]
-        tasks.append(asyncio.create_task(weather()))
-        while now() < 1800:
-            await asyncio.sleep(chance.uniform(0.05, 0.5))
-            writers = [leader for leader in leaders if leader.may_write()]
-            assert len(writers) <= 1
-            led |= {leader._election.identity for leader in writers}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        assert led == {"a", "b", "c"}
 
     run(main())
 

@@ -1,0 +1,156 @@
+"""The workspace: a claim and the sync pod that fills it, before there is any gang."""
+
+from msgspec.structs import replace
+
+from torchrun_api import names
+from torchrun_api.core import ContainerStatus
+from torchrun_api.kinds import CLAIMS, JOBS, PODS
+from torchrun_api.meta import Condition
+from world import ZIP, World, make_job, make_queue
+
+
+def test_a_zip_workspace_is_synced_before_the_gang_exists():
+    world = World(make_job(numNodes=2, volumes=ZIP), make_queue())
+    world.settle()
+    assert world.phase == "Syncing"
+    assert world.created == [(CLAIMS.plural, "train-workspace"), (PODS.plural, "train-sync-0")]
+    world.pod("train-sync-0", phase="Running")
+    world.settle()
+    assert world.job.status.reason == "WaitingForUpload"
+    assert "kubectl torchrun sync train" in world.job.status.message
+    world.sync_done()
+    world.settle()
+    assert world.phase == "Queued"
+    assert world.condition("WorkspaceReady").status == "True"
+    assert (JOBS.plural, "train") in world.created
+
+
+def test_a_failed_sync_is_tried_again_with_growing_delay():
+    world = World(make_job(numNodes=1, volumes=ZIP), make_queue())
+    world.settle()
+    world.end_container("train-sync-0", "sync", exit_code=1, finished_at=world.now, message="boom")
+    plan = world.settle()
+    assert plan.requeue_after == 10
+    world.pass_time(seconds=10)
+    world.settle()
+    assert (PODS.plural, "train-sync-1") in world.created
+    world.end_container("train-sync-1", "sync", exit_code=1, finished_at=world.now)
+    assert world.settle().requeue_after == 20
+    for number in range(2, 6):
+        world.pass_time(minutes=5)
+        world.settle()
+        world.end_container(f"train-sync-{number}", "sync", exit_code=1, finished_at=world.now)
+    assert len(world.observed().sync_pods) == 3, "only the last few are kept"
+
+
+def test_an_evicted_sync_pod_is_tried_again():
+    world = World(make_job(numNodes=1, volumes=ZIP), make_queue())
+    world.settle()
+    idle = (ContainerStatus(name="sync"),)
+    world.pod("train-sync-0", phase="Failed", reason="Evicted", container_statuses=idle)
+    assert world.settle().requeue_after == 10
+    assert world.job.status.reason == "Evicted"
+
+
+def test_a_refused_archive_waits_for_its_mending():
+    digest = {names.WORKSPACE_SHA256: "a" * 64}
+    world = World(make_job(numNodes=1, volumes=ZIP, annotations_=digest), make_queue())
+    world.settle()
+    message = '{"reason":"UnsafeArchive","message":"member ../x leaves the tree","permanent":true}'
+    world.end_container("train-sync-0", "sync", exit_code=1, message=message)
+    world.pass_time(hours=9)
+    world.settle()
+    assert (world.phase, world.job.status.reason) == ("Syncing", "UnsafeArchive")
+    assert "../x" in world.job.status.message
+    meta = replace(world.job.metadata, annotations={names.WORKSPACE_SHA256: "b" * 64})
+    world.job = replace(world.job, metadata=meta)
+    world.settle()
+    assert world.observed().sync_pods[-1].metadata.name == "train-sync-1"
+    world.sync_done()
+    world.settle()
+    assert world.phase == "Queued"
+
+
+def test_a_new_upload_replaces_a_sync_pod_that_waits_for_the_old_one():
+    world = World(make_job(numNodes=1, volumes=ZIP), make_queue())
+    world.settle()
+    world.pod("train-sync-0", phase="Running")
+    meta = replace(world.job.metadata, annotations={names.WORKSPACE_SHA256: "b" * 64})
+    world.job = replace(world.job, metadata=meta)
+    world.settle()
+    pod = world.observed().sync_pods[-1]
+    assert pod.metadata.annotations.workspace_sha256 == "b" * 64
+    world.sync_done()
+    meta = replace(world.job.metadata, annotations={names.WORKSPACE_SHA256: "c" * 64})
+    world.job = replace(world.job, metadata=meta)
+    world.settle()
+    assert world.phase == "Syncing", "what was synced is not what the job names"
+
+
+def test_a_sync_pod_that_is_being_deleted_is_waited_for():
+    world = World(make_job(numNodes=1, volumes=ZIP), make_queue())
+    world.settle()
+    key = (PODS.plural, "train-sync-0")
+    pod = world.objects[key]
+    world.objects[key] = replace(pod, metadata=replace(pod.metadata, deletion_timestamp=world.now))
+    world.settle()
+    assert world.job.status.reason == "SyncPodEnding"
+    del world.objects[key]
+    world.settle()
+    assert world.created[-1] == key
+
+
+def test_a_lost_claim_is_made_again_and_filled_again():
+    world = World(make_job(numNodes=1, volumes=ZIP), make_queue())
+    world.settle()
+    world.pod("train-sync-0", phase="Running")
+    del world.objects[CLAIMS.plural, "train-workspace"]
+    world.settle()
+    assert world.created[-2:] == [
+        (CLAIMS.plural, "train-workspace"),
+        (PODS.plural, "train-sync-1"),
+    ]
+
+
+def test_a_sync_pod_removed_after_its_work_is_not_made_again():
+    world = World(make_job(numNodes=1, volumes=ZIP), None)
+    world.queue = make_queue()
+    world.settle()
+    world.sync_done()
+    world.settle()
+    del world.objects[PODS.plural, "train-sync-0"]
+    world.delete_child_job()
+    world.settle()
+    assert world.created[-1] == (JOBS.plural, "train-r1")
+
+
+def test_a_claim_that_does_not_bind_is_named():
+    world = World(make_job(numNodes=1, volumes=ZIP), make_queue())
+    world.settle()
+    claim = world.objects[CLAIMS.plural, "train-workspace"]
+    world.objects[CLAIMS.plural, "train-workspace"] = replace(
+        claim, status=replace(claim.status, phase="Pending")
+    )
+    world.settle()
+    assert world.job.status.reason == "ClaimPending"
+    assert "kubectl describe pvc train-workspace" in world.job.status.message
+    said = "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims."
+    unschedulable = Condition(type="PodScheduled", status="False", message=said)
+    world.pod("train-sync-0", conditions=(unschedulable,))
+    plan = world.step()
+    assert said in world.job.status.message
+    assert all(event.type == "Normal" for event in plan.events), "each new claim waits for a moment"
+    bound = world.objects[CLAIMS.plural, "train-workspace"]
+    world.objects[CLAIMS.plural, "train-workspace"] = replace(
+        bound, status=replace(bound.status, phase="Bound")
+    )
+    world.settle()
+    assert world.job.status.reason == "SyncPodStarting", "what the scheduler said is stale"
+
+
+def test_a_sync_pod_whose_image_cannot_be_pulled_is_said():
+    world = World(make_job(numNodes=1, volumes=ZIP), make_queue())
+    world.settle()
+    world.container_waits("train-sync-0", "ErrImagePull", "no such image")
+    world.settle()
+    assert world.job.status.reason == "ImagePullFailed"
