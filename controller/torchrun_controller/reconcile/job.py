@@ -178,6 +178,7 @@ def _env(job: TorchrunJob, run: Run, attempt: int) -> list[JsonValue]:
             TORCHRUN_WORKING_DIR=run.working_dir,
             TORCHRUN_WORKSPACE_SOURCE=storage.WORKSPACE_SOURCE_DIR if workspace else None,
             TORCHRUN_WORKSPACE_TARGET=workspace.mount_path if workspace else None,
+            TORCHRUN_STATE_DIR=storage.STATE_DIR if storage.keeps_state(run) else None,
         ),
         *network.rendezvous_env(job, run, attempt),
     ]

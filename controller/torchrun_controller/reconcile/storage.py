@@ -11,6 +11,9 @@ from torchrun_controller.reconcile.run import Claim, Run
 LAUNCHER_DIR = "/torchrun"
 PODINFO_DIR = "/torchrun-podinfo"
 WORKSPACE_SOURCE_DIR = "/torchrun-workspace"
+STATE_DIR = "/torchrun-state"
+# In the workspace claim, made by the sync pod.
+STATE_SUBPATH = "state"
 
 
 def claim(job: TorchrunJob, wanted: Claim, component: str) -> Apply:
@@ -36,6 +39,12 @@ def claim(job: TorchrunJob, wanted: Claim, component: str) -> Apply:
     return Apply(CLAIMS, body)
 
 
+def keeps_state(run: Run) -> bool:
+    """Whether workers have a directory that outlives their gang: on a workspace claim of ours."""
+    claim = run.workspace
+    return claim is not None and not claim.existing and claim.access_mode != "ReadOnlyMany"
+
+
 def volumes(job: TorchrunJob, run: Run) -> list[JsonObject]:
     """v1 Volumes of a worker."""
     shm: JsonObject = {"medium": "Memory"}
@@ -54,7 +63,8 @@ def volumes(job: TorchrunJob, run: Run) -> list[JsonObject]:
         },
     ]
     if run.workspace is not None:
-        made.append(_claim_volume("workspace-source", run.workspace.name, read_only=True))
+        read_only = not keeps_state(run)
+        made.append(_claim_volume("workspace-source", run.workspace.name, read_only=read_only))
         made.append({"name": "workspace", "emptyDir": {"sizeLimit": run.workspace.size}})
     if run.checkpoints is not None:
         made.append(_claim_volume("checkpoints", run.checkpoints.name, read_only=False))
@@ -76,6 +86,9 @@ def mounts(job: TorchrunJob, run: Run) -> list[JsonObject]:
             {"name": "workspace-source", "mountPath": WORKSPACE_SOURCE_DIR, "readOnly": True}
         )
         made.append({"name": "workspace", "mountPath": run.workspace.mount_path})
+    if keeps_state(run):
+        # Of one volume: a claim that is two volumes of a pod is never mounted by older kubelets.
+        made.append({"name": "workspace-source", "mountPath": STATE_DIR, "subPath": STATE_SUBPATH})
     if run.checkpoints is not None:
         made.append({"name": "checkpoints", "mountPath": run.checkpoints.mount_path})
     for dataset in run.datasets:

@@ -21,6 +21,7 @@ from .network import wait_for_names
 from .output import say, timestamp, write_termination_message
 from .processes import signal_name
 from .settings import Settings, from_environment, termination_log
+from .state import usable
 from .supervise import STOPPING, supervise
 from .workspace import fetch
 
@@ -53,6 +54,7 @@ def launch(settings: Settings, environment: Mapping[str, str]) -> Cause | None:
     """Run the job's command; None if it succeeded. Raises LaunchError where it never ran."""
     if settings.workspace_source:
         fetch(settings.workspace_source, settings.workspace_target, settings.sync_wait)
+    usable(settings.state_dir)
     _enter(settings.working_dir or settings.workspace_target * bool(settings.workspace_source))
     run = decide(settings.command, settings.launcher, settings.nnodes, torchrun.python())
     argv = torchrun.argv(run)

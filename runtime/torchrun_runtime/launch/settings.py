@@ -24,6 +24,7 @@ class Settings(NamedTuple):
     termination_log: str
     start_file: str
     attempt: str
+    state_dir: str
 
 
 def from_environment(environment: Mapping[str, str]) -> Settings:
@@ -46,6 +47,7 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
         termination_log=termination_log(environment),
         start_file=environment.get("TORCHRUN_START_FILE", ""),
         attempt=environment.get("TORCHRUN_ATTEMPT", ""),
+        state_dir=environment.get("TORCHRUN_STATE_DIR", ""),
     )
 
 

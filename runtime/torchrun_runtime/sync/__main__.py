@@ -5,6 +5,7 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -67,6 +68,8 @@ def prepare(settings: Settings) -> Marker:
     claim = Claim(settings.directory)
     marker = claim.marker()
     if marker and settings.sha256 in ("", marker.sha256):
+        with suppress(OSError):  # the workspace is whole without it
+            claim.make_state()
         claim.discard_upload()
         return marker
     claim.prepare()

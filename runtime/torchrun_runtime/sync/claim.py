@@ -3,6 +3,7 @@
     tree/            the workspace
     tree.new/        extraction under way; worthless after a restart
     tree.old/        the workspace before, while it is being replaced
+    state/           the one directory that workers may write to, whoever their images run as
     .sync_success    marker, written last: with it, tree/ is whole
     .incoming/       upload under way; outlives the pod
 
@@ -13,6 +14,7 @@ import ctypes
 import json
 import os
 import shutil
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -41,6 +43,7 @@ class Claim:
         self.tree = directory / "tree"
         self.new = directory / "tree.new"
         self.old = directory / "tree.old"
+        self.state = directory / "state"
 
     def prepare(self) -> None:
         """Make the upload's directory.
@@ -72,6 +75,15 @@ class Claim:
             if leftover.exists():
                 shutil.rmtree(leftover)
 
+    def make_state(self) -> None:
+        """Make the workers' directory, for any user as /tmp is. Raises OSError.
+
+        Where it is missing the kubelet makes it for root alone, and that one cannot be mended here.
+        """
+        self.state.mkdir(exist_ok=True)
+        with suppress(PermissionError):
+            self.state.chmod(0o1777)
+
     def publish(self, sha256: str, files: int, size: int) -> Marker:
         """Put tree.new in the place of tree, then write the marker. Raises OSError."""
         marker = Marker(sha256, files, size, now())
@@ -80,6 +92,7 @@ class Claim:
         if self.tree.exists():
             self.tree.rename(self.old)
         self.new.rename(self.tree)
+        self.make_state()
         _sync_directory(self.directory)
         write_durably(self.directory / MARKER, json.dumps(asdict(marker)).encode())
         self.discard_unfinished()

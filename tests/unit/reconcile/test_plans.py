@@ -53,6 +53,13 @@ FULL_QUEUE = {
 CASES = {
     "one-cpu-node": (make_job(numNodes=1), make_queue()),
     "two-nodes-zip": (make_job(numNodes=2, volumes=ZIP), make_queue()),
+    "claim-that-workers-cannot-write": (
+        make_job(
+            numNodes=1,
+            volumes={"workspace": {"source": "zip", "accessMode": "ReadOnlyMany"}},
+        ),
+        make_queue(),
+    ),
     "partial-gpus-everything": (
         make_job(
             numGPUs=12,

@@ -236,6 +236,13 @@ def test_copies_the_workspace_and_runs_in_it(launcher: Launcher) -> None:
     assert "2 files, 3000025 bytes" in result.err
 
 
+def test_does_without_a_state_directory_that_it_cannot_use(launcher: Launcher) -> None:
+    missing = str(launcher.directory / "missing")
+    result = launcher.run("echo started", TORCHRUN_STATE_DIR=missing)
+    assert (result.exit_code, result.out) == (0, "started\n")
+    assert f"does without the state directory {missing}: No such file" in result.err
+
+
 def test_waits_for_the_marker(launcher: Launcher) -> None:
     settings = workspace(launcher.directory, ready=False)
     launched = launcher.start("echo started", **settings)

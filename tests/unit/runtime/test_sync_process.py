@@ -4,6 +4,7 @@ import json
 import os
 import random
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,26 @@ def test_success_in_exit_code_message_and_marker(claim: Path) -> None:
     assert {**message, "time": marker["time"]} == marker
 
 
+def test_the_workers_directory_is_there_for_any_user(claim: Path) -> None:
+    test_success_in_exit_code_message_and_marker(claim)
+    state = claim / "state"
+    assert stat.S_IMODE(state.stat().st_mode) == 0o1777
+    (state / "kept").touch()
+    newer = archive({"newer.py": b""})
+    with process(claim.parent, TORCHRUN_SYNC_SHA256=digest(newer)) as again:
+        assert listening(again).put(newer)[0] == 202
+        assert again.end()[0] == 0
+    assert (state / "kept").exists()
+
+
+def test_a_workspace_from_before_gets_the_workers_directory(claim: Path) -> None:
+    test_success_in_exit_code_message_and_marker(claim)
+    (claim / "state").rmdir()
+    with process(claim.parent) as again:
+        assert again.end()[0] == 0
+    assert stat.S_IMODE((claim / "state").stat().st_mode) == 0o1777
+
+
 @pytest.mark.parametrize("sha256", ["", digest(SMALL)])
 def test_a_workspace_that_is_there_ends_the_pod_at_once(claim: Path, sha256: str) -> None:
     test_success_in_exit_code_message_and_marker(claim)
@@ -70,7 +91,7 @@ def test_killed_while_extracting_the_next_pod_finishes(claim: Path, files: int) 
     with process(claim.parent) as second:
         assert second.end()[0] == 0
     assert sum(1 for path in (claim / "tree").rglob("*.bin")) == 1500
-    assert {path.name for path in claim.iterdir()} == {"tree", ".sync_success"}
+    assert {path.name for path in claim.iterdir()} == {"tree", "state", ".sync_success"}
 
 
 def _extracted(claim: Path) -> int:

@@ -38,7 +38,7 @@ def test_takes_an_archive_in_one_piece(tmp_path: Path) -> None:
     claim = tmp_path / "claim"
     assert (claim / "tree/train.py").read_text() == "print('hello')"
     assert (marker.sha256, marker.files, marker.bytes) == (digest(CODE), 2, 300_014)
-    assert {path.name for path in claim.iterdir()} == {"tree", ".sync_success"}
+    assert {path.name for path in claim.iterdir()} == {"tree", "state", ".sync_success"}
 
 
 def test_takes_an_archive_in_pieces_and_tells_the_offset(tmp_path: Path) -> None:
@@ -153,7 +153,11 @@ def test_a_refused_archive_is_explained_and_another_taken(tmp_path: Path) -> Non
         assert "'../x'" in str(state["message"])
         assert server.put(CODE)[0] == 202
         assert finished(server).files == 2
-    assert {path.name for path in (tmp_path / "claim").iterdir()} == {"tree", ".sync_success"}
+    assert {path.name for path in (tmp_path / "claim").iterdir()} == {
+        "tree",
+        "state",
+        ".sync_success",
+    }
 
 
 def test_a_refused_archive_that_the_job_names_ends_the_pod(tmp_path: Path) -> None:

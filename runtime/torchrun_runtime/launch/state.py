@@ -1,0 +1,71 @@
+"""The state directory: what a launcher hands on, on the claim that all workers share.
+
+It is shared storage and may hang, fill up or be missing. Nothing here blocks the caller for longer
+than it says.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import threading
+from typing import Callable, TypeVar
+
+from .output import say
+
+_PROBE_SECONDS = 10.0
+
+T = TypeVar("T")
+
+
+def usable(directory: str, seconds: float = _PROBE_SECONDS) -> str:
+    """The directory if files can be made in it, else "" and a line that says why."""
+    if not directory:
+        return ""
+    try:
+        within(seconds, lambda: _probe(directory))
+    except OSError as error:
+        say(f"does without the state directory {directory}: {error.strerror or error}")
+        return ""
+    return directory
+
+
+def within(seconds: float, work: Callable[[], T]) -> T:
+    """What `work` returns or raises; TimeoutError if that takes longer.
+
+    A thread that storage holds for ever is left behind: it ends with the process.
+    """
+    done: list[T] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            done.append(work())
+        except BaseException as error:
+            failed.append(error)
+
+    thread = start_thread(run)
+    thread.join(seconds)
+    if failed:
+        raise failed[0]
+    if not done:
+        raise TimeoutError(f"no answer within {seconds:.0f} s")
+    return done[0]
+
+
+def start_thread(run: Callable[[], None]) -> threading.Thread:
+    """A daemon thread that takes no signals: those are the main thread's."""
+    thread = threading.Thread(target=run, daemon=True)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        thread.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return thread
+
+
+def _probe(directory: str) -> None:
+    descriptor, path = tempfile.mkstemp(prefix=".probe-", dir=directory)
+    os.close(descriptor)
+    os.unlink(path)
