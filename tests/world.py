@@ -113,14 +113,15 @@ class World:
         """What reconcile decides now, not carried out."""
         return reconcile(self.observed(), self.now, DEFAULTS)
 
-    def step(self) -> Plan:
-        """Reconcile once and carry the Plan out."""
+    def step(self, writes: int | None = None) -> Plan:
+        """Reconcile once and carry the Plan out; a process killed after some `writes` no further."""
         plan = self.plan()
-        for apply in plan.applies:
-            self._create(apply)
-        for delete in plan.deletes:
-            self._delete(delete)
-        if plan.status is not None:
+        for write in (*plan.applies, *plan.deletes)[:writes]:
+            if isinstance(write, Apply):
+                self._create(write)
+            else:
+                self._delete(write)
+        if plan.status is not None and writes is None:
             # Through JSON, as the API server would keep it.
             wire = msgspec.json.decode(msgspec.json.encode(plan.status), type=type(plan.status))
             self.job = replace(self.job, status=wire)

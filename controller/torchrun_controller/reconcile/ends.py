@@ -59,9 +59,10 @@ def running_since(status: TorchrunJobStatus) -> datetime | None:
 
 
 def seconds_run(status: TorchrunJobStatus, now: datetime) -> float:
-    """Running time of all gangs; pauses and waits are not counted."""
+    """Running time of all gangs; pauses and waits are not counted, and no clock that goes back."""
     since = running_since(status)
-    return status.running_seconds + ((now - since).total_seconds() if since else 0.0)
+    passed = (now - since).total_seconds() if since else 0.0
+    return status.running_seconds + max(passed, 0.0)
 
 
 def deadline_left(status: TorchrunJobStatus, policy: Policy, now: datetime) -> float | None:

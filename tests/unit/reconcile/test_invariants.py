@@ -1,9 +1,10 @@
 """Random histories: whatever cluster, user and clock do, what must hold holds."""
 
+import copy
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from msgspec.structs import replace
 
 from torchrun_api.kinds import JOBS, PODS
 from torchrun_api.meta import Condition
@@ -13,6 +14,11 @@ from torchrun_controller.reconcile.workers import alive
 from world import ZIP, World, make_job, make_queue
 
 MAX_RESTARTS = 2
+
+
+def gangs(world: World) -> int:
+    """How many child Jobs were made so far."""
+    return sum(plural == JOBS.plural for plural, _ in world.created)
 
 
 class Histories(RuleBasedStateMachine):
@@ -28,6 +34,8 @@ class Histories(RuleBasedStateMachine):
         self.zipped = zipped
         self.world = World(make_job(numNodes=nodes, **spec), make_queue() if queue else None)
         self.last_terminal = None
+        self.gangs_at_the_end = 0
+        self.asked_by_users = 0
 
     @rule()
     def reconcile(self):
@@ -42,12 +50,10 @@ class Histories(RuleBasedStateMachine):
         if any(apply.kind is JOBS for apply in plan.applies):
             assert had_workspace or known, "no gang before its workspace"
 
-    @rule()
-    def crash_before_status(self):
-        """The objects were made, the status was not written."""
-        status = self.world.job.status
-        self.world.step()
-        self.world.job = replace(self.world.job, status=status)
+    @rule(writes=st.integers(0, 4))
+    def killed_in_mid_plan(self, writes):
+        """Some objects were written, the status was not; the next process knows only the API."""
+        self.world.step(writes)
 
     @rule(present=st.booleans())
     def queue_comes_or_goes(self, present):
@@ -55,6 +61,10 @@ class Histories(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.5, 5, 60, 3600]))
     def time_passes(self, seconds):
+        self.world.pass_time(seconds=seconds)
+
+    @rule(seconds=st.sampled_from([-3600, -60, -1, 86_400 * 30]))
+    def clock_jumps(self, seconds):
         self.world.pass_time(seconds=seconds)
 
     @precondition(lambda self: self.world.observed().sync_pods)
@@ -93,6 +103,14 @@ class Histories(RuleBasedStateMachine):
     def child_job_is_deleted(self):
         child = self.world.observed().child_jobs[-1]
         self.world._delete(gang.delete(child))
+        self.asked_by_users += 1
+
+    @precondition(lambda self: self.world.workers())
+    @rule()
+    def gang_vanishes_without_a_word(self):
+        for pod in self.world.workers():
+            del self.world.objects[PODS.plural, pod.metadata.name]
+        self.world.job_condition("Failed", "BackoffLimitExceeded")
 
     @precondition(lambda self: self.world.workers())
     @rule(index=st.integers(0, 2))
@@ -110,10 +128,12 @@ class Histories(RuleBasedStateMachine):
 
     @rule(suspend=st.booleans())
     def user_pauses_or_resumes(self, suspend):
+        self.asked_by_users += suspend
         self.world.spec(suspend=suspend)
 
     @rule(nodes=st.integers(1, 3))
     def user_scales(self, nodes):
+        self.asked_by_users += 1
         self.world.spec(num_nodes=nodes)
 
     @invariant()
@@ -130,6 +150,7 @@ class Histories(RuleBasedStateMachine):
     def restarts_are_bounded(self):
         status = self.world.job.status
         assert status.restarts <= MAX_RESTARTS
+        assert status.running_seconds >= 0
         numbers = [attempt.number for attempt in status.attempts]
         assert numbers == sorted(set(numbers))
 
@@ -147,8 +168,10 @@ class Histories(RuleBasedStateMachine):
         phase = self.world.phase
         if self.last_terminal is not None:
             assert phase == self.last_terminal
+            assert gangs(self.world) == self.gangs_at_the_end
         if phase in TERMINAL:
             self.last_terminal = phase
+            self.gangs_at_the_end = gangs(self.world)
 
     @invariant()
     def whoever_waits_says_why(self):
@@ -158,12 +181,12 @@ class Histories(RuleBasedStateMachine):
             assert status.message
 
     @invariant()
-    def rest_is_reached(self):
-        """Planning again after a rest changes nothing."""
-        import copy
-
+    def rest_is_reached_and_every_gang_is_accounted_for(self):
+        """Planning again after a rest changes nothing, and no gang came of nothing."""
         world = copy.deepcopy(self.world)
         world.settle()
+        status = world.job.status
+        assert gangs(world) - 1 <= status.restarts + status.disruptions + self.asked_by_users
 
 
 Histories.TestCase.settings = settings(
