@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -28,7 +29,7 @@ class Copied(NamedTuple):
 
 
 def fetch(source: str, target: str, seconds: float) -> Copied:
-    """Wait for the marker on the claim, then copy its tree into `target`.
+    """Wait for the marker on the claim, then copy the tree of its revision into `target`.
 
     Raises LaunchError: WorkspaceNotReady where there is no marker after `seconds`,
     WorkspaceCopyFailed.
@@ -42,7 +43,8 @@ def fetch(source: str, target: str, seconds: float) -> Copied:
         )
     start = time.monotonic()
     try:
-        copied = copy_tree(os.path.join(source, "tree"), target)
+        revision = newest(source)
+        copied = copy_tree(os.path.join(source, "revisions", str(revision), "tree"), target)
     except OSError as error:
         raise LaunchError(
             "WorkspaceCopyFailed", f"cannot copy the workspace to {target}: {error}"
@@ -50,6 +52,16 @@ def fetch(source: str, target: str, seconds: float) -> Copied:
     seconds = time.monotonic() - start
     say(f"workspace: {copied.files} files, {copied.bytes} bytes in {target} ({seconds:.1f} s)")
     return copied
+
+
+def newest(source: str) -> int:
+    """The revision that the marker names. Raises OSError, also where it names none."""
+    with open(os.path.join(source, MARKER), encoding="utf-8") as file:
+        text = file.read()
+    try:
+        return int(json.loads(text)["revision"])
+    except (ValueError, KeyError, TypeError):
+        raise OSError(f"{file.name} names no revision: {text[:200]}") from None
 
 
 def copy_tree(source: str, target: str) -> Copied:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _USAGE = """usage: torchrun-sync
 
 Runs in a job's sync pod. Takes the workspace as a zip archive by PUT /v1/upload, checks every
-member, extracts it to <claim>/tree and writes the marker <claim>/.sync_success.
+member, extracts it to <claim>/revisions/<n>/tree and writes the marker <claim>/.sync_success.
 
 Environment (default):
   TORCHRUN_SYNC_SOURCE (zip)       where the workspace comes from
@@ -58,7 +58,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     log("workspace ready", **asdict(marker))
     terminate_with(
         settings.termination_log,
-        {"sha256": marker.sha256, "files": marker.files, "bytes": marker.bytes},
+        {
+            "sha256": marker.sha256,
+            "files": marker.files,
+            "bytes": marker.bytes,
+            "revision": marker.revision,
+        },
     )
     return 0
 

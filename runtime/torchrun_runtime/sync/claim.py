@@ -1,13 +1,15 @@
 """The claim's layout, and the steps that make a workspace appear on it all at once.
 
-    tree/            the workspace
-    tree.new/        extraction under way; worthless after a restart
-    tree.old/        the workspace before, while it is being replaced
-    state/           the one directory that workers may write to, whoever their images run as
-    .sync_success    marker, written last: with it, tree/ is whole
-    .incoming/       upload under way; outlives the pod
+    revisions/<n>/tree/      the workspace as of revision n; its files never change
+    revisions/<n>/manifest   what that tree holds
+    .sync_success            marker, names the revision that is whole and shall run
+    state/                   the one directory that workers may write to, whoever they run as
+    tree.new/                the next revision under way; worthless after a restart
+    .incoming/               upload under way; outlives the pod
 
-Killed between any two steps, the next pod either finds the marker or does the work again.
+A new revision is written beside the others and shares its unchanged files with them. It is there
+once the marker, replaced by a rename, names it. Killed between any two steps, the next pod either
+finds the marker or does the work again.
 """
 
 import ctypes
@@ -18,6 +20,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from torchrun_api.contents import Manifest, parse
 from torchrun_runtime.sync.errors import SyncError
 from torchrun_runtime.sync.report import now
 
@@ -32,6 +35,7 @@ class Marker:
     files: int
     bytes: int
     time: str
+    revision: int
 
 
 class Claim:
@@ -40,13 +44,11 @@ class Claim:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.incoming = directory / ".incoming"
-        self.tree = directory / "tree"
         self.new = directory / "tree.new"
-        self.old = directory / "tree.old"
         self.state = directory / "state"
 
     def prepare(self) -> None:
-        """Make the upload's directory.
+        """Make the upload's directory, and remove what is of no use any more.
 
         Raises SyncError where the claim is missing or cannot be written.
         """
@@ -55,6 +57,7 @@ class Claim:
             probe = self.incoming / "probe"
             probe.touch()
             probe.unlink()
+            self._discard_old()
         except OSError as error:
             message = (
                 f"cannot write to the workspace claim at {self.directory}: {error.strerror}; "
@@ -69,11 +72,36 @@ class Claim:
         except (FileNotFoundError, ValueError, TypeError):
             return None
 
+    def tree(self, revision: int) -> Path:
+        """Where the files of a revision are."""
+        return self._revision(revision) / "tree"
+
+    def manifest(self) -> Manifest:
+        """What the revision of the marker holds; nothing where that is not known."""
+        marker = self.marker()
+        if marker is None:
+            return Manifest(())
+        try:
+            return parse((self._revision(marker.revision) / "manifest").read_text())
+        except (OSError, ValueError):
+            return Manifest(())
+
     def discard_unfinished(self) -> None:
-        """Remove what an interrupted extraction left."""
-        for leftover in (self.new, self.old):
-            if leftover.exists():
-                shutil.rmtree(leftover)
+        """Remove what an interrupted step left."""
+        if self.new.exists():
+            shutil.rmtree(self.new)
+
+    def _discard_old(self) -> None:
+        """Remove the revisions that no launcher starts to copy any more.
+
+        One that still copies the last but one may finish; whoever is slower than that finds its
+        files gone, and begins again with the newest.
+        """
+        marker = self.marker()
+        newest = marker.revision if marker else 0
+        for number in self._revisions():
+            if not newest - 1 <= number <= newest:
+                shutil.rmtree(self._revision(number))
 
     def make_state(self) -> None:
         """Make the workers' directory, for any user as /tmp is. Raises OSError.
@@ -84,19 +112,32 @@ class Claim:
         with suppress(PermissionError):
             self.state.chmod(0o1777)
 
-    def publish(self, sha256: str, files: int, size: int) -> Marker:
-        """Put tree.new in the place of tree, then write the marker. Raises OSError."""
-        marker = Marker(sha256, files, size, now())
-        _sync_filesystem(self.new)
-        (self.directory / MARKER).unlink(missing_ok=True)
-        if self.tree.exists():
-            self.tree.rename(self.old)
-        self.new.rename(self.tree)
+    def publish(self, sha256: str, files: int, size: int, manifest: str = "") -> Marker:
+        """Make tree.new the newest revision and the one that shall run. Raises OSError.
+
+        manifest: the text that lists it; without one the next revision shares no files with it.
+        """
+        before = self.marker()
+        marker = Marker(sha256, files, size, now(), before.revision + 1 if before else 1)
         self.make_state()
-        _sync_directory(self.directory)
+        directory = self._revision(marker.revision)
+        directory.mkdir(parents=True)
+        if manifest:
+            (directory / "manifest").write_text(manifest)
+        self.new.rename(directory / "tree")
+        _sync_filesystem(directory)
         write_durably(self.directory / MARKER, json.dumps(asdict(marker)).encode())
-        self.discard_unfinished()
         return marker
+
+    def _revision(self, number: int) -> Path:
+        return self.directory / "revisions" / str(number)
+
+    def _revisions(self) -> list[int]:
+        try:
+            names = os.listdir(self.directory / "revisions")
+        except FileNotFoundError:
+            return []
+        return [int(name) for name in names if name.isdecimal()]
 
     def discard_upload(self) -> None:
         """Give the upload's space back."""

@@ -107,7 +107,7 @@ def terminal() -> Terminal:
 def check_tree(pod: SyncPod, archive: Archive) -> None:
     marker = json.loads((pod.directory / ".sync_success").read_text())
     assert marker["sha256"] == archive.sha256
-    held = {path.name: path.read_bytes() for path in (pod.directory / "tree").iterdir()}
+    held = {path.name: path.read_bytes() for path in (pod.directory / "revisions/1/tree").iterdir()}
     assert held["weights.bin"] == WEIGHTS
     assert held["train.py"] == b"print('hello')\n"
 

@@ -212,14 +212,18 @@ def test_a_program_starts_with_default_signals(launcher: Launcher) -> None:
         assert int(mask, 16) & 0x7FFFFFFF == 0, result.out
 
 
+MARKER = '{"revision": 1}'
+
+
 def workspace(directory: Path, ready: bool = True) -> "dict[str, str]":
     claim = directory / "claim"
-    (claim / "tree/pkg/empty").mkdir(parents=True)
-    (claim / "tree/train.sh").write_text("#!/bin/sh\necho from $PWD\n")
-    (claim / "tree/train.sh").chmod(0o755)
-    (claim / "tree/pkg/data.bin").write_bytes(os.urandom(3_000_000))
+    tree = claim / "revisions/1/tree"
+    (tree / "pkg/empty").mkdir(parents=True)
+    (tree / "train.sh").write_text("#!/bin/sh\necho from $PWD\n")
+    (tree / "train.sh").chmod(0o755)
+    (tree / "pkg/data.bin").write_bytes(os.urandom(3_000_000))
     if ready:
-        (claim / ".sync_success").write_text("{}")
+        (claim / ".sync_success").write_text(MARKER)
     return {
         "TORCHRUN_WORKSPACE_SOURCE": str(claim),
         "TORCHRUN_WORKSPACE_TARGET": str(directory / "app"),
@@ -231,7 +235,7 @@ def test_copies_the_workspace_and_runs_in_it(launcher: Launcher) -> None:
     app = launcher.directory / "app"
     assert result.out == f"from {app}\n"
     copied = (app / "pkg/data.bin").read_bytes()
-    assert copied == (launcher.directory / "claim/tree/pkg/data.bin").read_bytes()
+    assert copied == (launcher.directory / "claim/revisions/1/tree/pkg/data.bin").read_bytes()
     assert (app / "pkg/empty").is_dir()
     assert "2 files, 3000025 bytes" in result.err
 
@@ -246,7 +250,7 @@ def test_does_without_a_state_directory_that_it_cannot_use(launcher: Launcher) -
 def test_waits_for_the_marker(launcher: Launcher) -> None:
     settings = workspace(launcher.directory, ready=False)
     launched = launcher.start("echo started", **settings)
-    (launcher.directory / "claim/.sync_success").write_text("{}")
+    (launcher.directory / "claim/.sync_success").write_text(MARKER)
     assert launched.end().out == "started\n"
 
 

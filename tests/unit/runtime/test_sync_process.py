@@ -35,7 +35,7 @@ def test_success_in_exit_code_message_and_marker(claim: Path) -> None:
         assert server.put(SMALL)[0] == 202
         server.until("done")
         code, message = server.end()
-    assert (code, message) == (0, {"sha256": digest(SMALL), "files": 1, "bytes": 7})
+    assert (code, message) == (0, {"sha256": digest(SMALL), "files": 1, "bytes": 7, "revision": 1})
     marker = json.loads((claim / ".sync_success").read_text())
     assert {**message, "time": marker["time"]} == marker
 
@@ -65,7 +65,7 @@ def test_a_workspace_that_is_there_ends_the_pod_at_once(claim: Path, sha256: str
     test_success_in_exit_code_message_and_marker(claim)
     (claim / ".incoming").mkdir()
     with process(claim.parent, TORCHRUN_SYNC_SHA256=sha256) as again:
-        assert again.end() == (0, {"sha256": digest(SMALL), "files": 1, "bytes": 7})
+        assert again.end() == (0, {"sha256": digest(SMALL), "files": 1, "bytes": 7, "revision": 1})
     assert not (claim / ".incoming").exists()
 
 
@@ -76,7 +76,7 @@ def test_another_digest_replaces_the_workspace(claim: Path) -> None:
         server = listening(again)
         assert server.put(newer)[0] == 202
         assert server.end()[0] == 0
-    assert [path.name for path in (claim / "tree").iterdir()] == ["newer.py"]
+    assert [path.name for path in (claim / "revisions/2/tree").iterdir()] == ["newer.py"]
     assert json.loads((claim / ".sync_success").read_text())["sha256"] == digest(newer)
 
 
@@ -90,8 +90,8 @@ def test_killed_while_extracting_the_next_pod_finishes(claim: Path, files: int) 
         first.kill()
     with process(claim.parent) as second:
         assert second.end()[0] == 0
-    assert sum(1 for path in (claim / "tree").rglob("*.bin")) == 1500
-    assert {path.name for path in claim.iterdir()} == {"tree", "state", ".sync_success"}
+    assert sum(1 for path in (claim / "revisions/1/tree").rglob("*.bin")) == 1500
+    assert {path.name for path in claim.iterdir()} == {"revisions", "state", ".sync_success"}
 
 
 def _extracted(claim: Path) -> int:

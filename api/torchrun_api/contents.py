@@ -1,0 +1,114 @@
+"""What a workspace holds, file by file: the manifest that plugin and sync pod speak of it by.
+
+As text it has a line for each file and each empty directory, in the order of their paths:
+
+    <sha256> <bytes> <644 or 755> <path>
+    - 0 dir <path>
+
+The text's own SHA-256 names the workspace: the same files have the same name, whoever sends them.
+"""
+
+import hashlib
+import json
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+LARGEST_TEXT = 128 << 20  # bytes; 200,000 paths of 500 bytes
+
+
+class ManifestError(ValueError):
+    """A text that is no manifest, or not the one that was announced."""
+
+
+class Entry(NamedTuple):
+    """A file, or an empty directory (mode `dir`, no sha256). size in bytes."""
+
+    path: str
+    sha256: str
+    size: int
+    mode: str
+
+    @property
+    def line(self) -> str:
+        """Its line of the text."""
+        return f"{self.sha256 or '-'} {self.size} {self.mode} {self.path}"
+
+
+class Manifest:
+    """The entries of a workspace, in the order of their paths' bytes."""
+
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        self.entries = tuple(sorted(entries, key=lambda entry: entry.path.encode()))
+        self.text = "".join(f"{entry.line}\n" for entry in self.entries)
+        self.sha256 = hashlib.sha256(self.text.encode()).hexdigest()
+
+    @property
+    def files(self) -> int:
+        """How many of the entries are files."""
+        return sum(entry.mode != "dir" for entry in self.entries)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(entry.size for entry in self.entries)
+
+
+def parse(text: str) -> Manifest:
+    """The manifest of a text. Raises ManifestError at the first line that is none."""
+    return Manifest(_entry(line) for line in text.split("\n") if line)
+
+
+def pack(manifest: Manifest, base: Manifest | None = None) -> bytes:
+    """The manifest as it is sent: compressed, as a difference where the receiver has `base`."""
+    held = {} if base is None else _lines(base)
+    lines = _lines(manifest)
+    body = {
+        "base": "" if base is None else base.sha256,
+        "drop": [path for path in held if path not in lines],
+        "add": [line for path, line in lines.items() if held.get(path) != line],
+    }
+    return zlib.compress(json.dumps(body, ensure_ascii=False).encode(), 6)
+
+
+def unpack(data: bytes, bases: Mapping[str, Manifest]) -> Manifest:
+    """The manifest that `pack` made `data` of; `bases` are those at hand, by their sha256.
+
+    Raises ManifestError, also where the base is not among them; KeyError never.
+    """
+    try:
+        decompress = zlib.decompressobj()
+        body = json.loads(decompress.decompress(data, LARGEST_TEXT))
+        named, drop, add = str(body["base"]), list(body["drop"]), list(body["add"])
+    except (zlib.error, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ManifestError(f"this is no manifest: {error}") from error
+    if decompress.unconsumed_tail or not decompress.eof:
+        raise ManifestError("the manifest is too large, or was cut off")
+    if named and named not in bases:
+        raise ManifestError(f"the manifest {named} that this one differs from is not here")
+    lines = _lines(bases[named]) if named else {}
+    for path in drop:
+        lines.pop(path, None)
+    for line in add:
+        entry = _entry(line)
+        lines[entry.path] = entry.line
+    return Manifest(_entry(line) for line in lines.values())
+
+
+def _lines(manifest: Manifest) -> dict[str, str]:
+    return {entry.path: entry.line for entry in manifest.entries}
+
+
+def _entry(line: object) -> Entry:
+    parts = line.split(" ", 3) if isinstance(line, str) else []
+    if len(parts) != 4 or not parts[3] or "\n" in parts[3]:
+        raise ManifestError(f"no line of a manifest: {line!r:.200}")
+    sha256, size, mode, path = parts
+    directory = mode == "dir" and sha256 == "-" and size == "0"
+    file = mode in ("644", "755") and len(sha256) == 64 and not set(sha256) - _HEXADECIMAL
+    if not (size.isascii() and size.isdigit() and len(size) < 16 and (directory or file)):
+        raise ManifestError(f"no line of a manifest: {line!r:.200}")
+    return Entry(path, "" if directory else sha256, int(size), mode)
+
+
+_HEXADECIMAL = set("0123456789abcdef")
