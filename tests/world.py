@@ -15,7 +15,9 @@ from torchrun_api import names
 from torchrun_api.core import (
     ContainerState,
     ContainerStatus,
+    CoreEvent,
     Job,
+    ObjectReference,
     PersistentVolumeClaim,
     Pod,
     Service,
@@ -24,7 +26,7 @@ from torchrun_api.core import (
 )
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import CLAIMS, JOBS, PODS, SERVICES, TORCHRUN_JOBS
+from torchrun_api.kinds import CLAIMS, JOBS, PODS, SERVICES, TORCHRUN_JOBS, Kind
 from torchrun_api.meta import Condition
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.reconcile import Conflict, Defaults, Observed, Plan, reconcile
@@ -79,6 +81,7 @@ class World:
         self.objects: dict[tuple[str, str], Any] = {}
         self.gone = False
         self.conflicts: tuple[Conflict, ...] = ()
+        self.warnings: list[CoreEvent] = []
         self.created: list[tuple[str, str]] = []
         self.plans: list[Plan] = []
         self._uids = itertools.count(1)
@@ -104,6 +107,7 @@ class World:
             workers=tuple(p for p in gangs if p.metadata.controlled_by(latest)),
             ghosts=tuple(p for p in gangs if not p.metadata.controlled_by(latest) and alive(p)),
             conflicts=self.conflicts,
+            warnings=tuple(self.warnings),
         )
 
     def _all(self, kind: type[Any]) -> list[Any]:
@@ -212,6 +216,26 @@ class World:
         pod: Pod = self.objects[key]
         spec = replace(pod.spec, node_name=pod.spec.node_name or "node-1")
         self.objects[key] = replace(pod, spec=spec, status=replace(pod.status, **status))
+
+    def not_placed(self, verdict: str, *indexes: int, pod: str = "", **condition: Any) -> None:
+        """The scheduler finds no node for these workers, or for one other pod."""
+        said = Condition(
+            type="PodScheduled",
+            status="False",
+            **{"reason": "Unschedulable", "message": verdict, **condition},
+        )
+        names = [pod] if pod else [self.workers()[index].metadata.name for index in indexes]
+        for name in names:
+            known: Pod = self.objects[PODS.plural, name]
+            status = replace(known.status, phase="Pending", conditions=(said,))
+            spec = replace(known.spec, node_name="")
+            self.objects[PODS.plural, name] = replace(known, spec=spec, status=status)
+
+    def warn(self, kind: Kind[Any], name: str, reason: str, message: str) -> None:
+        """A controller or the kubelet writes an event regarding an object."""
+        uid = self.objects[kind.plural, name].metadata.uid
+        regarding = ObjectReference(kind=kind.kind, namespace="ml", name=name, uid=uid)
+        self.warnings.append(CoreEvent(involved_object=regarding, reason=reason, message=message))
 
     def workers(self) -> list[Pod]:
         """Pods of the latest attempt, by index."""

@@ -1,4 +1,4 @@
-"""The slices of core kinds that are read: Pod, Job, PersistentVolumeClaim, Service.
+"""The slices of core kinds that are read: Pod, Job, PersistentVolumeClaim, Service, Event.
 
 Watch frames are decoded straight into these, so what is not named here costs no memory.
 """
@@ -132,3 +132,22 @@ class Service(Wire, frozen=True, kw_only=True):
     """v1 Service: only that it is there."""
 
     metadata: ChildMeta = ChildMeta()
+
+
+class ObjectReference(Wire, frozen=True, kw_only=True):
+    """v1 ObjectReference: what an event regards."""
+
+    kind: str = ""
+    namespace: str = ""
+    name: str = ""
+    uid: str = ""
+
+
+class CoreEvent(Wire, frozen=True, kw_only=True):
+    """v1 Event, as controllers and kubelet write them."""
+
+    metadata: ChildMeta = ChildMeta()
+    involved_object: ObjectReference = ObjectReference()
+    reason: str = ""
+    message: str = ""
+    last_timestamp: datetime | None = None

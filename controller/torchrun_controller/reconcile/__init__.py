@@ -60,7 +60,7 @@ def reconcile(observed: Observed, now: datetime, defaults: Defaults) -> Plan:
         applies=decision.applies,
         deletes=decision.deletes,
         status=None if composed == status.ordered(present) else composed,
-        events=status.events(present, decision, row),
+        events=status.events(present, composed, decision, row),
         requeue_after=_soonest(
             decision.requeue_after,
             sync_left(composed, policy, now),

@@ -8,10 +8,10 @@ from msgspec.structs import replace
 from torchrun_api import names
 from torchrun_api.job import Attempt, LastFailure
 from torchrun_api.kinds import SERVICES
-from torchrun_controller.reconcile import gang, network, storage, workspace
+from torchrun_controller.reconcile import gang, network, storage, waiting, workspace
 from torchrun_controller.reconcile.decision import Decision
 from torchrun_controller.reconcile.job import child_job
-from torchrun_controller.reconcile.observed import Conflict, Defaults, Observed
+from torchrun_controller.reconcile.observed import Conflict, Defaults, Observed, Rejection
 from torchrun_controller.reconcile.phases import Finding
 from torchrun_controller.reconcile.plan import Apply
 from torchrun_controller.reconcile.restarts import Counts
@@ -145,9 +145,16 @@ def _unless_blocked(observed: Observed, decision: Decision) -> Decision:
             return _blocked(observed, decision, Finding.NAME_TAKEN, why)
     refused = observed.rejection
     if refused is not None:
-        message = f"the API server refused {refused.resource} {refused.name}: {refused.message}"
-        return _blocked(observed, decision, Finding.REJECTED, Why("Rejected", message))
+        return _blocked(observed, decision, Finding.REJECTED, _why_refused(refused))
     return decision
+
+
+def _why_refused(refused: Rejection) -> Why:
+    why = waiting.refusal(refused.message)
+    if why.reason == "QuotaExceeded":
+        return Why(why.reason, f"{refused.resource} {refused.name}: {why.message}")
+    message = f"the API server refused {refused.resource} {refused.name}: {refused.message}"
+    return Why("Rejected", message)
 
 
 def _blocked(observed: Observed, decision: Decision, finding: Finding, why: Why) -> Decision:

@@ -8,12 +8,13 @@ from torchrun_api import names
 from torchrun_api.core import Job
 from torchrun_api.job import Attempt, LastFailure
 from torchrun_api.kinds import JOBS, PODS
+from torchrun_controller.reconcile import waiting
 from torchrun_controller.reconcile.failures import Failure, root_cause
 from torchrun_controller.reconcile.observed import Observed
 from torchrun_controller.reconcile.phases import Finding
 from torchrun_controller.reconcile.plan import Apply, Delete
 from torchrun_controller.reconcile.restarts import Counts
-from torchrun_controller.reconcile.workers import Why, alive, count, first_reason, scheduled
+from torchrun_controller.reconcile.workers import Why, alive, count
 from torchrun_controller.reconcile.workers import delete as delete_pod
 
 # Seconds for survivors of a failed gang: their peers are gone, there is nothing left to save.
@@ -112,10 +113,9 @@ def _progress(observed: Observed) -> tuple[Finding, Why]:
     counts = count(workers, nodes)
     if child.spec.suspend:
         return Finding.GANG_STARTING, Why("JobSuspended", f"Job {child.metadata.name} is suspended")
-    why = first_reason(workers)
+    why = waiting.of_gang(child, workers, observed.claims, observed.warnings)
     if why is not None:
-        prefix = f"{scheduled(workers)} of {nodes} workers have a node; "
-        return Finding.GANG_STARTING, Why(why.reason, prefix + why.message)
+        return Finding.GANG_STARTING, why
     if observed.ghosts:
         pods = ", ".join(sorted(pod.metadata.name for pod in observed.ghosts)[:4])
         message = f"{len(observed.ghosts)} workers of an earlier gang still end: {pods}"

@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from torchrun_api.core import Job, PersistentVolumeClaim, Pod, Service
+from torchrun_api.core import CoreEvent, Job, PersistentVolumeClaim, Pod, Service
 from torchrun_api.job import TorchrunJob
 from torchrun_api.queue import TorchrunQueue
 
@@ -30,6 +30,7 @@ class Observed(Struct, frozen=True, kw_only=True):
     pods of the latest of these, `ghosts` those of any other gang under the job's name that may
     still run, an earlier job's of that name included. A retained claim has no owner and is listed
     by its label. `conflicts` are the names held by others, as the cache or the last apply showed.
+    `warnings` regard its claims, its latest child Job and that Job's pods, in the order of time.
     """
 
     job: TorchrunJob
@@ -42,6 +43,7 @@ class Observed(Struct, frozen=True, kw_only=True):
     ghosts: tuple[Pod, ...] = ()
     conflicts: tuple[Conflict, ...] = ()
     rejection: Rejection | None = None
+    warnings: tuple[CoreEvent, ...] = ()
 
 
 class Defaults(Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from torchrun_api.job import Attempt, TorchrunJobStatus, WorkersStatus
 from torchrun_api.meta import Condition
 from torchrun_api.queue import TorchrunQueueSpec
 from torchrun_api.unsupported import not_yet_supported
-from torchrun_controller.reconcile import gang
+from torchrun_controller.reconcile import gang, storage
 from torchrun_controller.reconcile.conditions import Claimed, update
 from torchrun_controller.reconcile.decision import Decision
 from torchrun_controller.reconcile.ends import seconds_run
@@ -20,6 +20,8 @@ from torchrun_controller.reconcile.plan import Event
 from torchrun_controller.reconcile.workers import Why, count, scheduled
 
 KEPT_ATTEMPTS = 5
+# Conditions that are there only while there is something to warn of.
+WARNINGS = frozenset({"NotYetSupported", "StorageShared"})
 ALREADY_FINISHED = Why("AlreadyFinished", "spec.suspend came after the end and changes nothing")
 
 # Findings, and reasons of a waiting gang, that somebody has to do something about.
@@ -37,7 +39,13 @@ TROUBLE = frozenset(
         Finding.WORKSPACE_REFUSED,
     }
 )
-TROUBLE_REASONS = frozenset({"Unschedulable", "ImagePullFailed", "JobSuspended", "Restarting"})
+TROUBLE_REASONS = frozenset(
+    {
+        *("Unschedulable", "SchedulerError", "ImagePullFailed", "JobSuspended", "Restarting"),
+        *("QuotaExceeded", "PodSecurity", "PodsRefused", "VolumeNotMounted"),
+        *("ProvisioningFailed", "NoStorageClass", "ClaimNotFound"),
+    }
+)
 
 
 def compose(observed: Observed, decision: Decision, row: Row, now: datetime) -> TorchrunJobStatus:
@@ -112,7 +120,7 @@ def _conditions(observed: Observed, decision: Decision, row: Row, nodes: int) ->
     claims = {
         c.type: Claimed(c.type, c.status, Why(c.reason, c.message))
         for c in observed.job.status.conditions
-        if c.type != "NotYetSupported"
+        if c.type not in WARNINGS
     }
     if decision.queue is not None:
         _claim(claims, "QueueReady", holds=True, why=decision.queue)
@@ -121,20 +129,31 @@ def _conditions(observed: Observed, decision: Decision, row: Row, nodes: int) ->
     made = decision.finding is Finding.READY
     if observed.child_jobs or made:
         placed = 0 if made else scheduled(observed.workers)
-        reason = "WorkersScheduled" if placed == nodes else "WorkersWaiting"
-        why = Why(reason, f"{placed} of {nodes} workers have a node")
+        why = _why_placed(decision, placed, nodes)
         _claim(claims, "Scheduled", holds=placed == nodes, why=why)
     if row.phase in TERMINAL or row.phase == "Suspended":
         _claim(claims, "Running", holds=False, why=Why("NotRunning", "no worker runs"))
     if "Suspended" in claims and row.condition != "Suspended":
         _claim(claims, "Suspended", holds=False, why=Why("NotSuspended", "spec.suspend is false"))
     claims[row.condition] = Claimed(row.condition, row.status, decision.why)
+    unshared = storage.unshared(observed.claims, nodes)
+    if unshared is not None:
+        _claim(claims, "StorageShared", holds=False, why=unshared)
     template = observed.queue.spec if observed.queue else TorchrunQueueSpec()
     fields = not_yet_supported(observed.job.spec, template)
     if fields:
         message = "accepted, but not acted on yet: " + "; ".join(fields)
         _claim(claims, "NotYetSupported", holds=True, why=Why("FieldsNotHonoured", message))
     return list(claims.values())
+
+
+def _why_placed(decision: Decision, placed: int, nodes: int) -> Why:
+    """How many workers have a node, and what keeps the others from one where that is known."""
+    if placed == nodes:
+        return Why("WorkersScheduled", f"{placed} of {nodes} workers have a node")
+    if decision.finding is Finding.GANG_STARTING and decision.why.reason in TROUBLE_REASONS:
+        return decision.why
+    return Why("WorkersWaiting", f"{placed} of {nodes} workers have a node")
 
 
 def _claim(claims: dict[str, Claimed], kind: str, *, holds: bool, why: Why) -> None:
@@ -174,11 +193,29 @@ def _refined(observed: Observed) -> TorchrunJobStatus:
     )
 
 
-def events(before: TorchrunJobStatus, decision: Decision, row: Row) -> tuple[Event, ...]:
-    """One event at each change of phase or reason."""
+def events(
+    before: TorchrunJobStatus, composed: TorchrunJobStatus, decision: Decision, row: Row
+) -> tuple[Event, ...]:
+    """One event at each change of phase or reason, and one where a warning is new.
+
+    Counts within a message may change with every look of the scheduler: they make no event.
+    """
+    return (*_change(before, decision, row), *_new_warnings(before, composed))
+
+
+def _new_warnings(before: TorchrunJobStatus, composed: TorchrunJobStatus) -> list[Event]:
+    known = {condition.type for condition in before.conditions}
+    return [
+        Event("Warning", condition.reason, condition.message)
+        for condition in composed.conditions
+        if condition.type == "StorageShared" and condition.type not in known
+    ]
+
+
+def _change(before: TorchrunJobStatus, decision: Decision, row: Row) -> list[Event]:
     why, finding = decision.why, decision.finding
     if before.phase == row.phase and before.reason == why.reason:
-        return ()
+        return []
     trouble = finding in TROUBLE or why.reason in TROUBLE_REASONS
     made = [Event("Warning" if trouble else "Normal", why.reason, why.message)]
     rendezvous = decision.run.rendezvous if decision.run else None
@@ -191,4 +228,4 @@ def events(before: TorchrunJobStatus, decision: Decision, row: Row) -> tuple[Eve
                 f" (etcd's v2 API ended with etcd 3.5); {rendezvous.backend} is used instead",
             )
         )
-    return tuple(made)
+    return made

@@ -1,15 +1,18 @@
 """Claims of a job and the volumes of its workers."""
 
 from torchrun_api import names
+from torchrun_api.core import PersistentVolumeClaim
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import CLAIMS
 from torchrun_controller.reconcile.objects import metadata
 from torchrun_controller.reconcile.plan import Apply
 from torchrun_controller.reconcile.run import Claim, Run
+from torchrun_controller.reconcile.workers import Why
 
 LAUNCHER_DIR = "/torchrun"
 PODINFO_DIR = "/torchrun-podinfo"
+SHARED = frozenset({"ReadWriteMany", "ReadOnlyMany"})
 WORKSPACE_SOURCE_DIR = "/torchrun-workspace"
 STATE_DIR = "/torchrun-state"
 # In the workspace claim, made by the sync pod.
@@ -43,6 +46,19 @@ def keeps_state(run: Run) -> bool:
     """Whether workers have a directory that outlives their gang: on a workspace claim of ours."""
     claim = run.workspace
     return claim is not None and not claim.existing and claim.access_mode != "ReadOnlyMany"
+
+
+def unshared(claims: tuple[PersistentVolumeClaim, ...], nodes: int) -> Why | None:
+    """That a claim can be mounted on one node only, where workers on several shall mount it."""
+    bad = [c for c in claims if nodes > 1 and not SHARED.intersection(c.spec.access_modes)]
+    if not bad:
+        return None
+    told = ", ".join(f"{c.metadata.name} ({', '.join(c.spec.access_modes)})" for c in bad)
+    return Why(
+        "ReadWriteOnce",
+        f"{told}: can be mounted on one node only, and the job has {nodes}; workers on other nodes"
+        " will wait for ever. Use accessMode ReadWriteMany, and a storage class that offers it",
+    )
 
 
 def volumes(job: TorchrunJob, run: Run) -> list[JsonObject]:

@@ -1,4 +1,4 @@
-"""What the pods of a gang say: how many run, and why one waits."""
+"""The pods of a gang: how many run, and how one is deleted."""
 
 import msgspec
 
@@ -6,17 +6,6 @@ from torchrun_api.core import Pod
 from torchrun_api.job import WorkersStatus
 from torchrun_api.kinds import PODS
 from torchrun_controller.reconcile.plan import Delete
-
-IMAGE_REASONS = frozenset(
-    {
-        "ErrImagePull",
-        "ImagePullBackOff",
-        "ErrImageNeverPull",
-        "InvalidImageName",
-        "ImageInspectError",
-        "RegistryUnavailable",
-    }
-)
 
 
 class Why(msgspec.Struct, frozen=True):
@@ -52,28 +41,8 @@ def scheduled(pods: tuple[Pod, ...]) -> int:
     return sum(bool(pod.spec.node_name) for pod in pods)
 
 
-def why_waiting(pod: Pod) -> Why | None:
-    """Why a pod does not start, where something is known to be wrong."""
-    for condition in pod.status.conditions:
-        if condition.type == "PodScheduled" and condition.status == "False":
-            return Why("Unschedulable", f"pod {pod.metadata.name}: {condition.message}")
-    for container in pod.status.init_container_statuses + pod.status.container_statuses:
-        waiting = container.state.waiting
-        if waiting is None or waiting.reason in ("", "PodInitializing", "ContainerCreating"):
-            continue
-        reason = "ImagePullFailed" if waiting.reason in IMAGE_REASONS else waiting.reason
-        detail = waiting.message or waiting.reason
-        return Why(reason, f"pod {pod.metadata.name}, container {container.name}: {detail}")
-    return None
-
-
-def first_reason(pods: tuple[Pod, ...]) -> Why | None:
-    """The first reason that any of the pods gives, in the order of their indexes."""
-    found = (why_waiting(pod) for pod in sorted(pods, key=_index) if pod.status.phase == "Pending")
-    return next((why for why in found if why is not None), None)
-
-
-def _index(pod: Pod) -> int:
+def index_of(pod: Pod) -> int:
+    """Completion index of a worker."""
     index = pod.metadata.labels.completion_index
     return int(index) if index.isdecimal() else 0
 

@@ -11,20 +11,19 @@ from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import PODS
 from torchrun_api.meta import Wire
+from torchrun_controller.reconcile import waiting
 from torchrun_controller.reconcile.objects import RESTRICTED_CONTAINER, RUNTIME_USER, env, metadata
 from torchrun_controller.reconcile.observed import Defaults, Observed
 from torchrun_controller.reconcile.plan import Apply, Delete
 from torchrun_controller.reconcile.run import Claim
 from torchrun_controller.reconcile.storage import claim
-from torchrun_controller.reconcile.workers import Why, alive, delete, why_waiting
+from torchrun_controller.reconcile.workers import Why, alive, delete
 
 SYNC_DIR = "/workspace"
 FIRST_RETRY = timedelta(seconds=10)
 LONGEST_RETRY = timedelta(minutes=5)
 KEPT_SYNC_PODS = 3
 NO_WORKSPACE = Why("NoWorkspace", "the code is in the image")
-# The scheduler's word on a pod whose claim was not bound yet; it stands until its next look.
-STALE_VERDICT = "unbound immediate PersistentVolumeClaims"
 SYNCED = Why("Synced", "the workspace is in its claim")
 
 
@@ -88,7 +87,7 @@ def prepare(
         case _ if not current:
             return _replace(latest)
         case _:
-            return _syncing(_why_syncing(job, latest, held))
+            return _syncing(_why_syncing(observed, latest, held))
 
 
 def _ready() -> Workspace:
@@ -179,27 +178,19 @@ def _end(pod: Pod) -> tuple[datetime | None, SyncVerdict]:
     return pod.metadata.creation_timestamp, SyncVerdict()
 
 
-def _why_syncing(job: TorchrunJob, pod: Pod, held: PersistentVolumeClaim) -> Why:
+def _why_syncing(observed: Observed, pod: Pod, held: PersistentVolumeClaim) -> Why:
     """What the workspace waits for."""
-    name = job.metadata.name
+    name = observed.job.metadata.name
     if pod.status.phase == "Running":
         return Why(
             "WaitingForUpload",
             f"pod {pod.metadata.name} takes the upload; if none runs: kubectl torchrun sync {name}",
         )
-    why = why_waiting(pod)
-    if held.status.phase == "Pending" and (why is None or why.reason == "Unschedulable"):
-        detail = f" ({why.message})" if why else ""
-        storage_class = held.spec.storage_class_name or "the default storage class"
-        return Why(
-            "ClaimPending",
-            f"claim {held.metadata.name} of {storage_class} with"
-            f" {', '.join(held.spec.access_modes)} is not bound yet{detail};"
-            f" see: kubectl describe pvc {held.metadata.name}",
-        )
-    if why is None or STALE_VERDICT in why.message:
+    why = waiting.of_pod(pod, (held,), observed.warnings)
+    # The scheduler's word on a claim stands until its next look, although the claim is bound.
+    if why is None or (why.reason == "ClaimPending" and held.status.phase == "Bound"):
         return Why("SyncPodStarting", f"pod {pod.metadata.name} is starting")
-    return why
+    return Why(why.reason, f"pod {pod.metadata.name}: {why.message}")
 
 
 def sync_pod(job: TorchrunJob, wanted: Claim, number: int, defaults: Defaults) -> Apply:

@@ -203,18 +203,19 @@ def test_an_ordinary_start_is_no_trouble():
 def test_an_unschedulable_gang_says_what_the_scheduler_said():
     world = World(make_job(numNodes=2), make_queue())
     world.settle()
-    unschedulable = Condition(
-        type="PodScheduled",
-        status="False",
-        reason="Unschedulable",
-        message="0/3 nodes are available: 3 Insufficient nvidia.com/gpu.",
-    )
     world.pod("train-0-abcde", phase="Running")
-    world.pod("train-1-abcde", conditions=(unschedulable,))
+    world.not_placed("0/3 nodes are available: 3 Insufficient nvidia.com/gpu.", 1)
     world.settle()
     assert world.job.status.reason == "Unschedulable"
-    assert "0/3 nodes" in world.job.status.message
-    assert world.condition("Scheduled").message == "2 of 2 workers have a node"
+    told = "0 of 3 nodes: 3 lack nvidia.com/gpu"
+    assert world.job.status.message == (
+        f"1 of 2 workers have a node; worker 1 (pod train-1-abcde): {told}"
+    )
+    assert (world.condition("Scheduled").status, world.condition("Scheduled").reason) == (
+        "False",
+        "Unschedulable",
+    )
+    assert told in world.condition("Scheduled").message
 
 
 def test_a_child_job_suspended_by_others_is_said():

@@ -5,7 +5,6 @@ from msgspec.structs import replace
 from torchrun_api import names
 from torchrun_api.core import ContainerStatus
 from torchrun_api.kinds import CLAIMS, JOBS, PODS
-from torchrun_api.meta import Condition
 from world import ZIP, World, make_job, make_queue
 
 
@@ -124,28 +123,53 @@ def test_a_sync_pod_removed_after_its_work_is_not_made_again():
     assert world.created[-1] == (JOBS.plural, "train-r1")
 
 
+UNBOUND = "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims."
+
+
+def claim_is(world: World, phase: str, storage_class: str | None = "fast") -> None:
+    key = (CLAIMS.plural, "train-workspace")
+    claim = world.objects[key]
+    world.objects[key] = replace(
+        claim,
+        spec=replace(claim.spec, storage_class_name=storage_class),
+        status=replace(claim.status, phase=phase),
+    )
+
+
 def test_a_claim_that_does_not_bind_is_named():
     world = World(make_job(numNodes=1, volumes=ZIP), make_queue())
     world.settle()
-    claim = world.objects[CLAIMS.plural, "train-workspace"]
-    world.objects[CLAIMS.plural, "train-workspace"] = replace(
-        claim, status=replace(claim.status, phase="Pending")
-    )
+    claim_is(world, "Pending")
     world.settle()
+    assert world.job.status.reason == "SyncPodStarting", "it may wait for its first pod"
+    world.not_placed(UNBOUND, pod="train-sync-0")
+    plan = world.step()
     assert world.job.status.reason == "ClaimPending"
     assert "kubectl describe pvc train-workspace" in world.job.status.message
-    said = "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims."
-    unschedulable = Condition(type="PodScheduled", status="False", message=said)
-    world.pod("train-sync-0", conditions=(unschedulable,))
-    plan = world.step()
-    assert said in world.job.status.message
     assert all(event.type == "Normal" for event in plan.events), "each new claim waits for a moment"
-    bound = world.objects[CLAIMS.plural, "train-workspace"]
-    world.objects[CLAIMS.plural, "train-workspace"] = replace(
-        bound, status=replace(bound.status, phase="Bound")
-    )
+    claim_is(world, "Bound")
     world.settle()
     assert world.job.status.reason == "SyncPodStarting", "what the scheduler said is stale"
+
+
+def test_a_claim_that_will_never_bind_says_why():
+    world = World(make_job(numNodes=1, volumes=ZIP), make_queue())
+    world.settle()
+    claim_is(world, "Pending", storage_class=None)
+    assert [event.type for event in world.step().events] == ["Warning"]
+    assert world.job.status.reason == "NoStorageClass"
+    assert "set storageClassName" in world.job.status.message
+    claim_is(world, "Pending")
+    world.warn(CLAIMS, "train-workspace", "ProvisioningFailed", 'storageclass "fast" not found')
+    world.settle()
+    assert world.job.status.reason == "ProvisioningFailed"
+    assert (
+        'claim train-workspace of storage class fast with ReadWriteOnce: storageclass "fast"'
+        in (world.job.status.message)
+    )
+    claim_is(world, "Bound")
+    world.settle()
+    assert world.job.status.reason == "SyncPodStarting"
 
 
 def test_a_sync_pod_whose_image_cannot_be_pulled_is_said():

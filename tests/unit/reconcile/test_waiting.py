@@ -1,0 +1,207 @@
+"""Why a gang waits: each in the reason, a condition and one event."""
+
+import pytest
+from msgspec.structs import replace
+
+from torchrun_api.core import ContainerState, ContainerStatus, StateWaiting
+from torchrun_api.kinds import CLAIMS, JOBS, PODS
+from torchrun_api.meta import Condition
+from torchrun_controller.reconcile import Rejection, reconcile
+from torchrun_controller.reconcile.waiting import refusal
+from world import DEFAULTS, ZIP, World, make_job, make_queue
+
+NO_GPU = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+QUOTA = (
+    'Error creating: pods "train-0-x2x4z" is forbidden: exceeded quota: team,'
+    " requested: cpu=2,requests.nvidia.com/gpu=8, used: cpu=0,requests.nvidia.com/gpu=8,"
+    " limited: cpu=9,requests.nvidia.com/gpu=8"
+)
+POD_SECURITY = (
+    'Error creating: pods "train-0-x2x4z" is forbidden: violates PodSecurity "restricted:latest":'
+    ' runAsNonRoot != true (pod or container "trainer" must set securityContext.runAsNonRoot=true)'
+)
+
+
+def gang(nodes: int = 4, **spec: object) -> World:
+    world = World(make_job(numNodes=nodes, **spec), make_queue())
+    world.settle()
+    return world
+
+
+def without_pods(world: World, *names: str) -> None:
+    for key in [key for key in world.objects if key[0] == PODS.plural]:
+        if not names or key[1] in names:
+            del world.objects[key]
+
+
+def test_workers_of_one_verdict_are_told_as_one():
+    world = gang()
+    world.all_workers("Running")
+    world.not_placed(NO_GPU, 1, 2, 3)
+    world.settle()
+    assert world.job.status.message == (
+        "1 of 4 workers have a node; 3 of 4 workers (first: pod train-1-abcde):"
+        " 0 of 3 nodes: 3 lack nvidia.com/gpu"
+    )
+
+
+def test_different_verdicts_are_told_apart_as_far_as_one_can_read():
+    world = gang(6)
+    for index in range(5):
+        world.not_placed(f"0/9 nodes are available: {index + 1} Insufficient cpu.", index)
+    world.settle()
+    assert world.job.status.message.count("worker ") == 3
+    assert world.job.status.message.startswith("0 of 6 workers have a node; worker 0 (pod train-0-")
+
+
+def test_where_reasons_differ_the_first_worker_is_heard():
+    world = gang(2)
+    world.container_waits("train-0-abcde", "ErrImagePull", "no such image")
+    world.not_placed(NO_GPU, 1)
+    world.settle()
+    assert world.job.status.reason == "ImagePullFailed"
+    assert "lack" not in world.job.status.message
+
+
+def test_a_verdict_that_changes_its_counts_is_one_event():
+    world = gang(2)
+    world.not_placed(NO_GPU, 0, 1)
+    assert [event.reason for event in world.step().events] == ["Unschedulable"]
+    world.not_placed(NO_GPU.replace("3 ", "2 "), 0, 1)
+    plan = world.step()
+    assert (plan.status is not None, plan.events) == (True, ())
+
+
+def test_pods_behind_a_scheduling_gate_say_so():
+    world = gang(1)
+    world.not_placed("Scheduling is blocked", 0, reason="SchedulingGated")
+    assert [event.type for event in world.step().events] == ["Normal"]
+    assert world.job.status.reason == "SchedulingGated"
+
+
+def test_a_quota_that_refuses_all_pods_is_told():
+    world = gang(2)
+    without_pods(world)
+    world.settle()
+    assert world.job.status.reason == "WorkersStarting", "the Job may be a moment old"
+    world.warn(JOBS, "train", "FailedCreate", QUOTA)
+    assert [event.type for event in world.step().events] == ["Warning"]
+    assert world.job.status.reason == "QuotaExceeded"
+    assert world.job.status.message == (
+        "0 of 2 pods are made; ResourceQuota team is used up: requested"
+        " cpu=2,requests.nvidia.com/gpu=8; used cpu=0,requests.nvidia.com/gpu=8;"
+        " limited to cpu=9,requests.nvidia.com/gpu=8"
+    )
+    assert world.condition("Scheduled").reason == "QuotaExceeded"
+
+
+def test_a_quota_for_a_part_of_the_gang_is_told_and_forgotten_when_all_are_made():
+    world = gang(2)
+    kept = dict(world.objects)
+    without_pods(world, "train-1-abcde")
+    world.warn(JOBS, "train", "FailedCreate", QUOTA)
+    world.settle()
+    assert world.job.status.message.startswith("1 of 2 pods are made; ResourceQuota team")
+    world.objects = kept
+    world.settle()
+    assert world.job.status.reason == "WorkersStarting"
+
+
+def test_the_last_refusal_counts_and_others_warnings_do_not():
+    world = gang(1)
+    without_pods(world)
+    world.warn(JOBS, "train", "FailedCreate", QUOTA)
+    world.warn(JOBS, "train", "FailedCreate", POD_SECURITY)
+    world.warn(JOBS, "train", "BackoffLimitExceeded", "too often")
+    world.settle()
+    assert world.job.status.reason == "PodSecurity"
+    assert 'violates PodSecurity "restricted:latest"' in world.job.status.message
+    assert "x2x4z" not in world.job.status.message
+
+
+@pytest.mark.parametrize(
+    ("said", "reason", "told"),
+    [
+        (QUOTA, "QuotaExceeded", "ResourceQuota team is used up"),
+        (POD_SECURITY, "PodSecurity", "violates PodSecurity"),
+        (
+            'Error creating: pods "a" is forbidden: error looking up service account ml/x:'
+            ' serviceaccount "x" not found',
+            "PodsRefused",
+            "error looking up service account ml/x",
+        ),
+        (
+            'Error creating: admission webhook "w" denied the request: no',
+            "PodsRefused",
+            'admission webhook "w" denied the request: no',
+        ),
+    ],
+)
+def test_refusals_are_known_by_whose_word_they_are(said, reason, told):
+    why = refusal(said)
+    assert why.reason == reason
+    assert why.message.startswith(told)
+
+
+def test_a_claim_that_is_not_there_is_named():
+    world = gang(1)
+    world.not_placed('0/1 nodes are available: persistentvolumeclaim "data" not found.', 0)
+    world.settle()
+    assert world.job.status.reason == "ClaimNotFound"
+    assert "there is no claim data" in world.job.status.message
+
+
+def test_an_unbound_claim_of_somebody_else_is_told_without_its_name():
+    world = gang(1)
+    world.not_placed(
+        "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims.", 0
+    )
+    world.settle()
+    assert world.job.status.reason == "ClaimPending"
+    assert "kubectl get pvc" in world.job.status.message
+
+
+def creating(world: World, *conditions: Condition) -> None:
+    waiting = ContainerState(waiting=StateWaiting(reason="ContainerCreating"))
+    status = (ContainerStatus(name="trainer", state=waiting),)
+    world.pod("train-0-abcde", container_statuses=status, conditions=conditions)
+
+
+def test_a_volume_that_cannot_be_mounted_is_told_until_the_sandbox_is_there():
+    world = gang(1)
+    creating(world)
+    said = 'Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) other'
+    world.warn(PODS, "train-0-abcde", "FailedAttachVolume", said)
+    world.settle()
+    assert world.job.status.reason == "VolumeNotMounted"
+    assert said in world.job.status.message
+    assert "use ReadWriteMany" in world.job.status.message
+    creating(world, Condition(type="PodReadyToStartContainers", status="True"))
+    world.settle()
+    assert world.job.status.reason == "WorkersStarting"
+
+
+def test_a_claim_for_one_node_is_warned_of_before_several_wait_for_it():
+    once = {"workspace": {**ZIP["workspace"], "accessMode": "ReadWriteOnce"}}
+    world = World(make_job(numNodes=2, volumes=once), make_queue())
+    events = [event for _ in range(3) for event in world.step().events]
+    assert world.phase == "Syncing"
+    condition = world.condition("StorageShared")
+    assert (condition.status, condition.reason) == ("False", "ReadWriteOnce")
+    assert "train-workspace (ReadWriteOnce)" in condition.message
+    assert [event.type for event in events if event.reason == "ReadWriteOnce"] == ["Warning"]
+    key = (CLAIMS.plural, "train-workspace")
+    claim = world.objects[key]
+    world.objects[key] = replace(claim, spec=replace(claim.spec, access_modes=("ReadWriteMany",)))
+    world.settle()
+    assert all(c.type != "StorageShared" for c in world.job.status.conditions)
+
+
+def test_a_quota_that_refuses_an_object_of_ours_reads_alike():
+    world = World(make_job(numNodes=1, volumes=ZIP), make_queue())
+    said = QUOTA.removeprefix("Error creating: ")
+    refused = Rejection("pods", "train-sync-0", said)
+    plan = reconcile(replace(world.observed(), rejection=refused), world.now, DEFAULTS)
+    assert plan.status is not None
+    assert plan.status.reason == "QuotaExceeded"
+    assert plan.status.message.startswith("pods train-sync-0: ResourceQuota team is used up")
