@@ -5,21 +5,23 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import time
 import traceback
 from contextlib import suppress
-from typing import Mapping
+from typing import Mapping, MutableMapping
 
 from . import torchrun
 from .command import decide
+from .environment import make, use
 from .errors import LAUNCH_FAILED, LaunchError
 from .failure import Cause, find_cause, read_reports
 from .gate import pass_gate
 from .memory import oom_kills
 from .network import wait_for_names
 from .output import say, timestamp, write_termination_message
-from .processes import signal_name
+from .processes import descendants, send, signal_name
 from .settings import Settings, from_environment, termination_log
 from .state import usable
 from .supervise import STOPPING, supervise
@@ -31,12 +33,18 @@ STOPPED = 128 + signal.SIGTERM
 
 
 def main() -> int:
-    """Run the command of TORCHRUN_COMMAND and return the container's exit code."""
+    """Run the command of TORCHRUN_COMMAND and return the container's exit code.
+
+    With the argument `setup`, make the job's environment and run no command.
+    """
+    sets_up = sys.argv[1:] == ["setup"]
     log = termination_log(os.environ)
     for number in STOPPING:
         signal.signal(number, lambda number, _: _stop_now(log, number))
     try:
-        cause = launch(from_environment(os.environ), os.environ)
+        settings = from_environment(os.environ)
+        prepare(settings)
+        cause = None if sets_up else launch(settings, os.environ)
     except LaunchError as error:
         say(f"error: {error.message}")
         cause = Cause(error.exit_code, None, None, error.reason, error.message, timestamp())
@@ -50,12 +58,23 @@ def main() -> int:
     return cause.exit_code
 
 
-def launch(settings: Settings, environment: Mapping[str, str]) -> Cause | None:
-    """Run the job's command; None if it succeeded. Raises LaunchError where it never ran."""
+def prepare(settings: Settings) -> None:
+    """Bring the code, and the job's environment where it is made here. Raises LaunchError."""
     if settings.workspace_source:
         fetch(settings.workspace_source, settings.workspace_target, settings.sync_wait)
-    usable(settings.state_dir)
     _enter(settings.working_dir or settings.workspace_target * bool(settings.workspace_source))
+    if settings.place and settings.recipe:
+        make(settings.place, settings.recipe)
+
+
+def launch(settings: Settings, environment: MutableMapping[str, str]) -> Cause | None:
+    """Run the job's command; None if it succeeded. Raises LaunchError where it never ran.
+
+    environment: this process's own, as programs are looked up where the command will find them.
+    """
+    usable(settings.state_dir)
+    if settings.place:
+        environment.update(use(settings.place, environment, settings.sync_wait))
     run = decide(settings.command, settings.launcher, settings.nnodes, torchrun.python())
     argv = torchrun.argv(run)
     say(f"{'under torchrun' if run.under_torchrun else 'as it is'}: {run.why}")
@@ -121,6 +140,7 @@ def _stop_now(log: str, number: int) -> None:
     """A signal before the command runs: there is nothing to pass it on to."""
     message = f"stopped by {signal_name(number)} before the command was started"
     say(message)
+    send(descendants(os.getpid()), signal.SIGKILL)  # what the setup runs
     body = Cause(STOPPED, None, number, "Stopped", message, timestamp()).body()
     write_termination_message(log, body)
     os._exit(STOPPED)

@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 from typing import Mapping, NamedTuple
 
+from .environment import Place
 from .errors import LaunchError
+from .install import Recipe
 
 
 class Settings(NamedTuple):
-    """command: a shell line or an argument vector. Times in seconds; grace None: the kubelet's."""
+    """command: a shell line or an argument vector. Times in seconds; grace None: the kubelet's.
+
+    place: of the job's own environment, if it has one; recipe: given where it is made here.
+    """
 
     command: str | list[str]
     launcher: str
@@ -25,6 +30,8 @@ class Settings(NamedTuple):
     start_file: str
     attempt: str
     state_dir: str
+    place: Place | None
+    recipe: Recipe | None
 
 
 def from_environment(environment: Mapping[str, str]) -> Settings:
@@ -48,6 +55,8 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
         start_file=environment.get("TORCHRUN_START_FILE", ""),
         attempt=environment.get("TORCHRUN_ATTEMPT", ""),
         state_dir=environment.get("TORCHRUN_STATE_DIR", ""),
+        place=_place(environment),
+        recipe=_recipe(environment.get("TORCHRUN_SETUP", "")),
     )
 
 
@@ -67,6 +76,27 @@ def _command(text: str) -> str | list[str]:
     if isinstance(command, list) and command and all(isinstance(word, str) for word in command):
         return command
     raise _invalid("TORCHRUN_COMMAND", text, accepted)
+
+
+def _place(environment: Mapping[str, str]) -> Place | None:
+    folder, key, link = (
+        environment.get(f"TORCHRUN_ENV_{name}", "") for name in ("STORE", "KEY", "DIR")
+    )
+    return Place(folder, key, link) if folder and key and link else None
+
+
+def _recipe(text: str) -> Recipe | None:
+    if not text:
+        return None
+    try:
+        body = json.loads(text)
+        command = body["command"]
+        return Recipe(
+            tuple(body["requirements"]), command if isinstance(command, str) else list(command)
+        )
+    except (ValueError, KeyError, TypeError):
+        accepted = 'JSON as {"requirements": ["einops"], "command": "make"}'
+        raise _invalid("TORCHRUN_SETUP", text, accepted) from None
 
 
 def _seconds(environment: Mapping[str, str], name: str, default: float) -> float:

@@ -69,11 +69,11 @@ class Launcher:
     folder: "Path | None" = None
     started: "list[subprocess.Popen[str]]" = field(default_factory=list)
 
-    def start(self, command: "str | list[str]", **environment: str) -> Launched:
+    def start(self, command: "str | list[str]", *arguments: str, **environment: str) -> Launched:
         log = self.directory / "termination-log"
         log.touch()
         process = subprocess.Popen(
-            [self.python, *self._entry()],
+            [self.python, *self._entry(), *arguments],
             env={**self._environment(log), "TORCHRUN_COMMAND": json.dumps(command), **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -1,0 +1,171 @@
+"""The job's own Python environment: what `requirements` and `setupCommand` install, made once.
+
+It is a virtual environment above the packages of the image, so that torch need not be installed
+again and no right to write to the image is needed. Environments lie side by side in one folder,
+usually `env/` of the workspace claim, named by the content that they are made of:
+
+    <key>/       a whole environment, with its marker .complete
+    .new-*/      one that is being made; renamed when it is whole, worthless otherwise
+
+A virtual environment holds its own path in many places. It is therefore always used by way of a
+link that has the same path in every pod, wherever the folder itself is mounted.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import tempfile
+import time
+from contextlib import suppress
+from typing import Iterable, Mapping, NamedTuple
+
+from .errors import LaunchError
+from .install import Recipe, install
+from .output import say, timestamp, wait_until
+
+MARKER = ".complete"
+_UNFINISHED = ".new-"
+_KEPT = 2  # environments: the present one, and the one before, which a gang may still use
+
+
+class Place(NamedTuple):
+    """Where environments are. folder: of all of them; key: of this one; link: its path in use."""
+
+    folder: str
+    key: str
+    link: str
+
+    @property
+    def directory(self) -> str:
+        """The environment itself."""
+        return os.path.join(self.folder, self.key)
+
+    def complete(self) -> bool:
+        """Whether it was made to its end."""
+        return _complete(self.directory)
+
+
+def make(place: Place, recipe: Recipe) -> None:
+    """Make the environment, with the present directory as that of its commands, unless it is there.
+
+    Raises LaunchError: SetupFailed with the exit code and the last lines of what failed,
+    EnvironmentUnwritable.
+    """
+    if place.complete():
+        say(f"setup: environment {place.key} is there already")
+        return
+    start = time.monotonic()
+    try:
+        unfinished = _begin(place)
+        link(place.link, unfinished)
+        install(place.link, recipe, {**os.environ, **activated(place.link, os.environ)})
+        _finish(place, unfinished)
+    except OSError as error:
+        raise _unwritable(place, error) from error
+    say(f"setup: environment {place.key} is made ({time.monotonic() - start:.1f} s)")
+
+
+def use(place: Place, environment: Mapping[str, str], seconds: float) -> dict[str, str]:
+    """Variables that make a command run in the environment, for which it waits up to `seconds`.
+
+    Raises LaunchError (EnvironmentMissing).
+    """
+    waits_for = f"the environment ({place.directory})"
+    if not wait_until(place.complete, seconds, waits_for):
+        raise LaunchError(
+            "EnvironmentMissing",
+            f"{place.directory} was not there after {seconds:.0f} s: look at the job's setup pod",
+        )
+    try:
+        link(place.link, place.directory)
+    except OSError as error:
+        raise _unwritable(place, error) from error
+    return activated(place.link, environment)
+
+
+def activated(directory: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """What `bin/activate` of a virtual environment sets."""
+    path = environment.get("PATH") or os.defpath
+    return {
+        "VIRTUAL_ENV": directory,
+        "TORCHRUN_ENV_DIR": directory,
+        "PATH": os.pathsep.join([os.path.join(directory, "bin"), path]),
+    }
+
+
+def link(path: str, target: str) -> None:
+    """Let `path` lead to `target`, also where it led elsewhere. Raises OSError."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    fresh = f"{path}.{os.getpid()}"
+    with suppress(FileNotFoundError):
+        os.unlink(fresh)
+    os.symlink(target, fresh)
+    os.replace(fresh, path)
+
+
+def _begin(place: Place) -> str:
+    os.makedirs(place.folder, exist_ok=True)
+    _discard(os.path.join(place.folder, name) for name in _names(place) if _is_unfinished(name))
+    unfinished = tempfile.mkdtemp(prefix=_UNFINISHED, dir=place.folder)
+    os.chmod(unfinished, 0o755)  # noqa: S103  # workers may run as another user
+    return unfinished
+
+
+def _finish(place: Place, unfinished: str) -> None:
+    with open(os.path.join(unfinished, MARKER), "w") as marker:
+        json.dump({"key": place.key, "time": timestamp()}, marker)
+    _flush(unfinished)
+    try:
+        os.rename(unfinished, place.directory)
+    except OSError:
+        # Another pod was faster, or it is no environment at all.
+        if not place.complete():
+            shutil.rmtree(place.directory)
+            os.rename(unfinished, place.directory)
+    link(place.link, place.directory)
+    others = [os.path.join(place.folder, name) for name in _names(place) if name != place.key]
+    idle = sorted(filter(_complete, others), key=_age, reverse=True)
+    _discard(idle[_KEPT - 1 :])
+
+
+def _names(place: Place) -> list[str]:
+    return sorted(os.listdir(place.folder))
+
+
+def _is_unfinished(name: str) -> bool:
+    return name.startswith(_UNFINISHED)
+
+
+def _complete(directory: str) -> bool:
+    return os.path.exists(os.path.join(directory, MARKER))
+
+
+def _age(directory: str) -> float:
+    return os.stat(os.path.join(directory, MARKER)).st_mtime
+
+
+def _discard(directories: Iterable[str]) -> None:
+    """Remove what is of no use; that of another user stays, it only takes space."""
+    for directory in directories:
+        with suppress(OSError):
+            os.unlink(os.path.join(directory, MARKER))
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _flush(directory: str) -> None:
+    """Flush its file system, so that no marker outlives the content of its environment."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        ctypes.CDLL(None).syncfs(descriptor)
+    except (OSError, AttributeError):  # a libc without it
+        os.sync()
+    finally:
+        os.close(descriptor)
+
+
+def _unwritable(place: Place, error: OSError) -> LaunchError:
+    message = f"the environment at {place.folder} cannot be written: {error}"
+    return LaunchError("EnvironmentUnwritable", message)
