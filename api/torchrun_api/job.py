@@ -8,11 +8,10 @@ from msgspec import Meta, field
 from torchrun_api.meta import Condition, ObjectMeta, Wire
 from torchrun_api.names import MAX_JOB_NAME
 from torchrun_api.reliability import Reliability
-from torchrun_api.schema import BY_NAME, BY_TYPE, Embedded, Quantity, Rule
+from torchrun_api.schema import BY_NAME, BY_TYPE, Embedded, Rule
 from torchrun_api.shared import (
     Affinity,
     CheckpointsOverride,
-    ClaimAccessMode,
     Dataset,
     Distributed,
     GpuCount,
@@ -24,10 +23,10 @@ from torchrun_api.shared import (
     ObjectName,
     PodTemplate,
     PriorityClassName,
-    StorageClassName,
     StringMap,
     Tolerations,
 )
+from torchrun_api.workspace import WorkspaceVolume
 
 Phase = Literal[
     "Pending",
@@ -40,7 +39,6 @@ Phase = Literal[
     "TimedOut",
     "Preempted",
 ]
-WorkspaceSource = Literal["zip", "none"]
 
 
 class Elastic(Wire, frozen=True, kw_only=True):
@@ -67,34 +65,6 @@ class JobScheduling(Wire, frozen=True, kw_only=True):
     node_selector: NodeSelector = field(default_factory=dict)
     tolerations: Tolerations = ()
     affinity: Affinity | None = None
-
-
-class WorkspaceVolume(Wire, frozen=True, kw_only=True):
-    """Where the code comes from; without this block it is in the image.
-
-    kubectl torchrun sets it.
-    """
-
-    enabled: Annotated[bool, Meta(description="Whether the job has a workspace.")] = True
-    source: Annotated[
-        WorkspaceSource,
-        Meta(
-            description="zip: waits for an upload by kubectl torchrun. "
-            "none: the code is in the image."
-        ),
-    ] = "zip"
-    size: (
-        Annotated[Quantity, Meta(description="Size of the claim. Default: the queue's.")] | None
-    ) = None
-    storage_class_name: StorageClassName | None = None
-    access_mode: ClaimAccessMode | None = None
-    mount_path: (
-        Annotated[
-            MountPath,
-            Meta(description="Where workers find their copy. Default: the queue's, usually /app."),
-        ]
-        | None
-    ) = None
 
 
 class Volumes(Wire, frozen=True, kw_only=True):
@@ -282,6 +252,13 @@ class TorchrunJobStatus(Wire, frozen=True, kw_only=True):
         tuple[Attempt, ...], Meta(max_length=5, description="The last gangs that ended.")
     ] = ()
     selector: Annotated[str, Meta(description="Label selector of the workers, for scaling.")] = ""
+    workspace_commit: Annotated[
+        str,
+        Meta(
+            description="What the workspace was made of: git's commit, or for s3 a digest over "
+            "the objects' names, sizes and ETags."
+        ),
+    ] = ""
     start_time: Annotated[datetime | None, Meta(description="When all workers first ran.")] = None
     completion_time: Annotated[
         datetime | None, Meta(description="When the job succeeded or failed for good.")
@@ -291,6 +268,8 @@ class TorchrunJobStatus(Wire, frozen=True, kw_only=True):
 
 # Status is written by the controller alone, so a job counts as started once its phase says so.
 _WAITS = "oldSelf.?status.?phase.orValue('Pending') == 'Pending'"
+# What the code is may be mended for longer: until there are workers that use it.
+_SYNCS = "oldSelf.?status.?phase.orValue('Pending') in ['Pending', 'Syncing']"
 
 
 def _source(job: str) -> str:
@@ -298,6 +277,16 @@ def _source(job: str) -> str:
     workspace = f"{job}.spec.volumes.workspace"
     exists = f"has({job}.spec.volumes) && has({workspace}) && {workspace}.enabled"
     return f"({exists} ? {workspace}.source : 'none')"
+
+
+def _code(job: str, field: str) -> str:
+    workspace = f"{job}.spec.volumes.workspace"
+    exists = f"has({job}.spec.volumes) && has({workspace}) && has({workspace}.{field})"
+    value = f"{workspace}.{field}" + (".name" if field == "secretRef" else "")
+    return f"({exists} ? {value} : '')"
+
+
+_CODE = ("url", "ref", "subPath", "secretRef", "claimName", "image")
 
 
 _FIXED = "cannot change once the job has started: submit a new job"
@@ -342,6 +331,14 @@ class TorchrunJob(Wire, frozen=True, kw_only=True):
             f"{_WAITS} || {_source('self')} == {_source('oldSelf')}",
             f"enabled and source {_FIXED}",
             field=".spec.volumes.workspace",
+        ),
+        *(
+            Rule(
+                f"{_SYNCS} || {_code('self', name)} == {_code('oldSelf', name)}",
+                f"{name} cannot change once workers were made: submit a new job",
+                field=".spec.volumes.workspace",
+            )
+            for name in _CODE
         ),
     )
 

@@ -53,6 +53,7 @@ class ChildAnnotations(Wire, frozen=True, kw_only=True):
     """The annotations of a child object that are read; the others are not kept."""
 
     workspace_sha256: str = field(default="", name="torchrun.ai/workspace-sha256")
+    source: str = field(default="", name="torchrun.ai/source")
     start: str = field(default="", name="torchrun.ai/start")
     restarts: str = field(default="", name="torchrun.ai/restarts")
     disruptions: str = field(default="", name="torchrun.ai/disruptions")

@@ -22,6 +22,11 @@ NETWORK = "network"
 # Set by the plugin on a TorchrunJob: only an upload with this digest is taken as its workspace.
 WORKSPACE_SHA256 = f"{GROUP}/workspace-sha256"
 
+# Set by kubectl torchrun sync on a TorchrunJob: any new value fetches the workspace once more.
+SYNC_REQUESTED = f"{GROUP}/sync-requested"
+# Of a sync pod: a digest of the source that it was made for.
+SOURCE = f"{GROUP}/source"
+
 # Of a child Job: what was counted until it was made, and why the gang before it ended.
 RESTARTS = f"{GROUP}/restarts"
 DISRUPTIONS = f"{GROUP}/disruptions"

@@ -15,6 +15,7 @@ from torchrun_api.shared import (
     Distributed,
     ImageName,
     LabelValue,
+    LocalObjectReference,
     MountPath,
     NodeSelector,
     ObjectName,
@@ -113,12 +114,6 @@ class Networking(Wire, frozen=True, kw_only=True):
     """Network of the pods."""
 
     host_network: Annotated[bool, Meta(description="Use the node's network.")] = False
-
-
-class LocalObjectReference(Wire, frozen=True, kw_only=True):
-    """An object of the same namespace."""
-
-    name: Annotated[ObjectName, Meta(description="Name of the object.")]
 
 
 class TorchrunQueueSpec(Wire, frozen=True, kw_only=True):

@@ -53,6 +53,12 @@ SharedClaim = Annotated[
 ]
 
 
+class LocalObjectReference(Wire, frozen=True, kw_only=True):
+    """An object of the same namespace."""
+
+    name: Annotated[ObjectName, Meta(description="Name of the object.")]
+
+
 class Distributed(Wire, frozen=True, kw_only=True):
     """How the ranks find each other. A job's value overrides its queue's, field by field."""
 

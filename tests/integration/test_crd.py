@@ -103,7 +103,117 @@ def test_no_other_command_is_taken(crds: LocalCluster, command: object) -> None:
     ) in refusal(crds, job(command=command))
 
 
+def workspace(**fields: Any) -> dict[str, Any]:
+    return job(volumes={"workspace": {"enabled": True, **fields}})
+
+
+def git(**fields: Any) -> dict[str, Any]:
+    return workspace(**{"source": "git", "url": "https://git.example/a.git", **fields})
+
+
+GIT_FORMS = (
+    "url of source git must be https://HOST/PATH or ssh://USER@HOST/PATH, without password, query"
+    " or spaces (git@HOST:PATH is ssh://git@HOST/PATH; credentials are in secretRef)"
+)
+S3_FORMS = (
+    "url of source s3 must be s3://BUCKET/PREFIX or https://ENDPOINT/BUCKET/PREFIX, without query"
+    " or spaces (credentials are in secretRef)"
+)
+URL_PARTS = "url must not have '::', encoded control characters, or '.' or '..' as a component"
+REF_FORM = (
+    "ref must be the name of a branch or tag, or a commit with all its digits:"
+    " no '..', '//' or '@{', no end in '/', '.' or '.lock'"
+)
+CLAIM_IS_THERE = (
+    "size, storageClassName and accessMode do not belong to source existing:"
+    " its claim is there already"
+)
+SOURCES: dict[str, tuple[dict[str, Any], str]] = {
+    "git without url": (workspace(source="git"), "source git and source s3 need url"),
+    "s3 without url": (workspace(source="s3"), "source git and source s3 need url"),
+    "no claim": (workspace(source="existing"), "source existing needs claimName"),
+    "url of an upload": (
+        workspace(source="zip", url="https://git.example/a.git"),
+        "url belongs to source git or s3: remove it, or choose one of these",
+    ),
+    "ref of a bucket": (
+        workspace(source="s3", url="s3://code/a", ref="main"),
+        "ref belongs to source git: it is a branch, a tag or a commit",
+    ),
+    "folder of an upload": (
+        workspace(subPath="a"),
+        "subPath belongs to source git or s3 or existing: an upload is packed from its own root",
+    ),
+    "secret of a claim": (
+        workspace(source="existing", claimName="c", secretRef={"name": "s"}),
+        "secretRef belongs to source git or s3: nothing else takes credentials",
+    ),
+    "claim of a repository": (
+        git(claimName="c"),
+        "claimName belongs to source existing: the others have a claim of their own",
+    ),
+    "image of a claim": (
+        workspace(source="existing", claimName="c", image="i"),
+        "image belongs to source zip or git or s3: nothing else has a sync pod",
+    ),
+    "size of a claim": (
+        workspace(source="existing", claimName="c", size="1Gi"),
+        CLAIM_IS_THERE,
+    ),
+    "unknown source": (workspace(source="ftp"), "Unsupported value"),
+    **{
+        f"git {url}": (git(url=url), GIT_FORMS)
+        for url in (
+            "git@git.example:a.git",
+            "ext::sh -c id",
+            "file:///etc",
+            "http://git.example/a.git",
+            "https://user:password@git.example/a.git",
+            "https://git.example/a b",
+            "https://git.example/a?x=1",
+            "ssh://-oProxyCommand=id/a",
+            "--upload-pack=id",
+            "https://git.example",
+            "s3://code/a",
+        )
+    },
+    **{
+        f"s3 {url}": (workspace(source="s3", url=url), S3_FORMS)
+        for url in (
+            "https://git.example",
+            "s3://",
+            "s3://key:secret@code/a",
+            "ftp://host/code/a",
+            "s3://code/a?versionId=1",
+        )
+    },
+    **{
+        f"url with {part}": (git(url=f"https://git.example/{part}"), URL_PARTS)
+        for part in ("../a", "a/..", "a/./b", "a%00b", "a%0Ab")
+    },
+    **{
+        f"ref {ref}": (git(ref=ref), REF_FORM)
+        for ref in ("a..b", "a//b", "a@{1}", "a/.b", "a.lock", "a/", "a.")
+    },
+    **{
+        f"ref {ref}": (git(ref=ref), "spec.volumes.workspace.ref in body should match")
+        for ref in ("--upload-pack=id", "-a", "a b", "a:b", "a^", "a~1", "*", "a\nb", "+a", "é")
+    },
+    **{
+        f"subPath {path}": (git(subPath=path), "spec.volumes.workspace.subPath in body should")
+        for path in ("/a", "a//b", "a\\b", "a\nb", "a/")
+    },
+    **{
+        f"subPath {path}": (
+            git(subPath=path),
+            "subPath must not have '.' or '..' as a component",
+        )
+        for path in ("..", "a/../b", "./a", "a/.")
+    },
+}
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    **SOURCES,
     "no queue": (job(jobQueue=None), "spec.jobQueue: Required value"),
     "no command": (job(command=None), "spec.command: Required value"),
     "empty command": (job(command=""), "spec.command in body should be at least 1 chars long"),
@@ -178,6 +288,12 @@ def test_what_is_wrong_is_refused_and_named(crds: LocalCluster, case: str) -> No
         job(elastic={"minNodes": 2, "maxNodes": 2}),
         job(podTemplate={"spec": {"containers": [{"name": "trainer", "stdin": True}]}}),
         job(env=[{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]),
+        git(ref="refs/tags/v1.0", subPath="a/b c", secretRef={"name": "s"}, image="i"),
+        git(url="ssh://git@git.example:2222/acme/a.git", ref="feature/a+b#1"),
+        git(url="https://[2001:db8::1]:8443/~me/a.git".replace("::", ":0:0:0:0:0:"), ref="0" * 40),
+        workspace(source="s3", url="s3://code"),
+        workspace(source="s3", url="http://minio.storage:9000/code/a.tar.gz", subPath="a"),
+        workspace(source="existing", claimName="c", subPath="a"),
         queue(),
         queue(nodeResources=NODE),
         queue(scheduling={"tolerations": [{"key": "gpu", "operator": "Exists"}]}),
@@ -237,6 +353,37 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+CODE: dict[str, object] = {
+    "url": "https://git.example/b.git",
+    "ref": "other",
+    "subPath": "other",
+    "secretRef": {"name": "other"},
+    "image": "other",
+}
+
+
+@pytest.mark.parametrize("field", [*CODE, "claimName"])
+@pytest.mark.parametrize("phase", ["Syncing", "Queued"])
+def test_what_the_code_is_can_be_mended_until_workers_use_it(
+    crds: LocalCluster, field: str, phase: str
+) -> None:
+    name = f"code-{phase.lower()}-{field.lower()}"
+    claim = field == "claimName"
+    body = workspace(source="existing", claimName="c") if claim else git()
+    body["metadata"]["name"] = name
+    crds.kubectl("create", "-f", "-", stdin=json.dumps(body))
+    patch(crds, name, {"status": {"phase": phase}}, "--subresource=status")
+    mended = {"volumes": {"workspace": {field: CODE.get(field, "other")}}}
+    said = patch(crds, name, {"spec": mended}, "--dry-run=server")
+    if phase == "Syncing":
+        assert said == ""
+    else:
+        assert CODE_FIXED.format(field) in said
+
+
+CODE_FIXED = "{} cannot change once workers were made: submit a new job"
+
+
 @pytest.mark.parametrize("case", CHANGES)
 def test_a_started_job_is_fixed(crds: LocalCluster, started: str, case: str) -> None:
     spec, message = CHANGES[case]
@@ -272,7 +419,8 @@ def test_a_started_elastic_job_may_change_its_size(crds: LocalCluster) -> None:
 
 def test_every_cel_rule_is_seen_to_refuse() -> None:
     """The cases above name every message of the schemas, so none is untried."""
-    tried = " ".join(message for _, message in (*REFUSED.values(), *CHANGES.values()))
+    fixed = [CODE_FIXED.format(field) for field in (*CODE, "claimName")]
+    tried = " ".join([*fixed, *(m for _, m in (*REFUSED.values(), *CHANGES.values()))])
     messages = set()
     for path in (ROOT / "manifests" / "crd").glob("*torchrun.ai.yaml"):
         messages |= set(rule_messages(yaml.safe_load(path.read_text(encoding="utf-8"))))

@@ -106,6 +106,7 @@ def _step(
         run=run,
         queue=QUEUE_FOUND,
         workspace=step.why,
+        commit=step.commit,
         applies=(*_beside(observed, run), made),
         deletes=(*gang.end_survivors(observed), *gang.forget_oldest(observed)),
         ended=() if successor.ended is None else (successor.ended,),

@@ -13,6 +13,8 @@ from torchrun_controller.reconcile.workers import Why
 class Decision(Struct, frozen=True, kw_only=True):
     """A finding with its reason; `queue` and `workspace` say why these two are ready, if so.
 
+    `commit` is what a workspace that is ready now was made of.
+
     `ended` are the gangs that are given up, `failure` the root cause of its end.
     """
 
@@ -22,6 +24,7 @@ class Decision(Struct, frozen=True, kw_only=True):
     run: Run | None = None
     queue: Why | None = None
     workspace: Why | None = None
+    commit: str = ""
     applies: tuple[Apply, ...] = ()
     deletes: tuple[Delete, ...] = ()
     requeue_after: float | None = None

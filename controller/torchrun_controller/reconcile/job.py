@@ -165,7 +165,7 @@ def _trainer(job: TorchrunJob, queue: TorchrunQueue, run: Run, attempt: int) -> 
 
 
 def _env(job: TorchrunJob, run: Run, attempt: int) -> list[JsonValue]:
-    workspace = run.workspace
+    copied = run.workspace if run.workspace and not run.workspace.existing else None
     ours = [
         *env(
             TORCHRUN_JOB_NAME=job.metadata.name,
@@ -176,8 +176,8 @@ def _env(job: TorchrunJob, run: Run, attempt: int) -> list[JsonValue]:
             TORCHRUN_LAUNCHER=job.spec.launcher,
             TORCHRUN_BACKEND=run.backend,
             TORCHRUN_WORKING_DIR=run.working_dir,
-            TORCHRUN_WORKSPACE_SOURCE=storage.WORKSPACE_SOURCE_DIR if workspace else None,
-            TORCHRUN_WORKSPACE_TARGET=workspace.mount_path if workspace else None,
+            TORCHRUN_WORKSPACE_SOURCE=storage.WORKSPACE_SOURCE_DIR if copied else None,
+            TORCHRUN_WORKSPACE_TARGET=copied.mount_path if copied else None,
             TORCHRUN_STATE_DIR=storage.STATE_DIR if storage.keeps_state(run) else None,
         ),
         *network.rendezvous_env(job, run, attempt),

@@ -48,6 +48,7 @@ class Claim(Struct, frozen=True, kw_only=True):
     storage_class_name: str | None = None
     access_mode: str = "ReadWriteOnce"
     retain: bool = False
+    sub_path: str = ""
 
 
 class Rendezvous(Struct, frozen=True, kw_only=True):
@@ -197,6 +198,13 @@ def _workspace(job: TorchrunJob, template: TorchrunQueueSpec, size: Size) -> Cla
     if wanted is None or not wanted.enabled or wanted.source == "none":
         return None
     base = template.storage.workspace
+    if wanted.claim_name is not None and wanted.source == "existing":
+        return Claim(
+            name=wanted.claim_name,
+            existing=True,
+            mount_path=wanted.mount_path or (base.mount_path if base else "/app"),
+            sub_path=wanted.sub_path or "",
+        )
     if base is not None and not base.enabled:
         raise InvalidSpecError(
             "spec.volumes.workspace: the queue gives its jobs no workspace"

@@ -79,6 +79,7 @@ def compose(observed: Observed, decision: Decision, row: Row, now: datetime) -> 
         if phase != "Running"
         else present.running_seconds,
         attempts=_attempts(present.attempts, decision.ended),
+        workspace_commit=decision.commit or present.workspace_commit,
         start_time=present.start_time or (now if phase in ("Running", "Succeeded") else None),
         completion_time=now if ended else None,
         last_failure=decision.failure or present.last_failure,

@@ -78,7 +78,9 @@ def volumes(job: TorchrunJob, run: Run) -> list[JsonObject]:
             },
         },
     ]
-    if run.workspace is not None:
+    if run.workspace is not None and run.workspace.existing:
+        made.append(_claim_volume("workspace", run.workspace.name, read_only=True))
+    elif run.workspace is not None:
         read_only = not keeps_state(run)
         made.append(_claim_volume("workspace-source", run.workspace.name, read_only=read_only))
         made.append({"name": "workspace", "emptyDir": {"sizeLimit": run.workspace.size}})
@@ -97,7 +99,9 @@ def mounts(job: TorchrunJob, run: Run) -> list[JsonObject]:
         {"name": "podinfo", "mountPath": PODINFO_DIR, "readOnly": True},
         {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108  # the path that libraries know
     ]
-    if run.workspace is not None:
+    if run.workspace is not None and run.workspace.existing:
+        made.append(_existing_mount(run.workspace))
+    elif run.workspace is not None:
         made.append(
             {"name": "workspace-source", "mountPath": WORKSPACE_SOURCE_DIR, "readOnly": True}
         )
@@ -113,6 +117,18 @@ def mounts(job: TorchrunJob, run: Run) -> list[JsonObject]:
             mount["readOnly"] = True
         made.append(mount)
     return made + [dict(mount) for mount in job.spec.volumes.additional_mounts]
+
+
+def _existing_mount(workspace: Claim) -> JsonObject:
+    """A claim of the user's, in place: nothing is prepared and nothing is copied."""
+    mount: JsonObject = {
+        "name": "workspace",
+        "mountPath": workspace.mount_path,
+        "readOnly": True,
+    }
+    if workspace.sub_path:
+        mount["subPath"] = workspace.sub_path
+    return mount
 
 
 def _claim_volume(name: str, claim_name: str, *, read_only: bool) -> JsonObject:

@@ -8,18 +8,15 @@ import msgspec
 from torchrun_api import names
 from torchrun_api.core import PersistentVolumeClaim, Pod
 from torchrun_api.job import TorchrunJob
-from torchrun_api.json import JsonObject
-from torchrun_api.kinds import PODS
 from torchrun_api.meta import Wire
-from torchrun_controller.reconcile import waiting
-from torchrun_controller.reconcile.objects import RESTRICTED_CONTAINER, RUNTIME_USER, env, metadata
+from torchrun_controller.reconcile import source, waiting
 from torchrun_controller.reconcile.observed import Defaults, Observed
 from torchrun_controller.reconcile.plan import Apply, Delete
 from torchrun_controller.reconcile.run import Claim
 from torchrun_controller.reconcile.storage import claim
+from torchrun_controller.reconcile.sync_pod import sync_pod
 from torchrun_controller.reconcile.workers import Why, alive, delete
 
-SYNC_DIR = "/workspace"
 FIRST_RETRY = timedelta(seconds=10)
 LONGEST_RETRY = timedelta(minutes=5)
 KEPT_SYNC_PODS = 3
@@ -36,18 +33,23 @@ class Progress(Enum):
 
 
 class Workspace(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the workspace is, and what is to be made or removed now."""
+    """How far the workspace is, and what is to be made or removed now.
+
+    `commit` is what a ready one was made of, where its sync pod has said so.
+    """
 
     progress: Progress
     why: Why
+    commit: str = ""
     applies: tuple[Apply, ...] = ()
     deletes: tuple[Delete, ...] = ()
     requeue_after: float | None = None
 
 
 class SyncVerdict(Wire, frozen=True, kw_only=True):
-    """The termination message of a sync pod."""
+    """The termination message of a sync pod: what it made, or why it did not."""
 
+    commit: str = ""
     reason: str = ""
     message: str = ""
     permanent: bool = False
@@ -59,6 +61,9 @@ def prepare(
     """Decide the next step towards a ready workspace."""
     if wanted is None:
         return Workspace(progress=Progress.READY, why=NO_WORKSPACE)
+    if wanted.existing:
+        why = Why("Existing", f"claim {wanted.name} is mounted as it is, read-only")
+        return Workspace(progress=Progress.READY, why=why)
     job = observed.job
     held = next((c for c in observed.claims if c.metadata.name == wanted.name), None)
     latest = observed.sync_pods[-1] if observed.sync_pods else None
@@ -67,19 +72,22 @@ def prepare(
         return Workspace(
             progress=Progress.SYNCING,
             why=Why("Creating", f"claim {wanted.name} and a sync pod are being made"),
-            applies=(claim(job, wanted, names.WORKSPACE), sync_pod(job, wanted, number, defaults)),
+            applies=(
+                claim(job, wanted, names.WORKSPACE),
+                sync_pod(job, wanted, number, defaults, _pinned(job, latest)),
+            ),
         )
     if latest is None:
         if _was_ready(job):
             return _ready()
         return _next_pod(observed, wanted, 0, defaults)
     number = _number(latest)
-    current = latest.metadata.annotations.workspace_sha256 == _digest(job)
+    current = _is_current(job, latest)
     if latest.metadata.deletion_timestamp is not None:
         return _syncing(Why("SyncPodEnding", f"pod {latest.metadata.name} is being deleted"))
     match latest.status.phase:
         case "Succeeded" if current:
-            return _ready()
+            return _ready(_end(latest)[1].commit)
         case "Failed" if current:
             return _after_failure(observed, wanted, latest, now, defaults)
         case "Succeeded" | "Failed":
@@ -90,8 +98,23 @@ def prepare(
             return _syncing(_why_syncing(observed, latest, held))
 
 
-def _ready() -> Workspace:
-    return Workspace(progress=Progress.READY, why=SYNCED)
+def _ready(commit: str = "") -> Workspace:
+    return Workspace(progress=Progress.READY, why=SYNCED, commit=commit)
+
+
+def _is_current(job: TorchrunJob, pod: Pod) -> bool:
+    """Whether the pod was made for the source that the job names now."""
+    made_for = pod.metadata.annotations
+    return (made_for.workspace_sha256, made_for.source) == (
+        source.upload_digest(job),
+        source.digest(job),
+    )
+
+
+def _pinned(job: TorchrunJob, latest: Pod | None) -> str:
+    """The commit that must come again: code never changes under a gang unless somebody asks."""
+    asked = latest is not None and not _is_current(job, latest)
+    return "" if asked or job.status.workers is None else job.status.workspace_commit
 
 
 def _syncing(why: Why) -> Workspace:
@@ -103,10 +126,6 @@ def _was_ready(job: TorchrunJob) -> bool:
     return any(c.type == "WorkspaceReady" and c.status == "True" for c in job.status.conditions)
 
 
-def _digest(job: TorchrunJob) -> str:
-    return job.metadata.annotations.get(names.WORKSPACE_SHA256, "")
-
-
 def _number(pod: Pod) -> int:
     suffix = pod.metadata.name.rpartition("-")[2]
     return int(suffix) if suffix.isdecimal() else 0
@@ -115,19 +134,21 @@ def _number(pod: Pod) -> int:
 def _next_pod(observed: Observed, wanted: Claim, number: int, defaults: Defaults) -> Workspace:
     """One more sync pod; only the last few are kept."""
     stale = observed.sync_pods[: -KEPT_SYNC_PODS + 1]
+    latest = observed.sync_pods[-1] if observed.sync_pods else None
+    pod = sync_pod(observed.job, wanted, number, defaults, _pinned(observed.job, latest))
     return Workspace(
         progress=Progress.SYNCING,
         why=Why("Creating", "a sync pod is being made"),
-        applies=(sync_pod(observed.job, wanted, number, defaults),),
+        applies=(pod,),
         deletes=tuple(delete(pod) for pod in stale),
     )
 
 
 def _replace(pod: Pod) -> Workspace:
-    """The job names another upload now: the pod that waits for the old one goes first."""
+    """The job names another source now: the pod that is at the old one goes first."""
     return Workspace(
         progress=Progress.SYNCING,
-        why=Why("Replacing", "the job names another upload; the sync pod is being replaced"),
+        why=Why("Replacing", "the job names another source; the sync pod is being replaced"),
         deletes=(delete(pod),),
     )
 
@@ -149,6 +170,8 @@ def _after_failure(
     text = said.message or pod.status.message or "the sync pod failed"
     if said.permanent:
         mend = f"mend it, then run: kubectl torchrun sync {observed.job.metadata.name}"
+        if source.is_fetched(observed.job):
+            mend = f"change spec.volumes.workspace, or {mend}"
         return Workspace(
             progress=Progress.REFUSED, why=Why(said.reason or "SyncFailed", f"{text}; {mend}")
         )
@@ -174,81 +197,24 @@ def _end(pod: Pod) -> tuple[datetime | None, SyncVerdict]:
             try:
                 return ended.finished_at, msgspec.json.decode(ended.message, type=SyncVerdict)
             except msgspec.DecodeError:
-                return ended.finished_at, SyncVerdict()
+                killed = "OOMKilled" if ended.reason == "OOMKilled" else ""
+                return ended.finished_at, SyncVerdict(reason=killed)
     return pod.metadata.creation_timestamp, SyncVerdict()
 
 
 def _why_syncing(observed: Observed, pod: Pod, held: PersistentVolumeClaim) -> Why:
     """What the workspace waits for."""
-    name = observed.job.metadata.name
+    job = observed.job
+    if pod.status.phase == "Running" and source.is_fetched(job):
+        return Why("Fetching", f"pod {pod.metadata.name} fetches {source.described(job)}")
     if pod.status.phase == "Running":
         return Why(
             "WaitingForUpload",
-            f"pod {pod.metadata.name} takes the upload; if none runs: kubectl torchrun sync {name}",
+            f"pod {pod.metadata.name} takes the upload; if none runs:"
+            f" kubectl torchrun sync {job.metadata.name}",
         )
     why = waiting.of_pod(pod, (held,), observed.warnings)
     # The scheduler's word on a claim stands until its next look, although the claim is bound.
     if why is None or (why.reason == "ClaimPending" and held.status.phase == "Bound"):
         return Why("SyncPodStarting", f"pod {pod.metadata.name} is starting")
     return Why(why.reason, f"pod {pod.metadata.name}: {why.message}")
-
-
-def sync_pod(job: TorchrunJob, wanted: Claim, number: int, defaults: Defaults) -> Apply:
-    """The only writer of the workspace, under the restricted Pod Security profile."""
-    digest = _digest(job)
-    meta = metadata(job, names.sync_pod(job.metadata.name, number), names.SYNC)
-    if digest:
-        meta["annotations"] = {names.WORKSPACE_SHA256: digest}
-    container: JsonObject = {
-        "name": names.SYNC_CONTAINER,
-        "image": defaults.runtime_image,
-        "imagePullPolicy": defaults.runtime_image_pull_policy,
-        "command": ["torchrun-sync"],
-        "env": [
-            *env(
-                TORCHRUN_SYNC_SOURCE="zip",
-                TORCHRUN_SYNC_DIR=SYNC_DIR,
-                TORCHRUN_SYNC_PORT=str(names.SYNC_PORT),
-                TORCHRUN_SYNC_SHA256=digest or None,
-            )
-        ],
-        "ports": [{"name": "upload", "containerPort": names.SYNC_PORT, "protocol": "TCP"}],
-        "readinessProbe": {
-            "httpGet": {"path": "/readyz", "port": "upload"},
-            "periodSeconds": 1,
-        },
-        "resources": {
-            "requests": {"cpu": "100m", "memory": "64Mi"},
-            "limits": {"memory": "512Mi"},
-        },
-        "securityContext": RESTRICTED_CONTAINER,
-        "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [
-            {"name": "workspace", "mountPath": SYNC_DIR},
-            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  # the path that libraries know
-        ],
-    }
-    body: JsonObject = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": meta,
-        "spec": {
-            "restartPolicy": "Never",
-            "automountServiceAccountToken": False,
-            "enableServiceLinks": False,
-            "securityContext": {
-                "runAsNonRoot": True,
-                "runAsUser": RUNTIME_USER,
-                "runAsGroup": RUNTIME_USER,
-                "fsGroup": RUNTIME_USER,
-                "fsGroupChangePolicy": "OnRootMismatch",
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
-            "containers": [container],
-            "volumes": [
-                {"name": "workspace", "persistentVolumeClaim": {"claimName": wanted.name}},
-                {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}},
-            ],
-        },
-    }
-    return Apply(PODS, body)

@@ -87,6 +87,41 @@ CASES = {
         ),
         make_queue(**FULL_QUEUE),
     ),
+    "git": (
+        make_job(
+            numNodes=1,
+            volumes={
+                "workspace": {
+                    "source": "git",
+                    "url": "https://git.example/acme/train.git",
+                    "ref": "main",
+                    "subPath": "llm",
+                    "secretRef": {"name": "git-login"},
+                }
+            },
+        ),
+        make_queue(),
+    ),
+    "s3": (
+        make_job(
+            numNodes=1,
+            volumes={
+                "workspace": {
+                    "source": "s3",
+                    "url": "s3://code/train",
+                    "image": "mirror/torchrun:1",
+                }
+            },
+        ),
+        make_queue(),
+    ),
+    "existing": (
+        make_job(
+            numNodes=1,
+            volumes={"workspace": {"source": "existing", "claimName": "code", "subPath": "train"}},
+        ),
+        make_queue(),
+    ),
     "elastic-c10d-list-command": (
         make_job(
             numNodes=2, elastic={"minNodes": 1, "maxNodes": 4}, command=["python", "train.py"]

@@ -1,0 +1,181 @@
+"""Where a job's code comes from: the fields, and the forms of URLs and refs that are accepted.
+
+The patterns mean the same to the API server (RE2) and to Python. They are the first look only: the
+sync program judges a URL once more, by its parts and by the addresses that its host has.
+"""
+
+from typing import Annotated, ClassVar, Literal
+
+from msgspec import Meta
+
+from torchrun_api.meta import Wire
+from torchrun_api.schema import Quantity, Rule
+from torchrun_api.shared import (
+    ClaimAccessMode,
+    ImageName,
+    LocalObjectReference,
+    MountPath,
+    ObjectName,
+    StorageClassName,
+)
+
+WorkspaceSource = Literal["zip", "git", "s3", "existing", "none"]
+
+_HOST = r"([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?"
+_USER = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
+_BUCKET = r"[A-Za-z0-9][A-Za-z0-9._-]{1,62}"
+_KEY = r"(/[^?#\\\x00-\x20\x7f]*)?"
+
+GIT_URL = rf"^(https://{_HOST}|ssh://({_USER}@)?{_HOST})/[A-Za-z0-9._~%+@,=/-]+$"
+S3_URL = rf"^(s3://|https?://{_HOST}/){_BUCKET}{_KEY}$"
+GIT_REF = r"^[A-Za-z0-9_][A-Za-z0-9._/+@#=,%-]*$"
+SUB_PATH = r"^[^/\\\x00-\x1f\x7f]+(/[^/\\\x00-\x1f\x7f]+)*$"
+
+GIT_URL_FORMS = "https://HOST/PATH or ssh://USER@HOST/PATH"
+S3_URL_FORMS = "s3://BUCKET/PREFIX or https://ENDPOINT/BUCKET/PREFIX"
+
+
+def _only(field: str, *sources: str, why: str) -> Rule:
+    """The field belongs to these sources and to no others."""
+    listed = ", ".join(f"'{source}'" for source in sources)
+    return Rule(
+        f"!has(self.{field}) || self.source in [{listed}]",
+        f"{field} belongs to source {' or '.join(sources)}: {why}",
+    )
+
+
+class WorkspaceVolume(Wire, frozen=True, kw_only=True):
+    """Where the code comes from; without this block it is in the image.
+
+    kubectl torchrun sets it.
+    """
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "!(self.source in ['git', 's3']) || has(self.url)", "source git and source s3 need url"
+        ),
+        Rule("self.source != 'existing' || has(self.claimName)", "source existing needs claimName"),
+        _only("url", "git", "s3", why="remove it, or choose one of these"),
+        _only("ref", "git", why="it is a branch, a tag or a commit"),
+        _only("subPath", "git", "s3", "existing", why="an upload is packed from its own root"),
+        _only("secretRef", "git", "s3", why="nothing else takes credentials"),
+        _only("claimName", "existing", why="the others have a claim of their own"),
+        _only("image", "zip", "git", "s3", why="nothing else has a sync pod"),
+        Rule(
+            "self.source != 'existing' ||"
+            " !(has(self.size) || has(self.storageClassName) || has(self.accessMode))",
+            "size, storageClassName and accessMode do not belong to source existing:"
+            " its claim is there already",
+        ),
+        Rule(
+            f"self.source != 'git' || !has(self.url) || self.url.matches(r'{GIT_URL}')",
+            f"url of source git must be {GIT_URL_FORMS}, without password, query or spaces"
+            " (git@HOST:PATH is ssh://git@HOST/PATH; credentials are in secretRef)",
+        ),
+        Rule(
+            f"self.source != 's3' || !has(self.url) || self.url.matches(r'{S3_URL}')",
+            f"url of source s3 must be {S3_URL_FORMS}, without query or spaces"
+            " (credentials are in secretRef)",
+        ),
+        Rule(
+            "!has(self.url) || !self.url.matches(r'(::|/\\.\\.?(/|$)|%00|%0[aAdD])')",
+            "url must not have '::', encoded control characters, or '.' or '..' as a component",
+        ),
+        Rule(
+            "!has(self.ref) || !self.ref.matches(r'(\\.\\.|//|@\\{|/\\.|\\.lock(/|$)|[/.]$)')",
+            "ref must be the name of a branch or tag, or a commit with all its digits:"
+            " no '..', '//' or '@{', no end in '/', '.' or '.lock'",
+        ),
+        Rule(
+            "!has(self.subPath) || !self.subPath.matches(r'(^|/)\\.\\.?(/|$)')",
+            "subPath must not have '.' or '..' as a component",
+        ),
+    )
+
+    enabled: Annotated[bool, Meta(description="Whether the job has a workspace.")] = True
+    source: Annotated[
+        WorkspaceSource,
+        Meta(
+            description="zip: waits for an upload by kubectl torchrun. "
+            "git: a commit of a repository. s3: objects of a bucket. "
+            "existing: a claim of yours, mounted read-only as it is. "
+            "none: the code is in the image."
+        ),
+    ] = "zip"
+    url: (
+        Annotated[
+            str,
+            Meta(
+                min_length=1,
+                max_length=2048,
+                description=f"git: {GIT_URL_FORMS}. s3: {S3_URL_FORMS}; a single .zip, .tar or "
+                ".tar.gz is unpacked, everything else is the prefix of a folder. "
+                "It can be mended until the first workers are made.",
+            ),
+        ]
+        | None
+    ) = None
+    ref: (
+        Annotated[
+            str,
+            Meta(
+                min_length=1,
+                max_length=255,
+                pattern=GIT_REF,
+                description="git: branch, tag, or commit with all its digits. Default: the "
+                "repository's own default branch. status.workspaceCommit has what it meant.",
+            ),
+        ]
+        | None
+    ) = None
+    sub_path: (
+        Annotated[
+            str,
+            Meta(
+                min_length=1,
+                max_length=1024,
+                pattern=SUB_PATH,
+                description="Folder of the repository, the objects or the claim that is the "
+                "workspace. Default: all of it.",
+            ),
+        ]
+        | None
+    ) = None
+    secret_ref: (
+        Annotated[
+            LocalObjectReference,
+            Meta(
+                description="Secret that the sync pod alone sees. git over https: username, "
+                "password; over ssh: ssh-privatekey, known_hosts. s3: AWS_ACCESS_KEY_ID, "
+                "AWS_SECRET_ACCESS_KEY, and if needed AWS_SESSION_TOKEN, AWS_REGION, "
+                "AWS_ENDPOINT_URL. Both: ca.crt for a private certificate authority."
+            ),
+        ]
+        | None
+    ) = None
+    claim_name: (
+        Annotated[ObjectName, Meta(description="existing: the claim, in the job's namespace.")]
+        | None
+    ) = None
+    image: (
+        Annotated[
+            ImageName,
+            Meta(
+                description="Image of the sync pod, which has torchrun-sync in it. "
+                "Default: the controller's own."
+            ),
+        ]
+        | None
+    ) = None
+    size: (
+        Annotated[Quantity, Meta(description="Size of the claim. Default: the queue's.")] | None
+    ) = None
+    storage_class_name: StorageClassName | None = None
+    access_mode: ClaimAccessMode | None = None
+    mount_path: (
+        Annotated[
+            MountPath,
+            Meta(description="Where workers find their copy. Default: the queue's, usually /app."),
+        ]
+        | None
+    ) = None

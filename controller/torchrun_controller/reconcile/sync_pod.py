@@ -1,0 +1,93 @@
+"""The sync pod: the only writer of a workspace's claim."""
+
+from torchrun_api import names
+from torchrun_api.job import TorchrunJob
+from torchrun_api.json import JsonObject
+from torchrun_api.kinds import PODS
+from torchrun_controller.reconcile import source
+from torchrun_controller.reconcile.objects import RESTRICTED_CONTAINER, RUNTIME_USER, env, metadata
+from torchrun_controller.reconcile.observed import Defaults
+from torchrun_controller.reconcile.plan import Apply
+from torchrun_controller.reconcile.run import Claim
+
+SYNC_DIR = "/workspace"
+# Memory of a sync pod: git's index-pack holds objects and their bases in it.
+UPLOAD_MEMORY = "512Mi"
+FETCH_MEMORY = "1Gi"
+# What an upload comes in by.
+UPLOAD_PORT: JsonObject = {
+    "ports": [{"name": "upload", "containerPort": names.SYNC_PORT, "protocol": "TCP"}],
+    "readinessProbe": {
+        "httpGet": {"path": "/readyz", "port": "upload"},
+        "periodSeconds": 1,
+    },
+}
+
+
+def sync_pod(
+    job: TorchrunJob, wanted: Claim, number: int, defaults: Defaults, commit: str = ""
+) -> Apply:
+    """Under the restricted Pod Security profile, without a token; it alone sees the Secret.
+
+    `commit`, if any, is the only content that is taken.
+    """
+    upload = source.upload_digest(job)
+    meta = metadata(job, names.sync_pod(job.metadata.name, number), names.SYNC)
+    made_for = {names.WORKSPACE_SHA256: upload, names.SOURCE: source.digest(job)}
+    if any(made_for.values()):
+        meta["annotations"] = {name: value for name, value in made_for.items() if value}
+    body: JsonObject = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": meta,
+        "spec": {
+            "restartPolicy": "Never",
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": RUNTIME_USER,
+                "runAsGroup": RUNTIME_USER,
+                "fsGroup": RUNTIME_USER,
+                "fsGroupChangePolicy": "OnRootMismatch",
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "containers": [_container(job, defaults, commit)],
+            "volumes": [
+                {"name": "workspace", "persistentVolumeClaim": {"claimName": wanted.name}},
+                {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}},
+                *source.secret_volumes(job),
+            ],
+        },
+    }
+    return Apply(PODS, body)
+
+
+def _container(job: TorchrunJob, defaults: Defaults, commit: str) -> JsonObject:
+    fetched = source.is_fetched(job)
+    container: JsonObject = {
+        "name": names.SYNC_CONTAINER,
+        "image": source.source_of(job).image or defaults.runtime_image,
+        "imagePullPolicy": defaults.runtime_image_pull_policy,
+        "command": ["torchrun-sync"],
+        "env": [
+            *source.environment(job, commit),
+            *env(
+                TORCHRUN_SYNC_DIR=SYNC_DIR,
+                TORCHRUN_SYNC_PORT=str(names.SYNC_PORT),
+                TORCHRUN_SYNC_SHA256=source.upload_digest(job) or None,
+            ),
+        ],
+        "resources": {
+            "requests": {"cpu": "100m", "memory": "64Mi"},
+            "limits": {"memory": FETCH_MEMORY if fetched else UPLOAD_MEMORY},
+        },
+        "securityContext": RESTRICTED_CONTAINER,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [
+            {"name": "workspace", "mountPath": SYNC_DIR},
+            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  # the path that libraries know
+            *source.secret_mounts(job),
+        ],
+    }
+    return container if fetched else container | UPLOAD_PORT
