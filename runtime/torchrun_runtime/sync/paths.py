@@ -1,0 +1,100 @@
+"""Which paths a workspace may have, wherever they come from; decided before a byte is written.
+
+Nothing is repaired: a name that would need cleaning is refused with the name in the message, as
+every tool repairs differently and a silently renamed file is a bug in somebody's training.
+"""
+
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torchrun_runtime.sync.errors import ArchiveError
+from torchrun_runtime.sync.settings import Limits
+
+_LONGEST_NAME = 255  # NAME_MAX, bytes
+_SHOWN_NAME = 120  # characters of a name that a message shows
+
+Path = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A file or directory to be made. path: components; size: bytes announced, an upper bound."""
+
+    path: Path
+    directory: bool = False
+    executable: bool = False
+    size: int = 0
+
+    @property
+    def name(self) -> str:
+        """The path as a message shows it."""
+        return shown("/".join(self.path))
+
+
+def shown(name: str) -> str:
+    """A name as messages and logs may carry it: quoted, escaped, shortened."""
+    cut = name if len(name) <= _SHOWN_NAME else name[:_SHOWN_NAME] + "..."
+    return ascii(cut) if not cut.isprintable() else repr(cut)
+
+
+def refused(reason: str, name: str, why: str) -> ArchiveError:
+    """The refusal of one member, by its name."""
+    return ArchiveError(reason, f"the member {shown(name)} {why}")
+
+
+def components(name: str, limits: Limits) -> Path:
+    """The components of a relative path; one slash at the end is allowed. Raises ArchiveError."""
+    if any(unicodedata.category(character) in ("Cc", "Cs") for character in name):
+        raise refused("UnsafeName", name, "has a control character in its name")
+    if "\\" in name:
+        raise refused("UnsafeName", name, "has a backslash in its name; separate by '/'")
+    if name.startswith("/"):
+        raise refused("UnsafeName", name, "has an absolute path; paths must be relative")
+    if len(name.encode()) > limits.path:
+        raise refused("PathTooLong", name, f"has a path of more than {limits.path} bytes")
+    path = tuple(name.removesuffix("/").split("/"))
+    if len(path) > limits.depth:
+        raise refused("PathTooDeep", name, f"lies more than {limits.depth} levels deep")
+    for part in path:
+        if part in ("", ".", ".."):
+            raise refused("UnsafeName", name, f"has the component {part!r} in its path")
+        if len(part.encode()) > _LONGEST_NAME:
+            raise refused(
+                "PathTooLong", name, f"has a component of more than {_LONGEST_NAME} bytes"
+            )
+    return path
+
+
+def refuse_collisions(places: Sequence[Place]) -> None:
+    """No two places are one and the same, nor would be where case makes no difference.
+
+    A claim may fold case (SMB), and the machine where the tree was made as well.
+    """
+    files: set[Path] = set()
+    directories: set[Path] = set()
+    for place in places:
+        if place.path in files or (place.directory and place.path in directories):
+            raise refused("DuplicateMember", "/".join(place.path), "is in the archive twice")
+        (directories if place.directory else files).add(place.path)
+    parents = {place.path[:depth] for place in places for depth in range(1, len(place.path))}
+    for path in files:
+        if path in parents or path in directories:
+            raise refused(
+                "DuplicateMember", "/".join(path), "is both a file and a directory of the archive"
+            )
+    _refuse_folded(files | directories | parents)
+
+
+def _refuse_folded(paths: set[Path]) -> None:
+    known: dict[Path, Path] = {}
+    for path in sorted(paths):
+        folded = tuple(unicodedata.normalize("NFC", part).casefold() for part in path)
+        other = known.setdefault(folded, path)
+        if other != path:
+            raise refused(
+                "CaseCollision",
+                "/".join(path),
+                f"differs from {shown('/'.join(other))} in case or in accents' encoding alone;"
+                " rename one of the two",
+            )
