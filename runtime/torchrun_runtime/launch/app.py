@@ -9,27 +9,32 @@ import sys
 import tempfile
 import time
 import traceback
-from contextlib import suppress
-from typing import Mapping, MutableMapping
+from contextlib import contextmanager, suppress
+from typing import Iterator, Mapping, MutableMapping
 
-from . import torchrun
+from . import output, torchrun
 from .command import decide
+from .copies import Copy
 from .environment import make, use
 from .errors import LAUNCH_FAILED, LaunchError
 from .failure import Cause, find_cause, read_reports
 from .gate import pass_gate
+from .hang import HangWatch
 from .memory import oom_kills
 from .network import wait_for_names
 from .output import say, timestamp, write_termination_message
 from .processes import descendants, send, signal_name
 from .settings import Settings, from_environment, termination_log
+from .stacks import STACK_SIGNAL
 from .state import usable
-from .supervise import STOPPING, supervise
+from .streams import Streams
+from .supervise import STOPPING, Ended, Verdict, supervise
 from .workspace import fetch
 
 # After a signal that was passed on, whatever the ranks make of it: a rank that writes its
 # checkpoint and exits 0 has not finished the training.
 STOPPED = 128 + signal.SIGTERM
+_COPY_SECONDS = 5.0  # at the end, for what is still on its way to the job's storage
 
 
 def main() -> int:
@@ -72,7 +77,7 @@ def launch(settings: Settings, environment: MutableMapping[str, str]) -> Cause |
 
     environment: this process's own, as programs are looked up where the command will find them.
     """
-    usable(settings.state_dir)
+    settings = settings._replace(state_dir=usable(settings.state_dir))
     if settings.place:
         environment.update(use(settings.place, environment, settings.sync_wait))
     run = decide(settings.command, settings.launcher, settings.nnodes, torchrun.python())
@@ -80,19 +85,67 @@ def launch(settings: Settings, environment: MutableMapping[str, str]) -> Cause |
     say(f"{'under torchrun' if run.under_torchrun else 'as it is'}: {run.why}")
     pass_gate(settings.start_file, settings.attempt)
     wait_for_names(settings.hosts, settings.resolve_wait)
+    with _copied(settings):
+        cause = _run(settings, environment, argv)
+        if cause:
+            say(f"failed with exit code {cause.exit_code}: {cause.message}")
+    return cause
+
+
+def _run(settings: Settings, environment: Mapping[str, str], argv: list[str]) -> Cause | None:
+    """Supervise the command; what it left behind says why it failed."""
     reports = _folder_for_reports()
     kills = oom_kills()
+    streams = _streams(settings)
+    watches = []
+    if settings.hang_timeout:
+        chunks = (lambda: streams.chunks) if streams else (lambda: 0)
+        watches.append(HangWatch(settings.hang_timeout, reports, chunks))
     try:
-        ended = supervise(argv, _environment_of_command(environment, reports), settings.grace)
-        if ended.stopped_by is not None:
-            return _stopped(ended.stopped_by)
-        if ended.exit_code == 0:
-            return None
-        cause = find_cause(ended, read_reports(reports), time.time(), oom_kills() > kills)
+        variables = _environment_of_command(environment, reports, bool(watches))
+        ended = supervise(argv, variables, settings.grace, watches, streams)
+        if streams:
+            streams.close()
+        return _cause(ended, reports, oom_kills() > kills)
     finally:
         shutil.rmtree(reports, ignore_errors=True)
-    say(f"failed with exit code {cause.exit_code}: {cause.message}")
-    return cause
+
+
+def _cause(ended: Ended, reports: str, out_of_memory: bool) -> Cause | None:
+    if ended.verdict is not None:
+        return _decided(ended.verdict, out_of_memory)
+    if ended.stopped_by is not None:
+        return _stopped(ended.stopped_by)
+    if ended.exit_code == 0:
+        return None
+    return find_cause(ended, read_reports(reports), time.time(), out_of_memory)
+
+
+def _streams(settings: Settings) -> Streams | None:
+    """Pipes for the command where somebody listens. A terminal stays the command's own."""
+    if os.isatty(1) or not (settings.state_dir or settings.hang_timeout):
+        return None
+    return Streams(_hand_to_copies)
+
+
+def _hand_to_copies(stream: int, data: bytes) -> None:
+    for copy in output.copies:
+        copy(stream, data)
+
+
+@contextmanager
+def _copied(settings: Settings) -> Iterator[None]:
+    """What the command and the launcher write from here on is copied to the job's storage."""
+    if not settings.state_dir:
+        yield
+        return
+    copy = Copy(settings.state_dir, settings.attempt or "0", settings.node or "0")
+    output.copies.append(copy.add)
+    try:
+        yield
+    finally:
+        output.copies.remove(copy.add)
+        copy.close(_COPY_SECONDS)
 
 
 def _enter(directory: str) -> None:
@@ -118,7 +171,9 @@ def _folder_for_reports() -> str:
     return ""
 
 
-def _environment_of_command(environment: Mapping[str, str], reports: str) -> dict[str, str]:
+def _environment_of_command(
+    environment: Mapping[str, str], reports: str, stacks: bool
+) -> dict[str, str]:
     """The pod's environment, output unbuffered, and what makes Python tell of its end."""
     hooks = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank")
     path = environment.get("PYTHONPATH", "")
@@ -128,7 +183,15 @@ def _environment_of_command(environment: Mapping[str, str], reports: str) -> dic
         **environment,
         "PYTHONPATH": os.pathsep.join([hooks, path] if path else [hooks]),
         "TORCHRUN_LAUNCH_REPORTS": reports,
+        **({"TORCHRUN_STACK_SIGNAL": str(int(STACK_SIGNAL))} if stacks else {}),
     }
+
+
+def _decided(verdict: Verdict, out_of_memory: bool) -> Cause:
+    code, reason, message = verdict
+    if out_of_memory:
+        message += "; before that, the kernel killed one of its processes for memory"
+    return Cause(code, None, None, reason, message, timestamp())
 
 
 def _stopped(number: int) -> Cause:

@@ -13,13 +13,27 @@ from typing import Callable
 _MESSAGE_CHARACTERS = 600
 
 
-def say(text: str) -> None:
-    """One line, marked as the launcher's own; the ranks' lines pass by untouched.
+STDERR = 2
+# Who else gets what the launcher writes, as stream and bytes.
+copies: list[Callable[[int, bytes], None]] = []
+
+
+def say(text: str, *, copied: bool = True) -> None:
+    """One line, marked as the launcher's own; the ranks' lines pass by untouched."""
+    write_log(f"torchrun-launch: {text}\n".encode(errors="backslashreplace"), copied=copied)
+
+
+def write_log(data: bytes, *, copied: bool = True) -> None:
+    """Whole lines.
 
     Past sys.stderr and its buffer, which a signal handler may not enter a second time.
     """
+    view = memoryview(data)
     with suppress(OSError):
-        os.write(2, f"torchrun-launch: {text}\n".encode(errors="backslashreplace"))
+        while view:
+            view = view[os.write(STDERR, view) :]
+    for copy in copies if copied else ():
+        copy(STDERR, data)
 
 
 def timestamp(seconds: float | None = None) -> str:

@@ -39,7 +39,7 @@ def foremost(tree: list[Process]) -> list[Process]:
     shell, it is what the shell runs: a shell that is signalled dies at once and leaves its
     program running, unsignalled.
     """
-    marked = {process.pid for process in tree if _has_variable(process.pid, b"LOCAL_RANK=")}
+    marked = {p.pid for p in tree if variable(p.pid, "LOCAL_RANK") is not None}
     ranks = [process for process in tree if process.pid in marked and process.parent not in marked]
     children: dict[int, list[Process]] = {}
     for process in tree:
@@ -81,6 +81,25 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
+def variable(pid: int, name: str) -> str | None:
+    """A variable of the environment that the process was started with."""
+    prefix = name.encode() + b"="
+    with suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
+        for entry in file.read().split(b"\0"):
+            if entry.startswith(prefix):
+                return os.fsdecode(entry[len(prefix) :])
+    return None
+
+
+def state(pid: int) -> str:
+    """As "S (sleeping)"; "gone" where it is."""
+    with suppress(OSError), open(f"/proc/{pid}/status") as file:
+        for line in file:
+            if line.startswith("State:"):
+                return line.partition(":")[2].strip()
+    return "gone"
+
+
 def _all() -> list[Process]:
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     return [process for process in map(_read, pids) if process]
@@ -98,11 +117,3 @@ def _read(pid: int) -> Process | None:
     if fields[0] in ("Z", "X"):
         return None
     return Process(pid, int(fields[1]), head.partition("(")[2], int(fields[19]))
-
-
-def _has_variable(pid: int, prefix: bytes) -> bool:
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return any(entry.startswith(prefix) for entry in file.read().split(b"\0"))
-    except OSError:
-        return False

@@ -14,6 +14,7 @@ class Settings(NamedTuple):
     """command: a shell line or an argument vector. Times in seconds; grace None: the kubelet's.
 
     place: of the job's own environment, if it has one; recipe: given where it is made here.
+    node: its index. state_dir: "" where there is none. hang_timeout: 0 for no watch.
     """
 
     command: str | list[str]
@@ -32,6 +33,8 @@ class Settings(NamedTuple):
     state_dir: str
     place: Place | None
     recipe: Recipe | None
+    node: str
+    hang_timeout: float
 
 
 def from_environment(environment: Mapping[str, str]) -> Settings:
@@ -57,6 +60,8 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
         state_dir=environment.get("TORCHRUN_STATE_DIR", ""),
         place=_place(environment),
         recipe=_recipe(environment.get("TORCHRUN_SETUP", "")),
+        node=environment.get("NODE_RANK", ""),
+        hang_timeout=_seconds(environment, "TORCHRUN_HANG_TIMEOUT_SECONDS", 0),
     )
 
 

@@ -10,11 +10,12 @@ import os
 import signal
 import time
 from contextlib import suppress
-from typing import Mapping, NamedTuple
+from typing import Mapping, NamedTuple, Protocol, Sequence
 
 from .errors import LaunchError
 from .output import say
 from .processes import adopt_orphans, alive, descendants, foremost, send, signal_name
+from .streams import Streams
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 _TAKEN = frozenset({signal.SIGCHLD, *STOPPING})
@@ -24,37 +25,83 @@ _CLEAR_SECONDS = 2.0
 _AGENT_SECONDS = 10.0  # for torchrun to end once its ranks are gone
 
 
+class Verdict(NamedTuple):
+    """Why the launcher itself ends the command at once. exit_code: the container's own."""
+
+    exit_code: int
+    reason: str
+    message: str
+
+
+class Watch(Protocol):
+    """Looks after the command beside it; neither method may take longer than seconds."""
+
+    def look(self) -> Verdict | None:
+        """Called about every second while nobody has told the command to end."""
+
+    def stopping(self) -> None:
+        """The pod is told to end; called before the ranks are."""
+
+
 class Ended(NamedTuple):
-    """How the command ended. stopped_by: the signal that was passed on, None if there was none."""
+    """How the command ended.
+
+    stopped_by: the signal that was passed on, None if there was none. verdict: of a watch.
+    """
 
     exit_code: int
     signal: int | None
     stopped_by: int | None
+    verdict: Verdict | None = None
 
 
-def supervise(argv: list[str], environment: Mapping[str, str], grace: float | None) -> Ended:
+def supervise(
+    argv: list[str],
+    environment: Mapping[str, str],
+    grace: float | None,
+    watches: Sequence[Watch] = (),
+    streams: Streams | None = None,
+) -> Ended:
     """Run `argv` to its end.
 
     grace: seconds that the ranks may take to end after SIGTERM, None for as long as the kubelet
-    lets them. Raises LaunchError (CommandNotFound, CommandNotExecutable).
+    lets them. streams: what becomes of its output, None for the launcher's own. Raises LaunchError
+    (CommandNotFound, CommandNotExecutable).
     """
     adopt_orphans()
     signal.pthread_sigmask(signal.SIG_BLOCK, _TAKEN)
-    child = _start(argv, environment)
+    child = _start(argv, environment, streams)
     stop: _Stop | None = None
+    verdict: Verdict | None = None
     while True:
-        taken = signal.sigtimedwait(_TAKEN, _POLL if stop else _IDLE)
-        if taken is not None and taken.si_signo in STOPPING and stop is None:
+        taken = signal.sigtimedwait(_TAKEN, _POLL if stop or verdict else _IDLE)
+        if taken is not None and taken.si_signo in STOPPING and stop is None and verdict is None:
+            for watch in watches:
+                watch.stopping()
             stop = _Stop(taken.si_signo, grace)
         status = _reap(child)
         if status is not None:
             break
         if stop:
             stop.advance()
+        elif verdict is None:
+            verdict = _first_verdict(watches)
+        if verdict:
+            # Parents before children: an agent must not see its ranks end and start them again.
+            send(descendants(os.getpid()), signal.SIGKILL)
     _clear()
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
     code = os.WEXITSTATUS(status) if number is None else 128 + number
-    return Ended(code, number, stop.number if stop else None)
+    return Ended(code, number, stop.number if stop else None, verdict)
+
+
+def _first_verdict(watches: Sequence[Watch]) -> Verdict | None:
+    for watch in watches:
+        verdict = watch.look()
+        if verdict:
+            say(f"killing the command: {verdict.message}")
+            return verdict
+    return None
 
 
 class _Stop:
@@ -88,13 +135,15 @@ class _Stop:
             send(descendants(os.getpid()), signal.SIGKILL)
 
 
-def _start(argv: list[str], environment: Mapping[str, str]) -> int:
+def _start(argv: list[str], environment: Mapping[str, str], streams: Streams | None) -> int:
     """Start the command and return its pid; Python's own signal dispositions are undone."""
+    ends = streams.ends.items() if streams else ()
     try:
         return os.posix_spawnp(
             argv[0],
             argv,
             dict(environment),
+            file_actions=[(os.POSIX_SPAWN_DUP2, end, stream) for stream, end in ends],
             setsigmask=(),
             setsigdef=(signal.SIGPIPE, signal.SIGXFSZ, *_TAKEN),
         )
@@ -104,6 +153,9 @@ def _start(argv: list[str], environment: Mapping[str, str]) -> int:
     except OSError as error:
         message = f"{argv[0]} cannot be started: {error.strerror}"
         raise LaunchError("CommandNotExecutable", message, exit_code=126) from error
+    finally:
+        if streams:
+            streams.started()
 
 
 def _clear() -> None:

@@ -3,6 +3,8 @@
 torchrun answers any failing rank with exit code 1, and a rank without @record leaves no error file
 at all. So two kinds of processes write a report when an exception ends them: a rank (what was
 raised, and when), and torchrun itself, whose ChildFailedError knows every rank's exit code.
+Where the launcher watches for hangs, each Python also registers faulthandler on a real-time signal
+(TORCHRUN_STACK_SIGNAL), to write the stacks of all its threads to a file of its own.
 Nothing here may ever disturb the program: all faults are swallowed.
 """
 
@@ -64,6 +66,30 @@ def _watch_exceptions() -> None:
     sys.excepthook = excepthook
 
 
+def _offer_stacks(number: int) -> None:
+    """Register faulthandler, again in each forked child: a file for each process."""
+    import faulthandler
+    import fcntl
+
+    def register() -> None:
+        path = os.path.join(_FOLDER, f"stack.{os.getpid()}")
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        # Far up, where a program that closes and reuses descriptors does not come by.
+        high = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 200)
+        os.close(descriptor)
+        faulthandler.register(number, file=high, all_threads=True)
+        descriptors.append(high)
+
+    def after_fork() -> None:
+        with suppress(BaseException):
+            os.close(descriptors.pop())
+            register()
+
+    descriptors: list[int] = []
+    register()
+    os.register_at_fork(after_in_child=after_fork)
+
+
 def _load_shadowed() -> None:
     """Run the sitecustomize of the image, which this one hides."""
     here = os.path.dirname(os.path.abspath(__file__))
@@ -81,4 +107,6 @@ def _load_shadowed() -> None:
 
 if _FOLDER and os.path.isdir(_FOLDER):
     _watch_exceptions()
+    with suppress(BaseException):
+        _offer_stacks(int(os.environ["TORCHRUN_STACK_SIGNAL"]))
 _load_shadowed()

@@ -1,0 +1,148 @@
+"""A copy of a node's log on the job's own storage, which outlives the pod.
+
+<TORCHRUN_STATE_DIR>/logs/<attempt>/node-<index>.log holds the newest part, up to 32 MiB, and
+node-<index>.log.1 the 32 MiB before it. The storage may be full, slow or hang for ever, so all work
+on it is a thread's own, behind a bounded buffer: what does not fit is left out, and that is said.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from contextlib import suppress
+
+from .output import say
+from .state import start_thread
+
+FILE_BYTES = 32 << 20
+KEPT_ATTEMPTS = 5
+_BUFFER_BYTES = 8 << 20
+_LINE_BYTES = 64 << 10  # a line longer than that is cut
+_RETRY_SECONDS = 10.0
+
+
+class Copy:
+    """Lines go in with `add`, whatever the storage does; `close` waits for what is on its way."""
+
+    def __init__(self, state: str, attempt: str, index: str, file_bytes: int = FILE_BYTES) -> None:
+        self._logs = os.path.join(state, "logs")
+        self._attempt = attempt
+        self._index = index
+        self._file_bytes = file_bytes
+        self._path = os.path.join(self._logs, attempt, f"node-{index}.log")
+        self._partial: dict[int, bytes] = {}  # by stream: the line that is not complete yet
+        self._waiting: list[bytes] = []
+        self._size = 0  # bytes of what waits or is being written
+        self._left_out = 0  # bytes
+        self._closed = False
+        self._change = threading.Condition()
+        self._thread = start_thread(self._run)
+
+    def add(self, stream: int, data: bytes) -> None:
+        """Take what came on a stream (1 or 2), line by line so that streams mix between lines."""
+        head, newline, tail = (self._partial.pop(stream, b"") + data).rpartition(b"\n")
+        if len(tail) > _LINE_BYTES:
+            head, newline, tail = head + newline + tail, b"\n", b""
+        if tail:
+            self._partial[stream] = tail
+        self._put(head + newline)
+
+    def close(self, seconds: float) -> None:
+        """Write what is left, for at most so many seconds."""
+        for tail in self._partial.values():
+            self._put(tail + b"\n")
+        self._partial.clear()
+        with self._change:
+            self._closed = True
+            self._change.notify()
+        self._thread.join(seconds)
+
+    def _put(self, data: bytes) -> None:
+        if not data:
+            return
+        first_loss = False
+        with self._change:
+            if self._size + len(data) > _BUFFER_BYTES:
+                first_loss = not self._left_out
+                self._left_out += len(data)
+            else:
+                self._waiting.append(data)
+                self._size += len(data)
+                self._change.notify()
+        if first_loss:
+            _say_once_only(f"{self._path} is too slow: parts of this log are left out of it")
+
+    def _run(self) -> None:
+        descriptor, said = -1, ""
+        while True:
+            data = self._next()
+            if data is None:
+                break
+            try:
+                if descriptor < 0:
+                    descriptor = self._open()
+                descriptor = self._write(descriptor, data)
+            except OSError as error:
+                if said != (said := f"cannot copy this log to {self._path}: {error.strerror}"):
+                    _say_once_only(said)
+                descriptor = self._after_a_failure(descriptor, len(data))
+            with self._change:
+                self._size -= len(data)
+        if descriptor >= 0:
+            with suppress(OSError):
+                os.close(descriptor)
+
+    def _next(self) -> bytes | None:
+        """What waits, with word of what is missing before it; None at the end."""
+        with self._change:
+            while not self._waiting and not self._closed:
+                self._change.wait()
+            if not self._waiting:
+                return None
+            data, self._waiting = b"".join(self._waiting), []
+            if self._left_out:
+                gap = f"torchrun-launch: {self._left_out} bytes are missing here\n".encode()
+                self._left_out = 0
+                self._size += len(gap)
+                data += gap
+            return data
+
+    def _open(self) -> int:
+        os.makedirs(os.path.dirname(self._path), exist_ok=True)
+        if self._index == "0":
+            self._forget_old_attempts()
+        return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def _forget_old_attempts(self) -> None:
+        numbers = [int(name) for name in os.listdir(self._logs) if name.isdigit()]
+        newest = sorted(number for number in numbers if number <= int(self._attempt or 0))
+        for number in newest[:-KEPT_ATTEMPTS]:
+            shutil.rmtree(os.path.join(self._logs, str(number)), ignore_errors=True)
+
+    def _write(self, descriptor: int, data: bytes) -> int:
+        view = memoryview(data)
+        while view:
+            room = self._file_bytes - os.fstat(descriptor).st_size
+            if room <= 0:
+                os.close(descriptor)
+                os.replace(self._path, self._path + ".1")
+                descriptor = self._open()
+                room = self._file_bytes
+            view = view[os.write(descriptor, view[:room]) :]
+        return descriptor
+
+    def _after_a_failure(self, descriptor: int, lost: int) -> int:
+        """Try again later with a new file handle: a full disk or a stale one may recover."""
+        with suppress(OSError):
+            if descriptor >= 0:
+                os.close(descriptor)
+        with self._change:
+            self._left_out += lost
+            self._change.wait_for(lambda: self._closed, _RETRY_SECONDS)
+        return -1
+
+
+def _say_once_only(text: str) -> None:
+    """To the container's log alone: the copy is what has the trouble."""
+    say(text, copied=False)

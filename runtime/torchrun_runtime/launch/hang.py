@@ -1,0 +1,118 @@
+"""The hang watch: whether the ranks of this node still get on.
+
+Signs of life are a call of torchrun_progress.report in any rank, and anything that the command
+writes. The watch begins with the first report; in a command that never imports torchrun_progress,
+with the first output, and then only beside rank 0: the others are often silent for good reason.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from typing import Callable, NamedTuple
+
+from .output import say
+from .processes import descendants, variable
+from .stacks import write_stacks
+from .supervise import Verdict
+
+# As timeout(1) has it: the command did not end by itself.
+HUNG = 124
+# From the stacks to the end: the other nodes of the gang write theirs, and who was only slow may
+# still go on.
+LAST_CHANCE = 5.0
+BEAT = "beat."
+
+
+class _Beat(NamedTuple):
+    """A rank's heartbeat file; `reported` once report() was called."""
+
+    rank: str
+    time_ns: int
+    reported: bool
+
+
+class HangWatch:
+    """`look` from time to time; it gives a verdict after `seconds` without a sign of life.
+
+    folder: of the heartbeats. chunks: a number that grows whenever the command writes.
+    """
+
+    def __init__(self, seconds: float, folder: str, chunks: Callable[[], int]) -> None:
+        self._seconds = seconds
+        self._folder = folder
+        self._chunks = chunks
+        self._signs = (0, 0)
+        self._last_sign = self._began = time.monotonic()
+        self._stacks_at: float | None = None
+        self._leads: bool | None = None
+
+    def look(self) -> Verdict | None:
+        """One look; takes up to two seconds when stacks are written."""
+        now = time.monotonic()
+        beats = _read_beats(self._folder)
+        signs = (max((beat.time_ns for beat in beats), default=0), self._chunks())
+        if signs != self._signs:
+            self._signs, self._last_sign = signs, now
+        if not self._has_begun(beats):
+            self._began = now
+        silence = now - max(self._last_sign, self._began)
+        if silence < self._seconds:
+            if self._stacks_at is not None:
+                say("the ranks go on: no hang")
+                self._stacks_at = None
+            return None
+        if self._stacks_at is None:
+            say(f"{self._words(silence, beats)}; this is where they stand")
+            self._write_stacks()
+            return None
+        if now - self._stacks_at < min(LAST_CHANCE, self._seconds):
+            return None
+        message = f"{self._words(silence, beats)}; the stack of every rank is in its node's log"
+        return Verdict(HUNG, "Hung", message)
+
+    def stopping(self) -> None:
+        """The pod is told to end, perhaps because another node of the gang was found to hang."""
+        silence = time.monotonic() - self._last_sign
+        if self._stacks_at is None and silence >= self._seconds / 2:
+            say(f"told to end after {silence:.0f} s of silence; this is where the ranks stand")
+            self._write_stacks()
+
+    def _write_stacks(self) -> None:
+        write_stacks(self._folder)
+        self._stacks_at = time.monotonic()
+
+    def _has_begun(self, beats: list[_Beat]) -> bool:
+        if beats:
+            return any(beat.reported for beat in beats)
+        return self._chunks() > 0 and self._is_beside_rank_0()
+
+    def _is_beside_rank_0(self) -> bool:
+        if self._leads is None:
+            ranks = {variable(process.pid, "RANK") for process in descendants(os.getpid())}
+            ranks.discard(None)
+            if not ranks:
+                return os.environ.get("NODE_RANK", "0") == "0"
+            self._leads = "0" in ranks
+        return self._leads
+
+    def _words(self, silence: float, beats: list[_Beat]) -> str:
+        text = f"no sign of life for {silence:.0f} s (hangTimeoutSeconds {self._seconds:.0f})"
+        if len(beats) > 1:
+            first = min(beats, key=lambda beat: beat.time_ns)
+            text += f", rank {first.rank} was the first to fall silent"
+        return text
+
+
+def _read_beats(folder: str) -> list[_Beat]:
+    """The ranks of this node that know torchrun_progress."""
+    beats = []
+    with suppress(OSError):
+        for name in os.listdir(folder):
+            if name.startswith(BEAT):
+                with suppress(OSError):
+                    status = os.stat(os.path.join(folder, name))
+                    rank = name[len(BEAT) :]
+                    beats.append(_Beat(rank, status.st_mtime_ns, status.st_size > 0))
+    return beats

@@ -1,0 +1,100 @@
+"""How far the training is, and that it is alive: one call for each step.
+
+    import torchrun_progress
+    torchrun_progress.report(step=step, total=steps, loss=loss, samples_per_second=rate)
+
+Every rank should call it: each call is a heartbeat for the hang watch. The values of rank 0 go to
+the TorchrunJob's status and its metrics. A call costs about a microsecond, never raises and does
+nothing outside of a job's pod; at most once a second it writes a small file, and only then are
+values turned into numbers, so that a loss on a GPU does not hold up every step.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import math
+import os
+import time
+from contextlib import suppress
+from multiprocessing import parent_process
+
+__all__ = ["report"]
+
+_FOLDER = os.environ.get("TORCHRUN_LAUNCH_REPORTS", "")
+_PAUSE = 1.0  # seconds between two writes
+_next_write = 0.0
+_given: dict[str, object] = {}
+
+
+def report(
+    step: int | None = None,
+    total: int | None = None,
+    loss: object = None,
+    samples_per_second: object = None,
+) -> None:
+    """Say that this rank is alive and how far it is; what is left out stays as it was.
+
+    step: steps done so far, total: steps in all. loss and samples_per_second may be whatever
+    float() takes, tensors too; what is not finite is left out.
+    """
+    global _next_write
+    if not _FOLDER:
+        return
+    if step is not None:
+        _given["step"] = step
+    if total is not None:
+        _given["totalSteps"] = total
+    if loss is not None:
+        _given["loss"] = loss
+    if samples_per_second is not None:
+        _given["samplesPerSecond"] = samples_per_second
+    now = time.monotonic()
+    if now >= _next_write:
+        _next_write = now + _PAUSE
+        _write()
+
+
+def _write() -> None:
+    with suppress(Exception):
+        _beat(alive=True)
+        if _given and _rank() == "0":
+            _write_values()
+
+
+def _rank() -> str:
+    """As torchrun or another launcher names it; without one, the node."""
+    return os.environ.get("RANK") or os.environ.get("NODE_RANK") or "0"
+
+
+def _beat(alive: bool) -> None:
+    """Touch the heartbeat file: empty until the first report of this process.
+
+    A process that multiprocessing made (a DataLoader's worker) leaves what its parent wrote.
+    """
+    mode = "wb" if alive or parent_process() is None else "ab"
+    with open(os.path.join(_FOLDER, "beat." + _rank()), mode, buffering=0) as file:
+        if alive:
+            file.write(b".")
+
+
+def _write_values() -> None:
+    numbers: dict[str, float] = {}
+    for name, value in _given.items():
+        with suppress(Exception):
+            number = float(value)  # type: ignore[arg-type]
+            if math.isfinite(number):
+                whole = name in ("step", "totalSteps")
+                numbers[name] = int(number) if whole else number
+    path = os.path.join(_FOLDER, "progress")
+    partial = f"{path}.{os.getpid()}"
+    with open(partial, "w") as file:
+        json.dump(numbers, file)
+    os.replace(partial, path)
+
+
+if _FOLDER:
+    # The launcher now waits for the first report, however long compiling may take.
+    with suppress(Exception):
+        _beat(alive=False)
+    atexit.register(_write)

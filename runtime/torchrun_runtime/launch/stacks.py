@@ -1,0 +1,90 @@
+"""Where the ranks stand: the Python stack of every thread of every rank and of its children.
+
+Each Python of the command has registered faulthandler on a signal (rank/sitecustomize.py), with a
+file of its own to write to: faulthandler writes in many small pieces, and stacks that several ranks
+write to one log at the same time cannot be read. The signal is a real-time one, which programs do
+not use themselves, so neither does it take a handler of the user's nor the user's its handler.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+
+from .output import say, write_log
+from .processes import Process, descendants, send, state, variable
+
+STACK_SIGNAL = signal.SIGRTMAX - 1
+PREFIX = "stack."
+_WAIT_SECONDS = 2.0  # for stacks to be written; a process in an uninterruptible call writes none
+_PAUSE = 0.05
+_LONGEST = 64 << 10  # bytes of one process
+_MOST = 1 << 20  # bytes altogether
+
+
+def write_stacks(folder: str) -> None:
+    """Ask every rank of this pod for its stacks and put them into the log, rank by rank."""
+    asked = {process: _path(folder, process) for process in _processes()}
+    before = {process: _size(path) for process, path in asked.items()}
+    willing = [process for process, path in asked.items() if os.path.exists(path)]
+    send(willing, STACK_SIGNAL)
+    _await([asked[process] for process in willing], [before[process] for process in willing])
+    left = _MOST
+    for process, path in asked.items():
+        text = _read(path, before[process])[: min(_LONGEST, left)]
+        left -= len(text)
+        who = _name(process)
+        if text:
+            say(f"stack of {who}:")
+            write_log(text if text.endswith(b"\n") else text + b"\n")
+        elif left > 0:
+            say(f"no stack of {who}, its state is {state(process.pid)}: {_WHY_NONE}")
+
+
+_WHY_NONE = "it is no Python, or in a call that cannot be interrupted"
+
+
+def _processes() -> list[Process]:
+    """Ranks and their children, or the whole command where there are no ranks; ranks first."""
+    tree = descendants(os.getpid())
+    ranks = [process for process in tree if variable(process.pid, "LOCAL_RANK") is not None]
+    found = ranks or tree
+    above = {process.pid for process in found}
+    return sorted(found, key=lambda process: process.parent in above)
+
+
+def _name(process: Process) -> str:
+    rank = variable(process.pid, "RANK")
+    of = f" of rank {rank}" if rank is not None else ""
+    return f"{process.name}[{process.pid}]{of}"
+
+
+def _path(folder: str, process: Process) -> str:
+    return os.path.join(folder, f"{PREFIX}{process.pid}")
+
+
+def _size(path: str) -> int:
+    with suppress(OSError):
+        return os.path.getsize(path)
+    return 0
+
+
+def _await(paths: list[str], before: list[int]) -> None:
+    """Return when every file has grown and none grows any more, or after some seconds."""
+    end = time.monotonic() + _WAIT_SECONDS
+    last = before
+    while time.monotonic() < end:
+        time.sleep(_PAUSE)
+        sizes = [_size(path) for path in paths]
+        if sizes == last and all(size > known for size, known in zip(sizes, before)):
+            return
+        last = sizes
+
+
+def _read(path: str, offset: int) -> bytes:
+    with suppress(OSError), open(path, "rb") as file:
+        file.seek(offset)
+        return file.read(_LONGEST)
+    return b""

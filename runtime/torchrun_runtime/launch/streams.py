@@ -1,0 +1,69 @@
+"""The command's stdout and stderr, passed on at once and heard by the launcher.
+
+Each has a pipe of its own and goes on to the container's stream of the same number, as it comes and
+unbuffered, so that the container's log is what it would be without the launcher in between.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from contextlib import suppress
+from typing import Callable
+
+from .state import start_thread
+
+STDOUT, STDERR = 1, 2
+_CHUNK = 64 << 10
+_CLOSE_SECONDS = 2.0
+
+
+class Streams:
+    """Pipes for one command. `ends`: what becomes its stdout and stderr.
+
+    `taken` gets stream and bytes of all that passes; it must not block.
+    """
+
+    def __init__(self, taken: Callable[[int, bytes], None]) -> None:
+        self.chunks = 0  # grows whenever the command writes
+        self._taken = taken
+        out, err = os.pipe(), os.pipe()
+        self._sources = {out[0]: STDOUT, err[0]: STDERR}
+        self.ends = {STDOUT: out[1], STDERR: err[1]}
+        self._thread = start_thread(self._pass_on)
+
+    def started(self) -> None:
+        """The command has its ends: let go of ours, or the pipes would never end."""
+        for descriptor in self.ends.values():
+            os.close(descriptor)
+        self.ends = {}
+
+    def close(self) -> None:
+        """Wait, but not for ever, until all that was written has been passed on."""
+        self.started()
+        self._thread.join(_CLOSE_SECONDS)
+
+    def _pass_on(self) -> None:
+        poller = select.poll()
+        for source in self._sources:
+            poller.register(source, select.POLLIN)
+        left = dict(self._sources)
+        while left:
+            for source, _ in poller.poll():
+                data = os.read(source, _CHUNK)
+                if not data:
+                    poller.unregister(source)
+                    os.close(source)
+                    del left[source]
+                    continue
+                self.chunks += 1
+                _write(left[source], data)
+                self._taken(left[source], data)
+
+
+def _write(stream: int, data: bytes) -> None:
+    """All of it; where nobody reads the container's log any more, the command still goes on."""
+    view = memoryview(data)
+    with suppress(OSError):
+        while view:
+            view = view[os.write(stream, view) :]

@@ -1,0 +1,201 @@
+"""The hang watch over real processes: who is found to hang, and what is told of it."""
+
+import re
+import signal
+import subprocess
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from torchrun_runtime.launch import hang
+from torchrun_runtime.launch.hang import HangWatch
+from unit.runtime.launching import PYTHONS, Launcher, Result
+
+
+@pytest.fixture(params=PYTHONS, ids=lambda path: Path(path).parents[1].name)
+def launcher(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Launcher]:
+    launcher = Launcher(request.param, tmp_path)
+    yield launcher
+    launcher.clear()
+
+
+def run(launcher: Launcher, text: str, seconds: float = 0.5, **environment: str) -> Result:
+    (launcher.directory / "script.py").write_text(textwrap.dedent(text))
+    return launcher.run(
+        [launcher.python, "script.py"],
+        TORCHRUN_LAUNCHER="none",
+        TORCHRUN_HANG_TIMEOUT_SECONDS=str(seconds),
+        **environment,
+    )
+
+
+def test_silence_after_the_first_output_is_a_hang(launcher: Launcher) -> None:
+    text = """
+        import threading
+        def reading(): threading.Event().wait()
+        threading.Thread(target=reading, daemon=True).start()
+        print("step 1")
+        def training(): threading.Event().wait()
+        training()
+    """
+    result = run(launcher, text)
+    assert (result.exit_code, result.out) == (124, "step 1\n")
+    assert result.message["reason"] == "Hung"
+    assert "no sign of life for" in str(result.message["message"])
+    assert "hangTimeoutSeconds" in str(result.message["message"])
+    assert " in training" in result.err
+    assert " in reading" in result.err, "the stacks of all threads"
+
+
+RANKS = """
+    import os, subprocess, sys, time
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "rank.py"], env=dict(os.environ, LOCAL_RANK=str(n), RANK=str(n))
+        )
+        for n in range(2)
+    ]
+    for rank in ranks: rank.wait()
+    print("the agent saw its ranks end")
+"""
+RANK = """
+    import os, time
+    import torchrun_progress
+    def stuck_in_step_3():
+        time.sleep(1000)
+    if os.fork() == 0:
+        def loading(): time.sleep(1000)
+        loading()
+    for step in range(3):
+        torchrun_progress.report(step=step, total=100)
+    stuck_in_step_3()
+"""
+
+
+def test_every_rank_and_its_children_give_their_stacks(launcher: Launcher) -> None:
+    (launcher.directory / "rank.py").write_text(textwrap.dedent(RANK))
+    result = run(launcher, RANKS)
+    assert result.exit_code == 124
+    assert result.out == "", "an agent that sees its ranks end may start them again"
+    headers = re.findall(r"stack of \S+ of rank (\d):", result.err)
+    assert sorted(headers) == ["0", "0", "1", "1"]
+    assert result.err.count(" in stuck_in_step_3") == 2
+    assert result.err.count(" in loading") == 2
+    parts = re.split(r"torchrun-launch: stack of .*:\n", result.err)
+    assert all(part.count("most recent call first") == 1 for part in parts[1:]), "not mixed"
+    assert "was the first to fall silent" in str(result.message["message"])
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("import time; time.sleep(2)", "nothing was heard yet"),
+        (
+            "print('loading', flush=True); import torchrun_progress, time; time.sleep(2)",
+            "a program with reports is watched from the first one",
+        ),
+        (
+            """
+            import time
+            for _ in range(10): print("x", flush=True); time.sleep(0.3)
+            """,
+            "it writes",
+        ),
+        (
+            """
+            import torchrun_progress, time
+            for step in range(4): torchrun_progress.report(step); time.sleep(1.01)
+            """,
+            "it reports",
+        ),
+    ],
+    ids=["silent", "compiles", "writes", "reports"],
+)
+def test_what_is_no_hang(launcher: Launcher, text: str, why: str) -> None:
+    seconds = 1.5 if "report(" in text else 0.5
+    result = run(launcher, text, seconds)
+    assert result.exit_code == 0, why
+    assert "Hung" not in result.err
+
+
+def test_nodes_without_rank_0_are_not_judged_by_their_output(launcher: Launcher) -> None:
+    text = "import time; print('warning'); time.sleep(2)"
+    assert run(launcher, text, NODE_RANK="1").exit_code == 0
+
+
+def test_a_silent_node_that_is_told_to_end_shows_where_its_ranks_stand(launcher: Launcher) -> None:
+    (launcher.directory / "script.py").write_text(
+        "import time\ndef waiting_for_a_peer(): time.sleep(1000)\n"
+        "print('ready', flush=True)\ntime.sleep(0.6)\nwaiting_for_a_peer()\n"
+    )
+    launched = launcher.start(
+        [launcher.python, "script.py"],
+        TORCHRUN_LAUNCHER="none",
+        TORCHRUN_HANG_TIMEOUT_SECONDS="0.5",
+        NODE_RANK="1",
+    )
+    assert launched.line() == "ready"
+    with pytest.raises(subprocess.TimeoutExpired):
+        launched.process.wait(2.5)
+    launched.stop()
+    result = launched.end()
+    assert (result.exit_code, result.message["reason"]) == (143, "Stopped")
+    assert " in waiting_for_a_peer" in result.err
+
+
+def test_a_users_own_signals_stay_his(launcher: Launcher) -> None:
+    text = """
+        import os, signal
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, lambda number, frame: print("mine", number, flush=True))
+            os.kill(os.getpid(), number)
+        print("waits", flush=True)
+        while True: signal.pause()
+    """
+    result = run(launcher, text)
+    expected = f"mine {int(signal.SIGUSR1)}\nmine {int(signal.SIGUSR2)}\nwaits\n"
+    assert (result.exit_code, result.out) == (124, expected)
+    assert "script.py" in result.err
+
+
+def test_a_rank_that_is_no_python_is_told_of(launcher: Launcher) -> None:
+    result = launcher.run("echo ready; exec sleep 1000", TORCHRUN_HANG_TIMEOUT_SECONDS="0.5")
+    assert result.exit_code == 124
+    assert "no stack of sleep[" in result.err
+    assert "S (sleeping)" in result.err
+
+
+class Clock:
+    now = 0.0
+
+
+def test_who_goes_on_after_the_stacks_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, dumps = Clock(), []
+    monkeypatch.setattr(hang.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(hang, "write_stacks", dumps.append)
+    watch = HangWatch(10, str(tmp_path), lambda: 0)
+    beat = tmp_path / "beat.0"
+    beat.write_text(".")
+    assert watch.look() is None
+    clock.now = 11
+    assert watch.look() is None
+    assert len(dumps) == 1
+    beat.unlink()
+    beat.write_text(".")
+    clock.now = 15
+    assert watch.look() is None, "a sign of life"
+    clock.now = 24
+    assert watch.look() is None
+    clock.now = 26
+    assert watch.look() is None
+    assert len(dumps) == 2
+    clock.now = 30.9
+    assert watch.look() is None
+    clock.now = 31.1
+    verdict = watch.look()
+    assert verdict is not None
+    assert verdict.reason == "Hung"

@@ -1,0 +1,138 @@
+"""What the command writes: passed on as it is, and copied to the job's storage."""
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from torchrun_runtime.launch.copies import Copy
+from unit.runtime.launching import PYTHONS, Launcher
+
+
+@pytest.fixture(params=PYTHONS, ids=lambda path: Path(path).parents[1].name)
+def launcher(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Launcher]:
+    launcher = Launcher(request.param, tmp_path)
+    yield launcher
+    launcher.clear()
+
+
+def state(launcher: Launcher, attempt: str = "0", node: str = "0") -> "dict[str, str]":
+    directory = launcher.directory / "state"
+    directory.mkdir(exist_ok=True)
+    return {
+        "TORCHRUN_STATE_DIR": str(directory),
+        "TORCHRUN_ATTEMPT": attempt,
+        "NODE_RANK": node,
+    }
+
+
+def test_output_is_copied_and_the_streams_stay_apart(launcher: Launcher) -> None:
+    result = launcher.run("echo out; echo err >&2; exit 3", **state(launcher, "4", "2"))
+    assert (result.exit_code, result.out) == (3, "out\n")
+    assert "err\n" in result.err
+    copy = (launcher.directory / "state/logs/4/node-2.log").read_text().splitlines()
+    assert {"out", "err"} < set(copy)
+    assert copy[-1].startswith("torchrun-launch: failed with exit code 3")
+
+
+def test_output_comes_as_it_is_written(launcher: Launcher) -> None:
+    """Colours and half lines too, and before the command goes on."""
+    launched = launcher.start("printf '\\033[1mhalf'; read answer; :", **state(launcher))
+    assert launched.process.stdout
+    os.set_blocking(launched.process.stdout.fileno(), True)
+    assert os.read(launched.process.stdout.fileno(), 100) == b"\x1b[1mhalf"
+    launched.stop()
+    launched.end()
+
+
+def test_much_output_arrives_whole(launcher: Launcher) -> None:
+    result = launcher.run("seq 1 300000", **state(launcher))
+    numbers = "".join(f"{n}\n" for n in range(1, 300001))
+    assert result.out == numbers
+    assert (launcher.directory / "state/logs/0/node-0.log").read_text() == numbers
+
+
+@pytest.mark.parametrize("broken", ["absent", "no directory", "full"])
+def test_storage_that_does_not_work_costs_only_the_copy(launcher: Launcher, broken: str) -> None:
+    settings = state(launcher)
+    folder = Path(settings["TORCHRUN_STATE_DIR"])
+    if broken == "absent":
+        settings["TORCHRUN_STATE_DIR"] = "/proc/none"
+    elif broken == "no directory":
+        settings["TORCHRUN_STATE_DIR"] = "/etc/passwd"
+    else:
+        (folder / "logs/0").mkdir(parents=True)
+        (folder / "logs/0/node-0.log").symlink_to("/dev/full")
+    result = launcher.run("echo trained", **settings)
+    assert (result.exit_code, result.out) == (0, "trained\n")
+    said = "cannot copy this log" if broken == "full" else "does without the state directory"
+    assert result.err.count(said) == 1
+
+
+def test_storage_that_hangs_holds_up_nothing(launcher: Launcher) -> None:
+    settings = state(launcher)
+    folder = Path(settings["TORCHRUN_STATE_DIR"]) / "logs/0"
+    folder.mkdir(parents=True)
+    os.mkfifo(folder / "node-0.log")  # opening it for writing waits for a reader that never comes
+    result = launcher.run("head -c 20000000 /dev/zero | tr '\\0' '\\n'", **settings)
+    assert (result.exit_code, len(result.out)) == (0, 20_000_000)
+    assert result.err.count("is too slow") == 1
+
+
+def test_without_listeners_the_command_keeps_the_containers_streams(launcher: Launcher) -> None:
+    with_pipes = launcher.run("readlink /proc/$$/fd/1; :", **state(launcher)).out
+    direct = launcher.run("readlink /proc/$$/fd/1; readlink /proc/$PPID/fd/1").out.split()
+    assert direct[0] == direct[1]
+    assert with_pipes not in direct
+
+
+def test_copies_of_the_last_five_attempts_are_kept(tmp_path: Path) -> None:
+    for attempt in range(8):
+        (tmp_path / f"logs/{attempt}").mkdir(parents=True)
+    copy = Copy(str(tmp_path), "7", "0")
+    copy.add(1, b"hello\n")
+    copy.close(10)
+    assert sorted(os.listdir(tmp_path / "logs")) == ["3", "4", "5", "6", "7"]
+
+
+def test_a_copy_keeps_the_newest_part(tmp_path: Path) -> None:
+    copy = Copy(str(tmp_path), "0", "1", file_bytes=1000)
+    for number in range(500):
+        copy.add(1, b"%07d\n" % number)
+    copy.close(10)
+    newest = (tmp_path / "logs/0/node-1.log").read_bytes()
+    before = (tmp_path / "logs/0/node-1.log.1").read_bytes()
+    assert len(newest) <= 1000 == len(before)
+    whole = b"".join(b"%07d\n" % number for number in range(500))
+    assert whole.endswith(before + newest)
+
+
+def test_streams_mix_between_lines_only(tmp_path: Path) -> None:
+    copy = Copy(str(tmp_path), "0", "0")
+    copy.add(1, b"one ")
+    copy.add(2, b"error\nhalf")
+    copy.add(1, b"line\n")
+    copy.close(10)
+    assert (tmp_path / "logs/0/node-0.log").read_bytes() == b"error\none line\nhalf\n"
+
+
+def test_what_is_left_out_is_told_where_it_is_missing(tmp_path: Path) -> None:
+    """The storage hangs for a while, and more is written than the buffer holds."""
+    (tmp_path / "logs/0").mkdir(parents=True)
+    path = tmp_path / "logs/0/node-0.log"
+    os.mkfifo(path)
+    copy = Copy(str(tmp_path), "0", "0", file_bytes=1 << 30)
+    copy.add(1, b"first\n")
+    for _ in range(20):
+        copy.add(1, b"x" * 999_999 + b"\n")
+    taken: list[bytes] = []
+    reader = threading.Thread(target=lambda: taken.append(path.read_bytes()))
+    reader.start()
+    copy.close(30)
+    reader.join(30)
+    assert taken[0].startswith(b"first\n")
+    last = taken[0].splitlines()[-1]
+    assert last.startswith(b"torchrun-launch: 1")
+    assert last.endswith(b"bytes are missing here")
