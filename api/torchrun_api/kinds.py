@@ -4,7 +4,7 @@ from typing import Generic, Protocol, TypeVar
 
 from msgspec import Struct
 
-from torchrun_api.core import Job, PersistentVolumeClaim, Pod, Service
+from torchrun_api.core import CoreEvent, Job, PersistentVolumeClaim, Pod, Service
 from torchrun_api.job import TorchrunJob
 from torchrun_api.meta import ChildMeta, ObjectMeta
 from torchrun_api.queue import TorchrunQueue
@@ -54,3 +54,4 @@ PODS = Kind("", "v1", "pods", "Pod", Pod)
 JOBS = Kind("batch", "v1", "jobs", "Job", Job)
 CLAIMS = Kind("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim", PersistentVolumeClaim)
 SERVICES = Kind("", "v1", "services", "Service", Service)
+EVENTS = Kind("", "v1", "events", "Event", CoreEvent)

@@ -82,8 +82,8 @@ class Informer(Generic[T]):
 
     `on_change` is called on the event loop after each change of the store, with True for changes
     that come from a list: the first, or one after an interruption (client-go gives those a low
-    priority). It turns them into keys and does nothing else. `label_selector` and `namespace`
-    narrow what is watched; "" is everything.
+    priority). It turns them into keys and does nothing else. `label_selector`,
+    `field_selector` and `namespace` narrow what is watched; "" is everything.
     """
 
     def __init__(
@@ -94,6 +94,7 @@ class Informer(Generic[T]):
         on_change: Callable[[Change[T], bool], None],
         *,
         label_selector: str = "",
+        field_selector: str = "",
         namespace: str = "",
         observer: Observer | None = None,
         timings: Timings = CLIENT_GO,
@@ -111,7 +112,13 @@ class Informer(Generic[T]):
         self._observer = observer or Unobserved()
         self._clock = clock
         self._sleep = sleep
-        self._watcher = Watcher(kind, random, label_selector=label_selector, timings=timings)
+        self._watcher = Watcher(
+            kind,
+            random,
+            label_selector=label_selector,
+            field_selector=field_selector,
+            timings=timings,
+        )
         self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []  # a heap, by version
         self._order = itertools.count()
 

@@ -1,13 +1,14 @@
 """From the caches to what reconcile may look at."""
 
 from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
 from operator import attrgetter
 from typing import TypeVar
 
 from msgspec import Struct
 
 from torchrun_api import names
-from torchrun_api.core import Job, PersistentVolumeClaim, Pod, Service
+from torchrun_api.core import CoreEvent, Job, PersistentVolumeClaim, Pod, Service
 from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import CLAIMS, JOBS, PODS, SERVICES, Kind
 from torchrun_api.meta import ChildMeta
@@ -19,6 +20,10 @@ from torchrun_controller.store import Store
 # Children by the job whose name their label bears; jobs by the queue that they name.
 JOB_INDEX = "torchrun-job"
 QUEUE_INDEX = "queue"
+# Warnings by the UID of what they regard.
+REGARDING_INDEX = "regarding"
+
+_LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 Child = Job | Pod | PersistentVolumeClaim | Service
 C = TypeVar("C", bound=Child)
@@ -40,6 +45,11 @@ def by_queue(job: TorchrunJob) -> Iterable[str]:
     return (index_key(job.metadata.namespace, job.spec.job_queue),)
 
 
+def by_regarding(event: CoreEvent) -> Iterable[str]:
+    """Indexer of the warnings."""
+    return (event.involved_object.uid,)
+
+
 class Caches(Struct, frozen=True, kw_only=True):
     """The stores that the informers keep, one for each kind."""
 
@@ -49,6 +59,7 @@ class Caches(Struct, frozen=True, kw_only=True):
     child_jobs: Store[Job]
     claims: Store[PersistentVolumeClaim]
     services: Store[Service]
+    warnings: Store[CoreEvent]
 
 
 def observe(
@@ -86,6 +97,12 @@ def observe(
         *(_conflict(CLAIMS, other) for other in other_claims),
         *(_conflict(SERVICES, other) for other in other_services),
     )
+    told_of: tuple[Child, ...] = (*claims, *attempts[-1:], *workers, *syncing)
+    warnings = [
+        warning
+        for child in told_of
+        for warning in caches.warnings.by_index(REGARDING_INDEX, child.metadata.uid)
+    ]
     return Observed(
         job=job,
         queue=caches.queues.get(namespace, job.spec.job_queue),
@@ -99,6 +116,7 @@ def observe(
         ghosts=tuple(pod for pod in others if alive(pod)),
         conflicts=found,
         rejection=rejection,
+        warnings=tuple(sorted(warnings, key=_when)),
     )
 
 
@@ -121,6 +139,10 @@ def _conflict(kind: Kind[C], child: C) -> Conflict:
         " it is left alone: delete it, or give the job another name"
     )
     return Conflict(kind.resource, meta.name, message)
+
+
+def _when(event: CoreEvent) -> datetime:
+    return event.last_timestamp or event.metadata.creation_timestamp or _LONG_AGO
 
 
 def _number(text: str) -> int:

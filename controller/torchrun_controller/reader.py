@@ -1,7 +1,10 @@
 """The read side put together: informers, their caches, and the keys that changes become.
 
-Six informers for all namespaces, or six for each namespace that the controller is limited to: a job
-and all that it refers to are of one namespace, so caches never need to be joined.
+Seven informers for all namespaces, or seven for each namespace that the controller is limited to: a
+job and all that it refers to are of one namespace, so caches never need to be joined.
+
+The seventh, of warnings, makes reasons better and nothing else: nobody waits for it, and where the
+right to read events is missing the controller works without.
 """
 
 import time
@@ -11,20 +14,23 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from torchrun_api import names
-from torchrun_api.core import Job, PersistentVolumeClaim, Pod, Service
+from torchrun_api.core import CoreEvent, Job, PersistentVolumeClaim, Pod, Service
 from torchrun_api.job import TorchrunJob
-from torchrun_api.kinds import CLAIMS, JOBS, PODS, SERVICES, TORCHRUN_JOBS, TORCHRUN_QUEUES
+from torchrun_api.kinds import CLAIMS, EVENTS, JOBS, PODS, SERVICES, TORCHRUN_JOBS, TORCHRUN_QUEUES
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.informer import Informer
 from torchrun_controller.metrics import Metrics
 from torchrun_controller.observe import (
     JOB_INDEX,
     QUEUE_INDEX,
+    REGARDING_INDEX,
     Caches,
     by_job,
     by_queue,
+    by_regarding,
     index_key,
     observe,
 )
@@ -33,10 +39,18 @@ from torchrun_controller.reconcile.phases import TERMINAL
 from torchrun_controller.server import Check, caches_synced, refusal, watches_alive
 from torchrun_controller.store import Change, Store
 from torchrun_controller.transport import Transport
+from torchrun_controller.watch import CLIENT_GO
 from torchrun_controller.worker import Key
 from torchrun_controller.workqueue import INITIAL, WorkQueue
 
 Child: TypeAlias = Job | Pod | PersistentVolumeClaim | Service
+
+
+# Warnings that say why a pod is not made, a claim not bound or a volume not mounted are few; the
+# frequent ones are of no use here, and are kept from the wire.
+WARNINGS = "type=Warning,reason!=FailedScheduling,reason!=BackOff,reason!=Unhealthy"
+# The API server keeps no cache of events, so it sends no bookmarks: a quiet watch is no dead one.
+_QUIET = replace(CLIENT_GO, silence=2 * CLIENT_GO.watch + CLIENT_GO.grace)
 
 
 class Scope(Struct, frozen=True):
@@ -45,6 +59,7 @@ class Scope(Struct, frozen=True):
     caches: Caches
     informers: dict[str, Informer[Any]]
     stores: dict[str, Store[Any]]
+    warnings: Informer[CoreEvent]
 
 
 class Answers:
@@ -86,17 +101,19 @@ class Reader:
     @property
     def informers(self) -> list[Informer[Any]]:
         """Every informer; each is to be run."""
-        return [i for scope in self._scopes.values() for i in scope.informers.values()]
+        scopes = self._scopes.values()
+        return [i for scope in scopes for i in (*scope.informers.values(), scope.warnings)]
 
     @property
     def is_synced(self) -> bool:
-        """Whether every cache holds its first whole list."""
-        return all(informer.synced.is_set() for informer in self.informers)
+        """Whether every cache that is needed holds its first whole list."""
+        return all(_all_synced(group) for group in self._by_resource().values())
 
     async def synced(self) -> None:
         """Wait until every cache holds its first whole list: for ever, where a CRD is missing."""
-        for informer in self.informers:
-            await informer.synced.wait()
+        for group in self._by_resource().values():
+            for informer in group:
+                await informer.synced.wait()
 
     def observe(self, namespace: str, name: str) -> Observed | None:
         """All that is known of one job; None where it is gone."""
@@ -146,6 +163,7 @@ class Reader:
             child_jobs=Store({JOB_INDEX: by_job}),
             claims=Store({JOB_INDEX: by_job}),
             services=Store({JOB_INDEX: by_job}),
+            warnings=Store({REGARDING_INDEX: by_regarding}),
         )
         own = partial(
             Informer, transport=self._transport, namespace=namespace, observer=self._observer
@@ -163,8 +181,16 @@ class Reader:
             child(CLAIMS, store=caches.claims),
             child(SERVICES, store=caches.services),
         )
+        warnings = own(
+            EVENTS,
+            store=caches.warnings,
+            on_change=partial(self._warned, caches),
+            field_selector=WARNINGS,
+            timings=_QUIET,
+        )
         by_resource = {informer.kind.resource: informer for informer in informers}
-        return Scope(caches, by_resource, {r: i.store for r, i in by_resource.items()})
+        stores = {r: i.store for r, i in by_resource.items()}
+        return Scope(caches, by_resource, stores, warnings)
 
     def _job_changed(self, change: Change[TorchrunJob], initial: bool) -> None:
         meta = change.object.metadata
@@ -181,6 +207,19 @@ class Reader:
     def _child_changed(self, change: Change[Child], initial: bool) -> None:
         meta = change.object.metadata
         self._queue.add((meta.namespace, meta.labels.torchrun_job), INITIAL if initial else 0)
+
+    def _warned(self, caches: Caches, change: Change[CoreEvent], initial: bool) -> None:
+        """The job whose object it regards; one that is not cached yet will come by itself."""
+        regarding = change.object.involved_object
+        stores: dict[str, Store[Any]] = {
+            JOBS.kind: caches.child_jobs,
+            PODS.kind: caches.pods,
+            CLAIMS.kind: caches.claims,
+        }
+        store = stores.get(regarding.kind)
+        child = store.get(regarding.namespace, regarding.name) if store is not None else None
+        if child is not None:
+            self._child_changed(Change(None, child), initial)
 
 
 class _Objects(Sized):

@@ -31,6 +31,7 @@ def test_each_obstacle_is_told_and_stops_no_neighbour(space: Space):
         queue("nowhere", space.cluster.controller, storage=storage),
         zip_job("unbound", "nowhere", HELLO),
         job("early", "late", HELLO),
+        job("nodeless", "plain", HELLO, 2, scheduling={"nodeSelector": {"no-such": "node"}}),
     )
 
     status = space.wait_reason("early", "QueueNotFound")
@@ -39,9 +40,13 @@ def test_each_obstacle_is_told_and_stops_no_neighbour(space: Space):
     space.apply(queue("late", space.cluster.controller))
     space.wait_phase("early", "Succeeded")
 
-    status = space.wait_reason("unbound", "ClaimPending")
+    status = space.wait_reason("unbound", "ProvisioningFailed")
     assert "unbound-workspace" in status["message"]
     assert "no-such-class" in status["message"]
+
+    status = space.wait_reason("nodeless", "Unschedulable")
+    assert "0 of 2 workers have a node; 2 of 2 workers" in status["message"]
+    assert "0 of 1 nodes: 1 outside of nodeSelector or affinity" in status["message"]
 
     # The kubelet tells of a pull that failed when it looks at the pod again, after ten seconds.
     status = space.wait_reason("pull", "ImagePullFailed")

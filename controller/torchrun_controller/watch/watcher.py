@@ -115,6 +115,7 @@ class Watcher(Generic[T]):
         random: Callable[[], float],
         *,
         label_selector: str = "",
+        field_selector: str = "",
         timings: Timings = CLIENT_GO,
         max_line: int = MAX_LINE,
         page_size: int = 500,
@@ -122,7 +123,8 @@ class Watcher(Generic[T]):
         self.state = State.STREAM_LISTING
         self._codec = Codec(kind.type)
         self._resource = kind.resource
-        self._selector = {"labelSelector": label_selector} if label_selector else {}
+        selectors = {"labelSelector": label_selector, "fieldSelector": field_selector}
+        self._selector = {name: value for name, value in selectors.items() if value}
         self._random = random
         self._timings = timings
         self._max_line = max_line

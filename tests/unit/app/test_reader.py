@@ -6,8 +6,9 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from torchrun_api.core import Pod
+from torchrun_api.core import CoreEvent, Pod
 from torchrun_api.job import TorchrunJob
+from torchrun_api.kinds import EVENTS
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.metrics import Metrics
 from torchrun_controller.reader import Answers, Reader
@@ -115,9 +116,46 @@ def test_a_kind_that_never_came_is_no_reason_to_be_killed(world: World) -> None:
     assert "pods" in world.reader.liveness()()
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "keys"),
+    [
+        ("Pod", "run-0-abcde", [("team", "run")]),
+        ("Pod", "not-ours", []),
+        ("Node", "run-0-abcde", []),
+    ],
+)
+def test_a_warning_is_the_key_of_the_job_whose_object_it_regards(
+    world: World, kind: str, name: str, keys: list[tuple[str, str]]
+) -> None:
+    meta = {
+        "name": "run-0-abcde",
+        "namespace": "team",
+        "labels": {"torchrun-job-name": "run"},
+    }
+    world.change(msgspec.convert({"metadata": meta}, Pod))
+    world.keys()
+    regarding = {"kind": kind, "namespace": "team", "name": name}
+    event = {"metadata": {"name": "e", "namespace": "team"}, "involvedObject": regarding}
+    world.change(msgspec.convert(event, CoreEvent))
+    assert world.keys() == keys
+
+
+def test_nobody_waits_for_warnings(world: World) -> None:
+    for informer in world.reader.informers:
+        if informer.kind is not EVENTS:
+            informer.synced.set()
+    assert world.reader.readiness()() == ""
+    assert world.reader.is_synced
+    for informer in world.reader.informers:
+        if informer.kind is EVENTS:
+            informer.synced.set()
+            informer.last_seen -= 10_000
+    assert world.reader.liveness()() == ""
+
+
 def test_each_namespace_has_its_own_caches() -> None:
     world = World("team", "other")
-    assert len(world.reader.informers) == 12
+    assert len(world.reader.informers) == 14
     team, other = (world.reader.stores((name, "run")) for name in ("team", "other"))
     assert team["pods"] is not other["pods"]
     team["torchrunjobs.torchrun.ai"].upsert(a_job("run"), 5)

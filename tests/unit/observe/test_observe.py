@@ -6,8 +6,17 @@ import msgspec
 import pytest
 
 from torchrun_api import names
-from torchrun_api.core import Job, PersistentVolumeClaim, Pod, Service
-from torchrun_controller.observe import JOB_INDEX, QUEUE_INDEX, Caches, by_job, by_queue, observe
+from torchrun_api.core import CoreEvent, Job, PersistentVolumeClaim, Pod, Service
+from torchrun_controller.observe import (
+    JOB_INDEX,
+    QUEUE_INDEX,
+    REGARDING_INDEX,
+    Caches,
+    by_job,
+    by_queue,
+    by_regarding,
+    observe,
+)
 from torchrun_controller.reconcile import Conflict, Rejection
 from torchrun_controller.store import Store
 from world import START, make_job, make_queue
@@ -24,6 +33,7 @@ def caches() -> Caches:
         child_jobs=Store({JOB_INDEX: by_job}),
         claims=Store({JOB_INDEX: by_job}),
         services=Store({JOB_INDEX: by_job}),
+        warnings=Store({REGARDING_INDEX: by_regarding}),
     )
     made.jobs.upsert(make_job(numNodes=1), 1)
     made.queues.upsert(make_queue(), 1)
@@ -130,3 +140,25 @@ def test_what_the_worker_knows_is_handed_on(caches):
     seen = observe(caches, "ml", "train", conflicts=(conflict,), rejection=rejection)
     assert seen.conflicts == (conflict,)
     assert seen.rejection == rejection
+
+
+def test_warnings_are_those_of_the_jobs_own_objects_in_the_order_of_time(caches):
+    caches.claims.upsert(child(PersistentVolumeClaim, "train-workspace", OURS), 2)
+    caches.child_jobs.upsert(child(Job, "train", OURS), 3)
+    for number, (uid, time) in enumerate(
+        [
+            ("uid-train", "2026-01-02T03:04:07Z"),
+            ("uid-train-workspace", "2026-01-02T03:04:06Z"),
+            ("uid-other", "2026-01-02T03:04:05Z"),
+            ("uid-train", None),
+        ]
+    ):
+        event = {
+            "metadata": {"name": f"e{number}", "namespace": "ml"},
+            "involvedObject": {"uid": uid},
+            "message": f"{number}",
+            "lastTimestamp": time,
+        }
+        caches.warnings.upsert(msgspec.convert(event, CoreEvent), 4)
+    seen = observe(caches, "ml", "train")
+    assert [event.message for event in seen.warnings] == ["3", "1", "0"]

@@ -83,10 +83,11 @@ class TestStreamListing:
         assert query(watcher(random=0.999))["timeoutSeconds"] == "599"
 
     def test_selector_goes_with_every_request(self) -> None:
-        fresh = Watcher(PODS, lambda: 0.0, label_selector="a=b")
+        fresh = Watcher(PODS, lambda: 0.0, label_selector="a=b", field_selector="c=d")
         assert query(fresh)["labelSelector"] == "a=b"
         fresh.failed(Failure("no", 422), 0)
-        assert query(fresh) == {"labelSelector": "a=b", "limit": "500"}
+        selectors = {"labelSelector": "a=b", "fieldSelector": "c=d"}
+        assert query(fresh) == {**selectors, "limit": "500"}
 
     def test_hands_nothing_on_before_the_end(self) -> None:
         fresh = watcher()

@@ -1,0 +1,117 @@
+"""Why a gang waits, where the real API server, quota and Job controller say so.
+
+There is no scheduler and no kubelet; what these say is in the unit tests and in tests/e2e.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from integration.controller_process import Api, ControllerProcess, eventually
+from integration.team import WORKSPACE, Team
+from torchrun_cluster import LocalCluster
+
+
+@pytest.fixture(scope="module")
+def api(crds: LocalCluster) -> Iterator[Api]:
+    client = Api(crds)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def team(api: Api) -> Team:
+    made = Team(api)
+    made.make_queue()
+    return made
+
+
+@pytest.fixture(autouse=True)
+def controller(crds: LocalCluster, team: Team, tmp_path: Path) -> Iterator[ControllerProcess]:
+    """Limited to the test's namespace: the control plane is not ours alone."""
+    arguments = ("--leader-election", "false", "--namespaces", team.name)
+    with ControllerProcess(crds, tmp_path, *arguments).running() as process:
+        yield process
+
+
+def condition(status: dict[str, Any], kind: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(c for c in status["conditions"] if c["type"] == kind)
+    return found
+
+
+def limit(team: Team, **hard: str) -> None:
+    body = {"metadata": {"name": "small"}, "spec": {"hard": hard}}
+    team.api.create(f"{team.core}/resourcequotas", body)
+
+    def in_force() -> bool:
+        known = team.api.get(f"{team.core}/resourcequotas/small")
+        return bool(known.get("status", {}).get("hard"))
+
+    eventually("the quota is in force", in_force)
+
+
+def reasons(team: Team, job: str) -> list[str]:
+    """Reasons of the events regarding a job."""
+    events = team.api.items(f"{team.core}/events")
+    return [e["reason"] for e in events if e["involvedObject"]["name"] == job]
+
+
+def test_a_quota_that_refuses_a_part_of_the_gang(team: Team) -> None:
+    limit(team, pods="1")
+    team.submit("run")
+    status = team.reaches("run", "Queued", "QuotaExceeded")
+    assert "1 of 2 pods are made; ResourceQuota small is used up" in status["message"]
+    assert condition(status, "Scheduled")["reason"] == "QuotaExceeded"
+    eventually("one event", lambda: reasons(team, "run").count("QuotaExceeded") == 1)
+    team.api.patch(f"{team.core}/resourcequotas/small", {"spec": {"hard": {"pods": "2"}}})
+    # The Job controller tries again with growing delays.
+    team.workers("run")
+    team.reaches("run", "Queued", "WorkersStarting")
+
+
+def test_a_profile_that_refuses_the_gang(team: Team, api: Api) -> None:
+    label = {"pod-security.kubernetes.io/enforce": "restricted"}
+    api.patch(f"/api/v1/namespaces/{team.name}", {"metadata": {"labels": label}})
+    team.submit("run")
+    status = team.reaches("run", "Queued", "PodSecurity")
+    assert 'violates PodSecurity "restricted:latest"' in status["message"]
+    assert 'container "trainer"' in status["message"]
+
+
+def test_a_service_account_that_is_missing(team: Team, api: Api) -> None:
+    spec = {"spec": {"serviceAccountName": "nobody"}}
+    api.patch(f"{team.group}/torchrunqueues/research", spec)
+    team.submit("run")
+    status = team.reaches("run", "Queued", "PodsRefused")
+    assert 'serviceaccount "nobody" not found' in status["message"]
+
+
+def test_a_quota_on_claims(team: Team) -> None:
+    limit(team, persistentvolumeclaims="0")
+    team.submit("run", volumes=WORKSPACE)
+    status = team.reaches("run", "Pending", "QuotaExceeded")
+    assert "persistentvolumeclaims run-workspace: ResourceQuota small" in status["message"]
+
+
+def test_a_claim_whose_class_is_missing(team: Team) -> None:
+    workspace = {**WORKSPACE["workspace"], "storageClassName": "no-such-class"}
+    team.submit("run", volumes={"workspace": workspace})
+    status = team.reaches("run", "Syncing", "ProvisioningFailed")
+    assert "claim run-workspace of storage class no-such-class" in status["message"]
+    assert "not found" in status["message"]
+
+
+def test_no_default_class(team: Team) -> None:
+    team.submit("run", volumes=WORKSPACE)
+    status = team.reaches("run", "Syncing", "NoStorageClass")
+    assert "set storageClassName" in status["message"]
+
+
+def test_a_claim_for_one_node_and_a_gang_of_two(team: Team) -> None:
+    workspace = {**WORKSPACE["workspace"], "accessMode": "ReadWriteOnce"}
+    team.submit("run", volumes={"workspace": workspace})
+    status = team.reaches("run", "Syncing", "NoStorageClass")
+    assert condition(status, "StorageShared")["reason"] == "ReadWriteOnce"
+    eventually("its event", lambda: reasons(team, "run").count("ReadWriteOnce") == 1)
