@@ -9,6 +9,9 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from torchrun_api.contents import Manifest
+from torchrun_runtime.sync.announced import Announced
+from torchrun_runtime.sync.assemble import Assembly, ranges
 from torchrun_runtime.sync.claim import Claim, Marker
 from torchrun_runtime.sync.errors import ArchiveError, SyncError
 from torchrun_runtime.sync.extract import extract
@@ -23,14 +26,17 @@ if TYPE_CHECKING:
 
 _USAGE = """usage: torchrun-sync
 
-Runs in a job's sync pod. Takes the workspace as a zip archive by PUT /v1/upload, checks every
-member, extracts it to <claim>/revisions/<n>/tree and writes the marker <claim>/.sync_success.
+Runs in a job's sync pod. Takes the workspace as a zip archive by PUT /v1/upload, or a manifest of
+it by PUT /v1/manifest and an archive of those files that are not at hand. Checks every member,
+extracts it to <claim>/revisions/<n>/tree and writes the marker <claim>/.sync_success.
 
 Environment (default):
   TORCHRUN_SYNC_SOURCE (zip)       where the workspace comes from
   TORCHRUN_SYNC_DIR (/workspace)   the claim, writable
   TORCHRUN_SYNC_PORT (8080)        port to listen on
-  TORCHRUN_SYNC_SHA256 ()          take this archive only
+  TORCHRUN_SYNC_SHA256 ()          take this archive, or this manifest, only
+  TORCHRUN_SYNC_AFTER (0)          wait for a revision later than this one
+  TORCHRUN_SYNC_BASE ()            another workspace claim, whose files need not be sent again
   TORCHRUN_SYNC_READ_TIMEOUT_SECONDS (60)   silence after which a client is given up
   TORCHRUN_SYNC_MAX_ENTRIES, _BYTES, _PATH, _DEPTH, _RATIO, _RATIO_FLOOR   caps on an archive
 
@@ -72,13 +78,13 @@ def prepare(settings: Settings) -> Marker:
     """Wait for an acceptable archive and publish it. Raises SyncError, OSError."""
     claim = Claim(settings.directory)
     marker = claim.marker()
-    if marker and settings.sha256 in ("", marker.sha256):
+    if marker and _is_wanted(marker, settings):
         with suppress(OSError):  # the workspace is whole without it
             claim.make_state()
         claim.discard_upload()
         return marker
     claim.prepare()
-    workflow = Workflow(Upload(claim.incoming, settings.limits.bytes, settings.sha256))
+    workflow = open_workflow(settings, claim)
     with Server(settings.host, settings.port, workflow, settings.read_timeout) as server:
         threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True).start()
         log("listening", port=server.port, **workflow.describe())
@@ -93,25 +99,82 @@ def prepare(settings: Settings) -> Marker:
             server.shutdown()
 
 
+def _is_wanted(marker: Marker, settings: Settings) -> bool:
+    if settings.sha256:
+        return settings.sha256 == marker.sha256
+    return marker.revision > settings.after
+
+
+def open_workflow(settings: Settings, claim: Claim) -> Workflow:
+    """What an earlier pod received, and what is at hand to differ from."""
+    bases = [claim, *([Claim(settings.base)] if settings.base else [])]
+    known = {held.sha256: held for held in (base.manifest() for base in bases) if held.entries}
+    announced = Announced(claim.incoming, settings.limits, known, settings.sha256)
+    return Workflow(Upload(claim.incoming, settings.limits.bytes, settings.sha256), announced)
+
+
 def take_until_good(settings: Settings, claim: Claim, workflow: Workflow) -> Marker:
-    """Extract and publish the first archive that is acceptable. Raises SyncError, OSError."""
+    """Make and publish the first workspace that is acceptable. Raises SyncError, OSError."""
+    assembly: Assembly | None = None
     while True:
-        identity = workflow.wait_for_archive()
-        claim.discard_unfinished()
-        log("extracting", sha256=identity.sha256, bytes=identity.total)
+        workflow.wait()
+        manifest = workflow.announced.manifest
         try:
-            held = extract(workflow.upload.archive, claim.new, settings.limits)
-            marker = claim.publish(identity.sha256, held.files, held.bytes)
+            if manifest is None:
+                marker = _extract(settings, claim, workflow)
+            else:
+                if assembly is None or assembly.manifest is not manifest:
+                    assembly = _compare(settings, claim, manifest)
+                if not _complete(assembly, workflow):
+                    continue
+                claim.discard_tree()
+                assembly.build()
+                marker = claim.publish(manifest)
         except ArchiveError as error:
             log("archive refused", "error", reason=error.reason, message=error.message)
-            claim.discard_unfinished()
             workflow.refuse(error.reason, error.message)
-            if settings.sha256:
-                raise SyncError(error.reason, error.message, permanent=True) from error
+            if manifest is None:
+                claim.discard_unfinished()
+                if settings.sha256:
+                    raise SyncError(error.reason, error.message, permanent=True) from error
         else:
-            workflow.succeed()
+            workflow.succeed(marker.revision)
             claim.discard_upload()
             return marker
+
+
+def _extract(settings: Settings, claim: Claim, workflow: Workflow) -> Marker:
+    """An archive that is the whole workspace."""
+    identity = workflow.upload.identity
+    assert identity is not None
+    claim.discard_unfinished()
+    log("extracting", sha256=identity.sha256, bytes=identity.total)
+    held = extract(workflow.upload.archive, claim.new, settings.limits)
+    return claim.publish(held, identity.sha256)
+
+
+def _compare(settings: Settings, claim: Claim, manifest: Manifest) -> Assembly:
+    claim.discard_unfinished()
+    assembly = Assembly(claim, manifest, settings.limits)
+    assembly.take_own()
+    if settings.base:
+        copied = assembly.take_base(Claim(settings.base))
+        log("taken from the base", bytes=copied)
+    return assembly
+
+
+def _complete(assembly: Assembly, workflow: Workflow) -> bool:
+    """Take the archive, if one has come, and say whether nothing is missing; else ask for it."""
+    if workflow.upload.complete:
+        assembly.take_archive(workflow.upload.archive)
+    missing = assembly.missing()
+    if not missing:
+        return True
+    if workflow.upload.complete:
+        workflow.upload.discard()
+    log("missing", files=len(missing), of=assembly.manifest.files)
+    workflow.ask_for(ranges(missing))
+    return False
 
 
 def unavailable(settings: Settings, error: OSError) -> SyncError:

@@ -5,7 +5,7 @@
     .sync_success            marker, names the revision that is whole and shall run
     state/                   the one directory that workers may write to, whoever they run as
     tree.new/                the next revision under way; worthless after a restart
-    .incoming/               upload under way; outlives the pod
+    .incoming/               upload under way; outlives the pod but for work/
 
 A new revision is written beside the others and shares its unchanged files with them. It is there
 once the marker, replaced by a rename, names it. Killed between any two steps, the next pod either
@@ -44,6 +44,7 @@ class Claim:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.incoming = directory / ".incoming"
+        self.work = self.incoming / "work"
         self.new = directory / "tree.new"
         self.state = directory / "state"
 
@@ -88,6 +89,12 @@ class Claim:
 
     def discard_unfinished(self) -> None:
         """Remove what an interrupted step left."""
+        self.discard_tree()
+        if self.work.exists():
+            shutil.rmtree(self.work)
+
+    def discard_tree(self) -> None:
+        """Remove a tree that was not finished."""
         if self.new.exists():
             shutil.rmtree(self.new)
 
@@ -112,18 +119,18 @@ class Claim:
         with suppress(PermissionError):
             self.state.chmod(0o1777)
 
-    def publish(self, sha256: str, files: int, size: int, manifest: str = "") -> Marker:
-        """Make tree.new the newest revision and the one that shall run. Raises OSError.
+    def publish(self, held: Manifest, sha256: str = "") -> Marker:
+        """Make tree.new, which holds this, the newest revision and the one that shall run.
 
-        manifest: the text that lists it; without one the next revision shares no files with it.
+        sha256: what the workspace is known by, by default the manifest's. Raises OSError.
         """
         before = self.marker()
-        marker = Marker(sha256, files, size, now(), before.revision + 1 if before else 1)
+        number = before.revision + 1 if before else 1
+        marker = Marker(sha256 or held.sha256, held.files, held.size, now(), number)
         self.make_state()
         directory = self._revision(marker.revision)
         directory.mkdir(parents=True)
-        if manifest:
-            (directory / "manifest").write_text(manifest)
+        (directory / "manifest").write_text(held.text)
         self.new.rename(directory / "tree")
         _sync_filesystem(directory)
         write_durably(self.directory / MARKER, json.dumps(asdict(marker)).encode())

@@ -1,14 +1,15 @@
 """From an archive to a fresh tree, counting every byte that comes out."""
 
+import hashlib
 import os
 import shutil
 import struct
 import zipfile
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from torchrun_api.contents import Entry, Manifest
 from torchrun_runtime.sync.directory import count_entries, not_a_zip
 from torchrun_runtime.sync.errors import ArchiveError, SyncError
 from torchrun_runtime.sync.members import Member, accept
@@ -18,16 +19,8 @@ from torchrun_runtime.sync.upload import FULL
 _PIECE = 1 << 20
 
 
-@dataclass(frozen=True)
-class Extracted:
-    """What a tree holds. bytes: sum of the files' sizes."""
-
-    files: int
-    bytes: int
-
-
-def extract(archive: Path, tree: Path, limits: Limits) -> Extracted:
-    """Extract into `tree`, which must not exist.
+def extract(archive: Path, tree: Path, limits: Limits) -> Manifest:
+    """Extract into `tree`, which must not exist; what it holds then.
 
     The archive is judged whole before anything is written. Files are readable by all and keep
     the executable bit; nothing else of their mode, owner or time is taken over.
@@ -42,11 +35,11 @@ def extract(archive: Path, tree: Path, limits: Limits) -> Extracted:
                 members = accept(
                     opened.infolist(), archive.stat().st_size, opened.start_dir, limits
                 )
-                _check_space(tree.parent, sum(member.size for member in members))
+                check_space(tree.parent, sum(member.size for member in members))
                 return _write(opened, members, tree)
     except OSError as error:
         if error.errno in FULL:
-            raise _workspace_full(error.strerror or "no space") from error
+            raise workspace_full(error.strerror or "no space") from error
         raise
 
 
@@ -57,29 +50,37 @@ def _opened(file: BinaryIO) -> zipfile.ZipFile:
         raise not_a_zip(str(error)) from error
 
 
-def _write(opened: zipfile.ZipFile, members: list[Member], tree: Path) -> Extracted:
+def _write(opened: zipfile.ZipFile, members: list[Member], tree: Path) -> Manifest:
     tree.mkdir(mode=0o755)
     made: set[tuple[str, ...]] = {()}
-    files = size = 0
+    entries = []
     for member in members:
-        _make_directories(tree, member.path if member.directory else member.path[:-1], made)
+        make_directories(tree, member.path if member.directory else member.path[:-1], made)
+        path = "/".join(member.path)
         if not member.directory:
-            size += _write_file(opened, member, tree.joinpath(*member.path))
-            files += 1
-    return Extracted(files, size)
+            sha256 = _write_file(opened, member, tree.joinpath(*member.path))
+            mode = "755" if member.executable else "644"
+            entries.append(Entry(path, sha256, member.size, mode))
+    filled = {member.path[:depth] for member in members for depth in range(len(member.path))}
+    empty = (member for member in members if member.directory and member.path not in filled)
+    entries += (Entry("/".join(member.path), "", 0, "dir") for member in empty)
+    return Manifest(entries)
 
 
-def _make_directories(tree: Path, path: tuple[str, ...], made: set[tuple[str, ...]]) -> None:
+def make_directories(tree: Path, path: tuple[str, ...], made: set[tuple[str, ...]]) -> None:
+    """Make the directory and those above it, but for those that are `made` already."""
     for depth in range(1, len(path) + 1):
         if path[:depth] not in made:
             tree.joinpath(*path[:depth]).mkdir(mode=0o755)
             made.add(path[:depth])
 
 
-def _write_file(opened: zipfile.ZipFile, member: Member, target: Path) -> int:
+def _write_file(opened: zipfile.ZipFile, member: Member, target: Path) -> str:
+    """Write the file; the SHA-256 of its content."""
     mode = 0o755 if member.executable else 0o644
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     written = 0
+    digest = hashlib.sha256()
     try:
         with (
             opened.open(member.info) as source,
@@ -90,7 +91,8 @@ def _write_file(opened: zipfile.ZipFile, member: Member, target: Path) -> int:
                 written += len(piece)
                 if written > member.size:
                     break
-                _write_all(file.fileno(), piece)
+                digest.update(piece)
+                write_all(file.fileno(), piece)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         message = f"the member {member.name} is damaged: {error or 'it ends too early'}"
         raise ArchiveError("DamagedMember", message) from error
@@ -100,22 +102,25 @@ def _write_file(opened: zipfile.ZipFile, member: Member, target: Path) -> int:
     if written != member.size:
         message = f"the member {member.name} does not have the {member.size} bytes it announces"
         raise ArchiveError("DamagedMember", message)
-    return written
+    return digest.hexdigest()
 
 
-def _write_all(descriptor: int, piece: bytes) -> None:
+def write_all(descriptor: int, piece: bytes) -> None:
+    """Write every byte. Raises OSError."""
     view = memoryview(piece)
     while view:
         view = view[os.write(descriptor, view) :]
 
 
-def _check_space(directory: Path, needed: int) -> None:
+def check_space(directory: Path, needed: int) -> None:
+    """Raises SyncError (WorkspaceFull) where so many bytes do not fit."""
     free = shutil.disk_usage(directory).free
     if needed > free:
-        raise _workspace_full(f"{needed} bytes are needed, {free} are free")
+        raise workspace_full(f"{needed} bytes are needed, {free} are free")
 
 
-def _workspace_full(why: str) -> SyncError:
+def workspace_full(why: str) -> SyncError:
+    """The tree does not fit on the claim."""
     message = (
         f"the workspace claim has no room for the extracted archive: {why}; raise "
         "volumes.workspace.size (the archive itself is kept, so it need not be sent again)"

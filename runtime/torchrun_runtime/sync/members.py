@@ -102,13 +102,18 @@ def _refuse_overlaps(infos: list[zipfile.ZipInfo], directory_start: int) -> None
         end = start
 
 
-def _refuse_bomb(total: int, archive_size: int, limits: Limits) -> None:
+def refuse_size(total: int, limits: Limits) -> None:
+    """Raises ArchiveError where a workspace holds too many bytes."""
     if total > limits.bytes:
         message = (
             f"the archive holds {total} bytes, allowed are {limits.bytes}; "
             "leave data out of the workspace and mount it from a claim"
         )
         raise ArchiveError("ArchiveTooLarge", message)
+
+
+def _refuse_bomb(total: int, archive_size: int, limits: Limits) -> None:
+    refuse_size(total, limits)
     if total > limits.ratio_floor and total > archive_size * limits.ratio:
         message = (
             f"the archive's {archive_size} bytes hold {total}, more than {limits.ratio} times as "

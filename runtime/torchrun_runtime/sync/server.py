@@ -10,6 +10,7 @@ import re
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})", re.ASCII)
 _PIECE = 1 << 20
+_LARGEST_MANIFEST = 32 << 20  # compressed; of 200,000 files it has about 9 MB
 _CONNECTIONS = 64
 _DRAIN_SECONDS = 5.0
 
@@ -100,12 +102,17 @@ class Handler(BaseHTTPRequestHandler):
             self._reply(404, {"reason": "NotFound", "message": "there is /v1/upload and /readyz"})
 
     def do_PUT(self) -> None:
-        """PUT /v1/upload: one range of the archive."""
+        """PUT /v1/manifest, and PUT /v1/upload: one range of the archive."""
         self._body_left = 0
+        path = self.path.partition("?")[0]
         try:
-            if self.path.partition("?")[0] != "/v1/upload":
-                raise UploadError(404, "NotFound", "archives are PUT to /v1/upload")
+            if path not in ("/v1/upload", "/v1/manifest"):
+                message = "archives are PUT to /v1/upload, manifests to /v1/manifest"
+                raise UploadError(404, "NotFound", message)
             self._body_left = self._content_length()
+            if path == "/v1/manifest":
+                self._take_manifest()
+                return
             identity, start = self._identity_and_start()
             writer = self.server.workflow.begin(identity, start)
             offset = self._receive(writer, start)
@@ -124,6 +131,23 @@ class Handler(BaseHTTPRequestHandler):
             message = f"the workspace claim cannot be written: {error.strerror}"
             self._refuse(UploadError(500, "WorkspaceUnavailable", message))
 
+    def _take_manifest(self) -> None:
+        sha256 = self._sha256("X-Torchrun-Workspace")
+        if self._body_left > _LARGEST_MANIFEST:
+            message = f"a manifest may have {_LARGEST_MANIFEST} bytes, not {self._body_left}"
+            raise UploadError(413, "ManifestTooLarge", message)
+        body = b"".join(self._pieces())
+        self.server.workflow.announce(sha256, body)
+        log("announced", workspace=sha256, bytes=len(body))
+        self._reply(202, {"state": "comparing"})
+
+    def _sha256(self, header: str) -> str:
+        sha256 = self.headers.get(header, "").strip().lower()
+        if not SHA256.fullmatch(sha256):
+            message = f"{header} must be a SHA-256, 64 hexadecimal digits"
+            raise UploadError(400, "BadRequest", message)
+        return sha256
+
     def _content_length(self) -> int:
         text = self.headers.get("Content-Length", "")
         if not (text.isascii() and text.isdigit() and len(text) < 19):
@@ -132,10 +156,9 @@ class Handler(BaseHTTPRequestHandler):
         return int(text)
 
     def _identity_and_start(self) -> tuple[Identity, int]:
-        sha256 = self.headers.get("X-Torchrun-Sha256", "").strip().lower()
-        if not SHA256.fullmatch(sha256):
-            message = "X-Torchrun-Sha256 must be the whole archive's SHA-256, 64 hexadecimal digits"
-            raise UploadError(400, "BadRequest", message)
+        sha256 = self._sha256("X-Torchrun-Sha256")
+        given = self.headers.get("X-Torchrun-Workspace")
+        workspace = "" if given is None else self._sha256("X-Torchrun-Workspace")
         match = _CONTENT_RANGE.fullmatch(self.headers.get("Content-Range", "").strip())
         first, last, total = (int(group) for group in match.groups()) if match else (0, -1, 0)
         if not first <= last < total:
@@ -144,16 +167,21 @@ class Handler(BaseHTTPRequestHandler):
         if self._body_left != last - first + 1:
             message = f"Content-Length must be the range's length, {last - first + 1}"
             raise UploadError(400, "BadRequest", message)
-        return Identity(sha256, total), first
+        return Identity(sha256, total, workspace), first
 
     def _receive(self, writer: object, offset: int) -> int:
+        for piece in self._pieces():
+            offset = self.server.workflow.upload.append(writer, piece)
+        return offset
+
+    def _pieces(self) -> Iterator[bytes]:
+        """The body as it comes. Raises ConnectionError where it ends too early."""
         while self._body_left:
             piece = self.rfile.read1(min(_PIECE, self._body_left))
             if not piece:
                 raise ConnectionError("the client closed the connection")
             self._body_left -= len(piece)
-            offset = self.server.workflow.upload.append(writer, piece)
-        return offset
+            yield piece
 
     def _refuse(self, error: UploadError) -> None:
         body: JsonObject = {"reason": error.reason, "message": error.message}

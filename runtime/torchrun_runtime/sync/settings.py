@@ -30,12 +30,18 @@ class Limits:
 
 @dataclass(frozen=True)
 class Settings:
-    """sha256: the only digest that is taken, or "". Times in seconds."""
+    """sha256: the only digest that is taken, or "". after: revision that is known already.
+
+    base: another workspace claim, mounted read-only, whose files need not be sent again. Times in
+    seconds.
+    """
 
     directory: Path = Path("/workspace")
     host: str = ""
     port: int = 8080
     sha256: str = ""
+    after: int = 0
+    base: Path | None = None
     limits: Limits = field(default_factory=Limits)
     termination_log: Path = Path("/dev/termination-log")
     read_timeout: float = 60.0
@@ -50,12 +56,15 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
     sha256 = environment.get("TORCHRUN_SYNC_SHA256", "").lower()
     if sha256 and not SHA256.fullmatch(sha256):
         raise _invalid("TORCHRUN_SYNC_SHA256", sha256, "64 hexadecimal digits")
+    base = environment.get("TORCHRUN_SYNC_BASE", "")
     defaults = Settings()
     return Settings(
         directory=Path(environment.get("TORCHRUN_SYNC_DIR", defaults.directory)),
         host=environment.get("TORCHRUN_SYNC_HOST", defaults.host),
         port=_number(environment, "TORCHRUN_SYNC_PORT", defaults.port, lowest=0),
         sha256=sha256,
+        after=_number(environment, "TORCHRUN_SYNC_AFTER", 0, lowest=0),
+        base=Path(base) if base else None,
         limits=_limits(environment),
         termination_log=termination_log(environment),
         read_timeout=_number(environment, "TORCHRUN_SYNC_READ_TIMEOUT_SECONDS", 60),

@@ -13,7 +13,7 @@ import hashlib
 import json
 import shutil
 import threading
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from torchrun_runtime.sync.claim import write_durably
@@ -27,10 +27,14 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 @dataclass(frozen=True)
 class Identity:
-    """Of one archive: digest in hex, length in bytes."""
+    """Of one archive: digest in hex, length in bytes.
+
+    workspace: digest of the manifest whose missing contents it brings, "" where it is all there is.
+    """
 
     sha256: str
     total: int
+    workspace: str = ""
 
 
 class Upload:
@@ -136,12 +140,7 @@ class Upload:
         )
 
     def _check(self, identity: Identity) -> None:
-        if self._wanted and identity.sha256 != self._wanted:
-            message = (
-                f"this job takes the archive with sha256 {self._wanted} only, "
-                f"not {identity.sha256}; submit the job again to run other code"
-            )
-            raise UploadError(422, "WrongArchive", message)
+        refuse_other(self._wanted, identity.workspace or identity.sha256)
         if identity.total > self._limit:
             message = (
                 f"the archive has {identity.total} bytes, allowed are {self._limit}; "
@@ -156,8 +155,7 @@ class Upload:
 
     def _remember(self, identity: Identity) -> None:
         try:
-            content = json.dumps({"sha256": identity.sha256, "total": identity.total})
-            write_durably(self._sidecar, content.encode())
+            write_durably(self._sidecar, json.dumps(asdict(identity)).encode())
         except OSError as error:
             if error.errno not in FULL:
                 raise
@@ -187,6 +185,16 @@ class Upload:
         self.identity = identity
         if self.offset > identity.total or (self.offset == identity.total and not self._complete()):
             self._forget()
+
+
+def refuse_other(wanted: str, sha256: str) -> None:
+    """Raises UploadError where the job names another workspace than this one."""
+    if wanted and sha256 != wanted:
+        message = (
+            f"this job takes the workspace with sha256 {wanted} only, not {sha256}; "
+            "submit the job again to run other code"
+        )
+        raise UploadError(422, "WrongArchive", message)
 
 
 def _wrong_offset(offset: int) -> UploadError:

@@ -1,45 +1,57 @@
 """Where the pod stands: what HTTP's threads ask and feed, and what the main thread waits for.
 
-waiting -> receiving -> extracting -> done
-   ^           |            |
-   |  (digest wrong)        v
-   +-----------+--------- failed    (a new upload starts again from failed)
+waiting -> [comparing ->] receiving -> extracting -> done
+   ^            |             |            |
+   |            +--- (nothing is missing) -+
+   +--- failed <--------------+------------+     (a new upload starts again from failed)
+
+An upload that is announced by a manifest brings only what the pod says that it misses.
 """
 
 import threading
 from typing import TYPE_CHECKING, Literal
 
+from torchrun_runtime.sync.announced import Announced
 from torchrun_runtime.sync.errors import UploadError
 from torchrun_runtime.sync.upload import Identity, Upload
 
 if TYPE_CHECKING:
-    from torchrun_api.json import JsonObject
+    from torchrun_api.json import JsonObject, JsonValue
 
-State = Literal["waiting", "receiving", "extracting", "done", "failed"]
+State = Literal["waiting", "comparing", "receiving", "extracting", "done", "failed"]
 
 
 class Workflow:
     """The state, guarded by one lock. Uploads are begun here and fed through the upload itself."""
 
-    def __init__(self, upload: Upload) -> None:
+    def __init__(self, upload: Upload, announced: Announced) -> None:
         self.upload = upload
+        self.announced = announced
         self.seen = threading.Event()
         self._changed = threading.Condition()
-        self._stage: Literal["open", "extracting", "done", "failed"] = "open"
+        self._stage: Literal["open", "comparing", "extracting", "done", "failed"] = "open"
         self._accepted: Identity | None = None
+        self._missing: list[list[int]] = []
+        self._revision = 0
         self._reason = self._message = ""
-        if upload.complete:
-            with self._changed:
-                self._accept()
+        if announced.manifest is not None:
+            self._stage = "comparing"
+        elif upload.complete:
+            self._accept()
 
     def describe(self) -> "JsonObject":
-        """State, digest, bytes held, and why the last upload was not taken."""
+        """State, digests, bytes held, what is missing, and why the last upload was not taken."""
         with self._changed:
             identity = self._accepted or self.upload.identity
+            missing: list[JsonValue] = [[first, last] for first, last in self._missing]
             body: JsonObject = {
                 "state": self._state(),
                 "sha256": identity.sha256 if identity else "",
                 "offset": self.upload.offset,
+                "workspace": self.announced.sha256,
+                "missing": missing,
+                "base": self.announced.base,
+                "revision": self._revision,
             }
             if self._reason:
                 body.update(reason=self._reason, message=self._message)
@@ -50,20 +62,49 @@ class Workflow:
         """Whether the present state is one that a client waits for."""
         return self._stage in ("done", "failed")
 
+    def announce(self, sha256: str, data: bytes) -> None:
+        """Take a manifest, and let the main thread see what of it is missing.
+
+        Raises UploadError as `Announced.take`, also 503 while another workspace is made.
+        """
+        with self._changed:
+            if self._stage in ("comparing", "extracting", "done"):
+                if self.announced.sha256 == sha256:
+                    return
+                raise _busy()
+            self.announced.take(sha256, data)
+            held = self.upload.identity
+            if held and held.workspace != sha256:
+                self.upload.discard()
+            self._missing = []
+            self._reason = self._message = ""
+            self._to("comparing")
+            self.seen.clear()  # what was seen is the end of an earlier upload
+
     def begin(self, identity: Identity, start: int) -> object:
-        """Open the upload to a writer. Raises UploadError, also 503 while another is extracted."""
+        """Open the upload to a writer.
+
+        Raises UploadError, also 503 while another is extracted and 409 where the archive's
+        manifest has to come first.
+        """
         with self._changed:
             if self._stage in ("extracting", "done") and self._accepted:
                 if identity == self._accepted:
                     message = "the archive is here already"
                     raise UploadError(409, "AlreadyReceived", message, offset=identity.total)
-                message = f"the archive {self._accepted.sha256} is being extracted; try again later"
-                raise UploadError(503, "Busy", message)
+                raise _busy()
+            if self._stage == "comparing":
+                raise _busy()
+            if identity.workspace != self.announced.sha256:
+                if identity.workspace:
+                    raise UploadError(409, "ManifestNeeded", "send the archive's manifest first")
+                self.announced.forget()
+                self._missing = []
             writer = self.upload.begin(identity, start)
             self._stage = "open"
             self._accepted = None
             self._reason = self._message = ""
-            self.seen.clear()  # what was seen is the end of an earlier upload
+            self.seen.clear()
             return writer
 
     def finish(self, writer: object) -> bool:
@@ -82,12 +123,21 @@ class Workflow:
                 self._accept()
             return complete
 
-    def wait_for_archive(self) -> Identity:
-        """Block until an archive is complete. Bounded by the pod's activeDeadlineSeconds."""
+    def wait(self) -> None:
+        """Block until a manifest or a whole archive came in.
+
+        Bounded by the pod's activeDeadlineSeconds.
+        """
         with self._changed:
-            while self._stage != "extracting" or self._accepted is None:
+            while self._stage not in ("comparing", "extracting"):
                 self._changed.wait()
-            return self._accepted
+
+    def ask_for(self, missing: list[list[int]]) -> None:
+        """The main thread has seen what is missing: ranges of the manifest's entries."""
+        with self._changed:
+            self._missing = missing
+            self._accepted = None
+            self._stage = "open"
 
     def refuse(self, reason: str, message: str) -> None:
         """The archive cannot become a workspace: drop it and take another."""
@@ -101,17 +151,27 @@ class Workflow:
             self._stage = "failed"
             self._reason, self._message = reason, message
 
-    def succeed(self) -> None:
+    def succeed(self, revision: int) -> None:
         """The workspace is there."""
         with self._changed:
+            self._revision = revision
+            self._missing = []
             self._stage = "done"
 
     def _accept(self) -> None:
         self._accepted = self.upload.identity
-        self._stage = "extracting"
-        self._changed.notify_all()
+        self._to("extracting")
+
+    def _to(self, stage: Literal["comparing", "extracting"]) -> None:
+        with self._changed:
+            self._stage = stage
+            self._changed.notify_all()
 
     def _state(self) -> State:
         if self._stage != "open":
             return self._stage
         return "receiving" if self.upload.identity else "waiting"
+
+
+def _busy() -> UploadError:
+    return UploadError(503, "Busy", "another workspace is being made; try again later")

@@ -19,8 +19,6 @@ from torchrun_runtime.sync.claim import Claim, Marker
 from torchrun_runtime.sync.errors import SyncError
 from torchrun_runtime.sync.server import Server
 from torchrun_runtime.sync.settings import Settings
-from torchrun_runtime.sync.upload import Upload
-from torchrun_runtime.sync.workflow import Workflow
 from unit.runtime.launching import measured
 
 Json = dict[str, object]
@@ -106,7 +104,7 @@ def pod(settings: Settings) -> Iterator[Pod]:
     """The whole of a pod but for signals: claim, upload, server, extraction."""
     claim = Claim(settings.directory)
     claim.prepare()
-    workflow = Workflow(Upload(claim.incoming, settings.limits.bytes, settings.sha256))
+    workflow = sync.open_workflow(settings, claim)
     with Server("127.0.0.1", 0, workflow, settings.read_timeout) as server:
         serving = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
         serving.start()

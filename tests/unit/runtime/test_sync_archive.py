@@ -1,5 +1,6 @@
 """Archives: what is extracted as it was, and what is refused before it touches the claim."""
 
+import hashlib
 import io
 import os
 import stat
@@ -15,8 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from torchrun_api.contents import Manifest
 from torchrun_runtime.sync.errors import ArchiveError, SyncError
-from torchrun_runtime.sync.extract import Extracted, extract
+from torchrun_runtime.sync.extract import extract
 from torchrun_runtime.sync.settings import Limits
 from unit.runtime import hostile
 
@@ -31,7 +33,7 @@ def zipped(members: dict[str, bytes], mode: int = 0) -> bytes:
     return buffer.getvalue()
 
 
-def extracted(data: bytes, directory: Path, limits: Limits = LIMITS) -> tuple[Extracted, Path]:
+def extracted(data: bytes, directory: Path, limits: Limits = LIMITS) -> tuple[Manifest, Path]:
     archive = directory / "archive.zip"
     archive.write_bytes(data)
     tree = directory / "tree"
@@ -57,7 +59,11 @@ def test_extracts_every_tree_as_it_was(tree: dict[tuple[str, ...], bytes]) -> No
             if path.is_file()
         }
     assert found == files
-    assert result == Extracted(len(files), sum(map(len, files.values())))
+    assert (result.files, result.size) == (len(files), sum(map(len, files.values())))
+    held = {entry.path: entry.sha256 for entry in result.entries if entry.mode != "dir"}
+    assert held == {
+        "/".join(path): hashlib.sha256(data).hexdigest() for path, data in files.items()
+    }
 
 
 def _is_parent(path: tuple[str, ...], tree: dict[tuple[str, ...], bytes]) -> bool:
@@ -132,7 +138,7 @@ def test_keeps_empty_directories(tmp_path: Path) -> None:
 
 def test_accepts_an_empty_archive(tmp_path: Path) -> None:
     result, tree = extracted(zipped({}), tmp_path)
-    assert result == Extracted(0, 0)
+    assert all(entry.mode == "dir" for entry in result.entries)
     assert tree.is_dir()
 
 

@@ -8,16 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from torchrun_runtime.sync.claim import Marker
+from torchrun_runtime.sync.__main__ import open_workflow
+from torchrun_runtime.sync.claim import Claim, Marker
 from torchrun_runtime.sync.errors import SyncError
 from torchrun_runtime.sync.server import Server
 from torchrun_runtime.sync.settings import Limits
-from torchrun_runtime.sync.upload import Upload
-from torchrun_runtime.sync.workflow import Workflow
 from unit.runtime import hostile
 from unit.runtime.syncing import Client, Pod, archive, digest, pod, settings
 
 CODE = archive({"train.py": b"print('hello')", "pkg/data.bin": random.Random(0).randbytes(300_000)})
+
+NOTHING = {"sha256": "", "offset": 0, "workspace": "", "missing": [], "base": "", "revision": 0}
+
+
+def prepared(directory: Path) -> Claim:
+    claim = Claim(directory)
+    claim.prepare()
+    return claim
 
 
 def finished(running: Pod) -> Marker:
@@ -29,11 +36,15 @@ def finished(running: Pod) -> Marker:
 def test_takes_an_archive_in_one_piece(tmp_path: Path) -> None:
     with pod(settings(tmp_path / "claim")) as server:
         assert server.get("/readyz") == {"ready": True}
-        assert server.get() == {"state": "waiting", "sha256": "", "offset": 0}
+        assert server.get() == {**NOTHING, "state": "waiting"}
         assert server.put(CODE) == (202, {"state": "extracting"})
         assert server.until("done") == {
-            "state": "done", "sha256": digest(CODE), "offset": len(CODE)
-        }  # fmt: skip
+            **NOTHING,
+            "state": "done",
+            "sha256": digest(CODE),
+            "offset": len(CODE),
+            "revision": 1,
+        }
         marker = finished(server)
     claim = tmp_path / "claim"
     assert (claim / "revisions/1/tree/train.py").read_text() == "print('hello')"
@@ -44,7 +55,12 @@ def test_takes_an_archive_in_one_piece(tmp_path: Path) -> None:
 def test_takes_an_archive_in_pieces_and_tells_the_offset(tmp_path: Path) -> None:
     with pod(settings(tmp_path / "claim")) as server:
         assert server.put(CODE, 0, 1000) == (200, {"offset": 1000})
-        assert server.get() == {"state": "receiving", "sha256": digest(CODE), "offset": 1000}
+        assert server.get() == {
+            **NOTHING,
+            "state": "receiving",
+            "sha256": digest(CODE),
+            "offset": 1000,
+        }
         status, body = server.put(CODE, 0, 1000)
         assert (status, body["offset"]) == (409, 1000)
         status, body = server.put(CODE, 2000)
@@ -170,7 +186,7 @@ def test_a_refused_archive_that_the_job_names_ends_the_pod(tmp_path: Path) -> No
 
 
 def test_an_archive_that_is_there_already_is_not_taken_again(tmp_path: Path) -> None:
-    workflow = Workflow(Upload(tmp_path, 1 << 20))
+    workflow = open_workflow(settings(tmp_path / "claim"), prepared(tmp_path / "claim"))
     with Server("127.0.0.1", 0, workflow, 10) as server:
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         client = Client(server.port)
@@ -270,7 +286,7 @@ def test_a_flood_of_connections_is_turned_away_not_queued(tmp_path: Path) -> Non
 
 
 def test_listens_on_both_families(tmp_path: Path) -> None:
-    workflow = Workflow(Upload(tmp_path, 1 << 20))
+    workflow = open_workflow(settings(tmp_path / "claim"), prepared(tmp_path / "claim"))
     with Server("", 0, workflow, 10) as server:
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         assert Client(server.port).get()["state"] == "waiting"

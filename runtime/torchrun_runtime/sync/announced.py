@@ -1,0 +1,96 @@
+"""The manifest of the workspace that is on its way: what shall be there, before what is sent."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from torchrun_api.contents import Entry, Manifest, ManifestError, parse, unpack
+from torchrun_runtime.sync.claim import write_durably
+from torchrun_runtime.sync.errors import ArchiveError, UploadError
+from torchrun_runtime.sync.members import refuse_size
+from torchrun_runtime.sync.paths import Place, components, refuse_collisions, refused
+from torchrun_runtime.sync.settings import Limits
+from torchrun_runtime.sync.upload import FULL, refuse_other
+
+
+class Announced:
+    """At most one manifest; it outlives the pod.
+
+    known: manifests at hand by their sha256, from which an announcement may differ. wanted: the
+    only one that is taken, or "".
+    """
+
+    def __init__(
+        self, directory: Path, limits: Limits, known: Mapping[str, Manifest], wanted: str
+    ) -> None:
+        self._file = directory / "manifest"
+        self._limits = limits
+        self._known = known
+        self._wanted = wanted
+        self.manifest: Manifest | None = None
+        with suppress(OSError, ValueError):
+            held = parse(self._file.read_text())
+            if wanted in ("", held.sha256):
+                self.manifest = held
+
+    @property
+    def base(self) -> str:
+        """What an announcement had best differ from; "" for nothing."""
+        return next(iter(self._known), "")
+
+    @property
+    def sha256(self) -> str:
+        """Of the manifest that is held; "" for none."""
+        return self.manifest.sha256 if self.manifest else ""
+
+    def take(self, sha256: str, data: bytes) -> None:
+        """Take what `contents.pack` made.
+
+        Raises UploadError: 409 UnknownBase (send it whole), 422 where it is not acceptable.
+        """
+        refuse_other(self._wanted, sha256)
+        try:
+            manifest = unpack(data, self._known)
+        except ManifestError as error:
+            raise UploadError(409, "UnknownBase", str(error)) from error
+        if manifest.sha256 != sha256:
+            message = f"the manifest has sha256 {manifest.sha256}, announced was {sha256}"
+            raise UploadError(409, "UnknownBase", message)
+        try:
+            _check(manifest, self._limits)
+        except ArchiveError as error:
+            raise UploadError(422, error.reason, error.message) from error
+        try:
+            write_durably(self._file, manifest.text.encode())
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            message = "the workspace claim is full; raise volumes.workspace.size"
+            raise UploadError(507, "WorkspaceFull", message) from error
+        self.manifest = manifest
+
+    def forget(self) -> None:
+        """Take any other."""
+        self._file.unlink(missing_ok=True)
+        self.manifest = None
+
+
+def _check(manifest: Manifest, limits: Limits) -> None:
+    """Raises ArchiveError naming the first entry that is not acceptable."""
+    if not manifest.files:
+        raise ArchiveError("EmptyWorkspace", "the manifest names no file")
+    if len(manifest.entries) > limits.entries:
+        message = (
+            f"the workspace has more than {limits.entries} files; leave out what the training does "
+            "not need (.torchrunignore) or mount it from a claim"
+        )
+        raise ArchiveError("TooManyEntries", message)
+    refuse_size(manifest.size, limits)
+    refuse_collisions([_place(entry, limits) for entry in manifest.entries])
+
+
+def _place(entry: Entry, limits: Limits) -> Place:
+    path = components(entry.path, limits)
+    if "/".join(path) != entry.path:
+        raise refused("UnsafeName", entry.path, "ends in '/'")
+    return Place(path, directory=entry.mode == "dir")

@@ -1,0 +1,174 @@
+"""From a manifest to a tree: each file from where its content is at hand already, or was sent."""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+from torchrun_api.contents import Entry, Manifest
+from torchrun_runtime.sync.claim import Claim
+from torchrun_runtime.sync.errors import ArchiveError
+from torchrun_runtime.sync.extract import extract, make_directories, workspace_full
+from torchrun_runtime.sync.paths import shown
+from torchrun_runtime.sync.settings import Limits
+from torchrun_runtime.sync.upload import FULL
+
+# A base is often on a network file system, where reads wait for round trips.
+_THREADS = 16
+_PIECE = 1 << 20
+
+# A content as a file has it: digest and mode. Files that share it can be one file of the disk.
+Content = tuple[str, str]
+
+
+class Assembly:
+    """One workspace in the making. Every file in it is of this claim and never changes again."""
+
+    def __init__(self, claim: Claim, manifest: Manifest, limits: Limits) -> None:
+        self.manifest = manifest
+        self._claim = claim
+        self._limits = limits
+        self._at_hand: dict[Content, Path] = {}
+        self._packs = 0
+
+    def take_own(self) -> None:
+        """Share the files of the claim's present revision."""
+        marker = self._claim.marker()
+        if marker is None:
+            return
+        tree = self._claim.tree(marker.revision)
+        wanted = {_content(entry) for entry in self.manifest.entries}
+        for entry in self._claim.manifest().entries:
+            if _content(entry) in wanted and entry.sha256:
+                with suppress(OSError):
+                    if (path := tree / entry.path).stat().st_size == entry.size:
+                        self._at_hand[_content(entry)] = path
+
+    def take_base(self, base: Claim) -> int:
+        """Copy from another claim what is missing and proves to be the same; bytes copied."""
+        marker = base.marker()
+        if marker is None:
+            return 0
+        tree = base.tree(marker.revision)
+        missing = {_content(self.manifest.entries[index]) for index in self.missing()}
+        found = {_content(e): e for e in base.manifest().entries if _content(e) in missing}
+        directory = self._claim.work / "base"
+        directory.mkdir(parents=True, exist_ok=True)
+
+        def copy(entry: Entry) -> int:
+            target = directory / f"{entry.sha256}-{entry.mode}"
+            if not _copy_checked(tree / entry.path, target, entry):
+                return 0
+            self._at_hand[_content(entry)] = target
+            return entry.size
+
+        with ThreadPoolExecutor(_THREADS) as pool:
+            return sum(pool.map(copy, found.values()))
+
+    def take_archive(self, archive: Path) -> None:
+        """Take the contents of an archive of files of this workspace.
+
+        Raises ArchiveError, also where a member is not what the manifest says; as `extract` else.
+        """
+        self._packs += 1
+        self._claim.work.mkdir(parents=True, exist_ok=True)
+        directory = self._claim.work / str(self._packs)
+        held = extract(archive, directory, self._limits)
+        announced = {entry.path: entry for entry in self.manifest.entries}
+        for entry in held.entries:
+            if announced.get(entry.path) != entry:
+                message = (
+                    f"the member {shown(entry.path)} is not the file that was announced; "
+                    "it may have changed while it was packed: try again"
+                )
+                raise ArchiveError("NotAnnounced", message)
+            if entry.sha256:
+                self._at_hand[_content(entry)] = directory / entry.path
+
+    def missing(self) -> list[int]:
+        """Which entries have to be sent, by their number; each content once."""
+        asked: set[Content] = set()
+        found = []
+        for number, entry in enumerate(self.manifest.entries):
+            content = _content(entry)
+            if entry.sha256 and content not in self._at_hand and content not in asked:
+                asked.add(content)
+                found.append(number)
+        return found
+
+    def build(self) -> None:
+        """Make tree.new of it; nothing may be missing.
+
+        Raises OSError, SyncError (WorkspaceFull).
+        """
+        tree = self._claim.new
+        tree.mkdir(mode=0o755)
+        made: set[tuple[str, ...]] = {()}
+        try:
+            for entry in self.manifest.entries:
+                parts = tuple(entry.path.split("/"))
+                make_directories(tree, parts if entry.mode == "dir" else parts[:-1], made)
+                if entry.sha256:
+                    _link(self._at_hand[_content(entry)], tree / entry.path)
+        except OSError as error:
+            if error.errno in FULL:
+                raise workspace_full(error.strerror or "no space") from error
+            raise
+
+
+def ranges(numbers: list[int]) -> list[list[int]]:
+    """Ascending numbers as [first, last] pairs, ends included."""
+    return [list(pair) for pair in _ranges(numbers)]
+
+
+def _ranges(numbers: list[int]) -> Iterator[tuple[int, int]]:
+    if not numbers:
+        return
+    first = last = numbers[0]
+    for number in numbers[1:]:
+        if number != last + 1:
+            yield first, last
+            first = number
+        last = number
+    yield first, last
+
+
+def _content(entry: Entry) -> Content:
+    return entry.sha256, entry.mode
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno in FULL:
+            raise
+        # Not every file system has links, and those that do have a most of them for one file.
+        shutil.copyfile(source, target)
+        shutil.copymode(source, target)
+
+
+def _copy_checked(source: Path, target: Path, entry: Entry) -> bool:
+    """Copy a file if it still has the content that it had; any fault of the base is a no."""
+    digest = hashlib.sha256()
+    try:
+        with source.open("rb", buffering=0) as reader:
+            if os.fstat(reader.fileno()).st_size != entry.size:
+                return False
+            with target.open("wb", buffering=0) as writer:
+                while piece := reader.read(_PIECE):
+                    digest.update(piece)
+                    view = memoryview(piece)
+                    while view:
+                        view = view[writer.write(view) or 0 :]
+    except OSError:
+        target.unlink(missing_ok=True)
+        return False
+    if digest.hexdigest() != entry.sha256:
+        target.unlink()
+        return False
+    target.chmod(0o755 if entry.mode == "755" else 0o644)
+    return True
