@@ -8,7 +8,6 @@ import re
 import select
 import shutil
 import subprocess
-import tempfile
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -21,18 +20,23 @@ import click
 from kubectl_torchrun.errors import ClusterProblem
 
 _START_SECONDS = 15.0
+_SERVING = re.compile(rb"Starting to serve on (.+)\n")
 _LOG_LINE = re.compile(r"[IWEF]\d{4} ")
 _SERVICE_ACCOUNT_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
-# The shell ends the proxy, with what the proxy itself has started, when this program's end of the
-# pipe closes: also if it was killed and could clean up nothing. The group is the shell's own.
+# The shell makes the directory and removes it, and ends the proxy with what that has started, when
+# this program's end of the pipe closes: also if it was killed and could clean up nothing. The
+# directory goes once nobody can put a socket into it any more. The group is the shell's own.
 _GUARD = """
-dir=$1; shift
-"$@" </dev/null &
+dir=$(mktemp -d "${TMPDIR:-/tmp}/kubectl-torchrun-XXXXXX") || exit 1
+kubectl=$1; shift
+"$kubectl" proxy "--unix-socket=$dir/s" "$@" </dev/null &
 exec >&- 2>&-
 read -r _
-trap '' TERM
+kill -KILL $!
+wait
 rm -rf "$dir"
+trap '' TERM
 kill -TERM 0
 """
 
@@ -58,11 +62,9 @@ def proxy(target: Target) -> Iterator[Path]:
 
     Raises ClusterProblem with kubectl's own words if it does not start.
     """
-    directory = tempfile.mkdtemp(prefix="kubectl-torchrun-")
-    socket = Path(directory, "s")
-    command = [_kubectl(), "proxy", f"--unix-socket={socket}", *target.flags(namespace=False)]
+    command = [find_kubectl(), *target.flags(namespace=False)]
     with subprocess.Popen(
-        ["/bin/sh", "-c", _GUARD, "sh", directory, *command],
+        ["/bin/sh", "-c", _GUARD, "sh", *command],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -73,9 +75,10 @@ def proxy(target: Target) -> Iterator[Path]:
         assert process.stderr is not None
         said = _Words(process.stderr)
         try:
-            if not _has_started(process.stdout):
+            socket = _SERVING.search(_first_words(process.stdout))
+            if socket is None:
                 raise ClusterProblem(f"kubectl proxy does not start: {said.after_end()}")
-            yield socket
+            yield Path(os.fsdecode(socket[1]))
         finally:
             process.stdin.close()
 
@@ -84,7 +87,7 @@ def namespace(target: Target) -> str:
     """The namespace that is meant: the flag's, else the context's, else kubectl's default."""
     if target.namespace:
         return target.namespace
-    command = [_kubectl(), "config", "view", "--minify", "--output=jsonpath={..namespace}"]
+    command = [find_kubectl(), "config", "view", "--minify", "--output=jsonpath={..namespace}"]
     try:
         result = subprocess.run(
             [*command, *target.flags()], capture_output=True, text=True, timeout=_START_SECONDS
@@ -101,7 +104,8 @@ def namespace(target: Target) -> str:
     return _SERVICE_ACCOUNT_NAMESPACE.read_text().strip()
 
 
-def _kubectl() -> str:
+def find_kubectl() -> str:
+    """The path of kubectl. Raises ClusterProblem where there is none."""
     path = shutil.which("kubectl")
     if path is None:
         raise ClusterProblem(
@@ -111,10 +115,10 @@ def _kubectl() -> str:
     return path
 
 
-def _has_started(stdout: IO[bytes]) -> bool:
-    """kubectl prints one line once it listens, and ends without one if it cannot."""
+def _first_words(stdout: IO[bytes]) -> bytes:
+    """kubectl prints one line with its socket once it listens, and ends without if it cannot."""
     ready, _, _ = select.select([stdout], [], [], _START_SECONDS)
-    return bool(ready) and bool(os.read(stdout.fileno(), 4096))
+    return os.read(stdout.fileno(), 4096) if ready else b""
 
 
 class _Words:
