@@ -65,16 +65,30 @@ class Api:
         """One object."""
         return _decode(await self._request("GET", kind.path(self.namespace, name)), kind.type)
 
-    async def list(self, kind: Kind[T], query: Mapping[str, str] | None = None) -> Listed[T]:
+    async def list(
+        self, kind: Kind[T], query: Mapping[str, str] | None = None, *, everywhere: bool = False
+    ) -> Listed[T]:
         """All objects of the kind, or those that the query's selectors choose."""
-        answer = await self._request("GET", kind.path(self.namespace), query=query)
+        path = kind.path("" if everywhere else self.namespace)
+        answer = await self._request("GET", path, query=query)
         return _decode(answer, Listed[kind.type])  # type: ignore[name-defined]
+
+    async def read(self, path: str, query: Mapping[str, str] | None = None) -> JsonObject:
+        """What a path of the API server answers, with all its fields."""
+        return _decode(await self._request("GET", path, query=query), JsonObject)
+
+    async def ask(self, path: str, body: JsonObject) -> JsonObject:
+        """The answer to a review: a POST that makes nothing."""
+        content = msgspec.json.encode(body)
+        return _decode(await self._request("POST", path, content=content), JsonObject)
 
     async def create(self, kind: Kind[T], body: JsonObject, *, dry_run: bool = False) -> bytes:
         """Create the object, or have it judged only. The answer is the object as JSON."""
-        query = {"fieldManager": "kubectl-torchrun", "fieldValidation": "Strict"}
-        if dry_run:
-            query["dryRun"] = "All"
+        query = {
+            "fieldManager": "kubectl-torchrun",
+            "fieldValidation": "Strict",
+            **_dry(dry_run),
+        }
         path = kind.path(self.namespace)
         return await self._request("POST", path, query=query, content=msgspec.json.encode(body))
 
@@ -84,12 +98,24 @@ class Api:
             kind, name, msgspec.json.encode({"metadata": {"annotations": {key: value}}})
         )
 
-    async def merge(self, kind: Kind[T], name: str, body: bytes) -> None:
-        """Change an object by a JSON merge patch."""
+    async def merge(
+        self, kind: Kind[T], name: str, body: bytes, *, dry_run: bool = False
+    ) -> JsonObject:
+        """Change an object by a JSON merge patch; the object as it is then."""
         headers = {"Content-Type": "application/merge-patch+json"}
-        query = {"fieldManager": "kubectl-torchrun"}
+        query = {"fieldManager": "kubectl-torchrun", **_dry(dry_run)}
         path = kind.path(self.namespace, name)
-        await self._request("PATCH", path, query=query, content=body, headers=headers)
+        answer = await self._request("PATCH", path, query=query, content=body, headers=headers)
+        return _decode(answer, JsonObject)
+
+    async def delete(
+        self, kind: Kind[T], name: str, *, grace: int | None = None, dry_run: bool = False
+    ) -> None:
+        """Delete the object; the garbage collector deletes what it owns. `grace`: seconds."""
+        query = {"propagationPolicy": "Background", **_dry(dry_run)}
+        if grace is not None:
+            query["gracePeriodSeconds"] = str(grace)
+        await self._request("DELETE", kind.path(self.namespace, name), query=query)
 
     async def watch(self, kind: Kind[T], query: Mapping[str, str]) -> AsyncIterator[dict[str, T]]:
         """The objects that the query's selectors choose, by name: now, and after every change.
@@ -279,6 +305,10 @@ def _raise_for_server(status: int, body: bytes) -> None:
         return
     if answer.kind == "Status":
         raise ApiError(status, answer)
+
+
+def _dry(dry_run: bool) -> dict[str, str]:
+    return {"dryRun": "All"} if dry_run else {}
 
 
 def _decode(body: bytes | msgspec.Raw, kind: type[V]) -> V:

@@ -1,61 +1,26 @@
 """The commands' work, from their options on."""
 
-import shlex
-import sys
 import tempfile
-from collections.abc import Awaitable, Callable
 from io import BufferedRandom
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import anyio
-import msgspec
 
-from kubectl_torchrun import manifest, pack, tree
-from kubectl_torchrun.api import Api, ApiError, Unreachable, connect
+from kubectl_torchrun import interrupt, manifest, output, pack, tree, waiting
+from kubectl_torchrun.api import Api, ApiError, Unreachable
 from kubectl_torchrun.deliver import deliver
 from kubectl_torchrun.errors import DETACHED, Problem, RunProblem, UploadProblem, UsageProblem
-from kubectl_torchrun.explain import explain
-from kubectl_torchrun.follow import MOST_STREAMS, Narrator, follow, latest_attempt
+from kubectl_torchrun.follow import Narrator, follow
 from kubectl_torchrun.kubectl import Target, namespace, proxy
-from kubectl_torchrun.logs import merged
 from kubectl_torchrun.manifest import Request
-from kubectl_torchrun.mirror import Mirror, has_started, rank_of
+from kubectl_torchrun.mirror import Mirror
 from kubectl_torchrun.pack import Archive, human
-from kubectl_torchrun.slices import JOBS, PODS, QUEUES, Job
+from kubectl_torchrun.session import Cluster
+from kubectl_torchrun.slices import JOBS, QUEUES, Job
 from kubectl_torchrun.terminal import Terminal
 from torchrun_api import names
 from torchrun_api.json import JsonObject
-
-T = TypeVar("T")
-
-
-class Cluster(NamedTuple):
-    """A namespace of a cluster within reach."""
-
-    target: Target
-    namespace: str
-    socket: Path
-
-    def run(self, work: Callable[[Api], Awaitable[T]]) -> T:
-        """Do the work with a client. Raises Problem with what a user can do about a failure."""
-
-        async def connected() -> T:
-            async with connect(self.socket, self.namespace) as api:
-                return await work(api)
-
-        try:
-            return anyio.run(connected)
-        except Exception as error:
-            problem = explain(error, self.namespace)
-            if problem is None:
-                raise
-            raise problem from error
-
-    def command(self, words: str) -> str:
-        """A kubectl command line that means this namespace of this cluster."""
-        flags = self.target.flags(namespace=False)
-        return shlex.join(["kubectl", *words.split(), "-n", self.namespace, *flags])
 
 
 class SubmitOptions(NamedTuple):
@@ -63,9 +28,12 @@ class SubmitOptions(NamedTuple):
 
     directory: Path
     follow: bool
-    dry_run: bool
+    dry_run: str  # none, client or server
     output: str
-    wait: float
+    pod_wait: float  # seconds for the pod that takes the upload
+    wait: str = ""  # a phase or condition, where nothing is followed
+    timeout: float | None = None
+    deletes: bool = False  # whether a second Ctrl-C deletes the job
 
 
 def submit(target: Target, request: Request, options: SubmitOptions, terminal: Terminal) -> int:
@@ -74,31 +42,46 @@ def submit(target: Target, request: Request, options: SubmitOptions, terminal: T
         manifest.check_name(request.name)
     else:
         request = request._replace(name=manifest.generated_name(options.directory.resolve().name))
+    if options.wait:
+        options = options._replace(wait=waiting.check(options.wait))
     found = tree.scan(options.directory)
     pack.check(found)
     where = namespace(target)
+    if options.dry_run == "client":
+        return _print_only(request, where, found, options, terminal)
     with proxy(target) as socket, tempfile.TemporaryFile() as file:
         cluster = Cluster(target, where, socket)
         request = request._replace(queue=cluster.run(lambda api: _queue(api, request.queue)))
         _tell_left_out(found, terminal)
         archive = _pack(found, file, terminal)
         body = manifest.build(request, where, archive.sha256)
-        if options.dry_run:
+        if options.dry_run == "server":
             cluster.run(lambda api: api.create(JOBS, body, dry_run=True))
-            _print(body, options.output or "yaml")
+            output.write(body, options.output or "yaml")
             return 0
-        delivery = Delivery(cluster, request.name, archive, terminal, options.wait)
-        return delivery.run(body, output=options.output, follow_it=options.follow)
+        delivery = Delivery(cluster, request.name, archive, terminal, options)
+        return delivery.run(body)
 
 
-def sync(target: Target, name: str, directory: Path, wait: float, terminal: Terminal) -> int:
+def _print_only(
+    request: Request, where: str, found: tree.Tree, options: SubmitOptions, terminal: Terminal
+) -> int:
+    if not request.queue:
+        raise UsageProblem("--dry-run=client asks no cluster: say which queue with --queue.")
+    with tempfile.TemporaryFile() as file:
+        archive = _pack(found, file, terminal)
+        output.write(manifest.build(request, where, archive.sha256), options.output or "yaml")
+    return 0
+
+
+def sync(target: Target, name: str, options: SubmitOptions, terminal: Terminal) -> int:
     """Upload the directory to a job that waits for it; the exit code. Raises Problem."""
     where = namespace(target)
     with proxy(target) as socket, tempfile.TemporaryFile() as file:
         cluster = Cluster(target, where, socket)
         job = cluster.run(lambda api: api.get(JOBS, name))
         _check_waits(job)
-        found = tree.scan(directory)
+        found = tree.scan(options.directory)
         pack.check(found)
         _tell_left_out(found, terminal)
         archive = _pack(found, file, terminal)
@@ -109,36 +92,7 @@ def sync(target: Target, name: str, directory: Path, wait: float, terminal: Term
             )
             key = names.WORKSPACE_SHA256
             cluster.run(lambda api: api.annotate(JOBS, name, key, archive.sha256))
-        return Delivery(cluster, name, archive, terminal, wait).run()
-
-
-def logs(
-    target: Target, name: str, ranks: frozenset[int], terminal: Terminal, *, follow_it: bool
-) -> int:
-    """Print the logs of a job's ranks; the exit code (of the run with `follow_it`)."""
-    where = namespace(target)
-    with proxy(target) as socket:
-        cluster = Cluster(target, where, socket)
-        job = cluster.run(lambda api: api.get(JOBS, name))
-        if not follow_it:
-            cluster.run(lambda api: _print_logs(api, job, ranks, terminal))
-            return 0
-
-        async def work(api: Api) -> int:
-            mirror = Mirror(api, name)
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(mirror.keep)
-                narrator = Narrator(mirror, terminal)
-                tasks.start_soon(narrator.run)
-                code = await follow(api, mirror, terminal, narrator, ranks)
-                tasks.cancel_scope.cancel()
-            return code
-
-        try:
-            return cluster.run(work)
-        except KeyboardInterrupt:
-            terminal.interrupted()
-            return DETACHED
+        return Delivery(cluster, name, archive, terminal, options).run()
 
 
 async def _queue(api: Api, wanted: str) -> str:
@@ -198,33 +152,34 @@ class Delivery:
     """An archive's way to its job, and the run that follows; knows at each moment what there is."""
 
     def __init__(
-        self, cluster: Cluster, name: str, archive: Archive, terminal: Terminal, wait: float
+        self,
+        cluster: Cluster,
+        name: str,
+        archive: Archive,
+        terminal: Terminal,
+        options: SubmitOptions,
     ) -> None:
         self._cluster = cluster
         self._name = name
         self._archive = archive
         self._terminal = terminal
-        self._wait = wait
+        self._options = options
         self._created = False
         self._uploaded = False
 
-    def run(
-        self, body: JsonObject | None = None, *, output: str = "", follow_it: bool = False
-    ) -> int:
+    def run(self, body: JsonObject | None = None) -> int:
         """Create the job (with a body), upload, follow; the exit code. Raises Problem."""
 
         async def work(api: Api) -> int:
             if body is not None:
-                await self._create(api, body, output)
+                await self._create(api, body)
             self._created = True
-            return await self._upload_and_follow(api, follow_it)
+            return await self._upload_and_follow(api)
 
         try:
             code = self._cluster.run(work)
         except KeyboardInterrupt:
-            self._terminal.interrupted()
-            self._terminal.note(self._stopped())
-            return DETACHED
+            return self._interrupted()
         except RunProblem as problem:
             raise RunProblem(f"{problem}\n{_give_up(self._cluster, self._name)}") from problem
         except Problem as problem:
@@ -235,34 +190,51 @@ class Delivery:
                 text = f"{problem}\n{_resume(self._cluster, self._name)}"
                 raise UploadProblem(text) from problem
             raise
-        if not follow_it:
+        if not (self._options.follow or self._options.wait):
             self._terminal.note(_later(self._cluster, self._name))
         return code
 
-    async def _create(self, api: Api, body: JsonObject, output: str) -> None:
+    async def _create(self, api: Api, body: JsonObject) -> None:
         await _create(api, body)
-        if output:
-            _print(body, output)
+        if self._options.output:
+            output.write(body, self._options.output)
         self._terminal.note(f"Created torchrunjob.torchrun.ai/{self._name}")
 
-    async def _upload_and_follow(self, api: Api, follow_it: bool) -> int:
+    async def _upload_and_follow(self, api: Api) -> int:
+        options, terminal = self._options, self._terminal
         mirror = Mirror(api, self._name)
+        code = 0
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(mirror.keep)
-            narrator = Narrator(mirror, self._terminal, frozenset({"WaitingForUpload"}))
+            narrator = Narrator(mirror, terminal, frozenset({"WaitingForUpload"}))
             tasks.start_soon(narrator.run)
-            await deliver(api, mirror, self._terminal, self._archive, pod_wait=self._wait)
+            await deliver(api, mirror, terminal, self._archive, pod_wait=options.pod_wait)
             self._uploaded = True
             files, size = self._archive.files, human(self._archive.size)
-            self._terminal.note(f"Uploaded {files:,} files, {size}")
-            code = await follow(api, mirror, self._terminal, narrator) if follow_it else 0
+            terminal.note(f"Uploaded {files:,} files, {size}")
+            if options.follow:
+                code = await follow(api, mirror, terminal, narrator)
             tasks.cancel_scope.cancel()
+        if options.wait:
+            code = await waiting.wait(api, self._name, terminal, options.wait, options.timeout)
         return code
+
+    def _interrupted(self) -> int:
+        self._terminal.interrupted()
+        if self._options.deletes:
+            return interrupt.ask(self._cluster, self._name, self._terminal, self._stopped())
+        self._terminal.note(self._stopped())
+        return DETACHED
 
     def _stopped(self) -> str:
         if self._uploaded:
             return f"Detached; the job goes on. {_later(self._cluster, self._name)}"
-        return f"Stopped before the upload was complete. {_resume(self._cluster, self._name)}"
+        if self._created:
+            return f"Stopped before the upload was complete. {_resume(self._cluster, self._name)}"
+        return (
+            "Stopped while the job was being created: it may be there or not. See:\n"
+            f"  {self._cluster.command(f'get torchrunjob {self._name}')}"
+        )
 
 
 def _later(cluster: Cluster, name: str) -> str:
@@ -321,40 +293,3 @@ def _pack(found: tree.Tree, file: BufferedRandom, terminal: Terminal) -> Archive
         f" {human(archive.unpacked)}, {human(archive.size)} as an archive"
     )
     return archive
-
-
-async def _print_logs(api: Api, job: Job, ranks: frozenset[int], terminal: Terminal) -> None:
-    selector = f"{names.JOB_LABEL}={job.metadata.name},{names.COMPONENT_LABEL}={names.WORKER}"
-    pods = list((await api.list(PODS, {"labelSelector": selector})).items)
-    chosen = [
-        (rank_of(pod), pod.metadata.name)
-        for pod in latest_attempt(pods)
-        if (not ranks or rank_of(pod) in ranks) and has_started(pod, names.TRAINER_CONTAINER)
-    ]
-    if not chosen:
-        status = job.status
-        raise UsageProblem(
-            f"{job.metadata.name} has no logs{' of these ranks' if ranks else ''}:"
-            f" it is {status.phase or 'new'}. {status.reason}: {status.message}"
-        )
-    if len(chosen) > MOST_STREAMS:
-        terminal.note(
-            f"The first {MOST_STREAMS} of {len(chosen)} workers; choose others with --rank."
-        )
-    async for rank, line in merged(api, chosen[:MOST_STREAMS]):
-        terminal.log(rank, line)
-
-
-def _print(body: JsonObject, output: str) -> None:
-    metadata = body["metadata"]
-    assert isinstance(metadata, dict)
-    if output == "name":
-        text = f"torchrunjob.torchrun.ai/{metadata['name']}\n"
-    elif output == "json":
-        text = msgspec.json.format(msgspec.json.encode(body), indent=2).decode() + "\n"
-    else:
-        import yaml
-
-        text = yaml.safe_dump(body, sort_keys=False, allow_unicode=True)
-    sys.stdout.write(text)
-    sys.stdout.flush()

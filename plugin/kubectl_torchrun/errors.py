@@ -5,6 +5,7 @@ RUN_FAILED = 1
 USAGE = 2
 UPLOAD_FAILED = 3
 CLUSTER = 4
+TIMED_OUT = 5
 DETACHED = 130
 
 
@@ -36,3 +37,9 @@ class ClusterProblem(Problem):
     """The cluster was not reached, or it refused."""
 
     exit_code = CLUSTER
+
+
+class TimeoutProblem(Problem):
+    """What was waited for did not come about in time."""
+
+    exit_code = TIMED_OUT

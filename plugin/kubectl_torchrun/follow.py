@@ -1,14 +1,16 @@
 """A run as its user sees it: phases and reasons as they change, and the logs of all ranks."""
 
+from collections.abc import Mapping
 from contextlib import suppress
+from types import MappingProxyType
 
 import anyio
 from anyio.abc import TaskGroup
 
 from kubectl_torchrun.api import Api, ApiError, Unreachable
 from kubectl_torchrun.errors import RUN_FAILED, SUCCEEDED
-from kubectl_torchrun.logs import Cursor
-from kubectl_torchrun.mirror import Mirror, attempt_of, end_of, has_started, rank_of
+from kubectl_torchrun.logs import ALL, Cursor, View, Window
+from kubectl_torchrun.mirror import Mirror, end_of, has_started, rank_of
 from kubectl_torchrun.slices import Job
 from kubectl_torchrun.terminal import Terminal
 from torchrun_api.core import Pod
@@ -88,15 +90,17 @@ async def follow(
     mirror: Mirror,
     terminal: Terminal,
     narrator: Narrator,
-    ranks: frozenset[int] = frozenset(),
+    view: View = ALL,
+    cursors: Mapping[str, Cursor] = MappingProxyType({}),
 ) -> int:
-    """Print the logs of these ranks (of none: all) until the run ends; the exit code of its result.
+    """Print the logs of these workers until the run ends; the exit code of its result.
 
-    Every attempt's logs are printed, each worker's from its beginning. At most MOST_STREAMS
-    workers are read at a time, the lowest ranks first.
+    Every attempt's logs are printed, each worker's from its beginning or from its cursor (by the
+    pod's UID). At most MOST_STREAMS workers are read at a time, the lowest first.
     """
     async with anyio.create_task_group() as tasks:
-        streams = _Streams(api, mirror, terminal, ranks, tasks)
+        streams = _Streams(api, mirror, terminal, view, cursors, tasks)
+        tasks.start_soon(streams.window.run)
         while not mirror.seen or (mirror.job is not None and not mirror.job.ended):
             streams.start()
             await mirror.changed(_TICK_SECONDS)
@@ -137,14 +141,17 @@ class _Streams:
         api: Api,
         mirror: Mirror,
         terminal: Terminal,
-        ranks: frozenset[int],
+        view: View,
+        cursors: Mapping[str, Cursor],
         tasks: TaskGroup,
     ) -> None:
         self.open = 0
+        self.window = Window(terminal.log)
         self._api = api
         self._mirror = mirror
         self._terminal = terminal
-        self._ranks = ranks
+        self._view = view
+        self._cursors = cursors
         self._tasks = tasks
         self._known: set[str] = set()
         self._told = False
@@ -152,10 +159,9 @@ class _Streams:
     def start(self) -> None:
         """Begin to read every worker that has come to have a log."""
         for pod in sorted(self._mirror.of_component(WORKER), key=rank_of):
-            chosen = not self._ranks or rank_of(pod) in self._ranks
             if (
                 pod.metadata.uid in self._known
-                or not chosen
+                or not self._view.takes(rank_of(pod))
                 or not has_started(pod, TRAINER_CONTAINER)
             ):
                 continue
@@ -170,12 +176,12 @@ class _Streams:
         if not self._told:
             self._told = True
             self._terminal.note(
-                f"Reading {MOST_STREAMS} workers at a time; choose others with --rank."
+                f"Reading {MOST_STREAMS} workers at a time; choose others with --node."
             )
 
     async def _read(self, pod: Pod) -> None:
         name, rank = pod.metadata.name, rank_of(pod)
-        cursor = Cursor(self._api, name)
+        cursor = self._cursors.get(pod.metadata.uid) or Cursor(self._api, name, self._view)
         failures = 0
         try:
             while True:
@@ -183,7 +189,8 @@ class _Streams:
                 try:
                     async for line in cursor.read(follow=True, ended=ended):
                         failures = 0
-                        self._terminal.log(rank, line)
+                        if self._view.shows(rank, line):
+                            self.window.add(cursor.stamp, rank, line)
                     if ended:
                         return
                     failures = 0
@@ -208,10 +215,4 @@ class _Streams:
 
     def _explain(self, rank: int, error: ApiError) -> None:
         if error.status == 403:
-            self._terminal.note(f"The log of rank {rank} cannot be read: {error.message}")
-
-
-def latest_attempt(pods: list[Pod]) -> list[Pod]:
-    """The workers of the newest gang, by rank."""
-    newest = max(map(attempt_of, pods), default=0)
-    return sorted((pod for pod in pods if attempt_of(pod) == newest), key=rank_of)
+            self._terminal.note(f"The log of node {rank} cannot be read: {error.message}")

@@ -1,98 +1,147 @@
-"""A job's life from the command line: why it waits or died, pause and resume."""
+"""A job's life from the command line: scale, pause, resume, end."""
 
-from datetime import datetime
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import click
 import msgspec
 
+from kubectl_torchrun import output, waiting
 from kubectl_torchrun.api import Api, ApiError
-from kubectl_torchrun.commands import Cluster
-from kubectl_torchrun.errors import UsageProblem
-from kubectl_torchrun.kubectl import Target, namespace, proxy
-from kubectl_torchrun.mirror import has_started
-from kubectl_torchrun.slices import JOBS, PODS, Job
+from kubectl_torchrun.errors import DETACHED, UsageProblem
+from kubectl_torchrun.kubectl import Target
+from kubectl_torchrun.session import Cluster, session
+from kubectl_torchrun.slices import CLAIMS, JOBS, Job
 from kubectl_torchrun.terminal import Terminal
 from torchrun_api import names
-from torchrun_api.core import Pod
-
-TAIL = 20  # lines of the log of the rank that failed
+from torchrun_api.json import JsonObject
 
 
-def why(target: Target, name: str) -> int:
-    """Print why a job waits or died, and the last lines of the rank that failed first."""
-    with proxy(target) as socket:
-        cluster = Cluster(target, namespace(target), socket)
-        job = cluster.run(lambda api: api.get(JOBS, name))
-        for line in story(job):
-            click.echo(line)
-        cluster.run(lambda api: _tail(api, job))
-    return 0
+class Options(NamedTuple):
+    """What the commands that change a job have in common."""
+
+    wait: str
+    timeout: float | None
+    dry_run: str  # none, client or server
+    form: str
 
 
-def story(job: Job) -> list[str]:
-    """What the status says, a line each."""
-    status = job.status
-    lines = [f"{job.metadata.name}: {status.phase or 'new'}"]
-    if status.reason:
-        lines.append(f"  {status.reason}: {status.message}")
-    lines += [
-        f"  {condition.type} is {condition.status}: {condition.message}"
-        for condition in status.conditions
-        if condition.status != "True" and condition.message and condition.reason != status.reason
-    ]
-    if status.attempts:
-        lines.append(f"  restarts: {status.restarts} counted, {status.disruptions} not counted")
-    lines += [
-        f"  attempt {attempt.number} ended {_clock(attempt.end_time)}: {attempt.message}"
-        for attempt in status.attempts
-    ]
-    return lines
-
-
-def _clock(time: datetime | None) -> str:
-    return f"{time:%H:%M:%S} UTC" if time else "at an unknown time"
-
-
-async def _tail(api: Api, job: Job) -> None:
-    failure = job.status.last_failure
-    if failure is None:
-        return
-    selector = f"{names.JOB_LABEL}={job.metadata.name},{names.COMPONENT_LABEL}={names.WORKER}"
-    pods = (await api.list(PODS, {"labelSelector": selector})).items
-    pod = next((pod for pod in pods if _is_of(pod, failure.message)), None)
-    if pod is None:
-        click.echo("  its pod is gone, and its log with it")
-        return
-    click.echo(f"last lines of pod {pod.metadata.name}:")
-    try:
-        query = {"tailLines": str(TAIL)}
-        async with api.log(pod.metadata.name, names.TRAINER_CONTAINER, query) as lines:
-            async for line in lines:
-                click.echo(f"  {line.decode(errors='replace').rstrip()}")
-    except ApiError as error:
-        click.echo(f"  no log: {error}")
-
-
-def _is_of(pod: Pod, message: str) -> bool:
-    """Whether a failure's message speaks of this pod and there is a log to show."""
-    named = f"{pod.metadata.name}:" in message or f"{pod.metadata.name} " in f"{message} "
-    return named and has_started(pod, names.TRAINER_CONTAINER)
-
-
-def suspend(target: Target, name: str, terminal: Terminal, *, paused: bool) -> int:
-    """Set spec.suspend; the controller does the rest."""
-    with proxy(target) as socket:
-        cluster = Cluster(target, namespace(target), socket)
+def change(
+    target: Target, verb: str, name: str, nodes: int | None, options: Options, terminal: Terminal
+) -> int:
+    """suspend, resume or scale; the controller does the rest. The exit code. Raises Problem."""
+    condition = options.wait and waiting.check(options.wait)
+    with session(target) as cluster:
         job = cluster.run(lambda api: api.get(JOBS, name))
         if job.ended:
-            raise UsageProblem(f"{name} is over ({job.status.phase}): there is nothing to pause.")
-        patch = msgspec.json.encode({"spec": {"suspend": paused}})
-        cluster.run(lambda api: api.merge(JOBS, name, patch))
-        if paused:
-            terminal.note(
-                f"{name} pauses: its ranks get SIGTERM and their grace period, claims are kept.\n"
-                f"Go on: {cluster.command(f'torchrun resume {name}')}"
-            )
-        else:
-            terminal.note(f"{name} goes on. Watch: {cluster.command(f'torchrun logs {name} -f')}")
+            raise UsageProblem(f"{name} is over ({job.status.phase}): there is nothing to {verb}.")
+        spec = _spec(job, verb, nodes)
+        if options.dry_run == "client":
+            terminal.note(f"Would {verb} {name}: {msgspec.json.encode(spec).decode()}")
+            return 0
+        dry = options.dry_run == "server"
+        patch = msgspec.json.encode({"spec": spec})
+        changed = cluster.run(lambda api: api.merge(JOBS, name, patch, dry_run=dry))
+        if options.form:
+            output.write(output.without_noise(changed), options.form)
+        if dry:
+            terminal.note(f"The API server would take it: {verb} {name}")
+            return 0
+        terminal.note(_done(cluster, job, verb, nodes))
+        if not condition:
+            return 0
+        return cluster.run(
+            lambda api: waiting.wait(api, name, terminal, condition, options.timeout)
+        )
+
+
+def _spec(job: Job, verb: str, nodes: int | None) -> JsonObject:
+    if verb != "scale":
+        return {"suspend": verb == "suspend"}
+    name, elastic = job.metadata.name, job.spec.elastic
+    assert nodes is not None
+    if job.spec.num_gpus:
+        raise UsageProblem(
+            f"{name} asks for {job.spec.num_gpus} GPUs, not for nodes (spec.numGPUs), and keeps"
+            " its size: submit a new job with --nodes to scale it."
+        )
+    if elastic and not elastic.min_nodes <= nodes <= elastic.max_nodes:
+        raise UsageProblem(
+            f"{name} takes {elastic.min_nodes} to {elastic.max_nodes} nodes (spec.elastic),"
+            f" not {nodes}."
+        )
+    if not elastic and job.status.phase not in ("", "Pending"):
+        raise UsageProblem(
+            f"{name} is {job.status.phase} and has a fixed size: only a job with spec.elastic"
+            " takes another one while it runs. Submit a new job."
+        )
+    return {"numNodes": nodes}
+
+
+def _done(cluster: Cluster, job: Job, verb: str, nodes: int | None) -> str:
+    name = job.metadata.name
+    if verb == "suspend":
+        go_on = cluster.command(f"torchrun resume {name}")
+        return (
+            f"{name} pauses: its ranks get SIGTERM and their grace period, claims are kept.\n"
+            f"Go on: {go_on}"
+        )
+    watch = cluster.command(f"torchrun logs {name} -f")
+    if verb == "resume":
+        return f"{name} goes on. Watch: {watch}"
+    return f"{name} gets {nodes} nodes (it had {job.spec.num_nodes}). Watch: {watch}"
+
+
+def cancel(
+    target: Target, jobs: Sequence[str], options: Options, terminal: Terminal, *, sure: bool
+) -> int:
+    """Delete jobs, after a question where a terminal can be asked; the exit code."""
+    with session(target) as cluster:
+        for name in jobs:  # all or none: a typing error in the second must not cost the first
+            cluster.run(lambda api, name=name: api.get(JOBS, name))  # type: ignore[misc]
+        stays = cluster.run(lambda api: _retained(api, jobs))
+        if options.dry_run == "client":
+            terminal.note(f"Would delete {', '.join(jobs)}{stays}")
+            return 0
+        dry = options.dry_run == "server"
+        if not (sure or dry or _confirmed(jobs, stays)):
+            terminal.note("Nothing was deleted.")
+            return DETACHED
+        for name in jobs:
+            cluster.run(lambda api, name=name: api.delete(JOBS, name, dry_run=dry))  # type: ignore[misc]
+            if options.form:
+                click.echo(f"torchrunjob.torchrun.ai/{name}")
+            word = "Would delete" if dry else "Deleted"
+            terminal.note(f"{word} torchrunjob.torchrun.ai/{name}")
+        if not dry:
+            terminal.note(f"Its pods get their grace period; its claims go{stays}.")
+        if options.wait and not dry:
+            for name in jobs:
+                cluster.run(
+                    lambda api, name=name: waiting.wait(  # type: ignore[misc]
+                        api, name, terminal, waiting.DELETED, options.timeout
+                    )
+                )
     return 0
+
+
+def _confirmed(jobs: Sequence[str], stays: str) -> bool:
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return True
+    question = f"Delete {', '.join(jobs)} with pods and claims{stays}?"
+    try:
+        return click.confirm(question, err=True)
+    except click.Abort:
+        click.echo(err=True)
+        return False
+
+
+async def _retained(api: Api, jobs: Sequence[str]) -> str:
+    """`, but NAMES stay`: the claims that no job owns; what cannot be seen is not spoken of."""
+    query = {"labelSelector": f"{names.RETAINED_LABEL} in ({','.join(jobs)})"}
+    try:
+        kept = [claim.metadata.name for claim in (await api.list(CLAIMS, query)).items]
+    except ApiError:
+        return ""
+    return f", but {', '.join(sorted(kept))} stay{'s' * (len(kept) == 1)}" if kept else ""

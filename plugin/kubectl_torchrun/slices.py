@@ -9,7 +9,8 @@ from typing import Generic, TypeVar
 
 from msgspec import Raw, Struct, field
 
-from torchrun_api.core import Pod
+from torchrun_api.core import PersistentVolumeClaim, Pod
+from torchrun_api.json import JsonValue
 from torchrun_api.kinds import Kind
 from torchrun_api.meta import Condition, ObjectMeta, Wire
 
@@ -31,10 +32,29 @@ class VolumesSlice(Wire, frozen=True, kw_only=True):
     workspace: WorkspaceSlice | None = None
 
 
+class ElasticSlice(Wire, frozen=True, kw_only=True):
+    """How small and how large a job may be."""
+
+    min_nodes: int = 1
+    max_nodes: int = 1
+
+
+class DistributedSlice(Wire, frozen=True, kw_only=True):
+    """How many processes a node has, where that is laid down."""
+
+    nproc_per_node: int | str | None = None
+
+
 class JobSpecSlice(Wire, frozen=True, kw_only=True):
-    """What a job says of its workspace."""
+    """What a job asks for."""
 
     job_queue: str = ""
+    num_nodes: int | None = None
+    num_gpus: int | None = field(default=None, name="numGPUs")
+    elastic: ElasticSlice | None = None
+    image: str | None = None
+    suspend: bool = False
+    distributed: DistributedSlice = DistributedSlice()
     volumes: VolumesSlice = VolumesSlice()
 
 
@@ -52,8 +72,20 @@ class AttemptSlice(Wire, frozen=True, kw_only=True):
     """A gang that ended."""
 
     number: int = 0
+    start_time: datetime | None = None
     end_time: datetime | None = None
+    reason: str = ""
     message: str = ""
+
+
+class ProgressSlice(Wire, frozen=True, kw_only=True):
+    """How far rank 0 says that it is."""
+
+    step: int | None = None
+    total_steps: int | None = None
+    loss: float | None = None
+    samples_per_second: float | None = None
+    time: datetime | None = None
 
 
 class JobStatusSlice(Wire, frozen=True, kw_only=True):
@@ -63,12 +95,17 @@ class JobStatusSlice(Wire, frozen=True, kw_only=True):
     reason: str = ""
     message: str = ""
     workers_status: str = ""
+    num_nodes: int | None = None
+    gpus: int | None = None
+    progress: ProgressSlice | None = None
     attempt: int = 0
     conditions: tuple[Condition, ...] = ()
     last_failure: FailureSlice | None = None
     restarts: int = 0
     disruptions: int = 0
     attempts: tuple[AttemptSlice, ...] = ()
+    start_time: datetime | None = None
+    completion_time: datetime | None = None
 
 
 class Job(Wire, frozen=True, kw_only=True):
@@ -91,10 +128,58 @@ class Job(Wire, frozen=True, kw_only=True):
         return self.status.phase in TERMINAL
 
 
+class NodeSlice(Wire, frozen=True, kw_only=True):
+    """What a node of a queue has."""
+
+    gpus: int = 0
+    gpu_resource_name: str = "nvidia.com/gpu"
+
+
+class SchedulingSlice(Wire, frozen=True, kw_only=True):
+    """Who schedules a queue's pods."""
+
+    scheduler: str | None = None
+
+
+class NameSlice(Wire, frozen=True, kw_only=True):
+    """A reference by name."""
+
+    name: str = ""
+
+
+class StorageClassSlice(Wire, frozen=True, kw_only=True):
+    """A claim's template in a queue."""
+
+    enabled: bool = True
+    storage_class_name: str | None = None
+    access_mode: str | None = None
+
+
+class StorageSlice(Wire, frozen=True, kw_only=True):
+    """Claims of a queue's jobs."""
+
+    workspace: StorageClassSlice | None = None
+    checkpoints: StorageClassSlice | None = None
+
+
+class QueueSpecSlice(Wire, frozen=True, kw_only=True):
+    """How jobs of the queue run, as far as it is shown."""
+
+    image: str | None = None
+    image_pull_secrets: tuple[NameSlice, ...] = ()
+    node_resources: NodeSlice = NodeSlice()
+    scheduling: SchedulingSlice = SchedulingSlice()
+    distributed: DistributedSlice = DistributedSlice()
+    storage: StorageSlice = StorageSlice()
+    weight: float | None = None
+    quota: dict[str, JsonValue] = field(default_factory=dict)
+
+
 class Queue(Wire, frozen=True, kw_only=True):
-    """A TorchrunQueue: that it is there."""
+    """A TorchrunQueue as far as the plugin reads it."""
 
     metadata: ObjectMeta = ObjectMeta()
+    spec: QueueSpecSlice = QueueSpecSlice()
 
 
 class ListMeta(Wire, frozen=True, kw_only=True):
@@ -146,3 +231,4 @@ class Status(Wire, frozen=True, kw_only=True):
 JOBS = Kind("torchrun.ai", "v1alpha1", "torchrunjobs", "TorchrunJob", Job)
 QUEUES = Kind("torchrun.ai", "v1alpha1", "torchrunqueues", "TorchrunQueue", Queue)
 PODS = Kind("", "v1", "pods", "Pod", Pod)
+CLAIMS = Kind("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim", PersistentVolumeClaim)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, TextIO, TypedDict
 
 import click
 
@@ -29,6 +29,13 @@ _REPEAT_SECONDS = 60.0
 _BAR_SECONDS = 5.0
 
 
+class PhaseStyle(TypedDict):
+    """How a phase looks."""
+
+    fg: str | None
+    bold: bool
+
+
 class Terminal:
     """The two streams of a command. Use as a context manager: it leaves the screen clean."""
 
@@ -41,6 +48,11 @@ class Terminal:
         self._spinner: Status | None = None
         self._barred = False
         self._waiting = ("", 0.0)
+
+    @property
+    def live(self) -> bool:
+        """Whether stderr is a terminal that can be drawn on."""
+        return self._live
 
     def __enter__(self) -> "Terminal":
         return self
@@ -61,7 +73,7 @@ class Terminal:
         """The job has entered a phase, or says something new in it."""
         self._waiting = ("", 0.0)
         padded = f"{phase:<9} " if text else phase
-        self.note(click.style(padded, fg=_PHASE_COLOURS.get(phase), bold=True) + text)
+        self.note(click.style(padded, **phase_style(phase)) + text)
 
     def waiting(self, brief: str, text: str, seconds: float) -> None:
         """Nothing has happened for so many seconds, because of `text`, which starts with `brief`.
@@ -152,6 +164,11 @@ class Bar:
             self._told_at = now
             share = 100 * size // max(self.total, 1)
             self._terminal.note(f"{self.label}: {share} % of {human(self.total)}")
+
+
+def phase_style(phase: str) -> "PhaseStyle":
+    """Arguments for click.style."""
+    return {"fg": _PHASE_COLOURS.get(phase), "bold": True}
 
 
 @contextmanager

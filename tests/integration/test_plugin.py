@@ -192,7 +192,7 @@ def test_mistakes_are_told_before_anything_is_created(
 
 def test_a_name_that_is_taken(laptop: Laptop) -> None:
     laptop.queues("a")
-    laptop.run("submit", "--name", "run", "--wait", "1", "python train.py")
+    laptop.run("submit", "--name", "run", "--upload-timeout", "1", "python train.py")
     code, _, err = laptop.run("submit", "--name", "run", "python train.py")
     assert code == 2
     assert "already exists" in err
@@ -201,7 +201,9 @@ def test_a_name_that_is_taken(laptop: Laptop) -> None:
 
 def test_without_a_controller_it_says_what_it_waits_for_and_how_to_go_on(laptop: Laptop) -> None:
     laptop.queues("a")
-    code, out, err = laptop.run("submit", "--name", "run", "--wait", "6", "python train.py")
+    code, out, err = laptop.run(
+        "submit", "--name", "run", "--upload-timeout", "6", "python train.py"
+    )
     assert (code, out) == (3, "")
     assert "still waiting: no controller has looked at the job yet" in err
     assert f"kubectl torchrun sync run -n {laptop.namespace}" in err
@@ -286,14 +288,14 @@ def test_output_is_for_programs(laptop: Laptop) -> None:
 
 def test_sync_makes_the_job_name_what_the_directory_holds_now(laptop: Laptop) -> None:
     laptop.queues("a")
-    laptop.run("submit", "--name", "run", "--wait", "1", "python train.py")
+    laptop.run("submit", "--name", "run", "--upload-timeout", "1", "python train.py")
     key = "torchrun.ai/workspace-sha256"
     first = laptop.job("run")["metadata"]["annotations"][key]  # type: ignore[index,call-overload]
-    code, _, err = laptop.run("sync", "run", "--wait", "1")
+    code, _, err = laptop.run("sync", "run", "--upload-timeout", "1")
     assert code == 3
     assert "another content" not in err
     (laptop.project / "train.py").write_text("print('mended')\n")
-    code, _, err = laptop.run("sync", "run", "--wait", "1")
+    code, _, err = laptop.run("sync", "run", "--upload-timeout", "1")
     assert code == 3
     assert "another content" in err
     assert laptop.job("run")["metadata"]["annotations"][key] != first  # type: ignore[index,call-overload]
@@ -305,7 +307,7 @@ def test_sync_makes_the_job_name_what_the_directory_holds_now(laptop: Laptop) ->
 
 def test_logs_of_a_job_without_any(laptop: Laptop) -> None:
     laptop.queues("a")
-    laptop.run("submit", "--name", "run", "--wait", "1", "python train.py")
+    laptop.run("submit", "--name", "run", "--upload-timeout", "1", "python train.py")
     laptop.set_status("run", phase="Queued", reason="Unschedulable", message="no GPUs")
     assert laptop.run("logs", "run")[0] == 2
     assert "it is Queued. Unschedulable: no GPUs" in laptop.run("logs", "run")[2]

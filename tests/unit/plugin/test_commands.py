@@ -372,7 +372,7 @@ def test_help_does_not_load_what_only_the_work_needs() -> None:
         (["--follow", "-o", "name", "x"], "choose"),
         (["  "], "COMMAND is empty"),
         (["--epochs", "3", "x"], "put -- before it"),
-        ([], "Missing argument"),
+        ([], "COMMAND is empty"),
         (["--nodes", "0", "x"], "--nodes"),
     ],
 )

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from kubectl_torchrun.api import Api, split_lines
 from kubectl_torchrun.follow import Narrator, follow
-from kubectl_torchrun.logs import Cursor, merged
+from kubectl_torchrun.logs import Cursor, View, merged
 from kubectl_torchrun.mirror import Mirror
 from kubectl_torchrun.retry import Backoff
 from kubectl_torchrun.slices import Job
@@ -89,7 +89,7 @@ def worker(rank: int, ended: bool = True) -> Pod:
 
 
 async def run(api: Api, mirror: Mirror, terminal: Terminal, *ranks: int) -> int:
-    return await follow(api, mirror, terminal, Narrator(mirror, terminal), frozenset(ranks))
+    return await follow(api, mirror, terminal, Narrator(mirror, terminal), View(frozenset(ranks)))
 
 
 LINES = [stamped(n // 4, n, f"line {n}") for n in range(20)]
@@ -171,8 +171,8 @@ async def test_a_deleted_job_ends_the_following() -> None:
 async def test_many_logs_are_merged_by_time() -> None:
     logs = {f"p{rank}": LINES[rank::3] for rank in range(3)}
     async with Kubelet(**logs, p3=[]).serve() as api:
-        pods = [(rank, f"p{rank}") for rank in range(4)]
-        got = [(rank, line) async for rank, line in merged(api, pods)]
+        cursors = [(rank, Cursor(api, f"p{rank}")) for rank in range(4)]
+        got = [(rank, line) async for rank, line in merged(cursors)]
     assert got == [(n % 3, TEXTS[n]) for n in range(20)]
 
 

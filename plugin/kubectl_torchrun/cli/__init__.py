@@ -1,0 +1,1 @@
+"""The commands' options and help, by subject. Nothing here loads what only the work needs."""

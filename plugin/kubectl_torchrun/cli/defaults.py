@@ -1,0 +1,108 @@
+"""torchrun.toml: defaults of flags, found upwards from the working directory.
+
+queue = "gpu"              # the flag --queue, of each command that has it
+command = "python train.py"
+[env]
+LR = "0.1"
+[logs]                     # flags of one command
+tail = 100
+"""
+
+import difflib
+from pathlib import Path
+
+import click
+
+FILE = "torchrun.toml"
+# A file that came with somebody's repository must not choose a kubeconfig: that may start programs.
+_REFUSED = {
+    "kubeconfig": "give it by --kubeconfig or KUBECONFIG: a kubeconfig may start programs, so it is"
+    " not taken from a file that may have come with a repository",
+    "help": "it is no default",
+    "version": "it is no default",
+}
+
+
+def find(start: Path | None = None) -> Path | None:
+    """The nearest torchrun.toml at or above the directory, or None."""
+    here = (start or Path.cwd()).resolve()
+    return next((file for at in (here, *here.parents) if (file := at / FILE).is_file()), None)
+
+
+def project() -> Path:
+    """The directory that is sent unless another is named: where torchrun.toml lies, else this one.
+
+    One at home or at the root holds defaults for all projects, and makes no project of its place.
+    """
+    found = find()
+    if found is None or found.parent in (Path.home().resolve(), Path(found.anchor)):
+        return Path.cwd()
+    return found.parent
+
+
+def of_command(group: click.Group, command: click.Command) -> dict[str, object]:
+    """The file's values for this command's parameters. Raises click.UsageError naming bad keys."""
+    path = find()
+    if path is None:
+        return {}
+    content = _read(path)
+    flags = {name: _flags(member) for name, member in group.commands.items()}
+    everywhere = set().union(*flags.values())
+    found: dict[str, object] = {}
+    for key, value in content.items():
+        if isinstance(value, dict) and key in flags:
+            known = flags[key]
+            for name in value:
+                _check(name, known, f"{path}: [{key}]")
+        else:
+            _check(key, everywhere, str(path), [*flags])
+    own = _flags(command)
+    table = content.get(command.name or "")
+    for name, value in [*content.items(), *(table.items() if isinstance(table, dict) else ())]:
+        if name in own and not (isinstance(value, dict) and name in flags):
+            found[_parameter(command, name)] = _plain(path, name, value)
+    return found
+
+
+def _read(path: Path) -> dict[str, object]:
+    import tomllib
+
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise click.UsageError(f"{path} cannot be read: {error}") from error
+
+
+def _check(name: str, known: set[str], where: str, tables: list[str] | None = None) -> None:
+    if name in _REFUSED:
+        raise click.UsageError(f"{where}: {name} is not taken; {_REFUSED[name]}.")
+    if name not in known:
+        near = difflib.get_close_matches(name, [*known, *(tables or ())], 1)
+        hint = f" Is {near[0]} meant?" if near else f" There are: {', '.join(sorted(known))}."
+        raise click.UsageError(f"{where}: there is no flag --{name} for the key {name}.{hint}")
+
+
+def _flags(command: click.Command) -> set[str]:
+    """Long flags without their dashes, and the argument COMMAND."""
+    return {flag for param in command.params for flag in _names(param)}
+
+
+def _names(param: click.Parameter) -> list[str]:
+    if isinstance(param, click.Argument):
+        return [param.name or ""] if param.name == "command" else []
+    return [flag.removeprefix("--") for flag in param.opts if flag.startswith("--")]
+
+
+def _parameter(command: click.Command, flag: str) -> str:
+    return next(param.name or "" for param in command.params if flag in _names(param))
+
+
+def _plain(path: Path, name: str, value: object) -> object:
+    """As click takes it: a table is a list of K=V; directories are relative to the file."""
+    if isinstance(value, dict):
+        return [f"{key}={part}" for key, part in value.items()]
+    if name == "command":
+        return [str(part) for part in value] if isinstance(value, list) else [str(value)]
+    if name == "directory":
+        return str(path.parent / str(value))
+    return value

@@ -1,0 +1,3 @@
+"""exec and port-forward: into a run's pods."""
+
+COMMANDS = ()

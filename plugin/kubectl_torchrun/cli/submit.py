@@ -1,0 +1,255 @@
+"""submit, run and sync: from a directory to a run."""
+
+import functools
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+from click.core import ParameterSource
+
+from kubectl_torchrun.cli import base, complete, defaults
+
+if TYPE_CHECKING:
+    from kubectl_torchrun.kubectl import Target
+    from kubectl_torchrun.terminal import Terminal
+
+NOTHING = "; nothing was created"
+
+
+class _Runs(base.Command):
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Options of the user's own command are the usual surprise here."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            raise click.UsageError(
+                f"{error.format_message()} If it belongs to your command, quote the command"
+                ' ("python train.py --epochs 3") or put -- before it.',
+                ctx,
+            ) from error
+
+
+class Asked(NamedTuple):
+    """What `submit` and `run` have in common."""
+
+    command: tuple[str, ...]
+    queue: str
+    nodes: int | None
+    gpus: int | None
+    name: str
+    image: str
+    env: tuple[str, ...]
+    directory: str | None
+    upload_timeout: float
+
+
+_upload_timeout = click.option(
+    "--upload-timeout",
+    type=base.DURATION,
+    default="30m",
+    show_default=True,
+    metavar="DURATION",
+    help="How long to wait for the pod that takes the upload.",
+)
+_directory = click.option(
+    "--directory",
+    "-C",
+    default=None,
+    type=click.Path(exists=True, file_okay=False),
+    metavar="DIR",
+    help="Directory to send. Default: where torchrun.toml lies, else the current one.",
+)
+
+
+def _request_options(command: base.Work) -> base.Work:
+    @functools.wraps(command)
+    def wrapped(**given: object) -> None:
+        asked = Asked(*(given.pop(name) for name in Asked._fields))  # type: ignore[arg-type]
+        command(asked=asked, **given)
+
+    result: base.Work = wrapped
+    for option in (
+        _upload_timeout,
+        _directory,
+        click.option(
+            "--env", "-e", multiple=True, metavar="K=V", help="Environment variable; repeatable."
+        ),
+        click.option("--image", default="", help="Image to run in. Default: the queue's."),
+        click.option(
+            "--name", default="", help="Name of the job. Default: the directory's, and 5 letters."
+        ),
+        click.option(
+            "--gpus", type=click.IntRange(min=1), help="GPUs in all, spread evenly over nodes."
+        ),
+        click.option(
+            "--nodes", type=click.IntRange(min=1), help="Nodes, each with the queue's resources."
+        ),
+        click.option(
+            "--queue",
+            "-q",
+            default="",
+            help="TorchrunQueue. Default: the only one there is.",
+            shell_complete=complete.queues,
+        ),
+        click.argument("command", nargs=-1),
+    ):
+        result = option(result)
+    return result
+
+
+@click.command(cls=_Runs)
+@_request_options
+@click.option("--follow/--no-follow", default=None, help="Follow the run to its end (the default).")
+@base.wait_options("Complete")
+@base.dry_run_option
+@base.output_option("name", "yaml", "json")
+@base.cluster_options
+def submit(
+    asked: Asked,
+    follow: bool | None,
+    wait: str,
+    timeout: float | None,
+    dry_run: str,
+    output: str,
+    where: base.Where,
+) -> None:
+    """Send the current directory and run COMMAND in it on one or more nodes.
+
+    Left out are .git, what .gitignore and .torchrunignore name, and likely secrets. COMMAND is a
+    shell line; a plain `python ...` line runs under torchrun on every node. -o, --dry-run and
+    --wait imply --no-follow.
+
+    \b
+    Examples:
+      kubectl torchrun submit --gpus 8 "python train.py --epochs 10"
+      kubectl torchrun submit --queue dev --nodes 2 -e LR=0.1 -- python train.py --epochs 10
+      kubectl torchrun submit --dry-run "python train.py" > job.yaml
+      kubectl torchrun submit --wait=Running --timeout 10m -o name "python train.py"
+    """
+    prints = output or dry_run != "none" or wait
+    if follow and prints:
+        raise click.UsageError("--follow prints logs; -o, --dry-run and --wait do not: choose.")
+    following = not prints if follow is None else follow
+    _start(asked, where, following, dry_run, output, wait, timeout)
+
+
+@click.command(cls=_Runs)
+@_request_options
+@click.option("--detach", "-d", is_flag=True, help="Return once the workspace is uploaded.")
+@base.output_option("name", "yaml", "json")
+@base.cluster_options
+def run(asked: Asked, detach: bool, output: str, where: base.Where) -> None:
+    """Send the current directory, run COMMAND in it and follow its logs; exit with its result.
+
+    One Ctrl-C detaches and the run goes on; a second one within 5 seconds deletes the job.
+
+    \b
+    Examples:
+      kubectl torchrun run --gpus 8 "python train.py --epochs 10"
+      kubectl torchrun run --nodes 2 --detach "python train.py"
+    """
+    if output and not detach:
+        raise click.UsageError("-o prints the job where the logs would be: add --detach.")
+    _start(asked, where, not detach, "none", output, deletes=True)
+
+
+def _start(
+    asked: Asked,
+    where: base.Where,
+    follow: bool,
+    dry_run: str,
+    output: str,
+    wait: str = "",
+    timeout: float | None = None,
+    *,
+    deletes: bool = False,
+) -> None:
+    nodes, gpus = _size(asked)
+    command = asked.command
+    line = command[0] if len(command) == 1 else shlex.join(command)
+    if not line.strip():
+        raise click.UsageError(
+            'COMMAND is empty; give it as in "python train.py", or as command in torchrun.toml.'
+        )
+
+    def work(target: "Target", terminal: "Terminal") -> int:
+        from kubectl_torchrun import commands
+        from kubectl_torchrun.manifest import Request, variables
+
+        request = Request(
+            asked.name, asked.queue, line, nodes, gpus, asked.image, variables(asked.env)
+        )
+        options = commands.SubmitOptions(
+            _sent(asked.directory, terminal), follow, dry_run, output, asked.upload_timeout,
+            wait, timeout, deletes,
+        )  # fmt: skip
+        return commands.submit(target, request, options, terminal)
+
+    base.run(work, where, NOTHING)
+
+
+def _size(asked: Asked) -> tuple[int | None, int | None]:
+    """Nodes and GPUs; one on the command line beats the other in torchrun.toml."""
+    nodes, gpus = asked.nodes, asked.gpus
+    if nodes and gpus:
+        source = click.get_current_context().get_parameter_source
+        by_default = ParameterSource.DEFAULT_MAP
+        if source("nodes") == by_default != source("gpus"):
+            nodes = None
+        elif source("gpus") == by_default != source("nodes"):
+            gpus = None
+        else:
+            raise click.UsageError(
+                "Give --nodes or --gpus, not both: either one decides the other."
+            )
+    return nodes, gpus
+
+
+def _sent(directory: str | None, terminal: "Terminal") -> Path:
+    if directory is not None:
+        return Path(directory)
+    found = defaults.project()
+    if found != Path.cwd():
+        terminal.note(f"Sending {found}, where {defaults.FILE} lies")
+    return found
+
+
+@click.command(cls=base.Command)
+@base.job_argument
+@click.argument("directory", required=False, type=click.Path(exists=True, file_okay=False))
+@_upload_timeout
+@base.wait_options("Complete")
+@base.cluster_options
+def sync(
+    job: str,
+    directory: str | None,
+    upload_timeout: float,
+    wait: str,
+    timeout: float | None,
+    where: base.Where,
+) -> None:
+    """Send DIRECTORY (default: as submit) to JOB, which waits for its workspace.
+
+    Goes on where an upload was broken off. If the directory has changed since `submit`, the job
+    takes it as it is now.
+
+    \b
+    Examples:
+      kubectl torchrun sync my-project-x7k2p
+      kubectl torchrun sync my-project-x7k2p . --wait
+    """
+
+    def work(target: "Target", terminal: "Terminal") -> int:
+        from kubectl_torchrun import commands, waiting
+
+        options = commands.SubmitOptions(
+            _sent(directory, terminal), False, "none", "", upload_timeout,
+            wait and waiting.check(wait), timeout,
+        )  # fmt: skip
+        return commands.sync(target, job, options, terminal)
+
+    base.run(work, where)
+
+
+COMMANDS = (submit, run, sync)

@@ -1,0 +1,200 @@
+"""Many jobs or queues in a table."""
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+from kubectl_torchrun import output
+from kubectl_torchrun.api import Api, ApiError
+from kubectl_torchrun.errors import ClusterProblem
+from kubectl_torchrun.kubectl import Target
+from kubectl_torchrun.session import session
+from kubectl_torchrun.slices import JOBS, QUEUES, Job, ProgressSlice, Queue
+from kubectl_torchrun.terminal import Terminal
+from torchrun_api.json import JsonObject
+
+R = TypeVar("R")
+
+WAITING = frozenset({"", "Pending", "Syncing", "Queued", "Preempted"})
+
+
+class Choice(NamedTuple):
+    """Which objects are listed; empty means all."""
+
+    everywhere: bool = False
+    selector: str = ""
+    queue: str = ""
+    phases: frozenset[str] = frozenset()
+
+
+def jobs(target: Target, choice: Choice, form: str, terminal: Terminal) -> int:
+    """Print the jobs; exit code 0 also where there are none."""
+    with session(target) as cluster:
+        if form:
+            listed = cluster.run(lambda api: _raw(api, choice))
+            output.write(listed, form)
+            return 0
+        found = cluster.run(lambda api: _jobs(api, choice))
+        if not found:
+            where = "" if choice.everywhere else f" in the namespace {cluster.namespace}"
+            terminal.note(f"No jobs{where}.")
+            return 0
+        output.say(job_table(found, choice.everywhere, output.screen_width()))
+    return 0
+
+
+def queues(target: Target, choice: Choice, form: str, terminal: Terminal) -> int:
+    """Print the queues with how many of their jobs run and wait."""
+    with session(target) as cluster:
+        if form:
+            path = QUEUES.path("" if choice.everywhere else cluster.namespace)
+            listed = cluster.run(lambda api: _allowed(api.read(path), choice))
+            output.write(_list(listed, QUEUES.kind, lambda _: True), form)
+            return 0
+
+        async def ask(api: Api) -> tuple[Sequence[Queue], Sequence[Job]]:
+            found = await _allowed(api.list(QUEUES, everywhere=choice.everywhere), choice)
+            try:
+                jobs = (await api.list(JOBS, everywhere=choice.everywhere)).items
+            except ApiError as error:
+                if error.status != 403:
+                    raise
+                terminal.note(f"Jobs are not counted: {error.message}")
+                jobs = ()
+            return found.items, jobs
+
+        found, running = cluster.run(ask)
+        if not found:
+            where = "" if choice.everywhere else f" in the namespace {cluster.namespace}"
+            terminal.note(f"No TorchrunQueues{where}; an administrator makes them.")
+            return 0
+        output.say(queue_table(found, running, choice.everywhere, output.screen_width()))
+    return 0
+
+
+def job_table(jobs: Sequence[Job], everywhere: bool, width: int | None) -> list[str]:
+    """Lines; the newest job comes last, next to the prompt."""
+    head = ["NAMESPACE"] * everywhere + [
+        *("NAME", "QUEUE", "NODES", "PHASE", "PROGRESS", "AGE", "REASON"),
+    ]
+    rows = [
+        [job.metadata.namespace] * everywhere
+        + [
+            job.metadata.name,
+            job.spec.job_queue,
+            nodes(job),
+            job.status.phase or "New",
+            progress(job.status.progress),
+            output.age(job.metadata.creation_timestamp),
+            job.status.reason,
+        ]
+        for job in sorted(jobs, key=_by_age)
+    ]
+    return output.columns(head, rows, width, ("QUEUE", "NODES", "PROGRESS"))
+
+
+def queue_table(
+    queues: Sequence[Queue], jobs: Sequence[Job], everywhere: bool, width: int | None
+) -> list[str]:
+    """Lines, by name."""
+    running, waiting = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+    for job in jobs:
+        key = (job.metadata.namespace, job.spec.job_queue)
+        running[key] += job.status.phase == "Running"
+        waiting[key] += job.status.phase in WAITING
+    head = ["NAMESPACE"] * everywhere + [
+        *("NAME", "WEIGHT", "QUOTA", "RUNNING", "WAITING", "GPUS/NODE", "AGE", "IMAGE"),
+    ]
+    rows = []
+    for queue in sorted(queues, key=lambda q: (q.metadata.namespace, q.metadata.name)):
+        meta, spec = queue.metadata, queue.spec
+        key = (meta.namespace, meta.name)
+        rows.append(
+            [meta.namespace] * everywhere
+            + [
+                meta.name,
+                "-" if spec.weight is None else f"{spec.weight:g}",
+                ",".join(f"{name}={value}" for name, value in spec.quota.items()) or "-",
+                str(running[key]),
+                str(waiting[key]),
+                str(spec.node_resources.gpus),
+                output.age(meta.creation_timestamp),
+                spec.image or "-",
+            ]
+        )
+    return output.columns(head, rows, width, ("GPUS/NODE", "AGE", "IMAGE"))
+
+
+def nodes(job: Job) -> str:
+    """Nodes as they are or were asked for; GPUs where only they are known."""
+    known = job.status.num_nodes or job.spec.num_nodes
+    if known is None:
+        return f"{job.spec.num_gpus} GPUs" if job.spec.num_gpus else "-"
+    return str(known)
+
+
+def progress(said: ProgressSlice | None) -> str:
+    """`1200/5000` or the step alone; `-` where nothing is reported."""
+    if said is None or said.step is None:
+        return "-"
+    return f"{said.step}/{said.total_steps}" if said.total_steps else str(said.step)
+
+
+def _by_age(job: Job) -> tuple[str, str, str]:
+    created = job.metadata.creation_timestamp
+    return (
+        job.metadata.namespace,
+        created.isoformat() if created else "",
+        job.metadata.name,
+    )
+
+
+def _chosen(choice: Choice, queue: str, phase: str) -> bool:
+    return choice.queue in ("", queue) and (not choice.phases or phase in choice.phases)
+
+
+def _query(choice: Choice) -> dict[str, str]:
+    return {"labelSelector": choice.selector} if choice.selector else {}
+
+
+async def _allowed(asked: Awaitable[R], choice: Choice) -> R:
+    """Who may not look into all namespaces is told which flag asks for that."""
+    try:
+        return await asked
+    except ApiError as error:
+        if error.status == 403 and choice.everywhere:
+            raise ClusterProblem(
+                f"{error.message}\nLeave out --all-namespaces to see one namespace."
+            ) from error
+        raise
+
+
+async def _jobs(api: Api, choice: Choice) -> list[Job]:
+    listed = await _allowed(api.list(JOBS, _query(choice), everywhere=choice.everywhere), choice)
+    return [job for job in listed.items if _chosen(choice, job.spec.job_queue, job.status.phase)]
+
+
+async def _raw(api: Api, choice: Choice) -> JsonObject:
+    path = JOBS.path("" if choice.everywhere else api.namespace)
+    listed = await _allowed(api.read(path, _query(choice)), choice)
+
+    def wanted(item: JsonObject) -> bool:
+        spec, status = item.get("spec"), item.get("status")
+        queue = str(spec.get("jobQueue", "")) if isinstance(spec, dict) else ""
+        phase = str(status.get("phase", "")) if isinstance(status, dict) else ""
+        return _chosen(choice, queue, phase)
+
+    return _list(listed, JOBS.kind, wanted)
+
+
+def _list(listed: JsonObject, kind: str, wanted: Callable[[JsonObject], bool]) -> JsonObject:
+    """A v1 List, as kubectl prints it: each item says what it is."""
+    items = listed.get("items")
+    assert isinstance(items, list)
+    whole = ({"apiVersion": JOBS.api_version, "kind": kind, **item} for item in items
+             if isinstance(item, dict) and wanted(item))  # fmt: skip
+    return {
+        "apiVersion": "v1",
+        "kind": "List",
+        "items": [output.without_noise(item) for item in whole],
+    }

@@ -1,0 +1,118 @@
+"""What is printed for programs and in columns."""
+
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import click
+
+from torchrun_api.json import JsonObject, JsonValue
+
+GAP = "   "
+
+
+def name_of(body: JsonObject) -> str:
+    """`torchrunjob.torchrun.ai/NAME`, as kubectl writes it."""
+    metadata = body["metadata"]
+    assert isinstance(metadata, dict)
+    kind = str(body.get("kind", "TorchrunJob")).lower()
+    return f"{kind}.torchrun.ai/{metadata['name']}"
+
+
+def write(body: JsonObject, output: str) -> None:
+    """Print an object, or a List of them, as name, json or yaml."""
+    if output == "name":
+        items = body.get("items")
+        listed: list[JsonValue] = items if isinstance(items, list) else [body]
+        text = "".join(f"{name_of(item)}\n" for item in listed if isinstance(item, dict))
+    elif output == "json":
+        import msgspec
+
+        text = msgspec.json.format(msgspec.json.encode(body), indent=2).decode() + "\n"
+    else:
+        import yaml
+
+        text = yaml.safe_dump(body, sort_keys=False, allow_unicode=True)
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def without_noise(body: JsonObject) -> JsonObject:
+    """The object as kubectl prints it: without managedFields."""
+    metadata = body.get("metadata")
+    if isinstance(metadata, dict):
+        metadata = {key: value for key, value in metadata.items() if key != "managedFields"}
+        return {**body, "metadata": metadata}
+    return body
+
+
+def columns(
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    width: int | None = None,
+    spare: Sequence[str] = (),
+) -> list[str]:
+    """Aligned lines, the head first. To fit in `width`, columns named in `spare` go, in that order.
+
+    Then the last column is cut, with an ellipsis. Without a width nothing is left out.
+    """
+    table = [[*head], *([" ".join(cell.split()) for cell in row] for row in rows)]
+    gone = list(spare)
+    while width and gone and _needs(table) > width:
+        name = gone.pop(0)
+        if name in table[0]:
+            at = table[0].index(name)
+            table = [row[:at] + row[at + 1 :] for row in table]
+    widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]
+    lines = [
+        GAP.join(cell.ljust(size) for cell, size in zip(row, widths, strict=True)).rstrip()
+        for row in table
+    ]
+    return [cut(line, width) for line in lines]
+
+
+def cut(line: str, width: int | None) -> str:
+    """At most so many characters, the last an ellipsis where some are missing."""
+    return line if not width or len(line) <= width else line[: max(width - 1, 0)] + "…"
+
+
+def _needs(table: list[list[str]]) -> int:
+    """Width with at least some of the last column."""
+    widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]
+    last = min(widths[-1], 24) if table[0] else 0
+    return sum(widths[:-1]) + last + len(GAP) * (len(widths) - 1)
+
+
+def screen_width() -> int | None:
+    """Columns of the terminal on stdout; None where it is none, and nothing need be cut."""
+    import shutil
+
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def age(since: datetime | None, now: datetime | None = None) -> str:
+    """As kubectl writes it: 45s, 3m20s, 5h, 2d."""
+    if since is None:
+        return ""
+    seconds = int(((now or datetime.now(UTC)) - since).total_seconds())
+    return duration(max(seconds, 0))
+
+
+def duration(seconds: int) -> str:
+    """In two units where the larger is small."""
+    if seconds < 120:
+        return f"{seconds}s"
+    minutes, rest = divmod(seconds, 60)
+    if minutes < 10:
+        return f"{minutes}m{rest}s" if rest else f"{minutes}m"
+    if minutes < 180:
+        return f"{minutes}m"
+    hours, rest = divmod(minutes, 60)
+    if hours < 8:
+        return f"{hours}h{rest}m" if rest else f"{hours}h"
+    return f"{hours}h" if hours < 48 else f"{hours // 24}d"
+
+
+def say(lines: Sequence[str]) -> None:
+    """Print lines on stdout; colours go where it is no terminal."""
+    click.echo("\n".join(lines))

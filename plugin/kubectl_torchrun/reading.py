@@ -1,0 +1,151 @@
+"""`logs`: which workers' logs are shown, and from where."""
+
+from typing import NamedTuple
+
+import anyio
+
+from kubectl_torchrun.api import Api, ApiError
+from kubectl_torchrun.errors import DETACHED, UsageProblem
+from kubectl_torchrun.follow import MOST_STREAMS, Narrator, follow
+from kubectl_torchrun.kubectl import Target
+from kubectl_torchrun.logs import Cursor, View, merged
+from kubectl_torchrun.mirror import Mirror, attempt_of, has_started, rank_of
+from kubectl_torchrun.session import Cluster, session
+from kubectl_torchrun.slices import JOBS, PODS, QUEUES, Job, QueueSpecSlice
+from kubectl_torchrun.terminal import Terminal
+from torchrun_api import names
+from torchrun_api.core import Pod
+
+
+class Wanted(NamedTuple):
+    """Nodes and ranks: of none, all. `attempt` None: the newest, or the one before (`previous`)."""
+
+    nodes: frozenset[int] = frozenset()
+    ranks: frozenset[int] = frozenset()
+    attempt: int | None = None
+    previous: bool = False
+    tail: int | None = None  # lines of each node
+    since: float | None = None  # seconds
+
+    @property
+    def some(self) -> bool:
+        """Whether nodes or ranks are chosen."""
+        return bool(self.nodes or self.ranks)
+
+
+def logs(target: Target, name: str, wanted: Wanted, terminal: Terminal, *, follow_it: bool) -> int:
+    """Print the logs; the exit code (of the run with `follow_it`). Raises Problem."""
+    with session(target) as cluster:
+        job = cluster.run(lambda api: api.get(JOBS, name))
+        processes = 1
+        if wanted.ranks:
+            processes = cluster.run(lambda api: _processes(api, job))
+        view = View(wanted.nodes, wanted.ranks, processes, wanted.tail, wanted.since)
+        if not follow_it:
+            return _print(cluster, job, wanted, view, terminal)
+
+        async def work(api: Api) -> int:
+            cursors = await _backlog(api, job, view, terminal)
+            mirror = Mirror(api, name)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(mirror.keep)
+                narrator = Narrator(mirror, terminal)
+                tasks.start_soon(narrator.run)
+                code = await follow(api, mirror, terminal, narrator, view, cursors)
+                tasks.cancel_scope.cancel()
+            return code
+
+        try:
+            return cluster.run(work)
+        except KeyboardInterrupt:
+            terminal.interrupted()
+            return DETACHED
+
+
+def _print(cluster: Cluster, job: Job, wanted: Wanted, view: View, terminal: Terminal) -> int:
+    pods = cluster.run(lambda api: _workers(api, job))
+    attempt = _attempt(job, pods, wanted)
+    there = {
+        rank_of(pod): pod.metadata.name
+        for pod in pods
+        if attempt_of(pod) == attempt
+        and view.takes(rank_of(pod))
+        and has_started(pod, names.TRAINER_CONTAINER)
+    }
+    newest = max([job.status.attempt, *map(attempt_of, pods)])
+    if not there and attempt == newest:
+        status = job.status
+        raise UsageProblem(
+            f"{job.metadata.name} has no logs{' of these nodes' if wanted.some else ''}:"
+            f" it is {status.phase or 'new'}. {status.reason}: {status.message}"
+        )
+    if len(there) > MOST_STREAMS:
+        terminal.note(
+            f"The first {MOST_STREAMS} of {len(there)} workers; choose others with --node."
+        )
+    chosen = sorted(there.items())[:MOST_STREAMS]
+
+    async def show(api: Api) -> None:
+        cursors = [(node, Cursor(api, pod, view)) for node, pod in chosen]
+        async for node, line in merged(cursors, view):
+            terminal.log(node, line)
+
+    cluster.run(show)
+    return 0
+
+
+async def _backlog(api: Api, job: Job, view: View, terminal: Terminal) -> dict[str, Cursor]:
+    """Print what there is so far, merged by time; where each log goes on, by its pod's UID."""
+    pods = await _workers(api, job)
+    newest = max(map(attempt_of, pods), default=0)
+    chosen = [
+        pod
+        for pod in sorted(pods, key=rank_of)
+        if attempt_of(pod) == newest
+        and view.takes(rank_of(pod))
+        and has_started(pod, names.TRAINER_CONTAINER)
+    ]
+    cursors = [(pod, Cursor(api, pod.metadata.name, view)) for pod in chosen[:MOST_STREAMS]]
+    async for node, line in merged([(rank_of(pod), cursor) for pod, cursor in cursors], view):
+        terminal.log(node, line)
+    return {pod.metadata.uid: cursor for pod, cursor in cursors}
+
+
+def _attempt(job: Job, pods: list[Pod], wanted: Wanted) -> int:
+    newest = max([job.status.attempt, *map(attempt_of, pods)])
+    if wanted.previous:
+        if newest == 0:
+            raise UsageProblem(
+                f"{job.metadata.name} is at its first attempt: there is none before."
+            )
+        ended = [attempt.number for attempt in job.status.attempts if attempt.number < newest]
+        return max(ended, default=newest - 1)
+    if wanted.attempt is None:
+        return max(map(attempt_of, pods), default=newest)
+    if wanted.attempt > newest:
+        raise UsageProblem(
+            f"{job.metadata.name} has no attempt {wanted.attempt}; the newest is {newest}."
+        )
+    return wanted.attempt
+
+
+async def _workers(api: Api, job: Job) -> list[Pod]:
+    selector = f"{names.JOB_LABEL}={job.metadata.name},{names.COMPONENT_LABEL}={names.WORKER}"
+    return list((await api.list(PODS, {"labelSelector": selector})).items)
+
+
+async def _processes(api: Api, job: Job) -> int:
+    """Ranks on each node: laid down by the job, or as many as its GPUs, or one."""
+    said = job.spec.distributed.nproc_per_node
+    if isinstance(said, int):
+        return max(said, 1)
+    try:
+        queue = (await api.get(QUEUES, job.spec.job_queue)).spec
+    except ApiError:  # it may be gone, or not ours to see
+        queue = QueueSpecSlice()
+    said = queue.distributed.nproc_per_node
+    if isinstance(said, int):
+        return max(said, 1)
+    if job.status.gpus and job.status.num_nodes:
+        return max(job.status.gpus // job.status.num_nodes, 1)
+    return 1
