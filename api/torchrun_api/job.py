@@ -118,6 +118,12 @@ class TorchrunJobSpec(Wire, frozen=True, kw_only=True):
             " && self.numNodes <= self.elastic.maxNodes)",
             "numNodes must lie between elastic.minNodes and elastic.maxNodes",
         ),
+        Rule(
+            "!has(self.elastic) || !has(self.distributed) || !has(self.distributed.rdzvBackend)"
+            " || self.distributed.rdzvBackend != 'static'",
+            "elastic contradicts distributed.rdzvBackend static, which knows one size only:"
+            " use c10d, its default",
+        ),
     )
 
     job_queue: Annotated[

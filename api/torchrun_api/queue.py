@@ -8,6 +8,8 @@ from torchrun_api.meta import Condition, ObjectMeta, Wire
 from torchrun_api.reliability import Reliability
 from torchrun_api.schema import BY_NAME, BY_TYPE, Embedded, Quantity, Rule
 from torchrun_api.shared import (
+    EXISTING_CLAIM,
+    ONE_SIZE,
     Affinity,
     ClaimAccessMode,
     ClaimSize,
@@ -57,6 +59,8 @@ class NodeResources(Wire, frozen=True, kw_only=True):
 class WorkspaceStorage(Wire, frozen=True, kw_only=True):
     """A claim for each job that holds its code; it goes with the job unless retained."""
 
+    RULES: ClassVar[tuple[Rule, ...]] = (ONE_SIZE,)
+
     enabled: Annotated[bool, Meta(description="Whether jobs may have a workspace.")] = True
     size: ClaimSize | None = None
     size_per_gpu: SizePerGpu | None = field(default=None, name="sizePerGPU")
@@ -68,6 +72,8 @@ class WorkspaceStorage(Wire, frozen=True, kw_only=True):
 
 class CheckpointStorage(Wire, frozen=True, kw_only=True):
     """A claim that outlives the job; a job of the same name takes it up again."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (ONE_SIZE, EXISTING_CLAIM)
 
     enabled: Annotated[bool, Meta(description="Whether there is a claim.")] = True
     size: ClaimSize | None = None

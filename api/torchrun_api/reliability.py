@@ -29,7 +29,7 @@ class FailureRule(Wire, frozen=True, kw_only=True):
 
     exit_codes: Annotated[
         tuple[ExitCode, ...],
-        Meta(min_length=1, max_length=255, description="Exit codes of the first failed rank."),
+        Meta(min_length=1, max_length=64, description="Exit codes of the first failed rank."),
     ] = ()
     signals: Annotated[
         tuple[Signal, ...],
@@ -39,7 +39,7 @@ class FailureRule(Wire, frozen=True, kw_only=True):
         tuple[PodCondition, ...],
         Meta(
             min_length=1,
-            max_length=32,
+            max_length=16,
             description="Conditions of its pod that are True, as DisruptionTarget.",
         ),
     ] = ()
@@ -52,8 +52,35 @@ class FailureRule(Wire, frozen=True, kw_only=True):
     ] = "restart"
 
 
+def _in_one_rule(field: str, what: str) -> Rule:
+    mine, others = f"has(r.{field})", f"has(o.{field})"
+    return Rule(
+        f"!has(self.rules) || self.rules.all(r, !{mine} || r.{field}.all(v,"
+        f" self.rules.exists_one(o, {others} && v in o.{field})))",
+        f"{what} may stand in one of the rules only: the first that names it decides",
+    )
+
+
+_NEVER = "has(self.restartPolicy) && self.restartPolicy == 'Never'"
+
+
 class Reliability(Wire, frozen=True, kw_only=True):
     """When a gang is started again, and when the job ends. Unset fields are the queue's."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            f"!({_NEVER}) || !has(self.maxRestarts) || self.maxRestarts == 0",
+            "restartPolicy Never contradicts a maxRestarts above 0: leave one of them out",
+        ),
+        Rule(
+            f"!({_NEVER}) || !has(self.rules) || self.rules.all(r, r.action == 'fail')",
+            "restartPolicy Never contradicts rules whose action is restart or ignore:"
+            " leave one of them out",
+        ),
+        _in_one_rule("exitCodes", "an exit code"),
+        _in_one_rule("signals", "a signal"),
+        _in_one_rule("podConditions", "a pod condition"),
+    )
 
     max_restarts: (
         Annotated[
@@ -76,7 +103,7 @@ class Reliability(Wire, frozen=True, kw_only=True):
         Annotated[
             tuple[FailureRule, ...],
             Meta(
-                max_length=32,
+                max_length=16,
                 description="Decide by exit code, signal or pod condition; first match wins.",
             ),
         ]

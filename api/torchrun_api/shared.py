@@ -1,11 +1,11 @@
 """Parts of a spec that stand in queues and in jobs alike; a job's value overrides its queue's."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, field
 
 from torchrun_api.meta import Wire
-from torchrun_api.schema import Embedded, Quantity
+from torchrun_api.schema import Embedded, Quantity, Rule
 
 AccessMode = Literal["ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod"]
 RdzvBackend = Literal["static", "c10d", "etcd-v2", "etcd"]
@@ -59,6 +59,17 @@ class LocalObjectReference(Wire, frozen=True, kw_only=True):
     name: Annotated[ObjectName, Meta(description="Name of the object.")]
 
 
+ONE_SIZE = Rule(
+    "!has(self.size) || !has(self.sizePerGPU)",
+    "size contradicts sizePerGPU: leave one of them out",
+)
+EXISTING_CLAIM = Rule(
+    "!has(self.claimName) || !(has(self.size) || has(self.sizePerGPU)"
+    " || has(self.storageClassName))",
+    "claimName takes a claim that exists, so it contradicts size, sizePerGPU and storageClassName",
+)
+
+
 class Distributed(Wire, frozen=True, kw_only=True):
     """How the ranks find each other. A job's value overrides its queue's, field by field."""
 
@@ -110,6 +121,8 @@ class Dataset(Wire, frozen=True, kw_only=True):
 
 class CheckpointsOverride(Wire, frozen=True, kw_only=True):
     """The job's checkpoint storage; what is unset is the queue's."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (ONE_SIZE, EXISTING_CLAIM)
 
     enabled: Annotated[bool, Meta(description="Whether there is a claim.")] | None = None
     size: ClaimSize | None = None

@@ -38,6 +38,10 @@ def job(name: str = "a", **spec: Any) -> dict[str, Any]:
     }
 
 
+def rule(action: str, **matches: Any) -> dict[str, Any]:
+    return {"action": action, **matches}
+
+
 def queue(**spec: Any) -> dict[str, Any]:
     return {
         "apiVersion": "torchrun.ai/v1alpha1",
@@ -225,6 +229,48 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         job(reliability={"rules": [{"action": "fail"}]}),
         "a rule without exitCodes, signals and podConditions can never match",
     ),
+    "no restart and restarts": (
+        job(reliability={"restartPolicy": "Never", "maxRestarts": 1}),
+        "restartPolicy Never contradicts a maxRestarts above 0: leave one of them out",
+    ),
+    "no restart and a rule that restarts": (
+        queue(reliability={"restartPolicy": "Never", "rules": [rule("ignore", signals=[9])]}),
+        "restartPolicy Never contradicts rules whose action is restart or ignore:"
+        " leave one of them out",
+    ),
+    "one exit code, two rules": (
+        job(reliability={"rules": [rule("fail", exitCodes=[2, 3]), rule("ignore", exitCodes=[3])]}),
+        "an exit code may stand in one of the rules only: the first that names it decides",
+    ),
+    "one signal, two rules": (
+        job(reliability={"rules": [rule("fail", signals=[9]), rule("ignore", signals=[9])]}),
+        "a signal may stand in one of the rules only: the first that names it decides",
+    ),
+    "one pod condition, two rules": (
+        job(
+            reliability={
+                "rules": [rule("fail", podConditions=["A"]), rule("restart", podConditions=["A"])]
+            }
+        ),
+        "a pod condition may stand in one of the rules only: the first that names it decides",
+    ),
+    "elastic and static": (
+        job(
+            elastic={"minNodes": 1, "maxNodes": 2},
+            distributed={"rdzvBackend": "static"},
+        ),
+        "elastic contradicts distributed.rdzvBackend static, which knows one size only:"
+        " use c10d, its default",
+    ),
+    "two sizes of a claim": (
+        queue(storage={"workspace": {"size": "1Gi", "sizePerGPU": "1Gi"}}),
+        "size contradicts sizePerGPU: leave one of them out",
+    ),
+    "a size for a claim that exists": (
+        job(volumes={"checkpoints": {"claimName": "a", "size": "1Gi"}}),
+        "claimName takes a claim that exists, so it contradicts size, sizePerGPU and"
+        " storageClassName",
+    ),
     "elastic without start": (
         job(numNodes=None, numGPUs=8, elastic={"minNodes": 1, "maxNodes": 2}),
         "elastic needs numNodes, the number of nodes to start with",
@@ -286,6 +332,15 @@ def test_what_is_wrong_is_refused_and_named(crds: LocalCluster, case: str) -> No
         job(name="a" * 45),
         job(numNodes=None, numGPUs=12),
         job(elastic={"minNodes": 2, "maxNodes": 2}),
+        job(elastic={"minNodes": 2, "maxNodes": 2}, distributed={"rdzvBackend": "c10d"}),
+        job(reliability={"restartPolicy": "Never", "maxRestarts": 0}),
+        job(reliability={"restartPolicy": "Never", "rules": [rule("fail", exitCodes=[3])]}),
+        job(
+            reliability={
+                "maxRestarts": 9,
+                "rules": [rule("fail", exitCodes=[3, 4]), rule("ignore", exitCodes=[5])],
+            }
+        ),
         job(podTemplate={"spec": {"containers": [{"name": "trainer", "stdin": True}]}}),
         job(env=[{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]),
         git(ref="refs/tags/v1.0", subPath="a/b c", secretRef={"name": "s"}, image="i"),
@@ -462,13 +517,15 @@ def test_print_columns(crds: LocalCluster, started: str) -> None:
 
 
 def test_scaling_is_bounded_by_elastic(crds: LocalCluster) -> None:
-    elastic = job("scaled", elastic={"minNodes": 1, "maxNodes": 3})
+    elastic = job("scaled", elastic={"minNodes": 2, "maxNodes": 3})
     crds.kubectl("create", "-f", "-", stdin=json.dumps(elastic))
     crds.kubectl("scale", "torchrunjob/scaled", "--replicas=3")
     scaled = json.loads(crds.kubectl("get", "torchrunjob", "scaled", "-o", "json").stdout)
     assert scaled["spec"]["numNodes"] == 3
-    outside = crds.kubectl("scale", "torchrunjob/scaled", "--replicas=4", check=False)
-    assert "numNodes must lie between" in outside.stderr
+    for size in (0, 1, 4):
+        outside = crds.kubectl("scale", "torchrunjob/scaled", f"--replicas={size}", check=False)
+        refusal = "should be greater than or equal to 1" if size == 0 else "must lie between"
+        assert refusal in outside.stderr
     crds.kubectl("delete", "torchrunjob", "scaled")
 
 

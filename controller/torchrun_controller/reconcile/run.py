@@ -11,6 +11,7 @@ from torchrun_api.json import JsonObject
 from torchrun_api.quantity import QuantityError, format_bytes, format_cpu, parse
 from torchrun_api.queue import NodeResources, TorchrunQueue, TorchrunQueueSpec
 from torchrun_api.shared import Dataset, RdzvBackend
+from torchrun_controller.reconcile.contradictions import contradiction
 from torchrun_controller.reconcile.policy import Policy, policy_of
 from torchrun_controller.reconcile.restarts import unreachable
 
@@ -96,6 +97,9 @@ def resolve(job: TorchrunJob, queue: TorchrunQueue) -> Run:
     except QuantityError as error:
         raise InvalidSpecError(str(error)) from error
     _check_command(spec)
+    contradicting = contradiction(spec, queue)
+    if contradicting is not None:
+        raise InvalidSpecError(contradicting)
     policy = policy_of(job, queue)
     _check_rules(policy)
     _check_image(spec, template)

@@ -77,6 +77,29 @@ def test_a_queue_that_goes_does_not_touch_a_running_gang():
             "workspace.enabled",
         ),
         ({"numNodes": 1}, {"nodeResources": {"memory": "12Gigs"}}, "12Gigs"),
+        (
+            {"numNodes": 1, "elastic": {"minNodes": 1, "maxNodes": 2}},
+            {"distributed": {"rdzvBackend": "static"}},
+            "spec.elastic contradicts distributed.rdzvBackend static of TorchrunQueue gpu",
+        ),
+        (
+            {"numNodes": 1, "reliability": {"maxRestarts": 2}},
+            {"reliability": {"restartPolicy": "Never"}},
+            "maxRestarts 2 contradicts reliability.restartPolicy Never of TorchrunQueue gpu",
+        ),
+        (
+            {
+                "numNodes": 1,
+                "reliability": {
+                    "rules": [
+                        {"action": "fail", "exitCodes": [1]},
+                        {"action": "ignore", "exitCodes": [2]},
+                    ]
+                },
+            },
+            {"reliability": {"restartPolicy": "Never"}},
+            "spec.reliability.rules[1].action ignore contradicts reliability.restartPolicy Never",
+        ),
         ({"numNodes": 1, "env": [{"name": "PET_NNODES", "value": "3"}]}, {}, "PET_NNODES"),
     ],
 )
@@ -86,6 +109,21 @@ def test_a_spec_that_makes_no_run_names_field_and_value(spec, queue, word):
     assert (world.phase, world.job.status.reason) == ("Pending", "InvalidSpec")
     assert word in world.job.status.message
     assert world.created == []
+
+
+@pytest.mark.parametrize(
+    "reliability",
+    [
+        {"maxRestarts": 2, "restartPolicy": "OnFailure"},
+        {"maxRestarts": 0},
+        {"rules": [{"action": "fail", "exitCodes": [1]}]},
+    ],
+)
+def test_a_queue_that_never_restarts_contradicts_only_who_asks_for_restarts(reliability):
+    never = make_queue(reliability={"restartPolicy": "Never"})
+    world = World(make_job(numNodes=1, reliability=reliability), never)
+    world.settle()
+    assert world.phase == "Queued"
 
 
 def test_an_empty_command_is_refused():

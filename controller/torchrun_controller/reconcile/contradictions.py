@@ -1,0 +1,38 @@
+"""What job and queue say together and cannot both mean; each by itself is judged by its CRD.
+
+A job's value overrides its queue's, so only different fields can contradict each other.
+"""
+
+from torchrun_api.job import TorchrunJobSpec
+from torchrun_api.queue import TorchrunQueue
+from torchrun_api.reliability import Reliability
+
+
+def contradiction(spec: TorchrunJobSpec, queue: TorchrunQueue) -> str | None:
+    """The first contradiction, naming both fields and what to do."""
+    whose = f"of TorchrunQueue {queue.metadata.name}"
+    backend = spec.distributed.rdzv_backend or queue.spec.distributed.rdzv_backend
+    if spec.elastic is not None and backend == "static":
+        return (
+            f"spec.elastic contradicts distributed.rdzvBackend static {whose};"
+            " set spec.distributed.rdzvBackend to c10d"
+        )
+    mine = spec.reliability
+    restarts = _restarts(mine)
+    inherited = mine.restart_policy is None and queue.spec.reliability.restart_policy == "Never"
+    if restarts is not None and inherited:
+        return (
+            f"{restarts} contradicts reliability.restartPolicy Never {whose};"
+            " set spec.reliability.restartPolicy to OnFailure"
+        )
+    return None
+
+
+def _restarts(mine: Reliability) -> str | None:
+    """The first field of the job that asks for restarts."""
+    if mine.max_restarts:
+        return f"spec.reliability.maxRestarts {mine.max_restarts}"
+    for index, rule in enumerate(mine.rules or ()):
+        if rule.action != "fail":
+            return f"spec.reliability.rules[{index}].action {rule.action}"
+    return None
