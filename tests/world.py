@@ -103,6 +103,12 @@ class World:
                     key=lambda p: int(p.metadata.name.rpartition("-")[2]),
                 )
             ),
+            setup_pods=tuple(
+                sorted(
+                    (p for p in pods if p.metadata.labels.component == names.SETUP),
+                    key=lambda p: int(p.metadata.name.rpartition("-")[2]),
+                )
+            ),
             child_jobs=tuple(jobs),
             workers=tuple(p for p in gangs if p.metadata.controlled_by(latest)),
             ghosts=tuple(p for p in gangs if not p.metadata.controlled_by(latest) and alive(p)),
@@ -249,6 +255,10 @@ class World:
     def sync_done(self) -> None:
         """The last sync pod succeeds and its claim is bound."""
         self.pod(self.observed().sync_pods[-1].metadata.name, phase="Succeeded")
+
+    def setup_done(self) -> None:
+        """The last setup pod succeeds."""
+        self.pod(self.observed().setup_pods[-1].metadata.name, phase="Succeeded")
 
     def end_container(self, pod: str, container: str, **ended: Any) -> None:
         """A container terminates and its pod fails."""

@@ -150,6 +150,25 @@ class TorchrunJobSpec(Wire, frozen=True, kw_only=True):
             "It cannot change once the job has started."
         ),
     ] = ""
+    setup_command: Annotated[
+        Annotated[str, Meta(max_length=65536)]
+        | Annotated[tuple[Annotated[str, Meta(max_length=65536)], ...], Meta(max_length=1024)],
+        Meta(
+            description="Run once before the command, in the same image and directory: a shell "
+            "line or a list of strings. What it installs with pip, or writes to "
+            "$TORCHRUN_ENV_DIR, is there for every worker; all else that it changes is dropped. "
+            "It runs again when the workspace, the image, requirements or this line change."
+        ),
+    ] = ""
+    requirements: Annotated[
+        tuple[Annotated[str, Meta(min_length=1, max_length=1024)], ...],
+        Meta(
+            max_length=256,
+            description="Installed before setupCommand runs, each as pip install takes it: "
+            '"einops>=0.8", "-r requirements.txt" (a file of the workspace), "./libs/mine". '
+            "What the image has already, as torch, is not installed again.",
+        ),
+    ] = ()
     launcher: Annotated[
         Literal["auto", "torchrun", "none"],
         Meta(

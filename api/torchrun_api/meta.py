@@ -58,6 +58,8 @@ class ChildAnnotations(Wire, frozen=True, kw_only=True):
     restarts: str = field(default="", name="torchrun.ai/restarts")
     disruptions: str = field(default="", name="torchrun.ai/disruptions")
     cause: str = field(default="", name="torchrun.ai/cause")
+    setup_key: str = field(default="", name="torchrun.ai/setup-key")
+    generation: str = field(default="", name="torchrun.ai/generation")
 
 
 class ChildMeta(Wire, frozen=True, kw_only=True):

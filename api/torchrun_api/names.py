@@ -16,6 +16,7 @@ MANAGED_BY = "torchrun-controller"
 WORKSPACE = "workspace"
 CHECKPOINTS = "checkpoints"
 SYNC = "sync"
+SETUP = "setup"
 WORKER = "worker"
 NETWORK = "network"
 
@@ -34,11 +35,16 @@ CAUSE = f"{GROUP}/cause"
 # Of a worker: the go-ahead of the start gate, once nothing of an older gang can run any more.
 START = f"{GROUP}/start"
 
+# Of a setup pod: the content that its environment is made of, and the spec as it was then.
+SETUP_KEY = f"{GROUP}/setup-key"
+GENERATION = f"{GROUP}/generation"
+
 COMPLETION_INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 
 TRAINER_CONTAINER = "trainer"
 LAUNCHER_CONTAINER = "launcher"
 SYNC_CONTAINER = "sync"
+SETUP_CONTAINER = "setup"
 SYNC_PORT = 8080
 
 # An Indexed Job's pods are named "<job>-r<k>-<index>-<5 letters>", in 63 characters.
@@ -58,6 +64,11 @@ def checkpoints_claim(job: str) -> str:
 def sync_pod(job: str, number: int) -> str:
     """Pod that prepares the workspace; a new number for each revision or retry."""
     return f"{job}-sync-{number}"
+
+
+def setup_pod(job: str, number: int) -> str:
+    """Pod that makes the job's own environment; a new number for each retry or other content."""
+    return f"{job}-setup-{number}"
 
 
 def service(job: str) -> str:

@@ -85,9 +85,11 @@ def observe(
     gangs = [pod for pod in pods if pod.metadata.labels.component == names.WORKER]
     latest = attempts[-1].metadata.uid if attempts else ""
     workers, others = _part(gangs, lambda meta: meta.controlled_by(latest))
-    syncing, other_pods = _part(
+    preparing, other_pods = _part(
         (pod for pod in pods if pod.metadata.labels.component != names.WORKER), owned
     )
+    preparing.sort(key=lambda pod: _number(pod.metadata.name.rpartition("-")[2]))
+    setting_up, syncing = _part(preparing, lambda meta: meta.labels.component == names.SETUP)
     claims, other_claims = _part(caches.claims.by_index(JOB_INDEX, key), owned)
     services, other_services = _part(caches.services.by_index(JOB_INDEX, key), owned)
     found = (
@@ -108,9 +110,8 @@ def observe(
         queue=caches.queues.get(namespace, job.spec.job_queue),
         claims=tuple(claims),
         service=next(iter(services), None),
-        sync_pods=tuple(
-            sorted(syncing, key=lambda pod: _number(pod.metadata.name.rpartition("-")[2]))
-        ),
+        sync_pods=tuple(syncing),
+        setup_pods=tuple(setting_up),
         child_jobs=tuple(attempts),
         workers=tuple(sorted(workers, key=attrgetter("metadata.name"))),
         ghosts=tuple(pod for pod in others if alive(pod)),

@@ -8,8 +8,9 @@ from msgspec.structs import replace
 from torchrun_api import names
 from torchrun_api.job import Attempt, LastFailure
 from torchrun_api.kinds import SERVICES
-from torchrun_controller.reconcile import gang, network, storage, waiting, workspace
+from torchrun_controller.reconcile import gang, network, setup, storage, waiting, workspace
 from torchrun_controller.reconcile.decision import Decision
+from torchrun_controller.reconcile.environment import environment_of
 from torchrun_controller.reconcile.job import child_job
 from torchrun_controller.reconcile.observed import Conflict, Defaults, Observed, Rejection
 from torchrun_controller.reconcile.phases import Finding
@@ -69,6 +70,9 @@ def _step(
     job, queue = observed.job, observed.queue
     assert queue is not None
     step = workspace.prepare(observed, run.workspace, now, defaults)
+    environment = environment_of(run, step.content)
+    if environment is not None and step.progress is workspace.Progress.READY:
+        step = setup.prepare(observed, run, environment, now, defaults, step)
     if step.progress is not workspace.Progress.READY:
         refused = step.progress is workspace.Progress.REFUSED
         return Decision(
@@ -92,6 +96,7 @@ def _step(
         counts=successor.counts,
         ended=successor.ended,
         may_start=stopped,
+        environment=environment,
     )
     if successor.ended is None:
         # In the words of the next reconcile, which then has no status to write.

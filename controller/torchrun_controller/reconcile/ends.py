@@ -11,13 +11,13 @@ from torchrun_controller.reconcile.phases import Finding
 from torchrun_controller.reconcile.plan import Delete
 from torchrun_controller.reconcile.policy import Policy
 from torchrun_controller.reconcile.workers import Why, alive
-from torchrun_controller.reconcile.workspace import end_sync_pods
+from torchrun_controller.reconcile.workspace import end_preparations
 
 
 def suspend(observed: Observed, now: datetime) -> Decision:
     """Free everything but the claims; the ranks get their grace period for a checkpoint."""
     status = observed.job.status
-    syncing = end_sync_pods(observed)
+    syncing = end_preparations(observed)
     counts = gang.counts_of(observed)
     if observed.child_jobs:
         child = observed.child_jobs[-1]
@@ -33,7 +33,9 @@ def suspend(observed: Observed, now: datetime) -> Decision:
                 gang.record(observed, Why("Suspended", "spec.suspend was set"), now, counted=False),
             ),
         )
-    waiting = [pod for pod in (*observed.ghosts, *observed.sync_pods) if alive(pod)]
+    waiting = [
+        pod for pod in (*observed.ghosts, *observed.sync_pods, *observed.setup_pods) if alive(pod)
+    ]
     if waiting:
         names = ", ".join(sorted(pod.metadata.name for pod in waiting)[:4])
         why = Why("Suspending", f"{len(waiting)} pods still end: {names}")
@@ -92,7 +94,7 @@ def after_the_end(
     TorchrunJob that is deleted, and all that it owns goes with it.
     """
     status, meta = observed.job.status, observed.job.metadata
-    deletes = [*end_sync_pods(observed)]
+    deletes = [*end_preparations(observed)]
     if status.phase != "Succeeded":
         deletes += gang.end_survivors(observed)
     if policy.time_to_live is None or status.completion_time is None:

@@ -7,7 +7,9 @@ from torchrun_api.job import Attempt, TorchrunJob
 from torchrun_api.json import JsonObject, JsonValue
 from torchrun_api.kinds import JOBS
 from torchrun_api.queue import TorchrunQueue
+from torchrun_controller.reconcile import environment as environments
 from torchrun_controller.reconcile import network, storage
+from torchrun_controller.reconcile.environment import Environment
 from torchrun_controller.reconcile.merge import merge
 from torchrun_controller.reconcile.objects import RESTRICTED_CONTAINER, env, labels, metadata
 from torchrun_controller.reconcile.observed import Defaults, Observed
@@ -29,6 +31,7 @@ def child_job(
     counts: Counts,
     ended: Attempt | None,
     may_start: bool,
+    environment: Environment | None,
 ) -> Apply:
     """The gang as an Indexed Job with a pod for each node.
 
@@ -64,7 +67,7 @@ def child_job(
             "parallelism": run.size.nodes,
             "backoffLimit": 0,
             "podReplacementPolicy": "Failed",
-            "template": _template(job, queue, run, attempt, start, defaults),
+            "template": worker_template(job, queue, run, environment, attempt, start, defaults),
         },
     }
     return Apply(JOBS, body)
@@ -74,10 +77,16 @@ def _labels(job: TorchrunJob, attempt: int) -> JsonObject:
     return labels(job, names.WORKER) | {names.ATTEMPT_LABEL: str(attempt)}
 
 
-def _template(
-    job: TorchrunJob, queue: TorchrunQueue, run: Run, attempt: int, start: str, defaults: Defaults
+def worker_template(
+    job: TorchrunJob,
+    queue: TorchrunQueue,
+    run: Run,
+    environment: Environment | None,
+    attempt: int,
+    start: str,
+    defaults: Defaults,
 ) -> JsonObject:
-    """The user's templates below, what the controller decides on top."""
+    """v1 PodTemplateSpec: the user's templates below, what the controller decides on top."""
     template: JsonObject = {}
     for layer in (queue.spec.pod_template, job.spec.pod_template):
         template = merge(template, {"metadata": layer.metadata, "spec": layer.spec})
@@ -93,12 +102,18 @@ def _template(
         annotations[names.START] = start
     if annotations:
         meta["annotations"] = annotations
-    pod = _pod(job, queue, run, defaults)
-    pod["containers"] = [_trainer(job, queue, run, attempt)]
+    pod = _pod(job, queue, run, environment, defaults)
+    pod["containers"] = [_trainer(job, queue, run, environment, attempt)]
     return merge(template, {"metadata": meta, "spec": pod})
 
 
-def _pod(job: TorchrunJob, queue: TorchrunQueue, run: Run, defaults: Defaults) -> JsonObject:
+def _pod(
+    job: TorchrunJob,
+    queue: TorchrunQueue,
+    run: Run,
+    environment: Environment | None,
+    defaults: Defaults,
+) -> JsonObject:
     """The pod but for its training container."""
     spec = queue.spec
     pod: JsonObject = {
@@ -107,7 +122,7 @@ def _pod(job: TorchrunJob, queue: TorchrunQueue, run: Run, defaults: Defaults) -
         "enableServiceLinks": False,
         "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
         "initContainers": [_launcher(defaults)],
-        "volumes": [*storage.volumes(job, run)],
+        "volumes": [*storage.volumes(job, run), *environments.volumes(environment)],
     }
     if network.needs_service(run):
         pod["subdomain"] = names.service(job.metadata.name)
@@ -141,17 +156,22 @@ def _launcher(defaults: Defaults) -> JsonObject:
     }
 
 
-def _trainer(job: TorchrunJob, queue: TorchrunQueue, run: Run, attempt: int) -> JsonObject:
+def _trainer(
+    job: TorchrunJob,
+    queue: TorchrunQueue,
+    run: Run,
+    environment: Environment | None,
+    attempt: int,
+) -> JsonObject:
     trainer: JsonObject = {
         "name": names.TRAINER_CONTAINER,
         "command": ["python3", f"{storage.LAUNCHER_DIR}/launch"],
-        "env": _env(job, run, attempt),
-        "volumeMounts": [*storage.mounts(job, run)],
+        "env": _env(job, run, environment, attempt),
+        "volumeMounts": [*storage.mounts(job, run), *environments.worker_mounts(environment)],
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": queue.spec.security_context or {"allowPrivilegeEscalation": False},
     }
-    if run.image:
-        trainer["image"] = run.image
+    trainer["image"] = run.image
     if queue.spec.image_pull_policy:
         trainer["imagePullPolicy"] = queue.spec.image_pull_policy
     resources: JsonObject = {}
@@ -164,7 +184,9 @@ def _trainer(job: TorchrunJob, queue: TorchrunQueue, run: Run, attempt: int) -> 
     return trainer
 
 
-def _env(job: TorchrunJob, run: Run, attempt: int) -> list[JsonValue]:
+def _env(
+    job: TorchrunJob, run: Run, environment: Environment | None, attempt: int
+) -> list[JsonValue]:
     copied = run.workspace if run.workspace and not run.workspace.existing else None
     ours = [
         *env(
@@ -180,6 +202,7 @@ def _env(job: TorchrunJob, run: Run, attempt: int) -> list[JsonValue]:
             TORCHRUN_WORKSPACE_TARGET=copied.mount_path if copied else None,
             TORCHRUN_STATE_DIR=storage.STATE_DIR if storage.keeps_state(run) else None,
         ),
+        *environments.worker_variables(environment),
         *network.rendezvous_env(job, run, attempt),
     ]
     reserved = {variable["name"] for variable in ours}

@@ -26,11 +26,12 @@ class Rejection(Struct, frozen=True):
 class Observed(Struct, frozen=True, kw_only=True):
     """The present state of one job. Lists hold only objects that the job's UID controls.
 
-    `sync_pods` are in the order of their numbers, `child_jobs` of their attempts. `workers` are the
-    pods of the latest of these, `ghosts` those of any other gang under the job's name that may
-    still run, an earlier job's of that name included. A retained claim has no owner and is listed
-    by its label. `conflicts` are the names held by others, as the cache or the last apply showed.
-    `warnings` regard its claims, its latest child Job and that Job's pods, in the order of time.
+    `sync_pods` and `setup_pods` are in the order of their numbers, `child_jobs` of their attempts.
+    `workers` are the pods of the latest of these, `ghosts` those of any other gang under the job's
+    name that may still run, an earlier job's of that name included. A retained claim has no owner
+    and is listed by its label. `conflicts` are the names held by others, as the cache or the last
+    apply showed. `warnings` regard its claims, its latest child Job and that Job's pods, in the
+    order of time.
     """
 
     job: TorchrunJob
@@ -38,6 +39,7 @@ class Observed(Struct, frozen=True, kw_only=True):
     claims: tuple[PersistentVolumeClaim, ...] = ()
     service: Service | None = None
     sync_pods: tuple[Pod, ...] = ()
+    setup_pods: tuple[Pod, ...] = ()
     child_jobs: tuple[Job, ...] = ()
     workers: tuple[Pod, ...] = ()
     ghosts: tuple[Pod, ...] = ()

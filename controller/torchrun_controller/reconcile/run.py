@@ -52,6 +52,13 @@ class Claim(Struct, frozen=True, kw_only=True):
     sub_path: str = ""
 
 
+class Setup(Struct, frozen=True, kw_only=True):
+    """What is installed before the command runs."""
+
+    requirements: tuple[str, ...]
+    command: str | tuple[str, ...]
+
+
 class Rendezvous(Struct, frozen=True, kw_only=True):
     """torchrun's rendezvous; `endpoint` None means the first worker."""
 
@@ -65,7 +72,8 @@ class Run(Struct, frozen=True, kw_only=True):
     """What the builders of objects need to know, and nothing that they would have to decide."""
 
     size: Size
-    image: str | None
+    image: str
+    setup: Setup | None
     workspace: Claim | None
     checkpoints: Claim | None
     datasets: tuple[Dataset, ...]
@@ -102,10 +110,10 @@ def resolve(job: TorchrunJob, queue: TorchrunQueue) -> Run:
         raise InvalidSpecError(contradicting)
     policy = policy_of(job, queue)
     _check_rules(policy)
-    _check_image(spec, template)
     return Run(
         size=size,
-        image=spec.image or template.image,
+        image=_image(spec, template),
+        setup=_setup(spec),
         workspace=workspace,
         checkpoints=checkpoints,
         datasets=_by_name(template.storage.datasets, spec.volumes.datasets),
@@ -291,16 +299,23 @@ def _check_command(spec: TorchrunJobSpec) -> None:
         raise InvalidSpecError('spec.command: empty; give a shell line such as "python train.py"')
 
 
-def _check_image(spec: TorchrunJobSpec, template: TorchrunQueueSpec) -> None:
-    if spec.image or template.image:
-        return
+def _setup(spec: TorchrunJobSpec) -> Setup | None:
+    if not spec.setup_command and not spec.requirements:
+        return None
+    return Setup(requirements=spec.requirements, command=spec.setup_command)
+
+
+def _image(spec: TorchrunJobSpec, template: TorchrunQueueSpec) -> str:
+    chosen = spec.image or template.image
+    if chosen:
+        return chosen
     for pod_template in (spec.pod_template, template.pod_template):
         containers = pod_template.spec.get("containers")
         for container in containers if isinstance(containers, list) else ():
             if (
                 isinstance(container, dict)
                 and container.get("name") == names.TRAINER_CONTAINER
-                and container.get("image")
+                and (image := container.get("image"))
             ):
-                return
+                return str(image)
     raise InvalidSpecError("spec.image: no image; set it in the job or in its queue")

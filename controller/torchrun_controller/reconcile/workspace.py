@@ -35,12 +35,14 @@ class Progress(Enum):
 class Workspace(msgspec.Struct, frozen=True, kw_only=True):
     """How far the workspace is, and what is to be made or removed now.
 
-    `commit` is what a ready one was made of, where its sync pod has said so.
+    `commit` is what a ready one was made of, where its sync pod has said so; `content` tells it
+    from every other, "" where nothing does.
     """
 
     progress: Progress
     why: Why
     commit: str = ""
+    content: str = ""
     applies: tuple[Apply, ...] = ()
     deletes: tuple[Delete, ...] = ()
     requeue_after: float | None = None
@@ -50,6 +52,7 @@ class SyncVerdict(Wire, frozen=True, kw_only=True):
     """The termination message of a sync pod: what it made, or why it did not."""
 
     commit: str = ""
+    sha256: str = ""
     reason: str = ""
     message: str = ""
     permanent: bool = False
@@ -68,7 +71,7 @@ def prepare(
     held = next((c for c in observed.claims if c.metadata.name == wanted.name), None)
     latest = observed.sync_pods[-1] if observed.sync_pods else None
     if held is None:
-        number = 0 if latest is None else _number(latest) + 1
+        number = 0 if latest is None else number_of(latest) + 1
         return Workspace(
             progress=Progress.SYNCING,
             why=Why("Creating", f"claim {wanted.name} and a sync pod are being made"),
@@ -79,15 +82,15 @@ def prepare(
         )
     if latest is None:
         if _was_ready(job):
-            return _ready()
+            return _ready(job, SyncVerdict())
         return _next_pod(observed, wanted, 0, defaults)
-    number = _number(latest)
+    number = number_of(latest)
     current = _is_current(job, latest)
     if latest.metadata.deletion_timestamp is not None:
         return _syncing(Why("SyncPodEnding", f"pod {latest.metadata.name} is being deleted"))
     match latest.status.phase:
         case "Succeeded" if current:
-            return _ready(_end(latest)[1].commit)
+            return _ready(job, _end(latest)[1])
         case "Failed" if current:
             return _after_failure(observed, wanted, latest, now, defaults)
         case "Succeeded" | "Failed":
@@ -98,8 +101,9 @@ def prepare(
             return _syncing(_why_syncing(observed, latest, held))
 
 
-def _ready(commit: str = "") -> Workspace:
-    return Workspace(progress=Progress.READY, why=SYNCED, commit=commit)
+def _ready(job: TorchrunJob, said: SyncVerdict) -> Workspace:
+    content = source.upload_digest(job) or said.commit or job.status.workspace_commit or said.sha256
+    return Workspace(progress=Progress.READY, why=SYNCED, commit=said.commit, content=content)
 
 
 def _is_current(job: TorchrunJob, pod: Pod) -> bool:
@@ -126,7 +130,8 @@ def _was_ready(job: TorchrunJob) -> bool:
     return any(c.type == "WorkspaceReady" and c.status == "True" for c in job.status.conditions)
 
 
-def _number(pod: Pod) -> int:
+def number_of(pod: Pod) -> int:
+    """The number at the end of its name."""
     suffix = pod.metadata.name.rpartition("-")[2]
     return int(suffix) if suffix.isdecimal() else 0
 
@@ -153,11 +158,11 @@ def _replace(pod: Pod) -> Workspace:
     )
 
 
-def end_sync_pods(observed: Observed) -> tuple[Delete, ...]:
-    """Sync pods that still run."""
+def end_preparations(observed: Observed) -> tuple[Delete, ...]:
+    """Sync and setup pods that still run."""
     return tuple(
         delete(pod)
-        for pod in observed.sync_pods
+        for pod in (*observed.sync_pods, *observed.setup_pods)
         if alive(pod) and pod.metadata.deletion_timestamp is None
     )
 
@@ -175,7 +180,7 @@ def _after_failure(
         return Workspace(
             progress=Progress.REFUSED, why=Why(said.reason or "SyncFailed", f"{text}; {mend}")
         )
-    number = _number(pod)
+    number = number_of(pod)
     delay = min(FIRST_RETRY * 2 ** min(number, 10), LONGEST_RETRY)
     left = ((ended or now) + delay - now).total_seconds()
     if left <= 0:

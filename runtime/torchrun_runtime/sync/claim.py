@@ -4,6 +4,7 @@
     revisions/<n>/manifest   what that tree holds
     .sync_success            marker, names the revision that is whole and shall run
     state/                   the one directory that workers may write to, whoever they run as
+    env/                     of setup pods, which run as the workers do
     tree.new/                the next revision under way; worthless after a restart
     .incoming/               upload under way; outlives the pod but for work/
 
@@ -46,7 +47,7 @@ class Claim:
         self.incoming = directory / ".incoming"
         self.work = self.incoming / "work"
         self.new = directory / "tree.new"
-        self.state = directory / "state"
+        self.shared = (directory / "state", directory / "env")
 
     def prepare(self) -> None:
         """Make the upload's directory, and remove what is of no use any more.
@@ -111,13 +112,14 @@ class Claim:
                 shutil.rmtree(self._revision(number))
 
     def make_state(self) -> None:
-        """Make the workers' directory, for any user as /tmp is. Raises OSError.
+        """Make the directories of other pods, for any user as /tmp is. Raises OSError.
 
-        Where it is missing the kubelet makes it for root alone, and that one cannot be mended here.
+        Where one is missing the kubelet makes it for root alone, and that cannot be mended here.
         """
-        self.state.mkdir(exist_ok=True)
-        with suppress(PermissionError):
-            self.state.chmod(0o1777)
+        for directory in self.shared:
+            directory.mkdir(exist_ok=True)
+            with suppress(PermissionError):
+                directory.chmod(0o1777)
 
     def publish(self, held: Manifest, sha256: str = "") -> Marker:
         """Make tree.new, which holds this, the newest revision and the one that shall run.

@@ -24,12 +24,15 @@ def gangs(world: World) -> int:
 class Histories(RuleBasedStateMachine):
     """One job through everything that may happen to it; a restart is just a reconcile more."""
 
-    @initialize(nodes=st.integers(1, 3), zipped=st.booleans(), queue=st.booleans())
-    def submit(self, nodes, zipped, queue):
+    @initialize(
+        nodes=st.integers(1, 3), zipped=st.booleans(), queue=st.booleans(), setup=st.booleans()
+    )
+    def submit(self, nodes, zipped, queue, setup):
         spec = {
             "reliability": {"maxRestarts": MAX_RESTARTS, "activeDeadlineSeconds": 7200},
             "elastic": {"minNodes": 1, "maxNodes": 3},
             **({"volumes": ZIP} if zipped else {}),
+            **({"setupCommand": "make"} if setup else {}),
         }
         self.zipped = zipped
         self.world = World(make_job(numNodes=nodes, **spec), make_queue() if queue else None)
@@ -46,9 +49,14 @@ class Histories(RuleBasedStateMachine):
             c.type == "WorkspaceReady" and c.status == "True"
             for c in self.world.job.status.conditions
         )
+        needs_setup = self.zipped and self.world.job.spec.setup_command
+        had_setup = not needs_setup or any(
+            pod.status.phase == "Succeeded" for pod in self.world.observed().setup_pods
+        )
         plan = self.world.step()
         if any(apply.kind is JOBS for apply in plan.applies):
             assert had_workspace or known, "no gang before its workspace"
+            assert had_setup, "no gang before its setup"
 
     @rule(writes=st.integers(0, 4))
     def killed_in_mid_plan(self, writes):
@@ -78,6 +86,24 @@ class Histories(RuleBasedStateMachine):
     @rule()
     def sync_pod_is_deleted(self):
         name = self.world.observed().sync_pods[-1].metadata.name
+        del self.world.objects[PODS.plural, name]
+
+    @precondition(lambda self: self.world.observed().setup_pods)
+    @rule(phase=st.sampled_from(["Running", "Succeeded", "Failed"]), own_fault=st.booleans())
+    def setup_pod_changes(self, phase, own_fault):
+        pod = self.world.observed().setup_pods[-1]
+        if not alive(pod):
+            return
+        if phase == "Failed" and own_fault:
+            said = '{"reason": "SetupFailed", "message": "no compiler"}'
+            self.world.end_container(pod.metadata.name, "setup", exit_code=2, message=said)
+        else:
+            self.world.pod(pod.metadata.name, phase=phase)
+
+    @precondition(lambda self: self.world.observed().setup_pods)
+    @rule()
+    def setup_pod_is_deleted(self):
+        name = self.world.observed().setup_pods[-1].metadata.name
         del self.world.objects[PODS.plural, name]
 
     @precondition(lambda self: self.world.workers())
@@ -155,13 +181,10 @@ class Histories(RuleBasedStateMachine):
         assert numbers == sorted(set(numbers))
 
     @invariant()
-    def one_live_sync_pod(self):
-        live = [
-            pod
-            for pod in self.world.observed().sync_pods
-            if pod.status.phase not in ("Succeeded", "Failed")
-        ]
-        assert len(live) <= 1
+    def one_live_pod_of_each_kind_prepares(self):
+        seen = self.world.observed()
+        for pods in (seen.sync_pods, seen.setup_pods):
+            assert sum(alive(pod) for pod in pods) <= 1
 
     @invariant()
     def terminal_phases_absorb(self):

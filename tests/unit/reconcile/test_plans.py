@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import yaml
 
+from torchrun_controller.reconcile import Plan
 from world import ZIP, World, make_job, make_queue
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -122,6 +123,36 @@ CASES = {
         ),
         make_queue(),
     ),
+    "setup-on-the-claim": (
+        make_job(
+            numNodes=2,
+            volumes=ZIP,
+            setupCommand="make -C kernels install",
+            requirements=["einops>=0.8", "-r requirements.txt"],
+            env=[{"name": "PIP_INDEX_URL", "value": "https://pypi.example/simple"}],
+            annotations_={"torchrun.ai/workspace-sha256": "ab" * 32},
+        ),
+        make_queue(
+            **{
+                **FULL_QUEUE,
+                "podTemplate": {
+                    "metadata": {"annotations": {"team": "vision"}},
+                    "spec": {
+                        "resourceClaims": [{"name": "gpus", "resourceClaimName": "gpus"}],
+                        "initContainers": [{"name": "warm", "image": "warm:1"}],
+                        "containers": [
+                            {"name": "exporter", "image": "exporter:1"},
+                            {"name": "trainer", "readinessProbe": {"exec": {"command": ["true"]}}},
+                        ],
+                    },
+                },
+            }
+        ),
+    ),
+    "setup-in-every-worker": (
+        make_job(numNodes=1, setupCommand=["pip", "install", "einops"]),
+        make_queue(),
+    ),
     "elastic-c10d-list-command": (
         make_job(
             numNodes=2, elastic={"minNodes": 1, "maxNodes": 4}, command=["python", "train.py"]
@@ -150,13 +181,18 @@ CASES = {
 }
 
 
+def plans_until_the_gang(world: World) -> list[Plan]:
+    plans = [world.step()]
+    for preparation in (world.sync_done, world.setup_done):
+        if world.phase == "Syncing":
+            preparation()
+            plans.append(world.step())
+    return plans
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_objects_of_a_run(name, request):
-    world = World(*CASES[name])
-    plans = [world.step()]
-    if world.phase == "Syncing":
-        world.sync_done()
-        plans.append(world.step())
+    plans = plans_until_the_gang(World(*CASES[name]))
     text = yaml.safe_dump_all(
         [
             {"applies": [msgspec.to_builtins(apply.body) for apply in plan.applies]}
@@ -173,11 +209,7 @@ def test_the_objects_of_a_run(name, request):
 
 @pytest.mark.parametrize("name", CASES)
 def test_no_name_stands_twice_in_a_list_that_apply_merges_by_name(name):
-    world = World(*CASES[name])
-    plans = [world.step()]
-    if world.phase == "Syncing":
-        world.sync_done()
-        plans.append(world.step())
+    plans = plans_until_the_gang(World(*CASES[name]))
     jobs = [a.body for plan in plans for a in plan.applies if a.body["kind"] == "Job"]
     for container in jobs[0]["spec"]["template"]["spec"]["containers"]:
         names = [variable["name"] for variable in container.get("env", [])]

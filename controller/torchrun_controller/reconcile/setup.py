@@ -1,0 +1,145 @@
+"""The setup: the job's own environment on its claim, made once for what it is made of."""
+
+from datetime import datetime, timedelta
+
+import msgspec
+from msgspec.structs import replace
+
+from torchrun_api.core import Pod
+from torchrun_api.meta import Wire
+from torchrun_controller.reconcile import waiting
+from torchrun_controller.reconcile.environment import Environment
+from torchrun_controller.reconcile.observed import Defaults, Observed
+from torchrun_controller.reconcile.run import Run
+from torchrun_controller.reconcile.setup_pod import setup_pod
+from torchrun_controller.reconcile.workers import Why, delete
+from torchrun_controller.reconcile.workspace import Progress, Workspace, number_of
+
+FIRST_RETRY = timedelta(seconds=10)
+LONGEST_RETRY = timedelta(minutes=5)
+KEPT_SETUP_PODS = 2
+# Ends that another try would only repeat.
+PERMANENT = frozenset(
+    {"SetupFailed", "WorkingDirMissing", "OOMKilled", "StartError", "ContainerCannotRun"}
+)
+
+
+class SetupVerdict(Wire, frozen=True, kw_only=True):
+    """The launcher's termination message, or the kubelet's word on the container's end."""
+
+    reason: str = ""
+    message: str = ""
+
+
+def prepare(
+    observed: Observed,
+    run: Run,
+    wanted: Environment,
+    now: datetime,
+    defaults: Defaults,
+    ready: Workspace,
+) -> Workspace:
+    """Decide the next step towards the environment, now that the workspace is `ready`."""
+    if not wanted.shared:
+        words = f"{ready.why.message}; every worker runs the setup before its command"
+        return replace(ready, why=Why(ready.why.reason, words))
+    if not observed.setup_pods:
+        return _next_pod(observed, run, wanted, 0, defaults)
+    latest = observed.setup_pods[-1]
+    name, number = latest.metadata.name, number_of(latest)
+    current = latest.metadata.annotations.setup_key == wanted.key
+    if latest.metadata.deletion_timestamp is not None:
+        return _waits(Why("SetupPodEnding", f"pod {name} is being deleted"))
+    match latest.status.phase:
+        case "Succeeded" if current:
+            return ready
+        case "Failed" if current:
+            return _after_failure(observed, run, wanted, latest, now, defaults)
+        case "Succeeded" | "Failed":
+            return _next_pod(observed, run, wanted, number + 1, defaults)
+        case _ if not current:
+            return Workspace(
+                progress=Progress.SYNCING,
+                why=Why("Replacing", f"the setup has changed; pod {name} is being replaced"),
+                deletes=(delete(latest),),
+            )
+        case _:
+            return _waits(_why_running(observed, latest))
+
+
+def _waits(why: Why) -> Workspace:
+    return Workspace(progress=Progress.SYNCING, why=why)
+
+
+def _next_pod(
+    observed: Observed, run: Run, wanted: Environment, number: int, defaults: Defaults
+) -> Workspace:
+    """One more setup pod; only the last few are kept."""
+    assert observed.queue is not None
+    pod = setup_pod(observed.job, observed.queue, run, wanted, number, defaults)
+    return Workspace(
+        progress=Progress.SYNCING,
+        why=Why("SetupRunning", "a setup pod is being made"),
+        applies=(pod,),
+        deletes=tuple(delete(pod) for pod in observed.setup_pods[: -KEPT_SETUP_PODS + 1]),
+    )
+
+
+def _after_failure(
+    observed: Observed,
+    run: Run,
+    wanted: Environment,
+    pod: Pod,
+    now: datetime,
+    defaults: Defaults,
+) -> Workspace:
+    """A command that failed waits for its mending; what came from outside is tried again."""
+    ended, said = _end(pod)
+    text = f"pod {pod.metadata.name}: {said.message or pod.status.message or said.reason}"
+    number = number_of(pod)
+    if said.reason in PERMANENT:
+        # Any change of the spec may be the mending, as one of env.
+        if pod.metadata.annotations.generation != str(observed.job.metadata.generation):
+            return _next_pod(observed, run, wanted, number + 1, defaults)
+        mend = (
+            "mend spec.setupCommand, spec.requirements or the workspace; to try the same again:"
+            f" kubectl delete pod {pod.metadata.name}"
+        )
+        return Workspace(progress=Progress.REFUSED, why=Why("SetupFailed", f"{text}; {mend}"))
+    delay = min(FIRST_RETRY * 2 ** min(number, 10), LONGEST_RETRY)
+    left = ((ended or now) + delay - now).total_seconds()
+    if left <= 0:
+        return _next_pod(observed, run, wanted, number + 1, defaults)
+    again = f"tried again {delay.total_seconds():.0f} s after the failure"
+    reason = said.reason or pod.status.reason or "SetupFailed"
+    return Workspace(
+        progress=Progress.SYNCING, why=Why(reason, f"{text}; {again}"), requeue_after=left
+    )
+
+
+def _end(pod: Pod) -> tuple[datetime | None, SetupVerdict]:
+    """When and why it ended. A pod that was told to end is not blamed for its exit code."""
+    disrupted = pod.status.reason or any(
+        c.type == "DisruptionTarget" and c.status == "True" for c in pod.status.conditions
+    )
+    for container in pod.status.container_statuses:
+        ended = container.state.terminated
+        if ended is not None and not disrupted:
+            try:
+                return ended.finished_at, msgspec.json.decode(ended.message, type=SetupVerdict)
+            except msgspec.DecodeError:
+                return ended.finished_at, SetupVerdict(reason=ended.reason, message=ended.message)
+    return pod.metadata.creation_timestamp, SetupVerdict()
+
+
+def _why_running(observed: Observed, pod: Pod) -> Why:
+    name = pod.metadata.name
+    if pod.status.phase == "Running":
+        return Why(
+            "SetupRunning",
+            f"pod {name} installs what the workers need; see: kubectl logs -f {name}",
+        )
+    why = waiting.of_pod(pod, observed.claims, observed.warnings)
+    if why is None:
+        return Why("SetupRunning", f"pod {name} is starting")
+    return Why(why.reason, f"pod {name}: {why.message}")

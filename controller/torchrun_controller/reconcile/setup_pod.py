@@ -1,0 +1,98 @@
+"""The setup pod: a worker's pod without what only a training needs."""
+
+from torchrun_api import names
+from torchrun_api.job import TorchrunJob
+from torchrun_api.json import JsonObject, JsonValue
+from torchrun_api.kinds import PODS
+from torchrun_api.quantity import format_bytes, format_cpu, parse
+from torchrun_api.queue import TorchrunQueue
+from torchrun_controller.reconcile import environment, network, storage
+from torchrun_controller.reconcile.environment import Environment
+from torchrun_controller.reconcile.job import worker_template
+from torchrun_controller.reconcile.objects import labels, metadata
+from torchrun_controller.reconcile.observed import Defaults
+from torchrun_controller.reconcile.plan import Apply
+from torchrun_controller.reconcile.run import Run, Size
+
+# No GPU, and no more than a worker has: a setup is to run at once.
+CPU, MEMORY = "1", "1Gi"
+# What only a gang has: its scheduler, its names and network, its devices.
+DROPPED_OF_POD = ("schedulerName", "subdomain", "hostNetwork", "dnsPolicy", "resourceClaims")
+# What speaks of a command that serves.
+DROPPED_OF_CONTAINER = ("ports", "livenessProbe", "readinessProbe", "startupProbe", "lifecycle")
+
+
+def setup_pod(
+    job: TorchrunJob,
+    queue: TorchrunQueue,
+    run: Run,
+    wanted: Environment,
+    number: int,
+    defaults: Defaults,
+) -> Apply:
+    """As a worker in all that bears on what is installed: image, user, security, place, variables.
+
+    Of the job's claims it mounts the workspace alone, and no other container of a template runs.
+    """
+    template = worker_template(job, queue, run, wanted, 0, "", defaults)
+    spec, shape = _object(template["spec"]), _object(template["metadata"])
+    meta = metadata(job, names.setup_pod(job.metadata.name, number), names.SETUP)
+    shaped = _object(shape["labels"]) | labels(job, names.SETUP)
+    meta["labels"] = {name: text for name, text in shaped.items() if name != names.ATTEMPT_LABEL}
+    meta["annotations"] = {
+        **_object(shape.get("annotations", {})),
+        names.SETUP_KEY: wanted.key,
+        names.GENERATION: str(job.metadata.generation),
+    }
+    unused = {"checkpoints", *(f"dataset-{dataset.name}" for dataset in run.datasets)}
+    trainer = _named(spec["containers"], names.TRAINER_CONTAINER)
+    pod = {name: value for name, value in spec.items() if name not in DROPPED_OF_POD}
+    pod["initContainers"] = [_named(spec["initContainers"], names.LAUNCHER_CONTAINER)]
+    pod["containers"] = [_container(job, run, wanted, trainer, unused)]
+    pod["volumes"] = [v for v in _objects(spec["volumes"]) if v["name"] not in unused]
+    return Apply(PODS, {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": pod})
+
+
+def _container(
+    job: TorchrunJob, run: Run, wanted: Environment, trainer: JsonObject, unused: set[str]
+) -> JsonObject:
+    told = environment.variables(wanted, made_here=True)
+    replaced = {v["name"] for v in (*network.rendezvous_env(job, run, 0), *told)}
+    kept = {name: value for name, value in trainer.items() if name not in DROPPED_OF_CONTAINER}
+    return kept | {
+        "name": names.SETUP_CONTAINER,
+        "command": ["python3", f"{storage.LAUNCHER_DIR}/launch", "setup"],
+        "env": [
+            *(v for v in _objects(trainer["env"]) if v["name"] not in replaced),
+            *told,
+        ],
+        "resources": _resources(run.size),
+        "volumeMounts": [
+            *(m for m in _objects(trainer["volumeMounts"]) if m["name"] not in unused),
+            environment.mount(wanted),
+        ],
+    }
+
+
+def _resources(size: Size) -> JsonObject:
+    """The memory limit is the worker's: what is built there may be built here."""
+    cpu = min(parse(CPU), parse(size.requests.get("cpu", CPU)))
+    memory = min(parse(MEMORY), parse(size.requests.get("memory", MEMORY)))
+    resources: JsonObject = {"requests": {"cpu": format_cpu(cpu), "memory": format_bytes(memory)}}
+    if "memory" in size.limits:
+        resources["limits"] = {"memory": size.limits["memory"]}
+    return resources
+
+
+def _object(value: JsonValue) -> JsonObject:
+    assert isinstance(value, dict)
+    return value
+
+
+def _objects(value: JsonValue) -> list[JsonObject]:
+    assert isinstance(value, list)
+    return [_object(item) for item in value]
+
+
+def _named(containers: JsonValue, name: str) -> JsonObject:
+    return next(container for container in _objects(containers) if container["name"] == name)

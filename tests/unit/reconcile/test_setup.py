@@ -1,0 +1,240 @@
+"""The setup pod: once for what it is made of, before the gang, and never in a loop."""
+
+import pytest
+
+from torchrun_api.core import ContainerState, ContainerStatus, StateWaiting
+from torchrun_api.kinds import JOBS, PODS
+from torchrun_api.meta import Condition
+from world import ZIP, World, make_job, make_queue
+
+DIGEST = {"torchrun.ai/workspace-sha256": "ab" * 32}
+
+
+def ready_for_setup(**spec) -> World:
+    spec = {"numNodes": 1, "volumes": ZIP, "setupCommand": "make", **spec}
+    world = World(make_job(annotations_=DIGEST, **spec), make_queue())
+    world.step()
+    world.sync_done()
+    world.step()
+    return world
+
+
+def running(**spec) -> World:
+    world = ready_for_setup(**spec)
+    world.setup_done()
+    world.settle()
+    world.all_workers("Running")
+    world.settle()
+    return world
+
+
+def setup_pods(world: World) -> list[str]:
+    return [name for kind, name in world.created if kind == PODS.plural and "-setup-" in name]
+
+
+def fail(world: World, **ended) -> None:
+    world.end_container(world.observed().setup_pods[-1].metadata.name, "setup", **ended)
+
+
+def fail_by_itself(world: World) -> None:
+    fail(world, exit_code=2, message='{"reason": "SetupFailed", "message": "no compiler"}')
+
+
+def fails_the_gang(world: World) -> None:
+    world.end_container("train-0-abcde", "trainer", exit_code=1)
+    world.settle()
+    world.pass_time(minutes=10)
+    world.settle()
+
+
+def test_the_gang_waits_for_the_setup():
+    world = ready_for_setup()
+    assert setup_pods(world) == ["train-setup-0"]
+    assert (world.phase, world.job.status.reason) == ("Syncing", "SetupRunning")
+    world.settle()
+    assert "is starting" in world.job.status.message
+    world.pod("train-setup-0", phase="Running")
+    world.settle()
+    assert "kubectl logs -f train-setup-0" in world.job.status.message
+    assert (JOBS.plural, "train") not in world.created
+    world.setup_done()
+    world.settle()
+    assert (JOBS.plural, "train") in world.created
+
+
+def test_a_restart_uses_what_is_made():
+    world = running()
+    fails_the_gang(world)
+    assert (JOBS.plural, "train-r1") in world.created
+    assert setup_pods(world) == ["train-setup-0"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"setup_command": "make all"},
+        {"setup_command": ("make",)},
+        {"requirements": ("einops",)},
+        {"image": "other"},
+    ],
+    ids=["line", "list", "requirements", "image"],
+)
+def test_a_restart_with_other_content_sets_up_anew(change):
+    world = running()
+    world.spec(**change)
+    world.settle()
+    assert setup_pods(world) == ["train-setup-0"], "not while the gang runs"
+    fails_the_gang(world)
+    assert setup_pods(world) == ["train-setup-0", "train-setup-1"]
+    assert (JOBS.plural, "train-r1") not in world.created
+    world.setup_done()
+    world.settle()
+    assert (JOBS.plural, "train-r1") in world.created
+
+
+def test_a_setup_under_way_is_replaced_when_the_spec_changes():
+    world = ready_for_setup()
+    world.spec(setup_command="make all")
+    plan = world.step()
+    assert [delete.name for delete in plan.deletes] == ["train-setup-0"]
+    assert world.job.status.reason == "Replacing"
+    world.settle()
+    assert len(world.observed().setup_pods) == 1
+    assert "make all" in str(world.plans[-2].applies or world.plans[-3].applies)
+
+
+def test_a_pod_on_its_way_out_is_waited_for():
+    world = ready_for_setup()
+    world._ending((PODS.plural, "train-setup-0"), 30)
+    world.settle()
+    assert world.job.status.reason == "SetupPodEnding"
+    world.containers_stop()
+    world.settle()
+    assert setup_pods(world) == ["train-setup-0", "train-setup-0"]
+
+
+def test_a_failing_command_waits_for_its_mending():
+    world = ready_for_setup()
+    fail_by_itself(world)
+    world.settle()
+    assert (world.phase, world.job.status.reason) == ("Syncing", "SetupFailed")
+    assert "no compiler" in world.job.status.message
+    assert "kubectl delete pod train-setup-0" in world.job.status.message
+    world.pass_time(hours=5)
+    world.settle()
+    assert setup_pods(world) == ["train-setup-0"]
+    world.spec(suspend=False)
+    world.settle()
+    assert setup_pods(world) == ["train-setup-0", "train-setup-1"], "any change of the spec"
+    fail_by_itself(world)
+    world.settle()
+    world.spec(setup_command="make mended")
+    world.settle()
+    world.setup_done()
+    world.settle()
+    assert (JOBS.plural, "train") in world.created
+    assert len(world.observed().setup_pods) == 2, "the last ones are kept"
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "words"),
+    [("OOMKilled", "", "OOMKilled"), ("StartError", "exec: python3: not found", "python3")],
+)
+def test_what_the_kubelet_says_of_the_container_counts_too(reason, message, words):
+    world = ready_for_setup()
+    fail(world, exit_code=137, reason=reason, message=message)
+    world.settle()
+    assert world.job.status.reason == "SetupFailed"
+    assert words in world.job.status.message
+    world.pass_time(hours=1)
+    world.settle()
+    assert len(setup_pods(world)) == 1
+
+
+def evicted(world: World) -> None:
+    fail_by_itself(world)
+    world.pod("train-setup-0", reason="Evicted", message="the node was low on memory")
+
+
+def drained(world: World) -> None:
+    fail(world, exit_code=143, message='{"reason": "Stopped", "message": "by SIGTERM"}')
+    condition = Condition(type="DisruptionTarget", status="True", reason="EvictionByEvictionAPI")
+    world.pod("train-setup-0", conditions=(condition,))
+
+
+def claim_is_gone(world: World) -> None:
+    fail(
+        world,
+        exit_code=125,
+        finished_at=world.now,
+        message='{"reason": "EnvironmentUnwritable", "message": "no space left"}',
+    )
+
+
+@pytest.mark.parametrize("harm", [evicted, drained, claim_is_gone])
+def test_what_came_from_outside_is_tried_again_with_delays(harm):
+    world = ready_for_setup()
+    harm(world)
+    plan = world.settle()
+    assert plan.requeue_after == 10
+    assert "tried again 10 s after" in world.job.status.message
+    world.pass_time(seconds=10)
+    world.settle()
+    assert setup_pods(world) == ["train-setup-0", "train-setup-1"]
+
+
+def test_a_pod_that_does_not_start_says_why():
+    world = ready_for_setup()
+    waiting = StateWaiting(reason="ErrImagePull", message="no such image")
+    status = ContainerStatus(name="setup", state=ContainerState(waiting=waiting))
+    world.pod("train-setup-0", phase="Pending", container_statuses=(status,))
+    world.settle()
+    assert world.job.status.reason == "ImagePullFailed"
+    assert world.job.status.message.startswith("pod train-setup-0: ")
+
+
+def test_it_is_part_of_the_time_that_a_sync_may_take():
+    world = ready_for_setup(reliability={"syncTimeoutSeconds": 60})
+    world.pod("train-setup-0", phase="Running")
+    world.settle()
+    world.pass_time(seconds=61)
+    world.settle()
+    assert (world.phase, world.job.status.reason) == ("Failed", "SyncTimeout")
+    assert world.observed().setup_pods == ()
+
+
+def test_a_pause_ends_it_and_a_resume_begins_again():
+    world = ready_for_setup()
+    world.spec(suspend=True)
+    world.settle()
+    assert (world.phase, world.observed().setup_pods) == ("Suspended", ())
+    world.spec(suspend=False)
+    world.settle()
+    assert world.job.status.reason == "SetupRunning"
+
+
+def test_without_a_claim_every_worker_sets_up_and_the_condition_says_so():
+    world = World(make_job(numNodes=1, requirements=["einops"]), make_queue())
+    world.settle()
+    assert setup_pods(world) == []
+    assert (JOBS.plural, "train") in world.created
+    assert "every worker" in world.condition("WorkspaceReady").message
+
+
+def test_the_content_of_a_workspace_is_what_its_sync_pod_says_where_nobody_asked_for_one():
+    world = World(make_job(numNodes=1, volumes=ZIP, setupCommand="make"), make_queue())
+    world.step()
+    world.end_container("train-sync-0", "sync", message='{"sha256": "aa"}')
+    world.pod("train-sync-0", phase="Succeeded")
+    world.step()
+    first = world.observed().setup_pods[-1].metadata.annotations.setup_key
+    world.end_container("train-sync-0", "sync", message='{"sha256": "bb"}')
+    world.pod("train-sync-0", phase="Succeeded")
+    world.settle()
+    assert world.observed().setup_pods[-1].metadata.annotations.setup_key != first
+
+
+def test_a_variable_of_the_setup_is_the_controllers():
+    world = ready_for_setup(env=[{"name": "TORCHRUN_ENV_DIR", "value": "/mine"}])
+    assert world.job.status.reason == "InvalidSpec"
+    assert "TORCHRUN_ENV_DIR" in world.job.status.message
