@@ -47,6 +47,12 @@ def foremost(tree: list[Process]) -> list[Process]:
     return [inner for process in ranks or tree[:1] for inner in _inside(process, children)]
 
 
+def programs(tree: list[Process]) -> list[Process]:
+    """All but the shells that wait for something: a signalled one would leave that alone."""
+    parents = {process.parent for process in tree}
+    return [p for p in tree if p.name not in _SHELLS or p.pid not in parents]
+
+
 def _inside(process: Process, children: dict[int, list[Process]]) -> list[Process]:
     if process.name not in _SHELLS or process.pid not in children:
         return [process]

@@ -14,7 +14,7 @@ from typing import Mapping, NamedTuple, Protocol, Sequence
 
 from .errors import LaunchError
 from .output import say
-from .processes import adopt_orphans, alive, descendants, foremost, send, signal_name
+from .processes import adopt_orphans, alive, descendants, foremost, programs, send, signal_name
 from .streams import Streams
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
@@ -130,7 +130,7 @@ class _Stop:
                 send(descendants(os.getpid()), signal.SIGKILL)
             if late or not any(alive(process) for process in self._first):
                 self._rest_since = now
-                send(descendants(os.getpid()), signal.SIGTERM)
+                send(programs(descendants(os.getpid())), signal.SIGTERM)
         elif now - self._rest_since > _AGENT_SECONDS:
             send(descendants(os.getpid()), signal.SIGKILL)
 
