@@ -245,6 +245,16 @@ class Attempt(Wire, frozen=True, kw_only=True):
     message: Annotated[str, Meta(description="Why it ended.")] = ""
 
 
+class Progress(Wire, frozen=True, kw_only=True):
+    """How far the training is, as rank 0 says by torchrun_progress.report."""
+
+    step: Annotated[int | None, Meta(description="Steps done.")] = None
+    total_steps: Annotated[int | None, Meta(description="Steps in all.")] = None
+    loss: Annotated[float | None, Meta(description="Last loss; left out if not finite.")] = None
+    samples_per_second: Annotated[float | None, Meta(description="Of the whole job.")] = None
+    time: Annotated[datetime | None, Meta(description="When it was reported.")] = None
+
+
 class TorchrunJobStatus(Wire, frozen=True, kw_only=True):
     """How far the run is and why it waits or died."""
 
@@ -289,6 +299,7 @@ class TorchrunJobStatus(Wire, frozen=True, kw_only=True):
         datetime | None, Meta(description="When the job succeeded or failed for good.")
     ] = None
     last_failure: LastFailure | None = None
+    progress: Progress | None = None
 
 
 # Status is written by the controller alone, so a job counts as started once its phase says so.

@@ -12,6 +12,7 @@ ExitCode = Annotated[int, Meta(ge=1, le=255)]
 Signal = Annotated[int, Meta(ge=1, le=64)]
 PodCondition = Annotated[str, Meta(min_length=1, max_length=316)]
 Seconds = Annotated[int, Meta(ge=1, le=31536000)]
+HangSeconds = Annotated[int, Meta(ge=10, le=31536000)]
 SecondsOrNone = Annotated[int, Meta(ge=0, le=31536000)]
 Action = Literal["fail", "restart", "ignore"]
 
@@ -130,6 +131,20 @@ class Reliability(Wire, frozen=True, kw_only=True):
         Annotated[
             Seconds,
             Meta(description="Time in phase Syncing after which the job fails. Default: none."),
+        ]
+        | None
+    ) = None
+    hang_timeout_seconds: (
+        Annotated[
+            HangSeconds,
+            Meta(
+                description="A gang whose ranks give no sign of life for so long has failed "
+                "(reason Hung, exit code 124), with the stacks of all ranks in the log. Signs of "
+                "life are calls of torchrun_progress.report and output. It counts from the first "
+                "report; where torchrun_progress is never imported, from rank 0's first output, "
+                "and then for rank 0's node alone. Choose more than the longest pause between two "
+                "signs of any node, as for a checkpoint or an evaluation. Default: no watch."
+            ),
         ]
         | None
     ) = None

@@ -9,7 +9,7 @@ from datetime import datetime
 from msgspec.structs import replace
 
 from torchrun_api.job import TorchrunJobStatus
-from torchrun_controller.reconcile import gang, status
+from torchrun_controller.reconcile import gang, progress, status
 from torchrun_controller.reconcile.advance import Successor, advance
 from torchrun_controller.reconcile.decision import Decision
 from torchrun_controller.reconcile.ends import (
@@ -66,6 +66,7 @@ def reconcile(observed: Observed, now: datetime, defaults: Defaults) -> Plan:
             sync_left(composed, policy, now),
             deadline_left(composed, policy, now),
             _time_to_live(composed, policy),
+            progress.left(observed, composed.progress, now),
         ),
     )
 

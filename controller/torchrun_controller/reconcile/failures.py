@@ -23,6 +23,7 @@ DISRUPTIONS = frozenset(
     }
 )
 POD_DELETED = "PodDeleted"
+HUNG = "Hung"  # the launcher's word
 _LATEST = datetime.max.replace(tzinfo=UTC)
 
 
@@ -48,9 +49,11 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 def root_cause(pods: tuple[Pod, ...]) -> Failure | None:
     """The failure that began it.
 
-    Verdicts on the pod (OOMKilled, Evicted, disruptions) beat signals, signals beat exceptions;
-    then the first by time. A rank that is killed writes nothing itself: the pod's status is the
-    better witness. A pod that was only told to end is the cause where no other has one.
+    Verdicts on the pod (OOMKilled, Evicted, disruptions) beat a hang, a hang beats signals, signals
+    beat exceptions; then the first by time. A rank that is killed writes nothing itself: the pod's
+    status is the better witness. A launcher that finds its ranks hung kills them; what the ranks of
+    other nodes make of that is collateral. A pod that was only told to end is the cause where no
+    other has one.
     """
     found = (_failure(pod) for pod in pods)
     failures = [failure for failure in found if failure is not None]
@@ -61,14 +64,16 @@ def precedence(failure: LastFailure) -> tuple[int, datetime]:
     """Order of failures: the smallest is the root cause."""
     if failure.reason in POD_VERDICTS or failure.reason in DISRUPTIONS:
         grade = 0
-    elif failure.reason == POD_DELETED:
-        grade = 3
-    elif failure.signal == SIGTERM:
-        grade = 4
-    elif failure.signal:
+    elif failure.reason == HUNG:
         grade = 1
-    else:
+    elif failure.reason == POD_DELETED:
+        grade = 4
+    elif failure.signal == SIGTERM:
+        grade = 5
+    elif failure.signal:
         grade = 2
+    else:
+        grade = 3
     return grade, failure.time or _LATEST
 
 

@@ -8,7 +8,7 @@ from torchrun_api.json import JsonObject, JsonValue
 from torchrun_api.kinds import JOBS
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.reconcile import environment as environments
-from torchrun_controller.reconcile import network, storage
+from torchrun_controller.reconcile import network, progress, storage
 from torchrun_controller.reconcile.environment import Environment
 from torchrun_controller.reconcile.merge import merge
 from torchrun_controller.reconcile.objects import RESTRICTED_CONTAINER, env, labels, metadata
@@ -103,7 +103,7 @@ def worker_template(
     if annotations:
         meta["annotations"] = annotations
     pod = _pod(job, queue, run, environment, defaults)
-    pod["containers"] = [_trainer(job, queue, run, environment, attempt)]
+    pod["containers"] = [_trainer(job, queue, run, environment, attempt, defaults)]
     return merge(template, {"metadata": meta, "spec": pod})
 
 
@@ -122,7 +122,11 @@ def _pod(
         "enableServiceLinks": False,
         "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
         "initContainers": [_launcher(defaults)],
-        "volumes": [*storage.volumes(job, run), *environments.volumes(environment)],
+        "volumes": [
+            *storage.volumes(job, run),
+            *environments.volumes(environment),
+            *progress.volumes(defaults),
+        ],
     }
     if network.needs_service(run):
         pod["subdomain"] = names.service(job.metadata.name)
@@ -162,12 +166,17 @@ def _trainer(
     run: Run,
     environment: Environment | None,
     attempt: int,
+    defaults: Defaults,
 ) -> JsonObject:
     trainer: JsonObject = {
         "name": names.TRAINER_CONTAINER,
         "command": ["python3", f"{storage.LAUNCHER_DIR}/launch"],
-        "env": _env(job, run, environment, attempt),
-        "volumeMounts": [*storage.mounts(job, run), *environments.worker_mounts(environment)],
+        "env": _env(job, run, environment, attempt, defaults),
+        "volumeMounts": [
+            *storage.mounts(job, run),
+            *environments.worker_mounts(environment),
+            *progress.mounts(defaults),
+        ],
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": queue.spec.security_context or {"allowPrivilegeEscalation": False},
     }
@@ -185,7 +194,11 @@ def _trainer(
 
 
 def _env(
-    job: TorchrunJob, run: Run, environment: Environment | None, attempt: int
+    job: TorchrunJob,
+    run: Run,
+    environment: Environment | None,
+    attempt: int,
+    defaults: Defaults,
 ) -> list[JsonValue]:
     copied = run.workspace if run.workspace and not run.workspace.existing else None
     ours = [
@@ -201,8 +214,10 @@ def _env(
             TORCHRUN_WORKSPACE_SOURCE=storage.WORKSPACE_SOURCE_DIR if copied else None,
             TORCHRUN_WORKSPACE_TARGET=copied.mount_path if copied else None,
             TORCHRUN_STATE_DIR=storage.STATE_DIR if storage.keeps_state(run) else None,
+            TORCHRUN_HANG_TIMEOUT_SECONDS=str(run.hang_seconds) if run.hang_seconds else None,
         ),
         *environments.worker_variables(environment),
+        *progress.variables(defaults),
         *network.rendezvous_env(job, run, attempt),
     ]
     reserved = {variable["name"] for variable in ours}

@@ -3,7 +3,7 @@
 from msgspec import Struct
 
 from torchrun_api.core import CoreEvent, Job, PersistentVolumeClaim, Pod, Service
-from torchrun_api.job import TorchrunJob
+from torchrun_api.job import Progress, TorchrunJob
 from torchrun_api.queue import TorchrunQueue
 
 
@@ -31,7 +31,7 @@ class Observed(Struct, frozen=True, kw_only=True):
     name that may still run, an earlier job's of that name included. A retained claim has no owner
     and is listed by its label. `conflicts` are the names held by others, as the cache or the last
     apply showed. `warnings` regard its claims, its latest child Job and that Job's pods, in the
-    order of time.
+    order of time. `progress` is what a worker of the latest child Job has told this process last.
     """
 
     job: TorchrunJob
@@ -46,6 +46,7 @@ class Observed(Struct, frozen=True, kw_only=True):
     conflicts: tuple[Conflict, ...] = ()
     rejection: Rejection | None = None
     warnings: tuple[CoreEvent, ...] = ()
+    progress: Progress | None = None
 
 
 class Defaults(Struct, frozen=True, kw_only=True):
@@ -53,3 +54,4 @@ class Defaults(Struct, frozen=True, kw_only=True):
 
     runtime_image: str
     runtime_image_pull_policy: str = "IfNotPresent"
+    progress_url: str = ""  # where workers report their progress; empty: they do not

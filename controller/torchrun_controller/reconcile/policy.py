@@ -25,6 +25,7 @@ class Policy(Struct, frozen=True, kw_only=True):
     deadline: timedelta | None = None
     sync_timeout: timedelta | None = None
     grace_seconds: int = DEFAULT_GRACE_SECONDS
+    hang_seconds: int | None = None
 
 
 def policy_of(job: TorchrunJob, queue: TorchrunQueue | None) -> Policy:
@@ -50,6 +51,7 @@ def policy_of(job: TorchrunJob, queue: TorchrunQueue | None) -> Policy:
             base.termination_grace_period_seconds,
             DEFAULT_GRACE_SECONDS,
         ),
+        hang_seconds=pick(mine.hang_timeout_seconds, base.hang_timeout_seconds, None),
     )
 
 

@@ -88,6 +88,7 @@ class Run(Struct, frozen=True, kw_only=True):
     tolerations: tuple[JsonObject, ...]
     affinity: JsonObject | None
     grace_seconds: int
+    hang_seconds: int | None
 
 
 def resolve(job: TorchrunJob, queue: TorchrunQueue) -> Run:
@@ -139,6 +140,7 @@ def resolve(job: TorchrunJob, queue: TorchrunQueue) -> Run:
         tolerations=template.scheduling.tolerations + spec.scheduling.tolerations,
         affinity=_first(spec.scheduling.affinity, template.scheduling.affinity, None),
         grace_seconds=policy.grace_seconds,
+        hang_seconds=policy.hang_seconds,
     )
 
 

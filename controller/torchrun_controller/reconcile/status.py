@@ -9,7 +9,7 @@ from torchrun_api.job import Attempt, TorchrunJobStatus, WorkersStatus
 from torchrun_api.meta import Condition
 from torchrun_api.queue import TorchrunQueueSpec
 from torchrun_api.unsupported import not_yet_supported
-from torchrun_controller.reconcile import gang, storage
+from torchrun_controller.reconcile import gang, progress, storage
 from torchrun_controller.reconcile.conditions import Claimed, update
 from torchrun_controller.reconcile.decision import Decision
 from torchrun_controller.reconcile.ends import seconds_run
@@ -83,6 +83,7 @@ def compose(observed: Observed, decision: Decision, row: Row, now: datetime) -> 
         start_time=present.start_time or (now if phase in ("Running", "Succeeded") else None),
         completion_time=now if ended else None,
         last_failure=decision.failure or present.last_failure,
+        progress=progress.shown(observed, now, ended=ended),
     )
 
 

@@ -1,0 +1,165 @@
+"""Progress in the status, and hangs as failures."""
+
+import json
+from datetime import datetime, timedelta
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from torchrun_api.job import Progress
+from torchrun_controller.reconcile import Defaults, Plan, reconcile
+from world import World, make_job, make_queue
+
+REPORTING = Defaults(runtime_image="runtime:1", progress_url="http://controller:8081")
+
+
+def running(nodes: int = 2, **reliability: object) -> World:
+    world = World(make_job(numNodes=nodes, reliability=reliability), make_queue())
+    world.settle()
+    world.all_workers("Running")
+    world.settle()
+    return world
+
+
+def report(step: int, time: datetime) -> Progress:
+    return Progress(step=step, total_steps=100, loss=2.5, time=time)
+
+
+def told(world: World, progress: Progress) -> Plan:
+    """Reconcile with this report, and keep the status as the API server would."""
+    observed = replace(world.observed(), progress=progress)
+    plan = reconcile(observed, world.now, REPORTING)
+    if plan.status is not None:
+        wire = msgspec.json.decode(msgspec.json.encode(plan.status), type=type(plan.status))
+        world.job = replace(world.job, status=wire)
+    return plan
+
+
+def test_the_first_report_is_shown_at_once():
+    world = running()
+    progress = report(1, world.now)
+    told(world, progress)
+    assert world.job.status.progress == progress
+    assert told(world, progress) == Plan(requeue_after=None)
+
+
+def test_reports_cost_one_status_write_in_ten_seconds():
+    world = running()
+    told(world, report(1, world.now))
+    writes = 0
+    for step in range(2, 62):
+        world.pass_time(seconds=1)
+        writes += told(world, report(step, world.now)).status is not None
+    assert writes == 6
+    assert world.job.status.progress is not None
+    assert world.job.status.progress.step == 61
+
+
+def test_a_report_that_comes_too_soon_is_shown_later():
+    world = running()
+    told(world, report(1, world.now))
+    world.pass_time(seconds=4)
+    late = report(5, world.now)
+    plan = told(world, late)
+    assert (plan.status, plan.requeue_after) == (None, 6)
+    world.pass_time(seconds=6)
+    told(world, late)
+    assert world.job.status.progress == late
+
+
+def test_a_clock_that_was_set_back_holds_nothing_up():
+    world = running()
+    told(world, report(1, world.now + timedelta(hours=1)))
+    told(world, report(2, world.now))
+    assert world.job.status.progress is not None
+    assert world.job.status.progress.step == 2
+
+
+def test_the_end_shows_the_last_report():
+    world = running(nodes=1)
+    told(world, report(99, world.now))
+    world.pass_time(seconds=1)
+    world.job_condition("Complete")
+    told(world, report(100, world.now))
+    assert world.phase == "Succeeded"
+    assert world.job.status.progress is not None
+    assert world.job.status.progress.step == 100
+
+
+def test_progress_outlives_its_gang():
+    world = running(nodes=1)
+    told(world, report(50, world.now))
+    world.end_container(world.workers()[0].metadata.name, "trainer", exit_code=1)
+    world.settle()
+    assert world.job.status.attempt == 1
+    assert world.job.status.progress is not None
+    assert world.job.status.progress.step == 50
+
+
+def test_workers_report_only_where_the_controller_listens():
+    world = World(make_job(numNodes=1), make_queue())
+    silent = json.dumps(msgspec.to_builtins(world.plan().applies[-1].body))
+    plan = reconcile(world.observed(), world.now, REPORTING)
+    pod = plan.applies[-1].body["spec"]["template"]["spec"]
+    (trainer,) = pod["containers"]
+    assert {"name": "TORCHRUN_PROGRESS_URL", "value": REPORTING.progress_url} in trainer["env"]
+    (volume,) = (volume for volume in pod["volumes"] if volume["name"] == "progress-token")
+    (source,) = volume["projected"]["sources"]
+    assert source["serviceAccountToken"]["audience"] == "torchrun.ai/progress"
+    assert "PROGRESS" not in silent
+    assert "progress" not in silent
+
+
+@pytest.mark.parametrize(("mine", "queues", "value"), [(60, 30, "60"), (None, 30, "30")])
+def test_the_hang_timeout_reaches_the_launcher(mine: int | None, queues: int, value: str):
+    reliability = {} if mine is None else {"hangTimeoutSeconds": mine}
+    job = make_job(numNodes=1, reliability=reliability)
+    world = World(job, make_queue(reliability={"hangTimeoutSeconds": queues}))
+    (trainer,) = world.plan().applies[-1].body["spec"]["template"]["spec"]["containers"]
+    assert {"name": "TORCHRUN_HANG_TIMEOUT_SECONDS", "value": value} in trainer["env"]
+
+
+def end(world: World, index: int, seconds: float, **verdict: object) -> None:
+    time = (world.now + timedelta(seconds=seconds)).isoformat()
+    message = json.dumps({"message": "…", "time": time, **verdict})
+    code = verdict["exitCode"]
+    world.end_container(
+        world.workers()[index].metadata.name, "trainer", exit_code=code, message=message
+    )
+
+
+@pytest.mark.parametrize(
+    "collateral",
+    [
+        {"exitCode": 1, "reason": "Exception", "rank": 1},
+        {"exitCode": 134, "signal": 6, "reason": "Signaled", "rank": 1},
+        {"exitCode": 143, "signal": 15, "reason": "Stopped"},
+    ],
+    ids=["exception", "abort", "stopped"],
+)
+def test_a_hang_is_the_cause_of_what_its_end_does_to_others(collateral: dict[str, object]):
+    world = running()
+    end(world, 0, 0, **collateral)
+    end(world, 1, 1, exitCode=124, reason="Hung")
+    world.settle()
+    status = world.job.status
+    assert status.last_failure is not None
+    assert (status.last_failure.reason, status.last_failure.exit_code) == ("Hung", 124)
+    assert (status.attempt, status.restarts, status.disruptions) == (1, 1, 0)
+    assert status.attempts[0].reason == "Hung"
+
+
+def test_a_hang_after_a_death_for_memory_is_that_deaths_doing():
+    world = running(maxRestarts=0)
+    end(world, 0, 0, exitCode=137, signal=9, reason="OOMKilled")
+    end(world, 1, 1, exitCode=124, reason="Hung")
+    world.settle()
+    assert world.job.status.reason == "OOMKilled"
+
+
+def test_rules_know_a_hang_by_its_exit_code():
+    world = running(rules=[{"exitCodes": [124], "action": "fail"}])
+    end(world, 0, 0, exitCode=124, reason="Hung")
+    world.settle()
+    assert (world.phase, world.job.status.reason) == ("Failed", "Hung")
