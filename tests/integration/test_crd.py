@@ -3,20 +3,21 @@
 import json
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
 import yaml
 
 from torchrun_api.crd import DEFINITIONS
-from torchrun_api.job import TorchrunJob
+from torchrun_api.job import Phase, TorchrunJob
 from torchrun_api.queue import TorchrunQueue
 from torchrun_cluster import LocalCluster
 
 ROOT = Path(__file__).parents[2]
 MISSION = sorted((ROOT / "tests" / "fixtures" / "mission").glob("*.yaml"))
 TYPES = {"TorchrunJob": TorchrunJob, "TorchrunQueue": TorchrunQueue}
+PHASES = get_args(Phase)
 STARTED = {"phase": "Running", "numNodes": 2, "workersStatus": "1/2 ready", "reason": "Starting"}
 NODE = {
     "gpus": 0,
@@ -372,6 +373,16 @@ def patch(crds: LocalCluster, name: str, body: object, *flags: str) -> str:
     return crds.kubectl(
         *("patch", "torchrunjob", name, "--type=merge", "-p", json.dumps(body), *flags), check=False
     ).stderr
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_every_phase_is_stored(crds: LocalCluster, phase: str) -> None:
+    """An earlier controller's CRD knew no Queued: its status was refused for ever."""
+    name = f"is-{phase.lower()}"
+    crds.kubectl("create", "-f", "-", stdin=json.dumps(job(name)))
+    assert patch(crds, name, {"status": {"phase": phase}}, "--subresource=status") == ""
+    stored = crds.kubectl("get", "torchrunjob", name, "-o", "jsonpath={.status.phase}").stdout
+    assert stored == phase
 
 
 @pytest.fixture(scope="module")

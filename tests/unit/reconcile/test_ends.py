@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from torchrun_api.kinds import CLAIMS, JOBS, PODS, SERVICES, TORCHRUN_JOBS
+from torchrun_api.kinds import CLAIMS, JOBS, PODS, SERVICES
 from world import ZIP, World, make_job, make_queue
 
 
@@ -153,6 +153,14 @@ def test_the_deadline_counts_running_time_only():
     assert world.plan().deletes == ()
 
 
+def test_a_clock_that_goes_back_takes_no_running_time_away():
+    world = running()
+    world.pass_time(hours=-1)
+    world.spec(suspend=True)
+    world.settle()
+    assert world.job.status.running_seconds == 0
+
+
 def test_a_gang_still_queued_has_no_deadline():
     world = World(make_job(numNodes=1, reliability={"activeDeadlineSeconds": 5}), make_queue())
     assert world.settle().requeue_after is None
@@ -172,19 +180,6 @@ def test_a_workspace_that_is_not_ready_in_time_fails_the_job():
     assert (world.phase, world.job.status.reason) == ("Failed", "SyncTimeout")
     assert "syncTimeoutSeconds" in world.job.status.message
     assert world.observed().sync_pods == (), "no pod waits on for a job that is over"
-
-
-def test_our_own_timer_deletes_the_job_itself():
-    world = running(reliability={"ttlSecondsAfterFinished": 30})
-    world.job_condition("Complete")
-    plan = world.step()
-    assert plan.requeue_after == 30
-    world.pass_time(seconds=29)
-    assert world.step().requeue_after == 1
-    world.pass_time(seconds=1)
-    plan = world.step()
-    assert [d.kind for d in plan.deletes] == [TORCHRUN_JOBS]
-    assert world.gone
 
 
 def test_without_a_time_to_live_nothing_is_deleted():

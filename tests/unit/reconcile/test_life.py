@@ -43,17 +43,6 @@ def test_three_writes_bring_a_job_to_its_gang_and_its_pods_call_for_no_more():
     assert world.step().status is None
 
 
-def test_a_missing_queue_waits_and_heals():
-    world = World(make_job(numNodes=1), None)
-    world.settle()
-    assert (world.phase, world.job.status.reason) == ("Pending", "QueueNotFound")
-    assert "gpu" in world.condition("QueueReady").message
-    world.queue = make_queue()
-    world.settle()
-    assert world.phase == "Queued"
-    assert world.condition("QueueReady").status == "True"
-
-
 def test_a_queue_that_goes_does_not_touch_a_running_gang():
     world = World(make_job(numNodes=1), make_queue())
     world.settle()
@@ -145,17 +134,6 @@ def test_an_invalid_queue_is_named():
     world = World(make_job(numNodes=1), replace(make_queue(), invalid="Expected `int`"))
     world.settle()
     assert "TorchrunQueue gpu" in world.job.status.message
-
-
-def test_a_foreign_object_under_our_name_is_never_adopted():
-    world = World(make_job(numNodes=2), make_queue())
-    world.conflicts = (Conflict(JOBS.resource, "train", "jobs.batch train has no owner"),)
-    world.settle()
-    assert (world.phase, world.job.status.reason) == ("Pending", "NameConflict")
-    assert world.created == []
-    world.conflicts = ()
-    world.settle()
-    assert world.phase == "Queued"
 
 
 def test_a_refused_object_says_what_the_server_said():

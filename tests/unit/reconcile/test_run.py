@@ -42,38 +42,9 @@ def test_part_of_a_node_gets_cpu_and_memory_pro_rata():
     assert "cpu" not in size.limits
 
 
-def test_a_cpu_node_runs_one_process_on_gloo():
-    run = resolve(make_job(numNodes=2), make_queue(nodeResources={"cpus": "500m"}))
-    assert (run.nproc_per_node, run.backend, run.size.requests) == (1, "gloo", {"cpu": "500m"})
-
-
 def test_gpus_run_a_process_each_on_nccl():
     run = resolve(make_job(numNodes=2), make_queue(nodeResources={"gpus": 8}))
     assert (run.nproc_per_node, run.backend) == (8, "nccl")
-
-
-def test_a_job_overrides_its_queue():
-    queue = make_queue(
-        distributed={"backend": "nccl", "port": 1, "nprocPerNode": 3, "maxRestarts": 2},
-        storage={"checkpoints": {"enabled": True, "size": "1Gi", "mountPath": "/a"}},
-        scheduling={"priorityClassName": "low", "nodeSelector": {"a": "1", "b": "1"}},
-    )
-    job = make_job(
-        numNodes=1,
-        distributed={"backend": "gloo", "port": 2, "nprocPerNode": 4, "maxRestarts": 0},
-        volumes={"checkpoints": {"size": "2Gi", "mountPath": "/b", "storageClassName": "s"}},
-        scheduling={"priorityClassName": "high", "nodeSelector": {"b": "2"}},
-    )
-    run = resolve(job, queue)
-    assert (run.backend, run.rendezvous.port, run.nproc_per_node, run.max_restarts) == (
-        "gloo",
-        2,
-        4,
-        0,
-    )
-    assert (run.checkpoints.size, run.checkpoints.mount_path) == ("2Gi", "/b")
-    assert run.checkpoints.storage_class_name == "s"
-    assert (run.priority_class_name, run.node_selector) == ("high", {"a": "1", "b": "2"})
 
 
 @pytest.mark.parametrize(

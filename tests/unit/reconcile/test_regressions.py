@@ -1,0 +1,184 @@
+"""Faults of earlier controllers of this kind, each by the name of what it did to its users."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from torchrun_api.kinds import JOBS, TORCHRUN_JOBS
+from torchrun_controller.reconcile import Conflict
+from torchrun_controller.reconcile.phases import ROWS
+from torchrun_controller.reconcile.run import resolve
+from world import World, make_job, make_queue
+
+CRD = Path(__file__).parents[3] / "manifests" / "crd" / "torchrunjobs.torchrun.ai.yaml"
+
+
+def running(**spec: object) -> World:
+    world = World(make_job(**{"numNodes": 2, **spec}), make_queue())
+    world.settle()
+    world.all_workers("Running")
+    world.settle()
+    assert world.phase == "Running"
+    return world
+
+
+def job_spec(world: World) -> Any:
+    """The child Job's spec as a world at its beginning would make it."""
+    fresh = World(world.job, world.queue)
+    (made,) = (apply for apply in fresh.plan().applies if apply.kind is JOBS)
+    return made.body["spec"]
+
+
+def template(world: World) -> Any:
+    return job_spec(world)["template"]
+
+
+def trainer(world: World) -> Any:
+    """The training container, its plain environment as a mapping."""
+    (container,) = template(world)["spec"]["containers"]
+    return container | {"env": {v["name"]: v.get("value") for v in container["env"]}}
+
+
+def test_every_phase_stands_in_the_enum_of_the_crd():
+    """A status with a phase that the CRD does not know is refused: Queued was missing."""
+    (version,) = yaml.safe_load(CRD.read_text())["spec"]["versions"]
+    status = version["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]
+    reached = {row.phase for row in ROWS.values() if row.phase is not None}
+    assert "Queued" in reached
+    assert reached <= set(status["phase"]["enum"])
+
+
+def test_one_worker_that_succeeded_is_not_called_success():
+    world = running()
+    world.pod("train-0-abcde", phase="Succeeded")
+    world.settle()
+    assert world.phase == "Running"
+    world.all_workers("Succeeded")
+    world.settle()
+    assert world.phase == "Running", "it is the Job's word that counts"
+    world.job_condition("Complete")
+    world.settle()
+    assert world.phase == "Succeeded"
+
+
+def test_a_run_in_mid_backoff_is_not_failed():
+    world = running(reliability={"maxRestarts": 2})
+    for _ in range(2):
+        pod = world.workers()[0].metadata.name
+        world.end_container(pod, "trainer", exit_code=1, finished_at=world.now)
+        world.job_condition("Failed", "BackoffLimitExceeded", "Job has reached its limit")
+        wait = world.settle().requeue_after
+        assert world.phase == "Queued"
+        assert world.condition("Running").status == "False"
+        assert all(condition.type != "Failed" for condition in world.job.status.conditions)
+        world.pass_time(seconds=wait or 0)
+        world.containers_stop()
+        world.settle()
+        world.all_workers("Running")
+        world.settle()
+        assert world.phase == "Running"
+    assert wait == 10, "the second failure in a row waits"
+
+
+def test_a_foreign_job_is_not_adopted_by_its_name():
+    world = World(make_job(numNodes=2), make_queue())
+    world.conflicts = (Conflict(JOBS.resource, "train", "jobs.batch train has no owner"),)
+    world.settle()
+    assert (world.phase, world.job.status.reason) == ("Pending", "NameConflict")
+    assert world.created == []
+    world.pass_time(hours=1)
+    world.settle()
+    assert (world.phase, world.created) == ("Pending", [])
+    world.conflicts = ()
+    world.settle()
+    assert world.phase == "Queued"
+
+
+def test_a_time_to_live_does_not_run_the_training_again():
+    world = running(reliability={"ttlSecondsAfterFinished": 30})
+    world.job_condition("Complete")
+    plan = world.step()
+    assert plan.requeue_after == 30
+    world.pass_time(seconds=29)
+    assert world.step().requeue_after == 1
+    world.pass_time(seconds=1)
+    plan = world.step()
+    assert [d.kind for d in plan.deletes] == [TORCHRUN_JOBS]
+    assert world.gone
+    assert [name for plural, name in world.created if plural == JOBS.plural] == ["train"]
+
+
+def test_a_child_job_that_goes_after_the_end_is_not_made_again():
+    """A time to live on the child Job, which earlier controllers set, did that."""
+    world = running(numNodes=1, reliability={"ttlSecondsAfterFinished": 600})
+    assert "ttlSecondsAfterFinished" not in job_spec(world)
+    world.job_condition("Complete")
+    world.settle()
+    world.delete_child_job()
+    world.settle()
+    assert (world.phase, world.created) == ("Succeeded", [(JOBS.plural, "train")])
+
+
+@pytest.mark.parametrize(
+    ("spec", "nodes"), [({"numNodes": 2}, 2), ({"numGPUs": 12}, 2), ({"numGPUs": 4}, 1)]
+)
+def test_the_node_count_is_set_from_the_start(spec, nodes):
+    world = World(make_job(**spec), make_queue(nodeResources={"gpus": 8}))
+    world.step()
+    assert world.job.status.num_nodes == nodes
+    assert world.job.status.workers_status == f"0/{nodes} ready"
+    assert job_spec(world)["completions"] == job_spec(world)["parallelism"] == nodes
+    assert trainer(world)["env"]["PET_NNODES"] == str(nodes)
+
+
+def test_a_cpu_node_does_not_run_zero_processes():
+    run = resolve(make_job(numNodes=2), make_queue(nodeResources={"cpus": "500m"}))
+    assert (run.nproc_per_node, run.backend, run.size.requests) == (1, "gloo", {"cpu": "500m"})
+    world = World(make_job(numNodes=2), make_queue(nodeResources={"cpus": 2, "gpus": 0}))
+    assert trainer(world)["env"]["PET_NPROC_PER_NODE"] == "1"
+
+
+def test_what_a_job_overrides_is_not_ignored():
+    queue = make_queue(
+        distributed={"backend": "nccl", "port": 1, "nprocPerNode": 3, "maxRestarts": 2},
+        storage={"checkpoints": {"enabled": True, "size": "1Gi", "mountPath": "/a"}},
+        scheduling={"priorityClassName": "low", "nodeSelector": {"a": "1", "b": "1"}},
+    )
+    job = make_job(
+        numNodes=1,
+        distributed={"backend": "gloo", "port": 2, "nprocPerNode": 4, "maxRestarts": 0},
+        volumes={"checkpoints": {"size": "2Gi", "mountPath": "/b", "storageClassName": "s"}},
+        scheduling={"priorityClassName": "high", "nodeSelector": {"b": "2"}},
+    )
+    run = resolve(job, queue)
+    assert (run.backend, run.rendezvous.port, run.nproc_per_node, run.max_restarts) == (
+        "gloo",
+        2,
+        4,
+        0,
+    )
+    assert (run.checkpoints.size, run.checkpoints.mount_path) == ("2Gi", "/b")
+    assert run.checkpoints.storage_class_name == "s"
+    assert (run.priority_class_name, run.node_selector) == ("high", {"a": "1", "b": "2"})
+    overrides = {"image": "mine:2", "env": [{"name": "SEED", "value": "7"}], "labels": {"run": "7"}}
+    world = World(make_job(numNodes=1, workingDir="/mine", **overrides), queue)
+    container = trainer(world)
+    assert (container["image"], container["env"]["SEED"]) == ("mine:2", "7")
+    assert container["env"]["TORCHRUN_WORKING_DIR"] == "/mine"
+    assert template(world)["metadata"]["labels"]["run"] == "7"
+
+
+def test_a_missing_queue_does_not_fail_the_job_for_ever():
+    world = World(make_job(numNodes=1), None)
+    world.settle()
+    assert (world.phase, world.job.status.reason) == ("Pending", "QueueNotFound")
+    assert "gpu" in world.condition("QueueReady").message
+    world.pass_time(hours=1000)
+    world.settle()
+    assert world.phase == "Pending"
+    world.queue = make_queue()
+    world.settle()
+    assert world.phase == "Queued"
+    assert world.condition("QueueReady").status == "True"
