@@ -84,7 +84,7 @@ def _time_to_live(composed: TorchrunJobStatus, policy: Policy) -> float | None:
 
 def _decide(observed: Observed, policy: Policy, now: datetime, defaults: Defaults) -> Decision:
     """The first finding that holds."""
-    if observed.child_jobs:
+    if gang.is_there(observed):
         return watch(observed, policy, now, defaults)
     if observed.job.spec.suspend:
         return suspend(observed, now)

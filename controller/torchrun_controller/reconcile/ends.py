@@ -25,7 +25,7 @@ def suspend(observed: Observed, now: datetime) -> Decision:
         return Decision(
             finding=Finding.SUSPENDING,
             why=why,
-            attempt=gang.attempt_of(child),
+            attempt=max(gang.attempt_of(child), status.attempt),
             counts=counts,
             deletes=(*syncing, *(gang.delete(job) for job in observed.child_jobs)),
             ended=(

@@ -32,6 +32,12 @@ def attempt_of(child: Job) -> int:
     return _number(child.metadata.labels.attempt)
 
 
+def is_there(observed: Observed) -> bool:
+    """Whether the Job of the present attempt is there; an older one's end has been dealt with."""
+    jobs = observed.child_jobs
+    return bool(jobs) and attempt_of(jobs[-1]) >= observed.job.status.attempt
+
+
 def counts_of(observed: Observed) -> Counts:
     """What was counted so far: by the status, or by a child Job that is newer than it."""
     status = observed.job.status

@@ -1,6 +1,8 @@
 """Random histories: whatever cluster, user and clock do, what must hold holds."""
 
 import copy
+import functools
+from enum import Enum
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -13,7 +15,38 @@ from torchrun_controller.reconcile.phases import TERMINAL
 from torchrun_controller.reconcile.workers import alive
 from world import ZIP, World, make_job, make_queue
 
-MAX_RESTARTS = 2
+
+class Reaction(Enum):
+    """How far the controller comes before the next thing happens."""
+
+    NONE_YET = 0
+    ONE_RECONCILE = 1
+    TO_THE_END = 2
+    KILLED_AT_ONCE = 3
+    KILLED_AFTER_ONE_WRITE = 4
+    KILLED_BEFORE_STATUS = 5
+
+
+KILLED_AFTER = {
+    Reaction.KILLED_AT_ONCE: 0,
+    Reaction.KILLED_AFTER_ONE_WRITE: 1,
+    Reaction.KILLED_BEFORE_STATUS: 99,
+}
+
+
+def happens(**drawn):
+    """A rule of the machine: an event, and the controller's reaction."""
+
+    def decorate(event):
+        @rule(**drawn, reaction=st.sampled_from(Reaction))
+        @functools.wraps(event)
+        def happening(self, reaction, **values):
+            event(self, **values)
+            self.react(reaction)
+
+        return happening
+
+    return decorate
 
 
 def gangs(world: World) -> int:
@@ -22,14 +55,21 @@ def gangs(world: World) -> int:
 
 
 class Histories(RuleBasedStateMachine):
-    """One job through everything that may happen to it; a restart is just a reconcile more."""
+    """One job through everything that may happen to it, with a controller that is now and then late or
+    killed in the middle of its writes: the next process knows only what the API holds.
+    """
 
     @initialize(
-        nodes=st.integers(1, 3), zipped=st.booleans(), queue=st.booleans(), setup=st.booleans()
+        nodes=st.integers(1, 3),
+        zipped=st.booleans(),
+        queue=st.sampled_from([True, True, True, False]),
+        setup=st.booleans(),
+        max_restarts=st.integers(0, 2),
     )
-    def submit(self, nodes, zipped, queue, setup):
+    def submit(self, nodes, zipped, queue, setup, max_restarts):
+        self.max_restarts = max_restarts
         spec = {
-            "reliability": {"maxRestarts": MAX_RESTARTS, "activeDeadlineSeconds": 7200},
+            "reliability": {"maxRestarts": max_restarts, "activeDeadlineSeconds": 7200},
             "elastic": {"minNodes": 1, "maxNodes": 3},
             **({"volumes": ZIP} if zipped else {}),
             **({"setupCommand": "make"} if setup else {}),
@@ -40,8 +80,16 @@ class Histories(RuleBasedStateMachine):
         self.gangs_at_the_end = 0
         self.asked_by_users = 0
 
-    @rule()
-    def reconcile(self):
+    def react(self, reaction: Reaction):
+        """What the controller does about it: a kill leaves objects written and no status."""
+        if reaction is Reaction.NONE_YET:
+            return
+        if reaction is Reaction.TO_THE_END:
+            self.world.settle()
+        else:
+            self.step(KILLED_AFTER.get(reaction))
+
+    def step(self, writes):
         had_workspace = not self.zipped or any(
             pod.status.phase == "Succeeded" for pod in self.world.observed().sync_pods
         )
@@ -53,43 +101,45 @@ class Histories(RuleBasedStateMachine):
         had_setup = not needs_setup or any(
             pod.status.phase == "Succeeded" for pod in self.world.observed().setup_pods
         )
-        plan = self.world.step()
+        plan = self.world.step(writes)
         if any(apply.kind is JOBS for apply in plan.applies):
             assert had_workspace or known, "no gang before its workspace"
             assert had_setup, "no gang before its setup"
 
-    @rule(writes=st.integers(0, 4))
-    def killed_in_mid_plan(self, writes):
-        """Some objects were written, the status was not; the next process knows only the API."""
-        self.world.step(writes)
+    @happens()
+    def nothing(self):
+        """Something that is none of the job's business."""
 
-    @rule(present=st.booleans())
+    @happens(present=st.sampled_from([True, True, False]))
     def queue_comes_or_goes(self, present):
         self.world.queue = make_queue() if present else None
 
-    @rule(seconds=st.sampled_from([0.5, 5, 60, 3600]))
+    @happens(seconds=st.sampled_from([0.5, 5, 60, 3600]))
     def time_passes(self, seconds):
         self.world.pass_time(seconds=seconds)
 
-    @rule(seconds=st.sampled_from([-3600, -60, -1, 86_400 * 30]))
+    @happens(seconds=st.sampled_from([-3600, -60, -1, 86_400 * 30]))
     def clock_jumps(self, seconds):
         self.world.pass_time(seconds=seconds)
 
     @precondition(lambda self: self.world.observed().sync_pods)
-    @rule(phase=st.sampled_from(["Running", "Succeeded", "Failed"]))
+    @happens(phase=st.sampled_from(["Running", "Succeeded", "Succeeded", "Failed"]))
     def sync_pod_changes(self, phase):
         pod = self.world.observed().sync_pods[-1]
         if pod.status.phase not in ("Succeeded", "Failed"):
             self.world.pod(pod.metadata.name, phase=phase)
 
     @precondition(lambda self: self.world.observed().sync_pods)
-    @rule()
+    @happens()
     def sync_pod_is_deleted(self):
         name = self.world.observed().sync_pods[-1].metadata.name
         del self.world.objects[PODS.plural, name]
 
     @precondition(lambda self: self.world.observed().setup_pods)
-    @rule(phase=st.sampled_from(["Running", "Succeeded", "Failed"]), own_fault=st.booleans())
+    @happens(
+        phase=st.sampled_from(["Running", "Succeeded", "Succeeded", "Failed"]),
+        own_fault=st.booleans(),
+    )
     def setup_pod_changes(self, phase, own_fault):
         pod = self.world.observed().setup_pods[-1]
         if not alive(pod):
@@ -101,45 +151,47 @@ class Histories(RuleBasedStateMachine):
             self.world.pod(pod.metadata.name, phase=phase)
 
     @precondition(lambda self: self.world.observed().setup_pods)
-    @rule()
+    @happens()
     def setup_pod_is_deleted(self):
         name = self.world.observed().setup_pods[-1].metadata.name
         del self.world.objects[PODS.plural, name]
 
     @precondition(lambda self: self.world.workers())
-    @rule(index=st.integers(0, 2), phase=st.sampled_from(["Running", "Succeeded", "Failed"]))
+    @happens(
+        index=st.integers(0, 2), phase=st.sampled_from(["Running", "Succeeded", "Failed", "Failed"])
+    )
     def worker_changes(self, index, phase):
         workers = self.world.workers()
         pod = workers[index % len(workers)]
         if pod.status.phase not in ("Succeeded", "Failed"):
             self.world.pod(pod.metadata.name, phase=phase)
 
-    @precondition(
-        lambda self: (
-            self.world.workers()
-            and all(pod.status.phase == "Succeeded" for pod in self.world.workers())
-        )
-    )
-    @rule()
-    def job_completes(self):
-        self.world.job_condition("Complete")
+    @precondition(lambda self: self.world.workers())
+    @happens(phase=st.sampled_from(["Running", "Running", "Succeeded"]))
+    def whole_gang_runs_or_succeeds(self, phase):
+        """In one go: change by change few histories would come so far."""
+        for pod in self.world.workers():
+            if alive(pod):
+                self.world.pod(pod.metadata.name, phase=phase)
+        if all(pod.status.phase == "Succeeded" for pod in self.world.workers()):
+            self.world.job_condition("Complete")
 
     @precondition(lambda self: self.world.observed().child_jobs)
-    @rule()
+    @happens()
     def child_job_is_deleted(self):
         child = self.world.observed().child_jobs[-1]
         self.world._delete(gang.delete(child))
         self.asked_by_users += 1
 
     @precondition(lambda self: self.world.workers())
-    @rule()
+    @happens()
     def gang_vanishes_without_a_word(self):
         for pod in self.world.workers():
             del self.world.objects[PODS.plural, pod.metadata.name]
         self.world.job_condition("Failed", "BackoffLimitExceeded")
 
     @precondition(lambda self: self.world.workers())
-    @rule(index=st.integers(0, 2))
+    @happens(index=st.integers(0, 2))
     def worker_is_drained(self, index):
         workers = self.world.workers()
         pod = workers[index % len(workers)]
@@ -148,16 +200,16 @@ class Histories(RuleBasedStateMachine):
             self.world.pod(pod.metadata.name, conditions=(condition,))
             self.world._ending((PODS.plural, pod.metadata.name), 30)
 
-    @rule()
+    @happens()
     def containers_stop(self):
         self.world.containers_stop()
 
-    @rule(suspend=st.booleans())
+    @happens(suspend=st.sampled_from([True, False, False]))
     def user_pauses_or_resumes(self, suspend):
         self.asked_by_users += suspend
         self.world.spec(suspend=suspend)
 
-    @rule(nodes=st.integers(1, 3))
+    @happens(nodes=st.integers(1, 3))
     def user_scales(self, nodes):
         self.asked_by_users += 1
         self.world.spec(num_nodes=nodes)
@@ -175,7 +227,7 @@ class Histories(RuleBasedStateMachine):
     @invariant()
     def restarts_are_bounded(self):
         status = self.world.job.status
-        assert status.restarts <= MAX_RESTARTS
+        assert status.restarts <= self.max_restarts
         assert status.running_seconds >= 0
         numbers = [attempt.number for attempt in status.attempts]
         assert numbers == sorted(set(numbers))
@@ -213,6 +265,6 @@ class Histories(RuleBasedStateMachine):
 
 
 Histories.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, report_multiple_bugs=False
+    max_examples=100, stateful_step_count=50, deadline=None, report_multiple_bugs=False
 )
 TestHistories = Histories.TestCase

@@ -223,6 +223,21 @@ def test_annotations_that_make_no_sense_are_no_trouble():
     assert (world.job.status.attempt, world.job.status.attempts) == (1, ())
 
 
+def test_a_deleted_job_leaves_the_failure_before_it_counted_once():
+    world = running(maxRestarts=1)
+    fail(world)
+    world.settle()
+    world.containers_stop()
+    assert (world.job.status.attempt, world.job.status.restarts) == (1, 1)
+    world.delete_child_job()
+    world.settle()
+    assert (world.phase, world.job.status.attempt, world.job.status.restarts) == ("Queued", 2, 1)
+    world.delete_child_job()
+    world.spec(suspend=True)
+    world.settle()
+    assert (world.phase, world.job.status.attempt) == ("Suspended", 2), "no number is used again"
+
+
 def test_only_the_last_attempts_and_their_jobs_are_kept():
     world = running(nodes=1, maxRestarts=20)
     for _ in range(8):
