@@ -17,12 +17,19 @@ from torchrun_api.core import (
     ContainerStatus,
     CoreEvent,
     Job,
+    Node,
+    NodeCondition,
+    NodeLabels,
+    NodeMeta,
+    NodeSpec,
+    NodeStatus,
     ObjectReference,
     PersistentVolumeClaim,
     Pod,
     Service,
     StateTerminated,
     StateWaiting,
+    Taint,
 )
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
@@ -82,6 +89,7 @@ class World:
         self.gone = False
         self.conflicts: tuple[Conflict, ...] = ()
         self.warnings: list[CoreEvent] = []
+        self.nodes: dict[str, Node] | None = None
         self.created: list[tuple[str, str]] = []
         self.plans: list[Plan] = []
         self._uids = itertools.count(1)
@@ -114,6 +122,7 @@ class World:
             ghosts=tuple(p for p in gangs if not p.metadata.controlled_by(latest) and alive(p)),
             conflicts=self.conflicts,
             warnings=tuple(self.warnings),
+            nodes=None if self.nodes is None else dict(self.nodes),
         )
 
     def _all(self, kind: type[Any]) -> list[Any]:
@@ -161,7 +170,7 @@ class World:
 
     def _ending(self, key: tuple[str, str], grace: int) -> None:
         pod: Pod = self.objects[key]
-        if not alive(pod):
+        if not alive(pod) or grace == 0:
             del self.objects[key]
             return
         meta = replace(
@@ -172,9 +181,11 @@ class World:
         self.objects[key] = replace(pod, metadata=meta)
 
     def containers_stop(self) -> None:
-        """Every pod that is being deleted is gone now."""
+        """Every pod that is being deleted is gone now, but for those on nodes that are not Ready."""
         for key, value in list(self.objects.items()):
-            if isinstance(value, Pod) and value.metadata.deletion_timestamp is not None:
+            if not isinstance(value, Pod) or value.metadata.deletion_timestamp is None:
+                continue
+            if self.is_ready(value.spec.node_name):
                 del self.objects[key]
 
     def _create(self, apply: Apply) -> None:
@@ -222,6 +233,38 @@ class World:
         pod: Pod = self.objects[key]
         spec = replace(pod.spec, node_name=pod.spec.node_name or "node-1")
         self.objects[key] = replace(pod, spec=spec, status=replace(pod.status, **status))
+
+    def node(self, name: str, ready: bool = True, *taints: str, hostname: str = "") -> None:
+        """A Node comes or changes."""
+        nodes = self.nodes if self.nodes is not None else {}
+        before = nodes.get(name)
+        status = "True" if ready else "Unknown"
+        changed = self.now
+        if before is not None and before.status.conditions[0].status == status:
+            changed = before.status.conditions[0].last_transition_time or self.now
+        condition = NodeCondition(type="Ready", status=status, last_transition_time=changed)
+        meta = NodeMeta(name=name, labels=NodeLabels(hostname=hostname))
+        spec = NodeSpec(taints=tuple(Taint(key=key, effect="NoExecute") for key in taints))
+        self.nodes = nodes | {
+            name: Node(metadata=meta, spec=spec, status=NodeStatus(conditions=(condition,)))
+        }
+
+    def is_ready(self, node: str) -> bool:
+        """Whether the kubelet of the node is heard of; of an unknown world it always is."""
+        if self.nodes is None or not node:
+            return True
+        return node in self.nodes and self.nodes[node].status.conditions[0].status == "True"
+
+    def place(self, pod: str, node: str) -> None:
+        """The scheduler binds a pod."""
+        known: Pod = self.objects[PODS.plural, pod]
+        spec = replace(known.spec, node_name=node)
+        self.objects[PODS.plural, pod] = replace(known, spec=spec)
+
+    def vanish(self, *pods: str) -> None:
+        """Pods are gone from the API: by force, or because their Node object is."""
+        for name in pods:
+            del self.objects[PODS.plural, name]
 
     def not_placed(self, verdict: str, *indexes: int, pod: str = "", **condition: Any) -> None:
         """The scheduler finds no node for these workers, or for one other pod."""

@@ -1,4 +1,4 @@
-"""The slices of core kinds that are read: Pod, Job, PersistentVolumeClaim, Service, Event.
+"""The slices of core kinds that are read: Pod, Job, PersistentVolumeClaim, Service, Event, Node.
 
 Watch frames are decoded straight into these, so what is not named here costs no memory.
 """
@@ -8,7 +8,7 @@ from typing import Literal
 
 from msgspec import field
 
-from torchrun_api.meta import ChildMeta, Condition, Wire
+from torchrun_api.meta import ChildMeta, Condition, ConditionStatus, Wire
 
 PodPhase = Literal["", "Pending", "Running", "Succeeded", "Failed", "Unknown"]
 
@@ -151,3 +151,55 @@ class CoreEvent(Wire, frozen=True, kw_only=True):
     reason: str = ""
     message: str = ""
     last_timestamp: datetime | None = None
+
+
+class NodeLabels(Wire, frozen=True, kw_only=True):
+    """The labels of a node that are read."""
+
+    hostname: str = field(default="", name="kubernetes.io/hostname")
+
+
+class NodeMeta(Wire, frozen=True, kw_only=True):
+    """`metadata` of a node, which has no namespace."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    labels: NodeLabels = NodeLabels()
+    creation_timestamp: datetime | None = None
+
+
+class Taint(Wire, frozen=True, kw_only=True):
+    """One entry of `spec.taints`."""
+
+    key: str = ""
+    effect: str = ""
+
+
+class NodeSpec(Wire, frozen=True, kw_only=True):
+    """What keeps pods away from the node."""
+
+    taints: tuple[Taint, ...] = ()
+
+
+class NodeCondition(Wire, frozen=True, kw_only=True):
+    """A condition without its words and its heartbeat, which changes all the time."""
+
+    type: str = ""
+    status: ConditionStatus = "Unknown"
+    last_transition_time: datetime | None = None
+
+
+class NodeStatus(Wire, frozen=True, kw_only=True):
+    """What the kubelet says of the node, or the node lifecycle controller in its place."""
+
+    conditions: tuple[NodeCondition, ...] = ()
+
+
+class Node(Wire, frozen=True, kw_only=True):
+    """v1 Node."""
+
+    metadata: NodeMeta = NodeMeta()
+    spec: NodeSpec = NodeSpec()
+    status: NodeStatus = NodeStatus()

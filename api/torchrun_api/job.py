@@ -238,6 +238,7 @@ class Attempt(Wire, frozen=True, kw_only=True):
     """A gang that ended, and why."""
 
     number: Annotated[int, Meta(description="Number of the attempt, from 0.")] = 0
+    node: Annotated[str, Meta(description="Node of the failure that ended it.")] = ""
     start_time: Annotated[datetime | None, Meta(description="When it was created.")] = None
     end_time: Annotated[datetime | None, Meta(description="When it was given up.")] = None
     counted: Annotated[bool, Meta(description="Whether maxRestarts counts its end.")] = False
@@ -253,6 +254,21 @@ class Progress(Wire, frozen=True, kw_only=True):
     loss: Annotated[float | None, Meta(description="Last loss; left out if not finite.")] = None
     samples_per_second: Annotated[float | None, Meta(description="Of the whole job.")] = None
     time: Annotated[datetime | None, Meta(description="When it was reported.")] = None
+
+
+class UnfencedWorker(Wire, frozen=True, kw_only=True):
+    """A worker on a lost node of which nobody knows whether it still runs."""
+
+    attempt: Annotated[
+        int | None,
+        Meta(description="Its attempt; unset for a worker of an earlier job of this name."),
+    ] = None
+    index: Annotated[int, Meta(description="Its index in the gang.")] = 0
+    node: Annotated[str, Meta(description="Its node.")] = ""
+    since: Annotated[datetime | None, Meta(description="Since when the node is lost.")] = None
+    unproven: Annotated[
+        bool, Meta(description="It left no proof that it watches for newer gangs.")
+    ] = False
 
 
 class TorchrunJobStatus(Wire, frozen=True, kw_only=True):
@@ -285,6 +301,14 @@ class TorchrunJobStatus(Wire, frozen=True, kw_only=True):
     ] = 0
     attempts: Annotated[
         tuple[Attempt, ...], Meta(max_length=5, description="The last gangs that ended.")
+    ] = ()
+    unfenced: Annotated[
+        tuple[UnfencedWorker, ...],
+        Meta(description="Workers on lost nodes that may still run and write checkpoints."),
+    ] = ()
+    avoided_nodes: Annotated[
+        tuple[str, ...],
+        Meta(description="Nodes that the next gang avoids where it can: they failed twice."),
     ] = ()
     selector: Annotated[str, Meta(description="Label selector of the workers, for scaling.")] = ""
     workspace_commit: Annotated[

@@ -4,7 +4,7 @@ from typing import Generic, Protocol, TypeVar
 
 from msgspec import Struct
 
-from torchrun_api.core import CoreEvent, Job, PersistentVolumeClaim, Pod, Service
+from torchrun_api.core import CoreEvent, Job, Node, NodeMeta, PersistentVolumeClaim, Pod, Service
 from torchrun_api.job import TorchrunJob
 from torchrun_api.meta import ChildMeta, ObjectMeta
 from torchrun_api.queue import TorchrunQueue
@@ -14,7 +14,7 @@ class Object(Protocol):
     """Any object of the API as it is kept in a store."""
 
     @property
-    def metadata(self) -> ObjectMeta | ChildMeta:
+    def metadata(self) -> ObjectMeta | ChildMeta | NodeMeta:
         """Name, namespace, UID and resourceVersion."""
 
 
@@ -22,7 +22,7 @@ T = TypeVar("T", bound=Object)
 
 
 class Kind(Struct, Generic[T], frozen=True):
-    """A namespaced kind: group, version and plural give its REST path, `type` its decoded slice."""
+    """A kind: group, version and plural give its REST path, `type` its decoded slice."""
 
     group: str
     version: str
@@ -55,3 +55,4 @@ JOBS = Kind("batch", "v1", "jobs", "Job", Job)
 CLAIMS = Kind("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim", PersistentVolumeClaim)
 SERVICES = Kind("", "v1", "services", "Service", Service)
 EVENTS = Kind("", "v1", "events", "Event", CoreEvent)
+NODES = Kind("", "v1", "nodes", "Node", Node)

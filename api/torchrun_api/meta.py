@@ -60,6 +60,9 @@ class ChildAnnotations(Wire, frozen=True, kw_only=True):
     cause: str = field(default="", name="torchrun.ai/cause")
     setup_key: str = field(default="", name="torchrun.ai/setup-key")
     generation: str = field(default="", name="torchrun.ai/generation")
+    unfenced: str = field(default="", name="torchrun.ai/unfenced")
+    state: str = field(default="", name="torchrun.ai/state")
+    fence: str = field(default="", name="torchrun.ai/fence")
 
 
 class ChildMeta(Wire, frozen=True, kw_only=True):

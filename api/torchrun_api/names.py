@@ -32,8 +32,15 @@ SOURCE = f"{GROUP}/source"
 RESTARTS = f"{GROUP}/restarts"
 DISRUPTIONS = f"{GROUP}/disruptions"
 CAUSE = f"{GROUP}/cause"
+# Of a child Job: workers of older gangs that may still run on lost nodes, and whether its own
+# share a state directory.
+UNFENCED = f"{GROUP}/unfenced"
+STATE = f"{GROUP}/state"
 # Of a worker: the go-ahead of the start gate, once nothing of an older gang can run any more.
 START = f"{GROUP}/start"
+# Of a worker, with the go-ahead: the ranks wait out the fence first. When it was given, and the
+# workers that it is for, as "2026-01-02T03:04:05Z 1-0 1-3": attempt and index of each.
+FENCE = f"{GROUP}/fence"
 
 # Of a setup pod: the content that its environment is made of, and the spec as it was then.
 SETUP_KEY = f"{GROUP}/setup-key"

@@ -148,6 +148,16 @@ class Reliability(Wire, frozen=True, kw_only=True):
         ]
         | None
     ) = None
+    allow_unfenced_restart: (
+        Annotated[
+            bool,
+            Meta(
+                description="Start a new gang beside workers on a lost node that may still run and "
+                "write the same checkpoints. Default: false, it waits until they are fenced."
+            ),
+        ]
+        | None
+    ) = None
     termination_grace_period_seconds: (
         Annotated[
             SecondsOrNone,

@@ -9,7 +9,7 @@ from datetime import datetime
 from msgspec.structs import replace
 
 from torchrun_api.job import TorchrunJobStatus
-from torchrun_controller.reconcile import gang, progress, status
+from torchrun_controller.reconcile import fence, gang, nodes, progress, status
 from torchrun_controller.reconcile.advance import Successor, advance
 from torchrun_controller.reconcile.decision import Decision
 from torchrun_controller.reconcile.ends import (
@@ -63,6 +63,8 @@ def reconcile(observed: Observed, now: datetime, defaults: Defaults) -> Plan:
         events=status.events(present, composed, decision, row),
         requeue_after=_soonest(
             decision.requeue_after,
+            nodes.next_look(observed, now),
+            fence.next_look(observed, now),
             sync_left(composed, policy, now),
             deadline_left(composed, policy, now),
             _time_to_live(composed, policy),

@@ -8,7 +8,16 @@ from msgspec.structs import replace
 from torchrun_api import names
 from torchrun_api.job import Attempt, LastFailure
 from torchrun_api.kinds import SERVICES
-from torchrun_controller.reconcile import gang, network, setup, storage, waiting, workspace
+from torchrun_controller.reconcile import (
+    avoid,
+    fence,
+    gang,
+    network,
+    setup,
+    storage,
+    waiting,
+    workspace,
+)
 from torchrun_controller.reconcile.decision import Decision
 from torchrun_controller.reconcile.environment import environment_of
 from torchrun_controller.reconcile.job import child_job
@@ -17,7 +26,7 @@ from torchrun_controller.reconcile.phases import Finding
 from torchrun_controller.reconcile.plan import Apply
 from torchrun_controller.reconcile.restarts import Counts
 from torchrun_controller.reconcile.run import InvalidSpecError, Run, resolve
-from torchrun_controller.reconcile.workers import Why, alive
+from torchrun_controller.reconcile.workers import Why
 
 QUEUE_FOUND = Why("QueueFound", "the queue is there")
 
@@ -86,8 +95,7 @@ def _step(
             requeue_after=step.requeue_after,
         )
     attempt = gang.next_attempt(observed)
-    # Whatever of an older gang may still run holds the new one at its gate.
-    stopped = not observed.ghosts and not any(alive(pod) for pod in observed.workers)
+    avoided = avoid.failed_twice((*job.status.attempts, *filter(None, [successor.ended])))
     made = child_job(
         observed,
         run,
@@ -95,15 +103,19 @@ def _step(
         defaults,
         counts=successor.counts,
         ended=successor.ended,
-        may_start=stopped,
+        may_start=not fence.holders(observed, attempt, now),
         environment=environment,
+        unfenced=fence.outstanding(observed, now),
+        avoided=avoid.hostnames(observed, avoided),
     )
     if successor.ended is None:
         # In the words of the next reconcile, which then has no status to write.
         why = Why("WorkersStarting", f"0 of {run.size.nodes} workers started")
     else:
         name = names.child_job(job.metadata.name, attempt)
-        why = Why("Restarting", f"Job {name} is made; after: {successor.ended.message}")
+        elsewhere = f", away from {', '.join(avoided)} if it can" if avoided else ""
+        message = f"Job {name} is made{elsewhere}; after: {successor.ended.message}"
+        why = Why("Restarting", message)
     return Decision(
         finding=Finding.READY,
         why=why,

@@ -4,7 +4,7 @@ from datetime import datetime
 
 from torchrun_api.job import TorchrunJobStatus
 from torchrun_api.kinds import TORCHRUN_JOBS
-from torchrun_controller.reconcile import gang
+from torchrun_controller.reconcile import gang, nodes
 from torchrun_controller.reconcile.decision import Decision
 from torchrun_controller.reconcile.observed import Observed
 from torchrun_controller.reconcile.phases import Finding
@@ -33,9 +33,9 @@ def suspend(observed: Observed, now: datetime) -> Decision:
                 gang.record(observed, Why("Suspended", "spec.suspend was set"), now, counted=False),
             ),
         )
-    waiting = [
-        pod for pod in (*observed.ghosts, *observed.sync_pods, *observed.setup_pods) if alive(pod)
-    ]
+    # A pod on a lost node never tells of its end: it is remembered, and holds the next gang.
+    ghosts = (p for p in observed.ghosts if nodes.loss(observed, p, now) is None)
+    waiting = [pod for pod in (*ghosts, *observed.sync_pods, *observed.setup_pods) if alive(pod)]
     if waiting:
         names = ", ".join(sorted(pod.metadata.name for pod in waiting)[:4])
         why = Why("Suspending", f"{len(waiting)} pods still end: {names}")

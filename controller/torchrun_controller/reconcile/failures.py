@@ -24,6 +24,11 @@ DISRUPTIONS = frozenset(
 )
 POD_DELETED = "PodDeleted"
 HUNG = "Hung"  # the launcher's word
+# The launcher's own words: it killed its ranks because of a newer gang or dead storage; a worker
+# that may still run on a lost node left no proof that it would do so.
+FENCED = "Fenced"
+UNPROVEN = "FenceUnproven"
+BY_LAUNCHERS = frozenset({FENCED, UNPROVEN})
 _LATEST = datetime.max.replace(tzinfo=UTC)
 
 
@@ -46,17 +51,17 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     conditions: tuple[str, ...] = ()
 
 
-def root_cause(pods: tuple[Pod, ...]) -> Failure | None:
+def root_cause(pods: tuple[Pod, ...], others: tuple[Failure, ...] = ()) -> Failure | None:
     """The failure that began it.
 
     Verdicts on the pod (OOMKilled, Evicted, disruptions) beat a hang, a hang beats signals, signals
     beat exceptions; then the first by time. A rank that is killed writes nothing itself: the pod's
     status is the better witness. A launcher that finds its ranks hung kills them; what the ranks of
     other nodes make of that is collateral. A pod that was only told to end is the cause where no
-    other has one.
+    other has one. `others` are failures that no pod tells of.
     """
     found = (_failure(pod) for pod in pods)
-    failures = [failure for failure in found if failure is not None]
+    failures = [*others, *(failure for failure in found if failure is not None)]
     return min(failures, key=lambda failure: precedence(failure.said), default=None)
 
 
@@ -80,7 +85,7 @@ def precedence(failure: LastFailure) -> tuple[int, datetime]:
 def _failure(pod: Pod) -> Failure | None:
     true = {c.type: c for c in pod.status.conditions if c.status == "True"}
     failed = pod.status.phase == "Failed"
-    said = _words(pod) if failed else None
+    said = words_of(pod) if failed else None
     disruption = true.get("DisruptionTarget")
     end_of_grace = pod.metadata.deletion_timestamp
     if pod.status.phase == "Succeeded":
@@ -93,7 +98,7 @@ def _failure(pod: Pod) -> Failure | None:
         said = _told(pod, POD_DELETED, "it was deleted", end_of_grace - grace)
     if said is None:
         return None
-    disrupted = disruption is not None or said.reason == POD_DELETED
+    disrupted = disruption is not None or said.reason in (POD_DELETED, *BY_LAUNCHERS)
     return Failure(said=said, disruption=disrupted, conditions=tuple(true))
 
 
@@ -107,7 +112,13 @@ def _told(pod: Pod, reason: str, message: str, time: datetime | None) -> LastFai
     )
 
 
-def _words(pod: Pod) -> LastFailure:
+def node_lost(pod: Pod, message: str, since: datetime | None) -> Failure:
+    """The loss of a pod's node, of which the pod itself says nothing."""
+    return Failure(said=_told(pod, "NodeLost", message, since), disruption=True)
+
+
+def words_of(pod: Pod) -> LastFailure:
+    """What the status of a failed pod and its containers' last words say."""
     ended = _terminated(pod)
     verdict = _verdict(ended.message)
     exit_code = ended.exit_code if verdict.exit_code is None else verdict.exit_code

@@ -5,14 +5,14 @@ from datetime import datetime
 import msgspec
 
 from torchrun_api import names
-from torchrun_api.core import Job
+from torchrun_api.core import Job, Pod
 from torchrun_api.job import Attempt, LastFailure
-from torchrun_api.kinds import JOBS, PODS
-from torchrun_controller.reconcile import waiting
-from torchrun_controller.reconcile.failures import Failure, root_cause
+from torchrun_api.kinds import JOBS
+from torchrun_controller.reconcile import fence, gate, waiting, workers
+from torchrun_controller.reconcile.failures import Failure, node_lost, root_cause
 from torchrun_controller.reconcile.observed import Observed
 from torchrun_controller.reconcile.phases import Finding
-from torchrun_controller.reconcile.plan import Apply, Delete
+from torchrun_controller.reconcile.plan import Delete
 from torchrun_controller.reconcile.restarts import Counts
 from torchrun_controller.reconcile.workers import Why, alive, count
 from torchrun_controller.reconcile.workers import delete as delete_pod
@@ -29,7 +29,7 @@ def nodes_of(child: Job) -> int:
 
 def attempt_of(child: Job) -> int:
     """Number of the attempt, from its label."""
-    return _number(child.metadata.labels.attempt)
+    return workers.attempt_of(child.metadata)
 
 
 def is_there(observed: Observed) -> bool:
@@ -80,13 +80,13 @@ def next_attempt(observed: Observed) -> int:
     return attempt
 
 
-def find(observed: Observed) -> tuple[Finding, Why, Failure | None]:
+def find(observed: Observed, now: datetime) -> tuple[Finding, Why, Failure | None]:
     """How the gang stands.
 
     Success is the Job's own verdict: single pods that succeeded prove nothing of the others.
     Failure is taken from the first failed pod, well before the Job says so.
     """
-    child, workers = observed.child_jobs[-1], observed.workers
+    child = observed.child_jobs[-1]
     nodes = nodes_of(child)
     verdicts = {c.type: c for c in child.status.conditions if c.status == "True"}
     if "Complete" in verdicts:
@@ -95,7 +95,7 @@ def find(observed: Observed) -> tuple[Finding, Why, Failure | None]:
     if child.metadata.deletion_timestamp is not None:
         message = f"Job {child.metadata.name} is being deleted; a new attempt follows"
         return Finding.GANG_ENDING, Why("JobDeleted", message), None
-    failure = root_cause(workers)
+    failure = _failure(observed, now)
     if failure is None and "Failed" in verdicts:
         # Its pods are gone without a word: somebody removed them.
         said = verdicts["Failed"]
@@ -105,65 +105,68 @@ def find(observed: Observed) -> tuple[Finding, Why, Failure | None]:
                 message=said.message or f"Job {child.metadata.name} failed",
                 time=said.last_transition_time,
             ),
-            disruption=len(workers) < nodes,
+            disruption=len(observed.workers) < nodes,
         )
     if failure is not None:
         return Finding.GANG_FAILED, why_failed(failure.said), failure
-    return *_progress(observed), None
+    return *_progress(observed, now), None
 
 
-def _progress(observed: Observed) -> tuple[Finding, Why]:
+def _failure(observed: Observed, now: datetime) -> Failure | None:
+    """The root cause; what others say in the name of a lost node's kubelet counts for nothing."""
+    losses = {pod.metadata.uid: fence.unproven_loss(observed, pod, now) for pod in observed.workers}
+    lost = tuple(
+        node_lost(pod, loss.message, loss.since)
+        for pod in observed.workers
+        if (loss := losses[pod.metadata.uid]) is not None
+    )
+    return root_cause(tuple(p for p in observed.workers if losses[p.metadata.uid] is None), lost)
+
+
+def _progress(observed: Observed, now: datetime) -> tuple[Finding, Why]:
     """Nothing failed: is it running, and if not, what does it wait for."""
-    child, workers = observed.child_jobs[-1], observed.workers
+    child = observed.child_jobs[-1]
     nodes = nodes_of(child)
-    counts = count(workers, nodes)
+    counts = count(observed.workers, nodes)
     if child.spec.suspend:
         return Finding.GANG_STARTING, Why("JobSuspended", f"Job {child.metadata.name} is suspended")
-    why = waiting.of_gang(child, workers, observed.claims, observed.warnings)
+    why = waiting.of_gang(child, observed.workers, observed.claims, observed.warnings)
+    why = why or gate.why_closed(observed, now)
     if why is not None:
         return Finding.GANG_STARTING, why
-    if observed.ghosts:
-        pods = ", ".join(sorted(pod.metadata.name for pod in observed.ghosts)[:4])
-        message = f"{len(observed.ghosts)} workers of an earlier gang still end: {pods}"
-        return Finding.GANG_STARTING, Why("WaitingForOldGang", message)
-    if counts.pending == 0 and not _waiting_at_the_gate(observed):
+    if counts.pending == 0 and gate.is_open(observed):
         return Finding.GANG_RUNNING, Why("WorkersRunning", f"{nodes} of {nodes} workers started")
     started = nodes - counts.pending
     return Finding.GANG_STARTING, Why("WorkersStarting", f"{started} of {nodes} workers started")
 
 
-def _waiting_at_the_gate(observed: Observed) -> tuple[Apply, ...]:
-    """The go-ahead, for each worker that does not have it yet."""
-    attempt = str(attempt_of(observed.child_jobs[-1]))
-    return tuple(
-        Apply(
-            PODS,
-            {
-                "apiVersion": "v1",
-                "kind": "Pod",
-                "metadata": {
-                    "name": pod.metadata.name,
-                    "namespace": pod.metadata.namespace,
-                    "annotations": {names.START: attempt},
-                },
-            },
-            uid=pod.metadata.uid,
-        )
-        for pod in observed.workers
-        if pod.metadata.annotations.start != attempt and alive(pod)
+def end_survivors(observed: Observed, grace: int = SURVIVOR_GRACE) -> tuple[Delete, ...]:
+    """Pods of the present gang that still run; `grace` in seconds."""
+    return _end(observed.workers, grace)
+
+
+def end_ghosts(observed: Observed, now: datetime) -> tuple[Delete, ...]:
+    """Pods of ended gangs that nobody has told to end, as the process died in between.
+
+    Those that are fenced are taken out of the API: their nodes are lost and never will.
+    """
+    ended = {child.metadata.uid for child in observed.child_jobs[:-1]}
+    ours = (
+        pod
+        for pod in observed.ghosts
+        if any(owner.controller and owner.uid in ended for owner in pod.metadata.owner_references)
+    )
+    fenced = fence.fenced_pods(observed, now)
+    return (
+        *(delete_pod(pod, 0) for pod in fenced),
+        *_end(tuple(pod for pod in ours if pod not in fenced), SURVIVOR_GRACE),
     )
 
 
-def open_gate(observed: Observed) -> tuple[Apply, ...]:
-    """No rank starts before every container of an older gang is known to have stopped."""
-    return () if observed.ghosts else _waiting_at_the_gate(observed)
-
-
-def end_survivors(observed: Observed, grace: int = SURVIVOR_GRACE) -> tuple[Delete, ...]:
-    """Pods of the present gang that still run; `grace` in seconds."""
+def _end(pods: tuple[Pod, ...], grace: int) -> tuple[Delete, ...]:
     return tuple(
         delete_pod(pod, grace)
-        for pod in observed.workers
+        for pod in pods
         if alive(pod) and pod.metadata.deletion_timestamp is None
     )
 
@@ -179,11 +182,14 @@ def forget_oldest(observed: Observed) -> tuple[Delete, ...]:
     return tuple(delete(child) for child in observed.child_jobs[: -KEPT_JOBS + 1])
 
 
-def record(observed: Observed, why: Why, now: datetime, *, counted: bool) -> Attempt:
-    """The present gang as an attempt that ended."""
+def record(
+    observed: Observed, why: Why, now: datetime, *, counted: bool, node: str = ""
+) -> Attempt:
+    """The present gang as an attempt that ended; `node` is that of its failure."""
     child = observed.child_jobs[-1]
     return Attempt(
         number=attempt_of(child),
+        node=node,
         start_time=child.metadata.creation_timestamp,
         end_time=now,
         counted=counted,

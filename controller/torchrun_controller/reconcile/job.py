@@ -3,12 +3,12 @@
 import msgspec
 
 from torchrun_api import names
-from torchrun_api.job import Attempt, TorchrunJob
+from torchrun_api.job import Attempt, TorchrunJob, UnfencedWorker
 from torchrun_api.json import JsonObject, JsonValue
 from torchrun_api.kinds import JOBS
 from torchrun_api.queue import TorchrunQueue
+from torchrun_controller.reconcile import avoid, fence, network, progress, storage
 from torchrun_controller.reconcile import environment as environments
-from torchrun_controller.reconcile import network, progress, storage
 from torchrun_controller.reconcile.environment import Environment
 from torchrun_controller.reconcile.merge import merge
 from torchrun_controller.reconcile.objects import RESTRICTED_CONTAINER, env, labels, metadata
@@ -32,6 +32,8 @@ def child_job(
     ended: Attempt | None,
     may_start: bool,
     environment: Environment | None,
+    unfenced: tuple[UnfencedWorker, ...] = (),
+    avoided: tuple[str, ...] = (),
 ) -> Apply:
     """The gang as an Indexed Job with a pod for each node.
 
@@ -40,7 +42,8 @@ def child_job(
 
     What was counted until now and how the gang before it ended stand in its annotations, so that
     nothing is lost or counted twice if the status is not written. Unless `may_start`, its ranks
-    wait for the annotation torchrun.ai/start of their pods.
+    wait for the annotation torchrun.ai/start of their pods. `unfenced` workers of older gangs are
+    remembered in an annotation too. Nodes with the `avoided` hostnames are taken last.
 
     Raises:
         InvalidSpecError: the job sets an environment variable that is the controller's.
@@ -49,13 +52,11 @@ def child_job(
     assert queue is not None
     meta = metadata(job, names.child_job(job.metadata.name, attempt), names.WORKER)
     meta["labels"] = _labels(job, attempt)
-    if attempt:
-        cause = "" if ended is None else msgspec.json.encode(ended).decode()
-        meta["annotations"] = {
-            names.RESTARTS: str(counts.restarts),
-            names.DISRUPTIONS: str(counts.disruptions),
-            **({names.CAUSE: cause} if cause else {}),
-        }
+    annotations = _memory(attempt, counts, ended, unfenced)
+    if storage.keeps_state(run):
+        annotations[names.STATE] = "true"
+    if annotations:
+        meta["annotations"] = annotations
     start = str(attempt) if may_start else ""
     body: JsonObject = {
         "apiVersion": "batch/v1",
@@ -67,10 +68,26 @@ def child_job(
             "parallelism": run.size.nodes,
             "backoffLimit": 0,
             "podReplacementPolicy": "Failed",
-            "template": worker_template(job, queue, run, environment, attempt, start, defaults),
+            "template": avoid.prefer_others(
+                worker_template(job, queue, run, environment, attempt, start, defaults), avoided
+            ),
         },
     }
     return Apply(JOBS, body)
+
+
+def _memory(
+    attempt: int, counts: Counts, ended: Attempt | None, unfenced: tuple[UnfencedWorker, ...]
+) -> JsonObject:
+    """What must outlive a status that is never written."""
+    made: JsonObject = {}
+    if attempt:
+        made = {names.RESTARTS: str(counts.restarts), names.DISRUPTIONS: str(counts.disruptions)}
+    if attempt and ended is not None:
+        made[names.CAUSE] = msgspec.json.encode(ended).decode()
+    if unfenced:
+        made[names.UNFENCED] = fence.encode(unfenced)
+    return made
 
 
 def _labels(job: TorchrunJob, attempt: int) -> JsonObject:
@@ -204,6 +221,7 @@ def _env(
     ours = [
         *env(
             TORCHRUN_JOB_NAME=job.metadata.name,
+            TORCHRUN_JOB_UID=job.metadata.uid,
             TORCHRUN_ATTEMPT=str(attempt),
             TORCHRUN_START_FILE=f"{storage.PODINFO_DIR}/annotations",
             TORCHRUN_GRACE_SECONDS=str(max(run.grace_seconds - LAST_WORDS, 0)),

@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from torchrun_api.core import CoreEvent, Job, PersistentVolumeClaim, Pod, Service
+from torchrun_api.core import CoreEvent, Job, Node, PersistentVolumeClaim, Pod, Service
 from torchrun_api.job import Progress, TorchrunJob
 from torchrun_api.queue import TorchrunQueue
 
@@ -32,6 +32,8 @@ class Observed(Struct, frozen=True, kw_only=True):
     and is listed by its label. `conflicts` are the names held by others, as the cache or the last
     apply showed. `warnings` regard its claims, its latest child Job and that Job's pods, in the
     order of time. `progress` is what a worker of the latest child Job has told this process last.
+    `nodes` holds those of its pods, of unfenced workers and of earlier failures, as far as they
+    exist; it is None where nothing is known of nodes, as none may be read.
     """
 
     job: TorchrunJob
@@ -47,6 +49,7 @@ class Observed(Struct, frozen=True, kw_only=True):
     rejection: Rejection | None = None
     warnings: tuple[CoreEvent, ...] = ()
     progress: Progress | None = None
+    nodes: dict[str, Node] | None = None
 
 
 class Defaults(Struct, frozen=True, kw_only=True):

@@ -26,6 +26,7 @@ class Policy(Struct, frozen=True, kw_only=True):
     sync_timeout: timedelta | None = None
     grace_seconds: int = DEFAULT_GRACE_SECONDS
     hang_seconds: int | None = None
+    allow_unfenced_restart: bool = False
 
 
 def policy_of(job: TorchrunJob, queue: TorchrunQueue | None) -> Policy:
@@ -46,6 +47,9 @@ def policy_of(job: TorchrunJob, queue: TorchrunQueue | None) -> Policy:
         ),
         deadline=_seconds(pick(mine.active_deadline_seconds, base.active_deadline_seconds, -1)),
         sync_timeout=_seconds(pick(mine.sync_timeout_seconds, base.sync_timeout_seconds, -1)),
+        allow_unfenced_restart=pick(
+            mine.allow_unfenced_restart, base.allow_unfenced_restart, False
+        ),
         grace_seconds=pick(
             mine.termination_grace_period_seconds,
             base.termination_grace_period_seconds,

@@ -9,7 +9,7 @@ from torchrun_api.job import Attempt, TorchrunJobStatus, WorkersStatus
 from torchrun_api.meta import Condition
 from torchrun_api.queue import TorchrunQueueSpec
 from torchrun_api.unsupported import not_yet_supported
-from torchrun_controller.reconcile import gang, progress, storage
+from torchrun_controller.reconcile import avoid, fence, gang, progress, storage
 from torchrun_controller.reconcile.conditions import Claimed, update
 from torchrun_controller.reconcile.decision import Decision
 from torchrun_controller.reconcile.ends import seconds_run
@@ -43,7 +43,7 @@ TROUBLE_REASONS = frozenset(
     {
         *("Unschedulable", "SchedulerError", "ImagePullFailed", "JobSuspended", "Restarting"),
         *("QuotaExceeded", "PodSecurity", "PodsRefused", "VolumeNotMounted"),
-        *("ProvisioningFailed", "NoStorageClass", "ClaimNotFound"),
+        *("WaitingForFence", "ProvisioningFailed", "NoStorageClass", "ClaimNotFound"),
     }
 )
 
@@ -54,6 +54,7 @@ def compose(observed: Observed, decision: Decision, row: Row, now: datetime) -> 
     phase = row.phase or present.phase
     nodes, workers = _workers(observed, decision)
     ended = phase in TERMINAL
+    attempts = _attempts(present.attempts, decision.ended)
     return TorchrunJobStatus(
         phase=phase,
         observed_generation=job.metadata.generation,
@@ -78,10 +79,12 @@ def compose(observed: Observed, decision: Decision, row: Row, now: datetime) -> 
         running_seconds=round(seconds_run(present, now))
         if phase != "Running"
         else present.running_seconds,
-        attempts=_attempts(present.attempts, decision.ended),
+        attempts=attempts,
         workspace_commit=decision.commit or present.workspace_commit,
         start_time=present.start_time or (now if phase in ("Running", "Succeeded") else None),
         completion_time=now if ended else None,
+        unfenced=fence.outstanding(observed, now),
+        avoided_nodes=avoid.failed_twice(attempts),
         last_failure=decision.failure or present.last_failure,
         progress=progress.shown(observed, now, ended=ended),
     )

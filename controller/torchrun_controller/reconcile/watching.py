@@ -4,7 +4,7 @@ from datetime import datetime
 
 from msgspec.structs import replace
 
-from torchrun_controller.reconcile import gang, workspace
+from torchrun_controller.reconcile import gang, gate, workspace
 from torchrun_controller.reconcile.advance import (
     QUEUE_FOUND,
     Successor,
@@ -24,7 +24,7 @@ from torchrun_controller.reconcile.workers import Why
 
 def watch(observed: Observed, policy: Policy, now: datetime, defaults: Defaults) -> Decision:
     """The gang of the present attempt: success first, then the user's word, then failure."""
-    finding, why, failure = gang.find(observed)
+    finding, why, failure = gang.find(observed, now)
     decision = Decision(
         finding=finding,
         why=why,
@@ -47,8 +47,8 @@ def watch(observed: Observed, policy: Policy, now: datetime, defaults: Defaults)
         return _after_failure(observed, decision, failure, policy, now, defaults)
     if _resized(observed):
         return _resize(observed, decision, now)
-    applies = (*missing_service(observed), *gang.open_gate(observed))
-    return replace(decision, applies=applies)
+    applies = (*missing_service(observed), *gate.open_gate(observed, now))
+    return replace(decision, applies=applies, deletes=gang.end_ghosts(observed, now))
 
 
 def _timed_out(decision: Decision, observed: Observed, policy: Policy) -> Decision:
@@ -79,7 +79,9 @@ def _after_failure(
         if sentence is Sentence.FAIL:
             why = Why(decision.why.reason, decision.why.message + _because(policy, counts))
             return replace(decision, why=why, deletes=survivors)
-        ended = gang.record(observed, decision.why, now, counted=sentence is Sentence.RESTART)
+        counted = sentence is Sentence.RESTART
+        node = failure.said.node
+        ended = gang.record(observed, decision.why, now, counted=counted, node=node)
     # The first judgement stands: what ends later in a gang that is over is collateral.
     sentence = Sentence.RESTART if ended.counted else Sentence.IGNORE
     before = tuple(a for a in observed.job.status.attempts if a.number != ended.number)

@@ -5,6 +5,7 @@ import msgspec
 from torchrun_api.core import Pod
 from torchrun_api.job import WorkersStatus
 from torchrun_api.kinds import PODS
+from torchrun_api.meta import ChildMeta
 from torchrun_controller.reconcile.plan import Delete
 
 
@@ -45,6 +46,11 @@ def index_of(pod: Pod) -> int:
     """Completion index of a worker."""
     index = pod.metadata.labels.completion_index
     return int(index) if index.isdecimal() else 0
+
+
+def attempt_of(meta: ChildMeta) -> int:
+    """Number of the attempt that a child Job or a worker belongs to, from its label."""
+    return int(meta.labels.attempt) if meta.labels.attempt.isdecimal() else 0
 
 
 def delete(pod: Pod, grace_seconds: int | None = None) -> Delete:

@@ -1,0 +1,70 @@
+"""Nodes that failed a gang twice are taken last by the next one."""
+
+from collections import Counter
+
+from torchrun_api.job import Attempt
+from torchrun_api.json import JsonObject, JsonValue
+from torchrun_controller.reconcile.observed import Observed
+
+ENOUGH = 2
+# Failures that may be the machine's fault: it was lost, its kubelet ended the pod, storage did not
+# answer there, or a signal ended the rank (a GPU that has fallen off ends its process by a signal).
+# Not an exception, an exit code or the job's own memory limit: these follow the job wherever it
+# runs. Not preemption, drain and deletion either: these say nothing of the machine.
+OF_THE_NODE = frozenset(
+    {
+        "NodeLost",
+        "Evicted",
+        "TerminationByKubelet",
+        "DeletionByTaintManager",
+        "Fenced",
+        "Signaled",
+        "Signal",
+    }
+)
+
+
+def failed_twice(attempts: tuple[Attempt, ...]) -> tuple[str, ...]:
+    """Names of the nodes on which two or more of these attempts failed, each attempt once."""
+    by_number = {attempt.number: attempt for attempt in attempts}
+    failures = Counter(
+        attempt.node
+        for attempt in by_number.values()
+        if attempt.node and attempt.reason in OF_THE_NODE
+    )
+    return tuple(sorted(node for node, count in failures.items() if count >= ENOUGH))
+
+
+def hostnames(observed: Observed, nodes: tuple[str, ...]) -> tuple[str, ...]:
+    """Their label kubernetes.io/hostname, which is mostly but not always the name."""
+    known = observed.nodes or {}
+    found = ((known[name].metadata.labels.hostname if name in known else "") for name in nodes)
+    return tuple(hostname or name for hostname, name in zip(found, nodes, strict=True))
+
+
+def prefer_others(template: JsonObject, avoided: tuple[str, ...]) -> JsonObject:
+    """The pod template with one more preference; what it says of affinity already stays."""
+    if not avoided:
+        return template
+    spec = _object(template, "spec")
+    affinity = _object(spec, "affinity")
+    node_affinity = _object(affinity, "nodeAffinity")
+    kind = "preferredDuringSchedulingIgnoredDuringExecution"
+    present = node_affinity.get(kind)
+    other: JsonObject = {
+        "weight": 100,
+        "preference": {
+            "matchExpressions": [
+                {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": list(avoided)}
+            ]
+        },
+    }
+    preferences: list[JsonValue] = [*(present if isinstance(present, list) else ()), other]
+    node_affinity = {**node_affinity, kind: preferences}
+    affinity = {**affinity, "nodeAffinity": node_affinity}
+    return {**template, "spec": {**spec, "affinity": affinity}}
+
+
+def _object(body: JsonObject, name: str) -> JsonObject:
+    value = body.get(name)
+    return value if isinstance(value, dict) else {}

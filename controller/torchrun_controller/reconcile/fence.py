@@ -1,0 +1,249 @@
+"""Workers on lost nodes: nobody knows whether they still run and write the same checkpoints.
+
+That a pod is gone proves nothing once its node was lost: whoever deletes a Node object has its pods
+removed from the API, and a forced deletion asks no kubelet. So such workers are remembered, in
+`status.unfenced` and in an annotation of the child Job that is made before the status is written,
+until one of these holds:
+
+- its node is tainted out-of-service: somebody vouches that the machine is off;
+- its node is Ready again and knows the pod: from now on the kubelet's word on its end counts;
+- its node has been Ready again for longer than a kubelet takes to end what nobody wants any more;
+- a newer gang has waited out the fence (torchrun_runtime.launch.epoch): its own launcher, which
+  proved that it watches for newer gangs, has killed its ranks;
+- the user allows an unfenced restart.
+"""
+
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from torchrun_api.core import Pod
+from torchrun_api.job import UnfencedWorker
+from torchrun_controller.reconcile import nodes
+from torchrun_controller.reconcile.failures import UNPROVEN, words_of
+from torchrun_controller.reconcile.observed import Observed
+from torchrun_controller.reconcile.policy import policy_of
+from torchrun_controller.reconcile.workers import alive, attempt_of, index_of
+
+# From the go-ahead until ranks start; torchrun_runtime.launch.epoch waits for so long, and this
+# adds the time in which the kubelet brings the annotation into the pod.
+FENCE_SECONDS = 60
+# Beyond a pod's own grace period, for a kubelet that is back to end what nobody wants any more.
+CLEARING = timedelta(seconds=30)
+
+
+class Holders(Struct, frozen=True):
+    """What of older gangs may still run: pods that will tell of their end, workers that may not."""
+
+    pods: tuple[Pod, ...] = ()
+    unfenced: tuple[UnfencedWorker, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.pods or self.unfenced)
+
+
+def holders(observed: Observed, attempt: int, now: datetime) -> Holders:
+    """What holds the gang of this attempt at its gate."""
+    older = [pod for pod in observed.ghosts if alive(pod)]
+    if not observed.child_jobs or attempt_of(observed.child_jobs[-1].metadata) < attempt:
+        older += [pod for pod in observed.workers if alive(pod)]
+    return Holders(
+        tuple(pod for pod in older if nodes.loss(observed, pod, now) is None),
+        tuple(
+            worker
+            for worker in outstanding(observed, now)
+            if worker.attempt is None or worker.attempt < attempt
+        ),
+    )
+
+
+def outstanding(observed: Observed, now: datetime) -> tuple[UnfencedWorker, ...]:
+    """The workers that are to be remembered: those that were and are not fenced yet, and new ones.
+
+    A worker that never got the go-ahead cannot train, whatever becomes of its node.
+    """
+    policy = policy_of(observed.job, observed.queue)
+    if policy.allow_unfenced_restart:
+        return ()
+    clearing = timedelta(seconds=policy.grace_seconds) + CLEARING
+    kept = [w for w in _judged(observed, now) if not _released(observed, w, now, clearing)]
+    known = {_identity(worker) for worker in kept}
+    ghosts = () if _passed(observed, now) else observed.ghosts
+    new = [
+        worker
+        for pod in (*observed.workers, *ghosts)
+        if (worker := _lost(observed, pod, now)) is not None and _identity(worker) not in known
+    ]
+    return (*kept, *sorted(new, key=_order))
+
+
+def fenced_pods(observed: Observed, now: datetime) -> tuple[Pod, ...]:
+    """Pods whose ranks are dead, but which only the kubelet of a lost node would take away."""
+    if not _passed(observed, now):
+        return ()
+    return tuple(pod for pod in observed.ghosts if nodes.loss(observed, pod, now) is not None)
+
+
+def remembered(observed: Observed) -> tuple[UnfencedWorker, ...]:
+    """What the status says, or a child Job that is newer than it."""
+    status = observed.job.status
+    if observed.child_jobs:
+        child = observed.child_jobs[-1].metadata
+        if attempt_of(child) > status.attempt:
+            return decode(child.annotations.unfenced)
+    return status.unfenced
+
+
+def decode(annotation: str) -> tuple[UnfencedWorker, ...]:
+    """Of a child Job, as `encode` made it; nothing where it is not ours to read."""
+    try:
+        return msgspec.json.decode(annotation, type=tuple[UnfencedWorker, ...])
+    except msgspec.DecodeError:
+        return ()
+
+
+def encode(workers: tuple[UnfencedWorker, ...]) -> str:
+    """For the annotation of a child Job."""
+    return msgspec.json.encode(workers).decode()
+
+
+def unproven_loss(observed: Observed, pod: Pod, now: datetime) -> nodes.Loss | None:
+    """Why the pod's node is lost, where its containers are not known to have stopped."""
+    return None if _stopped(pod) else nodes.loss(observed, pod, now)
+
+
+def next_look(observed: Observed, now: datetime) -> float | None:
+    """Seconds until time alone releases a worker."""
+    policy = policy_of(observed.job, observed.queue)
+    clearing = timedelta(seconds=policy.grace_seconds) + CLEARING
+    ends = [
+        (since + clearing - now).total_seconds()
+        for worker in outstanding(observed, now)
+        if (since := _ready_since(observed, worker)) is not None
+    ]
+    given = fencing_since(observed)
+    if given is not None:
+        ends.append(FENCE_SECONDS - (now - given).total_seconds())
+    return min((seconds for seconds in ends if seconds > 0), default=None)
+
+
+def fencing_since(observed: Observed) -> datetime | None:
+    """When the last worker of the present gang was told to wait out the fence; None: none was."""
+    times = [_told(pod) for pod in observed.workers]
+    return max((time for time in times if time is not None), default=None)
+
+
+def instruction(workers: tuple[UnfencedWorker, ...], now: datetime) -> str:
+    """The annotation that tells a launcher to wait out the fence, and for whom."""
+    told = " ".join(f"{worker.attempt}-{worker.index}" for worker in workers)
+    return f"{now.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ} {told}"
+
+
+def _told(pod: Pod) -> datetime | None:
+    stamp = pod.metadata.annotations.fence.partition(" ")[0]
+    try:
+        return datetime.strptime(stamp, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+    except ValueError:
+        return None
+
+
+def _judged(observed: Observed, now: datetime) -> tuple[UnfencedWorker, ...]:
+    """What is remembered, after what the present gang found out about it."""
+    workers = remembered(observed)
+    if not observed.child_jobs or not workers:
+        return workers
+    present = attempt_of(observed.child_jobs[-1].metadata)
+    if any(words_of(pod).reason == UNPROVEN for pod in observed.workers if not alive(pod)):
+        return tuple(
+            replace(w, unproven=True) if w.attempt is None or w.attempt < present else w
+            for w in workers
+        )
+    if not _passed(observed, now):
+        return workers
+    return tuple(w for w in workers if w.attempt is None or w.attempt >= present)
+
+
+def _passed(observed: Observed, now: datetime) -> bool:
+    """Whether the whole present gang has waited out the fence: all older ghosts are dead then."""
+    if not observed.child_jobs:
+        return False
+    child, workers = observed.child_jobs[-1], observed.workers
+    size = child.spec.completions or child.spec.parallelism
+    given = [_told(pod) for pod in workers]
+    since = max((time for time in given if time is not None), default=None)
+    return (
+        since is not None
+        and len(workers) == size
+        and None not in given
+        and all(pod.status.phase in ("Running", "Succeeded") for pod in workers)
+        and (now - since).total_seconds() >= FENCE_SECONDS
+    )
+
+
+def _lost(observed: Observed, pod: Pod, now: datetime) -> UnfencedWorker | None:
+    meta = pod.metadata
+    if meta.annotations.start != meta.labels.attempt:
+        return None
+    loss = unproven_loss(observed, pod, now)
+    node = observed.nodes.get(pod.spec.node_name) if observed.nodes else None
+    if loss is None or (node is not None and nodes.out_of_service(node)):
+        return None
+    return UnfencedWorker(
+        attempt=None if _of_earlier_job(observed, pod) else attempt_of(meta),
+        index=index_of(pod),
+        node=pod.spec.node_name,
+        since=loss.since or now,
+    )
+
+
+def _of_earlier_job(observed: Observed, pod: Pod) -> bool:
+    made, own = pod.metadata.creation_timestamp, observed.job.metadata.creation_timestamp
+    return made is not None and own is not None and made < own
+
+
+def _stopped(pod: Pod) -> bool:
+    """Whether the kubelet itself said that its containers have ended.
+
+    The garbage collector of pods says Failed in its place, and nothing of containers.
+    """
+    states = [status.state for status in pod.status.container_statuses]
+    return not alive(pod) and bool(states) and all(state.terminated is not None for state in states)
+
+
+def _released(
+    observed: Observed, worker: UnfencedWorker, now: datetime, clearing: timedelta
+) -> bool:
+    node = observed.nodes.get(worker.node) if observed.nodes else None
+    if node is None:
+        return False
+    if nodes.out_of_service(node):
+        return True
+    since = _ready_since(observed, worker)
+    return since is not None and (_is_there(observed, worker) or now - since >= clearing)
+
+
+def _ready_since(observed: Observed, worker: UnfencedWorker) -> datetime | None:
+    node = observed.nodes.get(worker.node) if observed.nodes else None
+    ready = nodes.ready_condition(node) if node is not None else None
+    if ready is None or ready.status != "True":
+        return None
+    return ready.last_transition_time
+
+
+def _is_there(observed: Observed, worker: UnfencedWorker) -> bool:
+    return any(
+        index_of(pod) == worker.index
+        and pod.spec.node_name == worker.node
+        and (worker.attempt is None or attempt_of(pod.metadata) == worker.attempt)
+        for pod in (*observed.workers, *observed.ghosts)
+    )
+
+
+def _identity(worker: UnfencedWorker) -> tuple[int | None, int, str]:
+    return worker.attempt, worker.index, worker.node
+
+
+def _order(worker: UnfencedWorker) -> tuple[int, int, str]:
+    return -1 if worker.attempt is None else worker.attempt, worker.index, worker.node

@@ -1,0 +1,103 @@
+"""The start gate: no rank of a gang starts beside one of an older gang that may still run."""
+
+from datetime import datetime
+
+from torchrun_api import names
+from torchrun_api.core import Job
+from torchrun_api.job import UnfencedWorker
+from torchrun_api.json import JsonObject
+from torchrun_api.kinds import PODS
+from torchrun_controller.reconcile import fence
+from torchrun_controller.reconcile.observed import Observed
+from torchrun_controller.reconcile.plan import Apply
+from torchrun_controller.reconcile.workers import Why, alive, attempt_of
+
+TOLD = 4
+
+
+def open_gate(observed: Observed, now: datetime) -> tuple[Apply, ...]:
+    """The go-ahead for each worker that does not have it yet, where the gang may start."""
+    child = observed.child_jobs[-1]
+    holders = fence.holders(observed, attempt_of(child.metadata), now)
+    if holders.pods or not _by_epoch(child, holders.unfenced):
+        return ()
+    annotations: JsonObject = {names.START: str(attempt_of(child.metadata))}
+    if holders.unfenced:
+        annotations[names.FENCE] = fence.instruction(holders.unfenced, now)
+    return tuple(
+        Apply(
+            PODS,
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {
+                    "name": pod.metadata.name,
+                    "namespace": pod.metadata.namespace,
+                    "annotations": annotations,
+                },
+            },
+            uid=pod.metadata.uid,
+        )
+        for pod in observed.workers
+        if pod.metadata.annotations.start != annotations[names.START] and alive(pod)
+    )
+
+
+def is_open(observed: Observed) -> bool:
+    """Whether every worker has the go-ahead."""
+    child = observed.child_jobs[-1]
+    attempt = attempt_of(child.metadata)
+    told = [
+        pod
+        for pod in observed.workers
+        if pod.metadata.annotations.start == str(attempt) or not alive(pod)
+    ]
+    return len(told) >= (child.spec.completions or child.spec.parallelism)
+
+
+def why_closed(observed: Observed, now: datetime) -> Why | None:
+    """What keeps ranks of older gangs from being known to have stopped; None: nothing does."""
+    if is_open(observed):
+        return _why_fencing(observed, now)
+    child = observed.child_jobs[-1]
+    holders = fence.holders(observed, attempt_of(child.metadata), now)
+    if holders.pods:
+        told = ", ".join(sorted(pod.metadata.name for pod in holders.pods)[:TOLD])
+        message = f"{len(holders.pods)} workers of an earlier gang still end: {told}"
+        return Why("WaitingForOldGang", message)
+    return None if _by_epoch(child, holders.unfenced) else _why_held(holders.unfenced)
+
+
+def _by_epoch(child: Job, unfenced: tuple[UnfencedWorker, ...]) -> bool:
+    """Whether the launchers can fence these workers themselves, through the state directory."""
+    if not unfenced:
+        return True
+    shared = child.metadata.annotations.state == "true"
+    return shared and all(w.attempt is not None and not w.unproven for w in unfenced)
+
+
+def _why_held(unfenced: tuple[UnfencedWorker, ...]) -> Why:
+    first = unfenced[0]
+    since = f" since {first.since:%Y-%m-%dT%H:%M:%SZ}" if first.since else ""
+    nodes = sorted({worker.node for worker in unfenced})
+    more = f" and {len(nodes) - 1} more" if len(nodes) > 1 else ""
+    return Why(
+        "WaitingForFence",
+        f"{len(unfenced)} workers of an earlier gang may still run and write checkpoints on node"
+        f" {first.node}{more}, lost{since}. Any of these starts the new gang: the node comes back;"
+        f" the machine is off and you say so (kubectl taint nodes {first.node}"
+        " node.kubernetes.io/out-of-service=nodeshutdown:NoExecute);"
+        " spec.reliability.allowUnfencedRestart is set to true",
+    )
+
+
+def _why_fencing(observed: Observed, now: datetime) -> Why | None:
+    since = fence.fencing_since(observed)
+    if since is None or (now - since).total_seconds() >= fence.FENCE_SECONDS:
+        return None
+    return Why(
+        "Fencing",
+        "workers of an earlier gang may still run on lost nodes; they kill their ranks when they"
+        " see the new gang's epoch or no storage. Ranks start within"
+        f" {fence.FENCE_SECONDS} s of {since:%Y-%m-%dT%H:%M:%SZ}",
+    )
