@@ -82,6 +82,7 @@ async def run(settings: Settings) -> int:
             metrics=metrics,
             live={"watches": reader.liveness()},
             ready={"caches": reader.readiness(), "lease": leads_or_stands_by(leader)},
+            notes={"nodes": reader.nodes.shortcoming},
         )
         controller = Controller(reader, queue, leader, events, worker, settings.workers)
         async with server.running():
@@ -127,6 +128,7 @@ class Controller:
         async with anyio.create_task_group() as background:
             for informer in self._reader.informers:
                 background.start_soon(informer.run)
+            background.start_soon(self._reader.nodes.follow)
             background.start_soon(lead)
             background.start_soon(self._events.run)
             await self._work_until_told()

@@ -8,11 +8,12 @@ from typing import TypeVar
 from msgspec import Struct
 
 from torchrun_api import names
-from torchrun_api.core import CoreEvent, Job, PersistentVolumeClaim, Pod, Service
+from torchrun_api.core import CoreEvent, Job, Node, PersistentVolumeClaim, Pod, Service
 from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import CLAIMS, JOBS, PODS, SERVICES, Kind
 from torchrun_api.meta import ChildMeta
 from torchrun_api.queue import TorchrunQueue
+from torchrun_controller.reconcile import fence
 from torchrun_controller.reconcile.observed import Conflict, Observed, Rejection
 from torchrun_controller.reconcile.workers import alive
 from torchrun_controller.store import Store
@@ -20,6 +21,8 @@ from torchrun_controller.store import Store
 # Children by the job whose name their label bears; jobs by the queue that they name.
 JOB_INDEX = "torchrun-job"
 QUEUE_INDEX = "queue"
+# Workers by the node that they are bound to.
+NODE_INDEX = "node"
 # Warnings by the UID of what they regard.
 REGARDING_INDEX = "regarding"
 
@@ -38,6 +41,12 @@ def by_job(child: Child) -> Iterable[str]:
     """Indexer of the children."""
     meta = child.metadata
     return (index_key(meta.namespace, meta.labels.torchrun_job),)
+
+
+def by_node(pod: Pod) -> Iterable[str]:
+    """Indexer of the workers."""
+    bound = pod.spec.node_name and pod.metadata.labels.component == names.WORKER
+    return (pod.spec.node_name,) if bound else ()
 
 
 def by_queue(job: TorchrunJob) -> Iterable[str]:
@@ -67,10 +76,11 @@ def observe(
     namespace: str,
     name: str,
     *,
+    nodes: Store[Node] | None = None,
     conflicts: tuple[Conflict, ...] = (),
     rejection: Rejection | None = None,
 ) -> Observed | None:
-    """All that is known of one job; None where it is gone."""
+    """All that is known of one job; None where it is gone. Without `nodes`, nothing of nodes."""
     job = caches.jobs.get(namespace, name)
     if job is None:
         return None
@@ -118,7 +128,25 @@ def observe(
         conflicts=found,
         rejection=rejection,
         warnings=tuple(sorted(warnings, key=_when)),
+        nodes=None if nodes is None else _named(nodes, _nodes_of(job, gangs, attempts)),
     )
+
+
+def _nodes_of(job: TorchrunJob, gangs: list[Pod], attempts: list[Job]) -> set[str]:
+    """Names of the nodes that matter to a job: of its workers, past and present."""
+    remembered = [*job.status.unfenced]
+    for child in attempts[-1:]:
+        remembered += fence.decode(child.metadata.annotations.unfenced)
+    return {
+        *(pod.spec.node_name for pod in gangs),
+        *(worker.node for worker in remembered),
+        *(attempt.node for attempt in job.status.attempts),
+    }
+
+
+def _named(nodes: Store[Node], names: set[str]) -> dict[str, Node]:
+    found = ((name, nodes.get("", name)) for name in sorted(names))
+    return {name: node for name, node in found if node is not None}
 
 
 def _part(children: Iterable[C], owned: Callable[[ChildMeta], bool]) -> tuple[list[C], list[C]]:

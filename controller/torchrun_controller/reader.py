@@ -1,15 +1,16 @@
 """The read side put together: informers, their caches, and the keys that changes become.
 
 Seven informers for all namespaces, or seven for each namespace that the controller is limited to: a
-job and all that it refers to are of one namespace, so caches never need to be joined.
+job and all that it refers to are of one namespace, so caches never need to be joined. And one for
+the cluster's nodes.
 
-The seventh, of warnings, makes reasons better and nothing else: nobody waits for it, and where the
-right to read events is missing the controller works without.
+The seventh, of warnings, and that of nodes make reasons and reactions better: nobody waits for
+them, and where the right to read events or nodes is missing the controller works without.
 """
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -19,16 +20,28 @@ from msgspec.structs import replace
 from torchrun_api import names
 from torchrun_api.core import CoreEvent, Job, PersistentVolumeClaim, Pod, Service
 from torchrun_api.job import TorchrunJob
-from torchrun_api.kinds import CLAIMS, EVENTS, JOBS, PODS, SERVICES, TORCHRUN_JOBS, TORCHRUN_QUEUES
+from torchrun_api.kinds import (
+    CLAIMS,
+    EVENTS,
+    JOBS,
+    NODES,
+    PODS,
+    SERVICES,
+    TORCHRUN_JOBS,
+    TORCHRUN_QUEUES,
+)
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.informer import Informer
 from torchrun_controller.metrics import Metrics
+from torchrun_controller.node_watch import NodeWatch
 from torchrun_controller.observe import (
     JOB_INDEX,
+    NODE_INDEX,
     QUEUE_INDEX,
     REGARDING_INDEX,
     Caches,
     by_job,
+    by_node,
     by_queue,
     by_regarding,
     index_key,
@@ -97,12 +110,16 @@ class Reader:
         self._observer = WatchObserver(metrics)
         self._scopes = {namespace: self._scope(namespace) for namespace in namespaces or ("",)}
         self._everywhere = self._scopes.get("")
+        self.nodes = NodeWatch(
+            transport, self._observer, queue, self._with_workers_on, answers.problem
+        )
 
     @property
     def informers(self) -> list[Informer[Any]]:
         """Every informer; each is to be run."""
         scopes = self._scopes.values()
-        return [i for scope in scopes for i in (*scope.informers.values(), scope.warnings)]
+        of_scopes = [i for scope in scopes for i in (*scope.informers.values(), scope.warnings)]
+        return [*of_scopes, self.nodes.informer]
 
     @property
     def is_synced(self) -> bool:
@@ -117,7 +134,7 @@ class Reader:
 
     def observe(self, namespace: str, name: str) -> Observed | None:
         """All that is known of one job; None where it is gone."""
-        return observe(self._scope_of(namespace).caches, namespace, name)
+        return observe(self._scope_of(namespace).caches, namespace, name, nodes=self.nodes.view)
 
     def stores(self, key: Key) -> Mapping[str, Store[Any]]:
         """The caches that show the objects of this job, by resource."""
@@ -134,6 +151,8 @@ class Reader:
         for resource, group in self._by_resource().items():
             metrics.count_objects(resource, _Objects(group))
             metrics.age_of_watch(resource, partial(_silence, group))
+        metrics.count_objects(NODES.resource, self.nodes.informer.store)
+        metrics.age_of_watch(NODES.resource, partial(_silence, [self.nodes.informer]))
 
     def liveness(self) -> Check:
         """Fails where nothing was heard for so long that only a restart can help."""
@@ -148,6 +167,14 @@ class Reader:
             self._answers.problem,
         )
 
+    def _with_workers_on(self, node: str) -> Iterator[Key]:
+        """Keys of the jobs with workers on this node, or on any."""
+        for scope in self._scopes.values():
+            pods = scope.caches.pods
+            for pod in pods.by_index(NODE_INDEX, node) if node else pods:
+                meta = pod.metadata
+                yield meta.namespace, meta.labels.torchrun_job
+
     def _by_resource(self) -> dict[str, list[Informer[Any]]]:
         scopes = list(self._scopes.values())
         return {r: [scope.informers[r] for scope in scopes] for r in scopes[0].informers}
@@ -159,7 +186,7 @@ class Reader:
         caches = Caches(
             jobs=Store({QUEUE_INDEX: by_queue}),
             queues=Store(),
-            pods=Store({JOB_INDEX: by_job}),
+            pods=Store({JOB_INDEX: by_job, NODE_INDEX: by_node}),
             child_jobs=Store({JOB_INDEX: by_job}),
             claims=Store({JOB_INDEX: by_job}),
             services=Store({JOB_INDEX: by_job}),

@@ -8,6 +8,7 @@
 Health and readiness are made of named checks; every answer lists each with its verdict:
 
     [+] caches ok
+    [!] nodes: lost nodes are not noticed: grant the controller's role the verb list on nodes
     [-] lease: cannot patch lease torchrun-system/torchrun-controller: 403 Forbidden: ...
 
 That the event loop is alive needs no check of its own: an answer is the proof.
@@ -18,6 +19,7 @@ import ipaddress
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 from typing import TypeAlias
 
 from aiohttp import web
@@ -100,12 +102,14 @@ class Server:
         metrics: Metrics,
         live: Mapping[str, Check],
         ready: Mapping[str, Check],
+        notes: Mapping[str, Check] | None = None,
     ) -> None:
         self.port = port  # the real one while running, where 0 was asked for
         self._address = address
         self._metrics = metrics
         self._live = live
         self._ready = ready
+        self._notes = notes or {}
         self._scrape = asyncio.Lock()
 
     @asynccontextmanager
@@ -137,7 +141,7 @@ class Server:
         return _verdict(self._live)
 
     async def _show_readiness(self, request: web.Request) -> web.Response:
-        return _verdict(self._ready)
+        return _verdict(self._ready, self._notes)
 
     async def _set_log_level(self, request: web.Request) -> web.Response:
         if not _from_localhost(request):
@@ -150,9 +154,12 @@ class Server:
         return web.Response(text=f"{level}\n")
 
 
-def _verdict(checks: Mapping[str, Check]) -> web.Response:
+def _verdict(
+    checks: Mapping[str, Check], notes: Mapping[str, Check] = MappingProxyType({})
+) -> web.Response:
     reasons = {name: check() for name, check in checks.items()}
     lines = [f"[-] {name}: {why}" if why else f"[+] {name} ok" for name, why in reasons.items()]
+    lines += [f"[!] {name}: {note}" for name, check in notes.items() if (note := check())]
     status = 503 if any(reasons.values()) else 200
     return web.Response(status=status, text="\n".join(lines) + "\n")
 

@@ -137,7 +137,7 @@ def test_the_api_server_restarts_and_has_forgotten(space: Space):
     after = lists(space)
     again = {kind: after[kind] - before.get(kind, 0) for kind in after}
     print("lists:", before, "and after the restart:", again)
-    assert len(again) == 6
+    assert len(again) == 8
     assert all(count <= 1 for count in again.values()), again
 
 

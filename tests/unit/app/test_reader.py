@@ -155,7 +155,7 @@ def test_nobody_waits_for_warnings(world: World) -> None:
 
 def test_each_namespace_has_its_own_caches() -> None:
     world = World("team", "other")
-    assert len(world.reader.informers) == 14
+    assert len(world.reader.informers) == 15
     team, other = (world.reader.stores((name, "run")) for name in ("team", "other"))
     assert team["pods"] is not other["pods"]
     team["torchrunjobs.torchrun.ai"].upsert(a_job("run"), 5)

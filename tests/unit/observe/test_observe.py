@@ -4,20 +4,24 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from torchrun_api import names
-from torchrun_api.core import CoreEvent, Job, PersistentVolumeClaim, Pod, Service
+from torchrun_api.core import CoreEvent, Job, Node, PersistentVolumeClaim, Pod, Service
+from torchrun_api.job import Attempt, UnfencedWorker
 from torchrun_controller.observe import (
     JOB_INDEX,
+    NODE_INDEX,
     QUEUE_INDEX,
     REGARDING_INDEX,
     Caches,
     by_job,
+    by_node,
     by_queue,
     by_regarding,
     observe,
 )
-from torchrun_controller.reconcile import Conflict, Rejection
+from torchrun_controller.reconcile import Conflict, Rejection, fence
 from torchrun_controller.store import Store
 from world import START, make_job, make_queue
 
@@ -29,7 +33,7 @@ def caches() -> Caches:
     made = Caches(
         jobs=Store({QUEUE_INDEX: by_queue}),
         queues=Store(),
-        pods=Store({JOB_INDEX: by_job}),
+        pods=Store({JOB_INDEX: by_job, NODE_INDEX: by_node}),
         child_jobs=Store({JOB_INDEX: by_job}),
         claims=Store({JOB_INDEX: by_job}),
         services=Store({JOB_INDEX: by_job}),
@@ -162,3 +166,40 @@ def test_warnings_are_those_of_the_jobs_own_objects_in_the_order_of_time(caches)
         caches.warnings.upsert(msgspec.convert(event, CoreEvent), 4)
     seen = observe(caches, "ml", "train")
     assert [event.message for event in seen.warnings] == ["3", "1", "0"]
+
+
+def a_node(name: str) -> Node:
+    return msgspec.convert({"metadata": {"name": name}}, Node)
+
+
+def test_the_nodes_that_matter_are_those_of_pods_and_of_what_is_remembered(caches):
+    nodes: Store[Node] = Store()
+    for name in ("of-a-pod", "of-an-unfenced", "of-a-failure", "of-the-child-job", "of-nobody"):
+        nodes.upsert(a_node(name), 1)
+    worker = {names.COMPONENT_LABEL: names.WORKER}
+    pod = child(Pod, "train-0-abcde", [], **worker)
+    bound = replace(pod, spec=replace(pod.spec, node_name="of-a-pod"))
+    caches.pods.upsert(bound, 2)
+    caches.pods.upsert(
+        replace(
+            child(Pod, "train-1-abcde", [], **worker),
+            spec=replace(pod.spec, node_name="gone"),
+        ),
+        2,
+    )
+    job = child(Job, "train", OURS)
+    unfenced = fence.encode((UnfencedWorker(attempt=0, node="of-the-child-job"),))
+    marked = replace(job.metadata, annotations=replace(job.metadata.annotations, unfenced=unfenced))
+    caches.child_jobs.upsert(replace(job, metadata=marked), 2)
+    status = replace(
+        make_job().status,
+        unfenced=(UnfencedWorker(attempt=0, node="of-an-unfenced"),),
+        attempts=(Attempt(number=0, node="of-a-failure"),),
+    )
+    caches.jobs.upsert(replace(make_job(), status=status), 2)
+    seen = observe(caches, "ml", "train", nodes=nodes)
+    assert set(seen.nodes) == {
+        *("of-a-pod", "of-an-unfenced", "of-a-failure", "of-the-child-job"),
+    }
+    assert observe(caches, "ml", "train").nodes is None
+    assert caches.pods.by_index(NODE_INDEX, "of-a-pod") == (bound,)

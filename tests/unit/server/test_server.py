@@ -64,6 +64,15 @@ async def test_checks_are_asked_at_each_probe_and_listed_with_their_reasons() ->
         assert (await fetch(subject, "/readyz"))[0] == 200
 
 
+async def test_a_note_is_told_and_fails_nothing() -> None:
+    notes = {"nodes": lambda: "lost nodes are not noticed", "others": lambda: ""}
+    subject = Server("127.0.0.1", 0, metrics=Metrics(), live={}, ready={}, notes=notes)
+    async with subject.running():
+        status, text, _ = await fetch(subject, "/readyz")
+        assert (status, text) == (200, "[!] nodes: lost nodes are not noticed\n")
+        assert "nodes" not in (await fetch(subject, "/healthz"))[1]
+
+
 async def test_readiness_has_checks_of_its_own() -> None:
     subject = server(ready={"caches": lambda: "not listed yet"})
     async with subject.running():

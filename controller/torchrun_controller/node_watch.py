@@ -1,0 +1,93 @@
+"""Nodes: one informer for the whole cluster, and the jobs that a change of a node concerns.
+
+A controller that may not read nodes (one that is limited to namespaces has no right to, unless a
+ClusterRole is bound cluster-wide) works all the same, without noticing lost nodes, and says so.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from typing import NoReturn
+
+import structlog
+
+from torchrun_api.core import Node
+from torchrun_api.kinds import NODES
+from torchrun_controller.informer import Informer, Observer
+from torchrun_controller.reconcile import nodes
+from torchrun_controller.store import Change, Store
+from torchrun_controller.transport import Transport
+from torchrun_controller.worker import Key
+from torchrun_controller.workqueue import INITIAL, WorkQueue
+
+# Beyond this silence (a watch that is dead is noticed after 90 s) what the cache says of nodes is
+# not acted on: a gang must not be given up because a watch is.
+STALE_SECONDS = 120.0
+_LOOK_SECONDS = 5.0
+
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+
+
+class NodeWatch:
+    """The cache of nodes. `concerned` gives the keys of jobs with workers on a node; "" all."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        observer: Observer,
+        queue: WorkQueue[Key],
+        concerned: Callable[[str], Iterable[Key]],
+        problem: Callable[[str], str],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.informer: Informer[Node] = Informer(
+            NODES, transport, Store(), self._changed, observer=observer
+        )
+        self._queue = queue
+        self._concerned = concerned
+        self._problem = problem
+        self._clock = clock
+
+    @property
+    def view(self) -> Store[Node] | None:
+        """The nodes as they are; None where that is not known."""
+        informer = self.informer
+        fresh = self._clock() - informer.last_seen <= STALE_SECONDS
+        return informer.store if informer.synced.is_set() and fresh else None
+
+    def shortcoming(self) -> str:
+        """What the controller does without, and why; "" if nothing."""
+        if self.view is not None:
+            return ""
+        why = self._problem(NODES.resource) or "no answer yet"
+        return f"lost nodes are not noticed: {why}"
+
+    async def follow(self) -> NoReturn:
+        """Look again at every job once nodes are known, or known again; say when they are not."""
+        known: bool | None = None
+        while True:
+            shortcoming = self.shortcoming()
+            if known is not (not shortcoming):
+                known = not shortcoming
+                if known:
+                    log.info("sees nodes", nodes=len(self.informer.store))
+                    self._add("", INITIAL)
+                else:
+                    log.warning(shortcoming)
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def _changed(self, change: Change[Node], initial: bool) -> None:
+        """Only what decides over a gang concerns its job: not heartbeats, not labels or images."""
+        if _facts(change.old) != _facts(change.new):
+            self._add(change.object.metadata.name, INITIAL if initial else 0)
+
+    def _add(self, node: str, priority: int) -> None:
+        for key in self._concerned(node):
+            self._queue.add(key, priority)
+
+
+def _facts(node: Node | None) -> tuple[str, bool] | None:
+    if node is None:
+        return None
+    ready = nodes.ready_condition(node)
+    return ready.status if ready is not None else "", nodes.out_of_service(node)

@@ -1,0 +1,112 @@
+"""Which changes of a node concern which jobs, and what is said where nodes are unknown."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from torchrun_api.core import Node, Pod
+from torchrun_controller.store import Change
+from unit.app.test_reader import World
+
+LABELS = {
+    "torchrun-job-name": "run",
+    "app.kubernetes.io/component": "worker",
+}
+BOUND: dict[str, Any] = {
+    "metadata": {"name": "run-0-abcde", "namespace": "team", "labels": LABELS},
+    "spec": {"nodeName": "node-1"},
+}
+
+
+def a_node(name: str = "node-1", ready: str = "True", *taints: str, version: str = "1") -> Node:
+    body = {
+        "metadata": {"name": name, "resourceVersion": version},
+        "spec": {"taints": [{"key": key} for key in taints]},
+        "status": {"conditions": [{"type": "Ready", "status": ready}]},
+    }
+    return msgspec.convert(body, Node)
+
+
+@pytest.fixture
+def world() -> World:
+    made = World()
+    made.change(msgspec.convert(BOUND, Pod))
+    made.keys()
+    return made
+
+
+def change(world: World, old: Node | None, new: Node | None, *, initial: bool = False) -> None:
+    world.reader.nodes._changed(Change(old, new), initial)
+
+
+def synced(world: World) -> None:
+    world.reader.nodes.informer.synced.set()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (None, a_node()),
+        (a_node(), None),
+        (a_node(), a_node(ready="Unknown")),
+        (a_node(ready="Unknown"), a_node()),
+        (a_node(), a_node("node-1", "True", "node.kubernetes.io/out-of-service")),
+    ],
+    ids=["comes", "goes", "lost", "back", "tainted"],
+)
+def test_what_decides_over_a_gang_is_its_jobs_key(world, old, new):
+    change(world, old, new)
+    assert world.keys() == [("team", "run")]
+
+
+@pytest.mark.parametrize(
+    "new", [a_node(version="2"), a_node("node-1", "True", "mine")], ids=["heartbeat", "taint"]
+)
+def test_what_does_not_is_nobodys(world, new):
+    change(world, a_node(), new)
+    assert world.keys() == []
+
+
+def test_a_node_without_workers_concerns_nobody(world):
+    change(world, a_node("node-2"), None)
+    assert world.keys() == []
+
+
+def test_a_node_that_has_just_come_has_no_conditions(world):
+    change(world, a_node(), msgspec.convert({"metadata": {"name": "node-1"}}, Node))
+    assert world.keys() == [("team", "run")]
+
+
+def test_nodes_are_seen_once_listed_and_not_when_their_watch_is_silent(world):
+    watch = world.reader.nodes
+    assert watch.view is None
+    assert watch.shortcoming() == "lost nodes are not noticed: no answer yet"
+    world.answers.observe("watch", "nodes", 403, 0.1)
+    assert "grant the controller's role the verb list on nodes" in watch.shortcoming()
+    synced(world)
+    assert watch.view is watch.informer.store
+    assert watch.shortcoming() == ""
+    watch.informer.last_seen -= 1000
+    assert watch.view is None
+
+
+def test_nobody_waits_for_nodes(world):
+    for informer in world.reader.informers:
+        if informer is not world.reader.nodes.informer:
+            informer.synced.set()
+    assert world.reader.is_synced
+    assert world.reader.readiness()() == ""
+
+
+async def test_every_job_with_workers_is_looked_at_once_nodes_are_known(world):
+    task = asyncio.create_task(world.reader.nodes.follow())
+    await asyncio.sleep(0)
+    assert world.keys() == []
+    synced(world)
+    task.cancel()
+    task = asyncio.create_task(world.reader.nodes.follow())
+    await asyncio.sleep(0)
+    task.cancel()
+    assert world.keys() == [("team", "run")]
