@@ -15,6 +15,7 @@ from torchrun_runtime.sync.assemble import Assembly, ranges
 from torchrun_runtime.sync.claim import Claim, Marker
 from torchrun_runtime.sync.errors import ArchiveError, SyncError
 from torchrun_runtime.sync.extract import extract
+from torchrun_runtime.sync.fetch import fetch
 from torchrun_runtime.sync.report import log, terminate_with
 from torchrun_runtime.sync.server import Server
 from torchrun_runtime.sync.settings import Settings, from_environment, termination_log
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         settings = from_environment(os.environ)
         _end_at_signal(settings)
-        marker = prepare(settings)
+        marker = prepare(settings) if settings.source == "zip" else fetch(settings)
     except SyncError as error:
         return _failed(settings, error.reason, error.message, error.permanent)
     except OSError as error:
@@ -69,6 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "files": marker.files,
             "bytes": marker.bytes,
             "revision": marker.revision,
+            **({"commit": marker.commit} if marker.commit else {}),
         },
     )
     return 0

@@ -30,13 +30,18 @@ MARKER = ".sync_success"
 
 @dataclass(frozen=True)
 class Marker:
-    """What the workspace was made of. bytes: sum of its files' sizes; time: RFC 3339."""
+    """What the workspace was made of. bytes: sum of its files' sizes; time: RFC 3339.
+
+    sha256: of the upload; commit: of what was fetched, from the source with this digest.
+    """
 
     sha256: str
     files: int
     bytes: int
     time: str
     revision: int
+    commit: str = ""
+    source: str = ""
 
 
 class Claim:
@@ -121,14 +126,17 @@ class Claim:
             with suppress(PermissionError):
                 directory.chmod(0o1777)
 
-    def publish(self, held: Manifest, sha256: str = "") -> Marker:
+    def publish(
+        self, held: Manifest, sha256: str = "", *, commit: str = "", source: str = ""
+    ) -> Marker:
         """Make tree.new, which holds this, the newest revision and the one that shall run.
 
         sha256: what the workspace is known by, by default the manifest's. Raises OSError.
         """
         before = self.marker()
         number = before.revision + 1 if before else 1
-        marker = Marker(sha256 or held.sha256, held.files, held.size, now(), number)
+        known_by = sha256 or held.sha256
+        marker = Marker(known_by, held.files, held.size, now(), number, commit, source)
         self.make_state()
         directory = self._revision(marker.revision)
         directory.mkdir(parents=True)

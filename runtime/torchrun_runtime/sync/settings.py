@@ -30,12 +30,25 @@ class Limits:
 
 @dataclass(frozen=True)
 class Settings:
-    """sha256: the only digest that is taken, or "". after: revision that is known already.
+    """What to make a workspace of, and where. Times in seconds.
 
-    base: another workspace claim, mounted read-only, whose files need not be sent again. Times in
-    seconds.
+    sha256: the only upload that is taken, or "". after: revision that is known already. base:
+    another workspace claim, mounted read-only, whose files need not be sent again.
+
+    commit: the only content that is taken from elsewhere, or "". digest: of the source's own
+    fields; names it in the marker. secret: name of the Secret that is mounted at secret_directory,
+    "" without one.
     """
 
+    source: str = "zip"
+    url: str = ""
+    ref: str = ""
+    sub_path: str = ""
+    commit: str = ""
+    digest: str = ""
+    secret: str = ""
+    secret_directory: Path | None = None
+    fetch_timeout: float = 3600.0
     directory: Path = Path("/workspace")
     host: str = ""
     port: int = 8080
@@ -51,14 +64,24 @@ class Settings:
 def from_environment(environment: Mapping[str, str]) -> Settings:
     """Raises SyncError (InvalidSetting) naming the variable, its value and what it takes."""
     source = environment.get("TORCHRUN_SYNC_SOURCE", "zip")
-    if source != "zip":
-        raise _invalid("TORCHRUN_SYNC_SOURCE", source, "zip")
+    if source not in ("zip", "git", "s3"):
+        raise _invalid("TORCHRUN_SYNC_SOURCE", source, "zip, git or s3")
     sha256 = environment.get("TORCHRUN_SYNC_SHA256", "").lower()
     if sha256 and not SHA256.fullmatch(sha256):
         raise _invalid("TORCHRUN_SYNC_SHA256", sha256, "64 hexadecimal digits")
     base = environment.get("TORCHRUN_SYNC_BASE", "")
     defaults = Settings()
+    secret_directory = environment.get("TORCHRUN_SYNC_SECRET_DIR", "")
     return Settings(
+        source=source,
+        url=environment.get("TORCHRUN_SYNC_URL", ""),
+        ref=environment.get("TORCHRUN_SYNC_REF", ""),
+        sub_path=environment.get("TORCHRUN_SYNC_SUB_PATH", ""),
+        commit=environment.get("TORCHRUN_SYNC_COMMIT", ""),
+        digest=environment.get("TORCHRUN_SYNC_SOURCE_DIGEST", ""),
+        secret=environment.get("TORCHRUN_SYNC_SECRET", ""),
+        secret_directory=Path(secret_directory) if secret_directory else None,
+        fetch_timeout=_number(environment, "TORCHRUN_SYNC_FETCH_TIMEOUT_SECONDS", 3600),
         directory=Path(environment.get("TORCHRUN_SYNC_DIR", defaults.directory)),
         host=environment.get("TORCHRUN_SYNC_HOST", defaults.host),
         port=_number(environment, "TORCHRUN_SYNC_PORT", defaults.port, lowest=0),

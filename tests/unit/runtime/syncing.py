@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import pytest
+
 from torchrun_runtime.sync import __main__ as sync
 from torchrun_runtime.sync.claim import Claim, Marker
 from torchrun_runtime.sync.errors import SyncError
@@ -182,3 +184,22 @@ def settings(directory: Path, **changes: object) -> Settings:
     """For a claim in `directory`, with no waiting."""
     directory.mkdir(exist_ok=True)
     return replace(Settings(directory=directory, linger=0.0), **changes)  # type: ignore[arg-type]
+
+
+SMALL_DISK = ["unshare", "--mount", "sh", "-c"]
+
+
+def _may_mount() -> bool:
+    try:
+        probe = [*SMALL_DISK, "mount -t tmpfs none /mnt"]
+        return subprocess.run(probe, capture_output=True, timeout=10).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+needs_mount = pytest.mark.skipif(not _may_mount(), reason="a small disk needs the right to mount")
+
+
+def on_small_disk(directory: Path, size: str) -> list[str]:
+    mount = f'mount -t tmpfs -o size={size} none {directory}/claim && exec "$@"'
+    return [*SMALL_DISK, mount, "sh"]

@@ -11,7 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from unit.runtime.syncing import Client, Process, archive, digest, process
+from unit.runtime.syncing import (
+    Client,
+    Process,
+    archive,
+    digest,
+    needs_mount,
+    on_small_disk,
+    process,
+)
 
 MANY = archive({f"pkg/{n // 100}/{n}.bin": random.Random(n).randbytes(3000) for n in range(1500)})
 SMALL = archive({"train.py": b"print()"})
@@ -37,7 +45,7 @@ def test_success_in_exit_code_message_and_marker(claim: Path) -> None:
         code, message = server.end()
     assert (code, message) == (0, {"sha256": digest(SMALL), "files": 1, "bytes": 7, "revision": 1})
     marker = json.loads((claim / ".sync_success").read_text())
-    assert {**message, "time": marker["time"]} == marker
+    assert message.items() <= marker.items()
 
 
 def test_the_workers_directory_is_there_for_any_user(claim: Path) -> None:
@@ -158,25 +166,6 @@ def test_help_teaches() -> None:
     ).stdout
     assert "TORCHRUN_SYNC_SHA256" in text
     assert "PUT /v1/upload" in text
-
-
-SMALL_DISK = ["unshare", "--mount", "sh", "-c"]
-
-
-def _may_mount() -> bool:
-    try:
-        probe = [*SMALL_DISK, "mount -t tmpfs none /mnt"]
-        return subprocess.run(probe, capture_output=True, timeout=10).returncode == 0
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-
-
-needs_mount = pytest.mark.skipif(not _may_mount(), reason="a small disk needs the right to mount")
-
-
-def on_small_disk(directory: Path, size: str) -> list[str]:
-    mount = f'mount -t tmpfs -o size={size} none {directory}/claim && exec "$@"'
-    return [*SMALL_DISK, mount, "sh"]
 
 
 @needs_mount

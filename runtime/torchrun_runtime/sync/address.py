@@ -1,0 +1,141 @@
+"""A source's URL by its parts, and the addresses behind its host: the second look at both.
+
+The API server has matched the URL against a pattern already. Here nothing is taken on trust: the
+form is matched again, what is percent-encoded is looked at decoded, and the host is resolved once,
+by us, so that what was judged is what is connected to. Link-local and the clouds' metadata
+addresses are refused under every spelling: they hand out the credentials of the node.
+"""
+
+import ipaddress
+import re
+import socket
+from dataclasses import dataclass
+from urllib.parse import unquote_to_bytes, urlsplit
+
+from torchrun_api.workspace import GIT_URL, GIT_URL_FORMS, S3_URL, S3_URL_FORMS
+from torchrun_runtime.sync.errors import SyncError
+
+_LONGEST_URL = 2048
+_DEFAULT_PORTS = {"https": 443, "http": 80, "ssh": 22, "s3": 443}
+_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+# Metadata services that are not link-local: Azure, Alibaba, Oracle; AWS and Google over IPv6.
+_METADATA = frozenset(
+    ipaddress.ip_address(text)
+    for text in (
+        "168.63.129.16",
+        "100.100.100.200",
+        "192.0.0.192",
+        "fd00:ec2::254",
+        "fd00:ec2::23",
+        "fd20:ce::254",
+    )
+)
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+
+
+@dataclass(frozen=True)
+class Location:
+    """A URL that is in order. path: decoded, without the slash that it starts with."""
+
+    url: str
+    scheme: str
+    user: str
+    host: str
+    port: int
+    path: str
+
+    @property
+    def shown(self) -> str:
+        """For messages and logs: no user, no query."""
+        default = self.port == _DEFAULT_PORTS[self.scheme]
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}{'' if default else f':{self.port}'}/{self.path}"
+
+
+def parse_git(url: str) -> Location:
+    """Raises SyncError (InvalidURL), permanent."""
+    return _parse(url, GIT_URL, GIT_URL_FORMS)
+
+
+def parse_s3(url: str) -> Location:
+    """Raises SyncError (InvalidURL), permanent."""
+    return _parse(url, S3_URL, S3_URL_FORMS)
+
+
+def _parse(url: str, pattern: str, accepted: str) -> Location:
+    if len(url) > _LONGEST_URL or not re.fullmatch(pattern, url):
+        raise _invalid(url, f"accepted is {accepted}")
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port
+        path = unquote_to_bytes(parts.path).decode()
+    except UnicodeDecodeError:
+        raise _invalid(url, "its path is not UTF-8") from None
+    except ValueError as error:
+        raise _invalid(url, str(error)) from None
+    if port == 0:
+        raise _invalid(url, "its port must be one of 1 to 65535")
+    if not path.isprintable() or "\\" in path:
+        raise _invalid(url, "it has control characters or backslashes in its path")
+    if "::" in url or any(part in (".", "..") for part in path.split("/")):
+        raise _invalid(url, "it has '::', or '.' or '..' as a component of its path")
+    return Location(
+        url=url,
+        scheme=parts.scheme,
+        user=parts.username or "",
+        host=host,
+        port=port or _DEFAULT_PORTS[parts.scheme],
+        path=path.removeprefix("/"),
+    )
+
+
+def _invalid(url: str, why: str) -> SyncError:
+    message = f"volumes.workspace.url {shown_url(url)} cannot be used: {why}"
+    return SyncError("InvalidURL", message, permanent=True)
+
+
+def shown_url(url: str) -> str:
+    """Any text that shall be a URL, as messages may carry it: without user, password and query."""
+    bare = re.sub(r"//[^/]*@", "//", url.partition("?")[0].partition("#")[0])
+    bare = re.sub(r"^[^/]*@", "", bare)
+    return ascii(bare if len(bare) <= 200 else bare[:200] + "...")
+
+
+def resolve(host: str, port: int) -> tuple[str, ...]:
+    """Addresses of the host, in the resolver's order; every one of them may be connected to.
+
+    Raises SyncError: HostNotFound, which may pass, or ForbiddenAddress.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        message = f"host {host!a} of volumes.workspace.url cannot be resolved: {error}"
+        raise SyncError("HostNotFound", message, permanent=False) from None
+    addresses = tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
+    for text in addresses:
+        if is_forbidden(ipaddress.ip_address(text.partition("%")[0])):
+            message = (
+                f"host {host!a} of volumes.workspace.url has the address {text}, which is"
+                " link-local, multicast, unspecified or a metadata service; workspaces do not"
+                " come from there"
+            )
+            raise SyncError("ForbiddenAddress", message, permanent=True)
+    return addresses
+
+
+def is_forbidden(address: _Address) -> bool:
+    """Whether nothing may be fetched from the address, under whatever form it hides."""
+    if isinstance(address, ipaddress.IPv6Address):
+        inner = address.ipv4_mapped or address.sixtofour
+        if inner is None and address in _NAT64:
+            inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+        if inner is not None and is_forbidden(inner):
+            return True
+    return (
+        address.is_link_local
+        or address.is_multicast
+        or address.is_unspecified
+        or (address.version == 4 and (address.is_reserved or int(address) >> 24 == 0))
+        or address in _METADATA
+    )

@@ -1,0 +1,79 @@
+"""Sources that the pod gets by itself: fetched, judged, written, published."""
+
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchrun_api.contents import Manifest
+from torchrun_runtime.sync import git_login
+from torchrun_runtime.sync.address import parse_git, resolve
+from torchrun_runtime.sync.claim import Claim, Marker
+from torchrun_runtime.sync.errors import ArchiveError, SyncError
+from torchrun_runtime.sync.git import Checkout, Git, check_ref
+from torchrun_runtime.sync.programs import Programs
+from torchrun_runtime.sync.report import log
+from torchrun_runtime.sync.secret import Secret
+from torchrun_runtime.sync.settings import Settings
+from torchrun_runtime.sync.tree import workspace_full
+from torchrun_runtime.sync.upload import FULL
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A tree that was written, and what names its content: a commit, or a digest of objects."""
+
+    commit: str
+    held: Manifest
+
+
+def fetch(settings: Settings) -> Marker:
+    """Fetch the source and publish it; nothing is done where that was done already.
+
+    Raises SyncError, OSError.
+    """
+    claim = Claim(settings.directory)
+    marker = claim.marker()
+    if marker and marker.source == settings.digest and settings.commit in ("", marker.commit):
+        return marker
+    claim.prepare()
+    claim.discard_unfinished()
+    work = claim.incoming / "fetched"
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir()
+    try:
+        fetched = _from_git(settings, work, claim.new)
+        return claim.publish(fetched.held, commit=fetched.commit, source=settings.digest)
+    except ArchiveError as error:
+        claim.discard_unfinished()
+        raise SyncError(error.reason, error.message, permanent=True) from error
+    except OSError as error:
+        claim.discard_unfinished()
+        if error.errno in FULL:
+            raise workspace_full(error.strerror or "no space is left") from error
+        raise
+    finally:
+        claim.discard_upload()
+
+
+def _from_git(settings: Settings, work: Path, tree: Path) -> Fetched:
+    location = parse_git(settings.url)
+    check_ref(settings.ref)
+    checkout = Checkout(location, settings.ref, settings.commit, settings.sub_path)
+    secret = Secret(settings.secret, settings.secret_directory)
+    addresses = resolve(location.host, location.port)
+    log("fetching", source=checkout.shown)
+    with tempfile.TemporaryDirectory(prefix="torchrun-sync-") as home:
+        way = git_login.over_https if location.scheme == "https" else git_login.over_ssh
+        added, configuration = way(location, addresses, secret, Path(home))
+        programs = Programs(
+            git_login.environment(Path(home), location.scheme) | added,
+            deadline=time.monotonic() + settings.fetch_timeout,
+            largest=settings.limits.bytes,
+        )
+        git = Git(checkout, programs, work / "repository", secret, configuration)
+        commit = git.fetch()
+        log("fetched", source=checkout.shown, commit=commit)
+        repository = git.list(commit, settings.limits)
+        return Fetched(commit, git.write(repository, tree, settings.limits).held)

@@ -1,0 +1,270 @@
+"""git: one commit, shallow, by the real program, taken out of its objects by our own hand.
+
+git fetches into a bare repository that nobody's configuration, hooks or attributes reach, and is
+asked for nothing but objects: the tree is read with ls-tree and cat-file and written like that of
+any other source, so that no checkout runs filters, follows links or obeys .gitattributes.
+Submodules and Git LFS are left out, with a word in the log.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from torchrun_api.workspace import GIT_REF
+from torchrun_runtime.sync.address import Location
+from torchrun_runtime.sync.errors import ArchiveError, SyncError
+from torchrun_runtime.sync.git_errors import explain
+from torchrun_runtime.sync.git_tree import Blob, Repository
+from torchrun_runtime.sync.paths import Place
+from torchrun_runtime.sync.programs import Programs
+from torchrun_runtime.sync.report import log
+from torchrun_runtime.sync.secret import Secret
+from torchrun_runtime.sync.settings import Limits
+from torchrun_runtime.sync.tree import Tree, judge
+
+_PIECE = 1 << 20
+_COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_TIP = "refs/torchrun/tip"
+# How far back a commit is looked for where the server gives none by its name.
+_DEPTHS = (100, 2_000, 50_000)
+_REFUSED_REF = re.compile(r"\.\.|//|@\{|/\.|\.lock(/|$)|[/.]$")
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+
+CONFIGURATION = {
+    "core.hooksPath": "/dev/null",
+    "core.fsmonitor": "false",
+    "credential.helper": "",
+    "fetch.recurseSubmodules": "false",
+    "fetch.unpackLimit": "1",
+    "gc.auto": "0",
+    "http.followRedirects": "false",
+    "http.lowSpeedLimit": "1000",
+    "http.lowSpeedTime": "60",
+    "maintenance.auto": "false",
+    "pack.threads": "2",
+    "core.packedGitLimit": "128m",
+    "core.bigFileThreshold": "16m",
+    "protocol.version": "2",
+    "submodule.recurse": "false",
+    "transfer.bundleURI": "false",
+    "transfer.credentialsInUrl": "die",
+}
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """What is fetched. ref: "" for the repository's default branch; commit: this one or none."""
+
+    location: Location
+    ref: str
+    commit: str
+    sub_path: str
+
+    @property
+    def shown(self) -> str:
+        """As messages name it."""
+        wanted = self.commit or self.ref
+        return f"{self.location.shown} at {wanted}" if wanted else self.location.shown
+
+
+def check_ref(ref: str) -> None:
+    """Raises SyncError (InvalidRef), permanent, unless the ref is "" or looks like one."""
+    if not ref:
+        return
+    if len(ref) > 255 or not re.fullmatch(GIT_REF, ref) or _REFUSED_REF.search(ref):
+        message = (
+            f"volumes.workspace.ref {ref[:200]!a} cannot be used; accepted is the name of a"
+            " branch or tag, or a commit with all its digits"
+        )
+        raise SyncError("InvalidRef", message, permanent=True)
+
+
+class Git:
+    """One repository in `directory`, filled from one remote."""
+
+    def __init__(
+        self,
+        checkout: Checkout,
+        programs: Programs,
+        directory: Path,
+        secret: Secret,
+        configuration: dict[str, str],
+    ) -> None:
+        self._checkout = checkout
+        self._programs = programs
+        self._secret = secret
+        options = [f"{name}={value}" for name, value in (CONFIGURATION | configuration).items()]
+        self._git = (
+            "git",
+            f"--git-dir={directory}",
+            "--literal-pathspecs",
+            *(word for option in options for word in ("-c", option)),
+        )
+        self._directory = directory
+        self._initialise(directory)
+
+    def _initialise(self, directory: Path) -> None:
+        try:
+            ended = self._programs.run(
+                *self._git, "init", "--bare", "--quiet", "--template=", str(directory)
+            )
+        except FileNotFoundError as error:
+            message = "the sync pod's image has no git; leave volumes.workspace.image out"
+            raise SyncError("GitMissing", message, permanent=True) from error
+        if ended.exit_code:
+            raise self._failure(ended.output)
+
+    def fetch(self) -> str:
+        """Get the commit, and no more of the history than it takes; its name. Raises SyncError."""
+        wanted = self._checkout.commit or self._checkout.ref
+        if _COMMIT.fullmatch(wanted):
+            self._fetch_commit(wanted)
+            return wanted
+        named = wanted.startswith("refs/") or wanted in ("", "HEAD")
+        names = (wanted or "HEAD",) if named else (f"refs/heads/{wanted}", f"refs/tags/{wanted}")
+        said = ""
+        for name in names:
+            said = self._fetch(f"+{name}:{_TIP}", depth=1)
+            if not said:
+                return self._commit_of_tip()
+            if "couldn't find remote ref" not in said:
+                break
+        raise self._failure(said)
+
+    def _fetch_commit(self, commit: str) -> None:
+        said = self._fetch(f"+{commit}:{_TIP}", depth=1)
+        if not said and self._commit_of_tip() == commit:
+            return
+        if said and not re.search("unadvertised object|not our ref|remote ref", said):
+            raise self._failure(said)
+        for depth in _DEPTHS:
+            log("looking for the commit in the history", commit=commit, depth=depth)
+            said = self._fetch("+refs/*:refs/torchrun/all/*", depth=depth)
+            if said:
+                raise self._failure(said)
+            if self._programs.text(*self._git, "cat-file", "-t", commit) == "commit":
+                return
+        message = (
+            f"{self._checkout.location.shown} has no commit {commit} that a branch or tag leads to;"
+            " was it pushed, and not rewritten since?"
+        )
+        raise SyncError("RefNotFound", message, permanent=False)
+
+    def _fetch(self, refspec: str, depth: int) -> str:
+        """ "" or why not."""
+        url = self._checkout.location.url
+        ended = self._programs.run(
+            *self._git,
+            *("fetch", f"--depth={depth}", "--no-tags", "--no-recurse-submodules", "--progress"),
+            *("--no-write-fetch-head", "--end-of-options", url, refspec),
+        )
+        return "" if ended.exit_code == 0 else ended.output or f"git ended with {ended.exit_code}"
+
+    def _commit_of_tip(self) -> str:
+        peeled = f"{_TIP}^{{commit}}"
+        commit = self._programs.text(
+            *self._git, "rev-parse", "--verify", "--end-of-options", peeled
+        )
+        if not _COMMIT.fullmatch(commit):
+            message = f"{self._checkout.shown} is no commit; give a branch, a tag or a commit"
+            raise SyncError("RefNotFound", message, permanent=False)
+        return commit
+
+    def _failure(self, said: str) -> SyncError:
+        packs = self._directory.glob("objects/pack/*")
+        if any(pack.stat().st_size >= self._programs.largest for pack in packs):
+            # Whoever unpacked it got SIGXFSZ, and git does not say so.
+            message = f"{self._checkout.shown} has more than {self._programs.largest} bytes"
+            return SyncError("WorkspaceTooLarge", message, permanent=False)
+        return explain(self._secret.scrub(said), self._checkout.shown)
+
+    def list(self, commit: str, limits: Limits) -> Repository:
+        """The files of the commit's subPath. Raises ArchiveError, SyncError."""
+        name = f"{commit}:{self._checkout.sub_path}"
+        kind = self._programs.text(*self._git, "cat-file", "-t", name)
+        if kind != "tree":
+            found = "is a file" if kind else "does not exist"
+            message = f"subPath {self._checkout.sub_path!a} {found} in {self._checkout.shown}"
+            raise SyncError("SubPathNotFound", message, permanent=False)
+        command = (*self._git, "ls-tree", "-r", "-l", "-z", "--full-tree", name)
+        repository = Repository(limits)
+        with self._programs.reading(*command) as process:
+            assert process.stdout
+            for line in _records(process.stdout):
+                repository.add(line)
+            if process.wait():
+                message = f"git cannot list the files of {self._checkout.shown}"
+                raise SyncError("FetchFailed", message, permanent=False)
+        return repository
+
+    def write(self, repository: Repository, tree: Path, limits: Limits) -> Tree:
+        """Make the tree. Raises ArchiveError, SyncError, OSError."""
+        with self._programs.reading(*self._git, "cat-file", "--batch") as process:
+            assert process.stdin
+            assert process.stdout
+            objects = _Objects(process.stdin, process.stdout)
+            repository.read_links(objects.read)
+            files = list(repository.files())
+            judge([_place(path, blob) for path, blob in files], limits)
+            written = Tree(tree)
+            for path, blob in files:
+                written.add_file(_place(path, blob), objects.pieces(blob))
+        for count, what in (
+            (len(repository.submodules), "submodules are left out"),
+            (objects.pointers, "files are pointers of Git LFS, whose content is not fetched"),
+        ):
+            if count:
+                log(what, "warning", count=count, first=", ".join(repository.submodules[:3]))
+        return written
+
+
+def _place(path: tuple[str, ...], blob: Blob) -> Place:
+    return Place(path, executable=blob.executable, size=blob.size)
+
+
+def _records(stream: IO[bytes]) -> Iterator[bytes]:
+    """Records that end with NUL; one that is longer than any path may be ends it all."""
+    rest = b""
+    while piece := os.read(stream.fileno(), _PIECE):
+        *lines, rest = (rest + piece).split(b"\0")
+        yield from lines
+        if len(rest) > 1 << 16:
+            raise ArchiveError("PathTooLong", "a path of the repository has more than 65536 bytes")
+
+
+class _Objects:
+    """git cat-file --batch: a name goes in, its header and content come out."""
+
+    def __init__(self, stdin: IO[bytes], stdout: IO[bytes]) -> None:
+        self._stdin = stdin
+        self._stdout = stdout
+        self.pointers = 0
+
+    def read(self, blob: Blob) -> bytes:
+        """The content of a small object."""
+        return b"".join(self.pieces(blob))
+
+    def pieces(self, blob: Blob) -> Iterator[bytes]:
+        """The content; it is to be taken to its end. Raises ArchiveError where it is not there."""
+        try:
+            self._stdin.write(blob.name.encode() + b"\n")
+            self._stdin.flush()
+            header = self._stdout.readline(256).split()
+        except OSError:
+            header = []
+        if header[1:] != [b"blob", str(blob.size).encode()]:
+            message = f"object {blob.name} of the repository cannot be read"
+            raise ArchiveError("DamagedMember", message)
+        left = blob.size
+        while left:
+            piece = self._stdout.read(min(left, _PIECE))
+            if not piece:
+                raise ArchiveError("DamagedMember", f"object {blob.name} ends too early")
+            if left == blob.size < 1024 and piece.startswith(_LFS_POINTER):
+                self.pointers += 1
+            left -= len(piece)
+            yield piece
+        self._stdout.read(1)

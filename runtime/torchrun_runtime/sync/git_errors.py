@@ -1,0 +1,98 @@
+"""What git says on stderr, in one reason and a sentence that says what to do."""
+
+import re
+
+from torchrun_runtime.sync.errors import SyncError
+
+_LONGEST = 600
+
+# The first that matches: pattern, reason, what to do, and whether only another spec can help.
+_KNOWN: tuple[tuple[str, str, str, bool], ...] = (
+    (
+        r"No space left|Disk quota",
+        "WorkspaceFull",
+        "raise volumes.workspace.size, or choose a smaller repository",
+        False,
+    ),
+    (
+        r"update url base from redirection|error: 30\d|asked for: .* but",
+        "Redirected",
+        "redirects are not followed: give the URL that the repository has now",
+        True,
+    ),
+    (
+        r"Host key verification failed|REMOTE HOST IDENTIFICATION|host key is known",
+        "HostKeyMismatch",
+        "the key of the host is not in known_hosts of the Secret; see: ssh-keyscan HOST",
+        False,
+    ),
+    (
+        r"error in libcrypto|invalid format|bad permissions|incorrect passphrase",
+        "SecretInvalid",
+        "ssh-privatekey of the Secret is no key without a passphrase, with its last line break",
+        False,
+    ),
+    (
+        r"Authentication failed|could not read (Username|Password)|Access denied|error: 40[13]"
+        r"|Permission denied|terminal prompts disabled",
+        "AccessDenied",
+        "check the Secret in volumes.workspace.secretRef (for a private repository) and its rights",
+        False,
+    ),
+    (
+        r"couldn't find remote ref",
+        "RefNotFound",
+        "there is no such branch or tag; a commit is given with all its digits",
+        False,
+    ),
+    (
+        r"error: 404|not found|does not exist|not appear to be a git repository|not a git repo",
+        "RepositoryNotFound",
+        "check volumes.workspace.url; many servers say so of a private repository, too",
+        False,
+    ),
+    (
+        r"certificate",
+        "CertificateInvalid",
+        "put the certificate authority of the server as ca.crt into the Secret",
+        False,
+    ),
+    (
+        r"Could not resolve|Name or service not known",
+        "HostNotFound",
+        "check the host's name",
+        False,
+    ),
+    (
+        r"timed out|too slow|Connection refused|Failed to connect|unable to connect|unreachable",
+        "ConnectionFailed",
+        "the server does not answer; check host, port and network policies",
+        False,
+    ),
+    (
+        r"early EOF|hung up|reset by peer|disconnect|curl \d+|RPC failed|recv|terminated",
+        "ConnectionLost",
+        "the connection broke off",
+        False,
+    ),
+)
+
+
+def explain(said: str, source: str) -> SyncError:
+    """`said`: stderr without secrets; `source`: what was fetched, as messages name it."""
+    detail = _last_words(said)
+    for pattern, reason, advice, permanent in _KNOWN:
+        if re.search(pattern, said, re.IGNORECASE):
+            message = f"cannot fetch {source}: {advice} (git: {detail})"
+            return SyncError(reason, message, permanent=permanent)
+    return SyncError("FetchFailed", f"cannot fetch {source} (git: {detail})", permanent=False)
+
+
+def _last_words(said: str) -> str:
+    """What git's last lines say, without its general advice."""
+    lines = [line for line in said.splitlines() if not line.startswith(("Please make", "and the"))]
+    telling = [
+        line for line in lines if re.search("fatal|error|denied|failed|host key", line, re.I)
+    ]
+    text = "; ".join((telling or lines)[-3:])
+    return text if len(text) <= _LONGEST else text[:_LONGEST] + "..."

@@ -1,0 +1,122 @@
+"""How git reaches a server: environment, configuration and two little programs, from the Secret.
+
+No secret is ever in an argument, in the environment or in a file of ours. git asks the first of the
+programs for user name and password, which reads them where the kubelet has put them; the second is
+ssh with the options that we want, since git would hand anything longer than a path to a shell.
+"""
+
+import ipaddress
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from shutil import which
+
+from torchrun_runtime.sync.address import Location
+from torchrun_runtime.sync.errors import SyncError
+from torchrun_runtime.sync.secret import Secret
+
+_ASKPASS = """#!{python} -I
+import pathlib, sys
+name = "username" if sys.argv[1].lower().startswith("username") else "password"
+path = pathlib.Path({directory!r}, name)
+print(path.read_text().rstrip("\\r\\n") if path.is_file() else "git" * (name == "username"))
+"""
+_SSH = """#!{python} -I
+import os, sys
+os.execv({ssh!r}, [{ssh!r}, *{options!r}, *sys.argv[1:]])
+"""
+_DEFAULT_SSH_PORT = 22
+
+
+def environment(home: Path, scheme: str) -> dict[str, str]:
+    """What git and its helpers see: nothing of ours, no file of anybody's configuration."""
+    return {
+        "PATH": os.environ.get("PATH", os.defpath),
+        "HOME": str(home),
+        "LC_ALL": "C",
+        "GIT_ALLOW_PROTOCOL": scheme,
+        "GIT_ATTR_NOSYSTEM": "1",
+        "GIT_CONFIG_GLOBAL": "/dev/null",
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_NO_REPLACE_OBJECTS": "1",
+        "GIT_TERMINAL_PROMPT": "0",
+    }
+
+
+def over_https(
+    location: Location, addresses: Sequence[str], secret: Secret, home: Path
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Environment and configuration. Raises SyncError."""
+    added: dict[str, str] = {}
+    configuration: dict[str, str] = {}
+    authority = secret.path("ca.crt")
+    if authority:
+        configuration["http.sslCAInfo"] = str(authority)
+    if secret.name and not (authority and secret.path("password") is None):
+        secret.require("password", why="git over https logs in with username and password")
+        script = home / "askpass"
+        directory = str(secret.directory)
+        _write_program(script, _ASKPASS.format(python=sys.executable, directory=directory))
+        added["GIT_ASKPASS"] = str(script)
+    if not _is_address(location.host):
+        listed = ",".join(f"[{a}]" if ":" in a else a for a in addresses)
+        configuration["http.curloptResolve"] = f"{location.host}:{location.port}:{listed}"
+    return added, configuration
+
+
+def over_ssh(
+    location: Location, addresses: Sequence[str], secret: Secret, home: Path
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Environment and configuration. Raises SyncError."""
+    secret.require(
+        "ssh-privatekey",
+        "known_hosts",
+        why="git over ssh logs in with a key, to a host whose key is known (ssh-keyscan HOST)",
+    )
+    ssh = which("ssh")
+    if ssh is None:
+        message = "the sync pod's image has no ssh; leave volumes.workspace.image out"
+        raise SyncError("GitMissing", message, permanent=True)
+    default_port = location.port == _DEFAULT_SSH_PORT
+    known_as = location.host if default_port else f"[{location.host}]:{location.port}"
+    options = {
+        "BatchMode": "yes",
+        "CheckHostIP": "no",
+        "ConnectTimeout": "20",
+        "ControlMaster": "no",
+        "ForwardAgent": "no",
+        "ForwardX11": "no",
+        "GlobalKnownHostsFile": "/dev/null",
+        "HostKeyAlias": known_as,
+        "HostName": addresses[0],
+        "IdentitiesOnly": "yes",
+        "IdentityAgent": "none",
+        "IdentityFile": str(secret.path("ssh-privatekey")),
+        "LogLevel": "ERROR",
+        "PasswordAuthentication": "no",
+        "PermitLocalCommand": "no",
+        "ProxyCommand": "none",
+        "ServerAliveCountMax": "3",
+        "ServerAliveInterval": "20",
+        "StrictHostKeyChecking": "yes",
+        "UpdateHostKeys": "no",
+        "UserKnownHostsFile": str(secret.path("known_hosts")),
+    }
+    words = ["-F", "none", *(w for k, v in options.items() for w in ("-o", f"{k}={v}"))]
+    script = home / "ssh"
+    _write_program(script, _SSH.format(python=sys.executable, ssh=ssh, options=words))
+    return {"GIT_SSH": str(script), "GIT_SSH_VARIANT": "ssh"}, {}
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _write_program(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o700)

@@ -1,0 +1,130 @@
+"""Other programs, started by argument list: progress logged, time and output bounded."""
+
+import contextlib
+import os
+import re
+import resource
+import signal
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import IO
+
+from torchrun_runtime.sync.errors import SyncError
+from torchrun_runtime.sync.report import log
+
+_KEPT_LINES = 40
+_LONGEST_LINE = 500
+_PROGRESS_SECONDS = 5.0
+_LINE_END = re.compile(rb"[\r\n]")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """exit_code: negative for a signal; output: the last lines on stderr."""
+
+    exit_code: int
+    output: str
+
+
+class Programs:
+    """What all programs of one sync have in common.
+
+    deadline: by time.monotonic(); largest: bytes of a file that one may write.
+    """
+
+    def __init__(self, environment: Mapping[str, str], deadline: float, largest: int) -> None:
+        self._environment = dict(environment)
+        self._deadline = deadline
+        self.largest = largest
+
+    def run(self, *command: str) -> Ended:
+        """Run to the end and keep what it says on stderr. Raises SyncError (TimedOut)."""
+        with self._started(command, subprocess.DEVNULL) as process:
+            assert process.stderr
+            lines = _follow(process.stderr, command)
+            return Ended(process.wait(), "\n".join(lines))
+
+    @contextmanager
+    def reading(self, *command: str) -> Iterator["subprocess.Popen[bytes]"]:
+        """Run and hand out its stdin and stdout; what it says on stderr goes nowhere."""
+        with self._started(command, subprocess.PIPE) as process:
+            yield process
+
+    def text(self, *command: str, longest: int = 1 << 16) -> str:
+        """What it prints, at most so many bytes; "" where it fails."""
+        with self.reading(*command) as process:
+            assert process.stdout
+            printed = process.stdout.read(longest)
+            process.stdout.close()
+            return printed.decode(errors="replace").strip() if process.wait() == 0 else ""
+
+    @contextmanager
+    def _started(self, command: Sequence[str], stdout: int) -> Iterator["subprocess.Popen[bytes]"]:
+        """A process group that is gone at the end, and at the deadline."""
+        reads = stdout == subprocess.PIPE
+        process = subprocess.Popen(
+            list(command),
+            env=self._environment,
+            stdin=subprocess.PIPE if reads else subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=subprocess.DEVNULL if reads else subprocess.PIPE,
+            start_new_session=True,
+        )
+        with contextlib.suppress(ProcessLookupError):
+            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (self.largest, self.largest))
+        late = threading.Event()
+
+        def end() -> None:
+            late.set()
+            _kill(process)
+
+        timer = threading.Timer(max(0.0, self._deadline - time.monotonic()), end)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield process
+        finally:
+            timer.cancel()
+            _kill(process)
+            for stream in (process.stdin, process.stdout, process.stderr):
+                if stream:
+                    with contextlib.suppress(OSError):
+                        stream.close()
+            process.wait()
+            if late.is_set():
+                message = f"{command[0]} was not done in time; is the source slow, or too large?"
+                raise SyncError("TimedOut", message, permanent=False)
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _follow(stream: IO[bytes], command: Sequence[str]) -> list[str]:
+    """The last lines; progress, which is rewritten in place, goes to the log now and then."""
+    kept: deque[str] = deque(maxlen=_KEPT_LINES)
+    rest, said = b"", time.monotonic()
+    while piece := os.read(stream.fileno(), 1 << 16):
+        *lines, rest = _LINE_END.split(rest + piece)
+        rest = rest[:_LONGEST_LINE]
+        for line in lines:
+            text = _printable(line)
+            if text and "%" not in text:
+                kept.append(text)
+            elif text and time.monotonic() - said > _PROGRESS_SECONDS:
+                said = time.monotonic()
+                log("fetching", program=command[0], progress=text)
+    if text := _printable(rest):
+        kept.append(text)
+    return list(kept)
+
+
+def _printable(line: bytes) -> str:
+    text = line[:_LONGEST_LINE].decode(errors="replace").removeprefix("remote:").strip()
+    return "".join(c if c.isprintable() else " " for c in text)

@@ -1,0 +1,77 @@
+"""The Secret of a source, as the kubelet mounts it: one file for each key."""
+
+import re
+from pathlib import Path
+
+from torchrun_runtime.sync.errors import SyncError
+
+_LONGEST = 1 << 20  # bytes; the API server takes no larger Secret
+_SHORTEST_SECRET = 4  # characters; anything shorter is no secret, and would blot out every log line
+
+
+class Secret:
+    """The keys of the job's secretRef; of a job without one there are none."""
+
+    def __init__(self, name: str, directory: Path | None) -> None:
+        self.name = name
+        self.directory = directory
+
+    def path(self, key: str) -> Path | None:
+        """File of a key, or None."""
+        if self.directory is None:
+            return None
+        path = self.directory / key
+        return path if path.is_file() else None
+
+    def text(self, key: str) -> str:
+        """Value of a key without the line break at its end; "" where there is none.
+
+        Raises SyncError (SecretInvalid) where it is no text.
+        """
+        path = self.path(key)
+        if path is None:
+            return ""
+        try:
+            with path.open("rb") as file:
+                return file.read(_LONGEST).decode().rstrip("\r\n")
+        except UnicodeDecodeError:
+            message = f"key {key} of Secret {self.name} is not UTF-8 text"
+            raise SyncError("SecretInvalid", message, permanent=False) from None
+
+    def require(self, *keys: str, why: str) -> None:
+        """Raises SyncError (SecretNotFound, SecretKeyMissing) unless all of the keys are there.
+
+        Neither is permanent: the Secret may be mended, and nothing tells the controller of it.
+        """
+        missing = [key for key in keys if self.path(key) is None]
+        if not missing:
+            return
+        if not self.name:
+            message = f"{why}; set volumes.workspace.secretRef to a Secret with {', '.join(keys)}"
+            raise SyncError("SecretMissing", message, permanent=True)
+        held = self.keys()
+        if not held:
+            message = (
+                f"Secret {self.name} of volumes.workspace.secretRef does not exist, or is empty:"
+                f" {why}; create it with {', '.join(keys)}"
+            )
+            raise SyncError("SecretNotFound", message, permanent=False)
+        message = f"Secret {self.name} lacks {', '.join(missing)} (it has {', '.join(held)}): {why}"
+        raise SyncError("SecretKeyMissing", message, permanent=False)
+
+    def keys(self) -> list[str]:
+        """Names of all keys."""
+        if self.directory is None or not self.directory.is_dir():
+            return []
+        return sorted(p.name for p in self.directory.iterdir() if not p.name.startswith(".."))
+
+    def scrub(self, text: str) -> str:
+        """`text` without any line of any value, and without the users of URLs."""
+        for key in self.keys():
+            if key not in ("ca.crt", "known_hosts", "username"):
+                path = self.path(key)
+                value = path.read_bytes().decode(errors="replace") if path else ""
+                for line in value.splitlines():
+                    if len(line.strip()) >= _SHORTEST_SECRET:
+                        text = text.replace(line.strip(), "***")
+        return re.sub(r"//[^/\s@]*@", "//", text)
