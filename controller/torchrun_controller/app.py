@@ -12,6 +12,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 
 import anyio
@@ -24,6 +25,8 @@ from torchrun_controller.events import EventRecorder
 from torchrun_controller.leader import Leader, Leadership, NotLeader, Solo
 from torchrun_controller.metrics import Metrics
 from torchrun_controller.own_writes import ReadYourWrites
+from torchrun_controller.progress.endpoint import ProgressServer
+from torchrun_controller.progress.tokens import Tokens
 from torchrun_controller.reader import Answers, Reader
 from torchrun_controller.reconcile import reconcile
 from torchrun_controller.reconcile.observed import Defaults
@@ -67,6 +70,7 @@ async def run(settings: Settings) -> int:
         connection.session("watch", answers.observe) as watch,
         connection.session("write", metrics.observe_request) as write,
         connection.session("lease", metrics.observe_request) as lease,
+        connection.session("review", metrics.observe_request) as review,
     ):
         leader = _leader(settings, lease, metrics)
         queue: AsyncWorkQueue[Key] = AsyncWorkQueue(time.monotonic, observer=metrics.queue_observer)
@@ -84,9 +88,15 @@ async def run(settings: Settings) -> int:
             ready={"caches": reader.readiness(), "lease": leads_or_stands_by(leader)},
             notes={"nodes": reader.nodes.shortcoming},
         )
+        progress = _progress_server(settings, review, leader, reader, queue, metrics)
         controller = Controller(reader, queue, leader, events, worker, settings.workers)
-        async with server.running():
-            log.info("serves", address=settings.listen_address or "*", port=server.port)
+        async with server.running(), progress.running() if progress else nullcontext():
+            log.info(
+                "serves",
+                address=settings.listen_address or "*",
+                port=server.port,
+                progress_port=progress.port if progress else None,
+            )
             try:
                 await controller.run()
             except NotLeader as error:
@@ -188,6 +198,28 @@ def _leader(settings: Settings, transport: Transport, metrics: Metrics) -> Leade
     )
 
 
+def _progress_server(
+    settings: Settings,
+    transport: Transport,
+    leader: Leadership,
+    reader: Reader,
+    queue: AsyncWorkQueue[Key],
+    metrics: Metrics,
+) -> ProgressServer | None:
+    if not settings.progress_url:
+        return None
+    return ProgressServer(
+        settings.listen_address,
+        settings.progress_port,
+        leads=leader.may_write,
+        tokens=Tokens(transport),
+        workers=reader,
+        reports=reader.reports,
+        accepted=lambda job: queue.add(job),
+        metrics=metrics,
+    )
+
+
 def _worker(
     settings: Settings,
     queue: AsyncWorkQueue[Key],
@@ -199,6 +231,7 @@ def _worker(
     defaults = Defaults(
         runtime_image=settings.runtime_image,
         runtime_image_pull_policy=settings.runtime_image_pull_policy,
+        progress_url=settings.progress_url,
     )
     return Worker(
         queue,

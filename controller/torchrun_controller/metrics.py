@@ -34,6 +34,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from torchrun_api.job import Phase
+from torchrun_controller.progress.reports import Totals
 
 QUEUE = "torchrunjob"  # the work queue's name, as in client-go's dashboards
 
@@ -65,6 +66,7 @@ class Metrics:
         self._talking()
         self._leading()
         self._waiting()
+        self._training()
         self.queue_observer = QueueObserver(self.registry)
 
     def _reconciling(self) -> None:
@@ -171,6 +173,24 @@ class Metrics:
             SLOW,
         )
 
+    def _training(self) -> None:
+        self.progress_reports = self._counter(
+            "torchrun_progress_reports",
+            "Reports of workers by the HTTP code of the answer. 204: taken. 503: this replica "
+            "stands by, or tokens cannot be reviewed (see the log; RBAC may lack create on "
+            "tokenreviews). 401 and 403: somebody else than a worker tries.",
+            "code",
+        )
+        self._reporting_jobs = self._gauge(
+            "torchrun_jobs_reporting",
+            "TorchrunJobs that reported progress within the last minute. The other running jobs do "
+            "not use torchrun_progress, or they hang.",
+        )
+        self._samples_per_second = self._gauge(
+            "torchrun_training_samples_per_second",
+            "Samples per second of all jobs that reported within the last minute, summed up.",
+        )
+
     def observe_request(self, verb: str, resource: str, code: int, seconds: float) -> None:
         """The transport's observer; code 0 where no answer came."""
         self.api_requests.labels(verb, resource, code).inc()
@@ -179,6 +199,11 @@ class Metrics:
     def count_jobs(self, phases: Callable[[], Mapping[str, int]]) -> None:
         """Ask this for the number of jobs per phase at every scrape; absent phases count 0."""
         self.registry.register(_JobsByPhase(phases))
+
+    def total_progress(self, totals: Callable[[], Totals]) -> None:
+        """Ask this at every scrape for what all reporting jobs make together."""
+        self._reporting_jobs.set_function(lambda: totals().jobs)
+        self._samples_per_second.set_function(lambda: totals().samples_per_second)
 
     def count_objects(self, resource: str, store: Sized) -> None:
         """Ask the store for its size at every scrape."""

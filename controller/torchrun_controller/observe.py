@@ -13,6 +13,7 @@ from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import CLAIMS, JOBS, PODS, SERVICES, Kind
 from torchrun_api.meta import ChildMeta
 from torchrun_api.queue import TorchrunQueue
+from torchrun_controller.progress.reports import Reports
 from torchrun_controller.reconcile import fence
 from torchrun_controller.reconcile.observed import Conflict, Observed, Rejection
 from torchrun_controller.reconcile.workers import alive
@@ -79,6 +80,7 @@ def observe(
     nodes: Store[Node] | None = None,
     conflicts: tuple[Conflict, ...] = (),
     rejection: Rejection | None = None,
+    reports: Reports | None = None,
 ) -> Observed | None:
     """All that is known of one job; None where it is gone. Without `nodes`, nothing of nodes."""
     job = caches.jobs.get(namespace, name)
@@ -129,6 +131,7 @@ def observe(
         rejection=rejection,
         warnings=tuple(sorted(warnings, key=_when)),
         nodes=None if nodes is None else _named(nodes, _nodes_of(job, gangs, attempts)),
+        progress=reports.of((namespace, name), latest) if reports is not None else None,
     )
 
 

@@ -47,6 +47,7 @@ from torchrun_controller.observe import (
     index_key,
     observe,
 )
+from torchrun_controller.progress.reports import Reports, Worker
 from torchrun_controller.reconcile.observed import Observed
 from torchrun_controller.reconcile.phases import TERMINAL
 from torchrun_controller.server import Check, caches_synced, refusal, watches_alive
@@ -113,6 +114,7 @@ class Reader:
         self.nodes = NodeWatch(
             transport, self._observer, queue, self._with_workers_on, answers.problem
         )
+        self.reports = Reports()
 
     @property
     def informers(self) -> list[Informer[Any]]:
@@ -134,7 +136,20 @@ class Reader:
 
     def observe(self, namespace: str, name: str) -> Observed | None:
         """All that is known of one job; None where it is gone."""
-        return observe(self._scope_of(namespace).caches, namespace, name, nodes=self.nodes.view)
+        caches = self._scope_of(namespace).caches
+        return observe(caches, namespace, name, nodes=self.nodes.view, reports=self.reports)
+
+    def worker(self, namespace: str, pod: str, uid: str) -> Worker | None:
+        """Whose worker this pod is, if it is of the present attempt of one of our jobs."""
+        scope = self._everywhere or self._scopes.get(namespace)
+        known = scope.caches.pods.get(namespace, pod) if scope else None
+        if known is None or not uid or known.metadata.uid != uid:
+            return None
+        job = known.metadata.labels.torchrun_job
+        observed = self.observe(namespace, job)
+        if observed is None or not observed.child_jobs or known not in observed.workers:
+            return None
+        return Worker((namespace, job), observed.child_jobs[-1].metadata.uid)
 
     def stores(self, key: Key) -> Mapping[str, Store[Any]]:
         """The caches that show the objects of this job, by resource."""
@@ -143,6 +158,7 @@ class Reader:
     def count(self, metrics: Metrics) -> None:
         """Have sizes and ages read off at each scrape."""
         scopes = list(self._scopes.values())
+        metrics.total_progress(self.reports.totals)
         metrics.count_jobs(
             lambda: Counter(
                 job.status.phase or "Pending" for scope in scopes for job in scope.caches.jobs
@@ -221,6 +237,8 @@ class Reader:
 
     def _job_changed(self, change: Change[TorchrunJob], initial: bool) -> None:
         meta = change.object.metadata
+        if change.new is None:
+            self.reports.forget((meta.namespace, meta.name))
         self._queue.add((meta.namespace, meta.name), INITIAL if initial else 0)
 
     def _queue_changed(

@@ -121,7 +121,7 @@ class Server:
         app.router.add_get("/readyz", self._show_readiness)
         app.router.add_put("/loglevel", self._set_log_level)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
-        listening = _listen(self._address, self.port)
+        listening = listen(self._address, self.port)
         self.port = listening.getsockname()[1]
         await runner.setup()
         try:
@@ -172,7 +172,8 @@ def _from_localhost(request: web.Request) -> bool:
     return not forwarded and peer.is_loopback
 
 
-def _listen(address: str, port: int) -> socket.socket:
+def listen(address: str, port: int) -> socket.socket:
+    """A listening socket, for IPv6 and IPv4 where no address is given. Raises OSError."""
     if address:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         return socket.create_server((address, port), family=family)

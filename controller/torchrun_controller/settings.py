@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, NoReturn
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct
@@ -43,6 +44,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     lease_durations: Durations
     listen_address: str  # "": every interface
     listen_port: int
+    progress_url: str  # "": workers do not report
+    progress_port: int
     log_level: LogLevel
     log_format: LogFormat
     uvloop: bool
@@ -132,10 +135,20 @@ def _address(text: str) -> str:
     return text
 
 
+def _base_url(text: str) -> str:
+    if text:
+        parts = urlsplit(text)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+            raise ValueError
+        if parts.query or parts.fragment or parts.username or parts.password:
+            raise ValueError
+    return text.rstrip("/")
+
+
 _SECONDS = "a duration such as 15s, 500ms or 1m"
 _SWITCH = "true or false"
 _PODS, _CLUSTER = "pods that the controller makes", "cluster"
-_HA, _PROCESS = "leader election", "process"
+_HA, _PROCESS, _PROGRESS = "leader election", "process", "progress of jobs"
 
 _OPTIONS: Final = (
     _Option(
@@ -251,6 +264,23 @@ _OPTIONS: Final = (
         "a whole number from 0 to 65535",
         "8080",
         "Port of the same; 0 takes a free one.",
+    ),
+    _Option(
+        _PROGRESS,
+        "progress_url",
+        _base_url,
+        "a URL such as http://torchrun-controller.torchrun-system.svc:8081",
+        "",
+        "Where workers reach this controller to report their progress. Empty: they do not report "
+        "and no port is opened. Jobs that are running take no notice of a change.",
+    ),
+    _Option(
+        _PROGRESS,
+        "progress_port",
+        _integer(0, 65535),
+        "a whole number from 0 to 65535",
+        "8081",
+        "Port on which they are heard, on every interface or --listen-address; 0 takes a free one.",
     ),
     _Option(
         _PROCESS,

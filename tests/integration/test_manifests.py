@@ -122,6 +122,7 @@ def test_server_side_apply_of_what_is_absent_needs_create(installed: LocalCluste
         (("watch", "torchrunjobs.torchrun.ai", "-A"), True),
         (("patch", "torchrunjobs.torchrun.ai/a", "--subresource=status"), True),
         (("create", "events.events.k8s.io"), True),
+        (("create", "tokenreviews.authentication.k8s.io"), True),
         (("watch", "events", "-A"), True),
         (("delete", "pods"), True),
         (("patch", "leases.coordination.k8s.io", "-n", "torchrun-system"), True),

@@ -24,6 +24,7 @@ from .memory import oom_kills
 from .network import wait_for_names
 from .output import say, timestamp, write_termination_message
 from .processes import descendants, send, signal_name
+from .reporting import Reporter
 from .settings import Settings, from_environment, termination_log
 from .stacks import STACK_SIGNAL
 from .state import usable
@@ -34,7 +35,7 @@ from .workspace import fetch
 # After a signal that was passed on, whatever the ranks make of it: a rank that writes its
 # checkpoint and exits 0 has not finished the training.
 STOPPED = 128 + signal.SIGTERM
-_COPY_SECONDS = 5.0  # at the end, for what is still on its way to the job's storage
+_COPY_SECONDS = 2.0  # at the end, for what is still on its way to the job's storage
 
 
 def main() -> int:
@@ -97,6 +98,7 @@ def _run(settings: Settings, environment: Mapping[str, str], argv: list[str]) ->
     reports = _folder_for_reports()
     kills = oom_kills()
     streams = _streams(settings)
+    reporter = _reporter(settings, reports)
     watches = []
     if settings.hang_timeout:
         chunks = (lambda: streams.chunks) if streams else (lambda: 0)
@@ -108,7 +110,15 @@ def _run(settings: Settings, environment: Mapping[str, str], argv: list[str]) ->
             streams.close()
         return _cause(ended, reports, oom_kills() > kills)
     finally:
+        if reporter:
+            reporter.close()
         shutil.rmtree(reports, ignore_errors=True)
+
+
+def _reporter(settings: Settings, reports: str) -> Reporter | None:
+    if not settings.progress_url:
+        return None
+    return Reporter(settings.progress_url, settings.progress_token_file, reports)
 
 
 def _cause(ended: Ended, reports: str, out_of_memory: bool) -> Cause | None:

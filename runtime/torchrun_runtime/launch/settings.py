@@ -35,6 +35,8 @@ class Settings(NamedTuple):
     recipe: Recipe | None
     node: str
     hang_timeout: float
+    progress_url: str
+    progress_token_file: str
 
 
 def from_environment(environment: Mapping[str, str]) -> Settings:
@@ -62,6 +64,8 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
         recipe=_recipe(environment.get("TORCHRUN_SETUP", "")),
         node=environment.get("NODE_RANK", ""),
         hang_timeout=_seconds(environment, "TORCHRUN_HANG_TIMEOUT_SECONDS", 0),
+        progress_url=environment.get("TORCHRUN_PROGRESS_URL", ""),
+        progress_token_file=environment.get("TORCHRUN_PROGRESS_TOKEN_FILE", ""),
     )
 
 

@@ -4,13 +4,16 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 from prometheus_client import CollectorRegistry
 
-from torchrun_api.core import CoreEvent, Pod
-from torchrun_api.job import TorchrunJob
+from torchrun_api import names
+from torchrun_api.core import CoreEvent, Job, Pod
+from torchrun_api.job import Progress, TorchrunJob
 from torchrun_api.kinds import EVENTS
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.metrics import Metrics
+from torchrun_controller.progress.reports import Worker
 from torchrun_controller.reader import Answers, Reader
 from torchrun_controller.store import Change
 from torchrun_controller.workqueue import WorkQueue
@@ -164,3 +167,54 @@ def test_each_namespace_has_its_own_caches() -> None:
     world.reader.count(world.metrics)
     label = {"resource": "torchrunjobs.torchrun.ai"}
     assert world.metrics.registry.get_sample_value("torchrun_store_objects", label) == 1
+
+
+def a_gang(attempt: int, uid: str) -> list[Any]:
+    """A child Job of train and its one worker."""
+    labels = {
+        names.JOB_LABEL: "train",
+        names.COMPONENT_LABEL: names.WORKER,
+        names.ATTEMPT_LABEL: str(attempt),
+    }
+
+    def meta(name: str, uid: str, owner: str) -> dict[str, Any]:
+        owners = [{"uid": owner, "controller": True}]
+        return {
+            "name": name,
+            "namespace": "team",
+            "uid": uid,
+            "labels": labels,
+            "ownerReferences": owners,
+        }
+
+    job = {"metadata": meta(f"train-r{attempt}", uid, "uid-train")}
+    pod = {"metadata": meta(f"train-r{attempt}-0", f"{uid}-pod", uid)}
+    return [msgspec.convert(job, Job), msgspec.convert(pod, Pod)]
+
+
+def test_workers_are_of_the_present_attempt_of_a_job_of_ours(world: World) -> None:
+    job = a_job("train")
+    world.change(structs.replace(job, metadata=structs.replace(job.metadata, uid="uid-train")))
+    for obj in a_gang(1, "uid-1"):
+        world.change(obj)
+    assert world.reader.worker("team", "train-r1-0", "uid-1-pod") == Worker(
+        ("team", "train"), "uid-1"
+    )
+    assert world.reader.worker("team", "train-r1-0", "uid-of-an-older-pod") is None
+    assert world.reader.worker("team", "train-r1-0", "") is None
+    assert world.reader.worker("elsewhere", "train-r1-0", "uid-1-pod") is None
+    for obj in a_gang(2, "uid-2"):
+        world.change(obj)
+    assert world.reader.worker("team", "train-r1-0", "uid-1-pod") is None
+    assert world.reader.worker("team", "train-r2-0", "uid-2-pod") is not None
+
+
+def test_namespaces_that_are_not_ours_have_no_workers() -> None:
+    assert World("team").reader.worker("elsewhere", "a", "b") is None
+
+
+def test_the_report_of_a_job_that_is_gone_is_forgotten(world: World) -> None:
+    world.reader.reports.put(("team", "train"), "uid-1", Progress(step=1))
+    informer = world.reader.informers[0]
+    informer._on_change(Change(a_job("train"), None), False)
+    assert world.reader.reports.of(("team", "train"), "uid-1") is None

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from torchrun_api import names
 from torchrun_api.core import CoreEvent, Job, Node, PersistentVolumeClaim, Pod, Service
-from torchrun_api.job import Attempt, UnfencedWorker
+from torchrun_api.job import Attempt, Progress, UnfencedWorker
 from torchrun_controller.observe import (
     JOB_INDEX,
     NODE_INDEX,
@@ -21,6 +21,7 @@ from torchrun_controller.observe import (
     by_regarding,
     observe,
 )
+from torchrun_controller.progress.reports import Reports
 from torchrun_controller.reconcile import Conflict, Rejection, fence
 from torchrun_controller.store import Store
 from world import START, make_job, make_queue
@@ -57,6 +58,15 @@ def child(kind: type[Any], name: str, owners: list[Any], **labels: str) -> Any:
         },
         kind,
     )
+
+
+def test_progress_is_of_the_latest_child_job_alone(caches):
+    reports = Reports()
+    caches.child_jobs.upsert(child(Job, "train", OURS, **{names.ATTEMPT_LABEL: "0"}), 1)
+    reports.put(("ml", "train"), "uid-train", Progress(step=7))
+    assert observe(caches, "ml", "train", reports=reports).progress == Progress(step=7)
+    caches.child_jobs.upsert(child(Job, "train-r1", OURS, **{names.ATTEMPT_LABEL: "1"}), 2)
+    assert observe(caches, "ml", "train", reports=reports).progress is None
 
 
 def test_a_job_that_is_gone_is_nothing(caches):

@@ -1,0 +1,95 @@
+"""What rank 0 reports, handed on to the controller by the launcher beside it.
+
+Throttled, by a thread of its own, and worth nothing if it fails: the next try has newer values.
+With several replicas behind the controller's Service only the leader takes a report, and each try
+goes to any of them; so a refusal with 503 is tried again soon, a few times.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import suppress
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from urllib.parse import urlsplit
+
+from .output import say
+from .state import start_thread
+
+PATH = "/v1/progress"
+_LOOK_SECONDS = 1.0
+_PAUSE_SECONDS = 10.0  # between two reports
+_TRIES = 4
+_TRY_PAUSE = 1.0
+_TIMEOUT = 5.0
+_LAST_SECONDS = 2.0  # for the last report, when the command has ended
+_TAKEN, _UNAVAILABLE = 204, 503
+
+
+class Reporter:
+    """Hands on the file `progress` of a folder whenever it has changed.
+
+    url: the controller's, without the path. token_file: read each time, as the kubelet renews it.
+    """
+
+    def __init__(self, url: str, token_file: str, folder: str) -> None:
+        self._url = urlsplit(url)
+        self._token_file = token_file
+        self._file = os.path.join(folder, "progress")
+        self._sent = b""
+        self._said = ""
+        self._ended = threading.Event()
+        self._thread = start_thread(self._run)
+
+    def close(self) -> None:
+        """Hand on the last values, within seconds."""
+        self._ended.set()
+        self._thread.join(_LAST_SECONDS)
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            pause = _PAUSE_SECONDS if self._report() else _LOOK_SECONDS
+            self._ended.wait(pause)
+        self._report()
+
+    def _report(self) -> bool:
+        """Whether something new was there to be sent, with or without success."""
+        try:
+            with open(self._file, "rb") as file:
+                values = file.read()
+        except OSError:
+            return False
+        if values == self._sent:
+            return False
+        trouble = ""
+        for _ in range(_TRIES):
+            code, trouble = self._post(values)
+            if code == _TAKEN:
+                self._sent = values
+            if code != _UNAVAILABLE:
+                break
+            self._ended.wait(_TRY_PAUSE)
+        if trouble and trouble != self._said:
+            say(f"the controller does not take the progress: {trouble}")
+            self._said = trouble
+        return True
+
+    def _post(self, values: bytes) -> tuple[int, str]:
+        """HTTP code, 0 without an answer, and what is wrong. By no proxy, and to nobody else."""
+        secure = self._url.scheme == "https"
+        make = HTTPSConnection if secure else HTTPConnection
+        connection = make(self._url.hostname or "", self._url.port, timeout=_TIMEOUT)
+        try:
+            with open(self._token_file) as file:
+                token = file.read().strip()
+            headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+            connection.request("POST", self._url.path + PATH, values, headers)
+            answer = connection.getresponse()
+            text = answer.read(200).decode("utf-8", "replace").strip()
+            ok = answer.status == _TAKEN
+            return answer.status, "" if ok else f"HTTP {answer.status} {text}"
+        except (OSError, HTTPException, ValueError) as error:
+            return 0, f"{type(error).__name__}: {error}"
+        finally:
+            with suppress(OSError):
+                connection.close()

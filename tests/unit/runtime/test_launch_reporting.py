@@ -1,0 +1,124 @@
+"""Reports on their way from a rank to the controller: launcher, token file and a real HTTP server."""
+
+import json
+import textwrap
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from unit.runtime.launching import PYTHONS, Launcher
+
+
+class Controller:
+    """Answers with the codes that a test wants, then with 204; keeps what was sent."""
+
+    def __init__(self, *codes: int) -> None:
+        self.codes = list(codes)
+        self.taken: list[tuple[str, str, dict[str, object]]] = []
+        controller = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                controller.taken.append((self.path, self.headers["Authorization"], body))
+                code = controller.codes.pop(0) if controller.codes else 204
+                self.send_response(code)
+                if code == 302:
+                    self.send_header("Location", "http://127.0.0.1:1/elsewhere")
+                self.end_headers()
+
+            def log_message(self, *arguments: object) -> None:
+                pass
+
+        self.server = HTTPServer(("127.0.0.1", 0), Handler)
+        self.thread = threading.Thread(target=self.server.serve_forever)
+        self.thread.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server.server_address[1]}"
+
+    def stop(self) -> None:
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
+
+
+@pytest.fixture(params=PYTHONS, ids=lambda path: Path(path).parents[1].name)
+def launcher(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Launcher]:
+    launcher = Launcher(request.param, tmp_path)
+    yield launcher
+    launcher.clear()
+
+
+TRAINING = """
+    import sys, time
+    from torchrun_progress import report
+    report(step=1, total=3)
+    time.sleep(float(sys.argv[1]))
+    report(step=3, loss=0.5)
+"""
+
+
+def train(launcher: Launcher, url: str, seconds: float = 1.5, rank: int = 0) -> str:
+    (launcher.directory / "train.py").write_text(textwrap.dedent(TRAINING))
+    secret = launcher.directory / "token"
+    secret.write_text("secret\n")
+    result = launcher.run(
+        [launcher.python, "train.py", str(seconds)],
+        TORCHRUN_LAUNCHER="none",
+        TORCHRUN_PROGRESS_URL=url,
+        TORCHRUN_PROGRESS_TOKEN_FILE=str(secret),
+        HTTP_PROXY="http://127.0.0.1:1",
+        http_proxy="http://127.0.0.1:1",
+        RANK=str(rank),
+    )
+    assert result.exit_code == 0
+    return result.err
+
+
+@pytest.fixture
+def controller() -> Iterator[Controller]:
+    controller = Controller()
+    yield controller
+    controller.stop()
+
+
+def test_values_of_rank_0_arrive_and_the_last_ones_at_the_end(
+    launcher: Launcher, controller: Controller
+) -> None:
+    train(launcher, controller.url)
+    first, last = controller.taken
+    assert first == ("/v1/progress", "Bearer secret", {"step": 1, "totalSteps": 3})
+    assert last[2] == {"step": 3, "totalSteps": 3, "loss": 0.5}
+
+
+def test_other_ranks_send_nothing(launcher: Launcher, controller: Controller) -> None:
+    train(launcher, controller.url, rank=1)
+    assert controller.taken == []
+
+
+def test_a_standby_is_asked_again_until_the_leader_answers(
+    launcher: Launcher, controller: Controller
+) -> None:
+    controller.codes = [503, 503, 204]
+    assert "progress" not in train(launcher, controller.url, seconds=4)
+    assert [body["step"] for _, _, body in controller.taken] == [1, 1, 1, 3]
+
+
+@pytest.mark.parametrize("code", [302, 403, 500])
+def test_a_refusal_is_told_once_and_nothing_is_followed(
+    launcher: Launcher, controller: Controller, code: int
+) -> None:
+    controller.codes = [code] * 10
+    said = train(launcher, controller.url)
+    assert said.count("the controller does not take the progress: HTTP") == 1
+    assert len(controller.taken) == 2
+
+
+def test_a_controller_that_is_not_there_costs_nothing(launcher: Launcher) -> None:
+    said = train(launcher, "http://127.0.0.1:1", seconds=0)
+    assert said.count("the controller does not take the progress: Connection") == 1
