@@ -8,9 +8,12 @@ until one of these holds:
 - its node is tainted out-of-service: somebody vouches that the machine is off;
 - its node is Ready again and knows the pod: from now on the kubelet's word on its end counts;
 - its node has been Ready again for longer than a kubelet takes to end what nobody wants any more;
-- a newer gang has waited out the fence (torchrun_runtime.launch.epoch): its own launcher, which
-  proved that it watches for newer gangs, has killed its ranks;
 - the user allows an unfenced restart.
+
+Meanwhile the launchers of a new gang can fence such a worker themselves, where all share a state
+directory (torchrun_runtime.launch.epoch): its own launcher, which proved that it watches for newer
+gangs, kills its ranks. They know when that is done, so the memory stays: it costs the gangs after
+them nothing.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -27,9 +30,8 @@ from torchrun_controller.reconcile.observed import Observed
 from torchrun_controller.reconcile.policy import policy_of
 from torchrun_controller.reconcile.workers import alive, attempt_of, index_of
 
-# From the go-ahead until ranks start; torchrun_runtime.launch.epoch waits for so long, and this
-# adds the time in which the kubelet brings the annotation into the pod.
-FENCE_SECONDS = 60
+# From the go-ahead until ranks start, for people: the launchers wait 45 s of their own clocks.
+FENCE_SECONDS = 50
 # Beyond a pod's own grace period, for a kubelet that is back to end what nobody wants any more.
 CLEARING = timedelta(seconds=30)
 
@@ -68,22 +70,14 @@ def outstanding(observed: Observed, now: datetime) -> tuple[UnfencedWorker, ...]
     if policy.allow_unfenced_restart:
         return ()
     clearing = timedelta(seconds=policy.grace_seconds) + CLEARING
-    kept = [w for w in _judged(observed, now) if not _released(observed, w, now, clearing)]
+    kept = [w for w in _judged(observed) if not _released(observed, w, now, clearing)]
     known = {_identity(worker) for worker in kept}
-    ghosts = () if _passed(observed, now) else observed.ghosts
     new = [
         worker
-        for pod in (*observed.workers, *ghosts)
+        for pod in (*observed.workers, *observed.ghosts)
         if (worker := _lost(observed, pod, now)) is not None and _identity(worker) not in known
     ]
     return (*kept, *sorted(new, key=_order))
-
-
-def fenced_pods(observed: Observed, now: datetime) -> tuple[Pod, ...]:
-    """Pods whose ranks are dead, but which only the kubelet of a lost node would take away."""
-    if not _passed(observed, now):
-        return ()
-    return tuple(pod for pod in observed.ghosts if nodes.loss(observed, pod, now) is not None)
 
 
 def remembered(observed: Observed) -> tuple[UnfencedWorker, ...]:
@@ -130,8 +124,15 @@ def next_look(observed: Observed, now: datetime) -> float | None:
 
 
 def fencing_since(observed: Observed) -> datetime | None:
-    """When the last worker of the present gang was told to wait out the fence; None: none was."""
-    times = [_told(pod) for pod in observed.workers]
+    """When the present gang was told to fence the one before it; None where it need not wait.
+
+    Gangs before that one were fenced by it, or its launchers know that they were not.
+    """
+    if not observed.child_jobs:
+        return None
+    last = attempt_of(observed.child_jobs[-1].metadata) - 1
+    told = (pod.metadata.annotations.fence.partition(" ") for pod in observed.workers)
+    times = [_time(time) for time, _, who in told if f" {last}-" in f" {who}"]
     return max((time for time in times if time is not None), default=None)
 
 
@@ -141,15 +142,14 @@ def instruction(workers: tuple[UnfencedWorker, ...], now: datetime) -> str:
     return f"{now.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ} {told}"
 
 
-def _told(pod: Pod) -> datetime | None:
-    stamp = pod.metadata.annotations.fence.partition(" ")[0]
+def _time(stamp: str) -> datetime | None:
     try:
         return datetime.strptime(stamp, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
     except ValueError:
         return None
 
 
-def _judged(observed: Observed, now: datetime) -> tuple[UnfencedWorker, ...]:
+def _judged(observed: Observed) -> tuple[UnfencedWorker, ...]:
     """What is remembered, after what the present gang found out about it."""
     workers = remembered(observed)
     if not observed.child_jobs or not workers:
@@ -160,26 +160,7 @@ def _judged(observed: Observed, now: datetime) -> tuple[UnfencedWorker, ...]:
             replace(w, unproven=True) if w.attempt is None or w.attempt < present else w
             for w in workers
         )
-    if not _passed(observed, now):
-        return workers
-    return tuple(w for w in workers if w.attempt is None or w.attempt >= present)
-
-
-def _passed(observed: Observed, now: datetime) -> bool:
-    """Whether the whole present gang has waited out the fence: all older ghosts are dead then."""
-    if not observed.child_jobs:
-        return False
-    child, workers = observed.child_jobs[-1], observed.workers
-    size = child.spec.completions or child.spec.parallelism
-    given = [_told(pod) for pod in workers]
-    since = max((time for time in given if time is not None), default=None)
-    return (
-        since is not None
-        and len(workers) == size
-        and None not in given
-        and all(pod.status.phase in ("Running", "Succeeded") for pod in workers)
-        and (now - since).total_seconds() >= FENCE_SECONDS
-    )
+    return workers
 
 
 def _lost(observed: Observed, pod: Pod, now: datetime) -> UnfencedWorker | None:

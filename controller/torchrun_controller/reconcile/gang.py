@@ -145,22 +145,15 @@ def end_survivors(observed: Observed, grace: int = SURVIVOR_GRACE) -> tuple[Dele
     return _end(observed.workers, grace)
 
 
-def end_ghosts(observed: Observed, now: datetime) -> tuple[Delete, ...]:
-    """Pods of ended gangs that nobody has told to end, as the process died in between.
-
-    Those that are fenced are taken out of the API: their nodes are lost and never will.
-    """
+def end_ghosts(observed: Observed) -> tuple[Delete, ...]:
+    """Pods of ended gangs that nobody has told to end, as the process died in between."""
     ended = {child.metadata.uid for child in observed.child_jobs[:-1]}
     ours = (
         pod
         for pod in observed.ghosts
         if any(owner.controller and owner.uid in ended for owner in pod.metadata.owner_references)
     )
-    fenced = fence.fenced_pods(observed, now)
-    return (
-        *(delete_pod(pod, 0) for pod in fenced),
-        *_end(tuple(pod for pod in ours if pod not in fenced), SURVIVOR_GRACE),
-    )
+    return _end(tuple(ours), SURVIVOR_GRACE)
 
 
 def _end(pods: tuple[Pod, ...], grace: int) -> tuple[Delete, ...]:

@@ -48,7 +48,7 @@ def watch(observed: Observed, policy: Policy, now: datetime, defaults: Defaults)
     if _resized(observed):
         return _resize(observed, decision, now)
     applies = (*missing_service(observed), *gate.open_gate(observed, now))
-    return replace(decision, applies=applies, deletes=gang.end_ghosts(observed, now))
+    return replace(decision, applies=applies, deletes=gang.end_ghosts(observed))
 
 
 def _timed_out(decision: Decision, observed: Observed, policy: Policy) -> Decision:

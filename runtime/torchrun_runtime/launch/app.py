@@ -16,6 +16,7 @@ from . import output, torchrun
 from .command import decide
 from .copies import Copy
 from .environment import make, use
+from .epoch import Gang, Worker, take_over
 from .errors import LAUNCH_FAILED, LaunchError
 from .failure import Cause, find_cause, read_reports
 from .gate import pass_gate
@@ -29,12 +30,13 @@ from .settings import Settings, from_environment, termination_log
 from .stacks import STACK_SIGNAL
 from .state import usable
 from .streams import Streams
-from .supervise import STOPPING, Ended, Verdict, supervise
+from .supervise import STOPPING, Ended, Verdict, Watch, supervise
 from .workspace import fetch
 
 # After a signal that was passed on, whatever the ranks make of it: a rank that writes its
 # checkpoint and exits 0 has not finished the training.
 STOPPED = 128 + signal.SIGTERM
+_KILL_SECONDS = 2.0  # for killed processes to be gone
 _COPY_SECONDS = 2.0  # at the end, for what is still on its way to the job's storage
 
 
@@ -84,27 +86,41 @@ def launch(settings: Settings, environment: MutableMapping[str, str]) -> Cause |
     run = decide(settings.command, settings.launcher, settings.nnodes, torchrun.python())
     argv = torchrun.argv(run)
     say(f"{'under torchrun' if run.under_torchrun else 'as it is'}: {run.why}")
-    pass_gate(settings.start_file, settings.attempt)
+    fence = _fence(settings, pass_gate(settings.start_file, settings.attempt))
     wait_for_names(settings.hosts, settings.resolve_wait)
     with _copied(settings):
-        cause = _run(settings, environment, argv)
+        cause = _run(settings, environment, argv, fence)
         if cause:
             say(f"failed with exit code {cause.exit_code}: {cause.message}")
     return cause
 
 
-def _run(settings: Settings, environment: Mapping[str, str], argv: list[str]) -> Cause | None:
+def _fence(settings: Settings, unfenced: list[Worker]) -> list[Watch]:
+    """Fence older gangs, and watch for newer ones from now on."""
+    if not (settings.job_uid and settings.attempt):
+        return []
+    gang = Gang(settings.job_uid, int(settings.attempt))
+    log = settings.termination_log
+    watch = take_over(
+        settings.state_dir, gang, settings.node, unfenced, lambda verdict: _end_now(log, verdict)
+    )
+    return [watch] if watch else []
+
+
+def _run(
+    settings: Settings, environment: Mapping[str, str], argv: list[str], fence: list[Watch]
+) -> Cause | None:
     """Supervise the command; what it left behind says why it failed."""
     reports = _folder_for_reports()
     kills = oom_kills()
     streams = _streams(settings)
     reporter = _reporter(settings, reports)
-    watches = []
+    watches: list[Watch] = [*fence]
     if settings.hang_timeout:
         chunks = (lambda: streams.chunks) if streams else (lambda: 0)
         watches.append(HangWatch(settings.hang_timeout, reports, chunks))
     try:
-        variables = _environment_of_command(environment, reports, bool(watches))
+        variables = _environment_of_command(environment, reports, bool(settings.hang_timeout))
         ended = supervise(argv, variables, settings.grace, watches, streams)
         if streams:
             streams.close()
@@ -217,3 +233,14 @@ def _stop_now(log: str, number: int) -> None:
     body = Cause(STOPPED, None, number, "Stopped", message, timestamp()).body()
     write_termination_message(log, body)
     os._exit(STOPPED)
+
+
+def _end_now(log: str, verdict: Verdict) -> None:
+    """End the ranks and this process, from a thread: whatever holds the main one does not count."""
+    deadline = time.monotonic() + _KILL_SECONDS
+    while time.monotonic() < deadline and (left := descendants(os.getpid())):
+        send(left, signal.SIGKILL)
+        time.sleep(0.05)
+    say(f"the ranks are killed: {verdict.message}")
+    write_termination_message(log, _decided(verdict, out_of_memory=False).body())
+    os._exit(verdict.exit_code)

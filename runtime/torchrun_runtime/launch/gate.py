@@ -4,31 +4,50 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+from .epoch import Worker
 from .output import say, wait_until
 
-ANNOTATION = "torchrun.ai/start"
+START = "torchrun.ai/start"
+FENCE = "torchrun.ai/fence"
 # The controller knows why the gate is closed and says so in the job's status; it opens the gate or
 # deletes the pod. An end of our own would only turn a wait into a failure.
 _FOR_EVER = float("inf")
 _POLL = 0.05  # seconds; the kubelet takes 0.1 to 0.3 s to bring a patch into the file
 
 
-def pass_gate(start_file: str, attempt: str) -> None:
-    """Wait until the pod's annotations, a downward-API file, hold the go-ahead of this attempt."""
-    if not start_file or _may_start(start_file, attempt):
-        return
-    say("everything is prepared; the gate opens when the last of the old gang has stopped")
-    wait_until(
-        lambda: _may_start(start_file, attempt),
-        _FOR_EVER,
-        "the go-ahead of the controller",
-        pause=_POLL,
-        longest_pause=_POLL,
-    )
+def pass_gate(start_file: str, attempt: str) -> list[Worker]:
+    """Wait until the pod's annotations, a downward-API file, hold the go-ahead of this attempt.
+
+    Returns the workers of older gangs that are to be fenced before ranks start.
+    """
+    if not start_file:
+        return []
+    if not _may_start(start_file, attempt):
+        say("everything is prepared; the gate opens when the last of the old gang has stopped")
+        wait_until(
+            lambda: _may_start(start_file, attempt),
+            _FOR_EVER,
+            "the go-ahead of the controller",
+            pause=_POLL,
+            longest_pause=_POLL,
+        )
+    return _unfenced(start_file)
 
 
 def _may_start(start_file: str, attempt: str) -> bool:
     """A file that cannot be read is a go-ahead withheld: the kubelet swaps it by a rename."""
-    with suppress(OSError), open(start_file, encoding="utf-8") as file:
-        return f'{ANNOTATION}="{attempt}"' in (line.strip() for line in file)
+    with suppress(OSError):
+        return f'{START}="{attempt}"' in _lines(start_file)
     return False
+
+
+def _unfenced(start_file: str) -> list[Worker]:
+    """As the controller wrote it: a time, then attempt and index of each, as in 0-1 0-3."""
+    found = [line for line in _lines(start_file) if line.startswith(f"{FENCE}=")]
+    words = found[0].partition("=")[2].strip('"').split()[1:] if found else []
+    return [Worker(*map(int, word.split("-"))) for word in words]
+
+
+def _lines(path: str) -> list[str]:
+    with open(path, encoding="utf-8") as file:
+        return [line.strip() for line in file]

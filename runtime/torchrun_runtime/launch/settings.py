@@ -31,6 +31,7 @@ class Settings(NamedTuple):
     start_file: str
     attempt: str
     state_dir: str
+    job_uid: str
     place: Place | None
     recipe: Recipe | None
     node: str
@@ -60,6 +61,7 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
         start_file=environment.get("TORCHRUN_START_FILE", ""),
         attempt=environment.get("TORCHRUN_ATTEMPT", ""),
         state_dir=environment.get("TORCHRUN_STATE_DIR", ""),
+        job_uid=environment.get("TORCHRUN_JOB_UID", ""),
         place=_place(environment),
         recipe=_recipe(environment.get("TORCHRUN_SETUP", "")),
         node=environment.get("NODE_RANK", ""),

@@ -1,0 +1,232 @@
+"""The fence: whoever was given up kills its ranks, and whoever follows waits until it has."""
+
+import json
+import os
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from torchrun_runtime.launch import epoch
+from torchrun_runtime.launch.epoch import Gang, Watch, Worker, take_over
+from torchrun_runtime.launch.errors import LaunchError
+from torchrun_runtime.launch.gate import pass_gate
+from torchrun_runtime.launch.supervise import Verdict
+from unit.runtime.launching import PYTHONS, Launcher
+
+OLD, NEW = Gang("uid", 1), Gang("uid", 2)
+HUGE = 1000.0
+
+
+class Ends:
+    """Takes the place of the end of the process."""
+
+    def __init__(self) -> None:
+        self.verdicts: list[Verdict] = []
+        self.told = threading.Event()
+
+    def __call__(self, verdict: Verdict) -> None:
+        self.verdicts.append(verdict)
+        self.told.set()
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> str:
+    return str(tmp_path)
+
+
+@pytest.fixture
+def ends() -> Ends:
+    return Ends()
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Watches that a test leaves behind end with the directory; none of them may end the tests."""
+    monkeypatch.setattr(epoch, "_END_SECONDS", 0.2)
+    monkeypatch.setattr(epoch, "_ANSWER_SECONDS", 0.5)
+
+
+def begin(state: str, gang: Gang, *unfenced: Worker, index: str = "0", wait: float = 0.0) -> None:
+    watch = take_over(state, gang, index, list(unfenced), lambda verdict: None, wait)
+    assert watch is not None
+
+
+def watch_of(state: str, gang: Gang, ends: Ends, fence: float = HUGE) -> Watch:
+    epoch._write(state, "epoch", gang)
+    return Watch(state, gang, ends, fence, poll=0.01, patience=0.05)
+
+
+def test_a_gang_makes_the_epoch_its_own_and_says_that_it_watches(state: str) -> None:
+    begin(state, OLD, index="3")
+    assert json.loads(Path(state, "epoch").read_text()) == {"attempt": 1, "job": "uid"}
+    assert os.listdir(Path(state, "watchers")) == ["uid.1.3"]
+    assert stat.S_IMODE(Path(state, "epoch").stat().st_mode) == 0o666
+
+
+def test_a_newer_epoch_is_the_end(state: str, ends: Ends) -> None:
+    watch = watch_of(state, OLD, ends)
+    assert watch.look() is None
+    epoch._write(state, "epoch", NEW)
+    assert ends.told.wait(10), "nobody looked, so the watch ends the process itself"
+    assert ends.verdicts[0].reason == "Fenced"
+    assert "attempt 2" in ends.verdicts[0].message
+
+
+def test_who_looks_gets_time_to_end(state: str, ends: Ends, monkeypatch) -> None:
+    monkeypatch.setattr(epoch, "_END_SECONDS", HUGE)
+    watch = watch_of(state, OLD, ends)
+    epoch._write(state, "epoch", NEW)
+    pause = threading.Event()
+    while watch.look() is None:
+        pause.wait(0.005)
+    watch.stopping()
+    assert not ends.told.wait(0.3)
+
+
+def test_another_jobs_epoch_is_the_end(state: str, ends: Ends) -> None:
+    watch_of(state, OLD, ends)
+    epoch._write(state, "epoch", Gang("another", 0))
+    assert ends.told.wait(10)
+    assert "another job" in ends.verdicts[0].message
+
+
+@pytest.mark.parametrize("harm", ["removed", "torn", "hung"])
+def test_storage_without_an_answer_is_the_end(state: str, ends: Ends, harm: str) -> None:
+    path = Path(state, "epoch")
+    watch_of(state, OLD, ends, fence=0.3)
+    path.unlink()
+    if harm == "torn":
+        path.write_text('{"attempt"')
+    if harm == "hung":
+        os.mkfifo(path)  # whoever opens it waits for a writer
+    assert ends.told.wait(10)
+    assert "no word from the state directory" in ends.verdicts[0].message
+
+
+def test_a_short_silence_is_not(state: str, ends: Ends) -> None:
+    watch_of(state, OLD, ends, fence=HUGE)
+    Path(state, "epoch").unlink()
+    assert not ends.told.wait(0.2)
+
+
+def test_what_an_older_gang_wrote_late_does_not_stay(state: str, ends: Ends) -> None:
+    watch_of(state, NEW, ends)
+    epoch._write(state, "epoch", OLD)
+    pause = threading.Event()
+    while epoch.read(state, "epoch") != NEW:
+        pause.wait(0.005)
+    assert not ends.told.is_set()
+
+
+def test_a_gang_that_comes_too_late_does_not_start(state: str) -> None:
+    begin(state, NEW)
+    with pytest.raises(LaunchError) as caught:
+        begin(state, OLD)
+    assert caught.value.reason == "Fenced"
+    assert epoch.read(state, "epoch") == NEW
+
+
+def test_an_earlier_jobs_epoch_counts_for_nothing(state: str) -> None:
+    begin(state, Gang("another", 7))
+    begin(state, OLD)
+    assert os.listdir(Path(state, "watchers")) == ["uid.1.0"], "and its signatures are removed"
+
+
+def test_who_is_to_be_fenced_must_have_said_that_it_watches(state: str) -> None:
+    begin(state, OLD, index="0")
+    with pytest.raises(LaunchError) as caught:
+        begin(state, NEW, Worker(1, 0), Worker(1, 1))
+    assert caught.value.reason == "FenceUnproven"
+    assert "worker 1 of attempt 1" in caught.value.message
+    assert epoch.read(state, "epoch") == OLD
+
+
+def test_the_fence_is_waited_out_once(state: str, capfd: pytest.CaptureFixture[str]) -> None:
+    begin(state, OLD, index="1")
+    begin(state, NEW, Worker(1, 1), wait=0.2)
+    assert "until they are fenced" in capfd.readouterr().err
+    begin(state, Gang("uid", 3), Worker(1, 1), wait=HUGE)
+    assert "fenced" not in capfd.readouterr().err
+
+
+def test_without_storage_nobody_is_fenced(state: str) -> None:
+    assert take_over("", NEW, "0", [], lambda verdict: None) is None
+    with pytest.raises(LaunchError) as caught:
+        take_over("", NEW, "0", [Worker(1, 0)], lambda verdict: None)
+    assert caught.value.reason == "FenceUnproven"
+
+
+def test_storage_that_fails_at_the_start_is_done_without(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    missing = str(tmp_path / "missing")
+    assert take_over(missing, NEW, "0", [], lambda verdict: None) is None
+    assert "does without the fence" in capfd.readouterr().err
+
+
+def test_storage_that_fails_at_the_start_fences_nobody(state: str) -> None:
+    os.mkfifo(Path(state, "epoch"))
+    with pytest.raises(LaunchError) as caught:
+        take_over(state, NEW, "0", [Worker(1, 0)], lambda verdict: None)
+    assert caught.value.reason == "Fenced"
+    assert "cannot be fenced" in caught.value.message
+
+
+def test_another_users_files_are_written_and_not_replaced(
+    state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    epoch._write(state, "epoch", Gang("uid", 1000))
+
+    def refuse(*_: str) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "replace", refuse)
+    epoch._write(state, "epoch", OLD)
+    assert epoch.read(state, "epoch") == OLD
+    assert os.listdir(state) == ["epoch"]
+
+
+def test_the_order_to_fence_stands_beside_the_go_ahead(tmp_path: Path) -> None:
+    annotations = tmp_path / "annotations"
+    order = 'torchrun.ai/fence="2026-01-02T03:04:05Z 0-1 1-12"'
+    annotations.write_text(f'torchrun.ai/start="2"\n{order}\n')
+    assert pass_gate(str(annotations), "2") == [Worker(0, 1), Worker(1, 12)]
+    annotations.write_text('torchrun.ai/start="2"\n')
+    assert pass_gate(str(annotations), "2") == []
+    assert pass_gate("", "2") == []
+
+
+@pytest.fixture(params=PYTHONS, ids=lambda path: Path(path).parents[1].name)
+def launcher(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Launcher]:
+    launcher = Launcher(request.param, tmp_path)
+    yield launcher
+    launcher.clear()
+
+
+def test_the_launcher_kills_its_ranks_when_a_newer_gang_is_there(launcher: Launcher) -> None:
+    state = launcher.directory / "state"
+    state.mkdir()
+    gang = {"TORCHRUN_JOB_UID": "uid", "TORCHRUN_ATTEMPT": "1", "NODE_RANK": "0"}
+    launched = launcher.start(
+        "echo runs; trap '' TERM; sleep 100", TORCHRUN_STATE_DIR=str(state), **gang
+    )
+    assert launched.line() == "runs"
+    assert (state / "watchers" / "uid.1.0").exists()
+    epoch._write(str(state), "epoch", NEW)
+    result = launched.end()
+    assert result.exit_code == 125
+    assert result.message["reason"] == "Fenced"
+    assert "attempt 2 of this job has taken over" in str(result.message["message"])
+
+
+def test_the_launcher_does_not_start_a_gang_that_was_given_up(launcher: Launcher) -> None:
+    state = launcher.directory / "state"
+    state.mkdir()
+    epoch._write(str(state), "epoch", NEW)
+    gang = {"TORCHRUN_JOB_UID": "uid", "TORCHRUN_ATTEMPT": "1"}
+    result = launcher.run("echo runs", TORCHRUN_STATE_DIR=str(state), **gang)
+    assert (result.exit_code, result.out) == (125, "")
+    assert result.message["reason"] == "Fenced"
