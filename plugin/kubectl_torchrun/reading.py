@@ -4,8 +4,9 @@ from typing import NamedTuple
 
 import anyio
 
+from kubectl_torchrun import copies
 from kubectl_torchrun.api import Api, ApiError
-from kubectl_torchrun.errors import DETACHED, UsageProblem
+from kubectl_torchrun.errors import DETACHED, Problem, UsageProblem
 from kubectl_torchrun.follow import MOST_STREAMS, Narrator, follow
 from kubectl_torchrun.kubectl import Target
 from kubectl_torchrun.logs import Cursor, View, merged
@@ -37,10 +38,10 @@ def logs(target: Target, name: str, wanted: Wanted, terminal: Terminal, *, follo
     """Print the logs; the exit code (of the run with `follow_it`). Raises Problem."""
     with session(target) as cluster:
         job = cluster.run(lambda api: api.get(JOBS, name))
-        processes = 1
+        each = 1
         if wanted.ranks:
-            processes = cluster.run(lambda api: _processes(api, job))
-        view = View(wanted.nodes, wanted.ranks, processes, wanted.tail, wanted.since)
+            each = cluster.run(lambda api: processes(api, job))
+        view = View(wanted.nodes, wanted.ranks, each, wanted.tail, wanted.since)
         if not follow_it:
             return _print(cluster, job, wanted, view, terminal)
 
@@ -63,7 +64,7 @@ def logs(target: Target, name: str, wanted: Wanted, terminal: Terminal, *, follo
 
 
 def _print(cluster: Cluster, job: Job, wanted: Wanted, view: View, terminal: Terminal) -> int:
-    pods = cluster.run(lambda api: _workers(api, job))
+    pods = cluster.run(lambda api: workers(api, job))
     attempt = _attempt(job, pods, wanted)
     there = {
         rank_of(pod): pod.metadata.name
@@ -72,13 +73,6 @@ def _print(cluster: Cluster, job: Job, wanted: Wanted, view: View, terminal: Ter
         and view.takes(rank_of(pod))
         and has_started(pod, names.TRAINER_CONTAINER)
     }
-    newest = max([job.status.attempt, *map(attempt_of, pods)])
-    if not there and attempt == newest:
-        status = job.status
-        raise UsageProblem(
-            f"{job.metadata.name} has no logs{' of these nodes' if wanted.some else ''}:"
-            f" it is {status.phase or 'new'}. {status.reason}: {status.message}"
-        )
     if len(there) > MOST_STREAMS:
         terminal.note(
             f"The first {MOST_STREAMS} of {len(there)} workers; choose others with --node."
@@ -91,12 +85,59 @@ def _print(cluster: Cluster, job: Job, wanted: Wanted, view: View, terminal: Ter
             terminal.log(node, line)
 
     cluster.run(show)
+    if there and (attempt == job.status.attempt or (view.nodes and view.nodes <= there.keys())):
+        return 0
+    if not there and not (job.status.start_time or job.status.attempts):
+        raise _nothing(job, wanted)
+    try:
+        _print_copies(cluster, job, pods, attempt, view, frozenset(there), terminal)
+    except Problem as problem:
+        if not there:
+            raise
+        terminal.note(f"The logs of further nodes cannot be read. {problem}")
     return 0
+
+
+def _nothing(job: Job, wanted: Wanted) -> Problem:
+    status = job.status
+    return UsageProblem(
+        f"{job.metadata.name} has no logs{' of these nodes' if wanted.some else ''}:"
+        f" it is {status.phase or 'new'}. {status.reason}: {status.message}"
+    )
+
+
+def _print_copies(
+    cluster: Cluster,
+    job: Job,
+    pods: list[Pod],
+    attempt: int,
+    view: View,
+    shown: frozenset[int],
+    terminal: Terminal,
+) -> None:
+    """The copies of the nodes that were not shown yet. Raises Problem where there are none."""
+    with copies.place(cluster, job, pods, terminal) as place:
+        kept, nodes = place.listing(attempt)
+        left = [node for node in nodes if node not in shown and view.takes(node)]
+        if not left and not shown:
+            of = "attempts " + ", ".join(map(str, kept)) if kept else "no attempt"
+            raise UsageProblem(
+                f"The claim of {job.metadata.name} holds no log of attempt {attempt} that was asked"
+                f" for; it has logs of {of}."
+            )
+        if len(left) > 1:
+            terminal.note("Copies of the logs carry no times: they come node after node.")
+        if left and view.since is not None:
+            terminal.note("Copies of the logs carry no times: --since leaves nothing out.")
+        for node in left:
+            for line in place.lines(attempt, node, view.tail):
+                if view.shows(node, line):
+                    terminal.log(node, line)
 
 
 async def _backlog(api: Api, job: Job, view: View, terminal: Terminal) -> dict[str, Cursor]:
     """Print what there is so far, merged by time; where each log goes on, by its pod's UID."""
-    pods = await _workers(api, job)
+    pods = await workers(api, job)
     newest = max(map(attempt_of, pods), default=0)
     chosen = [
         pod
@@ -129,12 +170,13 @@ def _attempt(job: Job, pods: list[Pod], wanted: Wanted) -> int:
     return wanted.attempt
 
 
-async def _workers(api: Api, job: Job) -> list[Pod]:
+async def workers(api: Api, job: Job) -> list[Pod]:
+    """The workers of all attempts that there still are."""
     selector = f"{names.JOB_LABEL}={job.metadata.name},{names.COMPONENT_LABEL}={names.WORKER}"
     return list((await api.list(PODS, {"labelSelector": selector})).items)
 
 
-async def _processes(api: Api, job: Job) -> int:
+async def processes(api: Api, job: Job) -> int:
     """Ranks on each node: laid down by the job, or as many as its GPUs, or one."""
     said = job.spec.distributed.nproc_per_node
     if isinstance(said, int):

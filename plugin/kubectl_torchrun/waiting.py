@@ -76,6 +76,6 @@ async def until(mirror: Mirror, terminal: Terminal, condition: str, seconds: flo
     status = mirror.job.status if mirror.job else None
     now = f"it is {status.phase or 'new'} ({status.reason}: {status.message})" if status else ""
     raise TimeoutProblem(
-        f"{mirror.name} is not {condition} after {seconds:.0f} s{'; ' + now if now else ''}.\n"
+        f"{mirror.name} is not {condition} after {seconds:g} s{'; ' + now if now else ''}.\n"
         "The job is left as it is. --timeout says how long to wait."
     )

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from kubectl_torchrun.terminal import Terminal
 
 
-@click.command(cls=base.Command)
+@click.command(cls=base.Command, short_help="Pause a job, keep its claims")
 @base.job_argument
 @base.wait_options("Suspended")
 @base.dry_run_option
@@ -30,7 +30,7 @@ def suspend(
     _change("suspend", job, None, wait, timeout, dry_run, output, where)
 
 
-@click.command(cls=base.Command)
+@click.command(cls=base.Command, short_help="Let a paused job go on")
 @base.job_argument
 @base.wait_options("Running")
 @base.dry_run_option
@@ -49,7 +49,7 @@ def resume(
     _change("resume", job, None, wait, timeout, dry_run, output, where)
 
 
-@click.command(cls=base.Command)
+@click.command(cls=base.Command, short_help="Give a job another number of nodes")
 @base.job_argument
 @click.option("--nodes", required=True, type=click.IntRange(min=1), help="How many nodes.")
 @base.wait_options("Running")
@@ -96,7 +96,7 @@ def _change(
     base.run(work, where, "; what was asked for is done by the controller all the same")
 
 
-@click.command(cls=base.Command)
+@click.command(cls=base.Command, short_help="Delete jobs")
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB...", shell_complete=complete.jobs)
 @click.option("--yes", "-y", is_flag=True, help="Do not ask. Only a terminal is asked at all.")
 @base.wait_options("Deleted")

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from kubectl_torchrun.terminal import Terminal
 
 
-@click.command("list", cls=base.Command)
+@click.command(
+    "list", cls=base.Command, short_help="List jobs: phase, progress, what they wait for"
+)
 @click.option("--all-namespaces", "-A", is_flag=True, help="Jobs of all namespaces.")
 @click.option("--selector", "-l", default="", metavar="K=V", help="Only jobs with these labels.")
 @click.option(
@@ -48,7 +50,7 @@ def list_(
     base.run(work, where)
 
 
-@click.command(cls=base.Command)
+@click.command(cls=base.Command, short_help="One job on a screen, live")
 @base.job_argument
 @click.option(
     "--watch/--no-watch",
@@ -81,7 +83,7 @@ def status(job: str, watch: bool | None, output: str, where: base.Where) -> None
     base.run(work, where, "; the job goes on")
 
 
-@click.command(cls=base.Command)
+@click.command(cls=base.Command, short_help="Logs of all ranks by time, of any attempt")
 @base.job_argument
 @click.option(
     "--follow", "-f", is_flag=True, help="Go on until the run ends; exit with its result."
@@ -142,7 +144,7 @@ def logs(
     base.run(work, where)
 
 
-@click.command(cls=base.Command)
+@click.command(cls=base.Command, short_help="Why a job waits or died")
 @base.job_argument
 @base.cluster_options
 def why(job: str, where: base.Where) -> None:

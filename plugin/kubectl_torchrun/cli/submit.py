@@ -98,7 +98,7 @@ def _request_options(command: base.Work) -> base.Work:
     return result
 
 
-@click.command(cls=_Runs)
+@click.command(cls=_Runs, short_help="Send this directory, run COMMAND in it, follow")
 @_request_options
 @click.option("--follow/--no-follow", default=None, help="Follow the run to its end (the default).")
 @base.wait_options("Complete")
@@ -134,7 +134,7 @@ def submit(
     _start(asked, where, following, dry_run, output, wait, timeout)
 
 
-@click.command(cls=_Runs)
+@click.command(cls=_Runs, short_help="Send, run, follow; Ctrl-C twice deletes")
 @_request_options
 @click.option("--detach", "-d", is_flag=True, help="Return once the workspace is uploaded.")
 @base.output_option("name", "yaml", "json")
@@ -215,7 +215,7 @@ def _sent(directory: str | None, terminal: "Terminal") -> Path:
     return found
 
 
-@click.command(cls=base.Command)
+@click.command(cls=base.Command, short_help="Send a directory to a job that waits for it")
 @base.job_argument
 @click.argument("directory", required=False, type=click.Path(exists=True, file_okay=False))
 @_upload_timeout

@@ -101,7 +101,12 @@ class ApiServer:
         app.router.add_post(ROOT + "/{plural}", self._create)
         app.router.add_get(ROOT + "/{plural}/{name}", self._get)
         app.router.add_patch(ROOT + "/{plural}/{name}", self._patch)
+        app.router.add_delete(ROOT + "/{plural}/{name}", self._delete)
+        app.router.add_get("/apis/torchrun.ai/v1alpha1/{plural}", self._list)
         app.router.add_get(CORE + "/{plural}", self._list)
+        app.router.add_get(CORE + "/{plural}/{name}", self._get)
+        app.router.add_post(CORE + "/{plural}", self._create_core)
+        app.router.add_delete(CORE + "/{plural}/{name}", self._delete)
         app.router.add_get(CORE + "/pods/{name}/log", self._log)
         app.router.add_get(CORE + "/pods/{name}:8080/proxy/v1/upload", self._ask)
         app.router.add_put(CORE + "/pods/{name}:8080/proxy/v1/upload", self._take)
@@ -174,10 +179,24 @@ class ApiServer:
             self.on_create(name)
         return web.json_response(body, status=201)
 
+    async def _create_core(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.put(request.match_info["plural"], str(body["metadata"]["name"]), **body)
+        return web.json_response(body, status=201)
+
+    async def _delete(self, request: web.Request) -> web.Response:
+        plural, name = request.match_info["plural"], request.match_info["name"]
+        if (plural, name) not in self.objects:
+            return refusal(404, f'{plural} "{name}" not found', name=name, kind=plural)
+        if request.query.get("dryRun") != "All":
+            self.delete(plural, name)
+        return web.json_response({"kind": "Status", "status": "Success"})
+
     async def _patch(self, request: web.Request) -> web.Response:
-        name = request.match_info["name"]
-        self.put("torchrunjobs", name, **await request.json())
-        return web.json_response(self.objects["torchrunjobs", name])
+        name, changed = request.match_info["name"], await request.json()
+        if request.query.get("dryRun") != "All":
+            self.put("torchrunjobs", name, **changed)
+        return web.json_response({**self.objects["torchrunjobs", name], **changed})
 
     async def _log(self, request: web.Request) -> web.Response:
         lines = self.logs.get(request.match_info["name"])
@@ -200,7 +219,12 @@ class ApiServer:
 
 def _selector(query: Mapping[str, str]) -> Callable[[JsonObject], bool]:
     name = query.get("fieldSelector", "").removeprefix("metadata.name=")
-    wanted = [pair.split("=") for pair in query.get("labelSelector", "").split(",") if pair]
+    text = query.get("labelSelector", "")
+    key, one_of, values = text.partition(" in ")
+    if one_of:
+        members = values.strip("()").split(",")
+        return lambda body: body["metadata"].get("labels", {}).get(key) in members  # type: ignore[index,call-overload,union-attr]
+    wanted = [pair.split("=") for pair in text.split(",") if pair]
 
     def chosen(body: JsonObject) -> bool:
         metadata = body["metadata"]

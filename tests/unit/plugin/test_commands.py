@@ -1,111 +1,23 @@
 """The commands from end to end, with kubectl's real proxy and an API server in memory."""
 
 import json
-import shutil
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 from aiohttp import web
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
-from kubectl_torchrun import follow
 from kubectl_torchrun.__main__ import cli
 from torchrun_api.json import JsonObject
 
 from .api_server import ApiServer, refusal
+from .laptop import LABELS, READY, Laptop, play_controller
 
-pytestmark = [
-    pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed"),
-    pytest.mark.timeout(60),
-]
-
-READY = [{"type": "WorkspaceReady", "status": "True"}]
-LABELS = {"torchrun-job-name": "run"}
-
-
-@pytest.fixture
-def server() -> Iterator[ApiServer]:
-    with ApiServer().running() as running:
-        running.put("torchrunqueues", "q")
-        yield running
-
-
-@dataclass
-class Laptop:
-    """Somebody's directory and kubeconfig."""
-
-    server: ApiServer
-    kubeconfig: Path
-
-    def run(self, *arguments: str) -> Result:
-        command, *rest = arguments
-        flags = [f"--kubeconfig={self.kubeconfig}", "-n", "ns"]
-        return CliRunner().invoke(cli, [command, *flags, *rest], catch_exceptions=False)
-
-
-@pytest.fixture
-def laptop(server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Laptop:
-    monkeypatch.setattr(follow, "_TICK_SECONDS", 0.05)
-    project = tmp_path / "Project"
-    project.mkdir()
-    (project / "train.py").write_text("print('hello')\n")
-    monkeypatch.chdir(project)
-    path = tmp_path / "kubeconfig"
-    config = {
-        "current-context": "c",
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-        "clusters": [{"name": "c", "cluster": {"server": server.url}}],
-        "users": [{"name": "u", "user": {}}],
-    }
-    path.write_text(json.dumps(config))
-    return Laptop(server, path)
-
-
-def play_controller(server: ApiServer, result: str = "Succeeded") -> None:
-    """Bring a job from its creation to this result, as its upload comes in."""
-
-    def created(name: str) -> None:
-        job = server.objects["torchrunjobs", name]
-        digest = job["metadata"]["annotations"]  # type: ignore[index,call-overload]
-        server.put("torchrunjobs", name, status={"phase": "Syncing", "reason": "WaitingForUpload"})
-        state = {"name": "sync", "ready": True, "state": {"running": {}}}
-        labels = {"torchrun-job-name": name, "app.kubernetes.io/component": "sync"}
-        server.put(
-            "pods",
-            f"{name}-sync-0",
-            metadata={"labels": labels, "annotations": digest},
-            status={"phase": "Running", "containerStatuses": [state]},
-        )
-
-    def uploaded() -> None:
-        for rank in (0, 1):
-            pod = f"run-{rank}"
-            server.logs[pod] = [
-                f"2026-01-01T00:00:0{step}.00000000{rank}Z step {step}\n" for step in range(3)
-            ]
-            labels = {
-                **LABELS,
-                "app.kubernetes.io/component": "worker",
-                "batch.kubernetes.io/job-completion-index": str(rank),
-            }
-            ended = {"name": "trainer", "state": {"terminated": {"exitCode": 0}}}
-            server.put(
-                "pods",
-                pod,
-                metadata={"labels": labels},
-                status={"phase": "Succeeded", "containerStatuses": [ended]},
-            )
-        queued = {"phase": "Queued", "reason": "Why", "message": "text", "conditions": READY}
-        server.put("torchrunjobs", "run", status=queued)
-        server.put("torchrunjobs", "run", status={"phase": result, "conditions": READY})
-
-    server.on_create, server.on_upload = created, uploaded
+pytestmark = pytest.mark.timeout(60)
 
 
 def test_from_a_directory_to_the_result(laptop: Laptop) -> None:

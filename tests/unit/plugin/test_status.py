@@ -1,0 +1,122 @@
+"""The view of one job."""
+
+import json
+import threading
+from datetime import UTC, datetime, timedelta
+
+import click
+import pytest
+
+from kubectl_torchrun.slices import ProgressSlice
+from kubectl_torchrun.status import progress_line
+
+from .laptop import Laptop
+
+WAITS = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
+DIED = {"terminated": {"exitCode": 3, "reason": "Error"}}
+
+
+def a_job(laptop: Laptop) -> None:
+    condition = {"type": "Scheduled", "status": "False", "reason": "R", "message": "no GPUs " * 20}
+    laptop.job(
+        "run",
+        status={
+            "phase": "Running",
+            "reason": "WorkersRunning",
+            "message": "1 of 2 workers started",
+            "workersStatus": "1/2 ready",
+            "gpus": 16,
+            "attempt": 1,
+            "restarts": 1,
+            "progress": {"step": 50, "totalSteps": 200, "loss": 2.5, "samplesPerSecond": 1234.5},
+            "attempts": [{"number": 0, "endTime": "2026-01-01T00:00:00Z", "message": "rank 1"}],
+            "conditions": [condition],
+        },
+    )
+    laptop.worker("run", 0, 0)
+    laptop.worker("run", 0, 1)
+    laptop.worker("run", 1, 1, **WAITS)
+    laptop.worker("run", 2, 1, **DIED)
+
+
+def test_one_view_where_there_is_no_terminal(laptop: Laptop) -> None:
+    a_job(laptop)
+    result = laptop.run("status", "run")
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith("run   queue q   nodes 2 (16 GPUs)   age")
+    assert lines[1] == "Running   1/2 ready"
+    assert lines[2] == f"step 50 of 200 [{'#' * 6}{'-' * 18}] 25%   loss 2.5   1,234 samples/s"
+    assert "  WorkersRunning: 1 of 2 workers started" in lines
+    assert "  attempt 0 ended 00:00:00 UTC: rank 1" in lines
+    table = lines[lines.index("") + 1 :]
+    assert table[0].split() == ["POD", "NODE", "PHASE", "AGE", "WHY"]
+    assert [line.split()[0] for line in table[1:]] == ["run-r1-1", "run-r1-2", "run-r1-0"]
+    assert table[1].endswith("ImagePullBackOff no such image")
+    assert table[2].endswith("Error (exit code 3)")
+    assert "\x1b" not in result.stdout
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+def test_a_screen_is_never_too_narrow_or_too_low(laptop: Laptop, width: int) -> None:
+    from kubectl_torchrun import status
+    from kubectl_torchrun.kubectl import Target
+    from kubectl_torchrun.session import session
+    from kubectl_torchrun.slices import JOBS, PODS
+
+    a_job(laptop)
+    with session(Target(str(laptop.kubeconfig), "", "ns")) as cluster:
+        job = cluster.run(lambda api: api.get(JOBS, "run"))
+        pods = list(cluster.run(lambda api: api.list(PODS)).items) * 30
+    lines = [click.unstyle(line) for line in status.view(job, pods, width, 24)]
+    assert max(map(len, lines)) <= width
+    assert len(lines) <= 24
+    assert lines[-1].startswith("... and ")
+
+
+@pytest.mark.parametrize(("phase", "code"), [("Succeeded", 0), ("Failed", 1)])
+def test_watching_without_a_terminal_tells_changes_and_ends_with_the_run(
+    laptop: Laptop, phase: str, code: int
+) -> None:
+    laptop.job("run", status={"phase": "Running", "reason": "Up"})
+    end = {"phase": phase, "reason": "Why"}
+    threading.Timer(1, lambda: laptop.job("run", status=end)).start()
+    result = laptop.run("status", "run", "--watch")
+    assert result.exit_code == code
+    assert [line.split() for line in result.stderr.splitlines()] == [
+        ["Running", "Up"],
+        [phase, "Why"],
+    ]
+
+
+def test_a_job_that_is_deleted_while_it_is_watched(laptop: Laptop) -> None:
+    laptop.job("run", status={"phase": "Running"})
+    threading.Timer(1, laptop.server.delete, ["torchrunjobs", "run"]).start()
+    result = laptop.run("status", "run", "--watch")
+    assert result.exit_code == 1
+    assert "was deleted" in result.stderr
+
+
+def test_for_programs(laptop: Laptop) -> None:
+    a_job(laptop)
+    assert json.loads(laptop.run("status", "run", "-o", "json").stdout)["status"]["gpus"] == 16
+    assert laptop.run("status", "run", "-o", "json", "--watch").exit_code == 2
+
+
+def test_progress_without_an_end() -> None:
+    now = datetime.now(UTC) - timedelta(seconds=3)
+    assert progress_line(ProgressSlice(step=7, time=now), 80).startswith("step 7   3s ago")
+    assert "#" not in progress_line(ProgressSlice(step=7, total_steps=9), 60)
+
+
+def test_why_tells_the_story_and_the_last_lines(laptop: Laptop) -> None:
+    a_job(laptop)
+    failure = {"message": "run-r1-2: exit code 3", "reason": "Error"}
+    status = laptop.server.objects["torchrunjobs", "run"]["status"]
+    assert isinstance(status, dict)
+    laptop.job("run", status={**status, "lastFailure": failure})
+    laptop.server.logs["run-r1-2"] = ["boom\n"]
+    out = laptop.run("why", "run").stdout
+    assert "last lines of pod run-r1-2:\n  boom" in out
+    laptop.server.delete("pods", "run-r1-2")
+    assert "its pod is gone" in laptop.run("why", "run").stdout
