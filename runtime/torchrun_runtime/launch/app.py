@@ -10,9 +10,9 @@ import tempfile
 import time
 import traceback
 from contextlib import contextmanager, suppress
-from typing import Iterator, Mapping, MutableMapping
+from typing import Callable, Iterator, Mapping, MutableMapping
 
-from . import output, torchrun
+from . import output, podinfo, torchrun
 from .command import decide
 from .copies import Copy
 from .environment import make, use
@@ -25,13 +25,14 @@ from .memory import oom_kills
 from .network import wait_for_names
 from .output import say, timestamp, write_termination_message
 from .processes import descendants, send, signal_name
+from .reload import Reload, rendezvous
 from .reporting import Reporter
 from .settings import Settings, from_environment, termination_log
 from .stacks import STACK_SIGNAL
 from .state import usable
 from .streams import Streams
 from .supervise import STOPPING, Ended, Verdict, Watch, supervise
-from .workspace import fetch
+from .workspace import Workspace
 
 # After a signal that was passed on, whatever the ranks make of it: a rank that writes its
 # checkpoint and exits 0 has not finished the training.
@@ -51,8 +52,8 @@ def main() -> int:
         signal.signal(number, lambda number, _: _stop_now(log, number))
     try:
         settings = from_environment(os.environ)
-        prepare(settings)
-        cause = None if sets_up else launch(settings, os.environ)
+        workspace = prepare(settings)
+        cause = None if sets_up else launch(settings, os.environ, workspace)
     except LaunchError as error:
         say(f"error: {error.message}")
         cause = Cause(error.exit_code, None, None, error.reason, error.message, timestamp())
@@ -66,16 +67,22 @@ def main() -> int:
     return cause.exit_code
 
 
-def prepare(settings: Settings) -> None:
+def prepare(settings: Settings) -> Workspace | None:
     """Bring the code, and the job's environment where it is made here. Raises LaunchError."""
+    workspace = None
     if settings.workspace_source:
-        fetch(settings.workspace_source, settings.workspace_target, settings.sync_wait)
-    _enter(settings.working_dir or settings.workspace_target * bool(settings.workspace_source))
+        workspace = Workspace(settings.workspace_source, settings.workspace_target)
+        workspace.wait(settings.sync_wait)
+        workspace.take(podinfo.number(settings.start_file, podinfo.REVISION))
+    _enter(_directory(settings))
     if settings.place and settings.recipe:
         make(settings.place, settings.recipe)
+    return workspace
 
 
-def launch(settings: Settings, environment: MutableMapping[str, str]) -> Cause | None:
+def launch(
+    settings: Settings, environment: MutableMapping[str, str], workspace: Workspace | None
+) -> Cause | None:
     """Run the job's command; None if it succeeded. Raises LaunchError where it never ran.
 
     environment: this process's own, as programs are looked up where the command will find them.
@@ -89,10 +96,10 @@ def launch(settings: Settings, environment: MutableMapping[str, str]) -> Cause |
     fence = _fence(settings, pass_gate(settings.start_file, settings.attempt))
     wait_for_names(settings.hosts, settings.resolve_wait)
     with _copied(settings):
-        cause = _run(settings, environment, argv, fence)
-        if cause:
-            say(f"failed with exit code {cause.exit_code}: {cause.message}")
-    return cause
+        if workspace is None:
+            return _told(_run(settings, environment, argv, fence)[1])
+        reload = Reload(workspace, settings.start_file, settings.edit_wait)
+        return _run_each_revision(settings, environment, argv, fence, reload)
 
 
 def _fence(settings: Settings, unfenced: list[Worker]) -> list[Watch]:
@@ -107,9 +114,40 @@ def _fence(settings: Settings, unfenced: list[Worker]) -> list[Watch]:
     return [watch] if watch else []
 
 
-def _run(
-    settings: Settings, environment: Mapping[str, str], argv: list[str], fence: list[Watch]
+def _run_each_revision(
+    settings: Settings,
+    environment: Mapping[str, str],
+    argv: list[str],
+    fence: list[Watch],
+    reload: Reload,
 ) -> Cause | None:
+    """Run the command, and again whenever there is newer code for it."""
+    while True:
+        own = rendezvous(environment, reload.workspace.revision)
+        ended, cause = _run(settings, own, argv, fence, reload.asked)
+        if not ended.for_reload:
+            cause = _told(cause)
+            lasting = ended.stopped_by is not None or ended.verdict is not None
+            if lasting or not reload.follows(failed=cause is not None):
+                return cause
+        reload.take()
+        _enter(_directory(settings))
+        say(f"starting the command again with revision {reload.workspace.revision}")
+
+
+def _told(cause: Cause | None) -> Cause | None:
+    if cause:
+        say(f"failed with exit code {cause.exit_code}: {cause.message}")
+    return cause
+
+
+def _run(
+    settings: Settings,
+    environment: Mapping[str, str],
+    argv: list[str],
+    fence: list[Watch],
+    reload: Callable[[], bool] | None = None,
+) -> tuple[Ended, Cause | None]:
     """Supervise the command; what it left behind says why it failed."""
     reports = _folder_for_reports()
     kills = oom_kills()
@@ -121,10 +159,11 @@ def _run(
         watches.append(HangWatch(settings.hang_timeout, reports, chunks))
     try:
         variables = _environment_of_command(environment, reports, bool(settings.hang_timeout))
-        ended = supervise(argv, variables, settings.grace, watches, streams)
+        ended = supervise(argv, variables, settings.grace, watches, streams, reload)
         if streams:
             streams.close()
-        return _cause(ended, reports, oom_kills() > kills)
+        cause = None if ended.for_reload else _cause(ended, reports, oom_kills() > kills)
+        return ended, cause
     finally:
         if reporter:
             reporter.close()
@@ -172,6 +211,10 @@ def _copied(settings: Settings) -> Iterator[None]:
     finally:
         output.copies.remove(copy.add)
         copy.close(_COPY_SECONDS)
+
+
+def _directory(settings: Settings) -> str:
+    return settings.working_dir or settings.workspace_target * bool(settings.workspace_source)
 
 
 def _enter(directory: str) -> None:

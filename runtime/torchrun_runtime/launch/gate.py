@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 from .epoch import Worker
 from .output import say, wait_until
+from .podinfo import START, annotation
 
-START = "torchrun.ai/start"
 FENCE = "torchrun.ai/fence"
 # The controller knows why the gate is closed and says so in the job's status; it opens the gate or
 # deletes the pod. An end of our own would only turn a wait into a failure.
@@ -35,19 +33,10 @@ def pass_gate(start_file: str, attempt: str) -> list[Worker]:
 
 
 def _may_start(start_file: str, attempt: str) -> bool:
-    """A file that cannot be read is a go-ahead withheld: the kubelet swaps it by a rename."""
-    with suppress(OSError):
-        return f'{START}="{attempt}"' in _lines(start_file)
-    return False
+    return bool(attempt) and annotation(start_file, START) == attempt
 
 
 def _unfenced(start_file: str) -> list[Worker]:
     """As the controller wrote it: a time, then attempt and index of each, as in 0-1 0-3."""
-    found = [line for line in _lines(start_file) if line.startswith(f"{FENCE}=")]
-    words = found[0].partition("=")[2].strip('"').split()[1:] if found else []
+    words = annotation(start_file, FENCE).split()[1:]
     return [Worker(*map(int, word.split("-"))) for word in words]
-
-
-def _lines(path: str) -> list[str]:
-    with open(path, encoding="utf-8") as file:
-        return [line.strip() for line in file]

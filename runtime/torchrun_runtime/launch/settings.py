@@ -15,6 +15,7 @@ class Settings(NamedTuple):
 
     place: of the job's own environment, if it has one; recipe: given where it is made here.
     node: its index. state_dir: "" where there is none. hang_timeout: 0 for no watch.
+    edit_wait: how long a failed command's pod waits for an edit in development mode.
     """
 
     command: str | list[str]
@@ -38,6 +39,7 @@ class Settings(NamedTuple):
     hang_timeout: float
     progress_url: str
     progress_token_file: str
+    edit_wait: float
 
 
 def from_environment(environment: Mapping[str, str]) -> Settings:
@@ -68,6 +70,7 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
         hang_timeout=_seconds(environment, "TORCHRUN_HANG_TIMEOUT_SECONDS", 0),
         progress_url=environment.get("TORCHRUN_PROGRESS_URL", ""),
         progress_token_file=environment.get("TORCHRUN_PROGRESS_TOKEN_FILE", ""),
+        edit_wait=_seconds(environment, "TORCHRUN_EDIT_WAIT_SECONDS", 3600),
     )
 
 

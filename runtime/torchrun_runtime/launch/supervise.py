@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from contextlib import suppress
-from typing import Mapping, NamedTuple, Protocol, Sequence
+from typing import Callable, Mapping, NamedTuple, Protocol, Sequence
 
 from .errors import LaunchError
 from .output import say
@@ -22,6 +22,7 @@ _TAKEN = frozenset({signal.SIGCHLD, *STOPPING})
 _IDLE = 1.0  # seconds between two looks without a signal, should one have been lost
 _POLL = 0.1  # seconds between two looks while ranks end: they are not our children
 _CLEAR_SECONDS = 2.0
+RELOAD_GRACE = 5.0  # seconds that ranks have to end before newer code
 _AGENT_SECONDS = 10.0  # for torchrun to end once its ranks are gone
 
 
@@ -47,12 +48,14 @@ class Ended(NamedTuple):
     """How the command ended.
 
     stopped_by: the signal that was passed on, None if there was none. verdict: of a watch.
+    for_reload: it was ended to be started again.
     """
 
     exit_code: int
     signal: int | None
     stopped_by: int | None
     verdict: Verdict | None = None
+    for_reload: bool = False
 
 
 def supervise(
@@ -61,21 +64,25 @@ def supervise(
     grace: float | None,
     watches: Sequence[Watch] = (),
     streams: Streams | None = None,
+    reload: Callable[[], bool] | None = None,
 ) -> Ended:
     """Run `argv` to its end.
 
     grace: seconds that the ranks may take to end after SIGTERM, None for as long as the kubelet
-    lets them. streams: what becomes of its output, None for the launcher's own. Raises LaunchError
-    (CommandNotFound, CommandNotExecutable).
+    lets them. streams: what becomes of its output, None for the launcher's own. reload: asked ten
+    times a second whether to end it for a reload. Raises LaunchError (CommandNotFound,
+    CommandNotExecutable).
     """
     adopt_orphans()
     signal.pthread_sigmask(signal.SIG_BLOCK, _TAKEN)
     child = _start(argv, environment, streams)
     stop: _Stop | None = None
     verdict: Verdict | None = None
+    looked = time.monotonic()
     while True:
-        taken = signal.sigtimedwait(_TAKEN, _POLL if stop or verdict else _IDLE)
-        if taken is not None and taken.si_signo in STOPPING and stop is None and verdict is None:
+        taken = signal.sigtimedwait(_TAKEN, _POLL if stop or verdict or reload else _IDLE)
+        free = verdict is None and (stop is None or stop.for_reload)
+        if taken is not None and taken.si_signo in STOPPING and free:
             for watch in watches:
                 watch.stopping()
             stop = _Stop(taken.si_signo, grace)
@@ -84,7 +91,10 @@ def supervise(
             break
         if stop:
             stop.advance()
-        elif verdict is None:
+        elif reload and reload():
+            stop = _Stop(signal.SIGTERM, min(grace or RELOAD_GRACE, RELOAD_GRACE), for_reload=True)
+        elif verdict is None and time.monotonic() - looked >= _IDLE - _POLL:
+            looked = time.monotonic()
             verdict = _first_verdict(watches)
         if verdict:
             # Parents before children: an agent must not see its ranks end and start them again.
@@ -92,7 +102,9 @@ def supervise(
     _clear()
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
     code = os.WEXITSTATUS(status) if number is None else 128 + number
-    return Ended(code, number, stop.number if stop else None, verdict)
+    for_reload = stop is not None and stop.for_reload
+    stopped_by = stop.number if stop and not for_reload else None
+    return Ended(code, number, stopped_by, verdict, for_reload)
 
 
 def _first_verdict(watches: Sequence[Watch]) -> Verdict | None:
@@ -108,16 +120,20 @@ class _Stop:
     """First the ranks, which may want to write a checkpoint; the rest when they are gone.
 
     torchrun kills its ranks 30 s after a SIGTERM of its own, in old releases with no way to
-    change that. It is therefore told last.
+    change that. It is therefore told last. For a reload it is not even asked.
     """
 
-    def __init__(self, number: int, grace: float | None) -> None:
+    def __init__(self, number: int, grace: float | None, *, for_reload: bool = False) -> None:
         self.number = number
+        self.for_reload = for_reload
         self._deadline = None if grace is None else time.monotonic() + grace
         self._first = foremost(descendants(os.getpid()))
         self._rest_since: float | None = None
         names = ", ".join(f"{process.name}[{process.pid}]" for process in self._first)
-        say(f"{signal_name(number)}: passed on to {names or 'nobody'}")
+        passed_on = (
+            "newer code: SIGTERM sent" if for_reload else f"{signal_name(number)}: passed on"
+        )
+        say(f"{passed_on} to {names or 'nobody'}")
         send(self._first, number)
 
     def advance(self) -> None:
@@ -130,7 +146,11 @@ class _Stop:
                 send(descendants(os.getpid()), signal.SIGKILL)
             if late or not any(alive(process) for process in self._first):
                 self._rest_since = now
-                send(programs(descendants(os.getpid())), signal.SIGTERM)
+                left = descendants(os.getpid())
+                if self.for_reload:
+                    send(left, signal.SIGKILL)
+                else:
+                    send(programs(left), signal.SIGTERM)
         elif now - self._rest_since > _AGENT_SECONDS:
             send(descendants(os.getpid()), signal.SIGKILL)
 

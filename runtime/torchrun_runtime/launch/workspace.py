@@ -9,6 +9,7 @@ import signal
 import stat
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import islice
 from typing import Iterator, NamedTuple
 
@@ -18,6 +19,7 @@ from .output import say, wait_until
 MARKER = ".sync_success"
 # Claims are often network file systems, where copies wait for round trips.
 _THREADS = 16
+_SEEN_SECONDS = 30.0
 _BATCH = 16  # files; a task of its own for each of 200,000 would take much memory
 
 
@@ -28,40 +30,119 @@ class Copied(NamedTuple):
     bytes: int
 
 
-def fetch(source: str, target: str, seconds: float) -> Copied:
-    """Wait for the marker on the claim, then copy the tree of its revision into `target`.
+class Workspace:
+    """The node's own copy. revision: the one that it is of, 0 before the first."""
 
-    Raises LaunchError: WorkspaceNotReady where there is no marker after `seconds`,
-    WorkspaceCopyFailed.
-    """
-    marker = os.path.join(source, MARKER)
-    if not wait_until(lambda: os.path.exists(marker), seconds, f"the workspace ({marker})"):
-        raise LaunchError(
-            "WorkspaceNotReady",
-            f"the workspace was not ready after {seconds:.0f} s: {marker} is missing; "
-            "look at the job's sync pod, or raise TORCHRUN_SYNC_WAIT_SECONDS",
+    def __init__(self, source: str, target: str) -> None:
+        self.revision = 0
+        self._source = source
+        self._target = target
+        self._held: dict[str, str] = {}
+
+    def wait(self, seconds: float) -> None:
+        """Wait until there is a revision. Raises LaunchError (WorkspaceNotReady)."""
+        marker = os.path.join(self._source, MARKER)
+        if not wait_until(lambda: os.path.exists(marker), seconds, f"the workspace ({marker})"):
+            raise LaunchError(
+                "WorkspaceNotReady",
+                f"the workspace was not ready after {seconds:.0f} s: {marker} is missing; "
+                "look at the job's sync pod, or raise TORCHRUN_SYNC_WAIT_SECONDS",
+            )
+
+    def newest(self) -> int:
+        """The revision that the marker names; 0 where it cannot be read."""
+        try:
+            with open(os.path.join(self._source, MARKER), encoding="utf-8") as file:
+                return int(json.loads(file.read())["revision"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0
+
+    def take(self, revision: int = 0) -> None:
+        """Copy what is not here yet of the revision, of the newest where 0.
+
+        One that has been removed gives way to the newest. Raises LaunchError (WorkspaceCopyFailed).
+        """
+        start = time.monotonic()
+        wanted = revision or self.newest()
+        while True:
+            tree = os.path.join(self._revision(wanted), "tree")
+            try:
+                self._wait_for(wanted, tree)
+                copied = self._update(wanted, tree)
+                break
+            except OSError as error:
+                newest = self.newest()
+                if newest <= wanted:
+                    raise LaunchError(
+                        "WorkspaceCopyFailed",
+                        f"cannot copy the workspace to {self._target}: {error}",
+                    ) from error
+                wanted = newest
+        self.revision = wanted
+        say(
+            f"workspace: revision {wanted}, {copied.files} files, {copied.bytes} bytes copied to "
+            f"{self._target} ({time.monotonic() - start:.1f} s)"
         )
-    start = time.monotonic()
-    try:
-        revision = newest(source)
-        copied = copy_tree(os.path.join(source, "revisions", str(revision), "tree"), target)
-    except OSError as error:
-        raise LaunchError(
-            "WorkspaceCopyFailed", f"cannot copy the workspace to {target}: {error}"
-        ) from error
-    seconds = time.monotonic() - start
-    say(f"workspace: {copied.files} files, {copied.bytes} bytes in {target} ({seconds:.1f} s)")
-    return copied
+
+    def _wait_for(self, revision: int, tree: str) -> None:
+        """What the controller knows of, a network file system may show a moment later."""
+
+        def seen() -> bool:
+            return os.path.isdir(tree) or self.newest() > revision
+
+        wait_until(seen, _SEEN_SECONDS, f"revision {revision} of the workspace")
+
+    def _update(self, revision: int, tree: str) -> Copied:
+        """Only what differs, where it is known what the copy and the revision hold."""
+        listed = self._listed(revision)
+        if not (self._held and listed):
+            copied = copy_tree(tree, self._target)
+        else:
+            gone = [path for path in self._held if path not in listed]
+            changed = [path for path, line in listed.items() if self._held.get(path) != line]
+            self._held = {}  # until all is done, nobody knows what the copy holds
+            _remove(self._target, gone)
+            copied = _copy_changed(tree, self._target, changed)
+        self._held = listed
+        return copied
+
+    def _listed(self, revision: int) -> dict[str, str]:
+        """Lines of the revision's manifest by path; empty where it has none."""
+        try:
+            with open(os.path.join(self._revision(revision), "manifest"), encoding="utf-8") as file:
+                lines = file.read().split("\n")
+        except OSError:
+            return {}
+        return {line.split(" ", 3)[3]: line for line in lines if line}
+
+    def _revision(self, number: int) -> str:
+        return os.path.join(self._source, "revisions", str(number))
 
 
-def newest(source: str) -> int:
-    """The revision that the marker names. Raises OSError, also where it names none."""
-    with open(os.path.join(source, MARKER), encoding="utf-8") as file:
-        text = file.read()
-    try:
-        return int(json.loads(text)["revision"])
-    except (ValueError, KeyError, TypeError):
-        raise OSError(f"{file.name} names no revision: {text[:200]}") from None
+def _remove(target: str, paths: list[str]) -> None:
+    """Files that a revision has no more, with the directories that nothing else is in."""
+    for path in paths:
+        full = os.path.join(target, path)
+        with suppress(OSError):
+            os.rmdir(full) if os.path.isdir(full) else os.unlink(full)
+            while path := os.path.dirname(path):
+                os.rmdir(os.path.join(target, path))
+
+
+def _copy_changed(tree: str, target: str, paths: list[str]) -> Copied:
+    copied = []
+    for path in paths:
+        source, full = os.path.join(tree, path), os.path.join(target, path)
+        if os.path.isdir(source):
+            os.makedirs(full, exist_ok=True)
+            continue
+        os.makedirs(os.path.dirname(full), exist_ok=True)
+        before = os.stat(full).st_mtime if os.path.exists(full) else 0.0
+        copied.append(_copy_files([_File(source, full, stat.S_IMODE(os.stat(source).st_mode))]))
+        if int(os.stat(full).st_mtime) <= int(before):
+            # Python takes bytecode for that of a source with the same size and second.
+            os.utime(full, (before + 1, before + 1))
+    return Copied(len(copied), sum(each.bytes for each in copied))
 
 
 def copy_tree(source: str, target: str) -> Copied:

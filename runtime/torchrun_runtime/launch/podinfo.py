@@ -1,0 +1,29 @@
+"""What the controller tells a running pod: its annotations, which the kubelet keeps in a file."""
+
+from __future__ import annotations
+
+START = "torchrun.ai/start"
+REVISION = "torchrun.ai/revision"
+DEVELOPMENT = "torchrun.ai/development"
+
+
+def annotation(file: str, name: str) -> str:
+    """The value of one annotation; "" where there is none, or no file.
+
+    A file that cannot be read says nothing: the kubelet swaps it by a rename.
+    """
+    if not file:
+        return ""
+    try:
+        with open(file, encoding="utf-8") as opened:
+            lines = opened.read().splitlines()
+    except OSError:
+        return ""
+    start = f'{name}="'
+    return next((line[len(start) : -1] for line in lines if line.startswith(start)), "")
+
+
+def number(file: str, name: str) -> int:
+    """The same as a number, 0 where it is none."""
+    text = annotation(file, name)
+    return int(text) if text.isdigit() else 0

@@ -1,0 +1,304 @@
+"""Edits that reach a running launcher: new code in the same process of the pod, broken or not."""
+
+import os
+import signal
+import socket
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from torchrun_runtime.launch.reload import rendezvous
+from torchrun_runtime.launch.workspace import Workspace
+from torchrun_runtime.sync.claim import Claim
+from torchrun_runtime.sync.extract import extract
+from torchrun_runtime.sync.settings import Limits
+from unit.runtime.launching import PYTHONS, Launched, Launcher
+from unit.runtime.syncing import archive
+
+WAITS = """
+    import os, signal, time
+    from helper import NAME
+    print(NAME, os.environ.get("PET_RDZV_ID"), os.environ.get("MASTER_PORT"), flush=True)
+    {end}
+    while True: time.sleep(60)
+"""
+
+
+def program(name: str, end: str = "") -> "dict[str, bytes]":
+    text = textwrap.dedent(WAITS).format(end=end)
+    return {"train.py": text.encode(), "helper.py": f"NAME = {name!r}".encode()}
+
+
+class Pod:
+    """A launcher's surroundings: the claim and the pod's annotations, as others would write them."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        self._launcher = launcher
+        self._directory = launcher.directory
+        self._podinfo = launcher.directory / "annotations"
+        self.claim = Claim(launcher.directory / "claim")
+        self.claim.incoming.mkdir(parents=True)
+        self.tell(0)
+
+    def publish(self, files: "dict[str, bytes]") -> int:
+        zipped = self.claim.incoming / "archive.zip"
+        zipped.write_bytes(archive(files))
+        return self.claim.publish(extract(zipped, self.claim.new, Limits())).revision
+
+    def tell(self, revision: int, **more: str) -> None:
+        """Change the pod's annotations, as the kubelet does it."""
+        said = {"start": "0", "revision": str(revision), **more}
+        temporary = self._podinfo.with_suffix(".new")
+        temporary.write_text("".join(f'torchrun.ai/{k}="{v}"\n' for k, v in said.items()))
+        temporary.rename(self._podinfo)
+
+    def start(self, **environment: str) -> Launched:
+        return self._launcher.start(
+            [self._launcher.python, "train.py"],
+            TORCHRUN_LAUNCHER="none",
+            TORCHRUN_ATTEMPT="0",
+            TORCHRUN_WORKSPACE_SOURCE=str(self.claim.directory),
+            TORCHRUN_WORKSPACE_TARGET=str(self._directory / "app"),
+            TORCHRUN_START_FILE=str(self._podinfo),
+            PET_RDZV_ID="job-0",
+            PET_MASTER_PORT="29500",
+            MASTER_PORT="29500",
+            **environment,
+        )
+
+
+@pytest.fixture(params=PYTHONS, ids=lambda path: Path(path).parents[1].name)
+def pod(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pod]:
+    launcher = Launcher(request.param, tmp_path)
+    yield Pod(launcher)
+    launcher.clear()
+
+
+def test_newer_code_runs_in_the_same_pod(pod: Pod) -> None:
+    pod.publish(program("one"))
+    launched = pod.start()
+    assert launched.line() == "one job-0 29500"
+    for name, said in (("two", "two job-0-w2 29501"), ("six", "six job-0-w3 29502")):
+        pod.tell(pod.publish(program(name)))
+        assert launched.line() == said
+    launched.stop()
+    result = launched.end()
+    assert result.exit_code == 143
+    assert "revision 3, 1 files" in result.err
+
+
+def test_a_revision_that_nobody_asked_for_waits(pod: Pod) -> None:
+    pod.publish(program("one"))
+    pod.tell(1)
+    pod.publish(program("two"))
+    launched = pod.start()
+    assert launched.line() == "one job-0 29500"
+    pod.tell(2)
+    assert launched.line().startswith("two")
+
+
+def test_an_end_that_belongs_to_a_reload_is_none(pod: Pod) -> None:
+    pod.publish(program("one"))
+    launched = pod.start()
+    assert launched.line().startswith("one")
+    pod.publish(program("two", "raise SystemExit(0)"))
+    task = Path(f"/proc/{launched.process.pid}/task/{launched.process.pid}")
+    rank = int((task / "children").read_text().split()[0])
+    os.kill(rank, signal.SIGKILL)  # a peer that was told first has gone
+    assert launched.process.stderr
+    for line in launched.process.stderr:
+        if "failed with" in line:
+            break
+    pod.tell(2)
+    assert launched.line().startswith("two")
+    assert launched.end().exit_code == 0
+
+
+def test_in_development_a_broken_edit_keeps_the_pod(pod: Pod) -> None:
+    pod.publish(program("one"))
+    pod.tell(1, development="true")
+    launched = pod.start()
+    assert launched.line().startswith("one")
+    broken = {**program("two"), "helper.py": b"NAME = ("}
+    pod.tell(pod.publish(broken), development="true")
+    assert launched.process.stderr
+    for line in launched.process.stderr:
+        if "waits for the next edit" in line:
+            break
+    pod.tell(pod.publish(program("three")), development="true")
+    assert launched.line().startswith("three")
+    launched.stop()
+    assert launched.end().exit_code == 143
+
+
+def test_a_pod_that_waits_for_an_edit_ends_when_it_is_told_to(pod: Pod) -> None:
+    pod.publish({"train.py": b"raise SystemExit(3)"})
+    pod.tell(1, development="true")
+    launched = pod.start()
+    assert launched.process.stderr
+    for line in launched.process.stderr:
+        if "waits for the next edit" in line:
+            break
+    launched.stop()
+    assert launched.end().exit_code == 143
+
+
+def test_the_wait_for_an_edit_is_bounded(pod: Pod) -> None:
+    pod.publish({"train.py": b"raise SystemExit(3)"})
+    pod.tell(1, development="true")
+    result = pod.start(TORCHRUN_EDIT_WAIT_SECONDS="0.2").end()
+    assert (result.exit_code, result.message["exitCode"]) == (3, 3)
+
+
+def test_without_development_a_broken_edit_is_a_failure(pod: Pod) -> None:
+    pod.publish(program("one"))
+    launched = pod.start()
+    assert launched.line().startswith("one")
+    pod.tell(pod.publish({"train.py": b"syntax error"}))
+    result = launched.end()
+    assert result.exit_code == 1
+    assert result.message["reason"] == "Exception"
+    assert str(result.message["message"]).startswith("SyntaxError")
+
+
+def test_ranks_may_take_a_moment_to_end(pod: Pod) -> None:
+    save = "signal.signal(signal.SIGTERM, lambda *_: (os.write(1, b'saved\\n'), os._exit(0)))"
+    pod.publish(program("one", save + "; os.write(1, b'ready\\n')"))
+    launched = pod.start()
+    assert launched.line().startswith("one")
+    assert launched.line() == "ready"
+    pod.tell(pod.publish(program("two")))
+    assert launched.line() == "saved"
+    assert launched.line().startswith("two")
+
+
+def taken(claim: Claim, files: "dict[str, bytes]") -> int:
+    zipped = claim.incoming / "archive.zip"
+    zipped.write_bytes(archive(files))
+    return claim.publish(extract(zipped, claim.new, Limits())).revision
+
+
+def held(directory: Path) -> "dict[str, bytes]":
+    files = (path for path in directory.rglob("*") if path.is_file())
+    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in files}
+
+
+def test_only_what_changed_is_copied(tmp_path: Path) -> None:
+    claim, app = Claim(tmp_path / "claim"), tmp_path / "app"
+    claim.incoming.mkdir(parents=True)
+    first = {"a.py": b"1", "pkg/b.py": b"1", "pkg/c.py": b"1", "gone/d.py": b"1"}
+    taken(claim, first)
+    workspace = Workspace(str(claim.directory), str(app))
+    workspace.take()
+    (app / "output.txt").write_text("the ranks' own")
+    (app / "pkg/c.py").write_text("changed by a rank")
+    before = (app / "a.py").stat().st_mtime
+    second = {"a.py": b"2", "pkg/b.py": b"1", "pkg/c.py": b"1", "new/e.py": b"1"}
+    taken(claim, second)
+    workspace.take(2)
+    assert workspace.revision == 2
+    assert held(app) == {
+        **second, "output.txt": b"the ranks' own", "pkg/c.py": b"changed by a rank"
+    }  # fmt: skip
+    assert not (app / "gone").exists()
+    assert int((app / "a.py").stat().st_mtime) > int(before)
+
+
+def test_a_revision_that_was_removed_gives_way_to_the_newest(tmp_path: Path) -> None:
+    claim = Claim(tmp_path / "claim")
+    claim.incoming.mkdir(parents=True)
+    for text in (b"1", b"2", b"3"):
+        taken(claim, {"a.py": text})
+    claim.prepare()
+    workspace = Workspace(str(claim.directory), str(tmp_path / "app"))
+    workspace.take(1)
+    assert workspace.revision == 3
+    assert held(tmp_path / "app") == {"a.py": b"3"}
+
+
+def test_each_revision_has_a_rendezvous_of_its_own() -> None:
+    pod = {
+        "PET_RDZV_ID": "id", "PET_RDZV_ENDPOINT": "host:29500", "PET_MASTER_ADDR": "host",
+        "PET_MASTER_PORT": "29500", "MASTER_PORT": "29500", "TORCHRUN_WORKSPACE_REVISION": "4",
+    }  # fmt: skip
+    assert rendezvous(pod, 4) == pod
+    own = rendezvous(pod, 6)
+    assert own["PET_RDZV_ID"] == "id-w6"
+    assert own["PET_RDZV_ENDPOINT"] == "host:29502"
+    assert (own["PET_MASTER_PORT"], own["MASTER_PORT"]) == ("29502", "29502")
+    other = rendezvous({**pod, "PET_RDZV_ENDPOINT": "etcd:2379"}, 5)
+    assert other["PET_RDZV_ENDPOINT"] == "etcd:2379"
+
+
+PYTHON = os.environ.get("TORCHRUN_TEST_TORCH_PYTHON", "")
+RANKS = """
+    import time
+    import torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    seen = torch.tensor([{number}])
+    while True:
+        dist.all_reduce(seen, op=dist.ReduceOp.MIN)
+        assert seen.item() == {number}
+        if dist.get_rank() == 0: print("all run {number}", flush=True)
+        time.sleep(0.05)
+"""
+
+
+@pytest.mark.skipif(not PYTHON, reason="TORCHRUN_TEST_TORCH_PYTHON does not name one with torch")
+@pytest.mark.parametrize("backend", ["static", "c10d"])
+def test_two_nodes_of_torchrun_change_together(tmp_path: Path, backend: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    pods = []
+    claim = tmp_path / "shared"
+    claim_of_both = Claim(claim)
+    launchers = []
+    for node in range(2):
+        directory = tmp_path / str(node)
+        directory.mkdir()
+        launchers.append(Launcher(PYTHON, directory))
+        pods.append(Pod(launchers[node]))
+        pods[node].claim = claim_of_both
+    claim_of_both.incoming.mkdir(parents=True)
+
+    def code(number: int) -> "dict[str, bytes]":
+        return {"train.py": textwrap.dedent(RANKS).format(number=number).encode()}
+
+    def all_run(launched: Launched, number: int) -> None:
+        while launched.line() != f"all run {number}":
+            assert launched.process.poll() is None, launched.end()
+
+    pods[0].publish(code(1))
+    try:
+        running = [
+            launchers[node].start(
+                ["python", "train.py"],
+                PATH=f"{Path(PYTHON).parent}:{os.environ['PATH']}",
+                TORCHRUN_WORKSPACE_SOURCE=str(claim),
+                TORCHRUN_WORKSPACE_TARGET=str(tmp_path / str(node) / "app"),
+                TORCHRUN_START_FILE=str(tmp_path / str(node) / "annotations"),
+                TORCHRUN_ATTEMPT="0",
+                PET_NNODES="2", PET_NPROC_PER_NODE="1", PET_NODE_RANK=str(node),
+                PET_RDZV_BACKEND=backend, PET_RDZV_ENDPOINT=f"127.0.0.1:{port}",
+                PET_RDZV_ID="job-0", PET_MASTER_ADDR="127.0.0.1", PET_MASTER_PORT=port,
+                PET_MAX_RESTARTS="0",
+            )
+            for node in range(2)
+        ]  # fmt: skip
+        all_run(running[0], 1)
+        for number in (2, 3, 4):
+            revision = pods[0].publish(code(number))
+            assert revision == number
+            pods[number % 2].tell(revision)
+            if number == 3:  # the other node is told when the first has begun anew
+                assert running[number % 2].process.stderr
+                for line in running[number % 2].process.stderr:
+                    if "again with revision" in line:
+                        break
+            pods[(number + 1) % 2].tell(revision)
+            all_run(running[0], number)
+    finally:
+        for launcher in launchers:
+            launcher.clear()
