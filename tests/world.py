@@ -117,6 +117,7 @@ class World:
                     key=lambda p: int(p.metadata.name.rpartition("-")[2]),
                 )
             ),
+            probes=tuple(p for p in pods if p.metadata.labels.component == names.PROBE),
             child_jobs=tuple(jobs),
             workers=tuple(p for p in gangs if p.metadata.controlled_by(latest)),
             ghosts=tuple(p for p in gangs if not p.metadata.controlled_by(latest) and alive(p)),

@@ -58,6 +58,7 @@ class ChildAnnotations(Wire, frozen=True, kw_only=True):
     restarts: str = field(default="", name="torchrun.ai/restarts")
     disruptions: str = field(default="", name="torchrun.ai/disruptions")
     cause: str = field(default="", name="torchrun.ai/cause")
+    wanted_nodes: str = field(default="", name="torchrun.ai/wanted-nodes")
     setup_key: str = field(default="", name="torchrun.ai/setup-key")
     generation: str = field(default="", name="torchrun.ai/generation")
     unfenced: str = field(default="", name="torchrun.ai/unfenced")

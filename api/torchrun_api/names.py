@@ -19,6 +19,7 @@ SYNC = "sync"
 SETUP = "setup"
 WORKER = "worker"
 NETWORK = "network"
+PROBE = "probe"
 
 # Set by the plugin on a TorchrunJob: only an upload with this digest is taken as its workspace.
 WORKSPACE_SHA256 = f"{GROUP}/workspace-sha256"
@@ -36,6 +37,8 @@ CAUSE = f"{GROUP}/cause"
 # share a state directory.
 UNFENCED = f"{GROUP}/unfenced"
 STATE = f"{GROUP}/state"
+# numNodes when a gang was made of fewer.
+WANTED_NODES = f"{GROUP}/wanted-nodes"
 # Of a worker: the go-ahead of the start gate, once nothing of an older gang can run any more.
 START = f"{GROUP}/start"
 # Of a worker, with the go-ahead: the ranks wait out the fence first. When it was given, and the
@@ -76,6 +79,16 @@ def sync_pod(job: str, number: int) -> str:
 def setup_pod(job: str, number: int) -> str:
     """Pod that makes the job's own environment; a new number for each retry or other content."""
     return f"{job}-setup-{number}"
+
+
+def probe(job: str, index: int) -> str:
+    """Pod that asks the scheduler whether there is room for one more worker."""
+    return f"{job}-probe-{index}"
+
+
+def is_probe(job: str, name: str) -> bool:
+    """Whether a pod's name is that of a probe of this job."""
+    return name.startswith(f"{job}-probe-")
 
 
 def service(job: str) -> str:

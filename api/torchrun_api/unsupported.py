@@ -20,8 +20,4 @@ def not_yet_supported(job: TorchrunJobSpec, queue: TorchrunQueueSpec) -> tuple[s
         )
     if queue.parent_kai_queue is not None:
         found.append("queue spec.parentKaiQueue: no KAI queue is made yet")
-    if job.elastic is not None:
-        found.append(
-            "spec.elastic: the job is resized by kubectl scale only, not yet by what is free"
-        )
     return tuple(found)

@@ -101,7 +101,8 @@ def observe(
         (pod for pod in pods if pod.metadata.labels.component != names.WORKER), owned
     )
     preparing.sort(key=lambda pod: _number(pod.metadata.name.rpartition("-")[2]))
-    setting_up, syncing = _part(preparing, lambda meta: meta.labels.component == names.SETUP)
+    setting_up, others_of = _part(preparing, lambda meta: meta.labels.component == names.SETUP)
+    probes, syncing = _part(others_of, lambda meta: meta.labels.component == names.PROBE)
     claims, other_claims = _part(caches.claims.by_index(JOB_INDEX, key), owned)
     services, other_services = _part(caches.services.by_index(JOB_INDEX, key), owned)
     found = (
@@ -124,6 +125,7 @@ def observe(
         service=next(iter(services), None),
         sync_pods=tuple(syncing),
         setup_pods=tuple(setting_up),
+        probes=tuple(probes),
         child_jobs=tuple(attempts),
         workers=tuple(sorted(workers, key=attrgetter("metadata.name"))),
         ghosts=tuple(pod for pod in others if alive(pod)),

@@ -9,7 +9,7 @@ from datetime import datetime
 from msgspec.structs import replace
 
 from torchrun_api.job import TorchrunJobStatus
-from torchrun_controller.reconcile import fence, gang, nodes, progress, status
+from torchrun_controller.reconcile import elastic, fence, gang, nodes, progress, status
 from torchrun_controller.reconcile.advance import Successor, advance
 from torchrun_controller.reconcile.decision import Decision
 from torchrun_controller.reconcile.ends import (
@@ -46,6 +46,7 @@ def reconcile(observed: Observed, now: datetime, defaults: Defaults) -> Plan:
     policy = policy_of(observed.job, observed.queue)
     if present.phase in TERMINAL:
         deletes, left = after_the_end(observed, policy, now)
+        deletes += elastic.leftovers(observed, None)
         told = status.after_the_end(observed, now)
         return Plan(
             deletes=deletes,
@@ -58,7 +59,7 @@ def reconcile(observed: Observed, now: datetime, defaults: Defaults) -> Plan:
     composed = status.compose(observed, decision, row, now)
     return Plan(
         applies=decision.applies,
-        deletes=decision.deletes,
+        deletes=(*decision.deletes, *elastic.leftovers(observed, decision)),
         status=None if composed == status.ordered(present) else composed,
         events=status.events(present, composed, decision, row),
         requeue_after=_soonest(

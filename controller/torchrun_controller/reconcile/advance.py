@@ -37,6 +37,7 @@ class Successor(Struct, frozen=True, kw_only=True):
     counts: Counts
     ended: Attempt | None = None
     failure: LastFailure | None = None
+    nodes: int | None = None  # None: as the spec says
 
 
 def advance(
@@ -70,7 +71,10 @@ def _checked(
         return Decision(finding=Finding.QUEUE_MISSING, why=why, attempt=job.status.attempt)
     if queue.invalid:
         raise InvalidSpecError(f"TorchrunQueue {queue.metadata.name}: {queue.invalid}")
-    return _unless_blocked(observed, _step(observed, resolve(job, queue), successor, now, defaults))
+    run = resolve(job, queue)
+    if successor.nodes is not None:
+        run = replace(run, size=replace(run.size, nodes=successor.nodes))
+    return _unless_blocked(observed, _step(observed, run, successor, now, defaults))
 
 
 def _step(
@@ -162,7 +166,7 @@ def _unless_blocked(observed: Observed, decision: Decision) -> Decision:
             why = Why("NameConflict", conflict.message)
             return _blocked(observed, decision, Finding.NAME_TAKEN, why)
     refused = observed.rejection
-    if refused is not None:
+    if refused is not None and not names.is_probe(observed.job.metadata.name, refused.name):
         return _blocked(observed, decision, Finding.REJECTED, _why_refused(refused))
     return decision
 

@@ -3,6 +3,7 @@
 from msgspec import Struct
 
 from torchrun_api.job import Attempt, LastFailure
+from torchrun_controller.reconcile.conditions import Claimed
 from torchrun_controller.reconcile.phases import Finding
 from torchrun_controller.reconcile.plan import Apply, Delete
 from torchrun_controller.reconcile.restarts import Counts
@@ -31,3 +32,5 @@ class Decision(Struct, frozen=True, kw_only=True):
     counts: Counts = Counts()
     ended: tuple[Attempt, ...] = ()
     failure: LastFailure | None = None
+    capacity: Claimed | None = None
+    probes: int = 0

@@ -52,7 +52,7 @@ def child_job(
     assert queue is not None
     meta = metadata(job, names.child_job(job.metadata.name, attempt), names.WORKER)
     meta["labels"] = _labels(job, attempt)
-    annotations = _memory(attempt, counts, ended, unfenced)
+    annotations = _memory(attempt, counts, ended, unfenced) | _asked(job, run)
     if storage.keeps_state(run):
         annotations[names.STATE] = "true"
     if annotations:
@@ -88,6 +88,12 @@ def _memory(
     if unfenced:
         made[names.UNFENCED] = fence.encode(unfenced)
     return made
+
+
+def _asked(job: TorchrunJob, run: Run) -> JsonObject:
+    """numNodes where the gang is smaller: what was asked for, beside what there was room for."""
+    wanted = job.spec.num_nodes
+    return {} if wanted in (None, run.size.nodes) else {names.WANTED_NODES: str(wanted)}
 
 
 def _labels(job: TorchrunJob, attempt: int) -> JsonObject:

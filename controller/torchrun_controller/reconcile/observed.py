@@ -41,6 +41,7 @@ class Observed(Struct, frozen=True, kw_only=True):
     claims: tuple[PersistentVolumeClaim, ...] = ()
     service: Service | None = None
     sync_pods: tuple[Pod, ...] = ()
+    probes: tuple[Pod, ...] = ()
     setup_pods: tuple[Pod, ...] = ()
     child_jobs: tuple[Job, ...] = ()
     workers: tuple[Pod, ...] = ()

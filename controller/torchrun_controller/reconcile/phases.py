@@ -25,7 +25,6 @@ class Finding(Enum):
     SUSPENDED = "a pause is asked for and nothing runs"
     GANG_FAILED = "a worker failed, and no new gang may follow"
     BACKING_OFF = "a worker failed, and a new gang follows after a delay"
-    RESIZING = "the gang has another size than the spec"
     GANG_RUNNING = "every worker runs or has succeeded"
     GANG_STARTING = "the child Job is there, not all workers run"
     GANG_ENDING = "the child Job is being deleted by somebody else"
@@ -54,7 +53,6 @@ ROWS: dict[Finding, Row] = {
     Finding.SUSPENDED: Row("Suspended", "Suspended", "True"),
     Finding.GANG_FAILED: Row("Failed", "Failed", "True"),
     Finding.BACKING_OFF: Row("Queued", "Running", "False"),
-    Finding.RESIZING: Row("Queued", "Running", "False"),
     Finding.GANG_RUNNING: Row("Running", "Running", "True"),
     Finding.GANG_STARTING: Row("Queued", "Running", "False"),
     Finding.GANG_ENDING: Row("Queued", "Running", "False"),

@@ -14,7 +14,7 @@ from torchrun_controller.reconcile.policy import Policy
 FIRST_DELAY = timedelta(seconds=10)
 LONGEST_DELAY = timedelta(minutes=5)
 SOON = timedelta(minutes=10)
-BY_THE_USER = frozenset({"Suspended", "Resizing"})
+NO_FAILURES = frozenset({"Suspended", "Resizing", "Shrinking", "Growing"})
 
 
 class Sentence(Enum):
@@ -73,7 +73,7 @@ def delay(attempts: tuple[Attempt, ...], began: datetime | None, ended: datetime
     for attempt in reversed(attempts):
         if _lasted(attempt.start_time, attempt.end_time):
             break
-        quick += attempt.reason not in BY_THE_USER
+        quick += attempt.reason not in NO_FAILURES
     if quick == 0:
         return timedelta()
     doublings = min(quick - 1, 10)

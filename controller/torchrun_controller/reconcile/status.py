@@ -21,7 +21,7 @@ from torchrun_controller.reconcile.workers import Why, count, scheduled
 
 KEPT_ATTEMPTS = 5
 # Conditions that are there only while there is something to warn of.
-WARNINGS = frozenset({"NotYetSupported", "StorageShared"})
+WARNINGS = frozenset({"NotYetSupported", "StorageShared", "FullSize"})
 ALREADY_FINISHED = Why("AlreadyFinished", "spec.suspend came after the end and changes nothing")
 
 # Findings, and reasons of a waiting gang, that somebody has to do something about.
@@ -141,6 +141,8 @@ def _conditions(observed: Observed, decision: Decision, row: Row, nodes: int) ->
     if "Suspended" in claims and row.condition != "Suspended":
         _claim(claims, "Suspended", holds=False, why=Why("NotSuspended", "spec.suspend is false"))
     claims[row.condition] = Claimed(row.condition, row.status, decision.why)
+    if decision.capacity is not None:
+        claims[decision.capacity.type] = decision.capacity
     unshared = storage.unshared(observed.claims, nodes)
     if unshared is not None:
         _claim(claims, "StorageShared", holds=False, why=unshared)

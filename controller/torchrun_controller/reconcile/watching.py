@@ -4,7 +4,7 @@ from datetime import datetime
 
 from msgspec.structs import replace
 
-from torchrun_controller.reconcile import gang, gate, workspace
+from torchrun_controller.reconcile import elastic, gang, gate, workspace
 from torchrun_controller.reconcile.advance import (
     QUEUE_FOUND,
     Successor,
@@ -45,10 +45,9 @@ def watch(observed: Observed, policy: Policy, now: datetime, defaults: Defaults)
         return suspend(observed, now)
     if failure is not None:
         return _after_failure(observed, decision, failure, policy, now, defaults)
-    if _resized(observed):
-        return _resize(observed, decision, now)
     applies = (*missing_service(observed), *gate.open_gate(observed, now))
-    return replace(decision, applies=applies, deletes=gang.end_ghosts(observed))
+    lives = replace(decision, applies=applies, deletes=gang.end_ghosts(observed))
+    return elastic.adapt(observed, lives, now, defaults)
 
 
 def _timed_out(decision: Decision, observed: Observed, policy: Policy) -> Decision:
@@ -99,7 +98,12 @@ def _after_failure(
             ended=(*decision.ended, ended),
             requeue_after=left,
         )
-    successor = Successor(counts=counts.after(sentence), ended=ended, failure=failure.said)
+    successor = Successor(
+        counts=counts.after(sentence),
+        ended=ended,
+        failure=failure.said,
+        nodes=elastic.kept(observed),
+    )
     step = advance(observed, successor, now, defaults)
     if step.finding is Finding.READY:
         return replace(step, ended=(*decision.ended, ended))
@@ -118,25 +122,6 @@ def _because(policy: Policy, counts: Counts) -> str:
     if counts.restarts >= policy.max_restarts > 0:
         return f"; all {policy.max_restarts} restarts are used up"
     return ""
-
-
-def _resized(observed: Observed) -> bool:
-    spec = observed.job.spec
-    nodes = gang.nodes_of(observed.child_jobs[-1])
-    return spec.elastic is not None and spec.num_nodes is not None and spec.num_nodes != nodes
-
-
-def _resize(observed: Observed, decision: Decision, now: datetime) -> Decision:
-    """The gang ends with its grace period; the next one has the new size."""
-    child, wanted = observed.child_jobs[-1], observed.job.spec.num_nodes
-    why = Why("Resizing", f"from {gang.nodes_of(child)} to {wanted} nodes, from the checkpoint")
-    return replace(
-        decision,
-        finding=Finding.RESIZING,
-        why=why,
-        deletes=(gang.delete(child),),
-        ended=(*decision.ended, gang.record(observed, why, now, counted=False)),
-    )
 
 
 def _resolved(observed: Observed) -> Run | None:

@@ -1,6 +1,6 @@
 """A field that is not honoured is named."""
 
-from torchrun_api.job import Elastic, TorchrunJobSpec
+from torchrun_api.job import TorchrunJobSpec
 from torchrun_api.queue import TorchrunQueueSpec
 from torchrun_api.unsupported import not_yet_supported
 
@@ -10,7 +10,7 @@ def test_nothing_to_say() -> None:
 
 
 def test_each_field_is_named_once() -> None:
-    job = TorchrunJobSpec(num_nodes=2, elastic=Elastic(min_nodes=1, max_nodes=4))
+    job = TorchrunJobSpec(num_nodes=2)
     queue = TorchrunQueueSpec(kai_queue="gpu-training", parent_kai_queue="default")
     named = [entry.split(":")[0] for entry in not_yet_supported(job, queue)]
-    assert named == ["queue spec.kaiQueue", "queue spec.parentKaiQueue", "spec.elastic"]
+    assert named == ["queue spec.kaiQueue", "queue spec.parentKaiQueue"]

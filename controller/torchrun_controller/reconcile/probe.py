@@ -1,0 +1,91 @@
+"""Probe pods: the scheduler's answer to whether there is room for one more worker.
+
+A probe has a worker's requests and constraints and none of its work. It stays Pending while there
+is no room, and is deleted once it has a node. It takes no part in preemption: it has no priority
+class, so it drives nobody out.
+"""
+
+from torchrun_api import names
+from torchrun_api.job import TorchrunJob
+from torchrun_api.json import JsonObject, JsonValue
+from torchrun_api.kinds import PODS
+from torchrun_controller.reconcile.job import worker_template
+from torchrun_controller.reconcile.objects import RESTRICTED_CONTAINER, RUNTIME_USER, metadata
+from torchrun_controller.reconcile.observed import Defaults, Observed
+from torchrun_controller.reconcile.plan import Apply
+from torchrun_controller.reconcile.run import InvalidSpecError, resolve
+
+# Of a worker's PodSpec, what decides where it may be placed.
+PLACING = (
+    *("schedulerName", "nodeSelector", "affinity", "tolerations", "topologySpreadConstraints"),
+    *("runtimeClassName", "overhead", "resourceClaims", "imagePullSecrets"),
+)
+
+
+def missing_probes(
+    observed: Observed, count: int, defaults: Defaults
+) -> tuple[tuple[Apply, ...], str]:
+    """The first `count` probes, as far as they are not there; why there are none, if so."""
+    if count == 0:
+        return (), ""
+    job, queue = observed.job, observed.queue
+    wanted = [names.probe(job.metadata.name, index) for index in range(count)]
+    refused = observed.rejection
+    if refused is not None and refused.name in wanted:
+        return (), f"the API server refused pod {refused.name}: {refused.message}"
+    if queue is None:
+        return (), f"there is no TorchrunQueue {job.spec.job_queue}"
+    try:
+        template = worker_template(job, queue, resolve(job, queue), None, 0, "", defaults)
+    except InvalidSpecError as error:
+        return (), str(error)
+    taken = {pod.metadata.name for pod in observed.probes} | {c.name for c in observed.conflicts}
+    return tuple(_probe(job, template, name, defaults) for name in wanted if name not in taken), ""
+
+
+def _probe(job: TorchrunJob, template: JsonObject, name: str, defaults: Defaults) -> Apply:
+    worker, meta = template["spec"], metadata(job, name, names.PROBE)
+    assert isinstance(worker, dict)
+    spec: JsonObject = {field: worker[field] for field in PLACING if field in worker}
+    spec |= {
+        "restartPolicy": "Always",
+        "terminationGracePeriodSeconds": 1,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": RUNTIME_USER,
+            "runAsGroup": RUNTIME_USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [_idle(c, defaults) for c in _entries(worker, "containers")],
+        # Where a volume can be reached is a constraint too.
+        "volumes": [v for v in _entries(worker, "volumes") if "persistentVolumeClaim" in v],
+    }
+    own = template["metadata"]
+    assert isinstance(own, dict)
+    mine, workers = meta["labels"], own["labels"]
+    assert isinstance(mine, dict)
+    assert isinstance(workers, dict)
+    # Gang schedulers and topology rules go by labels; an attempt's number it has none.
+    meta["labels"] = {k: v for k, v in workers.items() if k != names.ATTEMPT_LABEL} | mine
+    return Apply(PODS, {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
+
+
+def _entries(spec: JsonObject, field: str) -> list[JsonObject]:
+    found = spec.get(field)
+    return [e for e in found if isinstance(e, dict)] if isinstance(found, list) else []
+
+
+def _idle(container: JsonObject, defaults: Defaults) -> JsonValue:
+    """A container of the same requests that does nothing."""
+    idle: JsonObject = {
+        "name": container["name"],
+        "image": defaults.runtime_image,
+        "imagePullPolicy": defaults.runtime_image_pull_policy,
+        "command": ["sleep", "infinity"],
+        "securityContext": RESTRICTED_CONTAINER,
+    }
+    if "resources" in container:
+        idle["resources"] = container["resources"]
+    return idle
