@@ -267,6 +267,11 @@ class World:
         for name in pods:
             del self.objects[PODS.plural, name]
 
+    def placed(self, name: str) -> None:
+        """The scheduler finds a node for a pod."""
+        condition = Condition(type="PodScheduled", status="True", last_transition_time=self.now)
+        self.pod(name, conditions=(condition,))
+
     def not_placed(self, verdict: str, *indexes: int, pod: str = "", **condition: Any) -> None:
         """The scheduler finds no node for these workers, or for one other pod."""
         said = Condition(

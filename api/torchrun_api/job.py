@@ -42,9 +42,12 @@ Phase = Literal[
 
 
 class Elastic(Wire, frozen=True, kw_only=True):
-    """The sizes between which the job may move; numNodes is the start.
+    """The sizes between which the job may move; numNodes is the one that is wanted.
 
-    Not supported yet: the job runs at numNodes and says so in the condition NotYetSupported.
+    kubectl scale changes numNodes within these bounds. Where workers find no node for 30 s, a gang
+    of those that have one goes on, minNodes at least; when there is room again, by the scheduler's
+    word, it grows to numNodes, at most every 5 minutes. Each resize is a new gang that starts from
+    the checkpoint, and counts as no restart.
     """
 
     RULES: ClassVar[tuple[Rule, ...]] = (
@@ -54,8 +57,8 @@ class Elastic(Wire, frozen=True, kw_only=True):
         ),
     )
 
-    min_nodes: Annotated[NodeCount, Meta(description="Fewest nodes to run on.")]
-    max_nodes: Annotated[NodeCount, Meta(description="Most nodes to run on.")]
+    min_nodes: Annotated[NodeCount, Meta(description="Fewest nodes that the job goes on with.")]
+    max_nodes: Annotated[NodeCount, Meta(description="Most nodes that numNodes may ask for.")]
 
 
 class JobScheduling(Wire, frozen=True, kw_only=True):

@@ -18,6 +18,7 @@ from torchrun_controller.reconcile import gang
 from torchrun_controller.reconcile.advance import Successor, advance
 from torchrun_controller.reconcile.conditions import Claimed
 from torchrun_controller.reconcile.decision import Decision
+from torchrun_controller.reconcile.nodes import loss
 from torchrun_controller.reconcile.observed import Defaults, Observed
 from torchrun_controller.reconcile.phases import Finding
 from torchrun_controller.reconcile.plan import Delete
@@ -34,8 +35,6 @@ SETTLE = timedelta(seconds=10)
 MOST_PROBES = 16
 
 FULL_SIZE = "FullSize"
-BY_THE_USER, SHRINKING, GROWING = "Resizing", "Shrinking", "Growing"
-RESIZES = frozenset({BY_THE_USER, SHRINKING, GROWING})
 
 
 class Outlook(Struct, frozen=True, kw_only=True):
@@ -90,7 +89,7 @@ def outlook(
     child = observed.child_jobs[-1]
     nodes = gang.nodes_of(child)
     if wanted not in (nodes, asked_of(child)):
-        why = Why(BY_THE_USER, f"from {nodes} to {wanted} nodes, from the checkpoint")
+        why = Why(gang.BY_THE_USER, f"from {nodes} to {wanted} nodes, from the checkpoint")
         return Outlook(nodes=wanted, why=why)
     if child.spec.suspend:
         return Outlook()
@@ -123,12 +122,9 @@ def kept(observed: Observed) -> int | None:
 
 def _placing(observed: Observed, nodes: int, fewest: int, now: datetime) -> Outlook:
     """Not every worker has a node: wait, then take what there is."""
-    ends = [pod.metadata.deletion_timestamp for pod in observed.ghosts]
-    if any(end is None or end > now for end in ends):
-        return Outlook(
-            condition=_condition("Unknown", "WaitingForOldGang", "the old gang still holds nodes"),
-            requeue_after=_until(max((end for end in ends if end is not None), default=None), now),
-        )
+    if any(loss(observed, pod, now) is None for pod in observed.ghosts):
+        told = "workers of an earlier gang still hold their nodes"
+        return Outlook(condition=_condition("Unknown", "WaitingForOldGang", told))
     placed = scheduled(observed.workers)
     if placed < fewest:
         message = f"{placed} workers have a node, {fewest} are needed (elastic.minNodes)"
@@ -137,7 +133,7 @@ def _placing(observed: Observed, nodes: int, fewest: int, now: datetime) -> Outl
     if deadline <= now:
         seconds = SHRINK_AFTER.total_seconds()
         message = f"{placed} of {nodes} workers found a node within {seconds:.0f} s"
-        why = Why(SHRINKING, f"from {nodes} to {placed} nodes: {message}")
+        why = Why(gang.SHRINKING, f"from {nodes} to {placed} nodes: {message}")
         return Outlook(nodes=placed, why=why)
     message = (
         f"a gang of {placed} follows unless all {nodes} have a node by {deadline:%H:%M:%S} UTC"
@@ -176,7 +172,7 @@ def _growing(observed: Observed, nodes: int, wanted: int, now: datetime) -> Outl
     if len(placed) < probes and settled > now:
         return Outlook(condition=condition, probes=probes, requeue_after=_until(settled, now))
     larger = nodes + min(len(placed), probes)
-    why = Why(GROWING, f"from {nodes} to {larger} nodes: there is room for {len(placed)} more")
+    why = Why(gang.GROWING, f"from {nodes} to {larger} nodes: there is room for {len(placed)} more")
     return Outlook(nodes=larger, why=why)
 
 
@@ -210,7 +206,7 @@ def _resize(
             requeue_after=_sooner(decision.requeue_after, step.requeue_after),
         )
     # A gang that was never whole has nothing to save.
-    hurried = gang.end_survivors(observed) if why.reason == SHRINKING else ()
+    hurried = gang.end_survivors(observed) if why.reason == gang.SHRINKING else ()
     deletes = (*hurried, gang.delete(observed.child_jobs[-1]), *gang.forget_oldest(observed))
     return replace(step, why=why, ended=(*decision.ended, ended), deletes=deletes)
 
@@ -218,14 +214,7 @@ def _resize(
 def leftovers(observed: Observed, decision: Decision | None) -> tuple[Delete, ...]:
     """Probes that nobody asks any more, and gangs that a resize has left to end."""
     probes = decision.probes if decision is not None else 0
-    ends = {attempt.number: attempt.reason for attempt in observed.job.status.attempts}
-    if observed.child_jobs:
-        ends |= {attempt.number: attempt.reason for attempt in gang.ended_before(observed)}
-    resized = (
-        gang.delete(child)
-        for child in observed.child_jobs[:-1]
-        if ends.get(gang.attempt_of(child)) in RESIZES and child.metadata.deletion_timestamp is None
-    )
+    resized = (gang.delete(child) for child in gang.left_by_resize(observed))
     idle = (
         delete_pod(pod)
         for number, pod in enumerate(sorted(observed.probes, key=lambda p: p.metadata.name))

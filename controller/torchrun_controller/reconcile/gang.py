@@ -20,6 +20,9 @@ from torchrun_controller.reconcile.workers import delete as delete_pod
 # Seconds for survivors of a failed gang: their peers are gone, there is nothing left to save.
 SURVIVOR_GRACE = 5
 KEPT_JOBS = 5
+# Ends of a gang that made room for one of another size.
+BY_THE_USER, SHRINKING, GROWING = "Resizing", "Shrinking", "Growing"
+RESIZES = frozenset({BY_THE_USER, SHRINKING, GROWING})
 
 
 def nodes_of(child: Job) -> int:
@@ -147,13 +150,25 @@ def end_survivors(observed: Observed, grace: int = SURVIVOR_GRACE) -> tuple[Dele
 
 def end_ghosts(observed: Observed) -> tuple[Delete, ...]:
     """Pods of ended gangs that nobody has told to end, as the process died in between."""
-    ended = {child.metadata.uid for child in observed.child_jobs[:-1]}
+    resized = left_by_resize(observed)
+    ended = {child.metadata.uid for child in observed.child_jobs[:-1] if child not in resized}
     ours = (
         pod
         for pod in observed.ghosts
         if any(owner.controller and owner.uid in ended for owner in pod.metadata.owner_references)
     )
     return _end(tuple(ours), SURVIVOR_GRACE)
+
+
+def left_by_resize(observed: Observed) -> tuple[Job, ...]:
+    """Jobs of gangs that a resize has replaced and not deleted, as the process died in between."""
+    known = (
+        *observed.job.status.attempts,
+        *(ended_before(observed) if observed.child_jobs else ()),
+    )
+    ends = {attempt.number: attempt.reason for attempt in known}
+    older = (c for c in observed.child_jobs[:-1] if c.metadata.deletion_timestamp is None)
+    return tuple(child for child in older if ends.get(attempt_of(child)) in RESIZES)
 
 
 def _end(pods: tuple[Pod, ...], grace: int) -> tuple[Delete, ...]:

@@ -54,6 +54,12 @@ def gangs(world: World) -> int:
     return sum(plural == JOBS.plural for plural, _ in world.created)
 
 
+def capacity_resizes(world: World) -> int:
+    """How many gangs gave way to a smaller or larger one, as far as Plans tell."""
+    reasons = [event.reason for plan in world.plans for event in plan.events]
+    return reasons.count(gang.SHRINKING) + reasons.count(gang.GROWING)
+
+
 class Histories(RuleBasedStateMachine):
     """One job through everything that may happen to it, with a controller that is now and then late or
     killed in the middle of its writes: the next process knows only what the API holds.
@@ -248,6 +254,20 @@ class Histories(RuleBasedStateMachine):
             self.last_terminal = phase
             self.gangs_at_the_end = gangs(self.world)
 
+    @precondition(lambda self: self.world.workers())
+    @happens(index=st.integers(0, 2))
+    def node_is_found(self, index):
+        workers = self.world.workers()
+        pod = workers[index % len(workers)]
+        if pod.status.phase == "Pending":
+            self.world.placed(pod.metadata.name)
+
+    @precondition(lambda self: self.world.observed().probes)
+    @happens(index=st.integers(0, 1))
+    def probe_finds_room(self, index):
+        probes = self.world.observed().probes
+        self.world.placed(probes[index % len(probes)].metadata.name)
+
     @invariant()
     def whoever_waits_says_why(self):
         status = self.world.job.status
@@ -260,8 +280,19 @@ class Histories(RuleBasedStateMachine):
         """Planning again after a rest changes nothing, and no gang came of nothing."""
         world = copy.deepcopy(self.world)
         world.settle()
-        status = world.job.status
-        assert gangs(world) - 1 <= status.restarts + status.disruptions + self.asked_by_users
+        status, resized = world.job.status, capacity_resizes(world)
+        asked = self.asked_by_users + resized
+        assert gangs(world) - 1 <= status.restarts + status.disruptions + asked
+        self.sizes_are_within_bounds(world)
+
+    def sizes_are_within_bounds(self, world):
+        """At rest, probes ask for no more than what is missing, and only beside a gang."""
+        seen, missing = world.observed(), 0
+        if gang.is_there(seen):
+            present = gang.nodes_of(seen.child_jobs[-1])
+            assert 1 <= present <= 3
+            missing = max(0, world.job.spec.num_nodes - present)
+        assert len(seen.probes) <= (missing if world.phase == "Running" else 0)
 
 
 Histories.TestCase.settings = settings(

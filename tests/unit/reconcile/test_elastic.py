@@ -1,0 +1,401 @@
+"""Elastic jobs: fewer nodes where some are missing, more when they are back, by the user's word."""
+
+from datetime import timedelta
+
+import pytest
+from msgspec.structs import replace
+
+from torchrun_api import names
+from torchrun_api.kinds import JOBS, PODS
+from torchrun_controller.reconcile import Conflict, Plan, Rejection, reconcile
+from torchrun_controller.reconcile.elastic import GROW_AFTER, SETTLE, SHRINK_AFTER
+from world import DEFAULTS, START, World, make_job, make_queue
+
+FULL = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
+QUEUE = {"nodeResources": {"gpus": 8, "cpus": 4, "memory": "16Gi"}}
+
+
+def elastic(nodes: int = 3, fewest: int = 1, most: int = 4, **spec: object) -> World:
+    bounds = {"minNodes": fewest, "maxNodes": most}
+    world = World(make_job(numNodes=nodes, elastic=bounds, **spec), make_queue(**QUEUE))
+    world.settle()
+    return world
+
+
+def place(world: World, count: int) -> None:
+    """The first workers find a node, the others none."""
+    for index, pod in enumerate(world.workers()):
+        if index < count:
+            world.placed(pod.metadata.name)
+        else:
+            world.not_placed(FULL, index)
+    world.settle()
+
+
+def shrunk(**spec: object) -> World:
+    """A gang of 2 that runs where 3 were wanted."""
+    world = elastic(**spec)
+    place(world, 2)
+    world.pass_time(seconds=SHRINK_AFTER.total_seconds())
+    world.settle()
+    world.containers_stop()
+    world.settle()
+    world.all_workers("Running")
+    world.settle()
+    assert (world.phase, world.job.status.num_nodes) == ("Running", 2)
+    return world
+
+
+def grow_time(world: World) -> Plan:
+    """The gang is old enough to give way to a larger one."""
+    world.pass_time(seconds=GROW_AFTER.total_seconds())
+    return world.settle()
+
+
+def probes(world: World) -> list[str]:
+    return sorted(pod.metadata.name for pod in world.observed().probes)
+
+
+def probe_placed(world: World, index: int) -> None:
+    world.placed(f"train-probe-{index}")
+
+
+def test_a_gang_that_is_whole_says_so_and_asks_for_nothing():
+    world = elastic()
+    place(world, 3)
+    world.all_workers("Running")
+    world.settle()
+    assert world.condition("FullSize").status == "True"
+    assert world.job.status.reason == "WorkersRunning"
+    grow_time(world)
+    assert probes(world) == []
+
+
+def test_a_gang_without_enough_nodes_becomes_a_smaller_one_after_a_while():
+    world = elastic()
+    place(world, 2)
+    plan = world.plan()
+    assert plan.requeue_after == SHRINK_AFTER.total_seconds()
+    assert world.job.status.reason == "Unschedulable"
+    told = "a gang of 2 follows unless all 3 have a node by 03:04:35 UTC"
+    assert told in world.job.status.message
+    assert world.condition("FullSize").message == told
+    world.pass_time(seconds=29)
+    assert world.plan().applies == ()
+    world.pass_time(seconds=1)
+    plan = world.step()
+    assert [(a.kind, a.name) for a in plan.applies] == [(JOBS, "train-r1")]
+    assert [event.reason for event in plan.events] == ["Shrinking"]
+    assert "2 of 3 workers found a node within 30 s" in world.job.status.message
+    status = world.job.status
+    assert (status.num_nodes, status.attempt, status.restarts, status.disruptions) == (2, 1, 0, 0)
+    assert [(a.number, a.counted, a.reason) for a in status.attempts] == [(0, False, "Shrinking")]
+    assert (JOBS.plural, "train") not in world.objects, "the larger gang is gone"
+    world.settle()
+    assert world.job.status.reason == "WaitingForOldGang"
+
+
+def test_a_smaller_gang_that_runs_says_what_it_waits_for():
+    world = shrunk()
+    assert world.job.status.reason == "WaitingForCapacity"
+    assert world.job.status.message.startswith("2 of 3 nodes, waits for capacity; room for more")
+    condition = world.condition("FullSize")
+    assert (condition.status, condition.reason) == ("False", "WaitingForCapacity")
+    assert world.job.status.workers_status == "0/2 ready"
+
+
+def test_fewer_than_the_fewest_are_waited_for_without_end():
+    world = elastic(fewest=2)
+    place(world, 1)
+    assert "1 workers have a node, 2 are needed (elastic.minNodes)" in world.job.status.message
+    world.pass_time(hours=9)
+    assert world.plan().applies == ()
+
+
+def test_nodes_that_the_old_gang_still_holds_are_waited_for():
+    world = elastic()
+    place(world, 3)
+    world.all_workers("Running")
+    world.settle()
+    world.pod("train-1-abcde", phase="Failed")
+    world.settle()
+    place(world, 1)
+    assert world.condition("FullSize").status == "Unknown"
+    world.pass_time(seconds=600)
+    world.settle()
+    assert world.job.status.attempt == 1, "its nodes are not free yet"
+    world.containers_stop()
+    plan = world.settle()
+    assert plan.requeue_after == SHRINK_AFTER.total_seconds(), "from when they are"
+    world.pass_time(seconds=30)
+    world.settle()
+    assert (world.job.status.attempt, world.job.status.num_nodes) == (2, 1)
+
+
+def test_a_smaller_gang_that_loses_nodes_shrinks_again():
+    world = shrunk()
+    world.pass_time(seconds=60)
+    world.pod("train-r1-0-abcde", phase="Failed")
+    world.settle()
+    assert (world.job.status.num_nodes, world.job.status.restarts) == (2, 1), "it keeps its size"
+    world.containers_stop()
+    place(world, 1)
+    world.pass_time(seconds=30)
+    world.settle()
+    assert world.job.status.num_nodes == 1
+
+
+def test_a_gang_that_another_controller_holds_back_is_not_short_of_nodes():
+    world = elastic()
+    child = world.objects[JOBS.plural, "train"]
+    world.objects[JOBS.plural, "train"] = replace(child, spec=replace(child.spec, suspend=True))
+    world.settle()
+    world.pass_time(hours=1)
+    world.settle()
+    assert world.job.status.attempt == 0
+    assert all(c.type != "FullSize" for c in world.job.status.conditions)
+
+
+def test_probes_ask_for_what_is_missing_once_the_gang_is_old_enough():
+    world = shrunk()
+    left = world.plan().requeue_after
+    assert left == GROW_AFTER.total_seconds()
+    assert probes(world) == []
+    grow_time(world)
+    assert probes(world) == ["train-probe-0"]
+    assert "probe pods ask the scheduler for 1 more" in world.job.status.message
+    assert world.job.status.workers.pending == 0, "a probe is no worker"
+    assert world.phase == "Running"
+
+
+def test_a_probe_that_finds_room_makes_the_gang_larger():
+    world = shrunk()
+    grow_time(world)
+    probe_placed(world, 0)
+    plan = world.step()
+    assert [(a.kind, a.name) for a in plan.applies] == [(JOBS, "train-r2")]
+    assert [event.reason for event in plan.events] == ["Growing"]
+    assert {(d.kind.plural, d.name) for d in plan.deletes} == {
+        (JOBS.plural, "train-r1"),
+        (PODS.plural, "train-probe-0"),
+    }
+    assert all(d.grace_seconds is None for d in plan.deletes), "time for a last checkpoint"
+    world.containers_stop()
+    world.settle()
+    world.all_workers("Running")
+    world.settle()
+    status = world.job.status
+    assert (status.num_nodes, status.restarts, status.disruptions) == (3, 0, 0)
+    assert (status.reason, world.condition("FullSize").status) == ("WorkersRunning", "True")
+
+
+def test_room_that_comes_back_together_is_taken_together():
+    world = elastic()
+    place(world, 1)
+    world.pass_time(seconds=30)
+    world.settle()
+    world.containers_stop()
+    world.all_workers("Running")
+    world.settle()
+    grow_time(world)
+    assert probes(world) == ["train-probe-0", "train-probe-1"]
+    probe_placed(world, 1)
+    assert world.settle().requeue_after == SETTLE.total_seconds()
+    world.pass_time(seconds=4)
+    probe_placed(world, 0)
+    world.step()
+    assert world.job.status.num_nodes == 3
+
+
+def test_what_has_settled_is_taken_alone():
+    world = elastic()
+    place(world, 1)
+    world.pass_time(seconds=30)
+    world.settle()
+    world.containers_stop()
+    world.all_workers("Running")
+    world.settle()
+    grow_time(world)
+    probe_placed(world, 1)
+    world.settle()
+    world.pass_time(seconds=SETTLE.total_seconds())
+    world.settle()
+    assert world.job.status.num_nodes == 2
+    assert probes(world) == []
+
+
+def test_a_probe_is_a_worker_for_the_scheduler_and_nothing_else():
+    world = shrunk(
+        scheduling={
+            "nodeSelector": {"pool": "a"},
+            "priorityClassName": "high",
+            "tolerations": [{"key": "gpu", "operator": "Exists"}],
+        },
+        labels={"team": "vision"},
+        volumes={"checkpoints": {"claimName": "shared"}},
+    )
+    world.pass_time(seconds=GROW_AFTER.total_seconds())
+    (probe,) = (apply.body for apply in world.plan().applies)
+    spec, meta = probe["spec"], probe["metadata"]
+    assert spec["nodeSelector"] == {"pool": "a"}
+    assert spec["tolerations"] == [{"key": "gpu", "operator": "Exists"}]
+    assert "priorityClassName" not in spec, "it drives nobody out"
+    assert [v["persistentVolumeClaim"]["claimName"] for v in spec["volumes"]] == ["shared"]
+    (container,) = spec["containers"]
+    assert container["resources"]["requests"]["nvidia.com/gpu"] == "8"
+    assert container["image"] == DEFAULTS.runtime_image
+    assert container["command"] == ["sleep", "infinity"]
+    assert container["securityContext"]["runAsNonRoot"] is True
+    assert meta["labels"]["team"] == "vision"
+    assert meta["labels"][names.COMPONENT_LABEL] == names.PROBE
+    assert names.ATTEMPT_LABEL not in meta["labels"]
+    assert meta["ownerReferences"][0]["uid"] == "uid-train"
+
+
+@pytest.mark.parametrize("happens", ["suspend", "succeeds", "fails", "scales", "job deleted"])
+def test_probes_go_with_what_they_were_for(happens):
+    world = shrunk()
+    grow_time(world)
+    match happens:
+        case "suspend":
+            world.spec(suspend=True)
+        case "succeeds":
+            world.job_condition("Complete")
+        case "fails":
+            world.pod("train-r1-0-abcde", phase="Failed")
+        case "scales":
+            world.spec(num_nodes=2)
+        case _:
+            world.delete_child_job()
+    world.settle()
+    assert probes(world) == []
+
+
+def test_a_probe_that_ended_is_asked_anew():
+    world = shrunk()
+    grow_time(world)
+    world.pod("train-probe-0", phase="Failed")
+    world.step()
+    assert probes(world) == []
+    world.settle()
+    assert probes(world) == ["train-probe-0"]
+    assert world.job.status.num_nodes == 2
+
+
+def test_a_probe_that_is_refused_says_so_and_holds_up_nothing():
+    world = shrunk()
+    world.pass_time(seconds=GROW_AFTER.total_seconds())
+    refused = Rejection("pods", "train-probe-0", "exceeded quota")
+    plan = reconcile(replace(world.observed(), rejection=refused), world.now, DEFAULTS)
+    assert plan.applies == ()
+    assert "exceeded quota" in next(
+        c.message for c in plan.status.conditions if c.type == "FullSize"
+    )
+    world.pod("train-r1-0-abcde", phase="Failed")
+    plan = reconcile(replace(world.observed(), rejection=refused), world.now, DEFAULTS)
+    assert [a.name for a in plan.applies] == ["train-r2"]
+
+
+def test_a_name_held_by_others_is_left_alone():
+    world = shrunk()
+    world.conflicts = (Conflict("pods", "train-probe-0", "somebody's"),)
+    grow_time(world)
+    assert probes(world) == []
+
+
+@pytest.mark.parametrize("queue", [None, {"nodeResources": {"memory": "12Gigs"}}])
+def test_without_a_run_to_be_made_nothing_is_asked_for(queue):
+    world = shrunk()
+    world.queue = None if queue is None else make_queue(**queue)
+    grow_time(world)
+    assert probes(world) == []
+    told = "no TorchrunQueue gpu" if queue is None else "12Gigs"
+    assert told in world.condition("FullSize").message
+
+
+def test_the_users_word_is_a_resize_at_once():
+    world = shrunk()
+    world.spec(num_nodes=4)
+    plan = world.step()
+    assert [event.reason for event in plan.events] == ["Resizing"]
+    assert "from 2 to 4 nodes, from the checkpoint" in world.job.status.message
+    assert world.job.status.num_nodes == 4
+
+
+def test_a_gang_that_has_the_size_already_goes_on():
+    world = shrunk()
+    world.spec(num_nodes=2)
+    world.settle()
+    assert (world.job.status.attempt, world.job.status.reason) == (1, "WorkersRunning")
+
+
+def test_a_resize_keeps_the_gang_until_the_next_can_be_made():
+    world = elastic()
+    world.all_workers("Running")
+    world.settle()
+    world.queue = None
+    world.spec(num_nodes=2)
+    world.settle()
+    assert (world.phase, world.job.status.attempt) == ("Running", 0)
+    assert "no resize to 2 nodes yet: no TorchrunQueue gpu" in world.job.status.message
+    world.queue = make_queue(**QUEUE)
+    world.settle()
+    assert world.job.status.num_nodes == 2
+
+
+@pytest.mark.parametrize("writes", [0, 1])
+def test_a_process_killed_in_a_resize_loses_neither_size_nor_count(writes):
+    world = elastic()
+    place(world, 2)
+    world.pass_time(seconds=30)
+    world.step(writes)
+    world.settle()
+    assert (JOBS.plural, "train") not in world.objects
+    status = world.job.status
+    assert (status.num_nodes, status.attempt, status.restarts) == (2, 1, 0)
+    assert [(a.number, a.reason) for a in status.attempts] == [(0, "Shrinking")]
+
+
+def test_a_gang_left_by_a_resize_gets_its_full_grace():
+    world = elastic()
+    world.all_workers("Running")
+    world.settle()
+    world.spec(num_nodes=2)
+    world.step(1)
+    plan = world.step()
+    assert [(d.kind.plural, d.name, d.grace_seconds) for d in plan.deletes] == [
+        (JOBS.plural, "train", None)
+    ]
+
+
+def test_resizes_do_not_delay_the_restart_after_a_failure():
+    world = shrunk()
+    for size in (3, 2, 1):
+        world.spec(num_nodes=size)
+        world.settle()
+        world.containers_stop()
+        world.settle()
+        world.all_workers("Running")
+        world.settle()
+    world.pod(world.workers()[0].metadata.name, phase="Failed")
+    world.settle()
+    assert world.job.status.reason != "BackingOff"
+
+
+def test_a_suspended_job_comes_back_with_the_wanted_number():
+    world = shrunk()
+    world.spec(suspend=True)
+    world.settle()
+    world.containers_stop()
+    world.settle()
+    assert world.phase == "Suspended"
+    assert all(c.type != "FullSize" for c in world.job.status.conditions)
+    world.spec(suspend=False)
+    world.settle()
+    assert world.job.status.num_nodes == 3
+
+
+def test_times_are_told_from_the_gangs_creation():
+    world = elastic()
+    assert world.observed().child_jobs[-1].metadata.creation_timestamp == START
+    assert timedelta(seconds=30) == SHRINK_AFTER
