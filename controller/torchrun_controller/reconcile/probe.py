@@ -79,13 +79,11 @@ def _entries(spec: JsonObject, field: str) -> list[JsonObject]:
 
 def _idle(container: JsonObject, defaults: Defaults) -> JsonValue:
     """A container of the same requests that does nothing."""
-    idle: JsonObject = {
+    return {
         "name": container["name"],
         "image": defaults.runtime_image,
         "imagePullPolicy": defaults.runtime_image_pull_policy,
         "command": ["sleep", "infinity"],
         "securityContext": RESTRICTED_CONTAINER,
+        "resources": container.get("resources", {}),
     }
-    if "resources" in container:
-        idle["resources"] = container["resources"]
-    return idle
