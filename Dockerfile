@@ -27,6 +27,14 @@ LABEL org.opencontainers.image.title="torchrun-controller" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
+# What sync pods fetch with; a BASE may have it already. ssh asks for a name of the user that it is.
+RUN if ! command -v git || ! command -v ssh; then \
+      apt-get update \
+      && apt-get install -y --no-install-recommends ca-certificates git openssh-client \
+      && rm -rf /var/lib/apt/lists/*; \
+    fi \
+ && echo 'torchrun:x:65532:65532::/tmp:/usr/sbin/nologin' >> /etc/passwd \
+ && echo 'torchrun:x:65532:' >> /etc/group
 COPY --from=build /opt/venv /opt/venv
 COPY --from=build /opt/launch /opt/torchrun/launch
 ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \

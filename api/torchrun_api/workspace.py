@@ -28,6 +28,7 @@ _KEY = r"(/[^?#\\\x00-\x20\x7f]*)?"
 
 GIT_URL = rf"^(https://{_HOST}|ssh://({_USER}@)?{_HOST})/[A-Za-z0-9._~%+@,=/-]+$"
 S3_URL = rf"^(s3://|https?://{_HOST}/){_BUCKET}{_KEY}$"
+S3_ENDPOINT = rf"^https?://{_HOST}/?$"
 GIT_REF = r"^[A-Za-z0-9_][A-Za-z0-9._/+@#=,%-]*$"
 SUB_PATH = r"^[^/\\\x00-\x1f\x7f]+(/[^/\\\x00-\x1f\x7f]+)*$"
 

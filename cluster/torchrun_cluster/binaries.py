@@ -76,6 +76,12 @@ MODULES = (
         "-X sigs.k8s.io/kwok/pkg/consts.Version={version}",
     ),
     Module("kind", "sigs.k8s.io/kind", {"kind": "sigs.k8s.io/kind"}),
+    Module(
+        "versitygw",
+        "github.com/versity/versitygw",
+        {"versitygw": "github.com/versity/versitygw/cmd/versitygw"},
+        "-X main.Version={version}",
+    ),
     Module("pause", "", {"pause": "."}),
 )
 

@@ -27,7 +27,10 @@ TORCH = "localhost/torchrun-torch:latest"
 SUITE = "trixie"
 FORGET_HOST = 'rm -f "$1/etc/resolv.conf" "$1/etc/hostname"'
 """mmdebstrap leaves the building machine's name and name server in the image."""
-BASE_PACKAGES = ("ca-certificates", "python3", "python3-pip", "python3-venv")
+BASE_PACKAGES = (
+    *("ca-certificates", "python3", "python3-pip", "python3-venv"),
+    *("git", "openssh-client"),
+)
 DOCUMENTATION = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*")
 CERTIFICATES = Path("/etc/ssl/certs")
 DOCKERFILE = "Dockerfile.build"

@@ -12,7 +12,13 @@ import socket
 from dataclasses import dataclass
 from urllib.parse import unquote_to_bytes, urlsplit
 
-from torchrun_api.workspace import GIT_URL, GIT_URL_FORMS, S3_URL, S3_URL_FORMS
+from torchrun_api.workspace import (
+    GIT_URL,
+    GIT_URL_FORMS,
+    S3_ENDPOINT,
+    S3_URL,
+    S3_URL_FORMS,
+)
 from torchrun_runtime.sync.errors import SyncError
 
 _LONGEST_URL = 2048
@@ -61,6 +67,11 @@ def parse_git(url: str) -> Location:
 def parse_s3(url: str) -> Location:
     """Raises SyncError (InvalidURL), permanent."""
     return _parse(url, S3_URL, S3_URL_FORMS)
+
+
+def parse_endpoint(url: str) -> Location:
+    """The endpoint of a Secret. Raises SyncError (InvalidURL), permanent."""
+    return _parse(url, S3_ENDPOINT, "https://ENDPOINT (AWS_ENDPOINT_URL of the Secret)")
 
 
 def _parse(url: str, pattern: str, accepted: str) -> Location:

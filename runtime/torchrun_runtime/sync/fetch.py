@@ -8,12 +8,20 @@ from pathlib import Path
 
 from torchrun_api.contents import Manifest
 from torchrun_runtime.sync import git_login
-from torchrun_runtime.sync.address import parse_git, resolve
+from torchrun_runtime.sync.address import parse_git, resolve, shown_url
 from torchrun_runtime.sync.claim import Claim, Marker
 from torchrun_runtime.sync.errors import ArchiveError, SyncError
 from torchrun_runtime.sync.git import Checkout, Git, check_ref
 from torchrun_runtime.sync.programs import Programs
 from torchrun_runtime.sync.report import log
+from torchrun_runtime.sync.s3 import (
+    digest,
+    is_archive,
+    list_prefix,
+    open_bucket,
+    read_archive,
+    read_prefix,
+)
 from torchrun_runtime.sync.secret import Secret
 from torchrun_runtime.sync.settings import Settings
 from torchrun_runtime.sync.tree import workspace_full
@@ -43,7 +51,8 @@ def fetch(settings: Settings) -> Marker:
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
     try:
-        fetched = _from_git(settings, work, claim.new)
+        source = _from_git if settings.source == "git" else _from_s3
+        fetched = source(settings, work, claim.new)
         return claim.publish(fetched.held, commit=fetched.commit, source=settings.digest)
     except ArchiveError as error:
         claim.discard_unfinished()
@@ -55,6 +64,35 @@ def fetch(settings: Settings) -> Marker:
         raise
     finally:
         claim.discard_upload()
+
+
+def _from_s3(settings: Settings, work: Path, tree: Path) -> Fetched:
+    secret = Secret(settings.secret, settings.secret_directory)
+    deadline = time.monotonic() + settings.fetch_timeout
+    bucket, key = open_bucket(settings.url, secret, deadline)
+    log("fetching", source=f"{bucket.endpoint.shown}/{key}")
+    if is_archive(key):
+        archive = bucket.find(key)
+        commit = _checked(settings, digest([archive]))
+        held = read_archive(bucket, archive, settings.sub_path, work, tree, settings.limits)
+        return Fetched(commit, held)
+    parts = (key.strip("/"), settings.sub_path)
+    prefix = "".join(f"{part}/" for part in parts if part)
+    found = list_prefix(bucket, prefix, settings.limits)
+    commit = _checked(settings, digest(one for _, one in found))
+    log("listed", objects=len(found), bytes=sum(one.size for _, one in found))
+    return Fetched(commit, read_prefix(bucket, found, tree))
+
+
+def _checked(settings: Settings, commit: str) -> str:
+    """The digest of what is there now. Raises SyncError where it must be another."""
+    if settings.commit in ("", commit):
+        return commit
+    message = (
+        f"the objects of {shown_url(settings.url)} are not those any more that the workers of this"
+        " job were made with; put them back, or take the new ones"
+    )
+    raise SyncError("SourceChanged", message, permanent=True)
 
 
 def _from_git(settings: Settings, work: Path, tree: Path) -> Fetched:

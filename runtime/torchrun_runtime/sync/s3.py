@@ -1,0 +1,152 @@
+"""s3: the objects of a prefix as files, or one archive."""
+
+import hashlib
+import shutil
+import ssl
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+
+from torchrun_api.contents import Manifest
+from torchrun_runtime.sync.address import Location, parse_endpoint, parse_s3, resolve
+from torchrun_runtime.sync.errors import ArchiveError, SyncError
+from torchrun_runtime.sync.extract import extract
+from torchrun_runtime.sync.paths import Place, components
+from torchrun_runtime.sync.s3_client import Bucket, Endpoint, Object
+from torchrun_runtime.sync.secret import Secret
+from torchrun_runtime.sync.settings import Limits
+from torchrun_runtime.sync.signature import Credentials
+from torchrun_runtime.sync.tarball import extract_tar
+from torchrun_runtime.sync.tree import Tree, judge, too_many
+
+_KEY_ID, _KEY = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"
+_REGION, _ENDPOINT, _TOKEN = "AWS_REGION", "AWS_ENDPOINT_URL", "AWS_SESSION_TOKEN"
+# What a Secret may hold for a bucket that is open to everybody.
+_PUBLIC = {"ca.crt", _REGION, _ENDPOINT}
+_DEFAULT_REGION = "us-east-1"
+ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
+# Small objects are read many at a time, since each costs a round trip.
+_SMALL = 1 << 20
+_THREADS = 8
+_BATCH = 64
+
+
+def open_bucket(url: str, secret: Secret, deadline: float) -> tuple[Bucket, str]:
+    """The bucket of a URL, and the key or prefix in it. Raises SyncError."""
+    location = parse_s3(url)
+    region = secret.text(_REGION) or _DEFAULT_REGION
+    if location.scheme == "s3":
+        bucket, key = location.host, location.path
+        named = secret.text(_ENDPOINT) or f"https://s3.{region}.amazonaws.com"
+        location = parse_endpoint(named)
+    else:
+        bucket, _, key = location.path.partition("/")
+    endpoint = Endpoint(
+        location=location,
+        addresses=resolve(location.host, location.port),
+        bucket=bucket,
+        credentials=_credentials(secret, region),
+        tls=_tls(location, secret),
+        deadline=deadline,
+    )
+    return Bucket(endpoint), key
+
+
+def _credentials(secret: Secret, region: str) -> Credentials | None:
+    held = set(secret.keys())
+    if not secret.name or (held and held <= _PUBLIC):
+        return None
+    secret.require(_KEY_ID, _KEY, why="a bucket that is not public is read with a key pair")
+    return Credentials(secret.text(_KEY_ID), secret.text(_KEY), region, secret.text(_TOKEN))
+
+
+def _tls(location: Location, secret: Secret) -> ssl.SSLContext | None:
+    if location.scheme == "http":
+        return None
+    context = ssl.create_default_context()
+    authority = secret.path("ca.crt")
+    if authority:
+        try:
+            context.load_verify_locations(authority)
+        except ssl.SSLError as error:
+            message = f"ca.crt of Secret {secret.name} is no certificate: {error.reason}"
+            raise SyncError("SecretInvalid", message, permanent=False) from error
+    return context
+
+
+def is_archive(key: str) -> bool:
+    """Whether the key names an archive that is unpacked."""
+    return key.lower().endswith(ARCHIVES)
+
+
+def digest(objects: Iterable[Object]) -> str:
+    """One name for the content of these objects: SHA-256 over keys, sizes and ETags."""
+    lines = sorted(f"{o.key}\0{o.size}\0{o.etag}\n" for o in objects)
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def list_prefix(bucket: Bucket, prefix: str, limits: Limits) -> list[tuple[Place, Object]]:
+    """The files below a prefix, judged. Raises ArchiveError, SyncError."""
+    found: list[tuple[Place, Object]] = []
+    for one in bucket.list(prefix):
+        name = one.key.removeprefix(prefix)
+        if name == "" or (name.endswith("/") and one.size == 0):
+            continue  # how consoles make folders
+        path = components(name, limits)
+        if name.endswith("/"):
+            raise ArchiveError("UnsafeName", f"object {name!r} is a folder with content")
+        found.append((Place(path, size=one.size), one))
+        if len(found) > limits.entries:
+            raise too_many(limits)
+    if not found:
+        message = f"{bucket.endpoint.shown} has no objects below {prefix!r}; check the prefix"
+        raise SyncError("ObjectNotFound", message, permanent=False)
+    judge([place for place, _ in found], limits)
+    return found
+
+
+def read_prefix(bucket: Bucket, found: list[tuple[Place, Object]], tree: Path) -> Manifest:
+    """Make the tree. Raises ArchiveError, SyncError, OSError."""
+    written = Tree(tree)
+    small = [pair for pair in found if pair[1].size <= _SMALL]
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for batch in _batches(small):
+            contents = pool.map(lambda pair: b"".join(bucket.pieces(pair[1])), batch)
+            for (place, _), content in zip(batch, contents, strict=True):
+                written.add_file(place, [content])
+    for place, one in found:
+        if one.size > _SMALL:
+            written.add_file(place, bucket.pieces(one))
+    return written.held
+
+
+def _batches(pairs: list[tuple[Place, Object]]) -> Iterator[list[tuple[Place, Object]]]:
+    rest = iter(pairs)
+    while batch := list(islice(rest, _BATCH)):
+        yield batch
+
+
+def read_archive(
+    bucket: Bucket, archive: Object, sub_path: str, work: Path, tree: Path, limits: Limits
+) -> Manifest:
+    """Unpack one archive, or a folder of it. Raises ArchiveError, SyncError, OSError."""
+    if archive.size > limits.bytes:
+        message = f"{archive.key!r} has {archive.size} bytes, allowed are {limits.bytes}"
+        raise ArchiveError("WorkspaceTooLarge", message)
+    kept = work / "archive"
+    with kept.open("wb") as file:
+        for piece in bucket.pieces(archive):
+            file.write(piece)
+    unpacked = work / "tree"
+    unpack = extract if archive.key.lower().endswith(".zip") else extract_tar
+    held = unpack(kept, unpacked, limits)
+    kept.unlink()
+    prefix = f"{sub_path}/" if sub_path else ""
+    inside = [entry for entry in held.entries if entry.path.startswith(prefix)]
+    if not inside:
+        message = f"subPath {sub_path!a} is no folder of {archive.key!r}"
+        raise SyncError("SubPathNotFound", message, permanent=False)
+    (unpacked / sub_path).rename(tree)
+    shutil.rmtree(unpacked, ignore_errors=True)
+    return Manifest(entry._replace(path=entry.path.removeprefix(prefix)) for entry in inside)

@@ -1,0 +1,284 @@
+"""One bucket: listed and read, whatever the connection does in between.
+
+Requests name the bucket in the path, as every gateway understands it. Connections go to the
+addresses that were judged, and no redirect is followed.
+"""
+
+import hashlib
+import http.client
+import re
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TypeVar
+from urllib.parse import unquote_to_bytes
+from xml.etree import ElementTree
+
+from torchrun_runtime.sync.address import Location
+from torchrun_runtime.sync.errors import SyncError
+from torchrun_runtime.sync.paths import refused
+from torchrun_runtime.sync.report import log
+from torchrun_runtime.sync.s3_errors import changed, explain
+from torchrun_runtime.sync.signature import Credentials, sign, target
+
+_PIECE = 1 << 20
+_LONGEST_PAGE = 16 << 20  # bytes; 1,000 keys of 1,024 bytes, every one of them percent-encoded
+_LONGEST_ERROR = 1 << 16
+_CONNECT_SECONDS = 20.0
+_SILENCE_SECONDS = 60.0
+_ATTEMPTS = 5
+_PASSING = (429, 500, 502, 503, 504)
+_MD5 = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True)
+class Object:
+    """One object: size in bytes; etag without its quotes."""
+
+    key: str
+    size: int
+    etag: str
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a bucket is. deadline: by time.monotonic(); pause: seconds before the first retry."""
+
+    location: Location
+    addresses: tuple[str, ...]
+    bucket: str
+    credentials: Credentials | None
+    tls: ssl.SSLContext | None
+    deadline: float
+    pause: float = 0.5
+
+    @property
+    def host(self) -> str:
+        """As in the Host header."""
+        host = self.location.host
+        host = f"[{host}]" if ":" in host else host
+        default = self.location.port == (443 if self.tls else 80)
+        return host if default else f"{host}:{self.location.port}"
+
+    @property
+    def shown(self) -> str:
+        """As messages name it."""
+        return f"{self.location.scheme}://{self.host}/{self.bucket}"
+
+
+T = TypeVar("T")
+
+
+class _CutError(Exception):
+    """The connection broke, or the server is busy; the request may be sent again."""
+
+
+@dataclass
+class Bucket:
+    """Every method may be called from any thread; each has a connection of its own."""
+
+    endpoint: Endpoint
+    _local: threading.local = field(default_factory=threading.local)
+
+    def list(self, prefix: str) -> Iterator[Object]:
+        """Objects by key, page for page. Raises SyncError."""
+        query = {"list-type": "2", "prefix": prefix, "encoding-type": "url"}
+        while True:
+            page = self._retried(lambda: self._page(dict(query)), prefix)
+            yield from _objects(page, self.endpoint.shown)
+            token = page.findtext("NextContinuationToken") or ""
+            if page.findtext("IsTruncated") != "true":
+                return
+            if not token or token == query.get("continuation-token"):
+                message = f"{self.endpoint.shown} lists pages without end"
+                raise SyncError("FetchFailed", message, permanent=False)
+            query["continuation-token"] = token
+
+    def find(self, key: str) -> Object:
+        """One object by its key. Raises SyncError."""
+
+        def ask() -> Object:
+            # By GET, and left at its head: an error that answers to HEAD does not say what it is.
+            response = self._request("GET", key, {}, {})
+            self._close()
+            size = response.headers.get("Content-Length", "")
+            if not size.isdecimal():
+                raise SyncError("FetchFailed", f"{key!r} has no size", permanent=False)
+            return Object(key, int(size), response.headers.get("ETag", "").strip('"'))
+
+        return self._retried(ask, key)
+
+    def pieces(self, wanted: Object) -> Iterator[bytes]:
+        """The content, taken up again where a connection breaks. Raises SyncError.
+
+        It is that of the ETag, and its MD5 where the ETag is one.
+        """
+        offset, digest, failures = 0, hashlib.md5(usedforsecurity=False), 0
+        checked = True
+        while offset < wanted.size or not failures:
+            try:
+                response, skip = self._open(wanted, offset)
+                checked = response.headers.get("x-amz-server-side-encryption", "") in ("", "AES256")
+                while offset < wanted.size and (piece := self._read(response)):
+                    fresh, skip = piece[skip:], max(0, skip - len(piece))
+                    fresh = fresh[: wanted.size - offset]
+                    offset += len(fresh)
+                    digest.update(fresh)
+                    failures = 0
+                    yield fresh
+                if offset < wanted.size:
+                    raise _CutError("it ended too early")
+                response.read(1)
+                if not response.isclosed():
+                    self._close()
+                break
+            except _CutError as error:
+                self._close()
+                failures += 1
+                self._pause(failures, wanted.key, error)
+        if checked and _MD5.fullmatch(wanted.etag) and digest.hexdigest() != wanted.etag:
+            message = (
+                f"{wanted.key!r} of {self.endpoint.shown} arrived damaged (MD5 is not its ETag)"
+            )
+            raise SyncError("DamagedObject", message, permanent=False)
+
+    def _open(self, wanted: Object, offset: int) -> tuple[http.client.HTTPResponse, int]:
+        """The rest from `offset` on, and how many bytes of it are known already."""
+        headers = {"if-match": f'"{wanted.etag}"'} if wanted.etag else {}
+        if offset:
+            headers["range"] = f"bytes={offset}-"
+        response = self._request("GET", wanted.key, {}, headers)
+        etag = response.headers.get("ETag", "").strip('"')
+        if etag != wanted.etag:
+            raise changed(wanted.key, self.endpoint.shown)
+        return response, offset if response.status == 200 else 0
+
+    def _read(self, response: http.client.HTTPResponse) -> bytes:
+        self._check_time()
+        try:
+            return response.read(_PIECE)
+        except (OSError, http.client.HTTPException) as error:
+            raise _CutError(str(error)) from error
+
+    def _page(self, query: Mapping[str, str]) -> ElementTree.Element:
+        response = self._request("GET", "", query, {})
+        body = b""
+        while len(body) <= _LONGEST_PAGE and (piece := self._read(response)):
+            body += piece
+        if len(body) > _LONGEST_PAGE or b"<!DOCTYPE" in body or b"\0" in body:
+            message = f"{self.endpoint.shown} answers with something that is no list of objects"
+            raise SyncError("FetchFailed", message, permanent=False)
+        try:
+            root = ElementTree.fromstring(body)  # noqa: S314  # no DOCTYPE, so no entities
+        except ElementTree.ParseError as error:
+            raise _CutError(f"its list cannot be read: {error}") from error
+        for element in root.iter():
+            element.tag = element.tag.rpartition("}")[2]
+        return root
+
+    def _request(
+        self, method: str, key: str, query: Mapping[str, str], headers: Mapping[str, str]
+    ) -> http.client.HTTPResponse:
+        """A response of 200 or 206. Raises SyncError, _CutError."""
+        endpoint = self.endpoint
+        self._check_time()
+        path = f"/{endpoint.bucket}/{key}" if key else f"/{endpoint.bucket}"
+        where = target(path, query)
+        own = {"host": endpoint.host}
+        if endpoint.credentials:
+            own = sign(endpoint.credentials, method, endpoint.host, where, datetime.now(UTC))
+        try:
+            connection = self._connection()
+            connection.request(method, where, headers={**own, **headers})
+            response = connection.getresponse()
+            if response.status in (200, 206):
+                return response
+            body = response.read(_LONGEST_ERROR).decode(errors="replace")
+        except ssl.SSLCertVerificationError as error:
+            message = (
+                f"the certificate of {endpoint.shown} is not trusted ({error.verify_message});"
+                " put its authority as ca.crt into the Secret"
+            )
+            raise SyncError("CertificateInvalid", message, permanent=False) from error
+        except (OSError, http.client.HTTPException) as error:
+            raise _CutError(str(error) or type(error).__name__) from error
+        self._close()
+        if response.status in _PASSING:
+            raise _CutError(f"status {response.status}")
+        answered = {name.lower(): value for name, value in response.headers.items()}
+        raise explain(response.status, answered, body, key, endpoint.shown)
+
+    def _connection(self) -> http.client.HTTPConnection:
+        """This thread's own, to one of the addresses that were judged."""
+        held: http.client.HTTPConnection | None = getattr(self._local, "connection", None)
+        if held is not None and held.sock is not None:
+            return held
+        location = self.endpoint.location
+        sock = _connect(self.endpoint.addresses, location.port)
+        try:
+            if self.endpoint.tls:
+                sock = self.endpoint.tls.wrap_socket(sock, server_hostname=location.host)
+        except BaseException:
+            sock.close()
+            raise
+        sock.settimeout(_SILENCE_SECONDS)
+        made = http.client.HTTPConnection(location.host, location.port)
+        made.sock = sock
+        made.auto_open = 0  # it would ask the resolver again
+        self._local.connection = made
+        return made
+
+    def _close(self) -> None:
+        held: http.client.HTTPConnection | None = getattr(self._local, "connection", None)
+        if held is not None:
+            held.close()
+            self._local.connection = None
+
+    def _retried(self, ask: Callable[[], T], key: str) -> T:
+        failures = 0
+        while True:
+            try:
+                return ask()
+            except _CutError as error:
+                self._close()
+                failures += 1
+                self._pause(failures, key, error)
+
+    def _pause(self, failures: int, key: str, error: _CutError) -> None:
+        if failures >= _ATTEMPTS:
+            message = f"{self.endpoint.shown} cannot be read ({error}, {failures} times in a row)"
+            raise SyncError("ConnectionFailed", message, permanent=False) from error
+        log("trying again", "warning", key=key, error=str(error))
+        time.sleep(self.endpoint.pause * 2 ** (failures - 1))
+        self._check_time()
+
+    def _check_time(self) -> None:
+        if time.monotonic() > self.endpoint.deadline:
+            message = f"{self.endpoint.shown} was not read in time; is it slow, or too large?"
+            raise SyncError("TimedOut", message, permanent=False)
+
+
+def _connect(addresses: tuple[str, ...], port: int) -> socket.socket:
+    for address in addresses[:-1]:
+        try:
+            return socket.create_connection((address, port), _CONNECT_SECONDS)
+        except OSError:
+            continue
+    return socket.create_connection((addresses[-1], port), _CONNECT_SECONDS)
+
+
+def _objects(page: ElementTree.Element, shown: str) -> Iterator[Object]:
+    for element in page.iter("Contents"):
+        key, size = element.findtext("Key") or "", element.findtext("Size") or ""
+        try:
+            decoded = unquote_to_bytes(key).decode()
+        except UnicodeDecodeError:
+            raise refused("UnsafeName", key, "has a name that is not UTF-8") from None
+        if not decoded or not size.isascii() or not size.isdecimal():
+            message = f"{shown} lists an object without key or size"
+            raise SyncError("FetchFailed", message, permanent=False)
+        yield Object(decoded, int(size), (element.findtext("ETag") or "").strip('"'))

@@ -1,0 +1,54 @@
+"""What a gateway answers when it gives nothing, as a reason and a sentence that says what to do."""
+
+import re
+from collections.abc import Mapping
+
+from torchrun_runtime.sync.errors import SyncError
+from torchrun_runtime.sync.paths import shown
+
+_LONGEST = 300
+_REGION = re.compile(r"<Region>([a-z0-9-]{1,40})</Region>")
+
+
+def explain(status: int, headers: Mapping[str, str], body: str, key: str, bucket: str) -> SyncError:
+    """The error of a status; `body`: the gateway's XML, if any; `bucket`: as messages name it."""
+    code, message = _field(body, "Code"), _field(body, "Message")
+    said = f"status {status}" + (f", {code}" if code else "") + (f": {message}" if message else "")
+    where = f"{shown(key)} of {bucket}" if key else bucket
+    region = headers.get("x-amz-bucket-region", "") or "".join(_REGION.findall(body)[:1])
+    if region and status in (301, 307, 400):
+        hint = f"it is in region {shown(region)}: set AWS_REGION in the Secret"
+        return SyncError("WrongRegion", f"cannot read {where}: {hint} ({said})", permanent=False)
+    if 300 <= status < 400:
+        hint = "redirects are not followed: give the endpoint that the bucket has now"
+        return SyncError("Redirected", f"cannot read {where}: {hint} ({said})", permanent=True)
+    if status == 412:
+        return changed(key, bucket)
+    reason, hint = _by_status(status, code, message)
+    return SyncError(reason, f"cannot read {where}: {hint} ({said})", permanent=False)
+
+
+def _by_status(status: int, code: str, message: str) -> tuple[str, str]:
+    # Some gateways know no such key by another status than 403.
+    if status in (401, 403) or "AccessKey" in code or "access key" in message.lower():
+        return "AccessDenied", (
+            "check the keys of the Secret in volumes.workspace.secretRef and their rights"
+            " (s3:ListBucket, s3:GetObject)"
+        )
+    if code == "NoSuchBucket":
+        return "BucketNotFound", "there is no such bucket"
+    if status == 404:
+        return "ObjectNotFound", "there is no such object; check volumes.workspace.url"
+    return "FetchFailed", "the gateway refuses the request"
+
+
+def changed(key: str, bucket: str) -> SyncError:
+    """Somebody wrote to the bucket meanwhile."""
+    message = f"{shown(key)} of {bucket} was changed while it was read; it is read again"
+    return SyncError("SourceChanged", message, permanent=False)
+
+
+def _field(body: str, name: str) -> str:
+    found = re.search(rf"<{name}>([^<]*)</{name}>", body)
+    text = found[1][:_LONGEST] if found else ""
+    return "".join(c if c.isprintable() else " " for c in text)

@@ -1,0 +1,172 @@
+"""From a tar archive to a fresh tree: every member judged first, every byte counted.
+
+tarfile reads a header's own payload (long names, PAX records) whole, whatever size it announces, so
+it is given a file that hands out no more than a mebibyte at a time and counts what comes out of the
+compression.
+"""
+
+import gzip
+import io
+import tarfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from torchrun_api.contents import Manifest
+from torchrun_runtime.sync.errors import ArchiveError
+from torchrun_runtime.sync.extract import check_space
+from torchrun_runtime.sync.paths import Place, components, refused
+from torchrun_runtime.sync.settings import Limits
+from torchrun_runtime.sync.tree import Tree, judge, too_many
+
+_PIECE = 1 << 20
+_MOST_GLOBAL_RECORDS = 64
+_HEADERS = 8192  # bytes for one member: its own block and padding, a long name, PAX records
+_GZIP = b"\x1f\x8b"
+_FAULTS = (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, ValueError, OverflowError)
+
+
+def extract_tar(archive: Path, tree: Path, limits: Limits) -> Manifest:
+    """Extract into `tree`, which must not exist; what it holds then.
+
+    Raises ArchiveError naming the member at fault; SyncError (WorkspaceFull) where it does not fit;
+    OSError on any other fault of the disk.
+    """
+    try:
+        with _opened(archive, limits) as opened:
+            places = [_place(member, limits) for member in _members(opened, limits)]
+        judge([place for place in places if place.path], limits)
+        check_space(tree.parent, sum(place.size for place in places))
+        with _opened(archive, limits) as opened:
+            return _write(opened, places, tree, limits)
+    except _FAULTS as error:
+        message = f"the archive is not a tar archive that can be read: {error}"
+        raise ArchiveError("NotATar", message) from error
+
+
+def _opened(archive: Path, limits: Limits) -> tarfile.TarFile:
+    raw = archive.open("rb")
+    compressed = raw.read(2) == _GZIP
+    raw.seek(0)
+    source: io.BufferedReader | gzip.GzipFile = raw
+    most = limits.bytes + limits.entries * _HEADERS + _PIECE
+    if compressed:
+        source = gzip.GzipFile(fileobj=raw)
+        most = min(most, max(limits.ratio_floor, archive.stat().st_size * limits.ratio))
+    bounded = _Bounded(source, raw, most)
+    try:
+        return tarfile.TarFile(fileobj=bounded, mode="r", errorlevel=2)
+    except BaseException:
+        bounded.close()
+        raise
+
+
+class _Bounded(io.RawIOBase):
+    """A file of which nobody reads much at once, or more than `most` bytes in all."""
+
+    def __init__(
+        self, source: io.BufferedReader | gzip.GzipFile, raw: io.BufferedReader, most: int
+    ) -> None:
+        self._source = source
+        self._raw = raw
+        self._most = most
+        self._at = 0
+        self.last = b""
+
+    def read(self, size: int = -1) -> bytes:
+        if not 0 <= size <= _PIECE:
+            message = f"a header of the archive announces {size} bytes of its own"
+            raise ArchiveError("UnsafeMember", message)
+        self.last = self._source.read(size)
+        self._advance(len(self.last))
+        return self.last
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Onwards by reading, so that what is skipped is counted as well."""
+        if whence != io.SEEK_SET or offset < 0:
+            raise tarfile.ReadError("the archive jumps")
+        if offset < self._at:
+            self._at = self._source.seek(offset)
+        while self._at < offset:
+            piece = self._source.read(min(_PIECE, offset - self._at))
+            if not piece:
+                raise EOFError("it ends too early")
+            self._advance(len(piece))
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._source.close()
+        self._raw.close()
+        super().close()
+
+    def _advance(self, count: int) -> None:
+        self._at += count
+        if self._at > self._most:
+            message = (
+                f"the archive unpacks to more than {self._most} bytes: it is too large, or looks"
+                " like a decompression bomb"
+            )
+            raise ArchiveError("CompressionRatio", message)
+
+
+def _members(opened: tarfile.TarFile, limits: Limits) -> Iterator[tarfile.TarInfo]:
+    """One by one, and forgotten: tarfile would keep each with all that its header says."""
+    count = 0
+    with opened:
+        while (member := opened.next()) is not None:
+            count += 1
+            if count > limits.entries:
+                raise too_many(limits)
+            if len(opened.pax_headers) > _MOST_GLOBAL_RECORDS:
+                raise ArchiveError("UnsafeMember", "the archive has endless global headers")
+            opened.members = []  # type: ignore[attr-defined]
+            yield member
+        # tarfile ends at any header that is none; the end that tar writes is a block of zeros.
+        assert isinstance(opened.fileobj, _Bounded)
+        if opened.fileobj.last != bytes(tarfile.BLOCKSIZE):
+            raise tarfile.ReadError("it is damaged or ends too early")
+
+
+def _place(member: tarfile.TarInfo, limits: Limits) -> Place:
+    name = member.name
+    if name in (".", "./"):
+        return Place((), directory=True)
+    path = components(name.removeprefix("./"), limits)
+    if member.issym() or member.islnk():
+        raise refused(
+            "UnsafeMember", name, "is a link; archive the file that it points to (tar -h)"
+        )
+    if member.issparse():
+        raise refused("UnsafeMember", name, "is sparse; archive it without --sparse")
+    if not (member.isreg() or member.isdir()):
+        raise refused("UnsafeMember", name, "is neither a file nor a directory")
+    if member.size < 0:
+        raise refused("UnsafeMember", name, "announces a negative size")
+    size = member.size if member.isreg() else 0
+    return Place(path, member.isdir(), bool(member.mode & 0o111), size)
+
+
+def _write(opened: tarfile.TarFile, places: list[Place], tree: Path, limits: Limits) -> Manifest:
+    written = Tree(tree)
+    wanted = iter(places)
+    for member in _members(opened, limits):
+        place = next(wanted)
+        if member.isreg():
+            written.add_file(place, _pieces(opened, member))
+    return written.held
+
+
+def _pieces(opened: tarfile.TarFile, member: tarfile.TarInfo) -> Iterator[bytes]:
+    source = opened.extractfile(member)
+    assert source is not None
+    while piece := source.read(_PIECE):
+        yield piece
