@@ -1,0 +1,193 @@
+"""Reports of progress with real tokens, the real TokenReview and the real status."""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from integration.controller_process import Api, ControllerProcess, eventually, install_crds
+from integration.team import Team
+from torchrun_cluster import LocalCluster, Size
+
+AUDIENCE = "torchrun.ai/progress"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    name = f"test-progress-{os.getpid()}"
+    with LocalCluster(name=name, size=Size.CONTROL_PLANE) as running:
+        install_crds(running)
+        yield running
+
+
+@pytest.fixture(scope="module")
+def api(cluster: LocalCluster) -> Iterator[Api]:
+    client = Api(cluster)
+    yield client
+    client.close()
+
+
+def controller_for(cluster: LocalCluster, folder: Path, *more: str) -> ControllerProcess:
+    url = ("--progress-url", "http://controller.test:8081", "--progress-port", "0")
+    return ControllerProcess(cluster, folder, *url, *more)
+
+
+class Reporter:
+    """Sends reports to a controller."""
+
+    def __init__(self, process: ControllerProcess) -> None:
+        port = process.wait_for_line("serves")["progress_port"]
+        self.url = f"http://127.0.0.1:{port}/v1/progress"
+
+    def send(self, token: str, **values: object) -> int:
+        headers = {"Authorization": f"Bearer {token}"}
+        return httpx.post(self.url, json=values or {"step": 1}, headers=headers).status_code
+
+
+@pytest.fixture
+def reporter(cluster: LocalCluster, tmp_path: Path) -> Iterator[Reporter]:
+    process = controller_for(cluster, tmp_path, "--leader-election", "false")
+    with process.running():
+        process.wait_for_line("works")
+        yield Reporter(process)
+
+
+@pytest.fixture
+def team(api: Api) -> Team:
+    team = Team(api)
+    team.make_queue()
+    return team
+
+
+def token(team: Team, pod: str = "", audience: str = AUDIENCE) -> str:
+    """As the kubelet asks for one, bound to a pod."""
+    path = f"{team.core}/serviceaccounts/default"
+    eventually("the service account", lambda: team.api.get(path))
+    spec: dict[str, Any] = {"audiences": [audience]}
+    if pod:
+        uid = team.api.get(f"{team.core}/pods/{pod}")["metadata"]["uid"]
+        spec["boundObjectRef"] = {"apiVersion": "v1", "kind": "Pod", "name": pod, "uid": uid}
+    made = team.api.create(f"{path}/token", {"spec": spec})
+    return str(made["status"]["token"])
+
+
+def running(team: Team, name: str, **spec: object) -> list[str]:
+    """A job whose workers run."""
+    team.submit(name, **spec)
+    pods = team.workers(name)
+    for pod in pods:
+        team.pod_becomes(pod, "Running")
+    team.reaches(name, "Running")
+    return pods
+
+
+def progress(team: Team, name: str, step: int) -> dict[str, Any]:
+    def look() -> dict[str, Any] | None:
+        told: dict[str, Any] = team.status(name).get("progress", {})
+        return told if told.get("step") == step else None
+
+    return eventually(f"step {step} of {name}", look)
+
+
+def test_a_report_becomes_status_and_columns(
+    reporter: Reporter, team: Team, cluster: LocalCluster
+) -> None:
+    pods = running(team, "run")
+    values = {"step": 12, "totalSteps": 100, "loss": 2.75, "samplesPerSecond": 31.5}
+    assert reporter.send(token(team, pods[0]), **values) == 204
+    told = progress(team, "run", 12)
+    assert {name: told[name] for name in values} == values
+    assert told["time"]
+    wide = cluster.kubectl("get", "tj", "run", "-n", team.name, "-o", "wide").stdout
+    header, row = (line.split() for line in wide.splitlines())
+    columns = dict(zip(header, row, strict=True))
+    assert [columns[name] for name in ("STEP", "OF", "LOSS", "SAMPLES/S")] == [
+        *("12", "100", "2.75", "31.5"),
+    ]
+
+
+def test_reports_write_the_status_once_in_ten_seconds(reporter: Reporter, team: Team) -> None:
+    pods = running(team, "often")
+    mine = token(team, pods[0])
+    assert reporter.send(mine, step=1) == 204
+    progress(team, "often", 1)
+    before = team.job("often")["metadata"]["resourceVersion"]
+    time.sleep(1.1)  # the bound of the port itself
+    assert reporter.send(mine, step=2) == 204
+    time.sleep(3)  # nothing may happen in this time
+    assert team.job("often")["metadata"]["resourceVersion"] == before
+    assert progress(team, "often", 2)["step"] == 2
+
+
+def test_a_pod_reports_for_its_own_job_only(reporter: Reporter, team: Team) -> None:
+    mine = running(team, "mine")
+    running(team, "theirs")
+    assert reporter.send(token(team, mine[1]), step=5) == 204
+    progress(team, "mine", 5)
+    assert "progress" not in team.status("theirs")
+
+
+def test_tokens_that_are_not_a_workers(reporter: Reporter, team: Team, api: Api) -> None:
+    pods = running(team, "guarded")
+    stranger = {
+        "metadata": {"name": "stranger", "labels": {"torchrun-job-name": "guarded"}},
+        "spec": {"containers": [{"name": "c", "image": "i"}]},
+    }
+    api.create(f"{team.core}/pods", stranger)
+    good = token(team, pods[0])
+    head, payload, signature = good.split(".")
+    forged = ".".join([head, payload, signature[:-6] + "AAAAAA"])
+    codes = {
+        "another audience": reporter.send(token(team, pods[0], audience="other")),
+        "bound to no pod": reporter.send(token(team)),
+        "bound to a pod of no gang": reporter.send(token(team, "stranger")),
+        "forged": reporter.send(forged),
+        "none": reporter.send("nothing"),
+    }
+    assert codes == {
+        "another audience": 401,
+        "bound to no pod": 403,
+        "bound to a pod of no gang": 403,
+        "forged": 401,
+        "none": 401,
+    }
+    assert "progress" not in team.status("guarded")
+    assert reporter.send(good, step=1) == 204
+
+
+def test_a_gang_that_is_over_reports_no_more(reporter: Reporter, team: Team) -> None:
+    pods = running(team, "again")
+    old = token(team, pods[0])
+    assert reporter.send(old, step=7) == 204
+    progress(team, "again", 7)
+    team.pod_becomes(pods[1], "Failed", json.dumps({"exitCode": 1, "message": "boom"}))
+    eventually("a new gang", lambda: team.status("again").get("attempt") == 1)
+    assert reporter.send(old, step=8) in (401, 403)
+    # As "again-r1-0-...": those of the new attempt.
+    fresh = eventually(
+        "new workers", lambda: [p for p in team.children("pods", "again") if "-r1-" in p]
+    )
+    assert reporter.send(token(team, fresh[0]), step=3) == 204
+    assert progress(team, "again", 3)["step"] == 3
+
+
+def test_a_standby_sends_reports_on_to_the_leader(
+    cluster: LocalCluster, team: Team, tmp_path: Path
+) -> None:
+    lease = ("--lease-name", "progress-test")
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    leader = controller_for(cluster, tmp_path / "one", *lease)
+    standby = controller_for(cluster, tmp_path / "two", *lease)
+    with leader.running():
+        leader.wait_for_line("works")
+        with standby.running():
+            pods = running(team, "two")
+            mine = token(team, pods[0])
+            assert Reporter(standby).send(mine) == 503
+            assert Reporter(leader).send(mine) == 204
