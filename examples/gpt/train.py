@@ -9,7 +9,9 @@ What to copy into a script of your own so that it survives a lost node:
   * a checkpoint is whole or absent, never half written (`save`),
   * every start looks for the newest checkpoint and goes on from there (`resume`),
   * SIGTERM, which Kubernetes sends before it takes a pod away, makes all ranks stop after the same
-    step with a checkpoint of that step (`StopSignal`, `train`).
+    step with a checkpoint of that step (`StopSignal`, `train`),
+  * every step is reported (`train`): it shows in `kubectl get tj -o wide`, and a run that hangs is
+    found and started again where the queue or the job sets reliability.hangTimeoutSeconds.
 """
 
 import argparse
@@ -29,6 +31,11 @@ from model import GPT, Config
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
+
+try:
+    import torchrun_progress  # in a worker's pod it is there, whatever the image
+except ImportError:
+    torchrun_progress = None
 
 HERE = Path(__file__).resolve().parent
 CHECKPOINTS_KEPT = 2
@@ -276,7 +283,7 @@ class Trainer:
 def train(trainer: Trainer, stop: StopSignal) -> bool:
     """Train to the last step, True, or until a rank gets SIGTERM, False."""
     args, ranks = trainer.args, trainer.ranks
-    since, tokens = time.perf_counter(), 0
+    since, tokens, rate = time.perf_counter(), 0, None
     while trainer.step < args.steps:
         told_to_stop = trainer.advance(stop)
         tokens += args.batch * args.context
@@ -285,6 +292,9 @@ def train(trainer: Trainer, stop: StopSignal) -> bool:
             rate = tokens / (time.perf_counter() - since)
             ranks.say(f"step {step}/{args.steps} loss {trainer.loss:.4f} ({rate:.0f} tokens/s)")
             since, tokens = time.perf_counter(), 0
+        if torchrun_progress:
+            speed = rate and rate / args.context
+            torchrun_progress.report(step, args.steps, trainer.loss, samples_per_second=speed)
         if step % args.checkpoint_every == 0 or finished or told_to_stop:
             trainer.checkpoint()
         if told_to_stop and not finished:
