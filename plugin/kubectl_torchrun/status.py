@@ -17,8 +17,8 @@ from kubectl_torchrun.listing import nodes
 from kubectl_torchrun.mirror import Mirror, attempt_of, rank_of
 from kubectl_torchrun.session import Cluster, session
 from kubectl_torchrun.slices import JOBS, PODS, Job, ProgressSlice
+from kubectl_torchrun.story import story
 from kubectl_torchrun.terminal import Terminal, phase_style
-from kubectl_torchrun.why import story
 from torchrun_api import names
 from torchrun_api.core import Pod
 

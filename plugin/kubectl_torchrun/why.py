@@ -1,14 +1,18 @@
 """Why a job waits or died."""
 
-from datetime import datetime
+import re
 
 import click
 
 from kubectl_torchrun.api import Api, ApiError
+from kubectl_torchrun.copies import STATE, Place
+from kubectl_torchrun.errors import ClusterProblem
 from kubectl_torchrun.kubectl import Target
 from kubectl_torchrun.mirror import has_started
-from kubectl_torchrun.session import session
+from kubectl_torchrun.session import Cluster, session
 from kubectl_torchrun.slices import JOBS, PODS, Job
+from kubectl_torchrun.status import progress_line
+from kubectl_torchrun.story import story
 from torchrun_api import names
 from torchrun_api.core import Pod
 
@@ -21,52 +25,73 @@ def why(target: Target, name: str) -> int:
         job = cluster.run(lambda api: api.get(JOBS, name))
         for line in story(job):
             click.echo(line)
-        cluster.run(lambda api: _tail(api, job))
+        if job.status.progress is not None:
+            click.echo(f"  progress: {progress_line(job.status.progress, None)}")
+        _last_lines(cluster, job)
     return 0
 
 
-def story(job: Job) -> list[str]:
-    """What the status says, a line each."""
-    status = job.status
-    lines = [f"{job.metadata.name}: {status.phase or 'new'}"]
-    if status.reason:
-        lines.append(f"  {status.reason}: {status.message}")
-    lines += [
-        f"  {condition.type} is {condition.status}: {condition.message}"
-        for condition in status.conditions
-        if condition.status != "True" and condition.message and condition.reason != status.reason
-    ]
-    if status.attempts:
-        lines.append(f"  restarts: {status.restarts} counted, {status.disruptions} not counted")
-    lines += [
-        f"  attempt {attempt.number} ended {_clock(attempt.end_time)}: {attempt.message}"
-        for attempt in status.attempts
-    ]
-    return lines
-
-
-def _clock(time: datetime | None) -> str:
-    return f"{time:%H:%M:%S} UTC" if time else "at an unknown time"
-
-
-async def _tail(api: Api, job: Job) -> None:
+def _last_lines(cluster: Cluster, job: Job) -> None:
+    """Of the rank that failed first: from its pod, else from the copy on the job's claim."""
     failure = job.status.last_failure
     if failure is None:
         return
-    selector = f"{names.JOB_LABEL}={job.metadata.name},{names.COMPONENT_LABEL}={names.WORKER}"
-    pods = (await api.list(PODS, {"labelSelector": selector})).items
+    pods = cluster.run(lambda api: _workers(api, job))
     pod = next((pod for pod in pods if _is_of(pod, failure.message)), None)
-    if pod is None:
-        click.echo("  its pod is gone, and its log with it")
+    if pod is not None:
+        cluster.run(lambda api: _tail(api, pod.metadata.name))
         return
-    click.echo(f"last lines of pod {pod.metadata.name}:")
+    found = copied(job.metadata.name, failure.message)
+    running = next((pod for pod in pods if _runs(pod)), None)
+    if found is None:
+        click.echo("  its pod is gone, and its log with it")
+    elif running is None:
+        hint = cluster.command(f"torchrun logs {job.metadata.name} --attempt {found[0]}")
+        click.echo(f"  its pod is gone; a copy of its log may be on the job's claim: {hint}")
+    else:
+        place = Place(cluster, running.metadata.name, names.TRAINER_CONTAINER, STATE)
+        _tail_of_copy(place, *found)
+
+
+def _tail_of_copy(place: Place, attempt: int, node: int) -> None:
+    try:
+        lines = [*place.lines(attempt, node, TAIL)]
+    except ClusterProblem as problem:
+        click.echo(f"  its pod is gone, and the copy of its log cannot be read: {problem}")
+        return
+    if not lines:
+        click.echo("  its pod is gone, and there is no copy of its log")
+        return
+    click.echo(f"last lines of node {node} in attempt {attempt}:")
+    for line in lines:
+        click.echo(f"  {line.decode(errors='replace').rstrip()}")
+
+
+async def _workers(api: Api, job: Job) -> list[Pod]:
+    selector = f"{names.JOB_LABEL}={job.metadata.name},{names.COMPONENT_LABEL}={names.WORKER}"
+    return [*(await api.list(PODS, {"labelSelector": selector})).items]
+
+
+def copied(job: str, message: str) -> tuple[int, int] | None:
+    """Attempt and node of the pod that a failure's message speaks of, by the pod's name."""
+    child = rf"{re.escape(job)}(?:-r(?P<attempt>\d+))?-(?P<node>\d+)(?:-[a-z0-9]{{5}})?"
+    found = re.search(rf"(?:^|\s){child}[:\s]", f"{message} ")
+    return (int(found["attempt"] or 0), int(found["node"])) if found else None
+
+
+async def _tail(api: Api, pod: str) -> None:
+    click.echo(f"last lines of pod {pod}:")
     try:
         query = {"tailLines": str(TAIL)}
-        async with api.log(pod.metadata.name, names.TRAINER_CONTAINER, query) as lines:
+        async with api.log(pod, names.TRAINER_CONTAINER, query) as lines:
             async for line in lines:
                 click.echo(f"  {line.decode(errors='replace').rstrip()}")
     except ApiError as error:
         click.echo(f"  no log: {error}")
+
+
+def _runs(pod: Pod) -> bool:
+    return pod.status.phase == "Running" and has_started(pod, names.TRAINER_CONTAINER)
 
 
 def _is_of(pod: Pod, message: str) -> bool:

@@ -112,7 +112,14 @@ class Copy:
         os.makedirs(os.path.dirname(self._path), exist_ok=True)
         if self._index == "0":
             self._forget_old_attempts()
-        return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        # Whatever the image's umask: other users than the job's read it, too.
+        with suppress(OSError):
+            for path in (self._logs, os.path.dirname(self._path)):
+                os.chmod(path, 0o755)  # noqa: S103
+        with suppress(OSError):
+            os.fchmod(descriptor, 0o644)
+        return descriptor
 
     def _forget_old_attempts(self) -> None:
         numbers = [int(name) for name in os.listdir(self._logs) if name.isdigit()]

@@ -7,8 +7,10 @@ from datetime import UTC, datetime, timedelta
 import click
 import pytest
 
+from kubectl_torchrun.copies import Place
 from kubectl_torchrun.slices import ProgressSlice
 from kubectl_torchrun.status import progress_line
+from kubectl_torchrun.why import copied
 
 from .laptop import Laptop
 
@@ -118,5 +120,43 @@ def test_why_tells_the_story_and_the_last_lines(laptop: Laptop) -> None:
     laptop.server.logs["run-r1-2"] = ["boom\n"]
     out = laptop.run("why", "run").stdout
     assert "last lines of pod run-r1-2:\n  boom" in out
-    laptop.server.delete("pods", "run-r1-2")
-    assert "its pod is gone" in laptop.run("why", "run").stdout
+    assert "  progress: step 50 of 200" in out
+
+
+def test_why_of_a_pod_that_is_gone_reads_its_copy(
+    laptop: Laptop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_job(laptop)
+    status = laptop.server.objects["torchrunjobs", "run"]["status"]
+    assert isinstance(status, dict)
+    failure = {"message": "pod run-1-abcde: no sign of life", "reason": "Hung"}
+    laptop.job("run", status={**status, "lastFailure": failure})
+    asked: list[tuple[object, ...]] = []
+
+    def lines(place: Place, attempt: int, node: int, tail: int | None) -> list[bytes]:
+        asked.append((place.pod, attempt, node, tail))
+        return [b"where it stood"]
+
+    monkeypatch.setattr(Place, "lines", lines)
+    out = laptop.run("why", "run").stdout
+    assert "last lines of node 1 in attempt 0:\n  where it stood" in out
+    assert asked == [("run-r0-0", 0, 1, 20)]
+    for pod in ("run-r0-0", "run-r1-0"):
+        laptop.server.delete("pods", pod)
+    out = laptop.run("why", "run").stdout
+    assert "its pod is gone; a copy of its log may be on the job's claim: kubectl" in out
+    assert "logs run --attempt 0" in out
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("pod run-0-abcde: boom", (0, 0)),
+        ("pod run-r12-3-abcde: boom", (12, 3)),
+        ("run-r1-2: exit code 3", (1, 2)),
+        ("pod other-run-0-abcde: boom", None),
+        ("Job run failed", None),
+    ],
+)
+def test_whose_copy_is_meant(message: str, expected: tuple[int, int] | None) -> None:
+    assert copied("run", message) == expected
