@@ -3,6 +3,7 @@
 import shutil
 import tempfile
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from torchrun_runtime.sync.address import parse_git, resolve, shown_url
 from torchrun_runtime.sync.claim import Claim, Marker
 from torchrun_runtime.sync.errors import ArchiveError, SyncError
 from torchrun_runtime.sync.git import Checkout, Git, check_ref
+from torchrun_runtime.sync.paths import components
 from torchrun_runtime.sync.programs import Programs
 from torchrun_runtime.sync.report import log
 from torchrun_runtime.sync.s3 import (
@@ -22,6 +24,7 @@ from torchrun_runtime.sync.s3 import (
     read_archive,
     read_prefix,
 )
+from torchrun_runtime.sync.s3_client import Bucket
 from torchrun_runtime.sync.secret import Secret
 from torchrun_runtime.sync.settings import Settings
 from torchrun_runtime.sync.tree import workspace_full
@@ -43,7 +46,8 @@ def fetch(settings: Settings) -> Marker:
     """
     claim = Claim(settings.directory)
     marker = claim.marker()
-    if marker and marker.source == settings.digest and settings.commit in ("", marker.commit):
+    known = marker is not None and settings.digest != "" and settings.digest == marker.source
+    if marker and known and settings.commit in ("", marker.commit):
         return marker
     claim.prepare()
     claim.discard_unfinished()
@@ -51,25 +55,41 @@ def fetch(settings: Settings) -> Marker:
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
     try:
+        check_sub_path(settings)
         source = _from_git if settings.source == "git" else _from_s3
         fetched = source(settings, work, claim.new)
         return claim.publish(fetched.held, commit=fetched.commit, source=settings.digest)
     except ArchiveError as error:
-        claim.discard_unfinished()
         raise SyncError(error.reason, error.message, permanent=True) from error
     except OSError as error:
-        claim.discard_unfinished()
         if error.errno in FULL:
             raise workspace_full(error.strerror or "no space is left") from error
         raise
     finally:
+        claim.discard_unfinished()
         claim.discard_upload()
+
+
+def check_sub_path(settings: Settings) -> None:
+    """Raises SyncError (InvalidSubPath), permanent, unless it is a path inside the source."""
+    if not settings.sub_path:
+        return
+    try:
+        components(settings.sub_path, settings.limits)
+    except ArchiveError as error:
+        message = f"volumes.workspace.subPath cannot be used: {error.message}"
+        raise SyncError("InvalidSubPath", message, permanent=True) from error
 
 
 def _from_s3(settings: Settings, work: Path, tree: Path) -> Fetched:
     secret = Secret(settings.secret, settings.secret_directory)
     deadline = time.monotonic() + settings.fetch_timeout
     bucket, key = open_bucket(settings.url, secret, deadline)
+    with closing(bucket):
+        return _from_bucket(settings, bucket, key, work, tree)
+
+
+def _from_bucket(settings: Settings, bucket: Bucket, key: str, work: Path, tree: Path) -> Fetched:
     log("fetching", source=f"{bucket.endpoint.shown}/{key}")
     if is_archive(key):
         archive = bucket.find(key)
@@ -97,7 +117,7 @@ def _checked(settings: Settings, commit: str) -> str:
 
 def _from_git(settings: Settings, work: Path, tree: Path) -> Fetched:
     location = parse_git(settings.url)
-    check_ref(settings.ref)
+    check_ref(settings.ref, settings.commit)
     checkout = Checkout(location, settings.ref, settings.commit, settings.sub_path)
     secret = Secret(settings.secret, settings.secret_directory)
     addresses = resolve(location.host, location.port)

@@ -70,8 +70,11 @@ class Checkout:
         return f"{self.location.shown} at {wanted}" if wanted else self.location.shown
 
 
-def check_ref(ref: str) -> None:
-    """Raises SyncError (InvalidRef), permanent, unless the ref is "" or looks like one."""
+def check_ref(ref: str, commit: str) -> None:
+    """Raises SyncError (InvalidRef), permanent, unless each is "" or looks like what it is."""
+    if commit and not _COMMIT.fullmatch(commit):
+        message = f"TORCHRUN_SYNC_COMMIT {commit[:200]!a} is no commit"
+        raise SyncError("InvalidRef", message, permanent=True)
     if not ref:
         return
     if len(ref) > 255 or not re.fullmatch(GIT_REF, ref) or _REFUSED_REF.search(ref):

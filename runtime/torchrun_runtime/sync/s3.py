@@ -90,6 +90,8 @@ def list_prefix(bucket: Bucket, prefix: str, limits: Limits) -> list[tuple[Place
     """The files below a prefix, judged. Raises ArchiveError, SyncError."""
     found: list[tuple[Place, Object]] = []
     for one in bucket.list(prefix):
+        if not one.key.startswith(prefix):
+            raise ArchiveError("UnsafeName", f"object {one.key!r} is not below {prefix!r}")
         name = one.key.removeprefix(prefix)
         if name == "" or (name.endswith("/") and one.size == 0):
             continue  # how consoles make folders

@@ -31,6 +31,7 @@ _LONGEST_ERROR = 1 << 16
 _CONNECT_SECONDS = 20.0
 _SILENCE_SECONDS = 60.0
 _ATTEMPTS = 5
+PAUSE = 0.5  # seconds before the first retry; twice as long before each further one
 _PASSING = (429, 500, 502, 503, 504)
 _MD5 = re.compile(r"[0-9a-f]{32}")
 
@@ -46,7 +47,7 @@ class Object:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a bucket is. deadline: by time.monotonic(); pause: seconds before the first retry."""
+    """Where a bucket is. deadline: by time.monotonic()."""
 
     location: Location
     addresses: tuple[str, ...]
@@ -54,7 +55,6 @@ class Endpoint:
     credentials: Credentials | None
     tls: ssl.SSLContext | None
     deadline: float
-    pause: float = 0.5
 
     @property
     def host(self) -> str:
@@ -83,6 +83,12 @@ class Bucket:
 
     endpoint: Endpoint
     _local: threading.local = field(default_factory=threading.local)
+    _made: list[http.client.HTTPConnection] = field(default_factory=list)
+
+    def close(self) -> None:
+        """Close the connections of all threads."""
+        for connection in self._made:
+            connection.close()
 
     def list(self, prefix: str) -> Iterator[Object]:
         """Objects by key, page for page. Raises SyncError."""
@@ -230,12 +236,14 @@ class Bucket:
         made.sock = sock
         made.auto_open = 0  # it would ask the resolver again
         self._local.connection = made
+        self._made.append(made)
         return made
 
     def _close(self) -> None:
         held: http.client.HTTPConnection | None = getattr(self._local, "connection", None)
         if held is not None:
             held.close()
+            self._made.remove(held)
             self._local.connection = None
 
     def _retried(self, ask: Callable[[], T], key: str) -> T:
@@ -253,7 +261,7 @@ class Bucket:
             message = f"{self.endpoint.shown} cannot be read ({error}, {failures} times in a row)"
             raise SyncError("ConnectionFailed", message, permanent=False) from error
         log("trying again", "warning", key=key, error=str(error))
-        time.sleep(self.endpoint.pause * 2 ** (failures - 1))
+        time.sleep(PAUSE * 2 ** (failures - 1))
         self._check_time()
 
     def _check_time(self) -> None:

@@ -10,6 +10,7 @@ import io
 import tarfile
 import zlib
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from torchrun_api.contents import Manifest
@@ -44,31 +45,26 @@ def extract_tar(archive: Path, tree: Path, limits: Limits) -> Manifest:
         raise ArchiveError("NotATar", message) from error
 
 
-def _opened(archive: Path, limits: Limits) -> tarfile.TarFile:
-    raw = archive.open("rb")
-    compressed = raw.read(2) == _GZIP
-    raw.seek(0)
-    source: io.BufferedReader | gzip.GzipFile = raw
-    most = limits.bytes + limits.entries * _HEADERS + _PIECE
-    if compressed:
-        source = gzip.GzipFile(fileobj=raw)
-        most = min(most, max(limits.ratio_floor, archive.stat().st_size * limits.ratio))
-    bounded = _Bounded(source, raw, most)
-    try:
-        return tarfile.TarFile(fileobj=bounded, mode="r", errorlevel=2)
-    except BaseException:
-        bounded.close()
-        raise
+@contextmanager
+def _opened(archive: Path, limits: Limits) -> Iterator[tarfile.TarFile]:
+    with ExitStack() as stack:
+        raw = stack.enter_context(archive.open("rb"))
+        compressed = raw.read(2) == _GZIP
+        raw.seek(0)
+        source: io.BufferedReader | gzip.GzipFile = raw
+        most = limits.bytes + limits.entries * _HEADERS + _PIECE
+        if compressed:
+            source = stack.enter_context(gzip.GzipFile(fileobj=raw))
+            most = min(most, max(limits.ratio_floor, archive.stat().st_size * limits.ratio))
+        bounded = _Bounded(source, most)
+        yield stack.enter_context(tarfile.TarFile(fileobj=bounded, mode="r", errorlevel=2))
 
 
 class _Bounded(io.RawIOBase):
     """A file of which nobody reads much at once, or more than `most` bytes in all."""
 
-    def __init__(
-        self, source: io.BufferedReader | gzip.GzipFile, raw: io.BufferedReader, most: int
-    ) -> None:
+    def __init__(self, source: io.BufferedReader | gzip.GzipFile, most: int) -> None:
         self._source = source
-        self._raw = raw
         self._most = most
         self._at = 0
         self.last = b""
@@ -103,11 +99,6 @@ class _Bounded(io.RawIOBase):
     def seekable(self) -> bool:
         return True
 
-    def close(self) -> None:
-        self._source.close()
-        self._raw.close()
-        super().close()
-
     def _advance(self, count: int) -> None:
         self._at += count
         if self._at > self._most:
@@ -121,19 +112,20 @@ class _Bounded(io.RawIOBase):
 def _members(opened: tarfile.TarFile, limits: Limits) -> Iterator[tarfile.TarInfo]:
     """One by one, and forgotten: tarfile would keep each with all that its header says."""
     count = 0
-    with opened:
-        while (member := opened.next()) is not None:
-            count += 1
-            if count > limits.entries:
-                raise too_many(limits)
-            if len(opened.pax_headers) > _MOST_GLOBAL_RECORDS:
-                raise ArchiveError("UnsafeMember", "the archive has endless global headers")
-            opened.members = []  # type: ignore[attr-defined]
-            yield member
-        # tarfile ends at any header that is none; the end that tar writes is a block of zeros.
-        assert isinstance(opened.fileobj, _Bounded)
-        if opened.fileobj.last != bytes(tarfile.BLOCKSIZE):
-            raise tarfile.ReadError("it is damaged or ends too early")
+    while (member := opened.next()) is not None:
+        count += 1
+        if count > limits.entries:
+            raise too_many(limits)
+        if len(opened.pax_headers) > _MOST_GLOBAL_RECORDS:
+            raise ArchiveError("UnsafeMember", "the archive has endless global headers")
+        opened.members = []  # type: ignore[attr-defined]
+        yield member
+    # tarfile ends at any header that is none; the end that tar writes is a block of zeros.
+    assert isinstance(opened.fileobj, _Bounded)
+    if opened.fileobj.last != bytes(tarfile.BLOCKSIZE):
+        raise tarfile.ReadError("it is damaged or ends too early")
+    while opened.fileobj.read(_PIECE):
+        pass  # what follows is of no use, but gzip's checksum comes after it
 
 
 def _place(member: tarfile.TarInfo, limits: Limits) -> Place:

@@ -1,0 +1,131 @@
+"""A gateway that misbehaves as a test bids; how a real one behaves is tried with a real one."""
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, quote, unquote, urlsplit
+from xml.sax.saxutils import escape
+
+
+@dataclass
+class Request:
+    """One request. key: "" for the bucket itself."""
+
+    bucket: str
+    key: str
+    query: dict[str, str]
+    headers: dict[str, str]
+
+
+@dataclass
+class Reply:
+    """cut: bytes of the body after which the connection breaks."""
+
+    body: bytes = b""
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    cut: int | None = None
+
+
+Answer = Callable[[Request], Reply]
+
+
+def etag(content: bytes) -> str:
+    return hashlib.md5(content, usedforsecurity=False).hexdigest()
+
+
+def listing(objects: dict[str, bytes], token: str = "", **changes: str) -> bytes:
+    """A page of ListObjectsV2; changes: other texts for Size and ETag."""
+    contents = "".join(
+        f"<Contents><Key>{escape(quote(key, safe='/'))}</Key>"
+        f"<Size>{changes.get('size', len(content))}</Size>"
+        f"<ETag>&quot;{changes.get('etag', etag(content))}&quot;</ETag></Contents>"
+        for key, content in objects.items()
+    )
+    more = f"<NextContinuationToken>{token}</NextContinuationToken>" if token else ""
+    return (
+        '<?xml version="1.0"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+        f"<IsTruncated>{'true' if token else 'false'}</IsTruncated>{more}{contents}"
+        "</ListBucketResult>"
+    ).encode()
+
+
+def content(objects: dict[str, bytes], request: Request) -> Reply:
+    """What a gateway answers to a well-behaved request for an object of these."""
+    body = objects[request.key]
+    headers = {"ETag": f'"{etag(body)}"'}
+    start = request.headers.get("range", "bytes=0-").removeprefix("bytes=").removesuffix("-")
+    if int(start):
+        return Reply(body[int(start) :], 206, headers)
+    return Reply(body, 200, headers)
+
+
+def behave(objects: dict[str, bytes]) -> Answer:
+    """Lists and hands out what it has."""
+
+    def answer(request: Request) -> Reply:
+        if not request.key:
+            prefix = request.query["prefix"]
+            return Reply(listing({k: v for k, v in objects.items() if k.startswith(prefix)}))
+        return content(objects, request)
+
+    return answer
+
+
+@dataclass
+class Gateway:
+    """Where it listens and what it was asked."""
+
+    answer: Answer
+    port: int = 0
+    seen: list[Request] = field(default_factory=list)
+
+    def url(self, path: str) -> str:
+        return f"http://127.0.0.1:{self.port}/{path}"
+
+
+@contextmanager
+def serving() -> Iterator[Gateway]:
+    """Answers by `answer`, which tests replace."""
+    state = Gateway(behave({}))
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            parts = urlsplit(self.path)
+            bucket, _, key = unquote(parts.path).removeprefix("/").partition("/")
+            query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            request = Request(bucket, key, query, headers)
+            state.seen.append(request)
+            reply = state.answer(request)
+            self.send_response_only(reply.status)
+            for name, value in {"Content-Length": str(len(reply.body)), **reply.headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(reply.body[: reply.cut])
+            if reply.cut is not None:
+                self.close_connection = True
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+
+        def handle_error(self, *_: object) -> None:
+            """A client that goes away is no news."""
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        state.port = server.server_address[1]
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+        thread.start()
+        try:
+            yield state
+        finally:
+            server.shutdown()
+            thread.join(10)

@@ -1,0 +1,286 @@
+"""More than a thousand hostile archives and a thousand hostile URLs and refs, by class, from a seed.
+
+None escapes its directory, none hangs, each is refused with a reason; nobody is asked for anything
+on behalf of a URL that is refused.
+"""
+
+import os
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from torchrun_runtime.sync import programs, s3_client
+from torchrun_runtime.sync.claim import Claim
+from torchrun_runtime.sync.errors import ArchiveError, SyncError
+from torchrun_runtime.sync.extract import extract
+from torchrun_runtime.sync.fetch import fetch
+from torchrun_runtime.sync.git_tree import Repository
+from torchrun_runtime.sync.settings import Limits, Settings
+from torchrun_runtime.sync.tarball import extract_tar
+from unit.runtime import hostile, hostile_tars
+from unit.runtime.hostile_urls import FINE, FOLDERS, FORBIDDEN, GIT_URLS, REFS, S3_URLS
+from unit.runtime.s3_server import Gateway, Reply, Request, behave, listing, serving
+
+SEED = 20260101
+OF_EACH = 16
+URLS_OF_EACH = 20
+SLOWEST = 5.0
+LIMITS = Limits(
+    entries=hostile_tars.LIMIT_ENTRIES,
+    bytes=hostile_tars.LIMIT_BYTES,
+    ratio=20,
+    ratio_floor=1 << 20,
+)
+ZIP_LIMITS = replace(LIMITS, bytes=1 << 30)
+FOLDER_LIMITS = Limits()
+
+
+def cases(name: str, count: int = OF_EACH) -> Iterator[random.Random]:
+    for number in range(count):
+        yield random.Random(f"{SEED} {name} {number}")
+
+
+def outside(folder: Path) -> set[str]:
+    return {str(path) for path in folder.rglob("*")}
+
+
+def refuse_archive(folder: Path, data: bytes, unpack, label: str) -> ArchiveError:
+    """Nothing but the unfinished tree may appear, and no link in it."""
+    archive, tree = folder / "archive", folder / "inner" / "tree"
+    archive.write_bytes(data)
+    tree.parent.mkdir(exist_ok=True)
+    before, started = outside(folder), time.monotonic()
+    with pytest.raises(ArchiveError) as caught:
+        print(label, unpack(archive, tree, LIMITS if unpack is extract_tar else ZIP_LIMITS).text)
+    assert time.monotonic() - started < SLOWEST, label
+    for path in map(Path, outside(folder) - before):
+        assert path.is_relative_to(tree), label
+        assert not path.is_symlink(), label
+        assert path.is_file() or path.is_dir(), label
+    assert caught.value.reason, label
+    assert caught.value.message, label
+    for root, folders, names in os.walk(tree, topdown=False):
+        for name in names:
+            Path(root, name).unlink()
+        for name in folders:
+            Path(root, name).rmdir()
+    if tree.exists():
+        tree.rmdir()
+    return caught.value
+
+
+@pytest.mark.parametrize("name", hostile_tars.CLASSES)
+def test_tar_archives(tmp_path: Path, name: str):
+    for number, chance in enumerate(cases(f"tar {name}")):
+        data = hostile_tars.build(name, chance)
+        refuse_archive(tmp_path, data, extract_tar, f"{name} {number}")
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize("name", hostile.HOSTILE)
+def test_zip_archives(tmp_path: Path, name: str):
+    for number, chance in enumerate(cases(f"zip {name}", 10)):
+        files = {f"{n}": chance.randbytes(chance.randrange(0, 2000)) for n in range(3)}
+        data = hostile.build(files, hostile.HOSTILE[name], first=chance.random() < 0.5)
+        error = refuse_archive(tmp_path, data, extract, f"{name} {number}")
+        assert error.reason in hostile.HOSTILE[name].reasons
+
+
+def test_there_are_a_thousand_archives():
+    assert len(hostile_tars.CLASSES) * OF_EACH + len(hostile.HOSTILE) * 10 >= 1000
+
+
+def test_a_tar_archive_that_is_fine_is_taken(tmp_path: Path):
+    """Or all of the above would prove nothing."""
+    hostile_tars.CLASSES["fine"] = (hostile_tars.named("./a/b", "\u00e9", "x" * 200), None)
+    try:
+        for number, chance in enumerate(cases("fine")):
+            (tmp_path / "archive").write_bytes(hostile_tars.build("fine", chance))
+            tree = tmp_path / str(number)
+            assert extract_tar(tmp_path / "archive", tree, LIMITS).files >= 2
+    finally:
+        del hostile_tars.CLASSES["fine"]
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """Whoever starts a program or opens a connection fails the test."""
+
+    def never(*_: object, **__: object) -> None:
+        pytest.fail("a refused source got as far as the network")
+
+    monkeypatch.setattr(programs.subprocess, "Popen", never)
+    monkeypatch.setattr(s3_client.socket, "create_connection", never)
+    directory = tmp_path / "claim"
+    directory.mkdir()
+    return Settings(source="git", url=FINE, directory=directory, fetch_timeout=10)
+
+
+def refuse(settings: Settings, *reasons: str) -> SyncError:
+    started = time.monotonic()
+    with pytest.raises(SyncError) as caught:
+        fetch(settings)
+    assert time.monotonic() - started < SLOWEST
+    assert caught.value.reason in reasons, caught.value.message
+    assert caught.value.message.isprintable()
+    assert Claim(settings.directory).marker() is None
+    assert not list(settings.directory.iterdir())
+    return caught.value
+
+
+@pytest.mark.parametrize("name", GIT_URLS)
+def test_urls_of_repositories(settings: Settings, name: str):
+    expected = "ForbiddenAddress" if name.startswith("forbidden") else "InvalidURL"
+    for chance in cases(f"git {name}", URLS_OF_EACH):
+        url = GIT_URLS[name](chance)
+        error = refuse(replace(settings, url=url), expected)
+        assert error.permanent, url
+
+
+@pytest.mark.parametrize("name", S3_URLS)
+def test_urls_of_buckets(settings: Settings, name: str):
+    expected = "ForbiddenAddress" if name.startswith("forbidden") else "InvalidURL"
+    for chance in cases(f"s3 {name}", URLS_OF_EACH):
+        refuse(replace(settings, source="s3", url=S3_URLS[name](chance)), expected)
+
+
+@pytest.mark.parametrize("name", REFS)
+def test_refs(settings: Settings, name: str):
+    for chance in cases(f"ref {name}", URLS_OF_EACH):
+        ref = REFS[name](chance)
+        refuse(replace(settings, ref=ref), "InvalidRef")
+        refuse(replace(settings, commit=ref), "InvalidRef")
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.parametrize("source", ["git", "s3"])
+def test_folders(settings: Settings, source: str, name: str):
+    for chance in cases(f"folder {name}", URLS_OF_EACH):
+        refuse(replace(settings, source=source, sub_path=FOLDERS[name](chance)), "InvalidSubPath")
+
+
+def test_there_are_a_thousand_urls_and_refs():
+    assert (len(GIT_URLS) + len(S3_URLS) + len(REFS)) * URLS_OF_EACH >= 1000
+
+
+@pytest.mark.parametrize("address", FORBIDDEN)
+def test_every_forbidden_address_by_its_name(settings: Settings, address: str):
+    refuse(replace(settings, url=f"https://{address}/a"), "ForbiddenAddress")
+    refuse(replace(settings, url=f"ssh://git@{address}:22/a"), "ForbiddenAddress")
+    refuse(replace(settings, source="s3", url=f"http://{address}/bucket/a"), "ForbiddenAddress")
+
+
+def test_a_name_that_leads_to_a_forbidden_address(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+):
+    """Also where but one of its addresses is."""
+    found = [(0, 0, 0, "", (address, 443)) for address in ("192.0.2.1", "169.254.169.254")]
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: found)
+    refuse(settings, "ForbiddenAddress")
+
+
+@pytest.fixture
+def gateway() -> Iterator[Gateway]:
+    with serving() as running:
+        yield running
+
+
+@pytest.fixture
+def bucket(tmp_path: Path, gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.setattr(s3_client, "PAUSE", 0.001)
+    (tmp_path / "claim").mkdir()
+    return Settings(
+        source="s3",
+        url=gateway.url("bucket/code"),
+        directory=tmp_path / "claim",
+        fetch_timeout=10,
+        limits=LIMITS,
+    )
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_redirects_to_metadata_addresses(bucket: Settings, gateway: Gateway, status: int):
+    for address in FORBIDDEN:
+        location = {"Location": f"http://{address}/latest/meta-data/"}
+        gateway.answer = lambda _, headers=location: Reply(status=status, headers=headers)
+        refuse(bucket, "Redirected")
+    assert len(gateway.seen) == len(FORBIDDEN), "no second request"
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("code/../x", "code//x", "code//etc/x", "code/./x", "code/a\nb", "code/a\\b", "other/x"),
+        *("code/a\x1b[2J", "code/..", "code/" + "d/" * 100 + "x", "code/" + "p" * 256, "/etc/x"),
+    ],
+)
+def test_keys_of_a_hostile_gateway(bucket: Settings, gateway: Gateway, key: str):
+    gateway.answer = lambda request: (
+        Reply(b"x", headers={"ETag": '"e"'}) if request.key else Reply(listing({key: b"x"}))
+    )
+    with pytest.raises(SyncError) as caught:
+        fetch(bucket)
+    assert caught.value.reason in ("UnsafeName", "PathTooLong", "PathTooDeep")
+
+
+@pytest.mark.parametrize("size", ["", "-1", "x", "1e9", "99999999999999999999"])
+def test_sizes_of_a_hostile_gateway(bucket: Settings, gateway: Gateway, size: str):
+    gateway.answer = lambda _: Reply(listing({"code/a": b"x"}, size=size))
+    refuse(bucket, "FetchFailed", "WorkspaceTooLarge")
+
+
+def test_an_object_that_has_more_than_it_announces(bucket: Settings, gateway: Gateway):
+    def answer(request: Request) -> Reply:
+        if not request.key:
+            return Reply(listing({"code/a": b"x"}, etag="e"))
+        return Reply(bytes(1 << 20), headers={"ETag": '"e"'})
+
+    gateway.answer = answer
+    marker = fetch(bucket)
+    assert marker.bytes == 1, "what was announced is taken, and no byte more"
+
+
+@pytest.mark.parametrize("name", [*hostile_tars.CLASSES])
+def test_hostile_archives_in_a_bucket(bucket: Settings, gateway: Gateway, name: str):
+    for chance in cases(f"bucket {name}", 2):
+        data = hostile_tars.build(name, chance)
+        gateway.answer = behave({"code.tar.gz": data})
+        with pytest.raises(SyncError) as caught:
+            fetch(replace(bucket, url=gateway.url("bucket/code.tar.gz")))
+        assert caught.value.permanent
+        assert caught.value.reason
+        assert not list(bucket.directory.iterdir())
+
+
+GIT_RECORDS = {
+    "traversal": (b"../x", b"a/../x", b"..", b"a/..", b"./x", b"a//x"),
+    "absolute": (b"/etc/x", b"//x"),
+    "git's own": (b".git/config", b".GIT/hooks/x", b"a/.git", b"git~1/x", b".git /x", b".git./x"),
+    "git's own, hidden": (b".g\xe2\x80\x8cit/x", b"\xe2\x80\xaa.git/x"),
+    "control": (b"a\nb", b"\x1b[2J", b"a\x7f"),
+    "encoding": (b"\xff\xfe", b"\xed\xa0\x80", b"\xc0\xaf"),
+    "backslash": (b"..\\x",),
+    "too long": (b"p" * 256, b"/".join([b"p" * 99] * 50)),
+    "too deep": (b"d/" * 100 + b"x",),
+}
+
+
+@pytest.mark.parametrize("name", GIT_RECORDS)
+@pytest.mark.parametrize("mode", ["100644", "100755", "120000", "160000"])
+def test_paths_of_a_hostile_repository(name: str, mode: str):
+    kind = b"commit" if mode == "160000" else b"blob"
+    for path in GIT_RECORDS[name]:
+        with pytest.raises(ArchiveError):
+            Repository(FOLDER_LIMITS).add(
+                mode.encode() + b" " + kind + b" " + b"0" * 40 + b"       1\t" + path
+            )
+
+
+@pytest.mark.parametrize("mode", ["040755", "100600", "0", "060000", "020000", "010644"])
+def test_modes_of_a_hostile_repository(mode: str):
+    with pytest.raises(ArchiveError):
+        Repository(FOLDER_LIMITS).add(f"{mode} blob {'0' * 40} 1\tname".encode())

@@ -1,0 +1,246 @@
+"""A workspace from a bucket whose gateway or network misbehaves."""
+
+import ssl
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from torchrun_runtime.sync import s3_client
+from torchrun_runtime.sync.address import parse_endpoint
+from torchrun_runtime.sync.claim import Claim
+from torchrun_runtime.sync.errors import SyncError
+from torchrun_runtime.sync.fetch import fetch
+from torchrun_runtime.sync.settings import Limits, Settings
+from torchrun_runtime.sync.signature import Credentials, sign, target
+from unit.runtime.s3_server import Gateway, Reply, Request, behave, content, listing, serving
+
+BIG = bytes(range(256)) * 12_000
+FILES = {"code/train.py": b"print()", "code/pkg/a b+c.py": b"1", "code/big": BIG, "code/none": b""}
+
+
+@pytest.fixture
+def gateway() -> Iterator[Gateway]:
+    with serving() as running:
+        running.answer = behave(FILES)
+        yield running
+
+
+@pytest.fixture
+def settings(tmp_path: Path, gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.setattr(s3_client, "PAUSE", 0.001)
+    directory = tmp_path / "claim"
+    directory.mkdir()
+    url = gateway.url("bucket/code")
+    return Settings(source="s3", url=url, directory=directory, fetch_timeout=30)
+
+
+def tree(settings: Settings) -> dict[str, bytes]:
+    marker = fetch(settings)
+    root = Claim(settings.directory).tree(marker.revision)
+    files = (path for path in root.rglob("*") if path.is_file())
+    return {f"code/{path.relative_to(root)}": path.read_bytes() for path in files}
+
+
+def failure(settings: Settings) -> SyncError:
+    with pytest.raises(SyncError) as caught:
+        fetch(settings)
+    assert Claim(settings.directory).marker() is None
+    assert {path.name for path in settings.directory.iterdir()} <= {"state"}
+    return caught.value
+
+
+def test_the_signature_is_the_one_of_the_documentation():
+    """Amazon's own example: GET Object? list of a bucket with max-keys and prefix."""
+    keys = Credentials(
+        "AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", "us-east-1"
+    )
+    where = target("/", {"max-keys": "2", "prefix": "J"})
+    now = datetime(2013, 5, 24, tzinfo=UTC)
+    headers = sign(keys, "GET", "examplebucket.s3.amazonaws.com", where, now)
+    assert headers["authorization"].endswith(
+        "Signature=34b48302e7b5fa45bde8084f4b7868a86f0a534bc59db6670ed5711ef69dc6f7"
+    )
+    assert "wJalr" not in repr(keys)
+
+
+def test_a_temporary_key_sends_its_token():
+    keys = Credentials("a", "b", "r", "token")
+    headers = sign(keys, "GET", "h", "/", datetime(2026, 1, 1, tzinfo=UTC))
+    assert headers["x-amz-security-token"] == "token"
+    assert "x-amz-security-token" in headers["authorization"]
+
+
+def test_connections_that_break_are_taken_up_again(settings: Settings, gateway: Gateway):
+    cuts = iter([0, 1, 1000, 70_000, 1 << 20] * 3)
+
+    def answer(request: Request) -> Reply:
+        reply = behave(FILES)(request)
+        if request.key == "code/big" or not request.key:
+            cut = next(cuts, None)
+            reply.cut = cut if cut is None or cut < len(reply.body) else None
+        return reply
+
+    gateway.answer = answer
+    assert tree(settings) == FILES
+    ranges = [r.headers.get("range") for r in gateway.seen if r.key == "code/big"]
+    assert "bytes=70000-" in ranges
+    assert all(r.headers.get("if-match") for r in gateway.seen if r.key)
+
+
+def test_a_gateway_that_knows_no_ranges(settings: Settings, gateway: Gateway):
+    cuts = iter([1000, 2_000_000])
+
+    def answer(request: Request) -> Reply:
+        request.headers.pop("range", None)
+        reply = behave(FILES)(request)
+        if request.key == "code/big":
+            reply.cut = next(cuts, None)
+        return reply
+
+    gateway.answer = answer
+    assert tree(settings) == FILES
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_a_busy_gateway_is_asked_again(settings: Settings, gateway: Gateway, status: int):
+    refusals = iter([status] * 4)
+
+    def answer(request: Request) -> Reply:
+        refusal = next(refusals, 0)
+        return Reply(status=refusal) if refusal else behave(FILES)(request)
+
+    gateway.answer = answer
+    assert tree(settings) == FILES
+
+
+def test_a_gateway_that_stays_down(settings: Settings, gateway: Gateway):
+    gateway.answer = lambda _: Reply(status=503)
+    error = failure(settings)
+    assert (error.reason, error.permanent) == ("ConnectionFailed", False)
+
+
+def test_a_gateway_that_is_not_there(settings: Settings):
+    assert (
+        failure(replace(settings, url="http://127.0.0.1:1/bucket/c")).reason == "ConnectionFailed"
+    )
+
+
+def test_an_object_that_never_arrives_whole(settings: Settings, gateway: Gateway):
+    def answer(request: Request) -> Reply:
+        reply = behave(FILES)(request)
+        return replace(reply, cut=0) if request.key == "code/big" else reply
+
+    gateway.answer = answer
+    assert failure(settings).reason == "ConnectionFailed"
+
+
+@pytest.mark.parametrize("how", ["etag", "412"])
+def test_an_object_that_changes_meanwhile(settings: Settings, gateway: Gateway, how: str):
+    def answer(request: Request) -> Reply:
+        if request.key == "code/big" and how == "412":
+            return Reply(status=412)
+        return (
+            content(FILES | {"code/big": BIG + b"!"}, request)
+            if request.key
+            else Reply(listing(FILES))
+        )
+
+    gateway.answer = answer
+    error = failure(settings)
+    assert (error.reason, error.permanent) == ("SourceChanged", False)
+
+
+def test_bytes_that_are_not_those_of_the_etag(settings: Settings, gateway: Gateway):
+    def answer(request: Request) -> Reply:
+        reply = behave(FILES)(request)
+        return replace(reply, body=reply.body[::-1]) if request.key == "code/big" else reply
+
+    gateway.answer = answer
+    assert failure(settings).reason == "DamagedObject"
+
+
+def test_an_etag_that_is_no_md5_is_not_taken_for_one(settings: Settings, gateway: Gateway):
+    def answer(request: Request) -> Reply:
+        if not request.key:
+            return Reply(listing(FILES, etag="0" * 32))
+        headers = {"ETag": f'"{"0" * 32}"', "x-amz-server-side-encryption": "aws:kms"}
+        return replace(content(FILES, request), headers=headers)
+
+    gateway.answer = answer
+    assert tree(settings) == FILES
+
+
+def test_pages(settings: Settings, gateway: Gateway):
+    def answer(request: Request) -> Reply:
+        if request.key:
+            return content(FILES, request)
+        at = int(request.query.get("continuation-token", "0"))
+        page = dict(list(FILES.items())[at : at + 1])
+        return Reply(listing(page, str(at + 1) if at + 1 < len(FILES) else ""))
+
+    gateway.answer = answer
+    assert tree(settings) == FILES
+
+
+def test_pages_without_end(settings: Settings, gateway: Gateway):
+    gateway.answer = lambda _: Reply(listing({}, "same"))
+    assert failure(settings).reason == "FetchFailed"
+    tokens = iter(range(10**9))
+    gateway.answer = lambda _: Reply(listing({}, str(next(tokens))))
+    assert failure(replace(settings, fetch_timeout=0.5)).reason == "TimedOut"
+
+
+def test_more_objects_than_a_workspace_may_have(settings: Settings):
+    assert failure(replace(settings, limits=Limits(entries=2))).reason == "TooManyEntries"
+    assert failure(replace(settings, limits=Limits(bytes=100))).reason == "WorkspaceTooLarge"
+
+
+def test_a_bucket_in_another_region(settings: Settings, gateway: Gateway):
+    gateway.answer = lambda _: Reply(
+        b"<Error><Code>PermanentRedirect</Code></Error>",
+        301,
+        {"x-amz-bucket-region": "eu-west-1", "Location": "http://169.254.169.254/"},
+    )
+    error = failure(settings)
+    assert error.reason == "WrongRegion"
+    assert "AWS_REGION" in error.message
+    assert "eu-west-1" in error.message
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"<!DOCTYPE a [<!ENTITY b 'c'>]><a>&b;</a>", b"\0"])
+def test_a_list_that_is_none(settings: Settings, gateway: Gateway, body: bytes):
+    gateway.answer = lambda _: Reply(body)
+    assert failure(settings).reason in ("FetchFailed", "ConnectionFailed")
+
+
+def test_a_secret_of_the_wrong_kind(settings: Settings, tmp_path: Path):
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    named = replace(settings, secret="s", secret_directory=secret)
+    assert failure(named).reason == "SecretNotFound"
+    (secret / "AWS_ACCESS_KEY_ID").write_text("k")
+    assert failure(named).reason == "SecretKeyMissing"
+    (secret / "AWS_SECRET_ACCESS_KEY").write_bytes(b"\xff\xfe")
+    assert failure(named).reason == "SecretInvalid"
+    (secret / "AWS_ACCESS_KEY_ID").unlink()
+    (secret / "AWS_SECRET_ACCESS_KEY").unlink()
+    (secret / "ca.crt").write_text("nothing")
+    https = replace(named, url="https://127.0.0.1:1/bucket/c")
+    assert failure(https).reason == "SecretInvalid"
+    (secret / "AWS_ENDPOINT_URL").write_text("http://metadata@169.254.169.254/latest")
+    assert failure(replace(named, url="s3://bucket/c")).reason == "InvalidURL"
+
+
+def test_the_host_header_names_the_port_where_it_is_not_the_usual_one():
+    def host(url: str, tls: ssl.SSLContext | None = None) -> str:
+        location = parse_endpoint(url)
+        return s3_client.Endpoint(location, (), "b", None, tls, 0.0).host
+
+    assert host("http://minio:9000") == "minio:9000"
+    assert host("http://minio") == "minio"
+    assert host("https://[2001:db8:0:0:0:0:0:1]:443", ssl.create_default_context()) == (
+        "[2001:db8:0:0:0:0:0:1]"
+    )
