@@ -23,6 +23,8 @@ PROBE = "probe"
 
 # Set by the plugin on a TorchrunJob: only an upload with this digest is taken as its workspace.
 WORKSPACE_SHA256 = f"{GROUP}/workspace-sha256"
+# Set by the plugin on a TorchrunJob: another job, whose workspace the first sync pod may reuse.
+WORKSPACE_BASE = f"{GROUP}/workspace-base"
 
 # Set by kubectl torchrun sync on a TorchrunJob: any new value fetches the workspace once more.
 SYNC_REQUESTED = f"{GROUP}/sync-requested"
@@ -41,6 +43,9 @@ STATE = f"{GROUP}/state"
 WANTED_NODES = f"{GROUP}/wanted-nodes"
 # Of a worker: the go-ahead of the start gate, once nothing of an older gang can run any more.
 START = f"{GROUP}/start"
+# Of a worker: the revision of the workspace that it shall run, and whether edits are expected.
+REVISION = f"{GROUP}/revision"
+DEVELOPMENT = f"{GROUP}/development"
 # Of a worker, with the go-ahead: the ranks wait out the fence first. When it was given, and the
 # workers that it is for, as "2026-01-02T03:04:05Z 1-0 1-3": attempt and index of each.
 FENCE = f"{GROUP}/fence"

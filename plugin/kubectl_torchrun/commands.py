@@ -1,7 +1,5 @@
 """The commands' work, from their options on."""
 
-import tempfile
-from io import BufferedRandom
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +13,8 @@ from kubectl_torchrun.follow import Narrator, follow
 from kubectl_torchrun.kubectl import Target, namespace, proxy
 from kubectl_torchrun.manifest import Request
 from kubectl_torchrun.mirror import Mirror
-from kubectl_torchrun.pack import Archive, human
+from kubectl_torchrun.pack import human
+from kubectl_torchrun.remembered import Memory, Sent, Workspace
 from kubectl_torchrun.session import Cluster
 from kubectl_torchrun.slices import JOBS, QUEUES, Job
 from kubectl_torchrun.terminal import Terminal
@@ -49,17 +48,19 @@ def submit(target: Target, request: Request, options: SubmitOptions, terminal: T
     where = namespace(target)
     if options.dry_run == "client":
         return _print_only(request, where, found, options, terminal)
-    with proxy(target) as socket, tempfile.TemporaryFile() as file:
+    with proxy(target) as socket:
         cluster = Cluster(target, where, socket)
         request = request._replace(queue=cluster.run(lambda api: _queue(api, request.queue)))
-        _tell_left_out(found, terminal)
-        archive = _pack(found, file, terminal)
-        body = manifest.build(request, where, archive.sha256)
+        tell_left_out(found, terminal)
+        memory = Memory(target, where, options.directory)
+        workspace = look(memory, found, terminal)
+        base = workspace.before.job if workspace.before else ""
+        body = manifest.build(request, where, workspace.manifest.sha256, base)
         if options.dry_run == "server":
             cluster.run(lambda api: api.create(JOBS, body, dry_run=True))
             output.write(body, options.output or "yaml")
             return 0
-        delivery = Delivery(cluster, request.name, archive, terminal, options)
+        delivery = Delivery(cluster, request.name, workspace, memory, terminal, options)
         return delivery.run(body)
 
 
@@ -68,31 +69,33 @@ def _print_only(
 ) -> int:
     if not request.queue:
         raise UsageProblem("--dry-run=client asks no cluster: say which queue with --queue.")
-    with tempfile.TemporaryFile() as file:
-        archive = _pack(found, file, terminal)
-        output.write(manifest.build(request, where, archive.sha256), options.output or "yaml")
+    workspace = look(Memory(Target(), where, options.directory), found, terminal)
+    body = manifest.build(request, where, workspace.manifest.sha256)
+    output.write(body, options.output or "yaml")
     return 0
 
 
 def sync(target: Target, name: str, options: SubmitOptions, terminal: Terminal) -> int:
     """Upload the directory to a job that waits for it; the exit code. Raises Problem."""
     where = namespace(target)
-    with proxy(target) as socket, tempfile.TemporaryFile() as file:
+    with proxy(target) as socket:
         cluster = Cluster(target, where, socket)
         job = cluster.run(lambda api: api.get(JOBS, name))
         _check_waits(job)
         found = tree.scan(options.directory)
         pack.check(found)
-        _tell_left_out(found, terminal)
-        archive = _pack(found, file, terminal)
+        tell_left_out(found, terminal)
+        memory = Memory(target, where, options.directory)
+        workspace = look(memory, found, terminal)
+        sha256 = workspace.manifest.sha256
         named = job.metadata.annotations.get(names.WORKSPACE_SHA256, "")
-        if named not in ("", archive.sha256):
+        if named not in ("", sha256):
             terminal.note(
                 f"{name} waits for another content of this directory; it shall take this one now."
             )
             key = names.WORKSPACE_SHA256
-            cluster.run(lambda api: api.annotate(JOBS, name, key, archive.sha256))
-        return Delivery(cluster, name, archive, terminal, options).run()
+            cluster.run(lambda api: api.annotate(JOBS, name, key, sha256))
+        return Delivery(cluster, name, workspace, memory, terminal, options).run()
 
 
 async def _queue(api: Api, wanted: str) -> str:
@@ -149,19 +152,21 @@ async def _create(api: Api, body: JsonObject) -> None:
 
 
 class Delivery:
-    """An archive's way to its job, and the run that follows; knows at each moment what there is."""
+    """A workspace's way to its job, and the run that follows; knows at any moment what there is."""
 
     def __init__(
         self,
         cluster: Cluster,
         name: str,
-        archive: Archive,
+        workspace: Workspace,
+        memory: Memory,
         terminal: Terminal,
         options: SubmitOptions,
     ) -> None:
         self._cluster = cluster
         self._name = name
-        self._archive = archive
+        self._workspace = workspace
+        self._memory = memory
         self._terminal = terminal
         self._options = options
         self._created = False
@@ -208,10 +213,10 @@ class Delivery:
             tasks.start_soon(mirror.keep)
             narrator = Narrator(mirror, terminal, frozenset({"WaitingForUpload"}))
             tasks.start_soon(narrator.run)
-            await deliver(api, mirror, terminal, self._archive, pod_wait=options.pod_wait)
+            done = await deliver(api, mirror, terminal, self._workspace, pod_wait=options.pod_wait)
             self._uploaded = True
-            files, size = self._archive.files, human(self._archive.size)
-            terminal.note(f"Uploaded {files:,} files, {size}")
+            self._memory.remember(Sent(self._name, self._workspace.manifest))
+            terminal.note(f"Uploaded {done.files:,} files, {human(done.sent)}")
             if options.follow:
                 code = await follow(api, mirror, terminal, narrator)
             tasks.cancel_scope.cancel()
@@ -269,7 +274,8 @@ def _check_waits(job: Job) -> None:
         )
 
 
-def _tell_left_out(found: tree.Tree, terminal: Terminal) -> None:
+def tell_left_out(found: tree.Tree, terminal: Terminal) -> None:
+    """Say what is not sent although no ignore file names it."""
     for left_out in found.left_out[:8]:
         terminal.note(f"Left out: {left_out.path} ({left_out.why})")
     if len(found.left_out) > 8:
@@ -278,8 +284,9 @@ def _tell_left_out(found: tree.Tree, terminal: Terminal) -> None:
         terminal.note(f"To send such a file all the same, write !NAME in {tree.TORCHRUNIGNORE}")
 
 
-def _pack(found: tree.Tree, file: BufferedRandom, terminal: Terminal) -> Archive:
-    with terminal.bar("Packing", found.size) as bar:
+def look(memory: Memory, found: tree.Tree, terminal: Terminal) -> Workspace:
+    """The directory's files by their digests. Raises UsageProblem."""
+    with terminal.bar("Reading", found.size) as bar:
         done = 0
 
         def advance(size: int) -> None:
@@ -287,9 +294,7 @@ def _pack(found: tree.Tree, file: BufferedRandom, terminal: Terminal) -> Archive
             done += size
             bar.reached(done)
 
-        archive = pack.write(found, file, advance)
-    terminal.note(
-        f"Packed {archive.files:,} files of {found.root.name or '/'}:"
-        f" {human(archive.unpacked)}, {human(archive.size)} as an archive"
-    )
-    return archive
+        workspace = memory.look(found, advance)
+    size = human(workspace.manifest.size)
+    terminal.note(f"{workspace.manifest.files:,} files in {found.root.name or '/'}, {size}")
+    return workspace

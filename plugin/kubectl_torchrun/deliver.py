@@ -1,23 +1,28 @@
 """Bring an archive to a job's sync pod, whichever pod that is at the moment."""
 
+import tempfile
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from io import BufferedRandom
 from typing import NamedTuple
 
 import anyio
 import msgspec
 
+from kubectl_torchrun import pack
 from kubectl_torchrun.api import Api, ApiError, Unreachable
 from kubectl_torchrun.errors import RunProblem, UploadProblem
 from kubectl_torchrun.mirror import Mirror, end_of
 from kubectl_torchrun.pack import Archive
+from kubectl_torchrun.remembered import Workspace
 from kubectl_torchrun.retry import PATIENT, Backoff
 from kubectl_torchrun.terminal import Bar, Terminal
-from kubectl_torchrun.upload import Answer, Ask, Done, Refused, Send, Upload, Wait
-from torchrun_api import names
+from kubectl_torchrun.upload import Announce, Answer, Ask, Done, Pack, Refused, Send, Upload, Wait
+from torchrun_api import contents, names
 from torchrun_api.core import Pod
 
 PATH = "/v1/upload"
+MANIFEST_PATH = "/v1/manifest"
 _BLOCK = 256 << 10
 
 
@@ -27,49 +32,151 @@ class Verdict(msgspec.Struct, frozen=True):
     reason: str = ""
     message: str = ""
     permanent: bool = False
+    sha256: str = ""
+    revision: int = 0
 
 
 class Arrived(NamedTuple):
-    """No pod is needed any more: the workspace is there."""
+    """No pod is needed any more: the workspace is there, as this revision (0: not known)."""
+
+    revision: int = 0
+
+
+class Delivered(NamedTuple):
+    """What came of it. files, sent: how many files and bytes had to go over the wire."""
+
+    revision: int
+    files: int = 0
+    sent: int = 0
 
 
 async def deliver(
     api: Api,
     mirror: Mirror,
     terminal: Terminal,
-    archive: Archive,
+    workspace: Workspace,
     *,
     pod_wait: float,
     backoff: Backoff = PATIENT,
-) -> None:
-    """Upload until the pod has made the workspace of it.
+) -> Delivered:
+    """Upload what the pod misses, until it has made the workspace.
 
     Raises UploadProblem: no sync pod for `pod_wait` seconds, the archive refused, no progress for
-    `backoff.give_up` seconds. RunProblem: the job has come to nothing meanwhile. ApiError where
-    the API server forbids it.
+    `backoff.give_up` seconds. UsageProblem: a file changed or cannot be read. RunProblem: the job
+    has come to nothing meanwhile. ApiError where the API server forbids it.
     """
-    first = await wait_for_pod(mirror, archive.sha256, pod_wait)
-    if isinstance(first, Arrived):
-        return
-    upload = Upload(archive.size, archive.sha256, anyio.current_time(), backoff)
-    with terminal.bar("Uploading", archive.size) as bar:
-        while True:
-            step = upload.next_step(anyio.current_time())
-            match step:
-                case Done():
-                    return
-                case Refused(reason, message):
-                    raise UploadProblem(f"The workspace was not taken ({reason}): {message}")
-                case Wait(seconds):
-                    await anyio.sleep(seconds)
-                case Ask() | Send():
-                    since = anyio.current_time()
-                    pod = await wait_for_pod(mirror, archive.sha256, pod_wait)
-                    if isinstance(pod, Arrived):
-                        return
-                    upload.waited(anyio.current_time() - since)
-                    await _carry_out(step, pod, api, upload, archive, bar)
-                    bar.reached(upload.offset)
+    with tempfile.TemporaryFile() as file:
+        return await _Delivery(api, mirror, terminal, workspace, file, pod_wait, backoff).run()
+
+
+class _Delivery:
+    def __init__(
+        self,
+        api: Api,
+        mirror: Mirror,
+        terminal: Terminal,
+        workspace: Workspace,
+        file: BufferedRandom,
+        pod_wait: float,
+        backoff: Backoff,
+    ) -> None:
+        self._api = api
+        self._mirror = mirror
+        self._terminal = terminal
+        self._workspace = workspace
+        self._file = file
+        self._pod_wait = pod_wait
+        known = workspace.before.manifest.sha256 if workspace.before else ""
+        now = anyio.current_time()
+        self._upload = Upload(workspace.manifest.sha256, now, known, backoff)
+        self._files = 0
+        self._sent = 0
+
+    async def run(self) -> Delivered:
+        with ExitStack() as bars:
+            bar = Bar("", 0, None)
+            while True:
+                step = self._upload.next_step(anyio.current_time())
+                match step:
+                    case Done(revision):
+                        return self._delivered(revision)
+                    case Refused(reason, message):
+                        raise UploadProblem(f"The workspace was not taken ({reason}): {message}")
+                    case Wait(seconds):
+                        await anyio.sleep(seconds)
+                    case Pack(wanted):
+                        bars.close()
+                        archive = self._pack(wanted)
+                        bar = bars.enter_context(self._terminal.bar("Uploading", archive.size))
+                    case Ask() | Announce() | Send():
+                        since = anyio.current_time()
+                        sha256 = self._workspace.manifest.sha256
+                        pod = await wait_for_pod(self._mirror, sha256, self._pod_wait)
+                        if isinstance(pod, Arrived):
+                            return self._delivered(pod.revision)
+                        self._upload.waited(anyio.current_time() - since)
+                        await self._carry_out(step, pod, bar)
+                        bar.reached(self._upload.offset)
+
+    def _delivered(self, revision: int) -> Delivered:
+        return Delivered(revision, self._files, self._sent)
+
+    def _pack(self, wanted: tuple[int, ...]) -> Archive:
+        self._file.seek(0)
+        self._file.truncate()
+        entries = self._workspace.manifest.entries
+        with self._terminal.bar("Packing", sum(entries[number].size for number in wanted)) as bar:
+            done = 0
+
+            def advance(size: int) -> None:
+                nonlocal done
+                done += size
+                bar.reached(done)
+
+            archive = pack.write(self._workspace, wanted, self._file, advance)
+        self._files += archive.files
+        self._upload.packed(archive.sha256, archive.size, anyio.current_time())
+        return archive
+
+    async def _carry_out(self, step: Ask | Announce | Send, pod: str, bar: Bar) -> None:
+        upload = self._upload
+        try:
+            status, body = await self._request(step, pod, bar)
+        except Unreachable as error:
+            upload.lost(str(error), anyio.current_time())
+            return
+        except ApiError as error:
+            if not (error.passes or error.status == 404):  # 404: the pod has gone, another comes
+                raise
+            upload.lost(error.message, anyio.current_time(), error.retry_after)
+            return
+        upload.answered(status, _answer(body), anyio.current_time())
+
+    async def _request(self, step: Ask | Announce | Send, pod: str, bar: Bar) -> tuple[int, bytes]:
+        workspace = self._workspace.manifest.sha256
+        match step:
+            case Ask():
+                return await self._api.ask_pod(pod, "GET", PATH)
+            case Announce(base):
+                before = self._workspace.before
+                differs_from = before.manifest if before and base else None
+                data = contents.pack(self._workspace.manifest, differs_from)
+                self._sent += len(data)
+                headers = {"X-Torchrun-Workspace": workspace, "Content-Length": str(len(data))}
+                return await self._api.ask_pod(
+                    pod, "PUT", MANIFEST_PATH, headers=headers, content=data
+                )
+            case Send(start, stop):
+                self._sent += stop - start
+                headers = {
+                    "Content-Range": f"bytes {start}-{stop - 1}/{self._upload.size}",
+                    "Content-Length": str(stop - start),
+                    "Content-Type": "application/octet-stream",
+                    "X-Torchrun-Sha256": self._upload.sha256,
+                    "X-Torchrun-Workspace": workspace,
+                }
+                content = _blocks(self._file, step, bar)
+                return await self._api.ask_pod(pod, "PUT", PATH, headers=headers, content=content)
 
 
 async def wait_for_pod(mirror: Mirror, sha256: str, seconds: float) -> str | Arrived:
@@ -95,7 +202,7 @@ def find_pod(mirror: Mirror, sha256: str) -> str | Arrived | None:
         raise RunProblem(f"The job {mirror.name} was deleted.")
     status = job.status
     wanted = job.metadata.annotations.get(names.WORKSPACE_SHA256, "")
-    if job.workspace_ready and wanted in ("", sha256):
+    if job.workspace_ready and wanted in ("", sha256) and not mirror.reloads:
         return Arrived()
     if job.ended:
         raise RunProblem(f"The job is {status.phase} ({status.reason}): {status.message}")
@@ -108,8 +215,8 @@ def find_pod(mirror: Mirror, sha256: str) -> str | Arrived | None:
     match latest.status.phase:
         case "Running" if _is_ready(latest):
             return latest.metadata.name
-        case "Succeeded" if latest.metadata.annotations.workspace_sha256 == sha256:
-            return Arrived()
+        case "Succeeded" if (made := _verdict(latest)).sha256 == sha256:
+            return Arrived(made.revision)
         case "Failed":
             verdict = _verdict(latest)
             if verdict.permanent:
@@ -117,32 +224,6 @@ def find_pod(mirror: Mirror, sha256: str) -> str | Arrived | None:
                     f"The workspace was not taken ({verdict.reason}): {verdict.message}"
                 )
     return None
-
-
-async def _carry_out(
-    step: Ask | Send, pod: str, api: Api, upload: Upload, archive: Archive, bar: Bar
-) -> None:
-    try:
-        if isinstance(step, Ask):
-            status, body = await api.ask_pod(pod, "GET", PATH)
-        else:
-            headers = {
-                "Content-Range": f"bytes {step.start}-{step.stop - 1}/{archive.size}",
-                "Content-Length": str(step.stop - step.start),
-                "Content-Type": "application/octet-stream",
-                "X-Torchrun-Sha256": archive.sha256,
-            }
-            content = _blocks(archive.file, step, bar)
-            status, body = await api.ask_pod(pod, "PUT", PATH, headers=headers, content=content)
-    except Unreachable as error:
-        upload.lost(str(error), anyio.current_time())
-        return
-    except ApiError as error:
-        if not (error.passes or error.status == 404):  # 404: the pod has gone, another will come
-            raise
-        upload.lost(error.message, anyio.current_time(), error.retry_after)
-        return
-    upload.answered(status, _answer(body), anyio.current_time())
 
 
 async def _blocks(file: BufferedRandom, step: Send, bar: Bar) -> AsyncIterator[bytes]:

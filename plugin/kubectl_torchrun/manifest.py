@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from kubectl_torchrun.errors import UsageProblem
 from torchrun_api.json import JsonObject, JsonValue
-from torchrun_api.names import MAX_JOB_NAME, WORKSPACE_SHA256
+from torchrun_api.names import MAX_JOB_NAME, WORKSPACE_BASE, WORKSPACE_SHA256
 
 # As Kubernetes' own generated names: no vowels, so no words; nothing that is misread.
 _LETTERS = "bcdfghjklmnpqrstvwxz2456789"
@@ -29,8 +29,11 @@ class Request(NamedTuple):
     env: tuple[tuple[str, str], ...] = ()
 
 
-def build(request: Request, namespace: str, sha256: str) -> JsonObject:
-    """The object as it is sent; it names the only workspace that it takes."""
+def build(request: Request, namespace: str, sha256: str, base: str = "") -> JsonObject:
+    """The object as it is sent; it names the only workspace that it takes.
+
+    base: a job whose workspace may share files with it.
+    """
     size: JsonObject = (
         {"numGPUs": request.gpus} if request.gpus else {"numNodes": request.nodes or 1}
     )
@@ -47,7 +50,10 @@ def build(request: Request, namespace: str, sha256: str) -> JsonObject:
         "metadata": {
             "name": request.name,
             "namespace": namespace,
-            "annotations": {WORKSPACE_SHA256: sha256},
+            "annotations": {
+                WORKSPACE_SHA256: sha256,
+                **({WORKSPACE_BASE: base} if base else {}),
+            },
         },
         "spec": spec,
     }

@@ -11,12 +11,13 @@ from torchrun_api.core import Pod, StateTerminated
 class Mirror:
     """One job of a namespace. Run `keep` in a task; `changed` wakes all who wait for a change.
 
-    `seen` is False until the job has been asked for. The two watches are not in step: a job may
-    have ended before its pods show it.
+    `reloads`: it has a workspace already and is to get another. `seen` is False until the job has
+    been asked for. The two watches are not in step: a job may have ended before its pods show it.
     """
 
-    def __init__(self, api: Api, name: str) -> None:
+    def __init__(self, api: Api, name: str, *, reloads: bool = False) -> None:
         self.name = name
+        self.reloads = reloads
         self.seen = False
         self.job: Job | None = None
         self.pods: dict[str, Pod] = {}

@@ -1,16 +1,19 @@
-"""A workspace as one zip archive: the same files give the same bytes, and so the same digest."""
+"""Files of a workspace as one zip archive: the same files give the same bytes and digest."""
 
 import hashlib
 import os
 import unicodedata
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from io import BufferedRandom
+from pathlib import Path
 from typing import NamedTuple
 
 from kubectl_torchrun.errors import UsageProblem
-from kubectl_torchrun.tree import TORCHRUNIGNORE, File, Tree
+from kubectl_torchrun.remembered import Workspace
+from kubectl_torchrun.tree import TORCHRUNIGNORE, Tree
+from torchrun_api.contents import Entry
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the first moment that a zip archive can name
 _BLOCK = 1 << 20
@@ -37,7 +40,7 @@ LIMITS = Limits()
 
 
 class Archive(NamedTuple):
-    """A packed workspace: `file` is at any position and stays the caller's to close."""
+    """Packed files: `file` is at any position and stays the caller's to close."""
 
     file: BufferedRandom
     sha256: str
@@ -70,40 +73,45 @@ def check(tree: Tree, limits: Limits = LIMITS) -> None:
 
 
 def write(
-    tree: Tree,
+    workspace: Workspace,
+    wanted: Sequence[int],
     file: BufferedRandom,
     advance: Callable[[int], None] = lambda _: None,
     limits: Limits = LIMITS,
 ) -> Archive:
-    """Packs the tree into `file`, an empty binary file. `advance` is told of each block's bytes.
+    """Packs files into `file`, an empty binary file. `advance` is told of each block's bytes.
 
-    Raises UsageProblem if a file cannot be read, or has gone since the scan, or if the archive is
-    one that the sync pod would take for a decompression bomb.
+    wanted: numbers of entries of the manifest. Raises UsageProblem if a file cannot be read, or is
+    not what it was when the manifest was made, or if the archive is one that the sync pod would
+    take for a decompression bomb.
     """
+    sources = {member.path: member.source for member in workspace.tree.files}
+    unpacked = 0
     with zipfile.ZipFile(file, "w", strict_timestamps=False) as archive:
-        for path in tree.empty_directories:
-            archive.writestr(_info(path + "/", 0o40755), b"")
-        for member in tree.files:
+        for number in wanted:
+            entry = workspace.manifest.entries[number]
+            source = sources[entry.path]
+            unpacked += entry.size
             try:
-                _add(archive, member, advance)
+                unchanged = _add(archive, entry, source, advance) == entry.sha256
             except FileNotFoundError:
-                raise UsageProblem(
-                    f"{member.source} went away while it was packed. Try again."
-                ) from None
+                unchanged = False
             except PermissionError:
                 raise UsageProblem(
-                    f"{member.source} cannot be read."
+                    f"{source} cannot be read."
                     f" Change its permissions, or name it in {TORCHRUNIGNORE}."
                 ) from None
+            if not unchanged:
+                raise UsageProblem(f"{source} changed while it was packed. Try again.")
     size = file.tell()
-    if tree.size > limits.ratio_floor and tree.size > size * limits.ratio:
+    if unpacked > limits.ratio_floor and unpacked > size * limits.ratio:
         raise UsageProblem(
-            f"{human(tree.size)} became {human(size)}: the workspace is nearly all zeros, which the"
+            f"{human(unpacked)} became {human(size)}: the workspace is nearly all zeros, which the"
             f" sync pod refuses. Name the empty data in {TORCHRUNIGNORE}."
         )
     file.seek(0)
     digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return Archive(file, digest, size, len(tree.files), tree.size)
+    return Archive(file, digest, size, len(wanted), unpacked)
 
 
 def human(size: int) -> str:
@@ -116,18 +124,24 @@ def human(size: int) -> str:
     return f"{value:.1f} TiB"
 
 
-def _add(archive: zipfile.ZipFile, member: File, advance: Callable[[int], None]) -> None:
-    info = _info(member.path, 0o100755 if member.executable else 0o100644)
-    info.file_size = member.size  # beyond 4 GiB this chooses the format that can hold it
-    with member.source.open("rb") as source:
+def _add(
+    archive: zipfile.ZipFile, entry: Entry, place: Path, advance: Callable[[int], None]
+) -> str:
+    """Add one file; the digest of what was read."""
+    info = _info(entry.path, 0o100755 if entry.mode == "755" else 0o100644)
+    info.file_size = entry.size  # beyond 4 GiB this chooses the format that can hold it
+    digest = hashlib.sha256()
+    with place.open("rb") as source:
         block = source.read(_BLOCK)
         if _is_worth_compressing(block[:_SAMPLE]):
             info.compress_type = zipfile.ZIP_DEFLATED
         with archive.open(info, "w") as target:
             while block:
+                digest.update(block)
                 target.write(block)
                 advance(len(block))
                 block = source.read(_BLOCK)
+    return digest.hexdigest()
 
 
 def _is_worth_compressing(sample: bytes) -> bool:

@@ -12,12 +12,24 @@ from msgspec import Struct
 from kubectl_torchrun.retry import PATIENT, Backoff
 
 CHUNK = 8 << 20
-_POLL = 0.5
+_POLL = 0.05
 _DIGEST_TRIES = 3
 
 
 class Ask(NamedTuple):
     """GET the pod's state."""
+
+
+class Announce(NamedTuple):
+    """PUT the manifest, as a difference to the one with this digest, or whole."""
+
+    base: str
+
+
+class Pack(NamedTuple):
+    """Make an archive of these entries of the manifest, and tell by `packed`."""
+
+    wanted: tuple[int, ...]
 
 
 class Send(NamedTuple):
@@ -34,7 +46,9 @@ class Wait(NamedTuple):
 
 
 class Done(NamedTuple):
-    """The pod has made the workspace of this archive."""
+    """The pod has made the workspace, as this revision."""
+
+    revision: int
 
 
 class Refused(NamedTuple):
@@ -44,7 +58,8 @@ class Refused(NamedTuple):
     message: str
 
 
-Step: TypeAlias = Ask | Send | Wait | Done | Refused
+Step: TypeAlias = Ask | Announce | Pack | Send | Wait | Done | Refused
+Ranges: TypeAlias = tuple[tuple[int, int], ...]
 
 
 class Answer(Struct, frozen=True):
@@ -55,20 +70,30 @@ class Answer(Struct, frozen=True):
     offset: int | None = None
     reason: str = ""
     message: str = ""
+    workspace: str = ""
+    missing: Ranges = ()
+    base: str = ""
+    revision: int = 0
 
 
 class Upload:
-    """One archive on its way. `now` is a monotonic clock in seconds.
+    """One workspace on its way. `now` is a monotonic clock in seconds.
 
-    `offset`: bytes that the pod is known to hold; `extracting`: it has them all.
+    workspace: digest of its manifest; base: digest of another that the pod may have.
+    `offset`: bytes of the archive that the pod is known to hold; `extracting`: it has them all.
     """
 
-    def __init__(self, size: int, sha256: str, now: float, backoff: Backoff = PATIENT) -> None:
-        self.size = size
-        self.sha256 = sha256
+    def __init__(
+        self, workspace: str, now: float, base: str = "", backoff: Backoff = PATIENT
+    ) -> None:
+        self.size = 0
+        self.sha256 = ""
         self.offset = 0
         self.extracting = False
         self.trouble = ""
+        self._workspace = workspace
+        self._base = base
+        self._packed: Ranges = ()
         self._backoff = backoff
         self._failures = 0
         self._progress_at = now
@@ -93,6 +118,13 @@ class Upload:
         """There was no pod to speak to for so long: that does not count against the upload."""
         self._progress_at += seconds
 
+    def packed(self, sha256: str, size: int, now: float) -> None:
+        """The archive that was asked for is there: digest, bytes. Packing may take its time."""
+        self.sha256 = sha256
+        self.size = size
+        self._progressed(now)
+        self._then(Ask())
+
     def lost(self, why: str, now: float, retry_after: float | None = None) -> None:
         """No answer came, or one that says to try again: back off, then ask for the offset."""
         del now
@@ -110,6 +142,13 @@ class Upload:
             self.lost(answer.message or f"the pod answered {status}", now)
         elif isinstance(step, Ask) and status == 200:
             self._described(answer, now)
+        elif isinstance(step, Announce) and status == 202:
+            self._then(Ask())
+        elif isinstance(step, Announce) and status == 409:
+            if not step.base:
+                self.lost(answer.message, now)
+            self._base = ""
+            self._then(Announce(""))
         elif isinstance(step, Send) and status == 200 and answer.offset is not None:
             self._sent = True
             self._advance(answer.offset, now)
@@ -119,6 +158,8 @@ class Upload:
             self._then(Ask())
         elif isinstance(step, Send) and status == 409 and answer.offset is not None:
             self._moved(step, answer.offset, now)
+        elif isinstance(step, Send) and status == 409:
+            self.lost(answer.message, now)
         elif status == 422 and answer.reason == "DigestMismatch":
             self._mismatch(answer, now)
         else:
@@ -127,26 +168,29 @@ class Upload:
             )
 
     def _described(self, answer: Answer, now: float) -> None:
-        ours = answer.sha256 == self.sha256
+        ours = answer.workspace == self._workspace
         match answer.state:
+            case "failed" if ours and self._sent:
+                self._then(Refused(answer.reason, answer.message))
+            case "waiting" | "receiving" | "failed" if not ours or answer.state == "failed":
+                self._sent = True
+                self._then(Announce(self._base if self._base == answer.base else ""))
+            case "waiting" | "receiving" if answer.missing != self._packed or not self.sha256:
+                self._packed = answer.missing
+                self._progressed(now)
+                self._then(Pack(_numbers(answer.missing)))
             case "waiting" | "receiving":
-                held = answer.offset if ours and answer.offset is not None else 0
-                self._advance(held, now)
-            case "extracting" if ours:
-                self._received(now)
+                held = answer.offset if answer.sha256 == self.sha256 else 0
+                self._advance(held or 0, now)
+            case "comparing" | "extracting" if ours:
+                if answer.state == "extracting":
+                    self._received(now)
                 self._then(Wait(_POLL), Ask())
-            case "extracting":
-                self.lost("another archive is being extracted", now)
             case "done" if ours:
                 self._received(now)
-                self._then(Done())
-            case "done":
-                other = f"the job has the workspace {answer.sha256[:12]}, not {self.sha256[:12]}"
-                self._then(Refused("AnotherWorkspace", other))
-            case "failed" if ours or self._sent:
-                self._then(Refused(answer.reason, answer.message))
-            case "failed":
-                self._advance(0, now)
+                self._then(Done(answer.revision))
+            case "comparing" | "extracting" | "done":
+                self.lost("the pod makes another workspace", now)
             case state:
                 message = f"unknown state {state!r}; plugin and controller differ in version"
                 self._then(Refused("UnknownState", message))
@@ -188,3 +232,7 @@ class Upload:
 
     def _then(self, *steps: Step) -> None:
         self._steps = list(steps)
+
+
+def _numbers(ranges: Ranges) -> tuple[int, ...]:
+    return tuple(number for first, last in ranges for number in range(first, last + 1))

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from aiohttp import web
 
+from torchrun_api import contents
 from torchrun_api.json import JsonObject
 
 Hook = Callable[[web.Request], web.StreamResponse | None]
@@ -33,6 +34,7 @@ class ApiServer:
         self.hooks: list[Hook] = []
         self.logs: dict[str, list[str]] = {}
         self.uploaded = bytearray()
+        self.announced: contents.Manifest | None = None
         self.on_create: Callable[[str], None] = lambda name: None
         self.on_upload: Callable[[], None] = lambda: None
         self.requests: list[str] = []
@@ -110,6 +112,7 @@ class ApiServer:
         app.router.add_get(CORE + "/pods/{name}/log", self._log)
         app.router.add_get(CORE + "/pods/{name}:8080/proxy/v1/upload", self._ask)
         app.router.add_put(CORE + "/pods/{name}:8080/proxy/v1/upload", self._take)
+        app.router.add_put(CORE + "/pods/{name}:8080/proxy/v1/manifest", self._announce)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -206,9 +209,19 @@ class ApiServer:
         return web.Response(text="".join(line for line in lines if line[:19] >= since[:19]))
 
     async def _ask(self, _: web.Request) -> web.Response:
-        sha = self._sha if self.uploaded else ""
-        state = "done" if self.uploaded else "waiting"
-        return web.json_response({"state": state, "sha256": sha, "offset": len(self.uploaded)})
+        state = {
+            "state": "done" if self.uploaded else "waiting",
+            "sha256": self._sha if self.uploaded else "",
+            "offset": len(self.uploaded),
+            "workspace": self.announced.sha256 if self.announced else "",
+            "missing": [[0, len(self.announced.entries) - 1]] if self.announced else [],
+            "revision": 1,
+        }
+        return web.json_response(state)
+
+    async def _announce(self, request: web.Request) -> web.Response:
+        self.announced = contents.unpack(await request.read(), {})
+        return web.json_response({"state": "comparing"}, status=202)
 
     async def _take(self, request: web.Request) -> web.Response:
         self._sha = request.headers["X-Torchrun-Sha256"]

@@ -1,5 +1,13 @@
 """Fixtures of the plugin's tests."""
 
+import pytest
+
 from .laptop import laptop, server
 
 __all__ = ["laptop", "server"]
+
+
+@pytest.fixture(autouse=True)
+def _no_memory(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Every test begins without a memory of earlier uploads."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))

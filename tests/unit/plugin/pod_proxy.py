@@ -84,13 +84,15 @@ class PodProxy:
         self.trouble = trouble
         self.random = random
         self.went_wrong: set[str] = set()
-        self.kill_at: list[int] = []  # bytes of one request after which the pod is killed once
+        self.kill_at: list[
+            int
+        ] = []  # bytes of one request after which the pod is killed, once for each
 
     @asynccontextmanager
     async def serve(self) -> AsyncIterator[str]:
         """Base URL of the server."""
         app = web.Application(client_max_size=1 << 40)
-        app.router.add_route("*", PREFIX + "/v1/upload", self._handle)
+        app.router.add_route("*", PREFIX + "/v1/{what:upload|manifest}", self._handle)
         runner = web.AppRunner(app, shutdown_timeout=1)
         await runner.setup()
         try:
@@ -131,13 +133,13 @@ class PodProxy:
                     raise ConnectionError("cut")
                 yield piece
                 if self.kill_at and passed > self.kill_at[0]:
-                    self.kill_at.pop()
+                    self.kill_at.pop(0)
                     self.pod.kill()
                     await self.pod.start()
 
-        names = ("Content-Range", "Content-Length", "X-Torchrun-Sha256")
+        names = ("Content-Range", "Content-Length", "X-Torchrun-Sha256", "X-Torchrun-Workspace")
         headers = {name: request.headers[name] for name in names if name in request.headers}
-        url = f"http://127.0.0.1:{self.pod.port}/v1/upload"
+        url = f"http://127.0.0.1:{self.pod.port}/v1/{request.match_info['what']}"
         data = body() if request.method == "PUT" else None
         async with self._session.request(
             request.method, url, data=data, headers=headers

@@ -57,9 +57,9 @@ def test_what_is_sent_is_where_the_file_lies(
     monkeypatch.chdir("sub")
     result = laptop.run("submit", "--dry-run", "x")
     assert "Sending" in result.stderr
-    assert "of Project:" in result.stderr
+    assert "files in Project," in result.stderr
     Path("other.py").touch()
-    assert "of sub:" in laptop.run("submit", "--dry-run", "-C", ".", "x").stderr
+    assert "files in sub," in laptop.run("submit", "--dry-run", "-C", ".", "x").stderr
 
 
 def test_a_file_at_home_makes_no_project_of_it(

@@ -1,10 +1,8 @@
 """Uploads to a real torchrun-sync, through a pod proxy that has bad days."""
 
-import hashlib
 import io
 import json
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
@@ -14,12 +12,12 @@ import httpx
 import msgspec
 import pytest
 
-from kubectl_torchrun import pack
 from kubectl_torchrun.api import Api
 from kubectl_torchrun.deliver import Arrived, deliver, find_pod
 from kubectl_torchrun.errors import RunProblem, UploadProblem
+from kubectl_torchrun.kubectl import Target
 from kubectl_torchrun.mirror import Mirror
-from kubectl_torchrun.pack import Archive
+from kubectl_torchrun.remembered import Memory, Sent, Workspace
 from kubectl_torchrun.retry import Backoff
 from kubectl_torchrun.slices import Job
 from kubectl_torchrun.terminal import Terminal
@@ -36,19 +34,18 @@ WEIGHTS = Random(1).randbytes(18 << 20)
 
 
 @pytest.fixture
-def archive(tmp_path: Path) -> Iterator[Archive]:
+def workspace(tmp_path: Path) -> Workspace:
     """Three ranges of bytes that do not compress."""
     root = tmp_path / "project"
     root.mkdir()
     (root / "weights.bin").write_bytes(WEIGHTS)
     (root / "train.py").write_text("print('hello')\n")
-    with tempfile.TemporaryFile() as file:
-        yield pack.write(scan(root), file)
+    return Memory(Target(), "ns", root).look(scan(root))
 
 
 @pytest.fixture
-async def pod(tmp_path: Path, archive: Archive) -> AsyncIterator[SyncPod]:
-    running = SyncPod(tmp_path / "claim", archive.sha256)
+async def pod(tmp_path: Path, workspace: Workspace) -> AsyncIterator[SyncPod]:
+    running = SyncPod(tmp_path / "claim", workspace.manifest.sha256)
     await running.start()
     yield running
     running.kill()
@@ -81,18 +78,20 @@ def job(phase: str = "Syncing", reason: str = "", ready: bool = False, sha256: s
 
 @asynccontextmanager
 async def within_reach(
-    pod: SyncPod, archive: Archive, trouble: float = 0.0, seed: int = 0
+    pod: SyncPod, workspace: Workspace, trouble: float = 0.0, seed: int = 0
 ) -> AsyncIterator[tuple[Api, Mirror, PodProxy]]:
     proxy = PodProxy(pod, trouble, Random(seed))
     async with proxy.serve() as url, httpx.AsyncClient(base_url=url, timeout=10) as client:
         api = Api(client, "ns", HASTY)
         mirror = Mirror(api, "job")
-        mirror.show_job(job(sha256=archive.sha256))
-        mirror.show_pods({"job-sync-0": sync_pod(archive.sha256)})
+        mirror.show_job(job(sha256=workspace.manifest.sha256))
+        mirror.show_pods({"job-sync-0": sync_pod(workspace.manifest.sha256)})
 
         async def play_kubelet() -> None:
             await pod.success()
-            mirror.show_pods({"job-sync-0": sync_pod(archive.sha256, "Succeeded")})
+            said = json.dumps({"sha256": workspace.manifest.sha256, "revision": 1})
+            ended = sync_pod(workspace.manifest.sha256, "Succeeded", said)
+            mirror.show_pods({"job-sync-0": ended})
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(play_kubelet)
@@ -104,82 +103,101 @@ def terminal() -> Terminal:
     return Terminal(io.StringIO(), io.StringIO())
 
 
-def check_tree(pod: SyncPod, archive: Archive) -> None:
+def check_tree(pod: SyncPod, workspace: Workspace) -> None:
     marker = json.loads((pod.directory / ".sync_success").read_text())
-    assert marker["sha256"] == archive.sha256
+    assert marker["sha256"] == workspace.manifest.sha256
     held = {path.name: path.read_bytes() for path in (pod.directory / "revisions/1/tree").iterdir()}
     assert held["weights.bin"] == WEIGHTS
     assert held["train.py"] == b"print('hello')\n"
 
 
-async def test_an_upload_becomes_the_workspace(pod: SyncPod, archive: Archive) -> None:
-    async with within_reach(pod, archive) as (api, mirror, _):
-        await deliver(api, mirror, terminal(), archive, pod_wait=5, backoff=HASTY)
+async def test_an_upload_becomes_the_workspace(pod: SyncPod, workspace: Workspace) -> None:
+    async with within_reach(pod, workspace) as (api, mirror, _):
+        await deliver(api, mirror, terminal(), workspace, pod_wait=5, backoff=HASTY)
     await pod.success()
-    check_tree(pod, archive)
+    check_tree(pod, workspace)
 
 
 @pytest.mark.parametrize("seed", range(5))
 async def test_it_survives_bad_days_of_the_api_server(
-    pod: SyncPod, archive: Archive, seed: int
+    pod: SyncPod, workspace: Workspace, seed: int
 ) -> None:
-    async with within_reach(pod, archive, trouble=0.5, seed=seed) as (api, mirror, proxy):
-        await deliver(api, mirror, terminal(), archive, pod_wait=5, backoff=HASTY)
+    async with within_reach(pod, workspace, trouble=0.5, seed=seed) as (api, mirror, proxy):
+        await deliver(api, mirror, terminal(), workspace, pod_wait=5, backoff=HASTY)
     assert proxy.went_wrong
-    check_tree(pod, archive)
+    check_tree(pod, workspace)
 
 
-async def test_it_goes_on_in_the_next_pod(pod: SyncPod, archive: Archive) -> None:
-    async with within_reach(pod, archive) as (api, mirror, proxy):
+async def test_it_goes_on_in_the_next_pod(pod: SyncPod, workspace: Workspace) -> None:
+    async with within_reach(pod, workspace) as (api, mirror, proxy):
         proxy.kill_at = [5 << 20]
-        await deliver(api, mirror, terminal(), archive, pod_wait=5, backoff=HASTY)
+        await deliver(api, mirror, terminal(), workspace, pod_wait=5, backoff=HASTY)
         assert not proxy.kill_at
-    check_tree(pod, archive)
+    check_tree(pod, workspace)
 
 
 async def test_an_archive_that_the_job_does_not_name_is_not_taken(
-    tmp_path: Path, archive: Archive
+    tmp_path: Path, workspace: Workspace
 ) -> None:
     pod = SyncPod(tmp_path / "claim", "0" * 64)
     await pod.start()
     try:
-        async with within_reach(pod, archive) as (api, mirror, _):
+        async with within_reach(pod, workspace) as (api, mirror, _):
             with pytest.raises(UploadProblem, match=r"WrongArchive"):
-                await deliver(api, mirror, terminal(), archive, pod_wait=5, backoff=HASTY)
+                await deliver(api, mirror, terminal(), workspace, pod_wait=5, backoff=HASTY)
     finally:
         pod.kill()
 
 
-async def test_what_cannot_be_extracted_is_said(tmp_path: Path) -> None:
-    with tempfile.TemporaryFile() as file:
-        file.write(b"no zip at all")
+async def test_only_the_edit_is_sent(tmp_path: Path, workspace: Workspace, pod: SyncPod) -> None:
+    async with within_reach(pod, workspace) as (api, mirror, _):
+        first = await deliver(api, mirror, terminal(), workspace, pod_wait=5, backoff=HASTY)
+    assert first.revision == 1
+    assert first.sent > len(WEIGHTS)
+    await pod.success()
+    memory = Memory(Target(), "ns", workspace.tree.root)
+    memory.remember(Sent("job", workspace.manifest))
+    (workspace.tree.root / "train.py").write_text("print('edited')\n")
+    edited = memory.look(scan(workspace.tree.root))
+    assert edited.before
+    assert edited.before.job == "job"
+    again = SyncPod(pod.directory, edited.manifest.sha256)
+    await again.start()
+    try:
+        async with within_reach(again, edited) as (api, mirror, _):
+            second = await deliver(api, mirror, terminal(), edited, pod_wait=5, backoff=HASTY)
+    finally:
+        again.kill()
+    assert (second.revision, second.files) == (2, 1)
+    assert second.sent < 1000
+    assert (pod.directory / "revisions/2/tree/train.py").read_text() == "print('edited')\n"
 
-        digest = hashlib.sha256(b"no zip at all").hexdigest()
-        archive = Archive(file, digest, 13, 1, 13)
-        pod = SyncPod(tmp_path / "claim")
-        await pod.start()
-        try:
-            async with within_reach(pod, archive) as (api, mirror, _):
-                with pytest.raises(UploadProblem, match=r"not taken \(\w+\): .*zip"):
-                    await deliver(api, mirror, terminal(), archive, pod_wait=5, backoff=HASTY)
-        finally:
-            pod.kill()
+
+async def test_an_upload_broken_ten_times_at_random_arrives_identical(
+    tmp_path: Path, workspace: Workspace, pod: SyncPod
+) -> None:
+    random = Random(3)
+    async with within_reach(pod, workspace) as (api, mirror, proxy):
+        proxy.kill_at = [random.randrange(1, 1 << 20) for _ in range(10)]
+        await deliver(api, mirror, terminal(), workspace, pod_wait=5, backoff=HASTY)
+        assert not proxy.kill_at
+    check_tree(pod, workspace)
 
 
-async def test_nobody_listening_is_given_up_in_time(pod: SyncPod, archive: Archive) -> None:
+async def test_nobody_listening_is_given_up_in_time(pod: SyncPod, workspace: Workspace) -> None:
     pod.kill()
     impatient = Backoff(first=0.01, longest=0.05, give_up=0.3)
-    async with within_reach(pod, archive) as (api, mirror, _):
+    async with within_reach(pod, workspace) as (api, mirror, _):
         with pytest.raises(UploadProblem, match=r"GaveUp"):
-            await deliver(api, mirror, terminal(), archive, pod_wait=5, backoff=impatient)
+            await deliver(api, mirror, terminal(), workspace, pod_wait=5, backoff=impatient)
 
 
-async def test_no_pod_in_time_says_what_the_job_says(pod: SyncPod, archive: Archive) -> None:
-    async with within_reach(pod, archive) as (api, mirror, _):
+async def test_no_pod_in_time_says_what_the_job_says(pod: SyncPod, workspace: Workspace) -> None:
+    async with within_reach(pod, workspace) as (api, mirror, _):
         mirror.pods = {}
-        mirror.job = job(reason="ClaimPending", sha256=archive.sha256)
+        mirror.job = job(reason="ClaimPending", sha256=workspace.manifest.sha256)
         with pytest.raises(UploadProblem, match=r"within 0 s \(ClaimPending: m\)"):
-            await deliver(api, mirror, terminal(), archive, pod_wait=0.2)
+            await deliver(api, mirror, terminal(), workspace, pod_wait=0.2)
 
 
 async def found(observed: Job | None, *pods: Pod) -> str | Arrived | None:
@@ -201,7 +219,9 @@ async def test_which_pod_takes_the_upload() -> None:
 
 async def test_when_no_upload_is_needed_any_more() -> None:
     assert await found(job(ready=True)) == Arrived()
-    assert await found(job(), sync_pod(phase="Succeeded")) == Arrived()
+    made = json.dumps({"sha256": SHA, "revision": 4})
+    assert await found(job(), sync_pod(phase="Succeeded", message=made)) == Arrived(4)
+    assert await found(job(), sync_pod("", phase="Succeeded", message=made)) == Arrived(4)
     assert await found(job(), sync_pod("", phase="Succeeded")) is None
     assert await found(job(ready=True, sha256="cd" * 32)) is None
 

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from kubectl_torchrun import pack
 from kubectl_torchrun.errors import UsageProblem
+from kubectl_torchrun.kubectl import Target
 from kubectl_torchrun.pack import Limits
+from kubectl_torchrun.remembered import Memory, Workspace
 from kubectl_torchrun.tree import scan
 from torchrun_runtime.sync.extract import extract
 from torchrun_runtime.sync.settings import Limits as SyncLimits
@@ -31,9 +33,19 @@ TREES = st.dictionaries(
 )
 
 
+def listed(root: Path) -> Workspace:
+    return Memory(Target(), "ns", root).look(scan(root))
+
+
+def files(workspace: Workspace) -> list[int]:
+    entries = workspace.manifest.entries
+    return [number for number, entry in enumerate(entries) if entry.mode != "dir"]
+
+
 def archive(root: Path, directory: Path) -> tuple[pack.Archive, Path]:
     with tempfile.TemporaryFile() as file:
-        packed = pack.write(scan(root), file)
+        workspace = listed(root)
+        packed = pack.write(workspace, files(workspace), file)
         file.seek(0)
         path = directory / "archive.zip"
         path.write_bytes(file.read())
@@ -65,7 +77,9 @@ def test_the_sync_pod_makes_the_same_tree_of_it(
     packed, path = archive(root, base)
     assert packed.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
     assert packed.size == path.stat().st_size
-    extract(path, base / "out", SyncLimits())
+    held = extract(path, base / "out", SyncLimits())
+    entries = listed(root).manifest.entries
+    assert held.entries == tuple(entry for entry in entries if entry.mode != "dir")
     found = {
         str(file.relative_to(base / "out")): (
             file.read_bytes(),
@@ -94,12 +108,22 @@ def test_the_digest_depends_on_names_contents_and_modes_alone(tmp_path: Path) ->
     assert archive(tmp_path / "two", tmp_path)[0].sha256 != one.sha256
 
 
-def test_a_tree_has_a_digest_that_does_not_change_with_releases(tmp_path: Path) -> None:
+def test_a_tree_has_a_name_that_does_not_change_with_releases(tmp_path: Path) -> None:
     (tmp_path / "root").mkdir()
-    (tmp_path / "root/train.py").write_bytes(b"x")  # one byte: stored, so no zlib in the digest
+    (tmp_path / "root/train.py").write_bytes(b"x")
     (tmp_path / "root/empty").mkdir()
-    digest = archive(tmp_path / "root", tmp_path)[0].sha256
-    assert digest == ("0358530dd1ce3114003cf6d3feb82c9a819e94c89b7c6366487f6b2fe0ffb1fe")
+    text = f"- 0 dir empty\n{hashlib.sha256(b'x').hexdigest()} 1 644 train.py\n"
+    assert listed(tmp_path / "root").manifest.text == text
+
+
+def test_only_what_is_wanted_is_packed(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / name).write_text(name)
+    workspace = listed(tmp_path)
+    with tempfile.TemporaryFile() as file:
+        packed = pack.write(workspace, [0, 2], file)
+        assert zipfile.ZipFile(file).namelist() == ["a", "c"]
+    assert (packed.files, packed.unpacked) == (2, 2)
 
 
 def test_bytes_that_do_not_compress_are_stored(tmp_path: Path) -> None:
@@ -156,16 +180,23 @@ def test_nothing_to_send_is_said(tmp_path: Path) -> None:
         pack.check(scan(tmp_path))
 
 
-def test_a_file_that_goes_away_meanwhile_is_named(tmp_path: Path) -> None:
-    (tmp_path / "x.py").touch()
+def test_a_file_that_goes_away_or_changes_meanwhile_is_named(tmp_path: Path) -> None:
+    (tmp_path / "x.py").write_text("1")
     tree = scan(tmp_path)
+    workspace = listed(tmp_path)
+    (tmp_path / "x.py").write_text("2")
+    changed = pytest.raises(UsageProblem, match=r"x\.py changed while it was packed")
+    with tempfile.TemporaryFile() as file, changed:
+        pack.write(workspace, [0], file)
     (tmp_path / "x.py").unlink()
-    with tempfile.TemporaryFile() as file, pytest.raises(UsageProblem, match=r"x\.py went away"):
-        pack.write(tree, file)
+    with tempfile.TemporaryFile() as file, changed:
+        pack.write(workspace, [0], file)
+    with pytest.raises(UsageProblem, match=r"x\.py went away"):
+        Memory(Target(), "ns", tmp_path).look(tree)
 
 
 def test_zeros_that_the_sync_pod_would_take_for_a_bomb_are_refused(tmp_path: Path) -> None:
     (tmp_path / "zeros").write_bytes(bytes(100_000))
     limits = Limits(ratio=10, ratio_floor=1000)
     with tempfile.TemporaryFile() as file, pytest.raises(UsageProblem, match="nearly all zeros"):
-        pack.write(scan(tmp_path), file, limits=limits)
+        pack.write(listed(tmp_path), [0], file, limits=limits)

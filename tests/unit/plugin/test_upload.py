@@ -3,58 +3,103 @@
 import hashlib
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kubectl_torchrun.retry import Backoff
-from kubectl_torchrun.upload import CHUNK, Answer, Ask, Done, Refused, Send, Step, Upload, Wait
+from kubectl_torchrun.upload import (
+    CHUNK,
+    Announce,
+    Answer,
+    Ask,
+    Done,
+    Pack,
+    Refused,
+    Send,
+    Step,
+    Upload,
+    Wait,
+)  # fmt: skip
 
+WORK = hashlib.sha256(b"workspace").hexdigest()
+BEFORE = hashlib.sha256(b"the one before").hexdigest()
 SHA = hashlib.sha256(b"archive").hexdigest()
 OTHER = hashlib.sha256(b"other").hexdigest()
 SIZE = 3 * CHUNK + 5
 
 
-def started(size: int = SIZE, backoff: Backoff = Backoff()) -> Upload:  # noqa: B008
-    upload = Upload(size, SHA, 0.0, backoff)
+MISSING = ((0, 1), (4, 4))
+
+
+def started(backoff: Backoff = Backoff()) -> Upload:  # noqa: B008
+    upload = Upload(WORK, 0.0, BEFORE, backoff)
     assert upload.next_step(0.0) == Ask()
     return upload
 
 
-def after(*answers: tuple[int, Answer], size: int = SIZE) -> Step:
-    upload = started(size)
+def ours(state: str, **more: Any) -> Answer:
+    return Answer(state, workspace=WORK, missing=MISSING, **more)
+
+
+def after(*answers: tuple[int, Answer]) -> Step:
+    upload = started()
     for status, answer in answers:
         step = upload.next_step(0.0)
         while isinstance(step, Wait):
             step = upload.next_step(0.0)
         upload.answered(status, answer, 0.0)
+        if isinstance(upload._steps[0], Pack):
+            upload.packed(SHA, SIZE, 0.0)
+            upload.answered(200, answer, 0.0)
     return upload.next_step(0.0)
 
 
-WAITING = (200, Answer(state="waiting", offset=0))
-EXTRACTING = (200, Answer(state="extracting", sha256=SHA, offset=SIZE))
+def sending(backoff: Backoff = Backoff()) -> Upload:  # noqa: B008
+    """An upload whose archive is to be sent from its start."""
+    upload = started(backoff)
+    upload.answered(200, ours("waiting", offset=0), 0.0)
+    assert upload.next_step(0.0) == Pack((0, 1, 4))
+    upload.packed(SHA, SIZE, 0.0)
+    upload.answered(200, ours("waiting", offset=0), 0.0)
+    assert upload.next_step(0.0) == Send(0, CHUNK)
+    return upload
+
+
+NEW = (200, Answer("waiting", offset=0))
+WAITING = (200, ours("waiting", offset=0))
+EXTRACTING = (200, ours("extracting", sha256=SHA, offset=SIZE))
 
 # fmt: off
 TABLE: list[tuple[str, list[tuple[int, Answer]], Step]] = [
-    ("a new pod", [WAITING], Send(0, CHUNK)),
-    ("a pod that has a part", [(200, Answer("receiving", SHA, CHUNK))], Send(CHUNK, 2 * CHUNK)),
-    ("a part of another archive", [(200, Answer("receiving", OTHER, CHUNK))], Send(0, CHUNK)),
-    ("an earlier archive refused", [(200, Answer("failed", OTHER, 0, "Bad", "x"))], Send(0, CHUNK)),
-    ("the same archive refused", [(200, Answer("failed", SHA, 0, "Bad", "x"))], Refused("Bad", "x")),
-    ("done before", [(200, Answer("done", SHA, SIZE))], Done()),
+    ("a new pod", [NEW], Announce("")),
+    ("a pod that has the one before", [(200, Answer("waiting", base=BEFORE))], Announce(BEFORE)),
+    ("a pod that has another", [(200, Answer("waiting", base=OTHER))], Announce("")),
+    ("a manifest that differs from what it has not",
+     [(200, Answer("waiting", base=BEFORE)), (409, Answer(reason="UnknownBase"))], Announce("")),
+    ("announced", [NEW, (202, Answer("comparing"))], Ask()),
+    ("a manifest refused", [NEW, (422, Answer(reason="UnsafeName", message="m"))],
+     Refused("UnsafeName", "m")),
+    ("everything is at hand", [(200, ours("done", revision=2))], Done(2)),
+    ("known what is missing", [WAITING], Send(0, CHUNK)),
+    ("a pod that has a part", [(200, ours("receiving", sha256=SHA, offset=CHUNK))],
+     Send(CHUNK, 2 * CHUNK)),
+    ("a part of another archive", [(200, ours("receiving", sha256=OTHER, offset=CHUNK))],
+     Send(0, CHUNK)),
+    ("an earlier workspace refused", [(200, Answer("failed", OTHER, 0, "Bad", "x"))], Announce("")),
     ("a range taken", [WAITING, (200, Answer(offset=CHUNK))], Send(CHUNK, 2 * CHUNK)),
-    ("the last range", [(200, Answer("receiving", SHA, 3 * CHUNK))], Send(3 * CHUNK, SIZE)),
+    ("the last range", [(200, ours("receiving", sha256=SHA, offset=3 * CHUNK))],
+     Send(3 * CHUNK, SIZE)),
     ("another offset", [WAITING, (409, Answer(offset=2 * CHUNK))], Send(2 * CHUNK, 3 * CHUNK)),
     ("complete", [WAITING, (202, Answer("extracting"))], Ask()),
-    ("extracted", [WAITING, (202, Answer("extracting")), (200, Answer("done", SHA))], Done()),
-    ("not extractable", [EXTRACTING, (200, Answer("failed", SHA, 0, "UnsafeMember", "x is a link"))],
-     Refused("UnsafeMember", "x is a link")),
-    ("dropped as it is not extractable",
-     [WAITING, (202, Answer("extracting")), (200, Answer("failed", "", 0, "NotAZip", "m"))],
-     Refused("NotAZip", "m")),
-    ("a failure before", [(200, Answer("failed", "", 0, "NotAZip", "m"))], Send(0, CHUNK)),
-    ("not wanted", [WAITING, (422, Answer(reason="WrongArchive", message="m"))],
+    ("extracted", [WAITING, (202, Answer("extracting")), (200, ours("done", revision=1))], Done(1)),
+    ("not what was announced",
+     [WAITING, (202, Answer("extracting")),
+      (200, ours("failed", reason="NotAnnounced", message="x changed"))],
+     Refused("NotAnnounced", "x changed")),
+    ("not wanted", [NEW, (422, Answer(reason="WrongArchive", message="m"))],
      Refused("WrongArchive", "m")),
     ("too large", [WAITING, (413, Answer(reason="ArchiveTooLarge", message="m"))],
      Refused("ArchiveTooLarge", "m")),
@@ -71,10 +116,16 @@ def test_what_comes_next(answers: list[tuple[int, Answer]], step: Step) -> None:
     assert after(*answers) == step
 
 
-def test_another_workspace_is_no_success() -> None:
-    step = after((200, Answer("done", OTHER, 7)))
-    assert isinstance(step, Refused)
-    assert step.reason == "AnotherWorkspace"
+@pytest.mark.parametrize("state", ["comparing", "extracting", "done"])
+def test_a_pod_that_makes_another_workspace_is_waited_for(state: str) -> None:
+    assert isinstance(after((200, Answer(state, OTHER, 7))), Wait)
+
+
+def test_what_is_missing_after_all_is_packed_as_well() -> None:
+    upload = sending()
+    upload.answered(202, Answer("extracting"), 0.0)
+    upload.answered(200, Answer("waiting", workspace=WORK, missing=((2, 2),)), 0.0)
+    assert upload.next_step(0.0) == Pack((2,))
 
 
 def test_an_unknown_state_of_a_newer_pod_ends_it() -> None:
@@ -120,8 +171,7 @@ def test_without_progress_it_gives_up_and_says_why() -> None:
 
 
 def test_progress_and_the_wait_for_a_pod_put_the_end_off() -> None:
-    upload = started(backoff=Backoff(give_up=60))
-    upload.answered(200, Answer("waiting", "", 0), 50.0)
+    upload = sending(Backoff(give_up=60))
     upload.answered(200, Answer(offset=CHUNK), 55.0)
     assert upload.next_step(110.0) == Send(CHUNK, 2 * CHUNK)
     upload.waited(1000.0)
@@ -129,8 +179,7 @@ def test_progress_and_the_wait_for_a_pod_put_the_end_off() -> None:
 
 
 def test_a_pod_that_only_ever_gives_the_same_offset_is_given_up() -> None:
-    upload, now = started(backoff=Backoff(give_up=60)), 0.0
-    upload.answered(200, Answer("waiting", "", 0), now)
+    upload, now = sending(Backoff(give_up=60)), 0.0
     for _ in range(1000):
         step = upload.next_step(now)
         if isinstance(step, Refused):
@@ -138,7 +187,8 @@ def test_a_pod_that_only_ever_gives_the_same_offset_is_given_up() -> None:
         if isinstance(step, Wait):
             now += step.seconds
         else:
-            upload.answered(409 if isinstance(step, Send) else 200, Answer("waiting", "", 0), now)
+            status = 409 if isinstance(step, Send) else 200
+            upload.answered(status, ours("waiting", offset=0), now)
     raise AssertionError("it goes on for ever")
 
 
@@ -149,13 +199,18 @@ class Pod:
     data: bytes
     held: bytearray = field(default_factory=bytearray)
     state: str = "waiting"
+    announced: bool = False
 
     def ask(self) -> tuple[int, Answer]:
         if self.state == "extracting":
             self.state = "done"
-            return 200, Answer("extracting", SHA, len(self.data))
+            return 200, ours("extracting", sha256=SHA, offset=len(self.data))
         sha = SHA if self.held else ""
-        return 200, Answer(self.state, sha, len(self.held))
+        workspace = WORK if self.announced else ""
+        missing = MISSING if self.announced else ()
+        return 200, Answer(
+            self.state, sha, len(self.held), workspace=workspace, missing=missing, revision=1
+        )
 
     def put(self, step: Send, damaged: bool) -> tuple[int, Answer]:
         if step.start != len(self.held):
@@ -179,7 +234,7 @@ def test_whatever_is_lost_on_the_way_the_pod_ends_up_with_the_archive(
     size: int, loss: float, random: Random
 ) -> None:
     pod = Pod(b"x" * size)
-    upload, now = Upload(size, SHA, 0.0, Backoff(give_up=1e9)), 0.0
+    upload, now = Upload(WORK, 0.0, backoff=Backoff(give_up=1e9)), 0.0
     damages = 2
     for _ in range(5000):
         step = upload.next_step(now)
@@ -191,12 +246,17 @@ def test_whatever_is_lost_on_the_way_the_pod_ends_up_with_the_archive(
                 raise AssertionError(reason)
             case Wait(seconds):
                 now += seconds
-            case Ask() | Send():
+            case Pack():
+                upload.packed(SHA, size, now)
+            case Ask() | Send() | Announce():
                 if random.random() < loss:  # the request is lost
                     upload.lost("cut", now)
                     continue
                 if isinstance(step, Ask):
                     status, answer = pod.ask()
+                elif isinstance(step, Announce):
+                    pod.announced = True
+                    status, answer = 202, Answer("comparing")
                 else:
                     damaged = damages > 0 and random.random() < loss / 10
                     damages -= damaged
