@@ -1,7 +1,7 @@
-"""`make bench`: the controller beside a bare client, in turn, on one API server.
+"""`make bench`: how fast jobs start, and how fast gangs start again.
 
-Both make the same writes for each job: the Job and its status, by server-side apply. The Job
-controller is stopped meanwhile, so that nothing but the two sides and the load works.
+Starts: the controller beside a bare client, in turn, on one API server. Both make the same writes
+for each job, the Job and its status, by server-side apply. Restarts: see `restarts.py`.
 """
 
 import argparse
@@ -20,6 +20,7 @@ import uvloop
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import TORCHRUN_JOBS
 from torchrun_api.queue import TorchrunQueue
+from torchrun_bench import restarts
 from torchrun_bench.bare import NAME, NAMESPACE, UID, Write
 from torchrun_bench.http import Server
 from torchrun_bench.load import Watched
@@ -129,7 +130,7 @@ async def measure(server: Server, pid: int, port: int, options: argparse.Namespa
 
 
 def prepare(cluster: LocalCluster) -> Server:
-    """CRDs, namespaces and the queue; the Job controller is stopped."""
+    """CRDs, namespaces and the queue."""
     for crd in sorted((ROOT / "manifests" / "crd").glob("*.yaml")):
         cluster.kubectl("apply", "--server-side", "-f", str(crd))
     cluster.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
@@ -142,7 +143,6 @@ def prepare(cluster: LocalCluster) -> Server:
         "spec": QUEUE,
     }
     cluster.kubectl("apply", "-f", "-", stdin=msgspec.json.encode(queue).decode())
-    cluster.stop("kube-controller-manager")
     return Server(
         url=cluster.server,
         ca_file=str(cluster.ca_file),
@@ -151,27 +151,47 @@ def prepare(cluster: LocalCluster) -> Server:
     )
 
 
-def main() -> int:
-    """Measure, print, keep; the exit code says whether every target was met."""
-    parser = argparse.ArgumentParser("make bench", description=__doc__)
-    parser.add_argument("--jobs", type=int, default=100, help="jobs one at a time")
-    parser.add_argument("--burst", type=int, default=1000, help="jobs of a burst")
-    parser.add_argument("--rounds", type=int, default=3, help="bursts of each side")
-    parser.add_argument("--no-save", action="store_true", help="keep no file of results")
-    options = parser.parse_args()
-    # An end by SIGTERM takes the cluster down as any other does.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+def measure_starts(options: argparse.Namespace) -> list[Row]:
+    """Without the Job controller, so that nothing but the two sides and the load works."""
     name = f"bench-{os.getpid()}"
     with (
         tempfile.TemporaryDirectory() as folder,
         LocalCluster(name=name, size=Size.CONTROL_PLANE) as cluster,
     ):
         server, port = prepare(cluster), free_port()
+        cluster.stop("kube-controller-manager")
         with (
             controller(cluster.kubeconfig, port) as process,
             bare(server, plan(), Path(folder)),
         ):
-            rows = uvloop.run(measure(server, process.pid, port, options))
+            return uvloop.run(measure(server, process.pid, port, options))
+
+
+def measure_restarts(options: argparse.Namespace) -> list[Row]:
+    """With the Job controller, on nodes that kwok plays."""
+    with restarts.cluster(f"bench-restarts-{os.getpid()}") as cluster:
+        server, port = prepare(cluster), free_port()
+        with restarts.kwok(cluster), controller(cluster.kubeconfig, port):
+            return uvloop.run(restarts.measure(server, port, options.restarts))
+
+
+def main() -> int:
+    """Measure, print, keep; the exit code says whether every target was met."""
+    parser = argparse.ArgumentParser("make bench", description=__doc__)
+    parser.add_argument("--part", choices=["starts", "restarts"], help="only one (default: both)")
+    parser.add_argument("--jobs", type=int, default=100, help="jobs one at a time")
+    parser.add_argument("--burst", type=int, default=1000, help="jobs of a burst")
+    parser.add_argument("--rounds", type=int, default=3, help="bursts of each side")
+    parser.add_argument("--restarts", type=int, default=100, help="gangs restarted one at a time")
+    parser.add_argument("--no-save", action="store_true", help="keep no file of results")
+    options = parser.parse_args()
+    # An end by SIGTERM takes the cluster down as any other does.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    rows: list[Row] = []
+    if options.part != "restarts":
+        rows += measure_starts(options)
+    if options.part != "starts":
+        rows += measure_restarts(options)
     print(table(rows))
     if not options.no_save:
         print(f"\nkept in {save(rows)}")

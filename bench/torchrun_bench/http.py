@@ -48,6 +48,15 @@ async def send(
 
 async def watch(session: aiohttp.ClientSession, path: str) -> AsyncIterator[JsonObject]:
     """Objects that are added under `path` from now on, for up to an hour."""
+    async for kind, found in events(session, path):
+        if kind == "ADDED":
+            yield found
+
+
+async def events(
+    session: aiohttp.ClientSession, path: str
+) -> AsyncIterator[tuple[str, JsonObject]]:
+    """Type and object of every change under `path` from now on, for up to an hour."""
     async with asyncio.timeout(30):
         listed = await _list(session, path)
     metadata = listed["metadata"]
@@ -60,8 +69,7 @@ async def watch(session: aiohttp.ClientSession, path: str) -> AsyncIterator[Json
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
                 event = msgspec.json.decode(line)
-                if event["type"] == "ADDED":
-                    yield event["object"]
+                yield event["type"], event["object"]
     raise RuntimeError(f"the API server ended the watch of {path}")
 
 

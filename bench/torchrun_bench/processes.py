@@ -55,7 +55,7 @@ def controller(kubeconfig: Path, port: int) -> Iterator[subprocess.Popen[bytes]]
         "--listen-port", str(port),
         "--log-level", "warning",
     ]  # fmt: skip
-    with _running(command, None) as process:
+    with running(command) as process:
         yield process
 
 
@@ -68,7 +68,7 @@ def bare(server: Server, plan: bytes, folder: Path) -> Iterator[subprocess.Popen
         sys.executable, "-m", "torchrun_bench.bare",
         str(folder / "server.json"), BARE_NAMESPACE, str(folder / "plan.json"),
     ]  # fmt: skip
-    with _running(command, subprocess.PIPE) as process:
+    with running(command, subprocess.PIPE) as process:
         assert process.stdout is not None
         if process.stdout.readline() != b"ready\n":
             raise RuntimeError("the bare client did not start")
@@ -76,13 +76,14 @@ def bare(server: Server, plan: bytes, folder: Path) -> Iterator[subprocess.Popen
 
 
 @contextmanager
-def _running(command: list[str], stdout: int | None) -> Iterator[subprocess.Popen[bytes]]:
+def running(command: list[str], stdout: int | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """A process for the time of the block; raises RuntimeError where it ended by itself."""
     bench = str(Path(__file__).resolve().parent.parent)
     process = subprocess.Popen(command, stdout=stdout, env=os.environ | {"PYTHONPATH": bench})
     try:
         yield process
         if process.poll() is not None:
-            raise RuntimeError(f"{command[2]} ended with {process.returncode} during the bench")
+            raise RuntimeError(f"{command[:3]} ended with {process.returncode} during the bench")
     finally:
         process.terminate()
         process.wait(timeout=30)
