@@ -5,10 +5,12 @@ timer or task brings, or only keeps itself busy for two days, `run` raises inste
 """
 
 import asyncio
+import functools
 import selectors
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 LIMIT = 2 * 86_400.0
@@ -45,3 +47,13 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     """`asyncio.run` in virtual time."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(main)
+
+
+def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """A test in virtual time."""
+
+    @functools.wraps(test)
+    def in_loop(*args: P.args, **kwargs: P.kwargs) -> None:
+        run(test(*args, **kwargs))
+
+    return in_loop

@@ -11,167 +11,151 @@ from torchrun_controller.leader import Durations, Leader, NotLeader
 from torchrun_controller.transport import Disconnected
 from unit.leader.electing import disconnect, leading, make, now, refuse, running, until
 from unit.leader.lease_server import Client, LeaseServer
-from virtual_time import run
+from virtual_time import in_virtual_time
 
 
 @pytest.mark.parametrize(
     "fault", [refuse(429), refuse(500), refuse(403), refuse(401), refuse(404), disconnect]
 )
-def test_eight_seconds_of_trouble_do_not_cost_the_lease(fault: Callable[[str], None]) -> None:
-    async def main() -> None:
-        server = LeaseServer()
-        client = Client(server, "a")
-        leader = make(client)
-        async with leading(leader) as task:
-            await until(20.1)
-            client.fault = fault
-            await until(26.1)
-            assert leader.problem
-            assert leader.may_write()
-            client.fault = lambda method: None
-            await until(60)
-            assert not task.done()
-            assert leader.may_write()
-            assert leader.problem == ""
-        attempts = [at for at, _, _ in server.log if 20.1 < at < 26.1]
-        assert len(attempts) <= 4
-
-    run(main())
+@in_virtual_time
+async def test_eight_seconds_of_trouble_do_not_cost_the_lease(fault: Callable[[str], None]) -> None:
+    server = LeaseServer()
+    client = Client(server, "a")
+    leader = make(client)
+    async with leading(leader) as task:
+        await until(20.1)
+        client.fault = fault
+        await until(26.1)
+        assert leader.problem
+        assert leader.may_write()
+        client.fault = lambda method: None
+        await until(60)
+        assert not task.done()
+        assert leader.may_write()
+        assert leader.problem == ""
+    attempts = [at for at, _, _ in server.log if 20.1 < at < 26.1]
+    assert len(attempts) <= 4
 
 
 @pytest.mark.parametrize(
     "garbage",
     [b"", b"<html>", b"{}", b"[]", b'{"metadata": {"resourceVersion": "x"}}', b"[" * 100_000],
 )
-def test_garbage_for_an_answer_does_not_cost_the_lease(garbage: bytes) -> None:
-    async def main() -> None:
-        server = LeaseServer()
-        client = Client(server, "a")
-        leader = make(client)
-        async with leading(leader) as task:
-            await until(20.1)
-            client.answer = garbage
-            await until(26.1)
-            assert "cannot" in leader.problem
-            client.answer = None
-            await until(60)
-            assert not task.done()
-            assert leader.may_write()
-
-    run(main())
+@in_virtual_time
+async def test_garbage_for_an_answer_does_not_cost_the_lease(garbage: bytes) -> None:
+    server = LeaseServer()
+    client = Client(server, "a")
+    leader = make(client)
+    async with leading(leader) as task:
+        await until(20.1)
+        client.answer = garbage
+        await until(26.1)
+        assert "cannot" in leader.problem
+        client.answer = None
+        await until(60)
+        assert not task.done()
+        assert leader.may_write()
 
 
-def test_lost_answers_do_not_cost_the_lease() -> None:
-    async def main() -> None:
-        server = LeaseServer()
-        client = Client(server, "a")
-        leader = make(client)
-        async with leading(leader) as task:
-            await until(20.1)
-            client.lose = True
-            await until(26.1)
-            client.lose = False
-            await until(60)
-            assert not task.done()
-            leader.check()
-
-    run(main())
+@in_virtual_time
+async def test_lost_answers_do_not_cost_the_lease() -> None:
+    server = LeaseServer()
+    client = Client(server, "a")
+    leader = make(client)
+    async with leading(leader) as task:
+        await until(20.1)
+        client.lose = True
+        await until(26.1)
+        client.lose = False
+        await until(60)
+        assert not task.done()
+        leader.check()
 
 
-def test_a_request_that_hangs_leaves_time_for_another() -> None:
-    async def main() -> None:
-        server = LeaseServer()
-        client = Client(server, "a")
-        leader = make(client)
-        async with leading(leader) as task:
-            await until(20.1)
-            client.delay = 3600
-            await until(25)
-            client.delay = 0.001
-            await until(60)
-            assert not task.done()
-            leader.check()
-
-    run(main())
+@in_virtual_time
+async def test_a_request_that_hangs_leaves_time_for_another() -> None:
+    server = LeaseServer()
+    client = Client(server, "a")
+    leader = make(client)
+    async with leading(leader) as task:
+        await until(20.1)
+        client.delay = 3600
+        await until(25)
+        client.delay = 0.001
+        await until(60)
+        assert not task.done()
+        leader.check()
 
 
-def test_slow_answers_count_from_the_sending() -> None:
-    async def main() -> None:
-        client = Client(LeaseServer(), "a")
-        client.delay = 4.0
-        leader = make(client)
-        async with leading(leader) as task:
-            elected = now()
-            client.fault = refuse(500)
-            with pytest.raises(NotLeader, match="not renewed within 10 s"):
-                await task
-            assert now() == pytest.approx(elected - 4 + 10)
-
-    run(main())
+@in_virtual_time
+async def test_slow_answers_count_from_the_sending() -> None:
+    client = Client(LeaseServer(), "a")
+    client.delay = 4.0
+    leader = make(client)
+    async with leading(leader) as task:
+        elected = now()
+        client.fault = refuse(500)
+        with pytest.raises(NotLeader, match="not renewed within 10 s"):
+            await task
+        assert now() == pytest.approx(elected - 4 + 10)
 
 
 @pytest.mark.parametrize("kind", ["refused", "hanging"])
-def test_the_gate_closes_and_run_ends_at_the_deadline(kind: str) -> None:
-    async def main() -> None:
-        server = LeaseServer()
-        client = Client(server, "a")
-        leader = make(client)
-        async with leading(leader) as task:
-            await until(30.5)
-            last = max(at for at, _, method in server.log if method == "PATCH")
-            if kind == "refused":
-                client.fault = refuse(500)
-            else:
-                client.delay = 3600
-            await until(last + 9.9)
+@in_virtual_time
+async def test_the_gate_closes_and_run_ends_at_the_deadline(kind: str) -> None:
+    server = LeaseServer()
+    client = Client(server, "a")
+    leader = make(client)
+    async with leading(leader) as task:
+        await until(30.5)
+        last = max(at for at, _, method in server.log if method == "PATCH")
+        if kind == "refused":
+            client.fault = refuse(500)
+        else:
+            client.delay = 3600
+        await until(last + 9.9)
+        leader.check()
+        with pytest.raises(NotLeader, match="lost: it was not renewed"):
+            await task
+        assert now() == pytest.approx(last + 10, abs=0.01)
+        assert not leader.may_write()
+
+
+@in_virtual_time
+async def test_the_gate_closes_by_itself_when_the_loop_was_busy() -> None:
+    clock = [0.0]
+    leader = Leader(
+        Client(LeaseServer(), "a"),
+        identity="a",
+        namespace="system",
+        name="controller",
+        durations=Durations(),
+        clock=lambda: now() + clock[0],
+    )
+    async with leading(leader):
+        leader.check()
+        clock[0] = 10  # no task has run in the meantime
+        with pytest.raises(NotLeader):
             leader.check()
-            with pytest.raises(NotLeader, match="lost: it was not renewed"):
-                await task
-            assert now() == pytest.approx(last + 10, abs=0.01)
-            assert not leader.may_write()
-
-    run(main())
 
 
-def test_the_gate_closes_by_itself_when_the_loop_was_busy() -> None:
-    async def main() -> None:
-        clock = [0.0]
-        leader = Leader(
-            Client(LeaseServer(), "a"),
-            identity="a",
-            namespace="system",
-            name="controller",
-            durations=Durations(),
-            clock=lambda: now() + clock[0],
-        )
-        async with leading(leader):
-            leader.check()
-            clock[0] = 10  # no task has run in the meantime
-            with pytest.raises(NotLeader):
-                leader.check()
-
-    run(main())
-
-
-def test_a_conflict_over_metadata_is_survived_and_labels_are_kept() -> None:
-    async def main() -> None:
-        server = LeaseServer()
-        client = Client(server, "a")
-        leader = make(client)
-        async with leading(leader) as task:
-            client.fault = refuse(500, "WATCH")
-            for stream in list(server.streams):
-                stream.put_nowait(None)  # no watch: the conflict must be met
-            assert server.object is not None
-            server.object["metadata"]["labels"] = {"kept": "yes"}
-            await until(5)
-            server.annotate()
-            await until(60)
-            assert not task.done()
-            leader.check()
-        assert server.object["metadata"]["labels"] == {"kept": "yes"}
-
-    run(main())
+@in_virtual_time
+async def test_a_conflict_over_metadata_is_survived_and_labels_are_kept() -> None:
+    server = LeaseServer()
+    client = Client(server, "a")
+    leader = make(client)
+    async with leading(leader) as task:
+        client.fault = refuse(500, "WATCH")
+        for stream in list(server.streams):
+            stream.put_nowait(None)  # no watch: the conflict must be met
+        assert server.object is not None
+        server.object["metadata"]["labels"] = {"kept": "yes"}
+        await until(5)
+        server.annotate()
+        await until(60)
+        assert not task.done()
+        leader.check()
+    assert server.object["metadata"]["labels"] == {"kept": "yes"}
 
 
 @pytest.mark.parametrize(
@@ -185,96 +169,90 @@ def test_a_conflict_over_metadata_is_survived_and_labels_are_kept() -> None:
         b"x" * (2**20 + 1),
     ],
 )
-def test_a_broken_watch_is_opened_again_at_a_slow_pace(frame: bytes | Exception | None) -> None:
-    async def main() -> None:
-        server = LeaseServer()
-        client = Client(server, "a")
-        leader = make(client)
-        async with leading(leader) as task:
-            for second in range(1, 60):
-                for stream in list(server.streams):
-                    stream.put_nowait(frame)
-                await until(second)
-            assert 10 < client.watches < 31
-            assert not task.done()
+@in_virtual_time
+async def test_a_broken_watch_is_opened_again_at_a_slow_pace(
+    frame: bytes | Exception | None,
+) -> None:
+    server = LeaseServer()
+    client = Client(server, "a")
+    leader = make(client)
+    async with leading(leader) as task:
+        for second in range(1, 60):
             for stream in list(server.streams):
-                stream.put_nowait(b'{"type": "BOOKMARK", "object": {}}\n')
-            await until(80)
-            server.edit(holderIdentity="thief")
-            with pytest.raises(NotLeader):
-                await task
-            assert now() == 80
-
-    run(main())
-
-
-def test_a_missing_permission_is_named() -> None:
-    async def main() -> None:
-        client = Client(LeaseServer(), "a")
-        client.fault = refuse(403, "POST")
-        leader = make(client)
-        async with running(leader):
-            await until(10)
-        assert leader.problem.startswith("cannot create lease system/controller: 403")
-        assert "lacks this verb on leases.coordination.k8s.io" in leader.problem
-
-    run(main())
+                stream.put_nowait(frame)
+            await until(second)
+        assert 10 < client.watches < 31
+        assert not task.done()
+        for stream in list(server.streams):
+            stream.put_nowait(b'{"type": "BOOKMARK", "object": {}}\n')
+        await until(80)
+        server.edit(holderIdentity="thief")
+        with pytest.raises(NotLeader):
+            await task
+        assert now() == 80
 
 
-def test_a_bug_ends_run_and_is_not_hidden() -> None:
-    async def main() -> None:
-        def bug(method: str) -> None:
-            if method == "WATCH":
-                raise ZeroDivisionError
+@in_virtual_time
+async def test_a_missing_permission_is_named() -> None:
+    client = Client(LeaseServer(), "a")
+    client.fault = refuse(403, "POST")
+    leader = make(client)
+    async with running(leader):
+        await until(10)
+    assert leader.problem.startswith("cannot create lease system/controller: 403")
+    assert "lacks this verb on leases.coordination.k8s.io" in leader.problem
 
-        client = Client(LeaseServer(), "a")
-        client.fault = bug
-        with pytest.raises(ZeroDivisionError):
-            await make(client).run()
 
-    run(main())
+@in_virtual_time
+async def test_a_bug_ends_run_and_is_not_hidden() -> None:
+    def bug(method: str) -> None:
+        if method == "WATCH":
+            raise ZeroDivisionError
+
+    client = Client(LeaseServer(), "a")
+    client.fault = bug
+    with pytest.raises(ZeroDivisionError):
+        await make(client).run()
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_never_two_writers_whatever_the_network_does(seed: int) -> None:
-    async def main() -> None:
-        chance = random.Random(seed)
-        server = LeaseServer()
-        clients = [Client(server, name) for name in "abc"]
-        leaders = [make(client) for client in clients]
-        led: set[str] = set()
+@in_virtual_time
+async def test_never_two_writers_whatever_the_network_does(seed: int) -> None:
+    chance = random.Random(seed)
+    server = LeaseServer()
+    clients = [Client(server, name) for name in "abc"]
+    leaders = [make(client) for client in clients]
+    led: set[str] = set()
 
-        async def replica(index: int) -> None:
-            while True:  # the process ends on a loss, and is started again
-                leaders[index] = make(clients[index])
-                with suppress(NotLeader):
-                    await leaders[index].run()
+    async def replica(index: int) -> None:
+        while True:  # the process ends on a loss, and is started again
+            leaders[index] = make(clients[index])
+            with suppress(NotLeader):
+                await leaders[index].run()
 
-        async def weather() -> None:
-            while True:
-                await asyncio.sleep(chance.uniform(0.1, 15))
-                client = chance.choice(clients)
-                client.fault = chance.choice(
-                    [refuse(500), refuse(429, "PATCH"), disconnect, *[lambda method: None] * 4]
-                )
-                client.delay = chance.choice([0.001, 0.001, 0.3, 4, 30])
-                client.lose = chance.random() < 0.2
-                if chance.random() < 0.2 and server.object is not None:
-                    server.annotate()
-                for stream in list(server.streams):
-                    if chance.random() < 0.2:
-                        stream.put_nowait(chance.choice([None, Disconnected("x"), b"?\n"]))
+    async def weather() -> None:
+        while True:
+            await asyncio.sleep(chance.uniform(0.1, 15))
+            client = chance.choice(clients)
+            client.fault = chance.choice(
+                [refuse(500), refuse(429, "PATCH"), disconnect, *[lambda method: None] * 4]
+            )
+            client.delay = chance.choice([0.001, 0.001, 0.3, 4, 30])
+            client.lose = chance.random() < 0.2
+            if chance.random() < 0.2 and server.object is not None:
+                server.annotate()
+            for stream in list(server.streams):
+                if chance.random() < 0.2:
+                    stream.put_nowait(chance.choice([None, Disconnected("x"), b"?\n"]))
 
-        tasks = [asyncio.create_task(replica(index)) for index in range(3)]
-        tasks.append(asyncio.create_task(weather()))
-        while now() < 1800:
-            await asyncio.sleep(chance.uniform(0.05, 0.5))
-            writers = [leader for leader in leaders if leader.may_write()]
-            assert len(writers) <= 1
-            led |= {leader._election.identity for leader in writers}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        assert led == {"a", "b", "c"}
-
-    run(main())
+    tasks = [asyncio.create_task(replica(index)) for index in range(3)]
+    tasks.append(asyncio.create_task(weather()))
+    while now() < 1800:
+        await asyncio.sleep(chance.uniform(0.05, 0.5))
+        writers = [leader for leader in leaders if leader.may_write()]
+        assert len(writers) <= 1
+        led |= {leader._election.identity for leader in writers}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert led == {"a", "b", "c"}

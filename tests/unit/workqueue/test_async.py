@@ -11,7 +11,7 @@ import pytest
 import uvloop
 
 from torchrun_controller.workqueue import AsyncWorkQueue, ShutDownError
-from virtual_time import run
+from virtual_time import in_virtual_time
 
 
 def loop_clock() -> Callable[[], float]:
@@ -24,188 +24,164 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def test_a_waiting_key_is_taken_at_once() -> None:
-    async def main() -> None:
-        queue: AsyncWorkQueue[str] = AsyncWorkQueue(loop_clock())
-        queue.add("a")
-        assert await queue.take() == "a"
-
-    run(main())
+@in_virtual_time
+async def test_a_waiting_key_is_taken_at_once() -> None:
+    queue: AsyncWorkQueue[str] = AsyncWorkQueue(loop_clock())
+    queue.add("a")
+    assert await queue.take() == "a"
 
 
-def test_an_add_wakes_exactly_one_taker() -> None:
-    async def main() -> None:
-        queue: AsyncWorkQueue[str] = AsyncWorkQueue(loop_clock())
-        takers = [asyncio.create_task(queue.take()) for _ in range(3)]
-        await settle()
-        queue.add("a")
-        await settle()
-        assert [taker.done() for taker in takers] == [True, False, False]
-        queue.add("b")
-        queue.add("c")
-        assert await asyncio.gather(*takers) == ["a", "b", "c"]
-
-    run(main())
+@in_virtual_time
+async def test_an_add_wakes_exactly_one_taker() -> None:
+    queue: AsyncWorkQueue[str] = AsyncWorkQueue(loop_clock())
+    takers = [asyncio.create_task(queue.take()) for _ in range(3)]
+    await settle()
+    queue.add("a")
+    await settle()
+    assert [taker.done() for taker in takers] == [True, False, False]
+    queue.add("b")
+    queue.add("c")
+    assert await asyncio.gather(*takers) == ["a", "b", "c"]
 
 
-def test_a_deadline_wakes_a_taker_at_its_time() -> None:
-    async def main() -> None:
-        queue: AsyncWorkQueue[str] = AsyncWorkQueue(loop_clock())
-        queue.add_after("late", 1000)
-        taker = asyncio.create_task(queue.take())
-        second = asyncio.create_task(queue.take())
-        await settle()
-        queue.add_after("early", 7)
-        queue.add_after("later", 2000)
-        assert await taker == "early"
-        assert asyncio.get_running_loop().time() == pytest.approx(7)
-        assert await second == "late"
-        assert asyncio.get_running_loop().time() == pytest.approx(1000)
-        assert await queue.take() == "later"
-
-    run(main())
+@in_virtual_time
+async def test_a_deadline_wakes_a_taker_at_its_time() -> None:
+    queue: AsyncWorkQueue[str] = AsyncWorkQueue(loop_clock())
+    queue.add_after("late", 1000)
+    taker = asyncio.create_task(queue.take())
+    second = asyncio.create_task(queue.take())
+    await settle()
+    queue.add_after("early", 7)
+    queue.add_after("later", 2000)
+    assert await taker == "early"
+    assert asyncio.get_running_loop().time() == pytest.approx(7)
+    assert await second == "late"
+    assert asyncio.get_running_loop().time() == pytest.approx(1000)
+    assert await queue.take() == "later"
 
 
-def test_a_short_delay_stays_short() -> None:
-    async def main() -> None:
-        queue: AsyncWorkQueue[str] = AsyncWorkQueue(loop_clock())
-        queue.add_rate_limited("a")
-        assert await queue.take() == "a"
-        assert asyncio.get_running_loop().time() == pytest.approx(0.005)
-
-    run(main())
+@in_virtual_time
+async def test_a_short_delay_stays_short() -> None:
+    queue: AsyncWorkQueue[str] = AsyncWorkQueue(loop_clock())
+    queue.add_rate_limited("a")
+    assert await queue.take() == "a"
+    assert asyncio.get_running_loop().time() == pytest.approx(0.005)
 
 
-def test_a_waiting_queue_does_not_poll() -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        queue: AsyncWorkQueue[str] = AsyncWorkQueue(loop.time)
-        queue.add_after("a", 100_000)
-        taker = asyncio.create_task(queue.take())
-        await settle()
-        passes = 0
-        original = queue.get
+@in_virtual_time
+async def test_a_waiting_queue_does_not_poll() -> None:
+    loop = asyncio.get_running_loop()
+    queue: AsyncWorkQueue[str] = AsyncWorkQueue(loop.time)
+    queue.add_after("a", 100_000)
+    taker = asyncio.create_task(queue.take())
+    await settle()
+    passes = 0
+    original = queue.get
 
-        def counted() -> str | None:
-            nonlocal passes
-            passes += 1
-            return original()
+    def counted() -> str | None:
+        nonlocal passes
+        passes += 1
+        return original()
 
-        queue.get = counted  # type: ignore[method-assign]
-        assert await taker == "a"
-        assert passes == 1
-
-    run(main())
+    queue.get = counted  # type: ignore[method-assign]
+    assert await taker == "a"
+    assert passes == 1
 
 
-def test_a_cancelled_sleeper_leaves_no_trace() -> None:
-    async def main() -> None:
-        queue: AsyncWorkQueue[str] = AsyncWorkQueue(loop_clock())
-        for _ in range(100):
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(queue.take(), 1)
-        assert not queue._takers
-        queue.add("a")
-        assert await queue.take() == "a"
-
-    run(main())
+@in_virtual_time
+async def test_a_cancelled_sleeper_leaves_no_trace() -> None:
+    queue: AsyncWorkQueue[str] = AsyncWorkQueue(loop_clock())
+    for _ in range(100):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(queue.take(), 1)
+    assert not queue._takers
+    queue.add("a")
+    assert await queue.take() == "a"
 
 
-def test_a_taker_cancelled_while_asleep_does_not_swallow_an_add() -> None:
-    async def main() -> None:
-        queue: AsyncWorkQueue[str] = AsyncWorkQueue(loop_clock())
-        first = asyncio.create_task(queue.take())
-        second = asyncio.create_task(queue.take())
-        await settle()
-        first.cancel()
-        queue.add("a")  # before the cancelled task has run
-        assert await second == "a"
-        assert first.cancelled()
-
-    run(main())
+@in_virtual_time
+async def test_a_taker_cancelled_while_asleep_does_not_swallow_an_add() -> None:
+    queue: AsyncWorkQueue[str] = AsyncWorkQueue(loop_clock())
+    first = asyncio.create_task(queue.take())
+    second = asyncio.create_task(queue.take())
+    await settle()
+    first.cancel()
+    queue.add("a")  # before the cancelled task has run
+    assert await second == "a"
+    assert first.cancelled()
 
 
-def test_a_taker_cancelled_after_its_wake_up_passes_it_on() -> None:
-    async def main() -> None:
-        queue: AsyncWorkQueue[str] = AsyncWorkQueue(loop_clock())
-        first = asyncio.create_task(queue.take())
-        second = asyncio.create_task(queue.take())
-        await settle()
-        queue.add("a")  # wakes the first
-        first.cancel()
-        assert await second == "a"
-        assert first.cancelled()
-
-    run(main())
+@in_virtual_time
+async def test_a_taker_cancelled_after_its_wake_up_passes_it_on() -> None:
+    queue: AsyncWorkQueue[str] = AsyncWorkQueue(loop_clock())
+    first = asyncio.create_task(queue.take())
+    second = asyncio.create_task(queue.take())
+    await settle()
+    queue.add("a")  # wakes the first
+    first.cancel()
+    assert await second == "a"
+    assert first.cancelled()
 
 
-def test_done_wakes_a_taker_for_a_marked_key() -> None:
-    async def main() -> None:
-        queue: AsyncWorkQueue[str] = AsyncWorkQueue(loop_clock())
-        queue.add("a")
-        assert await queue.take() == "a"
-        taker = asyncio.create_task(queue.take())
-        queue.add("a")
-        await settle()
-        assert not taker.done()
-        queue.done("a")
-        assert await taker == "a"
-
-    run(main())
+@in_virtual_time
+async def test_done_wakes_a_taker_for_a_marked_key() -> None:
+    queue: AsyncWorkQueue[str] = AsyncWorkQueue(loop_clock())
+    queue.add("a")
+    assert await queue.take() == "a"
+    taker = asyncio.create_task(queue.take())
+    queue.add("a")
+    await settle()
+    assert not taker.done()
+    queue.done("a")
+    assert await taker == "a"
 
 
-def test_shutdown_ends_every_taker_after_the_last_key() -> None:
-    async def main() -> None:
-        queue: AsyncWorkQueue[str] = AsyncWorkQueue(loop_clock())
-        sleepers = [asyncio.create_task(queue.take()) for _ in range(2)]
-        await settle()
-        queue.add_after("never", 5)
-        queue.shut_down()
-        results = await asyncio.gather(*sleepers, return_exceptions=True)
-        assert all(isinstance(result, ShutDownError) for result in results)
-        with pytest.raises(ShutDownError):
-            await queue.take()
-
-    run(main())
+@in_virtual_time
+async def test_shutdown_ends_every_taker_after_the_last_key() -> None:
+    queue: AsyncWorkQueue[str] = AsyncWorkQueue(loop_clock())
+    sleepers = [asyncio.create_task(queue.take()) for _ in range(2)]
+    await settle()
+    queue.add_after("never", 5)
+    queue.shut_down()
+    results = await asyncio.gather(*sleepers, return_exceptions=True)
+    assert all(isinstance(result, ShutDownError) for result in results)
+    with pytest.raises(ShutDownError):
+        await queue.take()
 
 
-def test_shutdown_hands_out_what_waits() -> None:
-    async def main() -> None:
-        queue: AsyncWorkQueue[str] = AsyncWorkQueue(loop_clock())
-        queue.add("a")
-        assert await queue.take() == "a"
-        queue.add("a")
-        queue.add("b")
-        queue.shut_down()
-        assert await queue.take() == "b"
-        queue.done("a")
-        assert await queue.take() == "a"
-        with pytest.raises(ShutDownError):
-            await queue.take()
-
-    run(main())
+@in_virtual_time
+async def test_shutdown_hands_out_what_waits() -> None:
+    queue: AsyncWorkQueue[str] = AsyncWorkQueue(loop_clock())
+    queue.add("a")
+    assert await queue.take() == "a"
+    queue.add("a")
+    queue.add("b")
+    queue.shut_down()
+    assert await queue.take() == "b"
+    queue.done("a")
+    assert await queue.take() == "a"
+    with pytest.raises(ShutDownError):
+        await queue.take()
 
 
-def test_a_busy_taker_lets_others_run() -> None:
-    async def main() -> None:
-        queue: AsyncWorkQueue[int] = AsyncWorkQueue(loop_clock())
-        for key in range(100):
-            queue.add(key)
-        beats = 0
+@in_virtual_time
+async def test_a_busy_taker_lets_others_run() -> None:
+    queue: AsyncWorkQueue[int] = AsyncWorkQueue(loop_clock())
+    for key in range(100):
+        queue.add(key)
+    beats = 0
 
-        async def heart() -> None:
-            nonlocal beats
-            while len(queue):
-                beats += 1
-                await asyncio.sleep(0)
-
-        heartbeat = asyncio.create_task(heart())
+    async def heart() -> None:
+        nonlocal beats
         while len(queue):
-            queue.done(await queue.take())
-        await heartbeat
-        assert beats >= 99
+            beats += 1
+            await asyncio.sleep(0)
 
-    run(main())
+    heartbeat = asyncio.create_task(heart())
+    while len(queue):
+        queue.done(await queue.take())
+    await heartbeat
+    assert beats >= 99
 
 
 async def churn(seed: int) -> None:
@@ -256,9 +232,10 @@ async def churn(seed: int) -> None:
     assert seen == wanted
 
 
+@in_virtual_time
 @pytest.mark.parametrize("seed", range(8))
-def test_no_add_is_ever_lost(seed: int) -> None:
-    run(churn(seed))
+async def test_no_add_is_ever_lost(seed: int) -> None:
+    await churn(seed)
 
 
 @pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
