@@ -9,6 +9,7 @@ from typing import TypeVar
 import httpx
 import msgspec
 
+from torchrun_api import names
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import Kind
 
@@ -117,3 +118,24 @@ class History:
             self._versions.add((meta["uid"], meta["resourceVersion"]))
             self._states.append(state)
             self._changed.notify_all()
+
+
+def trains(state: JsonObject) -> bool:
+    """Whether ranks of this pod may run: the go-ahead is given, the containers have not stopped."""
+    annotations = state["metadata"].get("annotations", {})
+    return names.START in annotations and state["status"].get("phase") == "Running"
+
+
+def assert_gangs_never_overlap(pods: History) -> None:
+    """Replay the pods' history: at no moment may ranks of two attempts run."""
+    live: dict[str, str] = {}
+    for state in pods.states():
+        labels = state["metadata"].get("labels", {})
+        if labels.get(names.COMPONENT_LABEL) != names.WORKER:
+            continue
+        name = state["metadata"]["name"]
+        if trains(state):
+            live[name] = labels[names.ATTEMPT_LABEL]
+        else:
+            live.pop(name, None)
+        assert len(set(live.values())) <= 1, f"two gangs at once: {live}"

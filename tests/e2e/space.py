@@ -1,6 +1,7 @@
 """A namespace of one test, and what tests do in it."""
 
 import json
+import re
 import subprocess
 import time
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ from e2e.history import History
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import CLAIMS, JOBS, PODS, SERVICES, TORCHRUN_JOBS, Kind
 
+RANDOM_SUFFIX = re.compile(r"(?<=-\d)-[a-z0-9]{5}$")
+"""Of an Indexed Job's pods."""
 CONTROLLER = ("-n", "torchrun-system", "deployment/torchrun-controller")
 
 
@@ -92,6 +95,16 @@ class Space:
     def submit_command(self, command: str, *options: str) -> list[str]:
         """The words of `kubectl torchrun submit --follow`."""
         return ["kubectl", "torchrun", "submit", "-n", self.name, "--follow", *options, command]
+
+    def end_state(self) -> list[str]:
+        """The namespace's objects with their phases, without what differs from run to run."""
+        found = []
+        for kind in (TORCHRUN_JOBS, *CHILDREN):
+            for item in self.api.get(kind.path(self.name)).raise_for_status().json()["items"]:
+                name = RANDOM_SUFFIX.sub("-*", item["metadata"]["name"])
+                phase = item.get("status", {}).get("phase", "")
+                found.append(f"{kind.plural}/{name} {phase}".strip())
+        return sorted(found)
 
     def story(self) -> str:
         """Everything that helps to see why a test failed."""

@@ -5,11 +5,10 @@ from collections.abc import Callable
 
 import pytest
 
-from e2e.history import History
-from e2e.manifests import job
+from e2e.history import assert_gangs_never_overlap
+from e2e.manifests import job, zip_job
 from e2e.space import Space
 from torchrun_api import names
-from torchrun_api.json import JsonObject
 from torchrun_api.kinds import JOBS, PODS, TORCHRUN_JOBS
 
 # Runs until told to end; what comes after the first attempt ends well at once.
@@ -32,27 +31,6 @@ def pod_of(space: Space, name: str, index: int) -> str:
     return str(listed[-1]["metadata"]["name"])
 
 
-def trains(state: JsonObject) -> bool:
-    """Whether ranks of this pod may run: the go-ahead is given, the containers have not stopped."""
-    annotations = state["metadata"].get("annotations", {})
-    return names.START in annotations and state["status"].get("phase") == "Running"
-
-
-def assert_gangs_never_overlap(pods: History) -> None:
-    """Replay the pods' history: at no moment may ranks of two attempts run."""
-    live: dict[str, str] = {}
-    for state in pods.states():
-        labels = state["metadata"].get("labels", {})
-        if labels.get(names.COMPONENT_LABEL) != names.WORKER:
-            continue
-        name = state["metadata"]["name"]
-        if trains(state):
-            live[name] = labels[names.ATTEMPT_LABEL]
-        else:
-            live.pop(name, None)
-        assert len(set(live.values())) <= 1, f"two gangs at once: {live}"
-
-
 def kill_rank(space: Space, pod: str) -> None:
     """SIGKILL of the user's process, from inside its container."""
     script = (
@@ -70,10 +48,24 @@ def delete_pod(space: Space, pod: str) -> None:
     space.kubectl("delete", "pod", pod, "--wait=false")
 
 
+def evict(space: Space, pod: str) -> None:
+    """As `kubectl drain` does."""
+    body = {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": pod, "namespace": space.name},
+    }
+    space.api.post(f"{PODS.path(space.name, pod)}/eviction", json=body).raise_for_status()
+
+
 @pytest.mark.parametrize(
     ("harm", "restarts", "disruptions", "reason"),
-    [(kill_rank, 1, 0, "Signaled"), (delete_pod, 0, 1, "PodDeleted")],
-    ids=["killed", "deleted"],
+    [
+        (kill_rank, 1, 0, "Signaled"),
+        (delete_pod, 0, 1, "PodDeleted"),
+        (evict, 0, 1, "EvictionByEvictionAPI"),
+    ],
+    ids=["killed", "deleted", "evicted"],
 )
 def test_a_lost_rank_is_a_new_gang_and_the_run_succeeds(
     space: Space,
@@ -92,6 +84,16 @@ def test_a_lost_rank_is_a_new_gang_and_the_run_succeeds(
             "train-r1": 1,
         }
     assert status["attempt"] == 1
+    assert space.end_state() == [
+        "jobs/train",
+        "jobs/train-r1",
+        # Whoever was told to end is gone.
+        *(["pods/train-1-* Failed"] if harm is kill_rank else []),
+        "pods/train-r1-0-* Succeeded",
+        "pods/train-r1-1-* Succeeded",
+        "services/train",
+        "torchrunjobs/train Succeeded",
+    ]
     assert (status.get("restarts", 0), status.get("disruptions", 0)) == (restarts, disruptions)
     assert status["attempts"][0]["reason"] == reason
     assert status["lastFailure"]["reason"] == reason
@@ -144,13 +146,21 @@ def test_a_deadline_and_a_time_to_live(space: Space):
     space.kubectl("wait", "pods", "--all", "--for=delete", "--timeout=60s")
 
 
-@pytest.mark.parametrize("phase", ["Pending", "Queued", "Running", "Suspended"])
+@pytest.mark.parametrize(
+    "phase", ["Pending", "Syncing", "Queued", "Running", "Suspended", "Succeeded", "Failed"]
+)
 def test_a_job_may_be_deleted_in_any_phase(space: Space, phase: str):
     spec: dict[str, object] = {"suspend": True} if phase == "Suspended" else {}
     queue = "none" if phase == "Pending" else "plain"
     if phase == "Queued":
         spec["scheduling"] = {"nodeSelector": {"no-such": "node"}}
-    space.apply(job("gone", queue, HANGS, 2, **spec))
+    if phase == "Failed":
+        spec["reliability"] = {"maxRestarts": 0}
+    command = {"Succeeded": ["true"], "Failed": ["false"]}.get(phase, HANGS)
+    make = zip_job if phase == "Syncing" else job
+    space.apply(make("gone", queue, command, 2, **spec))
     space.wait_phase("gone", phase, 90)
     space.kubectl("delete", "torchrunjob", "gone", "--timeout=60s")
-    space.kubectl("wait", "pods,jobs,services", "--all", "--for=delete", "--timeout=60s")
+    kinds = "pods,jobs,services,persistentvolumeclaims"
+    space.kubectl("wait", kinds, "--all", "--for=delete", "--timeout=60s")
+    assert space.end_state() == []
