@@ -171,7 +171,7 @@ def _run(
 
 
 def _reporter(settings: Settings, reports: str) -> Reporter | None:
-    if not settings.progress_url:
+    if not (settings.progress_url and reports):
         return None
     return Reporter(settings.progress_url, settings.progress_token_file, reports)
 
