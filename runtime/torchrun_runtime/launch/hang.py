@@ -99,8 +99,9 @@ class HangWatch:
 
     def _words(self, silence: float, beats: list[_Beat]) -> str:
         text = f"no sign of life for {silence:.0f} s (hangTimeoutSeconds {self._seconds:.0f})"
-        if len(beats) > 1:
-            first = min(beats, key=lambda beat: beat.time_ns)
+        reporting = [beat for beat in beats if beat.reported]
+        if len(reporting) > 1:
+            first = min(reporting, key=lambda beat: beat.time_ns)
             text += f", rank {first.rank} was the first to fall silent"
         return text
 

@@ -125,6 +125,24 @@ def test_nodes_without_rank_0_are_not_judged_by_their_output(launcher: Launcher)
     assert run(launcher, text, NODE_RANK="1").exit_code == 0
 
 
+@pytest.mark.parametrize(("rank", "exit_code"), [("3", 0), ("0", 124)])
+def test_with_c10d_rank_0_may_be_on_any_node(launcher: Launcher, rank: str, exit_code: int) -> None:
+    node, seconds = ("1", 1000) if rank == "0" else ("0", 3)
+    text = f"import time; print('warning'); time.sleep({seconds})"
+    assert run(launcher, text, RANK=rank, NODE_RANK=node).exit_code == exit_code
+
+
+def test_ranks_that_never_report_are_not_blamed(launcher: Launcher) -> None:
+    (launcher.directory / "rank.py").write_text(
+        "import os, time, torchrun_progress\n"
+        "if os.environ['RANK'] == '1': torchrun_progress.report(step=1)\n"
+        "time.sleep(1000)\n"
+    )
+    result = run(launcher, RANKS)
+    assert result.exit_code == 124
+    assert "first to fall silent" not in str(result.message["message"])
+
+
 def test_a_silent_node_that_is_told_to_end_shows_where_its_ranks_stand(launcher: Launcher) -> None:
     (launcher.directory / "script.py").write_text(
         "import time\ndef waiting_for_a_peer(): time.sleep(1000)\n"

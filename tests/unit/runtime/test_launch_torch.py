@@ -91,6 +91,20 @@ def test_a_shell_line_with_torchrun_is_told_as_well(launcher: Launcher) -> None:
     assert (result.exit_code, result.message["rank"]) == (5, 1), result.err
 
 
+def test_a_hang_is_no_failure_that_torchrun_restarts_by_itself(launcher: Launcher) -> None:
+    environment = torchrun_environment(
+        PET_MAX_RESTARTS="2", TORCHRUN_HANG_TIMEOUT_SECONDS="2", NODE_RANK="0"
+    )
+    code = "print('blocks', flush=True); time.sleep(1000)"
+    result = launcher.run(command(code), **environment)
+    assert (result.exit_code, result.message["reason"]) == (124, "Hung"), result.err
+    assert result.out.count("blocks") == 1
+    assert " in barrier" in result.err
+    assert "of rank 0:" in result.err
+    assert "of rank 1:" in result.err
+    assert "most recent call first" in result.err
+
+
 @pytest.mark.parametrize("max_restarts", ["0", "2"])
 def test_ranks_save_when_stopped(launcher: Launcher, max_restarts: str) -> None:
     environment = torchrun_environment(PET_MAX_RESTARTS=max_restarts)
