@@ -35,6 +35,7 @@ class Copy:
         self._waiting: list[bytes] = []
         self._size = 0  # bytes of what waits or is being written
         self._left_out = 0  # bytes
+        self._told = False  # that something is left out
         self._closed = False
         self._change = threading.Condition()
         self._thread = start_thread(self._run)
@@ -64,7 +65,7 @@ class Copy:
         first_loss = False
         with self._change:
             if self._size + len(data) > _BUFFER_BYTES:
-                first_loss = not self._left_out
+                first_loss, self._told = not self._told, True
                 self._left_out += len(data)
             else:
                 self._waiting.append(data)

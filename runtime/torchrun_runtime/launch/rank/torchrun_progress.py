@@ -17,7 +17,7 @@ import math
 import os
 import time
 from contextlib import suppress
-from multiprocessing import parent_process
+from multiprocessing import current_process
 
 __all__ = ["report"]
 
@@ -51,6 +51,8 @@ def report(
         _given["samplesPerSecond"] = samples_per_second
     now = time.monotonic()
     if now >= _next_write:
+        if not _next_write:
+            atexit.register(_write)  # the last values
         _next_write = now + _PAUSE
         _write()
 
@@ -72,7 +74,9 @@ def _beat(alive: bool) -> None:
 
     A process that multiprocessing made (a DataLoader's worker) leaves what its parent wrote.
     """
-    mode = "wb" if alive or parent_process() is None else "ab"
+    # By its name: while a spawned process imports the script, it does not know its parent yet.
+    is_worker = current_process().name != "MainProcess"
+    mode = "ab" if is_worker and not alive else "wb"
     with open(os.path.join(_FOLDER, "beat." + _rank()), mode, buffering=0) as file:
         if alive:
             file.write(b".")
@@ -97,4 +101,3 @@ if _FOLDER:
     # The launcher now waits for the first report, however long compiling may take.
     with suppress(Exception):
         _beat(alive=False)
-    atexit.register(_write)
