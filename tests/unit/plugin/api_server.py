@@ -13,6 +13,7 @@ from torchrun_api.json import JsonObject
 
 Hook = Callable[[web.Request], web.StreamResponse | None]
 ROOT = "/apis/torchrun.ai/v1alpha1/namespaces/ns"
+REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 CORE = "/api/v1/namespaces/ns"
 
 
@@ -38,6 +39,7 @@ class ApiServer:
         self.on_create: Callable[[str], None] = lambda name: None
         self.on_upload: Callable[[], None] = lambda: None
         self.requests: list[str] = []
+        self.forbidden: frozenset[str] = frozenset()  # as "pods/exec create"
         self._version = 0
         self._watchers: list[tuple[str, asyncio.Queue[JsonObject | None]]] = []
         self._loop = asyncio.new_event_loop()
@@ -105,6 +107,7 @@ class ApiServer:
         app.router.add_patch(ROOT + "/{plural}/{name}", self._patch)
         app.router.add_delete(ROOT + "/{plural}/{name}", self._delete)
         app.router.add_get("/apis/torchrun.ai/v1alpha1/{plural}", self._list)
+        app.router.add_post(REVIEWS, self._review)
         app.router.add_get(CORE + "/{plural}", self._list)
         app.router.add_get(CORE + "/{plural}/{name}", self._get)
         app.router.add_post(CORE + "/{plural}", self._create_core)
@@ -181,6 +184,12 @@ class ApiServer:
             self.put("torchrunjobs", name, **body)
             self.on_create(name)
         return web.json_response(body, status=201)
+
+    async def _review(self, request: web.Request) -> web.Response:
+        asked = (await request.json())["spec"]["resourceAttributes"]
+        name = "/".join(part for part in (asked["resource"], asked["subresource"]) if part)
+        allowed = f"{name} {asked['verb']}" not in self.forbidden
+        return web.json_response({"status": {"allowed": allowed}}, status=201)
 
     async def _create_core(self, request: web.Request) -> web.Response:
         body = await request.json()

@@ -1,0 +1,157 @@
+"""doctor, with an API server that answers as clusters of several kinds do."""
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from aiohttp import web
+
+from kubectl_torchrun.checks import Finding
+from kubectl_torchrun.doctor import report
+
+from .api_server import refusal
+from .laptop import Laptop
+
+NOW = datetime.now(UTC)
+DEPLOYMENT = {
+    "metadata": {"name": "torchrun-controller", "namespace": "torchrun-system"},
+    "spec": {"replicas": 1, "template": {"spec": {"containers": [{"image": "c:1"}]}}},
+    "status": {"readyReplicas": 1},
+}
+DEFAULT = {"storageclass.kubernetes.io/is-default-class": "true"}
+HEALTHY: dict[str, object] = {
+    "/version": {"gitVersion": "v1.35.0"},
+    "/apis/torchrun.ai": {"versions": [{"version": "v1alpha1"}]},
+    "/apis/torchrun.ai/v1alpha1": {
+        "resources": [
+            {"name": name} for name in ("torchrunjobs", "torchrunqueues", "torchrunjobs/status")
+        ]
+    },
+    "/apis/apps/v1/deployments": {"items": [DEPLOYMENT]},
+    "/apis/coordination.k8s.io/v1/namespaces/torchrun-system/leases/torchrun-controller": {
+        "spec": {"holderIdentity": "pod-1", "renewTime": NOW.isoformat()}
+    },
+    "/apis/storage.k8s.io/v1/storageclasses": {
+        "items": [
+            {"metadata": {"name": "fast", "annotations": DEFAULT}, "provisioner": "ebs"},
+            {"metadata": {"name": "shared"}, "provisioner": "nfs.csi.k8s.io"},
+        ]
+    },
+    "/api/v1/nodes": {
+        "items": [{"status": {"allocatable": {"nvidia.com/gpu": str(n)}}} for n in (0, 8, 4)]
+    },
+    "/apis": {"groups": [{"name": "scheduling.volcano.sh"}, {"name": "apps"}]},
+    "/api/v1/namespaces/ns": {"metadata": {"name": "ns"}},
+}
+
+
+def play_cluster(laptop: Laptop, *, forbidden: tuple[str, ...] = (), **changed: object) -> None:
+    """Healthy but for some paths (by their last word); None: not found. `forbidden`: resources."""
+    queue = {"image": "i", "nodeResources": {"gpus": 8}, "scheduling": {"scheduler": "volcano"}}
+    laptop.server.put("torchrunqueues", "q", spec=queue)
+
+    def answer(request: web.Request) -> web.Response | None:
+        if request.path.endswith("/selfsubjectaccessreviews"):
+            return None  # a POST: its body is read below
+        if request.path not in HEALTHY:
+            return None
+        word = request.path.rpartition("/")[2].replace("torchrun-controller", "lease")
+        body = changed.get(word, HEALTHY[request.path])
+        if body == 403:
+            return refusal(403, "you may not")
+        return refusal(404, "not found") if body is None else web.json_response(body)
+
+    laptop.server.hooks.append(answer)
+    laptop.server.forbidden = frozenset(forbidden)
+
+
+def test_a_cluster_in_which_all_is_well(laptop: Laptop) -> None:
+    play_cluster(laptop)
+    result = laptop.run("doctor")
+    assert result.exit_code == 0, result.output
+    assert "Jobs can run in the namespace ns." in result.stderr
+    assert not [line for line in result.stdout.splitlines() if line[:4] in ("fail", "warn")]
+    for said in (
+        *("Kubernetes v1.35.0", "v1alpha1", "1 of 1 ready, image c:1", "pod-1, renewed"),
+        *("default fast", "(RWX): shared", "12 nvidia.com/gpu on 2 nodes, at most 8 on one"),
+        *("volcano", "that the commands use"),
+    ):
+        assert said in result.stdout
+
+
+DEAD = {**DEPLOYMENT, "status": {}}
+STALE = {"spec": {"holderIdentity": "p", "renewTime": (NOW - timedelta(hours=1)).isoformat()}}
+RESTRICTED = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
+PLAIN = {"metadata": {"name": "local"}, "provisioner": "rancher.io/local-path"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "code", "verdict", "text"),
+    [
+        ({"torchrun.ai": None}, 1, "fail", "does not know TorchrunJobs"),
+        ({"torchrun.ai": {"versions": [{"version": "v2"}]}}, 1, "fail", "speaks v1alpha1"),
+        ({"v1alpha1": {"resources": []}}, 1, "fail", "not served: torchrunjobs"),
+        ({"deployments": {"items": []}}, 1, "fail", "no controller is installed"),
+        ({"deployments": {"items": [DEAD]}}, 1, "fail", "0 of 1 ready"),
+        ({"deployments": 403}, 0, "note", "not yours to see (you may not)"),
+        ({"lease": STALE}, 1, "fail", "renewed 60m ago"),
+        ({"lease": None}, 0, "note", "no lease in torchrun-system"),
+        ({"lease": {"spec": {}}}, 0, "warn", "no replica holds the lease"),
+        ({"storageclasses": {"items": []}}, 1, "fail", "no storage class"),
+        ({"storageclasses": {"items": [PLAIN]}}, 0, "warn", "no class is known to serve several"),
+        ({"storageclasses": 403}, 0, "note", "not yours to see"),
+        ({"nodes": {"items": []}}, 1, "fail", "0 nodes"),
+        ({"nodes": {"items": [{}]}}, 1, "fail", "asks 8 nvidia.com/gpu of a node; 0 is the most"),
+        ({"nodes": 403}, 0, "note", "not yours to see"),
+        ({"apis": {"groups": []}}, 1, "fail", "queues name volcano, which is not installed"),
+        ({"ns": RESTRICTED}, 0, "note", "may not run as root"),
+        ({"ns": None}, 1, "fail", "there is no namespace ns"),
+        ({"ns": 403}, 0, "note", "not yours to see"),
+    ],
+)
+def test_what_is_amiss_is_found(
+    laptop: Laptop, changed: dict[str, object], code: int, verdict: str, text: str
+) -> None:
+    play_cluster(laptop, **changed)
+    result = laptop.run("doctor", "-o", "json")
+    assert result.exit_code == code, result.output
+    findings = json.loads(result.stdout)["findings"]
+    assert [f for f in findings if f["verdict"] == verdict and text in f["text"]], findings
+    assert ("in the way" in result.stderr) == (code == 1)
+
+
+@pytest.mark.parametrize(
+    ("forbidden", "code", "text"),
+    [
+        ("torchrunjobs create", 1, "you may not create torchrunjobs (for: submit)"),
+        ("pods/exec create", 0, "you may not create pods/exec (for: exec"),
+    ],
+)
+def test_rights_are_asked_for_one_by_one(
+    laptop: Laptop, forbidden: str, code: int, text: str
+) -> None:
+    play_cluster(laptop, forbidden=(forbidden,))
+    result = laptop.run("doctor")
+    assert result.exit_code == code
+    assert text in result.stdout
+    assert "the role edit in the namespace ns" in result.stdout
+
+
+def test_queues_that_are_missing_or_name_no_image(laptop: Laptop) -> None:
+    play_cluster(laptop)
+    laptop.server.put("torchrunqueues", "q", spec={})
+    result = laptop.run("doctor")
+    assert result.exit_code == 0
+    assert "q names no image" in result.stdout
+    laptop.server.delete("torchrunqueues", "q")
+    result = laptop.run("doctor")
+    assert result.exit_code == 1
+    assert "none in the namespace ns" in result.stdout
+
+
+def test_a_report_keeps_to_the_screen() -> None:
+    finding = Finding("fail", "storage", "word " * 30, "do " * 30)
+    lines = report([finding], 60)
+    assert len(lines) > 4
+    assert "→" in "".join(lines)
+    assert all(len(line) <= 72 for line in lines)  # with its colour

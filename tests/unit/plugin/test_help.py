@@ -1,0 +1,163 @@
+"""Help that teaches: every command has examples, and each can be given as it stands."""
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from kubectl_torchrun.__main__ import cli
+from kubectl_torchrun.cli import complete
+
+from .laptop import Laptop
+
+DOCS = Path(__file__).parents[3] / "docs" / "plugin.md"
+COMMANDS = sorted(cli.commands)
+
+
+def lines_of(text: str) -> Iterator[str]:
+    """The command lines in a help text or page, without what a shell adds to them."""
+    for line in text.splitlines():
+        line = line.strip().removeprefix("$ ")
+        if line.startswith("kubectl torchrun "):
+            yield line.partition(" #")[0].partition(" | ")[0].partition(" > ")[0].strip()
+
+
+def parse(line: str) -> click.Context:
+    """As click does before it calls the command. Raises click's errors."""
+    words = shlex.split(line)[2:]
+    with cli.make_context("kubectl torchrun", words) as outer:
+        name, command, rest = cli.resolve_command(outer, [*outer._protected_args, *outer.args])
+        assert command is not None
+        return command.make_context(name, rest, parent=outer)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_examples_that_are_taken_as_they_stand(command: str) -> None:
+    shown = CliRunner().invoke(cli, [command, "--help"]).stdout
+    found = [line for line in lines_of(shown) if line.split()[2] == command]
+    assert found, shown
+    for line in found:
+        assert parse(line).command.name == command
+    assert "Exit codes:" in shown
+    assert "130" in shown
+
+
+def test_the_examples_of_the_group_and_of_the_pages_are_taken_too() -> None:
+    shown = CliRunner().invoke(cli, ["--help"]).stdout
+    for line in (*lines_of(shown), *lines_of(DOCS.read_text())):
+        parse(line)
+
+
+def test_every_command_and_exit_code_stands_in_the_page() -> None:
+    from kubectl_torchrun import errors
+
+    page = DOCS.read_text()
+    for command in COMMANDS:
+        assert f"`{command}" in page, command
+    for name, code in vars(errors).items():
+        if name.isupper():
+            assert f"| {code} " in page, name
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_keeps_to_a_screen_but_for_its_examples(command: str, width: int) -> None:
+    words = [command, "--help"] if command else ["--help"]
+    shown = CliRunner().invoke(cli, words, terminal_width=width).stdout
+    for line in shown.splitlines():
+        assert len(line) <= max(width, 100)
+
+
+def test_flags_of_the_cluster_may_stand_before_the_command(laptop: Laptop) -> None:
+    laptop.job("run")
+    flags = [f"--kubeconfig={laptop.kubeconfig}", "-n", "ns"]
+    shown = CliRunner().invoke(cli, [*flags, "list", "-o", "name"]).stdout
+    assert shown == "torchrunjob.torchrun.ai/run\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("90s", 90), ("1h30m", 5400), ("1.5m", 90), ("0.5s", 0.5)]
+)
+def test_durations(text: str, seconds: float) -> None:
+    line = f"kubectl torchrun logs j --since {text}"
+    assert parse(line).params["since"] == seconds
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "0", "5 m", "1d"])
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(click.UsageError, match=r"duration|no time"):
+        parse(f"kubectl torchrun logs j --since={text!r}")
+
+
+def test_a_bare_optional_value_takes_no_word_after_it() -> None:
+    params = parse("kubectl torchrun submit --wait --dry-run python train.py").params
+    assert params["wait"] == "Complete"
+    assert params["dry_run"] == "server"
+    assert params["command"] == ("python", "train.py")
+    assert parse("kubectl torchrun submit -- x --wait").params["wait"] == ""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "exec j --node 1 --rank 2",
+        "port-forward j",
+        "port-forward j eighty",
+        "port-forward j 1 2 --tensorboard d",
+        "cancel j --wait=Running",
+        "cancel",
+        "scale j",
+        "scale j --nodes 0",
+    ],
+)
+def test_mistakes_cost_nothing(line: str) -> None:
+    result = CliRunner().invoke(cli, line.split())
+    assert result.exit_code == 2
+    assert "Error: " in result.output
+
+
+def completions(laptop: Laptop, capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["kubectl_complete-torchrun", *words])
+        complete.main()
+    return capsys.readouterr().out.splitlines()
+
+
+def test_words_are_completed_as_kubectl_asks_for_it(
+    laptop: Laptop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert completions(laptop, capsys, "que") == [
+        "queues\tList queues with running and waiting jobs",
+        ":4",
+    ]
+    assert completions(laptop, capsys, "scale", "j", "--no") == ["--nodes\tHow many nodes.", ":4"]
+    flags = ["--kubeconfig", str(laptop.kubeconfig)]
+    assert completions(laptop, capsys, *flags, "list", "--context", "") == ["c", ":4"]
+    assert completions(laptop, capsys, "submit", "-C", "x")[-1] == ":0"
+    # The server in memory has no discovery, so kubectl finds no jobs: nothing is offered.
+    assert completions(laptop, capsys, *flags, "logs", "") == [":4"]
+
+
+def test_without_kubectl_nothing_is_offered(
+    laptop: Laptop, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert completions(laptop, capsys, "list", "--context", "") == [":4"]
+
+
+def test_a_reader_that_closes_early_hears_no_complaint(laptop: Laptop) -> None:
+    laptop.job("run", status={"phase": "Failed"})
+    line = "2026-01-01T00:00:00.{:09}Z " + "x" * 200 + "\n"
+    laptop.worker("run", 0, 0, *(line.format(n) for n in range(20_000)))
+    flags = f"--kubeconfig={laptop.kubeconfig} -n ns"
+    command = f"{sys.executable} -m kubectl_torchrun logs run {flags} | head -n 2"
+    ended = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, timeout=60
+    )
+    assert (ended.returncode, ended.stderr) == (141, "")
+    assert len(ended.stdout.splitlines()) == 2
