@@ -22,7 +22,7 @@ from torchrun_controller.store import Store
 # Children by the job whose name their label bears; jobs by the queue that they name.
 JOB_INDEX = "torchrun-job"
 QUEUE_INDEX = "queue"
-# Workers by the node that they are bound to.
+# Workers by the node that they are bound to, jobs by those of their unfenced workers.
 NODE_INDEX = "node"
 # Warnings by the UID of what they regard.
 REGARDING_INDEX = "regarding"
@@ -48,6 +48,11 @@ def by_node(pod: Pod) -> Iterable[str]:
     """Indexer of the workers."""
     bound = pod.spec.node_name and pod.metadata.labels.component == names.WORKER
     return (pod.spec.node_name,) if bound else ()
+
+
+def by_unfenced(job: TorchrunJob) -> Iterable[str]:
+    """Indexer of the jobs that wait for word of nodes; their pods there may be gone."""
+    return {worker.node for worker in job.status.unfenced}
 
 
 def by_queue(job: TorchrunJob) -> Iterable[str]:

@@ -44,6 +44,7 @@ from torchrun_controller.observe import (
     by_node,
     by_queue,
     by_regarding,
+    by_unfenced,
     index_key,
     observe,
 )
@@ -184,12 +185,13 @@ class Reader:
         )
 
     def _with_workers_on(self, node: str) -> Iterator[Key]:
-        """Keys of the jobs with workers on this node, or on any."""
+        """Keys of jobs with workers on this node, seen or remembered; without a node, of all."""
         for scope in self._scopes.values():
-            pods = scope.caches.pods
+            pods, jobs = scope.caches.pods, scope.caches.jobs
             for pod in pods.by_index(NODE_INDEX, node) if node else pods:
-                meta = pod.metadata
-                yield meta.namespace, meta.labels.torchrun_job
+                yield pod.metadata.namespace, pod.metadata.labels.torchrun_job
+            for job in jobs.by_index(NODE_INDEX, node) if node else jobs:
+                yield job.metadata.namespace, job.metadata.name
 
     def _by_resource(self) -> dict[str, list[Informer[Any]]]:
         scopes = list(self._scopes.values())
@@ -200,7 +202,7 @@ class Reader:
 
     def _scope(self, namespace: str) -> Scope:
         caches = Caches(
-            jobs=Store({QUEUE_INDEX: by_queue}),
+            jobs=Store({QUEUE_INDEX: by_queue, NODE_INDEX: by_unfenced}),
             queues=Store(),
             pods=Store({JOB_INDEX: by_job, NODE_INDEX: by_node}),
             child_jobs=Store({JOB_INDEX: by_job}),

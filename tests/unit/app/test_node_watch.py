@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from torchrun_api.core import Node, Pod
+from torchrun_api.job import TorchrunJob
 from torchrun_controller.store import Change
 from unit.app.test_reader import World
 
@@ -59,6 +60,17 @@ def synced(world: World) -> None:
 def test_what_decides_over_a_gang_is_its_jobs_key(world, old, new):
     change(world, old, new)
     assert world.keys() == [("team", "run")]
+
+
+def test_a_job_that_remembers_a_worker_there_is_concerned_too(world):
+    body = {
+        "metadata": {"name": "waits", "namespace": "team"},
+        "status": {"unfenced": [{"attempt": 0, "index": 1, "node": "node-2"}]},
+    }
+    world.change(msgspec.convert(body, TorchrunJob))
+    world.keys()
+    change(world, a_node("node-2"), None)
+    assert world.keys() == [("team", "waits")]
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from torchrun_controller.observe import (
     by_node,
     by_queue,
     by_regarding,
+    by_unfenced,
     observe,
 )
 from torchrun_controller.progress.reports import Reports
@@ -32,7 +33,7 @@ OURS = [{"kind": "TorchrunJob", "name": "train", "uid": "uid-train", "controller
 @pytest.fixture
 def caches() -> Caches:
     made = Caches(
-        jobs=Store({QUEUE_INDEX: by_queue}),
+        jobs=Store({QUEUE_INDEX: by_queue, NODE_INDEX: by_unfenced}),
         queues=Store(),
         pods=Store({JOB_INDEX: by_job, NODE_INDEX: by_node}),
         child_jobs=Store({JOB_INDEX: by_job}),
