@@ -272,6 +272,16 @@ def test_launchers_fence_where_they_share_a_directory():
     assert world.job.status.unfenced == ()
 
 
+def test_an_order_that_is_not_ours_is_waited_for_by_nobody():
+    world = replaced(zipped=True)
+    for pod in world.workers():
+        annotations = replace(pod.metadata.annotations, fence="soon 0-1")
+        meta = replace(pod.metadata, annotations=annotations)
+        world.objects[PODS.plural, pod.metadata.name] = replace(pod, metadata=meta)
+    world.settle()
+    assert world.phase == "Running"
+
+
 def test_what_was_not_waited_out_is_waited_out_by_the_next_gang():
     world = replaced(zipped=True)
     world.pass_time(seconds=10)
