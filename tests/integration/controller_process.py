@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,7 +29,13 @@ def install_crds(cluster: LocalCluster) -> None:
     for resource in ("torchrunjobs", "torchrunqueues"):
         manifest = CRDS / f"{resource}.torchrun.ai.yaml"
         cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(manifest))
-        cluster.kubectl("wait", "--for=condition=Established", f"crd/{resource}.torchrun.ai")
+        # kubectl gives up on an object that has no conditions at all yet.
+        wait = ("wait", "--for=condition=Established", f"crd/{resource}.torchrun.ai")
+        eventually(resource, partial(_succeeds, cluster, *wait))
+
+
+def _succeeds(cluster: LocalCluster, *arguments: str) -> bool:
+    return cluster.kubectl(*arguments, check=False).returncode == 0
 
 
 def eventually(what: str, look: Callable[[], T | None], seconds: float = PATIENCE) -> T:

@@ -137,7 +137,8 @@ def test_server_side_apply_of_what_is_absent_needs_create(installed: LocalCluste
         (("get", "configmaps"), False),
         (("create", "pods", "--subresource=exec"), False),
         (("create", "serviceaccounts", "--subresource=token"), False),
-        (("list", "nodes"), False),
+        (("watch", "nodes"), True),
+        (("patch", "nodes"), False),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, tuple) else None,
 )
