@@ -81,10 +81,10 @@ def plant(directory: Path, entries: list[tuple[str, bytes, bytes]]) -> str:
     return made
 
 
-def authority(folder: Path) -> Path:
+def authority(folder: Path, names: str = "DNS:localhost,IP:127.0.0.1") -> Path:
     """A certificate authority with a server's certificate; the path of ca.crt."""
     folder.mkdir(exist_ok=True)
-    (folder / "san").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1")
+    (folder / "san").write_text(f"subjectAltName={names}")
     key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
 
     def openssl(*words: str) -> None:
@@ -121,8 +121,10 @@ class GitServer:
 
 
 @contextmanager
-def serving(root: Path, folder: Path) -> Iterator[GitServer]:
-    """A server with the certificate of the authority in `folder`."""
+def serving(
+    root: Path, folder: Path, address: tuple[str, int] = ("127.0.0.1", 0)
+) -> Iterator[GitServer]:
+    """A server with the certificate `crt` and its `key` in `folder`."""
     state = GitServer(root)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "crt", folder / "key")
@@ -143,7 +145,7 @@ def serving(root: Path, folder: Path) -> Iterator[GitServer]:
         def handle_error(self, *_: object) -> None:
             """A client that goes away is no news."""
 
-    with Server(("127.0.0.1", 0), Handler) as server:
+    with Server(address, Handler) as server:
         server.socket = context.wrap_socket(
             server.socket, server_side=True, do_handshake_on_connect=False
         )

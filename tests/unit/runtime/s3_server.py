@@ -88,7 +88,7 @@ class Gateway:
 
 
 @contextmanager
-def serving() -> Iterator[Gateway]:
+def serving(address: tuple[str, int] = ("127.0.0.1", 0)) -> Iterator[Gateway]:
     """Answers by `answer`, which tests replace."""
     state = Gateway(behave({}))
 
@@ -98,7 +98,7 @@ def serving() -> Iterator[Gateway]:
         def do_GET(self) -> None:
             parts = urlsplit(self.path)
             bucket, _, key = unquote(parts.path).removeprefix("/").partition("/")
-            query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+            query = {name: values[0] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
             headers = {name.lower(): value for name, value in self.headers.items()}
             request = Request(bucket, key, query, headers)
             state.seen.append(request)
@@ -120,7 +120,7 @@ def serving() -> Iterator[Gateway]:
         def handle_error(self, *_: object) -> None:
             """A client that goes away is no news."""
 
-    with Server(("127.0.0.1", 0), Handler) as server:
+    with Server(address, Handler) as server:
         state.port = server.server_address[1]
         thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
         thread.start()
