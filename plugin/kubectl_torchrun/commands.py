@@ -1,5 +1,6 @@
 """The commands' work, from their options on."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -76,11 +77,21 @@ def _print_only(
 
 
 def sync(target: Target, name: str, options: SubmitOptions, terminal: Terminal) -> int:
-    """Upload the directory to a job that waits for it; the exit code. Raises Problem."""
+    """Upload the directory to a job that waits for it; the exit code. Raises Problem.
+
+    A job that fetches its workspace by itself is told to do so once more.
+    """
     where = namespace(target)
     with proxy(target) as socket:
         cluster = Cluster(target, where, socket)
         job = cluster.run(lambda api: api.get(JOBS, name))
+        workspace_of = job.spec.volumes.workspace
+        if workspace_of and workspace_of.source in ("git", "s3") and not job.ended:
+            now = datetime.now(UTC).isoformat(timespec="microseconds")
+            cluster.run(lambda api: api.annotate(JOBS, name, names.SYNC_REQUESTED, now))
+            when = "with its next workers" if job.workspace_ready else "now"
+            terminal.note(f"{name} fetches its workspace from {workspace_of.source} again, {when}.")
+            return 0
         _check_waits(job)
         found = tree.scan(options.directory)
         pack.check(found)

@@ -234,6 +234,8 @@ def sync(
     Goes on where an upload was broken off. If the directory has changed since `submit`, the job
     takes it as it is now.
 
+    A job whose workspace comes from git or s3 fetches it again; no directory is sent then.
+
     \b
     Examples:
       kubectl torchrun sync my-project-x7k2p

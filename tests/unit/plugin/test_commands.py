@@ -200,6 +200,20 @@ def test_sync_brings_the_directory_to_a_job_that_waits(laptop: Laptop) -> None:
     assert laptop.server.uploaded.startswith(b"PK")
 
 
+@pytest.mark.parametrize(("conditions", "when"), [([], "now"), (READY, "with its next workers")])
+def test_sync_asks_a_job_that_fetches_to_fetch_again(
+    laptop: Laptop, conditions: list[dict[str, object]], when: str
+) -> None:
+    waiting_job(laptop.server, conditions=conditions)
+    spec = {"volumes": {"workspace": {"source": "git", "url": "https://git.example/a.git"}}}
+    laptop.server.put("torchrunjobs", "run", spec=spec)
+    result = laptop.run("sync", "run")
+    assert result.exit_code == 0, result.output
+    assert f"from git again, {when}" in result.stderr
+    job = laptop.server.objects["torchrunjobs", "run"]
+    assert job["metadata"]["annotations"]["torchrun.ai/sync-requested"]
+
+
 @pytest.mark.parametrize(
     ("job", "message"),
     [

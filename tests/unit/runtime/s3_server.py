@@ -98,7 +98,10 @@ def serving(address: tuple[str, int] = ("127.0.0.1", 0)) -> Iterator[Gateway]:
         def do_GET(self) -> None:
             parts = urlsplit(self.path)
             bucket, _, key = unquote(parts.path).removeprefix("/").partition("/")
-            query = {name: values[0] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
+            query = {
+                name: values[0]
+                for name, values in parse_qs(parts.query, keep_blank_values=True).items()
+            }
             headers = {name.lower(): value for name, value in self.headers.items()}
             request = Request(bucket, key, query, headers)
             state.seen.append(request)
