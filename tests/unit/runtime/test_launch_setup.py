@@ -6,7 +6,6 @@ import select
 import signal
 import stat
 import sys
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from unit.runtime.launching import PYTHONS, Launched, Launcher, Result
+from wheels import WHEEL, add_wheel
 
 
 @dataclass(frozen=True)
@@ -57,24 +57,6 @@ def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Job]:
     code.mkdir()
     yield Job(launcher, tmp_path / "store", tmp_path / "pod" / "env", code)
     launcher.clear()
-
-
-WHEEL = "greeting-1.0-py3-none-any.whl"
-
-
-def add_wheel(directory: Path) -> None:
-    """A package with a module and a program, which pip installs with no network and no build."""
-    info = "greeting-1.0.dist-info"
-    files = {
-        "greeting.py": "def main():\n    print('hello')\n",
-        f"{info}/METADATA": "Metadata-Version: 2.1\nName: greeting\nVersion: 1.0\n",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        f"{info}/entry_points.txt": "[console_scripts]\ngreeting = greeting:main\n",
-        f"{info}/RECORD": "",
-    }
-    with zipfile.ZipFile(directory / WHEEL, "w") as archive:
-        for name, text in files.items():
-            archive.writestr(name, text)
 
 
 def test_what_the_setup_command_installs_is_found_by_the_command(job: Job) -> None:

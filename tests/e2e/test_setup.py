@@ -1,0 +1,100 @@
+"""setupCommand and requirements with real pods, and no network but the cluster's own."""
+
+from pathlib import Path
+
+import yaml
+
+from e2e.manifests import job, queue
+from e2e.space import Space
+from e2e.test_plugin import plugin, project
+from torchrun_api import names
+from torchrun_api.kinds import PODS
+from wheels import WHEEL, add_wheel
+
+SIZE = {"cpus": "200m", "memory": "1Gi"}
+ZIP = {"workspace": {"source": "zip"}}
+# Fails once, so that a second gang follows; every rank must find what the setup left.
+TRAIN = """
+import os, sys
+import greeting, torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+greeting.main()
+made = open(os.environ["TORCHRUN_ENV_DIR"] + "/made").read().strip()
+print("sum", total.item(), "made", made, "prefix", sys.prefix, flush=True)
+sys.exit(3 if os.environ["TORCHRUN_ATTEMPT"] == "0" else 0)
+"""
+SETUP = 'python -c "import greeting" && date +%s%N > "$TORCHRUN_ENV_DIR/made" && touch dropped'
+
+
+def directory(tmp_path: Path, **files: str) -> Path:
+    add_wheel(tmp_path)
+    return project(tmp_path, requirements_txt=f"./{WHEEL}\n", **files)
+
+
+def upload(space: Space, tmp_path: Path, name: str) -> None:
+    code, _, err = plugin(space, tmp_path, "sync", name)
+    assert code == 0, err
+
+
+def logs(space: Space, name: str) -> str:
+    workers = f"{names.JOB_LABEL}={name},{names.COMPONENT_LABEL}={names.WORKER}"
+    return space.kubectl("logs", "-l", workers, "-c", "trainer", "--tail=-1")
+
+
+def test_what_is_set_up_once_is_found_by_every_rank_of_every_attempt(
+    space: Space, tmp_path: Path
+) -> None:
+    space.apply(queue("torch", space.cluster.trainer, nodeResources=SIZE))
+    directory(tmp_path, train_py=TRAIN)
+    wanted = {"setupCommand": SETUP, "requirements": ["--no-index", "-r requirements.txt"]}
+    with space.history(PODS) as pods:
+        space.apply(
+            job("train", "torch", "python train.py", 2, launcher="auto", volumes=ZIP, **wanted)
+        )
+        upload(space, tmp_path, "train")
+        space.wait_reason("train", "SetupRunning")
+        status = space.wait_phase("train", "Succeeded", 180)
+        setups = [pod for pod in pods.uids() if "-setup-" in pod]
+    assert setups == ["train-setup-0"]
+    assert (status["attempt"], status["restarts"]) == (1, 1)
+    told = [line for line in logs(space, "train").splitlines() if line.startswith("sum ")]
+    assert len(told) == 2
+    assert len(set(told)) == 1, "one environment for all"
+    assert told[0].startswith("sum 2.0 made ")
+    assert told[0].endswith("prefix /torchrun/env")
+
+
+def test_a_setup_that_fails_says_why_and_waits_for_its_mending(
+    space: Space, tmp_path: Path
+) -> None:
+    directory(tmp_path, train_py="import greeting; greeting.main()")
+    wanted = {"setupCommand": "echo 'no compiler here' >&2; exit 4", "volumes": ZIP}
+    with space.history(PODS) as pods:
+        space.apply(job("train", "plain", "python train.py", 1, **wanted))
+        upload(space, tmp_path, "train")
+        status = space.wait_reason("train", "SetupFailed", 120)
+        assert status["phase"] == "Syncing"
+        assert "setupCommand ended with exit code 4: no compiler here" in status["message"]
+        mended = yaml.safe_dump({"spec": {"setupCommand": f"pip install --no-index {WHEEL}"}})
+        space.kubectl("patch", "tj", "train", "--type=merge", "-p", mended)
+        space.wait_phase("train", "Succeeded", 120)
+        assert sorted(pod for pod in pods.uids() if "-setup-" in pod) == [
+            "train-setup-0",
+            "train-setup-1",
+        ]
+    assert "hello" in logs(space, "train")
+
+
+def test_without_a_workspace_every_worker_sets_up(space: Space) -> None:
+    line = 'echo "for node $NODE_RANK" > "$TORCHRUN_ENV_DIR/said"'
+    command = 'cat "$TORCHRUN_ENV_DIR/said"; python -c "import sys; print(sys.prefix)"'
+    space.apply(job("alone", "plain", command, 2, setupCommand=line))
+    status = space.wait_phase("alone", "Succeeded", 120)
+    ready = next(c for c in status["conditions"] if c["type"] == "WorkspaceReady")
+    assert "every worker runs the setup" in ready["message"]
+    told = logs(space, "alone")
+    assert {f"for node {index}" for index in (0, 1)} <= set(told.splitlines())
+    assert told.count("/torchrun/env") >= 2
