@@ -61,7 +61,7 @@ def test_what_is_set_up_once_is_found_by_every_rank_of_every_attempt(
     assert setups == ["train-setup-0"]
     assert (status["attempt"], status["restarts"]) == (1, 1)
     told = [line for line in logs(space, "train").splitlines() if line.startswith("sum ")]
-    assert len(told) == 2
+    assert len(told) >= 2, "those of the first attempt may be gone"
     assert len(set(told)) == 1, "one environment for all"
     assert told[0].startswith("sum 2.0 made ")
     assert told[0].endswith("prefix /torchrun/env")
