@@ -305,6 +305,32 @@ class World:
         """The last sync pod succeeds and its claim is bound."""
         self.pod(self.observed().sync_pods[-1].metadata.name, phase="Succeeded")
 
+    def claim_is(self, phase: str, storage_class: str | None = "fast") -> None:
+        """What storage makes of the workspace claim."""
+        key = (CLAIMS.plural, "train-workspace")
+        claim = self.objects[key]
+        self.objects[key] = replace(
+            claim,
+            spec=replace(claim.spec, storage_class_name=storage_class),
+            status=replace(claim.status, phase=phase),
+        )
+
+    def serves(self, ip: str = "10.0.0.7", manifest: str = "ef" * 32) -> None:
+        """The last sync pod is a serve pod, has its workspace, and serves it."""
+        told = f'{{"sha256": "aa", "manifest": "{manifest}"}}'
+        ended = ContainerState(
+            terminated=StateTerminated(exit_code=0, message=told, finished_at=self.now)
+        )
+        self.pod(
+            self.observed().sync_pods[-1].metadata.name,
+            phase="Running",
+            pod_ip=ip,
+            container_statuses=(
+                ContainerStatus(name="serve", ready=True),
+                ContainerStatus(name="sync", state=ended),
+            ),
+        )
+
     def setup_done(self) -> None:
         """The last setup pod succeeds."""
         self.pod(self.observed().setup_pods[-1].metadata.name, phase="Succeeded")

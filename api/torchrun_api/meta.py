@@ -59,6 +59,7 @@ class ChildAnnotations(Wire, frozen=True, kw_only=True):
     disruptions: str = field(default="", name="torchrun.ai/disruptions")
     cause: str = field(default="", name="torchrun.ai/cause")
     wanted_nodes: str = field(default="", name="torchrun.ai/wanted-nodes")
+    delivery: str = field(default="", name="torchrun.ai/delivery")
     setup_key: str = field(default="", name="torchrun.ai/setup-key")
     generation: str = field(default="", name="torchrun.ai/generation")
     unfenced: str = field(default="", name="torchrun.ai/unfenced")

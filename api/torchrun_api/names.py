@@ -50,6 +50,11 @@ DEVELOPMENT = f"{GROUP}/development"
 # workers that it is for, as "2026-01-02T03:04:05Z 1-0 1-3": attempt and index of each.
 FENCE = f"{GROUP}/fence"
 
+# Of a serve pod: where it keeps the workspace, claim or ephemeral.
+DELIVERY = f"{GROUP}/delivery"
+# Of the tokens that workers show to it.
+WORKSPACE_AUDIENCE = f"{GROUP}/workspace"
+
 # Of a setup pod: the content that its environment is made of, and the spec as it was then.
 SETUP_KEY = f"{GROUP}/setup-key"
 GENERATION = f"{GROUP}/generation"
@@ -61,6 +66,8 @@ LAUNCHER_CONTAINER = "launcher"
 SYNC_CONTAINER = "sync"
 SETUP_CONTAINER = "setup"
 SYNC_PORT = 8080
+SERVE_CONTAINER = "serve"
+SERVE_PORT = 8081
 
 # An Indexed Job's pods are named "<job>-r<k>-<index>-<5 letters>", in 63 characters.
 MAX_JOB_NAME = 45
@@ -94,6 +101,11 @@ def probe(job: str, index: int) -> str:
 def is_probe(job: str, name: str) -> bool:
     """Whether a pod's name is that of a probe of this job."""
     return name.startswith(f"{job}-probe-")
+
+
+def serve_pod(job: str, number: int) -> str:
+    """Pod that prepares the workspace and serves it to the workers, where no claim is shared."""
+    return f"{job}-serve-{number}"
 
 
 def service(job: str) -> str:

@@ -14,6 +14,7 @@ from torchrun_api.shared import (
     ClaimAccessMode,
     ClaimSize,
     Dataset,
+    Delivery,
     Distributed,
     ImageName,
     LabelValue,
@@ -67,6 +68,7 @@ class WorkspaceStorage(Wire, frozen=True, kw_only=True):
     storage_class_name: StorageClassName | None = None
     access_mode: ClaimAccessMode | None = None
     mount_path: Annotated[MountPath, Meta(description="Where workers find their copy.")] = "/app"
+    delivery: Delivery = "auto"
     retain: Annotated[bool, Meta(description="Keep the claim when the job is deleted.")] = False
 
 

@@ -10,6 +10,8 @@ from torchrun_api.schema import Embedded, Quantity, Rule
 AccessMode = Literal["ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod"]
 RdzvBackend = Literal["static", "c10d", "etcd-v2", "etcd"]
 
+DeliveryMode = Literal["auto", "shared", "direct"]
+
 MountPath = Annotated[str, Meta(min_length=1, max_length=512, pattern="^/[^:]*$")]
 ObjectName = Annotated[
     str, Meta(min_length=1, max_length=253, pattern="^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
@@ -28,6 +30,14 @@ RestartCount = Annotated[int, Meta(ge=0, le=1000)]
 LabelMap = Annotated[dict[str, LabelValue], Meta(max_length=64)]
 StringMap = Annotated[dict[str, Annotated[str, Meta(max_length=65536)]], Meta(max_length=64)]
 
+Delivery = Annotated[
+    DeliveryMode,
+    Meta(
+        description="How workers get the workspace. shared: from its claim. direct: over HTTP from "
+        "a pod of the job, which needs no shared storage. auto: shared, and direct where the claim "
+        "is not bound within 30 s or its provisioning fails."
+    ),
+]
 NodeSelector = Annotated[LabelMap, Meta(description="Labels that a worker's node must have.")]
 Tolerations = Annotated[
     tuple[Embedded, ...], Meta(max_length=64, description="v1 Tolerations of the workers.")

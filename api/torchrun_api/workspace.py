@@ -12,6 +12,7 @@ from torchrun_api.meta import Wire
 from torchrun_api.schema import Quantity, Rule
 from torchrun_api.shared import (
     ClaimAccessMode,
+    Delivery,
     ImageName,
     LocalObjectReference,
     MountPath,
@@ -61,6 +62,7 @@ class WorkspaceVolume(Wire, frozen=True, kw_only=True):
         _only("subPath", "git", "s3", "existing", why="an upload is packed from its own root"),
         _only("secretRef", "git", "s3", why="nothing else takes credentials"),
         _only("claimName", "existing", why="the others have a claim of their own"),
+        _only("delivery", "zip", "git", "s3", why="nothing else is delivered"),
         _only("image", "zip", "git", "s3", why="nothing else has a sync pod"),
         Rule(
             "self.source != 'existing' ||"
@@ -168,6 +170,7 @@ class WorkspaceVolume(Wire, frozen=True, kw_only=True):
         ]
         | None
     ) = None
+    delivery: Delivery | None = None
     size: (
         Annotated[Quantity, Meta(description="Size of the claim. Default: the queue's.")] | None
     ) = None

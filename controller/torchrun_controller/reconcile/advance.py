@@ -83,6 +83,9 @@ def _step(
     job, queue = observed.job, observed.queue
     assert queue is not None
     step = workspace.prepare(observed, run.workspace, now, defaults)
+    if step.served is not None:
+        assert run.workspace is not None
+        run = replace(run, workspace=replace(run.workspace, served=step.served))
     environment = environment_of(run, step.content)
     if environment is not None and step.progress is workspace.Progress.READY:
         step = setup.prepare(observed, run, environment, now, defaults, step)

@@ -6,6 +6,7 @@ from torchrun_api.job import TorchrunJobStatus
 from torchrun_api.kinds import TORCHRUN_JOBS
 from torchrun_controller.reconcile import gang, nodes
 from torchrun_controller.reconcile.decision import Decision
+from torchrun_controller.reconcile.delivery import serves
 from torchrun_controller.reconcile.observed import Observed
 from torchrun_controller.reconcile.phases import Finding
 from torchrun_controller.reconcile.plan import Delete
@@ -17,7 +18,7 @@ from torchrun_controller.reconcile.workspace import end_preparations
 def suspend(observed: Observed, now: datetime) -> Decision:
     """Free everything but the claims; the ranks get their grace period for a checkpoint."""
     status = observed.job.status
-    syncing = end_preparations(observed)
+    syncing = end_preparations(observed, serving=False)
     counts = gang.counts_of(observed)
     if observed.child_jobs:
         child = observed.child_jobs[-1]
@@ -35,7 +36,9 @@ def suspend(observed: Observed, now: datetime) -> Decision:
         )
     # A pod on a lost node never tells of its end: it is remembered, and holds the next gang.
     ghosts = (p for p in observed.ghosts if nodes.loss(observed, p, now) is None)
-    waiting = [pod for pod in (*ghosts, *observed.sync_pods, *observed.setup_pods) if alive(pod)]
+    # A serve pod may hold the only copy of the code: it is kept as claims are.
+    preparing = (p for p in (*observed.sync_pods, *observed.setup_pods) if not serves(p))
+    waiting = [pod for pod in (*ghosts, *preparing) if alive(pod)]
     if waiting:
         names = ", ".join(sorted(pod.metadata.name for pod in waiting)[:4])
         why = Why("Suspending", f"{len(waiting)} pods still end: {names}")

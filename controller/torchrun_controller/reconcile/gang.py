@@ -8,7 +8,7 @@ from torchrun_api import names
 from torchrun_api.core import Job, Pod
 from torchrun_api.job import Attempt, LastFailure
 from torchrun_api.kinds import JOBS
-from torchrun_controller.reconcile import fence, gate, waiting, workers
+from torchrun_controller.reconcile import delivery, fence, gate, waiting, workers
 from torchrun_controller.reconcile.failures import Failure, node_lost, root_cause
 from torchrun_controller.reconcile.observed import Observed
 from torchrun_controller.reconcile.phases import Finding
@@ -133,7 +133,8 @@ def _progress(observed: Observed, now: datetime) -> tuple[Finding, Why]:
     counts = count(observed.workers, nodes)
     if child.spec.suspend:
         return Finding.GANG_STARTING, Why("JobSuspended", f"Job {child.metadata.name} is suspended")
-    why = waiting.of_gang(child, observed.workers, observed.claims, observed.warnings)
+    claims = delivery.mounted_claims(observed)
+    why = waiting.of_gang(child, observed.workers, claims, observed.warnings)
     why = why or gate.why_closed(observed, now)
     if why is not None:
         return Finding.GANG_STARTING, why

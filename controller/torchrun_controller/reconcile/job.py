@@ -223,6 +223,7 @@ def _env(
     attempt: int,
     defaults: Defaults,
 ) -> list[JsonValue]:
+    served = run.workspace.served if run.workspace else None
     copied = run.workspace if run.workspace and not run.workspace.existing else None
     ours = [
         *env(
@@ -236,6 +237,8 @@ def _env(
             TORCHRUN_BACKEND=run.backend,
             TORCHRUN_WORKING_DIR=run.working_dir,
             TORCHRUN_WORKSPACE_SOURCE=storage.WORKSPACE_SOURCE_DIR if copied else None,
+            TORCHRUN_WORKSPACE_URL=served.url if served else None,
+            TORCHRUN_WORKSPACE_MANIFEST=served.manifest if served else None,
             TORCHRUN_WORKSPACE_TARGET=copied.mount_path if copied else None,
             TORCHRUN_STATE_DIR=storage.STATE_DIR if storage.keeps_state(run) else None,
             TORCHRUN_HANG_TIMEOUT_SECONDS=str(run.hang_seconds) if run.hang_seconds else None,

@@ -10,7 +10,7 @@ from torchrun_api.job import TorchrunJob, TorchrunJobSpec
 from torchrun_api.json import JsonObject
 from torchrun_api.quantity import QuantityError, format_bytes, format_cpu, parse
 from torchrun_api.queue import NodeResources, TorchrunQueue, TorchrunQueueSpec
-from torchrun_api.shared import Dataset, RdzvBackend
+from torchrun_api.shared import Dataset, DeliveryMode, RdzvBackend
 from torchrun_controller.reconcile.contradictions import contradiction
 from torchrun_controller.reconcile.policy import Policy, policy_of
 from torchrun_controller.reconcile.restarts import unreachable
@@ -39,6 +39,13 @@ class Size(Struct, frozen=True, kw_only=True):
         return self.nodes * self.gpus_per_node
 
 
+class Served(Struct, frozen=True, kw_only=True):
+    """Where workers fetch a workspace that is not mounted, and the SHA-256 of its manifest."""
+
+    url: str
+    manifest: str
+
+
 class Claim(Struct, frozen=True, kw_only=True):
     """A claim to make (`existing` False) or to mount (True)."""
 
@@ -50,6 +57,8 @@ class Claim(Struct, frozen=True, kw_only=True):
     access_mode: str = "ReadWriteOnce"
     retain: bool = False
     sub_path: str = ""
+    delivery: DeliveryMode = "auto"
+    served: Served | None = None
 
 
 class Setup(Struct, frozen=True, kw_only=True):
@@ -224,8 +233,12 @@ def _workspace(job: TorchrunJob, template: TorchrunQueueSpec, size: Size) -> Cla
             "spec.volumes.workspace: the queue gives its jobs no workspace"
             " (storage.workspace.enabled is false); use source none or another queue"
         )
+    delivery: DeliveryMode = _first(wanted.delivery, base.delivery if base else None, "auto")
+    # A claim that only its server mounts need not be shared.
+    usual = "ReadWriteOnce" if delivery == "direct" else _shared_access(size.nodes)
     return Claim(
         name=names.workspace_claim(job.metadata.name),
+        delivery=delivery,
         mount_path=wanted.mount_path or (base.mount_path if base else "/app"),
         size=_claim_size(
             _first(wanted.size, base.size if base else None, None),
@@ -233,7 +246,7 @@ def _workspace(job: TorchrunJob, template: TorchrunQueueSpec, size: Size) -> Cla
             size.gpus,
         ),
         storage_class_name=wanted.storage_class_name or (base and base.storage_class_name) or None,
-        access_mode=wanted.access_mode or (base and base.access_mode) or _shared_access(size.nodes),
+        access_mode=wanted.access_mode or (base and base.access_mode) or usual,
         retain=bool(base and base.retain),
     )
 

@@ -9,7 +9,7 @@ from torchrun_api.job import Attempt, TorchrunJobStatus, WorkersStatus
 from torchrun_api.meta import Condition
 from torchrun_api.queue import TorchrunQueueSpec
 from torchrun_api.unsupported import not_yet_supported
-from torchrun_controller.reconcile import avoid, fence, gang, progress, storage
+from torchrun_controller.reconcile import avoid, delivery, fence, gang, progress, storage
 from torchrun_controller.reconcile.conditions import Claimed, update
 from torchrun_controller.reconcile.decision import Decision
 from torchrun_controller.reconcile.ends import seconds_run
@@ -143,7 +143,7 @@ def _conditions(observed: Observed, decision: Decision, row: Row, nodes: int) ->
     claims[row.condition] = Claimed(row.condition, row.status, decision.why)
     if decision.capacity is not None:
         claims[decision.capacity.type] = decision.capacity
-    unshared = storage.unshared(observed.claims, nodes)
+    unshared = storage.unshared(delivery.mounted_claims(observed), nodes)
     if unshared is not None:
         _claim(claims, "StorageShared", holds=False, why=unshared)
     template = observed.queue.spec if observed.queue else TorchrunQueueSpec()

@@ -45,7 +45,9 @@ def claim(job: TorchrunJob, wanted: Claim, component: str) -> Apply:
 def keeps_state(run: Run) -> bool:
     """Whether workers have a directory that outlives their gang: on a workspace claim of ours."""
     claim = run.workspace
-    return claim is not None and not claim.existing and claim.access_mode != "ReadOnlyMany"
+    if claim is None or claim.existing or claim.served:
+        return False
+    return claim.access_mode != "ReadOnlyMany"
 
 
 def unshared(claims: tuple[PersistentVolumeClaim, ...], nodes: int) -> Why | None:
@@ -81,8 +83,11 @@ def volumes(job: TorchrunJob, run: Run) -> list[JsonObject]:
     if run.workspace is not None and run.workspace.existing:
         made.append(_claim_volume("workspace", run.workspace.name, read_only=True))
     elif run.workspace is not None:
-        read_only = not keeps_state(run)
-        made.append(_claim_volume("workspace-source", run.workspace.name, read_only=read_only))
+        if run.workspace.served:
+            made.append(_token_volume())
+        else:
+            read_only = not keeps_state(run)
+            made.append(_claim_volume("workspace-source", run.workspace.name, read_only=read_only))
         made.append({"name": "workspace", "emptyDir": {"sizeLimit": run.workspace.size}})
     if run.checkpoints is not None:
         made.append(_claim_volume("checkpoints", run.checkpoints.name, read_only=False))
@@ -102,9 +107,8 @@ def mounts(job: TorchrunJob, run: Run) -> list[JsonObject]:
     if run.workspace is not None and run.workspace.existing:
         made.append(_existing_mount(run.workspace))
     elif run.workspace is not None:
-        made.append(
-            {"name": "workspace-source", "mountPath": WORKSPACE_SOURCE_DIR, "readOnly": True}
-        )
+        source = "workspace-token" if run.workspace.served else "workspace-source"
+        made.append({"name": source, "mountPath": WORKSPACE_SOURCE_DIR, "readOnly": True})
         made.append({"name": "workspace", "mountPath": run.workspace.mount_path})
     if keeps_state(run):
         # Of one volume: a claim that is two volumes of a pod is never mounted by older kubelets.
@@ -129,6 +133,19 @@ def _existing_mount(workspace: Claim) -> JsonObject:
     if workspace.sub_path:
         mount["subPath"] = workspace.sub_path
     return mount
+
+
+def _token_volume() -> JsonObject:
+    """A token that is good for the workspace alone; the kubelet renews it."""
+    token: JsonObject = {
+        "path": "token",
+        "audience": names.WORKSPACE_AUDIENCE,
+        "expirationSeconds": 3600,
+    }
+    return {
+        "name": "workspace-token",
+        "projected": {"sources": [{"serviceAccountToken": token}]},
+    }
 
 
 def _claim_volume(name: str, claim_name: str, *, read_only: bool) -> JsonObject:

@@ -81,7 +81,7 @@ def of_pod(
     if placed is not None and placed.status == "False":
         return _not_scheduled(placed.reason, placed.message, claims, warnings)
     if not pod.spec.node_name:
-        return next((why for claim in claims if (why := _hopeless(claim, warnings))), None)
+        return next((why for claim in claims if (why := hopeless(claim, warnings))), None)
     for container in pod.status.init_container_statuses + pod.status.container_statuses:
         waiting = container.state.waiting
         if waiting is None or waiting.reason in STARTING:
@@ -118,7 +118,7 @@ def _claims_pending(
 ) -> Why:
     """What the claims of a pod wait for, where the scheduler found one that is not bound."""
     pending = [claim for claim in claims if claim.status.phase == "Pending"]
-    told = [_hopeless(claim, warnings) or _binding(claim) for claim in pending]
+    told = [hopeless(claim, warnings) or _binding(claim) for claim in pending]
     foreign = Why("ClaimPending", "a claim that it mounts is not bound yet; see: kubectl get pvc")
     return told[0] if told else foreign
 
@@ -130,7 +130,7 @@ def _binding(claim: PersistentVolumeClaim) -> Why:
     )
 
 
-def _hopeless(claim: PersistentVolumeClaim, warnings: tuple[CoreEvent, ...]) -> Why | None:
+def hopeless(claim: PersistentVolumeClaim, warnings: tuple[CoreEvent, ...]) -> Why | None:
     """Why it will not be bound as things stand; one that waits for its first pod will be.
 
     The API server fills the default class in, so a claim without one shows that none is.

@@ -31,7 +31,7 @@ def watch(observed: Observed, policy: Policy, now: datetime, defaults: Defaults)
         attempt=gang.attempt_of(observed.child_jobs[-1]),
         run=_resolved(observed),
         queue=QUEUE_FOUND if observed.queue else None,
-        workspace=workspace.SYNCED if observed.sync_pods else None,
+        workspace=workspace.said(observed),
         counts=gang.counts_of(observed),
         ended=gang.ended_before(observed),
         failure=failure.said if failure else None,

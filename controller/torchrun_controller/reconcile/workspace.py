@@ -4,15 +4,18 @@ from datetime import datetime, timedelta
 from enum import Enum
 
 import msgspec
+from msgspec.structs import replace
 
 from torchrun_api import names
 from torchrun_api.core import PersistentVolumeClaim, Pod
 from torchrun_api.job import TorchrunJob
 from torchrun_api.meta import Wire
-from torchrun_controller.reconcile import source, waiting
+from torchrun_controller.reconcile import delivery, source, waiting
+from torchrun_controller.reconcile.delivery import Route, route
 from torchrun_controller.reconcile.observed import Defaults, Observed
 from torchrun_controller.reconcile.plan import Apply, Delete
-from torchrun_controller.reconcile.run import Claim
+from torchrun_controller.reconcile.run import Claim, Served
+from torchrun_controller.reconcile.serve_pod import serve_pod
 from torchrun_controller.reconcile.storage import claim
 from torchrun_controller.reconcile.sync_pod import sync_pod
 from torchrun_controller.reconcile.workers import Why, alive, delete
@@ -43,6 +46,7 @@ class Workspace(msgspec.Struct, frozen=True, kw_only=True):
     why: Why
     commit: str = ""
     content: str = ""
+    served: Served | None = None
     applies: tuple[Apply, ...] = ()
     deletes: tuple[Delete, ...] = ()
     requeue_after: float | None = None
@@ -53,6 +57,7 @@ class SyncVerdict(Wire, frozen=True, kw_only=True):
 
     commit: str = ""
     sha256: str = ""
+    manifest: str = ""
     reason: str = ""
     message: str = ""
     permanent: bool = False
@@ -70,40 +75,62 @@ def prepare(
     job = observed.job
     held = next((c for c in observed.claims if c.metadata.name == wanted.name), None)
     latest = observed.sync_pods[-1] if observed.sync_pods else None
-    if held is None:
+    way = route(observed, wanted, held, now)
+    if held is None and way.store != "ephemeral":
         number = 0 if latest is None else number_of(latest) + 1
         return Workspace(
             progress=Progress.SYNCING,
             why=Why("Creating", f"claim {wanted.name} and a sync pod are being made"),
             applies=(
                 claim(job, wanted, names.WORKSPACE),
-                sync_pod(job, wanted, number, defaults, _pinned(job, latest)),
+                _pod(job, wanted, way, number, defaults, _pinned(job, latest)),
             ),
         )
     if latest is None:
-        if _was_ready(job):
+        assert held is not None
+        if not way.store and held.status.phase != "Pending" and _was_ready(job):
             return _ready(job, SyncVerdict())
-        return _next_pod(observed, wanted, 0, defaults)
+        return _next_pod(observed, wanted, way, 0, defaults)
     number = number_of(latest)
-    current = _is_current(job, latest)
+    current = _is_current(job, latest) and latest.metadata.annotations.delivery == way.store
     if latest.metadata.deletion_timestamp is not None:
-        return _syncing(Why("SyncPodEnding", f"pod {latest.metadata.name} is being deleted"))
+        reason = delivery.REASON if delivery.decided(observed) else "SyncPodEnding"
+        return _syncing(Why(reason, f"pod {latest.metadata.name} is being deleted"))
     match latest.status.phase:
-        case "Succeeded" if current:
+        case "Succeeded" if current and not way.store:
             return _ready(job, _end(latest)[1])
+        case "Running" if current and delivery.serves(latest) and delivery.is_serving(latest):
+            return _ready_to_serve(job, latest, way)
         case "Failed" if current:
-            return _after_failure(observed, wanted, latest, now, defaults)
+            return _after_failure(observed, wanted, way, latest, now, defaults)
         case "Succeeded" | "Failed":
-            return _next_pod(observed, wanted, number + 1, defaults)
+            return _next_pod(observed, wanted, way, number + 1, defaults)
         case _ if not current:
-            return _replace(latest)
+            return _replace(latest, way)
         case _:
-            return _syncing(_why_syncing(observed, latest, held))
+            why = _why_syncing(observed, latest, held)
+            return replace(_syncing(why), requeue_after=way.left)
 
 
 def _ready(job: TorchrunJob, said: SyncVerdict) -> Workspace:
     content = source.upload_digest(job) or said.commit or job.status.workspace_commit or said.sha256
     return Workspace(progress=Progress.READY, why=SYNCED, commit=said.commit, content=content)
+
+
+def _ready_to_serve(job: TorchrunJob, pod: Pod, way: Route) -> Workspace:
+    said = _end(pod)[1]
+    served = Served(url=delivery.url(pod), manifest=said.manifest)
+    return replace(_ready(job, said), why=delivery.delivered(pod, way.why), served=served)
+
+
+def said(observed: Observed) -> Why | None:
+    """How the workspace of a gang that is there came to be, where its sync pod is there still."""
+    if not observed.sync_pods:
+        return None
+    known = (c for c in observed.job.status.conditions if c.type == "WorkspaceReady")
+    if delivery.serves(observed.sync_pods[-1]):
+        return next((Why(c.reason, c.message) for c in known if c.status == "True"), None)
+    return SYNCED
 
 
 def _is_current(job: TorchrunJob, pod: Pod) -> bool:
@@ -136,11 +163,21 @@ def number_of(pod: Pod) -> int:
     return int(suffix) if suffix.isdecimal() else 0
 
 
-def _next_pod(observed: Observed, wanted: Claim, number: int, defaults: Defaults) -> Workspace:
+def _pod(
+    job: TorchrunJob, wanted: Claim, way: Route, number: int, defaults: Defaults, commit: str
+) -> Apply:
+    if way.store:
+        return serve_pod(job, wanted, way.store, number, defaults, commit)
+    return sync_pod(job, wanted, number, defaults, commit)
+
+
+def _next_pod(
+    observed: Observed, wanted: Claim, way: Route, number: int, defaults: Defaults
+) -> Workspace:
     """One more sync pod; only the last few are kept."""
     stale = observed.sync_pods[: -KEPT_SYNC_PODS + 1]
     latest = observed.sync_pods[-1] if observed.sync_pods else None
-    pod = sync_pod(observed.job, wanted, number, defaults, _pinned(observed.job, latest))
+    pod = _pod(observed.job, wanted, way, number, defaults, _pinned(observed.job, latest))
     return Workspace(
         progress=Progress.SYNCING,
         why=Why("Creating", "a sync pod is being made"),
@@ -149,26 +186,32 @@ def _next_pod(observed: Observed, wanted: Claim, number: int, defaults: Defaults
     )
 
 
-def _replace(pod: Pod) -> Workspace:
-    """The job names another source now: the pod that is at the old one goes first."""
-    return Workspace(
-        progress=Progress.SYNCING,
-        why=Why("Replacing", "the job names another source; the sync pod is being replaced"),
-        deletes=(delete(pod),),
-    )
+def _replace(pod: Pod, way: Route) -> Workspace:
+    """The job names another source, or goes another way: the pod that is at the old one ends."""
+    why = Why("Replacing", "the job names another source; the sync pod is being replaced")
+    if pod.metadata.annotations.delivery != way.store:
+        told = f"{way.why}; a pod will serve the workspace" if way.store else "a claim is used now"
+        why = Why(delivery.REASON if way.store else "Replacing", told)
+    return Workspace(progress=Progress.SYNCING, why=why, deletes=(delete(pod),))
 
 
-def end_preparations(observed: Observed) -> tuple[Delete, ...]:
-    """Sync and setup pods that still run."""
+def end_preparations(observed: Observed, *, serving: bool = True) -> tuple[Delete, ...]:
+    """Sync and setup pods that still run; those that serve only if `serving`."""
     return tuple(
         delete(pod)
         for pod in (*observed.sync_pods, *observed.setup_pods)
         if alive(pod) and pod.metadata.deletion_timestamp is None
+        if serving or not delivery.serves(pod)
     )
 
 
 def _after_failure(
-    observed: Observed, wanted: Claim, pod: Pod, now: datetime, defaults: Defaults
+    observed: Observed,
+    wanted: Claim,
+    way: Route,
+    pod: Pod,
+    now: datetime,
+    defaults: Defaults,
 ) -> Workspace:
     """What cannot succeed waits for its mending; the rest is tried again with growing delays."""
     ended, said = _end(pod)
@@ -184,7 +227,7 @@ def _after_failure(
     delay = min(FIRST_RETRY * 2 ** min(number, 10), LONGEST_RETRY)
     left = ((ended or now) + delay - now).total_seconds()
     if left <= 0:
-        return _next_pod(observed, wanted, number + 1, defaults)
+        return _next_pod(observed, wanted, way, number + 1, defaults)
     return Workspace(
         progress=Progress.SYNCING,
         why=Why(
@@ -197,7 +240,7 @@ def _after_failure(
 
 def _end(pod: Pod) -> tuple[datetime | None, SyncVerdict]:
     for container in pod.status.container_statuses:
-        if container.state.terminated is not None:
+        if container.name == names.SYNC_CONTAINER and container.state.terminated is not None:
             ended = container.state.terminated
             try:
                 return ended.finished_at, msgspec.json.decode(ended.message, type=SyncVerdict)
@@ -207,7 +250,7 @@ def _end(pod: Pod) -> tuple[datetime | None, SyncVerdict]:
     return pod.metadata.creation_timestamp, SyncVerdict()
 
 
-def _why_syncing(observed: Observed, pod: Pod, held: PersistentVolumeClaim) -> Why:
+def _why_syncing(observed: Observed, pod: Pod, held: PersistentVolumeClaim | None) -> Why:
     """What the workspace waits for."""
     job = observed.job
     if pod.status.phase == "Running" and source.is_fetched(job):
@@ -218,8 +261,10 @@ def _why_syncing(observed: Observed, pod: Pod, held: PersistentVolumeClaim) -> W
             f"pod {pod.metadata.name} takes the upload; if none runs:"
             f" kubectl torchrun sync {job.metadata.name}",
         )
-    why = waiting.of_pod(pod, (held,), observed.warnings)
+    mounted = (held,) if held and pod.metadata.annotations.delivery != "ephemeral" else ()
+    why = waiting.of_pod(pod, mounted, observed.warnings)
     # The scheduler's word on a claim stands until its next look, although the claim is bound.
-    if why is None or (why.reason == "ClaimPending" and held.status.phase == "Bound"):
+    bound = held is not None and held.status.phase == "Bound"
+    if why is None or (why.reason == "ClaimPending" and bound):
         return Why("SyncPodStarting", f"pod {pod.metadata.name} is starting")
     return Why(why.reason, f"pod {pod.metadata.name}: {why.message}")

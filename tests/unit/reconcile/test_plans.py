@@ -149,6 +149,13 @@ CASES = {
             }
         ),
     ),
+    "direct-delivery": (
+        make_job(
+            numNodes=2,
+            volumes={"workspace": {"source": "zip", "delivery": "direct", "size": "1Gi"}},
+        ),
+        make_queue(),
+    ),
     "setup-in-every-worker": (
         make_job(numNodes=1, setupCommand=["pip", "install", "einops"]),
         make_queue(),
@@ -183,7 +190,8 @@ CASES = {
 
 def plans_until_the_gang(world: World) -> list[Plan]:
     plans = [world.step()]
-    for preparation in (world.sync_done, world.setup_done):
+    served = any("-serve-" in name for _, name in world.created)
+    for preparation in (world.serves if served else world.sync_done, world.setup_done):
         if world.phase == "Syncing":
             preparation()
             plans.append(world.step())

@@ -126,20 +126,10 @@ def test_a_sync_pod_removed_after_its_work_is_not_made_again():
 UNBOUND = "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims."
 
 
-def claim_is(world: World, phase: str, storage_class: str | None = "fast") -> None:
-    key = (CLAIMS.plural, "train-workspace")
-    claim = world.objects[key]
-    world.objects[key] = replace(
-        claim,
-        spec=replace(claim.spec, storage_class_name=storage_class),
-        status=replace(claim.status, phase=phase),
-    )
-
-
 def test_a_claim_that_does_not_bind_is_named():
     world = World(make_job(numNodes=1, volumes=ZIP), make_queue())
     world.settle()
-    claim_is(world, "Pending")
+    world.claim_is("Pending")
     world.settle()
     assert world.job.status.reason == "SyncPodStarting", "it may wait for its first pod"
     world.not_placed(UNBOUND, pod="train-sync-0")
@@ -147,19 +137,20 @@ def test_a_claim_that_does_not_bind_is_named():
     assert world.job.status.reason == "ClaimPending"
     assert "kubectl describe pvc train-workspace" in world.job.status.message
     assert all(event.type == "Normal" for event in plan.events), "each new claim waits for a moment"
-    claim_is(world, "Bound")
+    world.claim_is("Bound")
     world.settle()
     assert world.job.status.reason == "SyncPodStarting", "what the scheduler said is stale"
 
 
 def test_a_claim_that_will_never_bind_says_why():
-    world = World(make_job(numNodes=1, volumes=ZIP), make_queue())
+    shared = {"workspace": {"source": "zip", "delivery": "shared"}}
+    world = World(make_job(numNodes=1, volumes=shared), make_queue())
     world.settle()
-    claim_is(world, "Pending", storage_class=None)
+    world.claim_is("Pending", storage_class=None)
     assert [event.type for event in world.step().events] == ["Warning"]
     assert world.job.status.reason == "NoStorageClass"
     assert "set storageClassName" in world.job.status.message
-    claim_is(world, "Pending")
+    world.claim_is("Pending")
     world.warn(CLAIMS, "train-workspace", "ProvisioningFailed", 'storageclass "fast" not found')
     world.settle()
     assert world.job.status.reason == "ProvisioningFailed"
@@ -167,7 +158,7 @@ def test_a_claim_that_will_never_bind_says_why():
         'claim train-workspace of storage class fast with ReadWriteOnce: storageclass "fast"'
         in (world.job.status.message)
     )
-    claim_is(world, "Bound")
+    world.claim_is("Bound")
     world.settle()
     assert world.job.status.reason == "SyncPodStarting"
 

@@ -1,0 +1,123 @@
+"""How a workspace reaches the workers: from a claim that they share, or from a pod that serves it.
+
+A serve pod is a sync pod that stays: it takes the upload in the same way, and serves what it made.
+It keeps the workspace on the claim where only it has to mount that, else on storage of its own.
+"""
+
+from datetime import datetime, timedelta
+from typing import Literal
+
+import msgspec
+
+from torchrun_api import names
+from torchrun_api.core import ContainerStatus, PersistentVolumeClaim, Pod
+from torchrun_controller.reconcile import waiting
+from torchrun_controller.reconcile.observed import Observed
+from torchrun_controller.reconcile.run import Claim
+from torchrun_controller.reconcile.workers import Why, alive
+
+# For a claim that a pod waits for. A class that takes longer to bind wants delivery: shared.
+PATIENCE = timedelta(seconds=30)
+REASON = "DirectDelivery"
+
+Store = Literal["", "claim", "ephemeral"]
+
+
+class Route(msgspec.Struct, frozen=True, kw_only=True):
+    """The way to go. `store` is where a serve pod keeps the workspace, "" for a shared claim.
+
+    `why` says why there is no shared claim. `left` are the seconds for which the claim may still be
+    waited for.
+    """
+
+    store: Store
+    why: str = ""
+    left: float | None = None
+
+
+def route(
+    observed: Observed, wanted: Claim, held: PersistentVolumeClaim | None, now: datetime
+) -> Route:
+    """Decide the way from the claim as it is, and from the pod that is under way.
+
+    A pod with storage of its own holds the only copy, so that a claim that binds late changes
+    nothing.
+    """
+    asked = wanted.delivery == "direct"
+    if wanted.delivery == "shared":
+        return Route(store="")
+    given = "delivery is direct"
+    latest = observed.sync_pods[-1] if observed.sync_pods else None
+    pending = held is not None and held.status.phase == "Pending"
+    alone = latest is not None and latest.metadata.annotations.delivery == "ephemeral"
+    if alone or (pending and not (latest and alive(latest)) and decided(observed)):
+        why = given if asked else f"claim {wanted.name} was not bound"
+        return Route(store="ephemeral", why=why)
+    failure, left = _never_bound(observed, held, now)
+    if failure:
+        return Route(store="ephemeral", why=failure)
+    return Route(store="claim" if asked else "", why=given if asked else "", left=left)
+
+
+def decided(observed: Observed) -> bool:
+    """Whether the status says that the workspace is served, where no pod is there to show it."""
+    conditions = observed.job.status.conditions
+    return any(c.type == "WorkspaceReady" and c.reason == REASON for c in conditions)
+
+
+def _never_bound(
+    observed: Observed, held: PersistentVolumeClaim | None, now: datetime
+) -> tuple[str, float | None]:
+    """Why the claim is given up, or the seconds until it is; a pod must be waiting for it."""
+    if held is None or held.status.phase != "Pending" or not observed.sync_pods:
+        return "", None
+    failed = waiting.hopeless(held, observed.warnings)
+    if failed is not None:
+        return failed.message, None
+    pod = observed.sync_pods[-1]
+    since = pod.metadata.creation_timestamp
+    why = waiting.of_pod(pod, (held,), observed.warnings)
+    if not alive(pod) or since is None or (why is not None and why.reason != "ClaimPending"):
+        return "", None
+    left = (since + PATIENCE - now).total_seconds()
+    if left > 0:
+        return "", left
+    return f"claim {held.metadata.name} was not bound within {PATIENCE.seconds} s", None
+
+
+def serves(pod: Pod) -> bool:
+    """Whether this is a serve pod."""
+    return bool(pod.metadata.annotations.delivery)
+
+
+def is_serving(pod: Pod) -> bool:
+    """Whether a serve pod has the workspace whole."""
+    sync, serve = _container(pod, names.SYNC_CONTAINER), _container(pod, names.SERVE_CONTAINER)
+    ended = sync.state.terminated
+    return ended is not None and ended.exit_code == 0 and serve.ready and bool(pod.status.pod_ip)
+
+
+def _container(pod: Pod, name: str) -> ContainerStatus:
+    found = (status for status in pod.status.container_statuses if status.name == name)
+    return next(found, ContainerStatus())
+
+
+def url(pod: Pod) -> str:
+    """Where workers fetch the workspace."""
+    address = pod.status.pod_ip
+    host = f"[{address}]" if ":" in address else address
+    return f"http://{host}:{names.SERVE_PORT}"
+
+
+def delivered(pod: Pod, way: str) -> Why:
+    """Of a workspace that is ready on its serve pod."""
+    why = f"{way}; workers fetch the workspace from pod {pod.metadata.name}"
+    return Why(REASON, why)
+
+
+def mounted_claims(observed: Observed) -> tuple[PersistentVolumeClaim, ...]:
+    """The claims that the workers mount; that of a workspace which is served is not among them."""
+    if not observed.sync_pods or not serves(observed.sync_pods[-1]):
+        return observed.claims
+    served = names.workspace_claim(observed.job.metadata.name)
+    return tuple(claim for claim in observed.claims if claim.metadata.name != served)

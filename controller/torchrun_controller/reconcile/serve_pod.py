@@ -1,0 +1,102 @@
+"""The serve pod: a sync pod with a second container, which serves to the workers what it made."""
+
+from torchrun_api import names
+from torchrun_api.job import TorchrunJob
+from torchrun_api.json import JsonObject, JsonValue
+from torchrun_controller.reconcile import source
+from torchrun_controller.reconcile.delivery import Store
+from torchrun_controller.reconcile.objects import RESTRICTED_CONTAINER, env
+from torchrun_controller.reconcile.observed import Defaults
+from torchrun_controller.reconcile.plan import Apply
+from torchrun_controller.reconcile.run import Claim
+from torchrun_controller.reconcile.sync_pod import SYNC_DIR, sync_pod
+
+API_DIR = "/torchrun-api"
+
+
+def serve_pod(
+    job: TorchrunJob,
+    wanted: Claim,
+    store: Store,
+    number: int,
+    defaults: Defaults,
+    commit: str = "",
+) -> Apply:
+    """The container that takes uploads ends and stays ended; the one that serves is kept running.
+
+    That one has a token of the pod's service account, without which the API server does not tell
+    the keys that its workers' tokens are signed with. It needs no role for that.
+    """
+    made = sync_pod(job, wanted, number, defaults, commit)
+    meta, spec = _object(made.body["metadata"]), _object(made.body["spec"])
+    annotations = _object(meta.get("annotations", {})) | {names.DELIVERY: store}
+    containers, volumes = spec["containers"], spec["volumes"]
+    assert isinstance(containers, list)
+    assert isinstance(volumes, list)
+    if store == "ephemeral":
+        own: JsonObject = {"name": "workspace", "emptyDir": {"sizeLimit": wanted.size}}
+        volumes = [own, *volumes[1:]]
+    body: JsonObject = {
+        **made.body,
+        "metadata": meta
+        | {"name": names.serve_pod(job.metadata.name, number), "annotations": annotations},
+        "spec": spec
+        | {
+            "restartPolicy": "OnFailure",
+            "containers": [*containers, _server(job, defaults)],
+            "volumes": [*volumes, _api_volume()],
+        },
+    }
+    return Apply(made.kind, body)
+
+
+def _server(job: TorchrunJob, defaults: Defaults) -> JsonObject:
+    return {
+        "name": names.SERVE_CONTAINER,
+        "image": source.source_of(job).image or defaults.runtime_image,
+        "imagePullPolicy": defaults.runtime_image_pull_policy,
+        "command": ["torchrun-serve"],
+        "env": [
+            *env(
+                TORCHRUN_SERVE_DIR=SYNC_DIR,
+                TORCHRUN_SERVE_PORT=str(names.SERVE_PORT),
+                TORCHRUN_SERVE_NAMESPACE=job.metadata.namespace,
+                TORCHRUN_SERVE_JOB=job.metadata.name,
+                TORCHRUN_SERVE_API_DIR=API_DIR,
+            )
+        ],
+        "ports": [{"name": "serve", "containerPort": names.SERVE_PORT, "protocol": "TCP"}],
+        "readinessProbe": {"httpGet": {"path": "/readyz", "port": "serve"}, "periodSeconds": 1},
+        "resources": {
+            "requests": {"cpu": "100m", "memory": "64Mi"},
+            "limits": {"memory": "512Mi"},
+        },
+        "securityContext": RESTRICTED_CONTAINER,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [
+            {"name": "workspace", "mountPath": SYNC_DIR, "readOnly": True},
+            {"name": "api", "mountPath": API_DIR, "readOnly": True},
+        ],
+    }
+
+
+def _api_volume() -> JsonObject:
+    """What a pod needs to ask the API server, mounted into one container only."""
+    authority: JsonValue = {
+        "name": "kube-root-ca.crt",
+        "items": [{"key": "ca.crt", "path": "ca.crt"}],
+    }
+    return {
+        "name": "api",
+        "projected": {
+            "sources": [
+                {"serviceAccountToken": {"path": "token", "expirationSeconds": 3600}},
+                {"configMap": authority},
+            ]
+        },
+    }
+
+
+def _object(value: JsonValue) -> JsonObject:
+    assert isinstance(value, dict)
+    return value

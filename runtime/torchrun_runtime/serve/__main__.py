@@ -1,0 +1,71 @@
+"""torchrun-serve: give a job's workers the workspace over HTTP, where they share no storage."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from aiohttp import web
+
+from torchrun_runtime.serve.app import application
+from torchrun_runtime.serve.keys import ApiServer, Keys
+from torchrun_runtime.serve.settings import Settings, from_environment
+from torchrun_runtime.serve.tokens import Verifier
+from torchrun_runtime.serve.tree import Tree
+from torchrun_runtime.sync.errors import SyncError
+from torchrun_runtime.sync.report import log
+
+_USAGE = """usage: torchrun-serve
+
+Runs in a job's serve pod beside torchrun-sync. Gives the files of the workspace to the workers of
+its job: GET /v1/manifest, POST /v1/files. GET /readyz answers 200 once the workspace is whole.
+
+Environment (default):
+  TORCHRUN_SERVE_NAMESPACE, _JOB        whose workers are served
+  TORCHRUN_SERVE_DIR (/workspace)       where torchrun-sync makes the workspace
+  TORCHRUN_SERVE_PORT (8081)            port to listen on
+  TORCHRUN_SERVE_HOST ()                address to listen on; all of them by default
+  TORCHRUN_SERVE_API_DIR (/torchrun-api)   token and ca.crt, with which the API server is asked for
+                                        the keys of the cluster's service-account tokens
+"""
+_GRACE_SECONDS = 2.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point of torchrun-serve; returns the exit status."""
+    if sys.argv[1:] if arguments is None else arguments:
+        print(_USAGE, end="")
+        return 0
+    try:
+        settings = from_environment(os.environ)
+    except SyncError as error:
+        log("failed", "error", reason=error.reason, message=error.message)
+        return 1
+    asyncio.run(serve(settings))
+    return 0
+
+
+async def serve(settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with ApiServer(settings.api_server, settings.api_dir) as api:
+        verifier = Verifier(settings.namespace, settings.job, Keys(api.signing_keys))
+        runner = web.AppRunner(application(Tree(settings.directory), verifier), access_log=None)
+        await runner.setup()
+        try:
+            site = web.TCPSite(
+                runner, settings.host or None, settings.port, shutdown_timeout=_GRACE_SECONDS
+            )
+            await site.start()
+            port = runner.addresses[0][1]
+            log("listening", port=port, job=f"{settings.namespace}/{settings.job}")
+            await stop.wait()
+        finally:
+            await runner.cleanup()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

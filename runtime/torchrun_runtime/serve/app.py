@@ -1,0 +1,121 @@
+"""The HTTP face: a manifest, and the contents of the files that a worker asks for.
+
+    GET /v1/manifest        the manifest's text, zlib-compressed
+    POST /v1/files          {"manifest": SHA256, "entries": [[FIRST, LAST], ...]}: the bytes of
+                            those files of the manifest, one after the other
+    GET /readyz             200 once the workspace is whole
+
+A worker checks both by their digests, asks only for what it does not have, and asks again for what
+did not come. So the server keeps nothing of a worker in mind. Of a large gang only a few are sent
+files at a time, each with all the bandwidth that there is, and the rest wait for their turn.
+"""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from aiohttp import web
+
+from torchrun_runtime.serve.keys import KeysUnavailableError
+from torchrun_runtime.serve.tokens import DeniedError, Verifier
+from torchrun_runtime.serve.tree import NotThereError, Tree
+from torchrun_runtime.sync.report import log
+
+STREAMS = 8
+_LARGEST_REQUEST = 8 << 20  # ranges of 200,000 single entries
+# A reader that takes nothing for so long is given up, and its turn with it.
+_SEND_SECONDS = 60.0
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def application(tree: Tree, verifier: Verifier) -> web.Application:
+    """The application; `tree` is read in threads of its own."""
+    face = _Face(tree, verifier)
+    app = web.Application(client_max_size=_LARGEST_REQUEST)
+    app.add_routes(
+        [
+            web.get("/readyz", face.ready),
+            web.get("/v1/manifest", face.guarded(face.manifest)),
+            web.post("/v1/files", face.guarded(face.files)),
+        ]
+    )
+    app.on_cleanup.append(face.close)
+    return app
+
+
+class _Face:
+    def __init__(self, tree: Tree, verifier: Verifier) -> None:
+        self._tree = tree
+        self._verifier = verifier
+        self._turns = asyncio.Semaphore(STREAMS)
+        self._threads = ThreadPoolExecutor(STREAMS, thread_name_prefix="files")
+
+    async def close(self, _: web.Application) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def guarded(self, handler: Handler) -> Handler:
+        """`handler` for workers of the job only."""
+
+        async def guard(request: web.Request) -> web.StreamResponse:
+            scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+            try:
+                await self._verifier.check(token.strip() if scheme == "Bearer" else "")
+            except DeniedError as error:
+                log("refused", "warning", peer=request.remote or "", message=str(error))
+                return _refusal(401, "Denied", str(error))
+            except KeysUnavailableError as error:
+                return _refusal(503, "KeysUnavailable", f"no keys to check tokens with: {error}")
+            return await handler(request)
+
+        return guard
+
+    async def ready(self, _: web.Request) -> web.StreamResponse:
+        if await self._in_thread(self._tree.ready):
+            return web.json_response({"ready": True})
+        return _refusal(503, "NotReady", "there is no workspace yet")
+
+    async def manifest(self, _: web.Request) -> web.StreamResponse:
+        held = await self._in_thread(self._tree.newest)
+        if held is None:
+            return _refusal(503, "NotReady", "there is no workspace yet")
+        return web.Response(body=held.packed, content_type="application/zlib")
+
+    async def files(self, request: web.Request) -> web.StreamResponse:
+        try:
+            sha256, ranges = _wanted(await request.json())
+        except (ValueError, KeyError, TypeError):
+            shape = '{"manifest": SHA256, "entries": [[FIRST, LAST], ...]}'
+            return _refusal(400, "BadRequest", f"the body must be {shape}")
+        try:
+            selection = await self._in_thread(lambda: self._tree.select(sha256, ranges))
+        except NotThereError as error:
+            return _refusal(409, "NotThere", str(error))
+        response = web.StreamResponse()
+        response.content_type = "application/octet-stream"
+        response.content_length = selection.size
+        async with self._turns:
+            await response.prepare(request)
+            blocks = selection.blocks()
+            while block := await self._in_thread(lambda: next(blocks, b"")):
+                async with asyncio.timeout(_SEND_SECONDS):
+                    await response.write(block)
+        await response.write_eof()
+        return response
+
+    async def _in_thread(self, work: Callable[[], Any]) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def _wanted(body: Any) -> tuple[str, list[tuple[int, int]]]:
+    ranges = [(first, last) for first, last in body["entries"]]
+    if not all(type(number) is int for pair in ranges for number in pair):
+        raise TypeError("entries are numbers")
+    return str(body["manifest"]), ranges
+
+
+def _refusal(status: int, reason: str, message: str) -> web.Response:
+    body = json.dumps({"reason": reason, "message": message})
+    return web.Response(status=status, text=body, content_type="application/json")

@@ -1,0 +1,92 @@
+"""The keys that the cluster's service-account tokens are signed with, as the API server tells them.
+
+They are asked for at `/openid/v1/jwks` of the API server itself: its `issuer` need not be reachable
+from pods. Every service account may ask (ClusterRole system:service-account-issuer-discovery, bound
+to system:serviceaccounts since Kubernetes 1.20), so the pod needs no role, and no right to have
+tokens reviewed. Nothing is asked for each worker: a gang of a thousand costs one request.
+"""
+
+import asyncio
+import ssl
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import jwt
+from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector
+
+from torchrun_runtime.sync.report import log
+
+_TIMEOUT_SECONDS = 10.0
+# An unknown key calls for a look, at most this often: anybody may show a token with one.
+_AGAIN_SECONDS = 10.0
+
+Fetch = Callable[[], Awaitable[jwt.PyJWKSet]]
+
+
+class KeysUnavailableError(Exception):
+    """The API server did not tell its keys; another try may find them."""
+
+
+class Keys:
+    """Keys by their id. A rotated key is found when its first token is shown."""
+
+    def __init__(self, fetch: Fetch, clock: Callable[[], float] = time.monotonic) -> None:
+        self._fetch = fetch
+        self._clock = clock
+        self._keys: dict[str | None, jwt.PyJWK] = {}
+        self._asked = float("-inf")
+        self._lock = asyncio.Lock()
+
+    async def get(self, key_id: str | None) -> jwt.PyJWK | None:
+        """The key, None where the cluster has no such one. Raises KeysUnavailableError."""
+        if key_id in self._keys:
+            return self._keys[key_id]
+        async with self._lock:
+            if key_id not in self._keys and self._clock() - self._asked >= _AGAIN_SECONDS:
+                found = await self._fetch()
+                # Only now: a look that failed is repeated at once.
+                self._asked = self._clock()
+                self._keys = {key.key_id: key for key in found.keys}
+        return self._keys.get(key_id)
+
+
+class ApiServer:
+    """A client of the API server with the pod's own token, which the kubelet renews."""
+
+    def __init__(self, url: str, directory: Path) -> None:
+        self._url = f"{url}/openid/v1/jwks"
+        self._directory = directory
+        self._session: ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        context = ssl.create_default_context(cafile=self._directory / "ca.crt")
+        # Many clusters' authorities lack what Python 3.13 demands beyond RFC 5280's musts.
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+        timeout = ClientTimeout(total=_TIMEOUT_SECONDS)
+        self._session = ClientSession(connector=TCPConnector(ssl=context), timeout=timeout)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def signing_keys(self) -> jwt.PyJWKSet:
+        """Ask for the keys. Raises KeysUnavailableError."""
+        assert self._session is not None
+        try:
+            token = (self._directory / "token").read_text().strip()
+            headers = {"Authorization": f"Bearer {token}"}
+            async with self._session.get(self._url, headers=headers) as answer:
+                answer.raise_for_status()
+                return jwt.PyJWKSet.from_dict(await answer.json(content_type=None))
+        except (ClientError, TimeoutError, OSError, ValueError, jwt.PyJWTError) as error:
+            log("no signing keys", "warning", cause=str(error) or repr(error))
+            raise KeysUnavailableError(f"{self._url}: {error}") from error

@@ -1,0 +1,62 @@
+"""Whose token it is: that of a worker of this job, as the cluster itself has signed it.
+
+A worker's token is made for the audience torchrun.ai/workspace alone: the API server takes it for
+nothing, and a token that is good for the API server is good for nothing here. It is bound to its
+pod, whose name and namespace it holds. (A pod's name can be chosen by whoever may make pods in the
+namespace; they could mount the job's claim just as well.)
+"""
+
+import re
+
+import jwt
+
+from torchrun_api.names import WORKSPACE_AUDIENCE
+from torchrun_runtime.serve.keys import Keys
+
+# What kube-apiserver signs with: RSA and ECDSA keys, never a shared secret, never "none".
+_ALGORITHMS = ["RS256", "RS384", "RS512", "ES256", "ES384", "ES512"]
+_LEEWAY_SECONDS = 10  # by which clocks of nodes may differ
+_LONGEST = 16384
+
+
+class DeniedError(Exception):
+    """The token is not one of a worker of this job; the message says what is wrong with it."""
+
+
+class Verifier:
+    """Judges tokens for one job."""
+
+    def __init__(self, namespace: str, job: str, keys: Keys) -> None:
+        self._namespace = namespace
+        self._pods = re.compile(rf"{re.escape(job)}(-r\d+)?-\d+-[a-z0-9]+")
+        self._keys = keys
+
+    async def check(self, token: str) -> str:
+        """The name of the worker's pod. Raises DeniedError, KeysUnavailableError."""
+        if not token or len(token) > _LONGEST:
+            raise DeniedError("show the token of your pod as: Authorization: Bearer TOKEN")
+        try:
+            key = await self._keys.get(jwt.get_unverified_header(token).get("kid"))
+            if key is None:
+                raise DeniedError("the token is signed with a key that is not the cluster's")
+            claims = jwt.decode(
+                token,
+                key,
+                algorithms=_ALGORITHMS,
+                audience=WORKSPACE_AUDIENCE,
+                leeway=_LEEWAY_SECONDS,
+                options={"require": ["exp", "aud"]},
+            )
+        except jwt.PyJWTError as error:
+            raise DeniedError(f"the token is not valid: {error}") from error
+        return self._worker(claims.get("kubernetes.io"))
+
+    def _worker(self, bound: object) -> str:
+        body = bound if isinstance(bound, dict) else {}
+        pod = body.get("pod")
+        name = pod.get("name") if isinstance(pod, dict) else None
+        if body.get("namespace") != self._namespace or not isinstance(name, str):
+            raise DeniedError("the token is not one of a pod of this namespace")
+        if not self._pods.fullmatch(name):
+            raise DeniedError(f"pod {name} is no worker of this job")
+        return name

@@ -1,0 +1,85 @@
+"""The files of the newest revision, as workers ask for them."""
+
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from torchrun_api.contents import Entry, Manifest
+from torchrun_runtime.sync.claim import Claim
+
+_BLOCK = 1 << 20
+
+
+class NotThereError(Exception):
+    """What is asked for is not in the workspace that is served."""
+
+
+class Revision(NamedTuple):
+    """One revision. packed: its manifest's text, compressed."""
+
+    number: int
+    manifest: Manifest
+    packed: bytes
+
+
+class Tree:
+    """The workspace of a directory that torchrun-sync writes. Its methods block."""
+
+    def __init__(self, directory: Path) -> None:
+        self._claim = Claim(directory)
+        self._held: Revision | None = None
+
+    def ready(self) -> bool:
+        """Whether there is a whole workspace."""
+        return self._claim.marker() is not None
+
+    def newest(self) -> Revision | None:
+        """The revision of the marker, None before there is one."""
+        marker = self._claim.marker()
+        if marker is None:
+            return None
+        if self._held is None or self._held.number != marker.revision:
+            manifest = self._claim.manifest()
+            packed = zlib.compress(manifest.text.encode(), 1)
+            self._held = Revision(marker.revision, manifest, packed)
+        return self._held
+
+    def select(self, sha256: str, wanted: Sequence[tuple[int, int]]) -> "Selection":
+        """The files of these ranges of the manifest's entries, both ends in them.
+
+        Raises NotThereError where the manifest is another one by now, or has fewer entries.
+        """
+        held = self.newest()
+        if held is None or held.manifest.sha256 != sha256:
+            raise NotThereError(f"the workspace of manifest {sha256} is not here any more")
+        entries = held.manifest.entries
+        if not all(0 <= first <= last < len(entries) for first, last in wanted):
+            raise NotThereError(f"the manifest has {len(entries)} entries")
+        chosen = [entry for first, last in wanted for entry in entries[first : last + 1]]
+        return Selection(self._claim.tree(held.number), [e for e in chosen if e.mode != "dir"])
+
+
+class Selection(NamedTuple):
+    """Files of a tree, one after the other."""
+
+    tree: Path
+    files: list[Entry]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
+
+    def blocks(self) -> Iterator[bytes]:
+        """The files' bytes in blocks of a megabyte, many small files in one. Raises OSError."""
+        block = bytearray()
+        for entry in self.files:
+            with (self.tree / entry.path).open("rb", buffering=0) as file:
+                while piece := file.read(_BLOCK - len(block)):
+                    block += piece
+                    if len(block) == _BLOCK:
+                        yield bytes(block)
+                        block.clear()
+        if block:
+            yield bytes(block)

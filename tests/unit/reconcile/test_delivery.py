@@ -1,0 +1,266 @@
+"""Delivery without shared storage: when it is chosen, and that it stays."""
+
+import pytest
+from msgspec.structs import replace
+
+from torchrun_api import names
+from torchrun_api.kinds import CLAIMS, JOBS, PODS
+from torchrun_api.meta import Condition
+from world import ZIP, World, make_job, make_queue
+
+DIRECT = {"workspace": {"source": "zip", "delivery": "direct"}}
+UNBOUND = "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims."
+
+
+def submitted(volumes=ZIP, queue=None, **spec) -> World:
+    world = World(make_job(numNodes=2, volumes=volumes, **spec), queue or make_queue())
+    world.step()
+    return world
+
+
+def unbound(volumes=ZIP, **spec) -> World:
+    """Of a cluster whose storage never binds the claim."""
+    world = submitted(volumes, **spec)
+    world.claim_is("Pending")
+    world.settle()
+    return world
+
+
+def pods(world: World) -> list[str]:
+    return [name for kind, name in world.created if kind == PODS.plural]
+
+
+def body_of(world: World, kind, name: str) -> dict:
+    applies = [a for plan in world.plans for a in plan.applies]
+    return next(a.body for a in reversed(applies) if a.kind is kind and a.name == name)
+
+
+def trainer(world: World, job: str = "train") -> dict:
+    spec = body_of(world, JOBS, job)["spec"]["template"]["spec"]
+    return next(c for c in spec["containers"] if c["name"] == "trainer")
+
+
+def variables(world: World, job: str = "train") -> dict[str, str]:
+    return {v["name"]: v.get("value", "") for v in trainer(world, job)["env"]}
+
+
+def test_a_claim_that_is_not_bound_in_time_gives_way_to_a_serve_pod():
+    world = submitted()
+    world.claim_is("Pending")
+    plan = world.settle()
+    assert plan.requeue_after == 30
+    world.pass_time(seconds=29)
+    assert world.settle().requeue_after == 1
+    assert pods(world) == ["train-sync-0"]
+    world.pass_time(seconds=1)
+    plan = world.step()
+    assert [delete.name for delete in plan.deletes] == ["train-sync-0"]
+    assert world.job.status.reason == "DirectDelivery"
+    assert "not bound within 30 s" in world.job.status.message
+    world.settle()
+    assert pods(world) == ["train-sync-0", "train-serve-0"]
+    spec = body_of(world, PODS, "train-serve-0")["spec"]
+    assert spec["volumes"][0] == {"name": "workspace", "emptyDir": {"sizeLimit": "10Gi"}}
+
+
+def test_storage_that_says_no_is_not_waited_for():
+    world = unbound()
+    world.warn(CLAIMS, "train-workspace", "ProvisioningFailed", "only ReadWriteOnce is supported")
+    world.settle()
+    assert pods(world) == ["train-sync-0", "train-serve-0"]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "seconds", "expected"),
+    [(UNBOUND, 30, 2), ("0/1 nodes are available: 1 Insufficient cpu.", 3600, 1)],
+    ids=["claim", "other"],
+)
+def test_a_pod_that_waits_for_something_else_says_nothing_of_the_claim(verdict, seconds, expected):
+    world = unbound()
+    world.not_placed(verdict, pod="train-sync-0")
+    world.pass_time(seconds=seconds)
+    world.settle()
+    assert len(pods(world)) == expected
+
+
+def test_workers_fetch_from_the_pod_what_its_manifest_names():
+    world = unbound()
+    world.pass_time(seconds=30)
+    world.settle()
+    world.pod("train-serve-0", phase="Running")
+    world.settle()
+    assert world.job.status.reason == "WaitingForUpload"
+    assert (JOBS.plural, "train") not in world.created
+    world.serves()
+    world.settle()
+    told = variables(world)
+    assert told["TORCHRUN_WORKSPACE_URL"] == "http://10.0.0.7:8081"
+    assert told["TORCHRUN_WORKSPACE_MANIFEST"] == "ef" * 32
+    assert told["TORCHRUN_WORKSPACE_TARGET"] == "/app"
+    assert "TORCHRUN_STATE_DIR" not in told
+    ready = world.condition("WorkspaceReady")
+    assert (ready.status, ready.reason) == ("True", "DirectDelivery")
+    assert "train-serve-0" in ready.message
+    world.all_workers("Running")
+    world.settle()
+    assert world.condition("WorkspaceReady").reason == "DirectDelivery"
+    assert not any(c.type == "StorageShared" for c in world.job.status.conditions)
+
+
+def test_an_address_of_the_newer_kind():
+    world = submitted(DIRECT)
+    world.serves(ip="fd00::7")
+    world.settle()
+    assert variables(world)["TORCHRUN_WORKSPACE_URL"] == "http://[fd00::7]:8081"
+
+
+def test_direct_by_request_keeps_the_workspace_on_a_claim_of_its_own():
+    world = submitted(DIRECT)
+    claim = body_of(world, CLAIMS, "train-workspace")
+    assert claim["spec"]["accessModes"] == ["ReadWriteOnce"]
+    assert pods(world) == ["train-serve-0"]
+    spec = body_of(world, PODS, "train-serve-0")["spec"]
+    assert spec["volumes"][0]["persistentVolumeClaim"] == {"claimName": "train-workspace"}
+    world.claim_is("Pending")
+    world.pass_time(seconds=30)
+    world.settle()
+    assert pods(world) == ["train-serve-0", "train-serve-0"], "on storage of its own"
+    world.serves()
+    world.settle()
+    assert "delivery is direct" in world.condition("WorkspaceReady").message
+
+
+def test_the_queue_may_ask_for_it():
+    queue = make_queue(storage={"workspace": {"delivery": "direct"}})
+    assert pods(submitted(queue=queue)) == ["train-serve-0"]
+    shared = {"workspace": {"source": "zip", "delivery": "shared"}}
+    world = unbound(shared)
+    world.pass_time(hours=1)
+    world.settle()
+    assert pods(world) == ["train-sync-0"]
+
+
+def test_a_claim_that_binds_late_changes_nothing():
+    world = unbound()
+    world.pass_time(seconds=30)
+    world.settle()
+    world.claim_is("Bound")
+    world.settle()
+    assert pods(world) == ["train-sync-0", "train-serve-0"]
+    del world.objects[CLAIMS.plural, "train-workspace"]
+    world.serves()
+    world.settle()
+    assert world.condition("WorkspaceReady").status == "True"
+    assert world.created.count((CLAIMS.plural, "train-workspace")) == 1
+
+
+def running() -> World:
+    world = unbound()
+    world.pass_time(seconds=30)
+    world.settle()
+    world.serves()
+    world.settle()
+    world.all_workers("Running")
+    world.settle()
+    return world
+
+
+def fails(world: World) -> None:
+    world.end_container("train-0-abcde", "trainer", exit_code=1)
+    world.settle()
+    world.pass_time(minutes=10)
+    world.settle()
+
+
+def test_a_restart_fetches_from_the_pod_that_is_there():
+    world = running()
+    fails(world)
+    assert variables(world, "train-r1")["TORCHRUN_WORKSPACE_URL"] == "http://10.0.0.7:8081"
+    assert pods(world)[-1] == "train-serve-0"
+
+
+def test_a_lost_serve_pod_asks_for_the_upload_again_when_it_is_needed():
+    world = running()
+    world.pod("train-serve-0", phase="Failed", reason="Evicted")
+    world.settle()
+    assert world.phase == "Running"
+    fails(world)
+    assert pods(world)[-1] == "train-serve-1"
+    world.pod("train-serve-1", phase="Running")
+    world.settle()
+    assert world.job.status.reason == "WaitingForUpload"
+    assert "kubectl torchrun sync train" in world.job.status.message
+    assert (JOBS.plural, "train-r1") not in world.created
+
+
+def test_a_serve_pod_removed_by_hand_is_made_again():
+    world = running()
+    del world.objects[PODS.plural, "train-serve-0"]
+    fails(world)
+    assert world.phase == "Syncing"
+    assert (JOBS.plural, "train-r1") not in world.created, "the claim holds nothing"
+
+
+def test_a_pause_keeps_it_as_it_keeps_claims_and_the_end_does_not():
+    world = running()
+    world.spec(suspend=True)
+    world.settle()
+    world.containers_stop()
+    world.settle()
+    assert world.phase == "Suspended"
+    assert [p.metadata.name for p in world.observed().sync_pods] == ["train-serve-0"]
+    world.spec(suspend=False)
+    world.settle()
+    world.all_workers("Succeeded")
+    world.job_condition("Complete")
+    world.settle()
+    assert world.phase == "Succeeded"
+    assert world.observed().sync_pods == ()
+
+
+def test_shared_storage_may_be_asked_for_later():
+    world = unbound()
+    world.pass_time(seconds=30)
+    world.settle()
+    workspace = replace(world.job.spec.volumes.workspace, delivery="shared")
+    world.spec(volumes=replace(world.job.spec.volumes, workspace=workspace))
+    world.step()
+    assert world.job.status.reason == "Replacing"
+    world.settle()
+    assert pods(world)[-1] == "train-sync-0"
+
+
+def test_the_setup_is_made_by_every_worker():
+    world = unbound(setupCommand="make")
+    world.pass_time(seconds=30)
+    world.settle()
+    world.serves()
+    world.settle()
+    assert "TORCHRUN_SETUP" in variables(world)
+    assert (PODS.plural, "train-setup-0") not in world.created
+
+
+def test_a_claim_that_does_not_bind_is_not_the_workers_trouble():
+    world = running()
+    fails(world)
+    world.warn(CLAIMS, "train-workspace", "ProvisioningFailed", "no")
+    world.settle()
+    assert world.job.status.reason != "ProvisioningFailed"
+
+
+def test_what_the_pod_needs_to_check_tokens_is_not_in_the_container_that_takes_uploads():
+    world = submitted(DIRECT)
+    sync, serve = body_of(world, PODS, "train-serve-0")["spec"]["containers"]
+    assert {m["name"] for m in sync["volumeMounts"]} == {"workspace", "tmp"}
+    assert {m["name"] for m in serve["volumeMounts"]} == {"workspace", "api"}
+    assert all(m.get("readOnly") for m in serve["volumeMounts"])
+    assert serve["name"] == names.SERVE_CONTAINER
+
+
+def test_a_pod_that_is_gone_before_it_was_seen_to_run_counts_as_no_wait():
+    world = unbound()
+    condition = Condition(type="PodScheduled", status="False", message=UNBOUND)
+    world.pod("train-sync-0", phase="Failed", conditions=(condition,))
+    world.pass_time(seconds=31)
+    world.settle()
+    assert pods(world) == ["train-sync-0", "train-sync-1"]
