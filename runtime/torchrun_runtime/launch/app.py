@@ -15,6 +15,7 @@ from typing import Callable, Iterator, Mapping, MutableMapping
 from . import output, podinfo, torchrun
 from .command import decide
 from .copies import Copy
+from .delivery import fetch
 from .environment import make, use
 from .epoch import Gang, Worker, take_over
 from .errors import LAUNCH_FAILED, LaunchError
@@ -70,7 +71,9 @@ def main() -> int:
 def prepare(settings: Settings) -> Workspace | None:
     """Bring the code, and the job's environment where it is made here. Raises LaunchError."""
     workspace = None
-    if settings.workspace_source:
+    if settings.server:
+        fetch(settings.server, settings.workspace_target, settings.sync_wait)
+    elif settings.workspace_source:
         workspace = Workspace(settings.workspace_source, settings.workspace_target)
         workspace.wait(settings.sync_wait)
         workspace.take(podinfo.number(settings.start_file, podinfo.REVISION))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Mapping, NamedTuple
 
+from .delivery import Server
 from .environment import Place
 from .errors import LaunchError
 from .install import Recipe
@@ -35,6 +37,7 @@ class Settings(NamedTuple):
     job_uid: str
     place: Place | None
     recipe: Recipe | None
+    server: Server | None
     node: str
     hang_timeout: float
     progress_url: str
@@ -66,6 +69,7 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
         job_uid=environment.get("TORCHRUN_JOB_UID", ""),
         place=_place(environment),
         recipe=_recipe(environment.get("TORCHRUN_SETUP", "")),
+        server=_server(environment),
         node=environment.get("NODE_RANK", ""),
         hang_timeout=_seconds(environment, "TORCHRUN_HANG_TIMEOUT_SECONDS", 0),
         progress_url=environment.get("TORCHRUN_PROGRESS_URL", ""),
@@ -97,6 +101,14 @@ def _place(environment: Mapping[str, str]) -> Place | None:
         environment.get(f"TORCHRUN_ENV_{name}", "") for name in ("STORE", "KEY", "DIR")
     )
     return Place(folder, key, link) if folder and key and link else None
+
+
+def _server(environment: Mapping[str, str]) -> Server | None:
+    url = environment.get("TORCHRUN_WORKSPACE_URL", "")
+    if not url:
+        return None
+    token = os.path.join(environment.get("TORCHRUN_WORKSPACE_SOURCE", ""), "token")
+    return Server(url, token, environment.get("TORCHRUN_WORKSPACE_MANIFEST", ""))
 
 
 def _recipe(text: str) -> Recipe | None:

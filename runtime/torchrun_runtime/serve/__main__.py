@@ -53,13 +53,11 @@ async def serve(settings: Settings) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with ApiServer(settings.api_server, settings.api_dir) as api:
         verifier = Verifier(settings.namespace, settings.job, Keys(api.signing_keys))
-        runner = web.AppRunner(application(Tree(settings.directory), verifier), access_log=None)
+        app = application(Tree(settings.directory), verifier)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=_GRACE_SECONDS)
         await runner.setup()
         try:
-            site = web.TCPSite(
-                runner, settings.host or None, settings.port, shutdown_timeout=_GRACE_SECONDS
-            )
-            await site.start()
+            await web.TCPSite(runner, settings.host or None, settings.port).start()
             port = runner.addresses[0][1]
             log("listening", port=port, job=f"{settings.namespace}/{settings.job}")
             await stop.wait()

@@ -12,10 +12,11 @@ files at a time, each with all the bandwidth that there is, and the rest wait fo
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TypeVar
 
+import msgspec
 from aiohttp import web
 
 from torchrun_runtime.serve.keys import KeysUnavailableError
@@ -28,7 +29,15 @@ _LARGEST_REQUEST = 8 << 20  # ranges of 200,000 single entries
 # A reader that takes nothing for so long is given up, and its turn with it.
 _SEND_SECONDS = 60.0
 
+T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """Body of POST /v1/files: ranges of the manifest's entries, both ends in them."""
+
+    manifest: str
+    entries: list[tuple[int, int]]
 
 
 def application(tree: Tree, verifier: Verifier) -> web.Application:
@@ -85,35 +94,40 @@ class _Face:
 
     async def files(self, request: web.Request) -> web.StreamResponse:
         try:
-            sha256, ranges = _wanted(await request.json())
-        except (ValueError, KeyError, TypeError):
+            wanted = msgspec.json.decode(await request.read(), type=Wanted)
+        except msgspec.MsgspecError as error:
             shape = '{"manifest": SHA256, "entries": [[FIRST, LAST], ...]}'
-            return _refusal(400, "BadRequest", f"the body must be {shape}")
+            return _refusal(400, "BadRequest", f"the body must be {shape}: {error}")
         try:
-            selection = await self._in_thread(lambda: self._tree.select(sha256, ranges))
+            selection = await self._in_thread(
+                lambda: self._tree.select(wanted.manifest, wanted.entries)
+            )
         except NotThereError as error:
             return _refusal(409, "NotThere", str(error))
         response = web.StreamResponse()
         response.content_type = "application/octet-stream"
         response.content_length = selection.size
-        async with self._turns:
-            await response.prepare(request)
-            blocks = selection.blocks()
-            while block := await self._in_thread(lambda: next(blocks, b"")):
-                async with asyncio.timeout(_SEND_SECONDS):
-                    await response.write(block)
-        await response.write_eof()
+        try:
+            async with self._turns:
+                await self._send(request, response, selection.blocks())
+        except (OSError, TimeoutError) as error:
+            # Too late for another answer: the worker notices by the length, and asks again.
+            log("interrupted", "warning", peer=request.remote or "", cause=str(error))
+            if request.transport is not None:
+                request.transport.abort()
         return response
 
-    async def _in_thread(self, work: Callable[[], Any]) -> Any:
+    async def _send(
+        self, request: web.Request, response: web.StreamResponse, blocks: Iterator[bytes]
+    ) -> None:
+        await response.prepare(request)
+        while block := await self._in_thread(lambda: next(blocks, b"")):
+            async with asyncio.timeout(_SEND_SECONDS):
+                await response.write(block)
+        await response.write_eof()
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
-
-
-def _wanted(body: Any) -> tuple[str, list[tuple[int, int]]]:
-    ranges = [(first, last) for first, last in body["entries"]]
-    if not all(type(number) is int for pair in ranges for number in pair):
-        raise TypeError("entries are numbers")
-    return str(body["manifest"]), ranges
 
 
 def _refusal(status: int, reason: str, message: str) -> web.Response:

@@ -70,6 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "files": marker.files,
             "bytes": marker.bytes,
             "revision": marker.revision,
+            "manifest": Claim(settings.directory).manifest().sha256,
             **({"commit": marker.commit} if marker.commit else {}),
         },
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from torchrun_api.contents import Entry, Manifest
 from unit.runtime.syncing import (
     Client,
     Process,
@@ -23,6 +24,14 @@ from unit.runtime.syncing import (
 
 MANY = archive({f"pkg/{n // 100}/{n}.bin": random.Random(n).randbytes(3000) for n in range(1500)})
 SMALL = archive({"train.py": b"print()"})
+LISTED = Manifest([Entry("train.py", digest(b"print()"), 7, "644")])
+MADE = {
+    "sha256": digest(SMALL),
+    "files": 1,
+    "bytes": 7,
+    "revision": 1,
+    "manifest": LISTED.sha256,
+}
 
 
 @pytest.fixture
@@ -43,9 +52,10 @@ def test_success_in_exit_code_message_and_marker(claim: Path) -> None:
         assert server.put(SMALL)[0] == 202
         server.until("done")
         code, message = server.end()
-    assert (code, message) == (0, {"sha256": digest(SMALL), "files": 1, "bytes": 7, "revision": 1})
+    assert (code, message) == (0, MADE)
     marker = json.loads((claim / ".sync_success").read_text())
-    assert message.items() <= marker.items()
+    assert message.items() - {("manifest", LISTED.sha256)} <= marker.items()
+    assert (claim / "revisions" / "1" / "manifest").read_text() == LISTED.text
 
 
 def test_the_workers_directory_is_there_for_any_user(claim: Path) -> None:
@@ -73,7 +83,7 @@ def test_a_workspace_that_is_there_ends_the_pod_at_once(claim: Path, sha256: str
     test_success_in_exit_code_message_and_marker(claim)
     (claim / ".incoming").mkdir()
     with process(claim.parent, TORCHRUN_SYNC_SHA256=sha256) as again:
-        assert again.end() == (0, {"sha256": digest(SMALL), "files": 1, "bytes": 7, "revision": 1})
+        assert again.end() == (0, MADE)
     assert not (claim / ".incoming").exists()
 
 
@@ -99,7 +109,7 @@ def test_killed_while_extracting_the_next_pod_finishes(claim: Path, files: int) 
     with process(claim.parent) as second:
         assert second.end()[0] == 0
     assert sum(1 for path in (claim / "revisions/1/tree").rglob("*.bin")) == 1500
-    assert {path.name for path in claim.iterdir()} == {"revisions", "state", ".sync_success"}
+    assert {path.name for path in claim.iterdir()} == {"env", "revisions", "state", ".sync_success"}
 
 
 def _extracted(claim: Path) -> int:

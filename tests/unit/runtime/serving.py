@@ -1,0 +1,101 @@
+"""A job's server, its cluster's keys, and the tokens that its workers show."""
+
+import asyncio
+import hashlib
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import jwt
+from aiohttp import web
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+
+from torchrun_api.contents import Entry, Manifest
+from torchrun_runtime.serve.app import application
+from torchrun_runtime.serve.keys import Keys
+from torchrun_runtime.serve.tokens import Verifier
+from torchrun_runtime.serve.tree import Tree
+from torchrun_runtime.sync.claim import Claim
+
+RSA = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+EC = ec.generate_private_key(ec.SECP256R1())
+POD = "train-r1-0-x7k2p"
+
+
+def public_keys() -> jwt.PyJWKSet:
+    """As the API server tells them."""
+    parts = [
+        (jwt.algorithms.RSAAlgorithm, RSA, "rsa", "RS256"),
+        (jwt.algorithms.ECAlgorithm, EC, "ec", "ES256"),
+    ]
+    keys = [
+        {**maker.to_jwk(key.public_key(), as_dict=True), "kid": name, "alg": way, "use": "sig"}
+        for maker, key, name, way in parts
+    ]
+    return jwt.PyJWKSet.from_dict({"keys": keys})
+
+
+def token(key: object = RSA, way: str = "RS256", kid: str = "rsa", **changes: object) -> str:
+    """A worker's token, or one that differs from it; None leaves a claim out."""
+    claims = {
+        "iss": "https://kubernetes.default.svc",
+        "aud": ["torchrun.ai/workspace"],
+        "exp": time.time() + 600,
+        "nbf": time.time() - 60,
+        "kubernetes.io": {"namespace": "ml", "pod": {"name": POD}},
+        **changes,
+    }
+    present = {name: value for name, value in claims.items() if value is not None}
+    return jwt.encode(present, key, algorithm=way, headers={"kid": kid})
+
+
+async def fetched() -> jwt.PyJWKSet:
+    return public_keys()
+
+
+def publish(directory: Path, files: dict[str, bytes], *empty: str) -> Manifest:
+    """Make the files the newest revision, as the sync program does."""
+    directory.mkdir(exist_ok=True)
+    claim = Claim(directory)
+    claim.prepare()
+    claim.new.mkdir()
+    entries = [Entry(path, "", 0, "dir") for path in empty]
+    for path in empty:
+        (claim.new / path).mkdir(parents=True)
+    for path, content in files.items():
+        target = claim.new / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+        mode = "755" if path.endswith(".sh") else "644"
+        entries.append(Entry(path, hashlib.sha256(content).hexdigest(), len(content), mode))
+    manifest = Manifest(entries)
+    claim.publish(manifest)
+    return manifest
+
+
+@contextmanager
+def running(directory: Path) -> Iterator[str]:
+    """The server of job `train` in namespace `ml`, in a thread of its own; its URL."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    async def start() -> tuple[web.AppRunner, str]:
+        verifier = Verifier("ml", "train", Keys(fetched))
+        runner = web.AppRunner(
+            application(Tree(directory), verifier), access_log=None, shutdown_timeout=0.1
+        )
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        return runner, f"http://127.0.0.1:{runner.addresses[0][1]}"
+
+    runner, url = asyncio.run_coroutine_threadsafe(start(), loop).result(10)
+    try:
+        yield url
+    finally:
+        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(10)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

@@ -1,0 +1,200 @@
+"""Who is served: workers of the job, by tokens that the cluster has signed for this alone."""
+
+import base64
+import datetime
+import hashlib
+import hmac
+import json
+import ssl
+import time
+from pathlib import Path
+
+import jwt
+import pytest
+from aiohttp import web
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.x509.oid import NameOID
+
+from torchrun_runtime.serve.keys import ApiServer, Keys, KeysUnavailableError
+from torchrun_runtime.serve.tokens import DeniedError, Verifier
+from unit.runtime.serving import EC, POD, RSA, fetched, public_keys, token
+
+
+def verifier() -> Verifier:
+    return Verifier("ml", "train", Keys(fetched))
+
+
+def unsigned() -> str:
+    return token(key=None, way="none")
+
+
+def signed_with_the_public_key() -> str:
+    """The public key as the secret of a HMAC: libraries have taken this for a signature."""
+    public = RSA.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    header, body, _ = token().split(".")
+    header = base64.urlsafe_b64encode(json.dumps({"alg": "HS256", "kid": "rsa"}).encode())
+    signed = f"{header.decode().rstrip('=')}.{body}"
+    mac = hmac.new(public, signed.encode(), hashlib.sha256).digest()
+    return f"{signed}.{base64.urlsafe_b64encode(mac).decode().rstrip('=')}"
+
+
+def altered() -> str:
+    header, _, signature = token().split(".")
+    _, other, _ = token(**{"kubernetes.io": {"namespace": "ml", "pod": {"name": POD}}}).split(".")
+    body = json.loads(base64.urlsafe_b64decode(other + "==")) | {"exp": time.time() + 10**6}
+    packed = base64.urlsafe_b64encode(json.dumps(body).encode()).decode().rstrip("=")
+    return f"{header}.{packed}.{signature}"
+
+
+def bound(**body: object) -> str:
+    return token(**{"kubernetes.io": body})
+
+
+@pytest.mark.parametrize(
+    "good",
+    [
+        token(),
+        token(EC, "ES256", "ec"),
+        token(aud="torchrun.ai/workspace"),
+        bound(namespace="ml", pod={"name": "train-12-abcde"}),
+    ],
+    ids=["rsa", "ecdsa", "one-audience", "first-attempt"],
+)
+async def test_a_worker_is_served(good: str) -> None:
+    assert (await verifier().check(good)).startswith("train-")
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        ("", "show the token"),
+        ("a.b", "not valid"),
+        ("x" * 20_000, "show the token"),
+        (unsigned(), "not valid"),
+        (signed_with_the_public_key(), "not valid"),
+        (altered(), "not valid"),
+        (token(EC, "ES256", "rsa"), "not valid"),
+        (token(kid="another"), "not the cluster's"),
+        (token(aud=["https://kubernetes.default.svc"]), "udience"),
+        (token(aud=None), "aud"),
+        (token(exp=time.time() - 60), "expired"),
+        (token(exp=None), "exp"),
+        (token(nbf=time.time() + 60), "not yet valid"),
+        (bound(namespace="other", pod={"name": POD}), "of this namespace"),
+        (bound(namespace="ml"), "of this namespace"),
+        (bound(namespace="ml", pod="train-0-abcde"), "of this namespace"),
+        (token(**{"kubernetes.io": None}), "of this namespace"),
+        (bound(namespace="ml", pod={"name": "other-0-abcde"}), "no worker of this job"),
+        (bound(namespace="ml", pod={"name": "train-sync-0"}), "no worker of this job"),
+        (bound(namespace="ml", pod={"name": "train-0-abcde\n"}), "no worker of this job"),
+    ],
+)
+async def test_nobody_else_is(bad: str, words: str) -> None:
+    with pytest.raises(DeniedError, match=words):
+        await verifier().check(bad)
+
+
+class Api:
+    """Keys as the API server tells them, counted."""
+
+    def __init__(self) -> None:
+        self.told = public_keys()
+        self.asked = 0
+        self.now = 1000.0
+        self.down = False
+
+    async def fetch(self) -> jwt.PyJWKSet:
+        self.asked += 1
+        if self.down:
+            raise KeysUnavailableError("down")
+        return self.told
+
+
+async def test_keys_are_asked_for_once_and_again_for_a_new_one() -> None:
+    api = Api()
+    keys = Keys(api.fetch, lambda: api.now)
+    for _ in range(3):
+        assert await keys.get("rsa") is not None
+    assert api.asked == 1
+    for _ in range(3):
+        assert await keys.get("next") is None
+    assert api.asked == 1, "anybody may show an unknown key"
+    api.now += 11
+    assert await keys.get("next") is None
+    assert api.asked == 2
+
+
+async def test_keys_that_could_not_be_had_are_asked_for_again() -> None:
+    api = Api()
+    keys = Keys(api.fetch, lambda: api.now)
+    api.down = True
+    with pytest.raises(KeysUnavailableError):
+        await keys.get("rsa")
+    api.down = False
+    assert await keys.get("rsa") is not None
+    api.down = True
+    assert await keys.get("rsa") is not None, "what is known needs no API server"
+
+
+def certificate(directory: Path) -> ssl.SSLContext:
+    """Of 127.0.0.1, signed by itself; its authority is `ca.crt`."""
+    import ipaddress
+
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(RSA.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(hours=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False
+        )
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), True)
+        .sign(RSA, hashes.SHA256())
+    )
+    (directory / "ca.crt").write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    (directory / "key").write_bytes(
+        RSA.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(directory / "ca.crt", directory / "key")
+    return context
+
+
+async def test_the_api_server_is_asked_with_the_pods_own_token(tmp_path: Path) -> None:
+    seen = []
+    body = {
+        "keys": [json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(RSA.public_key())) | {"kid": "a"}]
+    }
+
+    async def answer(request: web.Request) -> web.Response:
+        seen.append((request.path, request.headers["Authorization"]))
+        text = json.dumps(body) if len(seen) == 1 else "<html>"
+        return web.Response(text=text, content_type="application/jwk-set+json")
+
+    app = web.Application()
+    app.router.add_get("/openid/v1/jwks", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=certificate(tmp_path)).start()
+    port = runner.addresses[0][1]
+    (tmp_path / "token").write_text("of-the-pod\n")
+    async with ApiServer(f"https://127.0.0.1:{port}", tmp_path) as api:
+        assert [key.key_id for key in (await api.signing_keys()).keys] == ["a"]
+        assert seen == [("/openid/v1/jwks", "Bearer of-the-pod")]
+        with pytest.raises(KeysUnavailableError):
+            await api.signing_keys()
+        await runner.cleanup()
+        with pytest.raises(KeysUnavailableError):
+            await api.signing_keys()
