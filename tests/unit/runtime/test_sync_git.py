@@ -77,7 +77,9 @@ def failure(settings: Settings) -> SyncError:
     with pytest.raises(SyncError) as caught:
         fetch(settings)
     assert Claim(settings.directory).marker() is None
-    assert {p.name for p in settings.directory.iterdir()} <= {"state", "env"}, "nothing is left behind"
+    assert {p.name for p in settings.directory.iterdir()} <= {"state", "env"}, (
+        "nothing is left behind"
+    )
     return caught.value
 
 

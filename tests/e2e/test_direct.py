@@ -1,0 +1,105 @@
+"""Delivery without shared storage: real ranks run what a pod of their job served to them."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from e2e.manifests import job, queue
+from e2e.space import Space
+from e2e.test_plugin import plugin, project
+from torchrun_api import names
+from torchrun_api.kinds import CLAIMS, PODS
+
+CLASS = "never-binds"
+TRAIN = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+import package.module
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+print("sum", total.item(), package.module.SAID, flush=True)
+sys.exit(3 if os.environ["TORCHRUN_ATTEMPT"] == "0" else 0)
+"""
+# Runs until told to end; what comes after the first attempt ends well at once.
+HANGS_ONCE = """
+import os, time
+time.sleep(0 if int(os.environ["TORCHRUN_ATTEMPT"]) else 600)
+print("ran the code that was served", flush=True)
+"""
+
+
+@pytest.fixture
+def storage_class(space: Space) -> Iterator[str]:
+    """A class whose provisioner does not exist: the claim waits for ever."""
+    body = {
+        "apiVersion": "storage.k8s.io/v1",
+        "kind": "StorageClass",
+        "metadata": {"name": CLASS},
+        "provisioner": "nobody.example/none",
+        "volumeBindingMode": "WaitForFirstConsumer",
+    }
+    space.kubectl("apply", "-f", "-", stdin=json.dumps(body))
+    yield CLASS
+    space.kubectl("delete", "storageclass", CLASS, "--wait=false")
+
+
+def with_package(directory: Path) -> Path:
+    (directory / "package").mkdir()
+    (directory / "package" / "module.py").write_text("SAID = 'from the package'\n")
+    return project(directory, train_py=TRAIN)
+
+
+def asks_without_a_token(space: Space, pod: str) -> int:
+    url = f"{PODS.path(space.name, pod)}:{names.SERVE_PORT}/proxy/v1/manifest"
+    answer: httpx.Response = space.api.get(url)
+    return answer.status_code
+
+
+def test_two_nodes_train_from_a_directory_where_no_claim_binds(
+    space: Space, storage_class: str, tmp_path: Path
+) -> None:
+    workspace = {"size": "32Mi", "storageClassName": storage_class}
+    space.apply(
+        queue(
+            "torch",
+            space.cluster.trainer,
+            nodeResources={"cpus": "200m", "memory": "1Gi"},
+            storage={"workspace": workspace},
+        )
+    )
+    with space.history(PODS) as pods:
+        options = ("--queue", "torch", "--nodes", "2", "--name", "train")
+        run = space.submit(with_package(tmp_path), "python train.py", *options)
+        made = set(pods.uids())
+    assert run.returncode == 0, run.stderr
+    assert "sum 2.0 from the package" in run.stdout
+    assert {"train-sync-0", "train-serve-0"} <= made
+    status = space.wait_phase("train", "Succeeded", 10)
+    assert (status["attempt"], status["restarts"]) == (1, 1), "a restart needs no upload"
+    ready = next(c for c in status["conditions"] if c["type"] == "WorkspaceReady")
+    assert (ready["status"], ready["reason"]) == ("True", "DirectDelivery")
+    assert "claim train-workspace was not bound" in ready["message"]
+    assert space.get(CLAIMS, "train-workspace")["status"]["phase"] == "Pending"
+    space.wait("pod/train-serve-0", "delete")
+
+
+def test_a_serve_pod_that_is_lost_takes_up_its_claim_again(space: Space, tmp_path: Path) -> None:
+    project(tmp_path, train_py=HANGS_ONCE)
+    volumes = {"workspace": {"source": "zip", "delivery": "direct"}}
+    space.apply(job("train", "plain", "exec python3 train.py", 2, volumes=volumes))
+    code, _, err = plugin(space, tmp_path, "sync", "train")
+    assert code == 0, err
+    space.wait_phase("train", "Running", 120)
+    assert asks_without_a_token(space, "train-serve-0") == 401
+    space.kubectl("delete", "pod", "train-serve-0")
+    workers = f"{names.JOB_LABEL}=train,{names.COMPONENT_LABEL}={names.WORKER}"
+    space.kubectl("delete", "pods", "-l", workers, "--wait=false")
+    status = space.wait_phase("train", "Succeeded", 150)
+    assert status["attempt"] == 1
+    told = space.kubectl("logs", "-l", workers, "-c", "trainer", "--tail=-1")
+    assert told.count("ran the code that was served") == 2
