@@ -42,7 +42,7 @@ def token(key: object = RSA, way: str = "RS256", kid: str = "rsa", **changes: ob
     claims = {
         "iss": "https://kubernetes.default.svc",
         "aud": ["torchrun.ai/workspace"],
-        "exp": time.time() + 600,
+        "exp": time.time() + 7200,
         "nbf": time.time() - 60,
         "kubernetes.io": {"namespace": "ml", "pod": {"name": POD}},
         **changes,
