@@ -53,6 +53,9 @@ def adapt(observed: Observed, decision: Decision, now: datetime, defaults: Defau
     if spec.elastic is None or spec.num_nodes is None or decision.finding is Finding.GANG_ENDING:
         return decision
     seen = outlook(observed, spec.num_nodes, spec.elastic.min_nodes, decision.finding, now)
+    if decision.why.reason == "WorkersStarting":
+        # The scheduler has not spoken yet: each gang starts like that.
+        seen = replace(seen, condition=None)
     if seen.nodes is not None and seen.why is not None:
         return _resize(observed, decision, seen.nodes, seen.why, now, defaults)
     if seen.condition is not None and seen.condition.status == "False":

@@ -95,6 +95,14 @@ def test_a_gang_without_enough_nodes_becomes_a_smaller_one_after_a_while():
     assert world.job.status.reason == "WaitingForOldGang"
 
 
+def test_a_gang_that_has_just_been_made_is_short_of_nothing():
+    world = World(make_job(numNodes=3, elastic={"minNodes": 2, "maxNodes": 3}), make_queue())
+    world.step()
+    assert world.job.status.message == "0 of 3 workers started"
+    assert world.step().status is None
+    assert all(c.type != "FullSize" for c in world.job.status.conditions)
+
+
 def test_a_smaller_gang_that_runs_says_what_it_waits_for():
     world = shrunk()
     assert world.job.status.reason == "WaitingForCapacity"

@@ -1,0 +1,148 @@
+"""An elastic run changes its size by the user's word and with capacity, and loses no step by it."""
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from e2e.manifests import job, queue
+from e2e.space import Space
+from e2e.test_life import assert_gangs_never_overlap
+from torchrun_api import names
+from torchrun_api.json import JsonObject
+from torchrun_api.kinds import PODS, TORCHRUN_JOBS
+
+GPT = Path(__file__).parents[2] / "examples" / "gpt"
+CODE = ("train.py", "model.py", "sonnets.txt")
+TRAINING = {"cpus": "250m", "memory": "1Gi"}
+STEPS = 100_000  # more than there is time for
+# exec: the ranks are Python and no shell, so that SIGTERM comes to them.
+TRAIN = (
+    f"exec python3 -u /code/train.py --steps {STEPS} --batch 6 --log-every 1"
+    " --checkpoint-every 50 >> /checkpoints/log-$RANK 2>&1"
+)
+HANGS = ["python3", "-c", "import time; time.sleep(3000)"]
+SLOT = "example.com/slot"
+
+
+def wait_size(space: Space, name: str, size: int, seconds: float) -> JsonObject:
+    ready = f"jsonpath={{.status.workersStatus}}={size}/{size} ready"
+    space.wait(f"torchrunjob/{name}", ready, seconds)
+    return space.get(TORCHRUN_JOBS, name)["status"]
+
+
+def log_of_rank_0(space: Space, name: str) -> str:
+    selector = f"{names.JOB_LABEL}={name},{names.COMPLETION_INDEX_LABEL}=0"
+    listed = space.kubectl(
+        *("get", "pods", "-l", selector, "--field-selector=status.phase=Running", "-o", "name")
+    ).split()
+    read = ("exec", listed[-1], "-c", "trainer", "--", "cat", "/checkpoints/log-0")
+    return space.kubectl(*read, check=False)
+
+
+def wait_steps(space: Space, name: str, after: int, seconds: float = 120) -> int:
+    """Wait until a step later than `after` is logged; that step."""
+    deadline = time.monotonic() + seconds
+    while True:
+        log = log_of_rank_0(space, name)
+        steps = steps_of(log)
+        if steps and steps[-1] > after:
+            return steps[-1]
+        assert time.monotonic() < deadline, f"no step after {after}: {log[-2000:]}"
+        time.sleep(1)
+
+
+def steps_of(log: str) -> list[int]:
+    return [int(step) for step in re.findall(rf"step (\d+)/{STEPS} loss", log)]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600, func_only=True)
+def test_the_steps_have_no_gap_from_2_to_3_to_2_nodes(space: Space):
+    storage = {"checkpoints": {"enabled": True, "size": "64Mi"}}
+    volumes = {
+        "additionalVolumes": [{"name": "code", "configMap": {"name": "gpt"}}],
+        "additionalMounts": [{"name": "code", "mountPath": "/code"}],
+    }
+    code = {name: (GPT / name).read_text(encoding="utf-8") for name in CODE}
+    space.kubectl(
+        *("create", "-f", "-"),
+        stdin=json.dumps(
+            {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "gpt"}, "data": code}
+        ),
+    )
+    space.apply(
+        queue("torch", space.cluster.trainer, nodeResources=TRAINING, storage=storage),
+        job(
+            *("gpt", "torch", TRAIN, 2),
+            launcher="torchrun",
+            elastic={"minNodes": 1, "maxNodes": 3},
+            volumes=volumes,
+        ),
+    )
+    with space.history(PODS) as pods:
+        reached = 0
+        for size in (2, 3, 2):
+            space.kubectl("scale", "torchrunjob/gpt", f"--replicas={size}")
+            status = wait_size(space, "gpt", size, 150)
+            reached = wait_steps(space, "gpt", reached + 5)
+        assert_gangs_never_overlap(pods)
+        log = log_of_rank_0(space, "gpt")
+    assert (status["attempt"], status.get("restarts", 0), status.get("disruptions", 0)) == (2, 0, 0)
+    steps = steps_of(log)
+    assert log.count("resumed after step") >= 2, log[-2000:]
+    assert steps == list(range(1, len(steps) + 1)), "each step once, in order"
+    space.kubectl("delete", "torchrunjob", "gpt")
+
+
+@pytest.fixture
+def slots(space: Space) -> Iterator[None]:
+    """A resource of the node that a test gives and takes, as a node that comes and goes."""
+    yield
+    offer(space, 0)
+
+
+def offer(space: Space, count: int) -> None:
+    node = space.kubectl("get", "nodes", "-o", "name").split()[0]
+    given = {SLOT: str(count)}
+    body = json.dumps({"status": {"capacity": given, "allocatable": given}})
+    space.kubectl("patch", node, "--subresource=status", "--type=merge", "-p", body)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(660, func_only=True)
+def test_it_shrinks_with_capacity_and_grows_when_that_returns(space: Space, slots: None):
+    offer(space, 3)
+    space.apply(
+        queue(
+            *("slots", space.cluster.controller),
+            nodeResources={"cpus": "50m", "memory": "64Mi", "extra": {SLOT: 1}},
+        ),
+        job("train", "slots", HANGS, 3, elastic={"minNodes": 1, "maxNodes": 3}),
+    )
+    with space.history(PODS) as pods:
+        wait_size(space, "train", 3, 60)
+        offer(space, 2)
+        space.kubectl("delete", "pod", "-l", f"{names.COMPLETION_INDEX_LABEL}=1", "--wait=false")
+        status = space.wait_reason("train", "Unschedulable", 60)
+        assert f"0 of 1 nodes: 1 lacks {SLOT}" in status["message"]
+        assert "a gang of 2 follows unless" in status["message"]
+        status = wait_size(space, "train", 2, 90)
+        space.wait_reason("train", "WaitingForCapacity", 30)
+        assert (status["attempt"], status.get("restarts", 0), status["disruptions"]) == (2, 0, 1)
+        probe = f"pod/{names.probe('train', 0)}"
+        space.kubectl("wait", probe, "--for=create", "--timeout=330s", seconds=340)
+        space.wait(probe, "jsonpath={.status.conditions[0].reason}=Unschedulable", 30)
+        assert (
+            "probe"
+            not in space.cluster.kubectl("torchrun", "logs", "train", "-n", space.name).stdout
+        )
+        offer(space, 3)
+        status = wait_size(space, "train", 3, 90)
+        assert (status["attempt"], status.get("restarts", 0), status["disruptions"]) == (3, 0, 1)
+        assert [a["reason"] for a in status["attempts"]] == ["PodDeleted", "Shrinking", "Growing"]
+        space.kubectl("wait", probe, "--for=delete", "--timeout=30s")
+        assert_gangs_never_overlap(pods)
