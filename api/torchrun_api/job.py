@@ -46,8 +46,8 @@ class Elastic(Wire, frozen=True, kw_only=True):
 
     kubectl scale changes numNodes within these bounds. Where workers find no node for 30 s, a gang
     of those that have one goes on, minNodes at least; when there is room again, by the scheduler's
-    word, it grows to numNodes, at most every 5 minutes. Each resize is a new gang that starts from
-    the checkpoint, and counts as no restart.
+    word, it grows to numNodes, at most every 5 minutes (the controller's --grow-after). Each resize
+    is a new gang that starts from the checkpoint, and counts as no restart.
     """
 
     RULES: ClassVar[tuple[Rule, ...]] = (

@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Callable
 from contextlib import nullcontext
+from datetime import timedelta
 from functools import partial
 
 import anyio
@@ -232,6 +233,7 @@ def _worker(
         runtime_image=settings.runtime_image,
         runtime_image_pull_policy=settings.runtime_image_pull_policy,
         progress_url=settings.progress_url,
+        grow_after=timedelta(seconds=settings.grow_after),
     )
     return Worker(
         queue,

@@ -44,6 +44,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     lease_durations: Durations
     listen_address: str  # "": every interface
     listen_port: int
+    grow_after: float
     progress_url: str  # "": workers do not report
     progress_port: int
     log_level: LogLevel
@@ -167,6 +168,15 @@ _OPTIONS: Final = (
         "Always, IfNotPresent or Never",
         "IfNotPresent",
         "When the kubelet pulls the runtime image.",
+    ),
+    _Option(
+        _PODS,
+        "grow_after",
+        _seconds,
+        _SECONDS,
+        "5m",
+        "Age at which a gang of an elastic job may give way to a larger one; growth costs as "
+        "much as a restart.",
     ),
     _Option(
         _CLUSTER,

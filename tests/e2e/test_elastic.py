@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from e2e.manifests import job, queue
-from e2e.space import Space
+from e2e.space import CONTROLLER, Space
 from e2e.test_life import assert_gangs_never_overlap
 from torchrun_api import names
 from torchrun_api.json import JsonObject
@@ -26,6 +26,7 @@ TRAIN = (
 )
 HANGS = ["python3", "-c", "import time; time.sleep(3000)"]
 SLOT = "example.com/slot"
+GROW_AFTER = 20  # seconds
 
 
 def wait_size(space: Space, name: str, size: int, seconds: float) -> JsonObject:
@@ -112,9 +113,21 @@ def offer(space: Space, count: int) -> None:
     space.kubectl("patch", node, "--subresource=status", "--type=merge", "-p", body)
 
 
+@pytest.fixture
+def impatient(space: Space) -> Iterator[None]:
+    """A controller that lets gangs grow soon."""
+    for value in (f"TORCHRUN_GROW_AFTER={GROW_AFTER}s", "TORCHRUN_GROW_AFTER-"):
+        space.kubectl("set", "env", *CONTROLLER, value)
+        space.kubectl("rollout", "status", *CONTROLLER, "--timeout=90s")
+        if value.endswith("s"):
+            yield
+
+
 @pytest.mark.long
-@pytest.mark.timeout(660, func_only=True)
-def test_it_shrinks_with_capacity_and_grows_when_that_returns(space: Space, slots: None):
+@pytest.mark.timeout(400, func_only=True)
+def test_it_shrinks_with_capacity_and_grows_when_that_returns(
+    space: Space, slots: None, impatient: None
+):
     offer(space, 3)
     space.apply(
         queue(
@@ -134,7 +147,7 @@ def test_it_shrinks_with_capacity_and_grows_when_that_returns(space: Space, slot
         space.wait_reason("train", "WaitingForCapacity", 30)
         assert (status["attempt"], status.get("restarts", 0), status["disruptions"]) == (2, 0, 1)
         probe = f"pod/{names.probe('train', 0)}"
-        space.kubectl("wait", probe, "--for=create", "--timeout=330s", seconds=340)
+        space.kubectl("wait", probe, "--for=create", f"--timeout={GROW_AFTER + 30}s")
         space.wait(probe, "jsonpath={.status.conditions[0].reason}=Unschedulable", 30)
         assert (
             "probe"

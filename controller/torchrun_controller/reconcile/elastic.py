@@ -13,6 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from torchrun_api.core import Job, Pod
+from torchrun_api.job import Elastic
 from torchrun_api.meta import ConditionStatus
 from torchrun_controller.reconcile import gang
 from torchrun_controller.reconcile.advance import Successor, advance
@@ -28,8 +29,6 @@ from torchrun_controller.reconcile.workers import delete as delete_pod
 
 # For the scheduler to find nodes for a whole gang, before a smaller one is made.
 SHRINK_AFTER = timedelta(seconds=30)
-# Age of a gang before it gives way to a larger one: each growth costs what a restart costs.
-GROW_AFTER = timedelta(minutes=5)
 # From the first probe that finds room: what comes back together is taken in together.
 SETTLE = timedelta(seconds=10)
 MOST_PROBES = 16
@@ -52,7 +51,7 @@ def adapt(observed: Observed, decision: Decision, now: datetime, defaults: Defau
     spec = observed.job.spec
     if spec.elastic is None or spec.num_nodes is None or decision.finding is Finding.GANG_ENDING:
         return decision
-    seen = outlook(observed, spec.num_nodes, spec.elastic.min_nodes, decision.finding, now)
+    seen = outlook(observed, decision.finding, spec.elastic, now, defaults.grow_after)
     if decision.why.reason == "WorkersStarting":
         # The scheduler has not spoken yet: each gang starts like that.
         seen = replace(seen, condition=None)
@@ -86,9 +85,11 @@ def _sooner(one: float | None, other: float | None) -> float | None:
 
 
 def outlook(
-    observed: Observed, wanted: int, fewest: int, finding: Finding, now: datetime
+    observed: Observed, finding: Finding, elastic: Elastic, now: datetime, grow_after: timedelta
 ) -> Outlook:
-    """What the gang's size calls for; `wanted` and `fewest` are numNodes and minNodes."""
+    """What the size of a gang calls for that stands as `finding` says."""
+    wanted = observed.job.spec.num_nodes
+    assert wanted is not None, "elastic goes with numNodes"
     child = observed.child_jobs[-1]
     nodes = gang.nodes_of(child)
     if wanted not in (nodes, asked_of(child)):
@@ -97,11 +98,11 @@ def outlook(
     if child.spec.suspend:
         return Outlook()
     if finding is Finding.GANG_STARTING and scheduled(observed.workers) < nodes:
-        return _placing(observed, nodes, fewest, now)
+        return _placing(observed, nodes, elastic.min_nodes, now)
     if nodes == wanted:
         return Outlook(condition=_condition("True", "AllNodes", f"{nodes} of {wanted} nodes"))
     if finding is Finding.GANG_RUNNING:
-        return _growing(observed, nodes, wanted, now)
+        return _growing(observed, nodes, wanted, now, grow_after)
     message = f"{nodes} of {wanted} nodes, waits for capacity"
     return Outlook(condition=_condition("False", "WaitingForCapacity", message))
 
@@ -156,10 +157,16 @@ def _placing_since(observed: Observed, now: datetime) -> datetime:
     return now if known.status == "Unknown" else max(made, known.last_transition_time)
 
 
-def _growing(observed: Observed, nodes: int, wanted: int, now: datetime) -> Outlook:
-    """Ask the scheduler for room, not too often; resize by as much as it has found."""
+def _growing(
+    observed: Observed, nodes: int, wanted: int, now: datetime, grow_after: timedelta
+) -> Outlook:
+    """Ask the scheduler for room, not too often; resize by as much as it has found.
+
+    `grow_after` is the age of a gang before it may give way to a larger one: each growth costs what
+    a restart costs.
+    """
     short = f"{nodes} of {wanted} nodes, waits for capacity"
-    opening = (observed.child_jobs[-1].metadata.creation_timestamp or now) + GROW_AFTER
+    opening = (observed.child_jobs[-1].metadata.creation_timestamp or now) + grow_after
     if opening > now:
         message = f"{short}; room for more is looked for from {opening:%H:%M:%S} UTC on"
         condition = _condition("False", "WaitingForCapacity", message)

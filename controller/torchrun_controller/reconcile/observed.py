@@ -1,5 +1,7 @@
 """What reconcile may look at: one job with everything of its own, as one frozen value."""
 
+from datetime import timedelta
+
 from msgspec import Struct
 
 from torchrun_api.core import CoreEvent, Job, Node, PersistentVolumeClaim, Pod, Service
@@ -58,4 +60,5 @@ class Defaults(Struct, frozen=True, kw_only=True):
 
     runtime_image: str
     runtime_image_pull_policy: str = "IfNotPresent"
+    grow_after: timedelta = timedelta(minutes=5)  # age of a gang before a larger one follows
     progress_url: str = ""  # where workers report their progress; empty: they do not

@@ -8,9 +8,10 @@ from msgspec.structs import replace
 from torchrun_api import names
 from torchrun_api.kinds import JOBS, PODS
 from torchrun_controller.reconcile import Conflict, Plan, Rejection, reconcile
-from torchrun_controller.reconcile.elastic import GROW_AFTER, SETTLE, SHRINK_AFTER
+from torchrun_controller.reconcile.elastic import SETTLE, SHRINK_AFTER
 from world import DEFAULTS, START, World, make_job, make_queue
 
+GROW_AFTER = DEFAULTS.grow_after
 FULL = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
 QUEUE = {"nodeResources": {"gpus": 8, "cpus": 4, "memory": "16Gi"}}
 
