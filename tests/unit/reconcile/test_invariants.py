@@ -254,20 +254,6 @@ class Histories(RuleBasedStateMachine):
             self.last_terminal = phase
             self.gangs_at_the_end = gangs(self.world)
 
-    @precondition(lambda self: self.world.workers())
-    @happens(index=st.integers(0, 2))
-    def node_is_found(self, index):
-        workers = self.world.workers()
-        pod = workers[index % len(workers)]
-        if pod.status.phase == "Pending":
-            self.world.placed(pod.metadata.name)
-
-    @precondition(lambda self: self.world.observed().probes)
-    @happens(index=st.integers(0, 1))
-    def probe_finds_room(self, index):
-        probes = self.world.observed().probes
-        self.world.placed(probes[index % len(probes)].metadata.name)
-
     @invariant()
     def whoever_waits_says_why(self):
         status = self.world.job.status
@@ -295,6 +281,79 @@ class Histories(RuleBasedStateMachine):
         assert len(seen.probes) <= (missing if world.phase == "Running" else 0)
 
 
+class Capacities(RuleBasedStateMachine):
+    """An elastic job where nodes come and go, again and again."""
+
+    react, step = Histories.react, Histories.step
+    at_most_one_gang_trains = Histories.at_most_one_gang_trains
+    restarts_are_bounded = Histories.restarts_are_bounded
+    whoever_waits_says_why = Histories.whoever_waits_says_why
+    at_rest = Histories.rest_is_reached_and_every_gang_is_accounted_for
+    sizes_are_within_bounds = Histories.sizes_are_within_bounds
+
+    @initialize(nodes=st.integers(2, 3))
+    def submit(self, nodes):
+        self.zipped, self.max_restarts, self.asked_by_users = False, 2, 0
+        bounds = {"minNodes": 1, "maxNodes": 3}
+        job = make_job(numNodes=nodes, elastic=bounds, reliability={"maxRestarts": 2})
+        self.world = World(job, make_queue())
+        self.world.settle()
+
+    def pending(self):
+        return [pod for pod in self.world.workers() if pod.status.phase == "Pending"]
+
+    @happens(count=st.integers(1, 2), seconds=st.sampled_from([5, 31, 31]))
+    def only_some_find_a_node(self, count, seconds):
+        self.world.containers_stop()
+        self.world.settle()
+        for pod in self.pending()[:count]:
+            self.world.placed(pod.metadata.name)
+        self.world.pass_time(seconds=seconds)
+
+    @happens(seconds=st.sampled_from([5, 301, 301]))
+    def gang_runs(self, seconds):
+        self.world.containers_stop()
+        self.world.settle()
+        for pod in self.pending():
+            self.world.pod(pod.metadata.name, phase="Running")
+        self.world.settle()
+        self.world.pass_time(seconds=seconds)
+
+    @precondition(lambda self: self.world.observed().probes)
+    @happens(index=st.integers(0, 1), seconds=st.sampled_from([1, 11]))
+    def probe_finds_room(self, index, seconds):
+        probes = self.world.observed().probes
+        self.world.placed(probes[index % len(probes)].metadata.name)
+        self.world.pass_time(seconds=seconds)
+
+    @precondition(lambda self: self.world.observed().probes)
+    @happens()
+    def probe_is_evicted(self):
+        self.world.pod(self.world.observed().probes[-1].metadata.name, phase="Failed")
+
+    @precondition(lambda self: self.world.workers())
+    @happens(index=st.integers(0, 2))
+    def worker_is_lost(self, index):
+        workers = self.world.workers()
+        pod = workers[index % len(workers)]
+        if alive(pod):
+            condition = Condition(type="DisruptionTarget", status="True", reason="Drained")
+            self.world.pod(pod.metadata.name, phase="Failed", conditions=(condition,))
+
+    @happens()
+    def containers_stop(self):
+        self.world.containers_stop()
+
+    @happens(nodes=st.sampled_from([2, 3, 3]))
+    def user_scales(self, nodes):
+        self.asked_by_users += nodes != self.world.job.spec.num_nodes
+        self.world.spec(num_nodes=nodes)
+
+
+Capacities.TestCase.settings = settings(
+    max_examples=40, stateful_step_count=40, deadline=None, report_multiple_bugs=False
+)
+TestCapacities = Capacities.TestCase
 Histories.TestCase.settings = settings(
     max_examples=100, stateful_step_count=50, deadline=None, report_multiple_bugs=False
 )
