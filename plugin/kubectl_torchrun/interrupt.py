@@ -15,10 +15,10 @@ def ask(cluster: Cluster, name: str, terminal: Terminal, stopped: str) -> int:
 
     The exit code is DETACHED in either case.
     """
-    terminal.note(
-        f"Ctrl-C again within {ASK_SECONDS:.0f} s deletes {name}; without it, you are detached."
-    )
     try:
+        terminal.note(
+            f"Ctrl-C again within {ASK_SECONDS:.0f} s deletes {name}; without it, you are detached."
+        )
         time.sleep(ASK_SECONDS)
     except KeyboardInterrupt:
         terminal.interrupted()

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 import click
 
+from kubectl_torchrun.terminal import has_colour
 from torchrun_api.json import JsonObject, JsonValue
 
 GAP = "   "
@@ -114,5 +115,5 @@ def duration(seconds: int) -> str:
 
 
 def say(lines: Sequence[str]) -> None:
-    """Print lines on stdout; colours go where it is no terminal."""
-    click.echo("\n".join(lines))
+    """Print lines on stdout; colours go where it has none."""
+    click.echo("\n".join(lines), color=has_colour(sys.stdout))

@@ -43,8 +43,8 @@ class Terminal:
         self._out = out or sys.stdout
         self._err = err or sys.stderr
         self._live = _is_terminal(self._err)
-        self._out_colour = _has_colour(self._out)
-        self._err_colour = _has_colour(self._err)
+        self._out_colour = has_colour(self._out)
+        self._err_colour = has_colour(self._err)
         self._spinner: Status | None = None
         self._barred = False
         self._waiting = ("", 0.0)
@@ -199,7 +199,8 @@ def _is_terminal(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
 
 
-def _has_colour(stream: TextIO) -> bool:
+def has_colour(stream: TextIO) -> bool:
+    """Whether a stream shows colours: a terminal, and its user wants them."""
     return _is_terminal(stream) and not os.environ.get("NO_COLOR")
 
 

@@ -1,0 +1,178 @@
+"""The program in a real terminal: widths, colours, and Ctrl-C in each state."""
+
+import fcntl
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from .laptop import Laptop, play_controller
+from .test_status import a_job
+
+pytestmark = pytest.mark.timeout(60)
+
+COLOUR = re.compile(rb"\x1b\[[\d;]*3\dm")
+SEQUENCE = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]")
+
+
+class Screen:
+    """A terminal of a width with the program in it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], terminal: int) -> None:
+        self.process = process
+        self.seen = b""
+        self._terminal = terminal
+        self._before = termios.tcgetattr(terminal)
+
+    def until(self, words: bytes) -> None:
+        """Read until these words are shown."""
+        while words not in self.seen:
+            assert self._read(), self.seen.decode(errors="replace")
+
+    def press(self, key: bytes) -> None:
+        os.write(self._terminal, key)
+
+    def waits(self, seconds: float) -> bool:
+        """Whether there comes something to read."""
+        return bool(select.select([self._terminal], [], [], seconds)[0])
+
+    def end(self) -> int:
+        """Read to the end; the exit code. The terminal is as it was."""
+        while self._read():
+            pass
+        code = self.process.wait(30)
+        assert self.seen.count(b"\x1b[?25l") == self.seen.count(b"\x1b[?25h"), (
+            "the cursor is hidden"
+        )
+        assert termios.tcgetattr(self._terminal) == self._before
+        return code
+
+    def text(self) -> str:
+        return SEQUENCE.sub(b"", self.seen).decode()
+
+    def _read(self) -> bytes:
+        try:
+            part = os.read(self._terminal, 4096)
+        except OSError:  # the program has closed its end
+            part = b""
+        self.seen += part
+        return part
+
+
+def take(terminal: int) -> None:
+    """Make it the terminal from which Ctrl-C comes."""
+    fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+
+
+@contextmanager
+def terminal(
+    laptop: Laptop, *words: str, width: int = 80, environment: dict[str, str] | None = None
+) -> Iterator[Screen]:
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+    command = [sys.executable, "-m", "kubectl_torchrun", words[0]]
+    given = {name: value for name, value in os.environ.items()
+             if name not in ("NO_COLOR", "COLUMNS", "LINES")}  # fmt: skip
+    with subprocess.Popen(
+        [*command, f"--kubeconfig={laptop.kubeconfig}", "-n", "ns", *words[1:]],
+        env={**given, "TERM": "xterm-256color", **(environment or {})},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        preexec_fn=lambda: take(theirs),
+    ) as process:
+        os.close(theirs)
+        try:
+            yield Screen(process, ours)
+        finally:
+            process.kill()
+            os.close(ours)
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+@pytest.mark.parametrize("words", [["list"], ["queues"], ["status", "run", "--no-watch"]])
+def test_nothing_is_wider_than_the_screen(laptop: Laptop, words: list[str], width: int) -> None:
+    a_job(laptop)
+    with terminal(laptop, *words, width=width) as screen:
+        assert screen.end() == 0
+    lines = screen.text().splitlines()
+    assert lines
+    assert max(map(len, lines)) <= width
+    assert any("run" in line or "q" in line for line in lines)
+
+
+def test_the_live_view_redraws_and_ends_with_the_run(laptop: Laptop) -> None:
+    a_job(laptop)
+    with terminal(laptop, "status", "run") as screen:
+        screen.until(b"1/2 ready")
+        laptop.job("run", status={"phase": "Succeeded", "reason": "Completed"})
+        screen.until(b"Succeeded")
+        assert screen.end() == 0
+    assert COLOUR.search(screen.seen)
+
+
+def test_no_color_is_honoured(laptop: Laptop) -> None:
+    a_job(laptop)
+    laptop.server.logs["run-r1-0"] = ["2026-01-01T00:00:00.000000000Z hello\n"]
+    for words in (["status", "run", "--no-watch"], ["logs", "run"]):
+        with terminal(laptop, *words, environment={"NO_COLOR": "1"}) as screen:
+            assert screen.end() == 0
+        assert not COLOUR.search(screen.seen), screen.seen
+
+
+def test_ctrl_c_in_the_live_view(laptop: Laptop) -> None:
+    a_job(laptop)
+    with terminal(laptop, "status", "run") as screen:
+        screen.until(b"1/2 ready")
+        screen.press(b"\x03")
+        assert screen.end() == 130
+    assert "The job goes on. kubectl torchrun status run -n ns" in " ".join(screen.text().split())
+
+
+def test_ctrl_c_before_the_upload_and_the_second_one(laptop: Laptop) -> None:
+    with terminal(laptop, "run", "--name", "run", "x") as screen:
+        screen.until(b"Created")
+        screen.press(b"\x03")
+        screen.until(b"within 5 s")
+        screen.press(b"\x03")
+        assert screen.end() == 130
+    assert "Deleted torchrunjob.torchrun.ai/run" in screen.text()
+    assert ("torchrunjobs", "run") not in laptop.server.objects
+
+
+def test_ctrl_c_while_waiting(laptop: Laptop) -> None:
+    laptop.job("run", status={"phase": "Running"})
+    with terminal(laptop, "suspend", "run", "--wait") as screen:
+        screen.until(b"pauses")
+        screen.press(b"\x03")
+        assert screen.end() == 130
+    assert "Stopped; what was asked for is done" in screen.text()
+
+
+@pytest.mark.parametrize(("answer", "code"), [(b"y\n", 0), (b"n\n", 130), (b"\x03", 130)])
+def test_a_question_before_a_job_is_deleted(laptop: Laptop, answer: bytes, code: int) -> None:
+    laptop.job("run")
+    with terminal(laptop, "cancel", "run") as screen:
+        screen.until(b"[y/N]")
+        screen.press(answer)
+        while answer == b"\x03" and not screen.waits(1):
+            screen.press(answer)  # it came between two looks of Python's own at its signals
+        assert screen.end() == code
+    assert (("torchrunjobs", "run") in laptop.server.objects) == (code != 0)
+    assert ("Nothing was deleted." in screen.text()) == (code != 0)
+
+
+def test_following_in_a_terminal(laptop: Laptop) -> None:
+    play_controller(laptop.server)
+    with terminal(laptop, "run", "--name", "run", "x", width=60) as screen:
+        assert screen.end() == 0
+    assert "[1]\x1b[0m step 2" in screen.seen.decode()
