@@ -371,3 +371,29 @@ def test_a_claim_that_is_full(tmp_path: Path, server: GitServer, secret: Path):
         code, message = running.end()
     assert (code, message["reason"], message["permanent"]) == (1, "WorkspaceFull", False)
     assert "volumes.workspace.size" in str(message["message"])
+
+
+@pytest.mark.parametrize(
+    ("entries", "reason"),
+    [
+        ([("40000", b"..", b"")], "UnsafeName"),
+        ([("40000", b".git", b"")], "UnsafeName"),
+        ([("40000", b".GIT", b"")], "UnsafeName"),
+        ([("100644", b"../x", b"x")], "UnsafeName"),
+        ([("100644", b"\xff", b"x")], "UnsafeName"),
+        ([("100644", b"a\n", b"x")], "UnsafeName"),
+        ([("120000", b"a", b"/etc/passwd")], "UnsafeMember"),
+        ([("120000", b"a", b"x" * 5000)], "UnsafeMember"),
+        ([("100644", b"A", b"x"), ("100644", b"a", b"y")], "CaseCollision"),
+        ([("100644", b"a", b"x"), ("100644", b"a", b"y")], "DuplicateMember"),
+    ],
+)
+def test_trees_that_no_git_would_write(
+    settings: Settings, server: GitServer, entries: list[tuple[str, bytes, bytes]], reason: str
+):
+    source = server.root / "train"
+    plant(source, [("100644", b"hooks", b"#!/bin/sh\n")])
+    inner = git(source, "rev-parse", "HEAD^{tree}").encode()
+    plant(source, [(mode, name, content or inner) for mode, name, content in entries])
+    error = failure(settings)
+    assert (error.reason, error.permanent) == (reason, True), error.message

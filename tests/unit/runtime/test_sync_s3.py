@@ -1,6 +1,9 @@
 """A workspace from a bucket whose gateway or network misbehaves."""
 
+import io
+import random
 import ssl
+import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -16,6 +19,7 @@ from torchrun_runtime.sync.fetch import fetch
 from torchrun_runtime.sync.settings import Limits, Settings
 from torchrun_runtime.sync.signature import Credentials, sign, target
 from unit.runtime.s3_server import Gateway, Reply, Request, behave, content, listing, serving
+from unit.runtime.syncing import archive, needs_mount, on_small_disk, process
 
 BIG = bytes(range(256)) * 12_000
 FILES = {"code/train.py": b"print()", "code/pkg/a b+c.py": b"1", "code/big": BIG, "code/none": b""}
@@ -244,3 +248,78 @@ def test_the_host_header_names_the_port_where_it_is_not_the_usual_one():
     assert host("https://[2001:db8:0:0:0:0:0:1]:443", ssl.create_default_context()) == (
         "[2001:db8:0:0:0:0:0:1]"
     )
+
+
+def tarred(files: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as opened:
+        for name, body in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(body)
+            opened.addfile(member, io.BytesIO(body))
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("name", ["code.zip", "code.tar.gz", "CODE.TGZ"])
+@pytest.mark.parametrize("sub_path", ["", "code"])
+def test_an_archive_or_a_folder_of_it(
+    settings: Settings, gateway: Gateway, name: str, sub_path: str
+):
+    content = archive(FILES) if name.endswith("zip") else tarred(FILES)
+    gateway.answer = behave({name: content})
+    settings = replace(settings, url=gateway.url(f"bucket/{name}"), sub_path=sub_path)
+    prefix = "" if sub_path else "code/"
+    found = {path.removeprefix("code/"): body for path, body in tree(settings).items()}
+    assert found == {prefix + name.removeprefix("code/"): body for name, body in FILES.items()}
+
+
+def test_an_archive_without_that_folder(settings: Settings, gateway: Gateway):
+    gateway.answer = behave({"code.zip": archive(FILES)})
+    wanted = replace(settings, url=gateway.url("bucket/code.zip"), sub_path="none")
+    assert failure(wanted).reason == "SubPathNotFound"
+    assert failure(replace(wanted, limits=Limits(bytes=10))).reason == "WorkspaceTooLarge"
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "reason"),
+    [
+        (403, "AccessDenied", "AccessDenied"),
+        (401, "", "AccessDenied"),
+        (404, "NoSuchBucket", "BucketNotFound"),
+        (404, "NoSuchKey", "ObjectNotFound"),
+        (404, "", "ObjectNotFound"),
+        (404, "InvalidAccessKeyId", "AccessDenied"),
+        (418, "Teapot", "FetchFailed"),
+    ],
+)
+def test_what_a_gateway_refuses(
+    settings: Settings, gateway: Gateway, status: int, code: str, reason: str
+):
+    body = f"<Error><Code>{code}</Code><Message>planted\x1b[2J</Message></Error>".encode()
+    gateway.answer = lambda _: Reply(body, status)
+    error = failure(settings)
+    assert (error.reason, error.permanent) == (reason, False)
+    assert error.message.isprintable()
+
+
+def test_the_content_that_workers_were_made_with_or_none(settings: Settings, gateway: Gateway):
+    first = fetch(replace(settings, digest="1"))
+    assert fetch(replace(settings, digest="2", commit=first.commit)).commit == first.commit
+    gateway.answer = behave(FILES | {"code/train.py": b"other"})
+    with pytest.raises(SyncError) as caught:
+        fetch(replace(settings, digest="3", commit=first.commit))
+    assert (caught.value.reason, caught.value.permanent) == ("SourceChanged", True)
+    assert Claim(settings.directory).marker().revision == first.revision + 1
+
+
+@needs_mount
+def test_a_claim_that_is_full(tmp_path: Path, gateway: Gateway):
+    gateway.answer = behave({"code/noise": random.Random(1).randbytes(3 << 20)})
+    (tmp_path / "claim").mkdir()
+    environment = {
+        "TORCHRUN_SYNC_SOURCE": "s3",
+        "TORCHRUN_SYNC_URL": gateway.url("bucket/code"),
+    }
+    with process(tmp_path, *on_small_disk(tmp_path, "1m"), **environment) as running:
+        code, message = running.end()
+    assert (code, message["reason"], message["permanent"]) == (1, "WorkspaceFull", False)
