@@ -51,6 +51,7 @@ class ContainerStatus(Wire, frozen=True, kw_only=True):
     name: str = ""
     ready: bool = False
     state: ContainerState = ContainerState()
+    last_state: ContainerState = ContainerState()
 
 
 class PodSpec(Wire, frozen=True, kw_only=True):

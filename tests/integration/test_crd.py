@@ -108,6 +108,19 @@ def test_no_other_command_is_taken(crds: LocalCluster, command: object) -> None:
     ) in refusal(crds, job(command=command))
 
 
+@pytest.mark.parametrize("command", ["make", ["make", "all"]])
+def test_a_setup_command_is_a_line_or_a_list(crds: LocalCluster, command: str | list[str]) -> None:
+    stored = accepted(crds, job(setupCommand=command, requirements=["einops", "-r r.txt"]))
+    assert stored["spec"]["setupCommand"] == command
+
+
+@pytest.mark.parametrize("command", [5, {"a": "b"}, ["make", 1]])
+def test_no_other_setup_command_is_taken(crds: LocalCluster, command: object) -> None:
+    assert "spec.setupCommand must be a string (a shell line) or a list of strings" in refusal(
+        crds, job(setupCommand=command)
+    )
+
+
 def workspace(**fields: Any) -> dict[str, Any]:
     return job(volumes={"workspace": {"enabled": True, **fields}})
 

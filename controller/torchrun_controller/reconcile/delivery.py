@@ -91,10 +91,15 @@ def serves(pod: Pod) -> bool:
 
 
 def is_serving(pod: Pod) -> bool:
-    """Whether a serve pod has the workspace whole."""
-    sync, serve = _container(pod, names.SYNC_CONTAINER), _container(pod, names.SERVE_CONTAINER)
-    ended = sync.state.terminated
-    return ended is not None and ended.exit_code == 0 and serve.ready and bool(pod.status.pod_ip)
+    """Whether a serve pod has the workspace whole, and hands it out."""
+    ready = _container(pod, names.SERVE_CONTAINER).ready
+    return has_content(pod) and ready and bool(pod.status.pod_ip)
+
+
+def has_content(pod: Pod) -> bool:
+    """Whether the workspace of a pod is whole."""
+    ended = _container(pod, names.SYNC_CONTAINER).state.terminated
+    return ended is not None and ended.exit_code == 0
 
 
 def _container(pod: Pod, name: str) -> ContainerStatus:

@@ -107,6 +107,8 @@ def prepare(
             return _next_pod(observed, wanted, way, number + 1, defaults)
         case _ if not current:
             return _replace(latest, way)
+        case _ if (said := _end(latest)[1]).reason:
+            return _started_again(observed.job, said)
         case _:
             why = _why_syncing(observed, latest, held)
             return replace(_syncing(why), requeue_after=way.left)
@@ -217,12 +219,7 @@ def _after_failure(
     ended, said = _end(pod)
     text = said.message or pod.status.message or "the sync pod failed"
     if said.permanent:
-        mend = f"mend it, then run: kubectl torchrun sync {observed.job.metadata.name}"
-        if source.is_fetched(observed.job):
-            mend = f"change spec.volumes.workspace, or {mend}"
-        return Workspace(
-            progress=Progress.REFUSED, why=Why(said.reason or "SyncFailed", f"{text}; {mend}")
-        )
+        return _refused(observed.job, said, text)
     number = number_of(pod)
     delay = min(FIRST_RETRY * 2 ** min(number, 10), LONGEST_RETRY)
     left = ((ended or now) + delay - now).total_seconds()
@@ -238,10 +235,26 @@ def _after_failure(
     )
 
 
+def _refused(job: TorchrunJob, said: SyncVerdict, text: str) -> Workspace:
+    mend = f"mend it, then run: kubectl torchrun sync {job.metadata.name}"
+    if source.is_fetched(job):
+        mend = f"change spec.volumes.workspace, or {mend}"
+    why = Why(said.reason or "SyncFailed", f"{text}; {mend}")
+    return Workspace(progress=Progress.REFUSED, why=why)
+
+
+def _started_again(job: TorchrunJob, said: SyncVerdict) -> Workspace:
+    """A serve pod lives on when the container that makes the workspace fails: the kubelet tries."""
+    if said.permanent:
+        return _refused(job, said, said.message)
+    return _syncing(Why(said.reason, f"{said.message}; it is tried again"))
+
+
 def _end(pod: Pod) -> tuple[datetime | None, SyncVerdict]:
     for container in pod.status.container_statuses:
-        if container.name == names.SYNC_CONTAINER and container.state.terminated is not None:
-            ended = container.state.terminated
+        running = container.state.running is not None
+        ended = container.state.terminated or (None if running else container.last_state.terminated)
+        if container.name == names.SYNC_CONTAINER and ended is not None:
             try:
                 return ended.finished_at, msgspec.json.decode(ended.message, type=SyncVerdict)
             except msgspec.DecodeError:
@@ -253,6 +266,8 @@ def _end(pod: Pod) -> tuple[datetime | None, SyncVerdict]:
 def _why_syncing(observed: Observed, pod: Pod, held: PersistentVolumeClaim | None) -> Why:
     """What the workspace waits for."""
     job = observed.job
+    if delivery.serves(pod) and delivery.has_content(pod):
+        return Why("SyncPodStarting", f"pod {pod.metadata.name} is about to serve the workspace")
     if pod.status.phase == "Running" and source.is_fetched(job):
         return Why("Fetching", f"pod {pod.metadata.name} fetches {source.described(job)}")
     if pod.status.phase == "Running":

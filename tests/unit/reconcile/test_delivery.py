@@ -4,6 +4,13 @@ import pytest
 from msgspec.structs import replace
 
 from torchrun_api import names
+from torchrun_api.core import (
+    ContainerState,
+    ContainerStatus,
+    StateRunning,
+    StateTerminated,
+    StateWaiting,
+)
 from torchrun_api.kinds import CLAIMS, JOBS, PODS
 from torchrun_api.meta import Condition
 from world import ZIP, World, make_job, make_queue
@@ -152,6 +159,40 @@ def test_a_claim_that_binds_late_changes_nothing():
     world.settle()
     assert world.condition("WorkspaceReady").status == "True"
     assert world.created.count((CLAIMS.plural, "train-workspace")) == 1
+
+
+def sync_container(world: World, **states) -> None:
+    world.pod(
+        "train-serve-0",
+        phase="Running",
+        container_statuses=(ContainerStatus(name="sync", **states),),
+    )
+
+
+def ended(message: str, exit_code: int = 1) -> ContainerState:
+    return ContainerState(terminated=StateTerminated(exit_code=exit_code, message=message))
+
+
+def test_what_keeps_a_serve_pod_from_its_workspace_is_said():
+    world = submitted(DIRECT)
+    refused = '{"reason": "NotAZip", "message": "no zip", "permanent": true}'
+    waits = ContainerState(waiting=StateWaiting(reason="CrashLoopBackOff"))
+    for states in ({"state": ended(refused)}, {"state": waits, "last_state": ended(refused)}):
+        sync_container(world, **states)
+        world.settle()
+        assert (world.phase, world.job.status.reason) == ("Syncing", "NotAZip")
+        assert "no zip; mend it" in world.job.status.message
+    sync_container(world, state=ended('{"reason": "WorkspaceFull", "message": "full"}'))
+    world.settle()
+    assert world.job.status.message == "full; it is tried again"
+    again = ContainerState(running=StateRunning())
+    sync_container(world, state=again, last_state=ended(refused))
+    world.settle()
+    assert world.job.status.reason == "WaitingForUpload"
+    sync_container(world, state=ended('{"sha256": "aa"}', exit_code=0))
+    world.settle()
+    assert "about to serve" in world.job.status.message
+    assert pods(world) == ["train-serve-0"]
 
 
 def running() -> World:

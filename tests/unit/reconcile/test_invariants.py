@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from torchrun_api.kinds import JOBS, PODS
 from torchrun_api.meta import Condition
-from torchrun_controller.reconcile import gang
+from torchrun_controller.reconcile import delivery, gang
 from torchrun_controller.reconcile.phases import TERMINAL
 from torchrun_controller.reconcile.workers import alive
 from world import ZIP, World, make_job, make_queue
@@ -96,9 +96,9 @@ class Histories(RuleBasedStateMachine):
             self.step(KILLED_AFTER.get(reaction))
 
     def step(self, writes):
-        had_workspace = not self.zipped or any(
-            pod.status.phase == "Succeeded" for pod in self.world.observed().sync_pods
-        )
+        pods = self.world.observed().sync_pods
+        served = any(delivery.serves(pod) and delivery.is_serving(pod) for pod in pods)
+        had_workspace = not self.zipped or any(pod.status.phase == "Succeeded" for pod in pods)
         known = any(
             c.type == "WorkspaceReady" and c.status == "True"
             for c in self.world.job.status.conditions
@@ -108,9 +108,14 @@ class Histories(RuleBasedStateMachine):
             pod.status.phase == "Succeeded" for pod in self.world.observed().setup_pods
         )
         plan = self.world.step(writes)
-        if any(apply.kind is JOBS for apply in plan.applies):
+        for made in (apply for apply in plan.applies if apply.kind is JOBS):
+            if "TORCHRUN_WORKSPACE_URL" in str(made.body):
+                assert served, "no gang that nobody serves"
+                continue
             assert had_workspace or known, "no gang before its workspace"
             assert had_setup, "no gang before its setup"
+            claims = self.world.observed().claims
+            assert not self.zipped or claims[0].status.phase != "Pending", "no gang without a claim"
 
     @happens()
     def nothing(self):
@@ -132,8 +137,22 @@ class Histories(RuleBasedStateMachine):
     @happens(phase=st.sampled_from(["Running", "Succeeded", "Succeeded", "Failed"]))
     def sync_pod_changes(self, phase):
         pod = self.world.observed().sync_pods[-1]
-        if pod.status.phase not in ("Succeeded", "Failed"):
+        if not alive(pod):
+            return
+        if phase != "Failed" and pod.metadata.annotations.delivery != "ephemeral":
+            if not self.world.observed().claims:
+                return
+            self.world.claim_is("Bound")
+        if phase == "Succeeded" and delivery.serves(pod):
+            self.world.serves()
+        else:
             self.world.pod(pod.metadata.name, phase=phase)
+
+    @precondition(lambda self: self.world.observed().claims)
+    @happens()
+    def claim_waits(self):
+        if self.world.observed().claims[0].status.phase != "Bound":
+            self.world.claim_is("Pending")
 
     @precondition(lambda self: self.world.observed().sync_pods)
     @happens()
