@@ -1,0 +1,241 @@
+"""What really runs, beside what the API says: kubelets, containers and launchers of a `World`.
+
+A machine goes on when its kubelet is not heard of, and so do its containers. Launchers are modelled
+after torchrun_runtime.launch, at the slowest that it promises: a gang that reads a newer epoch has
+killed its ranks after 10 s, one that reads nothing after 41 s, and a new one waits 45 s.
+"""
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import Enum
+
+from msgspec.structs import replace
+
+from torchrun_api.core import Pod
+from torchrun_api.kinds import JOBS, PODS
+from torchrun_api.meta import Condition
+from torchrun_controller.reconcile.workers import alive
+from world import World
+
+SUPERSEDED = timedelta(seconds=10)
+SILENT = timedelta(seconds=41)
+WAIT = timedelta(seconds=45)
+CLEARING = timedelta(seconds=55)  # a kubelet that is back ends what nobody wants
+TICK = timedelta(seconds=2.5)
+OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
+
+
+class State(Enum):
+    """How far a launcher is."""
+
+    GATE = "waits at the gate"
+    FENCING = "waits out the fence"
+    TRAINS = "trains"
+    DEAD = "is dead"
+
+
+@dataclass
+class Process:
+    """One launcher. start, fence: the annotations that the kubelet has brought it."""
+
+    pod: Pod
+    attempt: int
+    index: int
+    node: str
+    start: str = ""
+    fence: str = ""
+    state: State = State.GATE
+    since: datetime | None = None
+    good: datetime | None = None
+    newer: datetime | None = None
+    said: str = ""
+
+
+@dataclass
+class Machine:
+    """A node: whether its kubelet works, whether it reaches the storage, since when it is back."""
+
+    kubelet: bool = True
+    storage: bool = True
+    back: datetime | None = None
+
+
+@dataclass
+class Machines:
+    """All machines and processes, and the state directory where there is one."""
+
+    world: World
+    shares_state: bool
+    nodes: dict[str, Machine] = field(default_factory=dict)
+    processes: dict[str, Process] = field(default_factory=dict)
+    epoch: int = -1
+    passed: int = -1
+    signed: set[tuple[int, int]] = field(default_factory=set)
+
+    def add(self, name: str) -> None:
+        """A node joins."""
+        self.nodes[name] = Machine()
+        self.world.node(name)
+
+    def training(self) -> set[int]:
+        """Attempts of which a rank runs at this moment."""
+        return {p.attempt for p in self.processes.values() if p.state is State.TRAINS}
+
+    # What befalls them
+
+    def lose(self, name: str, storage: bool) -> None:
+        """Nothing is heard of the kubelet any more; the containers go on."""
+        self.nodes[name] = Machine(kubelet=False, storage=storage)
+        self.world.node(name, False)
+
+    def come_back(self, name: str) -> None:
+        """The kubelet is back, and so is its Node object."""
+        self.nodes[name] = Machine(back=self.world.now)
+        self.world.node(name)
+
+    def forget(self, name: str) -> None:
+        """Somebody deletes the Node object, and its pods go from the API."""
+        assert self.world.nodes is not None
+        del self.world.nodes[name]
+        self.drop_pods(name)
+
+    def drop_pods(self, name: str) -> None:
+        """The node's pods are deleted by force."""
+        for key, pod in list(self.world.objects.items()):
+            if isinstance(pod, Pod) and pod.spec.node_name == name:
+                del self.world.objects[key]
+
+    def power_off(self, name: str) -> None:
+        """An administrator switches the machine off and says so."""
+        for process in self.processes.values():
+            if process.node == name:
+                process.state = State.DEAD
+        self.nodes[name] = Machine(kubelet=False, storage=False)
+        self.world.node(name, False, OUT_OF_SERVICE)
+
+    # What goes by itself
+
+    def schedule(self) -> None:
+        """Pods without a node get one that is Ready, the emptiest."""
+        pods = [o for o in self.world.objects.values() if isinstance(o, Pod)]
+        for pod in pods:
+            if not pod.spec.node_name and pod.metadata.deletion_timestamp is not None:
+                del self.world.objects[PODS.plural, pod.metadata.name]  # as the API server does
+                continue
+            if (
+                pod.spec.node_name
+                or pod.metadata.deletion_timestamp
+                or pod.status.phase != "Pending"
+            ):
+                continue
+            ready = [name for name in self.nodes if self.world.is_ready(name)]
+            if ready:
+                bound = [
+                    p.spec.node_name for p in self.world.objects.values() if isinstance(p, Pod)
+                ]
+                self.world.place(pod.metadata.name, min(ready, key=bound.count))
+
+    def jobs(self) -> None:
+        """The Job controller: a pod that failed or is gone is the end of its Job and its pods."""
+        pods = [o for o in self.world.objects.values() if isinstance(o, Pod)]
+        for child in self.world.observed().child_jobs:
+            mine = [pod for pod in pods if pod.metadata.controlled_by(child.metadata.uid)]
+            whole = len(mine) == child.spec.completions and all(alive(pod) for pod in mine)
+            if not whole and not child.status.conditions:
+                failed = Condition(type="Failed", status="True", reason="BackoffLimitExceeded")
+                status = replace(child.status, conditions=(failed,))
+                key = (JOBS.plural, child.metadata.name)
+                self.world.objects[key] = replace(child, status=status)
+                for pod in mine:
+                    if alive(pod) and pod.metadata.deletion_timestamp is None:
+                        self.world._ending((PODS.plural, pod.metadata.name), 30)
+
+    def kubelets(self) -> None:
+        """Every kubelet that works brings API and machine in line."""
+        for name, machine in self.nodes.items():
+            if machine.kubelet and self.world.is_ready(name):
+                self._kubelet(name)
+
+    def _kubelet(self, name: str) -> None:
+        known = set()
+        for key, pod in list(self.world.objects.items()):
+            if not isinstance(pod, Pod) or pod.spec.node_name != name:
+                continue
+            uid = pod.metadata.uid
+            known.add(uid)
+            process = self.processes.get(uid)
+            if pod.metadata.deletion_timestamp is not None:
+                if process is not None:
+                    process.state = State.DEAD
+                del self.world.objects[key]
+            elif process is None and pod.status.phase == "Pending":
+                labels = pod.metadata.labels
+                self.processes[uid] = Process(
+                    pod, int(labels.attempt), int(labels.completion_index), name
+                )
+                self.world.pod(key[1], phase="Running")
+            elif process is not None:
+                self._tell(process, pod)
+        for uid, process in self.processes.items():
+            if process.node == name and uid not in known:
+                process.state = State.DEAD
+
+    def _tell(self, process: Process, pod: Pod) -> None:
+        process.start = pod.metadata.annotations.start
+        process.fence = pod.metadata.annotations.fence
+        if process.state is State.DEAD and pod.status.phase == "Running":
+            message = f'{{"exitCode": 125, "reason": "{process.said}", "message": "m"}}'
+            self.world.end_container(
+                pod.metadata.name,
+                "trainer",
+                exit_code=125,
+                message=message if process.said else "",
+                finished_at=self.world.now,
+            )
+
+    def pass_time(self, seconds: float) -> None:
+        """Time passes, and launchers do what they do."""
+        end = self.world.now + timedelta(seconds=seconds)
+        while self.world.now < end:
+            self.world.now = min(self.world.now + TICK, end)
+            for process in self.processes.values():
+                self._launch(process)
+            for name, machine in self.nodes.items():
+                if machine.kubelet and machine.back and self.world.now - machine.back >= CLEARING:
+                    self._kubelet(name)
+
+    def _launch(self, process: Process) -> None:
+        now, machine = self.world.now, self.nodes[process.node]
+        if process.state is State.GATE and process.start == str(process.attempt):
+            self._begin(process, machine.storage)
+        if not self.shares_state or process.state not in (State.FENCING, State.TRAINS):
+            return
+        assert process.good is not None
+        if machine.storage and process.newer is None:
+            if self.epoch > process.attempt:
+                process.newer = now
+            else:
+                process.good = now
+        too_new = process.newer is not None and now - process.newer >= SUPERSEDED
+        if too_new or now - process.good >= SILENT:
+            process.state, process.said = State.DEAD, "Fenced"
+        elif process.state is State.FENCING and process.since and now - process.since >= WAIT:
+            process.state, self.passed = State.TRAINS, max(self.passed, process.attempt)
+
+    def _begin(self, process: Process, storage: bool) -> None:
+        unfenced = [tuple(map(int, w.split("-"))) for w in process.fence.split()[1:]]
+        if not self.shares_state:
+            assert not unfenced, "nobody could fence them"
+            process.state = State.TRAINS
+            return
+        alive = [worker for worker in unfenced if worker[0] >= self.passed]
+        if not storage or self.epoch > process.attempt:
+            process.state, process.said = State.DEAD, "Fenced"
+        elif not self.signed.issuperset(alive):  # type: ignore[arg-type]
+            process.state, process.said = State.DEAD, "FenceUnproven"
+        else:
+            self.epoch = process.attempt
+            self.signed.add((process.attempt, process.index))
+            process.good = process.since = self.world.now
+            process.state = State.FENCING if alive else State.TRAINS
+            self.passed = self.passed if alive else max(self.passed, process.attempt)

@@ -1,0 +1,142 @@
+"""Random histories of nodes: whatever becomes of them, never do two gangs train at once."""
+
+import copy
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from torchrun_controller.reconcile.phases import TERMINAL
+from unit.reconcile.machines import Machines, State
+from world import ZIP, World, make_job, make_queue
+
+NODES = [f"node-{number}" for number in range(4)]
+A_NODE = st.sampled_from(NODES)
+
+
+class NodeHistories(RuleBasedStateMachine):
+    """One job on four machines, with or without a state directory that its gangs share."""
+
+    @initialize(workers=st.integers(1, 3), zipped=st.booleans())
+    def submit(self, workers, zipped):
+        spec = {"volumes": ZIP} if zipped else {}
+        self.world = World(make_job(numNodes=workers, **spec), make_queue())
+        self.machines = Machines(self.world, zipped)
+        for name in NODES:
+            self.machines.add(name)
+        if zipped:
+            self.world.step()
+            self.world.sync_done()
+        self.world.settle()
+        for _ in range(3):
+            self.go_on()
+
+    def go_on(self):
+        """Everything that goes by itself does, once."""
+        self.machines.schedule()
+        self.machines.kubelets()
+        self.machines.jobs()
+        self.machines.pass_time(2.5)
+        self.world.step()
+
+    @rule()
+    def all_goes_on(self):
+        self.go_on()
+
+    @rule()
+    def reconcile(self):
+        self.world.step()
+
+    @rule(writes=st.integers(0, 3))
+    def killed_in_mid_plan(self, writes):
+        self.world.step(writes)
+
+    @rule()
+    def kubelets_work(self):
+        self.machines.kubelets()
+
+    @rule()
+    def jobs_are_counted(self):
+        self.machines.jobs()
+
+    @rule()
+    def pods_are_placed(self):
+        self.machines.schedule()
+
+    @rule(seconds=st.sampled_from([2.5, 10, 40, 60, 600]))
+    def time_passes(self, seconds):
+        self.machines.pass_time(seconds)
+
+    @rule(name=A_NODE, storage=st.booleans())
+    def node_is_lost(self, name, storage):
+        self.machines.lose(name, storage)
+
+    @rule(name=A_NODE, storage=st.booleans())
+    def gang_is_replaced(self, name, storage):
+        """The usual course, which single rules seldom make."""
+        self.machines.lose(name, storage)
+        self.machines.pass_time(40)
+        for _ in range(4):
+            self.go_on()
+
+    @rule(name=A_NODE)
+    def node_is_back(self, name):
+        self.machines.come_back(name)
+
+    @rule(name=A_NODE)
+    def node_is_deleted(self, name):
+        """Its pods are known to be lost by then: the collector waits 40 s."""
+        if name in (self.world.nodes or {}):
+            self.machines.lose(name, True)
+            self.machines.pass_time(40)
+            self.world.settle()
+            self.machines.forget(name)
+
+    @rule(name=A_NODE)
+    def pods_of_a_lost_node_are_deleted_by_force(self, name):
+        if not self.machines.nodes[name].kubelet:
+            self.machines.pass_time(40)
+            self.world.settle()
+            self.machines.drop_pods(name)
+
+    @rule(name=A_NODE)
+    def node_is_switched_off(self, name):
+        self.machines.power_off(name)
+
+    @rule(suspend=st.booleans())
+    def user_pauses_or_resumes(self, suspend):
+        self.world.spec(suspend=suspend)
+
+    @invariant()
+    def one_gang_trains(self):
+        assert len(self.machines.training()) <= 1, self.machines.processes
+
+    @invariant()
+    def whoever_waits_says_why(self):
+        if self.world.phase in ("Pending", "Queued"):
+            assert self.world.job.status.message
+
+    def teardown(self):
+        """Where every node is back or switched off, nothing holds the gang for ever."""
+        if not hasattr(self, "machines"):
+            return
+        machines = copy.deepcopy(self.machines)
+        world = machines.world
+        world.spec(suspend=False)
+        for name in NODES:
+            machines.come_back(name)
+        for _ in range(60):
+            machines.schedule()
+            machines.kubelets()
+            machines.jobs()
+            machines.pass_time(30)
+            world.step()
+            assert len(machines.training()) <= 1
+        states = {machines.processes[p.metadata.uid].state for p in world.workers()}
+        assert world.phase in TERMINAL or (world.phase, states) == ("Running", {State.TRAINS})
+
+
+NodeHistories.TestCase.settings = settings(
+    max_examples=25, stateful_step_count=30, deadline=None, derandomize=True
+)
+TestNodeHistories = NodeHistories.TestCase
