@@ -60,7 +60,7 @@ generate: $(VENV)/.ready ## CRDs and API reference from the types
 run: $(VENV)/.ready ## The controller on this machine against the current cluster (RUNTIME_IMAGE=...)
 	$(BIN)/torchrun-controller --runtime-image $${RUNTIME_IMAGE:?set RUNTIME_IMAGE to an image of this project that the cluster can pull}
 
-bench: $(VENV)/.ready ## Latency and throughput beside a bare client in the same run
+bench: $(VENV)/.ready ## Starts beside a bare client in the same run, and restarts of gangs
 	PYTHONPATH=bench:cluster $(BIN)/python -m torchrun_bench
 
 cluster-up: ## A Kubernetes: CLUSTER=current, kind or local

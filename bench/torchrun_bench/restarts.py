@@ -74,7 +74,8 @@ def kwok(on: LocalCluster) -> AbstractContextManager[object]:
     on.kubectl("apply", "-f", "-", stdin=msgspec.json.encode(listed).decode())
     program = binaries.ensure(["kwok"])["kwok"]
     files = ["--kubeconfig", str(on.kubeconfig), "--config", str(STAGES)]
-    return running([str(program), "--manage-all-nodes", "-v", "ERROR", *files])
+    # Above ERROR: that the Job controller was first to remove a pod is no news.
+    return running([str(program), "--manage-all-nodes", "-v", "12", *files])
 
 
 class Watched:
