@@ -12,6 +12,7 @@ import pytest
 from torchrun_runtime.sync.claim import Claim, Marker
 from torchrun_runtime.sync.errors import SyncError
 from torchrun_runtime.sync.fetch import fetch
+from torchrun_runtime.sync.secret import Secret
 from torchrun_runtime.sync.settings import Limits, Settings
 from unit.runtime.git_server import (
     GitServer,
@@ -397,3 +398,12 @@ def test_trees_that_no_git_would_write(
     plant(source, [(mode, name, content or inner) for mode, name, content in entries])
     error = failure(settings)
     assert (error.reason, error.permanent) == (reason, True), error.message
+
+
+def test_a_server_that_says_the_password_back_is_not_quoted(tmp_path: Path):
+    (tmp_path / "password").write_text(f"{PASSWORD}\n")
+    (tmp_path / "ssh-privatekey").write_text("-----BEGIN-----\nline-of-the-key\n")
+    (tmp_path / "username").write_text("train")
+    said = f"remote: no {PASSWORD} of line-of-the-key at https://me:x@git.example/train"
+    scrubbed = Secret("login", tmp_path).scrub(said)
+    assert scrubbed == "remote: no *** of *** at https://git.example/train"
