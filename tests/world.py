@@ -37,6 +37,7 @@ from torchrun_api.kinds import CLAIMS, JOBS, PODS, SERVICES, TORCHRUN_JOBS, Kind
 from torchrun_api.meta import Condition
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.reconcile import Conflict, Defaults, Observed, Plan, reconcile
+from torchrun_controller.reconcile.observed import Base
 from torchrun_controller.reconcile.plan import Apply, Delete
 from torchrun_controller.reconcile.workers import alive
 
@@ -88,6 +89,7 @@ class World:
         self.objects: dict[tuple[str, str], Any] = {}
         self.gone = False
         self.conflicts: tuple[Conflict, ...] = ()
+        self.base: Base | None = None
         self.warnings: list[CoreEvent] = []
         self.nodes: dict[str, Node] | None = None
         self.created: list[tuple[str, str]] = []
@@ -122,6 +124,7 @@ class World:
             workers=tuple(p for p in gangs if p.metadata.controlled_by(latest)),
             ghosts=tuple(p for p in gangs if not p.metadata.controlled_by(latest) and alive(p)),
             conflicts=self.conflicts,
+            base=self.base,
             warnings=tuple(self.warnings),
             nodes=None if self.nodes is None else dict(self.nodes),
         )

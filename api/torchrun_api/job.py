@@ -205,6 +205,14 @@ class TorchrunJobSpec(Wire, frozen=True, kw_only=True):
     scheduling: JobScheduling = JobScheduling()
     volumes: Volumes = Volumes()
     reliability: Reliability = Reliability()
+    development: Annotated[
+        bool,
+        Meta(
+            description="Edits are expected: a sync pod is kept ready for them, and pods whose "
+            "command fails are kept for the next edit, for an hour. kubectl torchrun sync --watch "
+            "sets it."
+        ),
+    ] = False
     suspend: Annotated[
         bool,
         Meta(
@@ -314,6 +322,13 @@ class TorchrunJobStatus(Wire, frozen=True, kw_only=True):
         Meta(description="Nodes that the next gang avoids where it can: they failed twice."),
     ] = ()
     selector: Annotated[str, Meta(description="Label selector of the workers, for scaling.")] = ""
+    workspace_revision: Annotated[
+        int,
+        Meta(
+            description="The revision of the workspace that all workers of the present gang have "
+            "been told to run, from 1; kubectl torchrun sync makes another."
+        ),
+    ] = 0
     workspace_commit: Annotated[
         str,
         Meta(

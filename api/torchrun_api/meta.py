@@ -54,6 +54,10 @@ class ChildAnnotations(Wire, frozen=True, kw_only=True):
 
     workspace_sha256: str = field(default="", name="torchrun.ai/workspace-sha256")
     source: str = field(default="", name="torchrun.ai/source")
+    workspace_base: str = field(default="", name="torchrun.ai/workspace-base")
+    after_revision: str = field(default="", name="torchrun.ai/after-revision")
+    revision: str = field(default="", name="torchrun.ai/revision")
+    development: str = field(default="", name="torchrun.ai/development")
     start: str = field(default="", name="torchrun.ai/start")
     restarts: str = field(default="", name="torchrun.ai/restarts")
     disruptions: str = field(default="", name="torchrun.ai/disruptions")

@@ -43,6 +43,8 @@ STATE = f"{GROUP}/state"
 WANTED_NODES = f"{GROUP}/wanted-nodes"
 # Of a worker: the go-ahead of the start gate, once nothing of an older gang can run any more.
 START = f"{GROUP}/start"
+# Of a sync pod that stands by: it takes any workspace, as a revision later than this one.
+AFTER_REVISION = f"{GROUP}/after-revision"
 # Of a worker: the revision of the workspace that it shall run, and whether edits are expected.
 REVISION = f"{GROUP}/revision"
 DEVELOPMENT = f"{GROUP}/development"

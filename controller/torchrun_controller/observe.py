@@ -15,7 +15,7 @@ from torchrun_api.meta import ChildMeta
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.progress.reports import Reports
 from torchrun_controller.reconcile import fence
-from torchrun_controller.reconcile.observed import Conflict, Observed, Rejection
+from torchrun_controller.reconcile.observed import Base, Conflict, Observed, Rejection
 from torchrun_controller.reconcile.workers import alive
 from torchrun_controller.store import Store
 
@@ -137,9 +137,20 @@ def observe(
         conflicts=found,
         rejection=rejection,
         warnings=tuple(sorted(warnings, key=_when)),
+        base=_base(caches, job),
         nodes=None if nodes is None else _named(nodes, _nodes_of(job, gangs, attempts)),
         progress=reports.of((namespace, name), latest) if reports is not None else None,
     )
+
+
+def _base(caches: Caches, job: TorchrunJob) -> Base | None:
+    namespace = job.metadata.namespace
+    name = job.metadata.annotations.get(names.WORKSPACE_BASE, "")
+    claim = caches.claims.get(namespace, names.workspace_claim(name)) if name else None
+    if claim is None:
+        return None
+    pods = caches.pods.by_index(JOB_INDEX, index_key(namespace, name))
+    return Base(claim=claim, in_use=any(alive(pod) for pod in pods))
 
 
 def _nodes_of(job: TorchrunJob, gangs: list[Pod], attempts: list[Job]) -> set[str]:

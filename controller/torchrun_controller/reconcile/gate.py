@@ -1,13 +1,16 @@
-"""The start gate: no rank of a gang starts beside one of an older gang that may still run."""
+"""What workers are told: the start gate, and the code that they shall run.
+
+No rank of a gang starts beside one of an older gang that may still run.
+"""
 
 from datetime import datetime
 
 from torchrun_api import names
-from torchrun_api.core import Job
+from torchrun_api.core import Job, Pod
 from torchrun_api.job import UnfencedWorker
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import PODS
-from torchrun_controller.reconcile import fence
+from torchrun_controller.reconcile import fence, reload
 from torchrun_controller.reconcile.observed import Observed
 from torchrun_controller.reconcile.plan import Apply
 from torchrun_controller.reconcile.workers import Why, alive, attempt_of
@@ -15,32 +18,49 @@ from torchrun_controller.reconcile.workers import Why, alive, attempt_of
 TOLD = 4
 
 
-def open_gate(observed: Observed, now: datetime) -> tuple[Apply, ...]:
-    """The go-ahead for each worker that does not have it yet, where the gang may start."""
+def instruct(observed: Observed, now: datetime) -> tuple[Apply, ...]:
+    """What the workers' launchers are to be told and have not been.
+
+    The go-ahead, where the gang may start; the workspace's revision, where all can change together.
+    """
     child = observed.child_jobs[-1]
     holders = fence.holders(observed, attempt_of(child.metadata), now)
-    if holders.pods or not _by_epoch(child, holders.unfenced):
-        return ()
-    annotations: JsonObject = {names.START: str(attempt_of(child.metadata))}
+    opens = not holders.pods and _by_epoch(child, holders.unfenced)
+    start: JsonObject = {names.START: str(attempt_of(child.metadata))}
     if holders.unfenced:
-        annotations[names.FENCE] = fence.instruction(holders.unfenced, now)
+        start[names.FENCE] = fence.instruction(holders.unfenced, now)
+    together = all(alive(pod) for pod in observed.workers)
+    code = reload.told(observed) if together else {}
     return tuple(
-        Apply(
-            PODS,
-            {
-                "apiVersion": "v1",
-                "kind": "Pod",
-                "metadata": {
-                    "name": pod.metadata.name,
-                    "namespace": pod.metadata.namespace,
-                    "annotations": annotations,
-                },
-            },
-            uid=pod.metadata.uid,
-        )
+        tell
         for pod in observed.workers
-        if pod.metadata.annotations.start != annotations[names.START] and alive(pod)
+        if alive(pod) and (tell := _tell(pod, start if opens else {}, code)) is not None
     )
+
+
+def _tell(pod: Pod, start: JsonObject, code: JsonObject) -> Apply | None:
+    """All annotations that are ours: what is left out of an apply is taken away."""
+    said = pod.metadata.annotations
+    before: JsonObject = {
+        names.START: said.start,
+        names.FENCE: said.fence,
+        names.REVISION: said.revision,
+        names.DEVELOPMENT: said.development,
+    }
+    before = {name: value for name, value in before.items() if value}
+    opened = said.start == start.get(names.START)
+    after = {**before, **({} if opened else start), **code}
+    if code and names.DEVELOPMENT not in code:
+        after.pop(names.DEVELOPMENT, None)
+    if after == before:
+        return None
+    metadata: JsonObject = {
+        "name": pod.metadata.name,
+        "namespace": pod.metadata.namespace,
+        "annotations": after,
+    }
+    body: JsonObject = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata}
+    return Apply(PODS, body, uid=pod.metadata.uid)
 
 
 def is_open(observed: Observed) -> bool:

@@ -7,7 +7,7 @@ from torchrun_api.job import Attempt, TorchrunJob, UnfencedWorker
 from torchrun_api.json import JsonObject, JsonValue
 from torchrun_api.kinds import JOBS
 from torchrun_api.queue import TorchrunQueue
-from torchrun_controller.reconcile import avoid, fence, network, progress, storage
+from torchrun_controller.reconcile import avoid, fence, network, progress, reload, storage
 from torchrun_controller.reconcile import environment as environments
 from torchrun_controller.reconcile.environment import Environment
 from torchrun_controller.reconcile.merge import merge
@@ -68,8 +68,12 @@ def child_job(
             "parallelism": run.size.nodes,
             "backoffLimit": 0,
             "podReplacementPolicy": "Failed",
-            "template": avoid.prefer_others(
-                worker_template(job, queue, run, environment, attempt, start, defaults), avoided
+            "template": reload.marked(
+                avoid.prefer_others(
+                    worker_template(job, queue, run, environment, attempt, start, defaults),
+                    avoided,
+                ),
+                observed,
             ),
         },
     }

@@ -25,6 +25,13 @@ class Rejection(Struct, frozen=True):
     message: str
 
 
+class Base(Struct, frozen=True, kw_only=True):
+    """Another job's workspace claim; `in_use`: a pod of that job may have it mounted."""
+
+    claim: PersistentVolumeClaim
+    in_use: bool
+
+
 class Observed(Struct, frozen=True, kw_only=True):
     """The present state of one job. Lists hold only objects that the job's UID controls.
 
@@ -35,7 +42,8 @@ class Observed(Struct, frozen=True, kw_only=True):
     apply showed. `warnings` regard its claims, its latest child Job and that Job's pods, in the
     order of time. `progress` is what a worker of the latest child Job has told this process last.
     `nodes` holds those of its pods, of unfenced workers and of earlier failures, as far as they
-    exist; it is None where nothing is known of nodes, as none may be read.
+    exist; it is None where nothing is known of nodes, as none may be read. `base` is what the
+    job's annotation names, if that is there.
     """
 
     job: TorchrunJob
@@ -53,6 +61,7 @@ class Observed(Struct, frozen=True, kw_only=True):
     warnings: tuple[CoreEvent, ...] = ()
     progress: Progress | None = None
     nodes: dict[str, Node] | None = None
+    base: Base | None = None
 
 
 class Defaults(Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from torchrun_api.job import Attempt, TorchrunJobStatus, WorkersStatus
 from torchrun_api.meta import Condition
 from torchrun_api.queue import TorchrunQueueSpec
 from torchrun_api.unsupported import not_yet_supported
-from torchrun_controller.reconcile import avoid, delivery, fence, gang, progress, storage
+from torchrun_controller.reconcile import avoid, delivery, fence, gang, progress, reload, storage
 from torchrun_controller.reconcile.conditions import Claimed, update
 from torchrun_controller.reconcile.decision import Decision
 from torchrun_controller.reconcile.ends import seconds_run
@@ -80,6 +80,7 @@ def compose(observed: Observed, decision: Decision, row: Row, now: datetime) -> 
         if phase != "Running"
         else present.running_seconds,
         attempts=attempts,
+        workspace_revision=reload.running(observed),
         workspace_commit=decision.commit or present.workspace_commit,
         start_time=present.start_time or (now if phase in ("Running", "Succeeded") else None),
         completion_time=now if ended else None,

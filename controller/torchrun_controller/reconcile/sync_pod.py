@@ -2,7 +2,7 @@
 
 from torchrun_api import names
 from torchrun_api.job import TorchrunJob
-from torchrun_api.json import JsonObject
+from torchrun_api.json import JsonObject, JsonValue
 from torchrun_api.kinds import PODS
 from torchrun_controller.reconcile import source
 from torchrun_controller.reconcile.objects import RESTRICTED_CONTAINER, RUNTIME_USER, env, metadata
@@ -11,6 +11,7 @@ from torchrun_controller.reconcile.plan import Apply
 from torchrun_controller.reconcile.run import Claim
 
 SYNC_DIR = "/workspace"
+BASE_DIR = "/torchrun-base"
 # Memory of a sync pod: git's index-pack holds objects and their bases in it.
 UPLOAD_MEMORY = "512Mi"
 FETCH_MEMORY = "1Gi"
@@ -25,15 +26,28 @@ UPLOAD_PORT: JsonObject = {
 
 
 def sync_pod(
-    job: TorchrunJob, wanted: Claim, number: int, defaults: Defaults, commit: str = ""
+    job: TorchrunJob,
+    wanted: Claim,
+    number: int,
+    defaults: Defaults,
+    commit: str = "",
+    *,
+    after: int | None = None,
+    base: str = "",
 ) -> Apply:
     """Under the restricted Pod Security profile, without a token; it alone sees the Secret.
 
-    `commit`, if any, is the only content that is taken.
+    `commit`, if any, is the only content that is taken. With `after` it stands by for any upload,
+    which becomes a revision later than that. `base` is a job whose workspace it may reuse.
     """
-    upload = source.upload_digest(job)
+    upload = source.upload_digest(job) if after is None else ""
     meta = metadata(job, names.sync_pod(job.metadata.name, number), names.SYNC)
-    made_for = {names.WORKSPACE_SHA256: upload, names.SOURCE: source.digest(job)}
+    made_for = {
+        names.WORKSPACE_SHA256: upload,
+        names.SOURCE: source.digest(job),
+        names.WORKSPACE_BASE: base,
+        names.AFTER_REVISION: "" if after is None else str(after),
+    }
     if any(made_for.values()):
         meta["annotations"] = {name: value for name, value in made_for.items() if value}
     body: JsonObject = {
@@ -52,18 +66,32 @@ def sync_pod(
                 "fsGroupChangePolicy": "OnRootMismatch",
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
-            "containers": [_container(job, defaults, commit)],
+            "containers": [_container(job, defaults, commit, upload, after, base)],
             "volumes": [
                 {"name": "workspace", "persistentVolumeClaim": {"claimName": wanted.name}},
                 {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}},
                 *source.secret_volumes(job),
+                *_base_volumes(base),
             ],
         },
     }
     return Apply(PODS, body)
 
 
-def _container(job: TorchrunJob, defaults: Defaults, commit: str) -> JsonObject:
+def _base_volumes(base: str) -> list[JsonValue]:
+    if not base:
+        return []
+    claim: JsonObject = {"claimName": names.workspace_claim(base), "readOnly": True}
+    return [{"name": "base", "persistentVolumeClaim": claim}]
+
+
+def _base_mounts(base: str) -> list[JsonValue]:
+    return [{"name": "base", "mountPath": BASE_DIR, "readOnly": True}] if base else []
+
+
+def _container(
+    job: TorchrunJob, defaults: Defaults, commit: str, upload: str, after: int | None, base: str
+) -> JsonObject:
     fetched = source.is_fetched(job)
     container: JsonObject = {
         "name": names.SYNC_CONTAINER,
@@ -75,7 +103,9 @@ def _container(job: TorchrunJob, defaults: Defaults, commit: str) -> JsonObject:
             *env(
                 TORCHRUN_SYNC_DIR=SYNC_DIR,
                 TORCHRUN_SYNC_PORT=str(names.SYNC_PORT),
-                TORCHRUN_SYNC_SHA256=source.upload_digest(job) or None,
+                TORCHRUN_SYNC_SHA256=upload or None,
+                TORCHRUN_SYNC_AFTER=None if after is None else str(after),
+                TORCHRUN_SYNC_BASE=BASE_DIR if base else None,
             ),
         ],
         "resources": {
@@ -88,6 +118,7 @@ def _container(job: TorchrunJob, defaults: Defaults, commit: str) -> JsonObject:
             {"name": "workspace", "mountPath": SYNC_DIR},
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  # the path that libraries know
             *source.secret_mounts(job),
+            *_base_mounts(base),
         ],
     }
     return container if fetched else container | UPLOAD_PORT

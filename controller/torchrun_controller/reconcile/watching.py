@@ -4,7 +4,7 @@ from datetime import datetime
 
 from msgspec.structs import replace
 
-from torchrun_controller.reconcile import elastic, gang, gate, workspace
+from torchrun_controller.reconcile import elastic, gang, gate, reload, workspace
 from torchrun_controller.reconcile.advance import (
     QUEUE_FOUND,
     Successor,
@@ -45,9 +45,27 @@ def watch(observed: Observed, policy: Policy, now: datetime, defaults: Defaults)
         return suspend(observed, now)
     if failure is not None:
         return _after_failure(observed, decision, failure, policy, now, defaults)
-    applies = (*missing_service(observed), *gate.open_gate(observed, now))
+    applies = (*missing_service(observed), *gate.instruct(observed, now))
     lives = replace(decision, applies=applies, deletes=gang.end_ghosts(observed))
-    return elastic.adapt(observed, lives, now, defaults)
+    return _with_newer_code(elastic.adapt(observed, lives, now, defaults), observed, now, defaults)
+
+
+def _with_newer_code(
+    decision: Decision, observed: Observed, now: datetime, defaults: Defaults
+) -> Decision:
+    """Go on with the sync pod beside the gang, unless the gang is about to be another."""
+    if decision.finding not in (Finding.GANG_RUNNING, Finding.GANG_STARTING):
+        return decision
+    step = reload.sync(observed, now, defaults)
+    if step is None:
+        return decision
+    waits = [s for s in (decision.requeue_after, step.requeue_after) if s is not None]
+    return replace(
+        decision,
+        applies=(*decision.applies, *step.applies),
+        deletes=(*decision.deletes, *step.deletes),
+        requeue_after=min(waits, default=None),
+    )
 
 
 def _timed_out(decision: Decision, observed: Observed, policy: Policy) -> Decision:

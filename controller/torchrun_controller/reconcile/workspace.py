@@ -22,6 +22,7 @@ from torchrun_controller.reconcile.workers import Why, alive, delete
 
 FIRST_RETRY = timedelta(seconds=10)
 LONGEST_RETRY = timedelta(minutes=5)
+BASE_WAIT = timedelta(seconds=20)
 KEPT_SYNC_PODS = 3
 NO_WORKSPACE = Why("NoWorkspace", "the code is in the image")
 SYNCED = Why("Synced", "the workspace is in its claim")
@@ -58,6 +59,7 @@ class SyncVerdict(Wire, frozen=True, kw_only=True):
     commit: str = ""
     sha256: str = ""
     manifest: str = ""
+    revision: int = 0
     reason: str = ""
     message: str = ""
     permanent: bool = False
@@ -83,22 +85,23 @@ def prepare(
             why=Why("Creating", f"claim {wanted.name} and a sync pod are being made"),
             applies=(
                 claim(job, wanted, names.WORKSPACE),
-                _pod(job, wanted, way, number, defaults, _pinned(job, latest)),
+                _pod(job, wanted, way, number, defaults, _pinned(job, latest), _base(observed)),
             ),
         )
+    made = None if way.store else published(observed)
+    if made is not None:
+        return _ready(job, made)
     if latest is None:
         assert held is not None
         if not way.store and held.status.phase != "Pending" and _was_ready(job):
             return _ready(job, SyncVerdict())
         return _next_pod(observed, wanted, way, 0, defaults)
     number = number_of(latest)
-    current = _is_current(job, latest) and latest.metadata.annotations.delivery == way.store
+    current = takes(job, latest) and latest.metadata.annotations.delivery == way.store
     if latest.metadata.deletion_timestamp is not None:
         reason = delivery.REASON if delivery.decided(observed) else "SyncPodEnding"
         return _syncing(Why(reason, f"pod {latest.metadata.name} is being deleted"))
     match latest.status.phase:
-        case "Succeeded" if current and not way.store:
-            return _ready(job, _end(latest)[1])
         case "Running" if current and delivery.serves(latest) and delivery.is_serving(latest):
             return _ready_to_serve(job, latest, way)
         case "Failed" if current:
@@ -109,9 +112,73 @@ def prepare(
             return _replace(latest, way)
         case _ if (said := _end(latest)[1]).reason:
             return _started_again(observed.job, said)
+        case "" | "Pending" if (left := _base_left(latest, now)) is not None:
+            if left <= 0:
+                # The next one is made without: only the pod that comes with its claim has a base.
+                return _replace(latest, way)
+            return replace(_syncing(_why_syncing(observed, latest, held)), requeue_after=left)
         case _:
             why = _why_syncing(observed, latest, held)
             return replace(_syncing(why), requeue_after=way.left)
+
+
+def published(observed: Observed) -> SyncVerdict | None:
+    """What the last sync pod that ended well has made, where that is what the job asks for."""
+    job, done = observed.job, _done(observed)
+    if not done:
+        return None
+    made = _end(done[-1])[1]
+    same = made.sha256 == source.upload_digest(job) and takes(job, done[-1])
+    return made if same or _is_current(job, done[-1]) else None
+
+
+def revision(observed: Observed) -> int:
+    """The newest revision of the workspace that is known to be whole; 0 for none."""
+    made = (_end(pod)[1].revision for pod in _done(observed))
+    return max(made, default=0) or observed.job.status.workspace_revision
+
+
+def _done(observed: Observed) -> list[Pod]:
+    """Sync pods that ended well; what those before the present claim made is gone with theirs."""
+    name = names.workspace_claim(observed.job.metadata.name)
+    held = next((c for c in observed.claims if c.metadata.name == name), None)
+    since = held.metadata.creation_timestamp if held else None
+    return [
+        pod
+        for pod in observed.sync_pods
+        if pod.status.phase == "Succeeded"
+        and not (since and (made := pod.metadata.creation_timestamp) and made < since)
+    ]
+
+
+def takes(job: TorchrunJob, pod: Pod) -> bool:
+    """Whether the pod takes what the job asks for, be it among other things."""
+    stands_by = bool(pod.metadata.annotations.after_revision)
+    return _is_current(job, pod) or (stands_by and not source.is_fetched(job))
+
+
+def _base(observed: Observed) -> str:
+    """The job whose workspace the first sync pod can mount beside its own; "" for none.
+
+    It may go with what else mounts it, or has it for itself.
+    """
+    base = observed.base
+    if base is None or base.claim.status.phase != "Bound":
+        return ""
+    if base.claim.metadata.deletion_timestamp or base.claim.metadata.labels.component != (
+        names.WORKSPACE
+    ):
+        return ""
+    shared = {"ReadWriteMany", "ReadOnlyMany"} & {*base.claim.spec.access_modes}
+    return "" if base.in_use and not shared else base.claim.metadata.labels.torchrun_job
+
+
+def _base_left(pod: Pod, now: datetime) -> float | None:
+    """Seconds that a pod with a base has to start; None where it has none."""
+    created = pod.metadata.creation_timestamp
+    if not pod.metadata.annotations.workspace_base or created is None:
+        return None
+    return (created + BASE_WAIT - now).total_seconds()
 
 
 def _ready(job: TorchrunJob, said: SyncVerdict) -> Workspace:
@@ -166,26 +233,49 @@ def number_of(pod: Pod) -> int:
 
 
 def _pod(
-    job: TorchrunJob, wanted: Claim, way: Route, number: int, defaults: Defaults, commit: str
+    job: TorchrunJob,
+    wanted: Claim,
+    way: Route,
+    number: int,
+    defaults: Defaults,
+    commit: str,
+    base: str = "",
 ) -> Apply:
     if way.store:
         return serve_pod(job, wanted, way.store, number, defaults, commit)
-    return sync_pod(job, wanted, number, defaults, commit)
+    return sync_pod(job, wanted, number, defaults, commit, base=base)
 
 
 def _next_pod(
     observed: Observed, wanted: Claim, way: Route, number: int, defaults: Defaults
 ) -> Workspace:
     """One more sync pod; only the last few are kept."""
-    stale = observed.sync_pods[: -KEPT_SYNC_PODS + 1]
     latest = observed.sync_pods[-1] if observed.sync_pods else None
     pod = _pod(observed.job, wanted, way, number, defaults, _pinned(observed.job, latest))
     return Workspace(
         progress=Progress.SYNCING,
         why=Why("Creating", "a sync pod is being made"),
         applies=(pod,),
-        deletes=tuple(delete(pod) for pod in stale),
+        deletes=stale(observed),
     )
+
+
+def stale(observed: Observed) -> tuple[Delete, ...]:
+    """Sync pods that make room for one more."""
+    return tuple(delete(pod) for pod in observed.sync_pods[: -KEPT_SYNC_PODS + 1])
+
+
+def retry_left(observed: Observed, now: datetime) -> float:
+    """Seconds until another sync pod may follow the last one; 0 where that did not fail."""
+    latest = observed.sync_pods[-1] if observed.sync_pods else None
+    if latest is None or latest.status.phase != "Failed":
+        return 0.0
+    return ((_end(latest)[0] or now) + _delay(latest) - now).total_seconds()
+
+
+def _delay(pod: Pod) -> timedelta:
+    factor: int = 2 ** min(number_of(pod), 10)
+    return min(FIRST_RETRY * factor, LONGEST_RETRY)
 
 
 def _replace(pod: Pod, way: Route) -> Workspace:
@@ -221,7 +311,7 @@ def _after_failure(
     if said.permanent:
         return _refused(observed.job, said, text)
     number = number_of(pod)
-    delay = min(FIRST_RETRY * 2 ** min(number, 10), LONGEST_RETRY)
+    delay = _delay(pod)
     left = ((ended or now) + delay - now).total_seconds()
     if left <= 0:
         return _next_pod(observed, wanted, way, number + 1, defaults)

@@ -1,0 +1,101 @@
+"""Hot reload: newer code for a gang that lives, and a sync pod that stands by for it.
+
+A sync pod that ended well has made a revision of the workspace. The newest is named in an
+annotation of every worker; its launcher copies what changed and starts the command again, all nodes
+together, in the pods that are there.
+"""
+
+from datetime import datetime
+
+from torchrun_api import names
+from torchrun_api.json import JsonObject, JsonValue
+from torchrun_controller.reconcile import source, workspace
+from torchrun_controller.reconcile.observed import Defaults, Observed
+from torchrun_controller.reconcile.run import Claim
+from torchrun_controller.reconcile.sync_pod import sync_pod
+from torchrun_controller.reconcile.workers import alive, delete
+from torchrun_controller.reconcile.workspace import Progress, Workspace
+
+
+def sync(observed: Observed, now: datetime, defaults: Defaults) -> Workspace | None:
+    """The next step towards newer code, beside a gang that lives; None where there is no claim."""
+    job = observed.job
+    name = names.workspace_claim(job.metadata.name)
+    held = next((c for c in observed.claims if c.metadata.name == name), None)
+    if any(pod.metadata.annotations.delivery for pod in observed.sync_pods):
+        return None  # what a pod serves is there once
+    if source.source_of(job).source != "zip":
+        return None  # what is fetched is asked for by name, and changes with the next gang alone
+    if held is None or held.metadata.deletion_timestamp is not None:
+        return None
+    wanted = Claim(name=name, mount_path="")
+    step = workspace.prepare(observed, wanted, now, defaults)
+    if step.progress is not Progress.READY:
+        return step
+    alive_ones = [pod for pod in observed.sync_pods if alive(pod)]
+    if not job.spec.development:
+        ends = tuple(delete(p) for p in alive_ones if p.metadata.deletion_timestamp is None)
+        return Workspace(progress=step.progress, why=step.why, deletes=ends)
+    known = workspace.revision(observed)
+    if not known or alive_ones:
+        return None
+    left = workspace.retry_left(observed, now)
+    if left > 0:
+        return Workspace(progress=step.progress, why=step.why, requeue_after=left)
+    number = workspace.number_of(observed.sync_pods[-1]) + 1 if observed.sync_pods else 0
+    return Workspace(
+        progress=step.progress,
+        why=step.why,
+        applies=(sync_pod(job, wanted, number, defaults, after=known),),
+        deletes=workspace.stale(observed),
+    )
+
+
+def told(observed: Observed) -> JsonObject:
+    """Annotations of the workers: what they shall run, and whether edits are expected."""
+    made: JsonObject = {}
+    known = workspace.revision(observed)
+    if known:
+        made[names.REVISION] = str(known)
+    if observed.job.spec.development:
+        made[names.DEVELOPMENT] = "true"
+    return made
+
+
+def marked(template: JsonObject, observed: Observed) -> JsonObject:
+    """The workers' template with the same, and the revision that the gang begins with."""
+    metadata, spec = template["metadata"], template["spec"]
+    assert isinstance(metadata, dict)
+    assert isinstance(spec, dict)
+    annotations = metadata.get("annotations") or {}
+    assert isinstance(annotations, dict)
+    added = told(observed)
+    if not added:
+        return template
+    first = added.get(names.REVISION)
+    containers = spec["containers"]
+    assert isinstance(containers, list)
+    return {
+        **template,
+        "metadata": {**metadata, "annotations": {**annotations, **added}},
+        "spec": {**spec, "containers": [_begins(c, first) for c in containers]},
+    }
+
+
+def _begins(container: JsonValue, revision: JsonValue) -> JsonValue:
+    assert isinstance(container, dict)
+    env = container.get("env")
+    if container.get("name") != names.TRAINER_CONTAINER or not revision:
+        return container
+    assert isinstance(env, list)
+    variable: JsonObject = {"name": "TORCHRUN_WORKSPACE_REVISION", "value": revision}
+    return {**container, "env": [*env, variable]}
+
+
+def running(observed: Observed) -> int:
+    """The revision that every worker of the gang has been told to run."""
+    said = [pod.metadata.annotations.revision for pod in observed.workers]
+    present = observed.job.status.workspace_revision
+    if not observed.child_jobs or not said:
+        return present
+    return min(int(text) if text.isdecimal() else present for text in said)
