@@ -123,6 +123,21 @@ def test_a_sync_pod_removed_after_its_work_is_not_made_again():
     assert world.created[-1] == (JOBS.plural, "train-r1")
 
 
+def test_a_claim_that_was_made_again_before_anybody_knew_is_filled_first():
+    world = World(make_job(numNodes=1, volumes=ZIP), make_queue())
+    world.settle()
+    world.sync_done()
+    world.settle()
+    del world.objects[PODS.plural, "train-sync-0"]
+    del world.objects[CLAIMS.plural, "train-workspace"]
+    world.delete_child_job()
+    world.step(1)  # killed after the claim
+    world.claim_is("Pending")
+    world.settle()
+    assert world.created[-1] == (PODS.plural, "train-sync-0")
+    assert (JOBS.plural, "train-r1") not in world.created
+
+
 UNBOUND = "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims."
 
 
