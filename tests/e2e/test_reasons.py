@@ -24,7 +24,9 @@ FOREIGN: dict[str, tuple[Kind, str, JsonObject]] = {
 
 
 def test_each_obstacle_is_told_and_stops_no_neighbour(space: Space):
-    storage = {"workspace": {"enabled": True, "size": "1Mi", "storageClassName": "no-such-class"}}
+    storage = {
+        "workspace": {"size": "1Mi", "storageClassName": "no-such-class", "delivery": "shared"}
+    }
     space.apply(
         queue("broken", "localhost:1/no/such:image"),
         job("pull", "broken", HELLO),

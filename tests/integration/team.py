@@ -6,7 +6,8 @@ from typing import Any
 from integration.controller_process import Api, eventually
 
 GROUP = "/apis/torchrun.ai/v1alpha1"
-WORKSPACE = {"workspace": {"source": "zip"}}
+# Nothing binds claims here: left to itself a job would do without its one.
+WORKSPACE = {"workspace": {"source": "zip", "delivery": "shared"}}
 
 
 class Team:

@@ -109,6 +109,16 @@ def test_no_default_class(team: Team) -> None:
     assert "set storageClassName" in status["message"]
 
 
+def test_without_a_class_a_pod_of_the_job_serves(team: Team) -> None:
+    """Under the restricted profile, as the real API server judges it."""
+    label = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
+    team.api.patch(f"/api/v1/namespaces/{team.name}", label)
+    team.submit("run", volumes={"workspace": {"source": "zip"}})
+    pod = team.has(f"{team.core}/pods/run-serve-0")
+    assert [container["name"] for container in pod["spec"]["containers"]] == ["sync", "serve"]
+    assert team.children("pods", "run") == ["run-serve-0"]
+
+
 def test_a_claim_for_one_node_and_a_gang_of_two(team: Team) -> None:
     workspace = {**WORKSPACE["workspace"], "accessMode": "ReadWriteOnce"}
     team.submit("run", volumes={"workspace": workspace})
