@@ -127,6 +127,7 @@ def tensorboard(
     worker = find(target, name, node, None)
     local, _, remote = port.partition(":")
     remote = remote or local
+    _check_port(local)
     _check_tensorboard(worker)
     words = ["sh", "-c", _TENSORBOARD, "sh", f"--logdir={directory}", f"--port={remote}",
              "--host=127.0.0.1"]  # fmt: skip
@@ -137,18 +138,15 @@ def tensorboard(
         stderr=subprocess.PIPE,
         process_group=0,  # Ctrl-C is for this program, which ends TensorBoard in the pod then
     )
-    forwarded = subprocess.Popen(
-        worker.kubectl("port-forward", f"--address={address}", f"pod/{worker.pod}",
-                       f"{local}:{remote}"),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        process_group=0,
-    )  # fmt: skip
+    command = worker.kubectl(
+        "port-forward", f"--address={address}", f"pod/{worker.pod}", f"{local}:{remote}"
+    )
+    forwards = [_forward(command)]
     try:
-        _until_it_answers(served, forwarded, local)
+        _until_it_answers(served, forwards, command, local)
         at = f"http://localhost:{local}/"
         terminal.note(f"TensorBoard of {directory} in {worker.pod}: {at} (Ctrl-C ends it)")
-        while served.poll() is None and forwarded.poll() is None:
+        while served.poll() is None and forwards[-1].poll() is None:
             time.sleep(0.2)
         raise ClusterProblem(f"The connection to {worker.pod} ended; is its pod still there?")
     except KeyboardInterrupt:
@@ -158,8 +156,9 @@ def tensorboard(
     finally:
         assert served.stdin is not None
         served.stdin.close()
-        forwarded.terminate()
-        for process in (served, forwarded):
+        for process in forwards:
+            process.terminate()
+        for process in (served, *forwards):
             try:
                 process.wait(_END_SECONDS)
             except subprocess.TimeoutExpired:
@@ -185,26 +184,54 @@ def _check_tensorboard(worker: Worker) -> None:
     )
 
 
+def _check_port(port: str) -> None:
+    import socket
+
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", int(port)))
+        except OSError as error:
+            raise UsageProblem(
+                f"The local port {port} cannot be used ({error.strerror}): give another, as"
+                f" {int(port) + 1}:{TENSORBOARD_PORT}."
+            ) from error
+
+
+def _forward(command: list[str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,  # it complains while nobody listens in the pod yet, and ends
+        process_group=0,
+    )
+
+
 def _until_it_answers(
-    served: subprocess.Popen[bytes], forwarded: subprocess.Popen[bytes], port: str
+    served: subprocess.Popen[bytes],
+    forwards: list[subprocess.Popen[bytes]],
+    command: list[str],
+    port: str,
 ) -> None:
+    """Wait for an answer of TensorBoard; a port-forward that has ended gets a successor."""
     import http.client
 
     until = time.monotonic() + _ANSWER_SECONDS
     while time.monotonic() < until:
-        if forwarded.poll() is not None:
-            raise ClusterProblem(f"kubectl port-forward ended; is the local port {port} free?")
         if served.poll() is not None:
             assert served.stderr is not None
             said = served.stderr.read().decode(errors="replace").strip().splitlines()
             raise ClusterProblem(f"tensorboard ended in the pod: {said[-1] if said else ''}")
+        if forwards[-1].poll() is not None:
+            forwards.append(_forward(command))
         connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=2)
         try:
             connection.request("HEAD", "/")
             connection.getresponse()
             return
         except (OSError, http.client.HTTPException):
-            time.sleep(0.3)
+            time.sleep(0.5)
         finally:
             connection.close()
     raise ClusterProblem(f"tensorboard does not answer within {_ANSWER_SECONDS:.0f} s.")

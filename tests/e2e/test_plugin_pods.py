@@ -51,8 +51,9 @@ def test_logs_of_the_attempt_before_come_from_a_worker_and_later_from_the_claim(
     assert "[1] first words of node 1" in out
     assert "[0] first words of node 0" in out, err
     assert "log-reader" not in err
-    code, out, err = plugin(space, tmp_path, "exec", "run", "--node", "1", "--", "sh", "-c",
-                            "echo inside $NODE_RANK; exit 7")  # fmt: skip
+    inside = ["sh", "-c", "echo inside $NODE_RANK; exit 7"]  # what the helper adds are $0 and $1
+    arguments = ["exec", "run", "--node", "1", "-n", space.name, "--", *inside]
+    code, out, err = plugin(space, tmp_path, *arguments)
     assert (code, out) == (7, "inside 1\n"), err
     space.wait_phase("run", "Succeeded")
     space.kubectl(
@@ -63,7 +64,7 @@ def test_logs_of_the_attempt_before_come_from_a_worker_and_later_from_the_claim(
     assert out == "[0] first words of node 0\n" or "[0] first words of node 0" in out
     assert "with the pod run-log-reader" in err
     until(lambda: space.api.get(PODS.path(space.name, "run-log-reader")).status_code == 404)
-    code, _, err = plugin(space, tmp_path, "exec", "run", "--", "true")
+    code, _, err = plugin(space, tmp_path, "exec", "run")
     assert code == 2
     assert "does not run: the job is Succeeded" in err
 
