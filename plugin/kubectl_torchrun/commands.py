@@ -15,6 +15,7 @@ from kubectl_torchrun.kubectl import Target, namespace, proxy
 from kubectl_torchrun.manifest import Request
 from kubectl_torchrun.mirror import Mirror
 from kubectl_torchrun.pack import human
+from kubectl_torchrun.reload import Reload
 from kubectl_torchrun.remembered import Memory, Sent, Workspace
 from kubectl_torchrun.session import Cluster
 from kubectl_torchrun.slices import JOBS, QUEUES, Job
@@ -34,6 +35,7 @@ class SubmitOptions(NamedTuple):
     wait: str = ""  # a phase or condition, where nothing is followed
     timeout: float | None = None
     deletes: bool = False  # whether a second Ctrl-C deletes the job
+    watch: bool = False  # whether each edit is sent
 
 
 def submit(target: Target, request: Request, options: SubmitOptions, terminal: Terminal) -> int:
@@ -77,7 +79,7 @@ def _print_only(
 
 
 def sync(target: Target, name: str, options: SubmitOptions, terminal: Terminal) -> int:
-    """Upload the directory to a job that waits for it; the exit code. Raises Problem.
+    """Upload the directory to a job that waits for it, or runs; the exit code. Raises Problem.
 
     A job that fetches its workspace by itself is told to do so once more.
     """
@@ -92,11 +94,14 @@ def sync(target: Target, name: str, options: SubmitOptions, terminal: Terminal) 
             when = "with its next workers" if job.workspace_ready else "now"
             terminal.note(f"{name} fetches its workspace from {workspace_of.source} again, {when}.")
             return 0
-        _check_waits(job)
+        _check_takes(job)
+        memory = Memory(target, where, options.directory)
+        if job.workspace_ready or options.watch:
+            edits = Reload(cluster, name, options.directory, memory, terminal, options.pod_wait)
+            return edits.watch() if options.watch else edits.once()
         found = tree.scan(options.directory)
         pack.check(found)
         tell_left_out(found, terminal)
-        memory = Memory(target, where, options.directory)
         workspace = look(memory, found, terminal)
         sha256 = workspace.manifest.sha256
         named = job.metadata.annotations.get(names.WORKSPACE_SHA256, "")
@@ -272,16 +277,15 @@ def _give_up(cluster: Cluster, name: str) -> str:
     return f"Give it up:\n  {cluster.command(f'delete torchrunjob {name}')}"
 
 
-def _check_waits(job: Job) -> None:
+def _check_takes(job: Job) -> None:
     name, workspace = job.metadata.name, job.spec.volumes.workspace
     if workspace is None or not workspace.enabled or workspace.source != "zip":
         raise UsageProblem(
             f"{name} takes no upload: it has no spec.volumes.workspace with source zip."
         )
-    if job.workspace_ready or job.ended:
+    if job.ended:
         raise UsageProblem(
-            f"{name} has its workspace already (it is {job.status.phase})."
-            " To run other code: kubectl torchrun submit"
+            f"{name} is over (it is {job.status.phase}). To run other code: kubectl torchrun submit"
         )
 
 

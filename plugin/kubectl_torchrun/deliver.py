@@ -208,7 +208,10 @@ def find_pod(mirror: Mirror, sha256: str) -> str | Arrived | None:
         raise RunProblem(f"The job is {status.phase} ({status.reason}): {status.message}")
     if status.reason == "InvalidSpec":
         raise RunProblem(f"The job cannot run as it is: {status.message}")
-    pods = [pod for pod in mirror.of_component(names.SYNC) if _takes(pod, sha256)]
+    pods = mirror.of_component(names.SYNC)
+    if mirror.reloads and pods:  # what earlier pods made is not what runs
+        pods = [max(pods, key=_number)]
+    pods = [pod for pod in pods if _takes(pod, sha256)]
     if not pods:
         return None
     latest = max(pods, key=_number)

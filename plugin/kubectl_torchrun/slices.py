@@ -104,6 +104,7 @@ class JobStatusSlice(Wire, frozen=True, kw_only=True):
     restarts: int = 0
     disruptions: int = 0
     attempts: tuple[AttemptSlice, ...] = ()
+    workspace_revision: int = 0
     start_time: datetime | None = None
     completion_time: datetime | None = None
 

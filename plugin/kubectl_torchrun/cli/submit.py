@@ -215,24 +215,28 @@ def _sent(directory: str | None, terminal: "Terminal") -> Path:
     return found
 
 
-@click.command(cls=base.Command, short_help="Send a directory to a job that waits for it")
+@click.command(cls=base.Command, short_help="Send a directory to a job that waits or runs")
 @base.job_argument
 @click.argument("directory", required=False, type=click.Path(exists=True, file_okay=False))
+@click.option("--watch", is_flag=True, help="Go on, and send each edit (development mode).")
 @_upload_timeout
 @base.wait_options("Complete")
 @base.cluster_options
 def sync(
     job: str,
     directory: str | None,
+    watch: bool,
     upload_timeout: float,
     wait: str,
     timeout: float | None,
     where: base.Where,
 ) -> None:
-    """Send DIRECTORY (default: as submit) to JOB, which waits for its workspace.
+    """Send DIRECTORY (default: as submit) to JOB, which waits for its workspace or runs.
 
     Goes on where an upload was broken off. If the directory has changed since `submit`, the job
-    takes it as it is now.
+    takes it as it is now. Where the job runs, its pods stay: they get what changed, and start the
+    command again, all together; that is no restart. With --watch each edit is sent as it is saved,
+    and a broken one keeps the pods for the next (spec.development).
 
     A job whose workspace comes from git or s3 fetches it again; no directory is sent then.
 
@@ -240,6 +244,7 @@ def sync(
     Examples:
       kubectl torchrun sync my-project-x7k2p
       kubectl torchrun sync my-project-x7k2p . --wait
+      kubectl torchrun sync my-project-x7k2p --watch
     """
 
     def work(target: "Target", terminal: "Terminal") -> int:
@@ -247,7 +252,7 @@ def sync(
 
         options = commands.SubmitOptions(
             _sent(directory, terminal), False, "none", "", upload_timeout,
-            wait and waiting.check(wait), timeout,
+            wait and waiting.check(wait), timeout, watch=watch,
         )  # fmt: skip
         return commands.sync(target, job, options, terminal)
 

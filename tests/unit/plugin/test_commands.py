@@ -218,8 +218,8 @@ def test_sync_asks_a_job_that_fetches_to_fetch_again(
     ("job", "message"),
     [
         ({"spec": {}}, "takes no upload"),
-        ({"status": {"phase": "Running", "conditions": READY}}, "already (it is Running)"),
-        ({"status": {"phase": "Failed"}}, "already (it is Failed)"),
+        ({"status": {"phase": "Succeeded", "conditions": READY}}, "is over (it is Succeeded)"),
+        ({"status": {"phase": "Failed"}}, "is over (it is Failed)"),
     ],
 )
 def test_sync_refuses_what_waits_for_nothing(

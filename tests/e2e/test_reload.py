@@ -1,0 +1,117 @@
+"""Edits in a running job: two pods with real torch, kept through each of them."""
+
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+import yaml
+
+from e2e.cluster import ROOT
+from e2e.space import Space
+from torchrun_api.kinds import PODS, TORCHRUN_JOBS
+
+SECONDS = 90
+TRAIN = """
+import time
+print("new code:", {word}, time.time(), flush=True)
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+seen = torch.tensor([{number}])
+dist.all_reduce(seen)
+assert seen.item() == 2 * {number}
+print("all run", {number}, time.time(), flush=True)
+{end}
+while True: time.sleep(1)
+"""
+
+
+def write(directory: Path, number: int, end: str = "") -> None:
+    (directory / "train.py").write_text(TRAIN.format(word=number, number=number, end=end))
+
+
+def torch_queue(space: Space) -> dict:
+    queue = yaml.safe_load((ROOT / "examples" / "gpt" / "queue.yaml").read_text())
+    queue["spec"]["image"] = space.cluster.trainer
+    return queue
+
+
+def plugin(space: Space, directory: Path, *arguments: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        ["kubectl", "torchrun", *arguments, "-n", space.name],
+        cwd=directory, env=space.cluster.environment, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+def ended(process: "subprocess.Popen[str]") -> str:
+    out, _ = process.communicate(timeout=SECONDS)
+    print(out)
+    assert process.returncode == 0, out
+    return out
+
+
+def workers(space: Space) -> dict[str, str]:
+    listed = space.api.get(
+        PODS.path(space.name), params={"labelSelector": "app.kubernetes.io/component=worker"}
+    ).json()["items"]
+    return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in listed}
+
+
+def log(space: Space, pod: str) -> str:
+    return space.kubectl("logs", pod, "-c", "trainer", check=False)
+
+
+def until(ready: Callable[[], bool], what: str, seconds: float = SECONDS) -> None:
+    deadline = time.monotonic() + seconds
+    while not ready():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def said_at(space: Space, pod: str, start: str) -> float:
+    """When the pod's last line that starts so was printed, by its own clock; 0 for never."""
+    lines = [line for line in log(space, pod).splitlines() if line.startswith(start)]
+    return float(lines[-1].rsplit(" ", 1)[1]) if lines else 0.0
+
+
+@pytest.mark.timeout(400, func_only=True)
+def test_edits_run_in_the_pods_that_are_there(space: Space, tmp_path: Path) -> None:
+    space.apply(torch_queue(space))
+    (tmp_path / "weights.bin").write_bytes(Random(1).randbytes(4 << 20))
+    write(tmp_path, 1)
+    started = time.time()
+    command = ["submit", "--name", "run", "--queue", "cpu", "--nodes", "2", "--no-follow"]
+    ended(plugin(space, tmp_path, *command, "python train.py"))
+    space.wait_phase("run", "Running", SECONDS)
+    pods = workers(space)
+    rank0 = sorted(pods)[0]
+    until(lambda: "all run 1" in log(space, rank0), "the first code")
+    print(f"submit to first line: {said_at(space, rank0, 'new code:') - started:.1f} s")
+
+    space.kubectl("patch", "trj", "run", "--type=merge", "-p", '{"spec":{"development":true}}')
+    space.wait("pod/run-sync-1", "condition=Ready", SECONDS)
+    for number, name in ((2, "run-sync-2"), (3, "run-sync-3")):
+        write(tmp_path, number)
+        entered = time.time()
+        out = ended(plugin(space, tmp_path, "sync", "run"))
+        assert f"Revision {number}: 1 files" in out
+        until(lambda n=number: f"all run {n}" in log(space, rank0), f"code {number}")
+        line = said_at(space, rank0, f"new code: {number}") - entered
+        together = said_at(space, rank0, f"all run {number}") - entered
+        print(f"reload {number}: first line {line:.2f} s, all ranks met {together:.2f} s")
+        space.wait(f"pod/{name}", "condition=Ready", SECONDS)
+    assert workers(space) == pods
+
+    (tmp_path / "train.py").write_text("def broken(:\n")
+    ended(plugin(space, tmp_path, "sync", "run"))
+    until(lambda: "waits for the next edit" in log(space, rank0), "the broken edit")
+    space.wait("pod/run-sync-4", "condition=Ready", SECONDS)
+    write(tmp_path, 5, "raise SystemExit(0)")
+    ended(plugin(space, tmp_path, "sync", "run"))
+    space.wait_phase("run", "Succeeded", SECONDS)
+    status = space.get(TORCHRUN_JOBS, "run")["status"]
+    assert (status["workspaceRevision"], status.get("restarts", 0)) == (5, 0)
+    assert workers(space) == pods
