@@ -43,6 +43,9 @@ STATE = f"{GROUP}/state"
 WANTED_NODES = f"{GROUP}/wanted-nodes"
 # Of a worker: the go-ahead of the start gate, once nothing of an older gang can run any more.
 START = f"{GROUP}/start"
+# Set by the plugin on a TorchrunJob: the revision that a sync pod has just made, about a second
+# before its end shows it. Without this the end does.
+WORKSPACE_REVISION = f"{GROUP}/workspace-revision"
 # Of a sync pod that stands by: it takes any workspace, as a revision later than this one.
 AFTER_REVISION = f"{GROUP}/after-revision"
 # Of a worker: the revision of the workspace that it shall run, and whether edits are expected.

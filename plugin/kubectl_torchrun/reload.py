@@ -114,6 +114,9 @@ class Reload:
         await api.annotate(JOBS, self._job, names.WORKSPACE_SHA256, sha256)
         done = await deliver(api, mirror, self._terminal, workspace, pod_wait=self._pod_wait)
         self._memory.remember(Sent(self._job, workspace.manifest))
+        if done.revision:
+            revision = str(done.revision)
+            await api.annotate(JOBS, self._job, names.WORKSPACE_REVISION, revision)
         await self._wait_told(mirror, done.revision)
         self._terminal.note(
             f"Revision {done.revision}: {done.files:,} files, {human(done.sent)} sent, "

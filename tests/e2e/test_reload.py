@@ -115,3 +115,31 @@ def test_edits_run_in_the_pods_that_are_there(space: Space, tmp_path: Path) -> N
     status = space.get(TORCHRUN_JOBS, "run")["status"]
     assert (status["workspaceRevision"], status.get("restarts", 0)) == (5, 0)
     assert workers(space) == pods
+
+
+STEP = "import time; print('new code:', {number}, time.time(), flush=True); time.sleep(1000)"
+
+
+def test_an_edit_runs_within_seconds(space: Space, tmp_path: Path) -> None:
+    """Python alone: torchrun and the ranks import torch, which takes its own time."""
+    (tmp_path / "train.py").write_text(STEP.format(number=1))
+    command = ["submit", "--name", "run", "--queue", "plain", "--nodes", "2", "--no-follow"]
+    started = time.time()
+    ended(plugin(space, tmp_path, *command, "exec python3 train.py"))
+    space.wait_phase("run", "Running", SECONDS)
+    pods = workers(space)
+    until(lambda: all("new code: 1" in log(space, pod) for pod in pods), "the first code")
+    full = max(said_at(space, pod, "new code:") for pod in pods) - started
+    space.kubectl("patch", "trj", "run", "--type=merge", "-p", '{"spec":{"development":true}}')
+    seconds = []
+    for number in (2, 3, 4):
+        space.wait(f"pod/run-sync-{number - 1}", "condition=Ready", SECONDS)
+        (tmp_path / "train.py").write_text(STEP.format(number=number))
+        entered = time.time()
+        ended(plugin(space, tmp_path, "sync", "run"))
+        until(lambda n=number: all(f"new code: {n}" in log(space, pod) for pod in pods), "new code")
+        seconds.append(max(said_at(space, pod, "new code:") for pod in pods) - entered)
+        space.wait_phase("run", "Running", SECONDS)
+    print(f"submit {full:.2f} s; reloads", ", ".join(f"{s:.2f} s" for s in seconds))
+    assert workers(space) == pods
+    assert min(seconds) < full

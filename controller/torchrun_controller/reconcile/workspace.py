@@ -135,7 +135,9 @@ def published(observed: Observed) -> SyncVerdict | None:
 def revision(observed: Observed) -> int:
     """The newest revision of the workspace that is known to be whole; 0 for none."""
     made = (_end(pod)[1].revision for pod in _done(observed))
-    return max(made, default=0) or observed.job.status.workspace_revision
+    known = max(made, default=0) or observed.job.status.workspace_revision
+    said = observed.job.metadata.annotations.get(names.WORKSPACE_REVISION, "")
+    return known + 1 if known and said == str(known + 1) else known
 
 
 def _done(observed: Observed) -> list[Pod]:

@@ -134,6 +134,21 @@ def test_in_development_a_sync_pod_stands_by() -> None:
     assert len(syncing(world)) == 3
 
 
+def test_what_the_plugin_saw_made_is_told_before_its_pod_has_ended() -> None:
+    world = running(development=True)
+    world.pod("train-sync-1", phase="Running")
+    annotate(world, workspace_sha256="b" * 64, workspace_revision="7")
+    world.settle()
+    assert told(world) == {"1"}, "nobody can have made that"
+    annotate(world, workspace_revision="2")
+    world.settle()
+    assert (told(world), syncing(world)[-1]) == ({"2"}, "train-sync-1")
+    made(world, 2, "b" * 64)
+    world.settle()
+    assert (told(world), syncing(world)[-1]) == ({"2"}, "train-sync-2")
+    assert variables(body(world, PODS, "train-sync-2")["spec"])["TORCHRUN_SYNC_AFTER"] == "2"
+
+
 def test_a_pod_that_stands_by_is_in_nobodys_way() -> None:
     world = running(development=True)
     world.pod("train-sync-1", phase="Running")
