@@ -49,7 +49,7 @@ def test_takes_an_archive_in_one_piece(tmp_path: Path) -> None:
     claim = tmp_path / "claim"
     assert (claim / "revisions/1/tree/train.py").read_text() == "print('hello')"
     assert (marker.sha256, marker.files, marker.bytes) == (digest(CODE), 2, 300_014)
-    assert {path.name for path in claim.iterdir()} == {"revisions", "state", ".sync_success"}
+    assert {path.name for path in claim.iterdir()} == {"env", "revisions", "state", ".sync_success"}
 
 
 def test_takes_an_archive_in_pieces_and_tells_the_offset(tmp_path: Path) -> None:
@@ -170,6 +170,7 @@ def test_a_refused_archive_is_explained_and_another_taken(tmp_path: Path) -> Non
         assert server.put(CODE)[0] == 202
         assert finished(server).files == 2
     assert {path.name for path in (tmp_path / "claim").iterdir()} == {
+        "env",
         "revisions",
         "state",
         ".sync_success",
