@@ -71,6 +71,12 @@ def until(ready: Callable[[], bool], what: str, seconds: float = SECONDS) -> Non
         time.sleep(0.05)
 
 
+def ready(space: Space, pod: str) -> None:
+    """Wait until the pod is there and ready."""
+    until(lambda: pod in space.kubectl("get", "pods", "-o", "name"), pod)
+    space.wait(f"pod/{pod}", "condition=Ready", SECONDS)
+
+
 def said_at(space: Space, pod: str, start: str) -> float:
     """When the pod's last line that starts so was printed, by its own clock; 0 for never."""
     lines = [line for line in log(space, pod).splitlines() if line.startswith(start)]
@@ -92,7 +98,7 @@ def test_edits_run_in_the_pods_that_are_there(space: Space, tmp_path: Path) -> N
     print(f"submit to first line: {said_at(space, rank0, 'new code:') - started:.1f} s")
 
     space.kubectl("patch", "trj", "run", "--type=merge", "-p", '{"spec":{"development":true}}')
-    space.wait("pod/run-sync-1", "condition=Ready", SECONDS)
+    ready(space, "run-sync-1")
     for number, name in ((2, "run-sync-2"), (3, "run-sync-3")):
         write(tmp_path, number)
         entered = time.time()
@@ -102,13 +108,13 @@ def test_edits_run_in_the_pods_that_are_there(space: Space, tmp_path: Path) -> N
         line = said_at(space, rank0, f"new code: {number}") - entered
         together = said_at(space, rank0, f"all run {number}") - entered
         print(f"reload {number}: first line {line:.2f} s, all ranks met {together:.2f} s")
-        space.wait(f"pod/{name}", "condition=Ready", SECONDS)
+        ready(space, name)
     assert workers(space) == pods
 
     (tmp_path / "train.py").write_text("def broken(:\n")
     ended(plugin(space, tmp_path, "sync", "run"))
     until(lambda: "waits for the next edit" in log(space, rank0), "the broken edit")
-    space.wait("pod/run-sync-4", "condition=Ready", SECONDS)
+    ready(space, "run-sync-4")
     write(tmp_path, 5, "raise SystemExit(0)")
     ended(plugin(space, tmp_path, "sync", "run"))
     space.wait_phase("run", "Succeeded", SECONDS)
@@ -133,7 +139,7 @@ def test_an_edit_runs_within_seconds(space: Space, tmp_path: Path) -> None:
     space.kubectl("patch", "trj", "run", "--type=merge", "-p", '{"spec":{"development":true}}')
     seconds = []
     for number in (2, 3, 4):
-        space.wait(f"pod/run-sync-{number - 1}", "condition=Ready", SECONDS)
+        ready(space, f"run-sync-{number - 1}")
         (tmp_path / "train.py").write_text(STEP.format(number=number))
         entered = time.time()
         ended(plugin(space, tmp_path, "sync", "run"))

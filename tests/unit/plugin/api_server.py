@@ -206,6 +206,9 @@ class ApiServer:
 
     async def _patch(self, request: web.Request) -> web.Response:
         name, changed = request.match_info["name"], await request.json()
+        if "annotations" in changed.get("metadata", {}):
+            known = self.objects["torchrunjobs", name]["metadata"].get("annotations", {})  # type: ignore[union-attr,call-overload]
+            changed["metadata"]["annotations"] = {**known, **changed["metadata"]["annotations"]}
         if request.query.get("dryRun") != "All":
             self.put("torchrunjobs", name, **changed)
         return web.json_response({**self.objects["torchrunjobs", name], **changed})
