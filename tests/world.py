@@ -37,6 +37,7 @@ from torchrun_api.kinds import CLAIMS, JOBS, PODS, SERVICES, TORCHRUN_JOBS, Kind
 from torchrun_api.meta import Condition
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.reconcile import Conflict, Defaults, Observed, Plan, reconcile
+from torchrun_controller.reconcile.gate import REPEAT_SECONDS
 from torchrun_controller.reconcile.observed import Base
 from torchrun_controller.reconcile.plan import Apply, Delete
 from torchrun_controller.reconcile.workers import alive
@@ -158,6 +159,12 @@ class World:
             if not plan.applies and not plan.deletes and plan.status is None:
                 return plan
         raise AssertionError(f"no rest after ten reconciles: {plan}")
+
+    def told(self) -> Plan:
+        """Settle, and once more when the workers have been told everything twice."""
+        self.settle()
+        self.pass_time(seconds=REPEAT_SECONDS)
+        return self.settle()
 
     def _delete(self, delete: Delete) -> None:
         """As the API server and the garbage collector do; containers take their time to stop."""

@@ -69,6 +69,7 @@ class ChildAnnotations(Wire, frozen=True, kw_only=True):
     unfenced: str = field(default="", name="torchrun.ai/unfenced")
     state: str = field(default="", name="torchrun.ai/state")
     fence: str = field(default="", name="torchrun.ai/fence")
+    told: str = field(default="", name="torchrun.ai/told")
 
 
 class ChildMeta(Wire, frozen=True, kw_only=True):

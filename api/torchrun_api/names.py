@@ -54,6 +54,8 @@ DEVELOPMENT = f"{GROUP}/development"
 # Of a worker, with the go-ahead: the ranks wait out the fence first. When it was given, and the
 # workers that it is for, as "2026-01-02T03:04:05Z 1-0 1-3": attempt and index of each.
 FENCE = f"{GROUP}/fence"
+# Of a worker: when it was told any of these, until it has been told again.
+TOLD = f"{GROUP}/told"
 
 # Of a serve pod: where it keeps the workspace, claim or ephemeral.
 DELIVERY = f"{GROUP}/delivery"

@@ -89,7 +89,7 @@ class Log:
         with self._grown:
             return "".join(self._lines)
 
-    def has(self, steps: int, seconds: float = 120) -> None:
+    def has(self, steps: int, seconds: float = 60) -> None:
         """Wait until rank 0 has told of so many steps."""
         with self._grown:
             enough = self._grown.wait_for(lambda: len(self.steps) >= steps, seconds)

@@ -132,19 +132,25 @@ def fencing_since(observed: Observed) -> datetime | None:
         return None
     last = attempt_of(observed.child_jobs[-1].metadata) - 1
     told = (pod.metadata.annotations.fence.partition(" ") for pod in observed.workers)
-    times = [_time(time) for time, _, who in told if f" {last}-" in f" {who}"]
+    times = [time_of(time) for time, _, who in told if f" {last}-" in f" {who}"]
     return max((time for time in times if time is not None), default=None)
 
 
 def instruction(workers: tuple[UnfencedWorker, ...], now: datetime) -> str:
     """The annotation that tells a launcher to wait out the fence, and for whom."""
     told = " ".join(f"{worker.attempt}-{worker.index}" for worker in workers)
-    return f"{now.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ} {told}"
+    return f"{stamp(now)} {told}"
 
 
-def _time(stamp: str) -> datetime | None:
+def stamp(time: datetime) -> str:
+    """As annotations hold a time."""
+    return f"{time.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def time_of(stamped: str) -> datetime | None:
+    """The time of an annotation, None where it holds none."""
     try:
-        return datetime.strptime(stamp, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+        return datetime.strptime(stamped, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
     except ValueError:
         return None
 

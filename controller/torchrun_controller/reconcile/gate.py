@@ -15,11 +15,17 @@ from torchrun_controller.reconcile.observed import Observed
 from torchrun_controller.reconcile.plan import Apply
 from torchrun_controller.reconcile.workers import Why, alive, attempt_of
 
-TOLD = 4
+NAMED = 4
+# A kubelet that brings one state of a pod into its volumes notes when it ends that all is there,
+# whatever has arrived meanwhile (processPodVolumes of its desired_state_of_world_populator.go,
+# MarkVolumeAsMounted). A patch that falls into this, most often as containers start, is in the
+# annotations and for 60 to 90 s not in the launcher's file. That work takes well under a second:
+# of two patches with these seconds between them one is seen at once.
+REPEAT_SECONDS = 4
 
 
 def instruct(observed: Observed, now: datetime) -> tuple[Apply, ...]:
-    """What the workers' launchers are to be told and have not been.
+    """What the workers' launchers are to be told and have not been, or not twice.
 
     The go-ahead, where the gang may start; the workspace's revision, where all can change together.
     """
@@ -34,12 +40,33 @@ def instruct(observed: Observed, now: datetime) -> tuple[Apply, ...]:
     return tuple(
         tell
         for pod in observed.workers
-        if alive(pod) and (tell := _tell(pod, start if opens else {}, code)) is not None
+        if alive(pod) and (tell := _tell(pod, start if opens else {}, code, now)) is not None
     )
 
 
-def _tell(pod: Pod, start: JsonObject, code: JsonObject) -> Apply | None:
-    """All annotations that are ours: what is left out of an apply is taken away."""
+def next_look(observed: Observed, now: datetime) -> float | None:
+    """Seconds until a worker is to be told again."""
+    ends = (_repeat_left(pod, now) for pod in observed.workers if alive(pod))
+    return min((seconds for seconds in ends if seconds), default=None)
+
+
+def _repeat_left(pod: Pod, now: datetime) -> float | None:
+    """Seconds until the pod is to be told again; None where it has been.
+
+    A time that lies ahead is that of another clock, and no reason to wait.
+    """
+    if not pod.metadata.annotations.told:
+        return None
+    told = fence.time_of(pod.metadata.annotations.told)
+    passed = (now - told).total_seconds() if told else REPEAT_SECONDS
+    return REPEAT_SECONDS - passed if 0 <= passed < REPEAT_SECONDS else 0
+
+
+def _tell(pod: Pod, start: JsonObject, code: JsonObject, now: datetime) -> Apply | None:
+    """All annotations that are ours: what is left out of an apply is taken away.
+
+    What is new comes with its time. To tell it again is to take that away.
+    """
     said = pod.metadata.annotations
     before: JsonObject = {
         names.START: said.start,
@@ -52,7 +79,9 @@ def _tell(pod: Pod, start: JsonObject, code: JsonObject) -> Apply | None:
     after = {**before, **({} if opened else start), **code}
     if code and names.DEVELOPMENT not in code:
         after.pop(names.DEVELOPMENT, None)
-    if after == before:
+    if after != before:
+        after[names.TOLD] = fence.stamp(now)
+    elif _repeat_left(pod, now) != 0:
         return None
     metadata: JsonObject = {
         "name": pod.metadata.name,
@@ -82,7 +111,7 @@ def why_closed(observed: Observed, now: datetime) -> Why | None:
     child = observed.child_jobs[-1]
     holders = fence.holders(observed, attempt_of(child.metadata), now)
     if holders.pods:
-        told = ", ".join(sorted(pod.metadata.name for pod in holders.pods)[:TOLD])
+        told = ", ".join(sorted(pod.metadata.name for pod in holders.pods)[:NAMED])
         message = f"{len(holders.pods)} workers of an earlier gang still end: {told}"
         return Why("WaitingForOldGang", message)
     return None if _by_epoch(child, holders.unfenced) else _why_held(holders.unfenced)

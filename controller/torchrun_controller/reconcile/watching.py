@@ -46,7 +46,12 @@ def watch(observed: Observed, policy: Policy, now: datetime, defaults: Defaults)
     if failure is not None:
         return _after_failure(observed, decision, failure, policy, now, defaults)
     applies = (*missing_service(observed), *gate.instruct(observed, now))
-    lives = replace(decision, applies=applies, deletes=gang.end_ghosts(observed))
+    lives = replace(
+        decision,
+        applies=applies,
+        deletes=gang.end_ghosts(observed),
+        requeue_after=gate.next_look(observed, now),
+    )
     return _with_newer_code(elastic.adapt(observed, lives, now, defaults), observed, now, defaults)
 
 

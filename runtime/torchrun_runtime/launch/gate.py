@@ -10,7 +10,9 @@ FENCE = "torchrun.ai/fence"
 # The controller knows why the gate is closed and says so in the job's status; it opens the gate or
 # deletes the pod. An end of our own would only turn a wait into a failure.
 _FOR_EVER = float("inf")
-_POLL = 0.05  # seconds; the kubelet takes 0.1 to 0.3 s to bring a patch into the file
+# Seconds. The kubelet takes 0.1 to 0.3 s to bring a patch into the file; one that it misses comes
+# with the controller's second patch.
+_POLL = 0.05
 
 
 def pass_gate(start_file: str, attempt: str) -> list[Worker]:

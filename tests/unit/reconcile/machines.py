@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from torchrun_api.core import Pod
 from torchrun_api.kinds import JOBS, PODS
-from torchrun_api.meta import Condition
+from torchrun_api.meta import ChildAnnotations, Condition
 from torchrun_controller.reconcile.workers import alive
 from world import World
 
@@ -36,14 +36,19 @@ class State(Enum):
 
 @dataclass
 class Process:
-    """One launcher. start, fence: the annotations that the kubelet has brought it."""
+    """One launcher. start, fence: the annotations that the kubelet has brought it.
+
+    synced: those that the kubelet believes it has brought; missed: it has not.
+    """
 
     pod: Pod
     attempt: int
     index: int
     node: str
-    start: str = ""
-    fence: str = ""
+    start: str
+    fence: str
+    synced: ChildAnnotations
+    missed: bool = False
     state: State = State.GATE
     since: datetime | None = None
     good: datetime | None = None
@@ -62,10 +67,14 @@ class Machine:
 
 @dataclass
 class Machines:
-    """All machines and processes, and the state directory where there is one."""
+    """All machines and processes, and the state directory where there is one.
+
+    busy: kubelets miss a pod's new annotations, but never those of two patches in a row.
+    """
 
     world: World
     shares_state: bool
+    busy: bool = False
     nodes: dict[str, Machine] = field(default_factory=dict)
     processes: dict[str, Process] = field(default_factory=dict)
     epoch: int = -1
@@ -92,6 +101,7 @@ class Machines:
         """The kubelet is back, and so is its Node object."""
         self.nodes[name] = Machine(back=self.world.now)
         self.world.node(name)
+        self._see(name, misses=False)
 
     def forget(self, name: str) -> None:
         """Somebody deletes the Node object, and its pods go from the API."""
@@ -169,10 +179,9 @@ class Machines:
                     process.state = State.DEAD
                 del self.world.objects[key]
             elif process is None and pod.status.phase == "Pending":
-                labels = pod.metadata.labels
-                self.processes[uid] = Process(
-                    pod, int(labels.attempt), int(labels.completion_index), name
-                )
+                labels, said = pod.metadata.labels, pod.metadata.annotations
+                numbers = int(labels.attempt), int(labels.completion_index)
+                self.processes[uid] = Process(pod, *numbers, name, said.start, said.fence, said)
                 self.world.pod(key[1], phase="Running")
             elif process is not None:
                 self._tell(process, pod)
@@ -181,8 +190,7 @@ class Machines:
                 process.state = State.DEAD
 
     def _tell(self, process: Process, pod: Pod) -> None:
-        process.start = pod.metadata.annotations.start
-        process.fence = pod.metadata.annotations.fence
+        self._bring(process, pod.metadata.annotations, self.busy)
         if process.state is State.DEAD and pod.status.phase == "Running":
             message = f'{{"exitCode": 125, "reason": "{process.said}", "message": "m"}}'
             self.world.end_container(
@@ -193,8 +201,27 @@ class Machines:
                 finished_at=self.world.now,
             )
 
+    def _see(self, name: str, *, misses: bool) -> None:
+        """A kubelet that works sees what is written before time passes."""
+        for pod in self.world.objects.values():
+            if isinstance(pod, Pod) and pod.spec.node_name == name:
+                process = self.processes.get(pod.metadata.uid)
+                if process is not None:
+                    self._bring(process, pod.metadata.annotations, misses)
+
+    def _bring(self, process: Process, said: ChildAnnotations, misses: bool) -> None:
+        if said == process.synced:
+            return
+        process.synced = said
+        process.missed = misses and not process.missed
+        if not process.missed:
+            process.start, process.fence = said.start, said.fence
+
     def pass_time(self, seconds: float) -> None:
         """Time passes, and launchers do what they do."""
+        for name, machine in self.nodes.items():
+            if machine.kubelet:
+                self._see(name, misses=self.busy)
         end = self.world.now + timedelta(seconds=seconds)
         while self.world.now < end:
             self.world.now = min(self.world.now + TICK, end)

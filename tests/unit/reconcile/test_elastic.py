@@ -9,6 +9,7 @@ from torchrun_api import names
 from torchrun_api.kinds import JOBS, PODS
 from torchrun_controller.reconcile import Conflict, Plan, Rejection, reconcile
 from torchrun_controller.reconcile.elastic import SETTLE, SHRINK_AFTER
+from torchrun_controller.reconcile.gate import REPEAT_SECONDS
 from world import DEFAULTS, START, World, make_job, make_queue
 
 GROW_AFTER = DEFAULTS.grow_after
@@ -134,9 +135,9 @@ def test_nodes_that_the_old_gang_still_holds_are_waited_for():
     world.settle()
     assert world.job.status.attempt == 1, "its nodes are not free yet"
     world.containers_stop()
-    plan = world.settle()
-    assert plan.requeue_after == SHRINK_AFTER.total_seconds(), "from when they are"
-    world.pass_time(seconds=30)
+    left = world.told().requeue_after
+    assert left == SHRINK_AFTER.total_seconds() - REPEAT_SECONDS, "from when they are"
+    world.pass_time(seconds=left)
     world.settle()
     assert (world.job.status.attempt, world.job.status.num_nodes) == (2, 1)
 
@@ -167,8 +168,8 @@ def test_a_gang_that_another_controller_holds_back_is_not_short_of_nodes():
 
 def test_probes_ask_for_what_is_missing_once_the_gang_is_old_enough():
     world = shrunk()
-    left = world.plan().requeue_after
-    assert left == GROW_AFTER.total_seconds()
+    left = world.told().requeue_after
+    assert left == GROW_AFTER.total_seconds() - REPEAT_SECONDS
     assert probes(world) == []
     grow_time(world)
     assert probes(world) == ["train-probe-0"]
@@ -243,6 +244,7 @@ def test_a_probe_is_a_worker_for_the_scheduler_and_nothing_else():
         labels={"team": "vision"},
         volumes={"checkpoints": {"claimName": "shared"}},
     )
+    world.told()
     world.pass_time(seconds=GROW_AFTER.total_seconds())
     (probe,) = (apply.body for apply in world.plan().applies)
     spec, meta = probe["spec"], probe["metadata"]
@@ -293,6 +295,7 @@ def test_a_probe_that_ended_is_asked_anew():
 
 def test_a_probe_that_is_refused_says_so_and_holds_up_nothing():
     world = shrunk()
+    world.told()
     world.pass_time(seconds=GROW_AFTER.total_seconds())
     refused = Rejection("pods", "train-probe-0", "exceeded quota")
     plan = reconcile(replace(world.observed(), rejection=refused), world.now, DEFAULTS)

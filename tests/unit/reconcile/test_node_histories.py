@@ -17,11 +17,11 @@ A_NODE = st.sampled_from(NODES)
 class NodeHistories(RuleBasedStateMachine):
     """One job on four machines, with or without a state directory that its gangs share."""
 
-    @initialize(workers=st.integers(1, 3), zipped=st.booleans())
-    def submit(self, workers, zipped):
+    @initialize(workers=st.integers(1, 3), zipped=st.booleans(), busy=st.booleans())
+    def submit(self, workers, zipped, busy):
         spec = {"volumes": ZIP} if zipped else {}
         self.world = World(make_job(numNodes=workers, **spec), make_queue())
-        self.machines = Machines(self.world, zipped)
+        self.machines = Machines(self.world, zipped, busy)
         for name in NODES:
             self.machines.add(name)
         if zipped:

@@ -10,6 +10,7 @@ from torchrun_api.job import Attempt, UnfencedWorker
 from torchrun_api.kinds import JOBS, PODS
 from torchrun_api.meta import Condition
 from torchrun_controller.reconcile import avoid, fence
+from torchrun_controller.reconcile.gate import REPEAT_SECONDS
 from world import ZIP, World, make_job, make_queue
 
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
@@ -263,7 +264,7 @@ def test_launchers_fence_where_they_share_a_directory():
     assert orders == {"2026-01-02T03:04:45Z 0-1"}
     assert (world.phase, world.job.status.reason) == ("Queued", "Fencing")
     assert "within 50 s of 2026-01-02T03:04:45Z" in world.job.status.message
-    assert world.settle().requeue_after == 50
+    assert world.told().requeue_after == 50 - REPEAT_SECONDS
     world.pass_time(seconds=50)
     world.settle()
     assert world.phase == "Running"

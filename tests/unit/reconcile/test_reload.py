@@ -85,6 +85,21 @@ def test_newer_code_reaches_the_workers_that_live() -> None:
     assert (status.workspace_revision, status.restarts, status.attempt) == (2, 0, 0)
 
 
+def test_newer_code_is_told_twice_as_the_kubelet_may_miss_it_once() -> None:
+    world = running()
+    annotate(world, workspace_sha256="b" * 64)
+    world.settle()
+    made(world, 2, "b" * 64)
+    before = {pod.metadata.uid: pod.metadata.annotations for pod in world.workers()}
+    world.settle()
+    once = {pod.metadata.uid: pod.metadata.annotations for pod in world.workers()}
+    world.told()
+    twice = {pod.metadata.uid: pod.metadata.annotations for pod in world.workers()}
+    for uid, said in before.items():
+        assert once[uid] == replace(said, revision="2", told="2026-01-02T03:04:05Z")
+        assert twice[uid] == replace(said, revision="2")
+
+
 def test_a_gang_that_follows_begins_with_the_newest() -> None:
     world = running()
     annotate(world, workspace_sha256="b" * 64)

@@ -361,4 +361,5 @@ def test_go_ahead_is_given_by_annotation_only():
     assert {apply.kind for apply in applies} == {PODS}
     for apply in applies:
         assert set(apply.body["metadata"]) == {"name", "namespace", "annotations"}
-        assert apply.body["metadata"]["annotations"] == {names.START: "1"}
+        told = {names.START: "1", names.TOLD: "2026-01-02T03:04:05Z"}
+        assert apply.body["metadata"]["annotations"] == told

@@ -1,0 +1,57 @@
+"""The kubelet misses a patch now and then: workers are told everything twice."""
+
+import pytest
+from msgspec.structs import replace
+
+from torchrun_api import names
+from torchrun_api.kinds import PODS
+from torchrun_controller.reconcile.gate import REPEAT_SECONDS
+from world import World, make_job, make_queue
+
+
+def starting_again() -> World:
+    """A second gang that has just been given the go-ahead."""
+    world = World(make_job(numNodes=2), make_queue())
+    world.settle()
+    world.pod("train-0-abcde", phase="Failed")
+    world.settle()
+    world.containers_stop()
+    world.settle()
+    return world
+
+
+def test_the_go_ahead_is_given_twice_as_the_kubelet_may_miss_it_once():
+    world = starting_again()
+    assert world.plan().applies == ()
+    assert world.plan().requeue_after == REPEAT_SECONDS
+    world.pass_time(seconds=REPEAT_SECONDS - 1)
+    assert (world.plan().applies, world.plan().requeue_after) == ((), 1)
+    world.pass_time(seconds=1)
+    applies = world.step().applies
+    assert [a.body["metadata"]["annotations"] for a in applies] == [{names.START: "1"}] * 2
+    world.pass_time(hours=1)
+    assert world.plan().applies == (), "and never again"
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_another_clock_delays_no_repetition(hours):
+    world = starting_again()
+    world.pass_time(hours=hours)
+    assert len(world.step().applies) == 2
+    assert {pod.metadata.annotations.told for pod in world.workers()} == {""}
+
+
+def test_a_time_that_is_none_is_taken_away():
+    world = starting_again()
+    key = (PODS.plural, "train-r1-0-abcde")
+    meta = world.objects[key].metadata
+    said = replace(meta.annotations, told="soon")
+    world.objects[key] = replace(world.objects[key], metadata=replace(meta, annotations=said))
+    assert [a.name for a in world.plan().applies] == ["train-r1-0-abcde"]
+
+
+def test_a_gang_that_has_nobody_to_wait_for_costs_no_write():
+    world = World(make_job(numNodes=2), make_queue())
+    world.settle()
+    world.pass_time(hours=1)
+    assert world.plan().applies == ()
