@@ -97,6 +97,10 @@ class Reload:
             except UploadProblem as problem:
                 self._terminal.note(str(problem))
                 sent = before
+            except RunProblem as problem:
+                if mirror.job is None or not mirror.job.ended:
+                    raise
+                self._terminal.note(str(problem))
             await anyio.sleep(max(_LOOK_SECONDS, _LOOK_SHARE * (time.monotonic() - started)))
 
     def _look(self) -> Workspace:
