@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from kubectl_torchrun.cli import defaults
+from kubectl_torchrun.cli import complete, defaults
 
 if TYPE_CHECKING:
     from kubectl_torchrun.kubectl import Target
@@ -113,8 +113,6 @@ def cluster_options(command: Work) -> Work:
 
 def bare_cluster_options(command: Work) -> Work:
     """The three options themselves."""
-    from kubectl_torchrun.cli import complete
-
     for option in (
         click.option("--kubeconfig", default="", metavar="FILE", help="As for kubectl."),
         click.option(
@@ -151,8 +149,6 @@ def output_option(*formats: str) -> Callable[[Work], Work]:
 
 def job_argument(command: Work) -> Work:
     """The argument JOB."""
-    from kubectl_torchrun.cli import complete
-
     return click.argument("job", shell_complete=complete.jobs)(command)
 
 

@@ -1,11 +1,6 @@
-"""Completion, by kubectl's own mechanism: it runs kubectl_complete-torchrun with the words so far.
-
-The answer is a line for each completion, `value<TAB>description`, and at last a colon with cobra's
-directive. https://kubernetes.io/docs/tasks/extend-kubectl/kubectl-plugins
-"""
+"""What the words of arguments and options are completed with, as kubectl knows it."""
 
 import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -14,8 +9,6 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 _SECONDS = 3.0
-_NO_FILES = 4
-_FILES = 0
 
 
 def jobs(ctx: click.Context, _: click.Parameter, incomplete: str) -> "list[CompletionItem]":
@@ -74,21 +67,3 @@ def _ask(ctx: click.Context, *words: str, here: bool = True) -> list[str]:
     except (OSError, subprocess.TimeoutExpired):
         return []
     return ended.stdout.splitlines()
-
-
-def main() -> None:
-    """Entry point of kubectl_complete-torchrun."""
-    from click.shell_completion import ShellComplete
-
-    from kubectl_torchrun.__main__ import cli
-
-    *words, incomplete = sys.argv[1:] or [""]
-    completer = ShellComplete(cli, {}, "kubectl torchrun", "")
-    directive = _NO_FILES
-    for item in completer.get_completions(words, incomplete):
-        if item.type in ("file", "dir"):
-            directive = _FILES
-            continue
-        said = " ".join((item.help or "").split())
-        print(f"{item.value}\t{said}" if said else item.value)
-    print(f":{directive}")

@@ -10,8 +10,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from kubectl_torchrun import completion
 from kubectl_torchrun.__main__ import cli
-from kubectl_torchrun.cli import complete
 
 from .laptop import Laptop
 
@@ -124,7 +124,7 @@ def test_mistakes_cost_nothing(line: str) -> None:
 def completions(laptop: Laptop, capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["kubectl_complete-torchrun", *words])
-        complete.main()
+        completion.main()
     return capsys.readouterr().out.splitlines()
 
 

@@ -1,0 +1,28 @@
+"""Completion, by kubectl's own mechanism: it runs kubectl_complete-torchrun with the words so far.
+
+The answer is a line for each completion, `value<TAB>description`, and at last a colon with cobra's
+directive. https://kubernetes.io/docs/tasks/extend-kubectl/kubectl-plugins
+"""
+
+import sys
+
+from click.shell_completion import ShellComplete
+
+from kubectl_torchrun.__main__ import cli
+
+_NO_FILES = 4
+_FILES = 0
+
+
+def main() -> None:
+    """Entry point of kubectl_complete-torchrun."""
+    *words, incomplete = sys.argv[1:] or [""]
+    completer = ShellComplete(cli, {}, "kubectl torchrun", "")
+    directive = _NO_FILES
+    for item in completer.get_completions(words, incomplete):
+        if item.type in ("file", "dir"):
+            directive = _FILES
+            continue
+        said = " ".join((item.help or "").split())
+        print(f"{item.value}\t{said}" if said else item.value)
+    print(f":{directive}")
