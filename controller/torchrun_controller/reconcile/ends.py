@@ -2,6 +2,8 @@
 
 from datetime import datetime
 
+from msgspec.structs import replace
+
 from torchrun_api.job import TorchrunJobStatus
 from torchrun_api.kinds import TORCHRUN_JOBS
 from torchrun_controller.reconcile import gang, nodes
@@ -23,16 +25,22 @@ def suspend(observed: Observed, now: datetime) -> Decision:
     if observed.child_jobs:
         child = observed.child_jobs[-1]
         why = Why("Suspending", f"the workers of Job {child.metadata.name} get SIGTERM and end")
-        return Decision(
+        noted = Decision(
             finding=Finding.SUSPENDING,
             why=why,
             attempt=max(gang.attempt_of(child), status.attempt),
             counts=counts,
+            deletes=syncing,
+            ended=gang.ended_before(observed),
+        )
+        if not gang.is_in_status(observed):
+            # Only its Job knows its number and its counts: it stays until the status has them.
+            return noted
+        ended = gang.record(observed, Why("Suspended", "spec.suspend was set"), now, counted=False)
+        return replace(
+            noted,
             deletes=(*syncing, *(gang.delete(job) for job in observed.child_jobs)),
-            ended=(
-                *gang.ended_before(observed),
-                gang.record(observed, Why("Suspended", "spec.suspend was set"), now, counted=False),
-            ),
+            ended=(*noted.ended, ended),
         )
     # A pod on a lost node never tells of its end: it is remembered, and holds the next gang.
     ghosts = (p for p in observed.ghosts if nodes.loss(observed, p, now) is None)

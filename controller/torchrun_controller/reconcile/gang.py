@@ -41,6 +41,12 @@ def is_there(observed: Observed) -> bool:
     return bool(jobs) and attempt_of(jobs[-1]) >= observed.job.status.attempt
 
 
+def is_in_status(observed: Observed) -> bool:
+    """Whether the status knows of the newest child Job: its number, and what it counts for."""
+    status = observed.job.status
+    return status.workers is not None and attempt_of(observed.child_jobs[-1]) <= status.attempt
+
+
 def counts_of(observed: Observed) -> Counts:
     """What was counted so far: by the status, or by a child Job that is newer than it."""
     status = observed.job.status

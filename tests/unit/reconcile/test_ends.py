@@ -90,6 +90,36 @@ def test_toggled_fast_there_is_one_new_gang():
     assert world.job.status.restarts == 0
 
 
+def test_a_pause_loses_neither_count_nor_number_of_a_gang_that_no_status_tells_of():
+    world = running(reliability={"maxRestarts": 1})
+    world.pod("train-0-abcde", phase="Failed")
+    world.step(writes=1)
+    assert (world.created[-1], world.job.status.restarts) == ((JOBS.plural, "train-r1"), 0)
+    world.spec(suspend=True)
+    world.step(writes=99)
+    world.spec(suspend=False)
+    world.settle()
+    assert (world.job.status.attempt, world.job.status.restarts) == (1, 1)
+    world.spec(suspend=True)
+    world.settle()
+    world.containers_stop()
+    world.spec(suspend=False)
+    world.settle()
+    assert [child.metadata.name for child in world.gangs] == ["train", "train-r1", "train-r2"]
+    assert world.job.status.restarts == 1
+
+
+def test_a_pause_does_not_give_the_number_of_the_first_gang_twice():
+    world = World(make_job(numNodes=1), make_queue())
+    world.step(writes=1)
+    world.spec(suspend=True)
+    world.settle()
+    world.containers_stop()
+    world.spec(suspend=False)
+    world.settle()
+    assert [child.metadata.name for child in world.gangs] == ["train", "train-r1"]
+
+
 def test_a_pause_beats_a_restart_and_success_beats_a_pause():
     world = running()
     world.pod("train-0-abcde", phase="Failed")
