@@ -94,6 +94,7 @@ class World:
         self.warnings: list[CoreEvent] = []
         self.nodes: dict[str, Node] | None = None
         self.created: list[tuple[str, str]] = []
+        self.gangs: list[Job] = []
         self.plans: list[Plan] = []
         self._uids = itertools.count(1)
 
@@ -213,6 +214,7 @@ class World:
         self.objects[key] = replace(made, metadata=meta)
         self.created.append(key)
         if apply.kind is JOBS:
+            self.gangs.append(self.objects[key])
             self._spawn(self.objects[key], apply.body)
 
     def _spawn(self, child: Job, body: JsonObject) -> None:

@@ -4,10 +4,12 @@ import copy
 import functools
 from enum import Enum
 
+import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from torchrun_api.job import Attempt
 from torchrun_api.kinds import JOBS, PODS
 from torchrun_api.meta import Condition
 from torchrun_controller.reconcile import delivery, gang
@@ -49,15 +51,10 @@ def happens(**drawn):
     return decorate
 
 
-def gangs(world: World) -> int:
-    """How many child Jobs were made so far."""
-    return sum(plural == JOBS.plural for plural, _ in world.created)
-
-
-def capacity_resizes(world: World) -> int:
-    """How many gangs gave way to a smaller or larger one, as far as Plans tell."""
-    reasons = [event.reason for plan in world.plans for event in plan.events]
-    return reasons.count(gang.SHRINKING) + reasons.count(gang.GROWING)
+def causes(world: World) -> list[str]:
+    """How the gang before each one ended, where that is why it was made."""
+    said = (child.metadata.annotations.cause for child in world.gangs)
+    return [msgspec.json.decode(cause, type=Attempt).reason for cause in said if cause]
 
 
 class Histories(RuleBasedStateMachine):
@@ -268,10 +265,10 @@ class Histories(RuleBasedStateMachine):
         phase = self.world.phase
         if self.last_terminal is not None:
             assert phase == self.last_terminal
-            assert gangs(self.world) == self.gangs_at_the_end
+            assert len(self.world.gangs) == self.gangs_at_the_end
         if phase in TERMINAL:
             self.last_terminal = phase
-            self.gangs_at_the_end = gangs(self.world)
+            self.gangs_at_the_end = len(self.world.gangs)
 
     @invariant()
     def whoever_waits_says_why(self):
@@ -285,9 +282,11 @@ class Histories(RuleBasedStateMachine):
         """Planning again after a rest changes nothing, and no gang came of nothing."""
         world = copy.deepcopy(self.world)
         world.settle()
-        status, resized = world.job.status, capacity_resizes(world)
-        asked = self.asked_by_users + resized
-        assert gangs(world) - 1 <= status.restarts + status.disruptions + asked
+        status, made = world.job.status, causes(world)
+        resized = sum(reason in gang.RESIZES for reason in made)
+        counted = status.restarts + status.disruptions
+        assert len(world.gangs) - 1 <= counted + resized + self.asked_by_users
+        assert counted <= len(made) - resized, "no end of a gang counts twice"
         self.sizes_are_within_bounds(world)
 
     def sizes_are_within_bounds(self, world):
