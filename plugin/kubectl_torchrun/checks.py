@@ -15,6 +15,7 @@ from torchrun_api.json import JsonObject, JsonValue
 Verdict = Literal["ok", "note", "warn", "fail"]
 INSTALL = "an administrator installs it: kubectl apply -f manifests/crd, then the controller"
 _LEASE = "/apis/coordination.k8s.io/v1/namespaces/{}/leases/torchrun-controller"
+_PODS = "/api/v1/namespaces/{}/pods"
 _CONTROLLER = {"labelSelector": "app.kubernetes.io/name=torchrun-controller"}
 _LEASE_SECONDS = 60.0  # a leader renews every few seconds
 _SHARED = (
@@ -79,12 +80,24 @@ async def controller(api: Api) -> list[Finding]:
         if ready:
             found.append(Finding("ok", "controller", text))
         else:
-            fix = (
-                f"kubectl describe deploy/{name} -n {where}; kubectl logs deploy/{name} -n {where}"
-            )
-            found.append(Finding("fail", "controller", text, fix))
+            fix = f"kubectl describe pods -n {where}; kubectl logs deploy/{name} -n {where}"
+            found.append(Finding("fail", "controller", text + await _waits(api, where), fix))
         found.append(await _leader(api, where))
     return found or [Finding("fail", "controller", "no controller is installed", INSTALL)]
+
+
+async def _waits(api: Api, where: str) -> str:
+    """What the kubelet says of the first container of the controller that does not run."""
+    try:
+        pods = await api.read(_PODS.format(where), _CONTROLLER)
+    except ApiError:
+        return ""
+    for pod in _items(pods, "items"):
+        for container in _items(pod, "status", "containerStatuses"):
+            if reason := _at(container, "state", "waiting", "reason"):
+                message = _at(container, "state", "waiting", "message") or ""
+                return f"; {reason}: {message}".rstrip(": ")
+    return ""
 
 
 async def _leader(api: Api, where: str) -> Finding:
@@ -134,7 +147,9 @@ async def storage(api: Api) -> list[Finding]:
     if shared:
         return [first, Finding("ok", "shared", f"for several nodes (RWX): {', '.join(shared)}")]
     text = "no class is known to serve several nodes at once (ReadWriteMany)"
-    what = "jobs of one node run all the same; for more, install NFS, CephFS or the like"
+    what = (
+        "code reaches several nodes all the same; for shared checkpoints: NFS, CephFS or the like"
+    )
     return [first, Finding("warn", "shared", text, what)]
 
 
@@ -147,7 +162,8 @@ async def gpus(api: Api, queues: Sequence[Queue]) -> list[Finding]:
     except ApiError as error:
         return [_unseen("nodes", error)]
     nodes = _items(listed, "items")
-    found = [Finding("ok" if nodes else "fail", "nodes", f"{len(nodes)} nodes",
+    count = "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"
+    found = [Finding("ok" if nodes else "fail", "nodes", count,
                      "" if nodes else "the cluster has no nodes: nothing can run")]  # fmt: skip
     for resource in sorted({*asked, *_GPU_RESOURCES}):
         each = [int(str(_at(node, "status", "allocatable", resource) or 0)) for node in nodes]

@@ -38,6 +38,7 @@ HEALTHY: dict[str, object] = {
             {"metadata": {"name": "shared"}, "provisioner": "nfs.csi.k8s.io"},
         ]
     },
+    "/api/v1/namespaces/torchrun-system/pods": {"items": []},
     "/api/v1/nodes": {
         "items": [{"status": {"allocatable": {"nvidia.com/gpu": str(n)}}} for n in (0, 8, 4)]
     },
@@ -81,9 +82,16 @@ def test_a_cluster_in_which_all_is_well(laptop: Laptop) -> None:
 
 
 DEAD = {**DEPLOYMENT, "status": {}}
+NO_IMAGE = {"state": {"waiting": {"reason": "ErrImagePull", "message": "c:1: not found"}}}
 STALE = {"spec": {"holderIdentity": "p", "renewTime": HOUR_AGO}}
 RESTRICTED = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
 PLAIN = {"metadata": {"name": "local"}, "provisioner": "rancher.io/local-path"}
+
+
+def test_a_controller_that_does_not_start_says_why(laptop: Laptop) -> None:
+    pods = {"items": [{"status": {"containerStatuses": [NO_IMAGE]}}]}
+    play_cluster(laptop, deployments={"items": [DEAD]}, pods=pods)
+    assert "0 of 1 ready, image c:1; ErrImagePull: c:1: not found" in laptop.run("doctor").stdout
 
 
 @pytest.mark.parametrize(
