@@ -32,6 +32,8 @@ _QUOTA = re.compile(
 )
 # The pod's name is another one at each try.
 _REFUSED_POD = re.compile(r'^(Error creating: )?(pods? "[^"]*" is forbidden: )?')
+# The kubelet's words between two pulls; the ones about the pull itself follow.
+_BACK_OFF = re.compile(r'^Back-off pulling image "[^"]*": (ErrImagePull: )?')
 
 
 def of_gang(
@@ -87,7 +89,8 @@ def of_pod(
         if waiting is None or waiting.reason in STARTING:
             continue
         reason = "ImagePullFailed" if waiting.reason in IMAGE_REASONS else waiting.reason
-        return Why(reason, f"container {container.name}: {waiting.message or waiting.reason}")
+        said = _BACK_OFF.sub("", waiting.message) or waiting.reason
+        return Why(reason, f"container {container.name}: {said}")
     sandbox = conditions.get("PodReadyToStartContainers")
     failed = _last(warnings, pod.metadata.uid, MOUNT_EVENTS)
     if failed is None or (sandbox is not None and sandbox.status == "True"):

@@ -63,6 +63,18 @@ def test_where_reasons_differ_the_first_worker_is_heard():
     assert "lack" not in world.job.status.message
 
 
+def test_an_image_that_cannot_be_pulled_has_one_message_between_tries_and_at_each():
+    world, said = gang(1), 'failed to resolve "i:1": not found'
+    world.container_waits("train-0-abcde", "ErrImagePull", said)
+    world.settle()
+    message = world.job.status.message
+    back_off = f'Back-off pulling image "i:1": ErrImagePull: {said}'
+    world.container_waits("train-0-abcde", "ImagePullBackOff", back_off)
+    world.settle()
+    assert world.job.status.message == message
+    assert message.endswith(said)
+
+
 def test_a_verdict_that_changes_its_counts_is_one_event():
     world = gang(2)
     world.not_placed(NO_GPU, 0, 1)
