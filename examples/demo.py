@@ -21,6 +21,7 @@ TORCH = "localhost/torchrun-torch:latest"  # what examples/gpt/queue.yaml names
 COMMAND = "python train.py --steps 60 --log-every 5"
 CURRENT = os.environ.get("CLUSTER") == "current"
 STAGES = 7
+PATH = os.environ["PATH"]
 
 timings: list[tuple[str, float]] = []
 
@@ -103,7 +104,12 @@ def submit() -> int:
 def tear_down() -> None:
     """Leave nothing behind, unless asked to."""
     if os.environ.get("KEEP") == "1":
-        print("\nKEEP=1: everything runs on; `make cluster-down` removes it")
+        print(
+            "\nKEEP=1: everything runs on; `make cluster-down` removes it. To go on with it:\n"
+            f"  export KUBECONFIG={os.environ['KUBECONFIG']}\n"
+            f"  export PATH={os.environ['PATH'].removesuffix(PATH)}$PATH\n"
+            f"  kubectl torchrun list -n {NAMESPACE}"
+        )
     elif CURRENT:
         kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found")
         print("\nthe controller stays installed; kubectl delete -k manifests removes it")
