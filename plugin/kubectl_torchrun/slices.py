@@ -54,6 +54,7 @@ class JobSpecSlice(Wire, frozen=True, kw_only=True):
     elastic: ElasticSlice | None = None
     image: str | None = None
     suspend: bool = False
+    development: bool = False
     distributed: DistributedSlice = DistributedSlice()
     volumes: VolumesSlice = VolumesSlice()
 

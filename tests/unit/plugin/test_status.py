@@ -160,3 +160,20 @@ def test_why_of_a_pod_that_is_gone_reads_its_copy(
 )
 def test_whose_copy_is_meant(message: str, expected: tuple[int, int] | None) -> None:
     assert copied("run", message) == expected
+
+
+def test_why_shows_a_broken_edit_that_keeps_its_pods(laptop: Laptop) -> None:
+    laptop.job("run", spec={"jobQueue": "q", "development": True}, status={"phase": "Running"})
+    laptop.worker("run", 0)
+    laptop.worker("run", 1)
+    waits = (
+        "torchrun-launch: waiting for the next edit: kubectl torchrun sync (10 of at most 3600 s)"
+    )
+    laptop.server.logs["run-r0-0"] = ["step 1\n"]
+    laptop.server.logs["run-r0-1"] = ["SyntaxError: invalid syntax\n", *[f"{waits}\n"] * 200]
+    out = laptop.run("why", "run").stdout
+    assert "  node 1: the command failed; its pod is kept and waits for the next edit: " in out
+    assert "last lines of pod run-r0-1:\n  SyntaxError: invalid syntax" in out
+    assert "waiting for" not in out
+    laptop.server.logs["run-r0-1"].append("starting the command again with revision 3\n")
+    assert "next edit" not in laptop.run("why", "run").stdout
