@@ -112,7 +112,8 @@ class Reload:
         started = time.monotonic()
         sha256 = workspace.manifest.sha256
         job = await api.get(JOBS, self._job)
-        if job.metadata.annotations.get(names.WORKSPACE_SHA256) == sha256:
+        named = job.metadata.annotations.get(names.WORKSPACE_SHA256)
+        if named == sha256 and self._has_arrived(sha256):
             self._terminal.note(f"{self._job} has this content already.")
             return
         await api.annotate(JOBS, self._job, names.WORKSPACE_SHA256, sha256)
@@ -126,6 +127,12 @@ class Reload:
             f"Revision {done.revision}: {done.files:,} files, {human(done.sent)} sent, "
             f"workers told in {time.monotonic() - started:.1f} s"
         )
+
+    def _has_arrived(self, sha256: str) -> bool:
+        """Whether the job has it by what is remembered: a command before this one may have been
+        cut between naming the content and sending it."""
+        sent = self._memory.sent()
+        return sent is not None and (sent.job, sent.manifest.sha256) == (self._job, sha256)
 
     async def _wait_told(self, mirror: Mirror, revision: int) -> None:
         """Until the status says that all workers have been told. Raises RunProblem."""

@@ -4,6 +4,10 @@ from pathlib import Path
 
 from aiohttp import web
 
+from kubectl_torchrun import tree
+from kubectl_torchrun.kubectl import Target
+from kubectl_torchrun.remembered import Memory
+
 from .laptop import READY, Laptop
 
 LABELS = {"torchrun-job-name": "run", "app.kubernetes.io/component": "sync"}
@@ -58,6 +62,19 @@ def test_what_it_has_already_is_not_sent(laptop: Laptop) -> None:
     assert not laptop.server.uploaded
 
 
+def test_what_was_named_and_never_sent_is_sent(laptop: Laptop) -> None:
+    """A command that was cut between the two."""
+    play_controller(laptop)
+    found = tree.scan(Path())
+    sha256 = Memory(Target(), "ns", Path()).look(found).manifest.sha256
+    named = {"annotations": {"torchrun.ai/workspace-sha256": sha256}}
+    laptop.server.put("torchrunjobs", "run", metadata=named)
+    result = laptop.run("sync", "run")
+    assert result.exit_code == 0, result.output
+    assert "Revision 1: 1 files" in result.stderr
+    assert laptop.server.uploaded
+
+
 def test_a_job_that_ends_meanwhile_is_said(laptop: Laptop) -> None:
     play_controller(laptop)
     ended = {"phase": "Failed", "reason": "ExitCode", "message": "m", "conditions": READY}
@@ -71,14 +88,23 @@ def test_each_edit_is_sent_until_the_job_ends(laptop: Laptop) -> None:
     play_controller(laptop)
     ended = {"phase": "Succeeded", "conditions": READY, "workspaceRevision": 1}
 
-    def uploaded() -> None:
-        Path("late.py").write_text("")
-        laptop.server.put("torchrunjobs", "run", status=ended)
+    def end(request: web.Request) -> None:
+        if request.method == "PATCH" and laptop.server.uploaded:  # the revision is being named
+            laptop.server.put("torchrunjobs", "run", status=ended)
 
-    laptop.server.on_upload = uploaded
+    laptop.server.hooks.append(end)
     result = laptop.run("sync", "run", "--watch")
     assert result.exit_code == 0, result.output
     assert "Watching" in result.stderr
     assert "Revision 1: 1 files" in result.stderr
     spec = laptop.server.objects["torchrunjobs", "run"]["spec"]
     assert spec["development"] is True  # type: ignore[index,call-overload]
+
+
+def test_a_job_that_ends_ends_the_watch(laptop: Laptop) -> None:
+    play_controller(laptop)
+    ended = {"phase": "Succeeded", "message": "m", "conditions": READY}
+    laptop.server.on_upload = lambda: laptop.server.put("torchrunjobs", "run", status=ended)
+    result = laptop.run("sync", "run", "--watch")
+    assert result.exit_code == 0, result.output
+    assert "Succeeded" in result.stderr
