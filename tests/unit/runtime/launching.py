@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torchrun_runtime.launch
+from torchrun_runtime.launch.processes import descendants, send
 
 FOLDER = Path(torchrun_runtime.launch.__file__).parent
 
@@ -85,10 +86,15 @@ class Launcher:
         return Launched(process, log)
 
     def clear(self) -> None:
-        """Leave nothing of a test that failed in the middle."""
+        """Leave nothing of a test that failed in the middle.
+
+        Ranks have sessions of their own, and hold the pipes that are read to their end here.
+        """
         for process in self.started:
             if process.poll() is None:
+                ranks = descendants(process.pid)
                 os.killpg(process.pid, signal.SIGKILL)
+                send(ranks, signal.SIGKILL)
                 process.communicate()
 
     def _entry(self) -> list[str]:

@@ -241,7 +241,7 @@ RANKS = """
     while True:
         dist.all_reduce(seen, op=dist.ReduceOp.MIN)
         assert seen.item() == {number}
-        if dist.get_rank() == 0: print("all run {number}", flush=True)
+        print("all run {number}", flush=True)
         time.sleep(0.05)
 """
 
@@ -266,9 +266,10 @@ def test_two_nodes_of_torchrun_change_together(tmp_path: Path, backend: str) -> 
     def code(number: int) -> "dict[str, bytes]":
         return {"train.py": textwrap.dedent(RANKS).format(number=number).encode()}
 
-    def all_run(launched: Launched, number: int) -> None:
-        while launched.line() != f"all run {number}":
-            assert launched.process.poll() is None, launched.end()
+    def all_run(number: int) -> None:
+        for launched in running:  # c10d makes either of them rank 0
+            while launched.line() != f"all run {number}":
+                assert launched.process.poll() is None, launched.end()
 
     pods[0].publish(code(1))
     try:
@@ -287,7 +288,7 @@ def test_two_nodes_of_torchrun_change_together(tmp_path: Path, backend: str) -> 
             )
             for node in range(2)
         ]  # fmt: skip
-        all_run(running[0], 1)
+        all_run(1)
         for number in (2, 3, 4):
             revision = pods[0].publish(code(number))
             assert revision == number
@@ -298,7 +299,7 @@ def test_two_nodes_of_torchrun_change_together(tmp_path: Path, backend: str) -> 
                     if "again with revision" in line:
                         break
             pods[(number + 1) % 2].tell(revision)
-            all_run(running[0], number)
+            all_run(number)
     finally:
         for launcher in launchers:
             launcher.clear()
