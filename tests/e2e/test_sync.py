@@ -1,0 +1,84 @@
+"""`kubectl torchrun sync` of a job that runs, edit by edit and while it watches; Python alone."""
+
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from e2e.space import Space
+from e2e.test_reload import STEP, ended, log, plugin, until, workers
+from torchrun_api.kinds import TORCHRUN_JOBS
+
+SECONDS = 60
+BROKEN = "def broken(:\n"
+
+
+def write(directory: Path, number: int) -> None:
+    (directory / "train.py").write_text(STEP.format(number=number))
+
+
+def submitted(space: Space, directory: Path) -> dict[str, str]:
+    """The pods of a job of two nodes that runs the first code."""
+    write(directory, 1)
+    command = ["submit", "--name", "run", "--queue", "plain", "--nodes", "2", "--no-follow"]
+    ended(plugin(space, directory, *command, "exec python3 train.py"))
+    space.wait_phase("run", "Running", SECONDS)
+    pods = workers(space)
+    until(everywhere(space, pods, "new code: 1 "), "the first code")
+    return pods
+
+
+def everywhere(space: Space, pods: dict[str, str], text: str) -> Callable[[], bool]:
+    return lambda: all(text in log(space, pod) for pod in pods)
+
+
+def test_each_edit_arrives_while_sync_watches(space: Space, tmp_path: Path) -> None:
+    pods = submitted(space, tmp_path)
+    watching = plugin(space, tmp_path, "sync", "run", "--watch")
+    try:
+        space.wait("torchrunjob/run", "jsonpath={.spec.development}=true")
+        write(tmp_path, 2)
+        until(everywhere(space, pods, "new code: 2 "), "the edit")
+        (tmp_path / "train.py").write_text(BROKEN)
+        until(everywhere(space, pods, "waits for the next edit"), "the broken edit")
+        told = ended(plugin(space, tmp_path, "why", "run"))
+        assert "waits for the next edit" in told
+        assert "SyntaxError" in told
+        assert space.get(TORCHRUN_JOBS, "run")["status"]["phase"] == "Running"
+        write(tmp_path, 4)
+        until(everywhere(space, pods, "new code: 4 "), "the edit after the broken one")
+        until(lambda: told_revision(space) == 4, "the status")
+        assert "waits for the next edit" not in ended(plugin(space, tmp_path, "why", "run"))
+        watching.send_signal(signal.SIGINT)
+        assert_ends_clean(watching)
+    finally:
+        watching.kill()
+    assert workers(space) == pods
+    status = space.get(TORCHRUN_JOBS, "run")["status"]
+    assert (status["phase"], status.get("restarts", 0)) == ("Running", 0)
+
+
+def told_revision(space: Space) -> int:
+    return int(space.get(TORCHRUN_JOBS, "run")["status"].get("workspaceRevision", 0))
+
+
+def assert_ends_clean(watching: "subprocess.Popen[str]") -> None:
+    out, _ = watching.communicate(timeout=15)
+    print(out)
+    assert watching.returncode == 130
+    assert "Traceback" not in out
+    assert out.count("Revision") == 3
+    assert "run goes on with what it has." in out
+
+
+def test_a_job_outside_development_takes_an_edit_when_told(space: Space, tmp_path: Path) -> None:
+    pods = submitted(space, tmp_path)
+    for number in (2, 3):
+        write(tmp_path, number)
+        assert f"Revision {number}: 1 files" in ended(plugin(space, tmp_path, "sync", "run"))
+        until(everywhere(space, pods, f"new code: {number} "), "the edit")
+    assert "has this content already" in ended(plugin(space, tmp_path, "sync", "run"))
+    assert workers(space) == pods
+    job = space.get(TORCHRUN_JOBS, "run")
+    assert not job["spec"].get("development", False)
+    assert (job["status"]["phase"], job["status"].get("restarts", 0)) == ("Running", 0)
