@@ -29,7 +29,7 @@ types: $(VENV)/.ready ## mypy, strict
 walls: $(VENV)/.ready ## Who may import whom
 	$(BIN)/lint-imports
 
-unit: $(VENV)/.ready ## Seconds: no cluster, no network; the pure core at 100% of its branches
+unit: $(VENV)/.ready ## No cluster, no network; the pure core at 100% of its branches
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest tests/unit
 	$(BIN)/coverage combine -q

@@ -14,7 +14,7 @@ from kubectl_torchrun.follow import Narrator, follow
 from kubectl_torchrun.kubectl import Target, namespace, proxy
 from kubectl_torchrun.manifest import Request
 from kubectl_torchrun.mirror import Mirror
-from kubectl_torchrun.pack import human
+from kubectl_torchrun.pack import files_of, human
 from kubectl_torchrun.reload import Reload
 from kubectl_torchrun.remembered import Memory, Sent, Workspace
 from kubectl_torchrun.session import Cluster
@@ -232,7 +232,7 @@ class Delivery:
             done = await deliver(api, mirror, terminal, self._workspace, pod_wait=options.pod_wait)
             self._uploaded = True
             self._memory.remember(Sent(self._name, self._workspace.manifest))
-            terminal.note(f"Uploaded {done.files:,} files, {human(done.sent)}")
+            terminal.note(f"Uploaded {files_of(done.files)}, {human(done.sent)}")
             if options.follow:
                 code = await follow(api, mirror, terminal, narrator)
             tasks.cancel_scope.cancel()
@@ -311,5 +311,5 @@ def look(memory: Memory, found: tree.Tree, terminal: Terminal) -> Workspace:
 
         workspace = memory.look(found, advance)
     size = human(workspace.manifest.size)
-    terminal.note(f"{workspace.manifest.files:,} files in {found.root.name or '/'}, {size}")
+    terminal.note(f"{files_of(workspace.manifest.files)} in {found.root.name or '/'}, {size}")
     return workspace

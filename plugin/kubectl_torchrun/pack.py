@@ -114,6 +114,11 @@ def write(
     return Archive(file, digest, size, len(wanted), unpacked)
 
 
+def files_of(count: int) -> str:
+    """`1 file`, `1,200 files`."""
+    return f"{count:,} file{'s' * (count != 1)}"
+
+
 def human(size: int) -> str:
     """Bytes for people: `1.5 GiB`."""
     value = float(size)

@@ -11,7 +11,7 @@ from kubectl_torchrun.api import Api
 from kubectl_torchrun.deliver import deliver
 from kubectl_torchrun.errors import DETACHED, RunProblem, UploadProblem, UsageProblem
 from kubectl_torchrun.mirror import Mirror
-from kubectl_torchrun.pack import human
+from kubectl_torchrun.pack import files_of, human
 from kubectl_torchrun.remembered import Memory, Sent, Workspace
 from kubectl_torchrun.session import Cluster
 from kubectl_torchrun.slices import JOBS
@@ -124,7 +124,7 @@ class Reload:
             await api.annotate(JOBS, self._job, names.WORKSPACE_REVISION, revision)
         await self._wait_told(mirror, done.revision)
         self._terminal.note(
-            f"Revision {done.revision}: {done.files:,} files, {human(done.sent)} sent, "
+            f"Revision {done.revision}: {files_of(done.files)}, {human(done.sent)} sent, "
             f"workers told in {time.monotonic() - started:.1f} s"
         )
 

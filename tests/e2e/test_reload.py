@@ -103,7 +103,7 @@ def test_edits_run_in_the_pods_that_are_there(space: Space, tmp_path: Path) -> N
         write(tmp_path, number)
         entered = time.time()
         out = ended(plugin(space, tmp_path, "sync", "run"))
-        assert f"Revision {number}: 1 files" in out
+        assert f"Revision {number}: 1 file," in out
         until(lambda n=number: f"all run {n}" in log(space, rank0), f"code {number}")
         line = said_at(space, rank0, f"new code: {number}") - entered
         together = said_at(space, rank0, f"all run {number}") - entered

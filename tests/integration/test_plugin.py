@@ -155,7 +155,7 @@ def test_a_dry_run_prints_what_the_api_server_takes(laptop: Laptop) -> None:
         "env": [{"name": "LR", "value": "0.1"}],
         "volumes": {"workspace": {"source": "zip"}},
     }
-    assert "1 files in My Project" in err
+    assert "1 file in My Project" in err
     laptop.cluster.kubectl("apply", "-f", "-", stdin=out)
 
 

@@ -28,7 +28,7 @@ def test_from_a_directory_to_the_result(laptop: Laptop) -> None:
         f"[{rank}] step {step}" for rank in (0, 1) for step in range(3)
     ]
     assert "Created torchrunjob.torchrun.ai/run\n" in result.stderr
-    assert "Uploaded 1 files" in result.stderr
+    assert "Uploaded 1 file," in result.stderr
     assert "WaitingForUpload" not in result.stderr
     assert "Succeeded\n" in result.stderr
 

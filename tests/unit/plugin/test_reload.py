@@ -45,7 +45,7 @@ def test_a_job_that_runs_gets_the_edit(laptop: Laptop) -> None:
     play_controller(laptop)
     result = laptop.run("sync", "run")
     assert result.exit_code == 0, result.output
-    assert "Revision 1: 1 files" in result.stderr
+    assert "Revision 1: 1 file," in result.stderr
     said = laptop.server.objects["torchrunjobs", "run"]["metadata"]["annotations"]  # type: ignore[index,call-overload]
     assert said["torchrun.ai/workspace-revision"] == "1"  # type: ignore[index,call-overload]
     assert laptop.server.announced
@@ -96,7 +96,7 @@ def test_each_edit_is_sent_until_the_job_ends(laptop: Laptop) -> None:
     result = laptop.run("sync", "run", "--watch")
     assert result.exit_code == 0, result.output
     assert "Watching" in result.stderr
-    assert "Revision 1: 1 files" in result.stderr
+    assert "Revision 1: 1 file," in result.stderr
     spec = laptop.server.objects["torchrunjobs", "run"]["spec"]
     assert spec["development"] is True  # type: ignore[index,call-overload]
 
