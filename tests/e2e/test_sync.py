@@ -75,7 +75,7 @@ def test_a_job_outside_development_takes_an_edit_when_told(space: Space, tmp_pat
     pods = submitted(space, tmp_path)
     for number in (2, 3):
         write(tmp_path, number)
-        assert f"Revision {number}: 1 files" in ended(plugin(space, tmp_path, "sync", "run"))
+        assert f"Revision {number}: 1 file," in ended(plugin(space, tmp_path, "sync", "run"))
         until(everywhere(space, pods, f"new code: {number} "), "the edit")
     assert "has this content already" in ended(plugin(space, tmp_path, "sync", "run"))
     assert workers(space) == pods

@@ -71,7 +71,7 @@ def test_what_was_named_and_never_sent_is_sent(laptop: Laptop) -> None:
     laptop.server.put("torchrunjobs", "run", metadata=named)
     result = laptop.run("sync", "run")
     assert result.exit_code == 0, result.output
-    assert "Revision 1: 1 files" in result.stderr
+    assert "Revision 1: 1 file," in result.stderr
     assert laptop.server.uploaded
 
 
