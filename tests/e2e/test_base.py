@@ -18,7 +18,7 @@ from torchrun_api.names import WORKSPACE_BASE, workspace_claim
 
 MIB = 1 << 20
 UNITS = {"B": 1, "KiB": 1 << 10, "MiB": MIB, "GiB": 1 << 30}
-SHOWN = re.compile(r"Uploaded ([\d,]+) files, ([\d.]+) ([KMG]?i?B)")
+SHOWN = re.compile(r"Uploaded ([\d,]+) files?, ([\d.]+) ([KMG]?i?B)")
 # Of every path: its bytes, and whether it may be executed. The working directory is the tree.
 DIGEST = """
 import hashlib, os
