@@ -174,6 +174,10 @@ SOURCES: dict[str, tuple[dict[str, Any], str]] = {
         workspace(source="existing", claimName="c", image="i"),
         "image belongs to source zip or git or s3: nothing else has a sync pod",
     ),
+    "delivery of a claim": (
+        workspace(source="existing", claimName="c", delivery="direct"),
+        "delivery belongs to source zip or git or s3: nothing else is delivered",
+    ),
     "size of a claim": (
         workspace(source="existing", claimName="c", size="1Gi"),
         CLAIM_IS_THERE,
