@@ -28,7 +28,8 @@ def sync(observed: Observed, now: datetime, defaults: Defaults) -> Workspace | N
         return None  # what is fetched is asked for by name, and changes with the next gang alone
     if held is None or held.metadata.deletion_timestamp is not None:
         return None
-    wanted = Claim(name=name, mount_path="")
+    # Its workers mount the claim already: no other way is looked for.
+    wanted = Claim(name=name, mount_path="", delivery="shared")
     step = workspace.prepare(observed, wanted, now, defaults)
     if step.progress is not Progress.READY:
         return step
