@@ -75,18 +75,27 @@ def _number(text: str) -> int:
 def next_attempt(observed: Observed) -> int:
     """Number for a new gang: the first, or one more than the last that was made.
 
-    A later number whose name a foreign Job holds is skipped.
+    A later number whose name a foreign Job holds is skipped. Pods tell of a gang whose Job was
+    deleted before the status knew it.
     """
     status = observed.job.status
-    if status.workers is None and not observed.child_jobs:
-        return status.attempt
     made = [attempt_of(child) for child in observed.child_jobs]
+    made += [_number(ghost.metadata.labels.attempt) for ghost in _own_ghosts(observed)]
+    if status.workers is None and not made:
+        return status.attempt
     ended = [attempt.number for attempt in status.attempts]
     attempt = max([status.attempt, *made, *ended]) + 1
     taken = {c.name for c in observed.conflicts if c.resource == JOBS.resource}
     while names.child_job(observed.job.metadata.name, attempt) in taken:
         attempt += 1
     return attempt
+
+
+def _own_ghosts(observed: Observed) -> list[Pod]:
+    """Pods of gangs before; those that are older than the job were another's of its name."""
+    since = observed.job.metadata.creation_timestamp
+    times = ((ghost, ghost.metadata.creation_timestamp) for ghost in observed.ghosts)
+    return [ghost for ghost, made in times if not (since and made) or made >= since]
 
 
 def find(observed: Observed, now: datetime) -> tuple[Finding, Why, Failure | None]:

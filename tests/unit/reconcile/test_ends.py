@@ -218,3 +218,13 @@ def test_without_a_time_to_live_nothing_is_deleted():
     world.settle()
     world.pass_time(hours=1000)
     assert (world.plan().deletes, world.plan().requeue_after) == ((), None)
+
+
+def test_a_gang_that_no_status_tells_of_is_known_by_its_pods():
+    """Its Job was deleted by hand, and its pod still ends: the next gang has a name of its own."""
+    world = World(make_job(numNodes=1), make_queue())
+    world.step(writes=1)
+    del world.objects[JOBS.plural, "train"]
+    world.settle()
+    assert [child.metadata.name for child in world.gangs] == ["train", "train-r1"]
+    assert world.job.status.reason == "WaitingForOldGang"

@@ -69,11 +69,21 @@ def test_an_earlier_jobs_gang_of_the_same_name_holds_the_gate_too():
     for key, pod in list(world.objects.items()):
         if key[0] == PODS.plural:
             owners = (replace(pod.metadata.owner_references[0], uid="uid-of-another-time"),)
-            meta = replace(pod.metadata, owner_references=owners, name=f"old-{key[1]}")
+            meta = replace(
+                pod.metadata,
+                owner_references=owners,
+                name=f"old-{key[1]}",
+                creation_timestamp=world.now,
+            )
             world.objects[PODS.plural, f"old-{key[1]}"] = replace(pod, metadata=meta)
             del world.objects[key]
     del world.objects[JOBS.plural, "train"]
-    world.job = replace(world.job, status=replace(world.job.status, workers=None, attempt=0))
+    world.pass_time(hours=1)
+    world.job = replace(
+        world.job,
+        metadata=replace(world.job.metadata, creation_timestamp=world.now),
+        status=replace(world.job.status, workers=None, attempt=0),
+    )
     world.settle()
     assert world.created[-1] == (JOBS.plural, "train")
     assert world.job.status.reason == "WaitingForOldGang"
