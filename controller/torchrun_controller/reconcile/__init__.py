@@ -64,6 +64,7 @@ def reconcile(observed: Observed, now: datetime, defaults: Defaults) -> Plan:
         events=status.events(present, composed, decision, row),
         requeue_after=_soonest(
             decision.requeue_after,
+            gang.next_look(observed, now),
             nodes.next_look(observed, now),
             fence.next_look(observed, now),
             sync_left(composed, policy, now),

@@ -8,6 +8,7 @@ from torchrun_api import names
 from torchrun_api.core import Pod, StateTerminated
 from torchrun_api.job import LastFailure
 from torchrun_api.meta import Wire
+from torchrun_controller.reconcile import collateral
 
 SIGTERM = 15
 # What the pod's own status says beats what its container could say of itself.
@@ -55,10 +56,11 @@ def root_cause(pods: tuple[Pod, ...], others: tuple[Failure, ...] = ()) -> Failu
     """The failure that began it.
 
     Verdicts on the pod (OOMKilled, Evicted, disruptions) beat a hang, a hang beats signals, signals
-    beat exceptions; then the first by time. A rank that is killed writes nothing itself: the pod's
-    status is the better witness. A launcher that finds its ranks hung kills them; what the ranks of
-    other nodes make of that is collateral. A pod that was only told to end is the cause where no
-    other has one. `others` are failures that no pod tells of.
+    beat exceptions, all of these beat the loss of a peer; then the first by time. A rank that is
+    killed writes nothing itself: the pod's status is the better witness. A launcher that finds its
+    ranks hung kills them; what the ranks of other nodes make of that is collateral. A pod that was
+    only told to end is the cause where no other has one. `others` are failures that no pod tells
+    of.
     """
     found = (_failure(pod) for pod in pods)
     failures = [*others, *(failure for failure in found if failure is not None)]
@@ -72,11 +74,13 @@ def precedence(failure: LastFailure) -> tuple[int, datetime]:
     elif failure.reason == HUNG:
         grade = 1
     elif failure.reason == POD_DELETED:
-        grade = 4
-    elif failure.signal == SIGTERM:
         grade = 5
+    elif failure.signal == SIGTERM:
+        grade = 6
     elif failure.signal:
         grade = 2
+    elif collateral.is_victim(failure):
+        grade = 4
     else:
         grade = 3
     return grade, failure.time or _LATEST

@@ -8,7 +8,7 @@ from torchrun_api import names
 from torchrun_api.core import Job, Pod
 from torchrun_api.job import Attempt, LastFailure
 from torchrun_api.kinds import JOBS
-from torchrun_controller.reconcile import delivery, fence, gate, waiting, workers
+from torchrun_controller.reconcile import collateral, delivery, fence, gate, waiting, workers
 from torchrun_controller.reconcile.failures import Failure, node_lost, root_cause
 from torchrun_controller.reconcile.observed import Observed
 from torchrun_controller.reconcile.phases import Finding
@@ -102,7 +102,8 @@ def find(observed: Observed, now: datetime) -> tuple[Finding, Why, Failure | Non
     """How the gang stands.
 
     Success is the Job's own verdict: single pods that succeeded prove nothing of the others.
-    Failure is taken from the first failed pod, well before the Job says so.
+    Failure is taken from the first failed pod, well before the Job says so; a pod that only lost
+    a peer waits a moment for the word of that peer.
     """
     child = observed.child_jobs[-1]
     nodes = nodes_of(child)
@@ -114,6 +115,8 @@ def find(observed: Observed, now: datetime) -> tuple[Finding, Why, Failure | Non
         message = f"Job {child.metadata.name} is being deleted; a new attempt follows"
         return Finding.GANG_ENDING, Why("JobDeleted", message), None
     failure = _failure(observed, now)
+    if failure is not None and collateral.left(failure.said, observed.workers, now) is not None:
+        return *_progress(observed, now), None
     if failure is None and "Failed" in verdicts:
         # Its pods are gone without a word: somebody removed them.
         said = verdicts["Failed"]
@@ -128,6 +131,12 @@ def find(observed: Observed, now: datetime) -> tuple[Finding, Why, Failure | Non
     if failure is not None:
         return Finding.GANG_FAILED, why_failed(failure.said), failure
     return *_progress(observed, now), None
+
+
+def next_look(observed: Observed, now: datetime) -> float | None:
+    """Seconds until a failure is judged by the word of its victim alone."""
+    failure = _failure(observed, now)
+    return None if failure is None else collateral.left(failure.said, observed.workers, now)
 
 
 def _failure(observed: Observed, now: datetime) -> Failure | None:

@@ -1,0 +1,35 @@
+"""A rank that lost a peer is a victim: the peer tells the cause, now and then a moment later."""
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+
+from torchrun_api.core import Pod
+from torchrun_api.job import LastFailure
+from torchrun_controller.reconcile.workers import alive
+
+# What gloo, NCCL and sockets say when the other end is gone.
+WORDS = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "connection refused",
+    "broken pipe",
+    "remote process exited",
+    "socket timeout",
+)
+# A launcher ends within a second of its rank, and its kubelet tells of it within another.
+PATIENCE = timedelta(seconds=3)
+
+
+def is_victim(said: LastFailure) -> bool:
+    """Whether its last words are of a peer that went away."""
+    words = said.message.lower()
+    return any(known in words for known in WORDS)
+
+
+def left(said: LastFailure, pods: Iterable[Pod], now: datetime) -> float | None:
+    """Seconds for which a better word may still come from a worker that has not ended yet."""
+    if said.time is None or not is_victim(said) or not any(alive(pod) for pod in pods):
+        return None
+    age = now - said.time
+    # Of the future: clocks differ, and nobody knows how long it has been.
+    return (PATIENCE - age).total_seconds() if timedelta() <= age < PATIENCE else None

@@ -1,0 +1,49 @@
+"""A rank that lost a peer is not blamed where the peer tells why it went."""
+
+from unit.reconcile.test_restarts import fail, running
+
+PEER = '{"rank": 0, "exitCode": 1, "message": "RuntimeError: Connection closed by peer [10.0.0.2]"}'
+CAUSE = '{"rank": 1, "exitCode": 7, "message": "ValueError: bad batch"}'
+
+
+def test_the_victims_word_waits_for_that_of_its_peer():
+    world = running(rules=[{"exitCodes": [7], "action": "fail"}])
+    fail(world, 0, message=PEER)
+    world.pass_time(seconds=1)
+    plan = world.step()
+    assert (world.phase, plan.applies, plan.requeue_after) == ("Running", (), 2)
+    fail(world, 1, message=CAUSE, exit_code=7)
+    world.step()
+    assert world.phase == "Failed"
+    assert world.job.status.last_failure.rank == 1
+
+
+def test_a_victim_alone_is_judged_by_its_own_word():
+    world = running()
+    fail(world, 0, message=PEER)
+    world.pass_time(seconds=3)
+    assert [apply.name for apply in world.step().applies] == ["train-r1"]
+
+
+def test_where_every_worker_has_ended_nothing_more_comes():
+    world = running()
+    fail(world, 0, message=PEER)
+    fail(world, 1, message=PEER)
+    assert [apply.name for apply in world.step().applies] == ["train-r1"]
+
+
+def test_the_cause_counts_though_the_victim_ended_first():
+    world = running()
+    fail(world, 0, message=PEER)
+    world.pass_time(seconds=1)
+    fail(world, 1, message=CAUSE)
+    world.step()
+    assert "ValueError: bad batch (rank 1" in world.job.status.attempts[0].message
+
+
+def test_a_clock_that_is_ahead_delays_nothing():
+    world = running()
+    world.pass_time(seconds=5)
+    fail(world, 0, message=PEER)
+    world.pass_time(seconds=-4)
+    assert [apply.name for apply in world.step().applies] == ["train-r1"]
