@@ -89,7 +89,8 @@ class Terminal:
         now = time.monotonic()
         if seconds >= _QUIET_SECONDS and (text != said or now - at >= _REPEAT_SECONDS):
             self._waiting = (text, now)
-            self.note(f"still waiting: {text}")
+            again = f"still waiting: {brief} ({seconds:.0f} s)"
+            self.note(again if text == said else f"still waiting: {text}")
 
     def at_rest(self) -> None:
         """Take the spinner off the screen."""
