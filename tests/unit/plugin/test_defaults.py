@@ -59,7 +59,7 @@ def test_what_is_sent_is_where_the_file_lies(
     assert "Sending" in result.stderr
     assert "files in Project," in result.stderr
     Path("other.py").touch()
-    assert "files in sub," in laptop.run("submit", "--dry-run", "-C", ".", "x").stderr
+    assert "1 file in sub," in laptop.run("submit", "--dry-run", "-C", ".", "x").stderr
 
 
 def test_a_file_at_home_makes_no_project_of_it(
