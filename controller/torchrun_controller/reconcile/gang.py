@@ -92,10 +92,13 @@ def next_attempt(observed: Observed) -> int:
 
 
 def _own_ghosts(observed: Observed) -> list[Pod]:
-    """Pods of gangs before; those that are older than the job were another's of its name."""
+    """Pods of gangs before.
+
+    Those as old as the job, in the whole seconds of the API, may be another's of its name.
+    """
     since = observed.job.metadata.creation_timestamp
     times = ((ghost, ghost.metadata.creation_timestamp) for ghost in observed.ghosts)
-    return [ghost for ghost, made in times if not (since and made) or made >= since]
+    return [ghost for ghost, made in times if not (since and made) or made > since]
 
 
 def find(observed: Observed, now: datetime) -> tuple[Finding, Why, Failure | None]:
