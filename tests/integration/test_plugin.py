@@ -299,10 +299,6 @@ def test_sync_makes_the_job_name_what_the_directory_holds_now(laptop: Laptop) ->
     assert code == 3
     assert "another content" in err
     assert laptop.job("run")["metadata"]["annotations"][key] != first  # type: ignore[index,call-overload]
-    laptop.set_status("run", phase="Running", conditions=READY)
-    code, _, err = laptop.run("sync", "run")
-    assert code == 0
-    assert "run has this content already" in err
 
 
 def test_logs_of_a_job_without_any(laptop: Laptop) -> None:
