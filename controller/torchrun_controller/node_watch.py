@@ -14,7 +14,7 @@ import structlog
 from torchrun_api.core import Node
 from torchrun_api.kinds import NODES
 from torchrun_controller.informer import Informer, Observer
-from torchrun_controller.reconcile import nodes
+from torchrun_controller.reconcile.placement import nodes
 from torchrun_controller.store import Change, Store
 from torchrun_controller.transport import Transport
 from torchrun_controller.worker import Key

@@ -14,7 +14,7 @@ from torchrun_api.kinds import CLAIMS, JOBS, PODS, SERVICES, Kind
 from torchrun_api.meta import ChildMeta
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.progress.reports import Reports
-from torchrun_controller.reconcile import fence
+from torchrun_controller.reconcile.attempts import fence
 from torchrun_controller.reconcile.observed import Base, Conflict, Observed, Rejection
 from torchrun_controller.reconcile.workers import alive
 from torchrun_controller.store import Store

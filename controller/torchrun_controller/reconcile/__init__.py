@@ -9,8 +9,9 @@ from datetime import datetime
 from msgspec.structs import replace
 
 from torchrun_api.job import TorchrunJobStatus
-from torchrun_controller.reconcile import elastic, fence, gang, nodes, progress, status
+from torchrun_controller.reconcile import progress, status
 from torchrun_controller.reconcile.advance import Successor, advance
+from torchrun_controller.reconcile.attempts import elastic, fence, gang
 from torchrun_controller.reconcile.decision import Decision
 from torchrun_controller.reconcile.ends import (
     after_the_end,
@@ -20,6 +21,7 @@ from torchrun_controller.reconcile.ends import (
 )
 from torchrun_controller.reconcile.observed import Conflict, Defaults, Observed, Rejection
 from torchrun_controller.reconcile.phases import TERMINAL, Finding, transition
+from torchrun_controller.reconcile.placement import nodes
 from torchrun_controller.reconcile.plan import Apply, Delete, Event, Plan
 from torchrun_controller.reconcile.policy import Policy, policy_of
 from torchrun_controller.reconcile.watching import watch

@@ -8,25 +8,20 @@ from msgspec.structs import replace
 from torchrun_api import names
 from torchrun_api.job import Attempt, LastFailure
 from torchrun_api.kinds import SERVICES
-from torchrun_controller.reconcile import (
-    avoid,
-    fence,
-    gang,
-    network,
-    setup,
-    storage,
-    waiting,
-    workspace,
-)
+from torchrun_controller.reconcile import network
+from torchrun_controller.reconcile.attempts import fence, gang
+from torchrun_controller.reconcile.attempts.restarts import Counts
 from torchrun_controller.reconcile.decision import Decision
 from torchrun_controller.reconcile.environment import environment_of
 from torchrun_controller.reconcile.job import child_job
 from torchrun_controller.reconcile.observed import Conflict, Defaults, Observed, Rejection
 from torchrun_controller.reconcile.phases import Finding
+from torchrun_controller.reconcile.placement import avoid, waiting
 from torchrun_controller.reconcile.plan import Apply
-from torchrun_controller.reconcile.restarts import Counts
 from torchrun_controller.reconcile.run import InvalidSpecError, Run, resolve
 from torchrun_controller.reconcile.workers import Why
+from torchrun_controller.reconcile.workspace import preparation as workspace
+from torchrun_controller.reconcile.workspace import setup, storage
 
 QUEUE_FOUND = Why("QueueFound", "the queue is there")
 

@@ -3,10 +3,10 @@
 from msgspec import Struct
 
 from torchrun_api.job import Attempt, LastFailure
+from torchrun_controller.reconcile.attempts.restarts import Counts
 from torchrun_controller.reconcile.conditions import Claimed
 from torchrun_controller.reconcile.phases import Finding
 from torchrun_controller.reconcile.plan import Apply, Delete
-from torchrun_controller.reconcile.restarts import Counts
 from torchrun_controller.reconcile.run import Run
 from torchrun_controller.reconcile.workers import Why
 

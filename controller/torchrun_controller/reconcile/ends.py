@@ -6,15 +6,16 @@ from msgspec.structs import replace
 
 from torchrun_api.job import TorchrunJobStatus
 from torchrun_api.kinds import TORCHRUN_JOBS
-from torchrun_controller.reconcile import gang, nodes
+from torchrun_controller.reconcile.attempts import gang
 from torchrun_controller.reconcile.decision import Decision
-from torchrun_controller.reconcile.delivery import serves
 from torchrun_controller.reconcile.observed import Observed
 from torchrun_controller.reconcile.phases import Finding
+from torchrun_controller.reconcile.placement import nodes
 from torchrun_controller.reconcile.plan import Delete
 from torchrun_controller.reconcile.policy import Policy
 from torchrun_controller.reconcile.workers import Why, alive
-from torchrun_controller.reconcile.workspace import end_preparations
+from torchrun_controller.reconcile.workspace.delivery import serves
+from torchrun_controller.reconcile.workspace.preparation import end_preparations
 
 
 def suspend(observed: Observed, now: datetime) -> Decision:

@@ -9,9 +9,9 @@ import hashlib
 import msgspec
 
 from torchrun_api.json import JsonObject
-from torchrun_controller.reconcile import storage
 from torchrun_controller.reconcile.objects import env
 from torchrun_controller.reconcile.run import Run, Setup
+from torchrun_controller.reconcile.workspace import storage
 
 # Its path in use, the same in every pod: a virtual environment knows its own path.
 LINK = f"{storage.LAUNCHER_DIR}/env"

@@ -7,15 +7,18 @@ from torchrun_api.job import Attempt, TorchrunJob, UnfencedWorker
 from torchrun_api.json import JsonObject, JsonValue
 from torchrun_api.kinds import JOBS
 from torchrun_api.queue import TorchrunQueue
-from torchrun_controller.reconcile import avoid, fence, network, progress, reload, storage
 from torchrun_controller.reconcile import environment as environments
+from torchrun_controller.reconcile import network, progress
+from torchrun_controller.reconcile.attempts import fence
+from torchrun_controller.reconcile.attempts.restarts import Counts
 from torchrun_controller.reconcile.environment import Environment
 from torchrun_controller.reconcile.merge import merge
 from torchrun_controller.reconcile.objects import RESTRICTED_CONTAINER, env, labels, metadata
 from torchrun_controller.reconcile.observed import Defaults, Observed
+from torchrun_controller.reconcile.placement import avoid
 from torchrun_controller.reconcile.plan import Apply
-from torchrun_controller.reconcile.restarts import Counts
 from torchrun_controller.reconcile.run import InvalidSpecError, Run
+from torchrun_controller.reconcile.workspace import reload, storage
 
 # Seconds of the grace period that the launcher keeps for itself, to tell how it ended.
 LAST_WORDS = 5

@@ -11,9 +11,9 @@ from torchrun_api.json import JsonObject
 from torchrun_api.quantity import QuantityError, format_bytes, format_cpu, parse
 from torchrun_api.queue import NodeResources, TorchrunQueue, TorchrunQueueSpec
 from torchrun_api.shared import Dataset, DeliveryMode, RdzvBackend
+from torchrun_controller.reconcile.attempts.restarts import unreachable
 from torchrun_controller.reconcile.contradictions import contradiction
 from torchrun_controller.reconcile.policy import Policy, policy_of
-from torchrun_controller.reconcile.restarts import unreachable
 
 DEFAULT_CLAIM_SIZE = "10Gi"
 DEFAULT_PORT = 29500

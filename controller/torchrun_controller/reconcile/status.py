@@ -9,15 +9,18 @@ from torchrun_api.job import Attempt, TorchrunJobStatus, WorkersStatus
 from torchrun_api.meta import Condition
 from torchrun_api.queue import TorchrunQueueSpec
 from torchrun_api.unsupported import not_yet_supported
-from torchrun_controller.reconcile import avoid, delivery, fence, gang, progress, reload, storage
+from torchrun_controller.reconcile import progress
+from torchrun_controller.reconcile.attempts import fence, gang
+from torchrun_controller.reconcile.attempts.failures import precedence, root_cause
 from torchrun_controller.reconcile.conditions import Claimed, update
 from torchrun_controller.reconcile.decision import Decision
 from torchrun_controller.reconcile.ends import seconds_run
-from torchrun_controller.reconcile.failures import precedence, root_cause
 from torchrun_controller.reconcile.observed import Observed
 from torchrun_controller.reconcile.phases import TERMINAL, Finding, Row
+from torchrun_controller.reconcile.placement import avoid
 from torchrun_controller.reconcile.plan import Event
 from torchrun_controller.reconcile.workers import Why, count, scheduled
+from torchrun_controller.reconcile.workspace import delivery, reload, storage
 
 KEPT_ATTEMPTS = 5
 # Conditions that are there only while there is something to warn of.

@@ -4,22 +4,24 @@ from datetime import datetime
 
 from msgspec.structs import replace
 
-from torchrun_controller.reconcile import elastic, gang, gate, reload, workspace
 from torchrun_controller.reconcile.advance import (
     QUEUE_FOUND,
     Successor,
     advance,
     missing_service,
 )
+from torchrun_controller.reconcile.attempts import elastic, gang, gate
+from torchrun_controller.reconcile.attempts.failures import Failure
+from torchrun_controller.reconcile.attempts.restarts import Counts, Sentence, delay, judge
 from torchrun_controller.reconcile.decision import Decision
 from torchrun_controller.reconcile.ends import deadline_left, suspend
-from torchrun_controller.reconcile.failures import Failure
 from torchrun_controller.reconcile.observed import Defaults, Observed
 from torchrun_controller.reconcile.phases import Finding
 from torchrun_controller.reconcile.policy import Policy
-from torchrun_controller.reconcile.restarts import Counts, Sentence, delay, judge
 from torchrun_controller.reconcile.run import InvalidSpecError, Run, resolve
 from torchrun_controller.reconcile.workers import Why
+from torchrun_controller.reconcile.workspace import preparation as workspace
+from torchrun_controller.reconcile.workspace import reload
 
 
 def watch(observed: Observed, policy: Policy, now: datetime, defaults: Defaults) -> Decision:

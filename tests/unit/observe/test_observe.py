@@ -23,7 +23,8 @@ from torchrun_controller.observe import (
     observe,
 )
 from torchrun_controller.progress.reports import Reports
-from torchrun_controller.reconcile import Conflict, Rejection, fence
+from torchrun_controller.reconcile import Conflict, Rejection
+from torchrun_controller.reconcile.attempts import fence
 from torchrun_controller.store import Store
 from world import START, make_job, make_queue
 

@@ -12,9 +12,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from torchrun_api.job import Attempt
 from torchrun_api.kinds import JOBS, PODS
 from torchrun_api.meta import Condition
-from torchrun_controller.reconcile import delivery, gang
+from torchrun_controller.reconcile.attempts import gang
 from torchrun_controller.reconcile.phases import TERMINAL
 from torchrun_controller.reconcile.workers import alive
+from torchrun_controller.reconcile.workspace import delivery
 from world import ZIP, World, make_job, make_queue
 
 

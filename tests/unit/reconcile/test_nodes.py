@@ -9,8 +9,9 @@ from msgspec.structs import replace
 from torchrun_api.job import Attempt, UnfencedWorker
 from torchrun_api.kinds import JOBS, PODS
 from torchrun_api.meta import Condition
-from torchrun_controller.reconcile import avoid, fence
-from torchrun_controller.reconcile.gate import REPEAT_SECONDS
+from torchrun_controller.reconcile.attempts import fence
+from torchrun_controller.reconcile.attempts.gate import REPEAT_SECONDS
+from torchrun_controller.reconcile.placement import avoid
 from world import ZIP, World, make_job, make_queue
 
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from torchrun_api import names
 from torchrun_api.kinds import JOBS, PODS
 from torchrun_api.meta import Condition
-from torchrun_controller.reconcile.restarts import unreachable
+from torchrun_controller.reconcile.attempts.restarts import unreachable
 from torchrun_controller.reconcile.run import InvalidSpecError, resolve
 from world import START, World, make_job, make_queue
 

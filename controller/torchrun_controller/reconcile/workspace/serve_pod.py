@@ -3,13 +3,13 @@
 from torchrun_api import names
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject, JsonValue
-from torchrun_controller.reconcile import source
-from torchrun_controller.reconcile.delivery import Store
 from torchrun_controller.reconcile.objects import RESTRICTED_CONTAINER, env
 from torchrun_controller.reconcile.observed import Defaults
 from torchrun_controller.reconcile.plan import Apply
 from torchrun_controller.reconcile.run import Claim
-from torchrun_controller.reconcile.sync_pod import SYNC_DIR, sync_pod
+from torchrun_controller.reconcile.workspace import source
+from torchrun_controller.reconcile.workspace.delivery import Store
+from torchrun_controller.reconcile.workspace.sync_pod import SYNC_DIR, sync_pod
 
 API_DIR = "/torchrun-api"
 

@@ -15,15 +15,15 @@ from msgspec.structs import replace
 from torchrun_api.core import Job, Pod
 from torchrun_api.job import Elastic
 from torchrun_api.meta import ConditionStatus
-from torchrun_controller.reconcile import gang
 from torchrun_controller.reconcile.advance import Successor, advance
+from torchrun_controller.reconcile.attempts import gang
+from torchrun_controller.reconcile.attempts.probe import missing_probes
 from torchrun_controller.reconcile.conditions import Claimed
 from torchrun_controller.reconcile.decision import Decision
-from torchrun_controller.reconcile.nodes import loss
 from torchrun_controller.reconcile.observed import Defaults, Observed
 from torchrun_controller.reconcile.phases import Finding
+from torchrun_controller.reconcile.placement.nodes import loss
 from torchrun_controller.reconcile.plan import Delete
-from torchrun_controller.reconcile.probe import missing_probes
 from torchrun_controller.reconcile.workers import Why, alive, scheduled
 from torchrun_controller.reconcile.workers import delete as delete_pod
 

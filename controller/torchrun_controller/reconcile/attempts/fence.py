@@ -24,9 +24,9 @@ from msgspec.structs import replace
 
 from torchrun_api.core import Pod
 from torchrun_api.job import UnfencedWorker
-from torchrun_controller.reconcile import nodes
-from torchrun_controller.reconcile.failures import UNPROVEN, words_of
+from torchrun_controller.reconcile.attempts.failures import UNPROVEN, words_of
 from torchrun_controller.reconcile.observed import Observed
+from torchrun_controller.reconcile.placement import nodes
 from torchrun_controller.reconcile.policy import policy_of
 from torchrun_controller.reconcile.workers import alive, attempt_of, index_of
 

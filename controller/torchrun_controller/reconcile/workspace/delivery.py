@@ -11,8 +11,8 @@ import msgspec
 
 from torchrun_api import names
 from torchrun_api.core import ContainerStatus, PersistentVolumeClaim, Pod
-from torchrun_controller.reconcile import waiting
 from torchrun_controller.reconcile.observed import Observed
+from torchrun_controller.reconcile.placement import waiting
 from torchrun_controller.reconcile.run import Claim
 from torchrun_controller.reconcile.workers import Why, alive
 

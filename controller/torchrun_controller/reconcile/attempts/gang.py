@@ -8,14 +8,17 @@ from torchrun_api import names
 from torchrun_api.core import Job, Pod
 from torchrun_api.job import Attempt, LastFailure
 from torchrun_api.kinds import JOBS
-from torchrun_controller.reconcile import collateral, delivery, fence, gate, waiting, workers
-from torchrun_controller.reconcile.failures import Failure, node_lost, root_cause
+from torchrun_controller.reconcile import workers
+from torchrun_controller.reconcile.attempts import collateral, fence, gate
+from torchrun_controller.reconcile.attempts.failures import Failure, node_lost, root_cause
+from torchrun_controller.reconcile.attempts.restarts import Counts
 from torchrun_controller.reconcile.observed import Observed
 from torchrun_controller.reconcile.phases import Finding
+from torchrun_controller.reconcile.placement import waiting
 from torchrun_controller.reconcile.plan import Delete
-from torchrun_controller.reconcile.restarts import Counts
 from torchrun_controller.reconcile.workers import Why, alive, count
 from torchrun_controller.reconcile.workers import delete as delete_pod
+from torchrun_controller.reconcile.workspace import delivery
 
 # Seconds for survivors of a failed gang: their peers are gone, there is nothing left to save.
 SURVIVOR_GRACE = 5

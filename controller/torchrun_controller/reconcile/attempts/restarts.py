@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from torchrun_api.job import Attempt, LastFailure
 from torchrun_api.reliability import FailureRule
-from torchrun_controller.reconcile.failures import Failure
+from torchrun_controller.reconcile.attempts.failures import Failure
 from torchrun_controller.reconcile.policy import Policy
 
 # The first restart is immediate; from the second failure in a row that came soon, delays grow.

@@ -3,7 +3,7 @@
 import re
 
 from torchrun_api.core import CoreEvent, Job, PersistentVolumeClaim, Pod
-from torchrun_controller.reconcile.unschedulable import summary
+from torchrun_controller.reconcile.placement.unschedulable import summary
 from torchrun_controller.reconcile.workers import Why, index_of, scheduled
 
 IMAGE_REASONS = frozenset(

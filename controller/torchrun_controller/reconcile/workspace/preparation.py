@@ -10,15 +10,16 @@ from torchrun_api import names
 from torchrun_api.core import PersistentVolumeClaim, Pod
 from torchrun_api.job import TorchrunJob
 from torchrun_api.meta import Wire
-from torchrun_controller.reconcile import delivery, source, waiting
-from torchrun_controller.reconcile.delivery import Route, route
 from torchrun_controller.reconcile.observed import Defaults, Observed
+from torchrun_controller.reconcile.placement import waiting
 from torchrun_controller.reconcile.plan import Apply, Delete
 from torchrun_controller.reconcile.run import Claim, Served
-from torchrun_controller.reconcile.serve_pod import serve_pod
-from torchrun_controller.reconcile.storage import claim
-from torchrun_controller.reconcile.sync_pod import sync_pod
 from torchrun_controller.reconcile.workers import Why, alive, delete
+from torchrun_controller.reconcile.workspace import delivery, source
+from torchrun_controller.reconcile.workspace.delivery import Route, route
+from torchrun_controller.reconcile.workspace.serve_pod import serve_pod
+from torchrun_controller.reconcile.workspace.storage import claim
+from torchrun_controller.reconcile.workspace.sync_pod import sync_pod
 
 FIRST_RETRY = timedelta(seconds=10)
 LONGEST_RETRY = timedelta(minutes=5)

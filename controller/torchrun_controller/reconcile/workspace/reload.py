@@ -9,12 +9,13 @@ from datetime import datetime
 
 from torchrun_api import names
 from torchrun_api.json import JsonObject, JsonValue
-from torchrun_controller.reconcile import source, workspace
 from torchrun_controller.reconcile.observed import Defaults, Observed
 from torchrun_controller.reconcile.run import Claim
-from torchrun_controller.reconcile.sync_pod import sync_pod
 from torchrun_controller.reconcile.workers import alive, delete
-from torchrun_controller.reconcile.workspace import Progress, Workspace
+from torchrun_controller.reconcile.workspace import preparation as workspace
+from torchrun_controller.reconcile.workspace import source
+from torchrun_controller.reconcile.workspace.preparation import Progress, Workspace
+from torchrun_controller.reconcile.workspace.sync_pod import sync_pod
 
 
 def sync(observed: Observed, now: datetime, defaults: Defaults) -> Workspace | None:

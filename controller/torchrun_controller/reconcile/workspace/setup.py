@@ -7,13 +7,13 @@ from msgspec.structs import replace
 
 from torchrun_api.core import Pod
 from torchrun_api.meta import Wire
-from torchrun_controller.reconcile import waiting
 from torchrun_controller.reconcile.environment import Environment
 from torchrun_controller.reconcile.observed import Defaults, Observed
+from torchrun_controller.reconcile.placement import waiting
 from torchrun_controller.reconcile.run import Run
-from torchrun_controller.reconcile.setup_pod import setup_pod
 from torchrun_controller.reconcile.workers import Why, delete
-from torchrun_controller.reconcile.workspace import Progress, Workspace, number_of
+from torchrun_controller.reconcile.workspace.preparation import Progress, Workspace, number_of
+from torchrun_controller.reconcile.workspace.setup_pod import setup_pod
 
 FIRST_RETRY = timedelta(seconds=10)
 LONGEST_RETRY = timedelta(minutes=5)

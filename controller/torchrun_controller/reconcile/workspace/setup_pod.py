@@ -6,13 +6,14 @@ from torchrun_api.json import JsonObject, JsonValue
 from torchrun_api.kinds import PODS
 from torchrun_api.quantity import format_bytes, format_cpu, parse
 from torchrun_api.queue import TorchrunQueue
-from torchrun_controller.reconcile import environment, network, storage
+from torchrun_controller.reconcile import environment, network
 from torchrun_controller.reconcile.environment import Environment
 from torchrun_controller.reconcile.job import worker_template
 from torchrun_controller.reconcile.objects import labels, metadata
 from torchrun_controller.reconcile.observed import Defaults
 from torchrun_controller.reconcile.plan import Apply
 from torchrun_controller.reconcile.run import Run, Size
+from torchrun_controller.reconcile.workspace import storage
 
 # No GPU, and no more than a worker has: a setup is to run at once.
 CPU, MEMORY = "1", "1Gi"

@@ -4,11 +4,11 @@ from torchrun_api import names
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject, JsonValue
 from torchrun_api.kinds import PODS
-from torchrun_controller.reconcile import source
 from torchrun_controller.reconcile.objects import RESTRICTED_CONTAINER, RUNTIME_USER, env, metadata
 from torchrun_controller.reconcile.observed import Defaults
 from torchrun_controller.reconcile.plan import Apply
 from torchrun_controller.reconcile.run import Claim
+from torchrun_controller.reconcile.workspace import source
 
 SYNC_DIR = "/workspace"
 BASE_DIR = "/torchrun-base"

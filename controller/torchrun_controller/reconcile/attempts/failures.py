@@ -8,7 +8,7 @@ from torchrun_api import names
 from torchrun_api.core import Pod, StateTerminated
 from torchrun_api.job import LastFailure
 from torchrun_api.meta import Wire
-from torchrun_controller.reconcile import collateral
+from torchrun_controller.reconcile.attempts import collateral
 
 SIGTERM = 15
 # What the pod's own status says beats what its container could say of itself.

@@ -10,10 +10,11 @@ from torchrun_api.core import Job, Pod
 from torchrun_api.job import UnfencedWorker
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import PODS
-from torchrun_controller.reconcile import fence, reload
+from torchrun_controller.reconcile.attempts import fence
 from torchrun_controller.reconcile.observed import Observed
 from torchrun_controller.reconcile.plan import Apply
 from torchrun_controller.reconcile.workers import Why, alive, attempt_of
+from torchrun_controller.reconcile.workspace import reload
 
 NAMED = 4
 # A kubelet that brings one state of a pod into its volumes notes when it ends that all is there,
