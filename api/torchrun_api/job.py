@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, field
 
+from torchrun_api.admission import Admission, Dependency, JobPriority, Topology
 from torchrun_api.meta import Condition, ObjectMeta, Wire
 from torchrun_api.names import MAX_JOB_NAME
 from torchrun_api.reliability import Reliability
@@ -68,6 +69,7 @@ class JobScheduling(Wire, frozen=True, kw_only=True):
     node_selector: NodeSelector = field(default_factory=dict)
     tolerations: Tolerations = ()
     affinity: Affinity | None = None
+    topology: Topology | None = None
 
 
 class Volumes(Wire, frozen=True, kw_only=True):
@@ -220,6 +222,21 @@ class TorchrunJobSpec(Wire, frozen=True, kw_only=True):
             "claims is freed. Back to false: a new gang goes on, not counted as a restart."
         ),
     ] = False
+    priority: Annotated[
+        JobPriority | None,
+        Meta(
+            description="Order among the jobs of the queue: higher first, then older. A waiting "
+            "job may preempt running ones of a lower priority. Default: the queue's."
+        ),
+    ] = None
+    depends_on: Annotated[
+        tuple[Dependency, ...],
+        Meta(
+            max_length=64,
+            description="Jobs that must have come so far before this one starts.",
+            extra_json_schema=BY_NAME,
+        ),
+    ] = ()
     pod_template: PodTemplate = PodTemplate()
 
 
@@ -342,6 +359,10 @@ class TorchrunJobStatus(Wire, frozen=True, kw_only=True):
     ] = None
     last_failure: LastFailure | None = None
     progress: Progress | None = None
+    admission: Admission | None = None
+    queue_position: Annotated[
+        int | None, Meta(description="Place in its queue's line while it is not admitted, from 1.")
+    ] = None
 
 
 # Status is written by the controller alone, so a job counts as started once its phase says so.

@@ -4,6 +4,18 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, field
 
+from torchrun_api.admission import (
+    GangScheduling,
+    JobPriority,
+    Limits,
+    QueueAdmission,
+    QueueJobs,
+    QueueResource,
+    QueueResourceStatus,
+    Quota,
+    Topology,
+    Weight,
+)
 from torchrun_api.meta import Condition, ObjectMeta, Wire
 from torchrun_api.reliability import Reliability
 from torchrun_api.schema import BY_NAME, BY_TYPE, Embedded, Quantity, Rule
@@ -112,6 +124,21 @@ class QueueScheduling(Wire, frozen=True, kw_only=True):
     scheduler: Annotated[SchedulerName | None, Meta(description="schedulerName of the pods.")] = (
         None
     )
+    gang: Annotated[
+        GangScheduling | None,
+        Meta(
+            description="Who sees to it that all workers of a gang start together or none does. "
+            "Default: by the scheduler's name and by what is installed."
+        ),
+    ] = None
+    queue_name: Annotated[
+        ObjectName | None,
+        Meta(
+            description="Queue of the gang scheduler: Kueue's LocalQueue (default: the name of "
+            "this queue) or Volcano's Queue (default: default)."
+        ),
+    ] = None
+    topology: Topology | None = None
     priority_class_name: PriorityClassName | None = None
     node_selector: NodeSelector = field(default_factory=dict)
     tolerations: Tolerations = ()
@@ -171,10 +198,31 @@ class TorchrunQueueSpec(Wire, frozen=True, kw_only=True):
     networking: Networking = Networking()
     pod_template: PodTemplate = PodTemplate()
     reliability: Reliability = Reliability()
+    quota: Quota | None = None
+    weight: Weight | None = None
+    priority: Annotated[
+        JobPriority, Meta(description="Priority of its jobs that name none of their own.")
+    ] = 0
+    cohort: Annotated[
+        ObjectName | None,
+        Meta(
+            description="Queues with the same cohort lend each other the quota that they do not "
+            "use, and take it back when they need it."
+        ),
+    ] = None
+    limits: Limits = Limits()
+    resources: Annotated[
+        tuple[QueueResource, ...],
+        Meta(
+            max_length=16,
+            description="Objects that are made, kept and deleted with the queue.",
+            extra_json_schema=BY_NAME,
+        ),
+    ] = ()
 
 
 class TorchrunQueueStatus(Wire, frozen=True, kw_only=True):
-    """What the controller says of the queue; nothing yet, its verdict stands in the jobs."""
+    """How the queue stands."""
 
     observed_generation: Annotated[
         int, Meta(description="Generation of the spec that this status speaks of.")
@@ -183,6 +231,22 @@ class TorchrunQueueStatus(Wire, frozen=True, kw_only=True):
         tuple[Condition, ...],
         Meta(description="metav1 conditions.", extra_json_schema=BY_TYPE),
     ] = ()
+    phase: Annotated[
+        Literal["Active", "Updating", "Terminating"] | None,
+        Meta(
+            description="Active: takes jobs. Updating: the last change cannot be used (yet), see "
+            "the conditions. Terminating: it goes once its running jobs have ended."
+        ),
+    ] = None
+    gang: Annotated[
+        GangScheduling | None, Meta(description="How gangs of this queue are scheduled.")
+    ] = None
+    jobs: QueueJobs | None = None
+    resources: Annotated[
+        tuple[QueueResourceStatus, ...],
+        Meta(description="The objects of spec.resources.", extra_json_schema=BY_NAME),
+    ] = ()
+    admission: QueueAdmission | None = None
 
 
 class TorchrunQueue(Wire, frozen=True, kw_only=True):
