@@ -13,11 +13,12 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import Struct, field
 
-from torchrun_api.job import TorchrunJob, TorchrunJobStatus
+from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import TORCHRUN_JOBS, Kind
 from torchrun_api.meta import OwnerReference, Wire
 from torchrun_api.names import RETAINED_LABEL
+from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.reconcile.observed import Conflict, Rejection
 from torchrun_controller.reconcile.plan import Apply, Delete
 from torchrun_controller.transport import ApiError, Disconnected, Response

@@ -33,7 +33,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from torchrun_api.job import Phase
+from torchrun_api.status import Phase
 from torchrun_controller.progress.reports import Totals
 
 QUEUE = "torchrunjob"  # the work queue's name, as in client-go's dashboards

@@ -15,8 +15,9 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
-from torchrun_api.job import TorchrunJob, TorchrunJobStatus
+from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import TORCHRUN_JOBS, Kind
+from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.apply import (
     NameConflictError,
     RejectedError,

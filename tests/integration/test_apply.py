@@ -10,10 +10,11 @@ import msgspec
 import pytest
 
 from integration.controller_process import install_crds
-from torchrun_api.job import TorchrunJob, TorchrunJobStatus, WorkersStatus
+from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import JOBS, PODS, SERVICES, TORCHRUN_JOBS, Kind
 from torchrun_api.meta import Condition
+from torchrun_api.status import TorchrunJobStatus, WorkersStatus
 from torchrun_cluster import LocalCluster, Size
 from torchrun_controller.apply import (
     Applier,

@@ -10,8 +10,9 @@ import pytest
 import yaml
 
 from torchrun_api.crd import DEFINITIONS
-from torchrun_api.job import Phase, TorchrunJob
+from torchrun_api.job import TorchrunJob
 from torchrun_api.queue import TorchrunQueue
+from torchrun_api.status import Phase
 from torchrun_cluster import LocalCluster
 
 ROOT = Path(__file__).parents[2]

@@ -24,8 +24,8 @@ import structlog
 from aiohttp import web
 from msgspec import Meta
 
-from torchrun_api.job import Progress
 from torchrun_api.meta import Wire
+from torchrun_api.status import Progress
 from torchrun_controller.metrics import Metrics
 from torchrun_controller.progress.reports import Key, Reports, Worker
 from torchrun_controller.progress.tokens import BusyError, PodIdentity, Tokens

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from torchrun_api.job import Progress
+from torchrun_api.status import Progress
 
 Key: TypeAlias = tuple[str, str]
 """Namespace and name of a TorchrunJob."""

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from msgspec.structs import replace
 
-from torchrun_api.job import TorchrunJobStatus
+from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.reconcile import progress, status
 from torchrun_controller.reconcile.advance import Successor, advance
 from torchrun_controller.reconcile.attempts import elastic, fence, gang

@@ -6,8 +6,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from torchrun_api import names
-from torchrun_api.job import Attempt, LastFailure
 from torchrun_api.kinds import SERVICES
+from torchrun_api.status import Attempt, LastFailure
 from torchrun_controller.reconcile import network
 from torchrun_controller.reconcile.attempts import fence, gang
 from torchrun_controller.reconcile.attempts.restarts import Counts

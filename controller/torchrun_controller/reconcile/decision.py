@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from torchrun_api.job import Attempt, LastFailure
+from torchrun_api.status import Attempt, LastFailure
 from torchrun_controller.reconcile.attempts.restarts import Counts
 from torchrun_controller.reconcile.conditions import Claimed
 from torchrun_controller.reconcile.phases import Finding

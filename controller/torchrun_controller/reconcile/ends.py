@@ -4,8 +4,8 @@ from datetime import datetime
 
 from msgspec.structs import replace
 
-from torchrun_api.job import TorchrunJobStatus
 from torchrun_api.kinds import TORCHRUN_JOBS
+from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.reconcile.attempts import gang
 from torchrun_controller.reconcile.decision import Decision
 from torchrun_controller.reconcile.observed import Observed

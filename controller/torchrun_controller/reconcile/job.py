@@ -3,10 +3,11 @@
 import msgspec
 
 from torchrun_api import names
-from torchrun_api.job import Attempt, TorchrunJob, UnfencedWorker
+from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject, JsonValue
 from torchrun_api.kinds import JOBS
 from torchrun_api.queue import TorchrunQueue
+from torchrun_api.status import Attempt, UnfencedWorker
 from torchrun_controller.reconcile import environment as environments
 from torchrun_controller.reconcile import network, progress
 from torchrun_controller.reconcile.attempts import fence

@@ -5,8 +5,9 @@ from datetime import timedelta
 from msgspec import Struct
 
 from torchrun_api.core import CoreEvent, Job, Node, PersistentVolumeClaim, Pod, Service
-from torchrun_api.job import Progress, TorchrunJob
+from torchrun_api.job import TorchrunJob
 from torchrun_api.queue import TorchrunQueue
+from torchrun_api.status import Progress
 
 
 class Conflict(Struct, frozen=True):

@@ -9,8 +9,8 @@ from typing import get_args
 
 from msgspec import Struct
 
-from torchrun_api.job import Phase
 from torchrun_api.meta import ConditionStatus
+from torchrun_api.status import Phase
 
 PHASES: tuple[Phase, ...] = get_args(Phase)
 TERMINAL: frozenset[Phase] = frozenset({"Succeeded", "Failed", "TimedOut"})

@@ -4,9 +4,9 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from torchrun_api.job import TorchrunJobStatus
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import Kind
+from torchrun_api.status import TorchrunJobStatus
 
 
 class Apply(Struct, frozen=True):

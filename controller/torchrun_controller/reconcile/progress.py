@@ -2,8 +2,8 @@
 
 from datetime import datetime, timedelta
 
-from torchrun_api.job import Progress
 from torchrun_api.json import JsonObject
+from torchrun_api.status import Progress
 from torchrun_controller.reconcile.objects import env
 from torchrun_controller.reconcile.observed import Defaults, Observed
 

@@ -5,9 +5,9 @@ from datetime import datetime
 from msgspec.structs import replace
 
 from torchrun_api import names
-from torchrun_api.job import Attempt, TorchrunJobStatus, WorkersStatus
 from torchrun_api.meta import Condition
 from torchrun_api.queue import TorchrunQueueSpec
+from torchrun_api.status import Attempt, TorchrunJobStatus, WorkersStatus
 from torchrun_api.unsupported import not_yet_supported
 from torchrun_controller.reconcile import progress
 from torchrun_controller.reconcile.attempts import fence, gang

@@ -3,9 +3,9 @@
 import msgspec
 
 from torchrun_api.core import Pod
-from torchrun_api.job import WorkersStatus
 from torchrun_api.kinds import PODS
 from torchrun_api.meta import ChildMeta
+from torchrun_api.status import WorkersStatus
 from torchrun_controller.reconcile.plan import Delete
 
 

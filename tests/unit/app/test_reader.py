@@ -9,9 +9,10 @@ from prometheus_client import CollectorRegistry
 
 from torchrun_api import names
 from torchrun_api.core import CoreEvent, Job, Pod
-from torchrun_api.job import Progress, TorchrunJob
+from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import EVENTS
 from torchrun_api.queue import TorchrunQueue
+from torchrun_api.status import Progress
 from torchrun_controller.metrics import Metrics
 from torchrun_controller.progress.reports import Worker
 from torchrun_controller.reader import Answers, Reader

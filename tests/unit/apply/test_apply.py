@@ -5,10 +5,11 @@ from collections.abc import Mapping
 
 import pytest
 
-from torchrun_api.job import TorchrunJob, TorchrunJobStatus
+from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import JOBS, SERVICES
 from torchrun_api.meta import ObjectMeta
+from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.apply import (
     APPLY_PATCH,
     Applier,

@@ -5,7 +5,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from torchrun_api.job import Phase
+from torchrun_api.status import Phase
 from torchrun_controller.metrics import Metrics
 from torchrun_controller.workqueue import WorkQueue
 

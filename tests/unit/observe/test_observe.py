@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from torchrun_api import names
 from torchrun_api.core import CoreEvent, Job, Node, PersistentVolumeClaim, Pod, Service
-from torchrun_api.job import Attempt, Progress, UnfencedWorker
+from torchrun_api.status import Attempt, Progress, UnfencedWorker
 from torchrun_controller.observe import (
     JOB_INDEX,
     NODE_INDEX,

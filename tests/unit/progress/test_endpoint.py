@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from scripted_server import connection, json_response, serving
-from torchrun_api.job import Progress
+from torchrun_api.status import Progress
 from torchrun_controller.metrics import Metrics
 from torchrun_controller.progress import endpoint, tokens
 from torchrun_controller.progress.endpoint import ProgressServer

@@ -9,9 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from torchrun_api.job import Attempt
 from torchrun_api.kinds import JOBS, PODS
 from torchrun_api.meta import Condition
+from torchrun_api.status import Attempt
 from torchrun_controller.reconcile.attempts import gang
 from torchrun_controller.reconcile.phases import TERMINAL
 from torchrun_controller.reconcile.workers import alive

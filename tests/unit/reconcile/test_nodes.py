@@ -6,9 +6,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from torchrun_api.job import Attempt, UnfencedWorker
 from torchrun_api.kinds import JOBS, PODS
 from torchrun_api.meta import Condition
+from torchrun_api.status import Attempt, UnfencedWorker
 from torchrun_controller.reconcile.attempts import fence
 from torchrun_controller.reconcile.attempts.gate import REPEAT_SECONDS
 from torchrun_controller.reconcile.placement import avoid

@@ -6,10 +6,11 @@ from datetime import UTC, datetime
 import anyio
 from prometheus_client import CollectorRegistry
 
-from torchrun_api.job import Phase, TorchrunJob, TorchrunJobStatus
+from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import TORCHRUN_JOBS
 from torchrun_api.meta import ObjectMeta
 from torchrun_api.queue import TorchrunQueue
+from torchrun_api.status import Phase, TorchrunJobStatus
 from torchrun_controller.apply import Written
 from torchrun_controller.metrics import Metrics
 from torchrun_controller.own_writes import ReadYourWrites

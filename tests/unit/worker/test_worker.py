@@ -5,9 +5,10 @@ import math
 import anyio
 import pytest
 
-from torchrun_api.job import TorchrunJob, TorchrunJobStatus
+from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import JOBS, SERVICES
 from torchrun_api.meta import ObjectMeta
+from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.apply import (
     NameConflictError,
     RejectedError,

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from torchrun_api.core import Pod
-from torchrun_api.job import LastFailure
+from torchrun_api.status import LastFailure
 from torchrun_controller.reconcile.workers import alive
 
 # What gloo, NCCL and sockets say when the other end is gone.

@@ -6,8 +6,8 @@ import msgspec
 
 from torchrun_api import names
 from torchrun_api.core import Pod, StateTerminated
-from torchrun_api.job import LastFailure
 from torchrun_api.meta import Wire
+from torchrun_api.status import LastFailure
 from torchrun_controller.reconcile.attempts import collateral
 
 SIGTERM = 15

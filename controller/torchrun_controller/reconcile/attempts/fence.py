@@ -23,7 +23,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from torchrun_api.core import Pod
-from torchrun_api.job import UnfencedWorker
+from torchrun_api.status import UnfencedWorker
 from torchrun_controller.reconcile.attempts.failures import UNPROVEN, words_of
 from torchrun_controller.reconcile.observed import Observed
 from torchrun_controller.reconcile.placement import nodes

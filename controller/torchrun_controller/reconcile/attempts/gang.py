@@ -6,8 +6,8 @@ import msgspec
 
 from torchrun_api import names
 from torchrun_api.core import Job, Pod
-from torchrun_api.job import Attempt, LastFailure
 from torchrun_api.kinds import JOBS
+from torchrun_api.status import Attempt, LastFailure
 from torchrun_controller.reconcile import workers
 from torchrun_controller.reconcile.attempts import collateral, fence, gate
 from torchrun_controller.reconcile.attempts.failures import Failure, node_lost, root_cause

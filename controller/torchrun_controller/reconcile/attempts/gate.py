@@ -7,9 +7,9 @@ from datetime import datetime
 
 from torchrun_api import names
 from torchrun_api.core import Job, Pod
-from torchrun_api.job import UnfencedWorker
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import PODS
+from torchrun_api.status import UnfencedWorker
 from torchrun_controller.reconcile.attempts import fence
 from torchrun_controller.reconcile.observed import Observed
 from torchrun_controller.reconcile.plan import Apply

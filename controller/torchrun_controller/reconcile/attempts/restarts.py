@@ -5,8 +5,8 @@ from enum import Enum
 
 from msgspec import Struct
 
-from torchrun_api.job import Attempt, LastFailure
 from torchrun_api.reliability import FailureRule
+from torchrun_api.status import Attempt, LastFailure
 from torchrun_controller.reconcile.attempts.failures import Failure
 from torchrun_controller.reconcile.policy import Policy
 

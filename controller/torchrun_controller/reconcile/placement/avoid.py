@@ -2,8 +2,8 @@
 
 from collections import Counter
 
-from torchrun_api.job import Attempt
 from torchrun_api.json import JsonObject, JsonValue
+from torchrun_api.status import Attempt
 from torchrun_controller.reconcile.observed import Observed
 
 ENOUGH = 2
