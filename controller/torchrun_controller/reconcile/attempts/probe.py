@@ -7,7 +7,7 @@ class, so it drives nobody out.
 
 from torchrun_api import names
 from torchrun_api.job import TorchrunJob
-from torchrun_api.json import JsonObject, JsonValue
+from torchrun_api.json import JsonObject, JsonValue, object_at, objects_at
 from torchrun_api.kinds import PODS
 from torchrun_controller.reconcile.job import worker_template
 from torchrun_controller.reconcile.objects import RESTRICTED_CONTAINER, RUNTIME_USER, metadata
@@ -44,8 +44,7 @@ def missing_probes(
 
 
 def _probe(job: TorchrunJob, template: JsonObject, name: str, defaults: Defaults) -> Apply:
-    worker, meta = template["spec"], metadata(job, name, names.PROBE)
-    assert isinstance(worker, dict)
+    worker, meta = object_at(template, "spec"), metadata(job, name, names.PROBE)
     spec: JsonObject = {field: worker[field] for field in PLACING if field in worker}
     spec |= {
         "restartPolicy": "Always",
@@ -58,23 +57,14 @@ def _probe(job: TorchrunJob, template: JsonObject, name: str, defaults: Defaults
             "runAsGroup": RUNTIME_USER,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "containers": [_idle(c, defaults) for c in _entries(worker, "containers")],
+        "containers": [_idle(c, defaults) for c in objects_at(worker, "containers")],
         # Where a volume can be reached is a constraint too.
-        "volumes": [v for v in _entries(worker, "volumes") if "persistentVolumeClaim" in v],
+        "volumes": [v for v in objects_at(worker, "volumes") if "persistentVolumeClaim" in v],
     }
-    own = template["metadata"]
-    assert isinstance(own, dict)
-    mine, workers = meta["labels"], own["labels"]
-    assert isinstance(mine, dict)
-    assert isinstance(workers, dict)
+    mine, workers = object_at(meta, "labels"), object_at(object_at(template, "metadata"), "labels")
     # Gang schedulers and topology rules go by labels; an attempt's number it has none.
     meta["labels"] = {k: v for k, v in workers.items() if k != names.ATTEMPT_LABEL} | mine
     return Apply(PODS, {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
-
-
-def _entries(spec: JsonObject, field: str) -> list[JsonObject]:
-    found = spec.get(field)
-    return [e for e in found if isinstance(e, dict)] if isinstance(found, list) else []
 
 
 def _idle(container: JsonObject, defaults: Defaults) -> JsonValue:

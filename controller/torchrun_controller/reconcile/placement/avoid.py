@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from torchrun_api.json import JsonObject, JsonValue
+from torchrun_api.json import JsonObject, JsonValue, object_at
 from torchrun_api.status import Attempt
 from torchrun_controller.reconcile.observed import Observed
 
@@ -46,9 +46,9 @@ def prefer_others(template: JsonObject, avoided: tuple[str, ...]) -> JsonObject:
     """The pod template with one more preference; what it says of affinity already stays."""
     if not avoided:
         return template
-    spec = _object(template, "spec")
-    affinity = _object(spec, "affinity")
-    node_affinity = _object(affinity, "nodeAffinity")
+    spec = object_at(template, "spec")
+    affinity = object_at(spec, "affinity")
+    node_affinity = object_at(affinity, "nodeAffinity")
     kind = "preferredDuringSchedulingIgnoredDuringExecution"
     present = node_affinity.get(kind)
     other: JsonObject = {
@@ -63,8 +63,3 @@ def prefer_others(template: JsonObject, avoided: tuple[str, ...]) -> JsonObject:
     node_affinity = {**node_affinity, kind: preferences}
     affinity = {**affinity, "nodeAffinity": node_affinity}
     return {**template, "spec": {**spec, "affinity": affinity}}
-
-
-def _object(body: JsonObject, name: str) -> JsonObject:
-    value = body.get(name)
-    return value if isinstance(value, dict) else {}

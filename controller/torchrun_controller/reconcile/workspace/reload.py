@@ -8,7 +8,7 @@ together, in the pods that are there.
 from datetime import datetime
 
 from torchrun_api import names
-from torchrun_api.json import JsonObject, JsonValue
+from torchrun_api.json import JsonObject, JsonValue, object_at, objects_at
 from torchrun_controller.reconcile.observed import Defaults, Observed
 from torchrun_controller.reconcile.run import Claim
 from torchrun_controller.reconcile.workers import alive, delete
@@ -66,32 +66,25 @@ def told(observed: Observed) -> JsonObject:
 
 def marked(template: JsonObject, observed: Observed) -> JsonObject:
     """The workers' template with the same, and the revision that the gang begins with."""
-    metadata, spec = template["metadata"], template["spec"]
-    assert isinstance(metadata, dict)
-    assert isinstance(spec, dict)
-    annotations = metadata.get("annotations") or {}
-    assert isinstance(annotations, dict)
+    metadata, spec = object_at(template, "metadata"), object_at(template, "spec")
     added = told(observed)
     if not added:
         return template
     first = added.get(names.REVISION)
-    containers = spec["containers"]
-    assert isinstance(containers, list)
+    annotations = object_at(metadata, "annotations") | added
+    containers: list[JsonValue] = [_begins(c, first) for c in objects_at(spec, "containers")]
     return {
         **template,
-        "metadata": {**metadata, "annotations": {**annotations, **added}},
-        "spec": {**spec, "containers": [_begins(c, first) for c in containers]},
+        "metadata": metadata | {"annotations": annotations},
+        "spec": spec | {"containers": containers},
     }
 
 
-def _begins(container: JsonValue, revision: JsonValue) -> JsonValue:
-    assert isinstance(container, dict)
-    env = container.get("env")
+def _begins(container: JsonObject, revision: JsonValue) -> JsonObject:
     if container.get("name") != names.TRAINER_CONTAINER or not revision:
         return container
-    assert isinstance(env, list)
     variable: JsonObject = {"name": "TORCHRUN_WORKSPACE_REVISION", "value": revision}
-    return {**container, "env": [*env, variable]}
+    return {**container, "env": [*objects_at(container, "env"), variable]}
 
 
 def running(observed: Observed) -> int:

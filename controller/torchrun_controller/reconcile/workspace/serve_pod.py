@@ -2,7 +2,7 @@
 
 from torchrun_api import names
 from torchrun_api.job import TorchrunJob
-from torchrun_api.json import JsonObject, JsonValue
+from torchrun_api.json import JsonObject, JsonValue, object_at, objects_at
 from torchrun_controller.reconcile.objects import RESTRICTED_CONTAINER, env
 from torchrun_controller.reconcile.observed import Defaults
 from torchrun_controller.reconcile.plan import Apply
@@ -28,11 +28,9 @@ def serve_pod(
     the keys that its workers' tokens are signed with. It needs no role for that.
     """
     made = sync_pod(job, wanted, number, defaults, commit)
-    meta, spec = _object(made.body["metadata"]), _object(made.body["spec"])
-    annotations = _object(meta.get("annotations", {})) | {names.DELIVERY: store}
-    containers, volumes = spec["containers"], spec["volumes"]
-    assert isinstance(containers, list)
-    assert isinstance(volumes, list)
+    meta, spec = object_at(made.body, "metadata"), object_at(made.body, "spec")
+    annotations = object_at(meta, "annotations") | {names.DELIVERY: store}
+    containers, volumes = objects_at(spec, "containers"), objects_at(spec, "volumes")
     if store == "ephemeral":
         own: JsonObject = {"name": "workspace", "emptyDir": {"sizeLimit": wanted.size}}
         volumes = [own, *volumes[1:]]
@@ -95,8 +93,3 @@ def _api_volume() -> JsonObject:
             ]
         },
     }
-
-
-def _object(value: JsonValue) -> JsonObject:
-    assert isinstance(value, dict)
-    return value

@@ -2,7 +2,7 @@
 
 from torchrun_api import names
 from torchrun_api.job import TorchrunJob
-from torchrun_api.json import JsonObject, JsonValue
+from torchrun_api.json import JsonObject, object_at, objects_at
 from torchrun_api.kinds import PODS
 from torchrun_api.quantity import format_bytes, format_cpu, parse
 from torchrun_api.queue import TorchrunQueue
@@ -36,21 +36,21 @@ def setup_pod(
     Of the job's claims it mounts the workspace alone, and no other container of a template runs.
     """
     template = worker_template(job, queue, run, wanted, 0, "", defaults)
-    spec, shape = _object(template["spec"]), _object(template["metadata"])
+    spec, shape = object_at(template, "spec"), object_at(template, "metadata")
     meta = metadata(job, names.setup_pod(job.metadata.name, number), names.SETUP)
-    shaped = _object(shape["labels"]) | labels(job, names.SETUP)
+    shaped = object_at(shape, "labels") | labels(job, names.SETUP)
     meta["labels"] = {name: text for name, text in shaped.items() if name != names.ATTEMPT_LABEL}
     meta["annotations"] = {
-        **_object(shape.get("annotations", {})),
+        **object_at(shape, "annotations"),
         names.SETUP_KEY: wanted.key,
         names.GENERATION: str(job.metadata.generation),
     }
     unused = {"checkpoints", *(f"dataset-{dataset.name}" for dataset in run.datasets)}
-    trainer = _named(spec["containers"], names.TRAINER_CONTAINER)
+    trainer = _named(spec, "containers", names.TRAINER_CONTAINER)
     pod = {name: value for name, value in spec.items() if name not in DROPPED_OF_POD}
-    pod["initContainers"] = [_named(spec["initContainers"], names.LAUNCHER_CONTAINER)]
+    pod["initContainers"] = [_named(spec, "initContainers", names.LAUNCHER_CONTAINER)]
     pod["containers"] = [_container(job, run, wanted, trainer, unused)]
-    pod["volumes"] = [v for v in _objects(spec["volumes"]) if v["name"] not in unused]
+    pod["volumes"] = [v for v in objects_at(spec, "volumes") if v["name"] not in unused]
     return Apply(PODS, {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": pod})
 
 
@@ -64,12 +64,12 @@ def _container(
         "name": names.SETUP_CONTAINER,
         "command": ["python3", f"{storage.LAUNCHER_DIR}/launch", "setup"],
         "env": [
-            *(v for v in _objects(trainer["env"]) if v["name"] not in replaced),
+            *(v for v in objects_at(trainer, "env") if v["name"] not in replaced),
             *told,
         ],
         "resources": _resources(run.size),
         "volumeMounts": [
-            *(m for m in _objects(trainer["volumeMounts"]) if m["name"] not in unused),
+            *(m for m in objects_at(trainer, "volumeMounts") if m["name"] not in unused),
             environment.mount(wanted),
         ],
     }
@@ -85,15 +85,5 @@ def _resources(size: Size) -> JsonObject:
     return resources
 
 
-def _object(value: JsonValue) -> JsonObject:
-    assert isinstance(value, dict)
-    return value
-
-
-def _objects(value: JsonValue) -> list[JsonObject]:
-    assert isinstance(value, list)
-    return [_object(item) for item in value]
-
-
-def _named(containers: JsonValue, name: str) -> JsonObject:
-    return next(container for container in _objects(containers) if container["name"] == name)
+def _named(spec: JsonObject, kind: str, name: str) -> JsonObject:
+    return next(container for container in objects_at(spec, kind) if container["name"] == name)

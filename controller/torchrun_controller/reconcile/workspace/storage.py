@@ -3,7 +3,7 @@
 from torchrun_api import names
 from torchrun_api.core import PersistentVolumeClaim
 from torchrun_api.job import TorchrunJob
-from torchrun_api.json import JsonObject
+from torchrun_api.json import JsonObject, object_at
 from torchrun_api.kinds import CLAIMS
 from torchrun_controller.reconcile.objects import metadata
 from torchrun_controller.reconcile.plan import Apply
@@ -24,9 +24,7 @@ def claim(job: TorchrunJob, wanted: Claim, component: str) -> Apply:
     meta = metadata(job, wanted.name, component)
     if wanted.retain:
         del meta["ownerReferences"]
-        labels = meta["labels"]
-        assert isinstance(labels, dict)
-        labels[names.RETAINED_LABEL] = job.metadata.name
+        object_at(meta, "labels")[names.RETAINED_LABEL] = job.metadata.name
     spec: JsonObject = {
         "accessModes": [wanted.access_mode],
         "resources": {"requests": {"storage": wanted.size}},
