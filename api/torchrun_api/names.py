@@ -79,6 +79,19 @@ SERVE_PORT = 8081
 # An Indexed Job's pods are named "<job>-r<k>-<index>-<5 letters>", in 63 characters.
 MAX_JOB_NAME = 45
 
+# Digits of a number that a label or an annotation may hold; anybody may write one.
+_DIGITS = 15
+
+
+def number_in(text: str, otherwise: int = 0) -> int:
+    """The number that a label or an annotation holds; `otherwise` where it holds none."""
+    return int(text) if text.isdecimal() and len(text) <= _DIGITS else otherwise
+
+
+def number_of(name: str) -> int:
+    """The number at the end of a pod's name."""
+    return number_in(name.rpartition("-")[2])
+
 
 def workspace_claim(job: str) -> str:
     """Claim that holds the job's code."""

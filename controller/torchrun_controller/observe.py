@@ -97,7 +97,7 @@ def observe(
         return meta.controlled_by(uid) or meta.labels.retained_from == name
 
     jobs, other_jobs = _part(caches.child_jobs.by_index(JOB_INDEX, key), owned)
-    attempts = sorted(jobs, key=lambda child: _number(child.metadata.labels.attempt))
+    attempts = sorted(jobs, key=lambda child: names.number_in(child.metadata.labels.attempt))
     pods = caches.pods.by_index(JOB_INDEX, key)
     gangs = [pod for pod in pods if pod.metadata.labels.component == names.WORKER]
     latest = attempts[-1].metadata.uid if attempts else ""
@@ -105,7 +105,7 @@ def observe(
     preparing, other_pods = _part(
         (pod for pod in pods if pod.metadata.labels.component != names.WORKER), owned
     )
-    preparing.sort(key=lambda pod: _number(pod.metadata.name.rpartition("-")[2]))
+    preparing.sort(key=lambda pod: names.number_of(pod.metadata.name))
     setting_up, others_of = _part(preparing, lambda meta: meta.labels.component == names.SETUP)
     probes, syncing = _part(others_of, lambda meta: meta.labels.component == names.PROBE)
     claims, other_claims = _part(caches.claims.by_index(JOB_INDEX, key), owned)
@@ -165,8 +165,8 @@ def _nodes_of(job: TorchrunJob, gangs: list[Pod], attempts: list[Job]) -> set[st
     }
 
 
-def _named(nodes: Store[Node], names: set[str]) -> dict[str, Node]:
-    found = ((name, nodes.get("", name)) for name in sorted(names))
+def _named(nodes: Store[Node], wanted: set[str]) -> dict[str, Node]:
+    found = ((name, nodes.get("", name)) for name in sorted(wanted))
     return {name: node for name, node in found if node is not None}
 
 
@@ -193,7 +193,3 @@ def _conflict(kind: Kind[C], child: C) -> Conflict:
 
 def _when(event: CoreEvent) -> datetime:
     return event.last_timestamp or event.metadata.creation_timestamp or _LONG_AGO
-
-
-def _number(text: str) -> int:
-    return int(text) if text.isdecimal() else 0

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from torchrun_api import names
 from torchrun_api.core import Pod
 from torchrun_api.kinds import PODS
 from torchrun_api.meta import ChildMeta
@@ -44,13 +45,12 @@ def scheduled(pods: tuple[Pod, ...]) -> int:
 
 def index_of(pod: Pod) -> int:
     """Completion index of a worker."""
-    index = pod.metadata.labels.completion_index
-    return int(index) if index.isdecimal() else 0
+    return names.number_in(pod.metadata.labels.completion_index)
 
 
 def attempt_of(meta: ChildMeta) -> int:
     """Number of the attempt that a child Job or a worker belongs to, from its label."""
-    return int(meta.labels.attempt) if meta.labels.attempt.isdecimal() else 0
+    return names.number_in(meta.labels.attempt)
 
 
 def delete(pod: Pod, grace_seconds: int | None = None) -> Delete:

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from msgspec import Struct
 from msgspec.structs import replace
 
+from torchrun_api import names
 from torchrun_api.core import Job, Pod
 from torchrun_api.job import Elastic
 from torchrun_api.meta import ConditionStatus
@@ -113,8 +114,7 @@ def _condition(status: ConditionStatus, reason: str, message: str) -> Claimed:
 
 def asked_of(child: Job) -> int:
     """numNodes when the gang was made, which may be larger than the gang."""
-    asked = child.metadata.annotations.wanted_nodes
-    return int(asked) if asked.isdecimal() else gang.nodes_of(child)
+    return names.number_in(child.metadata.annotations.wanted_nodes, gang.nodes_of(child))
 
 
 def kept(observed: Observed) -> int | None:

@@ -57,7 +57,7 @@ def counts_of(observed: Observed) -> Counts:
     if not observed.child_jobs or attempt_of(observed.child_jobs[-1]) <= status.attempt:
         return known
     said = observed.child_jobs[-1].metadata.annotations
-    return Counts(_number(said.restarts), _number(said.disruptions))
+    return Counts(names.number_in(said.restarts), names.number_in(said.disruptions))
 
 
 def ended_before(observed: Observed) -> tuple[Attempt, ...]:
@@ -71,10 +71,6 @@ def ended_before(observed: Observed) -> tuple[Attempt, ...]:
         return ()
 
 
-def _number(text: str) -> int:
-    return int(text) if text.isdecimal() else 0
-
-
 def next_attempt(observed: Observed) -> int:
     """Number for a new gang: the first, or one more than the last that was made.
 
@@ -83,7 +79,7 @@ def next_attempt(observed: Observed) -> int:
     """
     status = observed.job.status
     made = [attempt_of(child) for child in observed.child_jobs]
-    made += [_number(ghost.metadata.labels.attempt) for ghost in _own_ghosts(observed)]
+    made += [workers.attempt_of(ghost.metadata) for ghost in _own_ghosts(observed)]
     if status.workers is None and not made:
         return status.attempt
     ended = [attempt.number for attempt in status.attempts]

@@ -80,7 +80,7 @@ def prepare(
     latest = observed.sync_pods[-1] if observed.sync_pods else None
     way = route(observed, wanted, held, now)
     if held is None and way.store != "ephemeral":
-        number = 0 if latest is None else number_of(latest) + 1
+        number = 0 if latest is None else names.number_of(latest.metadata.name) + 1
         return Workspace(
             progress=Progress.SYNCING,
             why=Why("Creating", f"claim {wanted.name} and a sync pod are being made"),
@@ -97,7 +97,7 @@ def prepare(
         if not way.store and held.status.phase != "Pending" and _was_ready(job):
             return _ready(job, SyncVerdict())
         return _next_pod(observed, wanted, way, 0, defaults)
-    number = number_of(latest)
+    number = names.number_of(latest.metadata.name)
     current = takes(job, latest) and latest.metadata.annotations.delivery == way.store
     if latest.metadata.deletion_timestamp is not None:
         reason = delivery.REASON if delivery.decided(observed) else "SyncPodEnding"
@@ -229,12 +229,6 @@ def _was_ready(job: TorchrunJob) -> bool:
     return any(c.type == "WorkspaceReady" and c.status == "True" for c in job.status.conditions)
 
 
-def number_of(pod: Pod) -> int:
-    """The number at the end of its name."""
-    suffix = pod.metadata.name.rpartition("-")[2]
-    return int(suffix) if suffix.isdecimal() else 0
-
-
 def _pod(
     job: TorchrunJob,
     wanted: Claim,
@@ -277,7 +271,7 @@ def retry_left(observed: Observed, now: datetime) -> float:
 
 
 def _delay(pod: Pod) -> timedelta:
-    factor: int = 2 ** min(number_of(pod), 10)
+    factor: int = 2 ** min(names.number_of(pod.metadata.name), 10)
     return min(FIRST_RETRY * factor, LONGEST_RETRY)
 
 
@@ -313,7 +307,7 @@ def _after_failure(
     text = said.message or pod.status.message or "the sync pod failed"
     if said.permanent:
         return _refused(observed.job, said, text)
-    number = number_of(pod)
+    number = names.number_of(pod.metadata.name)
     delay = _delay(pod)
     left = ((ended or now) + delay - now).total_seconds()
     if left <= 0:

@@ -44,7 +44,7 @@ def sync(observed: Observed, now: datetime, defaults: Defaults) -> Workspace | N
     left = workspace.retry_left(observed, now)
     if left > 0:
         return Workspace(progress=step.progress, why=step.why, requeue_after=left)
-    number = workspace.number_of(observed.sync_pods[-1]) + 1 if observed.sync_pods else 0
+    number = names.number_of(observed.sync_pods[-1].metadata.name) + 1 if observed.sync_pods else 0
     return Workspace(
         progress=step.progress,
         why=step.why,
@@ -93,4 +93,4 @@ def running(observed: Observed) -> int:
     present = observed.job.status.workspace_revision
     if not observed.child_jobs or not said:
         return present
-    return min(int(text) if text.isdecimal() else present for text in said)
+    return min(names.number_in(text, present) for text in said)

@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 import msgspec
 from msgspec.structs import replace
 
+from torchrun_api import names
 from torchrun_api.core import Pod
 from torchrun_api.meta import Wire
 from torchrun_controller.reconcile.environment import Environment
@@ -12,7 +13,7 @@ from torchrun_controller.reconcile.observed import Defaults, Observed
 from torchrun_controller.reconcile.placement import waiting
 from torchrun_controller.reconcile.run import Run
 from torchrun_controller.reconcile.workers import Why, delete
-from torchrun_controller.reconcile.workspace.preparation import Progress, Workspace, number_of
+from torchrun_controller.reconcile.workspace.preparation import Progress, Workspace
 from torchrun_controller.reconcile.workspace.setup_pod import setup_pod
 
 FIRST_RETRY = timedelta(seconds=10)
@@ -46,7 +47,7 @@ def prepare(
     if not observed.setup_pods:
         return _next_pod(observed, run, wanted, 0, defaults)
     latest = observed.setup_pods[-1]
-    name, number = latest.metadata.name, number_of(latest)
+    name, number = latest.metadata.name, names.number_of(latest.metadata.name)
     current = latest.metadata.annotations.setup_key == wanted.key
     if latest.metadata.deletion_timestamp is not None:
         return _waits(Why("SetupPodEnding", f"pod {name} is being deleted"))
@@ -96,7 +97,7 @@ def _after_failure(
     """A command that failed waits for its mending; what came from outside is tried again."""
     ended, said = _end(pod)
     text = f"pod {pod.metadata.name}: {said.message or pod.status.message or said.reason}"
-    number = number_of(pod)
+    number = names.number_of(pod.metadata.name)
     if said.reason in PERMANENT:
         # Any change of the spec may be the mending, as one of env.
         if pod.metadata.annotations.generation != str(observed.job.metadata.generation):
