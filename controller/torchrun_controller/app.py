@@ -87,7 +87,7 @@ async def run(settings: Settings) -> int:
             metrics=metrics,
             live={"watches": reader.liveness()},
             ready={"caches": reader.readiness(), "lease": leads_or_stands_by(leader)},
-            notes={"nodes": reader.nodes.shortcoming},
+            notes={"nodes": reader.nodes.shortcoming, "schedulers": reader.discovery.shortcoming},
         )
         progress = _progress_server(settings, review, leader, reader, queue, metrics)
         controller = Controller(reader, queue, leader, events, worker, settings.workers)
@@ -140,6 +140,7 @@ class Controller:
             for informer in self._reader.informers:
                 background.start_soon(informer.run)
             background.start_soon(self._reader.nodes.follow)
+            background.start_soon(self._reader.discovery.run)
             background.start_soon(lead)
             background.start_soon(self._events.run)
             await self._work_until_told()
@@ -161,6 +162,7 @@ class Controller:
 
     async def _start_workers(self, workers: anyio.abc.TaskGroup) -> None:
         await self._reader.synced()
+        await self._reader.discovery.looked.wait()
         await self._leader.elected.wait()
         log.info("works", workers=self._workers)
         for _ in range(self._workers):

@@ -16,6 +16,7 @@ from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.progress.reports import Reports
 from torchrun_controller.reconcile.attempts import fence
 from torchrun_controller.reconcile.observed import Base, Conflict, Observed, Rejection
+from torchrun_controller.reconcile.schedulers.installed import Installed
 from torchrun_controller.reconcile.workers import alive
 from torchrun_controller.store import Store
 
@@ -86,6 +87,7 @@ def observe(
     conflicts: tuple[Conflict, ...] = (),
     rejection: Rejection | None = None,
     reports: Reports | None = None,
+    installed: Installed | None = None,
 ) -> Observed | None:
     """All that is known of one job; None where it is gone. Without `nodes`, nothing of nodes."""
     job = caches.jobs.get(namespace, name)
@@ -140,6 +142,7 @@ def observe(
         base=_base(caches, job),
         nodes=None if nodes is None else _named(nodes, _nodes_of(job, gangs, attempts)),
         progress=reports.of((namespace, name), latest) if reports is not None else None,
+        installed=installed,
     )
 
 

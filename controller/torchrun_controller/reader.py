@@ -31,6 +31,7 @@ from torchrun_api.kinds import (
     TORCHRUN_QUEUES,
 )
 from torchrun_api.queue import TorchrunQueue
+from torchrun_controller.discovery import Discovery
 from torchrun_controller.informer import Informer
 from torchrun_controller.metrics import Metrics
 from torchrun_controller.node_watch import NodeWatch
@@ -51,6 +52,7 @@ from torchrun_controller.observe import (
 from torchrun_controller.progress.reports import Reports, Worker
 from torchrun_controller.reconcile.observed import Observed
 from torchrun_controller.reconcile.phases import TERMINAL
+from torchrun_controller.reconcile.schedulers.installed import Installed
 from torchrun_controller.server import Check, caches_synced, refusal, watches_alive
 from torchrun_controller.store import Change, Store
 from torchrun_controller.transport import Transport
@@ -116,6 +118,8 @@ class Reader:
             transport, self._observer, queue, self._with_workers_on, answers.problem
         )
         self.reports = Reports()
+        self.discovery = Discovery(transport)
+        self.discovery.subscribe(self._installed_changed)
 
     @property
     def informers(self) -> list[Informer[Any]]:
@@ -138,7 +142,14 @@ class Reader:
     def observe(self, namespace: str, name: str) -> Observed | None:
         """All that is known of one job; None where it is gone."""
         caches = self._scope_of(namespace).caches
-        return observe(caches, namespace, name, nodes=self.nodes.view, reports=self.reports)
+        return observe(
+            caches,
+            namespace,
+            name,
+            nodes=self.nodes.view,
+            reports=self.reports,
+            installed=self.discovery.installed,
+        )
 
     def worker(self, namespace: str, pod: str, uid: str) -> Worker | None:
         """Whose worker this pod is, if it is of the present attempt of one of our jobs."""
@@ -250,6 +261,13 @@ class Reader:
         for job in jobs.by_index(QUEUE_INDEX, index_key(meta.namespace, meta.name)):
             if job.status.phase not in TERMINAL:
                 self._queue.add((meta.namespace, job.metadata.name), INITIAL if initial else 0)
+
+    def _installed_changed(self, _: Installed) -> None:
+        """Any job that is not over may wait for a scheduler."""
+        for scope in self._scopes.values():
+            for job in scope.caches.jobs:
+                if job.status.phase not in TERMINAL:
+                    self._queue.add((job.metadata.namespace, job.metadata.name), INITIAL)
 
     def _child_changed(self, change: Change[Child], initial: bool) -> None:
         meta = change.object.metadata

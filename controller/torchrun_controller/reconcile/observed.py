@@ -8,6 +8,7 @@ from torchrun_api.core import CoreEvent, Job, Node, PersistentVolumeClaim, Pod, 
 from torchrun_api.job import TorchrunJob
 from torchrun_api.queue import TorchrunQueue
 from torchrun_api.status import Progress
+from torchrun_controller.reconcile.schedulers.installed import Installed
 
 
 class Conflict(Struct, frozen=True):
@@ -44,7 +45,7 @@ class Observed(Struct, frozen=True, kw_only=True):
     order of time. `progress` is what a worker of the latest child Job has told this process last.
     `nodes` holds those of its pods, of unfenced workers and of earlier failures, as far as they
     exist; it is None where nothing is known of nodes, as none may be read. `base` is what the
-    job's annotation names, if that is there.
+    job's annotation names, if that is there. `installed` is None until the API server has told.
     """
 
     job: TorchrunJob
@@ -63,6 +64,7 @@ class Observed(Struct, frozen=True, kw_only=True):
     progress: Progress | None = None
     nodes: dict[str, Node] | None = None
     base: Base | None = None
+    installed: Installed | None = None
 
 
 class Defaults(Struct, frozen=True, kw_only=True):

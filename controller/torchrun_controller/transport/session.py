@@ -18,6 +18,7 @@ Observe: TypeAlias = Callable[[str, str, int, float], None]
 
 CONNECT_SECONDS = 10.0
 _NO_QUERY: Mapping[str, str] = {}
+_NO_HEADERS: Mapping[str, str] = {}
 
 
 class Authority(Protocol):
@@ -36,6 +37,7 @@ class Response(Struct, frozen=True):
 
     status: int
     body: bytes
+    etag: str = ""
 
 
 class _Request(Struct, frozen=True):
@@ -46,6 +48,7 @@ class _Request(Struct, frozen=True):
     limits: aiohttp.ClientTimeout
     body: bytes | None = None
     content_type: str = ""
+    headers: Mapping[str, str] = _NO_HEADERS
 
 
 class Transport:
@@ -67,6 +70,7 @@ class Transport:
         query: Mapping[str, str] = _NO_QUERY,
         body: bytes | None = None,
         content_type: str = "application/json",
+        headers: Mapping[str, str] = _NO_HEADERS,
         timeout: float = 30.0,  # noqa: ASYNC109 aiohttp's own also bounds each step
     ) -> Response:
         """Send one request and read its whole answer, within `timeout` seconds.
@@ -75,10 +79,11 @@ class Transport:
         request refused with 401 is sent once more if the credentials could be renewed.
         """
         limits = aiohttp.ClientTimeout(total=timeout, sock_connect=CONNECT_SECONDS)
-        call = _Request(method.lower(), method, path, query, limits, body, content_type)
+        call = _Request(method.lower(), method, path, query, limits, body, content_type, headers)
         async with self._answer(call) as response:
             with _translated(call):
-                return Response(response.status, await response.read())
+                etag = response.headers.get("ETag", "")
+                return Response(response.status, await response.read(), etag)
 
     @asynccontextmanager
     async def stream(
@@ -115,7 +120,9 @@ class Transport:
             yield response
 
     async def _send(self, call: _Request, authorization: str) -> aiohttp.ClientResponse:
-        headers = {"Authorization": authorization} if authorization else {}
+        headers = dict(call.headers)
+        if authorization:
+            headers["Authorization"] = authorization
         if call.body is not None:
             headers["Content-Type"] = call.content_type
         started = time.monotonic()

@@ -16,6 +16,7 @@ from torchrun_api.status import Progress
 from torchrun_controller.metrics import Metrics
 from torchrun_controller.progress.reports import Worker
 from torchrun_controller.reader import Answers, Reader
+from torchrun_controller.reconcile.schedulers.installed import Installed
 from torchrun_controller.store import Change
 from torchrun_controller.workqueue import WorkQueue
 
@@ -219,3 +220,15 @@ def test_the_report_of_a_job_that_is_gone_is_forgotten(world: World) -> None:
     informer = world.reader.informers[0]
     informer._on_change(Change(a_job("train"), None), False)
     assert world.reader.reports.of(("team", "train"), "uid-1") is None
+
+
+def test_what_is_installed_concerns_every_job_that_is_not_over(world: World) -> None:
+    world.change(a_job("waits", phase="Pending"))
+    world.change(a_job("is-done", phase="Succeeded"))
+    world.keys()
+    found = Installed(resources=frozenset({("scheduling.volcano.sh/v1beta1", "podgroups")}))
+    world.reader.discovery._change(found)
+    assert world.keys() == [("team", "waits")]
+    observed = world.reader.observe("team", "waits")
+    assert observed is not None
+    assert observed.installed == found

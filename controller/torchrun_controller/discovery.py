@@ -1,0 +1,145 @@
+"""Which gang schedulers are installed: what the API server says that it serves, kept up to date.
+
+One conditional request for the aggregated discovery document (kubernetes.io, "Discovery API") every
+few seconds, answered with 304 and no body while nothing has changed. It needs no right that is not
+everybody's (ClusterRole system:discovery), where a watch of CustomResourceDefinitions needs one for
+the whole cluster, and it also sees kinds that come with a flag of the API server and not by a CRD.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import NoReturn
+
+import msgspec
+import structlog
+
+from torchrun_api.meta import Wire
+from torchrun_controller.reconcile.schedulers.installed import GROUPS, Installed
+from torchrun_controller.transport import ApiError, Disconnected, Transport
+
+INTERVAL = 10.0  # seconds between two looks
+# v2 since Kubernetes 1.30, v2beta1 since 1.26.
+ACCEPT = ",".join(
+    f"application/json;g=apidiscovery.k8s.io;v={version};as=APIGroupDiscoveryList"
+    for version in ("v2", "v2beta1")
+)
+
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+
+
+class _Name(Wire, frozen=True, kw_only=True):
+    name: str = ""
+
+
+class _Resource(Wire, frozen=True, kw_only=True):
+    resource: str = ""
+
+
+class _Version(Wire, frozen=True, kw_only=True):
+    version: str = ""
+    resources: tuple[_Resource, ...] = ()
+
+
+class _Group(Wire, frozen=True, kw_only=True):
+    metadata: _Name = _Name()
+    versions: tuple[_Version, ...] = ()
+
+
+class _Document(Wire, frozen=True, kw_only=True):
+    """apidiscovery.k8s.io APIGroupDiscoveryList, as far as it is read."""
+
+    kind: str = ""
+    items: tuple[_Group, ...] = ()
+
+
+_decode = msgspec.json.Decoder(_Document).decode
+
+
+class Discovery:
+    """The last answer, and who is told of another.
+
+    `installed` is None until the API server has answered for the first time; where it does not
+    answer any more, the last answer stands.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self.installed: Installed | None = None
+        self.looked = asyncio.Event()  # set once it was asked for, whatever came of it
+        self._transport = transport
+        self._sleep = sleep
+        self._listeners: list[Callable[[Installed], None]] = []
+        self._etag = ""
+        self._problem = "no answer yet"
+
+    def subscribe(self, listener: Callable[[Installed], None]) -> None:
+        """Have `listener` called, on the event loop, after each change."""
+        self._listeners.append(listener)
+
+    def shortcoming(self) -> str:
+        """What the controller does without, and why; "" if nothing."""
+        if not self._problem:
+            return ""
+        known = "goes by what was installed before" if self.installed is not None else "is unknown"
+        return f"what gang schedulers are installed {known}: {self._problem}"
+
+    async def run(self) -> NoReturn:
+        """Go on until cancelled, whatever the server does."""
+        while True:
+            await self.look()
+            await self._sleep(INTERVAL)
+
+    async def look(self) -> None:
+        """Ask once. Never raises for what the server does."""
+        before = self._problem
+        try:
+            found = await self._ask()
+        except (ApiError, Disconnected, msgspec.DecodeError) as error:
+            self._problem = f"cannot get /apis: {error}"
+            if before != self._problem:
+                log.warning(self.shortcoming())
+        else:
+            self._problem = ""
+            if found is not None and found != self.installed:
+                self._change(found)
+        finally:
+            self.looked.set()
+
+    async def _ask(self) -> Installed | None:
+        """What is served; None if it is what it was."""
+        headers = {"Accept": ACCEPT} | ({"If-None-Match": self._etag} if self._etag else {})
+        try:
+            answer = await self._transport.request("GET", "/apis", headers=headers)
+        except ApiError as error:
+            if error.status == 304:
+                return None
+            raise
+        document = _decode(answer.body)
+        if document.kind != "APIGroupDiscoveryList":
+            raise msgspec.DecodeError(
+                f"{document.kind or 'no'} list: aggregated discovery needs Kubernetes 1.26 or newer"
+            )
+        self._etag = answer.etag
+        return Installed(
+            resources=frozenset(
+                (f"{group.metadata.name}/{version.version}", resource.resource)
+                for group in document.items
+                if group.metadata.name in GROUPS
+                for version in group.versions
+                for resource in version.resources
+            )
+        )
+
+    def _change(self, found: Installed) -> None:
+        before = self.installed.resources if self.installed is not None else frozenset()
+        self.installed = found
+        log.info(
+            "gang schedulers' kinds",
+            come=sorted("/".join(pair) for pair in found.resources - before),
+            gone=sorted("/".join(pair) for pair in before - found.resources),
+        )
+        for listener in self._listeners:
+            listener(found)

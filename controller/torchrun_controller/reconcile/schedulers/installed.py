@@ -1,0 +1,33 @@
+"""What is installed of the gang schedulers, as far as the API server tells."""
+
+from typing import Any
+
+from msgspec import Struct
+
+from torchrun_api.kinds import Kind
+
+# API groups that are of interest; others come and go without anybody looking up.
+GROUPS = frozenset(
+    {
+        "scheduling.run.ai",
+        "kai.scheduler",
+        "scheduling.volcano.sh",
+        "scheduling.x-k8s.io",
+        "scheduling.k8s.io",
+        "kueue.x-k8s.io",
+    }
+)
+
+
+class Installed(Struct, frozen=True, kw_only=True):
+    """The resources of `GROUPS` that the API server serves, as pairs of apiVersion and plural.
+
+    {("scheduling.volcano.sh/v1beta1", "podgroups")}, for instance. It says that the kinds are
+    there, not that a scheduler runs.
+    """
+
+    resources: frozenset[tuple[str, str]] = frozenset()
+
+    def serves(self, kind: Kind[Any]) -> bool:
+        """Whether objects of this kind, in this version, can be made."""
+        return (kind.api_version, kind.plural) in self.resources

@@ -1,0 +1,151 @@
+"""What is taken from the API server's list of what it serves, and what becomes of bad answers."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+from aiohttp import web
+
+from scripted_server import ScriptedServer, connection, json_response, serving
+from torchrun_api.json import JsonObject
+from torchrun_api.kinds import PODS, Kind
+from torchrun_controller.discovery import Discovery
+from torchrun_controller.reconcile.schedulers.installed import Installed
+
+VOLCANO = ("scheduling.volcano.sh/v1beta1", "podgroups")
+
+
+def document(*groups: tuple[str, str, str]) -> JsonObject:
+    """An APIGroupDiscoveryList of groups with one version and one resource each."""
+    return {
+        "kind": "APIGroupDiscoveryList",
+        "apiVersion": "apidiscovery.k8s.io/v2",
+        "items": [
+            {
+                "metadata": {"name": group},
+                "versions": [
+                    {"version": version, "resources": [{"resource": resource, "verbs": ["get"]}]}
+                ],
+            }
+            for group, version, resource in groups
+        ],
+    }
+
+
+class Api:
+    """Answers as it is told to."""
+
+    def __init__(self) -> None:
+        self.body: JsonObject = document()
+        self.status = 200
+        self.asked: list[tuple[str, str]] = []
+        self.server: ScriptedServer
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        tag = request.headers.get("If-None-Match", "")
+        self.asked.append((request.headers["Accept"], tag))
+        etag = f'"{hash(str(self.body))}"'
+        if self.status == 200 and tag == etag:
+            return web.Response(status=304)
+        return json_response(self.body, self.status, {"ETag": etag})
+
+
+@pytest.fixture
+async def api() -> AsyncIterator[Api]:
+    made = Api()
+    async with serving(made.answer) as made.server:
+        yield made
+
+
+@pytest.fixture
+async def discovery(api: Api) -> AsyncIterator[Discovery]:
+    async with connection(api.server.url).session("test") as transport:
+        yield Discovery(transport)
+
+
+async def test_the_kinds_of_schedulers_are_found_and_no_others(api, discovery):
+    api.body = document(
+        ("scheduling.volcano.sh", "v1beta1", "podgroups"), ("example.com", "v1", "podgroups")
+    )
+    await discovery.look()
+    assert discovery.installed == Installed(resources=frozenset({VOLCANO}))
+    podgroups = Kind("scheduling.volcano.sh", "v1beta1", "podgroups", "PodGroup", PODS.type)
+    assert discovery.installed.serves(podgroups)
+    assert not discovery.installed.serves(PODS)
+    assert not discovery.shortcoming()
+    assert "as=APIGroupDiscoveryList" in api.asked[0][0]
+
+
+async def test_each_change_is_told_once(api, discovery):
+    told: list[Installed] = []
+    discovery.subscribe(told.append)
+    await discovery.look()
+    await discovery.look()
+    api.body = document(("scheduling.volcano.sh", "v1beta1", "podgroups"))
+    await discovery.look()
+    api.body = document(
+        ("scheduling.volcano.sh", "v1beta1", "podgroups"), ("example.com", "v1", "things")
+    )
+    await discovery.look()
+    api.body = document()
+    await discovery.look()
+    assert told == [Installed(), Installed(resources=frozenset({VOLCANO})), Installed()]
+
+
+async def test_an_unchanged_list_is_not_sent_again(api, discovery):
+    await discovery.look()
+    await discovery.look()
+    assert api.asked[0][1] == ""
+    assert api.asked[1][1]
+    assert discovery.installed == Installed()
+    assert not discovery.shortcoming()
+
+
+@pytest.mark.parametrize("status", [403, 503])
+async def test_a_refusal_keeps_the_last_word_and_says_so(api, discovery, status):
+    assert "is unknown: no answer yet" in discovery.shortcoming()
+    api.status = status
+    await discovery.look()
+    assert discovery.installed is None
+    assert discovery.looked.is_set()
+    assert "is unknown: cannot get /apis" in discovery.shortcoming()
+    api.status, api.body = 200, document(("scheduling.volcano.sh", "v1beta1", "podgroups"))
+    await discovery.look()
+    api.status = status
+    await discovery.look()
+    assert discovery.installed == Installed(resources=frozenset({VOLCANO}))
+    assert "goes by what was installed before" in discovery.shortcoming()
+
+
+async def test_a_server_that_is_too_old_or_another_is_said(api, discovery):
+    api.body = {"kind": "APIGroupList", "groups": []}
+    await discovery.look()
+    assert discovery.installed is None
+    assert "needs Kubernetes 1.26 or newer" in discovery.shortcoming()
+    api.body = {"items": "nothing"}
+    await discovery.look()
+    assert "cannot get /apis" in discovery.shortcoming()
+
+
+async def test_a_server_that_is_not_there_ends_nothing():
+    async with connection("http://127.0.0.1:1").session("test") as transport:
+        discovery = Discovery(transport)
+        await discovery.look()
+        assert "is unknown: cannot get /apis" in discovery.shortcoming()
+        assert discovery.looked.is_set()
+
+
+async def test_it_looks_again_and_again(api, discovery):
+    class EnoughError(Exception):
+        pass
+
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            raise EnoughError
+
+    discovery._sleep = sleep
+    with pytest.raises(EnoughError):
+        await discovery.run()
+    assert len(api.asked) == 3
