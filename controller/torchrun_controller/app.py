@@ -11,10 +11,11 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
+from typing import Any
 
 import anyio
 import anyio.abc
@@ -22,9 +23,12 @@ import structlog
 
 from torchrun_controller import logs
 from torchrun_controller.apply import Applier
+from torchrun_controller.controllers.job import JobReconciler
+from torchrun_controller.controllers.writes import Writes
 from torchrun_controller.events import EventRecorder
 from torchrun_controller.leader import Leader, Leadership, NotLeader, Solo
 from torchrun_controller.metrics import Metrics
+from torchrun_controller.observe import Key
 from torchrun_controller.own_writes import ReadYourWrites
 from torchrun_controller.progress.endpoint import ProgressServer
 from torchrun_controller.progress.tokens import Tokens
@@ -34,7 +38,7 @@ from torchrun_controller.reconcile.observed import Defaults
 from torchrun_controller.server import Server, leads_or_stands_by
 from torchrun_controller.settings import Settings
 from torchrun_controller.transport import ConfigError, Connection, Transport
-from torchrun_controller.worker import Key, Worker
+from torchrun_controller.worker import Worker
 from torchrun_controller.workqueue import AsyncWorkQueue
 
 DRAIN_SECONDS = 10.0  # for reconciles under way when the process is told to end
@@ -74,11 +78,11 @@ async def run(settings: Settings) -> int:
         connection.session("review", metrics.observe_request) as review,
     ):
         leader = _leader(settings, lease, metrics)
-        queue: AsyncWorkQueue[Key] = AsyncWorkQueue(time.monotonic, observer=metrics.queue_observer)
+        queue: AsyncWorkQueue[Key] = _work_queue("job", metrics)
         reader = Reader(watch, answers, queue, metrics, settings.namespaces)
         events = EventRecorder(write, leader, time.monotonic)
-        worker = _worker(settings, queue, reader, events, Applier(write, leader), metrics)
-        metrics.watch_queue(queue)
+        applier = Applier(write, leader)
+        workers = (_job_worker(settings, queue, reader, events, applier, metrics),)
         metrics.leadership(leader.may_write)
         reader.count(metrics)
         server = Server(
@@ -90,7 +94,7 @@ async def run(settings: Settings) -> int:
             notes={"nodes": reader.nodes.shortcoming, "schedulers": reader.discovery.shortcoming},
         )
         progress = _progress_server(settings, review, leader, reader, queue, metrics)
-        controller = Controller(reader, queue, leader, events, worker, settings.workers)
+        controller = Controller(reader, leader, events, workers)
         async with server.running(), progress.running() if progress else nullcontext():
             log.info(
                 "serves",
@@ -112,17 +116,13 @@ class Controller:
     def __init__(
         self,
         reader: Reader,
-        queue: AsyncWorkQueue[Key],
         leader: Leadership,
         events: EventRecorder,
-        worker: Worker,
-        workers: int,
+        workers: Sequence[Worker[Any]],
     ) -> None:
         self._reader = reader
-        self._queue = queue
         self._leader = leader
         self._events = events
-        self._worker = worker
         self._workers = workers
 
     async def run(self) -> None:
@@ -151,22 +151,24 @@ class Controller:
         await self._leader.release()
 
     async def _work_until_told(self) -> None:
-        async with anyio.create_task_group() as workers:
-            workers.start_soon(self._start_workers, workers)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._start_workers, tasks)
             await _signal()
             log.info("ends: no more keys are taken", drain_seconds=DRAIN_SECONDS)
-            self._queue.shut_down()
-            workers.cancel_scope.deadline = anyio.current_time() + DRAIN_SECONDS
+            for worker in self._workers:
+                worker.shut_down()
+            tasks.cancel_scope.deadline = anyio.current_time() + DRAIN_SECONDS
             if not (self._leader.elected.is_set() and self._reader.is_synced):
-                workers.cancel_scope.cancel()
+                tasks.cancel_scope.cancel()
 
-    async def _start_workers(self, workers: anyio.abc.TaskGroup) -> None:
+    async def _start_workers(self, tasks: anyio.abc.TaskGroup) -> None:
         await self._reader.synced()
         await self._reader.discovery.looked.wait()
         await self._leader.elected.wait()
-        log.info("works", workers=self._workers)
-        for _ in range(self._workers):
-            workers.start_soon(self._worker.run)
+        log.info("works", workers={worker.name: worker.concurrency for worker in self._workers})
+        for worker in self._workers:
+            for _ in range(worker.concurrency):
+                tasks.start_soon(worker.run)
 
 
 async def _signal() -> None:
@@ -223,26 +225,34 @@ def _progress_server(
     )
 
 
-def _worker(
+def _work_queue(name: str, metrics: Metrics) -> AsyncWorkQueue[Any]:
+    """The work queue of the controller of this name, measured."""
+    observer = metrics.queue_observer(name)
+    queue: AsyncWorkQueue[Any] = AsyncWorkQueue(time.monotonic, observer=observer)
+    metrics.watch_queue(name, queue)
+    return queue
+
+
+def _job_worker(
     settings: Settings,
     queue: AsyncWorkQueue[Key],
     reader: Reader,
     events: EventRecorder,
     applier: Applier,
     metrics: Metrics,
-) -> Worker:
+) -> Worker[Key]:
     defaults = Defaults(
         runtime_image=settings.runtime_image,
         runtime_image_pull_policy=settings.runtime_image_pull_policy,
         progress_url=settings.progress_url,
         grow_after=timedelta(seconds=settings.grow_after),
     )
-    return Worker(
-        queue,
+    reconciler = JobReconciler(
         observe=reader.observe,
         decide=partial(reconcile, defaults=defaults),
         applier=applier,
-        own_writes=ReadYourWrites(reader.stores, time.monotonic),
+        writes=Writes(applier, ReadYourWrites(reader.stores, time.monotonic), metrics),
         events=events,
         metrics=metrics,
     )
+    return Worker("job", queue, reconciler, metrics, concurrency=settings.workers)

@@ -8,8 +8,8 @@ Counters and histograms are written where things happen. What can be read off at
 of a cache, the age of a watch, jobs per phase) is asked for when Prometheus scrapes:
 
     metrics = Metrics()
-    queue = AsyncWorkQueue(clock, observer=metrics.queue_observer)
-    metrics.watch_queue(queue)
+    queue = AsyncWorkQueue(clock, observer=metrics.queue_observer("job"))
+    metrics.watch_queue("job", queue)
     metrics.count_jobs(lambda: Counter(job.status.phase or "Pending" for job in jobs))
     metrics.count_objects("pods", pods)
     metrics.age_of_watch("pods", lambda: clock() - informer.last_seen)
@@ -35,8 +35,6 @@ from prometheus_client.registry import Collector
 
 from torchrun_api.status import Phase
 from torchrun_controller.progress.reports import Totals
-
-QUEUE = "torchrunjob"  # the work queue's name, as in client-go's dashboards
 
 # Seconds. A reconcile of a warm cache takes well under a millisecond, a write to the API server a
 # few; what users wait for (an upload, a gang's start) takes seconds to half an hour.
@@ -67,14 +65,16 @@ class Metrics:
         self._leading()
         self._waiting()
         self._training()
-        self.queue_observer = QueueObserver(self.registry)
+        self._queueing()
 
     def _reconciling(self) -> None:
         self.reconciles = self._counter(
             "torchrun_reconcile",
             "Reconciles by outcome: Done and RequeueAfter are healthy, Behind waits for the "
             "cache to show our own writes, Retry failed and comes again with backoff (the log "
-            "says why), Terminal was refused and waits for the user to change the job.",
+            "says why), Terminal was refused and waits for the user to change what it is about. "
+            "The controller is that of jobs, of queues or of admission.",
+            "controller",
             "outcome",
         )
         self.reconcile_seconds = self._histogram(
@@ -82,12 +82,13 @@ class Metrics:
             "Time from taking a key to its outcome, writes included. Long times with few API "
             "requests mean a busy event loop; else look at torchrun_api_request_seconds.",
             FAST,
+            "controller",
             "outcome",
         )
         self.reconcile_panics = self._counter(
             "torchrun_reconcile_panics",
             "Reconciles that ended in an unexpected exception. Each is a bug in the controller: "
-            "the job is retried with backoff, the log has the traceback. Please report it.",
+            "the key is retried with backoff, the log has the traceback. Please report it.",
         )
         self.stale_sync_skips = self._counter(
             "torchrun_stale_sync_skips",
@@ -99,6 +100,45 @@ class Metrics:
             "Server-side applies and deletes by resource and result.",
             "resource",
             "result",
+        )
+
+    def _queueing(self) -> None:
+        """The work queues under client-go's names; a queue's own name is its controller's."""
+        self._queue_adds = self._counter("workqueue_adds", "Keys added to the work queue.", "name")
+        self._queue_retries = self._counter(
+            "workqueue_retries",
+            "Keys that failed and were added again with the rate limit.",
+            "name",
+        )
+        self._queue_duration = self._histogram(
+            "workqueue_queue_duration_seconds",
+            "Time that a key waits before it is taken. At rest about a millisecond; seconds "
+            "mean that workers do not keep up.",
+            QUEUED,
+            "name",
+        )
+        self._work_duration = self._histogram(
+            "workqueue_work_duration_seconds",
+            "Time that the processing of a key takes.",
+            QUEUED,
+            "name",
+        )
+        self._queue_depth = self._gauge(
+            "workqueue_depth",
+            "Keys waiting to be reconciled. Growth means that workers do not keep up: raise "
+            "--workers, or see workqueue_work_duration_seconds for what holds them.",
+            "name",
+        )
+        self._unfinished = self._gauge(
+            "workqueue_unfinished_work_seconds",
+            "Seconds that keys in work have taken so far, summed up. Steady growth means "
+            "that workers are stuck; the slope is their number.",
+            "name",
+        )
+        self._longest = self._gauge(
+            "workqueue_longest_running_processor_seconds",
+            "Seconds that the longest running reconcile has taken so far.",
+            "name",
         )
 
     def _talking(self) -> None:
@@ -217,28 +257,20 @@ class Metrics:
         """Ask this at every scrape whether the process leads."""
         self._leader.set_function(lambda: float(may_write()))
 
-    def watch_queue(self, queue: MeasuredQueue) -> None:
-        """Ask the work queue for its depth and its unfinished work at every scrape."""
-        for name, text, value in (
-            (
-                "workqueue_depth",
-                "Keys waiting to be reconciled. Growth means that workers do not keep up: raise "
-                "--workers, or see workqueue_work_duration_seconds for what holds them.",
-                lambda: len(queue),
-            ),
-            (
-                "workqueue_unfinished_work_seconds",
-                "Seconds that keys in work have taken so far, summed up. Steady growth means "
-                "that workers are stuck; the slope is their number.",
-                lambda: queue.unfinished()[0],
-            ),
-            (
-                "workqueue_longest_running_processor_seconds",
-                "Seconds that the longest running reconcile has taken so far.",
-                lambda: queue.unfinished()[1],
-            ),
-        ):
-            self._gauge(name, text, "name").labels(QUEUE).set_function(value)
+    def queue_observer(self, name: str) -> "QueueObserver":
+        """The observer of the work queue of this name."""
+        return QueueObserver(
+            self._queue_adds.labels(name),
+            self._queue_retries.labels(name),
+            self._queue_duration.labels(name),
+            self._work_duration.labels(name),
+        )
+
+    def watch_queue(self, name: str, queue: MeasuredQueue) -> None:
+        """Ask the work queue of this name for its depth and unfinished work at every scrape."""
+        self._queue_depth.labels(name).set_function(lambda: len(queue))
+        self._unfinished.labels(name).set_function(lambda: queue.unfinished()[0])
+        self._longest.labels(name).set_function(lambda: queue.unfinished()[1])
 
     def snapshot(self) -> "Snapshot":
         """Read every value off, on the event loop that owns them (4 ms for 1,300 lines)."""
@@ -273,33 +305,15 @@ class Snapshot(Collector):
 
 
 class QueueObserver:
-    """The work queue's observer, under client-go's names."""
+    """One work queue's observer."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._adds = Counter(
-            "workqueue_adds", "Keys added to the work queue.", ("name",), registry=registry
-        ).labels(QUEUE)
-        self._retries = Counter(
-            "workqueue_retries",
-            "Keys that failed and were added again with the rate limit.",
-            ("name",),
-            registry=registry,
-        ).labels(QUEUE)
-        self._queue_duration = Histogram(
-            "workqueue_queue_duration_seconds",
-            "Time that a key waits before it is taken. At rest about a millisecond; seconds "
-            "mean that workers do not keep up.",
-            ("name",),
-            buckets=QUEUED,
-            registry=registry,
-        ).labels(QUEUE)
-        self._work_duration = Histogram(
-            "workqueue_work_duration_seconds",
-            "Time that the processing of a key takes.",
-            ("name",),
-            buckets=QUEUED,
-            registry=registry,
-        ).labels(QUEUE)
+    def __init__(
+        self, adds: Counter, retries: Counter, queue_duration: Histogram, work_duration: Histogram
+    ) -> None:
+        self._adds = adds
+        self._retries = retries
+        self._queue_duration = queue_duration
+        self._work_duration = work_duration
 
     def added(self) -> None:
         """A key was added that was not waiting yet."""

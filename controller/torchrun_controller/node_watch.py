@@ -14,10 +14,10 @@ import structlog
 from torchrun_api.core import Node
 from torchrun_api.kinds import NODES
 from torchrun_controller.informer import Informer, Observer
+from torchrun_controller.observe import Key
 from torchrun_controller.reconcile.placement import nodes
 from torchrun_controller.store import Change, Store
 from torchrun_controller.transport import Transport
-from torchrun_controller.worker import Key
 from torchrun_controller.workqueue import INITIAL, WorkQueue
 
 # Beyond this silence (a watch that is dead is noticed after 90 s) what the cache says of nodes is

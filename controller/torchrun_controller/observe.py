@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from operator import attrgetter
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from msgspec import Struct
 
@@ -19,6 +19,9 @@ from torchrun_controller.reconcile.observed import Base, Conflict, Observed, Rej
 from torchrun_controller.reconcile.schedulers.installed import Installed
 from torchrun_controller.reconcile.workers import alive
 from torchrun_controller.store import Store
+
+Key: TypeAlias = tuple[str, str]
+"""Namespace and name of a job or a queue: what the work queues hold."""
 
 # Children by the job whose name their label bears; jobs by the queue that they name.
 JOB_INDEX = "torchrun-job"

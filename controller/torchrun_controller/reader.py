@@ -41,6 +41,7 @@ from torchrun_controller.observe import (
     QUEUE_INDEX,
     REGARDING_INDEX,
     Caches,
+    Key,
     by_job,
     by_node,
     by_queue,
@@ -57,7 +58,6 @@ from torchrun_controller.server import Check, caches_synced, refusal, watches_al
 from torchrun_controller.store import Change, Store
 from torchrun_controller.transport import Transport
 from torchrun_controller.watch import CLIENT_GO
-from torchrun_controller.worker import Key
 from torchrun_controller.workqueue import INITIAL, WorkQueue
 
 Child: TypeAlias = Job | Pod | PersistentVolumeClaim | Service

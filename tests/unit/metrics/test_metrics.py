@@ -56,7 +56,7 @@ def text(metrics: Metrics) -> str:
 
 def wired() -> Metrics:
     metrics = Metrics()
-    metrics.watch_queue(WorkQueue(Clock()))
+    metrics.watch_queue("job", WorkQueue(Clock()))
     metrics.count_jobs(dict)
     return metrics
 
@@ -86,8 +86,8 @@ def test_two_instances_do_not_share_values() -> None:
 
 def test_labels_and_values_of_what_is_written() -> None:
     metrics = Metrics()
-    metrics.reconciles.labels(outcome="Done").inc()
-    metrics.reconcile_seconds.labels(outcome="Done").observe(0.002)
+    metrics.reconciles.labels(controller="job", outcome="Done").inc()
+    metrics.reconcile_seconds.labels(controller="job", outcome="Done").observe(0.002)
     metrics.observe_request("patch", "pods", 409, 0.003)
     metrics.observe_request("patch", "pods", 0, 30)
     metrics.watch_restarts.labels(resource="pods", cause="expired").inc()
@@ -99,8 +99,8 @@ def test_labels_and_values_of_what_is_written() -> None:
     metrics.sync_seconds.observe(12)
     metrics.job_start_seconds.observe(40)
     value = metrics.registry.get_sample_value
-    assert value("torchrun_reconcile_total", {"outcome": "Done"}) == 1
-    below = {"outcome": "Done", "le": "0.0025"}
+    assert value("torchrun_reconcile_total", {"controller": "job", "outcome": "Done"}) == 1
+    below = {"controller": "job", "outcome": "Done", "le": "0.0025"}
     assert value("torchrun_reconcile_seconds_bucket", below) == 1
     api = {"verb": "patch", "resource": "pods"}
     assert value("torchrun_api_requests_total", api | {"code": "409"}) == 1
@@ -149,11 +149,11 @@ def test_gauges_are_read_off_at_scrape_time() -> None:
 def test_the_work_queue_under_client_gos_names() -> None:
     clock = Clock()
     metrics = Metrics()
-    queue: WorkQueue[str] = WorkQueue(clock, observer=metrics.queue_observer)
-    metrics.watch_queue(queue)
+    queue: WorkQueue[str] = WorkQueue(clock, observer=metrics.queue_observer("job"))
+    metrics.watch_queue("job", queue)
 
     def value(name: str) -> float | None:
-        return metrics.registry.get_sample_value(name, {"name": "torchrunjob"})
+        return metrics.registry.get_sample_value(name, {"name": "job"})
 
     queue.add("a")
     queue.add("b")

@@ -12,6 +12,8 @@ from torchrun_api.meta import ObjectMeta
 from torchrun_api.queue import TorchrunQueue
 from torchrun_api.status import Phase, TorchrunJobStatus
 from torchrun_controller.apply import Written
+from torchrun_controller.controllers.job import JobReconciler
+from torchrun_controller.controllers.writes import Writes
 from torchrun_controller.metrics import Metrics
 from torchrun_controller.own_writes import ReadYourWrites
 from torchrun_controller.reconcile.observed import Observed
@@ -43,17 +45,18 @@ class World:
         self.metrics = Metrics(CollectorRegistry())
         self.queue: AsyncWorkQueue[tuple[str, str]] = AsyncWorkQueue(self.clock)
         caches = {"services": self.cache, "torchrunjobs.torchrun.ai": self.cache}
-        self.worker = Worker(
-            self.queue,
+        own_writes: ReadYourWrites[tuple[str, str]] = ReadYourWrites(lambda _: caches, self.clock)
+        self.reconciler = JobReconciler(
             observe=lambda namespace, name: self.present.get((namespace, name)),
             decide=self.decide,
             applier=self,
-            own_writes=ReadYourWrites(lambda _: caches, self.clock),
+            writes=Writes(self, own_writes, self.metrics),
             events=self,
             metrics=self.metrics,
             clock=self.clock,
             now=lambda: NOW,
         )
+        self.worker = Worker("job", self.queue, self.reconciler, self.metrics, clock=self.clock)
 
     def clock(self) -> float:
         return self.time

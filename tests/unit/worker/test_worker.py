@@ -16,17 +16,20 @@ from torchrun_controller.apply import (
     UnavailableError,
     Written,
 )
+from torchrun_controller.controllers.job import CONFLICT_RETRY
 from torchrun_controller.reconcile.observed import Conflict, Observed, Rejection
 from torchrun_controller.reconcile.plan import Apply, Delete, Event, Plan
 from torchrun_controller.transport import ApiError
 from torchrun_controller.worker import (
-    CONFLICT_RETRY,
     FORBIDDEN_RETRY,
     Behind,
     Done,
+    Outcome,
     RequeueAfter,
     Terminal,
+    Worker,
 )
+from torchrun_controller.workqueue import AsyncWorkQueue
 from unit.worker.neighbours import KEY, NOW, World, observed, status
 
 SERVICE = Apply(SERVICES, {"metadata": {"name": "run", "namespace": "team"}})
@@ -44,7 +47,7 @@ def world() -> World:
 async def test_a_plan_is_carried_out_in_its_order(world: World) -> None:
     plan = Plan(applies=(SERVICE,), deletes=(GONE,), status=status("Running"), events=(STARTED,))
     world.plan = lambda _: plan
-    assert await world.worker.attempt(KEY) == Done()
+    assert await world.reconciler.attempt(KEY) == Done()
     assert world.log == [SERVICE, GONE, status("Running")]
     assert world.events == [STARTED]
 
@@ -52,14 +55,14 @@ async def test_a_plan_is_carried_out_in_its_order(world: World) -> None:
 async def test_an_empty_plan_writes_nothing_and_says_nothing(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert await world.worker.attempt(KEY) == Done()
+    assert await world.reconciler.attempt(KEY) == Done()
     assert world.log == []
     assert capsys.readouterr().out == ""
 
 
 async def test_one_line_for_a_decision(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     world.plan = lambda _: Plan(applies=(SERVICE,), status=status("Running"))
-    await world.worker.attempt(KEY)
+    await world.reconciler.attempt(KEY)
     (line,) = capsys.readouterr().out.splitlines()
     for word in ("team/run", "Running", "Service/run", "attempt=0"):
         assert word in line
@@ -67,31 +70,31 @@ async def test_one_line_for_a_decision(world: World, capsys: pytest.CaptureFixtu
 
 async def test_a_job_that_is_gone_is_forgotten(world: World) -> None:
     world.present.clear()
-    assert await world.worker.attempt(KEY) == Done()
+    assert await world.reconciler.attempt(KEY) == Done()
     assert world.seen == []
 
 
 async def test_deadlines_come_from_the_plan(world: World) -> None:
     world.plan = lambda _: Plan(requeue_after=7)
-    assert await world.worker.attempt(KEY) == RequeueAfter(7)
+    assert await world.reconciler.attempt(KEY) == RequeueAfter(7)
 
 
 async def test_nothing_is_decided_before_the_cache_shows_our_own_write(world: World) -> None:
     world.plan = lambda _: Plan(applies=(SERVICE,))
-    await world.worker.attempt(KEY)
-    assert isinstance(await world.worker.attempt(KEY), Behind)
+    await world.reconciler.attempt(KEY)
+    assert isinstance(await world.reconciler.attempt(KEY), Behind)
     assert len(world.seen) == 1
     world.cache.resource_version = 1
-    assert await world.worker.attempt(KEY) == Done()
+    assert await world.reconciler.attempt(KEY) == Done()
 
 
 async def test_a_cache_that_never_comes_is_waited_for_ten_seconds_only(world: World) -> None:
     world.plan = lambda _: Plan(applies=(SERVICE,))
-    await world.worker.attempt(KEY)
+    await world.reconciler.attempt(KEY)
     world.time += 9.5
-    assert await world.worker.attempt(KEY) == Behind(0.5)
+    assert await world.reconciler.attempt(KEY) == Behind(0.5)
     world.time += 0.5
-    assert await world.worker.attempt(KEY) == Done()
+    assert await world.reconciler.attempt(KEY) == Done()
 
 
 class TestStatus:
@@ -101,31 +104,31 @@ class TestStatus:
         world.present[KEY] = observed("Running")
         world.cache.resource_version = 100
         world.plan = lambda _: Plan(status=status("Running", "1/2 ready"), events=(STARTED,))
-        assert await world.worker.attempt(KEY) == Done()
+        assert await world.reconciler.attempt(KEY) == Done()
         world.time += 0.25
         world.plan = lambda _: Plan(status=status("Running", "2/2 ready"), events=(STARTED,))
-        assert await world.worker.attempt(KEY) == RequeueAfter(0.75)
+        assert await world.reconciler.attempt(KEY) == RequeueAfter(0.75)
         assert world.log == [status("Running", "1/2 ready")]
         assert world.events == [STARTED], "an event tells of the status that is there"
         world.time += 0.75
-        assert await world.worker.attempt(KEY) == Done()
+        assert await world.reconciler.attempt(KEY) == Done()
         assert world.log[1:] == [status("Running", "2/2 ready")]
 
     async def test_a_change_of_phase_is_written_at_once(self, world: World) -> None:
         world.present[KEY] = observed("Running")
         world.cache.resource_version = 100
         world.plan = lambda _: Plan(status=status("Running", "2/2 ready"))
-        await world.worker.attempt(KEY)
+        await world.reconciler.attempt(KEY)
         world.plan = lambda _: Plan(status=status("Succeeded"))
-        assert await world.worker.attempt(KEY) == Done()
+        assert await world.reconciler.attempt(KEY) == Done()
         assert world.log[-1] == status("Succeeded")
 
     async def test_other_writes_are_not_held_back(self, world: World) -> None:
         world.present[KEY] = observed("Running")
         world.cache.resource_version = 100
         world.plan = lambda _: Plan(applies=(SERVICE,), status=status("Running"))
-        await world.worker.attempt(KEY)
-        await world.worker.attempt(KEY)
+        await world.reconciler.attempt(KEY)
+        await world.reconciler.attempt(KEY)
         assert world.log == [SERVICE, status("Running"), SERVICE]
 
 
@@ -142,32 +145,32 @@ class TestObstacles:
     async def test_a_conflict_is_said_and_tried_again_later(self, world: World) -> None:
         world.plan = waiting_for
         world.failures = [NameConflictError(CONFLICT)]
-        assert await world.worker.attempt(KEY) == RequeueAfter(CONFLICT_RETRY)
+        assert await world.reconciler.attempt(KEY) == RequeueAfter(CONFLICT_RETRY)
         assert world.seen[-1].conflicts == (CONFLICT,)
         assert world.log == [status("Pending", "blocked")]
 
     async def test_nothing_is_touched_meanwhile(self, world: World) -> None:
         world.plan = waiting_for
         world.failures = [NameConflictError(CONFLICT)]
-        await world.worker.attempt(KEY)
+        await world.reconciler.attempt(KEY)
         world.cache.resource_version = 100
         world.time += 10
-        outcome = await world.worker.attempt(KEY)
+        outcome = await world.reconciler.attempt(KEY)
         assert outcome == RequeueAfter(CONFLICT_RETRY - 10)
         assert SERVICE not in world.log
         world.time += CONFLICT_RETRY
-        assert await world.worker.attempt(KEY) == Done()
+        assert await world.reconciler.attempt(KEY) == Done()
         assert SERVICE in world.log
 
     async def test_a_permanent_rejection_waits_for_the_user(self, world: World) -> None:
         world.plan = waiting_for
         error = RejectedError(REJECTION, permanent=True)
         world.failures = [error]
-        assert await world.worker.attempt(KEY) == Terminal(error)
+        assert await world.reconciler.attempt(KEY) == Terminal(error)
         assert world.seen[-1].rejection == REJECTION
         world.cache.resource_version = 100
         world.time += 1e6
-        assert await world.worker.attempt(KEY) == Done()
+        assert await world.reconciler.attempt(KEY) == Done()
         assert SERVICE not in world.log
 
     @pytest.mark.parametrize("changed", [observed(generation=2), observed(queue=2)])
@@ -176,30 +179,30 @@ class TestObstacles:
     ) -> None:
         world.plan = waiting_for
         world.failures = [RejectedError(REJECTION, permanent=True)]
-        await world.worker.attempt(KEY)
+        await world.reconciler.attempt(KEY)
         world.cache.resource_version = 100
         world.present[KEY] = changed
-        assert await world.worker.attempt(KEY) == Done()
+        assert await world.reconciler.attempt(KEY) == Done()
         assert SERVICE in world.log
 
     async def test_quota_and_admission_are_retried_slowly(self, world: World) -> None:
         world.plan = waiting_for
         world.failures = [RejectedError(REJECTION, permanent=False)]
-        assert await world.worker.attempt(KEY) == RequeueAfter(FORBIDDEN_RETRY)
+        assert await world.reconciler.attempt(KEY) == RequeueAfter(FORBIDDEN_RETRY)
         world.cache.resource_version = 100
         world.time += FORBIDDEN_RETRY
-        assert await world.worker.attempt(KEY) == Done()
+        assert await world.reconciler.attempt(KEY) == Done()
         assert SERVICE in world.log
 
     async def test_it_goes_with_its_job(self, world: World) -> None:
         world.plan = waiting_for
         world.failures = [RejectedError(REJECTION, permanent=True)]
-        await world.worker.attempt(KEY)
+        await world.reconciler.attempt(KEY)
         world.cache.resource_version = 100
         world.present.clear()
-        await world.worker.attempt(KEY)
+        await world.reconciler.attempt(KEY)
         world.present[KEY] = observed()
-        await world.worker.attempt(KEY)
+        await world.reconciler.attempt(KEY)
         assert SERVICE in world.log
 
     async def test_a_plan_that_insists_is_no_hot_loop(self, world: World) -> None:
@@ -234,7 +237,7 @@ class TestSettling:
         assert world.queue.next_ready() == pytest.approx(0.005)
         bugs = 1 if isinstance(error, RuntimeError) else 0
         assert world.value("torchrun_reconcile_panics_total") == bugs
-        assert world.value("torchrun_reconcile_total", outcome="Retry") == 1
+        assert world.value("torchrun_reconcile_total", controller="job", outcome="Retry") == 1
         world.time += 1
         await world.attempts()
         assert world.queue.failures(KEY) == 0, "a success forgets them"
@@ -280,7 +283,7 @@ class TestSettling:
         world.queue.add(KEY)
         await world.attempts()
         assert world.queue.next_ready() is None
-        assert world.value("torchrun_reconcile_total", outcome="Terminal") == 1
+        assert world.value("torchrun_reconcile_total", controller="job", outcome="Terminal") == 1
 
     async def test_shut_down_ends_the_worker_and_leaves_what_waits(self, world: World) -> None:
         started, release = anyio.Event(), anyio.Event()
@@ -313,6 +316,27 @@ async def test_waits_are_measured_when_they_end(world: World) -> None:
     )
     world.present[KEY] = Observed(job=job)
     world.plan = lambda _: Plan(status=status("Running"))
-    await world.worker.attempt(KEY)
+    await world.reconciler.attempt(KEY)
     assert world.value("torchrun_job_start_seconds_sum") == 5
     assert math.isclose(world.value("torchrun_job_start_seconds_count"), 1)
+
+
+async def test_a_controller_of_another_kind_of_key_is_told_apart(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Refusing:
+        async def attempt(self, key: str) -> Outcome:
+            return Terminal(ValueError(f"{key} is refused"))
+
+    queue: AsyncWorkQueue[str] = AsyncWorkQueue(world.clock)
+    worker = Worker("admission", queue, Refusing(), world.metrics, clock=world.clock)
+    queue.add("everything")
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(worker.run)
+            while world.total_reconciles() < 1:
+                await anyio.lowlevel.checkpoint()
+            worker.shut_down()
+    labels = {"controller": "admission", "outcome": "Terminal"}
+    assert world.value("torchrun_reconcile_total", **labels) == 1
+    assert "admission=everything" in capsys.readouterr().out

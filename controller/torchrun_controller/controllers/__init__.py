@@ -1,0 +1,1 @@
+"""The controllers: what each does about one of its keys, a file each."""

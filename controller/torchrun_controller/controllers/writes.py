@@ -1,0 +1,62 @@
+"""Writes for the sake of a key: carried out, counted, and remembered until the caches show them."""
+
+from collections.abc import Coroutine, Hashable, Iterable
+from typing import Any, Generic, Protocol, TypeVar
+
+from torchrun_api.kinds import Kind
+from torchrun_controller.apply import Written
+from torchrun_controller.metrics import Metrics
+from torchrun_controller.own_writes import ReadYourWrites
+from torchrun_controller.reconcile.plan import Apply, Delete
+from torchrun_controller.worker import Behind
+
+# A cache that reaches our writes wakes the key itself; this is for the case that it never does.
+BEHIND_RETRY = 1.0
+
+K = TypeVar("K", bound=Hashable)
+
+
+class ObjectWriter(Protocol):
+    """The part of the Applier that writes whole objects."""
+
+    async def apply(self, intent: Apply) -> Written:
+        """See `Applier.apply`."""
+
+    async def delete(self, delete: Delete) -> Written | None:
+        """See `Applier.delete`."""
+
+
+class Writes(Generic[K]):
+    """The writes of one controller, each for the sake of a key."""
+
+    def __init__(
+        self, applier: ObjectWriter, own_writes: ReadYourWrites[K], metrics: Metrics
+    ) -> None:
+        self._applier = applier
+        self._own_writes = own_writes
+        self._metrics = metrics
+
+    def behind(self, key: K) -> Behind | None:
+        """Whether the caches do not show the key's last writes yet: then nothing may be decided."""
+        seconds = self._own_writes.behind(key)
+        return None if seconds is None else Behind(min(seconds, BEHIND_RETRY))
+
+    async def carry_out(self, key: K, applies: Iterable[Apply], deletes: Iterable[Delete]) -> None:
+        """Apply, then delete, in the Plan's order. Raises what the single writes raise."""
+        for intent in applies:
+            await self.write(key, intent.kind, self._applier.apply(intent))
+        for delete in deletes:
+            await self.write(key, delete.kind, self._applier.delete(delete))
+
+    async def write(
+        self, key: K, kind: Kind[Any], write: Coroutine[None, None, Written | None]
+    ) -> None:
+        """Await one write for the key. Raises what it raises."""
+        try:
+            written = await write
+        except Exception as error:
+            result = type(error).__name__.removesuffix("Error")
+            self._metrics.applies.labels(kind.resource, result).inc()
+            raise
+        self._metrics.applies.labels(kind.resource, "Gone" if written is None else "Written").inc()
+        self._own_writes.note(key, written)
