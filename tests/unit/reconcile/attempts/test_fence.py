@@ -1,139 +1,16 @@
-"""Lost nodes: the gang is replaced in time, and never trains beside one that may still run."""
+"""The fence: a new gang never trains beside workers of an old one that may still run."""
 
 from datetime import timedelta
 
-import msgspec
-import pytest
 from msgspec.structs import replace
 
 from torchrun_api.kinds import JOBS, PODS
 from torchrun_api.meta import Condition
-from torchrun_api.status import Attempt, UnfencedWorker
+from torchrun_api.status import UnfencedWorker
 from torchrun_controller.reconcile.attempts import fence
 from torchrun_controller.reconcile.attempts.gate import REPEAT_SECONDS
-from torchrun_controller.reconcile.placement import avoid
-from world import ZIP, World, make_job, make_queue
-
-OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
-
-
-def begin(world: World) -> None:
-    """Every worker of the latest gang runs, each on a node of its own."""
-    for index, pod in enumerate(world.workers()):
-        world.place(pod.metadata.name, f"node-{index}")
-    world.all_workers("Running")
-    world.settle()
-
-
-def running(nodes: int = 2, *, zipped: bool = False, **reliability: object) -> World:
-    spec: dict[str, object] = {"volumes": ZIP} if zipped else {}
-    world = World(make_job(numNodes=nodes, reliability=reliability, **spec), make_queue())
-    for index in range(4):
-        world.node(f"node-{index}")
-    if zipped:
-        world.step()
-        world.sync_done()
-    world.settle()
-    begin(world)
-    assert world.phase == "Running"
-    return world
-
-
-def lose(world: World, node: str = "node-1") -> None:
-    """The node is NotReady, for long enough to be lost."""
-    world.node(node, False)
-    world.settle()
-    world.pass_time(seconds=40)
-    world.settle()
-
-
-def replaced(**spec: object) -> World:
-    """The new gang is placed elsewhere, and what can end of the old one has ended."""
-    world = running(**spec)
-    lose(world)
-    world.containers_stop()
-    for index, pod in enumerate(world.workers()):
-        world.place(pod.metadata.name, f"node-{index + 2}")
-    world.all_workers("Running")
-    world.settle()
-    return world
-
-
-def started(world: World) -> set[str]:
-    return {pod.metadata.annotations.start for pod in world.workers()}
-
-
-def test_a_node_that_is_not_ready_is_given_its_chance():
-    world = running()
-    world.node("node-1", False)
-    plan = world.settle()
-    assert (world.phase, plan.requeue_after) == ("Running", 40)
-    world.pass_time(seconds=39)
-    assert world.settle().requeue_after == 1
-    world.node("node-1")
-    world.pass_time(seconds=3600)
-    assert world.settle().requeue_after is None
-    assert (world.phase, world.job.status.attempt) == ("Running", 0)
-
-
-def test_a_lost_node_is_a_new_gang_and_counts_for_nothing():
-    world = running(maxRestarts=0)
-    world.node("node-1", False)
-    world.pass_time(seconds=40)
-    plan = world.step()
-    assert [apply.name for apply in plan.applies] == ["train-r1"]
-    assert sorted(delete.name for delete in plan.deletes) == ["train-0-abcde", "train-1-abcde"]
-    status = world.job.status
-    assert (status.attempt, status.restarts, status.disruptions) == (1, 0, 1)
-    assert status.last_failure is not None
-    assert (status.last_failure.reason, status.last_failure.node) == ("NodeLost", "node-1")
-    assert "node-1 is NotReady since 2026-01-02T03:04:05Z" in status.last_failure.message
-    assert status.attempts[-1].node == "node-1"
-
-
-def test_a_node_that_is_gone_is_lost_once_the_pod_is_known_for_long_enough():
-    world = running()
-    pod = world.workers()[1]
-    placed = Condition(type="PodScheduled", status="True", last_transition_time=world.now)
-    world.pod(pod.metadata.name, conditions=(placed,))
-    assert world.nodes is not None
-    del world.nodes["node-1"]
-    assert world.settle().requeue_after == 40, "its watch may lag behind"
-    world.pass_time(seconds=40)
-    world.settle()
-    assert world.job.status.attempt == 1
-    assert world.job.status.last_failure is not None
-    assert "gone from the API" in world.job.status.last_failure.message
-
-
-def test_an_out_of_service_node_is_lost_at_once_and_fenced():
-    world = running()
-    world.node("node-1", True, OUT_OF_SERVICE)
-    world.settle()
-    world.containers_stop()
-    assert world.job.status.attempt == 1
-    assert world.job.status.unfenced == ()
-    begin(world)
-
-
-def test_without_a_view_of_nodes_nobody_is_lost():
-    world = running()
-    world.nodes = None
-    world.pass_time(seconds=3600)
-    assert world.settle().requeue_after is None
-    assert world.phase == "Running"
-
-
-def test_what_is_no_condition_is_no_loss():
-    world = running()
-    assert world.nodes is not None
-    bare = replace(
-        world.nodes["node-1"], status=replace(world.nodes["node-1"].status, conditions=())
-    )
-    world.nodes = world.nodes | {"node-1": bare}
-    world.pass_time(seconds=3600)
-    world.settle()
-    assert world.phase == "Running"
+from unit.reconcile.losing import OUT_OF_SERVICE, lose, replaced, running, started
+from world import make_queue
 
 
 def test_the_new_gang_waits_for_the_fence_and_says_what_opens_it():
@@ -356,57 +233,3 @@ def test_a_pause_does_not_wait_for_a_lost_node_and_a_resume_remembers_it():
     assert world.job.status.reason == "WaitingForFence"
     child = world.objects[JOBS.plural, "train-r1"]
     assert [w.index for w in fence.decode(child.metadata.annotations.unfenced)] == [1]
-
-
-def attempts(*reasons: str, node: str = "node-1") -> tuple[Attempt, ...]:
-    return tuple(Attempt(number=n, node=node, reason=r) for n, r in enumerate(reasons))
-
-
-@pytest.mark.parametrize(
-    ("ended", "nodes"),
-    [
-        (attempts("NodeLost", "Signaled"), ("node-1",)),
-        (attempts("NodeLost"), ()),
-        (attempts("Exception", "ExitCode", "OOMKilled", "PodDeleted"), ()),
-        (attempts("Evicted", "Evicted", node=""), ()),
-        (attempts("NodeLost") * 2, ()),
-    ],
-    ids=["twice", "once", "the job's own", "nowhere", "the same attempt"],
-)
-def test_which_nodes_are_avoided(ended, nodes):
-    assert avoid.failed_twice(ended) == nodes
-
-
-def test_the_next_gang_avoids_a_node_that_failed_twice_and_keeps_the_users_affinity():
-    own = {
-        "nodeAffinity": {
-            "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "preference": {}}]
-        },
-        "podAntiAffinity": {},
-    }
-    job = make_job(numNodes=1, scheduling={"affinity": own})
-    world = World(job, make_queue())
-    world.node("node-1", hostname="machine-1")
-    world.settle()
-    for _ in range(2):
-        pod = world.workers()[0].metadata.name
-        world.end_container(pod, "trainer", exit_code=137, finished_at=world.now)
-        world.pass_time(minutes=20)
-        plan = world.step()
-    status = world.job.status
-    assert status.avoided_nodes == ("node-1",)
-    assert "away from node-1 if it can" in status.message
-    spec = msgspec.to_builtins(plan.applies[-1].body)["spec"]["template"]["spec"]
-    preferences = spec["affinity"]["nodeAffinity"][
-        "preferredDuringSchedulingIgnoredDuringExecution"
-    ]
-    assert preferences[0] == {"weight": 1, "preference": {}}
-    assert preferences[1]["preference"]["matchExpressions"] == [
-        {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["machine-1"]}
-    ]
-    assert spec["affinity"]["podAntiAffinity"] == {}
-
-
-def test_a_node_that_is_gone_is_avoided_by_its_name():
-    world = World(make_job(numNodes=1), make_queue())
-    assert avoid.hostnames(world.observed(), ("node-1",)) == ("node-1",)

@@ -1,0 +1,89 @@
+"""Resizes by the user's word: at once, from the checkpoint, and counted as no restart."""
+
+import pytest
+
+from torchrun_api.kinds import JOBS
+from unit.reconcile.attempts.test_elastic import QUEUE, elastic, place, shrunk
+from world import make_queue
+
+
+def test_the_users_word_is_a_resize_at_once():
+    world = shrunk()
+    world.spec(num_nodes=4)
+    plan = world.step()
+    assert [event.reason for event in plan.events] == ["Resizing"]
+    assert "from 2 to 4 nodes, from the checkpoint" in world.job.status.message
+    assert world.job.status.num_nodes == 4
+
+
+def test_a_gang_that_has_the_size_already_goes_on():
+    world = shrunk()
+    world.spec(num_nodes=2)
+    world.settle()
+    assert (world.job.status.attempt, world.job.status.reason) == (1, "WorkersRunning")
+
+
+def test_a_resize_keeps_the_gang_until_the_next_can_be_made():
+    world = elastic()
+    world.all_workers("Running")
+    world.settle()
+    world.queue = None
+    world.spec(num_nodes=2)
+    world.settle()
+    assert (world.phase, world.job.status.attempt) == ("Running", 0)
+    assert "no resize to 2 nodes yet: no TorchrunQueue gpu" in world.job.status.message
+    world.queue = make_queue(**QUEUE)
+    world.settle()
+    assert world.job.status.num_nodes == 2
+
+
+@pytest.mark.parametrize("writes", [0, 1])
+def test_a_process_killed_in_a_resize_loses_neither_size_nor_count(writes):
+    world = elastic()
+    place(world, 2)
+    world.pass_time(seconds=30)
+    world.step(writes)
+    world.settle()
+    assert (JOBS.plural, "train") not in world.objects
+    status = world.job.status
+    assert (status.num_nodes, status.attempt, status.restarts) == (2, 1, 0)
+    assert [(a.number, a.reason) for a in status.attempts] == [(0, "Shrinking")]
+
+
+def test_a_gang_left_by_a_resize_gets_its_full_grace():
+    world = elastic()
+    world.all_workers("Running")
+    world.settle()
+    world.spec(num_nodes=2)
+    world.step(1)
+    plan = world.step()
+    assert [(d.kind.plural, d.name, d.grace_seconds) for d in plan.deletes] == [
+        (JOBS.plural, "train", None)
+    ]
+
+
+def test_resizes_do_not_delay_the_restart_after_a_failure():
+    world = shrunk()
+    for size in (3, 2, 1):
+        world.spec(num_nodes=size)
+        world.settle()
+        world.containers_stop()
+        world.settle()
+        world.all_workers("Running")
+        world.settle()
+    world.pod(world.workers()[0].metadata.name, phase="Failed")
+    world.settle()
+    assert world.job.status.reason != "BackingOff"
+
+
+def test_a_suspended_job_comes_back_with_the_wanted_number():
+    world = shrunk()
+    world.spec(suspend=True)
+    world.settle()
+    world.containers_stop()
+    world.settle()
+    assert world.phase == "Suspended"
+    assert all(c.type != "FullSize" for c in world.job.status.conditions)
+    world.spec(suspend=False)
+    world.settle()
+    assert world.job.status.num_nodes == 3

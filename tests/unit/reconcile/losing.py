@@ -1,0 +1,51 @@
+"""Gangs on nodes of their own, and nodes that are lost, for the tests."""
+
+from world import ZIP, World, make_job, make_queue
+
+OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
+
+
+def begin(world: World) -> None:
+    """Every worker of the latest gang runs, each on a node of its own."""
+    for index, pod in enumerate(world.workers()):
+        world.place(pod.metadata.name, f"node-{index}")
+    world.all_workers("Running")
+    world.settle()
+
+
+def running(nodes: int = 2, *, zipped: bool = False, **reliability: object) -> World:
+    spec: dict[str, object] = {"volumes": ZIP} if zipped else {}
+    world = World(make_job(numNodes=nodes, reliability=reliability, **spec), make_queue())
+    for index in range(4):
+        world.node(f"node-{index}")
+    if zipped:
+        world.step()
+        world.sync_done()
+    world.settle()
+    begin(world)
+    assert world.phase == "Running"
+    return world
+
+
+def lose(world: World, node: str = "node-1") -> None:
+    """The node is NotReady, for long enough to be lost."""
+    world.node(node, False)
+    world.settle()
+    world.pass_time(seconds=40)
+    world.settle()
+
+
+def replaced(**spec: object) -> World:
+    """The new gang is placed elsewhere, and what can end of the old one has ended."""
+    world = running(**spec)
+    lose(world)
+    world.containers_stop()
+    for index, pod in enumerate(world.workers()):
+        world.place(pod.metadata.name, f"node-{index + 2}")
+    world.all_workers("Running")
+    world.settle()
+    return world
+
+
+def started(world: World) -> set[str]:
+    return {pod.metadata.annotations.start for pod in world.workers()}

@@ -1,0 +1,79 @@
+"""Lost nodes: which are, since when, and that the gang is replaced in time."""
+
+from msgspec.structs import replace
+
+from torchrun_api.meta import Condition
+from unit.reconcile.losing import OUT_OF_SERVICE, begin, running
+
+
+def test_a_node_that_is_not_ready_is_given_its_chance():
+    world = running()
+    world.node("node-1", False)
+    plan = world.settle()
+    assert (world.phase, plan.requeue_after) == ("Running", 40)
+    world.pass_time(seconds=39)
+    assert world.settle().requeue_after == 1
+    world.node("node-1")
+    world.pass_time(seconds=3600)
+    assert world.settle().requeue_after is None
+    assert (world.phase, world.job.status.attempt) == ("Running", 0)
+
+
+def test_a_lost_node_is_a_new_gang_and_counts_for_nothing():
+    world = running(maxRestarts=0)
+    world.node("node-1", False)
+    world.pass_time(seconds=40)
+    plan = world.step()
+    assert [apply.name for apply in plan.applies] == ["train-r1"]
+    assert sorted(delete.name for delete in plan.deletes) == ["train-0-abcde", "train-1-abcde"]
+    status = world.job.status
+    assert (status.attempt, status.restarts, status.disruptions) == (1, 0, 1)
+    assert status.last_failure is not None
+    assert (status.last_failure.reason, status.last_failure.node) == ("NodeLost", "node-1")
+    assert "node-1 is NotReady since 2026-01-02T03:04:05Z" in status.last_failure.message
+    assert status.attempts[-1].node == "node-1"
+
+
+def test_a_node_that_is_gone_is_lost_once_the_pod_is_known_for_long_enough():
+    world = running()
+    pod = world.workers()[1]
+    placed = Condition(type="PodScheduled", status="True", last_transition_time=world.now)
+    world.pod(pod.metadata.name, conditions=(placed,))
+    assert world.nodes is not None
+    del world.nodes["node-1"]
+    assert world.settle().requeue_after == 40, "its watch may lag behind"
+    world.pass_time(seconds=40)
+    world.settle()
+    assert world.job.status.attempt == 1
+    assert world.job.status.last_failure is not None
+    assert "gone from the API" in world.job.status.last_failure.message
+
+
+def test_an_out_of_service_node_is_lost_at_once_and_fenced():
+    world = running()
+    world.node("node-1", True, OUT_OF_SERVICE)
+    world.settle()
+    world.containers_stop()
+    assert world.job.status.attempt == 1
+    assert world.job.status.unfenced == ()
+    begin(world)
+
+
+def test_without_a_view_of_nodes_nobody_is_lost():
+    world = running()
+    world.nodes = None
+    world.pass_time(seconds=3600)
+    assert world.settle().requeue_after is None
+    assert world.phase == "Running"
+
+
+def test_what_is_no_condition_is_no_loss():
+    world = running()
+    assert world.nodes is not None
+    bare = replace(
+        world.nodes["node-1"], status=replace(world.nodes["node-1"].status, conditions=())
+    )
+    world.nodes = world.nodes | {"node-1": bare}
+    world.pass_time(seconds=3600)
+    world.settle()
+    assert world.phase == "Running"
