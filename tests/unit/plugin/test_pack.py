@@ -4,7 +4,9 @@ import hashlib
 import os
 import tempfile
 import time
+import unicodedata
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -25,12 +27,21 @@ PARTS = st.text(
     min_size=1,
     max_size=12,
 ).filter(lambda part: part not in (".", "..") and len(part.encode()) < 200)
+
+
+def apart(tree: Iterable[tuple[str, ...]]) -> bool:
+    """No two names are one where case or accents' encoding makes no difference: such are refused."""
+    places = {parts[:depth] for parts in tree for depth in range(1, len(parts) + 1)}
+    folded = {unicodedata.normalize("NFC", "/".join(place)).casefold() for place in places}
+    return len(folded) == len(places)
+
+
 TREES = st.dictionaries(
     st.lists(PARTS, min_size=1, max_size=3).map(tuple),
     st.tuples(st.binary(max_size=300), st.booleans()),
     min_size=1,
     max_size=8,
-)
+).filter(apart)
 
 
 def listed(root: Path) -> Workspace:
