@@ -129,7 +129,8 @@ class _Words:
 
     def __init__(self, stderr: IO[bytes]) -> None:
         self._kept: deque[str] = deque(maxlen=20)
-        self._stderr = stderr
+        # The thread's own: what Popen closes is closed at once, in the middle of a read too.
+        self._stderr = open(os.dup(stderr.fileno()), "rb")  # noqa: SIM115
         self._thread = threading.Thread(target=self._read, name="kubectl-stderr", daemon=True)
         self._thread.start()
 
@@ -139,8 +140,9 @@ class _Words:
         return " ".join(self._kept) or "it says nothing"
 
     def _read(self) -> None:
-        for line in self._stderr:
-            text = line.decode(errors="replace").rstrip()
-            self._kept.append(text)
-            if not _LOG_LINE.match(text) and not text.lower().startswith("error:"):
-                click.echo(text, err=True)
+        with self._stderr:
+            for line in self._stderr:
+                text = line.decode(errors="replace").rstrip()
+                self._kept.append(text)
+                if not _LOG_LINE.match(text) and not text.lower().startswith("error:"):
+                    click.echo(text, err=True)

@@ -121,6 +121,18 @@ def test_a_proxy_that_does_not_start_says_why(tmp_path: Path) -> None:
         pass
 
 
+def test_a_kubectl_that_talks_to_the_last_is_heard_in_peace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talker = tmp_path / "kubectl"
+    talker.write_text('#!/bin/sh\necho "Starting to serve on $2"\nyes "I0102 a log line" >&2\n')
+    talker.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    for _ in range(20):
+        with proxy(Target()):
+            pass
+
+
 def test_without_kubectl_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(ClusterProblem, match="kubectl is not on PATH"), proxy(Target()):
