@@ -12,6 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from torchrun_api import names
+from torchrun_api.admission import Admission
 from torchrun_api.core import (
     ContainerState,
     ContainerStatus,
@@ -38,6 +39,7 @@ from torchrun_api.meta import Condition
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.reconcile import Conflict, Defaults, Observed, Plan, reconcile
 from torchrun_controller.reconcile.attempts.gate import REPEAT_SECONDS
+from torchrun_controller.reconcile.conditions import ADMITTED
 from torchrun_controller.reconcile.observed import Base
 from torchrun_controller.reconcile.plan import Apply, Delete
 from torchrun_controller.reconcile.workers import alive
@@ -147,9 +149,17 @@ class World:
             else:
                 self._delete(write)
         if plan.status is not None and writes is None:
-            # Through JSON, as the API server would keep it.
+            # Through JSON, as the API server would keep it, beside what is another manager's.
             wire = msgspec.json.decode(msgspec.json.encode(plan.status), type=type(plan.status))
-            self.job = replace(self.job, status=wire)
+            present = self.job.status
+            others = tuple(c for c in present.conditions if c.type == ADMITTED)
+            status = replace(
+                wire,
+                conditions=wire.conditions + others,
+                admission=present.admission,
+                queue_position=present.queue_position,
+            )
+            self.job = replace(self.job, status=status)
         self.plans.append(plan)
         return plan
 
@@ -237,6 +247,30 @@ class World:
                 "status": {"phase": "Pending"},
             }
             self.objects[PODS.plural, name] = msgspec.convert(pod, Pod)
+
+    # What the coordinator does
+
+    def admission(self, holds: bool, reason: str, message: str, nodes: int | None) -> None:
+        """Say whether the job is admitted, and for how many nodes its quota is charged."""
+        status = self.job.status
+        said = Condition(
+            type=ADMITTED, status="True" if holds else "False", reason=reason, message=message
+        )
+        others = tuple(c for c in status.conditions if c.type != ADMITTED)
+        charged = None if nodes is None else Admission(nodes=nodes, time=self.now)
+        self.job = replace(
+            self.job, status=replace(status, conditions=(*others, said), admission=charged)
+        )
+
+    def admit(self, nodes: int) -> None:
+        """Admit the job, or admit it for another size."""
+        self.admission(True, "Admitted", f"admitted for {nodes} nodes", nodes)
+
+    def preempt(self, by: str = "ml/urgent") -> None:
+        """Take the admission back; the quota stays charged until nothing runs."""
+        admission = self.job.status.admission
+        nodes = None if admission is None else admission.nodes
+        self.admission(False, "Preempted", f"gives way to {by}", nodes)
 
     # What cluster and user do
 

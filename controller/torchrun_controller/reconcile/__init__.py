@@ -52,7 +52,7 @@ def reconcile(observed: Observed, now: datetime, defaults: Defaults) -> Plan:
         told = status.after_the_end(observed, now)
         return Plan(
             deletes=deletes,
-            status=None if told == status.ordered(present) else told,
+            status=None if told == status.own(present) else told,
             requeue_after=left,
         )
     decision = _decide(observed, policy, now, defaults)
@@ -62,7 +62,7 @@ def reconcile(observed: Observed, now: datetime, defaults: Defaults) -> Plan:
     return Plan(
         applies=decision.applies,
         deletes=(*decision.deletes, *elastic.leftovers(observed, decision)),
-        status=None if composed == status.ordered(present) else composed,
+        status=None if composed == status.own(present) else composed,
         events=status.events(present, composed, decision, row),
         requeue_after=_soonest(
             decision.requeue_after,

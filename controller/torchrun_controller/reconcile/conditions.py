@@ -10,6 +10,8 @@ from torchrun_controller.reconcile.workers import Why
 
 # The API's limit for a condition's message is 32,768 characters; a column or an event bears less.
 LONGEST_MESSAGE = 1024
+# The one condition of a job that is the coordinator's, who writes it under a manager of his own.
+ADMITTED = "Admitted"
 
 
 class Claimed(Struct, frozen=True):

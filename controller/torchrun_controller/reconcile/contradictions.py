@@ -1,4 +1,4 @@
-"""What job and queue say together and cannot both mean; each by itself is judged by its CRD.
+"""What job and queue say together and cannot both hold; each by itself is judged by its CRD.
 
 A job's value overrides its queue's, so only different fields can contradict each other.
 """
@@ -26,6 +26,17 @@ def contradiction(spec: TorchrunJobSpec, queue: TorchrunQueue) -> str | None:
             " set spec.reliability.restartPolicy to OnFailure"
         )
     return None
+
+
+def over_limit(nodes: int, queue: TorchrunQueue) -> str | None:
+    """A gang of more nodes than the queue's administrator allows."""
+    most = queue.spec.limits.max_nodes_per_job
+    if most is None or nodes <= most:
+        return None
+    return (
+        f"spec: {nodes} nodes, but limits.maxNodesPerJob {most} of TorchrunQueue"
+        f" {queue.metadata.name} allows no more; ask for fewer, or choose another queue"
+    )
 
 
 def _restarts(mine: Reliability) -> str | None:

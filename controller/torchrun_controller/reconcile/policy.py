@@ -23,6 +23,7 @@ class Policy(Struct, frozen=True, kw_only=True):
     rules: tuple[FailureRule, ...] = ()
     time_to_live: timedelta | None = None
     deadline: timedelta | None = None
+    deadline_set_by: str = ""
     sync_timeout: timedelta | None = None
     grace_seconds: int = DEFAULT_GRACE_SECONDS
     hang_seconds: int | None = None
@@ -38,6 +39,9 @@ def policy_of(job: TorchrunJob, queue: TorchrunQueue | None) -> Policy:
         chosen = own if own is not None else queues
         return default if chosen is None else chosen
 
+    deadline, set_by = _deadline(
+        pick(mine.active_deadline_seconds, base.active_deadline_seconds, -1), queue
+    )
     return Policy(
         max_restarts=pick(mine.max_restarts, base.max_restarts, DEFAULT_MAX_RESTARTS),
         never_restart=pick(mine.restart_policy, base.restart_policy, "OnFailure") == "Never",
@@ -45,7 +49,8 @@ def policy_of(job: TorchrunJob, queue: TorchrunQueue | None) -> Policy:
         time_to_live=_seconds(
             pick(mine.ttl_seconds_after_finished, base.ttl_seconds_after_finished, -1)
         ),
-        deadline=_seconds(pick(mine.active_deadline_seconds, base.active_deadline_seconds, -1)),
+        deadline=deadline,
+        deadline_set_by=set_by,
         sync_timeout=_seconds(pick(mine.sync_timeout_seconds, base.sync_timeout_seconds, -1)),
         allow_unfenced_restart=pick(
             mine.allow_unfenced_restart, base.allow_unfenced_restart, False
@@ -57,6 +62,14 @@ def policy_of(job: TorchrunJob, queue: TorchrunQueue | None) -> Policy:
         ),
         hang_seconds=pick(mine.hang_timeout_seconds, base.hang_timeout_seconds, None),
     )
+
+
+def _deadline(asked: int, queue: TorchrunQueue | None) -> tuple[timedelta | None, str]:
+    """The least of what is asked for and what the queue's administrator allows, and whose it is."""
+    most = queue.spec.limits.max_run_seconds if queue is not None else None
+    if most is not None and not 0 <= asked <= most:
+        return timedelta(seconds=most), "limits.maxRunSeconds of the queue"
+    return _seconds(asked), "activeDeadlineSeconds"
 
 
 def _seconds(value: int) -> timedelta | None:

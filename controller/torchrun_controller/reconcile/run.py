@@ -12,7 +12,7 @@ from torchrun_api.quantity import QuantityError, format_bytes, format_cpu, parse
 from torchrun_api.queue import NodeResources, TorchrunQueue, TorchrunQueueSpec
 from torchrun_api.shared import Dataset, DeliveryMode, RdzvBackend
 from torchrun_controller.reconcile.attempts.restarts import unreachable
-from torchrun_controller.reconcile.contradictions import contradiction
+from torchrun_controller.reconcile.contradictions import contradiction, over_limit
 from torchrun_controller.reconcile.policy import Policy, policy_of
 
 DEFAULT_CLAIM_SIZE = "10Gi"
@@ -108,14 +108,14 @@ def resolve(job: TorchrunJob, queue: TorchrunQueue) -> Run:
     """
     spec, template = job.spec, queue.spec
     try:
-        size = _size(spec, template.node_resources)
+        size = size_of(spec, template.node_resources)
         workspace = _workspace(job, template, size)
         checkpoints = _checkpoints(job, template, size)
         shm_size = _shm_size(template, size)
     except QuantityError as error:
         raise InvalidSpecError(str(error)) from error
     _check_command(spec)
-    contradicting = contradiction(spec, queue)
+    contradicting = over_limit(size.nodes, queue) or contradiction(spec, queue)
     if contradicting is not None:
         raise InvalidSpecError(contradicting)
     policy = policy_of(job, queue)
@@ -159,7 +159,13 @@ def _first(job_value: T | None, queue_value: T | None, default: T) -> T:
     return default if queue_value is None else queue_value
 
 
-def _size(spec: TorchrunJobSpec, node: NodeResources) -> Size:
+def size_of(spec: TorchrunJobSpec, node: NodeResources) -> Size:
+    """Nodes of the gang, and what each of them requests.
+
+    Raises:
+        InvalidSpecError: the nodes cannot be told from the spec.
+        QuantityError: a quantity of the queue cannot be read.
+    """
     if (spec.num_nodes is None) == (spec.num_gpus is None):
         raise InvalidSpecError("spec: set exactly one of numNodes and numGPUs")
     if spec.num_nodes is not None:

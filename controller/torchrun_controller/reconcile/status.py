@@ -12,7 +12,7 @@ from torchrun_api.unsupported import not_yet_supported
 from torchrun_controller.reconcile import progress
 from torchrun_controller.reconcile.attempts import fence, gang
 from torchrun_controller.reconcile.attempts.failures import precedence, root_cause
-from torchrun_controller.reconcile.conditions import Claimed, update
+from torchrun_controller.reconcile.conditions import ADMITTED, Claimed, update
 from torchrun_controller.reconcile.decision import Decision
 from torchrun_controller.reconcile.ends import seconds_run
 from torchrun_controller.reconcile.observed import Observed
@@ -115,9 +115,15 @@ def _attempts(known: tuple[Attempt, ...], ended: tuple[Attempt, ...]) -> tuple[A
     return tuple(by_number[number] for number in sorted(by_number))[-KEPT_ATTEMPTS:]
 
 
-def ordered(status: TorchrunJobStatus) -> TorchrunJobStatus:
-    """The status with its conditions by type: the API server keeps no order of a map list."""
-    return replace(status, conditions=_by_type(status.conditions))
+def own(status: TorchrunJobStatus) -> TorchrunJobStatus:
+    """The part of a status that is reconcile's to write: not what admission says of the job.
+
+    Its conditions are ordered by type: the API server keeps no order of a map list.
+    """
+    conditions = (c for c in status.conditions if c.type != ADMITTED)
+    return replace(
+        status, conditions=_by_type(tuple(conditions)), admission=None, queue_position=None
+    )
 
 
 def _by_type(conditions: tuple[Condition, ...]) -> tuple[Condition, ...]:
@@ -129,7 +135,7 @@ def _conditions(observed: Observed, decision: Decision, row: Row, nodes: int) ->
     claims = {
         c.type: Claimed(c.type, c.status, Why(c.reason, c.message))
         for c in observed.job.status.conditions
-        if c.type not in WARNINGS
+        if c.type not in WARNINGS and c.type != ADMITTED
     }
     if decision.queue is not None:
         _claim(claims, "QueueReady", holds=True, why=decision.queue)
@@ -180,7 +186,7 @@ def after_the_end(observed: Observed, now: datetime) -> TorchrunJobStatus:
         others = [c for c in conditions if c.type != "Suspended"]
         generation = observed.job.metadata.generation
         conditions = [*others, *update(refined.conditions, [late], generation, now)]
-    return ordered(replace(refined, conditions=tuple(conditions)))
+    return own(replace(refined, conditions=tuple(conditions)))
 
 
 def _refined(observed: Observed) -> TorchrunJobStatus:

@@ -77,7 +77,7 @@ def _with_newer_code(
 
 def _timed_out(decision: Decision, observed: Observed, policy: Policy) -> Decision:
     assert policy.deadline is not None
-    message = f"ran for {policy.deadline.total_seconds():.0f} s (activeDeadlineSeconds)"
+    message = f"ran for {policy.deadline.total_seconds():.0f} s ({policy.deadline_set_by})"
     return replace(
         decision,
         finding=Finding.DEADLINE_EXCEEDED,

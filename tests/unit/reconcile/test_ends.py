@@ -1,5 +1,6 @@
 """Pause, resize, deadlines and what follows an end."""
 
+import pytest
 from msgspec.structs import replace
 
 from torchrun_api.kinds import CLAIMS, JOBS, PODS, SERVICES
@@ -181,6 +182,28 @@ def test_the_deadline_counts_running_time_only():
     assert "100 s" in world.job.status.message
     world.containers_stop()
     assert world.plan().deletes == ()
+
+
+@pytest.mark.parametrize(
+    ("asked", "most", "seconds", "whose"),
+    [
+        (None, 100, 100, "limits.maxRunSeconds"),
+        (300, 100, 100, "limits.maxRunSeconds"),
+        (60, 100, 60, "activeDeadlineSeconds"),
+        (60, None, 60, "activeDeadlineSeconds"),
+    ],
+)
+def test_an_administrator_caps_the_running_time(asked, most, seconds, whose):
+    reliability = {"activeDeadlineSeconds": asked} if asked else {}
+    queue = make_queue(limits={"maxRunSeconds": most} if most else {})
+    world = World(make_job(numNodes=1, reliability=reliability), queue)
+    world.settle()
+    world.all_workers("Running")
+    assert world.settle().requeue_after == seconds
+    world.pass_time(seconds=seconds)
+    world.step()
+    assert world.phase == "TimedOut"
+    assert f"{seconds} s ({whose}" in world.job.status.message
 
 
 def test_a_clock_that_goes_back_takes_no_running_time_away():

@@ -90,6 +90,11 @@ def test_a_queue_that_goes_does_not_touch_a_running_gang():
             "spec.reliability.rules[1].action ignore contradicts reliability.restartPolicy Never",
         ),
         ({"numNodes": 1, "env": [{"name": "PET_NNODES", "value": "3"}]}, {}, "PET_NNODES"),
+        (
+            {"numGPUs": 24},
+            {"nodeResources": {"gpus": 8}, "limits": {"maxNodesPerJob": 2}},
+            "3 nodes, but limits.maxNodesPerJob 2 of TorchrunQueue gpu",
+        ),
     ],
 )
 def test_a_spec_that_makes_no_run_names_field_and_value(spec, queue, word):
