@@ -1,0 +1,47 @@
+"""Short ways to write a State down."""
+
+from datetime import UTC, datetime, timedelta
+
+from torchrun_controller.reconcile.admission.state import Limits, Node, Queue, Request
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+GPU = "nvidia.com/gpu"
+
+
+def node(name: str, gpus: int = 8, **fields) -> Node:
+    return Node(name=name, allocatable={GPU: gpus, "cpu": 96_000}, **fields)
+
+
+def nodes(count: int, gpus: int = 8) -> tuple[Node, ...]:
+    return tuple(node(f"n{i:03}", gpus) for i in range(count))
+
+
+def queue(name: str, weight: int | None = 1, *, quota: dict | None = None, **fields) -> Queue:
+    return Queue(
+        namespace="team", name=name, weight=weight, quota=Limits(**(quota or {})), **fields
+    )
+
+
+def request(
+    name: str, queue: str, nodes: int = 1, gpus: int = 8, *, age: float = 0, **fields
+) -> Request:
+    """`age` in seconds; the uid is the name."""
+    return Request(
+        namespace="team",
+        name=name,
+        uid=name,
+        queue=queue,
+        created=NOW - timedelta(seconds=age),
+        nodes=nodes,
+        gpus=gpus,
+        pod={GPU: gpus} if gpus else {"cpu": 1000},
+        **fields,
+    )
+
+
+def holds(
+    name: str, queue: str, nodes: int = 1, gpus: int = 8, *, held: float = 0, **fields
+) -> Request:
+    """Admitted `held` seconds ago for all that it asks for, unless `admitted` says otherwise."""
+    fields = {"admitted": nodes, "since": NOW - timedelta(seconds=held), **fields}
+    return request(name, queue, nodes, gpus, age=held, **fields)
