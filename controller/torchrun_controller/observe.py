@@ -18,7 +18,7 @@ from torchrun_controller.reconcile.attempts import fence
 from torchrun_controller.reconcile.observed import Base, Conflict, Observed, Rejection
 from torchrun_controller.reconcile.schedulers.installed import Installed
 from torchrun_controller.reconcile.workers import alive
-from torchrun_controller.store import Store
+from torchrun_controller.store import Change, Store
 
 Key: TypeAlias = tuple[str, str]
 """Namespace and name of a job or a queue: what the work queues hold."""
@@ -26,6 +26,8 @@ Key: TypeAlias = tuple[str, str]
 # Children by the job whose name their label bears; jobs by the queue that they name.
 JOB_INDEX = "torchrun-job"
 QUEUE_INDEX = "queue"
+# Jobs by those that they depend on.
+PARENT_INDEX = "parent"
 # Workers by the node that they are bound to, jobs by those of their unfenced workers.
 NODE_INDEX = "node"
 # Warnings by the UID of what they regard.
@@ -62,6 +64,11 @@ def by_unfenced(job: TorchrunJob) -> Iterable[str]:
 def by_queue(job: TorchrunJob) -> Iterable[str]:
     """Indexer of the jobs."""
     return (index_key(job.metadata.namespace, job.spec.job_queue),)
+
+
+def by_parent(job: TorchrunJob) -> Iterable[str]:
+    """Indexer of the jobs that follow others."""
+    return {index_key(job.metadata.namespace, parent.name) for parent in job.spec.depends_on}
 
 
 def by_regarding(event: CoreEvent) -> Iterable[str]:
@@ -143,6 +150,7 @@ def observe(
         rejection=rejection,
         warnings=tuple(sorted(warnings, key=_when)),
         base=_base(caches, job),
+        parents=_parents(caches.jobs, job),
         nodes=None if nodes is None else _named(nodes, _nodes_of(job, gangs, attempts)),
         progress=reports.of((namespace, name), latest) if reports is not None else None,
         installed=installed,
@@ -157,6 +165,44 @@ def _base(caches: Caches, job: TorchrunJob) -> Base | None:
         return None
     pods = caches.pods.by_index(JOB_INDEX, index_key(namespace, name))
     return Base(claim=claim, in_use=any(alive(pod) for pod in pods))
+
+
+def _parents(jobs: Store[TorchrunJob], job: TorchrunJob) -> dict[str, TorchrunJob]:
+    """The jobs that it depends on, at first hand or through others."""
+    found: dict[str, TorchrunJob] = {}
+    open_ends = [job]
+    while open_ends:
+        for dependency in open_ends.pop().spec.depends_on:
+            parent = jobs.get(job.metadata.namespace, dependency.name)
+            if parent is not None and dependency.name not in found:
+                found[dependency.name] = parent
+                open_ends.append(parent)
+    return found
+
+
+def followers(jobs: Store[TorchrunJob], change: Change[TorchrunJob]) -> set[str]:
+    """Names of the jobs for which a change of their parent may matter.
+
+    An edit may close or open a cycle, which matters to all that follow, however far off.
+    """
+    old, new = change.old, change.new
+    edited = old is None or new is None or old.spec.depends_on != new.spec.depends_on
+    if not edited and _came_so_far(old) == _came_so_far(new):
+        return set()
+    meta = change.object.metadata
+    found: set[str] = set()
+    open_ends = [meta.name]
+    while open_ends:
+        parent = index_key(meta.namespace, open_ends.pop())
+        names_of = {child.metadata.name for child in jobs.by_index(PARENT_INDEX, parent)} - found
+        found |= names_of
+        if edited:
+            open_ends += names_of
+    return found
+
+
+def _came_so_far(job: TorchrunJob | None) -> tuple[object, ...]:
+    return () if job is None else (job.status.phase, job.status.reason, job.status.start_time)
 
 
 def _nodes_of(job: TorchrunJob, gangs: list[Pod], attempts: list[Job]) -> set[str]:

@@ -38,15 +38,18 @@ from torchrun_controller.node_watch import NodeWatch
 from torchrun_controller.observe import (
     JOB_INDEX,
     NODE_INDEX,
+    PARENT_INDEX,
     QUEUE_INDEX,
     REGARDING_INDEX,
     Caches,
     Key,
     by_job,
     by_node,
+    by_parent,
     by_queue,
     by_regarding,
     by_unfenced,
+    followers,
     index_key,
     observe,
 )
@@ -213,7 +216,7 @@ class Reader:
 
     def _scope(self, namespace: str) -> Scope:
         caches = Caches(
-            jobs=Store({QUEUE_INDEX: by_queue, NODE_INDEX: by_unfenced}),
+            jobs=Store({QUEUE_INDEX: by_queue, PARENT_INDEX: by_parent, NODE_INDEX: by_unfenced}),
             queues=Store(),
             pods=Store({JOB_INDEX: by_job, NODE_INDEX: by_node}),
             child_jobs=Store({JOB_INDEX: by_job}),
@@ -226,7 +229,9 @@ class Reader:
         )
         child = partial(own, on_change=self._child_changed, label_selector=names.JOB_LABEL)
         informers: tuple[Informer[Any], ...] = (
-            own(TORCHRUN_JOBS, store=caches.jobs, on_change=self._job_changed),
+            own(
+                TORCHRUN_JOBS, store=caches.jobs, on_change=partial(self._job_changed, caches.jobs)
+            ),
             own(
                 TORCHRUN_QUEUES,
                 store=caches.queues,
@@ -248,11 +253,16 @@ class Reader:
         stores = {r: i.store for r, i in by_resource.items()}
         return Scope(caches, by_resource, stores, warnings)
 
-    def _job_changed(self, change: Change[TorchrunJob], initial: bool) -> None:
+    def _job_changed(
+        self, jobs: Store[TorchrunJob], change: Change[TorchrunJob], initial: bool
+    ) -> None:
         meta = change.object.metadata
         if change.new is None:
             self.reports.forget((meta.namespace, meta.name))
         self._queue.add((meta.namespace, meta.name), INITIAL if initial else 0)
+        if not initial:
+            for child in followers(jobs, change):
+                self._queue.add((meta.namespace, child))
 
     def _queue_changed(
         self, jobs: Store[TorchrunJob], change: Change[TorchrunQueue], initial: bool

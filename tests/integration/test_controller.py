@@ -192,3 +192,43 @@ def test_a_controller_of_some_namespaces_leaves_the_others_alone(
             team.reaches("run", "Queued")
             team.has(f"{team.batch}/jobs/run")
         assert other.status("run") == {}
+
+
+def test_jobs_follow_each_other_and_a_cycle_opens(
+    controller: ControllerProcess, team: Team
+) -> None:
+    team.make_queue()
+    team.submit("last", dependsOn=[{"name": "middle"}, {"name": "first"}])
+    team.reaches("last", "Queued", "DependencyNotFound")
+    team.submit("first", numNodes=1)
+    team.submit("middle", numNodes=1, dependsOn=[{"name": "last"}])
+    said = team.reaches("last", "Pending", "InvalidSpec")["message"]
+    assert "last -> middle -> last" in said
+    said = team.reaches("middle", "Pending", "InvalidSpec")["message"]
+    assert "middle -> last -> middle" in said
+    team.api.patch(f"{team.group}/torchrunjobs/middle", {"spec": {"dependsOn": None}})
+    (pod,) = team.workers("middle", 1)
+    team.pod_becomes(pod, "Running")
+    team.pod_becomes(pod, "Succeeded")
+    waits = team.reaches("last", "Queued", "WaitingForDependencies")["message"]
+    assert "first to be Succeeded" in waits
+    (pod,) = team.workers("first", 1)
+    team.pod_becomes(pod, "Running")
+    team.pod_becomes(pod, "Succeeded")
+    team.workers("last")
+
+
+def test_a_failed_job_takes_those_along_that_need_it(
+    controller: ControllerProcess, team: Team
+) -> None:
+    team.make_queue()
+    team.submit("child", dependsOn=[{"name": "parent"}])
+    team.submit("grandchild", dependsOn=[{"name": "child"}])
+    team.submit("cleanup", numNodes=1, dependsOn=[{"name": "parent", "condition": "Finished"}])
+    team.submit("parent", numNodes=1, reliability={"maxRestarts": 0})
+    (pod,) = team.workers("parent", 1)
+    team.pod_becomes(pod, "Running")
+    team.pod_becomes(pod, "Failed", '{"rank": 0, "exitCode": 9, "message": "no data"}')
+    assert "no data" in team.reaches("child", "Failed", "DependencyFailed")["message"]
+    assert "child is Failed" in team.reaches("grandchild", "Failed", "DependencyFailed")["message"]
+    team.workers("cleanup", 1)

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from torchrun_api import names
 from torchrun_api.kinds import SERVICES
 from torchrun_api.status import Attempt, LastFailure
-from torchrun_controller.reconcile import network
+from torchrun_controller.reconcile import dependencies, network
 from torchrun_controller.reconcile.attempts import fence, gang
 from torchrun_controller.reconcile.attempts.restarts import Counts
 from torchrun_controller.reconcile.decision import Decision
@@ -67,6 +67,15 @@ def _checked(
     if queue.invalid:
         raise InvalidSpecError(f"TorchrunQueue {queue.metadata.name}: {queue.invalid}")
     run = resolve(job, queue)
+    hold = dependencies.hold(observed)
+    if hold is not None and hold.finding is not Finding.DEPENDENCY_WAITING:
+        return Decision(
+            finding=hold.finding,
+            why=hold.why,
+            attempt=job.status.attempt,
+            run=run,
+            queue=QUEUE_FOUND,
+        )
     if successor.nodes is not None:
         run = replace(run, size=replace(run.size, nodes=successor.nodes))
     return _unless_blocked(observed, _step(observed, run, successor, now, defaults))
@@ -95,6 +104,17 @@ def _step(
             applies=step.applies,
             deletes=step.deletes,
             requeue_after=step.requeue_after,
+        )
+    hold = dependencies.hold(observed)
+    if hold is not None:
+        return Decision(
+            finding=hold.finding,
+            why=hold.why,
+            attempt=job.status.attempt,
+            run=run,
+            queue=QUEUE_FOUND,
+            workspace=step.why,
+            commit=step.commit,
         )
     attempt = gang.next_attempt(observed)
     avoided = avoid.failed_twice((*job.status.attempts, *filter(None, [successor.ended])))
@@ -125,6 +145,7 @@ def _step(
         run=run,
         queue=QUEUE_FOUND,
         workspace=step.why,
+        dependencies=dependencies.why_met(observed),
         commit=step.commit,
         applies=(*_beside(observed, run), made),
         deletes=(*gang.end_survivors(observed), *gang.forget_oldest(observed)),

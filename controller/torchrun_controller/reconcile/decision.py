@@ -12,7 +12,8 @@ from torchrun_controller.reconcile.workers import Why
 
 
 class Decision(Struct, frozen=True, kw_only=True):
-    """A finding with its reason; `queue` and `workspace` say why these two are ready, if so.
+    """A finding with its reason; `queue`, `workspace` and `dependencies` say why these
+    are ready, if so.
 
     `commit` is what a workspace that is ready now was made of.
 
@@ -25,6 +26,7 @@ class Decision(Struct, frozen=True, kw_only=True):
     run: Run | None = None
     queue: Why | None = None
     workspace: Why | None = None
+    dependencies: Why | None = None
     commit: str = ""
     applies: tuple[Apply, ...] = ()
     deletes: tuple[Delete, ...] = ()

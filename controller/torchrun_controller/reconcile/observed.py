@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from torchrun_api.core import CoreEvent, Job, Node, PersistentVolumeClaim, Pod, Service
 from torchrun_api.job import TorchrunJob
@@ -46,6 +46,8 @@ class Observed(Struct, frozen=True, kw_only=True):
     `nodes` holds those of its pods, of unfenced workers and of earlier failures, as far as they
     exist; it is None where nothing is known of nodes, as none may be read. `base` is what the
     job's annotation names, if that is there. `installed` is None until the API server has told.
+    `parents` are the jobs that it depends on, and those
+    that these depend on, and so on, by name and as far as they exist.
     """
 
     job: TorchrunJob
@@ -65,6 +67,7 @@ class Observed(Struct, frozen=True, kw_only=True):
     nodes: dict[str, Node] | None = None
     base: Base | None = None
     installed: Installed | None = None
+    parents: dict[str, TorchrunJob] = field(default_factory=dict)
 
 
 class Defaults(Struct, frozen=True, kw_only=True):

@@ -30,6 +30,8 @@ class Finding(Enum):
     GANG_ENDING = "the child Job is being deleted by somebody else"
     QUEUE_MISSING = "the queue does not exist"
     SPEC_INVALID = "job and queue make no run"
+    DEPENDENCY_FAILED = "a job that this one depends on has failed for good"
+    DEPENDENCY_WAITING = "a job that this one depends on has not come so far"
     NAME_TAKEN = "a name of ours is held by a foreign object"
     REJECTED = "the API server refused an object of ours"
     SYNC_TIMED_OUT = "the workspace was not ready in time"
@@ -58,6 +60,8 @@ ROWS: dict[Finding, Row] = {
     Finding.GANG_ENDING: Row("Queued", "Running", "False"),
     Finding.QUEUE_MISSING: Row("Pending", "QueueReady", "False"),
     Finding.SPEC_INVALID: Row("Pending", "Running", "False"),
+    Finding.DEPENDENCY_FAILED: Row("Failed", "Failed", "True"),
+    Finding.DEPENDENCY_WAITING: Row("Queued", "DependenciesMet", "False"),
     Finding.NAME_TAKEN: Row("Pending", "Running", "False"),
     Finding.REJECTED: Row("Pending", "Running", "False"),
     Finding.SYNC_TIMED_OUT: Row("Failed", "Failed", "True"),

@@ -9,7 +9,7 @@ from torchrun_api.meta import Condition
 from torchrun_api.queue import TorchrunQueueSpec
 from torchrun_api.status import Attempt, TorchrunJobStatus, WorkersStatus
 from torchrun_api.unsupported import not_yet_supported
-from torchrun_controller.reconcile import progress
+from torchrun_controller.reconcile import dependencies, progress
 from torchrun_controller.reconcile.attempts import fence, gang
 from torchrun_controller.reconcile.attempts.failures import precedence, root_cause
 from torchrun_controller.reconcile.conditions import ADMITTED, Claimed, update
@@ -37,6 +37,7 @@ TROUBLE = frozenset(
         Finding.SYNC_TIMED_OUT,
         Finding.QUEUE_MISSING,
         Finding.SPEC_INVALID,
+        Finding.DEPENDENCY_FAILED,
         Finding.NAME_TAKEN,
         Finding.REJECTED,
         Finding.WORKSPACE_REFUSED,
@@ -47,6 +48,7 @@ TROUBLE_REASONS = frozenset(
         *("Unschedulable", "SchedulerError", "ImagePullFailed", "JobSuspended", "Restarting"),
         *("QuotaExceeded", "PodSecurity", "PodsRefused", "VolumeNotMounted"),
         *("WaitingForFence", "ProvisioningFailed", "NoStorageClass", "ClaimNotFound"),
+        "DependencyNotFound",
     }
 )
 
@@ -141,6 +143,8 @@ def _conditions(observed: Observed, decision: Decision, row: Row, nodes: int) ->
         _claim(claims, "QueueReady", holds=True, why=decision.queue)
     if decision.workspace is not None:
         _claim(claims, "WorkspaceReady", holds=True, why=decision.workspace)
+    if decision.dependencies is not None:
+        _claim(claims, dependencies.CONDITION, holds=True, why=decision.dependencies)
     made = decision.finding is Finding.READY
     if observed.child_jobs or made:
         placed = 0 if made else scheduled(observed.workers)

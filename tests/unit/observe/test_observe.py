@@ -8,24 +8,28 @@ from msgspec.structs import replace
 
 from torchrun_api import names
 from torchrun_api.core import CoreEvent, Job, Node, PersistentVolumeClaim, Pod, Service
+from torchrun_api.job import TorchrunJob
 from torchrun_api.status import Attempt, Progress, UnfencedWorker
 from torchrun_controller.observe import (
     JOB_INDEX,
     NODE_INDEX,
+    PARENT_INDEX,
     QUEUE_INDEX,
     REGARDING_INDEX,
     Caches,
     by_job,
     by_node,
+    by_parent,
     by_queue,
     by_regarding,
     by_unfenced,
+    followers,
     observe,
 )
 from torchrun_controller.progress.reports import Reports
 from torchrun_controller.reconcile import Conflict, Rejection
 from torchrun_controller.reconcile.attempts import fence
-from torchrun_controller.store import Store
+from torchrun_controller.store import Change, Store
 from world import START, make_job, make_queue
 
 OURS = [{"kind": "TorchrunJob", "name": "train", "uid": "uid-train", "controller": True}]
@@ -34,7 +38,7 @@ OURS = [{"kind": "TorchrunJob", "name": "train", "uid": "uid-train", "controller
 @pytest.fixture
 def caches() -> Caches:
     made = Caches(
-        jobs=Store({QUEUE_INDEX: by_queue, NODE_INDEX: by_unfenced}),
+        jobs=Store({QUEUE_INDEX: by_queue, PARENT_INDEX: by_parent, NODE_INDEX: by_unfenced}),
         queues=Store(),
         pods=Store({JOB_INDEX: by_job, NODE_INDEX: by_node}),
         child_jobs=Store({JOB_INDEX: by_job}),
@@ -215,3 +219,32 @@ def test_the_nodes_that_matter_are_those_of_pods_and_of_what_is_remembered(cache
     }
     assert observe(caches, "ml", "train").nodes is None
     assert caches.pods.by_index(NODE_INDEX, "of-a-pod") == (bound,)
+
+
+def follower(name: str, *parents: str, **status: Any) -> TorchrunJob:
+    spec = {"numNodes": 1, "dependsOn": [{"name": parent} for parent in parents]}
+    body = {"metadata": {"name": name, "namespace": "ml"}, "spec": spec, "status": status}
+    return msgspec.convert(body, TorchrunJob)
+
+
+def test_parents_are_those_of_parents_too_as_far_as_they_exist(caches):
+    for job in (follower("c", "b", "gone"), follower("b", "a"), follower("a", "c")):
+        caches.jobs.upsert(job, 1)
+    elsewhere = replace(follower("gone"), metadata=replace(make_job().metadata, namespace="x"))
+    caches.jobs.upsert(elsewhere, 1)
+    observed = observe(caches, "ml", "c")
+    assert observed is not None
+    assert set(observed.parents) == {"a", "b", "c"}
+
+
+def test_a_step_of_a_parent_wakes_its_children_and_an_edit_all_that_follow(caches):
+    for job in (follower("b", "a"), follower("c", "b"), follower("d", "c")):
+        caches.jobs.upsert(job, 1)
+    before = follower("a", phase="Running")
+    counted = follower("a", phase="Running", restarts=3)
+    assert followers(caches.jobs, Change(before, counted)) == set()
+    assert followers(caches.jobs, Change(before, follower("a", phase="Failed"))) == {"b"}
+    assert followers(caches.jobs, Change(before, None)) == {"b", "c", "d"}
+    cycle = follower("a", "d", phase="Running")
+    caches.jobs.upsert(cycle, 2)
+    assert followers(caches.jobs, Change(before, cycle)) == {"a", "b", "c", "d"}

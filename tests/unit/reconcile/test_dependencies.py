@@ -1,0 +1,187 @@
+"""spec.dependsOn: what waits, for what, in which words, and what can never start."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from torchrun_api.admission import Dependency
+from torchrun_api.job import TorchrunJob
+from torchrun_api.kinds import JOBS, PODS
+from torchrun_controller.reconcile.observed import Conflict, Observed
+from world import START, ZIP, World, make_job, make_queue
+
+
+def job(name: str, *parents: str, phase: str = "", **status: Any) -> TorchrunJob:
+    """Another job of the namespace, and what became of it."""
+    known = make_job(numNodes=1, dependsOn=[{"name": parent} for parent in parents])
+    told = {"phase": phase, **status} if phase else status
+    return msgspec.convert(
+        {
+            "metadata": {"name": name, "namespace": "ml"},
+            "spec": msgspec.to_builtins(known.spec),
+            "status": told,
+        },
+        TorchrunJob,
+    )
+
+
+class Family(World):
+    """A job and those that it depends on."""
+
+    parents: dict[str, TorchrunJob]
+
+    def __init__(self, *dependencies: Any, **spec: Any) -> None:
+        named = [d if isinstance(d, dict) else {"name": d} for d in dependencies]
+        super().__init__(make_job(numNodes=1, dependsOn=named, **spec), make_queue())
+        self.parents = {}
+
+    def observed(self) -> Observed:
+        return replace(super().observed(), parents=self.parents)
+
+    def know(self, *jobs: TorchrunJob) -> None:
+        self.parents |= {j.metadata.name: j for j in jobs}
+        self.settle()
+
+    @property
+    def starts(self) -> bool:
+        return (JOBS.plural, "train") in self.created
+
+
+def test_a_job_waits_for_its_parent_and_starts_when_that_has_succeeded():
+    world = Family("prep")
+    world.know(job("prep", phase="Running", reason="WorkersRunning"))
+    assert (world.phase, world.job.status.reason) == ("Queued", "WaitingForDependencies")
+    said = world.condition("DependenciesMet")
+    assert said.status == "False"
+    assert said.message == "waits for prep to be Succeeded (now Running, WorkersRunning)"
+    assert not world.starts
+    world.know(job("prep", phase="Succeeded"))
+    assert world.starts
+    assert world.condition("DependenciesMet").status == "True"
+
+
+def test_a_parent_that_is_missing_is_named_and_may_come_later():
+    world = Family("prep", "other")
+    world.know(job("other", phase="Succeeded"))
+    assert world.job.status.reason == "DependencyNotFound"
+    assert world.job.status.message == (
+        "waits for prep, which does not exist: submit it, or remove it from dependsOn"
+    )
+    world.know(job("prep"))
+    assert world.job.status.message == "waits for prep to be Succeeded (now Pending)"
+    world.know(job("prep", phase="Succeeded"))
+    assert world.starts
+
+
+@pytest.mark.parametrize(
+    ("condition", "parent", "starts"),
+    [
+        ("Running", job("p", phase="Queued"), False),
+        ("Running", job("p", phase="Running", startTime=START.isoformat()), True),
+        ("Running", job("p", phase="Queued", startTime=START.isoformat()), True),
+        ("Running", job("p", phase="Failed", startTime=START.isoformat()), True),
+        ("Running", job("p", phase="Succeeded"), True),
+        ("Finished", job("p", phase="Running"), False),
+        ("Finished", job("p", phase="Failed"), True),
+        ("Finished", job("p", phase="TimedOut"), True),
+        ("Succeeded", job("p", phase="Suspended"), False),
+        ("Succeeded", job("p", phase="Preempted"), False),
+    ],
+)
+def test_how_far_a_parent_must_have_come(condition: str, parent: TorchrunJob, starts: bool):
+    world = Family({"name": "p", "condition": condition})
+    world.know(parent)
+    assert world.starts is starts
+    assert world.phase == "Queued"
+
+
+@pytest.mark.parametrize(
+    ("condition", "phase"),
+    [("Succeeded", "Failed"), ("Succeeded", "TimedOut"), ("Running", "Failed")],
+)
+def test_a_verdict_that_can_never_be_met_is_passed_on(condition: str, phase: str):
+    world = Family({"name": "p", "condition": condition}, "missing")
+    world.know(job("p", phase=phase, reason="WorkerFailed", message="rank 1 exited with 9"))
+    assert (world.phase, world.job.status.reason) == ("Failed", "DependencyFailed")
+    assert world.job.status.message == (
+        f"p is {phase} and will not be {condition} (WorkerFailed: rank 1 exited with 9)"
+    )
+    assert world.job.status.completion_time == START
+
+
+def test_a_verdict_without_words_is_passed_on_as_it_is():
+    world = Family("p")
+    world.know(job("p", phase="Failed", reason="InvalidSpec"))
+    assert world.job.status.message == "p is Failed and will not be Succeeded (InvalidSpec)"
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "printed"),
+    [
+        ("train", [], "train -> train"),
+        ("a", [job("a", "train")], "train -> a -> train"),
+        ("a", [job("a", "b", "gone"), job("b", "c", "b"), job("c", "train")], "a -> b -> c -> tr"),
+    ],
+)
+def test_a_cycle_is_printed_and_heals(own: str, others: list[TorchrunJob], printed: str):
+    world = Family(own)
+    world.know(*others)
+    assert (world.phase, world.job.status.reason) == ("Pending", "InvalidSpec")
+    assert printed in world.job.status.message
+    assert not world.created
+    world.spec(depends_on=())
+    world.settle()
+    assert world.starts
+
+
+def test_a_parent_in_somebody_elses_cycle_is_waited_for():
+    world = Family("a")
+    world.know(job("a", "b"), job("b", "a"))
+    assert world.job.status.reason == "WaitingForDependencies"
+
+
+def test_the_workspace_is_made_ready_meanwhile():
+    world = Family("prep", volumes=ZIP)
+    world.know(job("prep", phase="Running"))
+    assert world.phase == "Syncing"
+    world.sync_done()
+    world.settle()
+    assert world.job.status.reason == "WaitingForDependencies"
+    assert world.condition("WorkspaceReady").status == "True"
+    world.know(job("prep", phase="Succeeded"))
+    assert world.starts
+
+
+def test_a_parent_that_goes_after_it_was_met_holds_nobody_back():
+    world = Family("prep")
+    world.conflicts = (Conflict(JOBS.resource, "train", "somebody else's"),)
+    world.know(job("prep", phase="Succeeded"))
+    assert world.job.status.reason == "NameConflict"
+    del world.parents["prep"]
+    world.settle()
+    assert world.job.status.reason == "NameConflict"
+    world.conflicts = ()
+    world.settle()
+    assert world.starts
+
+
+def test_an_edit_asks_for_the_parents_anew():
+    world = Family("prep")
+    world.conflicts = (Conflict(JOBS.resource, "train", "somebody else's"),)
+    world.know(job("prep", phase="Succeeded"))
+    world.spec(depends_on=(Dependency(name="prep"), Dependency(name="more")))
+    world.conflicts = ()
+    world.settle()
+    assert world.job.status.reason == "DependencyNotFound"
+    assert not world.starts
+
+
+def test_a_job_that_has_started_asks_no_more_for_its_parents():
+    world = Family("prep")
+    world.know(job("prep", phase="Succeeded"))
+    world.pod(world.workers()[0].metadata.name, phase="Running")
+    world.know(job("prep", "train", phase="Failed"))
+    assert world.phase == "Running"
+    assert not [key for key in world.created if key[0] == PODS.plural]
