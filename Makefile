@@ -36,7 +36,12 @@ unit: $(VENV)/.ready ## No cluster, no network; the pure core at 100% of its bra
 	$(BIN)/coverage report --include='controller/torchrun_controller/reconcile/*' --fail-under=100
 	$(BIN)/coverage report --fail-under=90
 
-integration: $(VENV)/.ready ## A real API server, no pods
+# Before the tests, none of which may take as long as the first build does.
+programs: ## The programs of a cluster, built once and kept in the cache
+	$(CLUSTER) binaries
+	$(CLUSTER) binaries kwok versitygw
+
+integration: $(VENV)/.ready programs ## A real API server, no pods
 	$(BIN)/pytest tests/integration
 
 e2e: $(VENV)/.ready $(BIN)/.plugin ## Real pods and real torch
@@ -93,5 +98,5 @@ $(BIN)/.plugin: $(VENV)/.ready $(shell find plugin api -name '*.py' -o -name pyp
 	$(VENV)/plugin/bin/pip install --quiet ./plugin
 	touch $@
 
-.PHONY: demo test lint types walls unit integration e2e e2e-all venv format generate run bench \
+.PHONY: demo test lint types walls unit programs integration e2e e2e-all venv format generate run bench \
 	cluster-up cluster-status cluster-down clean help
