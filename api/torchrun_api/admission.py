@@ -166,7 +166,7 @@ class QueueAdmission(Wire, frozen=True, kw_only=True):
 class QueueResourceStatus(Wire, frozen=True, kw_only=True):
     """How one of the queue's objects stands."""
 
-    name: Annotated[str, Meta(description="As in spec.resources.")] = ""
+    name: Annotated[str, Meta(description="As in spec.resources.")]
     object: Annotated[str, Meta(description="Kind and name of the object.")] = ""
     ready: Annotated[bool, Meta(description="Whether it is as the template says.")] = False
     message: Annotated[str, Meta(description="Why not, and what to do.")] = ""
