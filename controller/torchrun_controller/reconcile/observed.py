@@ -46,8 +46,8 @@ class Observed(Struct, frozen=True, kw_only=True):
     `nodes` holds those of its pods, of unfenced workers and of earlier failures, as far as they
     exist; it is None where nothing is known of nodes, as none may be read. `base` is what the
     job's annotation names, if that is there. `installed` is None until the API server has told.
-    `parents` are the jobs that it depends on, and those
-    that these depend on, and so on, by name and as far as they exist.
+    `parents` are the jobs that it depends on, and those that these depend on, and so on, by name
+    and as far as they exist.
     """
 
     job: TorchrunJob
