@@ -79,7 +79,8 @@ def next_attempt(observed: Observed) -> int:
     """
     status = observed.job.status
     made = [attempt_of(child) for child in observed.child_jobs]
-    made += [workers.attempt_of(ghost.metadata) for ghost in _own_ghosts(observed)]
+    own = (ghost for ghost in observed.ghosts if not fence.of_earlier_job(observed, ghost))
+    made += [workers.attempt_of(ghost.metadata) for ghost in own]
     if status.workers is None and not made:
         return status.attempt
     ended = [attempt.number for attempt in status.attempts]
@@ -88,16 +89,6 @@ def next_attempt(observed: Observed) -> int:
     while names.child_job(observed.job.metadata.name, attempt) in taken:
         attempt += 1
     return attempt
-
-
-def _own_ghosts(observed: Observed) -> list[Pod]:
-    """Pods of gangs before.
-
-    Those as old as the job, in the whole seconds of the API, may be another's of its name.
-    """
-    since = observed.job.metadata.creation_timestamp
-    times = ((ghost, ghost.metadata.creation_timestamp) for ghost in observed.ghosts)
-    return [ghost for ghost, made in times if not (since and made) or made > since]
 
 
 def find(observed: Observed, now: datetime) -> tuple[Finding, Why, Failure | None]:
