@@ -91,7 +91,16 @@ def next_attempt(observed: Observed) -> int:
     return attempt
 
 
-def find(observed: Observed, now: datetime) -> tuple[Finding, Why, Failure | None]:
+class Found(msgspec.Struct, frozen=True):
+    """How a gang stands; `left` are seconds until a failure is judged by its victim's word."""
+
+    finding: Finding
+    why: Why
+    failure: Failure | None = None
+    left: float | None = None
+
+
+def find(observed: Observed, now: datetime) -> Found:
     """How the gang stands.
 
     Success is the Job's own verdict: single pods that succeeded prove nothing of the others.
@@ -103,13 +112,14 @@ def find(observed: Observed, now: datetime) -> tuple[Finding, Why, Failure | Non
     verdicts = {c.type: c for c in child.status.conditions if c.status == "True"}
     if "Complete" in verdicts:
         why = Why("Completed", f"{nodes} of {nodes} workers succeeded")
-        return Finding.GANG_SUCCEEDED, why, None
+        return Found(Finding.GANG_SUCCEEDED, why)
     if child.metadata.deletion_timestamp is not None:
         message = f"Job {child.metadata.name} is being deleted; a new attempt follows"
-        return Finding.GANG_ENDING, Why("JobDeleted", message), None
+        return Found(Finding.GANG_ENDING, Why("JobDeleted", message))
     failure = _failure(observed, now)
-    if failure is not None and collateral.left(failure.said, observed.workers, now) is not None:
-        return *_progress(observed, now), None
+    left = None if failure is None else collateral.left(failure.said, observed.workers, now)
+    if left is not None:
+        return Found(*_progress(observed, now), left=left)
     if failure is None and "Failed" in verdicts:
         # Its pods are gone without a word: somebody removed them.
         said = verdicts["Failed"]
@@ -122,14 +132,8 @@ def find(observed: Observed, now: datetime) -> tuple[Finding, Why, Failure | Non
             disruption=len(observed.workers) < nodes,
         )
     if failure is not None:
-        return Finding.GANG_FAILED, why_failed(failure.said), failure
-    return *_progress(observed, now), None
-
-
-def next_look(observed: Observed, now: datetime) -> float | None:
-    """Seconds until a failure is judged by the word of its victim alone."""
-    failure = _failure(observed, now)
-    return None if failure is None else collateral.left(failure.said, observed.workers, now)
+        return Found(Finding.GANG_FAILED, why_failed(failure.said), failure)
+    return Found(*_progress(observed, now))
 
 
 def _failure(observed: Observed, now: datetime) -> Failure | None:
