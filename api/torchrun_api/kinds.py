@@ -1,10 +1,11 @@
 """The kinds that the project reads or writes, with their REST paths and Python types."""
 
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from msgspec import Struct
 
 from torchrun_api.core import CoreEvent, Job, Node, NodeMeta, PersistentVolumeClaim, Pod, Service
+from torchrun_api.extras import ConfigMap, KaiQueue, QueueClaim
 from torchrun_api.job import TorchrunJob
 from torchrun_api.meta import ChildMeta, ObjectMeta
 from torchrun_api.queue import TorchrunQueue
@@ -56,3 +57,13 @@ CLAIMS = Kind("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim", Persi
 SERVICES = Kind("", "v1", "services", "Service", Service)
 EVENTS = Kind("", "v1", "events", "Event", CoreEvent)
 NODES = Kind("", "v1", "nodes", "Node", Node)
+CONFIG_MAPS = Kind("", "v1", "configmaps", "ConfigMap", ConfigMap)
+QUEUE_CLAIMS = Kind("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim", QueueClaim)
+KAI_QUEUES = Kind("scheduling.run.ai", "v2", "queues", "Queue", KaiQueue)
+
+UserObject: TypeAlias = TorchrunJob | TorchrunQueue
+
+
+def kind_of(obj: UserObject) -> Kind[Any]:
+    """The kind of an object that users write."""
+    return TORCHRUN_JOBS if isinstance(obj, TorchrunJob) else TORCHRUN_QUEUES
