@@ -64,6 +64,13 @@ def _checked(
             " create it, or choose one of: kubectl get torchrunqueues",
         )
         return Decision(finding=Finding.QUEUE_MISSING, why=why, attempt=job.status.attempt)
+    if queue.metadata.deletion_timestamp is not None and not _has_started(observed):
+        why = Why(
+            "QueueTerminating",
+            f"TorchrunQueue {queue.metadata.name} is being deleted and takes no new jobs;"
+            " choose another, or wait until it is made anew",
+        )
+        return Decision(finding=Finding.QUEUE_MISSING, why=why, attempt=job.status.attempt)
     if queue.invalid:
         raise InvalidSpecError(f"TorchrunQueue {queue.metadata.name}: {queue.invalid}")
     run = resolve(job, queue)
@@ -79,6 +86,11 @@ def _checked(
     if successor.nodes is not None:
         run = replace(run, size=replace(run.size, nodes=successor.nodes))
     return _unless_blocked(observed, _step(observed, run, successor, now, defaults))
+
+
+def _has_started(observed: Observed) -> bool:
+    """Whether there has been a gang: what runs by a queue goes on by it, restarts included."""
+    return bool(observed.child_jobs) or observed.job.status.start_time is not None
 
 
 def _step(
