@@ -30,6 +30,7 @@ WORKER = "worker"
 NETWORK = "network"
 PROBE = "probe"
 QUEUE_RESOURCE = "queue-resource"
+GANG = "gang"
 
 # Set by the plugin on a TorchrunJob: only an upload with this digest is taken as its workspace.
 WORKSPACE_SHA256 = f"{GROUP}/workspace-sha256"
@@ -51,6 +52,8 @@ UNFENCED = f"{GROUP}/unfenced"
 STATE = f"{GROUP}/state"
 # numNodes when a gang was made of fewer.
 WANTED_NODES = f"{GROUP}/wanted-nodes"
+# Of a child Job: who schedules its gang, as spec.scheduling.gang names them.
+GANG_SCHEDULER = f"{GROUP}/gang"
 # Of a worker: the go-ahead of the start gate, once nothing of an older gang can run any more.
 START = f"{GROUP}/start"
 # Set by the plugin on a TorchrunJob: the revision that a sync pod has just made, about a second
