@@ -148,7 +148,8 @@ def _conditions(observed: Observed, decision: Decision, row: Row, nodes: int) ->
         _claim(claims, dependencies.CONDITION, holds=True, why=decision.dependencies)
     made = decision.finding is Finding.READY
     if observed.child_jobs or made:
-        placed = 0 if made else scheduled(observed.workers)
+        over = decision.finding is Finding.BACKING_OFF
+        placed = 0 if made or over else scheduled(observed.workers)
         why = _why_placed(decision, placed, nodes)
         _claim(claims, "Scheduled", holds=placed == nodes, why=why)
     if row.phase in TERMINAL or row.phase == "Suspended":
@@ -171,6 +172,8 @@ def _conditions(observed: Observed, decision: Decision, row: Row, nodes: int) ->
 
 def _why_placed(decision: Decision, placed: int, nodes: int) -> Why:
     """How many workers have a node, and what keeps the others from one where that is known."""
+    if decision.finding is Finding.BACKING_OFF:  # the gang is over: its pods wait for nothing
+        return decision.why
     if placed == nodes:
         return Why("WorkersScheduled", f"{placed} of {nodes} workers have a node")
     if decision.finding is Finding.GANG_STARTING and decision.why.reason in TROUBLE_REASONS:

@@ -172,6 +172,8 @@ def test_delays_grow_and_are_seen_and_a_gang_that_lasted_resets_them():
         if waits[-1]:
             assert world.phase == "Queued", "a gang that follows is no failed job"
             assert (world.job.status.reason) == "BackingOff"
+            placed = next(c for c in world.job.status.conditions if c.type == "Scheduled")
+            assert (placed.status, placed.reason) == ("False", "BackingOff"), "no pod waits"
         world.pass_time(seconds=waits[-1])
         world.settle()
         world.containers_stop()
