@@ -65,6 +65,9 @@ def submit(target: Target, request: Request, options: SubmitOptions, terminal: T
             cluster.run(lambda api: api.create(JOBS, body, dry_run=True))
             output.write(body, options.output or "yaml")
             return 0
+        if request.development:
+            watch = cluster.command(f"torchrun sync {request.name} --watch")
+            terminal.note(f"Development mode. To send each edit, in another terminal:\n  {watch}")
         delivery = Delivery(cluster, request.name, workspace, memory, terminal, options)
         return delivery.run(body)
 

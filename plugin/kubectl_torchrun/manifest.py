@@ -27,6 +27,7 @@ class Request(NamedTuple):
     gpus: int | None = None
     image: str = ""
     env: tuple[tuple[str, str], ...] = ()
+    development: bool = False
 
 
 def build(request: Request, namespace: str, sha256: str, base: str = "") -> JsonObject:
@@ -43,6 +44,8 @@ def build(request: Request, namespace: str, sha256: str, base: str = "") -> Json
     if request.env:
         env: list[JsonValue] = [{"name": name, "value": value} for name, value in request.env]
         spec["env"] = env
+    if request.development:
+        spec["development"] = True
     spec["volumes"] = {"workspace": {"source": "zip"}}
     return {
         "apiVersion": "torchrun.ai/v1alpha1",

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import anyio
 import click
 
-from kubectl_torchrun import output
+from kubectl_torchrun import edits, output
 from kubectl_torchrun.api import Api
 from kubectl_torchrun.errors import DETACHED, RUN_FAILED, SUCCEEDED
 from kubectl_torchrun.follow import Narrator
@@ -23,6 +23,7 @@ from torchrun_api import names
 from torchrun_api.core import Pod
 
 _TICK_SECONDS = 1.0
+_EDIT_SECONDS = 3.0
 _BAR = 24
 
 
@@ -37,7 +38,9 @@ def show(target: Target, name: str, terminal: Terminal, *, watch: bool | None, f
         live = sys.stdout.isatty() and terminal.live
         if not (live if watch is None else watch):
             pods = cluster.run(lambda api: _pods(api, name))
-            output.say(view(job, pods, output.screen_width(), None))
+            failed = cluster.run(lambda api: edits.broken(api, job, pods))
+            said = edits.told(cluster, job, failed) if failed else ""
+            output.say(view(job, pods, output.screen_width(), None, said))
             return 0
         work = _redraw if live else _tell
         try:
@@ -52,13 +55,38 @@ async def _pods(api: Api, name: str) -> list[Pod]:
     return list((await api.list(PODS, {"labelSelector": f"{names.JOB_LABEL}={name}"})).items)
 
 
+class _Edits:
+    """Whether an edit has broken a run, looked at now and then; `said` is what to tell of it."""
+
+    def __init__(self, api: Api, cluster: Cluster, mirror: Mirror) -> None:
+        self.said = ""
+        self._api = api
+        self._cluster = cluster
+        self._mirror = mirror
+
+    async def look(self) -> None:
+        """Until cancelled."""
+        while True:
+            job = self._mirror.job
+            if job is not None:
+                pods = list(self._mirror.pods.values())
+                failed = await edits.broken(self._api, job, pods)
+                self.said = edits.told(self._cluster, job, failed) if failed else ""
+            await anyio.sleep(_EDIT_SECONDS)
+
+
 async def _tell(api: Api, cluster: Cluster, name: str, terminal: Terminal) -> int:
     mirror = Mirror(api, name)
     narrator = Narrator(mirror, terminal)
+    edited, told = _Edits(api, cluster, mirror), ""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(mirror.keep)
+        tasks.start_soon(edited.look)
         while not _over(mirror):
             narrator.catch_up()
+            if edited.said not in ("", told):
+                terminal.note(edited.said)
+            told = edited.said
             await mirror.changed(_TICK_SECONDS)
         narrator.catch_up()
         tasks.cancel_scope.cancel()
@@ -71,18 +99,21 @@ async def _redraw(api: Api, cluster: Cluster, name: str, terminal: Terminal) -> 
     from rich.text import Text
 
     mirror = Mirror(api, name)
+    edited = _Edits(api, cluster, mirror)
     console = Console(highlight=False, markup=False)
 
     def picture() -> Text:
         if mirror.job is None:
             return Text(f"{name} ...")
         size = shutil.get_terminal_size()
-        lines = view(mirror.job, list(mirror.pods.values()), size.columns, size.lines - 1)
+        pods = list(mirror.pods.values())
+        lines = view(mirror.job, pods, size.columns, size.lines - 1, edited.said)
         return Text.from_ansi("\n".join(lines), no_wrap=True, overflow="ellipsis")
 
     with Live(picture(), console=console, auto_refresh=False) as drawing:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(mirror.keep)
+            tasks.start_soon(edited.look)
             while not _over(mirror):
                 drawing.update(picture(), refresh=True)
                 await mirror.changed(_TICK_SECONDS)
@@ -105,8 +136,13 @@ def _code(mirror: Mirror, terminal: Terminal) -> int:
     return SUCCEEDED if mirror.job.status.phase == "Succeeded" else RUN_FAILED
 
 
-def view(job: Job, pods: Sequence[Pod], width: int | None, height: int | None) -> list[str]:
-    """The lines of one view, at most `height`; styled, which `click.echo` undoes off terminals."""
+def view(
+    job: Job, pods: Sequence[Pod], width: int | None, height: int | None, edit: str = ""
+) -> list[str]:
+    """The lines of one view, at most `height`; styled, which `click.echo` undoes off terminals.
+
+    edit: what is to be told of a broken one.
+    """
     status, now = job.status, datetime.now(UTC)
     head = (
         f"{job.metadata.name}   queue {job.spec.job_queue}   nodes {nodes(job)}"
@@ -114,6 +150,7 @@ def view(job: Job, pods: Sequence[Pod], width: int | None, height: int | None) -
         + f"   age {output.age(job.metadata.creation_timestamp, now)}"
     )
     _, *said = story(job)
+    said += [f"  {edit}"] if edit else []
     phase = status.phase or "New"
     told = f"{phase}   {status.workers_status}".rstrip()
     lines = [output.cut(head, width), output.cut(told, width)]

@@ -4,11 +4,12 @@ import re
 
 import click
 
+from kubectl_torchrun import edits
 from kubectl_torchrun.api import Api, ApiError
 from kubectl_torchrun.copies import STATE, Place
 from kubectl_torchrun.errors import ClusterProblem
 from kubectl_torchrun.kubectl import Target
-from kubectl_torchrun.mirror import has_started, rank_of
+from kubectl_torchrun.mirror import has_started
 from kubectl_torchrun.session import Cluster, session
 from kubectl_torchrun.slices import JOBS, PODS, Job
 from kubectl_torchrun.status import progress_line
@@ -17,11 +18,7 @@ from torchrun_api import names
 from torchrun_api.core import Pod
 
 TAIL = 20  # lines of the log of the rank that failed
-# What the launcher says, at once and every 10 s, while a failed command's pod is kept for an edit.
-_SAYS = b"torchrun-launch: "
-_EDIT = b"the next edit"
 _EDIT_TAIL = 400  # lines, of which an hour's waiting is 360
-_EDIT_NODES = 16  # whose logs are looked at
 
 
 def why(target: Target, name: str) -> int:
@@ -33,35 +30,22 @@ def why(target: Target, name: str) -> int:
         if job.status.progress is not None:
             click.echo(f"  progress: {progress_line(job.status.progress, None)}")
         _last_lines(cluster, job)
-        if job.spec.development and job.status.phase == "Running":
-            cluster.run(lambda api: _broken_edit(api, job))
+        cluster.run(lambda api: _broken_edit(api, cluster, job))
     return 0
 
 
-async def _broken_edit(api: Api, job: Job) -> None:
-    """The first of the nodes whose command failed in development mode and that wait since."""
-    pods = [pod for pod in await _workers(api, job) if _runs(pod)]
-    for pod in sorted(pods, key=rank_of)[:_EDIT_NODES]:
-        try:
-            query = {"tailLines": str(_EDIT_TAIL)}
-            async with api.log(pod.metadata.name, names.TRAINER_CONTAINER, query) as log:
-                lines = [line.rstrip() async for line in log]
-        except ApiError:
-            continue
-        if not (lines and _waits(lines[-1])):
-            continue
-        click.echo(
-            f"  node {rank_of(pod)}: the command failed; its pod is kept and waits for the next "
-            f"edit: kubectl torchrun sync {job.metadata.name}"
-        )
-        click.echo(f"last lines of pod {pod.metadata.name}:")
-        for line in [line for line in lines if not _waits(line)][-TAIL:]:
-            click.echo(f"  {line.decode(errors='replace')}")
+async def _broken_edit(api: Api, cluster: Cluster, job: Job) -> None:
+    """The first node whose command failed after an edit, with what it wrote last."""
+    if not job.spec.development:
         return
-
-
-def _waits(line: bytes) -> bool:
-    return line.startswith(_SAYS) and _EDIT in line
+    pod = await edits.broken(api, job, await _workers(api, job))
+    if pod is None:
+        return
+    click.echo(f"  {edits.told(cluster, job, pod)}")
+    click.echo(f"last lines of pod {pod.metadata.name}:")
+    lines = await edits.tail(api, pod, _EDIT_TAIL)
+    for line in [line for line in lines if not edits.is_word_of_waiting(line)][-TAIL:]:
+        click.echo(f"  {line.decode(errors='replace')}")
 
 
 def _last_lines(cluster: Cluster, job: Job) -> None:
@@ -75,7 +59,7 @@ def _last_lines(cluster: Cluster, job: Job) -> None:
         cluster.run(lambda api: _tail(api, pod.metadata.name))
         return
     found = copied(job.metadata.name, failure.message)
-    running = next((pod for pod in pods if _runs(pod)), None)
+    running = next((pod for pod in pods if edits.runs(pod)), None)
     if found is None:
         click.echo("  its pod is gone, and its log with it")
     elif running is None:
@@ -121,10 +105,6 @@ async def _tail(api: Api, pod: str) -> None:
                 click.echo(f"  {line.decode(errors='replace').rstrip()}")
     except ApiError as error:
         click.echo(f"  no log: {error}")
-
-
-def _runs(pod: Pod) -> bool:
-    return pod.status.phase == "Running" and has_started(pod, names.TRAINER_CONTAINER)
 
 
 def _is_of(pod: Pod, message: str) -> bool:

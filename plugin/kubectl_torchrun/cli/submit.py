@@ -40,6 +40,7 @@ class Asked(NamedTuple):
     name: str
     image: str
     env: tuple[str, ...]
+    dev: bool
     directory: str | None
     upload_timeout: float
 
@@ -74,6 +75,9 @@ def _request_options(command: base.Work) -> base.Work:
         _directory,
         click.option(
             "--env", "-e", multiple=True, metavar="K=V", help="Environment variable; repeatable."
+        ),
+        click.option(
+            "--dev", is_flag=True, help="Development: keep pods of a command that fails, for edits."
         ),
         click.option("--image", default="", help="Image to run in. Default: the queue's."),
         click.option(
@@ -142,12 +146,15 @@ def submit(
 def run(asked: Asked, detach: bool, output: str, where: base.Where) -> None:
     """Send the current directory, run COMMAND in it and follow its logs; exit with its result.
 
-    One Ctrl-C detaches and the run goes on; a second one within 5 seconds deletes the job.
+    One Ctrl-C detaches and the run goes on; a second one within 5 seconds deletes the job. With
+    --dev the job is ready for edits, which sync --watch sends from another terminal.
 
     \b
     Examples:
       kubectl torchrun run --gpus 8 "python train.py --epochs 10"
       kubectl torchrun run --nodes 2 --detach "python train.py"
+      kubectl torchrun run --dev --name try "python train.py"
+      kubectl torchrun sync try --watch
     """
     if output and not detach:
         raise click.UsageError("-o prints the job where the logs would be: add --detach.")
@@ -178,7 +185,7 @@ def _start(
         from kubectl_torchrun.manifest import Request, variables
 
         request = Request(
-            asked.name, asked.queue, line, nodes, gpus, asked.image, variables(asked.env)
+            asked.name, asked.queue, line, nodes, gpus, asked.image, variables(asked.env), asked.dev
         )
         options = commands.SubmitOptions(
             _sent(asked.directory, terminal), follow, dry_run, output, asked.upload_timeout,

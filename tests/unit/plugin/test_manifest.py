@@ -33,6 +33,13 @@ def test_other_names_are_refused(name: str) -> None:
         manifest.check_name(name)
 
 
+def test_development_is_asked_for_only_where_it_is_meant() -> None:
+    request = Request("run", "q", "x")
+    assert "development" not in manifest.build(request, "ns", "ab" * 32)["spec"]  # type: ignore[operator]
+    built = manifest.build(request._replace(development=True), "ns", "ab" * 32)
+    assert msgspec.convert(built, TorchrunJob).spec.development is True
+
+
 def test_the_manifest_is_a_job_of_the_api() -> None:
     request = Request("run", "q", "python x.py", gpus=4, image="i", env=(("A", "b=c"),))
     built = manifest.build(request, "ns", "ab" * 32)

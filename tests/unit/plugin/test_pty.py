@@ -118,6 +118,19 @@ def test_the_live_view_redraws_and_ends_with_the_run(laptop: Laptop) -> None:
     assert COLOUR.search(screen.seen)
 
 
+def test_the_live_view_shows_an_edit_that_broke_the_run(laptop: Laptop) -> None:
+    spec = {"jobQueue": "q", "numNodes": 1, "development": True}
+    laptop.job("run", spec=spec, status={"phase": "Running"})
+    waits = "torchrun-launch: waiting for the next edit: kubectl torchrun sync (10 s)\n"
+    pod = laptop.worker("run", 0, 0, "step 1\n")
+    with terminal(laptop, "status", "run") as screen:
+        screen.until(pod.encode())
+        laptop.server.logs[pod].append(waits)
+        screen.until(b"node 0: the command failed")
+        screen.press(b"\x03")
+        assert screen.end() == 130
+
+
 def test_no_color_is_honoured(laptop: Laptop) -> None:
     a_job(laptop)
     laptop.server.logs["run-r1-0"] = ["2026-01-01T00:00:00.000000000Z hello\n"]

@@ -175,5 +175,8 @@ def test_why_shows_a_broken_edit_that_keeps_its_pods(laptop: Laptop) -> None:
     assert "  node 1: the command failed; its pod is kept and waits for the next edit: " in out
     assert "last lines of pod run-r0-1:\n  SyntaxError: invalid syntax" in out
     assert "waiting for" not in out
+    said = "  node 1: the command failed; its pod is kept and waits for the next edit: kubectl"
+    assert said in laptop.run("status", "run").stdout
     laptop.server.logs["run-r0-1"].append("starting the command again with revision 3\n")
     assert "next edit" not in laptop.run("why", "run").stdout
+    assert "next edit" not in laptop.run("status", "run").stdout
