@@ -25,7 +25,7 @@ _HELP = frozenset({"-h", "--help"})
 EXIT_CODES = """\b
 Exit codes:
   0    done; where a run is followed: it succeeded
-  1    the run failed or was deleted; doctor: something stands in the way
+  1    the run failed or was deleted; doctor: something stands in the way; cancel: a wrong name
   2    the command cannot be carried out as given; nothing was changed
   3    the job exists, its workspace was not uploaded
   4    the cluster was not reached, or it refused

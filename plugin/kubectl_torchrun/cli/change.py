@@ -1,6 +1,8 @@
 """scale, suspend, resume and cancel: what becomes of a run."""
 
-from typing import TYPE_CHECKING
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -11,15 +13,38 @@ if TYPE_CHECKING:
     from kubectl_torchrun.terminal import Terminal
 
 
+class Asked(NamedTuple):
+    """What the commands that change jobs have in common; `where` is the cluster."""
+
+    wait: str
+    timeout: float | None
+    dry_run: str
+    output: str
+    where: base.Where
+
+
+def _changes(bare: str, *formats: str) -> Callable[[base.Work], base.Work]:
+    """--wait, --timeout, --dry-run, -o and the cluster's flags, given as one `asked: Asked`.
+
+    bare: what --wait means alone; formats: of -o.
+    """
+
+    def add(command: base.Work) -> base.Work:
+        @functools.wraps(command)
+        def wrapped(**given: object) -> None:
+            asked = Asked(*(given.pop(name) for name in Asked._fields))  # type: ignore[arg-type]
+            command(asked=asked, **given)
+
+        result = base.output_option(*formats)(base.cluster_options(wrapped))
+        return base.wait_options(bare)(base.dry_run_option(result))
+
+    return add
+
+
 @click.command(cls=base.Command, short_help="Pause a job, keep its claims")
 @base.job_argument
-@base.wait_options("Suspended")
-@base.dry_run_option
-@base.output_option("name", "yaml", "json")
-@base.cluster_options
-def suspend(
-    job: str, wait: str, timeout: float | None, dry_run: str, output: str, where: base.Where
-) -> None:
+@_changes("Suspended", "name", "yaml", "json")
+def suspend(job: str, asked: Asked) -> None:
     """Pause JOB: ranks get SIGTERM and a grace period, then all but the claims is freed.
 
     \b
@@ -27,18 +52,13 @@ def suspend(
       kubectl torchrun suspend my-project-x7k2p
       kubectl torchrun suspend my-project-x7k2p --wait --timeout 5m
     """
-    _change("suspend", job, None, wait, timeout, dry_run, output, where)
+    _change("suspend", job, None, asked)
 
 
 @click.command(cls=base.Command, short_help="Let a paused job go on")
 @base.job_argument
-@base.wait_options("Running")
-@base.dry_run_option
-@base.output_option("name", "yaml", "json")
-@base.cluster_options
-def resume(
-    job: str, wait: str, timeout: float | None, dry_run: str, output: str, where: base.Where
-) -> None:
+@_changes("Running", "name", "yaml", "json")
+def resume(job: str, asked: Asked) -> None:
     """Let JOB go on after a pause, as a new gang on the same workspace.
 
     \b
@@ -46,25 +66,14 @@ def resume(
       kubectl torchrun resume my-project-x7k2p
       kubectl torchrun resume my-project-x7k2p --wait=Running
     """
-    _change("resume", job, None, wait, timeout, dry_run, output, where)
+    _change("resume", job, None, asked)
 
 
 @click.command(cls=base.Command, short_help="Give a job another number of nodes")
 @base.job_argument
 @click.option("--nodes", required=True, type=click.IntRange(min=1), help="How many nodes.")
-@base.wait_options("Running")
-@base.dry_run_option
-@base.output_option("name", "yaml", "json")
-@base.cluster_options
-def scale(
-    job: str,
-    nodes: int,
-    wait: str,
-    timeout: float | None,
-    dry_run: str,
-    output: str,
-    where: base.Where,
-) -> None:
+@_changes("Running", "name", "yaml", "json")
+def scale(job: str, nodes: int, asked: Asked) -> None:
     """Give JOB another number of nodes: an elastic one while it runs, any one before it starts.
 
     A running job goes on from its checkpoint as a new gang, which is not counted as a restart.
@@ -74,61 +83,41 @@ def scale(
       kubectl torchrun scale my-project-x7k2p --nodes 4
       kubectl torchrun scale my-project-x7k2p --nodes 4 --dry-run
     """
-    _change("scale", job, nodes, wait, timeout, dry_run, output, where)
+    _change("scale", job, nodes, asked)
 
 
-def _change(
-    verb: str,
-    job: str,
-    nodes: int | None,
-    wait: str,
-    timeout: float | None,
-    dry_run: str,
-    output: str,
-    where: base.Where,
-) -> None:
+def _change(verb: str, job: str, nodes: int | None, asked: Asked) -> None:
     def work(target: "Target", terminal: "Terminal") -> int:
         from kubectl_torchrun import life
 
-        options = life.Options(wait, timeout, dry_run, output)
-        return life.change(target, verb, job, nodes, options, terminal)
+        return life.change(target, verb, job, nodes, life.Options(*asked[:4]), terminal)
 
-    base.run(work, where, "; what was asked for is done by the controller all the same")
+    base.run(work, asked.where, "; what was asked for is done by the controller all the same")
 
 
 @click.command(cls=base.Command, short_help="Delete jobs")
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB...", shell_complete=complete.jobs)
 @click.option("--yes", "-y", is_flag=True, help="Do not ask. Only a terminal is asked at all.")
-@base.wait_options("Deleted")
-@base.dry_run_option
-@base.output_option("name")
-@base.cluster_options
-def cancel(
-    jobs: tuple[str, ...],
-    yes: bool,
-    wait: str,
-    timeout: float | None,
-    dry_run: str,
-    output: str,
-    where: base.Where,
-) -> None:
+@_changes("Deleted", "name")
+def cancel(jobs: tuple[str, ...], yes: bool, asked: Asked) -> None:
     """Delete JOBs with their pods and claims; retained claims, as checkpoints are, stay.
+
+    A name without a job costs the others nothing; the exit code is 1 then.
 
     \b
     Examples:
       kubectl torchrun cancel my-project-x7k2p
       kubectl torchrun cancel my-project-x7k2p other-run --yes --wait --timeout 2m
     """
-    if wait not in ("", "Deleted", "deleted"):
+    if asked.wait not in ("", "Deleted", "deleted"):
         raise click.UsageError("cancel can wait for one thing: --wait=Deleted.")
 
     def work(target: "Target", terminal: "Terminal") -> int:
         from kubectl_torchrun import life
 
-        options = life.Options(wait, timeout, dry_run, output)
-        return life.cancel(target, jobs, options, terminal, sure=yes)
+        return life.cancel(target, jobs, life.Options(*asked[:4]), terminal, sure=yes)
 
-    base.run(work, where, "; what is said to be deleted above is, the rest is as it was")
+    base.run(work, asked.where, "; what is said to be deleted above is, the rest is as it was")
 
 
 COMMANDS = (scale, suspend, resume, cancel)
