@@ -78,7 +78,7 @@ def test_a_workspace_from_before_gets_the_workers_directory(claim: Path) -> None
     assert stat.S_IMODE((claim / "state").stat().st_mode) == 0o1777
 
 
-@pytest.mark.parametrize("sha256", ["", digest(SMALL)])
+@pytest.mark.parametrize("sha256", ["", digest(SMALL)], ids=["any", "this"])
 def test_a_workspace_that_is_there_ends_the_pod_at_once(claim: Path, sha256: str) -> None:
     test_success_in_exit_code_message_and_marker(claim)
     (claim / ".incoming").mkdir()
