@@ -1,23 +1,14 @@
 """One real control plane for all integration tests that do not break it."""
 
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from integration.controller_process import NO_ELECTION, Api, ControllerProcess, install_crds
+from integration.team import Team
 from torchrun_cluster import LocalCluster, Size
-
-CRDS = Path(__file__).parents[2] / "manifests" / "crd"
-IN_FORCE_WITHIN = 30.0
-
-NO_COMMAND = """
-apiVersion: torchrun.ai/v1alpha1
-kind: TorchrunJob
-metadata: {name: probe}
-spec: {jobQueue: none, numNodes: 1, command: 5}
-"""
 
 
 @pytest.fixture(scope="session")
@@ -27,18 +18,39 @@ def cluster() -> Iterator[LocalCluster]:
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def crds(cluster: LocalCluster) -> LocalCluster:
-    """The same control plane with the kinds served and the admission policy in force."""
-    cluster.kubectl("apply", "-f", str(CRDS))
-    cluster.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
-    # Neither discovery nor an admission policy says when it has reached the API server's memory.
-    deadline = time.monotonic() + IN_FORCE_WITHIN
-    while True:
-        refusal = cluster.kubectl(
-            "create", "--dry-run=server", "-f", "-", stdin=NO_COMMAND, check=False
-        ).stderr
-        if "ValidatingAdmissionPolicy" in refusal:
-            return cluster
-        assert time.monotonic() < deadline, f"the CRDs are not in force: {refusal}"
-        time.sleep(0.1)
+    """The module's control plane, which may be one of its own, with the kinds served."""
+    install_crds(cluster)
+    return cluster
+
+
+@pytest.fixture(scope="module")
+def api(crds: LocalCluster) -> Iterator[Api]:
+    """Its API server, by HTTP."""
+    client = Api(crds)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def team(api: Api) -> Team:
+    """A namespace of the test's own with the queue `research`."""
+    made = Team(api)
+    made.make_queue()
+    return made
+
+
+@pytest.fixture
+def controller(crds: LocalCluster, tmp_path: Path) -> Iterator[ControllerProcess]:
+    """A controller of all namespaces, so for modules with a control plane of their own."""
+    with ControllerProcess(crds, tmp_path, *NO_ELECTION).running() as process:
+        yield process
+
+
+@pytest.fixture
+def team_controller(crds: LocalCluster, team: Team, tmp_path: Path) -> Iterator[ControllerProcess]:
+    """A controller of the team's namespace alone."""
+    only = ("--namespaces", team.name)
+    with ControllerProcess(crds, tmp_path, *NO_ELECTION, *only).running() as process:
+        yield process

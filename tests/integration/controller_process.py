@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,21 +21,30 @@ T = TypeVar("T")
 
 CRDS = Path(__file__).parents[2] / "manifests" / "crd"
 IMAGE = "runtime:test"
+NO_ELECTION = ("--leader-election", "false")
+POLICY = "ValidatingAdmissionPolicy"
+NO_COMMAND = """
+apiVersion: torchrun.ai/v1alpha1
+kind: TorchrunJob
+metadata: {name: probe}
+spec: {jobQueue: none, numNodes: 1, command: 5}
+"""
 PATIENCE = 60.0  # seconds, for machines that are busy with other things too
 
 
+@cache
 def install_crds(cluster: LocalCluster) -> None:
-    """Install the generated CRDs and wait until they are served."""
-    for resource in ("torchrunjobs", "torchrunqueues"):
-        manifest = CRDS / f"{resource}.torchrun.ai.yaml"
-        cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(manifest))
-        # kubectl gives up on an object that has no conditions at all yet.
-        wait = ("wait", "--for=condition=Established", f"crd/{resource}.torchrun.ai")
-        eventually(resource, partial(_succeeds, cluster, *wait))
-
-
-def _succeeds(cluster: LocalCluster, *arguments: str) -> bool:
-    return cluster.kubectl(*arguments, check=False).returncode == 0
+    """Install the generated CRDs with their admission policy, and wait until both are in force."""
+    cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRDS))
+    # kubectl gives up on an object that has no conditions at all yet.
+    wait = ("wait", "--for=condition=Established", "crd", "--all")
+    eventually("the CRDs are served", lambda: cluster.kubectl(*wait, check=False).returncode == 0)
+    # Neither discovery nor an admission policy says when it has reached the API server's memory.
+    probe = ("create", "--dry-run=server", "-f", "-")
+    eventually(
+        "the admission policy is in force",
+        lambda: POLICY in cluster.kubectl(*probe, stdin=NO_COMMAND, check=False).stderr,
+    )
 
 
 def eventually(what: str, look: Callable[[], T | None], seconds: float = PATIENCE) -> T:

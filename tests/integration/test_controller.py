@@ -11,7 +11,13 @@ from typing import Any
 
 import pytest
 
-from integration.controller_process import Api, ControllerProcess, eventually, install_crds
+from integration.controller_process import (
+    NO_ELECTION,
+    Api,
+    ControllerProcess,
+    eventually,
+    install_crds,
+)
 from integration.team import WORKSPACE, Team
 from torchrun_cluster import LocalCluster, Size
 
@@ -24,21 +30,9 @@ def cluster() -> Iterator[LocalCluster]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def api(cluster: LocalCluster) -> Iterator[Api]:
-    client = Api(cluster)
-    yield client
-    client.close()
-
-
-@pytest.fixture
-def controller(cluster: LocalCluster, tmp_path: Path) -> Iterator[ControllerProcess]:
-    with ControllerProcess(cluster, tmp_path, "--leader-election", "false").running() as process:
-        yield process
-
-
 @pytest.fixture
 def team(api: Api) -> Team:
+    """Without a queue yet."""
     return Team(api)
 
 
@@ -183,7 +177,7 @@ def test_a_controller_of_some_namespaces_leaves_the_others_alone(
 ) -> None:
     ours, also_ours, other = Team(api), Team(api), Team(api)
     namespaces = ("--namespaces", f"{ours.name},{also_ours.name}")
-    process = ControllerProcess(cluster, tmp_path, "--leader-election", "false", *namespaces)
+    process = ControllerProcess(cluster, tmp_path, *NO_ELECTION, *namespaces)
     with process.running():
         for team in (other, ours, also_ours):
             team.make_queue()

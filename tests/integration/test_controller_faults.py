@@ -13,15 +13,19 @@ from typing import Any
 import httpx
 import pytest
 
-from integration.controller_process import Api, ControllerProcess, eventually, install_crds
+from integration.controller_process import (
+    NO_ELECTION,
+    Api,
+    ControllerProcess,
+    eventually,
+    install_crds,
+)
 from integration.team import WORKSPACE, Team
 from torchrun_cluster import LocalCluster, Size
 
 # The long run takes TORCHRUN_TEST_SILENCE=60.
 SILENCE_SECONDS = float(os.environ.get("TORCHRUN_TEST_SILENCE", "10"))
 FINISHED_JOBS = 1000
-
-NO_ELECTION = ("--leader-election", "false")
 
 
 @pytest.fixture(scope="module")
@@ -48,26 +52,6 @@ def cluster(audit: Path) -> Iterator[LocalCluster]:
     with LocalCluster(name=name, size=Size.CONTROL_PLANE, extra_args=extra) as running:
         install_crds(running)
         yield running
-
-
-@pytest.fixture(scope="module")
-def api(cluster: LocalCluster) -> Iterator[Api]:
-    client = Api(cluster)
-    yield client
-    client.close()
-
-
-@pytest.fixture
-def team(api: Api) -> Team:
-    team = Team(api)
-    team.make_queue()
-    return team
-
-
-@pytest.fixture
-def controller(cluster: LocalCluster, tmp_path: Path) -> Iterator[ControllerProcess]:
-    with ControllerProcess(cluster, tmp_path, *NO_ELECTION).running() as process:
-        yield process
 
 
 def births(team: Team, path: str, version: str) -> Counter[str]:

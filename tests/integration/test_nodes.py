@@ -38,13 +38,6 @@ def cluster() -> Iterator[LocalCluster]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def api(cluster: LocalCluster) -> Iterator[Api]:
-    client = Api(cluster)
-    yield client
-    client.close()
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _kwok(cluster: LocalCluster, api: Api, tmp_path_factory: pytest.TempPathFactory) -> Any:
     for number in range(SIZE):
@@ -63,12 +56,6 @@ def _kwok(cluster: LocalCluster, api: Api, tmp_path_factory: pytest.TempPathFact
         finally:
             process.terminate()
             process.wait(30)
-
-
-@pytest.fixture
-def controller(cluster: LocalCluster, tmp_path: Path) -> Iterator[ControllerProcess]:
-    with ControllerProcess(cluster, tmp_path, "--leader-election", "false").running() as process:
-        yield process
 
 
 def workers(team: Team, job: str, attempt: int) -> list[Any]:

@@ -1,7 +1,6 @@
 """Reports of progress with real tokens, the real TokenReview and the real status."""
 
 import json
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,31 +9,16 @@ from typing import Any
 import httpx
 import pytest
 
-from integration.controller_process import Api, ControllerProcess, eventually, install_crds
+from integration.controller_process import NO_ELECTION, Api, ControllerProcess, eventually
 from integration.team import Team
-from torchrun_cluster import LocalCluster, Size
+from torchrun_cluster import LocalCluster
 
 AUDIENCE = "torchrun.ai/progress"
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[LocalCluster]:
-    name = f"test-progress-{os.getpid()}"
-    with LocalCluster(name=name, size=Size.CONTROL_PLANE) as running:
-        install_crds(running)
-        yield running
-
-
-@pytest.fixture(scope="module")
-def api(cluster: LocalCluster) -> Iterator[Api]:
-    client = Api(cluster)
-    yield client
-    client.close()
-
-
-def controller_for(cluster: LocalCluster, folder: Path, *more: str) -> ControllerProcess:
+def controller_for(team: Team, crds: LocalCluster, folder: Path, *more: str) -> ControllerProcess:
     url = ("--progress-url", "http://controller.test:8081", "--progress-port", "0")
-    return ControllerProcess(cluster, folder, *url, *more)
+    return ControllerProcess(crds, folder, *url, "--namespaces", team.name, *more)
 
 
 class Reporter:
@@ -50,18 +34,11 @@ class Reporter:
 
 
 @pytest.fixture
-def reporter(cluster: LocalCluster, tmp_path: Path) -> Iterator[Reporter]:
-    process = controller_for(cluster, tmp_path, "--leader-election", "false")
+def reporter(team: Team, crds: LocalCluster, tmp_path: Path) -> Iterator[Reporter]:
+    process = controller_for(team, crds, tmp_path, *NO_ELECTION)
     with process.running():
         process.wait_for_line("works")
         yield Reporter(process)
-
-
-@pytest.fixture
-def team(api: Api) -> Team:
-    team = Team(api)
-    team.make_queue()
-    return team
 
 
 def token(team: Team, pod: str = "", audience: str = AUDIENCE) -> str:
@@ -95,7 +72,7 @@ def progress(team: Team, name: str, step: int) -> dict[str, Any]:
 
 
 def test_a_report_becomes_status_and_columns(
-    reporter: Reporter, team: Team, cluster: LocalCluster
+    reporter: Reporter, team: Team, crds: LocalCluster
 ) -> None:
     pods = running(team, "run")
     values = {"step": 12, "totalSteps": 100, "loss": 2.75, "samplesPerSecond": 31.5}
@@ -103,7 +80,7 @@ def test_a_report_becomes_status_and_columns(
     told = progress(team, "run", 12)
     assert {name: told[name] for name in values} == values
     assert told["time"]
-    wide = cluster.kubectl("get", "tj", "run", "-n", team.name, "-o", "wide").stdout
+    wide = crds.kubectl("get", "tj", "run", "-n", team.name, "-o", "wide").stdout
     header, row = (line.split() for line in wide.splitlines())
     columns = dict(zip(header, row, strict=True))
     assert [columns[name] for name in ("STEP", "OF", "LOSS", "SAMPLES/S")] == [
@@ -177,13 +154,13 @@ def test_a_gang_that_is_over_reports_no_more(reporter: Reporter, team: Team) -> 
 
 
 def test_a_standby_sends_reports_on_to_the_leader(
-    cluster: LocalCluster, team: Team, tmp_path: Path
+    crds: LocalCluster, team: Team, tmp_path: Path
 ) -> None:
     lease = ("--lease-name", "progress-test")
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
-    leader = controller_for(cluster, tmp_path / "one", *lease)
-    standby = controller_for(cluster, tmp_path / "two", *lease)
+    leader = controller_for(team, crds, tmp_path / "one", *lease)
+    standby = controller_for(team, crds, tmp_path / "two", *lease)
     with leader.running():
         leader.wait_for_line("works")
         with standby.running():

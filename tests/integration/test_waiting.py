@@ -3,37 +3,14 @@
 There is no scheduler and no kubelet; what these say is in the unit tests and in tests/e2e.
 """
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from integration.controller_process import Api, ControllerProcess, eventually
+from integration.controller_process import Api, eventually
 from integration.team import WORKSPACE, Team
-from torchrun_cluster import LocalCluster
 
-
-@pytest.fixture(scope="module")
-def api(crds: LocalCluster) -> Iterator[Api]:
-    client = Api(crds)
-    yield client
-    client.close()
-
-
-@pytest.fixture
-def team(api: Api) -> Team:
-    made = Team(api)
-    made.make_queue()
-    return made
-
-
-@pytest.fixture(autouse=True)
-def controller(crds: LocalCluster, team: Team, tmp_path: Path) -> Iterator[ControllerProcess]:
-    """Limited to the test's namespace: the control plane is not ours alone."""
-    arguments = ("--leader-election", "false", "--namespaces", team.name)
-    with ControllerProcess(crds, tmp_path, *arguments).running() as process:
-        yield process
+pytestmark = pytest.mark.usefixtures("team_controller")
 
 
 def condition(status: dict[str, Any], kind: str) -> dict[str, Any]:
