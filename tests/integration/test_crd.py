@@ -1,7 +1,6 @@
 """The CRDs on a real API server: what is accepted, what is refused, and in which words."""
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any, get_args
 
@@ -9,6 +8,8 @@ import msgspec
 import pytest
 import yaml
 
+from integration.bodies import accepted, git, job, patch, queue, refusal, rule, workspace
+from integration.test_crd_changes import CHANGES, CODE, CODE_FIXED
 from torchrun_api.crd import DEFINITIONS
 from torchrun_api.job import TorchrunJob
 from torchrun_api.queue import TorchrunQueue
@@ -19,7 +20,6 @@ ROOT = Path(__file__).parents[2]
 MISSION = sorted((ROOT / "tests" / "fixtures" / "mission").glob("*.yaml"))
 TYPES = {"TorchrunJob": TorchrunJob, "TorchrunQueue": TorchrunQueue}
 PHASES = get_args(Phase)
-STARTED = {"phase": "Running", "numNodes": 2, "workersStatus": "1/2 ready", "reason": "Starting"}
 NODE = {
     "gpus": 0,
     "gpuResourceName": "amd.com/gpu",
@@ -27,51 +27,6 @@ NODE = {
     "memory": 1024,
     "extra": {"rdma/hca": 1},
 }
-FIXED = "cannot change once the job has started: submit a new job"
-
-
-def job(name: str = "a", **spec: Any) -> dict[str, Any]:
-    wanted = {"jobQueue": "q", "numNodes": 2, "command": "python train.py", **spec}
-    return {
-        "apiVersion": "torchrun.ai/v1alpha1",
-        "kind": "TorchrunJob",
-        "metadata": {"name": name},
-        "spec": {field: value for field, value in wanted.items() if value is not None},
-    }
-
-
-def rule(action: str, **matches: Any) -> dict[str, Any]:
-    return {"action": action, **matches}
-
-
-def queue(**spec: Any) -> dict[str, Any]:
-    return {
-        "apiVersion": "torchrun.ai/v1alpha1",
-        "kind": "TorchrunQueue",
-        "metadata": {"name": "q"},
-        "spec": spec,
-    }
-
-
-def dry_run(crds: LocalCluster, body: dict[str, Any]) -> subprocess.CompletedProcess[str]:
-    return crds.kubectl(
-        *("create", "--dry-run=server", "--validate=strict", "-o", "json", "-f", "-"),
-        stdin=json.dumps(body),
-        check=False,
-    )
-
-
-def refusal(crds: LocalCluster, body: dict[str, Any]) -> str:
-    answer = dry_run(crds, body)
-    assert answer.returncode != 0, answer.stdout
-    return answer.stderr
-
-
-def accepted(crds: LocalCluster, body: dict[str, Any]) -> dict[str, Any]:
-    answer = dry_run(crds, body)
-    assert answer.returncode == 0, answer.stderr
-    stored: dict[str, Any] = json.loads(answer.stdout)
-    return stored
 
 
 def test_crds_are_established_with_their_names(crds: LocalCluster) -> None:
@@ -120,14 +75,6 @@ def test_no_other_setup_command_is_taken(crds: LocalCluster, command: object) ->
     assert "spec.setupCommand must be a string (a shell line) or a list of strings" in refusal(
         crds, job(setupCommand=command)
     )
-
-
-def workspace(**fields: Any) -> dict[str, Any]:
-    return job(volumes={"workspace": {"enabled": True, **fields}})
-
-
-def git(**fields: Any) -> dict[str, Any]:
-    return workspace(**{"source": "git", "url": "https://git.example/a.git", **fields})
 
 
 GIT_FORMS = (
@@ -386,13 +333,6 @@ def test_defaults_are_filled_in(crds: LocalCluster) -> None:
     assert "status" not in stored
 
 
-def patch(crds: LocalCluster, name: str, body: object, *flags: str) -> str:
-    """What the server says; empty if it took the patch."""
-    return crds.kubectl(
-        *("patch", "torchrunjob", name, "--type=merge", "-p", json.dumps(body), *flags), check=False
-    ).stderr
-
-
 @pytest.mark.parametrize("phase", PHASES)
 def test_every_phase_is_stored(crds: LocalCluster, phase: str) -> None:
     """An earlier controller's CRD knew no Queued: its status was refused for ever."""
@@ -401,104 +341,6 @@ def test_every_phase_is_stored(crds: LocalCluster, phase: str) -> None:
     assert patch(crds, name, {"status": {"phase": phase}}, "--subresource=status") == ""
     stored = crds.kubectl("get", "torchrunjob", name, "-o", "jsonpath={.status.phase}").stdout
     assert stored == phase
-
-
-@pytest.fixture(scope="module")
-def started(crds: LocalCluster) -> str:
-    """A job with a workspace whose phase is beyond Pending."""
-    body = job("started", volumes={"workspace": {"source": "zip"}})
-    crds.kubectl("create", "-f", "-", stdin=json.dumps(body))
-    assert patch(crds, "started", {"status": STARTED}, "--subresource=status") == ""
-    return "started"
-
-
-CHANGES: dict[str, tuple[dict[str, Any], str]] = {
-    "queue": ({"jobQueue": "other"}, f"spec.jobQueue: Invalid value: {FIXED}"),
-    "command": ({"command": "python other.py"}, f"spec.command {FIXED}"),
-    "command's form": ({"command": ["python", "train.py"]}, f"spec.command {FIXED}"),
-    "nodes": ({"numNodes": 3}, f"spec.numNodes: Invalid value: {FIXED}"),
-    "nodes to GPUs": (
-        {"numNodes": None, "numGPUs": 16},
-        f"spec.numGPUs: Invalid value: {FIXED}",
-    ),
-    "elastic added": (
-        {"elastic": {"minNodes": 1, "maxNodes": 4}},
-        "spec.elastic: Invalid value: cannot be added or removed once the job has started",
-    ),
-    "source": (
-        {"volumes": {"workspace": {"source": "none"}}},
-        f"spec.volumes.workspace: Invalid value: enabled and source {FIXED}",
-    ),
-    "workspace removed": ({"volumes": None}, f"enabled and source {FIXED}"),
-    "workspace disabled": (
-        {"volumes": {"workspace": {"enabled": False}}},
-        f"enabled and source {FIXED}",
-    ),
-}
-
-
-CODE: dict[str, object] = {
-    "url": "https://git.example/b.git",
-    "ref": "other",
-    "subPath": "other",
-    "secretRef": {"name": "other"},
-    "image": "other",
-}
-
-
-@pytest.mark.parametrize("field", [*CODE, "claimName"])
-@pytest.mark.parametrize("phase", ["Syncing", "Queued"])
-def test_what_the_code_is_can_be_mended_until_workers_use_it(
-    crds: LocalCluster, field: str, phase: str
-) -> None:
-    name = f"code-{phase.lower()}-{field.lower()}"
-    claim = field == "claimName"
-    body = workspace(source="existing", claimName="c") if claim else git()
-    body["metadata"]["name"] = name
-    crds.kubectl("create", "-f", "-", stdin=json.dumps(body))
-    patch(crds, name, {"status": {"phase": phase}}, "--subresource=status")
-    mended = {"volumes": {"workspace": {field: CODE.get(field, "other")}}}
-    said = patch(crds, name, {"spec": mended}, "--dry-run=server")
-    if phase == "Syncing":
-        assert said == ""
-    else:
-        assert CODE_FIXED.format(field) in said
-
-
-CODE_FIXED = "{} cannot change once workers were made: submit a new job"
-
-
-@pytest.mark.parametrize("case", CHANGES)
-def test_a_started_job_is_fixed(crds: LocalCluster, started: str, case: str) -> None:
-    spec, message = CHANGES[case]
-    assert message in patch(crds, started, {"spec": spec}, "--dry-run=server")
-
-
-@pytest.mark.parametrize("case", CHANGES)
-def test_a_pending_job_may_be_mended(crds: LocalCluster, case: str) -> None:
-    name = "mended"
-    body = job(name, volumes={"workspace": {"source": "zip"}})
-    crds.kubectl("apply", "-f", "-", stdin=json.dumps(body))
-    patch(crds, name, {"status": {"phase": "Pending"}}, "--subresource=status")
-    assert patch(crds, name, {"spec": CHANGES[case][0]}, "--dry-run=server") == ""
-
-
-def test_a_started_job_may_change_what_its_next_attempt_uses(
-    crds: LocalCluster, started: str
-) -> None:
-    spec = {"image": "other", "env": [{"name": "A", "value": "1"}]}
-    assert patch(crds, started, {"spec": spec}, "--dry-run=server") == ""
-    assert patch(crds, started, {"metadata": {"labels": {"a": "b"}}}, "--dry-run=server") == ""
-
-
-def test_a_started_elastic_job_may_change_its_size(crds: LocalCluster) -> None:
-    body = job("elastic", elastic={"minNodes": 1, "maxNodes": 4})
-    crds.kubectl("create", "-f", "-", stdin=json.dumps(body))
-    patch(crds, "elastic", {"status": STARTED}, "--subresource=status")
-    resize = {"spec": {"numNodes": 3, "elastic": {"maxNodes": 3}}}
-    assert patch(crds, "elastic", resize, "--dry-run=server") == ""
-    removed = patch(crds, "elastic", {"spec": {"elastic": None}}, "--dry-run=server")
-    assert "cannot be added or removed" in removed
 
 
 def test_every_cel_rule_is_seen_to_refuse() -> None:
@@ -534,37 +376,3 @@ def rule_messages(node: object) -> list[str]:
 )
 def test_kubectl_explains(crds: LocalCluster, field: str, words: str) -> None:
     assert words in " ".join(crds.kubectl("explain", field).stdout.split())
-
-
-def test_print_columns(crds: LocalCluster, started: str) -> None:
-    head, line = crds.kubectl("get", "tj", started).stdout.splitlines()
-    assert head.split() == ["NAME", "QUEUE", "NODES", "PHASE", "WORKERS", "REASON", "AGE"]
-    assert line.split()[:7] == [started, "q", "2", "Running", "1/2", "ready", "Starting"]
-    wide = crds.kubectl("get", "torchrun", "-o", "wide").stdout.splitlines()[0]
-    progress = ["STEP", "OF", "LOSS", "SAMPLES/S"]
-    assert wide.split() == [*head.split()[:-1], "RESTARTS", "GPUS", *progress, "AGE"]
-    assert f"torchrunjob.torchrun.ai/{started}" in crds.kubectl("get", "all").stdout
-
-
-def test_scaling_is_bounded_by_elastic(crds: LocalCluster) -> None:
-    elastic = job("scaled", elastic={"minNodes": 2, "maxNodes": 3})
-    crds.kubectl("create", "-f", "-", stdin=json.dumps(elastic))
-    crds.kubectl("scale", "torchrunjob/scaled", "--replicas=3")
-    scaled = json.loads(crds.kubectl("get", "torchrunjob", "scaled", "-o", "json").stdout)
-    assert scaled["spec"]["numNodes"] == 3
-    for size in (0, 1, 4):
-        outside = crds.kubectl("scale", "torchrunjob/scaled", f"--replicas={size}", check=False)
-        refusal = "should be greater than or equal to 1" if size == 0 else "must lie between"
-        assert refusal in outside.stderr
-    crds.kubectl("delete", "torchrunjob", "scaled")
-
-
-def test_a_started_job_of_fixed_size_does_not_scale(crds: LocalCluster) -> None:
-    crds.kubectl("create", "-f", "-", stdin=json.dumps(job("fixed")))
-    patch = json.dumps({"status": STARTED})
-    crds.kubectl(
-        "patch", "torchrunjob", "fixed", "--subresource=status", "--type=merge", "-p", patch
-    )
-    refused = crds.kubectl("scale", "torchrunjob/fixed", "--replicas=3", check=False)
-    assert "only spec.elastic allows another size" in refused.stderr
-    crds.kubectl("delete", "torchrunjob", "fixed")

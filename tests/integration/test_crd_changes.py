@@ -1,0 +1,141 @@
+"""What may change in a TorchrunJob, and when, on a real API server."""
+
+import json
+from typing import Any
+
+import pytest
+
+from integration.bodies import STARTED, git, job, patch, workspace
+from torchrun_cluster import LocalCluster
+
+FIXED = "cannot change once the job has started: submit a new job"
+CODE_FIXED = "{} cannot change once workers were made: submit a new job"
+
+
+@pytest.fixture(scope="module")
+def started(crds: LocalCluster) -> str:
+    """A job with a workspace whose phase is beyond Pending."""
+    body = job("started", volumes={"workspace": {"source": "zip"}})
+    crds.kubectl("create", "-f", "-", stdin=json.dumps(body))
+    assert patch(crds, "started", {"status": STARTED}, "--subresource=status") == ""
+    return "started"
+
+
+CHANGES: dict[str, tuple[dict[str, Any], str]] = {
+    "queue": ({"jobQueue": "other"}, f"spec.jobQueue: Invalid value: {FIXED}"),
+    "command": ({"command": "python other.py"}, f"spec.command {FIXED}"),
+    "command's form": ({"command": ["python", "train.py"]}, f"spec.command {FIXED}"),
+    "nodes": ({"numNodes": 3}, f"spec.numNodes: Invalid value: {FIXED}"),
+    "nodes to GPUs": (
+        {"numNodes": None, "numGPUs": 16},
+        f"spec.numGPUs: Invalid value: {FIXED}",
+    ),
+    "elastic added": (
+        {"elastic": {"minNodes": 1, "maxNodes": 4}},
+        "spec.elastic: Invalid value: cannot be added or removed once the job has started",
+    ),
+    "source": (
+        {"volumes": {"workspace": {"source": "none"}}},
+        f"spec.volumes.workspace: Invalid value: enabled and source {FIXED}",
+    ),
+    "workspace removed": ({"volumes": None}, f"enabled and source {FIXED}"),
+    "workspace disabled": (
+        {"volumes": {"workspace": {"enabled": False}}},
+        f"enabled and source {FIXED}",
+    ),
+}
+
+
+CODE: dict[str, object] = {
+    "url": "https://git.example/b.git",
+    "ref": "other",
+    "subPath": "other",
+    "secretRef": {"name": "other"},
+    "image": "other",
+}
+
+
+@pytest.mark.parametrize("field", [*CODE, "claimName"])
+@pytest.mark.parametrize("phase", ["Syncing", "Queued"])
+def test_what_the_code_is_can_be_mended_until_workers_use_it(
+    crds: LocalCluster, field: str, phase: str
+) -> None:
+    name = f"code-{phase.lower()}-{field.lower()}"
+    claim = field == "claimName"
+    body = workspace(source="existing", claimName="c") if claim else git()
+    body["metadata"]["name"] = name
+    crds.kubectl("create", "-f", "-", stdin=json.dumps(body))
+    patch(crds, name, {"status": {"phase": phase}}, "--subresource=status")
+    mended = {"volumes": {"workspace": {field: CODE.get(field, "other")}}}
+    said = patch(crds, name, {"spec": mended}, "--dry-run=server")
+    if phase == "Syncing":
+        assert said == ""
+    else:
+        assert CODE_FIXED.format(field) in said
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_a_started_job_is_fixed(crds: LocalCluster, started: str, case: str) -> None:
+    spec, message = CHANGES[case]
+    assert message in patch(crds, started, {"spec": spec}, "--dry-run=server")
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_a_pending_job_may_be_mended(crds: LocalCluster, case: str) -> None:
+    name = "mended"
+    body = job(name, volumes={"workspace": {"source": "zip"}})
+    crds.kubectl("apply", "-f", "-", stdin=json.dumps(body))
+    patch(crds, name, {"status": {"phase": "Pending"}}, "--subresource=status")
+    assert patch(crds, name, {"spec": CHANGES[case][0]}, "--dry-run=server") == ""
+
+
+def test_a_started_job_may_change_what_its_next_attempt_uses(
+    crds: LocalCluster, started: str
+) -> None:
+    spec = {"image": "other", "env": [{"name": "A", "value": "1"}]}
+    assert patch(crds, started, {"spec": spec}, "--dry-run=server") == ""
+    assert patch(crds, started, {"metadata": {"labels": {"a": "b"}}}, "--dry-run=server") == ""
+
+
+def test_a_started_elastic_job_may_change_its_size(crds: LocalCluster) -> None:
+    body = job("elastic", elastic={"minNodes": 1, "maxNodes": 4})
+    crds.kubectl("create", "-f", "-", stdin=json.dumps(body))
+    patch(crds, "elastic", {"status": STARTED}, "--subresource=status")
+    resize = {"spec": {"numNodes": 3, "elastic": {"maxNodes": 3}}}
+    assert patch(crds, "elastic", resize, "--dry-run=server") == ""
+    removed = patch(crds, "elastic", {"spec": {"elastic": None}}, "--dry-run=server")
+    assert "cannot be added or removed" in removed
+
+
+def test_print_columns(crds: LocalCluster, started: str) -> None:
+    head, line = crds.kubectl("get", "tj", started).stdout.splitlines()
+    assert head.split() == ["NAME", "QUEUE", "NODES", "PHASE", "WORKERS", "REASON", "AGE"]
+    assert line.split()[:7] == [started, "q", "2", "Running", "1/2", "ready", "Starting"]
+    wide = crds.kubectl("get", "torchrun", "-o", "wide").stdout.splitlines()[0]
+    progress = ["STEP", "OF", "LOSS", "SAMPLES/S"]
+    assert wide.split() == [*head.split()[:-1], "RESTARTS", "GPUS", *progress, "AGE"]
+    assert f"torchrunjob.torchrun.ai/{started}" in crds.kubectl("get", "all").stdout
+
+
+def test_scaling_is_bounded_by_elastic(crds: LocalCluster) -> None:
+    elastic = job("scaled", elastic={"minNodes": 2, "maxNodes": 3})
+    crds.kubectl("create", "-f", "-", stdin=json.dumps(elastic))
+    crds.kubectl("scale", "torchrunjob/scaled", "--replicas=3")
+    scaled = json.loads(crds.kubectl("get", "torchrunjob", "scaled", "-o", "json").stdout)
+    assert scaled["spec"]["numNodes"] == 3
+    for size in (0, 1, 4):
+        outside = crds.kubectl("scale", "torchrunjob/scaled", f"--replicas={size}", check=False)
+        refusal = "should be greater than or equal to 1" if size == 0 else "must lie between"
+        assert refusal in outside.stderr
+    crds.kubectl("delete", "torchrunjob", "scaled")
+
+
+def test_a_started_job_of_fixed_size_does_not_scale(crds: LocalCluster) -> None:
+    crds.kubectl("create", "-f", "-", stdin=json.dumps(job("fixed")))
+    patch = json.dumps({"status": STARTED})
+    crds.kubectl(
+        "patch", "torchrunjob", "fixed", "--subresource=status", "--type=merge", "-p", patch
+    )
+    refused = crds.kubectl("scale", "torchrunjob/fixed", "--replicas=3", check=False)
+    assert "only spec.elastic allows another size" in refused.stderr
+    crds.kubectl("delete", "torchrunjob", "fixed")
