@@ -4,6 +4,8 @@ import signal
 
 import pytest
 
+import profiles  # noqa: F401  registered before hypothesis reads its options
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--update-golden` writes the golden files anew."""

@@ -4,10 +4,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from kubectl_torchrun import gitignore
+from profiles import examples
 
 NAMES = ("a", "b", "foo", "foo.py", "src", "keep", "a b", "é", "[x]", "a-b")
 PATHS = [f"{x}/{y}/{z}" for x in NAMES for y in NAMES for z in ("a", "foo.py", "[x]")]
@@ -60,9 +61,7 @@ def kept_by_rules(text: str) -> set[str]:
     return {path for path in PATHS if not ignored(path)}
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(LINES, min_size=1, max_size=3))
 def test_the_same_files_are_kept_as_by_git(repository: Path, lines: list[str]) -> None:
     text = "\n".join(lines) + "\n"

@@ -10,19 +10,18 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kubectl_torchrun import pack
 from kubectl_torchrun.errors import UsageProblem
-from kubectl_torchrun.kubectl import Where
+from kubectl_torchrun.kubectl import Target
 from kubectl_torchrun.pack import Limits
 from kubectl_torchrun.remembered import Memory, Workspace
 from kubectl_torchrun.tree import scan
+from profiles import examples
 from torchrun_runtime.sync.extract import extract
 from torchrun_runtime.sync.settings import Limits as SyncLimits
-
-HERE = Where("https://cluster", "ns")
 
 PARTS = st.text(
     st.characters(exclude_categories=("Cc", "Cs"), exclude_characters="/\\"),
@@ -47,7 +46,7 @@ TREES = st.dictionaries(
 
 
 def listed(root: Path) -> Workspace:
-    return Memory(HERE, root).look(scan(root))
+    return Memory(Target(), "ns", root).look(scan(root))
 
 
 def files(workspace: Workspace) -> list[int]:
@@ -65,7 +64,7 @@ def archive(root: Path, directory: Path) -> tuple[pack.Archive, Path]:
     return packed, path
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(TREES)
 def test_the_sync_pod_makes_the_same_tree_of_it(
     tmp_path_factory: pytest.TempPathFactory, tree: dict[tuple[str, ...], tuple[bytes, bool]]
@@ -205,7 +204,7 @@ def test_a_file_that_goes_away_or_changes_meanwhile_is_named(tmp_path: Path) -> 
     with tempfile.TemporaryFile() as file, changed:
         pack.write(workspace, [0], file)
     with pytest.raises(UsageProblem, match=r"x\.py went away"):
-        Memory(HERE, tmp_path).look(tree)
+        Memory(Target(), "ns", tmp_path).look(tree)
 
 
 def test_zeros_that_the_sync_pod_would_take_for_a_bomb_are_refused(tmp_path: Path) -> None:

@@ -6,11 +6,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kubectl_torchrun.errors import UsageProblem
 from kubectl_torchrun.tree import scan
+from profiles import examples
 
 
 def make(root: Path, *paths: str, **contents: str) -> None:
@@ -142,7 +143,7 @@ RULES = st.sampled_from(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(st.dictionaries(PLACES, st.lists(RULES, min_size=1, max_size=3), max_size=3))
 def test_nested_ignore_files_work_as_in_git(
     tmp_path_factory: pytest.TempPathFactory, rules: dict[str, list[str]]

@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kubectl_torchrun.retry import Backoff
@@ -23,6 +23,7 @@ from kubectl_torchrun.upload import (
     Upload,
     Wait,
 )  # fmt: skip
+from profiles import examples
 
 WORK = hashlib.sha256(b"workspace").hexdigest()
 BEFORE = hashlib.sha256(b"the one before").hexdigest()
@@ -228,7 +229,7 @@ class Pod:
         return 202, Answer("extracting")
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.integers(1, 3 * CHUNK), st.floats(0, 0.6), st.randoms(use_true_random=False))
 def test_whatever_is_lost_on_the_way_the_pod_ends_up_with_the_archive(
     size: int, loss: float, random: Random

@@ -90,6 +90,16 @@ class Machines:
         """Attempts of which a rank runs at this moment."""
         return {p.attempt for p in self.processes.values() if p.state is State.TRAINS}
 
+    def story(self) -> str:
+        """What runs where, for people."""
+        job = self.world.job.status
+        told = f"{self.world.now:%H:%M:%S} {job.phase} {job.reason} {job.unfenced}"
+        runs = (
+            f"{p.attempt}-{p.index} on {p.node} {p.state.value} {p.fence} {p.said}"
+            for p in self.processes.values()
+        )
+        return "\n".join((told, *runs))
+
     # What befalls them
 
     def lose(self, name: str, storage: bool) -> None:

@@ -5,10 +5,10 @@ import functools
 from enum import Enum
 
 import msgspec
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from profiles import examples
 from torchrun_api.kinds import JOBS, PODS
 from torchrun_api.meta import Condition
 from torchrun_api.status import Attempt
@@ -369,11 +369,7 @@ class Capacities(RuleBasedStateMachine):
         self.world.spec(num_nodes=nodes)
 
 
-Capacities.TestCase.settings = settings(
-    max_examples=40, stateful_step_count=40, deadline=None, report_multiple_bugs=False
-)
+Capacities.TestCase.settings = examples(40, stateful_step_count=40, report_multiple_bugs=False)
 TestCapacities = Capacities.TestCase
-Histories.TestCase.settings = settings(
-    max_examples=100, stateful_step_count=50, deadline=None, report_multiple_bugs=False
-)
+Histories.TestCase.settings = examples(100, stateful_step_count=50, report_multiple_bugs=False)
 TestHistories = Histories.TestCase

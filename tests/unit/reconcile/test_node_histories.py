@@ -2,10 +2,10 @@
 
 import copy
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from profiles import examples
 from torchrun_controller.reconcile.phases import TERMINAL
 from unit.reconcile.machines import Machines, State
 from world import ZIP, World, make_job, make_queue
@@ -109,7 +109,7 @@ class NodeHistories(RuleBasedStateMachine):
 
     @invariant()
     def one_gang_trains(self):
-        assert len(self.machines.training()) <= 1, self.machines.processes
+        assert len(self.machines.training()) <= 1, self.machines.story()
 
     @invariant()
     def whoever_waits_says_why(self):
@@ -131,12 +131,11 @@ class NodeHistories(RuleBasedStateMachine):
             machines.jobs()
             machines.pass_time(30)
             world.step()
-            assert len(machines.training()) <= 1
+            assert len(machines.training()) <= 1, machines.story()
         states = {machines.processes[p.metadata.uid].state for p in world.workers()}
-        assert world.phase in TERMINAL or (world.phase, states) == ("Running", {State.TRAINS})
+        going = (world.phase, states) == ("Running", {State.TRAINS})
+        assert world.phase in TERMINAL or going, machines.story()
 
 
-NodeHistories.TestCase.settings = settings(
-    max_examples=25, stateful_step_count=30, deadline=None, derandomize=True
-)
+NodeHistories.TestCase.settings = examples(100, stateful_step_count=30, report_multiple_bugs=False)
 TestNodeHistories = NodeHistories.TestCase

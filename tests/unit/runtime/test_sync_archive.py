@@ -13,9 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from profiles import examples
 from torchrun_api.contents import Manifest
 from torchrun_runtime.sync.errors import ArchiveError, SyncError
 from torchrun_runtime.sync.extract import extract
@@ -47,7 +48,7 @@ def extracted(data: bytes, directory: Path, limits: Limits = LIMITS) -> tuple[Ma
         max_size=12,
     )
 )
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_extracts_every_tree_as_it_was(tree: dict[tuple[str, ...], bytes]) -> None:
     files = {path: data for path, data in tree.items() if not _is_parent(path, tree)}
     with tempfile.TemporaryDirectory() as directory:
@@ -72,7 +73,7 @@ def _is_parent(path: tuple[str, ...], tree: dict[tuple[str, ...], bytes]) -> boo
 
 @pytest.mark.parametrize("kind", hostile.HOSTILE)
 @given(files=hostile.trees, first=st.booleans())
-@settings(max_examples=8, deadline=None)
+@examples(8)
 def test_refuses_hostile_archives(kind: str, files: dict[str, bytes], first: bool) -> None:
     case = hostile.HOSTILE[kind]
     with warnings.catch_warnings():
@@ -87,7 +88,7 @@ def test_refuses_hostile_archives(kind: str, files: dict[str, bytes], first: boo
 
 
 @given(data=st.binary(max_size=400), tail=st.booleans())
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_any_bytes_are_extracted_or_refused_but_never_a_crash(data: bytes, tail: bool) -> None:
     noise = zipped({"a/b": b"text" * 30}) + data if tail else data
     with tempfile.TemporaryDirectory() as directory, suppress(ArchiveError):
@@ -95,7 +96,7 @@ def test_any_bytes_are_extracted_or_refused_but_never_a_crash(data: bytes, tail:
 
 
 @given(st.data())
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_any_flipped_byte_is_extracted_or_refused(data: st.DataObject) -> None:
     archive = bytearray(zipped({"a/b": b"text" * 30, "c": os.urandom(20)}))
     at = data.draw(st.integers(0, len(archive) - 1))

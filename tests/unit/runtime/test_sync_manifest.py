@@ -9,9 +9,10 @@ import zlib
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from profiles import examples
 from torchrun_api.contents import Entry, Manifest, ManifestError, pack, parse, unpack
 from torchrun_runtime.sync.assemble import ranges
 from torchrun_runtime.sync.claim import Claim, Marker
@@ -255,7 +256,7 @@ ENTRIES = st.dictionaries(PATHS, st.binary(max_size=3), max_size=8)
 
 
 @given(ENTRIES, ENTRIES)
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_a_manifest_arrives_as_it_was(before: dict[str, bytes], after: dict[str, bytes]) -> None:
     base, manifest = listed(before), listed(after)
     assert unpack(pack(manifest), {}).text == manifest.text

@@ -4,9 +4,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from profiles import examples
 from torchrun_runtime.sync.errors import UploadError
 from torchrun_runtime.sync.upload import Identity, Upload
 from unit.runtime.syncing import digest
@@ -23,7 +24,7 @@ def status(error: "pytest.ExceptionInfo[UploadError]") -> tuple[int, int | None]
 
 
 @given(data=st.binary(min_size=1, max_size=300), steps=st.data())
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_an_upload_cut_anywhere_is_finished_by_the_next_pods(
     data: bytes, steps: st.DataObject
 ) -> None:
@@ -51,7 +52,7 @@ def test_an_upload_cut_anywhere_is_finished_by_the_next_pods(
     cut=st.integers(0, 100),
     flip=st.integers(1, 255),
 )
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_a_wrong_byte_is_noticed_also_over_a_restart(
     data: bytes, at: int, cut: int, flip: int
 ) -> None:

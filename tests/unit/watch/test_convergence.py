@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frames import bookmark, error, frame, page, pod
+from profiles import examples
 from torchrun_api.core import Pod
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import PODS
@@ -223,7 +224,7 @@ class World:
         return objects
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.data())
 def test_the_store_holds_the_state_of_the_server(data: st.DataObject) -> None:
     world = World(data)

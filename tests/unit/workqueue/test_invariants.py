@@ -1,9 +1,9 @@
 """Any sequence of calls, compared with a model that is too simple to be wrong."""
 
 import hypothesis.strategies as st
-from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from profiles import examples
 from torchrun_controller.workqueue import WorkQueue
 
 KEYS = st.sampled_from("abcde")
@@ -146,4 +146,4 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 TestQueue = QueueMachine.TestCase
-TestQueue.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestQueue.settings = examples(150, stateful_step_count=60)

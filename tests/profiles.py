@@ -1,0 +1,19 @@
+"""How many examples hypothesis draws: few after each edit, many where there is time.
+
+`pytest --hypothesis-profile=thorough` draws 1,000 for every property, however many it has by itself.
+"""
+
+from typing import Any
+
+from hypothesis import settings
+
+THOROUGH = "thorough"
+
+settings.register_profile(THOROUGH, max_examples=1000)
+
+
+def examples(count: int, **more: Any) -> settings:
+    """Settings of a property that draws `count` examples, or more by the profile; no deadline."""
+    if settings.get_current_profile_name() == THOROUGH:
+        count = max(count, settings.default.max_examples)
+    return settings(max_examples=count, deadline=None, **more)
