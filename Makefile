@@ -8,6 +8,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 CLUSTER := PYTHONPATH=cluster $(PYTHON) -m torchrun_cluster
 CODE := api controller runtime plugin cluster bench examples tests
+# Processes that run tests side by side; those of the integration tests have control planes of their own.
+WORKERS ?= 2
 export PYTHONDONTWRITEBYTECODE := 1
 
 ##@ The two commands
@@ -30,11 +32,12 @@ walls: $(VENV)/.ready ## Who may import whom
 	$(BIN)/lint-imports
 
 unit: $(VENV)/.ready ## No cluster, no network; the pure core at 100% of its branches
-	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest tests/unit
-	$(BIN)/coverage combine -q
+	$(BIN)/pytest tests/unit -n $(WORKERS) --dist worksteal --cov --cov-report=
 	$(BIN)/coverage report --include='controller/torchrun_controller/reconcile/*' --fail-under=100
 	$(BIN)/coverage report --fail-under=90
+
+thorough: $(VENV)/.ready ## Each property of the pure core with 1,000 examples
+	$(BIN)/pytest tests/unit/reconcile --hypothesis-profile=thorough --timeout=0 -n $(WORKERS)
 
 # Before the tests, none of which may take as long as the first build does.
 programs: ## The programs of a cluster, built once and kept in the cache
@@ -42,7 +45,7 @@ programs: ## The programs of a cluster, built once and kept in the cache
 	$(CLUSTER) binaries kwok versitygw
 
 integration: $(VENV)/.ready programs ## A real API server, no pods
-	$(BIN)/pytest tests/integration
+	$(BIN)/pytest tests/integration -n $(WORKERS) --dist loadfile
 
 e2e: $(VENV)/.ready $(BIN)/.plugin ## Real pods and real torch
 	$(BIN)/pytest tests/e2e
@@ -98,5 +101,5 @@ $(BIN)/.plugin: $(VENV)/.ready $(shell find plugin api -name '*.py' -o -name pyp
 	$(VENV)/plugin/bin/pip install --quiet ./plugin
 	touch $@
 
-.PHONY: demo test lint types walls unit programs integration e2e e2e-all venv format generate run bench \
+.PHONY: demo test lint types walls unit thorough programs integration e2e e2e-all venv format generate run bench \
 	cluster-up cluster-status cluster-down clean help

@@ -27,7 +27,6 @@ from torchrun_api.core import (
     ObjectReference,
     PersistentVolumeClaim,
     Pod,
-    SchedulingGroup,
     Service,
     StateTerminated,
     StateWaiting,
@@ -43,7 +42,6 @@ from torchrun_controller.reconcile.attempts.gate import REPEAT_SECONDS
 from torchrun_controller.reconcile.conditions import ADMITTED
 from torchrun_controller.reconcile.observed import Base
 from torchrun_controller.reconcile.plan import Apply, Delete
-from torchrun_controller.reconcile.schedulers.installed import Installed
 from torchrun_controller.reconcile.workers import alive
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -53,8 +51,6 @@ TYPES: dict[str, type[Any]] = {
     PODS.plural: Pod,
     CLAIMS.plural: PersistentVolumeClaim,
     SERVICES.plural: Service,
-    "podgroups": SchedulingGroup,
-    "workloads": SchedulingGroup,
 }
 
 
@@ -99,7 +95,6 @@ class World:
         self.base: Base | None = None
         self.warnings: list[CoreEvent] = []
         self.nodes: dict[str, Node] | None = None
-        self.installed: Installed | None = Installed()
         self.created: list[tuple[str, str]] = []
         self.gangs: list[Job] = []
         self.plans: list[Plan] = []
@@ -136,7 +131,6 @@ class World:
             base=self.base,
             warnings=tuple(self.warnings),
             nodes=None if self.nodes is None else dict(self.nodes),
-            installed=self.installed,
         )
 
     def _all(self, kind: type[Any]) -> list[Any]:

@@ -9,11 +9,8 @@ NOT_INSTALLED = (
 )
 
 
-def explain(error: BaseException, namespace: str, jobs: str) -> Problem | None:
-    """What a user is told of this error; None if it is a fault of this program.
-
-    jobs: the command line that lists the namespace's jobs.
-    """
+def explain(error: BaseException, namespace: str) -> Problem | None:
+    """What a user is told of this error; None if it is a fault of this program."""
     if isinstance(error, Problem):
         return error
     if isinstance(error, Unreachable):
@@ -22,16 +19,16 @@ def explain(error: BaseException, namespace: str, jobs: str) -> Problem | None:
             " See: kubectl cluster-info; kubectl config current-context"
         )
     if isinstance(error, ApiError):
-        return _refusal(error, namespace, jobs)
+        return _refusal(error, namespace)
     if isinstance(error, BaseExceptionGroup):
         for member in error.exceptions:
-            found = explain(member, namespace, jobs)
+            found = explain(member, namespace)
             if found is not None:
                 return found
     return None
 
 
-def _refusal(error: ApiError, namespace: str, jobs: str) -> Problem:
+def _refusal(error: ApiError, namespace: str) -> Problem:
     match error.status:
         case 401:
             return ClusterProblem(
@@ -51,7 +48,10 @@ def _refusal(error: ApiError, namespace: str, jobs: str) -> Problem:
                 " see: kubectl get namespaces"
             )
         case 404:
-            return UsageProblem(f"{error.message} (namespace {namespace}). See: {jobs}")
+            return UsageProblem(
+                f"{error.message} (namespace {namespace}). See: kubectl get torchrunjobs"
+                f" -n {namespace}"
+            )
         case 409:
             return UsageProblem(
                 f"{error.message}. Choose another --name, or none to have one made up."

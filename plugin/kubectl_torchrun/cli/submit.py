@@ -263,7 +263,7 @@ def sync(
         )  # fmt: skip
         return commands.sync(target, job, options, terminal)
 
-    base.run(work, where, "; nothing was sent")
+    base.run(work, where)
 
 
 COMMANDS = (submit, run, sync)
