@@ -20,7 +20,6 @@ from torchrun_api.core import (
     Job,
     Node,
     NodeCondition,
-    NodeLabels,
     NodeMeta,
     NodeSpec,
     NodeStatus,
@@ -41,6 +40,7 @@ from torchrun_controller.reconcile import Conflict, Defaults, Observed, Plan, re
 from torchrun_controller.reconcile.attempts.gate import REPEAT_SECONDS
 from torchrun_controller.reconcile.conditions import ADMITTED
 from torchrun_controller.reconcile.observed import Base
+from torchrun_controller.reconcile.placement.avoid import HOSTNAME
 from torchrun_controller.reconcile.plan import Apply, Delete
 from torchrun_controller.reconcile.workers import alive
 
@@ -290,7 +290,7 @@ class World:
         if before is not None and before.status.conditions[0].status == status:
             changed = before.status.conditions[0].last_transition_time or self.now
         condition = NodeCondition(type="Ready", status=status, last_transition_time=changed)
-        meta = NodeMeta(name=name, labels=NodeLabels(hostname=hostname))
+        meta = NodeMeta(name=name, labels={HOSTNAME: hostname})
         spec = NodeSpec(taints=tuple(Taint(key=key, effect="NoExecute") for key in taints))
         self.nodes = nodes | {
             name: Node(metadata=meta, spec=spec, status=NodeStatus(conditions=(condition,)))

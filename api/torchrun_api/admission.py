@@ -131,8 +131,16 @@ class Dependency(Wire, frozen=True, kw_only=True):
 class Admission(Wire, frozen=True, kw_only=True):
     """What a job was admitted for; its quota is charged with this until it is given back."""
 
-    nodes: Annotated[int, Meta(description="Nodes.")] = 0
+    nodes: Annotated[
+        int, Meta(description="Nodes that the quota is charged with; none while it waits.")
+    ] = 0
     time: Annotated[datetime | None, Meta(description="Since when.")] = None
+    preempted_for: Annotated[
+        str, Meta(description="UID of the job that it gives way to, until its pods are gone.")
+    ] = ""
+    nominated: Annotated[
+        bool, Meta(description="Room is being made for it: others give way, nobody else gets it.")
+    ] = False
 
 
 class QueueJobs(Wire, frozen=True, kw_only=True, omit_defaults=False):
@@ -160,6 +168,9 @@ class QueueAdmission(Wire, frozen=True, kw_only=True):
     weight: Annotated[int, Meta(description="The weight by which current was counted.")] = 0
     current: Annotated[
         int, Meta(description="Running weight of the round robin over the queues.")
+    ] = 0
+    spare: Annotated[
+        int, Meta(description="Likewise, for the room that the next in turn leaves.")
     ] = 0
 
 

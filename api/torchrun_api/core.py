@@ -154,12 +154,6 @@ class CoreEvent(Wire, frozen=True, kw_only=True):
     last_timestamp: datetime | None = None
 
 
-class NodeLabels(Wire, frozen=True, kw_only=True):
-    """The labels of a node that are read."""
-
-    hostname: str = field(default="", name="kubernetes.io/hostname")
-
-
 class NodeMeta(Wire, frozen=True, kw_only=True):
     """`metadata` of a node, which has no namespace."""
 
@@ -167,7 +161,7 @@ class NodeMeta(Wire, frozen=True, kw_only=True):
     namespace: str = ""
     uid: str = ""
     resource_version: str = ""
-    labels: NodeLabels = NodeLabels()
+    labels: dict[str, str] = field(default_factory=dict)
     creation_timestamp: datetime | None = None
 
 
@@ -175,6 +169,7 @@ class Taint(Wire, frozen=True, kw_only=True):
     """One entry of `spec.taints`."""
 
     key: str = ""
+    value: str = ""
     effect: str = ""
 
 
@@ -182,6 +177,7 @@ class NodeSpec(Wire, frozen=True, kw_only=True):
     """What keeps pods away from the node."""
 
     taints: tuple[Taint, ...] = ()
+    unschedulable: bool = False
 
 
 class NodeCondition(Wire, frozen=True, kw_only=True):
@@ -196,6 +192,7 @@ class NodeStatus(Wire, frozen=True, kw_only=True):
     """What the kubelet says of the node, or the node lifecycle controller in its place."""
 
     conditions: tuple[NodeCondition, ...] = ()
+    allocatable: dict[str, str] = field(default_factory=dict)
 
 
 class Node(Wire, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ from torchrun_api.status import Attempt
 from torchrun_controller.reconcile.observed import Observed
 
 ENOUGH = 2
+HOSTNAME = "kubernetes.io/hostname"
 # Failures that may be the machine's fault: it was lost, its kubelet ended the pod, storage did not
 # answer there, or a signal ended the rank (a GPU that has fallen off ends its process by a signal).
 # Not an exception, an exit code or the job's own memory limit: these follow the job wherever it
@@ -38,8 +39,8 @@ def failed_twice(attempts: tuple[Attempt, ...]) -> tuple[str, ...]:
 def hostnames(observed: Observed, nodes: tuple[str, ...]) -> tuple[str, ...]:
     """Their label kubernetes.io/hostname, which is mostly but not always the name."""
     known = observed.nodes or {}
-    found = ((known[name].metadata.labels.hostname if name in known else "") for name in nodes)
-    return tuple(hostname or name for hostname, name in zip(found, nodes, strict=True))
+    labels = (known[name].metadata.labels if name in known else {} for name in nodes)
+    return tuple(of.get(HOSTNAME) or name for of, name in zip(labels, nodes, strict=True))
 
 
 def prefer_others(template: JsonObject, avoided: tuple[str, ...]) -> JsonObject:
@@ -55,7 +56,7 @@ def prefer_others(template: JsonObject, avoided: tuple[str, ...]) -> JsonObject:
         "weight": 100,
         "preference": {
             "matchExpressions": [
-                {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": list(avoided)}
+                {"key": HOSTNAME, "operator": "NotIn", "values": list(avoided)}
             ]
         },
     }
