@@ -69,6 +69,7 @@ class ChildAnnotations(Wire, frozen=True, kw_only=True):
     unfenced: str = field(default="", name="torchrun.ai/unfenced")
     state: str = field(default="", name="torchrun.ai/state")
     fence: str = field(default="", name="torchrun.ai/fence")
+    local_checkpoints: str = field(default="", name="torchrun.ai/local-checkpoints")
     told: str = field(default="", name="torchrun.ai/told")
 
 

@@ -39,6 +39,7 @@ CAUSE = f"{GROUP}/cause"
 # share a state directory.
 UNFENCED = f"{GROUP}/unfenced"
 STATE = f"{GROUP}/state"
+LOCAL_CHECKPOINTS = f"{GROUP}/local-checkpoints"  # bytes
 # numNodes when a gang was made of fewer.
 WANTED_NODES = f"{GROUP}/wanted-nodes"
 # Of a worker: the go-ahead of the start gate, once nothing of an older gang can run any more.

@@ -21,6 +21,7 @@ from torchrun_api.reliability import Reliability
 from torchrun_api.schema import BY_NAME, BY_TYPE, Embedded, Quantity, Rule
 from torchrun_api.shared import (
     EXISTING_CLAIM,
+    LOCAL_CHECKPOINTS,
     ONE_SIZE,
     Affinity,
     ClaimAccessMode,
@@ -28,6 +29,7 @@ from torchrun_api.shared import (
     Dataset,
     Delivery,
     Distributed,
+    HostPath,
     ImageName,
     LabelValue,
     LocalObjectReference,
@@ -87,7 +89,7 @@ class WorkspaceStorage(Wire, frozen=True, kw_only=True):
 class CheckpointStorage(Wire, frozen=True, kw_only=True):
     """A claim that outlives the job; a job of the same name takes it up again."""
 
-    RULES: ClassVar[tuple[Rule, ...]] = (ONE_SIZE, EXISTING_CLAIM)
+    RULES: ClassVar[tuple[Rule, ...]] = (ONE_SIZE, EXISTING_CLAIM, LOCAL_CHECKPOINTS)
 
     enabled: Annotated[bool, Meta(description="Whether there is a claim.")] = True
     size: ClaimSize | None = None
@@ -95,6 +97,7 @@ class CheckpointStorage(Wire, frozen=True, kw_only=True):
     storage_class_name: StorageClassName | None = None
     access_mode: ClaimAccessMode | None = None
     claim_name: SharedClaim | None = None
+    host_path: HostPath | None = None
     mount_path: Annotated[MountPath, Meta(description="Where workers find it.")] = "/checkpoints"
     retain: Annotated[bool, Meta(description="Keep the claim when the job is deleted.")] = True
 

@@ -63,6 +63,17 @@ SharedClaim = Annotated[
 ]
 
 
+HostPath = Annotated[
+    MountPath,
+    Meta(
+        description="Checkpoints stay on the nodes: in <hostPath>/<namespace>/<job> of each, in "
+        "place of a claim. size is what a worker may need there. A new gang prefers the nodes of "
+        "the last one, then those with most free local storage. Needs a namespace whose pod "
+        "security allows hostPath volumes."
+    ),
+]
+
+
 class LocalObjectReference(Wire, frozen=True, kw_only=True):
     """An object of the same namespace."""
 
@@ -77,6 +88,14 @@ EXISTING_CLAIM = Rule(
     "!has(self.claimName) || !(has(self.size) || has(self.sizePerGPU)"
     " || has(self.storageClassName))",
     "claimName takes a claim that exists, so it contradicts size, sizePerGPU and storageClassName",
+)
+
+
+LOCAL_CHECKPOINTS = Rule(
+    "!has(self.hostPath) || !(has(self.claimName) || has(self.storageClassName)"
+    " || has(self.accessMode))",
+    "hostPath keeps checkpoints on the nodes, so it contradicts claimName, storageClassName and"
+    " accessMode",
 )
 
 
@@ -132,7 +151,7 @@ class Dataset(Wire, frozen=True, kw_only=True):
 class CheckpointsOverride(Wire, frozen=True, kw_only=True):
     """The job's checkpoint storage; what is unset is the queue's."""
 
-    RULES: ClassVar[tuple[Rule, ...]] = (ONE_SIZE, EXISTING_CLAIM)
+    RULES: ClassVar[tuple[Rule, ...]] = (ONE_SIZE, EXISTING_CLAIM, LOCAL_CHECKPOINTS)
 
     enabled: Annotated[bool, Meta(description="Whether there is a claim.")] | None = None
     size: ClaimSize | None = None
@@ -140,6 +159,7 @@ class CheckpointsOverride(Wire, frozen=True, kw_only=True):
     storage_class_name: StorageClassName | None = None
     access_mode: ClaimAccessMode | None = None
     claim_name: SharedClaim | None = None
+    host_path: HostPath | None = None
     mount_path: Annotated[MountPath, Meta(description="Where workers find it.")] | None = None
     retain: Annotated[bool, Meta(description="Keep the claim when the job is deleted.")] | None = (
         None

@@ -120,6 +120,14 @@ class TorchrunJobStatus(Wire, frozen=True, kw_only=True):
         tuple[str, ...],
         Meta(description="Nodes that the next gang avoids where it can: they failed twice."),
     ] = ()
+    checkpoint_nodes: Annotated[
+        tuple[str, ...],
+        Meta(
+            max_length=1024,
+            description="Nodes that have the checkpoints of the last gang, where they stay on "
+            "nodes: the next gang prefers these.",
+        ),
+    ] = ()
     selector: Annotated[str, Meta(description="Label selector of the workers, for scaling.")] = ""
     workspace_revision: Annotated[
         int,

@@ -135,9 +135,11 @@ def observe(
         for child in told_of
         for warning in caches.warnings.by_index(REGARDING_INDEX, child.metadata.uid)
     ]
+    queue = caches.queues.get(namespace, job.spec.job_queue)
+    roomy = {node.metadata.name for node in nodes or ()} if _stays_on_nodes(job, queue) else set()
     return Observed(
         job=job,
-        queue=caches.queues.get(namespace, job.spec.job_queue),
+        queue=queue,
         claims=tuple(claims),
         service=next(iter(services), None),
         sync_pods=tuple(syncing),
@@ -151,7 +153,8 @@ def observe(
         warnings=tuple(sorted(warnings, key=_when)),
         base=_base(caches, job),
         parents=_parents(caches.jobs, job),
-        nodes=None if nodes is None else _named(nodes, _nodes_of(job, gangs, attempts)),
+        nodes=None if nodes is None else _named(nodes, _nodes_of(job, gangs, attempts) | roomy),
+        promised=_promised(caches.pods) if roomy else {},
         progress=reports.of((namespace, name), latest) if reports is not None else None,
         installed=installed,
     )
@@ -215,6 +218,22 @@ def _nodes_of(job: TorchrunJob, gangs: list[Pod], attempts: list[Job]) -> set[st
         *(worker.node for worker in remembered),
         *(attempt.node for attempt in job.status.attempts),
     }
+
+
+def _stays_on_nodes(job: TorchrunJob, queue: TorchrunQueue | None) -> bool:
+    """Whether the checkpoints of the job may be node-local; what comes of it, reconcile decides."""
+    wanted = (job.spec.volumes.checkpoints, queue.spec.storage.checkpoints if queue else None)
+    return any(storage is not None and storage.host_path for storage in wanted)
+
+
+def _promised(pods: Store[Pod]) -> dict[str, int]:
+    """Bytes by node."""
+    made: dict[str, int] = {}
+    for pod in pods:
+        node, size = pod.spec.node_name, names.number_in(pod.metadata.annotations.local_checkpoints)
+        if node and size and alive(pod):
+            made[node] = made.get(node, 0) + size
+    return made
 
 
 def _named(nodes: Store[Node], wanted: set[str]) -> dict[str, Node]:

@@ -6,6 +6,7 @@ from torchrun_api import names
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject, JsonValue
 from torchrun_api.kinds import JOBS
+from torchrun_api.quantity import parse
 from torchrun_api.queue import TorchrunQueue
 from torchrun_api.status import Attempt, UnfencedWorker
 from torchrun_controller.reconcile import environment as environments
@@ -16,13 +17,15 @@ from torchrun_controller.reconcile.environment import Environment
 from torchrun_controller.reconcile.merge import merge
 from torchrun_controller.reconcile.objects import RESTRICTED_CONTAINER, env, labels, metadata
 from torchrun_controller.reconcile.observed import Defaults, Observed
-from torchrun_controller.reconcile.placement import avoid
+from torchrun_controller.reconcile.placement.affinity import prefer
+from torchrun_controller.reconcile.placement.local import prefer_local
 from torchrun_controller.reconcile.plan import Apply
 from torchrun_controller.reconcile.run import InvalidSpecError, Run
 from torchrun_controller.reconcile.workspace import reload, storage
 
 # Seconds of the grace period that the launcher keeps for itself, to tell how it ended.
 LAST_WORDS = 5
+AVOIDED = 100  # weight of the wish for other nodes
 GPU_TYPE_LABEL = f"{names.GROUP}/gpu-type"
 
 
@@ -62,6 +65,8 @@ def child_job(
     if annotations:
         meta["annotations"] = annotations
     start = str(attempt) if may_start else ""
+    template = worker_template(job, queue, run, environment, attempt, start, defaults)
+    template = prefer_local(prefer(template, "NotIn", avoided, AVOIDED), observed, run)
     body: JsonObject = {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -72,13 +77,7 @@ def child_job(
             "parallelism": run.size.nodes,
             "backoffLimit": 0,
             "podReplacementPolicy": "Failed",
-            "template": reload.marked(
-                avoid.prefer_others(
-                    worker_template(job, queue, run, environment, attempt, start, defaults),
-                    avoided,
-                ),
-                observed,
-            ),
+            "template": reload.marked(template, observed),
         },
     }
     return Apply(JOBS, body)
@@ -131,6 +130,8 @@ def worker_template(
     annotations: JsonObject = {**job.spec.annotations}
     if start:
         annotations[names.START] = start
+    if run.checkpoints is not None and run.checkpoints.host_path:
+        annotations[names.LOCAL_CHECKPOINTS] = str(int(parse(run.checkpoints.size)))
     if annotations:
         meta["annotations"] = annotations
     pod = _pod(job, queue, run, environment, defaults)

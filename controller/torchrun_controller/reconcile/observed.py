@@ -47,7 +47,8 @@ class Observed(Struct, frozen=True, kw_only=True):
     exist; it is None where nothing is known of nodes, as none may be read. `base` is what the
     job's annotation names, if that is there. `installed` is None until the API server has told.
     `parents` are the jobs that it depends on, and those that these depend on, and so on, by name
-    and as far as they exist.
+    and as far as they exist. Where its checkpoints stay on its nodes, `nodes` holds every node, and
+    `promised` the bytes on each that were promised to the checkpoints of workers there.
     """
 
     job: TorchrunJob
@@ -67,6 +68,7 @@ class Observed(Struct, frozen=True, kw_only=True):
     nodes: dict[str, Node] | None = None
     base: Base | None = None
     installed: Installed | None = None
+    promised: dict[str, int] = field(default_factory=dict)
     parents: dict[str, TorchrunJob] = field(default_factory=dict)
 
 

@@ -47,7 +47,7 @@ class Served(Struct, frozen=True, kw_only=True):
 
 
 class Claim(Struct, frozen=True, kw_only=True):
-    """A claim to make (`existing` False) or to mount (True)."""
+    """A claim to make (`existing` False) or to mount (True), or a directory of each node."""
 
     name: str
     mount_path: str
@@ -57,6 +57,7 @@ class Claim(Struct, frozen=True, kw_only=True):
     access_mode: str = "ReadWriteOnce"
     retain: bool = False
     sub_path: str = ""
+    host_path: str = ""
     delivery: DeliveryMode = "auto"
     served: Served | None = None
 
@@ -267,9 +268,16 @@ def _checkpoints(job: TorchrunJob, template: TorchrunQueueSpec, size: Size) -> C
     existing = (over and over.claim_name) or (base and base.claim_name) or None
     own_size = over is not None and (over.size is not None or over.size_per_gpu is not None)
     sized = over if own_size else base
+    # A claim that the job names goes before the directory of its queue, and the other way round.
+    nearer = over.host_path if over and (over.host_path or over.claim_name) else None
+    inherited = base.host_path if base and not (over and over.claim_name) else None
+    host_path = nearer or inherited or ""
+    if host_path:
+        host_path = f"{host_path.rstrip('/')}/{job.metadata.namespace}/{job.metadata.name}"
     return Claim(
         name=existing or names.checkpoints_claim(job.metadata.name),
-        existing=existing is not None,
+        existing=existing is not None or bool(host_path),
+        host_path=host_path,
         mount_path=(over and over.mount_path) or (base.mount_path if base else "/checkpoints"),
         size=_claim_size(
             sized.size if sized else None, sized.size_per_gpu if sized else None, size.gpus

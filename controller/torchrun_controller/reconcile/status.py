@@ -17,12 +17,13 @@ from torchrun_controller.reconcile.decision import Decision
 from torchrun_controller.reconcile.ends import seconds_run
 from torchrun_controller.reconcile.observed import Observed
 from torchrun_controller.reconcile.phases import TERMINAL, Finding, Row
-from torchrun_controller.reconcile.placement import avoid
+from torchrun_controller.reconcile.placement import avoid, local
 from torchrun_controller.reconcile.plan import Event
 from torchrun_controller.reconcile.workers import Why, count, scheduled
 from torchrun_controller.reconcile.workspace import delivery, reload, storage
 
 KEPT_ATTEMPTS = 5
+MOST_NODES = 1024  # an affinity with more names would not help the scheduler
 # Conditions that are there only while there is something to warn of.
 WARNINGS = frozenset({"NotYetSupported", "StorageShared", "FullSize"})
 ALREADY_FINISHED = Why("AlreadyFinished", "spec.suspend came after the end and changes nothing")
@@ -91,6 +92,7 @@ def compose(observed: Observed, decision: Decision, row: Row, now: datetime) -> 
         completion_time=now if ended else None,
         unfenced=fence.outstanding(observed, now),
         avoided_nodes=avoid.failed_twice(attempts),
+        checkpoint_nodes=local.nodes_with_checkpoints(observed)[:MOST_NODES],
         last_failure=decision.failure or present.last_failure,
         progress=progress.shown(observed, now, ended=ended),
     )

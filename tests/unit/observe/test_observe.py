@@ -248,3 +248,26 @@ def test_a_step_of_a_parent_wakes_its_children_and_an_edit_all_that_follow(cache
     cycle = follower("a", "d", phase="Running")
     caches.jobs.upsert(cycle, 2)
     assert followers(caches.jobs, Change(before, cycle)) == {"a", "b", "c", "d"}
+
+
+def test_where_checkpoints_stay_on_nodes_every_node_matters_and_what_it_has_promised(caches):
+    nodes: Store[Node] = Store()
+    for name in ("one", "two"):
+        nodes.upsert(a_node(name), 1)
+    template = child(Pod, "other-0-abcde", [], **{names.COMPONENT_LABEL: names.WORKER})
+    for index, (node, size, phase) in enumerate(
+        [("one", "5", "Running"), ("one", "7", "Running"), ("one", "9", "Failed"), ("", "3", "")]
+    ):
+        annotations = replace(template.metadata.annotations, local_checkpoints=size)
+        meta = replace(template.metadata, name=f"other-{index}", annotations=annotations)
+        status = replace(template.status, phase=phase or "Pending")
+        spec = replace(template.spec, node_name=node)
+        caches.pods.upsert(replace(template, metadata=meta, spec=spec, status=status), 2)
+    plain = observe(caches, "ml", "train", nodes=nodes)
+    assert plain is not None
+    assert (plain.nodes, plain.promised) == ({}, {})
+    caches.queues.upsert(make_queue(storage={"checkpoints": {"hostPath": "/var/c"}}), 2)
+    seen = observe(caches, "ml", "train", nodes=nodes)
+    assert seen is not None
+    assert set(seen.nodes or ()) == {"one", "two"}
+    assert seen.promised == {"one": 12}

@@ -2,12 +2,11 @@
 
 from collections import Counter
 
-from torchrun_api.json import JsonObject, JsonValue, object_at
 from torchrun_api.status import Attempt
 from torchrun_controller.reconcile.observed import Observed
+from torchrun_controller.reconcile.placement.affinity import HOSTNAME
 
 ENOUGH = 2
-HOSTNAME = "kubernetes.io/hostname"
 # Failures that may be the machine's fault: it was lost, its kubelet ended the pod, storage did not
 # answer there, or a signal ended the rank (a GPU that has fallen off ends its process by a signal).
 # Not an exception, an exit code or the job's own memory limit: these follow the job wherever it
@@ -41,26 +40,3 @@ def hostnames(observed: Observed, nodes: tuple[str, ...]) -> tuple[str, ...]:
     known = observed.nodes or {}
     labels = (known[name].metadata.labels if name in known else {} for name in nodes)
     return tuple(of.get(HOSTNAME) or name for of, name in zip(labels, nodes, strict=True))
-
-
-def prefer_others(template: JsonObject, avoided: tuple[str, ...]) -> JsonObject:
-    """The pod template with one more preference; what it says of affinity already stays."""
-    if not avoided:
-        return template
-    spec = object_at(template, "spec")
-    affinity = object_at(spec, "affinity")
-    node_affinity = object_at(affinity, "nodeAffinity")
-    kind = "preferredDuringSchedulingIgnoredDuringExecution"
-    present = node_affinity.get(kind)
-    other: JsonObject = {
-        "weight": 100,
-        "preference": {
-            "matchExpressions": [
-                {"key": HOSTNAME, "operator": "NotIn", "values": list(avoided)}
-            ]
-        },
-    }
-    preferences: list[JsonValue] = [*(present if isinstance(present, list) else ()), other]
-    node_affinity = {**node_affinity, kind: preferences}
-    affinity = {**affinity, "nodeAffinity": node_affinity}
-    return {**template, "spec": {**spec, "affinity": affinity}}

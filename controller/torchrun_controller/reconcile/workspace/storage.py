@@ -88,7 +88,7 @@ def volumes(job: TorchrunJob, run: Run) -> list[JsonObject]:
             made.append(_claim_volume("workspace-source", run.workspace.name, read_only=read_only))
         made.append({"name": "workspace", "emptyDir": {"sizeLimit": run.workspace.size}})
     if run.checkpoints is not None:
-        made.append(_claim_volume("checkpoints", run.checkpoints.name, read_only=False))
+        made.append(_checkpoints_volume(run.checkpoints))
     for dataset in run.datasets:
         name = f"dataset-{dataset.name}"
         made.append(_claim_volume(name, dataset.claim_name, read_only=dataset.read_only))
@@ -144,6 +144,13 @@ def _token_volume() -> JsonObject:
         "name": "workspace-token",
         "projected": {"sources": [{"serviceAccountToken": token}]},
     }
+
+
+def _checkpoints_volume(wanted: Claim) -> JsonObject:
+    if not wanted.host_path:
+        return _claim_volume("checkpoints", wanted.name, read_only=False)
+    directory: JsonObject = {"path": wanted.host_path, "type": "DirectoryOrCreate"}
+    return {"name": "checkpoints", "hostPath": directory}
 
 
 def _claim_volume(name: str, claim_name: str, *, read_only: bool) -> JsonObject:
