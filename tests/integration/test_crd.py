@@ -237,6 +237,19 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "claimName takes a claim that exists, so it contradicts size, sizePerGPU and"
         " storageClassName",
     ),
+    "a claim and a directory": (
+        job(volumes={"checkpoints": {"hostPath": "/var/c", "claimName": "a"}}),
+        "hostPath keeps checkpoints on the nodes, so it contradicts claimName, storageClassName and"
+        " accessMode",
+    ),
+    "negative quota": (queue(quota={"gpus": -1}), "should be greater than or equal to 0"),
+    "unparsable quota": (queue(quota={"cpu": "many"}), "spec.quota.cpu"),
+    "negative memory": (queue(quota={"memory": "-1Gi"}), "spec.quota.memory"),
+    "negative weight": (queue(weight=-1), "should be greater than or equal to 0"),
+    "no topology": (
+        queue(scheduling={"topology": {"name": "a"}}),
+        "set required, preferred, or both to a label key of nodes, as topology.kubernetes.io/zone",
+    ),
     "elastic without start": (
         job(numNodes=None, numGPUs=8, elastic={"minNodes": 1, "maxNodes": 2}),
         "elastic needs numNodes, the number of nodes to start with",

@@ -254,7 +254,8 @@ def test_where_checkpoints_stay_on_nodes_every_node_matters_and_what_it_has_prom
     nodes: Store[Node] = Store()
     for name in ("one", "two"):
         nodes.upsert(a_node(name), 1)
-    template = child(Pod, "other-0-abcde", [], **{names.COMPONENT_LABEL: names.WORKER})
+    labels = {names.COMPONENT_LABEL: names.WORKER, names.JOB_LABEL: "other"}
+    template = child(Pod, "other-0-abcde", [], **labels)
     for index, (node, size, phase) in enumerate(
         [("one", "5", "Running"), ("one", "7", "Running"), ("one", "9", "Failed"), ("", "3", "")]
     ):
