@@ -2,7 +2,15 @@
 
 from datetime import UTC, datetime, timedelta
 
-from torchrun_controller.reconcile.admission.state import Limits, Node, Queue, Request
+from torchrun_controller.reconcile.admission.coordinator import admit
+from torchrun_controller.reconcile.admission.state import (
+    Decisions,
+    Limits,
+    Node,
+    Queue,
+    Request,
+    State,
+)
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 GPU = "nvidia.com/gpu"
@@ -45,3 +53,11 @@ def holds(
     """Admitted `held` seconds ago for all that it asks for, unless `admitted` says otherwise."""
     fields = {"admitted": nodes, "since": NOW - timedelta(seconds=held), **fields}
     return request(name, queue, nodes, gpus, age=held, **fields)
+
+
+def decide(nodes: tuple[Node, ...] | None, queues: list[Queue], *requests: Request) -> Decisions:
+    return admit(State(nodes=nodes, queues=tuple(queues), requests=requests), NOW)
+
+
+def admitted(decisions: Decisions) -> list[str]:
+    return sorted(one.uid for one in decisions.admits)

@@ -1,25 +1,62 @@
 """The table that one decision is made on: queues in line, their use, what nodes have free."""
 
+from math import inf
+
 from torchrun_controller.reconcile.admission.quota import Account, Cohort, Need, cost_of, need_of
-from torchrun_controller.reconcile.admission.room import Machines, Placement, Room, Shape
+from torchrun_controller.reconcile.admission.room import Machines, Placement, Shape
 from torchrun_controller.reconcile.admission.state import Admit, Queue, Request, State, Turn
 from torchrun_controller.reconcile.admission.turns import Runner, start
-
-Key = tuple[str, str]
 
 
 class Ask:
     """What a request still asks for: all its pods, or those that it wishes to grow by."""
 
-    __slots__ = ("cost", "line", "need", "pods", "request", "shape")
+    __slots__ = ("cost", "line", "need", "pods", "request", "seconds", "shape")
 
     def __init__(self, line: "Line", request: Request, shape: Shape) -> None:
         self.line = line
         self.request = request
         self.shape = shape
         self.pods = request.nodes - request.admitted
-        self.need: Need = need_of(request, self.pods, 0 if request.admitted else 1)
+        self.need = need_of(request, self.pods, 0 if request.admitted else 1)
         self.cost = cost_of(self.need)
+        self.seconds = inf if request.seconds_left is None else max(0.0, request.seconds_left)
+
+
+class Held:
+    """What an admitted request occupies, and in how many seconds that ends at the latest."""
+
+    __slots__ = ("leaving", "line", "need", "placement", "request", "seconds", "shape", "since")
+
+    def __init__(
+        self,
+        line: "Line | None",
+        request: Request,
+        shape: Shape,
+        placement: Placement,
+        need: Need,
+        since: float,
+    ) -> None:
+        self.line = line
+        self.request = request
+        self.shape = shape
+        self.placement = placement
+        self.need = need
+        self.since = since
+        self.seconds = inf if request.seconds_left is None else max(0.0, request.seconds_left)
+        self.leaving = ""
+        if request.preempted_for:
+            self.leave(request.preempted_for)
+
+    def leave(self, for_uid: str) -> None:
+        """It is being preempted, and over as soon as its pods have stopped."""
+        self.leaving = for_uid
+        self.seconds = 0.0
+
+    @property
+    def release(self) -> tuple[float, float, str]:
+        """The order in which room is expected back: known ends, then the oldest."""
+        return self.seconds, self.since, self.request.uid
 
 
 class Line:
@@ -32,8 +69,10 @@ class Line:
         self.turn = Runner(turn.weight, turn.current)
         self.spare = Runner(turn.weight, turn.spare)
         self.waiting: list[Request] = []
-        self.holding: list[Request] = []
-        self.next = 0  # of those that wait, the first that was not decided about yet
+        self.held: list[Held] = []
+        self.admitted = 0  # by this decision
+        self.next = 0  # the first of those that wait that has not been looked at
+        self.head: Ask | None = None
 
     @property
     def closed(self) -> str:
@@ -41,9 +80,7 @@ class Line:
         if self.queue.paused:
             return self.queue.paused
         if self.weight <= 0:
-            return (
-                f"queue {self.queue.name} is paused: its weight is 0; set spec.weight to 1 or more"
-            )
+            return f"queue {self.queue.name} is paused: its weight is 0, set it to 1 or more"
         return ""
 
 
@@ -54,68 +91,63 @@ class Board:
         resources = {name for request in state.requests for name in request.pod}
         self.machines = Machines(state.nodes, resources)
         self.bare = self.machines.empty()
-        self.room: Room = self.bare.copy()
+        self.room = self.machines.empty()
         self.lines = _lines(state.queues)
+        self.held: list[Held] = []
+        self.leaving: list[Held] = []
         self.admits: list[Admit] = []
         by_key = {(line.queue.namespace, line.queue.name): line for line in self.lines}
-        holding: list[Request] = []
         for request in state.requests:
             line = by_key.get((request.namespace, request.queue))
             if request.admitted:
-                holding.append(request)
-                if request.nodes < request.admitted:
-                    self.admits.append(Admit(uid=request.uid, nodes=request.nodes))
-                if line is not None:
-                    line.holding.append(request)
-                    line.account.take(need_of(request, request.admitted))
+                self._hold(line, request)
             elif line is not None:
                 line.waiting.append(request)
+        self._settle()
         for line in self.lines:
             line.waiting.sort(key=order)
-            line.holding.sort(key=order)
-            if not line.waiting and not line.holding:
+            if not line.waiting:
                 line.turn.current = line.spare.current = 0
-        self.held = self._settle(holding)
 
     def ask(self, line: Line, request: Request) -> Ask:
         """What it asks for, ready to be compared."""
         return Ask(line, request, self.machines.shape(request))
 
-    def grant(self, ask: Ask, placement: Placement) -> None:
-        """The request has what it asks for."""
-        self.room.take(ask.shape, placement)
-        ask.line.account.take(ask.need)
-        names = {self.machines.nodes[i].name: pods for i, pods in sorted(placement.items())}
-        self.admits.append(Admit(uid=ask.request.uid, nodes=ask.request.nodes, placement=names))
+    def overlap(self, one: Shape, other: Shape) -> bool:
+        """Whether both could use the same nodes."""
+        return self.machines.overlap(one.pool, other.pool)
 
-    def _settle(self, holding: list[Request]) -> dict[str, Placement]:
-        """Where everything that is admitted is, or will be as far as can be told."""
+    def _hold(self, line: Line | None, request: Request) -> None:
         index = self.machines.index
-        held: dict[str, Placement] = {}
-        for request in holding:
-            placed = {index[name]: pods for name, pods in request.placed.items() if name in index}
-            held[request.uid] = placed
-            self.room.take(self.machines.shape(request), placed)
-        for request in sorted(holding, key=_since):
-            missing = request.admitted - sum(request.placed.values())
+        placed = {index[name]: pods for name, pods in request.placed.items() if name in index}
+        since = request.since.timestamp() if request.since else 0.0
+        need = need_of(request, request.admitted)
+        held = Held(line, request, self.machines.shape(request), placed, need, since)
+        self.held.append(held)
+        self.room.take(held.shape, placed)
+        if line is not None:
+            line.held.append(held)
+            line.account.take(held.need)
+        if request.nodes < request.admitted:
+            self.admits.append(Admit(uid=request.uid, nodes=request.nodes))
+
+    def _settle(self) -> None:
+        """Pods that have no node yet are taken to get one, the longest admitted jobs' first."""
+        self.held.sort(key=lambda held: (held.since, held.request.uid))
+        for held in self.held:
+            missing = held.request.admitted - sum(held.request.placed.values())
             if missing > 0:
-                shape = self.machines.shape(request)
-                placement = self.room.claim(shape, missing)
-                self.room.take(shape, placement)
-                placed = held[request.uid]
-                held[request.uid] = {
-                    i: placed.get(i, 0) + placement.get(i, 0) for i in placed | placement
-                }
-        return held
+                more = self.room.claim(held.shape, missing)
+                self.room.take(held.shape, more)
+                for i, pods in more.items():
+                    held.placement[i] = held.placement.get(i, 0) + pods
+        self.leaving = [held for held in self.held if held.leaving]
+        self.admits.sort(key=lambda admit: admit.uid)
 
 
 def order(request: Request) -> tuple[int, float, str, str]:
     """Who is first within a queue: priority, then age."""
     return -request.priority, request.created.timestamp(), request.name, request.uid
-
-
-def _since(request: Request) -> tuple[float, str]:
-    return (request.since.timestamp() if request.since else 0.0), request.uid
 
 
 def _lines(queues: tuple[Queue, ...]) -> list[Line]:

@@ -12,14 +12,23 @@ from torchrun_controller.reconcile.admission.state import Node, Request
 MANY = 1 << 30
 Free = tuple[int, ...]
 Placement = dict[int, int]
+Items = tuple[tuple[str, str], ...]
+
+
+class Pool:
+    """The usable nodes with the same labels wanted, by their indexes."""
+
+    def __init__(self, number: int, members: frozenset[int]) -> None:
+        self.number = number
+        self.members = members
 
 
 class Shape:
     """Pods that request the same and may run on the same nodes."""
 
-    def __init__(self, needs: tuple[tuple[int, int], ...], members: frozenset[int]) -> None:
+    def __init__(self, needs: tuple[tuple[int, int], ...], pool: Pool) -> None:
         self.needs = needs
-        self.members = members
+        self.pool = pool
         self._known: dict[Free, int] = {}
 
     def fit(self, free: Free) -> int:
@@ -39,37 +48,56 @@ class Machines:
         self.nodes = sorted(nodes or (), key=lambda node: node.name)
         self.index = {node.name: i for i, node in enumerate(self.nodes)}
         self._resources = {name: i for i, name in enumerate(sorted(resources))}
-        self._pools: dict[tuple[tuple[str, str], ...], frozenset[int]] = {}
-        self._shapes: dict[tuple[object, ...], Shape] = {}
-
-    def size(self, i: int) -> Free:
-        """What a node has free with nothing on it."""
-        allocatable = self.nodes[i].allocatable
-        return tuple(allocatable.get(name, 0) for name in self._resources)
+        self._pools: dict[Items, Pool] = {}
+        self._shapes: dict[tuple[tuple[tuple[str, int], ...], Items], Shape] = {}
+        self._as_written: dict[tuple[object, ...], Shape] = {}
+        self._overlaps: dict[tuple[int, int], bool] = {}
 
     def empty(self) -> "Room":
         """The nodes with nothing on them."""
-        return Room(self, [self.size(i) for i in range(len(self.nodes))])
+        names = self._resources
+        free = [tuple(node.allocatable.get(name, 0) for name in names) for node in self.nodes]
+        return Room(self, free)
 
     def shape(self, request: Request) -> Shape:
         """The shape of the request's pods: one object for all that are alike."""
-        key = (tuple(sorted(request.pod.items())), tuple(sorted(request.node_selector.items())))
-        shape = self._shapes.get(key)
+        written = (*request.pod.items(), *request.node_selector.items())
+        shape = self._as_written.get(written)
         if shape is None:
-            pod, selector = key
-            needs = tuple((self._resources[name], amount) for name, amount in pod if amount > 0)
-            shape = self._shapes[key] = Shape(needs, self._pool(selector))
+            shape = self._as_written[written] = self._shape(request)
         return shape
 
-    def _pool(self, selector: tuple[tuple[str, str], ...]) -> frozenset[int]:
+    def _shape(self, request: Request) -> Shape:
+        pod, selector = (
+            tuple(sorted(request.pod.items())),
+            tuple(sorted(request.node_selector.items())),
+        )
+        shape = self._shapes.get((pod, selector))
+        if shape is None:
+            needs = tuple((self._resources[name], amount) for name, amount in pod if amount > 0)
+            shape = self._shapes[pod, selector] = Shape(needs, self._pool(selector))
+        return shape
+
+    def overlap(self, one: Pool, other: Pool) -> bool:
+        """Whether two pools share nodes; where nothing is known of nodes they may."""
+        if one is other or not self.known:
+            return True
+        key = (min(one.number, other.number), max(one.number, other.number))
+        found = self._overlaps.get(key)
+        if found is None:
+            found = self._overlaps[key] = not one.members.isdisjoint(other.members)
+        return found
+
+    def _pool(self, selector: Items) -> Pool:
         pool = self._pools.get(selector)
         if pool is None:
             wanted = set(selector)
-            pool = self._pools[selector] = frozenset(
+            members = frozenset(
                 i
                 for i, node in enumerate(self.nodes)
                 if node.usable and wanted <= node.labels.items()
             )
+            pool = self._pools[selector] = Pool(len(self._pools), members)
         return pool
 
 
@@ -82,9 +110,18 @@ class Room:
         self._fits: dict[Shape, list[int]] = {}
         self._totals: dict[Shape, int] = {}
 
-    def copy(self) -> "Room":
-        """The same room, to be changed apart from this one."""
-        return Room(self.machines, list(self.free))
+    def copy(self, shape: Shape) -> "Room":
+        """The same room, to be changed apart from this one and asked for this shape first."""
+        room = Room(self.machines, list(self.free))
+        if shape in self._totals:
+            room._totals[shape] = self._totals[shape]
+            room._fits[shape] = list(self._fits[shape])
+        return room
+
+    def least(self, other: "Room") -> "Room":
+        """What is free in both."""
+        pairs = zip(self.free, other.free, strict=True)
+        return Room(self.machines, [tuple(map(min, one, two)) for one, two in pairs])
 
     def capacity(self, shape: Shape) -> int:
         """How many pods of the shape fit."""
@@ -92,7 +129,7 @@ class Room:
             return MANY
         if shape not in self._totals:
             fits = [0] * len(self.free)
-            for i in shape.members:
+            for i in shape.pool.members:
                 fits[i] = shape.fit(self.free[i])
             self._fits[shape] = fits
             self._totals[shape] = sum(fits)
@@ -119,11 +156,12 @@ class Room:
         """
         placement = self.place(shape, min(pods, self.capacity(shape))) or {}
         pods -= sum(placement.values())
-        if pods and self.machines.known:
-            sizes = ((shape.fit(self.machines.size(i)), -i) for i in shape.members)
-            for size, i in sorted(sizes, reverse=True):
-                more = min(pods, size)
-                placement[-i] = placement.get(-i, 0) + more
+        if pods > 0 and self.machines.known:
+            bare = self.machines.empty()
+            sizes = sorted((-shape.fit(bare.free[i]), i) for i in shape.pool.members)
+            for size, i in sizes:
+                more = min(pods, -size)
+                placement[i] = placement.get(i, 0) + more
                 pods -= more
         return placement
 
@@ -139,7 +177,7 @@ class Room:
         """So much is free on the node."""
         self.free[i] = free
         for shape, fits in self._fits.items():
-            if i in shape.members:
+            if i in shape.pool.members:
                 fit = shape.fit(free)
                 self._totals[shape] += fit - fits[i]
                 fits[i] = fit

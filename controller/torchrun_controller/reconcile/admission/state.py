@@ -155,11 +155,12 @@ class Preempt(Struct, frozen=True, kw_only=True):
     message: str
 
 
-class Wait(Struct, frozen=True, kw_only=True):
+class Wait(Struct, frozen=True):
     """Why a request does not get what it asks for. `position` counts from 1 in its queue.
 
-    A job that wishes to grow has position 0. `nominated` has to be kept with the request, and to be
-    written before any preemption for it: it is what the freed room is kept for.
+    It is 0 for one that is not in line: it wishes to grow, was promised room (Preempting), or will
+    never fit (ExceedsQuota, ExceedsNodes) and keeps nobody up. `nominated` has to be kept with the
+    request, and to be written before any preemption for it: it is what freed room is kept for.
     """
 
     reason: Reason

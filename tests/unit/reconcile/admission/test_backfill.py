@@ -1,0 +1,139 @@
+"""Reservations of heads, and who may go before them."""
+
+import pytest
+
+from queueing import admitted, decide, holds, node, nodes, queue, request
+
+HOUR = 3600.0
+
+
+def test_who_is_over_in_time_goes_first_and_who_is_not_waits():
+    running = holds("r", "a", 2, seconds_left=HOUR)
+    asked = [
+        request("head", "a", 4, age=9),
+        request("long", "a", 1, age=8, seconds_left=HOUR + 1),
+        request("endless", "a", 1, age=7),
+        request("short", "a", 1, age=6, seconds_left=HOUR),
+    ]
+    decisions = decide(nodes(4), [queue("a")], running, *asked)
+    assert admitted(decisions) == ["short"]
+    assert decisions.waits["head"].message == (
+        "1st in a, needs 32 GPUs on 4 nodes, 8 GPUs free,"
+        " next: r ends, by 2026-01-01T01:00Z at the latest"
+    )
+    assert decisions.waits["long"].message == (
+        "2nd in a, needs 8 GPUs on 1 node; head is before it (WaitingForNodes)"
+    )
+
+
+def test_what_the_head_leaves_over_is_used_for_any_time():
+    running = holds("r", "a", 3, seconds_left=HOUR)
+    asked = [request("head", "a", 3, age=9), request("x", "a", age=8), request("y", "a", age=7)]
+    decisions = decide(nodes(5), [queue("a")], running, *asked)
+    assert admitted(decisions) == ["x", "y"]
+
+
+def test_without_a_known_end_only_what_the_head_leaves_over_is_used():
+    running = [holds("old", "a", 2, held=100), holds("young", "a", 1, held=1)]
+    asked = [
+        request("head", "a", 4, age=9),
+        request("short", "a", 1, age=8, seconds_left=1),
+        request("tiny", "a", 1, 4, age=7),
+    ]
+    machines = (*nodes(5), node("small", 4))
+    decisions = decide(machines, [queue("a")], *running, *asked)
+    assert admitted(decisions) == ["tiny"]
+    assert decisions.waits["head"].message.endswith("16 GPUs free, next: old ends or is preempted")
+
+
+def test_a_reservation_holds_against_all_queues():
+    queues = [queue("a", 9), queue("b", 1)]
+    running = holds("r", "b", 2, seconds_left=HOUR)
+    asked = [
+        request("head", "a", 4),
+        request("b-long", "b", 1, age=8),
+        request("b-short", "b", 1, age=7, seconds_left=60),
+    ]
+    decisions = decide(nodes(4), queues, running, *asked)
+    assert admitted(decisions) == ["b-short"]
+    assert decisions.waits["b-long"].reason == "WaitingForTurn"
+    assert decisions.waits["b-long"].message == (
+        "1st in b, needs 8 GPUs on 1 node, 8 GPUs free; head of queue a is next there"
+    )
+
+
+def test_nodes_apart_have_reservations_apart():
+    machines = tuple(node(f"{zone}{i}", labels={"zone": zone}) for zone in "xy" for i in range(2))
+    queues = [queue("a", 5), queue("b"), queue("d")]
+    running = [
+        holds("rx", "d", placed={"x0": 1}, seconds_left=HOUR),
+        holds("ry", "d", placed={"y0": 1}, seconds_left=2 * HOUR),
+    ]
+    asked = [
+        request("ax", "a", 2, node_selector={"zone": "x"}),
+        request("by", "b", 2, node_selector={"zone": "y"}),
+        request("dx", "d", 1, age=8, node_selector={"zone": "x"}, seconds_left=HOUR + 1),
+        request("dy", "d", 1, age=7, node_selector={"zone": "y"}, seconds_left=HOUR + 1),
+    ]
+    decisions = decide(machines, queues, *running, *asked)
+    assert admitted(decisions) == ["dy"]
+    assert "rx ends" in decisions.waits["ax"].message
+    assert "ry ends" in decisions.waits["by"].message
+
+
+def test_queues_on_other_nodes_have_their_turns_meanwhile():
+    machines = tuple(node(f"{zone}{i}", labels={"zone": zone}) for zone in "xy" for i in range(2))
+    asked = [request("ax", "a", 2, node_selector={"zone": "x"})]
+    asked += [request(f"b{i}", "b", node_selector={"zone": "y"}) for i in range(2)]
+    running = holds("r", "b", placed={"x0": 1})
+    decisions = decide(machines, [queue("a", 9), queue("b")], running, *asked)
+    assert admitted(decisions) == ["b0", "b1"]
+    # What b got on nodes that a cannot use is nothing that a would have a claim to.
+    assert decisions.queues[0].turn.current == 0
+
+
+def test_quota_is_kept_for_the_head_of_its_queue():
+    running = holds("r", "a", 2, seconds_left=HOUR)
+    asked = [
+        request("head", "a", 3, age=9),
+        request("long", "a", 1, age=8),
+        request("short", "a", 1, age=7, seconds_left=HOUR),
+    ]
+    decisions = decide(nodes(9), [queue("a", quota={"gpus": 32})], running, *asked)
+    assert admitted(decisions) == ["long", "short"]
+    decisions = decide(nodes(9), [queue("a", quota={"gpus": 24})], running, *asked)
+    assert admitted(decisions) == ["short"]
+    assert decisions.waits["head"].message.endswith(
+        "0 GPUs of 24 GPUs are left of the quota, next: r ends, by 2026-01-01T01:00Z at the latest"
+    )
+
+
+def test_quota_that_others_have_borrowed_for_an_unknown_time_is_waited_for():
+    queues = [queue(name, quota={"gpus": 16}, cohort="c") for name in "ab"]
+    queues.append(queue("lent", quota={"gpus": 8}, cohort="c"))
+    running = [holds("a-1", "a", 2), holds("b-1", "b", 2)]
+    asked = [request("head", "a", 2, age=9), request("next", "a", 1, 4, age=8)]
+    decisions = decide(nodes(9), queues, *running, *asked)
+    assert admitted(decisions) == ["next"]
+    assert decisions.waits["head"].message.endswith("next: a-1 ends or is preempted")
+
+
+def test_a_reservation_is_not_where_others_are_promised_room():
+    # The room of the one that stops is promised; the head waits for the other one.
+    running = [
+        holds("stops", "a", 1, held=50, preempted_for="first"),
+        holds("runs", "a", 1, held=10, seconds_left=HOUR),
+    ]
+    asked = [request("first", "a", 1, nominated=True), request("head", "b", 1)]
+    decisions = decide(nodes(2), [queue("a"), queue("b")], *running, *asked)
+    assert admitted(decisions) == []
+    assert decisions.waits["first"].reason == "Preempting"
+    assert "next: runs ends" in decisions.waits["head"].message
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_without_nodes_quota_alone_decides(known):
+    asked = [request("a-1", "a", 99, age=9), request("a-2", "a", 2)]
+    decisions = decide(nodes(1) if known else None, [queue("a", quota={"gpus": 792})], *asked)
+    assert admitted(decisions) == ([] if known else ["a-1"])
+    assert decisions.waits["a-2"].reason == ("ExceedsNodes" if known else "QuotaUsed")

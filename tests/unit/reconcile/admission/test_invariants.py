@@ -1,0 +1,206 @@
+"""Whatever nodes, queues and jobs there are: what must hold of a decision holds."""
+
+from collections import Counter
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import asdict, replace
+
+from queueing import GPU, NOW, holds, node, queue, request
+from torchrun_controller.reconcile.admission.coordinator import admit
+from torchrun_controller.reconcile.admission.quota import KINDS, need_of
+from torchrun_controller.reconcile.admission.state import Decisions, State
+
+AMOUNT = st.none() | st.integers(0, 24)
+ZONE = st.sampled_from(["a", "b"])
+QUEUES = ["p", "q", "r", "s"]
+
+
+@st.composite
+def queues(draw, name):
+    quota = {
+        kind: draw(AMOUNT) for kind in draw(st.sets(st.sampled_from(["nodes", "gpus", "jobs"])))
+    }
+    return queue(
+        name,
+        draw(st.sampled_from([None, 0, 1, 1, 3, 5])),
+        quota=quota,
+        cohort=draw(st.sampled_from(["", "c", "c"])),
+        paused=draw(st.sampled_from(["", "", "", "its quota cannot be read"])),
+    )
+
+
+@st.composite
+def requests(draw, number, names):
+    kind = draw(st.sampled_from([request, request, holds]))
+    nodes = draw(st.integers(1, 3))
+    made = kind(
+        f"j{number}",
+        draw(st.sampled_from(QUEUES)),
+        nodes,
+        draw(st.sampled_from([0, 1, 2, 4, 8])),
+        priority=draw(st.integers(0, 2)),
+        seconds_left=draw(st.none() | st.integers(0, 20)),
+        node_selector=draw(st.sampled_from([{}, {}, {"zone": "a"}])),
+    )
+    if kind is request:
+        return replace(made, nominated=draw(st.booleans()))
+    placed = Counter(draw(st.lists(st.sampled_from([*names, "gone"]), max_size=nodes)))
+    asked = draw(st.sampled_from([nodes, nodes, nodes + 1, max(1, nodes - 1)]))
+    leaving = draw(st.sampled_from(["", "", "j0", "nobody"]))
+    return replace(made, nodes=asked, placed=dict(placed), preempted_for=leaving)
+
+
+@st.composite
+def states(draw):
+    names = [f"n{i}" for i in range(draw(st.integers(0, 4)))]
+    machines = tuple(
+        node(
+            name,
+            draw(st.sampled_from([0, 4, 8])),
+            labels={"zone": draw(ZONE)},
+            usable=draw(st.booleans()),
+        )
+        for name in names
+    )
+    taking_part = draw(st.lists(st.sampled_from(QUEUES), unique=True))
+    return State(
+        nodes=draw(st.sampled_from([machines, machines, machines, None])),
+        queues=tuple(draw(queues(name)) for name in taking_part),
+        requests=tuple(draw(requests(i, names)) for i in range(draw(st.integers(0, 10)))),
+    )
+
+
+def check(state: State, decisions: Decisions) -> None:
+    asked = {one.uid: one for one in state.requests}
+    admitted = {one.uid: one for one in decisions.admits}
+    assert len(admitted) == len(decisions.admits)
+    everybody_gets_an_answer(state, decisions, asked, admitted)
+    gangs_are_whole_and_fit(state, asked, admitted)
+    quotas_hold(state, asked, admitted)
+    victims_are_fair_game(state, decisions, asked)
+
+
+def everybody_gets_an_answer(state, decisions, asked, admitted):
+    open_queues = {q.name for q in state.queues if q.weight != 0 and not q.paused}
+    known = {q.name for q in state.queues}
+    for one in state.requests:
+        if one.admitted == 0:
+            assert (one.uid in admitted) + (one.uid in decisions.waits) == (one.queue in known)
+        if one.uid in admitted and one.nodes > one.admitted:
+            assert one.queue in open_queues
+        assert one.uid not in admitted or admitted[one.uid].nodes == one.nodes
+    for wait in decisions.waits.values():
+        assert wait.message
+        assert wait.nominated == (wait.reason == "Preempting")
+    for name in known:
+        positions = [w.position for uid, w in decisions.waits.items() if asked[uid].queue == name]
+        in_line = sorted(position for position in positions if position)
+        assert in_line == list(range(1, len(in_line) + 1))
+
+
+def gangs_are_whole_and_fit(state, asked, admitted):
+    if state.nodes is None:
+        return
+    machines = {machine.name: machine for machine in state.nodes}
+    used = {name: Counter() for name in machines}
+    placements = [(one, one.placed) for one in state.requests]
+    for uid, one in admitted.items():
+        assert sum(one.placement.values()) == max(0, one.nodes - asked[uid].admitted)
+        placements.append((asked[uid], one.placement))
+        for name in one.placement:
+            machine = machines[name]
+            assert machine.usable
+            assert asked[uid].node_selector.items() <= machine.labels.items()
+    for one, placed in placements:
+        for name in placed.keys() & machines.keys():
+            for resource, amount in one.pod.items():
+                used[name][resource] += amount * placed[name]
+    for uid, one in admitted.items():
+        for name in one.placement:
+            for resource in asked[uid].pod:
+                assert used[name][resource] <= machines[name].allocatable[resource]
+
+
+def quotas_hold(state, asked, admitted):
+    by_name = {one.name: one for one in state.queues}
+
+    def used(members, index):
+        total = 0
+        for one in state.requests:
+            if one.queue in members:
+                now = admitted[one.uid].nodes if one.uid in admitted else one.admitted
+                total += need_of(one, max(now, one.admitted), 1 if now else 0)[index]
+        return total
+
+    for uid in admitted:
+        mine = by_name.get(asked[uid].queue)
+        if mine is None or asked[uid].nodes <= asked[uid].admitted:
+            continue
+        jobs = 0 if asked[uid].admitted else 1
+        need = need_of(asked[uid], asked[uid].nodes - asked[uid].admitted, jobs)
+        for index, kind in enumerate(KINDS):
+            if asdict(mine.quota)[kind] is None or not need[index]:
+                continue
+            cohort = [
+                q for q in state.queues if q is mine or (q.cohort and q.cohort == mine.cohort)
+            ]
+            limits = {q.name: asdict(q.quota)[kind] for q in cohort}
+            limited = {name: limit for name, limit in limits.items() if limit is not None}
+            assert used(limited, index) <= sum(limited.values())
+
+
+def victims_are_fair_game(state, decisions, asked):
+    by_name = {one.name: one for one in state.queues}
+    seen = set()
+    for one in decisions.preempts:
+        victim, winner = asked[one.uid], asked[one.for_uid]
+        assert victim.admitted
+        assert not victim.preempted_for
+        assert one.uid not in seen
+        seen.add(one.uid)
+        assert decisions.waits[one.for_uid].nominated
+        if one.reason == "HigherPriority":
+            assert victim.queue == winner.queue
+            assert victim.priority < winner.priority
+        else:
+            assert victim.queue != winner.queue
+            lender, borrower = by_name[winner.queue], by_name[victim.queue]
+            assert lender.cohort == borrower.cohort != ""
+            held = [r for r in state.requests if r.queue == victim.queue and r.admitted]
+            totals = [sum(need_of(r, r.admitted)[k] for r in held) for k in range(len(KINDS))]
+            limits = [asdict(borrower.quota)[kind] for kind in KINDS]
+            assert any(
+                limit is not None and total > limit
+                for total, limit in zip(totals, limits, strict=True)
+            )
+
+
+@settings(max_examples=300, deadline=None)
+@given(states())
+def test_what_must_hold_holds(state):
+    check(state, admit(state, NOW))
+
+
+@settings(max_examples=100, deadline=None)
+@given(states(), st.randoms(use_true_random=False))
+def test_the_order_of_objects_and_a_restart_change_nothing(state, rng):
+    def shuffled(items):
+        return tuple(rng.sample(items, len(items)))
+
+    other = State(
+        nodes=None if state.nodes is None else shuffled(state.nodes),
+        queues=shuffled(state.queues),
+        requests=shuffled(state.requests),
+    )
+    other = msgspec.json.decode(msgspec.json.encode(other), type=State)
+    assert admit(other, NOW) == admit(state, NOW)
+
+
+def test_jobs_without_any_requests_fit_everywhere():
+    state = State(
+        nodes=(node("n0"),), queues=(queue("q"),), requests=(replace(request("a", "q"), pod={}),)
+    )
+    assert GPU not in state.requests[0].pod
+    assert [one.uid for one in admit(state, NOW).admits] == ["a"]

@@ -1,0 +1,135 @@
+"""Who has to leave for whom, and that the freed room goes where it was freed for."""
+
+from msgspec.structs import replace
+
+from queueing import admitted, decide, holds, nodes, queue, request
+
+
+def preempted(decisions):
+    return [(one.uid, one.for_uid) for one in decisions.preempts]
+
+
+def test_less_important_jobs_of_the_own_queue_leave_the_youngest_first():
+    running = [
+        holds("old", "a", held=300),
+        holds("young", "a", held=100),
+        holds("better", "a", held=1, priority=1),
+        holds("other", "b", held=1),
+    ]
+    decisions = decide(
+        nodes(4), [queue("a"), queue("b")], *running, request("vip", "a", priority=9)
+    )
+    assert preempted(decisions) == [("young", "vip")]
+    assert decisions.preempts[0].reason == "HigherPriority"
+    assert decisions.preempts[0].message == (
+        "makes room for team/vip, whose priority is 9, above its own 0"
+    )
+    assert decisions.waits["vip"].reason == "Preempting"
+    assert decisions.waits["vip"].message == (
+        "next in a: room for 8 GPUs on 1 node is being freed by young"
+    )
+
+
+def test_nobody_leaves_where_that_is_not_enough():
+    running = [holds("low", "a"), holds("other", "b", 3)]
+    decisions = decide(
+        nodes(4), [queue("a"), queue("b")], *running, request("vip", "a", 2, priority=9)
+    )
+    assert preempted(decisions) == []
+    assert decisions.waits["vip"].reason == "WaitingForNodes"
+
+
+def test_equals_do_not_leave():
+    decisions = decide(nodes(1), [queue("a")], holds("r", "a"), request("j", "a"))
+    assert preempted(decisions) == []
+
+
+def test_only_jobs_on_nodes_that_help_leave():
+    machines = nodes(2)
+    machines = (replace(machines[0], labels={"zone": "x"}), machines[1])
+    running = [
+        holds("elsewhere", "a", held=1, placed={"n001": 1}),
+        holds("here", "a", held=99, placed={"n000": 1}),
+    ]
+    vip = request("vip", "a", priority=9, node_selector={"zone": "x"})
+    assert preempted(decide(machines, [queue("a")], *running, vip)) == [("here", "vip")]
+
+
+def test_for_quota_jobs_on_any_node_leave():
+    running = [holds("low", "a", held=1, placed={"n001": 1})]
+    decisions = decide(
+        nodes(9), [queue("a", quota={"jobs": 1})], *running, request("vip", "a", priority=1)
+    )
+    assert preempted(decisions) == [("low", "vip")]
+
+
+STOPPING = (
+    holds("stops", "a", preempted_for="vip", placed={"n000": 1}),
+    request("vip", "a", priority=9, nominated=True, age=1),
+)
+
+
+def test_freed_room_waits_for_whom_it_was_freed_for():
+    queues = [queue("a", 1), queue("b", 9)]
+    other = request("b-1", "b", age=99, seconds_left=1)
+    decisions = decide(nodes(1), queues, *STOPPING, other)
+    assert admitted(decisions) == []
+    assert preempted(decisions) == []
+    assert decisions.waits["vip"].nominated
+    gone = replace(STOPPING[0], admitted=0, placed={}, preempted_for="")
+    decisions = decide(nodes(1), queues, gone, STOPPING[1], other)
+    assert admitted(decisions) == ["vip"]
+    assert decisions.queues[0].turn.current < 0
+
+
+def test_a_promise_is_void_where_nothing_is_freed_any_more():
+    vip = STOPPING[1]
+    decisions = decide(nodes(1), [queue("a"), queue("b")], holds("r", "b"), vip)
+    assert not decisions.waits["vip"].nominated
+    assert decisions.waits["vip"].reason == "WaitingForNodes"
+
+
+def test_a_closed_queue_keeps_no_promise():
+    decisions = decide(nodes(2), [queue("a", 0)], STOPPING[1])
+    assert admitted(decisions) == []
+    assert not decisions.waits["vip"].nominated
+
+
+def test_what_is_freed_for_nobody_is_enough():
+    """The job that it was freed for is gone: nobody new has to leave for the next one."""
+    running = [
+        holds("stops", "a", preempted_for="deleted", held=50),
+        holds("low", "a", held=1),
+    ]
+    decisions = decide(nodes(2), [queue("a")], *running, request("vip", "a", priority=9))
+    assert preempted(decisions) == []
+    assert decisions.waits["vip"].nominated
+    assert decisions.waits["vip"].message.endswith("is being freed by others")
+
+
+def test_two_heads_get_victims_of_their_own():
+    running = [holds("l1", "a", held=1), holds("l2", "a", held=2), holds("l3", "a", held=3)]
+    asked = [request("v1", "a", priority=9, age=9), request("v2", "a", priority=9, age=8)]
+    decisions = decide(nodes(3), [queue("a")], *running, *asked)
+    assert preempted(decisions) == [("l1", "v1"), ("l2", "v2")]
+
+
+def test_a_head_behind_a_reservation_may_preempt_where_that_holds_nobody_up():
+    queues = [queue("a", 9), queue("b", 1)]
+    running = [holds("a-r", "a", 2, held=9), holds("b-low", "b", 1)]
+    asked = [request("a-head", "a", 3), request("b-vip", "b", priority=9)]
+    decisions = decide(nodes(4), queues, *running, *asked)
+    assert preempted(decisions) == [("b-low", "b-vip")]
+    assert decisions.waits["a-head"].reason == "WaitingForNodes"
+    # Here the other head needs the same room, and nobody knows for how long it would be gone.
+    decisions = decide(nodes(3), queues, *running, *asked)
+    assert preempted(decisions) == []
+    assert "a-head of queue a is next there" in decisions.waits["b-vip"].message
+
+
+def test_what_is_being_preempted_holds_its_quota_until_it_is_gone():
+    queues = [queue("a", quota={"gpus": 8})]
+    running = holds("stops", "a", preempted_for="vip")
+    decisions = decide(nodes(9), queues, running, request("vip", "a", nominated=True, priority=1))
+    assert admitted(decisions) == []
+    assert decisions.waits["vip"].nominated

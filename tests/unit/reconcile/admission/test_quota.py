@@ -1,0 +1,163 @@
+"""Quotas, and what the queues of a cohort lend each other."""
+
+import pytest
+from msgspec.structs import replace
+
+from queueing import admitted, decide, holds, nodes, queue, request
+from torchrun_controller.reconcile.admission.state import Limits
+
+
+def test_a_queue_gets_its_quota_and_no_more():
+    asked = [request(f"j{i}", "a", age=9 - i) for i in range(4)]
+    decisions = decide(nodes(9), [queue("a", quota={"gpus": 20})], *asked)
+    assert admitted(decisions) == ["j0", "j1"]
+    wait = decisions.waits["j2"]
+    assert wait.reason == "QuotaUsed"
+    assert wait.message.startswith(
+        "1st in a, needs 8 GPUs on 1 node; 4 GPUs of 20 GPUs are left of the quota"
+    )
+    (summary,) = decisions.queues
+    assert (summary.used.gpus, summary.used.nodes, summary.used.jobs) == (16, 2, 2)
+    assert summary.free == Limits(gpus=4)
+    assert (summary.pending, summary.admitted, summary.running) == (2, 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "limit", "told"),
+    [
+        ("nodes", 3, "1 node of 3 nodes are left of the quota"),
+        ("jobs", 1, "0 jobs of 1 job are left of the quota"),
+        ("cpu", 3000, "1 CPU of 3 CPUs are left of the quota"),
+        ("memory", 3 << 30, "1Gi of memory of 3Gi of memory are left of the quota"),
+    ],
+)
+def test_every_kind_of_quota_counts(kind, limit, told):
+    machine = replace(nodes(1)[0], allocatable={"cpu": 96_000, "memory": 1 << 40})
+    pods = {"cpu": 1000, "memory": 1 << 30}
+    asked = [replace(request(f"j{i}", "a", 2, 0, age=9 - i), pod=pods) for i in range(2)]
+    decisions = decide((machine,), [queue("a", quota={kind: limit})], *asked)
+    assert admitted(decisions) == ["j0"]
+    assert told in decisions.waits["j1"].message
+
+
+def test_what_can_never_fit_the_quota_says_so_and_keeps_nobody_up():
+    asked = [request("big", "a", 4, age=9), request("small", "a", age=1)]
+    decisions = decide(nodes(9), [queue("a", quota={"gpus": 16})], *asked)
+    assert admitted(decisions) == ["small"]
+    wait = decisions.waits["big"]
+    assert (wait.reason, wait.position) == ("ExceedsQuota", 0)
+    assert "its quota in queue a allows 16 GPUs in all" in wait.message
+
+
+def test_jobs_without_gpus_pass_a_queue_whose_gpus_are_overdrawn():
+    asked = [holds("h", "a", 2), request("cpu", "a", 1, 0)]
+    decisions = decide(nodes(9), [queue("a", quota={"gpus": 8})], *asked)
+    assert admitted(decisions) == ["cpu"]
+
+
+def cohort(**quotas):
+    return [queue(name, quota={"gpus": gpus}, cohort="c") for name, gpus in quotas.items()]
+
+
+def test_idle_quota_is_lent():
+    asked = [request(f"j{i}", "a", age=9 - i) for i in range(4)]
+    decisions = decide(nodes(9), cohort(a=8, b=16), *asked)
+    assert admitted(decisions) == ["j0", "j1", "j2"]
+    assert "0 GPUs of 24 GPUs are left of cohort c" in decisions.waits["j3"].message
+    borrower, lender = decisions.queues
+    assert borrower.borrowed.gpus == 16
+    assert lender.borrowed.gpus == 0
+
+
+def test_a_queue_outside_of_the_cohort_borrows_nothing():
+    asked = [request(f"j{i}", "a", age=9 - i) for i in range(2)]
+    decisions = decide(nodes(9), [queue("a", quota={"gpus": 8}), *cohort(b=16)], *asked)
+    assert admitted(decisions) == ["j0"]
+
+
+def test_nobody_borrows_before_the_lender_has_its_own():
+    # b cannot start before a job without a deadline ends, nor may it preempt that.
+    queues = [*cohort(a=8, b=16), queue("other")]
+    running = [holds("other-1", "other"), holds("a-1", "a")]
+    asked = [request("a-2", "a"), request("b-1", "b", 2)]
+    decisions = decide(nodes(3), queues, *running, *asked)
+    assert admitted(decisions) == []
+    queues = [*cohort(a=8, b=16), queue("other", 0)]
+    running = [holds("other-1", "other", 2), holds("a-1", "a")]
+    first = request("z", "other", 3, age=99)
+    decisions = decide(nodes(4), [*queues[:2], queue("other", 9)], *running, *asked, first)
+    assert admitted(decisions) == []
+    assert decisions.waits["a-2"].reason == "LenderFirst"
+    assert "queue b waits for its own first" in decisions.waits["a-2"].message
+
+
+def test_a_lender_takes_back_its_own_from_the_youngest():
+    running = [
+        holds("old", "a", held=300),
+        holds("middle", "a", held=200),
+        holds("young", "a", held=100),
+        holds("own", "b", held=1),
+    ]
+    decisions = decide(nodes(9), cohort(a=8, b=24), *running, request("mine", "b", 2))
+    assert [(p.uid, p.for_uid, p.reason) for p in decisions.preempts] == [
+        ("young", "mine", "Reclaimed"),
+        ("middle", "mine", "Reclaimed"),
+    ]
+    assert "gives back what its queue borrowed in cohort c" in decisions.preempts[0].message
+    assert decisions.waits["mine"].nominated
+    assert decisions.waits["mine"].message == (
+        "next in b: room for 16 GPUs on 2 nodes is being freed by middle, young"
+    )
+
+
+def test_important_borrowers_go_last_and_nobody_goes_for_nothing():
+    running = [
+        holds("important", "a", held=1, priority=9),
+        holds("small", "a", 1, 1, held=2),
+        holds("large", "a", 2, held=3),
+    ]
+    decisions = decide(nodes(9), cohort(a=8, b=24), *running, request("mine", "b", 2))
+    assert [p.uid for p in decisions.preempts] == ["large"]
+
+
+def test_who_stays_within_its_own_is_left_alone():
+    running = [holds("a-1", "a"), holds("b-1", "b", 2), holds("z", "z")]
+    queues = [*cohort(a=8, b=16), queue("z")]
+    decisions = decide(nodes(4), queues, *running, request("more", "a"), request("z-2", "z", 4))
+    assert decisions.preempts == ()
+
+
+def test_a_borrower_takes_nothing_back():
+    running = [holds("a-1", "a", 2)]
+    decisions = decide(nodes(9), cohort(a=8, b=8, d=8), *running, request("b-1", "b", 3))
+    assert admitted(decisions) == []
+    assert decisions.preempts == ()
+    assert decisions.waits["b-1"].reason == "QuotaUsed"
+
+
+def test_who_sets_no_limit_neither_lends_nor_borrows():
+    queues = [queue("a", quota={"gpus": 8}, cohort="c"), queue("b", cohort="c")]
+    asked = [request("b-1", "b", 4), request("a-1", "a"), request("a-2", "a")]
+    decisions = decide(nodes(9), queues, *asked)
+    assert admitted(decisions) == ["a-1", "b-1"]
+    assert decisions.waits["a-2"].reason == "QuotaUsed"
+
+
+def test_closed_queues_admit_nothing_and_say_so():
+    queues = [queue("a", 0), queue("b", paused="its quota is no quantity: many GPUs")]
+    decisions = decide(nodes(9), queues, request("a-1", "a"), request("b-1", "b"), holds("h", "a"))
+    assert admitted(decisions) == []
+    assert decisions.waits["a-1"].reason == "QueuePaused"
+    assert (
+        decisions.waits["a-1"].message == "queue a is paused: its weight is 0, set it to 1 or more"
+    )
+    assert decisions.waits["b-1"].message == "its quota is no quantity: many GPUs"
+    assert decisions.queues[0].message == decisions.waits["a-1"].message
+    assert decisions.queues[0].admitted == 1
+
+
+def test_a_job_of_a_queue_that_takes_no_part_only_takes_room():
+    asked = [holds("h", "unknown"), request("u", "unknown"), request("a-1", "a", 2)]
+    decisions = decide(nodes(2), [queue("a")], *asked)
+    assert admitted(decisions) == []
+    assert set(decisions.waits) == {"a-1"}

@@ -1,0 +1,67 @@
+"""Admitted jobs that ask for another size, and gangs that have lost a place."""
+
+from queueing import admitted, decide, holds, nodes, queue, request
+
+
+def grows(name="g", to=4, **fields):
+    return holds(name, "a", to, admitted=2, **fields)
+
+
+def test_a_job_gets_the_difference_where_it_is_free():
+    (admit,) = decide(nodes(4), [queue("a")], grows()).admits
+    assert (admit.uid, admit.nodes) == ("g", 4)
+    assert sum(admit.placement.values()) == 2
+
+
+def test_those_who_wait_come_first():
+    decisions = decide(nodes(4), [queue("a")], grows(), request("j", "a", 2))
+    assert admitted(decisions) == ["j"]
+    assert decisions.waits["g"].position == 0
+    assert decisions.waits["g"].message == "runs on; needs 16 GPUs on 2 nodes more, 0 GPUs free"
+
+
+def test_what_is_kept_for_a_head_is_not_grown_into():
+    decisions = decide(nodes(4), [queue("a")], grows(), request("j", "a", 3))
+    assert admitted(decisions) == []
+    assert decisions.waits["g"].reason == "WaitingForTurn"
+    assert decisions.waits["g"].message.endswith("what is free is kept for jobs that wait")
+
+
+def test_quota_bounds_growth():
+    decisions = decide(nodes(9), [queue("a", quota={"gpus": 32})], grows(), holds("o", "a"))
+    assert decisions.waits["g"].message == (
+        "runs on; for 16 GPUs on 2 nodes more 8 GPUs of 32 GPUs are left of the quota"
+    )
+
+
+def test_growth_is_no_further_job():
+    assert admitted(decide(nodes(9), [queue("a", quota={"jobs": 1})], grows())) == ["g"]
+
+
+def test_more_than_there_is_says_so():
+    assert decide(nodes(3), [queue("a")], grows(to=9)).waits["g"].reason == "ExceedsNodes"
+
+
+def test_who_is_being_preempted_does_not_grow():
+    decisions = decide(nodes(9), [queue("a")], grows(preempted_for="x"))
+    assert decisions.admits == ()
+    assert decisions.waits == {}
+
+
+def test_fewer_is_granted_at_once():
+    (admit,) = decide(nodes(2), [queue("a", 0)], holds("s", "a", 1, admitted=2)).admits
+    assert (admit.uid, admit.nodes, admit.placement) == ("s", 1, {})
+
+
+def test_a_gang_that_lost_a_node_keeps_its_claim():
+    # One of two pods has no node: the next that is free is its own, whoever else waits.
+    gang = holds("g", "a", 2, placed={"n000": 1})
+    decisions = decide(nodes(2), [queue("a")], gang, request("j", "a"))
+    assert admitted(decisions) == []
+    # With no node left the room is promised to it before others that run there are gone.
+    other = holds("o", "a", placed={"n001": 1})
+    decisions = decide(nodes(3), [queue("a")], gang, other, request("j", "a"), request("k", "a"))
+    assert admitted(decisions) == []
+    gang = holds("g", "a", 3, placed={"n000": 1})
+    decisions = decide(nodes(3), [queue("a")], gang, other, request("j", "a", 1, 4))
+    assert admitted(decisions) == []

@@ -1,0 +1,64 @@
+"""How pods are packed onto nodes."""
+
+from msgspec.structs import replace
+
+from queueing import GPU, admitted, decide, holds, node, nodes, queue, request
+
+
+def placement(machines, *requests):
+    decisions = decide(machines, [queue("a")], *requests)
+    return {one.uid: one.placement for one in decisions.admits}
+
+
+def test_pods_share_nodes_and_the_fullest_node_comes_first():
+    running = holds("r", "a", 1, 4, placed={"n001": 1})
+    assert placement(nodes(3), running, request("j", "a", 3, 2)) == {"j": {"n001": 2, "n000": 1}}
+
+
+def test_all_resources_count():
+    machine = node("n0")
+    machine = replace(machine, allocatable={**machine.allocatable, "rdma/hca": 1})
+    pods = {GPU: 4, "cpu": 8000, "rdma/hca": 1}
+    asked = [replace(request(f"j{i}", "a", 1, 4, age=9 - i), pod=pods) for i in range(2)]
+    decisions = decide((machine,), [queue("a")], *asked)
+    assert admitted(decisions) == ["j0"]
+    assert "0 GPUs free" in decisions.waits["j1"].message
+
+
+def test_a_resource_that_no_node_has_is_never_there():
+    job = replace(request("j", "a"), pod={GPU: 8, "rdma/hca": 1})
+    wait = decide(nodes(2), [queue("a")], job).waits["j"]
+    assert (wait.reason, wait.position) == ("ExceedsNodes", 0)
+    assert wait.message == (
+        "needs 8 GPUs on 1 node; on the 2 nodes that are ready there would be room for 0 of its"
+        " 1 pods: ask for less on each or for fewer nodes"
+    )
+
+
+def test_unusable_nodes_and_those_that_do_not_match_take_nothing():
+    machines = (
+        node("n0", usable=False, labels={"zone": "x"}),
+        node("n1", labels={"zone": "y"}),
+        node("n2", labels={"zone": "x", "gpu": "h100"}),
+    )
+    job = request("j", "a", node_selector={"zone": "x"})
+    assert placement(machines, job) == {"j": {"n2": 1}}
+    two = request("j", "a", 2, node_selector={"zone": "x"})
+    wait = decide(machines, [queue("a")], two).waits["j"]
+    assert (
+        "on the 1 nodes that match zone=x there would be room for 1 of its 2 pods" in wait.message
+    )
+
+
+def test_pods_on_nodes_that_are_gone_or_unusable_take_no_room_elsewhere():
+    running = holds("r", "a", 2, placed={"gone": 1, "n0": 1})
+    machines = (node("n0", usable=False), node("n1"))
+    assert placement(machines, running, request("j", "a")) == {"j": {"n1": 1}}
+
+
+def test_jobs_without_gpus_say_how_many_pods_fit():
+    machine = replace(node("n0"), allocatable={"cpu": 1000})
+    running = holds("r", "b", 1, 0, placed={"n0": 1})
+    wait = decide((machine,), [queue("a")], running, request("j", "a", 1, 0)).waits["j"]
+    assert "1st in a, needs 1 node, 0 " not in wait.message
+    assert "1st in a, needs 1 node, room for" in wait.message
