@@ -1,12 +1,14 @@
 """Whose turn it is: smooth weighted round robin over queues."""
 
-from queueing import NOW, nodes, queue, request
-from torchrun_controller.reconcile.admission.coordinator import admit
-from torchrun_controller.reconcile.admission.state import State
+from msgspec.structs import replace
+
+from queueing import NOW, admitted, decide, holds, nodes, queue, request
+from torchrun_controller.reconcile.admission.coordinator import MOST_ADMITS, admit
+from torchrun_controller.reconcile.admission.state import State, Turn
 
 
-def order(weights: dict[str, int], room: int, gpus: int = 8) -> str:
-    state = State(
+def backlog(weights: dict[str, int], room: int, gpus: int = 8) -> State:
+    return State(
         nodes=nodes(room),
         queues=tuple(queue(name, weight) for name, weight in weights.items()),
         requests=tuple(
@@ -15,12 +17,122 @@ def order(weights: dict[str, int], room: int, gpus: int = 8) -> str:
             for i in range(9)
         ),
     )
-    return " ".join(admitted.uid[0] for admitted in admit(state, NOW).admits)
+
+
+def order(state: State) -> str:
+    return " ".join(one.uid[0] for one in admit(state, NOW).admits)
 
 
 def test_turns_are_taken_smoothly():
-    assert order({"a": 5, "b": 1, "c": 1}, room=7) == "a a b a c a a"
+    assert order(backlog({"a": 5, "b": 1, "c": 1}, room=7)) == "a a b a c a a"
+    assert order(backlog({"c": 1, "b": 1, "a": 5}, room=7)) == "a a b a c a a"
+
+
+def test_turns_go_on_from_one_decision_to_the_next():
+    """One node is free at a time, and what was admitted has ended by the next decision."""
+    state, taken = backlog({"a": 5, "b": 1, "c": 1}, room=1), []
+    for _ in range(7):
+        decisions = admit(state, NOW)
+        (one,) = decisions.admits
+        taken.append(one.uid[0])
+        turns = {summary.name: summary.turn for summary in decisions.queues}
+        state = replace(
+            state,
+            queues=tuple(replace(q, turn=turns[q.name]) for q in state.queues),
+            requests=tuple(r for r in state.requests if r.uid != one.uid),
+        )
+    assert " ".join(taken) == "a a b a c a a"
 
 
 def test_jobs_without_gpus_are_charged_by_their_nodes():
-    assert order({"a": 5, "b": 1, "c": 1}, room=7, gpus=0).startswith("a a b a c a a")
+    assert order(backlog({"a": 5, "b": 1, "c": 1}, room=7, gpus=0)).startswith("a a b a c a a")
+
+
+def test_turns_are_charged_by_gpus():
+    small = [request(f"s{i}", "small", gpus=4, age=9 - i) for i in range(9)]
+    large = [request(f"l{i}", "large", 2, age=9 - i) for i in range(9)]
+    decisions = decide(nodes(8), [queue("small"), queue("large")], *small, *large)
+    gpus = {summary.name: summary.used.gpus for summary in decisions.queues}
+    assert gpus == {"small": 32, "large": 32}
+
+
+def test_a_weight_that_is_not_set_counts_as_one():
+    assert decide(nodes(1), [queue("a", None)], request("j", "a")).queues[0].turn.weight == 1
+
+
+def turns(decisions):
+    return {summary.name: summary.turn.current for summary in decisions.queues}
+
+
+def test_a_queue_that_lacks_quota_stands_still():
+    queues = [
+        queue("a", 1, quota={"jobs": 1}, turn=Turn(weight=1, current=7)),
+        queue("b", 2, turn=Turn(weight=2, current=-3)),
+        queue("c", 1, turn=Turn(weight=1, current=0)),
+    ]
+    asked = [request("a-2", "a"), request("b-1", "b"), request("b-2", "b"), request("c-1", "c")]
+    decisions = decide(nodes(9), queues, holds("a-1", "a"), *asked)
+    assert admitted(decisions) == ["b-1", "b-2", "c-1"]
+    assert turns(decisions)["a"] == 7
+
+
+def test_a_queue_without_jobs_starts_from_nothing():
+    idle = queue("a", turn=Turn(weight=1, current=-50, spare=9))
+    decisions = decide(nodes(1), [idle], holds("h", "a"))
+    assert decisions.queues[0].turn == Turn(weight=1)
+
+
+def test_a_new_weight_starts_all_anew():
+    queues = [
+        queue("a", 2, turn=Turn(weight=1, current=-50)),
+        queue("b", 1, turn=Turn(weight=1, current=50)),
+        queue("new", 1),
+    ]
+    asked = [request(f"{name}-{i}", name) for name in "ab" for i in range(3)]
+    asked.append(holds("full", "new"))
+    assert turns(decide(nodes(1), queues, *asked)) == {"a": 0, "b": 0, "new": 0}
+    queues[0] = queue("a", 1, turn=Turn(weight=1, current=-50))
+    assert turns(decide(nodes(1), queues, *asked)) == {"a": -50, "b": 50, "new": 0}
+
+
+def test_priority_comes_before_age():
+    asked = [request("old", "a", age=9), request("vip", "a", age=1, priority=1)]
+    assert admitted(decide(nodes(1), [queue("a")], *asked)) == ["vip"]
+
+
+def test_backfill_goes_to_whom_got_least_and_is_not_charged_to_turns():
+    queues = [
+        queue("a", turn=Turn(weight=1, current=999)),
+        queue("b", turn=Turn(weight=1, spare=-100)),
+        queue("c", turn=Turn(weight=1, spare=100)),
+    ]
+    asked = [
+        request("head", "a", 3),
+        *(request(f"{name}-{i}", name, seconds_left=60) for name in "bc" for i in range(2)),
+    ]
+    running = holds("r", "a", seconds_left=3600)
+    decisions = decide(nodes(3), queues, running, *asked)
+    assert admitted(decisions) == ["c-0", "c-1"]
+    assert turns(decisions) == {"a": 999, "b": 0, "c": 0}
+    spare = {summary.name: summary.turn.spare for summary in decisions.queues}
+    assert spare == {"a": 16, "b": -84, "c": 100 + 16 - 3 * 16}
+
+
+def test_much_at_once_is_decided_in_pieces():
+    state = State(
+        nodes=nodes(MOST_ADMITS + 50),
+        queues=(queue("a"),),
+        requests=tuple(request(f"j{i:03}", "a", age=999 - i) for i in range(MOST_ADMITS + 60)),
+    )
+    decisions = admit(state, NOW)
+    assert len(decisions.admits) == MOST_ADMITS
+    assert decisions.requeue_after == 0
+    assert len(decisions.waits) == 60
+    small = [
+        request(f"s{i:03}", "a", 1, 1, age=1, seconds_left=60) for i in range(MOST_ADMITS + 60)
+    ]
+    head, running = request("head", "a", 40, age=9), holds("r", "a", seconds_left=3600)
+    decisions = decide(nodes(40), [queue("a")], running, head, *small)
+    assert len(decisions.admits) == MOST_ADMITS
+    assert decisions.requeue_after == 0
+    assert decisions.waits["head"].reason == "WaitingForNodes"
