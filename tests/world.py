@@ -26,6 +26,7 @@ from torchrun_api.core import (
     ObjectReference,
     PersistentVolumeClaim,
     Pod,
+    SchedulingGroup,
     Service,
     StateTerminated,
     StateWaiting,
@@ -42,6 +43,7 @@ from torchrun_controller.reconcile.conditions import ADMITTED
 from torchrun_controller.reconcile.observed import Base
 from torchrun_controller.reconcile.placement.avoid import HOSTNAME
 from torchrun_controller.reconcile.plan import Apply, Delete
+from torchrun_controller.reconcile.schedulers.installed import Installed
 from torchrun_controller.reconcile.workers import alive
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -51,6 +53,8 @@ TYPES: dict[str, type[Any]] = {
     PODS.plural: Pod,
     CLAIMS.plural: PersistentVolumeClaim,
     SERVICES.plural: Service,
+    "podgroups": SchedulingGroup,
+    "workloads": SchedulingGroup,
 }
 
 
@@ -95,6 +99,7 @@ class World:
         self.base: Base | None = None
         self.warnings: list[CoreEvent] = []
         self.nodes: dict[str, Node] | None = None
+        self.installed: Installed | None = Installed()
         self.created: list[tuple[str, str]] = []
         self.gangs: list[Job] = []
         self.plans: list[Plan] = []
@@ -131,6 +136,7 @@ class World:
             base=self.base,
             warnings=tuple(self.warnings),
             nodes=None if self.nodes is None else dict(self.nodes),
+            installed=self.installed,
         )
 
     def _all(self, kind: type[Any]) -> list[Any]:

@@ -135,6 +135,21 @@ class Service(Wire, frozen=True, kw_only=True):
     metadata: ChildMeta = ChildMeta()
 
 
+class SchedulingGroupStatus(Wire, frozen=True, kw_only=True):
+    """What a gang scheduler says of a gang; KAI has a list of its own."""
+
+    phase: str = ""
+    conditions: tuple[Condition, ...] = ()
+    scheduling_conditions: tuple[Condition, ...] = ()
+
+
+class SchedulingGroup(Wire, frozen=True, kw_only=True):
+    """PodGroup or Workload: a gang as a gang scheduler knows it."""
+
+    metadata: ChildMeta = ChildMeta()
+    status: SchedulingGroupStatus = SchedulingGroupStatus()
+
+
 class ObjectReference(Wire, frozen=True, kw_only=True):
     """v1 ObjectReference: what an event regards."""
 

@@ -87,11 +87,27 @@ DEFINITIONS = (
         short_names=("trq",),
         categories=("torchrun",),
         columns=(
-            Column("GPUs", "integer", ".spec.nodeResources.gpus", "GPUs of one node."),
-            Column("GPU Type", "string", ".spec.nodeResources.gpuType", "Type of those GPUs."),
-            Column("CPUs", "string", ".spec.nodeResources.cpus", "CPUs of one node."),
-            Column("Memory", "string", ".spec.nodeResources.memory", "Memory of one node."),
-            Column("Scheduler", "string", ".spec.scheduling.scheduler", "Scheduler of the pods."),
+            Column("Weight", "integer", ".spec.weight", "Its share among the queues."),
+            Column("Quota", "string", ".status.admission.summary", "What of it is taken."),
+            Column("Pending", "integer", ".status.jobs.pending", "Jobs that wait."),
+            Column("Running", "integer", ".status.jobs.running", "Jobs that run."),
+            Column("Phase", "string", ".status.phase", "Whether it takes jobs."),
+            Column(
+                *("GPUs", "integer", ".spec.nodeResources.gpus", "GPUs of one node."), wide=True
+            ),
+            Column(
+                *("GPU Type", "string", ".spec.nodeResources.gpuType", "Type of those GPUs."),
+                wide=True,
+            ),
+            Column(*("CPUs", "string", ".spec.nodeResources.cpus", "CPUs of one node."), wide=True),
+            Column(
+                *("Memory", "string", ".spec.nodeResources.memory", "Memory of one node."),
+                wide=True,
+            ),
+            Column(
+                *("Scheduler", "string", ".spec.scheduling.scheduler", "Scheduler of the pods."),
+                wide=True,
+            ),
             Column("Image", "string", ".spec.image", "Image of the jobs.", wide=True),
             _AGE,
         ),

@@ -1,10 +1,20 @@
 """The kinds that the project reads or writes, with their REST paths and Python types."""
 
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from msgspec import Struct
 
-from torchrun_api.core import CoreEvent, Job, Node, NodeMeta, PersistentVolumeClaim, Pod, Service
+from torchrun_api.core import (
+    CoreEvent,
+    Job,
+    Node,
+    NodeMeta,
+    PersistentVolumeClaim,
+    Pod,
+    SchedulingGroup,
+    Service,
+)
+from torchrun_api.extras import ConfigMap, KaiQueue, QueueClaim
 from torchrun_api.job import TorchrunJob
 from torchrun_api.meta import ChildMeta, ObjectMeta
 from torchrun_api.queue import TorchrunQueue
@@ -56,3 +66,31 @@ CLAIMS = Kind("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim", Persi
 SERVICES = Kind("", "v1", "services", "Service", Service)
 EVENTS = Kind("", "v1", "events", "Event", CoreEvent)
 NODES = Kind("", "v1", "nodes", "Node", Node)
+CONFIG_MAPS = Kind("", "v1", "configmaps", "ConfigMap", ConfigMap)
+QUEUE_CLAIMS = Kind("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim", QueueClaim)
+KAI_QUEUES = Kind("scheduling.run.ai", "v2", "queues", "Queue", KaiQueue)
+KAI_POD_GROUPS = Kind("scheduling.run.ai", "v2alpha2", "podgroups", "PodGroup", SchedulingGroup)
+VOLCANO_POD_GROUPS = Kind(
+    "scheduling.volcano.sh", "v1beta1", "podgroups", "PodGroup", SchedulingGroup
+)
+COSCHEDULING_POD_GROUPS = Kind(
+    "scheduling.x-k8s.io", "v1alpha1", "podgroups", "PodGroup", SchedulingGroup
+)
+# Kueue makes these itself.
+KUEUE_WORKLOADS = (
+    Kind("kueue.x-k8s.io", "v1beta2", "workloads", "Workload", SchedulingGroup),
+    Kind("kueue.x-k8s.io", "v1beta1", "workloads", "Workload", SchedulingGroup),
+)
+# Each Kubernetes minor release has broken with the one before, from 1.37 back to 1.35.
+NATIVE_GROUPS = (
+    Kind("scheduling.k8s.io", "v1beta1", "podgroups", "PodGroup", SchedulingGroup),
+    Kind("scheduling.k8s.io", "v1alpha2", "podgroups", "PodGroup", SchedulingGroup),
+    Kind("scheduling.k8s.io", "v1alpha1", "workloads", "Workload", SchedulingGroup),
+)
+
+UserObject: TypeAlias = TorchrunJob | TorchrunQueue
+
+
+def kind_of(obj: UserObject) -> Kind[Any]:
+    """The kind of an object that users write."""
+    return TORCHRUN_JOBS if isinstance(obj, TorchrunJob) else TORCHRUN_QUEUES

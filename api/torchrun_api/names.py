@@ -12,6 +12,15 @@ NAME_LABEL = "app.kubernetes.io/name"
 INSTANCE_LABEL = "app.kubernetes.io/instance"
 MANAGED_BY = "torchrun-controller"
 
+# Of every object of a queue's spec.resources: the queue, see `label_value`. And the finalizer of a
+# queue, so that it goes after the jobs that run by it.
+QUEUE_LABEL = f"{GROUP}/queue"
+QUEUE_FINALIZER = f"{GROUP}/queue"
+# Of a KAI queue: namespace/name of the TorchrunQueue that it is made and kept for.
+KAI_OWNER = f"{GROUP}/queue"
+# Of an object of spec.resources: a digest of the template that it was last applied from.
+TEMPLATE = f"{GROUP}/template"
+
 # Values of the component label.
 WORKSPACE = "workspace"
 CHECKPOINTS = "checkpoints"
@@ -20,6 +29,8 @@ SETUP = "setup"
 WORKER = "worker"
 NETWORK = "network"
 PROBE = "probe"
+QUEUE_RESOURCE = "queue-resource"
+GANG = "gang"
 
 # Set by the plugin on a TorchrunJob: only an upload with this digest is taken as its workspace.
 WORKSPACE_SHA256 = f"{GROUP}/workspace-sha256"
@@ -42,6 +53,8 @@ STATE = f"{GROUP}/state"
 LOCAL_CHECKPOINTS = f"{GROUP}/local-checkpoints"  # bytes
 # numNodes when a gang was made of fewer.
 WANTED_NODES = f"{GROUP}/wanted-nodes"
+# Of a child Job: who schedules its gang, as spec.scheduling.gang names them.
+GANG_SCHEDULER = f"{GROUP}/gang"
 # Of a worker: the go-ahead of the start gate, once nothing of an older gang can run any more.
 START = f"{GROUP}/start"
 # Set by the plugin on a TorchrunJob: the revision that a sync pod has just made, about a second
@@ -142,3 +155,8 @@ def child_job(job: str, attempt: int) -> str:
 def worker_host(job: str, attempt: int, index: int, namespace: str) -> str:
     """DNS name of one worker; index 0 is the master."""
     return f"{child_job(job, attempt)}-{index}.{service(job)}.{namespace}.svc"
+
+
+def label_value(name: str) -> str:
+    """A name as a label's value: its first 63 characters, which no selector can tell apart."""
+    return name[:63].rstrip("-.")

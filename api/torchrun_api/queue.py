@@ -160,15 +160,15 @@ class TorchrunQueueSpec(Wire, frozen=True, kw_only=True):
     kai_queue: Annotated[
         ObjectName | None,
         Meta(
-            description="KAI queue this maps to. Not supported yet: "
-            "jobs say so in the condition NotYetSupported."
+            description="KAI queue this maps to: made and kept for the eldest TorchrunQueue that "
+            "names it, where KAI is installed. One that is there already is used as it is."
         ),
     ] = None
     parent_kai_queue: Annotated[
         ObjectName | None,
         Meta(
-            description="Parent of the KAI queue. Not supported yet: "
-            "jobs say so in the condition NotYetSupported."
+            description="Parent of the KAI queue. Unset: default where there is one, else "
+            "default-parent-queue."
         ),
     ] = None
     node_resources: NodeResources = NodeResources()

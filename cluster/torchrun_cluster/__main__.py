@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import binaries, images, packages, processes, state
+from . import addons, binaries, images, packages, processes, state
 from .engine import Engine, choose, look_at_machine
 from .errors import ClusterError
 from .kind import KindCluster
@@ -51,6 +51,10 @@ def _up(options: argparse.Namespace) -> None:
     name, size = options.name, Size(options.size)
     known = state.read(name) is not None or size is Size.CONTROL_PLANE
     engine = Engine.LOCAL if known else choose(look_at_machine())
+    if options.addons and engine is not Engine.LOCAL:
+        raise ClusterError(
+            "--with is for local clusters: set CLUSTER=local, or install it yourself"
+        )
     if engine is Engine.CURRENT:
         say("using the cluster of your kubeconfig; nothing was started")
     elif engine is Engine.KIND:
@@ -58,7 +62,10 @@ def _up(options: argparse.Namespace) -> None:
     else:
         if not known:
             _say_plan(name)
-        LocalCluster(name=name, size=size, port=options.port, scheduler=options.scheduler).up()
+        local = LocalCluster(name=name, size=size, port=options.port, scheduler=options.scheduler)
+        local.up()
+        for addon in options.addons:
+            local.install(addon)
     if engine is not Engine.CURRENT:
         say(f"the cluster is up: export KUBECONFIG={state.folder_of(name) / 'kubeconfig'}")
 
@@ -88,7 +95,7 @@ def _status(options: argparse.Namespace) -> None:
             print(f"{name:20} {'kind':14} {'up' if running else 'stopped':10} see kubeconfig")
         elif recorded:
             alive = {process.component for process in processes.of_cluster(recorded.folder)}
-            dead = [part for part in recorded.spec.components if part not in alive]
+            dead = [part for part in recorded.components if part not in alive]
             healthy = "up" if recorded.complete and not dead else "broken"
             print(f"{name:20} {recorded.spec.size.value:14} {healthy:10} {recorded.server}")
             if dead:
@@ -149,6 +156,14 @@ def _parser() -> argparse.ArgumentParser:
         "--port", type=int, default=0, help="the API's local port (default: a free one)"
     )
     up.add_argument("--scheduler", action="store_true", help="kube-scheduler in a control plane")
+    up.add_argument(
+        "--with",
+        dest="addons",
+        action="append",
+        default=[],
+        choices=sorted(addons.ADDONS),
+        help="install this as well (repeatable); built when it is first asked for",
+    )
     up.set_defaults(run=_up)
 
     down = verbs.add_parser("down", parents=[named], help="end a cluster and delete its files")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -82,6 +83,15 @@ MODULES = (
         {"versitygw": "github.com/versity/versitygw/cmd/versitygw"},
         "-X main.Version={version}",
     ),
+    Module(
+        "volcano",
+        "volcano.sh/volcano",
+        {
+            "volcano-scheduler": "volcano.sh/volcano/cmd/scheduler",
+            "volcano-controllers": "volcano.sh/volcano/cmd/controller-manager",
+        },
+    ),
+    Module("kueue", "sigs.k8s.io/kueue", {"kueue": "sigs.k8s.io/kueue/cmd/kueue"}),
     Module("pause", "", {"pause": "."}),
 )
 
@@ -117,6 +127,21 @@ def version(module: Module) -> str:
     if not found:
         raise ClusterError(f"cluster/go/{module.folder}/go.mod does not pin {module.pinned}")
     return found[1]
+
+
+def module_folder(program: str) -> Path:
+    """The folder of the Go module that the program is built from, fetched where it is not there."""
+    module = _module_of(program)
+    result = subprocess.run(
+        ["go", "mod", "download", "-json", module.pinned],
+        cwd=SOURCE / "go" / module.folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if result.returncode:
+        raise ClusterError(f"`go mod download {module.pinned}` failed: {result.stderr.strip()}")
+    return Path(json.loads(result.stdout)["Dir"])
 
 
 def key(sources: Iterable[bytes], flags: str, go_version: str) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from .errors import ClusterError
 
 DAYS = "3650"
+NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256")
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,16 @@ def api_server(addresses: Sequence[str]) -> Subject:
 
 
 class Authority:
-    """Certificates in one folder: ca.crt, ca.key, NAME.crt, NAME.key, sa.key, sa.pub."""
+    """Certificates in one folder: ca.crt, ca.key, NAME.crt, NAME.key, sa.key, sa.pub.
 
-    def __init__(self, folder: Path) -> None:
+    `names` are the authority's own alternative names. `rsa` makes its key an RSA key in PKCS #1
+    form, for programs that read no other.
+    """
+
+    def __init__(self, folder: Path, names: Sequence[str] = (), *, rsa: bool = False) -> None:
         self.folder = folder
+        self._names = _alternatives(names)
+        self._rsa = rsa
         self.certificate = folder / "ca.crt"
         self.service_account_key = folder / "sa.key"
         self.service_account_public_key = folder / "sa.pub"
@@ -61,17 +68,22 @@ class Authority:
     def create(self, subjects: Sequence[Subject]) -> None:
         """Make the authority, the service accounts' signing key and all certificates."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        key = str(self.folder / "ca.key")
+        if self._rsa:
+            _openssl("genrsa", "-traditional", "-out", key, "2048")
         # Python 3.13 and later refuse an authority without key usage and key identifiers.
         _openssl(
-            *("req", "-x509", "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
+            *("req", "-x509", "-new"),
+            *(("-key", key) if self._rsa else (*NEW_KEY, "-keyout", key)),
             *("-nodes", "-days", DAYS, "-subj", "/CN=torchrun-cluster"),
             *("-addext", "basicConstraints=critical,CA:TRUE"),
             *("-addext", "keyUsage=critical,keyCertSign,cRLSign,digitalSignature"),
-            *("-keyout", str(self.folder / "ca.key"), "-out", str(self.certificate)),
+            *self._names,
+            *("-out", str(self.certificate)),
         )
         with ThreadPoolExecutor() as pool:
             signing = pool.submit(self._signing_key)
-            list(pool.map(self._issue, subjects))
+            list(pool.map(self.issue, subjects))
             signing.result()
 
     def kubeconfig(self, path: Path, name: str, server: str, subject: Subject) -> None:
@@ -102,22 +114,24 @@ class Authority:
         _openssl("ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", private)
         _openssl("ec", "-in", private, "-pubout", "-out", public)
 
-    def _issue(self, subject: Subject) -> None:
+    def issue(self, subject: Subject) -> None:
+        """Make one certificate, of an authority that was created."""
         organization = f"/O={subject.organization}" if subject.organization else ""
         key = str(self.folder / f"{subject.file}.key")
-        alternatives = (
-            ("-addext", f"subjectAltName={','.join(subject.names)}") if subject.names else ()
-        )
         _openssl(
-            *("req", "-x509", "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
+            *("req", "-x509", "-new", *NEW_KEY),
             *("-CA", str(self.certificate), "-CAkey", str(self.folder / "ca.key")),
             *("-nodes", "-days", DAYS, "-subj", f"{organization}/CN={subject.common_name}"),
             *("-addext", "basicConstraints=critical,CA:FALSE"),
             *("-addext", "keyUsage=critical,digitalSignature"),
             *("-addext", "extendedKeyUsage=serverAuth,clientAuth"),
-            *alternatives,
+            *_alternatives(subject.names),
             *("-keyout", key, "-out", str(self.folder / f"{subject.file}.crt")),
         )
+
+
+def _alternatives(names: Sequence[str]) -> Sequence[str]:
+    return ("-addext", f"subjectAltName={','.join(names)}") if names else ()
 
 
 def _openssl(*arguments: str) -> None:

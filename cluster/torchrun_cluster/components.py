@@ -35,6 +35,21 @@ def etcd_ports(state: State) -> tuple[int, int]:
     return state.ports.etcd, state.ports.peer
 
 
+def volcano_configuration(state: State) -> Path:
+    """Actions and plugins of Volcano's scheduler."""
+    return state.folder / "volcano-scheduler.conf"
+
+
+def kueue_configuration(state: State) -> Path:
+    """Kueue's configuration file."""
+    return state.folder / "kueue.json"
+
+
+def kueue_certificates(state: State) -> Path:
+    """The folder with the authority and the certificate of Kueue's webhooks."""
+    return state.folder / "kueue-pki"
+
+
 def command(state: State, component: str, binaries: Mapping[str, Path]) -> list[str]:
     """The whole command line of a component, the caller's extra arguments last."""
     arguments = {
@@ -47,6 +62,9 @@ def command(state: State, component: str, binaries: Mapping[str, Path]) -> list[
         "kubelet": _kubelet,
         "kube-proxy": _proxy,
         "local-path-provisioner": _local_path,
+        "volcano-controllers": _volcano_controllers,
+        "volcano-scheduler": _volcano_scheduler,
+        "kueue": _kueue,
     }
     if component not in arguments:
         raise ClusterError(f"no component is called {component!r}; there are {list(arguments)}")
@@ -172,4 +190,28 @@ def _local_path(state: State) -> list[str]:
         f"--helper-image={PAUSE_IMAGE}",
         "--namespace=kube-system",
         "--service-account-name=default",
+    ]
+
+
+def _volcano_controllers(state: State) -> list[str]:
+    return [
+        f"--kubeconfig={state.component_kubeconfig('volcano-controllers')}",
+        "--leader-elect=false",
+        "--controllers=+pg-controller,+queue-controller",
+    ]
+
+
+def _volcano_scheduler(state: State) -> list[str]:
+    return [
+        f"--kubeconfig={state.component_kubeconfig('volcano-scheduler')}",
+        f"--scheduler-conf={volcano_configuration(state)}",
+        "--leader-elect=false",
+        "--cache-dumper=false",
+    ]
+
+
+def _kueue(state: State) -> list[str]:
+    return [
+        f"--kubeconfig={state.component_kubeconfig('kueue')}",
+        f"--config={kueue_configuration(state)}",
     ]

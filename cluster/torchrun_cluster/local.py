@@ -13,7 +13,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from . import binaries, certificates, cgroups, components, node, oci, packages, processes, state
+from . import (
+    addons,
+    binaries,
+    certificates,
+    cgroups,
+    components,
+    node,
+    oci,
+    packages,
+    processes,
+    state,
+)
 from .api import ApiServer, compact_etcd, wait_until
 from .artefacts import locked
 from .errors import ClusterError
@@ -140,6 +151,35 @@ class LocalCluster:
             self._clear(folder, keep_folder=False)
         self._state = None
 
+    def install(self, name: str) -> None:
+        """Add one of `addons.ADDONS` to the running cluster, or find it there."""
+        addon, cluster = addons.find(name), self._up_state
+        if name in cluster.addons:
+            return
+        programs = binaries.ensure(addon.subjects)
+        with step(f"addon {name}"), locked(cluster.folder):
+            for subject in addon.subjects.values():
+                certificates.Authority(cluster.certificates).issue(subject)
+                self._write_kubeconfig(subject)
+            addons.apply(addon, name, cluster, self.kubectl)
+            self._state = cluster.having({**cluster.addons, name: list(addon.subjects)})
+            for component in addon.subjects:
+                self._start(component, programs)
+            api, check = ApiServer(cluster), self._check_alive(*addon.subjects)
+            wait_until(lambda: addon.is_ready(api), f"{name}'s start", check)
+
+    def uninstall(self, name: str) -> None:
+        """Take an addon out again, with all objects of its kinds; no error when it is not there."""
+        cluster = self._up_state
+        if name not in cluster.addons:
+            return
+        with step(f"without addon {name}"), locked(cluster.folder):
+            addons.delete_custom_resources(name, cluster, self.kubectl)
+            for component in cluster.addons[name]:
+                self.stop(component)
+            addons.delete_rest(name, cluster, self.kubectl)
+            self._state = cluster.having({k: v for k, v in cluster.addons.items() if k != name})
+
     def is_running(self, component: str) -> bool:
         """Whether the component has a live process."""
         return bool(processes.of_cluster(self._up_state.folder, component))
@@ -229,9 +269,9 @@ class LocalCluster:
 
     @property
     def _programs(self) -> tuple[str, ...]:
-        if self._spec.size is Size.NODE:
-            return binaries.NODE
-        return ("kubectl", *self._spec.components)
+        added = self._state.added if self._state else ()
+        whole = self._spec.size is Size.NODE
+        return (*(binaries.NODE if whole else ("kubectl", *self._spec.components)), *added)
 
     def _is_up(self, programs: Mapping[str, Path]) -> bool:
         """Whether it was brought up and still serves; components that ended are started again."""
@@ -248,7 +288,7 @@ class LocalCluster:
                 f"take it down first: down --name {self._spec.name}"
             )
         self._state = recorded
-        ended = [component for component in recorded.spec.components if component not in alive]
+        ended = [component for component in recorded.components if component not in alive]
         for component in ended:
             say(f"{component} had ended and is started again")
             self._start(component, programs)
@@ -306,7 +346,7 @@ class LocalCluster:
 
     def _write_certificates(self) -> None:
         cluster = self._up_state
-        authority = certificates.Authority(cluster.certificates)
+        pki = certificates.Authority(cluster.certificates)
         clients = [certificates.CONTROLLER_MANAGER, certificates.SCHEDULER]
         addresses = ["127.0.0.1", components.SERVICE_ADDRESS]
         others = [certificates.ADMIN]
@@ -315,13 +355,16 @@ class LocalCluster:
             clients += [certificates.PROXY, certificates.DNS, certificates.VOLUMES]
             clients.append(certificates.kubelet(components.NODE_NAME, NODE_ADDRESS))
             others.append(certificates.API_TO_KUBELET)
-        authority.create([*clients, *others, certificates.api_server(addresses)])
-        name = f"torchrun-{cluster.spec.name}"
-        authority.kubeconfig(cluster.kubeconfig, name, cluster.server, certificates.ADMIN)
-        address, port = components.api_endpoint(cluster)
+        pki.create([*clients, *others, certificates.api_server(addresses)])
+        pki.kubeconfig(cluster.kubeconfig, cluster.context, cluster.server, certificates.ADMIN)
         for client in clients:
-            path = cluster.component_kubeconfig(client.file)
-            authority.kubeconfig(path, name, f"https://{address}:{port}", client)
+            self._write_kubeconfig(client)
+
+    def _write_kubeconfig(self, client: certificates.Subject) -> None:
+        cluster = self._up_state
+        server = "https://{}:{}".format(*components.api_endpoint(cluster))
+        path, pki = cluster.component_kubeconfig(client.file), cluster.certificates
+        certificates.Authority(pki).kubeconfig(path, cluster.context, server, client)
 
     def _start(self, component: str, programs: Mapping[str, Path]) -> None:
         cluster = self._up_state

@@ -63,20 +63,35 @@ class Spec:
 
 @dataclass(frozen=True)
 class Ports:
-    """Local ports: the API server's (for the host) and etcd's two."""
+    """Local ports: the API server's (for the host), etcd's two, and one for an addon's webhooks."""
 
     api: int
     etcd: int
     peer: int
+    webhook: int
 
 
 @dataclass(frozen=True)
 class State:
-    """The content of a cluster's cluster.json; `complete` is set at the end of `up`."""
+    """The content of a cluster's cluster.json; `complete` is set at the end of `up`.
+
+    `addons` names those that were installed and the long-running processes of each.
+    """
 
     spec: Spec
     ports: Ports
     complete: bool = False
+    addons: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """All long-running processes, those of addons last."""
+        return (*self.spec.components, *self.added)
+
+    @property
+    def added(self) -> tuple[str, ...]:
+        """The long-running processes of addons."""
+        return tuple(component for parts in self.addons.values() for component in parts)
 
     @property
     def folder(self) -> Path:
@@ -92,6 +107,11 @@ class State:
     def kubeconfig(self) -> Path:
         """The cluster administrator's kubeconfig, for the host."""
         return self.folder / "kubeconfig"
+
+    @property
+    def context(self) -> str:
+        """What kubeconfigs call the cluster."""
+        return f"torchrun-{self.spec.name}"
 
     @property
     def server(self) -> str:
@@ -116,6 +136,12 @@ class State:
         temporary = self.folder / "cluster.json.tmp"
         temporary.write_text(json.dumps(asdict(self), default=lambda size: size.value, indent=2))
         temporary.replace(self.folder / "cluster.json")
+
+    def having(self, addons: Mapping[str, Sequence[str]]) -> State:
+        """The same cluster with exactly these addons; written down."""
+        changed = replace(self, addons=addons)
+        changed.write()
+        return changed
 
     def completed(self) -> State:
         """The same cluster, up."""
@@ -142,6 +168,7 @@ def read(name: str) -> State | None:
             Spec(**{**spec, "size": Size(spec["size"])}),
             Ports(**content["ports"]),
             content["complete"],
+            content["addons"],
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -167,7 +194,8 @@ def create(spec: Spec) -> State:
             for port in range(FIRST_PORT, LAST_PORT)
             if port not in taken and port != spec.port and _is_free(port)
         )
-        state = State(spec, Ports(spec.port or next(free), next(free), next(free)))
+        ports = Ports(spec.port or next(free), next(free), next(free), next(free))
+        state = State(spec, ports)
         state.folder.mkdir(parents=True, exist_ok=True)
         state.write()
     return state

@@ -24,6 +24,7 @@ import structlog
 from torchrun_controller import logs
 from torchrun_controller.apply import Applier
 from torchrun_controller.controllers.job import JobReconciler
+from torchrun_controller.controllers.queue import QueueReconciler
 from torchrun_controller.controllers.writes import Writes
 from torchrun_controller.events import EventRecorder
 from torchrun_controller.leader import Leader, Leadership, NotLeader, Solo
@@ -32,9 +33,11 @@ from torchrun_controller.observe import Key
 from torchrun_controller.own_writes import ReadYourWrites
 from torchrun_controller.progress.endpoint import ProgressServer
 from torchrun_controller.progress.tokens import Tokens
+from torchrun_controller.queue_watch import QueueWatch
 from torchrun_controller.reader import Answers, Reader
 from torchrun_controller.reconcile import reconcile
 from torchrun_controller.reconcile.observed import Defaults
+from torchrun_controller.reconcile.queues import reconcile_queue
 from torchrun_controller.server import Server, leads_or_stands_by
 from torchrun_controller.settings import Settings
 from torchrun_controller.transport import ConfigError, Connection, Transport
@@ -42,6 +45,7 @@ from torchrun_controller.worker import Worker
 from torchrun_controller.workqueue import AsyncWorkQueue
 
 DRAIN_SECONDS = 10.0  # for reconciles under way when the process is told to end
+QUEUE_WORKERS = 2  # queues are few and change seldom
 FLUSH_SECONDS = 2.0  # for events that wait, likewise
 
 # Exit codes.
@@ -82,7 +86,12 @@ async def run(settings: Settings) -> int:
         reader = Reader(watch, answers, queue, metrics, settings.namespaces)
         events = EventRecorder(write, leader, time.monotonic)
         applier = Applier(write, leader)
-        workers = (_job_worker(settings, queue, reader, events, applier, metrics),)
+        queues: AsyncWorkQueue[Key] = _work_queue("queue", metrics)
+        queue_watch = QueueWatch(watch, reader.observer, reader, queues)
+        workers = (
+            _job_worker(settings, queue, reader, events, applier, metrics),
+            _queue_worker(settings, queues, queue_watch, events, applier, metrics),
+        )
         metrics.leadership(leader.may_write)
         reader.count(metrics)
         server = Server(
@@ -94,7 +103,7 @@ async def run(settings: Settings) -> int:
             notes={"nodes": reader.nodes.shortcoming, "schedulers": reader.discovery.shortcoming},
         )
         progress = _progress_server(settings, review, leader, reader, queue, metrics)
-        controller = Controller(reader, leader, events, workers)
+        controller = Controller(reader, queue_watch, leader, events, workers)
         async with server.running(), progress.running() if progress else nullcontext():
             log.info(
                 "serves",
@@ -116,11 +125,13 @@ class Controller:
     def __init__(
         self,
         reader: Reader,
+        queue_watch: QueueWatch,
         leader: Leadership,
         events: EventRecorder,
         workers: Sequence[Worker[Any]],
     ) -> None:
         self._reader = reader
+        self._queue_watch = queue_watch
         self._leader = leader
         self._events = events
         self._workers = workers
@@ -137,10 +148,12 @@ class Controller:
                 background.cancel_scope.cancel()
 
         async with anyio.create_task_group() as background:
-            for informer in self._reader.informers:
+            for informer in (*self._reader.informers, *self._queue_watch.informers):
                 background.start_soon(informer.run)
             background.start_soon(self._reader.nodes.follow)
             background.start_soon(self._reader.discovery.run)
+            background.start_soon(self._queue_watch.run_kai)
+            background.start_soon(self._queue_watch.follow)
             background.start_soon(lead)
             background.start_soon(self._events.run)
             await self._work_until_told()
@@ -164,6 +177,7 @@ class Controller:
     async def _start_workers(self, tasks: anyio.abc.TaskGroup) -> None:
         await self._reader.synced()
         await self._reader.discovery.looked.wait()
+        await self._queue_watch.settled()
         await self._leader.elected.wait()
         log.info("works", workers={worker.name: worker.concurrency for worker in self._workers})
         for worker in self._workers:
@@ -241,18 +255,39 @@ def _job_worker(
     applier: Applier,
     metrics: Metrics,
 ) -> Worker[Key]:
-    defaults = Defaults(
-        runtime_image=settings.runtime_image,
-        runtime_image_pull_policy=settings.runtime_image_pull_policy,
-        progress_url=settings.progress_url,
-        grow_after=timedelta(seconds=settings.grow_after),
-    )
     reconciler = JobReconciler(
         observe=reader.observe,
-        decide=partial(reconcile, defaults=defaults),
+        decide=partial(reconcile, defaults=_defaults(settings)),
         applier=applier,
         writes=Writes(applier, ReadYourWrites(reader.stores, time.monotonic), metrics),
         events=events,
         metrics=metrics,
     )
     return Worker("job", queue, reconciler, metrics, concurrency=settings.workers)
+
+
+def _queue_worker(
+    settings: Settings,
+    queue: AsyncWorkQueue[Key],
+    watch: QueueWatch,
+    events: EventRecorder,
+    applier: Applier,
+    metrics: Metrics,
+) -> Worker[Key]:
+    reconciler = QueueReconciler(
+        observe=watch.observe,
+        decide=partial(reconcile_queue, defaults=_defaults(settings)),
+        applier=applier,
+        writes=Writes(applier, ReadYourWrites(watch.stores, time.monotonic), metrics),
+        events=events,
+    )
+    return Worker("queue", queue, reconciler, metrics, concurrency=QUEUE_WORKERS)
+
+
+def _defaults(settings: Settings) -> Defaults:
+    return Defaults(
+        runtime_image=settings.runtime_image,
+        runtime_image_pull_policy=settings.runtime_image_pull_policy,
+        progress_url=settings.progress_url,
+        grow_after=timedelta(seconds=settings.grow_after),
+    )

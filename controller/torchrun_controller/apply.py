@@ -8,16 +8,16 @@ replacement then answers 409 as well. Every write first asks the leader gate.
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 from msgspec import Struct, field
 
-from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import TORCHRUN_JOBS, Kind
+from torchrun_api.kinds import Kind, UserObject, kind_of
 from torchrun_api.meta import OwnerReference, Wire
 from torchrun_api.names import RETAINED_LABEL
+from torchrun_api.queue import TorchrunQueueStatus
 from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.reconcile.observed import Conflict, Rejection
 from torchrun_controller.reconcile.plan import Apply, Delete
@@ -25,6 +25,8 @@ from torchrun_controller.transport import ApiError, Disconnected, Response
 
 FIELD_MANAGER = "torchrun-controller"
 STATUS_FIELD_MANAGER = "torchrun-controller-status"
+
+Status: TypeAlias = TorchrunJobStatus | TorchrunQueueStatus
 
 APPLY_PATCH = "application/apply-patch+yaml"  # JSON is YAML
 
@@ -158,21 +160,38 @@ class Applier:
         except Disconnected as error:
             raise UnavailableError(str(error)) from error
 
-    async def apply_status(self, job: TorchrunJob, status: TorchrunJobStatus) -> Written | None:
-        """Replace the status of exactly this state of this job; None if it is gone.
+    async def judge(self, intent: Apply) -> None:
+        """Have the API server judge an object that does not exist, as a dry run: nothing is made.
+
+        Raises: as `apply`; NameConflictError where the name is taken.
+        """
+        body = {**intent.body, "metadata": {**_metadata(intent), "resourceVersion": ABSENT}}
+        try:
+            await self._patch(_path(intent), body, FIELD_MANAGER, force=False, dry_run=True)
+        except ApiError as error:
+            raise _typed(error, intent) from error
+        except Disconnected as error:
+            raise UnavailableError(str(error)) from error
+
+    async def apply_status(
+        self, owner: UserObject, status: Status, manager: str = STATUS_FIELD_MANAGER
+    ) -> Written | None:
+        """Replace what `manager` says in the status of exactly this state of a job or a queue.
+
+        None if it is gone.
 
         A UID alone is not enough: for a status the API server takes all metadata but the
         resourceVersion from the object that is there, so a replacement would get our status.
 
         Raises:
-            SupersededError: the job has changed, or was replaced, since it was observed.
+            SupersededError: it has changed, or was replaced, since it was observed.
             UnavailableError: try again later.
             ApiError: any other refusal.
         """
-        meta = job.metadata
+        kind, meta = kind_of(owner), owner.metadata
         body: JsonObject = {
-            "apiVersion": TORCHRUN_JOBS.api_version,
-            "kind": TORCHRUN_JOBS.kind,
+            "apiVersion": kind.api_version,
+            "kind": kind.kind,
             "metadata": {
                 "name": meta.name,
                 "namespace": meta.namespace,
@@ -181,18 +200,18 @@ class Applier:
             },
             "status": status,  # type: ignore[dict-item] # encoded below, never looked into
         }
-        path = TORCHRUN_JOBS.path(meta.namespace, meta.name, "status")
+        path = kind.path(meta.namespace, meta.name, "status")
         try:
-            answer = await self._patch(path, body, STATUS_FIELD_MANAGER, force=True)
+            answer = await self._patch(path, body, manager, force=True)
         except ApiError as error:
             if error.status == 404:
                 return None
             if error.status == 409:
-                raise SupersededError(f"TorchrunJob {meta.name!r} has changed meanwhile") from error
+                raise SupersededError(f"{kind.kind} {meta.name!r} has changed meanwhile") from error
             raise _unavailable(error) or error from error
         except Disconnected as error:
             raise UnavailableError(str(error)) from error
-        return _written(TORCHRUN_JOBS, meta.name, answer)
+        return _written(kind, meta.name, answer)
 
     async def delete(self, delete: Delete) -> Written | None:
         """Delete exactly this object; None if it is gone or replaced.
@@ -241,11 +260,13 @@ class Applier:
         return _written(intent.kind, intent.name, answer)
 
     async def _patch(
-        self, path: str, body: JsonObject, field_manager: str, *, force: bool
+        self, path: str, body: JsonObject, manager: str, *, force: bool, dry_run: bool = False
     ) -> Response:
-        query = {"fieldManager": field_manager}
+        query = {"fieldManager": manager}
         if force:
             query["force"] = "true"
+        if dry_run:
+            query["dryRun"] = "All"
         self._gate.check()
         return await self._transport.request(
             "PATCH", path, query=query, body=_encode(body), content_type=APPLY_PATCH
@@ -277,7 +298,7 @@ def _metadata(intent: Apply) -> JsonObject:
 
 
 def _path(intent: Apply) -> str:
-    return intent.kind.path(str(_metadata(intent)["namespace"]), intent.name)
+    return intent.kind.path(str(_metadata(intent).get("namespace", "")), intent.name)
 
 
 def _written(kind: Kind[Any], name: str, answer: Response) -> Written:
@@ -320,7 +341,7 @@ def _conflict(kind: Kind[Any], name: str, holder: _HolderMeta) -> Conflict:
         resource=kind.resource,
         name=name,
         message=f"{kind.kind} {name!r} exists already and {whose}; "
-        "delete or rename it, or give the job another name",
+        "delete or rename it, or choose another name",
     )
 
 

@@ -1,8 +1,8 @@
-"""Events regarding TorchrunJobs (events.k8s.io/v1): best effort, in a task of their own.
+"""Events regarding jobs and queues (events.k8s.io/v1): best effort, in a task of their own.
 
 A reconcile hands an event over and goes on at once; whatever happens to it then, the reconcile
 never knows. The same (type, reason, message) again within the window becomes a series on the first
-event instead of another object, and a token bucket for each job ends storms. The figures are
+event instead of another object, and a token bucket for each ends storms. The figures are
 client-go's: a burst of 25 for an object, one more each 5 minutes.
 """
 
@@ -18,9 +18,8 @@ import msgspec
 import structlog
 from msgspec import Struct
 
-from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import TORCHRUN_JOBS
+from torchrun_api.kinds import UserObject, kind_of
 from torchrun_controller.apply import Gate, Requests
 from torchrun_controller.reconcile.plan import Event
 from torchrun_controller.transport import ApiError, Disconnected
@@ -37,7 +36,7 @@ MAX_NOTE = 1024  # bytes, the API server's limit
 
 log = structlog.get_logger(__name__)
 
-Key = tuple[str, str, str, str]  # the job's UID, type, reason, message
+Key = tuple[str, str, str, str]  # UID of what it regards, type, reason, message
 
 
 class _Series(Struct):
@@ -83,9 +82,9 @@ class EventRecorder:
         self._wake = anyio.Event()
         self.dropped = 0
 
-    def record(self, job: TorchrunJob, event: Event) -> None:
+    def record(self, about: UserObject, event: Event) -> None:
         """Hand an event over; never waits and never raises."""
-        uid = job.metadata.uid
+        uid = about.metadata.uid
         if not self._take_token(uid):
             self.dropped += 1
             return
@@ -95,7 +94,7 @@ class EventRecorder:
         if series is not None and now - series.last < WINDOW:
             series.count += 1
         else:
-            series = self._begin(job, event)
+            series = self._begin(about, event)
             self._remember(key, series)
         series.last, series.last_time = now, self._now()
         self._series.move_to_end(key)
@@ -113,8 +112,8 @@ class EventRecorder:
             while self._queue:
                 await self._write_next()
 
-    def _begin(self, job: TorchrunJob, event: Event) -> _Series:
-        meta = job.metadata
+    def _begin(self, about: UserObject, event: Event) -> _Series:
+        kind, meta = kind_of(about), about.metadata
         name = f"{meta.name}.{secrets.token_hex(8)}"
         time = self._now()
         body: JsonObject = {
@@ -129,8 +128,8 @@ class EventRecorder:
             "reason": event.reason,
             "note": _shortened(event.message),
             "regarding": {
-                "apiVersion": TORCHRUN_JOBS.api_version,
-                "kind": TORCHRUN_JOBS.kind,
+                "apiVersion": kind.api_version,
+                "kind": kind.kind,
                 "namespace": meta.namespace,
                 "name": meta.name,
                 "uid": meta.uid,

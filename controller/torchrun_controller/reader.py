@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sized
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -29,6 +29,7 @@ from torchrun_api.kinds import (
     SERVICES,
     TORCHRUN_JOBS,
     TORCHRUN_QUEUES,
+    Object,
 )
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.discovery import Discovery
@@ -65,6 +66,8 @@ from torchrun_controller.workqueue import INITIAL, WorkQueue
 
 Child: TypeAlias = Job | Pod | PersistentVolumeClaim | Service
 
+T = TypeVar("T", bound=Object)
+Listener: TypeAlias = Callable[[Change[T], bool], None]
 
 # Warnings that say why a pod is not made, a claim not bound or a volume not mounted are few; the
 # frequent ones are of no use here, and are kept from the wire.
@@ -111,18 +114,35 @@ class Reader:
         metrics: Metrics,
         namespaces: tuple[str, ...] = (),
     ) -> None:
+        self.namespaces = namespaces
+        self.answers = answers
         self._transport = transport
-        self._answers = answers
         self._queue = queue
-        self._observer = WatchObserver(metrics)
+        self._job_listeners: list[Listener[TorchrunJob]] = []
+        self._queue_listeners: list[Listener[TorchrunQueue]] = []
+        self.observer = WatchObserver(metrics)
         self._scopes = {namespace: self._scope(namespace) for namespace in namespaces or ("",)}
         self._everywhere = self._scopes.get("")
         self.nodes = NodeWatch(
-            transport, self._observer, queue, self._with_workers_on, answers.problem
+            transport, self.observer, queue, self._with_workers_on, answers.problem
         )
         self.reports = Reports()
         self.discovery = Discovery(transport)
         self.discovery.subscribe(self._installed_changed)
+
+    def subscribe(self, *, jobs: Listener[TorchrunJob], queues: Listener[TorchrunQueue]) -> None:
+        """Have other controllers told of each change of a job or a queue, as informers tell it."""
+        self._job_listeners.append(jobs)
+        self._queue_listeners.append(queues)
+
+    def caches(self, namespace: str) -> Caches:
+        """The caches that hold this namespace."""
+        return self._scope_of(namespace).caches
+
+    def queues(self) -> Iterator[TorchrunQueue]:
+        """Every queue that is seen."""
+        for scope in self._scopes.values():
+            yield from scope.caches.queues
 
     @property
     def informers(self) -> list[Informer[Any]]:
@@ -195,7 +215,7 @@ class Reader:
         groups = self._by_resource().items()
         return caches_synced(
             {resource: partial(_all_synced, group) for resource, group in groups},
-            self._answers.problem,
+            self.answers.problem,
         )
 
     def _with_workers_on(self, node: str) -> Iterator[Key]:
@@ -225,7 +245,7 @@ class Reader:
             warnings=Store({REGARDING_INDEX: by_regarding}),
         )
         own = partial(
-            Informer, transport=self._transport, namespace=namespace, observer=self._observer
+            Informer, transport=self._transport, namespace=namespace, observer=self.observer
         )
         child = partial(own, on_change=self._child_changed, label_selector=names.JOB_LABEL)
         informers: tuple[Informer[Any], ...] = (
@@ -263,10 +283,16 @@ class Reader:
         if not initial:
             for child in followers(jobs, change):
                 self._queue.add((meta.namespace, child))
+        for listener in self._job_listeners:
+            listener(change, initial)
 
     def _queue_changed(
         self, jobs: Store[TorchrunJob], change: Change[TorchrunQueue], initial: bool
     ) -> None:
+        for listener in self._queue_listeners:
+            listener(change, initial)
+        if not initial and _template(change.old) == _template(change.new):
+            return
         meta = change.object.metadata
         for job in jobs.by_index(QUEUE_INDEX, index_key(meta.namespace, meta.name)):
             if job.status.phase not in TERMINAL:
@@ -295,6 +321,14 @@ class Reader:
         child = store.get(regarding.namespace, regarding.name) if store is not None else None
         if child is not None:
             self._child_changed(Change(None, child), initial)
+
+
+def _template(queue: TorchrunQueue | None) -> object:
+    """What jobs go by: not the status, which changes with every one of them."""
+    if queue is None:
+        return None
+    meta = queue.metadata
+    return meta.uid, meta.generation, meta.deletion_timestamp, queue.invalid
 
 
 class _Objects(Sized):

@@ -11,7 +11,7 @@ from kubectl_torchrun.api import Api, ApiError, Unreachable
 from kubectl_torchrun.deliver import deliver
 from kubectl_torchrun.errors import DETACHED, Problem, RunProblem, UploadProblem, UsageProblem
 from kubectl_torchrun.follow import Narrator, follow
-from kubectl_torchrun.kubectl import Target, namespace, proxy
+from kubectl_torchrun.kubectl import Target, Where, proxy, resolve
 from kubectl_torchrun.manifest import Request
 from kubectl_torchrun.mirror import Mirror
 from kubectl_torchrun.pack import files_of, human
@@ -22,6 +22,8 @@ from kubectl_torchrun.slices import JOBS, QUEUES, Job
 from kubectl_torchrun.terminal import Terminal
 from torchrun_api import names
 from torchrun_api.json import JsonObject
+
+FETCHED = ("git", "s3")  # sources that a job fetches by itself
 
 
 class SubmitOptions(NamedTuple):
@@ -48,17 +50,17 @@ def submit(target: Target, request: Request, options: SubmitOptions, terminal: T
         options = options._replace(wait=waiting.check(options.wait))
     found = tree.scan(options.directory)
     pack.check(found)
-    where = namespace(target)
+    where = resolve(target)
     if options.dry_run == "client":
         return _print_only(request, where, found, options, terminal)
     with proxy(target) as socket:
-        cluster = Cluster(target, where, socket)
+        cluster = Cluster(target, where.namespace, socket)
         request = request._replace(queue=cluster.run(lambda api: _queue(api, request.queue)))
         tell_left_out(found, terminal)
-        memory = Memory(target, where, options.directory)
+        memory = Memory(where, options.directory)
         workspace = look(memory, found, terminal)
         base = workspace.before.job if workspace.before else ""
-        body = manifest.build(request, where, workspace.manifest.sha256, base)
+        body = manifest.build(request, where.namespace, workspace.manifest.sha256, base)
         if options.dry_run == "server":
             cluster.run(lambda api: api.create(JOBS, body, dry_run=True))
             output.write(body, options.output or "yaml")
@@ -71,12 +73,12 @@ def submit(target: Target, request: Request, options: SubmitOptions, terminal: T
 
 
 def _print_only(
-    request: Request, where: str, found: tree.Tree, options: SubmitOptions, terminal: Terminal
+    request: Request, where: Where, found: tree.Tree, options: SubmitOptions, terminal: Terminal
 ) -> int:
     if not request.queue:
         raise UsageProblem("--dry-run=client asks no cluster: say which queue with --queue.")
-    workspace = look(Memory(Target(), where, options.directory), found, terminal)
-    body = manifest.build(request, where, workspace.manifest.sha256)
+    workspace = look(Memory(where, options.directory), found, terminal)
+    body = manifest.build(request, where.namespace, workspace.manifest.sha256)
     output.write(body, options.output or "yaml")
     return 0
 
@@ -86,19 +88,19 @@ def sync(target: Target, name: str, options: SubmitOptions, terminal: Terminal) 
 
     A job that fetches its workspace by itself is told to do so once more.
     """
-    where = namespace(target)
+    where = resolve(target)
     with proxy(target) as socket:
-        cluster = Cluster(target, where, socket)
+        cluster = Cluster(target, where.namespace, socket)
         job = cluster.run(lambda api: api.get(JOBS, name))
-        workspace_of = job.spec.volumes.workspace
-        if workspace_of and workspace_of.source in ("git", "s3") and not job.ended:
+        _check_takes(job, cluster)
+        source = _source(job)
+        if source in FETCHED:
             now = datetime.now(UTC).isoformat(timespec="microseconds")
             cluster.run(lambda api: api.annotate(JOBS, name, names.SYNC_REQUESTED, now))
             when = "with its next workers" if job.workspace_ready else "now"
-            terminal.note(f"{name} fetches its workspace from {workspace_of.source} again, {when}.")
+            terminal.note(f"{name} fetches its workspace from {source} again, {when}.")
             return 0
-        _check_takes(job)
-        memory = Memory(target, where, options.directory)
+        memory = Memory(where, options.directory)
         if job.workspace_ready or options.watch:
             edits = Reload(cluster, name, options.directory, memory, terminal, options.pod_wait)
             return edits.watch() if options.watch else edits.once()
@@ -130,7 +132,7 @@ async def _queue(api: Api, wanted: str) -> str:
     if not queues:
         raise UsageProblem(
             f"There is no TorchrunQueue in the namespace {api.namespace}. Choose another with -n,"
-            " or make a queue: kubectl get torchrunqueues -A shows those there are."
+            " or make a queue: kubectl torchrun queues -A shows those there are."
         )
     listed = "".join(f"\n  --queue {queue}" for queue in queues)
     if wanted:
@@ -257,15 +259,15 @@ class Delivery:
             return f"Stopped before the upload was complete. {_resume(self._cluster, self._name)}"
         return (
             "Stopped while the job was being created: it may be there or not. See:\n"
-            f"  {self._cluster.command(f'get torchrunjob {self._name}')}"
+            f"  {self._cluster.command(f'torchrun status {self._name}')}"
         )
 
 
 def _later(cluster: Cluster, name: str) -> str:
     return (
         f"Come back:\n  {cluster.command(f'torchrun logs {name} --follow')}\n"
-        f"  {cluster.command(f'get torchrunjob {name}')}\n"
-        f"End it:\n  {cluster.command(f'delete torchrunjob {name}')}"
+        f"  {cluster.command(f'torchrun status {name}')}\n"
+        f"End it:\n  {cluster.command(f'torchrun cancel {name}')}"
     )
 
 
@@ -277,18 +279,34 @@ def _resume(cluster: Cluster, name: str) -> str:
 
 
 def _give_up(cluster: Cluster, name: str) -> str:
-    return f"Give it up:\n  {cluster.command(f'delete torchrunjob {name}')}"
+    return f"Give it up:\n  {cluster.command(f'torchrun cancel {name}')}"
 
 
-def _check_takes(job: Job) -> None:
-    name, workspace = job.metadata.name, job.spec.volumes.workspace
-    if workspace is None or not workspace.enabled or workspace.source != "zip":
-        raise UsageProblem(
-            f"{name} takes no upload: it has no spec.volumes.workspace with source zip."
-        )
+def _source(job: Job) -> str:
+    """Where the job's workspace comes from; `none` where it has none."""
+    workspace = job.spec.volumes.workspace
+    return workspace.source if workspace and workspace.enabled else "none"
+
+
+def _check_takes(job: Job, cluster: Cluster) -> None:
+    """Raises UsageProblem where a directory, or word of a new one, comes to nothing."""
+    name, source = job.metadata.name, _source(job)
+    claim = job.spec.volumes.workspace.claim_name if job.spec.volumes.workspace else ""
     if job.ended:
         raise UsageProblem(
-            f"{name} is over (it is {job.status.phase}). To run other code: kubectl torchrun submit"
+            f"{name} is over (it is {job.status.phase}). To run other code:"
+            f" {cluster.command('torchrun submit')}"
+        )
+    if source == "none":
+        raise UsageProblem(
+            f"{name} has no workspace (spec.volumes.workspace): its code is in its image, so there"
+            " is nowhere to send a directory to. A job that takes one:"
+            f" {cluster.command('torchrun submit')}"
+        )
+    if source == "existing":
+        raise UsageProblem(
+            f"{name} takes no upload: its workspace is the claim {claim} (source existing), read as"
+            " it is; change the files there."
         )
 
 

@@ -1,20 +1,24 @@
 """Logs of attempts whose pods are gone: the copies that launchers keep on the job's claim.
 
 `state/logs/<attempt>/node-<index>.log` of the workspace claim, and before it, where that has grown
-large, `node-<index>.log.1`. Running workers have `state` at /torchrun-state.
+large, `node-<index>.log.1`. Running workers have `state` at /torchrun-state. Lines are written as
+container runtimes do (CRI): time, stream, F, text; older launchers wrote the text alone.
 """
 
 import re
 import subprocess
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import NamedTuple
+import tempfile
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import IO, NamedTuple
 
 import anyio
 
 from kubectl_torchrun.api import Api, ApiError
 from kubectl_torchrun.errors import ClusterProblem, Problem
 from kubectl_torchrun.kubectl import find_kubectl
+from kubectl_torchrun.logs import View
 from kubectl_torchrun.mirror import has_started
 from kubectl_torchrun.session import Cluster
 from kubectl_torchrun.slices import PODS, Job
@@ -30,6 +34,8 @@ _CONTAINER = "reader"
 _READY_SECONDS = 60.0
 _LIFETIME_SECONDS = 900  # it ends by itself then, if nobody is left to delete it
 _USER = 65532  # any that is not root: the files are readable to all
+_SPOOL_BYTES = 4 << 20
+_MARK = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z) std(?:out|err) F ")
 _NAME = re.compile(r"node-(\d+)\.log")
 # The attempts in one line, then the files of the one that is asked for.
 _LIST = 'cd "$0/logs" 2>/dev/null && echo * && cd "$1" 2>/dev/null && ls -1; true'
@@ -62,7 +68,20 @@ class Place(NamedTuple):
         return sorted(int(word) for word in kept.split() if word.isdecimal()), sorted(nodes)
 
     def lines(self, attempt: int, node: int, tail: int | None) -> Iterator[bytes]:
-        """A node's copy, at most its last lines. Raises ClusterProblem."""
+        """A node's copy without times, at most its last lines. Raises ClusterProblem."""
+        for line in self.stamped(attempt, node, tail):
+            yield split(line)[1]
+
+    def fetched(self, attempt: int, node: int, view: View, until: ExitStack) -> "Copied":
+        """A node's copy as far as it may be shown, kept here. Raises ClusterProblem."""
+        spool = tempfile.SpooledTemporaryFile(_SPOOL_BYTES)  # noqa: SIM115  # `until` closes it
+        until.enter_context(spool)
+        for line in self.stamped(attempt, node, view.tail):
+            spool.write(line + b"\n")
+        return Copied(spool, view)
+
+    def stamped(self, attempt: int, node: int, tail: int | None) -> Iterator[bytes]:
+        """The lines as they stand in the copy. Raises ClusterProblem."""
         path = f"{self.root}/logs/{attempt}/node-{node}.log"
         words = ["sh", "-c", _SHOW, path] if tail is None else ["sh", "-c", _TAIL, path, str(tail)]
         with subprocess.Popen(
@@ -80,6 +99,37 @@ class Place(NamedTuple):
                     raise ClusterProblem(_says(process.stderr.read().decode(errors="replace")))
             finally:
                 process.terminate()
+
+
+def split(line: bytes) -> tuple[bytes, bytes]:
+    """Time and text of a line of a copy; the time is empty where an older launcher wrote it."""
+    mark = _MARK.match(line)
+    return (mark[1], line[mark.end() :]) if mark else (b"", line)
+
+
+class Copied:
+    """A copy that was brought here. `timed`: whether its lines have times; read it before use."""
+
+    def __init__(self, spool: IO[bytes], view: View) -> None:
+        self.stamp = b""
+        self._spool = spool
+        self._since = view.since
+        spool.seek(0)
+        self.timed = any(split(line)[0] for line in (spool.readline(), spool.readline()))
+
+    async def read(self, *, follow: bool, ended: bool) -> AsyncGenerator[bytes, None]:
+        """As a Cursor does. The oldest line, cut where older parts were dropped, is left out."""
+        del follow, ended
+        oldest = b""
+        if self._since is not None:
+            moment = datetime.now(UTC) - timedelta(seconds=self._since)
+            oldest = moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ").encode()
+        self._spool.seek(0)
+        for line in self._spool:
+            stamp, text = split(line.removesuffix(b"\n"))
+            self.stamp = stamp or self.stamp
+            if not self.timed or (self.stamp and self.stamp >= oldest):
+                yield text
 
 
 def _says(text: str) -> str:

@@ -7,6 +7,8 @@ from io import BufferedRandom
 from typing import NamedTuple
 
 import anyio
+import anyio.from_thread
+import anyio.to_thread
 import msgspec
 
 from kubectl_torchrun import pack
@@ -106,7 +108,9 @@ class _Delivery:
                         await anyio.sleep(seconds)
                     case Pack(wanted):
                         bars.close()
-                        archive = self._pack(wanted)
+                        # In a thread, where a Ctrl-C is heard between two blocks of a file.
+                        archive = await anyio.to_thread.run_sync(self._pack, wanted)
+                        self._upload.packed(archive.sha256, archive.size, anyio.current_time())
                         bar = bars.enter_context(self._terminal.bar("Uploading", archive.size))
                     case Ask() | Announce() | Send():
                         since = anyio.current_time()
@@ -130,12 +134,12 @@ class _Delivery:
 
             def advance(size: int) -> None:
                 nonlocal done
+                anyio.from_thread.check_cancelled()
                 done += size
                 bar.reached(done)
 
             archive = pack.write(self._workspace, wanted, self._file, advance)
         self._files += archive.files
-        self._upload.packed(archive.sha256, archive.size, anyio.current_time())
         return archive
 
     async def _carry_out(self, step: Ask | Announce | Send, pod: str, bar: Bar) -> None:

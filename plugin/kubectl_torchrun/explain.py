@@ -9,8 +9,11 @@ NOT_INSTALLED = (
 )
 
 
-def explain(error: BaseException, namespace: str) -> Problem | None:
-    """What a user is told of this error; None if it is a fault of this program."""
+def explain(error: BaseException, namespace: str, jobs: str) -> Problem | None:
+    """What a user is told of this error; None if it is a fault of this program.
+
+    jobs: the command line that lists the namespace's jobs.
+    """
     if isinstance(error, Problem):
         return error
     if isinstance(error, Unreachable):
@@ -19,16 +22,16 @@ def explain(error: BaseException, namespace: str) -> Problem | None:
             " See: kubectl cluster-info; kubectl config current-context"
         )
     if isinstance(error, ApiError):
-        return _refusal(error, namespace)
+        return _refusal(error, namespace, jobs)
     if isinstance(error, BaseExceptionGroup):
         for member in error.exceptions:
-            found = explain(member, namespace)
+            found = explain(member, namespace, jobs)
             if found is not None:
                 return found
     return None
 
 
-def _refusal(error: ApiError, namespace: str) -> Problem:
+def _refusal(error: ApiError, namespace: str, jobs: str) -> Problem:
     match error.status:
         case 401:
             return ClusterProblem(
@@ -48,10 +51,7 @@ def _refusal(error: ApiError, namespace: str) -> Problem:
                 " see: kubectl get namespaces"
             )
         case 404:
-            return UsageProblem(
-                f"{error.message} (namespace {namespace}). See: kubectl get torchrunjobs"
-                f" -n {namespace}"
-            )
+            return UsageProblem(f"{error.message} (namespace {namespace}). See: {jobs}")
         case 409:
             return UsageProblem(
                 f"{error.message}. Choose another --name, or none to have one made up."

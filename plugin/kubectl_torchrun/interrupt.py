@@ -29,7 +29,7 @@ def ask(cluster: Cluster, name: str, terminal: Terminal, stopped: str) -> int:
         cluster.run(lambda api: api.delete(JOBS, name))
     except KeyboardInterrupt:
         terminal.interrupted()
-        see = cluster.command(f"get torchrunjob {name}")
+        see = cluster.command(f"torchrun status {name}")
         terminal.note(f"Stopped while {name} was being deleted; see whether it is gone:\n  {see}")
         return DETACHED
     terminal.note(f"Deleted torchrunjob.torchrun.ai/{name}; its pods get their grace period.")

@@ -83,11 +83,20 @@ def proxy(target: Target) -> Iterator[Path]:
             process.stdin.close()
 
 
-def namespace(target: Target) -> str:
-    """The namespace that is meant: the flag's, else the context's, else kubectl's default."""
-    if target.namespace:
-        return target.namespace
-    command = [find_kubectl(), "config", "view", "--minify", "--output=jsonpath={..namespace}"]
+class Where(NamedTuple):
+    """A namespace of a cluster, by the address of its API server; empty where kubectl says none."""
+
+    server: str
+    namespace: str
+
+
+def resolve(target: Target) -> Where:
+    """What the flags and the current context mean. Raises ClusterProblem.
+
+    The namespace is the flag's, else the context's, else kubectl's default.
+    """
+    form = '{.clusters[0].cluster.server}{"\\n"}{..namespace}'
+    command = [find_kubectl(), "config", "view", "--minify", f"--output=jsonpath={form}"]
     try:
         result = subprocess.run(
             [*command, *target.flags()], capture_output=True, text=True, timeout=_START_SECONDS
@@ -95,13 +104,21 @@ def namespace(target: Target) -> str:
     except subprocess.TimeoutExpired:
         raise ClusterProblem("kubectl config view does not answer.") from None
     if result.returncode == 0:
-        return result.stdout.strip() or "default"
+        server, _, found = result.stdout.partition("\n")
+        return Where(server.strip(), target.namespace or found.strip() or "default")
+    if target.namespace:  # kubectl itself says more where it is needed
+        return Where("", target.namespace)
     if target.context or target.kubeconfig or not _SERVICE_ACCOUNT_NAMESPACE.exists():
         raise ClusterProblem(
             f"kubectl knows no cluster: {result.stderr.strip()}\n"
             "Choose one with --kubeconfig or --context; see: kubectl config get-contexts"
         )
-    return _SERVICE_ACCOUNT_NAMESPACE.read_text().strip()
+    return Where("", _SERVICE_ACCOUNT_NAMESPACE.read_text().strip())
+
+
+def namespace(target: Target) -> str:
+    """The namespace that is meant. Raises ClusterProblem."""
+    return target.namespace or resolve(target).namespace
 
 
 def find_kubectl() -> str:

@@ -9,11 +9,11 @@ import msgspec
 
 from kubectl_torchrun import output, waiting
 from kubectl_torchrun.api import Api, ApiError
-from kubectl_torchrun.errors import DETACHED, UsageProblem
+from kubectl_torchrun.errors import DETACHED, RUN_FAILED, SUCCEEDED, UsageProblem
 from kubectl_torchrun.kubectl import Target
 from kubectl_torchrun.session import Cluster, session
 from kubectl_torchrun.slices import CLAIMS, JOBS, Job
-from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.terminal import Terminal, ask
 from torchrun_api import names
 from torchrun_api.json import JsonObject
 
@@ -90,49 +90,80 @@ def _done(cluster: Cluster, job: Job, verb: str, nodes: int | None) -> str:
     watch = cluster.command(f"torchrun logs {name} -f")
     if verb == "resume":
         return f"{name} goes on. Watch: {watch}"
-    return f"{name} gets {nodes} nodes (it had {job.spec.num_nodes}). Watch: {watch}"
+    many = f"{nodes} node{'s' * (nodes != 1)}"
+    return f"{name} gets {many} (it had {job.spec.num_nodes}). Watch: {watch}"
 
 
 def cancel(
     target: Target, jobs: Sequence[str], options: Options, terminal: Terminal, *, sure: bool
 ) -> int:
-    """Delete jobs, after a question where a terminal can be asked; the exit code."""
+    """Delete jobs, after a question where a terminal can be asked; the exit code.
+
+    As kubectl does: a name without a job costs the others nothing. Raises Problem.
+    """
     with session(target) as cluster:
-        for name in jobs:  # all or none: a typing error in the second must not cost the first
-            cluster.run(lambda api, name=name: api.get(JOBS, name))  # type: ignore[misc]
-        stays = cluster.run(lambda api: _retained(api, jobs))
+        there = cluster.run(lambda api: _there(api, jobs))
+        missing = [name for name in jobs if name not in there]
+        unknown = f"no job {', '.join(missing)} in the namespace {cluster.namespace}"
+        if not there:
+            see = cluster.command("torchrun list")
+            raise UsageProblem(f"There is {unknown}: nothing was deleted. See: {see}")
+        if missing:
+            terminal.note(f"There is {unknown}.")
+        stays = cluster.run(lambda api: _retained(api, there))
         if options.dry_run == "client":
-            terminal.note(f"Would delete {', '.join(jobs)}{stays}")
-            return 0
-        dry = options.dry_run == "server"
-        if not (sure or dry or _confirmed(jobs, stays)):
+            terminal.note(f"Would delete {', '.join(there)}{stays}")
+        elif sure or options.dry_run == "server" or _confirmed(there, stays):
+            _delete(cluster, there, stays, options, terminal)
+        else:
             terminal.note("Nothing was deleted.")
             return DETACHED
-        for name in jobs:
-            cluster.run(lambda api, name=name: api.delete(JOBS, name, dry_run=dry))  # type: ignore[misc]
-            if options.form:
-                click.echo(f"torchrunjob.torchrun.ai/{name}")
-            word = "Would delete" if dry else "Deleted"
-            terminal.note(f"{word} torchrunjob.torchrun.ai/{name}")
-        if not dry:
-            terminal.note(f"Its pods get their grace period; its claims go{stays}.")
-        if options.wait and not dry:
-            for name in jobs:
-                cluster.run(
-                    lambda api, name=name: waiting.wait(  # type: ignore[misc]
-                        api, name, terminal, waiting.DELETED, options.timeout
-                    )
-                )
-    return 0
+    return RUN_FAILED if missing else SUCCEEDED
+
+
+def _delete(
+    cluster: Cluster, jobs: Sequence[str], stays: str, options: Options, terminal: Terminal
+) -> None:
+    dry = options.dry_run == "server"
+    for name in jobs:
+        cluster.run(lambda api, name=name: api.delete(JOBS, name, dry_run=dry))  # type: ignore[misc]
+        if options.form:
+            click.echo(f"torchrunjob.torchrun.ai/{name}")
+        word = "Would delete" if dry else "Deleted"
+        terminal.note(f"{word} torchrunjob.torchrun.ai/{name}")
+    if dry:
+        return
+    whose = "Its" if len(jobs) == 1 else "Their"
+    terminal.note(f"{whose} pods get their grace period; {whose.lower()} claims go{stays}.")
+    for name in jobs if options.wait else ():
+        cluster.run(
+            lambda api, name=name: waiting.wait(  # type: ignore[misc]
+                api, name, terminal, waiting.DELETED, options.timeout
+            )
+        )
+
+
+async def _there(api: Api, jobs: Sequence[str]) -> list[str]:
+    """Those of these that there are, each once."""
+    found = []
+    for name in dict.fromkeys(jobs):
+        try:
+            await api.get(JOBS, name)
+        except ApiError as error:
+            if error.status != 404 or not error.details.name:
+                raise
+        else:
+            found.append(name)
+    return found
 
 
 def _confirmed(jobs: Sequence[str], stays: str) -> bool:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return True
-    question = f"Delete {', '.join(jobs)} with pods and claims{stays}?"
+    question = f"Delete {', '.join(jobs)} with pods and claims{stays}? [y/N]:"
     try:
-        return click.confirm(question, err=True)
-    except click.Abort:
+        return ask(question).lower() in ("y", "yes")
+    except KeyboardInterrupt:
         click.echo(err=True)
         return False
 

@@ -5,7 +5,7 @@ import itertools
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import anyio
 
@@ -82,13 +82,23 @@ class Cursor:
                     yield text.removesuffix(b"\n")
 
 
+class Lines(Protocol):
+    """One node's log: `stamp` is the time of the line that was read last."""
+
+    stamp: bytes
+
+    def read(self, *, follow: bool, ended: bool) -> AsyncGenerator[bytes, None]:
+        """The lines from here, as a Cursor reads them."""
+        ...
+
+
 async def merged(
-    cursors: Sequence[tuple[int, Cursor]], view: View = ALL
+    cursors: Sequence[tuple[int, Lines]], view: View = ALL
 ) -> AsyncIterator[tuple[int, bytes]]:
-    """The logs so far of these workers (node and cursor), in the order of their times."""
+    """The logs so far of these workers (node and its lines), in the order of their times."""
     async with AsyncExitStack() as stack:
         heads: list[tuple[bytes, int, bytes]] = []
-        readers: dict[int, tuple[Cursor, AsyncGenerator[bytes, None]]] = {}
+        readers: dict[int, tuple[Lines, AsyncGenerator[bytes, None]]] = {}
         for node, cursor in cursors:
             lines = await stack.enter_async_context(aclosing(cursor.read(follow=False, ended=True)))
             readers[node] = (cursor, lines)

@@ -1,5 +1,6 @@
 """`logs`: which workers' logs are shown, and from where."""
 
+from contextlib import ExitStack
 from typing import NamedTuple
 
 import anyio
@@ -9,7 +10,7 @@ from kubectl_torchrun.api import Api, ApiError
 from kubectl_torchrun.errors import DETACHED, Problem, UsageProblem
 from kubectl_torchrun.follow import MOST_STREAMS, Narrator, follow
 from kubectl_torchrun.kubectl import Target
-from kubectl_torchrun.logs import Cursor, View, merged
+from kubectl_torchrun.logs import Cursor, Lines, View, merged
 from kubectl_torchrun.mirror import Mirror, attempt_of, has_started, rank_of
 from kubectl_torchrun.session import Cluster, session
 from kubectl_torchrun.slices import JOBS, PODS, QUEUES, Job, QueueSpecSlice
@@ -78,23 +79,27 @@ def _print(cluster: Cluster, job: Job, wanted: Wanted, view: View, terminal: Ter
             f"The first {MOST_STREAMS} of {len(there)} workers; choose others with --node."
         )
     chosen = sorted(there.items())[:MOST_STREAMS]
+    all_there = attempt == job.status.attempt or (view.nodes and view.nodes <= there.keys())
+    with ExitStack() as until:
+        copied: list[tuple[int, copies.Copied]] = []
+        if not (there and all_there):
+            if not there and not (job.status.start_time or job.status.attempts):
+                raise _nothing(job, wanted)
+            try:
+                copied = _copied(cluster, job, pods, attempt, view, set(there), terminal, until)
+            except Problem as problem:
+                if not there:
+                    raise
+                terminal.note(f"The logs of further nodes cannot be read. {problem}")
 
-    async def show(api: Api) -> None:
-        cursors = [(node, Cursor(api, pod, view)) for node, pod in chosen]
-        async for node, line in merged(cursors, view):
-            terminal.log(node, line)
+        async def show(api: Api) -> None:
+            cursors: list[tuple[int, Lines]] = [
+                (node, Cursor(api, pod, view)) for node, pod in chosen
+            ]
+            async for node, line in merged([*cursors, *copied], view):
+                terminal.log(node, line)
 
-    cluster.run(show)
-    if there and (attempt == job.status.attempt or (view.nodes and view.nodes <= there.keys())):
-        return 0
-    if not there and not (job.status.start_time or job.status.attempts):
-        raise _nothing(job, wanted)
-    try:
-        _print_copies(cluster, job, pods, attempt, view, frozenset(there), terminal)
-    except Problem as problem:
-        if not there:
-            raise
-        terminal.note(f"The logs of further nodes cannot be read. {problem}")
+        cluster.run(show)
     return 0
 
 
@@ -106,16 +111,17 @@ def _nothing(job: Job, wanted: Wanted) -> Problem:
     )
 
 
-def _print_copies(
+def _copied(
     cluster: Cluster,
     job: Job,
     pods: list[Pod],
     attempt: int,
     view: View,
-    shown: frozenset[int],
+    shown: set[int],
     terminal: Terminal,
-) -> None:
-    """The copies of the nodes that were not shown yet. Raises Problem where there are none."""
+    until: ExitStack,
+) -> list[tuple[int, copies.Copied]]:
+    """The copies of the nodes that have no pod any more. Raises Problem where there are none."""
     with copies.place(cluster, job, pods, terminal) as place:
         kept, nodes = place.listing(attempt)
         left = [node for node in nodes if node not in shown and view.takes(node)]
@@ -125,14 +131,13 @@ def _print_copies(
                 f"The claim of {job.metadata.name} holds no log of attempt {attempt} that was asked"
                 f" for; it has logs of {of}."
             )
-        if len(left) > 1:
-            terminal.note("Copies of the logs carry no times: they come node after node.")
-        if left and view.since is not None:
-            terminal.note("Copies of the logs carry no times: --since leaves nothing out.")
-        for node in left:
-            for line in place.lines(attempt, node, view.tail):
-                if view.shows(node, line):
-                    terminal.log(node, line)
+        found = [(node, place.fetched(attempt, node, view, until)) for node in left]
+    if not all(copied.timed for _, copied in found):
+        terminal.note(
+            "Copies of an older launcher carry no times: they come first, node after node"
+            + ("." if view.since is None else ", and --since leaves nothing out of them.")
+        )
+    return found
 
 
 async def _backlog(api: Api, job: Job, view: View, terminal: Terminal) -> dict[str, Cursor]:

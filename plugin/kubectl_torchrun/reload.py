@@ -1,9 +1,12 @@
 """Edits into a job that runs: the directory is sent, and the pods that are there run it."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import anyio
+import anyio.from_thread
+import anyio.to_thread
 import msgspec
 
 from kubectl_torchrun import pack, tree
@@ -56,7 +59,20 @@ class Reload:
                 tasks.cancel_scope.cancel()
             return 0
 
-        return self._cluster.run(work)
+        try:
+            return self._cluster.run(work)
+        except KeyboardInterrupt:
+            self._terminal.interrupted()
+            self._terminal.note(f"Stopped. {self._goes_on()}")
+            return DETACHED
+        except UploadProblem as problem:
+            raise UploadProblem(f"{problem}\n{self._goes_on()}") from problem
+
+    def _goes_on(self) -> str:
+        return (
+            f"{self._job} goes on with what it has. To send the directory:\n"
+            f"  {self._cluster.command(f'torchrun sync {self._job}')}"
+        )
 
     def watch(self) -> int:
         """Send each edit, in development mode, until the job ends or somebody presses Ctrl-C."""
@@ -85,7 +101,7 @@ class Reload:
         while not (mirror.job and mirror.job.ended):
             started = time.monotonic()
             try:
-                workspace = await anyio.to_thread.run_sync(self._look)
+                workspace = await anyio.to_thread.run_sync(self._look, _check_cancelled)
                 sha256 = workspace.manifest.sha256
                 # What an editor is still writing is another at the next look.
                 if sha256 != sent and sha256 == before:
@@ -103,10 +119,10 @@ class Reload:
                 self._terminal.note(str(problem))
             await anyio.sleep(max(_LOOK_SECONDS, _LOOK_SHARE * (time.monotonic() - started)))
 
-    def _look(self) -> Workspace:
+    def _look(self, advance: Callable[[int], None] = lambda _: None) -> Workspace:
         found = tree.scan(self._directory)
         pack.check(found)
-        return self._memory.look(found)
+        return self._memory.look(found, advance)
 
     async def _send(self, api: Api, mirror: Mirror, workspace: Workspace) -> None:
         started = time.monotonic()
@@ -146,3 +162,8 @@ class Reload:
             f"Revision {revision} is in the workspace, but the workers were not told within"
             f" {_TOLD_SECONDS:.0f} s. Where one of them has ended, the next attempt runs it."
         )
+
+
+def _check_cancelled(_: int) -> None:
+    """Between two files: a Ctrl-C ends the thread that looks."""
+    anyio.from_thread.check_cancelled()

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from kubectl_torchrun.errors import UsageProblem
-from kubectl_torchrun.kubectl import Target
+from kubectl_torchrun.kubectl import Where
 from kubectl_torchrun.tree import TORCHRUNIGNORE, File, Tree
 from torchrun_api.contents import Entry, Manifest, ManifestError, parse
 
@@ -43,13 +43,13 @@ class Workspace(NamedTuple):
 
 
 class Memory:
-    """The folder of one directory, namespace and choice of cluster; made when first written."""
+    """The folder of one directory and namespace of a cluster; made when first written."""
 
-    def __init__(self, target: Target, namespace: str, directory: Path) -> None:
-        kubeconfig = target.kubeconfig or os.environ.get("KUBECONFIG", "")
-        where = "\0".join([kubeconfig, target.context, namespace, str(directory.resolve())])
-        self._sent = _folder() / f"sent-{_short(where)}"
-        self._digests = _folder() / f"digests-{_short(str(directory.resolve()))}"
+    def __init__(self, where: Where, directory: Path) -> None:
+        here = str(directory.resolve())
+        key = "\0".join([*where, here])
+        self._sent = _folder() / f"sent-{_short(key)}"
+        self._digests = _folder() / f"digests-{_short(here)}"
 
     def look(self, tree: Tree, advance: Callable[[int], None] = lambda _: None) -> Workspace:
         """The directory's files by their digests. `advance` is told of the bytes of each file.

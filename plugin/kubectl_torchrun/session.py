@@ -34,7 +34,7 @@ class Cluster(NamedTuple):
         except Exception as error:
             if _closed_pipe(error):
                 raise BrokenPipeError from error
-            problem = explain(error, self.namespace)
+            problem = explain(error, self.namespace, self.command("torchrun list"))
             if problem is None:
                 raise
             raise problem from error

@@ -24,6 +24,7 @@ class WorkspaceSlice(Wire, frozen=True, kw_only=True):
 
     enabled: bool = True
     source: str = "zip"
+    claim_name: str = ""
 
 
 class VolumesSlice(Wire, frozen=True, kw_only=True):

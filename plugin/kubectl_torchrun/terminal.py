@@ -2,6 +2,8 @@
 
 import os
 import re
+import select
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -165,6 +167,27 @@ class Bar:
             self._told_at = now
             share = 100 * size // max(self.total, 1)
             self._terminal.note(f"{self.label}: {share} % of {human(self.total)}")
+
+
+def ask(question: str) -> str:
+    """The line that is typed at the terminal on stdin; empty at its end. Raises KeyboardInterrupt.
+
+    input() may sleep through a Ctrl-C that comes just before it begins to read.
+    """
+    click.echo(f"{question} ", nl=False, err=True)
+    woken, wakes = os.pipe()
+    os.set_blocking(wakes, False)
+    before = signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+    try:
+        select.select([sys.stdin, woken], [], [])
+        line = sys.stdin.readline()
+        if not line.endswith("\n"):
+            click.echo(err=True)
+        return line.strip()
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(woken)
+        os.close(wakes)
 
 
 def phase_style(phase: str) -> "PhaseStyle":

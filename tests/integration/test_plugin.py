@@ -207,7 +207,7 @@ def test_without_a_controller_it_says_what_it_waits_for_and_how_to_go_on(laptop:
     assert (code, out) == (3, "")
     assert "still waiting: no controller has looked at the job yet" in err
     assert f"kubectl torchrun sync run -n {laptop.namespace}" in err
-    assert f"kubectl delete torchrunjob run -n {laptop.namespace}" in err
+    assert f"kubectl torchrun cancel run -n {laptop.namespace}" in err
     assert laptop.job("run")["metadata"]["annotations"]["torchrun.ai/workspace-sha256"]  # type: ignore[index,call-overload]
 
 
@@ -273,7 +273,7 @@ def test_a_job_that_cannot_run_ends_it_before_the_upload(laptop: Laptop) -> None
     code, _, err = running.end()
     assert code == 1
     assert "cannot run as it is: 5 of 4 GPUs" in err
-    assert "kubectl delete torchrunjob run" in err
+    assert "kubectl torchrun cancel run" in err
 
 
 def test_output_is_for_programs(laptop: Laptop) -> None:
@@ -298,7 +298,21 @@ def test_sync_makes_the_job_name_what_the_directory_holds_now(laptop: Laptop) ->
     code, _, err = laptop.run("sync", "run", "--upload-timeout", "1")
     assert code == 3
     assert "another content" in err
-    assert laptop.job("run")["metadata"]["annotations"][key] != first  # type: ignore[index,call-overload]
+    second = laptop.job("run")["metadata"]["annotations"][key]  # type: ignore[index,call-overload]
+    assert second != first
+    laptop.set_status("run", phase="Running", conditions=READY)
+    (laptop.project / "train.py").write_text("print('mended again')\n")
+    code, out, err = laptop.run("sync", "run", "--upload-timeout", "1")
+    assert (code, out) == (3, "")  # no sync pod comes, as no controller runs
+    assert "another content" not in err
+    assert "No sync pod took the upload within 1 s" in err
+    assert "run goes on with what it has. To send the directory:" in err
+    assert f"  kubectl torchrun sync run -n {laptop.namespace}" in err
+    job = laptop.job("run")
+    third = job["metadata"]["annotations"][key]  # type: ignore[index,call-overload]
+    assert third not in (first, second)  # which is how the controller knows that it is to make one
+    assert "torchrun.ai/workspace-revision" not in job["metadata"]["annotations"]  # type: ignore[index,call-overload,operator]
+    assert job["status"]["phase"] == "Running"  # type: ignore[index,call-overload]
 
 
 def test_logs_of_a_job_without_any(laptop: Laptop) -> None:

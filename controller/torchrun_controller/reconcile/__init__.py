@@ -12,7 +12,7 @@ from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.reconcile import progress, status
 from torchrun_controller.reconcile.advance import Successor, advance
 from torchrun_controller.reconcile.attempts import elastic, fence, gang
-from torchrun_controller.reconcile.decision import Decision
+from torchrun_controller.reconcile.decision import Decision, soonest
 from torchrun_controller.reconcile.ends import (
     after_the_end,
     deadline_left,
@@ -64,9 +64,8 @@ def reconcile(observed: Observed, now: datetime, defaults: Defaults) -> Plan:
         deletes=(*decision.deletes, *elastic.leftovers(observed, decision)),
         status=None if composed == status.own(present) else composed,
         events=status.events(present, composed, decision, row),
-        requeue_after=_soonest(
+        requeue_after=soonest(
             decision.requeue_after,
-            gang.next_look(observed, now),
             nodes.next_look(observed, now),
             fence.next_look(observed, now),
             sync_left(composed, policy, now),
@@ -75,11 +74,6 @@ def reconcile(observed: Observed, now: datetime, defaults: Defaults) -> Plan:
             progress.left(observed, composed.progress, now),
         ),
     )
-
-
-def _soonest(*seconds: float | None) -> float | None:
-    """The first of the deadlines that are still ahead."""
-    return min((s for s in seconds if s is not None and s > 0), default=None)
 
 
 def _time_to_live(composed: TorchrunJobStatus, policy: Policy) -> float | None:

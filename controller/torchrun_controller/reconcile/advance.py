@@ -19,6 +19,8 @@ from torchrun_controller.reconcile.phases import Finding
 from torchrun_controller.reconcile.placement import avoid, waiting
 from torchrun_controller.reconcile.plan import Apply
 from torchrun_controller.reconcile.run import InvalidSpecError, Run, resolve
+from torchrun_controller.reconcile.schedulers.bind import bind
+from torchrun_controller.reconcile.schedulers.choice import choose
 from torchrun_controller.reconcile.workers import Why
 from torchrun_controller.reconcile.workspace import preparation as workspace
 from torchrun_controller.reconcile.workspace import setup, storage
@@ -64,6 +66,13 @@ def _checked(
             " create it, or choose one of: kubectl get torchrunqueues",
         )
         return Decision(finding=Finding.QUEUE_MISSING, why=why, attempt=job.status.attempt)
+    if queue.metadata.deletion_timestamp is not None and not _has_started(observed):
+        why = Why(
+            "QueueTerminating",
+            f"TorchrunQueue {queue.metadata.name} is being deleted and takes no new jobs;"
+            " choose another, or wait until it is made anew",
+        )
+        return Decision(finding=Finding.QUEUE_MISSING, why=why, attempt=job.status.attempt)
     if queue.invalid:
         raise InvalidSpecError(f"TorchrunQueue {queue.metadata.name}: {queue.invalid}")
     run = resolve(job, queue)
@@ -78,7 +87,21 @@ def _checked(
         )
     if successor.nodes is not None:
         run = replace(run, size=replace(run.size, nodes=successor.nodes))
+    missing = choose(queue, observed.installed, job).missing
+    if missing is not None:
+        return Decision(
+            finding=Finding.SCHEDULER_MISSING,
+            why=missing,
+            attempt=job.status.attempt,
+            run=run,
+            queue=QUEUE_FOUND,
+        )
     return _unless_blocked(observed, _step(observed, run, successor, now, defaults))
+
+
+def _has_started(observed: Observed) -> bool:
+    """Whether there has been a gang: what runs by a queue goes on by it, restarts included."""
+    return bool(observed.child_jobs) or observed.job.status.start_time is not None
 
 
 def _step(
@@ -147,7 +170,7 @@ def _step(
         workspace=step.why,
         dependencies=dependencies.why_met(observed),
         commit=step.commit,
-        applies=(*_beside(observed, run), made),
+        applies=(*_beside(observed, run), *bind(observed, run, attempt, made)),
         deletes=(*gang.end_survivors(observed), *gang.forget_oldest(observed)),
         ended=() if successor.ended is None else (successor.ended,),
     )

@@ -36,3 +36,8 @@ class Decision(Struct, frozen=True, kw_only=True):
     failure: LastFailure | None = None
     capacity: Claimed | None = None
     probes: int = 0
+
+
+def soonest(*seconds: float | None) -> float | None:
+    """The first of the deadlines that are still ahead."""
+    return min((s for s in seconds if s is not None and s > 0), default=None)

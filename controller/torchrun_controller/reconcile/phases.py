@@ -32,6 +32,7 @@ class Finding(Enum):
     SPEC_INVALID = "job and queue make no run"
     DEPENDENCY_FAILED = "a job that this one depends on has failed for good"
     DEPENDENCY_WAITING = "a job that this one depends on has not come so far"
+    SCHEDULER_MISSING = "the gang scheduler that is asked for is not installed"
     NAME_TAKEN = "a name of ours is held by a foreign object"
     REJECTED = "the API server refused an object of ours"
     SYNC_TIMED_OUT = "the workspace was not ready in time"
@@ -62,6 +63,7 @@ ROWS: dict[Finding, Row] = {
     Finding.SPEC_INVALID: Row("Pending", "Running", "False"),
     Finding.DEPENDENCY_FAILED: Row("Failed", "Failed", "True"),
     Finding.DEPENDENCY_WAITING: Row("Queued", "DependenciesMet", "False"),
+    Finding.SCHEDULER_MISSING: Row("Pending", "Running", "False"),
     Finding.NAME_TAKEN: Row("Pending", "Running", "False"),
     Finding.REJECTED: Row("Pending", "Running", "False"),
     Finding.SYNC_TIMED_OUT: Row("Failed", "Failed", "True"),

@@ -39,6 +39,7 @@ TROUBLE = frozenset(
         Finding.QUEUE_MISSING,
         Finding.SPEC_INVALID,
         Finding.DEPENDENCY_FAILED,
+        Finding.SCHEDULER_MISSING,
         Finding.NAME_TAKEN,
         Finding.REJECTED,
         Finding.WORKSPACE_REFUSED,

@@ -13,7 +13,7 @@ from torchrun_controller.reconcile.advance import (
 from torchrun_controller.reconcile.attempts import elastic, gang, gate
 from torchrun_controller.reconcile.attempts.failures import Failure
 from torchrun_controller.reconcile.attempts.restarts import Counts, Sentence, delay, judge
-from torchrun_controller.reconcile.decision import Decision
+from torchrun_controller.reconcile.decision import Decision, soonest
 from torchrun_controller.reconcile.ends import deadline_left, suspend
 from torchrun_controller.reconcile.observed import Defaults, Observed
 from torchrun_controller.reconcile.phases import Finding
@@ -26,10 +26,11 @@ from torchrun_controller.reconcile.workspace import reload
 
 def watch(observed: Observed, policy: Policy, now: datetime, defaults: Defaults) -> Decision:
     """The gang of the present attempt: success first, then the user's word, then failure."""
-    finding, why, failure = gang.find(observed, now)
+    found = gang.find(observed, now)
+    failure = found.failure
     decision = Decision(
-        finding=finding,
-        why=why,
+        finding=found.finding,
+        why=found.why,
         attempt=gang.attempt_of(observed.child_jobs[-1]),
         run=_resolved(observed),
         queue=QUEUE_FOUND if observed.queue else None,
@@ -38,7 +39,7 @@ def watch(observed: Observed, policy: Policy, now: datetime, defaults: Defaults)
         ended=gang.ended_before(observed),
         failure=failure.said if failure else None,
     )
-    if finding is Finding.GANG_SUCCEEDED:
+    if found.finding is Finding.GANG_SUCCEEDED:
         return decision
     left = deadline_left(observed.job.status, policy, now)
     if left is not None and left <= 0:
@@ -52,7 +53,7 @@ def watch(observed: Observed, policy: Policy, now: datetime, defaults: Defaults)
         decision,
         applies=applies,
         deletes=gang.end_ghosts(observed),
-        requeue_after=gate.next_look(observed, now),
+        requeue_after=soonest(found.left, gate.next_look(observed, now)),
     )
     return _with_newer_code(elastic.adapt(observed, lives, now, defaults), observed, now, defaults)
 
@@ -66,12 +67,11 @@ def _with_newer_code(
     step = reload.sync(observed, now, defaults)
     if step is None:
         return decision
-    waits = [s for s in (decision.requeue_after, step.requeue_after) if s is not None]
     return replace(
         decision,
         applies=(*decision.applies, *step.applies),
         deletes=(*decision.deletes, *step.deletes),
-        requeue_after=min(waits, default=None),
+        requeue_after=soonest(decision.requeue_after, step.requeue_after),
     )
 
 

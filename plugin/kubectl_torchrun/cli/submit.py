@@ -263,7 +263,7 @@ def sync(
         )  # fmt: skip
         return commands.sync(target, job, options, terminal)
 
-    base.run(work, where)
+    base.run(work, where, "; nothing was sent")
 
 
 COMMANDS = (submit, run, sync)

@@ -1,8 +1,9 @@
 """A copy of a node's log on the job's own storage, which outlives the pod.
 
 <TORCHRUN_STATE_DIR>/logs/<attempt>/node-<index>.log holds the newest part, up to 32 MiB, and
-node-<index>.log.1 the 32 MiB before it. The storage may be full, slow or hang for ever, so all work
-on it is a thread's own, behind a bounded buffer: what does not fit is left out, and that is said.
+node-<index>.log.1 the 32 MiB before it. Lines are as container runtimes write theirs (CRI): time,
+stream, F, text. The storage may be full, slow or hang for ever, so all work on it is a thread's
+own, behind a bounded buffer: what does not fit is left out, and that is said.
 """
 
 from __future__ import annotations
@@ -10,16 +11,36 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+import time
+from collections import deque
 from contextlib import suppress
+from typing import NamedTuple
 
-from .output import say
+from .output import STDERR, say
 from .state import start_thread
 
 FILE_BYTES = 32 << 20
 KEPT_ATTEMPTS = 5
 _BUFFER_BYTES = 8 << 20
+_WRITE_BYTES = 1 << 20
 _LINE_BYTES = 64 << 10  # a line longer than that is cut
 _RETRY_SECONDS = 10.0
+
+
+class Lines(NamedTuple):
+    """Whole lines of a stream (1 or 2) that came at `time`, in nanoseconds since 1970."""
+
+    time: int
+    stream: int
+    lines: bytes
+
+    def stamped(self) -> bytes:
+        """Each line with its time and stream before it."""
+        seconds, nanoseconds = divmod(self.time, 10**9)
+        clock = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+        stream = "stderr" if self.stream == STDERR else "stdout"
+        mark = f"{clock}.{nanoseconds:09d}Z {stream} F ".encode()
+        return mark + self.lines[:-1].replace(b"\n", b"\n" + mark) + b"\n"
 
 
 class Copy:
@@ -32,8 +53,8 @@ class Copy:
         self._file_bytes = file_bytes
         self._path = os.path.join(self._logs, attempt, f"node-{index}.log")
         self._partial: dict[int, bytes] = {}  # by stream: the line that is not complete yet
-        self._waiting: list[bytes] = []
-        self._size = 0  # bytes of what waits or is being written
+        self._waiting: deque[Lines] = deque()
+        self._size = 0  # bytes of what waits or is being written, without times and streams
         self._left_out = 0  # bytes
         self._told = False  # that something is left out
         self._closed = False
@@ -47,38 +68,48 @@ class Copy:
             head, newline, tail = head + newline + tail, b"\n", b""
         if tail:
             self._partial[stream] = tail
-        self._put(head + newline)
+        self._put(stream, head + newline)
 
     def close(self, seconds: float) -> None:
         """Write what is left, for at most so many seconds."""
-        for tail in self._partial.values():
-            self._put(tail + b"\n")
+        for stream, tail in self._partial.items():
+            self._put(stream, tail + b"\n")
         self._partial.clear()
         with self._change:
             self._closed = True
             self._change.notify()
         self._thread.join(seconds)
 
-    def _put(self, data: bytes) -> None:
-        if not data:
+    def _put(self, stream: int, lines: bytes) -> None:
+        if not lines:
             return
         first_loss = False
         with self._change:
-            if self._size + len(data) > _BUFFER_BYTES:
+            if self._size + len(lines) > _BUFFER_BYTES:
                 first_loss, self._told = not self._told, True
-                self._left_out += len(data)
+                self._left_out += len(lines)
             else:
-                self._waiting.append(data)
-                self._size += len(data)
+                self._tell_of_loss()
+                self._queue(Lines(time.time_ns(), stream, lines))
                 self._change.notify()
         if first_loss:
             _say_once_only(f"{self._path} is too slow: parts of this log are left out of it")
 
+    def _queue(self, entry: Lines) -> None:
+        self._waiting.append(entry)
+        self._size += len(entry.lines)
+
+    def _tell_of_loss(self) -> None:
+        if self._left_out:
+            said = f"torchrun-launch: {self._left_out} bytes are missing here\n"
+            self._left_out = 0
+            self._queue(Lines(time.time_ns(), STDERR, said.encode()))
+
     def _run(self) -> None:
         descriptor, said = -1, ""
         while True:
-            data = self._next()
-            if data is None:
+            data, size = self._next()
+            if not data:
                 break
             try:
                 if descriptor < 0:
@@ -87,27 +118,26 @@ class Copy:
             except OSError as error:
                 if said != (said := f"cannot copy this log to {self._path}: {error.strerror}"):
                     _say_once_only(said)
-                descriptor = self._after_a_failure(descriptor, len(data))
+                descriptor = self._after_a_failure(descriptor, size)
             with self._change:
-                self._size -= len(data)
+                self._size -= size
         if descriptor >= 0:
             with suppress(OSError):
                 os.close(descriptor)
 
-    def _next(self) -> bytes | None:
-        """What waits, with word of what is missing before it; None at the end."""
+    def _next(self) -> tuple[bytes, int]:
+        """Some of what waits, as it is written, and how many bytes it was; nothing at the end."""
         with self._change:
             while not self._waiting and not self._closed:
                 self._change.wait()
+            data, size = bytearray(), 0
+            while self._waiting and len(data) < _WRITE_BYTES:
+                entry = self._waiting.popleft()
+                data += entry.stamped()
+                size += len(entry.lines)
             if not self._waiting:
-                return None
-            data, self._waiting = b"".join(self._waiting), []
-            if self._left_out:
-                gap = f"torchrun-launch: {self._left_out} bytes are missing here\n".encode()
-                self._left_out = 0
-                self._size += len(gap)
-                data += gap
-            return data
+                self._tell_of_loss()
+            return bytes(data), size
 
     def _open(self) -> int:
         os.makedirs(os.path.dirname(self._path), exist_ok=True)

@@ -13,6 +13,8 @@ import msgspec
 import pytest
 import yaml
 
+from torchrun_api.kinds import KAI_POD_GROUPS
+from torchrun_controller.reconcile.schedulers.installed import Installed
 from world import World, make_job, make_queue
 
 MISSION = Path(__file__).parents[2] / "fixtures" / "mission"
@@ -80,6 +82,8 @@ def changed(value: Any) -> Any:
 def outcome(pair: Fields) -> list[bytes]:
     """Every Plan from submission to the gang."""
     world = World(make_job(**pair["job"]), make_queue(**pair["queue"]))
+    kai = (KAI_POD_GROUPS.api_version, KAI_POD_GROUPS.plural)
+    world.installed = Installed(resources=frozenset({kai}))
     world.step()
     if world.observed().sync_pods:
         world.sync_done()

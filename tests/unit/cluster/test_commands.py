@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from torchrun_cluster import binaries, cgroups, components, images, oci, places
+from torchrun_cluster import addons, binaries, cgroups, components, images, oci, places
 from torchrun_cluster.errors import ClusterError
 from torchrun_cluster.state import Ports, Size, Spec, State
 
 
 def cluster(size: Size, **extra: list[str]) -> State:
     arguments = {name.replace("_", "-"): flags for name, flags in extra.items()}
-    return State(Spec("demo", size, extra_args=arguments), Ports(26443, 26444, 26445))
+    return State(Spec("demo", size, extra_args=arguments), Ports(26443, 26444, 26445, 26446))
 
 
 def test_extra_arguments_come_last_so_that_they_win() -> None:
@@ -46,7 +46,8 @@ def test_a_node_has_the_usual_ports_in_its_own_namespace() -> None:
 @pytest.mark.parametrize("size", Size)
 def test_every_component_has_a_command_line(size: Size) -> None:
     state = cluster(size)
-    for component in state.spec.components:
+    added = [component for addon in addons.ADDONS.values() for component in addon.subjects]
+    for component in (*state.spec.components, *added):
         if component not in ("anchor", "forwarder"):
             assert components.command(state, component, {})
     with pytest.raises(ClusterError, match="no component"):

@@ -24,6 +24,9 @@ def test_what_was_written_is_read_back() -> None:
     assert state.read("demo") == created
     created.completed().write()
     assert state.read("demo") == created.completed()
+    having = created.having({"volcano": ["volcano-scheduler"]})
+    assert state.read("demo") == having
+    assert having.components == (*spec.components, "volcano-scheduler")
 
 
 @pytest.mark.parametrize("content", ["", "{", "{}", '{"spec": {"size": "huge"}}', "[]"])
@@ -38,8 +41,8 @@ def test_clusters_never_share_a_port() -> None:
     all_ports: list[int] = []
     for name in ("one", "two", "three"):
         ports = state.create(Spec(name, Size.NODE)).ports
-        all_ports += [ports.api, ports.etcd, ports.peer]
-    assert len(set(all_ports)) == 9
+        all_ports += [ports.api, ports.etcd, ports.peer, ports.webhook]
+    assert len(set(all_ports)) == 12
 
 
 def test_a_port_in_use_is_skipped_and_refused_when_asked_for() -> None:

@@ -217,7 +217,11 @@ def test_sync_asks_a_job_that_fetches_to_fetch_again(
 @pytest.mark.parametrize(
     ("job", "message"),
     [
-        ({"spec": {}}, "takes no upload"),
+        ({"spec": {}}, "run has no workspace (spec.volumes.workspace)"),
+        (
+            {"spec": {"volumes": {"workspace": {"source": "existing", "claimName": "mine"}}}},
+            "its workspace is the claim mine",
+        ),
         ({"status": {"phase": "Succeeded", "conditions": READY}}, "is over (it is Succeeded)"),
         ({"status": {"phase": "Failed"}}, "is over (it is Failed)"),
     ],
@@ -270,7 +274,7 @@ def test_ctrl_c_while_following_logs(laptop: Laptop) -> None:
 def test_logs_of_a_job_that_is_not_there(laptop: Laptop) -> None:
     result = laptop.run("logs", "nothing")
     assert result.exit_code == 2
-    assert "kubectl get torchrunjobs -n ns" in result.stderr
+    assert "kubectl torchrun list -n ns" in result.stderr
 
 
 @pytest.mark.parametrize("command", ["submit", "sync", "logs"])

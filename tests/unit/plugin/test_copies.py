@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -72,8 +73,42 @@ def test_pods_that_are_left_speak_for_themselves(laptop: Laptop, claim: Path) ->
     laptop.worker("run", 0, 0, "2026-01-01T00:00:00.000000000Z mine\n", **died)
     laptop.worker("run", 0, 1)
     write(claim, 0, "copy of mine")
-    write(claim, 1, "copy of the other's")
-    assert laptop.run("logs", "run", "-p").stdout == "[0] mine\n[1] copy of the other's\n"
+    mark = "2026-01-01T00:00:00.{}00000000Z stdout F "
+    write(claim, 1, mark.format(0) + "copy of the other's", mark.format(9) + "the end")
+    result = laptop.run("logs", "run", "-p")
+    assert result.stdout == "[0] mine\n[1] copy of the other's\n[1] the end\n"
+    assert "times" not in result.stderr
+
+
+def stamped(second: int, text: str, stream: str = "stdout") -> str:
+    return f"2026-01-01T00:00:{second:02}.123456789Z {stream} F {text}"
+
+
+def test_copies_of_several_nodes_are_merged_by_time(laptop: Laptop, claim: Path) -> None:
+    laptop.job("run", status={**ENDED, "phase": "Running"})
+    laptop.worker("run", 0, 1)
+    write(claim, 0, stamped(2, "second"), stamped(4, ""), stamped(6, "sixth"),
+          older="0:00.1Z stdout F cut\n" + stamped(1, "first") + "\n")  # fmt: skip
+    write(claim, 1, stamped(3, "third", "stderr"), stamped(5, "a b F c"))
+    result = laptop.run("logs", "run", "-p")
+    shown = ["[0] first", "[0] second", "[1] third", "[0] ", "[1] a b F c", "[0] sixth"]
+    assert result.stdout.splitlines() == shown
+    assert result.stderr == ""
+    tail = laptop.run("logs", "run", "-p", "--tail", "1").stdout
+    assert tail == "[1] a b F c\n[0] sixth\n"
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f000Z stdout F new")
+    write(claim, 1, stamped(3, "old"), now)
+    assert laptop.run("logs", "run", "-p", "--since", "1h").stdout == "[1] new\n"
+
+
+def test_copies_of_an_older_launcher_are_read_beside_others(laptop: Laptop, claim: Path) -> None:
+    laptop.job("run", status={**ENDED, "phase": "Running"})
+    laptop.worker("run", 0, 1)
+    write(claim, 0, stamped(2, "timed"))
+    write(claim, 1, "2026 stdout F", "plain")
+    result = laptop.run("logs", "run", "-p")
+    assert result.stdout == "[1] 2026 stdout F\n[1] plain\n[0] timed\n"
+    assert "they come first, node after node." in result.stderr
 
 
 def test_ranks_choose_nodes_and_marked_lines(laptop: Laptop, claim: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from kubectl_torchrun.api import Api
 from kubectl_torchrun.deliver import Arrived, deliver, find_pod
 from kubectl_torchrun.errors import RunProblem, UploadProblem
-from kubectl_torchrun.kubectl import Target
+from kubectl_torchrun.kubectl import Where
 from kubectl_torchrun.mirror import Mirror
 from kubectl_torchrun.remembered import Memory, Sent, Workspace
 from kubectl_torchrun.retry import Backoff
@@ -26,6 +26,8 @@ from torchrun_api.core import Pod
 from torchrun_api.json import JsonObject
 
 from .pod_proxy import PodProxy, SyncPod
+
+HERE = Where("https://cluster", "ns")
 
 HASTY = Backoff(first=0.01, longest=0.1, give_up=60)
 SHA = "ab" * 32
@@ -40,7 +42,7 @@ def workspace(tmp_path: Path) -> Workspace:
     root.mkdir()
     (root / "weights.bin").write_bytes(WEIGHTS)
     (root / "train.py").write_text("print('hello')\n")
-    return Memory(Target(), "ns", root).look(scan(root))
+    return Memory(HERE, root).look(scan(root))
 
 
 @pytest.fixture
@@ -155,7 +157,7 @@ async def test_only_the_edit_is_sent(tmp_path: Path, workspace: Workspace, pod: 
     assert first.revision == 1
     assert first.sent > len(WEIGHTS)
     await pod.success()
-    memory = Memory(Target(), "ns", workspace.tree.root)
+    memory = Memory(HERE, workspace.tree.root)
     memory.remember(Sent("job", workspace.manifest))
     (workspace.tree.root / "train.py").write_text("print('edited')\n")
     edited = memory.look(scan(workspace.tree.root))

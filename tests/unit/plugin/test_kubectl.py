@@ -17,9 +17,11 @@ from aiohttp import web
 
 from kubectl_torchrun.api import ApiError, Unreachable, connect
 from kubectl_torchrun.errors import ClusterProblem
-from kubectl_torchrun.kubectl import Target, namespace, proxy
+from kubectl_torchrun.kubectl import Target, namespace, proxy, resolve
+from kubectl_torchrun.remembered import Memory, Sent
 from kubectl_torchrun.retry import Backoff
 from kubectl_torchrun.slices import QUEUES
+from kubectl_torchrun.tree import scan
 
 pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
 
@@ -146,6 +148,31 @@ def test_the_namespace_is_the_flags_or_the_contexts_or_default(tmp_path: Path) -
     assert namespace(plain._replace(context="there", namespace="mine")) == "mine"
     with pytest.raises(ClusterProblem, match="nowhere"):
         namespace(plain._replace(context="nowhere"))
+
+
+def test_what_was_sent_is_remembered_by_cluster_and_namespace(tmp_path: Path) -> None:
+    """Not by the flags: another current context is another cluster, and back again."""
+    (tmp_path / "train.py").write_text("x")
+    contexts = {"a": "https://a", "b": "https://b", "again": "https://a"}
+    config = {
+        "contexts": [{"name": n, "context": {"cluster": n, "user": "u"}} for n in contexts],
+        "clusters": [{"name": n, "cluster": {"server": url}} for n, url in contexts.items()],
+        "users": [{"name": "u", "user": {}}],
+    }
+    path = tmp_path / "kubeconfig"
+
+    def memory(current: str, context: str = "", namespace: str = "") -> Memory:
+        path.write_text(json.dumps({**config, "current-context": current}))
+        return Memory(resolve(Target(str(path), context, namespace)), tmp_path)
+
+    look = memory("a").look(scan(tmp_path))
+    memory("a").remember(Sent("run", look.manifest))
+    for same in (memory("again"), memory("b", "a"), memory("a", namespace="default")):
+        sent = same.sent()
+        assert sent is not None
+        assert (sent.job, sent.manifest.sha256) == ("run", look.manifest.sha256)
+    for other in (memory("b"), memory("a", "b"), memory("a", namespace="ns")):
+        assert other.sent() is None
 
 
 async def test_a_refusal_comes_back_whole(

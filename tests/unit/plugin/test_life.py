@@ -4,6 +4,7 @@ import json
 import signal
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 from aiohttp import web
@@ -88,14 +89,25 @@ def test_cancel_deletes_and_says_what_stays(laptop: Laptop) -> None:
     assert "but run-checkpoints stays" in result.stderr
 
 
-def test_a_wrong_name_among_several_deletes_none(laptop: Laptop) -> None:
+def test_a_wrong_name_costs_the_others_nothing(laptop: Laptop) -> None:
     laptop.job("run")
-    result = laptop.run("cancel", "run", "rum")
+    result = laptop.run("cancel", "rum", "run", "run")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("There is no job rum in the namespace ns.\nDeleted torchrunjob")
+    assert ("torchrunjobs", "run") not in laptop.server.objects
+    result = laptop.run("cancel", "rum", "run")
     assert result.exit_code == 2
-    assert ("torchrunjobs", "run") in laptop.server.objects
+    assert "There is no job rum, run in the namespace ns: nothing was deleted." in result.stderr
 
 
-@pytest.mark.parametrize(("answer", "deleted"), [("y", True), ("n", False), ("", False)])
+def test_one_node_is_not_many(laptop: Laptop) -> None:
+    laptop.job("run", spec=ELASTIC, status={"phase": "Running"})
+    assert "gets 1 node (it had 2)" in laptop.run("scale", "run", "--nodes", "1").stderr
+
+
+@pytest.mark.parametrize(
+    ("answer", "deleted"), [("y", True), ("Yes", True), ("n", False), ("", False)]
+)
 def test_a_terminal_is_asked_before_anything_is_deleted(
     laptop: Laptop, monkeypatch: pytest.MonkeyPatch, answer: str, deleted: bool
 ) -> None:
@@ -110,14 +122,14 @@ def test_a_terminal_is_asked_before_anything_is_deleted(
     class System:
         stdin = stderr = Terminal
 
-    def confirm(question: str, err: bool) -> bool:
+    def ask(question: str) -> str:
         asked.append(question)
-        return answer == "y"
+        return answer
 
     monkeypatch.setattr(life, "sys", System)
-    monkeypatch.setattr(life.click, "confirm", confirm)
+    monkeypatch.setattr(life, "ask", ask)
     result = laptop.run("cancel", "run")
-    assert asked == ["Delete run with pods and claims?"]
+    assert asked == ["Delete run with pods and claims? [y/N]:"]
     assert result.exit_code == (0 if deleted else 130)
     assert (("torchrunjobs", "run") in laptop.server.objects) != deleted
 
@@ -205,7 +217,7 @@ def test_two_delete_it(laptop: Laptop, monkeypatch: pytest.MonkeyPatch, path: st
     def again(_: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(interrupt.time, "sleep", again)
+    monkeypatch.setattr(interrupt, "time", SimpleNamespace(sleep=again))
     play_controller(laptop.server)
     press(laptop, path, [], 1)
     result = laptop.run("run", "--name", "run", "x")
@@ -219,7 +231,7 @@ def test_a_third_says_that_it_may_be_there(laptop: Laptop, monkeypatch: pytest.M
         press(laptop, "torchrunjobs/run", [], 1)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(interrupt.time, "sleep", again)
+    monkeypatch.setattr(interrupt, "time", SimpleNamespace(sleep=again))
     play_controller(laptop.server)
     press(laptop, "/log", [], 1)
     result = laptop.run("run", "--name", "run", "x")

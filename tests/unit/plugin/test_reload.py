@@ -5,7 +5,7 @@ from pathlib import Path
 from aiohttp import web
 
 from kubectl_torchrun import tree
-from kubectl_torchrun.kubectl import Target
+from kubectl_torchrun.kubectl import Where
 from kubectl_torchrun.remembered import Memory
 
 from .laptop import READY, Laptop
@@ -66,7 +66,7 @@ def test_what_was_named_and_never_sent_is_sent(laptop: Laptop) -> None:
     """A command that was cut between the two."""
     play_controller(laptop)
     found = tree.scan(Path())
-    sha256 = Memory(Target(), "ns", Path()).look(found).manifest.sha256
+    sha256 = Memory(Where(laptop.server.url, "ns"), Path()).look(found).manifest.sha256
     named = {"annotations": {"torchrun.ai/workspace-sha256": sha256}}
     laptop.server.put("torchrunjobs", "run", metadata=named)
     result = laptop.run("sync", "run")

@@ -34,7 +34,7 @@ FULL_QUEUE = {
         "datasets": [{"name": "web", "claimName": "web-data", "mountPath": "/data"}],
     },
     "scheduling": {
-        "scheduler": "kai-scheduler",
+        "scheduler": "gpu-scheduler",
         "priorityClassName": "gpu-priority",
         "nodeSelector": {"gpu.nvidia.com/class": "H100"},
         "tolerations": [{"key": "gpu", "operator": "Exists"}],

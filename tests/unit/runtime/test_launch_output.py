@@ -1,8 +1,11 @@
 """What the command writes: passed on as it is, and copied to the job's storage."""
 
 import os
+import re
 import threading
+import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,16 @@ def launcher(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Launche
     launcher = Launcher(request.param, tmp_path)
     yield launcher
     launcher.clear()
+
+
+MARK = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z) (stdout|stderr) F ")
+
+
+def plain(copy: bytes) -> bytes:
+    """A copy's lines without the time and stream that each of them must have."""
+    lines = copy.splitlines(keepends=True)
+    assert all(MARK.match(line) for line in lines)
+    return b"".join(MARK.sub(b"", line, count=1) for line in lines)
 
 
 def state(launcher: Launcher, attempt: str = "0", node: str = "0") -> "dict[str, str]":
@@ -32,7 +45,9 @@ def test_output_is_copied_and_the_streams_stay_apart(launcher: Launcher) -> None
     result = launcher.run("echo out; echo err >&2; exit 3", **state(launcher, "4", "2"))
     assert (result.exit_code, result.out) == (3, "out\n")
     assert "err\n" in result.err
-    copy = (launcher.directory / "state/logs/4/node-2.log").read_text().splitlines()
+    copy = (
+        plain((launcher.directory / "state/logs/4/node-2.log").read_bytes()).decode().splitlines()
+    )
     assert {"out", "err"} < set(copy)
     assert copy[-1].startswith("torchrun-launch: failed with exit code 3")
 
@@ -51,7 +66,8 @@ def test_much_output_arrives_whole(launcher: Launcher) -> None:
     result = launcher.run("seq 1 300000", **state(launcher))
     numbers = "".join(f"{n}\n" for n in range(1, 300001))
     assert result.out == numbers
-    assert (launcher.directory / "state/logs/0/node-0.log").read_text() == numbers
+    copy = (launcher.directory / "state/logs/0/node-0.log").read_bytes()
+    assert plain(copy).decode() == numbers
 
 
 @pytest.mark.parametrize("broken", ["absent", "no directory", "full"])
@@ -106,7 +122,9 @@ def test_a_copy_keeps_the_newest_part(tmp_path: Path) -> None:
     before = (tmp_path / "logs/0/node-1.log.1").read_bytes()
     assert len(newest) <= 1000 == len(before)
     whole = b"".join(b"%07d\n" % number for number in range(500))
-    assert whole.endswith(before + newest)
+    _, newline, rest = (before + newest).partition(b"\n")
+    assert newline
+    assert whole.endswith(plain(rest))
 
 
 def test_streams_mix_between_lines_only(tmp_path: Path) -> None:
@@ -115,7 +133,23 @@ def test_streams_mix_between_lines_only(tmp_path: Path) -> None:
     copy.add(2, b"error\nhalf")
     copy.add(1, b"line\n")
     copy.close(10)
-    assert (tmp_path / "logs/0/node-0.log").read_bytes() == b"error\none line\nhalf\n"
+    written = (tmp_path / "logs/0/node-0.log").read_bytes()
+    assert plain(written) == b"error\none line\nhalf\n"
+    streams = [stream for _, stream in MARK.findall(written)]
+    assert streams == [b"stderr", b"stdout", b"stderr"]
+
+
+def test_lines_have_the_times_at_which_they_came(tmp_path: Path) -> None:
+    copy = Copy(str(tmp_path), "0", "0")
+    before = time.time()
+    copy.add(1, b"first\nsecond\n")
+    between = time.time()
+    copy.add(1, b"third\n")
+    copy.close(10)
+    written = (tmp_path / "logs/0/node-0.log").read_bytes()
+    times = [datetime.fromisoformat(word.decode()) for word, _ in MARK.findall(written)]
+    first, second, third = (time.astimezone(UTC).timestamp() for time in times)
+    assert before - 1e-5 <= first == second <= between <= third + 1e-5
 
 
 def test_what_is_left_out_is_told_where_it_is_missing(tmp_path: Path) -> None:
@@ -132,7 +166,7 @@ def test_what_is_left_out_is_told_where_it_is_missing(tmp_path: Path) -> None:
     reader.start()
     copy.close(30)
     reader.join(30)
-    assert taken[0].startswith(b"first\n")
-    last = taken[0].splitlines()[-1]
+    assert plain(taken[0]).startswith(b"first\n")
+    last = plain(taken[0]).splitlines()[-1]
     assert last.startswith(b"torchrun-launch: 1")
     assert last.endswith(b"bytes are missing here")

@@ -20,7 +20,7 @@ from torchrun_controller.reconcile.advance import Successor, advance
 from torchrun_controller.reconcile.attempts import gang
 from torchrun_controller.reconcile.attempts.probe import missing_probes
 from torchrun_controller.reconcile.conditions import Claimed
-from torchrun_controller.reconcile.decision import Decision
+from torchrun_controller.reconcile.decision import Decision, soonest
 from torchrun_controller.reconcile.observed import Defaults, Observed
 from torchrun_controller.reconcile.phases import Finding
 from torchrun_controller.reconcile.placement.nodes import loss
@@ -70,7 +70,7 @@ def adapt(observed: Observed, decision: Decision, now: datetime, defaults: Defau
         capacity=condition,
         applies=(*decision.applies, *applies),
         probes=seen.probes,
-        requeue_after=_sooner(decision.requeue_after, seen.requeue_after),
+        requeue_after=soonest(decision.requeue_after, seen.requeue_after),
     )
 
 
@@ -79,10 +79,6 @@ def _told(decision: Decision, capacity: Why) -> Why:
     if decision.finding is Finding.GANG_RUNNING:
         return capacity
     return Why(decision.why.reason, f"{decision.why.message}; {capacity.message}")
-
-
-def _sooner(one: float | None, other: float | None) -> float | None:
-    return min((s for s in (one, other) if s is not None), default=None)
 
 
 def outlook(
@@ -213,7 +209,7 @@ def _resize(
             why=Why(decision.why.reason, message),
             applies=(*decision.applies, *step.applies),
             deletes=(*decision.deletes, *step.deletes),
-            requeue_after=_sooner(decision.requeue_after, step.requeue_after),
+            requeue_after=soonest(decision.requeue_after, step.requeue_after),
         )
     # A gang that was never whole has nothing to save.
     hurried = gang.end_survivors(observed) if why.reason == gang.SHRINKING else ()

@@ -178,16 +178,23 @@ def _lost(observed: Observed, pod: Pod, now: datetime) -> UnfencedWorker | None:
     if loss is None or (node is not None and nodes.out_of_service(node)):
         return None
     return UnfencedWorker(
-        attempt=None if _of_earlier_job(observed, pod) else attempt_of(meta),
+        attempt=None if of_earlier_job(observed, pod) else attempt_of(meta),
         index=index_of(pod),
         node=pod.spec.node_name,
         since=loss.since or now,
     )
 
 
-def _of_earlier_job(observed: Observed, pod: Pod) -> bool:
+def of_earlier_job(observed: Observed, pod: Pod) -> bool:
+    """Whether a worker may be that of an earlier job of the same name.
+
+    It is this job's own where its child Job is, or where it is younger than the job in the whole
+    seconds of the API.
+    """
+    if any(pod.metadata.controlled_by(child.metadata.uid) for child in observed.child_jobs):
+        return False
     made, own = pod.metadata.creation_timestamp, observed.job.metadata.creation_timestamp
-    return made is not None and own is not None and made < own
+    return made is not None and own is not None and made <= own
 
 
 def _stopped(pod: Pod) -> bool:

@@ -79,7 +79,8 @@ def next_attempt(observed: Observed) -> int:
     """
     status = observed.job.status
     made = [attempt_of(child) for child in observed.child_jobs]
-    made += [workers.attempt_of(ghost.metadata) for ghost in _own_ghosts(observed)]
+    own = (ghost for ghost in observed.ghosts if not fence.of_earlier_job(observed, ghost))
+    made += [workers.attempt_of(ghost.metadata) for ghost in own]
     if status.workers is None and not made:
         return status.attempt
     ended = [attempt.number for attempt in status.attempts]
@@ -90,17 +91,16 @@ def next_attempt(observed: Observed) -> int:
     return attempt
 
 
-def _own_ghosts(observed: Observed) -> list[Pod]:
-    """Pods of gangs before.
+class Found(msgspec.Struct, frozen=True):
+    """How a gang stands; `left` are seconds until a failure is judged by its victim's word."""
 
-    Those as old as the job, in the whole seconds of the API, may be another's of its name.
-    """
-    since = observed.job.metadata.creation_timestamp
-    times = ((ghost, ghost.metadata.creation_timestamp) for ghost in observed.ghosts)
-    return [ghost for ghost, made in times if not (since and made) or made > since]
+    finding: Finding
+    why: Why
+    failure: Failure | None = None
+    left: float | None = None
 
 
-def find(observed: Observed, now: datetime) -> tuple[Finding, Why, Failure | None]:
+def find(observed: Observed, now: datetime) -> Found:
     """How the gang stands.
 
     Success is the Job's own verdict: single pods that succeeded prove nothing of the others.
@@ -112,13 +112,14 @@ def find(observed: Observed, now: datetime) -> tuple[Finding, Why, Failure | Non
     verdicts = {c.type: c for c in child.status.conditions if c.status == "True"}
     if "Complete" in verdicts:
         why = Why("Completed", f"{nodes} of {nodes} workers succeeded")
-        return Finding.GANG_SUCCEEDED, why, None
+        return Found(Finding.GANG_SUCCEEDED, why)
     if child.metadata.deletion_timestamp is not None:
         message = f"Job {child.metadata.name} is being deleted; a new attempt follows"
-        return Finding.GANG_ENDING, Why("JobDeleted", message), None
+        return Found(Finding.GANG_ENDING, Why("JobDeleted", message))
     failure = _failure(observed, now)
-    if failure is not None and collateral.left(failure.said, observed.workers, now) is not None:
-        return *_progress(observed, now), None
+    left = None if failure is None else collateral.left(failure.said, observed.workers, now)
+    if left is not None:
+        return Found(*_progress(observed, now), left=left)
     if failure is None and "Failed" in verdicts:
         # Its pods are gone without a word: somebody removed them.
         said = verdicts["Failed"]
@@ -131,14 +132,8 @@ def find(observed: Observed, now: datetime) -> tuple[Finding, Why, Failure | Non
             disruption=len(observed.workers) < nodes,
         )
     if failure is not None:
-        return Finding.GANG_FAILED, why_failed(failure.said), failure
-    return *_progress(observed, now), None
-
-
-def next_look(observed: Observed, now: datetime) -> float | None:
-    """Seconds until a failure is judged by the word of its victim alone."""
-    failure = _failure(observed, now)
-    return None if failure is None else collateral.left(failure.said, observed.workers, now)
+        return Found(Finding.GANG_FAILED, why_failed(failure.said), failure)
+    return Found(*_progress(observed, now))
 
 
 def _failure(observed: Observed, now: datetime) -> Failure | None:

@@ -14,6 +14,7 @@ from torchrun_controller.reconcile.objects import RESTRICTED_CONTAINER, RUNTIME_
 from torchrun_controller.reconcile.observed import Defaults, Observed
 from torchrun_controller.reconcile.plan import Apply
 from torchrun_controller.reconcile.run import InvalidSpecError, resolve
+from torchrun_controller.reconcile.schedulers import bind
 
 # Of a worker's PodSpec, what decides where it may be placed.
 PLACING = (
@@ -36,14 +37,24 @@ def missing_probes(
     if queue is None:
         return (), f"there is no TorchrunQueue {job.spec.job_queue}"
     try:
-        template = worker_template(job, queue, resolve(job, queue), None, 0, "", defaults)
+        run = resolve(job, queue)
+        unasked = bind.unasked(observed)
+        if unasked:
+            return (), unasked
+        template = worker_template(job, queue, run, None, 0, "", defaults)
+        probes = [
+            Apply(
+                PODS, bind.probing(observed, run, template, _probe(job, template, name, defaults))
+            )
+            for name in wanted
+        ]
     except InvalidSpecError as error:
         return (), str(error)
     taken = {pod.metadata.name for pod in observed.probes} | {c.name for c in observed.conflicts}
-    return tuple(_probe(job, template, name, defaults) for name in wanted if name not in taken), ""
+    return tuple(probe for probe in probes if probe.name not in taken), ""
 
 
-def _probe(job: TorchrunJob, template: JsonObject, name: str, defaults: Defaults) -> Apply:
+def _probe(job: TorchrunJob, template: JsonObject, name: str, defaults: Defaults) -> JsonObject:
     worker, meta = object_at(template, "spec"), metadata(job, name, names.PROBE)
     spec: JsonObject = {field: worker[field] for field in PLACING if field in worker}
     spec |= {
@@ -64,7 +75,7 @@ def _probe(job: TorchrunJob, template: JsonObject, name: str, defaults: Defaults
     mine, workers = object_at(meta, "labels"), object_at(object_at(template, "metadata"), "labels")
     # Gang schedulers and topology rules go by labels; an attempt's number it has none.
     meta["labels"] = {k: v for k, v in workers.items() if k != names.ATTEMPT_LABEL} | mine
-    return Apply(PODS, {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
 
 
 def _idle(container: JsonObject, defaults: Defaults) -> JsonValue:

@@ -23,10 +23,11 @@ class Installed(Struct, frozen=True, kw_only=True):
     """The resources of `GROUPS` that the API server serves, as pairs of apiVersion and plural.
 
     {("scheduling.volcano.sh/v1beta1", "podgroups")}, for instance. It says that the kinds are
-    there, not that a scheduler runs.
+    there, not that a scheduler runs. `topologies` are the names of KAI's Topology objects.
     """
 
     resources: frozenset[tuple[str, str]] = frozenset()
+    topologies: tuple[str, ...] = ()
 
     def serves(self, kind: Kind[Any]) -> bool:
         """Whether objects of this kind, in this version, can be made."""

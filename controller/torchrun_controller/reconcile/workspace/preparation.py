@@ -9,20 +9,18 @@ from msgspec.structs import replace
 from torchrun_api import names
 from torchrun_api.core import PersistentVolumeClaim, Pod
 from torchrun_api.job import TorchrunJob
-from torchrun_api.meta import Wire
 from torchrun_controller.reconcile.observed import Defaults, Observed
 from torchrun_controller.reconcile.placement import waiting
 from torchrun_controller.reconcile.plan import Apply, Delete
 from torchrun_controller.reconcile.run import Claim, Served
 from torchrun_controller.reconcile.workers import Why, alive, delete
-from torchrun_controller.reconcile.workspace import delivery, source
+from torchrun_controller.reconcile.workspace import delivery, source, tries
 from torchrun_controller.reconcile.workspace.delivery import Route, route
 from torchrun_controller.reconcile.workspace.serve_pod import serve_pod
 from torchrun_controller.reconcile.workspace.storage import claim
 from torchrun_controller.reconcile.workspace.sync_pod import sync_pod
+from torchrun_controller.reconcile.workspace.tries import Verdict, end_of
 
-FIRST_RETRY = timedelta(seconds=10)
-LONGEST_RETRY = timedelta(minutes=5)
 BASE_WAIT = timedelta(seconds=20)
 KEPT_SYNC_PODS = 3
 NO_WORKSPACE = Why("NoWorkspace", "the code is in the image")
@@ -54,18 +52,6 @@ class Workspace(msgspec.Struct, frozen=True, kw_only=True):
     requeue_after: float | None = None
 
 
-class SyncVerdict(Wire, frozen=True, kw_only=True):
-    """The termination message of a sync pod: what it made, or why it did not."""
-
-    commit: str = ""
-    sha256: str = ""
-    manifest: str = ""
-    revision: int = 0
-    reason: str = ""
-    message: str = ""
-    permanent: bool = False
-
-
 def prepare(
     observed: Observed, wanted: Claim | None, now: datetime, defaults: Defaults
 ) -> Workspace:
@@ -95,7 +81,7 @@ def prepare(
     if latest is None:
         assert held is not None
         if not way.store and held.status.phase != "Pending" and _was_ready(job):
-            return _ready(job, SyncVerdict())
+            return _ready(job, Verdict())
         return _next_pod(observed, wanted, way, 0, defaults)
     number = names.number_of(latest.metadata.name)
     current = takes(job, latest) and latest.metadata.annotations.delivery == way.store
@@ -111,7 +97,7 @@ def prepare(
             return _next_pod(observed, wanted, way, number + 1, defaults)
         case _ if not current:
             return _replace(latest, way)
-        case _ if (said := _end(latest)[1]).reason:
+        case _ if (said := _said(latest)).reason:
             return _started_again(observed.job, said)
         case "" | "Pending" if (left := _base_left(latest, now)) is not None:
             if left <= 0:
@@ -123,19 +109,19 @@ def prepare(
             return replace(_syncing(why), requeue_after=way.left)
 
 
-def published(observed: Observed) -> SyncVerdict | None:
+def published(observed: Observed) -> Verdict | None:
     """What the last sync pod that ended well has made, where that is what the job asks for."""
     job, done = observed.job, _done(observed)
     if not done:
         return None
-    made = _end(done[-1])[1]
+    made = _said(done[-1])
     same = made.sha256 == source.upload_digest(job) and takes(job, done[-1])
     return made if same or _is_current(job, done[-1]) else None
 
 
 def revision(observed: Observed) -> int:
     """The newest revision of the workspace that is known to be whole; 0 for none."""
-    made = (_end(pod)[1].revision for pod in _done(observed))
+    made = (_said(pod).revision for pod in _done(observed))
     known = max(made, default=0) or observed.job.status.workspace_revision
     said = observed.job.metadata.annotations.get(names.WORKSPACE_REVISION, "")
     return known + 1 if known and said == str(known + 1) else known
@@ -184,13 +170,13 @@ def _base_left(pod: Pod, now: datetime) -> float | None:
     return (created + BASE_WAIT - now).total_seconds()
 
 
-def _ready(job: TorchrunJob, said: SyncVerdict) -> Workspace:
+def _ready(job: TorchrunJob, said: Verdict) -> Workspace:
     content = source.upload_digest(job) or said.commit or job.status.workspace_commit or said.sha256
     return Workspace(progress=Progress.READY, why=SYNCED, commit=said.commit, content=content)
 
 
 def _ready_to_serve(job: TorchrunJob, pod: Pod, way: Route) -> Workspace:
-    said = _end(pod)[1]
+    said = _said(pod)
     served = Served(url=delivery.url(pod), manifest=said.manifest)
     return replace(_ready(job, said), why=delivery.delivered(pod, way.why), served=served)
 
@@ -267,12 +253,11 @@ def retry_left(observed: Observed, now: datetime) -> float:
     latest = observed.sync_pods[-1] if observed.sync_pods else None
     if latest is None or latest.status.phase != "Failed":
         return 0.0
-    return ((_end(latest)[0] or now) + _delay(latest) - now).total_seconds()
+    return tries.left(latest, end_of(latest, names.SYNC_CONTAINER), now)
 
 
-def _delay(pod: Pod) -> timedelta:
-    factor: int = 2 ** min(names.number_of(pod.metadata.name), 10)
-    return min(FIRST_RETRY * factor, LONGEST_RETRY)
+def _said(pod: Pod) -> Verdict:
+    return end_of(pod, names.SYNC_CONTAINER).said
 
 
 def _replace(pod: Pod, way: Route) -> Workspace:
@@ -303,26 +288,26 @@ def _after_failure(
     defaults: Defaults,
 ) -> Workspace:
     """What cannot succeed waits for its mending; the rest is tried again with growing delays."""
-    ended, said = _end(pod)
-    text = said.message or pod.status.message or "the sync pod failed"
+    end = end_of(pod, names.SYNC_CONTAINER)
+    said = end.said
+    text = said.message or "the sync pod failed"
     if said.permanent:
         return _refused(observed.job, said, text)
     number = names.number_of(pod.metadata.name)
-    delay = _delay(pod)
-    left = ((ended or now) + delay - now).total_seconds()
+    left = tries.left(pod, end, now)
     if left <= 0:
         return _next_pod(observed, wanted, way, number + 1, defaults)
     return Workspace(
         progress=Progress.SYNCING,
         why=Why(
-            said.reason or pod.status.reason or "SyncFailed",
-            f"{text}; tried again {delay.total_seconds():.0f} s after the failure",
+            said.reason or "SyncFailed",
+            f"{text}; tried again {tries.delay(pod).total_seconds():.0f} s after the failure",
         ),
         requeue_after=left,
     )
 
 
-def _refused(job: TorchrunJob, said: SyncVerdict, text: str) -> Workspace:
+def _refused(job: TorchrunJob, said: Verdict, text: str) -> Workspace:
     mend = f"mend it, then run: kubectl torchrun sync {job.metadata.name}"
     if source.is_fetched(job):
         mend = f"change spec.volumes.workspace, or {mend}"
@@ -330,24 +315,11 @@ def _refused(job: TorchrunJob, said: SyncVerdict, text: str) -> Workspace:
     return Workspace(progress=Progress.REFUSED, why=why)
 
 
-def _started_again(job: TorchrunJob, said: SyncVerdict) -> Workspace:
+def _started_again(job: TorchrunJob, said: Verdict) -> Workspace:
     """A serve pod lives on when the container that makes the workspace fails: the kubelet tries."""
     if said.permanent:
         return _refused(job, said, said.message)
     return _syncing(Why(said.reason, f"{said.message}; it is tried again"))
-
-
-def _end(pod: Pod) -> tuple[datetime | None, SyncVerdict]:
-    for container in pod.status.container_statuses:
-        running = container.state.running is not None
-        ended = container.state.terminated or (None if running else container.last_state.terminated)
-        if container.name == names.SYNC_CONTAINER and ended is not None:
-            try:
-                return ended.finished_at, msgspec.json.decode(ended.message, type=SyncVerdict)
-            except msgspec.DecodeError:
-                killed = "OOMKilled" if ended.reason == "OOMKilled" else ""
-                return ended.finished_at, SyncVerdict(reason=killed)
-    return pod.metadata.creation_timestamp, SyncVerdict()
 
 
 def _why_syncing(observed: Observed, pod: Pod, held: PersistentVolumeClaim | None) -> Why:

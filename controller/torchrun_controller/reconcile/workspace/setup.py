@@ -1,35 +1,26 @@
 """The setup: the job's own environment on its claim, made once for what it is made of."""
 
-from datetime import datetime, timedelta
+from datetime import datetime
 
-import msgspec
 from msgspec.structs import replace
 
 from torchrun_api import names
 from torchrun_api.core import Pod
-from torchrun_api.meta import Wire
 from torchrun_controller.reconcile.environment import Environment
 from torchrun_controller.reconcile.observed import Defaults, Observed
 from torchrun_controller.reconcile.placement import waiting
 from torchrun_controller.reconcile.run import Run
 from torchrun_controller.reconcile.workers import Why, delete
+from torchrun_controller.reconcile.workspace import tries
 from torchrun_controller.reconcile.workspace.preparation import Progress, Workspace
 from torchrun_controller.reconcile.workspace.setup_pod import setup_pod
+from torchrun_controller.reconcile.workspace.tries import end_of
 
-FIRST_RETRY = timedelta(seconds=10)
-LONGEST_RETRY = timedelta(minutes=5)
 KEPT_SETUP_PODS = 2
 # Ends that another try would only repeat.
 PERMANENT = frozenset(
     {"SetupFailed", "WorkingDirMissing", "OOMKilled", "StartError", "ContainerCannotRun"}
 )
-
-
-class SetupVerdict(Wire, frozen=True, kw_only=True):
-    """The launcher's termination message, or the kubelet's word on the container's end."""
-
-    reason: str = ""
-    message: str = ""
 
 
 def prepare(
@@ -95,8 +86,9 @@ def _after_failure(
     defaults: Defaults,
 ) -> Workspace:
     """A command that failed waits for its mending; what came from outside is tried again."""
-    ended, said = _end(pod)
-    text = f"pod {pod.metadata.name}: {said.message or pod.status.message or said.reason}"
+    end = end_of(pod, names.SETUP_CONTAINER)
+    said = end.said
+    text = f"pod {pod.metadata.name}: {said.message or said.reason or 'the setup failed'}"
     number = names.number_of(pod.metadata.name)
     if said.reason in PERMANENT:
         # Any change of the spec may be the mending, as one of env.
@@ -107,30 +99,14 @@ def _after_failure(
             f" kubectl delete pod {pod.metadata.name}"
         )
         return Workspace(progress=Progress.REFUSED, why=Why("SetupFailed", f"{text}; {mend}"))
-    delay = min(FIRST_RETRY * 2 ** min(number, 10), LONGEST_RETRY)
-    left = ((ended or now) + delay - now).total_seconds()
+    left = tries.left(pod, end, now)
     if left <= 0:
         return _next_pod(observed, run, wanted, number + 1, defaults)
-    again = f"tried again {delay.total_seconds():.0f} s after the failure"
-    reason = said.reason or pod.status.reason or "SetupFailed"
+    again = f"tried again {tries.delay(pod).total_seconds():.0f} s after the failure"
+    reason = said.reason or "SetupFailed"
     return Workspace(
         progress=Progress.SYNCING, why=Why(reason, f"{text}; {again}"), requeue_after=left
     )
-
-
-def _end(pod: Pod) -> tuple[datetime | None, SetupVerdict]:
-    """When and why it ended. A pod that was told to end is not blamed for its exit code."""
-    disrupted = pod.status.reason or any(
-        c.type == "DisruptionTarget" and c.status == "True" for c in pod.status.conditions
-    )
-    for container in pod.status.container_statuses:
-        ended = container.state.terminated
-        if ended is not None and not disrupted:
-            try:
-                return ended.finished_at, msgspec.json.decode(ended.message, type=SetupVerdict)
-            except msgspec.DecodeError:
-                return ended.finished_at, SetupVerdict(reason=ended.reason, message=ended.message)
-    return pod.metadata.creation_timestamp, SetupVerdict()
 
 
 def _why_running(observed: Observed, pod: Pod) -> Why:

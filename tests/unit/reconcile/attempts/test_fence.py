@@ -2,10 +2,11 @@
 
 from datetime import timedelta
 
+import pytest
 from msgspec.structs import replace
 
 from torchrun_api.kinds import JOBS, PODS
-from torchrun_api.meta import Condition
+from torchrun_api.meta import Condition, OwnerReference
 from torchrun_api.status import UnfencedWorker
 from torchrun_controller.reconcile.attempts import fence
 from torchrun_controller.reconcile.attempts.gate import REPEAT_SECONDS
@@ -196,10 +197,15 @@ def test_a_worker_that_never_got_the_go_ahead_holds_nobody():
     assert [(w.attempt, w.node) for w in world.job.status.unfenced] == [(0, "node-1")]
 
 
-def test_an_earlier_jobs_worker_is_beyond_the_launchers():
+@pytest.mark.parametrize("hours", [1, 24])
+def test_an_earlier_jobs_worker_is_beyond_the_launchers(hours):
     world = replaced(zipped=True)
     old = world.objects[PODS.plural, "train-1-abcde"]
-    made = replace(old.metadata, creation_timestamp=world.now - timedelta(days=1))
+    made = replace(
+        old.metadata,
+        creation_timestamp=world.now - timedelta(hours=hours),
+        owner_references=(OwnerReference(kind="Job", uid="uid-of-another", controller=True),),
+    )
     world.objects[PODS.plural, "train-1-abcde"] = replace(old, metadata=made)
     meta = replace(world.job.metadata, creation_timestamp=world.now - timedelta(hours=1))
     cleared = replace(world.job.status, unfenced=())

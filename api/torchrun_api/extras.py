@@ -1,0 +1,51 @@
+"""What stands beside a queue: its ConfigMaps and claims, and KAI's queues.
+
+They are few, so their contents are kept whole: drift is found by looking at them.
+"""
+
+from msgspec import field
+
+from torchrun_api.json import JsonObject
+from torchrun_api.meta import ObjectMeta, OwnerReference, Wire
+
+
+class ConfigMap(Wire, frozen=True, kw_only=True):
+    """A v1 ConfigMap."""
+
+    metadata: ObjectMeta = ObjectMeta()
+    data: dict[str, str] = field(default_factory=dict)
+    binary_data: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def content(self) -> JsonObject:
+        """What a template may ask for, as it stands in a manifest."""
+        return {"data": {**self.data}, "binaryData": {**self.binary_data}}
+
+
+class QueueClaim(Wire, frozen=True, kw_only=True):
+    """A v1 PersistentVolumeClaim of a queue."""
+
+    metadata: ObjectMeta = ObjectMeta()
+    spec: JsonObject = field(default_factory=dict)
+
+    @property
+    def content(self) -> JsonObject:
+        """What a template may ask for, as it stands in a manifest."""
+        return {"spec": self.spec}
+
+
+class KaiQueue(Wire, frozen=True, kw_only=True):
+    """A scheduling.run.ai/v2 Queue; it has no namespace."""
+
+    metadata: ObjectMeta = ObjectMeta()
+    spec: JsonObject = field(default_factory=dict)
+
+
+def controlled_by(meta: ObjectMeta, uid: str) -> bool:
+    """Whether the controller owner reference names the object with this UID."""
+    return any(owner.controller and owner.uid == uid for owner in meta.owner_references)
+
+
+def controller_of(meta: ObjectMeta) -> OwnerReference | None:
+    """The controller owner reference."""
+    return next((owner for owner in meta.owner_references if owner.controller), None)

@@ -1,0 +1,189 @@
+"""Optional parts of a cluster: Volcano's and Kueue's programs, at the versions in `go/`.
+
+Custom resources and access rights are the projects' own manifests, read from their Go modules. The
+programs run beside the cluster's other processes, under the names of the service accounts that
+those manifests give the rights to; what would run them as pods is left out.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+from . import binaries, components
+from .api import ApiServer
+from .certificates import Authority, Subject
+from .errors import ClusterError
+from .state import State
+
+Kubectl = Callable[..., subprocess.CompletedProcess[str]]
+"""LocalCluster.kubectl."""
+
+CRD = "CustomResourceDefinition"
+RIGHTS = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
+PATIENCE = 180.0
+"""Seconds for kubectl to apply or delete all objects of an addon, on a busy machine."""
+WEBHOOKS = ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration")
+KUEUE_NAMESPACE = "kueue-system"
+KUEUE_SERVICE = "kueue-webhook-service"
+
+
+@dataclass(frozen=True)
+class Addon:
+    """Programs with the subjects they run as, and how the manifests become a cluster's own.
+
+    `adapt` writes what the programs need below the cluster's folder and returns what to apply.
+    `is_ready` says whether the programs do their work.
+    """
+
+    subjects: Mapping[str, Subject]
+    manifests: str
+    """A file or a folder for kustomize, in the programs' Go module."""
+    adapt: Callable[[State, list[dict[str, Any]]], list[dict[str, Any]]]
+    is_ready: Callable[[ApiServer], bool]
+
+
+def find(name: str) -> Addon:
+    """The addon of that name."""
+    if name not in ADDONS:
+        raise ClusterError(f"no addon is called {name!r}; there are {sorted(ADDONS)}")
+    return ADDONS[name]
+
+
+def apply(addon: Addon, name: str, cluster: State, kubectl: Kubectl) -> None:
+    """Write the programs' configuration and create all objects that they need."""
+    source = binaries.module_folder(next(iter(addon.subjects))) / addon.manifests
+    text = kubectl("kustomize", str(source)).stdout if source.is_dir() else source.read_text()
+    # There is no YAML in Python's standard library.
+    convert = ("create", "--dry-run=client", "--validate=false", "--output=json", "-f", "-")
+    objects = addon.adapt(cluster, list(_documents(kubectl(*convert, stdin=text).stdout)))
+    record = _record(cluster, name)
+    record.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
+    kubectl("apply", "--server-side", "--force-conflicts", "-f", str(record), timeout=PATIENCE)
+    crds = [f"crd/{item['metadata']['name']}" for item in objects if item["kind"] == CRD]
+    kubectl("wait", "--for=condition=Established", *crds, "--timeout=30s")
+
+
+def delete_custom_resources(name: str, cluster: State, kubectl: Kubectl) -> None:
+    """Delete the kinds and all objects of them; the programs must run, for their finalizers."""
+    items = json.loads(_record(cluster, name).read_text())["items"]
+    crds = [item["metadata"]["name"] for item in items if item["kind"] == CRD]
+    kubectl("delete", "crd", "--ignore-not-found", *crds, timeout=PATIENCE)
+
+
+def delete_rest(name: str, cluster: State, kubectl: Kubectl) -> None:
+    """Delete the webhooks, rights and namespaces; the programs have ended."""
+    record = _record(cluster, name)
+    kubectl("delete", "--ignore-not-found", "-f", str(record), timeout=PATIENCE)
+    record.unlink()
+
+
+def _record(cluster: State, name: str) -> Path:
+    return cluster.folder / f"{name}.objects.json"
+
+
+def _documents(text: str) -> Iterator[dict[str, Any]]:
+    decoder, start = json.JSONDecoder(), 0
+    while text[start:].strip():
+        found, start = decoder.raw_decode(text, text.index("{", start))
+        yield found
+
+
+def _volcano(cluster: State, objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    (configuration,) = (
+        item["data"]["volcano-scheduler.conf"]
+        for item in objects
+        if item["metadata"]["name"] == "volcano-scheduler-configmap"
+    )
+    components.volcano_configuration(cluster).write_text(configuration)
+    # Its webhooks check Volcano's own kinds of jobs, which nobody here makes.
+    return [item for item in objects if item["kind"] in ("Namespace", CRD, *RIGHTS)]
+
+
+def _volcano_is_ready(api: ApiServer) -> bool:
+    return api.exists("/apis/scheduling.volcano.sh/v1beta1/queues/default")
+
+
+def _kueue(cluster: State, objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    pki = components.kueue_certificates(cluster)
+    # Kueue puts the authority into the webhooks itself, if the Secret has it with its key, under
+    # this name (pkg/util/cert in its source); otherwise it makes one, for the Service's name alone.
+    authority = Authority(pki, ("DNS:kueue-ca",), rsa=True)
+    names = (f"DNS:{KUEUE_SERVICE}.{KUEUE_NAMESPACE}.svc", "IP:127.0.0.1")
+    authority.create([Subject("tls", KUEUE_SERVICE, names=names)])
+    configuration = _kueue_configuration(cluster, pki)
+    components.kueue_configuration(cluster).write_text(json.dumps(configuration, indent=2) + "\n")
+    kept = [
+        item for item in objects if item["kind"] in ("Namespace", "Secret", CRD, *RIGHTS, *WEBHOOKS)
+    ]
+    for item in kept:
+        if item["kind"] == "Secret":
+            files = ("ca.crt", "ca.key", "tls.crt", "tls.key")
+            item["data"] = {
+                name: base64.b64encode((pki / name).read_bytes()).decode() for name in files
+            }
+        elif item["kind"] == CRD:
+            conversion = item["spec"].get("conversion", {})
+            _serve_here(cluster, conversion.get("webhook", {}))
+        elif item["kind"] in WEBHOOKS:
+            for webhook in item["webhooks"]:
+                _serve_here(cluster, webhook)
+    return kept
+
+
+def _serve_here(cluster: State, webhook: dict[str, Any]) -> None:
+    client = webhook.get("clientConfig", {})
+    if service := client.pop("service", None):
+        client["url"] = f"https://127.0.0.1:{cluster.ports.webhook}{service['path']}"
+
+
+def _kueue_configuration(cluster: State, pki: Path) -> dict[str, object]:
+    return {
+        "apiVersion": "config.kueue.x-k8s.io/v1beta2",
+        "kind": "Configuration",
+        "namespace": KUEUE_NAMESPACE,
+        "health": {"healthProbeBindAddress": "0"},
+        "metrics": {"bindAddress": "0"},
+        "webhook": {"host": "127.0.0.1", "port": cluster.ports.webhook, "certDir": str(pki)},
+        "leaderElection": {"leaderElect": False},
+        "integrations": {"frameworks": ["batch/job"]},
+        # An API server of its own, on one more port.
+        "featureGates": {"VisibilityOnDemand": False},
+    }
+
+
+def _kueue_is_ready(api: ApiServer) -> bool:
+    group = "kueue.x-k8s.io/v1beta1"
+    flavor = {"apiVersion": group, "kind": "ResourceFlavor", "metadata": {"name": "probe"}}
+    # Not the version that is stored: both the admission and the conversion must answer.
+    path = f"/apis/{group}/resourceflavors?dryRun=All"
+    return api.request("POST", path, flavor)[0] == HTTPStatus.CREATED
+
+
+def _account(component: str, namespace: str, name: str) -> Subject:
+    return Subject(component, f"system:serviceaccount:{namespace}:{name}")
+
+
+ADDONS = {
+    "volcano": Addon(
+        {
+            name: _account(name, "volcano-system", name)
+            for name in ("volcano-controllers", "volcano-scheduler")
+        },
+        "installer/volcano-development.yaml",
+        _volcano,
+        _volcano_is_ready,
+    ),
+    "kueue": Addon(
+        {"kueue": _account("kueue", KUEUE_NAMESPACE, "kueue-controller-manager")},
+        "config/default",
+        _kueue,
+        _kueue_is_ready,
+    ),
+}

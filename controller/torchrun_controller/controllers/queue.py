@@ -1,0 +1,188 @@
+"""One TorchrunQueue: observe, reconcile, apply.
+
+What the API server refuses of one object keeps the others of the queue from nothing: it is shown in
+the queue's status and tried again when the spec changes, or after a minute.
+"""
+
+import math
+import time
+from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime
+from typing import Any, Protocol, TypeAlias
+
+import structlog
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from torchrun_api.kinds import TORCHRUN_QUEUES
+from torchrun_api.queue import TorchrunQueue, TorchrunQueueStatus
+from torchrun_controller.apply import (
+    NameConflictError,
+    RejectedError,
+    SupersededError,
+    Written,
+)
+from torchrun_controller.controllers.writes import ObjectWriter, Writes
+from torchrun_controller.observe import Key
+from torchrun_controller.reconcile.plan import Apply, Event
+from torchrun_controller.reconcile.queues import ObservedQueue, QueuePlan, Verdict
+from torchrun_controller.transport import ApiError
+from torchrun_controller.worker import Done, Outcome, RequeueAfter, spoken
+
+REFUSED_RETRY = 60.0  # seconds until a write that was refused is tried again
+STATUS_INTERVAL = 1.0  # seconds between two status writes of a queue in the same phase
+
+log = structlog.get_logger(__name__)
+
+
+class Writer(ObjectWriter, Protocol):
+    """The part of the Applier that queues need."""
+
+    async def judge(self, intent: Apply) -> None:
+        """See `Applier.judge`."""
+
+    async def apply_status(
+        self, owner: TorchrunQueue, status: TorchrunQueueStatus
+    ) -> Written | None:
+        """See `Applier.apply_status`."""
+
+
+class Recorder(Protocol):
+    """The part of the EventRecorder that queues need."""
+
+    def record(self, about: TorchrunQueue, event: Event) -> None:
+        """See `EventRecorder.record`."""
+
+
+Observe: TypeAlias = Callable[[str, str], ObservedQueue | None]
+Decide: TypeAlias = Callable[[ObservedQueue, datetime], QueuePlan]
+
+
+class _Memory(Struct):
+    """What this process knows of one queue beside the caches; lost, it is asked for again."""
+
+    made_from: tuple[str, int]  # UID and generation
+    verdict: Verdict | None = None
+    # By resource and name: what a write was answered, and until when it is not repeated.
+    refused: dict[tuple[str, str], tuple[str, float]] = field(default_factory=dict)
+    status_written: float = -math.inf
+
+
+class QueueReconciler:
+    """What `Worker` does about the key of a queue. `clock` is monotonic, in seconds."""
+
+    def __init__(
+        self,
+        *,
+        observe: Observe,
+        decide: Decide,
+        applier: Writer,
+        writes: Writes[Key],
+        events: Recorder,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC).replace(microsecond=0),
+    ) -> None:
+        self._observe = observe
+        self._decide = decide
+        self._applier = applier
+        self._writes = writes
+        self._events = events
+        self._clock = clock
+        self._now = now
+        self._memories: dict[Key, _Memory] = {}  # of queues that are there, no others
+
+    async def attempt(self, key: Key) -> Outcome:
+        """One reconcile of the key. Raises what the single writes raise, see `Applier`."""
+        behind = self._writes.behind(key)
+        if behind is not None:
+            return behind
+        observed = self._observe(*key)
+        if observed is None:
+            self._memories.pop(key, None)
+            return Done()
+        memory = self._remembered(key, observed.queue)
+        plan = self._plan(observed, memory)
+        if plan.trial is not None:
+            memory.verdict = await self._judged(observed.queue, plan.trial)
+            plan = self._plan(observed, memory)
+        if await self._carry_out(key, memory, plan):
+            # The others are written, and shown soon; only what was refused is still to be told.
+            told = self._plan(observed, memory)
+            plan = replace(plan, status=told.status, events=told.events)
+        held_back = await self._tell(key, observed.queue, memory, plan)
+        waits = [until - self._clock() for _, until in memory.refused.values()]
+        if held_back is not None:
+            waits.append(held_back)
+        return RequeueAfter(max(0.0, min(waits))) if waits else Done()
+
+    def _remembered(self, key: Key, queue: TorchrunQueue) -> _Memory:
+        made_from = (queue.metadata.uid, queue.metadata.generation)
+        memory = self._memories.get(key)
+        if memory is None or memory.made_from != made_from:
+            memory = self._memories[key] = _Memory(made_from)
+        return memory
+
+    def _plan(self, observed: ObservedQueue, memory: _Memory) -> QueuePlan:
+        now = self._clock()
+        memory.refused = {what: why for what, why in memory.refused.items() if why[1] > now}
+        refused = {what: message for what, (message, _) in memory.refused.items()}
+        shown = replace(observed, refused=refused, verdict=memory.verdict)
+        return self._decide(shown, self._now())
+
+    async def _judged(self, queue: TorchrunQueue, trial: Apply) -> Verdict:
+        """Ask the API server. Raises UnavailableError where it does not answer."""
+        generation = queue.metadata.generation
+        try:
+            await self._applier.judge(trial)
+        except RejectedError as error:
+            # 403: a role, a quota or a webhook forbids it, which may be no fault of the template.
+            return Verdict(generation, "False" if error.permanent else "Unknown", str(error))
+        except (NameConflictError, SupersededError, ApiError) as error:
+            return Verdict(generation, "Unknown", str(error))
+        return Verdict(generation, "True")
+
+    async def _carry_out(self, key: Key, memory: _Memory, plan: QueuePlan) -> bool:
+        """Write what is to be written; whether anything of it was refused."""
+        before = len(memory.refused)
+        for intent in plan.applies:
+            what = (intent.kind.resource, intent.name)
+            await self._try(memory, what, self._writes.carry_out(key, (intent,), ()))
+        for delete in plan.deletes:
+            what = (delete.kind.resource, delete.name)
+            await self._try(memory, what, self._writes.carry_out(key, (), (delete,)))
+        if plan.applies or plan.deletes:
+            log.info(
+                "reconciled",
+                queue=spoken(key),
+                applied=[f"{intent.kind.kind}/{intent.name}" for intent in plan.applies],
+                deleted=[f"{delete.kind.kind}/{delete.name}" for delete in plan.deletes],
+            )
+        return len(memory.refused) > before
+
+    async def _try(
+        self, memory: _Memory, what: tuple[str, str], write: Coroutine[Any, Any, None]
+    ) -> None:
+        try:
+            await write
+        except (NameConflictError, RejectedError, ApiError) as error:
+            message = error.message if isinstance(error, ApiError) else str(error)
+            log.info("refused", resource=what[0], name=what[1], error=message)
+            memory.refused[what] = (message, self._clock() + REFUSED_RETRY)
+
+    async def _tell(
+        self, key: Key, queue: TorchrunQueue, memory: _Memory, plan: QueuePlan
+    ) -> float | None:
+        """Write the status and its events, or return for how many seconds they are held back."""
+        status = plan.status
+        if status is None:
+            return None
+        now = self._clock()
+        left = memory.status_written + STATUS_INTERVAL - now
+        if status.phase == queue.status.phase and left > 0:
+            return left
+        memory.status_written = now
+        write = self._applier.apply_status(queue, status)
+        await self._writes.write(key, TORCHRUN_QUEUES, write)
+        for event in plan.events:
+            self._events.record(queue, event)
+        return None

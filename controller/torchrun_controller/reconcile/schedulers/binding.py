@@ -1,0 +1,60 @@
+"""What a gang scheduler is told of a gang, and what it wants of the gang's objects."""
+
+from msgspec import Struct, field
+
+from torchrun_api import names
+from torchrun_api.admission import Topology
+from torchrun_api.job import TorchrunJob
+from torchrun_api.json import JsonObject
+from torchrun_api.queue import TorchrunQueue
+from torchrun_controller.reconcile.objects import metadata
+from torchrun_controller.reconcile.plan import Apply
+from torchrun_controller.reconcile.schedulers.installed import Installed
+
+
+class Gang(Struct, frozen=True, kw_only=True):
+    """One attempt. `name` is that of its child Job, `template` the pods' v1 PodTemplateSpec.
+
+    Fewer than `least` pods are of no use: all of them, or minNodes of an elastic job, which goes on
+    with as many as have found a node.
+    """
+
+    job: TorchrunJob
+    queue: TorchrunQueue
+    name: str
+    attempt: int
+    nodes: int
+    least: int
+    template: JsonObject
+    topology: Topology | None
+    installed: Installed
+
+    @property
+    def priority_class_name(self) -> str:
+        """Of the pods; "" if they have none."""
+        spec = self.template.get("spec")
+        value = spec.get("priorityClassName") if isinstance(spec, dict) else None
+        return value if isinstance(value, str) else ""
+
+    def metadata(self) -> JsonObject:
+        """`metadata` of the group: named like the child Job, owned by the TorchrunJob.
+
+        The group is made before the child Job, so it cannot be owned by that.
+        """
+        meta = metadata(self.job, self.name, names.GANG)
+        labels = meta["labels"]
+        assert isinstance(labels, dict)
+        return {**meta, "labels": {**labels, names.ATTEMPT_LABEL: str(self.attempt)}}
+
+
+class Binding(Struct, frozen=True, kw_only=True):
+    """What is made before the child Job, and what is laid on top of it and its pods.
+
+    `job` and `template` are merged into the child Job and its pod template as Kubernetes' strategic
+    merge does it. `probe` goes onto pods that only ask whether there is room for one more worker.
+    """
+
+    groups: tuple[Apply, ...] = ()
+    job: JsonObject = field(default_factory=dict)
+    template: JsonObject = field(default_factory=dict)
+    probe: JsonObject = field(default_factory=dict)

@@ -1,0 +1,141 @@
+"""Which gang scheduler: by the queue's word, else by the pods' scheduler, else by what is there.
+
+Nothing is chosen that the pods are not scheduled by: what is merely installed counts only where it
+is the cluster's own scheduler, which schedules pods that name no other.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from msgspec import Struct
+
+from torchrun_api.admission import GangScheduling
+from torchrun_api.core import SchedulingGroup
+from torchrun_api.job import TorchrunJob
+from torchrun_api.kinds import (
+    COSCHEDULING_POD_GROUPS,
+    KAI_POD_GROUPS,
+    KUEUE_WORKLOADS,
+    NATIVE_GROUPS,
+    VOLCANO_POD_GROUPS,
+    Kind,
+)
+from torchrun_api.queue import TorchrunQueue
+from torchrun_controller.reconcile.run import InvalidSpecError
+from torchrun_controller.reconcile.schedulers.installed import Installed
+from torchrun_controller.reconcile.workers import Why
+
+# Names under which the schedulers are installed, unless somebody gives them another.
+SCHEDULERS: Mapping[GangScheduling, str] = MappingProxyType(
+    {
+        "kai": "kai-scheduler",
+        "volcano": "volcano",
+        "coscheduling": "scheduler-plugins-scheduler",
+    }
+)
+_BY_NAME = {name: gang for gang, name in SCHEDULERS.items()}
+_OWN = "default-scheduler"
+
+
+class _Need(Struct, frozen=True):
+    """One of these kinds must be served; otherwise this is to be done."""
+
+    kinds: tuple[Kind[SchedulingGroup], ...]
+    advice: str
+
+
+_NEEDS: Mapping[GangScheduling, _Need] = MappingProxyType(
+    {
+        "kai": _Need((KAI_POD_GROUPS,), "install KAI Scheduler 0.15 or newer"),
+        "volcano": _Need((VOLCANO_POD_GROUPS,), "install Volcano"),
+        "coscheduling": _Need(
+            (COSCHEDULING_POD_GROUPS,), "install scheduler-plugins with Coscheduling"
+        ),
+        "kueue": _Need(KUEUE_WORKLOADS, "install Kueue"),
+        "native": _Need(
+            NATIVE_GROUPS,
+            "give kube-apiserver and kube-scheduler (Kubernetes 1.35 or newer) the feature gates"
+            " GenericWorkload and GangScheduling, and kube-apiserver"
+            " --runtime-config=scheduling.k8s.io/<version>=true",
+        ),
+    }
+)
+
+
+class Choice(Struct, frozen=True, kw_only=True):
+    """`scheduler` is the name that the pods shall bear, "" for what the cluster gives them.
+
+    `missing`: why no gang can be made now; that heals by itself once it is there.
+    """
+
+    gang: GangScheduling
+    scheduler: str = ""
+    missing: Why | None = None
+
+
+def choose(
+    queue: TorchrunQueue, installed: Installed | None, job: TorchrunJob | None = None
+) -> Choice:
+    """The choice for a job of the queue, or for any that has no scheduler of its own.
+
+    Raises:
+        InvalidSpecError: the pods' scheduler is known to be another.
+    """
+    named, wanted = _scheduler_name(queue, job), queue.spec.scheduling.gang
+    if wanted is not None:
+        _check(queue, wanted, named)
+    gang = wanted or _BY_NAME.get(named) or _of_the_cluster(named, installed)
+    return Choice(
+        gang=gang,
+        scheduler=named or SCHEDULERS.get(gang, ""),
+        missing=_missing(queue, gang, installed),
+    )
+
+
+def _scheduler_name(queue: TorchrunQueue, job: TorchrunJob | None) -> str:
+    """As the workers' template has it: scheduling.scheduler stands above the pod templates."""
+    named = (
+        queue.spec.scheduling.scheduler,
+        job.spec.pod_template.spec.get("schedulerName") if job else None,
+        queue.spec.pod_template.spec.get("schedulerName"),
+    )
+    return next((name for name in named if isinstance(name, str) and name), "")
+
+
+def _of_the_cluster(named: str, installed: Installed | None) -> GangScheduling:
+    own = named in ("", _OWN)
+    return "native" if own and _served("native", installed) else "none"
+
+
+def _served(gang: GangScheduling, installed: Installed | None) -> bool:
+    return installed is not None and any(map(installed.serves, _NEEDS[gang].kinds))
+
+
+def _check(queue: TorchrunQueue, wanted: GangScheduling, named: str) -> None:
+    """Kueue and none go with any scheduler; the cluster's own may have coscheduling built in."""
+    if wanted in ("kueue", "none", _BY_NAME.get(named)):
+        return
+    if named in _BY_NAME or (named == _OWN and wanted in ("kai", "volcano")):
+        raise InvalidSpecError(
+            f"scheduling.gang {wanted} of TorchrunQueue {queue.metadata.name}: its pods are"
+            f" scheduled by {named} (scheduling.scheduler or podTemplate), which is no {wanted};"
+            f" set gang to {_BY_NAME.get(named, 'native')} or none, or name another scheduler"
+        )
+
+
+def _missing(queue: TorchrunQueue, gang: GangScheduling, installed: Installed | None) -> Why | None:
+    need = _NEEDS.get(gang)
+    if need is None or _served(gang, installed):
+        return None
+    if installed is None:
+        message = (
+            f"whether {gang} is installed is not known yet, as the API server does not say what it"
+            " serves; see /readyz of the controller"
+        )
+        return Why("GangSchedulerUnknown", message)
+    resource = need.kinds[0].resource
+    message = (
+        f"TorchrunQueue {queue.metadata.name} has its gangs scheduled by {gang}, and the API server"
+        f" serves no {resource}: {need.advice}, or set spec.scheduling.gang of the queue to none"
+    )
+    return Why("GangSchedulerMissing", message)

@@ -1,0 +1,35 @@
+"""Coscheduling of scheduler-plugins: a PodGroup, and pods that bear its name in a label.
+
+kube-scheduler with this plugin, under a name of its own or as the cluster's only one. Topology is
+pod affinity, which is kube-scheduler's.
+"""
+
+from torchrun_api.json import JsonObject
+from torchrun_api.kinds import COSCHEDULING_POD_GROUPS
+from torchrun_controller.reconcile.merge import merge
+from torchrun_controller.reconcile.plan import Apply
+from torchrun_controller.reconcile.schedulers import requests
+from torchrun_controller.reconcile.schedulers.affinity import near_each_other
+from torchrun_controller.reconcile.schedulers.binding import Binding, Gang
+
+_POD_GROUP = "scheduling.x-k8s.io/pod-group"
+
+
+def bind(gang: Gang) -> Binding:
+    """The PodGroup; a pod that probes needs none."""
+    group: JsonObject = {
+        "apiVersion": COSCHEDULING_POD_GROUPS.api_version,
+        "kind": COSCHEDULING_POD_GROUPS.kind,
+        "metadata": gang.metadata(),
+        "spec": {
+            "minMember": gang.least,
+            "minResources": requests.total(gang.template, gang.least),
+        },
+    }
+    return Binding(
+        groups=(Apply(COSCHEDULING_POD_GROUPS, group),),
+        template=merge(
+            near_each_other(gang.template, gang.name, gang.topology),
+            {"metadata": {"labels": {_POD_GROUP: gang.name}}},
+        ),
+    )

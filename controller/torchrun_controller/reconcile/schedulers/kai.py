@@ -1,0 +1,60 @@
+"""KAI: a PodGroup of our own, as KAI's podgrouper would take a TorchrunJob for a gang of one.
+
+KAI 0.15 or newer honours the annotation that keeps its podgrouper away. Topology stands in the
+PodGroup: the annotations kai.scheduler/topology* are read by the podgrouper alone.
+"""
+
+from torchrun_api.admission import Topology
+from torchrun_api.json import JsonObject
+from torchrun_api.kinds import KAI_POD_GROUPS
+from torchrun_controller.reconcile.plan import Apply
+from torchrun_controller.reconcile.run import InvalidSpecError
+from torchrun_controller.reconcile.schedulers.binding import Binding, Gang
+
+# KAI makes this queue when it is installed.
+DEFAULT_QUEUE = "default-queue"
+_QUEUE_LABEL = "kai.scheduler/queue"
+_SKIP = "kai.scheduler/skip-podgrouper"
+_GROUP_NAME = "pod-group-name"
+
+
+def bind(gang: Gang) -> Binding:
+    """The PodGroup; a pod that probes has none, and the podgrouper makes one for it alone."""
+    queue = gang.queue.spec.kai_queue or DEFAULT_QUEUE
+    spec: JsonObject = {"minMember": gang.least, "queue": queue}
+    if gang.priority_class_name:
+        spec["priorityClassName"] = gang.priority_class_name
+    if gang.topology is not None:
+        spec["topologyConstraint"] = _constraint(gang.topology, gang.installed.topologies)
+    meta = gang.metadata()
+    labels = meta["labels"]
+    assert isinstance(labels, dict)
+    group: JsonObject = {
+        "apiVersion": KAI_POD_GROUPS.api_version,
+        "kind": KAI_POD_GROUPS.kind,
+        "metadata": {**meta, "labels": {**labels, _QUEUE_LABEL: queue}},
+        "spec": spec,
+    }
+    in_queue: JsonObject = {"labels": {_QUEUE_LABEL: queue}}
+    skip: JsonObject = {_SKIP: "true"}
+    return Binding(
+        groups=(Apply(KAI_POD_GROUPS, group),),
+        job={"metadata": {"annotations": skip}},
+        template={"metadata": {**in_queue, "annotations": {_GROUP_NAME: gang.name, **skip}}},
+        probe={"metadata": in_queue},
+    )
+
+
+def _constraint(topology: Topology, known: tuple[str, ...]) -> JsonObject:
+    name = topology.name or next(iter(known), None)
+    if name is None:
+        raise InvalidSpecError(
+            "scheduling.topology: KAI needs a Topology object that knows the keys and there is"
+            " none; create one, see: kubectl get topologies.kai.scheduler"
+        )
+    constraint: JsonObject = {"topology": name}
+    if topology.required is not None:
+        constraint["requiredTopologyLevel"] = topology.required
+    if topology.preferred is not None:
+        constraint["preferredTopologyLevel"] = topology.preferred
+    return constraint

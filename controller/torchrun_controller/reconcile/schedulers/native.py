@@ -1,0 +1,43 @@
+"""Kubernetes' own gang scheduling, by kube-scheduler (kubernetes.io, "Gang Scheduling").
+
+The newest version that is served. From 1.36 on a PodGroup carries its policy itself and its
+Workload is optional, so none is made; 1.35 has the policy in a Workload. Topology is pod affinity,
+as a PodGroup's own needs one more feature gate.
+"""
+
+from torchrun_api.json import JsonObject
+from torchrun_api.kinds import NATIVE_GROUPS
+from torchrun_controller.reconcile.merge import merge
+from torchrun_controller.reconcile.plan import Apply
+from torchrun_controller.reconcile.schedulers.affinity import near_each_other
+from torchrun_controller.reconcile.schedulers.binding import Binding, Gang
+
+# Within a Workload.
+_POD_GROUP = "workers"
+
+
+def bind(gang: Gang) -> Binding:
+    """The PodGroup or Workload; a pod that probes needs none."""
+    kind = next(kind for kind in NATIVE_GROUPS if gang.installed.serves(kind))
+    policy: JsonObject = {"gang": {"minCount": gang.least}}
+    spec: JsonObject
+    pod: JsonObject
+    if kind.kind == "Workload":
+        spec = {"podGroups": [{"name": _POD_GROUP, "policy": policy}]}
+        pod = {"workloadRef": {"name": gang.name, "podGroup": _POD_GROUP}}
+    else:
+        spec = {"schedulingPolicy": policy}
+        pod = {"schedulingGroup": {"podGroupName": gang.name}}
+    if kind.version == "v1beta1" and gang.priority_class_name:
+        # Without it the group has priority 0, whatever its pods have.
+        spec["priorityClassName"] = gang.priority_class_name
+    group: JsonObject = {
+        "apiVersion": kind.api_version,
+        "kind": kind.kind,
+        "metadata": gang.metadata(),
+        "spec": spec,
+    }
+    return Binding(
+        groups=(Apply(kind, group),),
+        template=merge(near_each_other(gang.template, gang.name, gang.topology), {"spec": pod}),
+    )

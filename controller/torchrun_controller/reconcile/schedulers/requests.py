@@ -1,0 +1,87 @@
+"""What the pods of a gang request together, as the scheduler counts it."""
+
+from fractions import Fraction
+from math import ceil
+
+import msgspec
+from msgspec import field
+
+from torchrun_api.json import JsonObject
+from torchrun_api.meta import Wire
+from torchrun_api.quantity import QuantityError, format_bytes, format_cpu, parse
+from torchrun_controller.reconcile.run import InvalidSpecError
+
+_IN_BYTES = ("memory", "ephemeral-storage", "hugepages-")
+
+Amounts = dict[str, Fraction]
+Quantities = dict[str, int | str]
+
+
+class _Resources(Wire, frozen=True, kw_only=True):
+    requests: Quantities = field(default_factory=dict)
+    limits: Quantities = field(default_factory=dict)
+
+
+class _Container(Wire, frozen=True, kw_only=True):
+    resources: _Resources = _Resources()
+    restart_policy: str = ""
+
+
+class _PodSpec(Wire, frozen=True, kw_only=True):
+    containers: tuple[_Container, ...] = ()
+    init_containers: tuple[_Container, ...] = ()
+    overhead: Quantities = field(default_factory=dict)
+
+
+class _Template(Wire, frozen=True, kw_only=True):
+    spec: _PodSpec = _PodSpec()
+
+
+def total(template: JsonObject, pods: int) -> JsonObject:
+    """Requests of so many pods of a v1 PodTemplateSpec, as a v1 ResourceList.
+
+    Raises:
+        InvalidSpecError: the template's resources cannot be read.
+    """
+    try:
+        one = _of_pod(msgspec.convert(template, _Template).spec)
+    except (msgspec.ValidationError, QuantityError) as error:
+        raise InvalidSpecError(f"podTemplate: resources of the pods: {error}") from error
+    return {name: _written(name, one[name] * pods) for name in sorted(one)}
+
+
+def _of_pod(spec: _PodSpec) -> Amounts:
+    """kubernetes.io, "Resource sharing within containers": the larger of start and running."""
+    running: Amounts = {}
+    peak: Amounts = {}
+    for container in spec.init_containers:
+        started = _sum(running, _of_container(container))
+        peak = _larger(peak, started)
+        # A sidecar stays, beside all that is started after it.
+        running = started if container.restart_policy == "Always" else running
+    for container in spec.containers:
+        running = _sum(running, _of_container(container))
+    overhead = {name: parse(value) for name, value in spec.overhead.items()}
+    return _sum(_larger(peak, running), overhead)
+
+
+def _of_container(container: _Container) -> Amounts:
+    """The API server takes limits for requests that are not given."""
+    resources = container.resources
+    return {name: parse(value) for name, value in (resources.limits | resources.requests).items()}
+
+
+def _sum(one: Amounts, other: Amounts) -> Amounts:
+    zero = Fraction(0)
+    return {name: one.get(name, zero) + other.get(name, zero) for name in {*one, *other}}
+
+
+def _larger(one: Amounts, other: Amounts) -> Amounts:
+    zero = Fraction(0)
+    return {name: max(one.get(name, zero), other.get(name, zero)) for name in {*one, *other}}
+
+
+def _written(name: str, amount: Fraction) -> str:
+    if name == "cpu":
+        return format_cpu(amount)
+    return format_bytes(amount) if name.startswith(_IN_BYTES) else str(ceil(amount))

@@ -1,0 +1,72 @@
+"""Volcano: a PodGroup, and pods that name it (https://volcano.sh/en/docs/podgroup/).
+
+Topology: Volcano knows tiers of HyperNodes. The keys volcano.sh/tier-2 (by number) and
+volcano.sh/rack (by name) mean these; any other key is a node label, and becomes pod affinity, which
+Volcano honours too.
+"""
+
+from msgspec.structs import replace
+
+from torchrun_api.admission import Topology
+from torchrun_api.json import JsonObject
+from torchrun_api.kinds import VOLCANO_POD_GROUPS
+from torchrun_controller.reconcile.merge import merge
+from torchrun_controller.reconcile.plan import Apply
+from torchrun_controller.reconcile.schedulers import requests
+from torchrun_controller.reconcile.schedulers.affinity import near_each_other
+from torchrun_controller.reconcile.schedulers.binding import Binding, Gang
+
+DEFAULT_QUEUE = "default"
+_GROUP_NAME = "scheduling.k8s.io/group-name"
+_QUEUE_NAME = "scheduling.volcano.sh/queue-name"
+_TIER = "volcano.sh/"
+_TIER_NUMBER = "volcano.sh/tier-"
+
+
+def bind(gang: Gang) -> Binding:
+    """The PodGroup; a pod that probes has none, and Volcano makes one for it alone."""
+    queue = gang.queue.spec.scheduling.queue_name or DEFAULT_QUEUE
+    spec: JsonObject = {
+        "minMember": gang.least,
+        "minResources": requests.total(gang.template, gang.least),
+        "queue": queue,
+    }
+    if gang.priority_class_name:
+        spec["priorityClassName"] = gang.priority_class_name
+    tier, labels = _by_tier(gang.topology)
+    if tier:
+        spec["networkTopology"] = tier
+    group: JsonObject = {
+        "apiVersion": VOLCANO_POD_GROUPS.api_version,
+        "kind": VOLCANO_POD_GROUPS.kind,
+        "metadata": gang.metadata(),
+        "spec": spec,
+    }
+    return Binding(
+        groups=(Apply(VOLCANO_POD_GROUPS, group),),
+        template=merge(
+            near_each_other(gang.template, gang.name, labels),
+            {"metadata": {"annotations": {_GROUP_NAME: gang.name}}},
+        ),
+        probe={"metadata": {"annotations": {_QUEUE_NAME: queue}}},
+    )
+
+
+def _by_tier(topology: Topology | None) -> tuple[JsonObject, Topology | None]:
+    """What is said by tiers of HyperNodes, and what is left to be said by labels of nodes."""
+    if topology is None:
+        return {}, None
+    required, preferred = topology.required or "", topology.preferred or ""
+    if required.startswith(_TIER):
+        left = None if not preferred or preferred.startswith(_TIER) else preferred
+        return _network_topology("hard", required), replace(topology, required=None, preferred=left)
+    if preferred.startswith(_TIER):
+        return _network_topology("soft", preferred), replace(topology, preferred=None)
+    return {}, topology
+
+
+def _network_topology(mode: str, key: str) -> JsonObject:
+    number = key.removeprefix(_TIER_NUMBER)
+    if number.isdecimal():
+        return {"mode": mode, "highestTierAllowed": int(number)}
+    return {"mode": mode, "highestTierName": key.removeprefix(_TIER)}

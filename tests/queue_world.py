@@ -1,0 +1,192 @@
+"""A world of one queue for tests of the pure core: carries out QueuePlans and plays the cluster."""
+
+import itertools
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from torchrun_api import names
+from torchrun_api.extras import ConfigMap, KaiQueue, QueueClaim
+from torchrun_api.job import TorchrunJob
+from torchrun_api.json import JsonObject
+from torchrun_api.kinds import CONFIG_MAPS, KAI_QUEUES, QUEUE_CLAIMS, TORCHRUN_QUEUES
+from torchrun_api.meta import Condition
+from torchrun_api.queue import TorchrunQueue
+from torchrun_controller.reconcile.plan import Event
+from torchrun_controller.reconcile.queues import (
+    ObservedQueue,
+    QueuePlan,
+    Verdict,
+    reconcile_queue,
+)
+from torchrun_controller.reconcile.schedulers.installed import Installed
+from world import DEFAULTS, START
+
+KAI = Installed(resources=frozenset({(KAI_QUEUES.api_version, KAI_QUEUES.plural)}))
+NOTHING = Installed()
+
+
+def make_trq(name: str = "gpu", namespace: str = "ml", age: int = 0, **spec: Any) -> TorchrunQueue:
+    """A TorchrunQueue as the API server would send it, `age` seconds older than the start."""
+    body: JsonObject = {
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            "uid": f"uid-{namespace}-{name}",
+            "generation": 1,
+            "creationTimestamp": (START - timedelta(seconds=age)).isoformat(),
+        },
+        "spec": {"image": "pytorch/pytorch", **spec},
+    }
+    return msgspec.convert(body, TorchrunQueue)
+
+
+def a_job(name: str, phase: str | None = None, *, gang: bool = False) -> TorchrunJob:
+    """A job of the queue; with `gang` it has workers."""
+    status: JsonObject = {"phase": phase} if phase else {}
+    if gang:
+        status["workers"] = {"running": 1}
+    body: JsonObject = {
+        "metadata": {"name": name, "namespace": "ml", "uid": f"uid-{name}"},
+        "spec": {"jobQueue": "gpu", "numNodes": 1, "command": "true"},
+        "status": status,
+    }
+    return msgspec.convert(body, TorchrunJob)
+
+
+def kai_queue(name: str, owner: str = "", **spec: Any) -> KaiQueue:
+    """A KAI queue, of a TorchrunQueue or somebody else's."""
+    annotations: JsonObject = {names.KAI_OWNER: owner} if owner else {}
+    meta: JsonObject = {"name": name, "uid": f"uid-kai-{name}", "annotations": annotations}
+    return msgspec.convert({"metadata": meta, "spec": spec}, KaiQueue)
+
+
+class QueueWorld:
+    """One queue, what is made for it, and what the controller has been told."""
+
+    def __init__(self, queue: TorchrunQueue, installed: Installed | None = NOTHING) -> None:
+        self.queue: TorchrunQueue | None = queue
+        self.now = START
+        self.jobs: list[TorchrunJob] = []
+        self.extras: dict[tuple[str, str], Any] | None = {}
+        self.kai: dict[str, KaiQueue] | None = {}
+        self.installed = installed
+        self.sharing: tuple[TorchrunQueue, ...] = ()
+        self.refused: dict[tuple[str, str], str] = {}
+        self.unseen: dict[str, str] = {}
+        self.namespaces: tuple[str, ...] = ()
+        self.verdict: Verdict | None = None
+        self.says = ("True", "")  # of a trial
+        self.trials: list[JsonObject] = []
+        self.plans: list[QueuePlan] = []
+        self.events: list[Event] = []
+        self._uids = itertools.count(1)
+
+    def observed(self) -> ObservedQueue:
+        assert self.queue is not None
+        return ObservedQueue(
+            queue=self.queue,
+            jobs=tuple(self.jobs),
+            extras=None if self.extras is None else tuple(self.extras.values()),
+            installed=self.installed,
+            kai=self.kai,
+            unseen=self.unseen,
+            sharing=self.sharing,
+            refused=self.refused,
+            verdict=self.verdict,
+            namespaces=self.namespaces,
+        )
+
+    def decide(self) -> QueuePlan:
+        """One Plan, trials answered."""
+        plan = reconcile_queue(self.observed(), self.now, DEFAULTS)
+        if plan.trial is not None:
+            assert self.queue is not None
+            self.trials.append(plan.trial.body)
+            said, message = self.says
+            self.verdict = Verdict(self.queue.metadata.generation, said, message)  # type: ignore[arg-type]
+            plan = reconcile_queue(self.observed(), self.now, DEFAULTS)
+        assert plan.trial is None
+        return plan
+
+    def step(self) -> QueuePlan:
+        """Decide and carry out."""
+        plan = self.decide()
+        self.plans.append(plan)
+        for apply in plan.applies:
+            self._apply(apply.kind.kind, apply.body, apply.uid)
+        for delete in plan.deletes:
+            self._delete(delete.kind.kind, delete.name, delete.uid)
+        if self.queue is not None and plan.status is not None:
+            self.queue = replace(self.queue, status=plan.status)
+        self.events += plan.events
+        return plan
+
+    def settle(self) -> None:
+        """Go on until there is nothing to do."""
+        for _ in range(6):
+            if self.queue is None or self.step() == QueuePlan():
+                return
+        raise AssertionError(f"no rest: {self.plans[-1]}")
+
+    def edit(self, **spec: Any) -> None:
+        """As kubectl apply of another spec."""
+        assert self.queue is not None
+        meta = self.queue.metadata
+        edited = make_trq(meta.name, meta.namespace, **spec)
+        later = replace(meta, generation=meta.generation + 1)
+        self.queue = replace(self.queue, spec=edited.spec, metadata=later)
+
+    def delete(self) -> None:
+        """As kubectl delete, while there are finalizers."""
+        assert self.queue is not None
+        meta = replace(self.queue.metadata, deletion_timestamp=self.now)
+        self.queue = replace(self.queue, metadata=meta)
+
+    def condition(self, kind: str) -> Condition:
+        assert self.queue is not None
+        return next(c for c in self.queue.status.conditions if c.type == kind)
+
+    def condition_types(self) -> list[str]:
+        assert self.queue is not None
+        return [c.type for c in self.queue.status.conditions]
+
+    def made(self, kind: str, name: str) -> Any:
+        assert self.extras is not None
+        return self.extras[kind, name]
+
+    def reasons(self) -> list[str]:
+        return [event.reason for event in self.events]
+
+    def _apply(self, kind: str, body: Any, uid: str) -> None:
+        assert self.queue is not None
+        if kind == TORCHRUN_QUEUES.kind:
+            assert uid == self.queue.metadata.uid
+            self._finalizers(tuple(body["metadata"]["finalizers"]))
+            return
+        name = body["metadata"]["name"]
+        known = self.kai if kind == KAI_QUEUES.kind else self.extras
+        assert known is not None
+        key: Any = name if kind == KAI_QUEUES.kind else (kind, name)
+        assert uid == (known[key].metadata.uid if key in known else ""), "creates nothing foreign"
+        types: dict[str, Any] = {
+            KAI_QUEUES.kind: KaiQueue,
+            CONFIG_MAPS.kind: ConfigMap,
+            QUEUE_CLAIMS.kind: QueueClaim,
+        }
+        metadata = {**body["metadata"], "uid": uid or f"uid-{next(self._uids)}"}
+        known[key] = msgspec.convert({**body, "metadata": metadata}, types[kind])
+
+    def _finalizers(self, finalizers: tuple[str, ...]) -> None:
+        assert self.queue is not None
+        meta = replace(self.queue.metadata, finalizers=finalizers)
+        gone = meta.deletion_timestamp is not None and not finalizers
+        self.queue = None if gone else replace(self.queue, metadata=meta)
+
+    def _delete(self, kind: str, name: str, uid: str) -> None:
+        known: Any = self.kai if kind == KAI_QUEUES.kind else self.extras
+        key: Any = name if kind == KAI_QUEUES.kind else (kind, name)
+        assert known[key].metadata.uid == uid
+        del known[key]

@@ -1,0 +1,64 @@
+"""What is made of Volcano's and Kueue's own manifests."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+import pytest
+
+from torchrun_cluster import addons, components, state
+from torchrun_cluster.errors import ClusterError
+from torchrun_cluster.state import Size, Spec, State
+
+DEPLOYMENT = {"kind": "Deployment", "metadata": {"name": "manager"}}
+SERVICE = {"service": {"name": "s", "namespace": "n", "path": "/mutate"}}
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> State:
+    monkeypatch.setenv("TORCHRUN_STATE", str(tmp_path))
+    return state.create(Spec("demo", Size.CONTROL_PLANE))
+
+
+def test_kueues_webhooks_are_called_where_it_runs(cluster: State) -> None:
+    crd = {
+        "kind": addons.CRD,
+        "metadata": {"name": "workloads"},
+        "spec": {"conversion": {"webhook": {"clientConfig": {**SERVICE}}}},
+    }
+    plain = {"kind": addons.CRD, "metadata": {"name": "topologies"}, "spec": {}}
+    hooks = {
+        "kind": "MutatingWebhookConfiguration",
+        "metadata": {"name": "hooks"},
+        "webhooks": [{"name": "one", "clientConfig": {**SERVICE}}],
+    }
+    secret = {"kind": "Secret", "metadata": {"name": "certificates"}}
+    applied = addons.find("kueue").adapt(cluster, [DEPLOYMENT, crd, plain, hooks, secret])
+    assert [item["kind"] for item in applied] == [addons.CRD, addons.CRD, hooks["kind"], "Secret"]
+    called = {"url": f"https://127.0.0.1:{cluster.ports.webhook}/mutate"}
+    assert applied[0]["spec"]["conversion"]["webhook"]["clientConfig"] == called
+    assert applied[2]["webhooks"][0]["clientConfig"] == called
+    served = components.kueue_certificates(cluster) / "tls.crt"
+    assert base64.b64decode(applied[3]["data"]["tls.crt"]) == served.read_bytes()
+    # Kueue takes an authority of ours only with an RSA key in this form.
+    assert b"BEGIN RSA PRIVATE KEY" in base64.b64decode(applied[3]["data"]["ca.key"])
+    settings = json.loads(components.kueue_configuration(cluster).read_text())
+    assert settings["webhook"]["port"] == cluster.ports.webhook
+
+
+def test_volcanos_scheduler_gets_the_configuration_of_its_own_manifests(cluster: State) -> None:
+    configuration = {
+        "kind": "ConfigMap",
+        "metadata": {"name": "volcano-scheduler-configmap"},
+        "data": {"volcano-scheduler.conf": "actions: allocate"},
+    }
+    rights = {"kind": "ClusterRole", "metadata": {"name": "volcano-scheduler"}}
+    assert addons.find("volcano").adapt(cluster, [DEPLOYMENT, configuration, rights]) == [rights]
+    assert components.volcano_configuration(cluster).read_text() == "actions: allocate"
+
+
+def test_an_addon_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ClusterError, match="kueue"):
+        addons.find("slurm")

@@ -1,0 +1,319 @@
+"""KAI's queue of a TorchrunQueue."""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from queue_world import KAI, NOTHING, QueueWorld, a_job, kai_queue, make_trq
+from torchrun_api import names
+from torchrun_api.queue import TorchrunQueue
+from torchrun_controller.reconcile.queues import QueuePlan
+
+QUOTA = {"gpus": 16, "cpu": "1500m", "memory": "1Gi"}
+UNLIMITED = {"quota": -1, "limit": -1, "overQuotaWeight": 1}
+
+
+def world_of(*, parents: tuple[str, ...] = ("default-parent-queue",), **spec: Any) -> QueueWorld:
+    world = QueueWorld(make_trq(**{"kaiQueue": "training", **spec}), KAI)
+    assert world.kai is not None
+    world.kai.update({name: kai_queue(name) for name in parents})
+    return world
+
+
+def kai_of(world: QueueWorld, name: str = "training") -> Any:
+    assert world.kai is not None
+    return world.kai[name]
+
+
+def test_it_is_made_and_kept():
+    world = world_of(quota=QUOTA, weight=3)
+    world.settle()
+    made = kai_of(world)
+    assert made.metadata.annotations == {names.KAI_OWNER: "ml/gpu"}
+    assert made.spec == {
+        "parentQueue": "default-parent-queue",
+        "resources": {
+            "gpu": {"quota": 16, "limit": 16, "overQuotaWeight": 3},
+            "cpu": {"quota": 1500, "limit": 1500, "overQuotaWeight": 3},
+            "memory": {"quota": 1074, "limit": 1074, "overQuotaWeight": 3},
+        },
+    }
+    assert world.condition("KaiQueueReady").reason == "Kept"
+    assert world.step() == QueuePlan()
+    edited = replace(made, spec={**made.spec, "parentQueue": "other", "priority": 5})
+    world.kai["training"] = edited
+    world.settle()
+    assert kai_of(world).spec["parentQueue"] == "default-parent-queue"
+
+
+def test_what_is_not_set_is_not_limited():
+    world = world_of()
+    world.settle()
+    assert kai_of(world).spec["resources"] == dict.fromkeys(("gpu", "cpu", "memory"), UNLIMITED)
+
+
+def test_a_cohort_lends_beyond_the_quota():
+    world = world_of(quota={"gpus": 4}, cohort="all")
+    world.settle()
+    assert kai_of(world).spec["resources"]["gpu"] == {
+        "quota": 4,
+        "limit": -1,
+        "overQuotaWeight": 1,
+    }
+
+
+def test_a_quota_of_nothing_is_passed_on_and_said():
+    world = world_of(quota={"gpus": 0, "cpu": "0"}, weight=0)
+    world.settle()
+    assert kai_of(world).spec["resources"]["gpu"]["limit"] == 0
+    assert "gpus, cpu its quota is 0" in world.condition("KaiQueueReady").message
+
+
+def test_a_change_of_the_quota_is_a_change_there():
+    world = world_of(quota={"gpus": 4})
+    world.settle()
+    uid = kai_of(world).metadata.uid
+    world.edit(kaiQueue="training", quota={"gpus": 8})
+    world.settle()
+    assert kai_of(world).spec["resources"]["gpu"]["quota"] == 8
+    assert kai_of(world).metadata.uid == uid
+
+
+class TestParents:
+    """The one that is named, or the first usual one that is there."""
+
+    @pytest.mark.parametrize(
+        ("parents", "spec", "parent"),
+        [
+            (("default", "default-parent-queue"), {}, "default"),
+            (("default-parent-queue",), {}, "default-parent-queue"),
+            (("default", "mine"), {"parentKaiQueue": "mine"}, "mine"),
+        ],
+    )
+    def test_which(self, parents, spec, parent):
+        world = world_of(parents=parents, **spec)
+        world.settle()
+        assert kai_of(world).spec["parentQueue"] == parent
+
+    def test_one_that_comes_later_changes_nothing(self):
+        world = world_of()
+        world.settle()
+        world.kai["default"] = kai_queue("default")
+        assert world.step() == QueuePlan()
+
+    @pytest.mark.parametrize(
+        ("spec", "said"),
+        [({"parentKaiQueue": "mine"}, "KAI queue mine"), ({}, "default or default-parent-queue")],
+    )
+    def test_one_that_is_not_there(self, spec, said):
+        world = world_of(parents=(), **spec)
+        world.settle()
+        assert world.kai == {}
+        condition = world.condition("KaiQueueReady")
+        assert (condition.status, condition.reason) == ("False", "ParentNotFound")
+        assert said in condition.message
+        assert world.reasons() == ["ParentNotFound"]
+        world.kai.update(mine=kai_queue("mine"), default=kai_queue("default"))
+        world.settle()
+        assert world.condition("KaiQueueReady").status == "True"
+
+
+def test_kai_that_is_not_installed_is_said_and_noticed_later():
+    world = world_of()
+    world.installed = NOTHING
+    world.settle()
+    assert world.condition("KaiQueueReady").reason == "KaiNotInstalled"
+    assert world.queue is not None
+    assert world.queue.status.phase == "Active", "jobs may run by another scheduler"
+    world.installed = KAI
+    world.settle()
+    assert world.condition("KaiQueueReady").status == "True"
+
+
+@pytest.mark.parametrize(
+    ("unseen", "said"),
+    [
+        ({"queues.scheduling.run.ai": "cannot list queues.scheduling.run.ai"}, "cannot list"),
+        ({}, "is being filled"),
+    ],
+)
+def test_queues_that_may_not_be_read_are_said(unseen, said):
+    world = world_of()
+    world.installed, world.kai, world.unseen = None, None, unseen
+    world.settle()
+    assert world.condition("KaiQueueReady").status == "Unknown"
+    assert said in world.condition("KaiQueueReady").message
+
+
+def test_a_write_that_is_refused_is_said():
+    world = world_of()
+    told = "cannot patch resource queues in API group scheduling.run.ai"
+    world.refused = {("queues.scheduling.run.ai", "training"): told}
+    world.settle()
+    assert world.condition("KaiQueueReady").message == told
+    assert world.condition("Ready").reason == "KaiQueueNotReady"
+    assert world.kai is not None
+    assert "training" not in world.kai
+
+
+def test_somebody_elses_is_used_and_not_written_to():
+    world = world_of()
+    world.kai["training"] = kai_queue("training", parentQueue="theirs")
+    world.settle()
+    assert world.condition("KaiQueueReady").reason == "NotOurs"
+    assert kai_of(world).spec == {"parentQueue": "theirs"}
+    world.delete()
+    world.settle()
+    assert world.queue is None
+    assert "training" in world.kai
+
+
+def test_a_parent_of_others_schedules_nothing():
+    world = world_of()
+    world.kai["child"] = kai_queue("child", parentQueue="training")
+    world.settle()
+    assert world.condition("KaiQueueReady").reason == "NotALeaf"
+
+
+def test_a_quota_that_is_none():
+    world = world_of(quota={"cpu": "many"})
+    world.settle()
+    assert world.condition("KaiQueueReady").reason == "InvalidSpec"
+    assert "'many'" in world.condition("KaiQueueReady").message
+
+
+def other(age: int, namespace: str = "other", name: str = "gpu") -> TorchrunQueue:
+    return make_trq(name, namespace, age, kaiQueue="training")
+
+
+class TestConflicts:
+    """Two queues, one KAI queue: the elder has it."""
+
+    def test_the_younger_is_told(self):
+        world = world_of()
+        world.sharing = (other(age=60),)
+        world.settle()
+        assert world.condition("KaiQueueReady").reason == "Conflict"
+        assert "other/gpu" in world.condition("KaiQueueReady").message
+        assert world.condition("Ready").status == "False"
+        assert world.kai is not None
+        assert "training" not in world.kai
+        assert world.reasons() == ["Conflict"]
+
+    def test_the_elder_is_not(self):
+        world = world_of()
+        world.sharing = (other(age=-60),)
+        world.settle()
+        assert world.condition("KaiQueueReady").reason == "Kept"
+
+    def test_twins_agree_who_is_the_elder(self):
+        world = world_of()
+        world.sharing = (other(age=0),)
+        world.settle()
+        assert world.condition("KaiQueueReady").reason == "Kept", "ml comes before other"
+
+    def test_queues_of_one_namespace_share(self):
+        world = world_of()
+        world.sharing = (other(age=60, namespace="ml", name="elder"),)
+        world.settle()
+        assert world.condition("KaiQueueReady").reason == "Shared"
+        assert world.condition("Ready").status == "True"
+
+    def test_the_next_takes_over(self):
+        world = world_of()
+        world.kai["training"] = kai_queue("training", "other/gone")
+        world.settle()
+        assert kai_of(world).metadata.annotations == {names.KAI_OWNER: "ml/gpu"}
+
+    def test_what_is_not_watched_may_be_there(self):
+        world = world_of()
+        world.namespaces = ("ml",)
+        world.kai["training"] = kai_queue("training", "other/unseen")
+        world.settle()
+        assert world.condition("KaiQueueReady").reason == "Conflict"
+        world.namespaces = ("ml", "other")
+        world.settle()
+        assert world.condition("KaiQueueReady").reason == "Kept"
+
+
+class TestRemoval:
+    """It goes with its queue, or with the name."""
+
+    def test_with_the_queue(self):
+        world = world_of()
+        world.settle()
+        world.delete()
+        world.settle()
+        assert world.queue is None
+        assert list(world.kai or ()) == ["default-parent-queue"]
+
+    def test_one_that_another_takes_over_stays(self):
+        world = world_of()
+        world.settle()
+        world.sharing = (other(age=-60),)
+        world.delete()
+        world.settle()
+        assert world.queue is None
+        assert "training" in (world.kai or ())
+
+    def test_children_keep_it_and_that_is_said(self):
+        world = world_of()
+        world.settle()
+        world.delete()
+        world.refused = {("queues.scheduling.run.ai", "training"): "it has children"}
+        world.settle()
+        assert world.condition("Ready").message == (
+            "the KAI queue cannot be removed: training: it has children"
+        )
+        world.refused = {}
+        world.settle()
+        assert world.queue is None
+
+    def test_one_that_cannot_be_seen_is_waited_for(self):
+        world = world_of()
+        world.settle()
+        world.kai, world.unseen = None, {"queues.scheduling.run.ai": "cannot list"}
+        world.delete()
+        world.settle()
+        assert "cannot list" in world.condition("Ready").message
+
+    def test_with_kai_itself(self):
+        world = world_of()
+        world.settle()
+        world.kai, world.installed = None, NOTHING
+        world.delete()
+        world.settle()
+        assert world.queue is None
+
+    def test_a_new_name_is_a_new_one(self):
+        world = world_of()
+        world.settle()
+        world.jobs = [a_job("run", "Running", gang=True)]
+        world.edit(kaiQueue="second")
+        world.settle()
+        assert {"training", "second"} <= set(world.kai or ()), "a job still runs by the former"
+        world.jobs = []
+        world.settle()
+        assert "training" not in (world.kai or ())
+        world.edit()
+        world.settle()
+        assert list(world.kai or ()) == ["default-parent-queue"]
+        assert "KaiQueueReady" not in world.condition_types()
+
+    def test_a_former_one_that_stays_is_said(self):
+        world = world_of()
+        world.settle()
+        world.edit()
+        world.refused = {("queues.scheduling.run.ai", "training"): "it has children"}
+        world.settle()
+        assert world.condition("KaiQueueReady").reason == "NotRemoved"
+
+
+def test_ages_without_a_time():
+    world = world_of()
+    ageless = other(age=0)
+    meta = replace(ageless.metadata, creation_timestamp=None)
+    world.sharing = (replace(ageless, metadata=meta),)
+    world.settle()
+    assert world.condition("KaiQueueReady").reason == "Conflict"

@@ -1,0 +1,245 @@
+"""The life of a queue: what it says of its template, of its jobs, and how it ends."""
+
+from datetime import UTC, datetime
+
+import pytest
+from msgspec.structs import replace
+
+from queue_world import QueueWorld, a_job, make_trq
+from torchrun_api import names
+from torchrun_api.meta import Condition
+from torchrun_api.queue import QueueAdmission
+from torchrun_api.status import TorchrunJobStatus, WorkersStatus
+from torchrun_controller.reconcile.queues import QueuePlan
+from world import START
+
+
+def status(world: QueueWorld):
+    assert world.queue is not None
+    return world.queue.status
+
+
+def test_a_queue_is_active_once_its_template_is_taken():
+    world = QueueWorld(make_trq())
+    world.settle()
+    assert world.queue is not None
+    assert status(world).phase == "Active"
+    assert status(world).observed_generation == 1
+    assert world.condition("Ready").reason == "TakesJobs"
+    assert world.condition("TemplateValid").status == "True"
+    assert world.queue.metadata.finalizers == (names.QUEUE_FINALIZER,)
+    assert world.condition_types() == ["Ready", "TemplateValid"]
+    assert world.events == []
+
+
+def test_two_writes_and_one_trial_are_all():
+    world = QueueWorld(make_trq())
+    plan = world.step()
+    assert len(plan.applies) == 1
+    assert plan.status is not None
+    assert world.step() == QueuePlan()
+    assert len(world.trials) == 1
+
+
+def test_a_restarted_controller_tries_nothing_again():
+    world = QueueWorld(make_trq())
+    world.settle()
+    world.verdict = None
+    assert world.step() == QueuePlan()
+    assert len(world.trials) == 1
+
+
+def test_the_sample_is_the_job_of_one_worker():
+    world = QueueWorld(make_trq(nodeResources={"gpus": 8, "cpus": 96, "memory": "1Ti"}))
+    world.settle()
+    (job,) = world.trials
+    assert job["metadata"] == {
+        "name": "template-uid-ml-g",
+        "namespace": "ml",
+        "labels": {names.QUEUE_LABEL: "gpu"},
+    }
+    assert job["spec"]["completions"] == 1
+    (trainer,) = job["spec"]["template"]["spec"]["containers"]
+    assert trainer["resources"]["limits"]["nvidia.com/gpu"] == "8"
+
+
+def test_a_queue_without_an_image_is_tried_with_any():
+    world = QueueWorld(make_trq(image=None))
+    world.settle()
+    assert status(world).phase == "Active"
+
+
+def test_a_refused_template_is_said_and_tried_again_once_changed():
+    world = QueueWorld(make_trq())
+    world.says = ("False", "spec.template.spec.nope: field not declared in schema")
+    world.settle()
+    assert status(world).phase == "Updating"
+    assert world.condition("TemplateValid").reason == "Rejected"
+    assert "spec.template.spec.nope" in world.condition("Ready").message
+    assert world.condition("Ready").status == "False"
+    assert world.reasons() == ["Rejected"]
+    world.says = ("True", "")
+    world.edit()
+    world.settle()
+    assert status(world).phase == "Active"
+    assert len(world.trials) == 2
+
+
+def test_a_template_that_may_not_be_tried_stops_nothing():
+    world = QueueWorld(make_trq())
+    world.says = ("Unknown", "jobs.batch is forbidden")
+    world.settle()
+    assert world.condition("TemplateValid").status == "Unknown"
+    assert status(world).phase == "Active"
+    assert world.events == []
+
+
+def test_what_the_controller_itself_sees_needs_no_trial():
+    rule = {"action": "restart", "exitCodes": [3]}
+    world = QueueWorld(make_trq(reliability={"rules": [rule, rule]}))
+    world.settle()
+    assert world.trials == []
+    assert world.condition("TemplateValid").reason == "InvalidSpec"
+    assert "rules[1]" in world.condition("Ready").message
+
+
+def test_an_unreadable_spec_removes_nothing():
+    template = {"apiVersion": "v1", "kind": "ConfigMap", "data": {"a": "1"}}
+    world = QueueWorld(make_trq(resources=[{"name": "settings", "template": template}]))
+    world.settle()
+    assert world.queue is not None
+    told = status(world).resources
+    unreadable = replace(make_trq(), invalid="spec.weight: 'x' is no number")
+    world.queue = replace(unreadable, metadata=world.queue.metadata, status=status(world))
+    world.settle()
+    assert ("ConfigMap", "gpu-settings") in world.extras
+    assert status(world).resources == told
+    assert world.condition("Ready").message == "spec.weight: 'x' is no number"
+
+
+def test_a_weight_of_nothing_is_a_pause_and_says_so():
+    world = QueueWorld(make_trq(weight=0))
+    world.settle()
+    assert status(world).phase == "Active"
+    assert world.condition("Ready").reason == "Paused"
+    assert [(e.type, e.reason) for e in world.events] == [("Normal", "Paused")]
+
+
+def test_jobs_are_counted_by_how_far_they_are():
+    world = QueueWorld(make_trq())
+    admitted = replace(
+        a_job("admitted"),
+        status=TorchrunJobStatus(
+            phase="Syncing", conditions=(Condition(type="Admitted", status="True"),)
+        ),
+    )
+    world.jobs = [
+        a_job("new"),
+        a_job("waits", "Queued"),
+        a_job("paused", "Suspended"),
+        admitted,
+        a_job("starts", "Queued", gang=True),
+        a_job("runs", "Running", gang=True),
+        a_job("over", "Succeeded"),
+    ]
+    world.settle()
+    jobs = status(world).jobs
+    assert jobs is not None
+    assert (jobs.pending, jobs.admitted, jobs.running) == (3, 2, 1)
+
+
+def test_others_parts_of_the_status_are_left_alone():
+    world = QueueWorld(make_trq())
+    world.settle()
+    assert world.queue is not None
+    theirs = Condition(type="Theirs", status="True")
+    conditions = (theirs, *reversed(status(world).conditions))
+    admission = QueueAdmission(summary="1/2 GPUs")
+    told = replace(status(world), admission=admission, conditions=conditions)
+    world.queue = replace(world.queue, status=told)
+    assert world.step() == QueuePlan()
+
+
+class TestChanges:
+    """They apply to what starts later, and the queue says so."""
+
+    def test_while_jobs_run(self):
+        world = QueueWorld(make_trq())
+        world.jobs = [a_job("runs", "Running", gang=True), a_job("waits")]
+        world.settle()
+        world.edit(image="other")
+        world.settle()
+        (event,) = world.events
+        assert (event.type, event.reason) == ("Normal", "QueueChanged")
+        assert event.message == (
+            "applies to jobs and attempts that start later; 1 running keep theirs"
+        )
+
+    def test_at_rest(self):
+        world = QueueWorld(make_trq())
+        world.settle()
+        world.edit(image="other")
+        world.settle()
+        assert world.events == []
+
+    def test_one_that_is_new(self):
+        world = QueueWorld(make_trq())
+        world.jobs = [a_job("runs", "Running", gang=True)]
+        world.settle()
+        assert world.events == []
+
+
+class TestDeletion:
+    """A queue waits for the jobs that run by it."""
+
+    def test_one_that_nothing_runs_by_goes_at_once(self):
+        world = QueueWorld(make_trq())
+        world.jobs = [a_job("waits"), a_job("over", "Failed"), a_job("queued", "Queued")]
+        world.settle()
+        world.delete()
+        world.settle()
+        assert world.queue is None
+
+    def test_it_waits_and_names_them(self):
+        world = QueueWorld(make_trq())
+        world.settle()
+        world.jobs = [a_job(f"run-{n}", "Running", gang=True) for n in range(7)]
+        world.delete()
+        world.settle()
+        assert world.queue is not None
+        assert status(world).phase == "Terminating"
+        assert world.condition("Ready").reason == "Terminating"
+        told = "waits for the jobs that run: run-0, run-1, run-2, run-3, run-4 and 2 more"
+        assert world.condition("Ready").message == told
+        assert world.condition("TemplateValid").status == "True", "is kept"
+        assert world.reasons() == ["Terminating"]
+        world.jobs = [a_job("run-0", "Succeeded")]
+        world.settle()
+        assert world.queue is None
+
+    @pytest.mark.parametrize("phase", ["Queued", "Running", "Preempted"])
+    def test_a_job_between_two_gangs_holds_it(self, phase):
+        world = QueueWorld(make_trq())
+        world.settle()
+        between = TorchrunJobStatus(phase=phase, workers=WorkersStatus())
+        world.jobs = [replace(a_job("run"), status=between)]
+        world.delete()
+        world.settle()
+        assert world.queue is not None
+
+    def test_without_our_finalizer_nothing_is_done(self):
+        queue = make_trq()
+        gone = replace(queue.metadata, deletion_timestamp=datetime(2026, 1, 1, tzinfo=UTC))
+        world = QueueWorld(replace(queue, metadata=gone))
+        assert world.step() == QueuePlan()
+
+    def test_a_refused_finalizer_is_not_insisted_on(self):
+        world = QueueWorld(make_trq())
+        world.refused = {("torchrunqueues.torchrun.ai", "gpu"): "may not patch"}
+        assert world.step().applies == ()
+
+
+def test_times_are_those_of_the_changes():
+    world = QueueWorld(make_trq())
+    world.settle()
+    assert world.condition("Ready").last_transition_time == START

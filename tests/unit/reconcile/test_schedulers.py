@@ -1,0 +1,254 @@
+"""What each gang scheduler is given: goldens of the groups and of what the child Job bears."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from torchrun_api import kinds
+from torchrun_controller.reconcile.run import InvalidSpecError
+from torchrun_controller.reconcile.schedulers import requests
+from torchrun_controller.reconcile.schedulers.choice import choose
+from torchrun_controller.reconcile.schedulers.installed import Installed
+from world import World, make_job, make_queue
+
+GOLDEN = Path(__file__).parent / "golden" / "gangs"
+ZONE, RACK = "topology.kubernetes.io/zone", "example.com/rack"
+NEAR = {"required": ZONE, "preferred": RACK}
+NODE = {"nodeResources": {"gpus": 8, "cpus": 96, "memory": "512Gi"}}
+AFFINITY: Any = {
+    "podAffinity": {
+        "requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "mine"}],
+        "preferredDuringSchedulingIgnoredDuringExecution": [
+            {"weight": 1, "podAffinityTerm": {"topologyKey": "mine"}}
+        ],
+    }
+}
+
+
+def installed(*found: kinds.Kind[Any], topologies: tuple[str, ...] = ()) -> Installed:
+    resources = frozenset((kind.api_version, kind.plural) for kind in found)
+    return Installed(resources=resources, topologies=topologies)
+
+
+EVERYTHING = installed(
+    kinds.KAI_POD_GROUPS,
+    kinds.VOLCANO_POD_GROUPS,
+    kinds.COSCHEDULING_POD_GROUPS,
+    *kinds.KUEUE_WORKLOADS,
+    *kinds.NATIVE_GROUPS,
+    topologies=("cluster", "other"),
+)
+V1BETA1, V1ALPHA2, V1ALPHA1 = (installed(kind) for kind in kinds.NATIVE_GROUPS)
+ELASTIC = {"numNodes": 4, "elastic": {"minNodes": 2, "maxNodes": 8}}
+
+
+def world_of(
+    scheduling: dict[str, Any], there: Installed | None = EVERYTHING, **spec: Any
+) -> World:
+    queue = spec.pop("queue_", {})
+    job = make_job(**{"numNodes": 4, "scheduling": spec.pop("job_", {}), **spec})
+    world = World(job, make_queue(**{**NODE, "scheduling": scheduling, **queue}))
+    world.installed = there
+    return world
+
+
+CASES = {
+    "kai": world_of({"gang": "kai"}),
+    "kai-everything": world_of(
+        {"scheduler": "kai-scheduler", "priorityClassName": "high", "topology": NEAR},
+        queue_={"kaiQueue": "gpu-training"},
+        job_={"topology": {"required": RACK, "name": "other"}},
+    ),
+    "kai-preferred": world_of({"gang": "kai", "topology": {"preferred": RACK}}),
+    "volcano": world_of({"gang": "volcano"}),
+    "volcano-everything": world_of(
+        {
+            "scheduler": "volcano",
+            "queueName": "research",
+            "priorityClassName": "high",
+            "topology": {"required": "volcano.sh/tier-2", "preferred": RACK},
+        }
+    ),
+    "volcano-tiers": world_of(
+        {
+            "gang": "volcano",
+            "topology": {"required": "volcano.sh/rack", "preferred": "volcano.sh/tier-1"},
+        }
+    ),
+    "volcano-soft": world_of(
+        {"gang": "volcano", "topology": {"required": ZONE, "preferred": "volcano.sh/tier-1"}}
+    ),
+    "volcano-labels": world_of({"gang": "volcano", "scheduler": "mine", "topology": NEAR}),
+    "coscheduling": world_of({"gang": "coscheduling", "topology": NEAR}),
+    "native-1.35": world_of({"topology": NEAR, "priorityClassName": "high"}, V1ALPHA1),
+    "native-1.36": world_of({"priorityClassName": "high"}, V1ALPHA2),
+    "native-1.37": world_of({"gang": "native", "priorityClassName": "high"}, V1BETA1),
+    "native-1.37-plain": world_of({"scheduler": "default-scheduler"}, V1BETA1),
+    "kueue": world_of({"gang": "kueue"}),
+    "kueue-required": world_of({"gang": "kueue", "queueName": "research", "topology": NEAR}),
+    "kueue-preferred": world_of({"gang": "kueue", "topology": {"preferred": RACK}}),
+    "none": world_of({"gang": "none"}),
+    "none-topology": world_of({"gang": "none", "topology": NEAR, "affinity": AFFINITY}),
+    "elastic": world_of({"gang": "volcano"}, **ELASTIC),
+}
+
+
+def shown(world: World) -> list[Any]:
+    """The groups as they are, and of the child Job what a gang scheduler has a word in."""
+    made = [msgspec.to_builtins(apply.body) for apply in world.plan().applies]
+    *groups, job = (body for body in made if body["kind"] not in ("Service",))
+    assert job["kind"] == "Job"
+    template = job["spec"]["template"]
+    fields = ("schedulerName", "priorityClassName", "affinity", "workloadRef", "schedulingGroup")
+    return [
+        *groups,
+        {
+            "metadata": {
+                name: job["metadata"][name]
+                for name in ("name", "labels", "annotations")
+                if name in job["metadata"]
+            },
+            "suspend": job["spec"].get("suspend"),
+            "template": {
+                "metadata": template["metadata"],
+                "spec": {
+                    name: template["spec"][name] for name in fields if name in template["spec"]
+                },
+            },
+        },
+    ]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_made_for_a_gang(name, request):
+    text = yaml.safe_dump_all(shown(CASES[name]), sort_keys=False, width=100)
+    path = GOLDEN / f"{name}.yaml"
+    if request.config.getoption("--update-golden"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+# The choice
+
+
+@pytest.mark.parametrize(
+    ("scheduling", "there", "gang"),
+    [
+        ({}, EVERYTHING, "native"),
+        ({}, installed(kinds.KAI_POD_GROUPS, kinds.VOLCANO_POD_GROUPS), "none"),
+        ({}, Installed(), "none"),
+        ({}, None, "none"),
+        ({"scheduler": "default-scheduler"}, EVERYTHING, "native"),
+        ({"scheduler": "mine"}, EVERYTHING, "none"),
+        ({"scheduler": "kai-scheduler"}, EVERYTHING, "kai"),
+        ({"scheduler": "volcano"}, Installed(), "volcano"),
+        ({"scheduler": "scheduler-plugins-scheduler"}, EVERYTHING, "coscheduling"),
+        ({"scheduler": "default-scheduler", "gang": "coscheduling"}, EVERYTHING, "coscheduling"),
+        ({"scheduler": "volcano", "gang": "none"}, EVERYTHING, "none"),
+        ({"scheduler": "volcano", "gang": "kueue"}, EVERYTHING, "kueue"),
+        ({"scheduler": "mine", "gang": "native"}, EVERYTHING, "native"),
+    ],
+)
+def test_the_choice(scheduling, there, gang):
+    assert choose(make_queue(scheduling=scheduling), there).gang == gang
+
+
+def test_a_pod_template_may_name_the_scheduler_too():
+    queue = make_queue(podTemplate={"spec": {"schedulerName": "volcano"}})
+    assert choose(queue, EVERYTHING).gang == "volcano"
+    job = make_job(podTemplate={"spec": {"schedulerName": "mine"}})
+    assert choose(queue, EVERYTHING, job).gang == "none"
+    of_no_use = make_job(podTemplate={"spec": {"schedulerName": 1}})
+    assert choose(queue, EVERYTHING, of_no_use).gang == "volcano"
+
+
+@pytest.mark.parametrize(
+    ("gang", "scheduler"),
+    [("kai", "volcano"), ("native", "kai-scheduler"), ("volcano", "default-scheduler")],
+)
+def test_a_gang_scheduler_that_the_pods_are_not_scheduled_by_is_refused(gang, scheduler):
+    queue = make_queue(scheduling={"gang": gang, "scheduler": scheduler})
+    with pytest.raises(InvalidSpecError, match=f"which is no {gang}"):
+        choose(queue, EVERYTHING)
+    world = World(make_job(numNodes=2), queue)
+    world.settle()
+    assert (world.phase, world.job.status.reason) == ("Pending", "InvalidSpec")
+
+
+# What is not there
+
+
+@pytest.mark.parametrize("gang", ["kai", "volcano", "coscheduling", "native", "kueue"])
+def test_a_scheduler_that_is_not_installed_is_waited_for(gang):
+    world = world_of({"gang": gang}, Installed())
+    plan = world.settle()
+    assert not plan.applies
+    assert world.phase == "Pending"
+    assert world.job.status.reason == "GangSchedulerMissing"
+    assert "or set spec.scheduling.gang of the queue to none" in world.job.status.message
+    assert world.condition("QueueReady").status == "True"
+    events = [event for plan in world.plans for event in plan.events]
+    assert [(e.type, e.reason) for e in events] == [("Warning", "GangSchedulerMissing")]
+    world.installed = EVERYTHING
+    world.step()
+    assert world.phase == "Queued"
+
+
+def test_nothing_is_made_while_it_is_not_known_what_is_installed():
+    world = world_of({"gang": "volcano"}, None)
+    world.settle()
+    assert world.job.status.reason == "GangSchedulerUnknown"
+    assert not world.created
+
+
+def test_kai_cannot_keep_workers_together_without_a_topology():
+    world = world_of({"gang": "kai", "topology": NEAR}, installed(kinds.KAI_POD_GROUPS))
+    world.settle()
+    assert world.job.status.reason == "InvalidSpec"
+    assert "Topology" in world.job.status.message
+
+
+# What a gang requests
+
+
+def test_requests_are_those_of_the_whole_gang():
+    spec: Any = {
+        "containers": [
+            {"resources": {"requests": {"cpu": "500m", "memory": "1Gi"}, "limits": {"gpu": 8}}},
+            {"resources": {"limits": {"cpu": 1, "memory": "1Gi"}}},
+        ],
+        "initContainers": [
+            {"resources": {"requests": {"cpu": 1}}},
+            {"restartPolicy": "Always", "resources": {"requests": {"cpu": "100m"}}},
+            {"resources": {"requests": {"cpu": 2, "ephemeral-storage": "1Gi"}}},
+        ],
+        "overhead": {"cpu": "250m"},
+    }
+    assert requests.total({"spec": spec}, 4) == {
+        "cpu": "9400m",  # 2.1 at the start (1.6 later) and 0.25
+        "ephemeral-storage": "4Gi",
+        "gpu": "32",
+        "memory": "8Gi",
+    }
+
+
+@pytest.mark.parametrize("amount", [[1], "much"])
+def test_requests_that_cannot_be_read_are_the_users_to_mend(amount):
+    container = {"name": "exporter", "resources": {"requests": {"cpu": amount}}}
+    world = world_of(
+        {"gang": "volcano"}, queue_={"podTemplate": {"spec": {"containers": [container]}}}
+    )
+    world.settle()
+    assert world.job.status.reason == "InvalidSpec"
+    assert "podTemplate: resources of the pods" in world.job.status.message
+
+
+def test_affinity_of_no_use_is_left_to_the_api_server():
+    world = world_of({"gang": "none", "topology": NEAR, "affinity": {"podAffinity": "near"}})
+    job = world.plan().applies[-1].body
+    terms = job["spec"]["template"]["spec"]["affinity"]["podAffinity"]
+    assert len(terms) == 2
