@@ -5,12 +5,14 @@ import os
 import shutil
 import ssl
 import subprocess
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+
+from unit.runtime.http_server import listening
 
 BACKEND = Path(subprocess.check_output(["git", "--exec-path"], text=True).strip()) / (
     "git-http-backend"
@@ -129,34 +131,8 @@ def serving(
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "crt", folder / "key")
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            _answer(self, state)
-
-        def do_POST(self) -> None:
-            _answer(self, state)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-
-        def handle_error(self, *_: object) -> None:
-            """A client that goes away is no news."""
-
-    with Server(address, Handler) as server:
-        server.socket = context.wrap_socket(
-            server.socket, server_side=True, do_handshake_on_connect=False
-        )
-        state.port = server.server_address[1]
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-        thread.start()
-        try:
-            yield state
-        finally:
-            server.shutdown()
-            thread.join(10)
+    with listening(address, partial(_answer, state=state), tls=context) as state.port:
+        yield state
 
 
 def _answer(handler: BaseHTTPRequestHandler, state: GitServer) -> None:

@@ -1,13 +1,14 @@
 """A gateway that misbehaves as a test bids; how a real one behaves is tried with a real one."""
 
 import hashlib
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 from xml.sax.saxutils import escape
+
+from unit.runtime.http_server import listening
 
 
 @dataclass
@@ -92,43 +93,27 @@ def serving(address: tuple[str, int] = ("127.0.0.1", 0)) -> Iterator[Gateway]:
     """Answers by `answer`, which tests replace."""
     state = Gateway(behave({}))
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        request = _read(handler)
+        state.seen.append(request)
+        reply = state.answer(request)
+        handler.send_response_only(reply.status)
+        for name, value in {"Content-Length": str(len(reply.body)), **reply.headers}.items():
+            handler.send_header(name, value)
+        handler.end_headers()
+        handler.wfile.write(reply.body[: reply.cut])
+        if reply.cut is not None:
+            handler.close_connection = True
 
-        def do_GET(self) -> None:
-            parts = urlsplit(self.path)
-            bucket, _, key = unquote(parts.path).removeprefix("/").partition("/")
-            query = {
-                name: values[0]
-                for name, values in parse_qs(parts.query, keep_blank_values=True).items()
-            }
-            headers = {name.lower(): value for name, value in self.headers.items()}
-            request = Request(bucket, key, query, headers)
-            state.seen.append(request)
-            reply = state.answer(request)
-            self.send_response_only(reply.status)
-            for name, value in {"Content-Length": str(len(reply.body)), **reply.headers}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(reply.body[: reply.cut])
-            if reply.cut is not None:
-                self.close_connection = True
+    with listening(address, answer, version="HTTP/1.1") as state.port:
+        yield state
 
-        def log_message(self, *_: object) -> None:
-            pass
 
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-
-        def handle_error(self, *_: object) -> None:
-            """A client that goes away is no news."""
-
-    with Server(address, Handler) as server:
-        state.port = server.server_address[1]
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-        thread.start()
-        try:
-            yield state
-        finally:
-            server.shutdown()
-            thread.join(10)
+def _read(handler: BaseHTTPRequestHandler) -> Request:
+    parts = urlsplit(handler.path)
+    bucket, _, key = unquote(parts.path).removeprefix("/").partition("/")
+    query = {
+        name: values[0] for name, values in parse_qs(parts.query, keep_blank_values=True).items()
+    }
+    headers = {name.lower(): value for name, value in handler.headers.items()}
+    return Request(bucket, key, query, headers)

@@ -14,15 +14,7 @@ from torchrun_runtime.sync.errors import SyncError
 from torchrun_runtime.sync.fetch import fetch
 from torchrun_runtime.sync.secret import Secret
 from torchrun_runtime.sync.settings import Limits, Settings
-from unit.runtime.git_server import (
-    GitServer,
-    authority,
-    commit,
-    git,
-    plant,
-    repository,
-    serving,
-)
+from unit.runtime.git_server import GitServer, authority, commit, git, plant, repository, serving
 from unit.runtime.syncing import needs_mount, on_small_disk, process
 
 PASSWORD = "pass-word-that-nobody-may-read"
@@ -78,9 +70,8 @@ def failure(settings: Settings) -> SyncError:
     with pytest.raises(SyncError) as caught:
         fetch(settings)
     assert Claim(settings.directory).marker() is None
-    assert {p.name for p in settings.directory.iterdir()} <= {"state", "env"}, (
-        "nothing is left behind"
-    )
+    there = {path.name for path in settings.directory.iterdir()}
+    assert there <= {"state", "env"}, "nothing is left behind"
     return caught.value
 
 
