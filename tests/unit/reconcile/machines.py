@@ -119,6 +119,18 @@ class Machines:
         del self.world.nodes[name]
         self.drop_pods(name)
 
+    def collect(self, name: str) -> None:
+        """Somebody deletes the Node object; the collector of pods says Failed in the kubelet's place.
+
+        The pods stay for as long as the Job controller has not counted them.
+        """
+        assert self.world.nodes is not None
+        del self.world.nodes[name]
+        gone = Condition(type="DisruptionTarget", status="True", reason="DeletionByPodGC")
+        for pod in list(self.world.objects.values()):
+            if isinstance(pod, Pod) and pod.spec.node_name == name and alive(pod):
+                self.world.pod(pod.metadata.name, phase="Failed", conditions=(gone,))
+
     def drop_pods(self, name: str) -> None:
         """The node's pods are deleted by force."""
         for key, pod in list(self.world.objects.items()):
@@ -170,10 +182,10 @@ class Machines:
                     if alive(pod) and pod.metadata.deletion_timestamp is None:
                         self.world._ending((PODS.plural, pod.metadata.name), 30)
 
-    def kubelets(self) -> None:
-        """Every kubelet that works brings API and machine in line."""
-        for name, machine in self.nodes.items():
-            if machine.kubelet and self.world.is_ready(name):
+    def kubelets(self, *names: str) -> None:
+        """Every kubelet that works, or of these nodes, brings API and machine in line."""
+        for name in names or self.nodes:
+            if self.nodes[name].kubelet and self.world.is_ready(name):
                 self._kubelet(name)
 
     def _kubelet(self, name: str) -> None:
@@ -184,10 +196,15 @@ class Machines:
             uid = pod.metadata.uid
             known.add(uid)
             process = self.processes.get(uid)
-            if pod.metadata.deletion_timestamp is not None:
+            ends = pod.metadata.deletion_timestamp
+            if ends is not None:
+                if process is not None and process.state is State.TRAINS and self.world.now < ends:
+                    continue  # its ranks take all the time that they are given
                 if process is not None:
                     process.state = State.DEAD
                 del self.world.objects[key]
+            elif process is not None and pod.status.phase == "Failed":
+                process.state = State.DEAD  # a kubelet ends what the API calls ended
             elif process is None and pod.status.phase == "Pending":
                 labels, said = pod.metadata.labels, pod.metadata.annotations
                 numbers = int(labels.attempt), int(labels.completion_index)
@@ -195,9 +212,11 @@ class Machines:
                 self.world.pod(key[1], phase="Running")
             elif process is not None:
                 self._tell(process, pod)
-        for uid, process in self.processes.items():
-            if process.node == name and uid not in known:
-                process.state = State.DEAD
+        back = self.nodes[name].back
+        if back is None or self.world.now - back >= CLEARING:
+            for uid, process in self.processes.items():
+                if process.node == name and uid not in known:
+                    process.state = State.DEAD
 
     def _tell(self, process: Process, pod: Pod) -> None:
         self._bring(process, pod.metadata.annotations, self.busy)

@@ -12,6 +12,8 @@ from world import ZIP, World, make_job, make_queue
 
 NODES = [f"node-{number}" for number in range(4)]
 A_NODE = st.sampled_from(NODES)
+A_DEATH = st.sampled_from([None, 1, 2])
+"""Writes after which the process is killed."""
 
 
 class NodeHistories(RuleBasedStateMachine):
@@ -55,6 +57,10 @@ class NodeHistories(RuleBasedStateMachine):
     def kubelets_work(self):
         self.machines.kubelets()
 
+    @rule(name=A_NODE)
+    def a_kubelet_is_faster_than_others(self, name):
+        self.machines.kubelets(name)
+
     @rule()
     def jobs_are_counted(self):
         self.machines.jobs()
@@ -83,21 +89,48 @@ class NodeHistories(RuleBasedStateMachine):
     def node_is_back(self, name):
         self.machines.come_back(name)
 
-    @rule(name=A_NODE)
-    def node_is_deleted(self, name):
+    def becomes_known(self, writes):
+        """The loss is written somewhere: in the status, or only in the Job of the next gang."""
+        gangs = len(self.world.gangs)
+        if writes is not None:
+            self.world.step(writes)
+        if len(self.world.gangs) == gangs:
+            self.world.settle()
+
+    @rule(name=A_NODE, writes=A_DEATH)
+    def node_is_deleted(self, name, writes):
         """Its pods are known to be lost by then: the collector waits 40 s."""
         if name in (self.world.nodes or {}):
             self.machines.lose(name, True)
             self.machines.pass_time(40)
-            self.world.settle()
+            self.becomes_known(writes)
             self.machines.forget(name)
 
-    @rule(name=A_NODE)
-    def pods_of_a_lost_node_are_deleted_by_force(self, name):
+    @rule(name=A_NODE, writes=A_DEATH)
+    def node_is_deleted_and_the_collector_is_first(self, name, writes):
+        if name in (self.world.nodes or {}):
+            self.machines.lose(name, True)
+            self.machines.collect(name)
+            self.becomes_known(writes)
+            self.machines.drop_pods(name)
+
+    @rule(name=A_NODE, writes=A_DEATH)
+    def pods_of_a_lost_node_are_deleted_by_force(self, name, writes):
         if not self.machines.nodes[name].kubelet:
             self.machines.pass_time(40)
-            self.world.settle()
+            self.becomes_known(writes)
             self.machines.drop_pods(name)
+
+    @rule(name=A_NODE, seconds=st.sampled_from([0, 30, 50, 60]))
+    def node_is_back_when_its_pods_are_gone(self, name, seconds):
+        """The usual course again: lost, replaced, deleted by force, and back with all its ranks."""
+        self.gang_is_replaced(name, True)
+        self.machines.drop_pods(name)
+        self.go_on()
+        self.machines.come_back(name)
+        self.machines.pass_time(seconds)
+        for _ in range(3):
+            self.go_on()
 
     @rule(name=A_NODE)
     def node_is_switched_off(self, name):
