@@ -1,96 +1,23 @@
 """A workspace from git over ssh: real sshd with a host key of its own, and each of its failures."""
 
-import os
-import pwd
-import socket
 import subprocess
-import sys
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from torchrun_cluster import packages
 from torchrun_runtime.sync.claim import Claim
 from torchrun_runtime.sync.errors import SyncError
 from torchrun_runtime.sync.fetch import fetch
 from torchrun_runtime.sync.settings import Settings
-from unit.runtime.git_server import repository
-
-UP_WITHIN = 20.0
-
-
-@dataclass
-class Sshd:
-    """sshd on a port of its own, for the user that runs the tests and one key."""
-
-    folder: Path
-    port: int
-
-    @property
-    def url(self) -> str:
-        user = pwd.getpwuid(os.getuid()).pw_name
-        return f"ssh://{user}@127.0.0.1:{self.port}{self.folder}/train"
-
-    def known_hosts(self, key: str = "host") -> str:
-        kind, value = (self.folder / f"{key}.pub").read_text().split()[:2]
-        return f"[127.0.0.1]:{self.port} {kind} {value}\n"
-
-
-def make_key(path: Path) -> None:
-    command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)]
-    subprocess.run(command, check=True, capture_output=True)
+from unit.runtime.ssh_server import Sshd, serving
 
 
 @pytest.fixture(scope="module")
 def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
-    packages.ensure({"sshd": "openssh-server", "ssh": "openssh-client"})
-    program = packages.find("sshd")
-    assert program
-    folder = tmp_path_factory.mktemp("sshd")
-    for name in ("host", "other", "user"):
-        make_key(folder / name)
-    # What authorized_keys forces runs for every login: git's own server, and nothing else.
-    serve = folder / "serve"
-    serve.write_text(
-        f"#!{sys.executable} -I\nimport os, shlex\n"
-        "words = shlex.split(os.environ['SSH_ORIGINAL_COMMAND'])\n"
-        "assert words[0] == 'git-upload-pack' and len(words) == 2\n"
-        "os.execvp(words[0], words)\n"
-    )
-    serve.chmod(0o755)
-    public = (folder / "user.pub").read_text()
-    (folder / "authorized").write_text(f'restrict,command="{serve}" {public}')
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    (folder / "config").write_text(
-        f"ListenAddress 127.0.0.1:{port}\nHostKey {folder}/host\nPidFile none\n"
-        f"AuthorizedKeysFile {folder}/authorized\nStrictModes no\nUsePAM no\n"
-        "PasswordAuthentication no\nKbdInteractiveAuthentication no\nAcceptEnv GIT_PROTOCOL\n"
-        f"PermitRootLogin prohibit-password\n"
-    )
-    if os.getuid() == 0:
-        Path("/run/sshd").mkdir(exist_ok=True)  # where sshd locks itself in, as its package has it
-    with (folder / "log").open("wb") as log:
-        command = [program, "-D", "-e", "-f", str(folder / "config")]
-        started = subprocess.Popen(command, stderr=log)
-    try:
-        deadline = time.monotonic() + UP_WITHIN
-        while True:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            assert started.poll() is None, (folder / "log").read_text()
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        repository(folder / "train", {"train.py": b"print()", "pkg/a": b"1"})
-        yield Sshd(folder, port)
-    finally:
-        started.terminate()
-        started.wait(10)
+    with serving(tmp_path_factory.mktemp("sshd")) as started:
+        yield started
 
 
 @pytest.fixture
