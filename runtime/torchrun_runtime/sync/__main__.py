@@ -36,7 +36,7 @@ Environment (default):
   TORCHRUN_SYNC_DIR (/workspace)   the claim, writable
   TORCHRUN_SYNC_PORT (8080)        port to listen on
   TORCHRUN_SYNC_SHA256 ()          take this archive, or this manifest, only
-  TORCHRUN_SYNC_AFTER (0)          wait for a revision later than this one
+  TORCHRUN_SYNC_AFTER (0)          make a revision later than this one
   TORCHRUN_SYNC_BASE ()            another workspace claim, whose files need not be sent again
   TORCHRUN_SYNC_READ_TIMEOUT_SECONDS (60)   silence after which a client is given up
   TORCHRUN_SYNC_MAX_ENTRIES, _BYTES, _PATH, _DEPTH, _RATIO, _RATIO_FLOOR   caps on an archive
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def prepare(settings: Settings) -> Marker:
     """Wait for an acceptable archive and publish it. Raises SyncError, OSError."""
-    claim = Claim(settings.directory)
+    claim = Claim(settings.directory, settings.after)
     marker = claim.marker()
     if marker and _is_wanted(marker, settings):
         with suppress(OSError):  # the workspace is whole without it

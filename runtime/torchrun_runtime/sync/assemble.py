@@ -100,7 +100,7 @@ class Assembly:
         return found
 
     def build(self) -> None:
-        """Make tree.new of it; nothing may be missing.
+        """Make the new tree of it; nothing may be missing.
 
         Raises OSError, SyncError (WorkspaceFull).
         """

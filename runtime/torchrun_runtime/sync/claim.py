@@ -5,7 +5,7 @@
     .sync_success            marker, names the revision that is whole and shall run
     state/                   the one directory that workers may write to, whoever they run as
     env/                     of setup pods, which run as the workers do
-    tree.new/                the next revision under way; worthless after a restart
+    tree.new-<pod>/          the next revision under way; worthless after a restart
     .incoming/               upload under way; outlives the pod but for work/
 
 A new revision is written beside the others and shares its unchanged files with them. It is there
@@ -17,8 +17,9 @@ import ctypes
 import json
 import os
 import shutil
+import socket
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from torchrun_api.contents import Manifest, parse
@@ -26,6 +27,7 @@ from torchrun_runtime.sync.errors import SyncError
 from torchrun_runtime.sync.report import now
 
 MARKER = ".sync_success"
+NEW = "tree.new"
 
 
 @dataclass(frozen=True)
@@ -45,13 +47,17 @@ class Marker:
 
 
 class Claim:
-    """One claim, mounted writable by this pod alone."""
+    """One claim, mounted writable by this pod alone, but for one that hangs on a lost node.
 
-    def __init__(self, directory: Path) -> None:
+    `after`: a revision that is known of, whatever the claim says.
+    """
+
+    def __init__(self, directory: Path, after: int = 0) -> None:
         self.directory = directory
         self.incoming = directory / ".incoming"
         self.work = self.incoming / "work"
-        self.new = directory / "tree.new"
+        self.new = directory / f"{NEW}-{socket.gethostname()}"
+        self._after = after
         self.shared = (directory / "state", directory / "env")
 
     def prepare(self) -> None:
@@ -100,9 +106,9 @@ class Claim:
             shutil.rmtree(self.work)
 
     def discard_tree(self) -> None:
-        """Remove a tree that was not finished."""
-        if self.new.exists():
-            shutil.rmtree(self.new)
+        """Remove trees that were not finished."""
+        for tree in self.directory.glob(f"{NEW}*"):
+            shutil.rmtree(tree)
 
     def _discard_old(self) -> None:
         """Remove the revisions that no launcher starts to copy any more.
@@ -129,12 +135,12 @@ class Claim:
     def publish(
         self, held: Manifest, sha256: str = "", *, commit: str = "", source: str = ""
     ) -> Marker:
-        """Make tree.new, which holds this, the newest revision and the one that shall run.
+        """Make the new tree, which holds this, the newest revision and the one that shall run.
 
         sha256: what the workspace is known by, by default the manifest's. Raises OSError.
         """
         before = self.marker()
-        number = before.revision + 1 if before else 1
+        number = max(before.revision if before else 0, self._after) + 1
         known_by = sha256 or held.sha256
         marker = Marker(known_by, held.files, held.size, now(), number, commit, source)
         self.make_state()
@@ -143,8 +149,17 @@ class Claim:
         (directory / "manifest").write_text(held.text)
         self.new.rename(directory / "tree")
         _sync_filesystem(directory)
-        write_durably(self.directory / MARKER, json.dumps(asdict(marker)).encode())
+        self._mark(marker)
         return marker
+
+    def confirm(self, marker: Marker, *, commit: str, source: str) -> Marker:
+        """Note that the newest revision is also what this source holds now. Raises OSError."""
+        confirmed = replace(marker, commit=commit, source=source)
+        self._mark(confirmed)
+        return confirmed
+
+    def _mark(self, marker: Marker) -> None:
+        write_durably(self.directory / MARKER, json.dumps(asdict(marker)).encode())
 
     def _revision(self, number: int) -> Path:
         return self.directory / "revisions" / str(number)

@@ -4,7 +4,7 @@ import shutil
 import tempfile
 import time
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torchrun_api.contents import Manifest
@@ -42,13 +42,18 @@ class Fetched:
 def fetch(settings: Settings) -> Marker:
     """Fetch the source and publish it; nothing is done where that was done already.
 
+    Where somebody has asked for the source anew, a commit that it had before does not bind. What is
+    no other content is no other revision.
+
     Raises SyncError, OSError.
     """
-    claim = Claim(settings.directory)
+    claim = Claim(settings.directory, settings.after)
     marker = claim.marker()
     known = marker is not None and settings.digest != "" and settings.digest == marker.source
     if marker and known and settings.commit in ("", marker.commit):
         return marker
+    if marker and not known:
+        settings = replace(settings, commit="")
     claim.prepare()
     claim.discard_unfinished()
     work = claim.incoming / "fetched"
@@ -58,6 +63,9 @@ def fetch(settings: Settings) -> Marker:
         check_sub_path(settings)
         source = _from_git if settings.source == "git" else _from_s3
         fetched = source(settings, work, claim.new)
+        if marker and fetched.held.sha256 == claim.manifest().sha256:
+            log("nothing has changed", commit=fetched.commit, revision=marker.revision)
+            return claim.confirm(marker, commit=fetched.commit, source=settings.digest)
         return claim.publish(fetched.held, commit=fetched.commit, source=settings.digest)
     except ArchiveError as error:
         raise SyncError(error.reason, error.message, permanent=True) from error

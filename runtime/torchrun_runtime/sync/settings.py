@@ -32,7 +32,7 @@ class Limits:
 class Settings:
     """What to make a workspace of, and where. Times in seconds.
 
-    sha256: the only upload that is taken, or "". after: revision that is known already. base:
+    sha256: the only upload that is taken, or "". after: a revision that is known of. base:
     another workspace claim, mounted read-only, whose files need not be sent again.
 
     commit: the only content that is taken from elsewhere, or "". digest: of the source's own

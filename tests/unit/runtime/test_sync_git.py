@@ -312,7 +312,30 @@ def test_what_is_there_already_is_not_fetched_again(settings: Settings, server: 
     newer = commit(server.root / "train", {"a": b"2"})
     again = fetch(replace(settings, digest="d2"))
     assert (again.commit, again.revision) == (newer, first.revision + 1)
-    assert fetch(replace(settings, digest="d3", commit=made)).commit == made
+    assert fetch(replace(settings, digest="d2", commit=made)).commit == made
+    asked = fetch(replace(settings, digest="d3", commit=made))
+    assert asked.commit == newer, "somebody asked since"
+
+
+def test_what_is_no_other_content_is_no_other_revision(settings: Settings, server: GitServer):
+    repository(server.root / "train", {"src/a": b"1", "notes": b"1"})
+    settings = replace(settings, sub_path="src")
+    first = fetch(replace(settings, digest="d1"))
+    newer = commit(server.root / "train", {"src/a": b"1", "notes": b"2"})
+    again = fetch(replace(settings, digest="d2"))
+    assert (again.commit, again.revision) == (newer, first.revision)
+    assert fetch(replace(settings, digest="d2")) == again
+    claim = Claim(settings.directory)
+    assert claim.marker() == again
+    assert not claim.new.exists()
+
+
+def test_a_revision_follows_those_that_are_known_of(settings: Settings, server: GitServer):
+    """Of a pod whose storage begins empty, after one that was lost."""
+    repository(server.root / "train", {"a": b"1"})
+    first = fetch(replace(settings, digest="d1", after=4))
+    assert first.revision == 5
+    assert fetch(replace(settings, digest="d1", after=4)) == first
 
 
 def test_no_secret_in_log_message_or_arguments(tmp_path: Path, server: GitServer, secret: Path):
