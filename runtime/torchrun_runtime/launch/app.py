@@ -15,7 +15,6 @@ from typing import Callable, Iterator, Mapping, MutableMapping
 from . import output, podinfo, torchrun
 from .command import decide
 from .copies import Copy
-from .delivery import fetch
 from .environment import make, use
 from .epoch import Gang, Worker, take_over
 from .errors import LAUNCH_FAILED, LaunchError
@@ -26,8 +25,9 @@ from .memory import oom_kills
 from .network import wait_for_names
 from .output import say, timestamp, write_termination_message
 from .processes import descendants, send, signal_name
-from .reload import Reload, rendezvous
+from .reload import LATE_SECONDS, Reload, rendezvous
 from .reporting import Reporter
+from .served import Served
 from .settings import Settings, from_environment, termination_log
 from .stacks import STACK_SIGNAL
 from .state import usable
@@ -68,14 +68,10 @@ def main() -> int:
     return cause.exit_code
 
 
-def prepare(settings: Settings) -> Workspace | None:
+def prepare(settings: Settings) -> Workspace | Served | None:
     """Bring the code, and the job's environment where it is made here. Raises LaunchError."""
-    workspace = None
-    if settings.server:
-        fetch(settings.server, settings.workspace_target, settings.sync_wait)
-    elif settings.workspace_source:
-        workspace = Workspace(settings.workspace_source, settings.workspace_target)
-        workspace.wait(settings.sync_wait)
+    workspace = _workspace(settings)
+    if workspace:
         workspace.take(podinfo.number(settings.start_file, podinfo.REVISION))
     _enter(_directory(settings))
     if settings.place and settings.recipe:
@@ -83,8 +79,19 @@ def prepare(settings: Settings) -> Workspace | None:
     return workspace
 
 
+def _workspace(settings: Settings) -> Workspace | Served | None:
+    target = settings.workspace_target
+    if settings.server:
+        return Served(settings.server, settings.start_file, target, settings.sync_wait)
+    if not settings.workspace_source:
+        return None
+    workspace = Workspace(settings.workspace_source, target)
+    workspace.wait(settings.sync_wait)
+    return workspace
+
+
 def launch(
-    settings: Settings, environment: MutableMapping[str, str], workspace: Workspace | None
+    settings: Settings, environment: MutableMapping[str, str], workspace: Workspace | Served | None
 ) -> Cause | None:
     """Run the job's command; None if it succeeded. Raises LaunchError where it never ran.
 
@@ -101,7 +108,8 @@ def launch(
     with _copied(settings):
         if workspace is None:
             return _told(_run(settings, environment, argv, fence)[1])
-        reload = Reload(workspace, settings.start_file, settings.edit_wait)
+        late = LATE_SECONDS if settings.server and settings.nnodes != "1" else 0.0
+        reload = Reload(workspace, settings.start_file, settings.edit_wait, late)
         return _run_each_revision(settings, environment, argv, fence, reload)
 
 

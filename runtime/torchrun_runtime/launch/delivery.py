@@ -19,7 +19,8 @@ from functools import partial
 from typing import Callable, Iterable, NamedTuple, TypeVar
 
 from .errors import LaunchError
-from .output import say
+from .output import say, wait_until
+from .workspace import modified, remove, show_as_newer
 
 T = TypeVar("T")
 
@@ -27,6 +28,7 @@ _BLOCK = 1 << 20
 # Of a large gang only some are served at a time; the others hear nothing until it is their turn.
 _SILENCE_SECONDS = 300.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 10.0
+_LOOK = 0.2
 _LARGEST_MANIFEST = 128 << 20  # bytes, as the sync program takes it
 # Answers that another try would only repeat. (Tokens and keys may be late: 401 passes.)
 _FINAL = (400, 404, 409)
@@ -50,22 +52,42 @@ class _File(NamedTuple):
     mode: int
 
 
+class ReplacedError(Exception):
+    """The server has a successor, which has what is wanted by now."""
+
+
 class _BrokenError(Exception):
     """A try that came to nothing; the next one may do better."""
 
 
-def fetch(server: Server, target: str, seconds: float) -> None:
+def fetch(
+    server: Server,
+    target: str,
+    seconds: float,
+    held: set[str] | None = None,
+    replaced: Callable[[], bool] = lambda: False,
+) -> None:
     """Bring the workspace into `target`; `seconds` may pass without any progress.
 
+    held: paths that came with workspaces before. Those that this one lacks are removed, and the set
+    is made its own. replaced: whether another server is to be asked.
+
     Raises LaunchError: WorkspaceNotDelivered, WorkspaceCopyFailed where `target` takes no files.
+    ReplacedError.
     """
     start = time.monotonic()
+    held = set() if held is None else held
     try:
-        files = _patiently(partial(_manifest, server), seconds)
+        files = _patiently(partial(_manifest, server), seconds, replaced)
+        listed = {file.path for file in files}
+        gone = held - listed
+        held |= listed
         _make_directories(target, files)
         missing = _absent(target, files)
         while missing:
-            missing = _patiently(partial(_some, server, target, missing), seconds)
+            missing = _patiently(partial(_some, server, target, missing), seconds, replaced)
+        remove(target, gone)
+        held -= gone
     except OSError as error:
         message = f"cannot write the workspace to {target}: {error}"
         raise LaunchError("WorkspaceCopyFailed", message) from error
@@ -74,8 +96,8 @@ def fetch(server: Server, target: str, seconds: float) -> None:
     say(f"workspace: {len(files)} files, {size} bytes from {server.url} ({passed:.1f} s)")
 
 
-def _patiently(step: Callable[[], T], seconds: float) -> T:
-    """Try until it works, for `seconds`. Raises LaunchError."""
+def _patiently(step: Callable[[], T], seconds: float, replaced: Callable[[], bool]) -> T:
+    """Try until it works, for `seconds`. Raises LaunchError, ReplacedError."""
     start, pause = time.monotonic(), _FIRST_PAUSE
     while True:
         try:
@@ -85,7 +107,8 @@ def _patiently(step: Callable[[], T], seconds: float) -> T:
                 message = f"the workspace was not delivered within {seconds:.0f} s: {error}"
                 raise LaunchError("WorkspaceNotDelivered", message) from error
             say(f"workspace: {error}; trying again in {pause:.1f} s")
-        time.sleep(pause)
+        if wait_until(replaced, pause, "the server", pause=_LOOK):
+            raise ReplacedError
         pause = min(pause * 2, _LONGEST_PAUSE)
 
 
@@ -173,7 +196,9 @@ def _take(answer: http.client.HTTPResponse, path: str, file: _File) -> None:
         if digest.hexdigest() != file.sha256:
             raise _BrokenError(f"{file.path} came damaged")
         os.chmod(temporary, file.mode | 0o200)
+        before = modified(path)
         os.replace(temporary, path)
+        show_as_newer(path, before)
     finally:
         with suppress(FileNotFoundError):
             os.unlink(temporary)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 START = "torchrun.ai/start"
 REVISION = "torchrun.ai/revision"
+SERVED = "torchrun.ai/served"
 DEVELOPMENT = "torchrun.ai/development"
 
 

@@ -14,11 +14,14 @@ from typing import Iterator, Mapping
 
 from .output import say, wait_until
 from .podinfo import DEVELOPMENT, REVISION, annotation, number
+from .served import Served
 from .supervise import STOPPING
 from .workspace import Workspace
 
 # From a revision that is whole on the claim to the word of the controller.
 _WORD_SECONDS = 30.0
+# Longer than the controller takes to say it twice.
+LATE_SECONDS = 6.0
 _POLL = 0.05
 _PORTS = 16
 
@@ -27,17 +30,22 @@ class Reload:
     """Watches for a newer revision than the one that runs.
 
     podinfo: file of the pod's annotations. edit_wait: seconds for which a command that has failed
-    in development mode keeps its pod.
+    in development mode keeps its pod. late: how long after a failure word of newer code may come,
+    where nothing else tells of it and peers may have begun with it.
     """
 
-    def __init__(self, workspace: Workspace, podinfo: str, edit_wait: float) -> None:
+    def __init__(
+        self, workspace: Workspace | Served, podinfo: str, edit_wait: float, late: float = 0.0
+    ) -> None:
         self.workspace = workspace
         self._podinfo = podinfo
         self._edit_wait = edit_wait
+        self._late = late
 
     def asked(self) -> bool:
         """Whether the controller wants a newer revision to run."""
-        return number(self._podinfo, REVISION) > self.workspace.revision
+        told = number(self._podinfo, REVISION)
+        return told > self.workspace.revision and not self.workspace.adopts(told)
 
     def follows(self, *, failed: bool) -> bool:
         """Whether the command, which has ended, is to run again with a newer revision."""
@@ -49,7 +57,7 @@ class Reload:
             if failed and annotation(self._podinfo, DEVELOPMENT) == "true":
                 say("development: the pod is kept and waits for the next edit")
                 return self._wait(self._edit_wait, "the next edit: kubectl torchrun sync")
-        return False
+            return failed and self._wait(self._late, "word of newer code")
 
     def take(self) -> None:
         """Bring the newer revision into the node's copy. Raises LaunchError."""

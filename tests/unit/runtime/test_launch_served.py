@@ -1,0 +1,183 @@
+"""Edits that reach a launcher from the pod that serves its workspace, or from another one."""
+
+import os
+import signal
+import textwrap
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from torchrun_api.contents import Manifest
+from torchrun_runtime.launch.delivery import Server
+from torchrun_runtime.launch.errors import LaunchError
+from torchrun_runtime.launch.served import Served
+from unit.runtime.launching import PYTHONS, Launched, Launcher
+from unit.runtime.serving import publish, running, token
+
+WAITS = """
+    import os, time
+    from package.helper import NAME
+    held = sorted(name for name in os.listdir("package") if name != "__pycache__")
+    print(NAME, os.environ.get("MASTER_PORT"), held, flush=True)
+    while True: time.sleep(60)
+"""
+
+
+def program(name: str, *more: str) -> dict[str, bytes]:
+    files = {"train.py": textwrap.dedent(WAITS).encode(), "package/helper.py": b""}
+    files["package/helper.py"] = f"NAME = {name!r}".encode()
+    return files | {f"package/{extra}": b"" for extra in more}
+
+
+class Cluster:
+    """Serve pods with storage of their own, and the annotations of a worker."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.podinfo = directory / "annotations"
+        self.urls: list[str] = []
+        self._stack = ExitStack()
+        (directory / "token").write_text(token())
+
+    def serve(self, files: dict[str, bytes]) -> Manifest:
+        """Another serve pod."""
+        claim = self.directory / f"claim-{len(self.urls)}"
+        manifest = publish(claim, files)
+        self.urls.append(self._stack.enter_context(running(claim)))
+        return manifest
+
+    def tell(self, revision: int, manifest: Manifest, pod: int = -1) -> None:
+        said = {"start": "0", "revision": str(revision)}
+        said["served"] = f"{self.urls[pod]} {manifest.sha256}"
+        temporary = self.podinfo.with_suffix(".new")
+        temporary.write_text("".join(f'torchrun.ai/{k}="{v}"\n' for k, v in said.items()))
+        temporary.rename(self.podinfo)
+
+    def served(self, manifest: Manifest, pod: int = 0) -> Served:
+        first = Server(self.urls[pod], str(self.directory / "token"), manifest.sha256)
+        return Served(first, str(self.podinfo), str(self.directory / "app"), 20)
+
+    def files(self) -> dict[str, bytes]:
+        app = self.directory / "app"
+        return {str(p.relative_to(app)): p.read_bytes() for p in app.rglob("*") if p.is_file()}
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path)
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture(params=PYTHONS, ids=lambda path: Path(path).parents[1].name)
+def launcher(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Launcher]:
+    launcher = Launcher(request.param, tmp_path)
+    yield launcher
+    launcher.clear()
+
+
+def start(launcher: Launcher, cluster: Cluster, manifest: Manifest, nodes: int = 2) -> Launched:
+    cluster.tell(1, manifest)
+    return launcher.start(
+        [launcher.python, "train.py"],
+        TORCHRUN_LAUNCHER="none",
+        TORCHRUN_ATTEMPT="0",
+        TORCHRUN_WORKSPACE_SOURCE=str(cluster.directory),
+        TORCHRUN_WORKSPACE_TARGET=str(cluster.directory / "app"),
+        TORCHRUN_WORKSPACE_URL=cluster.urls[0],
+        TORCHRUN_WORKSPACE_MANIFEST=manifest.sha256,
+        TORCHRUN_WORKSPACE_REVISION="1",
+        TORCHRUN_START_FILE=str(cluster.podinfo),
+        PET_NNODES=str(nodes),
+        PET_MASTER_PORT="29500",
+        MASTER_PORT="29500",
+    )
+
+
+def test_newer_code_comes_from_another_pod_to_the_process_that_runs(
+    launcher: Launcher, cluster: Cluster
+) -> None:
+    launched = start(launcher, cluster, cluster.serve(program("one", "old.py")))
+    assert launched.line() == "one 29500 ['helper.py', 'old.py']"
+    (cluster.directory / "app" / "package" / "own.txt").write_text("of the run itself")
+    cluster.tell(2, cluster.serve(program("two")))
+    assert launched.line() == "two 29501 ['helper.py', 'own.txt']"
+    cluster.tell(3, publish(cluster.directory / "claim-1", program("six")))
+    assert launched.line().startswith("six 29502")
+    launched.stop()
+    assert launched.end().exit_code == 143
+
+
+def test_the_same_content_from_another_pod_disturbs_nobody(
+    launcher: Launcher, cluster: Cluster
+) -> None:
+    launched = start(launcher, cluster, cluster.serve(program("one")))
+    assert launched.line().startswith("one 29500")
+    cluster.tell(2, cluster.serve(program("one")))
+    cluster.tell(3, cluster.serve(program("two")))
+    assert launched.line().startswith("two 29502")
+    launched.stop()
+    assert "revision 2" not in launched.end().err
+
+
+def test_a_command_that_lost_its_peers_to_newer_code_waits_for_the_word(
+    launcher: Launcher, cluster: Cluster
+) -> None:
+    launched = start(launcher, cluster, cluster.serve(program("one")))
+    assert launched.line().startswith("one")
+    kill_rank(launched)
+    cluster.tell(2, cluster.serve(program("two")))
+    assert launched.line().startswith("two")
+    launched.stop()
+    assert launched.end().exit_code == 143
+
+
+def test_a_command_without_peers_does_not(launcher: Launcher, cluster: Cluster) -> None:
+    launched = start(launcher, cluster, cluster.serve(program("one")), nodes=1)
+    assert launched.line().startswith("one")
+    kill_rank(launched)
+    assert launched.end().exit_code == 128 + signal.SIGKILL
+
+
+def kill_rank(launched: Launched) -> None:
+    task = Path(f"/proc/{launched.process.pid}/task/{launched.process.pid}")
+    os.kill(int((task / "children").read_text().split()[0]), signal.SIGKILL)
+    assert launched.process.stderr
+    for line in launched.process.stderr:
+        if "failed with" in line:
+            break
+
+
+def test_a_pod_that_went_while_it_was_asked_gives_way_to_the_next(cluster: Cluster) -> None:
+    first = cluster.serve({"a": b"1"})
+    cluster.urls[0] = "http://127.0.0.1:1"
+    second = cluster.serve({"b": b"2"})
+    served = cluster.served(first)
+    cluster.tell(2, second)
+    served.take(2)
+    assert (cluster.files(), served.revision) == ({"b": b"2"}, 2)
+
+
+def test_a_pod_that_has_other_content_than_was_told_is_not_believed(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torchrun_runtime.launch.served._WORD_SECONDS", 0.2)
+    cluster.serve({"a": b"1"})
+    other = publish(cluster.directory / "elsewhere", {"a": b"2"})
+    with pytest.raises(LaunchError, match="has the workspace of manifest"):
+        cluster.served(other).take()
+    assert not (cluster.directory / "app").exists()
+
+
+def test_what_came_in_parts_is_cleared_too(cluster: Cluster) -> None:
+    served = cluster.served(cluster.serve({"a": b"1", "gone/b": b"2"}))
+    served.take(1)
+    cluster.tell(2, cluster.serve({"a": b"2"}))
+    served.take(2)
+    assert cluster.files() == {"a": b"2"}
+    assert not (cluster.directory / "app" / "gone").exists()
