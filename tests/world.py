@@ -367,9 +367,12 @@ class World:
             status=replace(claim.status, phase=phase),
         )
 
-    def serves(self, ip: str = "10.0.0.7", manifest: str = "ef" * 32) -> None:
+    def serves(
+        self, ip: str = "10.0.0.7", manifest: str = "ef" * 32, revision: int = 1, **said: str
+    ) -> None:
         """The last sync pod is a serve pod, has its workspace, and serves it."""
-        told = f'{{"sha256": "aa", "manifest": "{manifest}"}}'
+        made = {"sha256": "aa", "manifest": manifest, "revision": revision, **said}
+        told = msgspec.json.encode(made).decode()
         ended = ContainerState(
             terminated=StateTerminated(exit_code=0, message=told, finished_at=self.now)
         )

@@ -56,6 +56,8 @@ class ChildAnnotations(Wire, frozen=True, kw_only=True):
     source: str = field(default="", name="torchrun.ai/source")
     workspace_base: str = field(default="", name="torchrun.ai/workspace-base")
     after_revision: str = field(default="", name="torchrun.ai/after-revision")
+    commit: str = field(default="", name="torchrun.ai/commit")
+    served: str = field(default="", name="torchrun.ai/served")
     revision: str = field(default="", name="torchrun.ai/revision")
     development: str = field(default="", name="torchrun.ai/development")
     start: str = field(default="", name="torchrun.ai/start")

@@ -62,9 +62,13 @@ START = f"{GROUP}/start"
 WORKSPACE_REVISION = f"{GROUP}/workspace-revision"
 # Of a sync pod that stands by: it takes any workspace, as a revision later than this one.
 AFTER_REVISION = f"{GROUP}/after-revision"
+# Of a sync pod: the commit that alone it takes.
+COMMIT = f"{GROUP}/commit"
 # Of a worker: the revision of the workspace that it shall run, and whether edits are expected.
 REVISION = f"{GROUP}/revision"
 DEVELOPMENT = f"{GROUP}/development"
+# Of a worker whose workspace a pod serves: the URL and the manifest's SHA-256 of that revision.
+SERVED = f"{GROUP}/served"
 # Of a worker, with the go-ahead: the ranks wait out the fence first. When it was given, and the
 # workers that it is for, as "2026-01-02T03:04:05Z 1-0 1-3": attempt and index of each.
 FENCE = f"{GROUP}/fence"
@@ -79,6 +83,9 @@ WORKSPACE_AUDIENCE = f"{GROUP}/workspace"
 # Of a setup pod: the content that its environment is made of, and the spec as it was then.
 SETUP_KEY = f"{GROUP}/setup-key"
 GENERATION = f"{GROUP}/generation"
+
+# Condition of a job whose workers do not run what it asks for: "False" where that came to nothing.
+UP_TO_DATE = "WorkspaceUpToDate"
 
 COMPLETION_INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 
@@ -137,7 +144,7 @@ def is_probe(job: str, name: str) -> bool:
     return name.startswith(f"{job}-probe-")
 
 
-def serve_pod(job: str, number: int) -> str:
+def serve_pod(job: str, number: int | str = "<n>") -> str:
     """Pod that prepares the workspace and serves it to the workers, where no claim is shared."""
     return f"{job}-serve-{number}"
 

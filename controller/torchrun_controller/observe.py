@@ -28,7 +28,7 @@ JOB_INDEX = "torchrun-job"
 QUEUE_INDEX = "queue"
 # Jobs by those that they depend on.
 PARENT_INDEX = "parent"
-# Workers by the node that they are bound to, jobs by those of their unfenced workers.
+# Pods by the node that they are bound to, jobs by those of their unfenced workers.
 NODE_INDEX = "node"
 # Warnings by the UID of what they regard.
 REGARDING_INDEX = "regarding"
@@ -51,8 +51,9 @@ def by_job(child: Child) -> Iterable[str]:
 
 
 def by_node(pod: Pod) -> Iterable[str]:
-    """Indexer of the workers."""
-    bound = pod.spec.node_name and pod.metadata.labels.component == names.WORKER
+    """Indexer of the pods that are missed when their node is lost."""
+    missed = pod.metadata.labels.component in (names.WORKER, names.SYNC)
+    bound = pod.spec.node_name and missed
     return (pod.spec.node_name,) if bound else ()
 
 
@@ -130,6 +131,7 @@ def observe(
         *(_conflict(SERVICES, other) for other in other_services),
     )
     told_of: tuple[Child, ...] = (*claims, *attempts[-1:], *workers, *syncing)
+    mattering = _nodes_of(job, [*gangs, *syncing], attempts)
     warnings = [
         warning
         for child in told_of
@@ -153,7 +155,7 @@ def observe(
         warnings=tuple(sorted(warnings, key=_when)),
         base=_base(caches, job),
         parents=_parents(caches.jobs, job),
-        nodes=None if nodes is None else _named(nodes, _nodes_of(job, gangs, attempts) | roomy),
+        nodes=None if nodes is None else _named(nodes, mattering | roomy),
         promised=_promised(caches.pods) if roomy else {},
         progress=reports.of((namespace, name), latest) if reports is not None else None,
         installed=installed,
@@ -208,13 +210,13 @@ def _came_so_far(job: TorchrunJob | None) -> tuple[object, ...]:
     return () if job is None else (job.status.phase, job.status.reason, job.status.start_time)
 
 
-def _nodes_of(job: TorchrunJob, gangs: list[Pod], attempts: list[Job]) -> set[str]:
-    """Names of the nodes that matter to a job: of its workers, past and present."""
+def _nodes_of(job: TorchrunJob, pods: list[Pod], attempts: list[Job]) -> set[str]:
+    """Names of the nodes that matter to a job: of its pods, past and present."""
     remembered = [*job.status.unfenced]
     for child in attempts[-1:]:
         remembered += fence.decode(child.metadata.annotations.unfenced)
     return {
-        *(pod.spec.node_name for pod in gangs),
+        *(pod.spec.node_name for pod in pods),
         *(worker.node for worker in remembered),
         *(attempt.node for attempt in job.status.attempts),
     }

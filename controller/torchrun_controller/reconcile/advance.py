@@ -110,6 +110,8 @@ def _step(
     job, queue = observed.job, observed.queue
     assert queue is not None
     step = workspace.prepare(observed, run.workspace, now, defaults)
+    if step.failed and run.workspace is not None:
+        step = workspace.last_good(observed, run.workspace, now) or step
     if step.served is not None:
         assert run.workspace is not None
         run = replace(run, workspace=replace(run.workspace, served=step.served))

@@ -35,6 +35,7 @@ class Decision(Struct, frozen=True, kw_only=True):
     ended: tuple[Attempt, ...] = ()
     failure: LastFailure | None = None
     capacity: Claimed | None = None
+    newer: Claimed | None = None  # of newer code that workers do not have yet
     probes: int = 0
 
 

@@ -25,7 +25,7 @@ from torchrun_controller.reconcile.workspace import delivery, reload, storage
 KEPT_ATTEMPTS = 5
 MOST_NODES = 1024  # an affinity with more names would not help the scheduler
 # Conditions that are there only while there is something to warn of.
-WARNINGS = frozenset({"NotYetSupported", "StorageShared", "FullSize"})
+WARNINGS = frozenset({"NotYetSupported", "StorageShared", "FullSize", names.UP_TO_DATE})
 ALREADY_FINISHED = Why("AlreadyFinished", "spec.suspend came after the end and changes nothing")
 
 # Findings, and reasons of a waiting gang, that somebody has to do something about.
@@ -159,8 +159,8 @@ def _conditions(observed: Observed, decision: Decision, row: Row, nodes: int) ->
     if "Suspended" in claims and row.condition != "Suspended":
         _claim(claims, "Suspended", holds=False, why=Why("NotSuspended", "spec.suspend is false"))
     claims[row.condition] = Claimed(row.condition, row.status, decision.why)
-    if decision.capacity is not None:
-        claims[decision.capacity.type] = decision.capacity
+    for warning in filter(None, (decision.capacity, decision.newer)):
+        claims[warning.type] = warning
     unshared = storage.unshared(delivery.mounted_claims(observed), nodes)
     if unshared is not None:
         _claim(claims, "StorageShared", holds=False, why=unshared)
@@ -223,7 +223,7 @@ def _refined(observed: Observed) -> TorchrunJobStatus:
 def events(
     before: TorchrunJobStatus, composed: TorchrunJobStatus, decision: Decision, row: Row
 ) -> tuple[Event, ...]:
-    """One event at each change of phase or reason, and one where a warning is new.
+    """One event at each change of phase or reason, and one where a warning is new or another.
 
     Counts within a message may change with every look of the scheduler: they make no event.
     """
@@ -231,11 +231,13 @@ def events(
 
 
 def _new_warnings(before: TorchrunJobStatus, composed: TorchrunJobStatus) -> list[Event]:
-    known = {condition.type for condition in before.conditions}
+    told = {"StorageShared", names.UP_TO_DATE}
+    known = {(condition.type, condition.reason) for condition in before.conditions}
     return [
         Event("Warning", condition.reason, condition.message)
         for condition in composed.conditions
-        if condition.type == "StorageShared" and condition.type not in known
+        if condition.type in told and condition.status == "False"
+        if (condition.type, condition.reason) not in known
     ]
 
 

@@ -20,8 +20,8 @@ from torchrun_controller.reconcile.phases import Finding
 from torchrun_controller.reconcile.policy import Policy
 from torchrun_controller.reconcile.run import InvalidSpecError, Run, resolve
 from torchrun_controller.reconcile.workers import Why
+from torchrun_controller.reconcile.workspace import made, reload
 from torchrun_controller.reconcile.workspace import preparation as workspace
-from torchrun_controller.reconcile.workspace import reload
 
 
 def watch(observed: Observed, policy: Policy, now: datetime, defaults: Defaults) -> Decision:
@@ -35,6 +35,7 @@ def watch(observed: Observed, policy: Policy, now: datetime, defaults: Defaults)
         run=_resolved(observed),
         queue=QUEUE_FOUND if observed.queue else None,
         workspace=workspace.said(observed),
+        commit=made.commit_of(observed, reload.running(observed)),
         counts=gang.counts_of(observed),
         ended=gang.ended_before(observed),
         failure=failure.said if failure else None,
@@ -69,6 +70,7 @@ def _with_newer_code(
         return decision
     return replace(
         decision,
+        newer=reload.why_older(observed, step),
         applies=(*decision.applies, *step.applies),
         deletes=(*decision.deletes, *step.deletes),
         requeue_after=soonest(decision.requeue_after, step.requeue_after),

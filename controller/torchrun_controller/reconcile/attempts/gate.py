@@ -73,6 +73,7 @@ def _tell(pod: Pod, start: JsonObject, code: JsonObject, now: datetime) -> Apply
         names.START: said.start,
         names.FENCE: said.fence,
         names.REVISION: said.revision,
+        names.SERVED: said.served,
         names.DEVELOPMENT: said.development,
     }
     before = {name: value for name, value in before.items() if value}

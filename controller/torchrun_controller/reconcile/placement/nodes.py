@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from torchrun_api.core import Node, NodeCondition, Pod
 from torchrun_controller.reconcile.observed import Observed
+from torchrun_controller.reconcile.workers import alive
 
 # A restart of the kubelet or of the network is over by then. The node lifecycle controller says
 # NotReady some 50 s after the last heartbeat, so this comes on top.
@@ -44,10 +45,12 @@ def loss(observed: Observed, pod: Pod, now: datetime) -> Loss | None:
 
 
 def next_look(observed: Observed, now: datetime) -> float | None:
-    """Seconds until the next node of a worker counts as lost, as things stand."""
+    """Seconds until the next node of a pod counts as lost, as things stand."""
     if observed.nodes is None:
         return None
-    pods = (pod for pod in (*observed.workers, *observed.ghosts) if pod.spec.node_name)
+    syncing = (pod for pod in observed.sync_pods if alive(pod))
+    everyone = (*observed.workers, *observed.ghosts, *syncing)
+    pods = (pod for pod in everyone if pod.spec.node_name)
     left = (_left(observed, pod, now).total_seconds() for pod in pods)
     return min((seconds for seconds in left if seconds > 0), default=None)
 

@@ -93,13 +93,25 @@ def serves(pod: Pod) -> bool:
 def is_serving(pod: Pod) -> bool:
     """Whether a serve pod has the workspace whole, and hands it out."""
     ready = _container(pod, names.SERVE_CONTAINER).ready
-    return has_content(pod) and ready and bool(pod.status.pod_ip)
+    unheard = any(c.type == "Ready" and c.status != "True" for c in pod.status.conditions)
+    return has_content(pod) and ready and not unheard and bool(pod.status.pod_ip)
 
 
 def has_content(pod: Pod) -> bool:
-    """Whether the workspace of a pod is whole."""
+    """Whether the workspace of a pod is whole, and there as long as its storage is."""
+    if not serves(pod):
+        return pod.status.phase == "Succeeded"
     ended = _container(pod, names.SYNC_CONTAINER).state.terminated
-    return ended is not None and ended.exit_code == 0
+    gone = pod.metadata.deletion_timestamp is not None or not alive(pod)
+    return ended is not None and ended.exit_code == 0 and not gone
+
+
+def node(observed: Observed) -> str:
+    """Where the claim is mounted that serve pods share, "" where that binds nobody."""
+    pods = (p for p in observed.sync_pods if serves(p) and alive(p) and p.spec.node_name)
+    known = observed.nodes
+    placed = (p.spec.node_name for p in pods)
+    return next((name for name in placed if known is None or name in known), "")
 
 
 def _container(pod: Pod, name: str) -> ContainerStatus:
@@ -116,8 +128,8 @@ def url(pod: Pod) -> str:
 
 def delivered(pod: Pod, way: str) -> Why:
     """Of a workspace that is ready on its serve pod."""
-    why = f"{way}; workers fetch the workspace from pod {pod.metadata.name}"
-    return Why(REASON, why)
+    name = pod.metadata.labels.torchrun_job
+    return Why(REASON, f"{way}; workers fetch the workspace from a pod {names.serve_pod(name)}")
 
 
 def mounted_claims(observed: Observed) -> tuple[PersistentVolumeClaim, ...]:

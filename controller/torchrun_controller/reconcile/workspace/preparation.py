@@ -7,14 +7,14 @@ import msgspec
 from msgspec.structs import replace
 
 from torchrun_api import names
-from torchrun_api.core import PersistentVolumeClaim, Pod
+from torchrun_api.core import Pod
 from torchrun_api.job import TorchrunJob
 from torchrun_controller.reconcile.observed import Defaults, Observed
-from torchrun_controller.reconcile.placement import waiting
+from torchrun_controller.reconcile.placement import nodes, waiting
 from torchrun_controller.reconcile.plan import Apply, Delete
 from torchrun_controller.reconcile.run import Claim, Served
 from torchrun_controller.reconcile.workers import Why, alive, delete
-from torchrun_controller.reconcile.workspace import delivery, source, tries
+from torchrun_controller.reconcile.workspace import delivery, made, source, tries
 from torchrun_controller.reconcile.workspace.delivery import Route, route
 from torchrun_controller.reconcile.workspace.serve_pod import serve_pod
 from torchrun_controller.reconcile.workspace.storage import claim
@@ -39,7 +39,7 @@ class Workspace(msgspec.Struct, frozen=True, kw_only=True):
     """How far the workspace is, and what is to be made or removed now.
 
     `commit` is what a ready one was made of, where its sync pod has said so; `content` tells it
-    from every other, "" where nothing does.
+    from every other, "" where nothing does. `failed`: a try came to nothing.
     """
 
     progress: Progress
@@ -47,6 +47,7 @@ class Workspace(msgspec.Struct, frozen=True, kw_only=True):
     commit: str = ""
     content: str = ""
     served: Served | None = None
+    failed: bool = False
     applies: tuple[Apply, ...] = ()
     deletes: tuple[Delete, ...] = ()
     requeue_after: float | None = None
@@ -61,89 +62,74 @@ def prepare(
     if wanted.existing:
         why = Why("Existing", f"claim {wanted.name} is mounted as it is, read-only")
         return Workspace(progress=Progress.READY, why=why)
-    job = observed.job
     held = next((c for c in observed.claims if c.metadata.name == wanted.name), None)
-    latest = observed.sync_pods[-1] if observed.sync_pods else None
     way = route(observed, wanted, held, now)
+    latest = observed.sync_pods[-1] if observed.sync_pods else None
     if held is None and way.store != "ephemeral":
         number = 0 if latest is None else names.number_of(latest.metadata.name) + 1
+        pod = _pod(observed, wanted, way, number, defaults, _base(observed))
         return Workspace(
             progress=Progress.SYNCING,
             why=Why("Creating", f"claim {wanted.name} and a sync pod are being made"),
-            applies=(
-                claim(job, wanted, names.WORKSPACE),
-                _pod(job, wanted, way, number, defaults, _pinned(job, latest), _base(observed)),
-            ),
+            applies=(claim(observed.job, wanted, names.WORKSPACE), pod),
         )
-    made = None if way.store else published(observed)
-    if made is not None:
-        return _ready(job, made)
+    found = made.newest(observed, way.store)
+    if found is not None and _is_at_hand(observed, found, now):
+        return _ready(observed.job, found, way)
     if latest is None:
-        assert held is not None
-        if not way.store and held.status.phase != "Pending" and _was_ready(job):
-            return _ready(job, Verdict())
         return _next_pod(observed, wanted, way, 0, defaults)
-    number = names.number_of(latest.metadata.name)
-    current = takes(job, latest) and latest.metadata.annotations.delivery == way.store
+    return _after(observed, wanted, way, latest, now, defaults)
+
+
+def _after(
+    observed: Observed, wanted: Claim, way: Route, latest: Pod, now: datetime, defaults: Defaults
+) -> Workspace:
+    """The step after what has become of the last pod."""
+    job, number = observed.job, names.number_of(latest.metadata.name)
+    current = made.takes(job, latest) and latest.metadata.annotations.delivery == way.store
+    lost = nodes.loss(observed, latest, now) if alive(latest) else None
+    if lost is not None:
+        return _after_loss(observed, wanted, way, latest, lost, defaults)
     if latest.metadata.deletion_timestamp is not None:
         reason = delivery.REASON if delivery.decided(observed) else "SyncPodEnding"
         return _syncing(Why(reason, f"pod {latest.metadata.name} is being deleted"))
     match latest.status.phase:
-        case "Running" if current and delivery.serves(latest) and delivery.is_serving(latest):
-            return _ready_to_serve(job, latest, way)
         case "Failed" if current:
             return _after_failure(observed, wanted, way, latest, now, defaults)
         case "Succeeded" | "Failed":
             return _next_pod(observed, wanted, way, number + 1, defaults)
+        case _ if not current and way.store and delivery.has_content(latest):
+            # It goes on serving: what is asked for may never come.
+            return _next_pod(observed, wanted, way, number + 1, defaults)
         case _ if not current:
             return _replace(latest, way)
-        case _ if (said := _said(latest)).reason:
-            return _started_again(observed.job, said)
+        case _ if (said := made.verdict(latest)).reason:
+            return _started_again(job, said)
         case "" | "Pending" if (left := _base_left(latest, now)) is not None:
             if left <= 0:
                 # The next one is made without: only the pod that comes with its claim has a base.
                 return _replace(latest, way)
-            return replace(_syncing(_why_syncing(observed, latest, held)), requeue_after=left)
+            return replace(_syncing(_why_syncing(observed, latest)), requeue_after=left)
         case _:
-            why = _why_syncing(observed, latest, held)
-            return replace(_syncing(why), requeue_after=way.left)
+            step = _lost_before(observed, latest) or _syncing(_why_syncing(observed, latest))
+            return replace(step, requeue_after=way.left)
 
 
-def published(observed: Observed) -> Verdict | None:
-    """What the last sync pod that ended well has made, where that is what the job asks for."""
-    job, done = observed.job, _done(observed)
-    if not done:
+def _is_at_hand(observed: Observed, pod: Pod, now: datetime) -> bool:
+    """Whether what the pod made can be had now: from the claim, or from itself."""
+    if not delivery.serves(pod):
+        return True
+    return delivery.is_serving(pod) and nodes.loss(observed, pod, now) is None
+
+
+def last_good(observed: Observed, wanted: Claim, now: datetime) -> Workspace | None:
+    """What the gang before ran with, for the next one where newer code did not come."""
+    held = next((c for c in observed.claims if c.metadata.name == wanted.name), None)
+    way = route(observed, wanted, held, now)
+    done = made.done(observed, way.store) if observed.job.status.workers is not None else []
+    if not done or not _is_at_hand(observed, done[-1], now):
         return None
-    made = _said(done[-1])
-    same = made.sha256 == source.upload_digest(job) and takes(job, done[-1])
-    return made if same or _is_current(job, done[-1]) else None
-
-
-def revision(observed: Observed) -> int:
-    """The newest revision of the workspace that is known to be whole; 0 for none."""
-    made = (_said(pod).revision for pod in _done(observed))
-    known = max(made, default=0) or observed.job.status.workspace_revision
-    said = observed.job.metadata.annotations.get(names.WORKSPACE_REVISION, "")
-    return known + 1 if known and said == str(known + 1) else known
-
-
-def _done(observed: Observed) -> list[Pod]:
-    """Sync pods that ended well; what those before the present claim made is gone with theirs."""
-    name = names.workspace_claim(observed.job.metadata.name)
-    held = next((c for c in observed.claims if c.metadata.name == name), None)
-    since = held.metadata.creation_timestamp if held else None
-    return [
-        pod
-        for pod in observed.sync_pods
-        if pod.status.phase == "Succeeded"
-        and not (since and (made := pod.metadata.creation_timestamp) and made < since)
-    ]
-
-
-def takes(job: TorchrunJob, pod: Pod) -> bool:
-    """Whether the pod takes what the job asks for, be it among other things."""
-    stands_by = bool(pod.metadata.annotations.after_revision)
-    return _is_current(job, pod) or (stands_by and not source.is_fetched(job))
+    return _ready(observed.job, done[-1], way)
 
 
 def _base(observed: Observed) -> str:
@@ -170,15 +156,14 @@ def _base_left(pod: Pod, now: datetime) -> float | None:
     return (created + BASE_WAIT - now).total_seconds()
 
 
-def _ready(job: TorchrunJob, said: Verdict) -> Workspace:
+def _ready(job: TorchrunJob, pod: Pod, way: Route) -> Workspace:
+    said = made.verdict(pod)
     content = source.upload_digest(job) or said.commit or job.status.workspace_commit or said.sha256
-    return Workspace(progress=Progress.READY, why=SYNCED, commit=said.commit, content=content)
-
-
-def _ready_to_serve(job: TorchrunJob, pod: Pod, way: Route) -> Workspace:
-    said = _said(pod)
+    ready = Workspace(progress=Progress.READY, why=SYNCED, commit=said.commit, content=content)
+    if not way.store:
+        return ready
     served = Served(url=delivery.url(pod), manifest=said.manifest)
-    return replace(_ready(job, said), why=delivery.delivered(pod, way.why), served=served)
+    return replace(ready, why=delivery.delivered(pod, way.why), served=served)
 
 
 def said(observed: Observed) -> Why | None:
@@ -191,61 +176,46 @@ def said(observed: Observed) -> Why | None:
     return SYNCED
 
 
-def _is_current(job: TorchrunJob, pod: Pod) -> bool:
-    """Whether the pod was made for the source that the job names now."""
-    made_for = pod.metadata.annotations
-    return (made_for.workspace_sha256, made_for.source) == (
-        source.upload_digest(job),
-        source.digest(job),
-    )
-
-
-def _pinned(job: TorchrunJob, latest: Pod | None) -> str:
-    """The commit that must come again: code never changes under a gang unless somebody asks."""
-    asked = latest is not None and not _is_current(job, latest)
-    return "" if asked or job.status.workers is None else job.status.workspace_commit
-
-
 def _syncing(why: Why) -> Workspace:
     return Workspace(progress=Progress.SYNCING, why=why)
 
 
-def _was_ready(job: TorchrunJob) -> bool:
-    """A sync pod may be deleted by hand once it is done; the condition remembers it."""
-    return any(c.type == "WorkspaceReady" and c.status == "True" for c in job.status.conditions)
-
-
 def _pod(
-    job: TorchrunJob,
-    wanted: Claim,
-    way: Route,
-    number: int,
-    defaults: Defaults,
-    commit: str,
-    base: str = "",
+    observed: Observed, wanted: Claim, way: Route, number: int, defaults: Defaults, base: str = ""
 ) -> Apply:
-    if way.store:
-        return serve_pod(job, wanted, way.store, number, defaults, commit)
-    return sync_pod(job, wanted, number, defaults, commit, base=base)
+    latest = observed.sync_pods[-1] if observed.sync_pods else None
+    commit = made.pinned(observed.job, latest)
+    if not way.store:
+        return sync_pod(observed.job, wanted, number, defaults, commit, base=base)
+    return serve_pod(
+        observed.job,
+        wanted,
+        way.store,
+        number,
+        defaults,
+        commit,
+        known=made.revision(observed),
+        node=delivery.node(observed) if way.store == "claim" else "",
+    )
 
 
 def _next_pod(
     observed: Observed, wanted: Claim, way: Route, number: int, defaults: Defaults
 ) -> Workspace:
     """One more sync pod; only the last few are kept."""
-    latest = observed.sync_pods[-1] if observed.sync_pods else None
-    pod = _pod(observed.job, wanted, way, number, defaults, _pinned(observed.job, latest))
     return Workspace(
         progress=Progress.SYNCING,
         why=Why("Creating", "a sync pod is being made"),
-        applies=(pod,),
+        applies=(_pod(observed, wanted, way, number, defaults),),
         deletes=stale(observed),
     )
 
 
 def stale(observed: Observed) -> tuple[Delete, ...]:
-    """Sync pods that make room for one more."""
-    return tuple(delete(pod) for pod in observed.sync_pods[: -KEPT_SYNC_PODS + 1])
+    """Sync pods that make room for one more; the last one that ended well stays."""
+    good = made.done(observed)[-1:]
+    older = observed.sync_pods[: -KEPT_SYNC_PODS + 1]
+    return tuple(delete(pod) for pod in older if pod not in good)
 
 
 def retry_left(observed: Observed, now: datetime) -> float:
@@ -254,10 +224,6 @@ def retry_left(observed: Observed, now: datetime) -> float:
     if latest is None or latest.status.phase != "Failed":
         return 0.0
     return tries.left(latest, end_of(latest, names.SYNC_CONTAINER), now)
-
-
-def _said(pod: Pod) -> Verdict:
-    return end_of(pod, names.SYNC_CONTAINER).said
 
 
 def _replace(pod: Pod, way: Route) -> Workspace:
@@ -303,28 +269,59 @@ def _after_failure(
             said.reason or "SyncFailed",
             f"{text}; tried again {tries.delay(pod).total_seconds():.0f} s after the failure",
         ),
+        failed=True,
         requeue_after=left,
     )
 
 
+def _after_loss(
+    observed: Observed, wanted: Claim, way: Route, pod: Pod, loss: nodes.Loss, defaults: Defaults
+) -> Workspace:
+    """Another pod takes the place of one whose node nobody hears of."""
+    step = _next_pod(observed, wanted, way, names.number_of(pod.metadata.name) + 1, defaults)
+    ends = () if pod.metadata.deletion_timestamp else (delete(pod),)
+    why = Why("SyncPodLost", f"{loss.message}; another pod takes the place of {pod.metadata.name}")
+    deletes = tuple(d for d in step.deletes if d.uid != pod.metadata.uid)
+    return replace(step, why=why, deletes=(*deletes, *ends))
+
+
+def _lost_before(observed: Observed, pod: Pod) -> Workspace | None:
+    """The only copy of an upload went with the pod before: nobody but the user has another."""
+    job, known = observed.job, observed.job.status.workspace_revision
+    only = pod.metadata.annotations.delivery == "ephemeral" and not source.is_fetched(job)
+    if not (only and known) or made.done(observed):
+        return None
+    if pod.status.phase != "Running" or delivery.has_content(pod):
+        return None
+    why = Why(
+        "WorkspaceLost",
+        f"the workspace of revision {known} was on storage of a pod that is gone; send it again"
+        f" to pod {pod.metadata.name}: kubectl torchrun sync {job.metadata.name}",
+    )
+    return replace(_syncing(why), failed=True)
+
+
 def _refused(job: TorchrunJob, said: Verdict, text: str) -> Workspace:
     mend = f"mend it, then run: kubectl torchrun sync {job.metadata.name}"
-    if source.is_fetched(job):
+    if source.is_fetched(job) and job.status.workers is None:
         mend = f"change spec.volumes.workspace, or {mend}"
     why = Why(said.reason or "SyncFailed", f"{text}; {mend}")
-    return Workspace(progress=Progress.REFUSED, why=why)
+    return Workspace(progress=Progress.REFUSED, why=why, failed=True)
 
 
 def _started_again(job: TorchrunJob, said: Verdict) -> Workspace:
     """A serve pod lives on when the container that makes the workspace fails: the kubelet tries."""
     if said.permanent:
         return _refused(job, said, said.message)
-    return _syncing(Why(said.reason, f"{said.message}; it is tried again"))
+    why = Why(said.reason, f"{said.message}; it is tried again")
+    return replace(_syncing(why), failed=True)
 
 
-def _why_syncing(observed: Observed, pod: Pod, held: PersistentVolumeClaim | None) -> Why:
+def _why_syncing(observed: Observed, pod: Pod) -> Why:
     """What the workspace waits for."""
     job = observed.job
+    name = names.workspace_claim(job.metadata.name)
+    held = next((c for c in observed.claims if c.metadata.name == name), None)
     if delivery.serves(pod) and delivery.has_content(pod):
         return Why("SyncPodStarting", f"pod {pod.metadata.name} is about to serve the workspace")
     if pod.status.phase == "Running" and source.is_fetched(job):

@@ -1,67 +1,122 @@
 """Hot reload: newer code for a gang that lives, and a sync pod that stands by for it.
 
-A sync pod that ended well has made a revision of the workspace. The newest is named in an
-annotation of every worker; its launcher copies what changed and starts the command again, all nodes
-together, in the pods that are there.
+A sync pod that ended well has made a revision of the workspace, and so has a serve pod that hands
+it out. The newest is named in an annotation of every worker; its launcher takes what changed and
+starts the command again, all nodes together, in the pods that are there.
 """
 
 from datetime import datetime
 
 from torchrun_api import names
+from torchrun_api.core import Pod
 from torchrun_api.json import JsonObject, JsonValue, object_at, objects_at
+from torchrun_api.meta import ConditionStatus
+from torchrun_controller.reconcile.conditions import Claimed
 from torchrun_controller.reconcile.observed import Defaults, Observed
-from torchrun_controller.reconcile.run import Claim
-from torchrun_controller.reconcile.workers import alive, delete
+from torchrun_controller.reconcile.plan import Apply, Delete
+from torchrun_controller.reconcile.run import Claim, InvalidSpecError, resolve
+from torchrun_controller.reconcile.workers import Why, alive, delete
+from torchrun_controller.reconcile.workspace import delivery, made, source
 from torchrun_controller.reconcile.workspace import preparation as workspace
-from torchrun_controller.reconcile.workspace import source
+from torchrun_controller.reconcile.workspace.delivery import Store
 from torchrun_controller.reconcile.workspace.preparation import Progress, Workspace
+from torchrun_controller.reconcile.workspace.serve_pod import serve_pod
 from torchrun_controller.reconcile.workspace.sync_pod import sync_pod
 
 
 def sync(observed: Observed, now: datetime, defaults: Defaults) -> Workspace | None:
-    """The next step towards newer code, beside a gang that lives; None where there is no claim."""
-    job = observed.job
-    name = names.workspace_claim(job.metadata.name)
-    held = next((c for c in observed.claims if c.metadata.name == name), None)
-    if any(pod.metadata.annotations.delivery for pod in observed.sync_pods):
-        return None  # what a pod serves is there once
-    if source.source_of(job).source != "zip":
-        return None  # what is fetched is asked for by name, and changes with the next gang alone
-    if held is None or held.metadata.deletion_timestamp is not None:
+    """The next step towards newer code, beside a gang that lives; None where there is none."""
+    wanted = _wanted(observed)
+    if wanted is None:
         return None
-    # Its workers mount the claim already: no other way is looked for.
-    wanted = Claim(name=name, mount_path="", delivery="shared")
     step = workspace.prepare(observed, wanted, now, defaults)
     if step.progress is not Progress.READY:
         return step
-    alive_ones = [pod for pod in observed.sync_pods if alive(pod)]
-    if not job.spec.development:
-        ends = tuple(delete(p) for p in alive_ones if p.metadata.deletion_timestamp is None)
-        return Workspace(progress=step.progress, why=step.why, deletes=ends)
-    known = workspace.revision(observed)
-    if not known or alive_ones:
-        return None
+    job = observed.job
+    stands_by = job.spec.development and not source.is_fetched(job)
+    others = [pod for pod in observed.sync_pods if alive(pod) and pod not in _in_use(observed)]
+    if not stands_by:
+        return Workspace(progress=step.progress, why=step.why, deletes=_ends(others))
+    ready = [pod for pod in others if pod.metadata.annotations.after_revision]
+    ends = _ends([pod for pod in others if pod not in ready])
     left = workspace.retry_left(observed, now)
-    if left > 0:
-        return Workspace(progress=step.progress, why=step.why, requeue_after=left)
-    number = names.number_of(observed.sync_pods[-1].metadata.name) + 1 if observed.sync_pods else 0
+    if ready or not made.revision(observed) or left > 0:
+        after = left if left > 0 and not ready else None
+        return Workspace(progress=step.progress, why=step.why, deletes=ends, requeue_after=after)
     return Workspace(
         progress=step.progress,
         why=step.why,
-        applies=(sync_pod(job, wanted, number, defaults, after=known),),
-        deletes=workspace.stale(observed),
+        applies=(_stand_by(observed, wanted, defaults),),
+        deletes=(*workspace.stale(observed), *ends),
     )
+
+
+def _wanted(observed: Observed) -> Claim | None:
+    """The claim that newer code comes to, or what is known of storage that a pod serves from."""
+    job = observed.job
+    if source.source_of(job).source not in ("zip", "git", "s3"):
+        return None
+    if delivery.decided(observed):
+        try:
+            wanted = resolve(job, observed.queue).workspace if observed.queue else None
+        except InvalidSpecError:
+            return None
+        return None if wanted is None or wanted.delivery == "shared" else wanted
+    name = names.workspace_claim(job.metadata.name)
+    held = next((c for c in observed.claims if c.metadata.name == name), None)
+    if held is None or held.metadata.deletion_timestamp is not None:
+        return None
+    # Its workers mount the claim already: no other way is looked for.
+    return Claim(name=name, mount_path="", delivery="shared")
+
+
+def _in_use(observed: Observed) -> list[Pod]:
+    """The pods that serve: the newest, and those before until every worker knows of it."""
+    serving = [pod for pod in made.done(observed) if delivery.serves(pod)]
+    if serving and running(observed) >= made.verdict(serving[-1]).revision:
+        return serving[-1:]
+    return serving
+
+
+def _ends(pods: list[Pod]) -> tuple[Delete, ...]:
+    return tuple(delete(pod) for pod in pods if pod.metadata.deletion_timestamp is None)
+
+
+def _stand_by(observed: Observed, wanted: Claim, defaults: Defaults) -> Apply:
+    job, latest = observed.job, observed.sync_pods[-1]
+    number = names.number_of(latest.metadata.name) + 1
+    known, kept_on = made.revision(observed), latest.metadata.annotations.delivery
+    if not kept_on:
+        return sync_pod(job, wanted, number, defaults, after=known)
+    store: Store = "claim" if kept_on == "claim" else "ephemeral"
+    node = delivery.node(observed) if store == "claim" else ""
+    return serve_pod(job, wanted, store, number, defaults, known=known, node=node, stands_by=True)
+
+
+def why_older(observed: Observed, step: Workspace) -> Claimed | None:
+    """That newer code is asked for and the workers run what they have, where that may last."""
+    shown = step.failed or (source.is_fetched(observed.job) and step.progress is not Progress.READY)
+    if not shown:
+        return None
+    known = running(observed)
+    words = f"{step.why.message}; the workers go on with revision {known}"
+    status: ConditionStatus = "False" if step.failed else "Unknown"
+    return Claimed(names.UP_TO_DATE, status, Why(step.why.reason, words))
 
 
 def told(observed: Observed) -> JsonObject:
     """Annotations of the workers: what they shall run, and whether edits are expected."""
-    made: JsonObject = {}
-    known = workspace.revision(observed)
-    if known:
-        made[names.REVISION] = str(known)
+    said: JsonObject = {}
+    known = made.revision(observed)
+    served = [pod for pod in made.done(observed) if delivery.serves(pod)]
+    if served and delivery.is_serving(served[-1]):
+        manifest = made.verdict(served[-1]).manifest
+        said[names.SERVED] = f"{delivery.url(served[-1])} {manifest}"
+    if known and (bool(served) is (names.SERVED in said)):
+        said[names.REVISION] = str(known)
     if observed.job.spec.development:
-        made[names.DEVELOPMENT] = "true"
-    return made
+        said[names.DEVELOPMENT] = "true"
+    return said
 
 
 def marked(template: JsonObject, observed: Observed) -> JsonObject:

@@ -21,19 +21,30 @@ def serve_pod(
     number: int,
     defaults: Defaults,
     commit: str = "",
+    *,
+    known: int = 0,
+    node: str = "",
+    stands_by: bool = False,
 ) -> Apply:
     """The container that takes uploads ends and stays ended; the one that serves is kept running.
+
+    What it makes is a revision later than `known`, of any upload where it stands by. `node` has the
+    claim mounted, which no other node may be able to do.
 
     That one has a token of the pod's service account, without which the API server does not tell
     the keys that its workers' tokens are signed with. It needs no role for that.
     """
-    made = sync_pod(job, wanted, number, defaults, commit)
+    made = sync_pod(job, wanted, number, defaults, commit, after=known if stands_by else None)
     meta, spec = object_at(made.body, "metadata"), object_at(made.body, "spec")
     annotations = object_at(meta, "annotations") | {names.DELIVERY: store}
     containers, volumes = objects_at(spec, "containers"), objects_at(spec, "volumes")
     if store == "ephemeral":
         own: JsonObject = {"name": "workspace", "emptyDir": {"sizeLimit": wanted.size}}
         volumes = [own, *volumes[1:]]
+        if known and not stands_by:
+            # Nothing on its storage tells of the revisions before.
+            count = env(TORCHRUN_SYNC_AFTER=str(known))
+            containers = [c | {"env": [*objects_at(c, "env"), *count]} for c in containers]
     body: JsonObject = {
         **made.body,
         "metadata": meta
@@ -43,9 +54,19 @@ def serve_pod(
             "restartPolicy": "OnFailure",
             "containers": [*containers, _server(job, defaults)],
             "volumes": [*volumes, _api_volume()],
+            **({"affinity": _beside(node)} if node else {}),
         },
     }
     return Apply(made.kind, body)
+
+
+def _beside(node: str) -> JsonObject:
+    """v1 Affinity to the one node."""
+    term: JsonObject = {
+        "matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]
+    }
+    required: JsonObject = {"nodeSelectorTerms": [term]}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
 
 
 def _server(job: TorchrunJob, defaults: Defaults) -> JsonObject:

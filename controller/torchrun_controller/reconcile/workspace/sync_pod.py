@@ -46,6 +46,7 @@ def sync_pod(
         names.WORKSPACE_SHA256: upload,
         names.SOURCE: source.digest(job),
         names.WORKSPACE_BASE: base,
+        names.COMMIT: commit,
         names.AFTER_REVISION: "" if after is None else str(after),
     }
     if any(made_for.values()):

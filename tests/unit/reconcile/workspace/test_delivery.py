@@ -107,7 +107,7 @@ def test_workers_fetch_from_the_pod_what_its_manifest_names():
     assert "TORCHRUN_STATE_DIR" not in told
     ready = world.condition("WorkspaceReady")
     assert (ready.status, ready.reason) == ("True", "DirectDelivery")
-    assert "train-serve-0" in ready.message
+    assert "from a pod train-serve-<n>" in ready.message
     world.all_workers("Running")
     world.settle()
     assert world.condition("WorkspaceReady").reason == "DirectDelivery"
@@ -229,7 +229,7 @@ def test_a_lost_serve_pod_asks_for_the_upload_again_when_it_is_needed():
     assert pods(world)[-1] == "train-serve-1"
     world.pod("train-serve-1", phase="Running")
     world.settle()
-    assert world.job.status.reason == "WaitingForUpload"
+    assert world.job.status.reason == "WorkspaceLost"
     assert "kubectl torchrun sync train" in world.job.status.message
     assert (JOBS.plural, "train-r1") not in world.created
 

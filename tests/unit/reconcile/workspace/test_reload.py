@@ -206,7 +206,10 @@ def test_sync_pods_removed_by_hand_leave_the_revision_known() -> None:
         world.objects.pop((PODS.plural, name))
     world.settle()
     assert syncing(world) == ["train-sync-0"]
-    assert variables(body(world, PODS, "train-sync-0")["spec"])["TORCHRUN_SYNC_AFTER"] == "1"
+    made(world, 1, "a" * 64)
+    world.settle()
+    assert syncing(world) == ["train-sync-0", "train-sync-1"]
+    assert variables(body(world, PODS, "train-sync-1")["spec"])["TORCHRUN_SYNC_AFTER"] == "1"
 
 
 def lent(mode: str = "ReadWriteMany", phase: Any = "Bound", in_use: bool = False) -> Base:
@@ -264,16 +267,3 @@ def test_a_pod_that_does_not_start_with_its_base_is_made_without() -> None:
     assert syncing(world) == ["train-sync-0"]
     assert "TORCHRUN_SYNC_BASE" not in variables(body(world, PODS, "train-sync-0")["spec"])
     assert world.settle().requeue_after is None
-
-
-def test_a_workspace_that_a_pod_serves_stays_as_it_is() -> None:
-    world = running(development=True)
-    pod = world.observed().sync_pods[0]
-    said = replace(pod.metadata.annotations, delivery="ephemeral")
-    world.objects[PODS.plural, pod.metadata.name] = replace(
-        pod, metadata=replace(pod.metadata, annotations=said)
-    )
-    annotate(world, workspace_sha256="b" * 64)
-    before = syncing(world)
-    world.settle()
-    assert syncing(world) == before

@@ -35,7 +35,7 @@ def end(world, **said):
 
 
 def running(world):
-    end(world, commit=COMMIT, files=1)
+    end(world, commit=COMMIT, files=1, revision=1)
     world.settle()
     assert world.phase == "Queued"
     world.all_workers("Running")
@@ -94,7 +94,8 @@ def test_the_commit_is_in_the_status_and_outlives_its_pod():
     world.pass_time(hours=1)
     world.settle()
     assert world.job.status.workspace_commit == COMMIT
-    assert sync_pods(world) == []
+    assert sync_pods(world) == ["train-sync-0"], "it finds the claim as it is"
+    assert environment(world, 0)["TORCHRUN_SYNC_COMMIT"] == COMMIT
 
 
 def test_a_failure_that_may_pass_is_tried_again_later():
@@ -149,29 +150,140 @@ def test_a_changed_source_replaces_the_pod_that_fetches_the_old_one():
 
 def test_a_lost_claim_is_filled_with_the_same_commit_again():
     world = running(fetching())
+    world.pass_time(hours=1)
     world.objects.pop((CLAIMS.plural, "train-workspace"))
     fail_gang(world)
     world.pass_time(hours=1)
     world.settle()
     assert sync_pods(world)[-1] == "train-sync-1"
     assert environment(world, 1)["TORCHRUN_SYNC_COMMIT"] == COMMIT
+    end(world, reason="ConnectionFailed", message="no")
+    world.pass_time(hours=1)
+    world.settle()
+    assert environment(world, 2)["TORCHRUN_SYNC_COMMIT"] == COMMIT, "another try is no request"
     assert "TORCHRUN_SYNC_COMMIT" not in environment(world, 0)
 
 
-def test_a_request_gives_the_next_gang_what_the_ref_means_by_then():
+def test_a_request_reaches_the_workers_that_live():
     world = running(fetching())
     request(world, "now")
     world.settle()
-    assert sync_pods(world) == ["train-sync-0"], "a gang that lives keeps its code"
-    fail_gang(world)
-    world.pass_time(hours=1)
-    world.settle()
-    assert sync_pods(world)[-1] == "train-sync-1"
+    assert sync_pods(world) == ["train-sync-0", "train-sync-1"]
     assert "TORCHRUN_SYNC_COMMIT" not in environment(world, 1)
-    assert len(world.workers()) == 0 or world.phase == "Syncing"
-    end(world, commit="d" * 40)
+    waits = world.condition("WorkspaceUpToDate")
+    assert (waits.status, waits.reason) == ("Unknown", "SyncPodStarting")
+    status = world.job.status
+    assert (world.phase, status.workspace_commit, status.workspace_revision) == (
+        "Running",
+        COMMIT,
+        1,
+    )
+    uids = [pod.metadata.uid for pod in world.workers()]
+    end(world, commit="d" * 40, revision=2)
+    world.settle()
+    status = world.job.status
+    assert (status.workspace_commit, status.workspace_revision) == ("d" * 40, 2)
+    assert [pod.metadata.annotations.revision for pod in world.workers()] == ["2"]
+    assert [pod.metadata.uid for pod in world.workers()] == uids
+    assert (status.attempt, status.restarts) == (0, 0)
+    assert all(c.type != "WorkspaceUpToDate" for c in status.conditions)
+
+
+@pytest.mark.parametrize("permanent", [False, True])
+def test_a_fetch_that_fails_leaves_the_run_alone_and_says_why(permanent):
+    world = running(fetching())
+    request(world, "now")
+    world.settle()
+    end(world, reason="RefNotFound", message="there is no main", permanent=permanent)
+    plan = world.settle()
+    assert world.phase == "Running"
+    told = world.condition("WorkspaceUpToDate")
+    assert (told.status, told.reason) == ("False", "RefNotFound")
+    assert "there is no main" in told.message
+    assert "go on with revision 1" in told.message
+    events = [e for p in world.plans for e in p.events if e.reason == "RefNotFound"]
+    assert [event.type for event in events] == ["Warning"]
+    assert world.job.status.workspace_commit == COMMIT
+    assert plan.requeue_after == (None if permanent else 20)
+    world.pass_time(seconds=20)
+    if permanent:
+        request(world, "again")
+    world.settle()
+    assert sync_pods(world)[-1] == "train-sync-2"
+    assert "TORCHRUN_SYNC_COMMIT" not in environment(world, 2), "the old one is not asked for"
+    end(world, commit="d" * 40, revision=2)
     world.settle()
     assert world.job.status.workspace_commit == "d" * 40
+
+
+def test_a_gang_that_fails_meanwhile_starts_again_with_what_it_had():
+    world = running(fetching())
+    request(world, "now")
+    world.settle()
+    for _ in range(4):
+        end(world, reason="RefNotFound", message="there is no main")
+        world.settle()
+        world.pass_time(minutes=5)
+        world.settle()
+    assert "train-sync-0" in sync_pods(world), "what is known of the last good one stays"
+    end(world, reason="RefNotFound", message="there is no main")
+    fail_gang(world)
+    world.pass_time(seconds=1)
+    world.settle()
+    assert world.observed().child_jobs[-1].metadata.name == "train-r1"
+    assert world.job.status.workspace_commit == COMMIT
+
+
+def test_the_first_workers_do_not_start_with_anything_else():
+    world = fetching()
+    end(world, commit=COMMIT, revision=1)
+    mend(world, ref="other")
+    world.queue = None
+    world.settle()
+    world.queue = make_queue()
+    world.settle()
+    end(world, reason="RefNotFound", message="there is no other")
+    world.settle()
+    assert (world.phase, world.job.status.reason) == ("Syncing", "RefNotFound")
+
+
+def test_a_request_without_sync_pods_is_not_overlooked():
+    world = running(fetching())
+    world.vanish("train-sync-0")
+    request(world, "now")
+    world.settle()
+    assert sync_pods(world) == ["train-sync-0"]
+    end(world, commit="d" * 40, revision=2)
+    world.settle()
+    assert world.job.status.workspace_commit == "d" * 40
+
+
+def test_a_sync_pod_on_a_lost_node_is_made_again_elsewhere():
+    world = fetching()
+    world.node("node-1")
+    world.pod("train-sync-0", phase="Running")
+    world.settle()
+    world.node("node-1", False)
+    assert world.settle().requeue_after == 40
+    world.pass_time(seconds=40)
+    plan = world.step()
+    assert [apply.name for apply in plan.applies] == ["train-sync-1"]
+    assert [gone.name for gone in plan.deletes] == ["train-sync-0"]
+    assert world.job.status.reason == "SyncPodLost"
+    assert "node-1 is NotReady" in world.job.status.message
+
+
+def test_a_sync_pod_that_cannot_end_on_its_lost_node_is_not_waited_for():
+    world = fetching()
+    world.node("node-1", False)
+    world.pod("train-sync-0", phase="Running")
+    world._ending((PODS.plural, "train-sync-0"), 30)
+    world.settle()
+    assert world.job.status.reason == "SyncPodEnding"
+    world.pass_time(seconds=40)
+    plan = world.step()
+    assert [apply.name for apply in plan.applies] == ["train-sync-1"]
+    assert plan.deletes == ()
 
 
 def test_an_existing_claim_needs_no_sync_pod():

@@ -111,7 +111,7 @@ def test_a_lost_claim_is_made_again_and_filled_again():
     ]
 
 
-def test_a_sync_pod_removed_after_its_work_is_not_made_again():
+def test_a_sync_pod_removed_after_its_work_is_made_again_and_finds_it_done():
     world = World(make_job(numNodes=1, volumes=ZIP), None)
     world.queue = make_queue()
     world.settle()
@@ -119,6 +119,9 @@ def test_a_sync_pod_removed_after_its_work_is_not_made_again():
     world.settle()
     del world.objects[PODS.plural, "train-sync-0"]
     world.delete_child_job()
+    world.settle()
+    assert world.created[-1] == (PODS.plural, "train-sync-0")
+    world.sync_done()
     world.settle()
     assert world.created[-1] == (JOBS.plural, "train-r1")
 

@@ -1,0 +1,210 @@
+"""Newer code for gangs whose workspace a pod serves: it comes from another pod beside that one."""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from torchrun_api import names
+from torchrun_api.core import ContainerState, ContainerStatus, StateTerminated
+from torchrun_api.kinds import PODS
+from torchrun_api.meta import Condition
+from world import World, make_job, make_queue
+
+FIRST, SECOND = "10.0.0.7", "10.0.0.8"
+COMMIT = "c0ffee" + "0" * 34
+
+
+def annotate(world: World, **values: str) -> None:
+    added = {f"torchrun.ai/{key.replace('_', '-')}": value for key, value in values.items()}
+    meta = world.job.metadata
+    world.job = replace(world.job, metadata=replace(meta, annotations=meta.annotations | added))
+
+
+def body(world: World, name: str) -> Any:
+    applies = [a for plan in world.plans for a in plan.applies if a.kind is PODS and not a.uid]
+    return next(a.body for a in reversed(applies) if a.name == name)
+
+
+def variables(world: World, name: str) -> dict[str, str]:
+    return {
+        v["name"]: v.get("value", "") for v in body(world, name)["spec"]["containers"][0]["env"]
+    }
+
+
+def pods(world: World) -> list[str]:
+    return [pod.metadata.name for pod in world.observed().sync_pods]
+
+
+def told(world: World) -> set[tuple[str, str]]:
+    said = [pod.metadata.annotations for pod in world.workers()]
+    return {(s.revision, s.served.partition(" ")[0]) for s in said}
+
+
+def running(source: str = "zip", *, bound: bool = False, **spec: Any) -> World:
+    """A gang that was served from a pod's own storage, or from a claim that is bound."""
+    workspace = {"source": source, "delivery": "direct"}
+    if source == "git":
+        workspace["url"] = "https://git.example/train"
+    world = World(make_job(numNodes=2, volumes={"workspace": workspace}, **spec), make_queue())
+    if source == "zip":
+        annotate(world, workspace_sha256="a" * 64)
+    world.step()
+    world.claim_is("Bound" if bound else "Pending")
+    world.pass_time(seconds=30)
+    world.settle()
+    serves(world, FIRST, 1, "a" * 64, COMMIT if source == "git" else "")
+    world.all_workers("Running")
+    world.settle()
+    assert (world.phase, told(world)) == ("Running", {("1", f"http://{FIRST}:8081")})
+    return world
+
+
+def serves(world: World, ip: str, revision: int, sha256: str, commit: str = "") -> None:
+    said = {"sha256": sha256, **({"commit": commit} if commit else {})}
+    world.serves(ip, f"{revision}" * 64, revision, **said)
+    world.settle()
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_newer_code_comes_from_a_pod_beside_the_one_that_serves(bound: bool) -> None:
+    world = running(bound=bound)
+    assert world.job.status.workspace_revision == 1
+    annotate(world, workspace_sha256="b" * 64)
+    world.settle()
+    assert pods(world) == ["train-serve-0", "train-serve-1"]
+    spec = body(world, "train-serve-1")["spec"]
+    assert ("affinity" in spec) == bound, "a claim may be mounted where it is already"
+    if bound:
+        selector = spec["affinity"]["nodeAffinity"]
+        term = selector["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"][0]
+        assert term["matchFields"][0]["values"] == ["node-1"]
+    assert ("TORCHRUN_SYNC_AFTER" in variables(world, "train-serve-1")) == (not bound)
+    assert names.AFTER_REVISION not in body(world, "train-serve-1")["metadata"]["annotations"]
+    annotate(world, workspace_revision="2")  # as the plugin saw it, before that pod serves
+    world.settle()
+    assert told(world) == {("1", f"http://{FIRST}:8081")}
+    uids = [pod.metadata.uid for pod in world.workers()]
+    serves(world, SECOND, 2, "b" * 64)
+    assert told(world) == {("2", f"http://{SECOND}:8081")}
+    assert [pod.metadata.uid for pod in world.workers()] == uids
+    assert pods(world) == ["train-serve-1"], "nobody needs the other one"
+    status = world.job.status
+    assert (status.workspace_revision, status.attempt, status.restarts) == (2, 0, 0)
+
+
+def test_the_older_pod_stays_until_every_worker_is_told() -> None:
+    world = running()
+    annotate(world, workspace_sha256="b" * 64)
+    world.settle()
+    world.pod("train-0-abcde", phase="Succeeded")
+    serves(world, SECOND, 2, "b" * 64)
+    assert told(world) == {("1", f"http://{FIRST}:8081")}
+    assert pods(world) == ["train-serve-0", "train-serve-1"]
+
+
+def test_a_fetch_that_fails_leaves_run_and_server_alone() -> None:
+    world = running("git")
+    assert world.job.status.workspace_commit == COMMIT
+    annotate(world, sync_requested="now")
+    world.settle()
+    assert "TORCHRUN_SYNC_COMMIT" not in variables(world, "train-serve-1")
+    said = StateTerminated(exit_code=1, message='{"reason": "RefNotFound", "message": "no main"}')
+    status = ContainerStatus(name="sync", state=ContainerState(terminated=said))
+    world.pod("train-serve-1", phase="Running", container_statuses=(status,))
+    world.settle()
+    assert pods(world) == ["train-serve-0", "train-serve-1"]
+    shown = world.condition("WorkspaceUpToDate")
+    assert (shown.status, shown.reason) == ("False", "RefNotFound")
+    assert "no main" in shown.message
+    world.end_container("train-0-abcde", "trainer", exit_code=1, finished_at=world.now)
+    world.settle()
+    world.pass_time(minutes=1)
+    world.settle()
+    assert world.observed().child_jobs[-1].metadata.name == "train-r1", "with what there is"
+    assert told(world) == {("1", f"http://{FIRST}:8081")}
+    serves(world, SECOND, 2, "", "d" * 40)
+    assert world.job.status.workspace_commit == "d" * 40
+
+
+@pytest.mark.parametrize("source", ["zip", "git"])
+def test_a_pod_on_a_lost_node_is_replaced_while_the_gang_runs(source: str) -> None:
+    world = running(source)
+    world.node("node-1")
+    world.place("train-serve-0", "node-2")
+    world.node("node-2", False)
+    world.pass_time(seconds=40)
+    world.settle()
+    assert pods(world) == ["train-serve-1"]
+    assert world.phase == "Running"
+    world.node("node-2")
+    world.place("train-serve-1", "node-1")
+    world.pod("train-serve-1", phase="Running")
+    world.settle()
+    shown = world.condition("WorkspaceUpToDate")
+    if source == "git":
+        assert variables(world, "train-serve-1")["TORCHRUN_SYNC_COMMIT"] == COMMIT
+        assert (shown.status, shown.reason) == ("Unknown", "Fetching")
+    else:
+        assert (shown.status, shown.reason) == ("False", "WorkspaceLost")
+        assert "kubectl torchrun sync train" in shown.message
+    serves(world, SECOND, 2, "a" * 64, COMMIT if source == "git" else "")
+    assert told(world) == {("2", f"http://{SECOND}:8081")}
+    assert all(c.type != "WorkspaceUpToDate" for c in world.job.status.conditions)
+
+
+def test_a_pod_whose_node_is_silent_serves_nobody_that_is_told() -> None:
+    world = running()
+    silent = Condition(type="Ready", status="False")
+    world.pod("train-serve-0", conditions=(silent,))
+    world.settle()
+    assert world.phase == "Running"
+    assert told(world) == {("1", f"http://{FIRST}:8081")}
+    assert pods(world) == ["train-serve-0"]
+
+
+def test_an_upload_that_was_lost_is_asked_for_where_the_next_gang_needs_it() -> None:
+    world = running()
+    world.vanish("train-serve-0")
+    world.settle()
+    world.end_container("train-0-abcde", "trainer", exit_code=1, finished_at=world.now)
+    world.pod("train-serve-0", phase="Running")
+    world.settle()
+    world.pass_time(minutes=1)
+    world.settle()
+    assert (world.phase, world.job.status.reason) == ("Syncing", "WorkspaceLost")
+    assert "kubectl torchrun sync train" in world.job.status.message
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_in_development_a_serve_pod_stands_by(bound: bool) -> None:
+    world = running(bound=bound, development=True)
+    assert pods(world) == ["train-serve-0", "train-serve-1"]
+    assert variables(world, "train-serve-1")["TORCHRUN_SYNC_AFTER"] == "1"
+    assert "TORCHRUN_SYNC_SHA256" not in variables(world, "train-serve-1")
+    world.pod("train-serve-1", phase="Running")
+    annotate(world, workspace_sha256="b" * 64)
+    world.settle()
+    assert pods(world) == ["train-serve-0", "train-serve-1"], "it takes any"
+    serves(world, SECOND, 2, "b" * 64)
+    assert told(world) == {("2", f"http://{SECOND}:8081")}
+    assert pods(world) == ["train-serve-1", "train-serve-2"]
+    world.spec(development=False)
+    world.settle()
+    assert pods(world) == ["train-serve-1"]
+
+
+def test_without_a_queue_that_says_how_nothing_newer_comes() -> None:
+    world = running()
+    annotate(world, workspace_sha256="b" * 64)
+    world.queue = None
+    world.settle()
+    assert pods(world) == ["train-serve-0"]
+    world.queue = make_queue(nodeResources={"cpus": "many"})
+    world.settle()
+    assert pods(world) == ["train-serve-0"]
+    world.queue = make_queue()
+    workspace = replace(world.job.spec.volumes.workspace, delivery="shared")
+    world.spec(volumes=replace(world.job.spec.volumes, workspace=workspace))
+    world.settle()
+    assert pods(world) == ["train-serve-0"], "its workers are served to their end"
