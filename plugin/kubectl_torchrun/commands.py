@@ -1,12 +1,11 @@
 """The commands' work, from their options on."""
 
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
 import anyio
 
-from kubectl_torchrun import interrupt, manifest, output, pack, tree, waiting
+from kubectl_torchrun import interrupt, manifest, output, pack, refetch, tree, waiting
 from kubectl_torchrun.api import Api, ApiError, Unreachable
 from kubectl_torchrun.deliver import deliver
 from kubectl_torchrun.errors import DETACHED, Problem, RunProblem, UploadProblem, UsageProblem
@@ -24,6 +23,7 @@ from torchrun_api import names
 from torchrun_api.json import JsonObject
 
 FETCHED = ("git", "s3")  # sources that a job fetches by itself
+FETCH_SECONDS = 600.0
 
 
 class SubmitOptions(NamedTuple):
@@ -95,8 +95,9 @@ def sync(target: Target, name: str, options: SubmitOptions, terminal: Terminal) 
         _check_takes(job, cluster)
         source = _source(job)
         if source in FETCHED:
-            now = datetime.now(UTC).isoformat(timespec="microseconds")
-            cluster.run(lambda api: api.annotate(JOBS, name, names.SYNC_REQUESTED, now))
+            if job.status.phase == "Running":
+                return cluster.run(lambda api: refetch.refetch(api, job, terminal, FETCH_SECONDS))
+            cluster.run(lambda api: refetch.ask(api, name))
             when = "with its next workers" if job.workspace_ready else "now"
             terminal.note(f"{name} fetches its workspace from {source} again, {when}.")
             return 0

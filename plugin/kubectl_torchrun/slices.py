@@ -107,6 +107,7 @@ class JobStatusSlice(Wire, frozen=True, kw_only=True):
     disruptions: int = 0
     attempts: tuple[AttemptSlice, ...] = ()
     workspace_revision: int = 0
+    workspace_commit: str = ""
     start_time: datetime | None = None
     completion_time: datetime | None = None
 

@@ -1,7 +1,10 @@
 """Edits into a job that runs, from the command to the word that its workers were told."""
 
+import threading
+from functools import partial
 from pathlib import Path
 
+import pytest
 from aiohttp import web
 
 from kubectl_torchrun import tree
@@ -108,3 +111,61 @@ def test_a_job_that_ends_ends_the_watch(laptop: Laptop) -> None:
     result = laptop.run("sync", "run", "--watch")
     assert result.exit_code == 0, result.output
     assert "Succeeded" in result.stderr
+
+
+def fetching(laptop: Laptop, *statuses: dict[str, object]) -> None:
+    """A running job of git; what its status says next, at each look after the request."""
+    server = laptop.server
+    running: dict[str, object] = {"phase": "Running", "workspaceRevision": 1}
+    spec = {"volumes": {"workspace": {"source": "git", "url": "https://git.example/a.git"}}}
+    laptop.job("run", spec=spec, status={**running, "conditions": READY})
+    left = list(statuses)
+
+    def see(request: web.Request) -> None:
+        if request.method == "PATCH":
+            for wait, status in enumerate(left, 1):
+                said = {**running, "conditions": READY, "workspaceCommit": "c0ffee", **status}
+                put = partial(server.put, "torchrunjobs", "run", status=said)
+                threading.Timer(0.3 * wait, put).start()
+
+    server.hooks.append(see)
+
+
+def behind(status: str, reason: str, message: str) -> dict[str, object]:
+    said = {"type": "WorkspaceUpToDate", "status": status, "reason": reason, "message": message}
+    return {"conditions": [*READY, said]}
+
+
+FETCHES = behind("Unknown", "Fetching", "pod run-sync-1 fetches")
+
+
+@pytest.mark.parametrize(
+    ("after", "words"),
+    [
+        ({"workspaceRevision": 2}, "runs revision 2 (commit c0ffee), workers told in"),
+        ({}, "Nothing has changed: run runs revision 1 (commit c0ffee) already"),
+    ],
+)
+def test_a_job_that_fetches_says_what_came_of_it(
+    laptop: Laptop, after: dict[str, object], words: str
+) -> None:
+    fetching(laptop, FETCHES, after)
+    result = laptop.run("sync", "run")
+    assert result.exit_code == 0, result.output
+    assert words in result.stderr
+
+
+def test_what_cannot_be_fetched_is_said_and_not_what_could_not_be_before(laptop: Laptop) -> None:
+    before = behind("False", "HostNotFound", "of the last time")
+    fetching(laptop, before, FETCHES, behind("False", "RefNotFound", "there is no main"))
+    result = laptop.run("sync", "run")
+    assert result.exit_code == 3, result.output
+    assert "RefNotFound" in result.stderr
+    assert "HostNotFound" not in result.stderr
+
+
+def test_a_job_that_ends_while_it_fetches_says_so(laptop: Laptop) -> None:
+    fetching(laptop, FETCHES, {"phase": "Succeeded"})
+    result = laptop.run("sync", "run")
+    assert result.exit_code != 0
+    assert "Succeeded meanwhile" in result.stderr
