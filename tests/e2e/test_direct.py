@@ -1,6 +1,7 @@
 """Delivery without shared storage: real ranks run what a pod of their job served to them."""
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,8 +11,10 @@ import pytest
 from e2e.manifests import job, queue
 from e2e.space import Space
 from e2e.test_plugin import plugin, project
+from e2e.test_reload import STEP, ended, log, said_at, until, workers
+from e2e.test_reload import plugin as reloading
 from torchrun_api import names
-from torchrun_api.kinds import CLAIMS, PODS
+from torchrun_api.kinds import CLAIMS, PODS, TORCHRUN_JOBS
 
 CLASS = "never-binds"
 TRAIN = """
@@ -86,6 +89,37 @@ def test_two_nodes_train_from_a_directory_where_no_claim_binds(
     assert "claim train-workspace was not bound" in ready["message"]
     assert space.get(CLAIMS, "train-workspace")["status"]["phase"] == "Pending"
     space.wait("pod/train-serve-0", "delete")
+
+
+@pytest.mark.parametrize("bound", [True, False])
+def test_an_edit_reaches_the_workers_that_run(
+    space: Space, storage_class: str, tmp_path: Path, bound: bool
+) -> None:
+    workspace = {"source": "zip", "delivery": "direct"}
+    if not bound:
+        workspace["storageClassName"] = storage_class
+    (tmp_path / "old.py").write_text("")
+    (tmp_path / "train.py").write_text(STEP.format(number=1))
+    space.apply(job("run", "plain", "exec python3 train.py", 2, volumes={"workspace": workspace}))
+    ended(reloading(space, tmp_path, "sync", "run"))
+    space.wait_phase("run", "Running", 150)
+    pods = workers(space)
+    until(lambda: all("new code: 1 " in log(space, pod) for pod in pods), "the first code")
+    (tmp_path / "old.py").unlink()
+    for number in (2, 3):
+        (tmp_path / "train.py").write_text(STEP.format(number=number))
+        started = time.time()
+        assert f"Revision {number}:" in ended(reloading(space, tmp_path, "sync", "run"))
+        said = f"new code: {number} "
+        until(lambda said=said: all(said in log(space, pod) for pod in pods), "the edit")
+        line = max(said_at(space, pod, said) for pod in pods) - started
+        print(f"direct, {'claim' if bound else 'own storage'}: sync to first line {line:.2f} s")
+    listed = space.kubectl("exec", sorted(pods)[0], "-c", "trainer", "--", "ls", "/app")
+    assert listed.split() == ["train.py"]
+    assert workers(space) == pods
+    status = space.get(TORCHRUN_JOBS, "run")["status"]
+    assert (status["phase"], status["workspaceRevision"]) == ("Running", 3)
+    assert (status["attempt"], status.get("restarts", 0)) == (0, 0)
 
 
 def test_a_serve_pod_that_is_lost_takes_up_its_claim_again(space: Space, tmp_path: Path) -> None:

@@ -3,15 +3,18 @@
 import base64
 import json
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
 
 from e2e.manifests import job
 from e2e.space import Space
+from e2e.test_reload import STEP, ended, log, plugin, said_at, until, workers
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import PODS, TORCHRUN_JOBS
-from unit.runtime import git_server, s3_server
+from torchrun_api.names import UP_TO_DATE
+from unit.runtime import git_server, s3_server, ssh_server
 
 PASSWORD = "planted-password"
 # The modules that the unit tests run, in a pod of the controller's image, which has git.
@@ -28,6 +31,7 @@ SERVE = """
         s3.answer = s3_server.behave({"train/src/code.txt": b"from s3"})
         threading.Event().wait()
 """
+ADDRESS = 'jsonpath={.items[*].status.addresses[?(@.type=="InternalIP")].address}'
 FILL = "cd /claim && mkdir -p new/src && printf 'from a claim' > new/src/code.txt && mv new train"
 
 
@@ -139,6 +143,102 @@ def test_git_heals_when_its_secret_appears_and_its_ref_is_mended(
     assert PASSWORD not in everything
     workers = space.kubectl("get", "pods", "-l", "app.kubernetes.io/component=worker", "-o", "json")
     assert "login" not in workers, "workers do not see the Secret"
+
+
+def committed(space: Space, number: int) -> str:
+    """One more commit, of a program that says its number and the time."""
+    program = STEP.format(number=number)
+    script = (
+        "import sys; sys.path.insert(0, '/code'); import git_server, pathlib;"
+        "at = pathlib.Path('/tmp/repositories/train');"
+        "print(git_server.commit(at, {'train.py': sys.argv[1].encode()}))"
+    )
+    return space.kubectl("exec", "servers", "--", "python3", "-c", script, program).split()[-1]
+
+
+def rename_branch(space: Space, old: str, new: str) -> None:
+    branch = ("git", "-C", "/tmp/repositories/train", "branch", "-m", old, new)
+    space.kubectl("exec", "servers", "--", *branch)
+
+
+def up_to_date(space: Space) -> JsonObject:
+    """The condition of the job `git`, empty where there is none."""
+    conditions = space.get(TORCHRUN_JOBS, "git")["status"]["conditions"]
+    return next((c for c in conditions if c["type"] == UP_TO_DATE), {})
+
+
+def everywhere(space: Space, pods: dict[str, str], number: int) -> bool:
+    return all(f"new code: {number} " in log(space, pod) for pod in pods)
+
+
+@pytest.mark.timeout(400, func_only=True)
+@pytest.mark.parametrize("delivery", ["shared", "direct"])
+def test_a_running_job_takes_what_is_pushed(
+    space: Space, servers: tuple[str, bytes, str], tmp_path: Path, delivery: str
+):
+    host, authority, _ = servers
+    keys = {"username": b"me", "password": PASSWORD.encode(), "ca.crt": authority}
+    space.apply(opaque("login", keys))
+    committed(space, 1)
+    source = {"source": "git", "url": f"https://{host}:8443/train", "ref": "main"}
+    workspace = {"workspace": {**source, "secretRef": {"name": "login"}, "delivery": delivery}}
+    space.apply(job("git", "plain", "exec python3 train.py", 2, volumes=workspace))
+    space.wait_phase("git", "Running", 120)
+    pods = workers(space)
+    until(lambda: everywhere(space, pods, 1), "the first code")
+
+    newer = committed(space, 2)
+    started = time.time()
+    told = ended(plugin(space, tmp_path, "sync", "git"))
+    assert f"runs revision 2 (commit {newer})" in told
+    until(lambda: everywhere(space, pods, 2), "the second code")
+    first = min(said_at(space, pod, "new code: 2") for pod in pods) - started
+    last = max(said_at(space, pod, "new code: 2") for pod in pods) - started
+    print(f"git, {delivery}: sync to first line {first:.2f} s, on both nodes {last:.2f} s")
+    status = space.get(TORCHRUN_JOBS, "git")["status"]
+    assert (status["workspaceCommit"], status["workspaceRevision"]) == (newer, 2)
+    assert "Nothing has changed" in ended(plugin(space, tmp_path, "sync", "git"))
+
+    rename_branch(space, "main", "gone")
+    refused = plugin(space, tmp_path, "sync", "git")
+    out, _ = refused.communicate(timeout=90)
+    assert refused.returncode != 0
+    assert "RefNotFound" in out
+    assert "main" in up_to_date(space)["message"]
+    rename_branch(space, "gone", "main")
+    committed(space, 3)
+    until(lambda: everywhere(space, pods, 3), "the third code, by itself", 150)
+    until(lambda: not up_to_date(space), "the condition")
+    assert workers(space) == pods
+    status = space.get(TORCHRUN_JOBS, "git")["status"]
+    assert (status["phase"], status.get("restarts", 0), status["attempt"]) == ("Running", 0, 0)
+    assert all(log(space, pod).count("new code:") == 3 for pod in pods), "what was the same"
+
+
+def test_git_over_ssh_in_a_sync_pod(space: Space, tmp_path: Path):
+    if space.cluster.local is None:
+        pytest.skip("pods of another machine do not reach an sshd of this one")
+    nodes = space.kubectl("get", "nodes", "-o", ADDRESS).split()
+    with ssh_server.serving(tmp_path, nodes[0]) as sshd:
+        git_server.commit(tmp_path / "train", {"src/code.txt": b"by ssh"})
+        ssh_server.make_key(tmp_path / "wrong")
+        login = {
+            "ssh-privatekey": (tmp_path / "wrong").read_bytes(),
+            "known_hosts": sshd.known_hosts("other").encode(),
+        }
+        space.apply(opaque("deploy", login))
+        secret = {"secretRef": {"name": "deploy"}}
+        space.apply(fetched("ssh", "by ssh", source="git", url=sshd.url, **secret))
+        status = space.wait_reason("ssh", "HostKeyMismatch")
+        assert nodes[0] in status["message"]
+        login["known_hosts"] = sshd.known_hosts().encode()
+        space.apply(opaque("deploy", login))
+        status = space.wait_reason("ssh", "AccessDenied", 90)
+        assert "deploy" in status["message"]
+        login["ssh-privatekey"] = (tmp_path / "user").read_bytes()
+        space.apply(opaque("deploy", login))
+        status = space.wait_phase("ssh", "Succeeded", 150)
+    assert len(status["workspaceCommit"]) == 40
 
 
 def test_s3(space: Space, servers: tuple[str, bytes, str]):
