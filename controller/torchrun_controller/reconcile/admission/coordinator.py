@@ -120,9 +120,7 @@ class Coordinator:
             if self.board.room.capacity(head.shape) >= head.pods:
                 self._grant(head, turn=True)
             elif not self._preempt(head):
-                shadow = self.reservations.reserve(head)
-                seconds = shadow.seconds if shadow else inf
-                self._block(head, Blocked("WaitingForNodes", head, shadow=shadow), seconds)
+                self._wait(head)
 
     def _short(self) -> None:
         """Heads for which their quota is not enough, or which would borrow before a lender."""
@@ -132,12 +130,8 @@ class Coordinator:
                 lender = self._lender(head)
                 if kind is None and lender is None:
                     break
-                if kind is not None and self._preempt(head):
-                    continue
-                if kind is not None:
-                    self._block(head, Blocked("QuotaUsed", head, kind=kind))
-                else:
-                    self._block(head, Blocked("LenderFirst", head, lender=lender))
+                if kind is None or not self._preempt(head):
+                    self._wait(head)
 
     def _backfill(self) -> None:
         """Whoever fits without making a head wait, as long as there are any."""
@@ -161,7 +155,7 @@ class Coordinator:
                 if self._passes(head):
                     return head
                 if not self._preempt(head):
-                    self._block(head, self._why(head))
+                    self._wait(head)
                 continue
             request = line.waiting[line.next]
             # Most fail by this, which is cheap.
@@ -242,10 +236,23 @@ class Coordinator:
                 return line
         return None
 
-    def _why(self, head: Ask) -> Blocked:
+    def _wait(self, head: Ask) -> None:
+        """The head waits for what it lacks; where nobody has a reservation yet it gets one."""
+        kind = head.line.account.lacks(head.need)
+        lender = self._lender(head)
         over = self.reservations.over(head)
-        fits = self.board.room.capacity(head.shape) >= head.pods
-        return Blocked("WaitingForTurn" if fits else "WaitingForNodes", head, over=over)
+        if kind is not None:
+            self._block(head, Blocked("QuotaUsed", head, kind=kind))
+        elif lender is not None:
+            self._block(head, Blocked("LenderFirst", head, lender=lender))
+        elif over is not None:
+            fits = self.board.room.capacity(head.shape) >= head.pods
+            self._block(
+                head, Blocked("WaitingForTurn" if fits else "WaitingForNodes", head, over=over)
+            )
+        else:
+            shadow = self.reservations.reserve(head)
+            self._block(head, Blocked("WaitingForNodes", head, shadow=shadow), shadow.seconds)
 
     def _block(self, head: Ask, blocked: Blocked, seconds: float = inf) -> None:
         """The head waits; from now on those behind it may only go where that is no loss to it."""
@@ -274,7 +281,6 @@ class Coordinator:
 
     def _grant(self, ask: Ask, *, turn: bool = False) -> None:
         placement = self.reservations.room(ask).place(ask.shape, ask.pods)
-        assert placement is not None
         self._charge(ask, turn)
         self.reservations.take(ask, placement)
         self._granted += 1

@@ -161,6 +161,7 @@ class Teller:
         if blocked.reason == "QuotaUsed":
             assert blocked.kind is not None
             assert blocked.kept is not None
+            assert blocked.kept.last is not None
             left = self._left(head, blocked.kind)
             return f"; {left}{self._next(blocked.kept.last, blocked.kept.seconds)}"
         if blocked.lender is not None:
@@ -169,14 +170,11 @@ class Teller:
         text = f", {self._free(head)}"
         if blocked.shadow is not None:
             return text + self._next(blocked.shadow.last, blocked.shadow.seconds)
-        if blocked.over is not None:
-            first = blocked.over.ask
-            return f"{text}; {first.request.name} of queue {first.line.queue.name} is next there"
-        return text
+        assert blocked.over is not None
+        first = blocked.over.ask
+        return f"{text}; {first.request.name} of queue {first.line.queue.name} is next there"
 
-    def _next(self, last: Held | None, seconds: float) -> str:
-        if last is None:
-            return ""
+    def _next(self, last: Held, seconds: float) -> str:
         name = last.request.name
         if last.leaving:
             return f", next: {name} stops"

@@ -135,10 +135,9 @@ class Room:
             self._totals[shape] = sum(fits)
         return self._totals[shape]
 
-    def place(self, shape: Shape, pods: int) -> Placement | None:
-        """Nodes for all of the pods, the fullest ones first; None if they do not fit."""
-        if self.capacity(shape) < pods:
-            return None
+    def place(self, shape: Shape, pods: int) -> Placement:
+        """Nodes for so many pods, the fullest ones first; that many have to fit."""
+        assert self.capacity(shape) >= pods
         if not self.machines.known:
             return {}
         placement: Placement = {}
@@ -154,7 +153,7 @@ class Room:
 
         Those that do not fit are promised the largest nodes, where others have to leave first.
         """
-        placement = self.place(shape, min(pods, self.capacity(shape))) or {}
+        placement = self.place(shape, min(pods, self.capacity(shape)))
         pods -= sum(placement.values())
         if pods > 0 and self.machines.known:
             bare = self.machines.empty()

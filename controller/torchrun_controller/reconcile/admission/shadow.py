@@ -17,9 +17,9 @@ from torchrun_controller.reconcile.admission.room import Placement, Room
 class Shadow:
     """The reservation of one head: `seconds` from now, inf where the time is not known."""
 
-    def __init__(self, ask: Ask, seconds: float, last: Held | None) -> None:
+    def __init__(self, ask: Ask, last: Held) -> None:
         self.ask = ask
-        self.seconds = seconds
+        self.seconds = last.seconds
         self.last = last  # whose end makes the room complete
 
 
@@ -41,26 +41,32 @@ class Reservations:
         """Whether the ask has one."""
         return any(shadow.ask is ask for shadow in self.shadows)
 
-    def reserve(self, ask: Ask) -> Shadow | None:
-        """Keep room for the ask; None if even the end of all jobs would not make it."""
+    def reserve(self, ask: Ask) -> Shadow:
+        """Keep room for the ask, which does not fit now, and would if nothing else ran.
+
+        No other reservation may be on nodes that it could use.
+        """
         later = (self._later or self.board.room).copy(ask.shape)
-        left = set(self._left)
         last: Held | None = None
         members = ask.shape.pool.members
-        for held in sorted(self.board.held, key=lambda held: held.release):
+        leaving = sorted(self.board.held, key=lambda held: held.release)
+        leaving = [held for held in leaving if not members.isdisjoint(held.placement)]
+        for held in leaving:
+            if held.request.uid in self._left:  # for another head, on nodes of both
+                last = held
+        for held in leaving:
             if later.capacity(ask.shape) >= ask.pods:
                 break
-            if held.request.uid not in left and not members.isdisjoint(held.placement):
+            if held.request.uid not in self._left:
                 later.take(held.shape, held.placement, -1)
-                left.add(held.request.uid)
-                last = held
+                self._left.add(held.request.uid)
+                last = held if last is None else max(last, held, key=lambda held: held.release)
         placement = later.place(ask.shape, ask.pods)
-        if placement is None:
-            return None
+        assert last is not None
         later.take(ask.shape, placement)
-        self._later, self._left = later, left
+        self._later = later
         self._both = self.board.room.least(later)
-        shadow = Shadow(ask, last.seconds if last else 0.0, last)
+        shadow = Shadow(ask, last)
         self.shadows.append(shadow)
         return shadow
 
@@ -134,7 +140,7 @@ class Trial:
         """Whether the ask would have room."""
         return self._both.capacity(self._ask.shape) >= self._ask.pods
 
-    def place(self) -> Placement | None:
+    def place(self) -> Placement:
         """Where."""
         return self._both.place(self._ask.shape, self._ask.pods)
 
@@ -170,13 +176,11 @@ class Kept:
         self.seconds = 0.0
         for held in sorted(board.held, key=lambda held: held.release):
             if self._fits(head):
-                return
+                break
             if held.line is not None and held.line.account.cohort is head.line.account.cohort:
                 for kind in held.line.account.limits:
                     self._used[kind] -= held.need[kind]
                 self.seconds, self.last = held.seconds, held
-        if not self._fits(head):
-            self.seconds = inf
 
     def _fits(self, ask: Ask) -> bool:
         used, limit = self._used, self._limit

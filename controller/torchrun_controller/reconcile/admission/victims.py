@@ -27,15 +27,13 @@ def find(reservations: Reservations, ask: Ask, *, fresh: bool = True) -> Freed |
     """
     search = _Search(reservations, ask)
     try:
-        if search.fits():
-            return None
+        already = search.fits()
         for held in reservations.board.leaving:
             search.leave(held)
         victims = search.victims() if fresh or search.fits() else None
-        placement = None if victims is None else search.trial.place()
-        if victims is None or placement is None:
+        if already or victims is None:
             return None
-        return Freed(placement, victims)
+        return Freed(search.trial.place(), victims)
     finally:
         search.undo()
 
@@ -56,9 +54,9 @@ class _Search:
         self._gone.append(held)
 
     def stay(self, held: Held) -> None:
+        assert held.line is not None
         self.trial.leave(held, 1)
-        if held.line is not None:
-            held.line.account.take(held.need)
+        held.line.account.take(held.need)
         self._gone.remove(held)
 
     def undo(self) -> None:

@@ -33,6 +33,15 @@ def test_what_the_head_leaves_over_is_used_for_any_time():
     assert admitted(decisions) == ["x", "y"]
 
 
+def test_what_the_head_leaves_over_is_given_away_once():
+    running = holds("r", "a", 3, seconds_left=HOUR)
+    asked = [request("head", "a", 4, age=9), *(request(f"x{i}", "a", age=8 - i) for i in range(3))]
+    assert admitted(decide(nodes(6), [queue("a")], running, *asked)) == ["x0", "x1"]
+    running = holds("r", "a", 2, seconds_left=HOUR)
+    queues = [queue("a", quota={"gpus": 40})]
+    assert admitted(decide(nodes(9), queues, running, *asked)) == ["x0"]
+
+
 def test_without_a_known_end_only_what_the_head_leaves_over_is_used():
     running = [holds("old", "a", 2, held=100), holds("young", "a", 1, held=1)]
     asked = [
@@ -93,15 +102,16 @@ def test_queues_on_other_nodes_have_their_turns_meanwhile():
 
 
 def test_quota_is_kept_for_the_head_of_its_queue():
-    running = holds("r", "a", 2, seconds_left=HOUR)
+    running = [holds("r", "a", 2, seconds_left=HOUR), holds("o", "b", seconds_left=60)]
     asked = [
         request("head", "a", 3, age=9),
         request("long", "a", 1, age=8),
         request("short", "a", 1, age=7, seconds_left=HOUR),
     ]
-    decisions = decide(nodes(9), [queue("a", quota={"gpus": 32})], running, *asked)
-    assert admitted(decisions) == ["long", "short"]
-    decisions = decide(nodes(9), [queue("a", quota={"gpus": 24})], running, *asked)
+    queues = [queue("a", quota={"gpus": 32}), queue("b")]
+    assert admitted(decide(nodes(9), queues, *running, *asked)) == ["long", "short"]
+    queues = [queue("a", quota={"gpus": 24}), queue("b")]
+    decisions = decide(nodes(9), queues, *running, *asked)
     assert admitted(decisions) == ["short"]
     assert decisions.waits["head"].message.endswith(
         "0 GPUs of 24 GPUs are left of the quota, next: r ends, by 2026-01-01T01:00Z at the latest"
@@ -137,3 +147,20 @@ def test_without_nodes_quota_alone_decides(known):
     decisions = decide(nodes(1) if known else None, [queue("a", quota={"gpus": 792})], *asked)
     assert admitted(decisions) == ([] if known else ["a-1"])
     assert decisions.waits["a-2"].reason == ("ExceedsNodes" if known else "QuotaUsed")
+
+
+def test_a_job_on_nodes_of_two_reservations_ends_for_both():
+    machines = tuple(node(name, labels={"zone": name[0]}) for name in ("x0", "y0", "y1"))
+    both = holds("both", "d", 2, placed={"x0": 1, "y0": 1}, seconds_left=HOUR)
+    asked = [
+        request("ax", "a", node_selector={"zone": "x"}),
+        request("by", "b", 2, node_selector={"zone": "y"}),
+    ]
+    # By their weights a is first.
+    queues = [queue("a", 9), queue("b"), queue("d")]
+    waits = decide(machines, queues, both, *asked).waits
+    assert "next: both ends, by 2026-01-01T01:00Z" in waits["ax"].message
+    assert "next: both ends, by 2026-01-01T01:00Z" in waits["by"].message
+    other = holds("other", "d", placed={"y1": 1}, seconds_left=2 * HOUR)
+    waits = decide(machines, queues, both, other, *asked).waits
+    assert "next: other ends, by 2026-01-01T02:00Z" in waits["by"].message

@@ -1,6 +1,6 @@
 """What those who wait are told."""
 
-from queueing import NOW, admitted, decide, holds, nodes, queue, request
+from queueing import NOW, decide, holds, nodes, queue, request
 from torchrun_controller.reconcile.admission.coordinator import admit
 from torchrun_controller.reconcile.admission.state import State
 
@@ -31,22 +31,13 @@ def test_far_behind_the_words_stay_while_others_start():
     assert len(changed) <= 12
 
 
-def test_a_head_learns_that_others_stop():
-    running = holds("stops", "a", 2, preempted_for="deleted")
-    wait = decide(nodes(2), [queue("a"), queue("b")], running, request("j", "b")).waits["j"]
-    assert wait.reason == "Preempting"
-    asked = [request("first", "a", nominated=True), request("second", "b", 2)]
-    running = [holds("s1", "a", preempted_for="first"), holds("s2", "a", preempted_for="deleted")]
-    waits = decide(nodes(3), [queue("a"), queue("b")], *running, *asked).waits
-    assert waits["second"].reason in {"WaitingForNodes", "Preempting"}
-
-
-def test_without_any_end_in_sight_the_text_ends_there():
-    """All of the room is promised to one that waits for nobody that the head could name."""
-    gang = holds("gang", "a", 2, placed={"n000": 1})
-    other = holds("other", "b", placed={"n001": 1})
-    decisions = decide(nodes(2), [queue("a"), queue("b")], gang, other, request("j", "b", 2))
-    assert admitted(decisions) == []
-    assert decisions.waits["j"].message.startswith(
-        "1st in b, needs 16 GPUs on 2 nodes, 0 GPUs free"
-    )
+def test_a_head_that_lacks_quota_learns_that_others_stop():
+    # Room is missing as well, so that nothing can be promised yet.
+    running = [
+        holds("stops", "a", preempted_for="deleted", placed={"n000": 1}),
+        holds("other", "b", placed={"n001": 1}),
+    ]
+    queues = [queue("a", quota={"gpus": 16}), queue("b")]
+    wait = decide(nodes(2), queues, *running, request("j", "a", 2)).waits["j"]
+    assert wait.reason == "QuotaUsed"
+    assert wait.message.endswith("8 GPUs of 16 GPUs are left of the quota, next: stops stops")

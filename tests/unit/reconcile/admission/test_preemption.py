@@ -121,6 +121,10 @@ def test_a_head_behind_a_reservation_may_preempt_where_that_holds_nobody_up():
     decisions = decide(nodes(4), queues, *running, *asked)
     assert preempted(decisions) == [("b-low", "b-vip")]
     assert decisions.waits["a-head"].reason == "WaitingForNodes"
+    stops = holds("stops", "a", preempted_for="deleted", placed={"n003": 1})
+    wide = request("a-head", "a", 4)
+    decisions = decide(nodes(5), queues, *running, stops, wide, asked[1])
+    assert preempted(decisions) == [("b-low", "b-vip")]
     # Here the other head needs the same room, and nobody knows for how long it would be gone.
     decisions = decide(nodes(3), queues, *running, *asked)
     assert preempted(decisions) == []

@@ -62,3 +62,11 @@ def test_jobs_without_gpus_say_how_many_pods_fit():
     wait = decide((machine,), [queue("a")], running, request("j", "a", 1, 0)).waits["j"]
     assert "1st in a, needs 1 node, 0 " not in wait.message
     assert "1st in a, needs 1 node, room for" in wait.message
+
+
+def test_the_order_in_which_requests_are_written_means_nothing():
+    asked = [
+        replace(request("j0", "a"), pod={GPU: 8, "cpu": 1000}),
+        replace(request("j1", "a"), pod={"cpu": 1000, GPU: 8}),
+    ]
+    assert admitted(decide(nodes(2), [queue("a")], *asked)) == ["j0", "j1"]
