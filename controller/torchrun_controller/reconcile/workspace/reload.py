@@ -95,13 +95,31 @@ def _stand_by(observed: Observed, wanted: Claim, defaults: Defaults) -> Apply:
 
 def why_older(observed: Observed, step: Workspace) -> Claimed | None:
     """That newer code is asked for and the workers run what they have, where that may last."""
-    shown = step.failed or (source.is_fetched(observed.job) and step.progress is not Progress.READY)
-    if not shown:
+    runs, fetched = running(observed), source.is_fetched(observed.job)
+    if step.progress is Progress.READY:
+        return _why_not_told(observed, runs, fetched=fetched)
+    if not (step.failed or fetched):
         return None
-    known = running(observed)
-    words = f"{step.why.message}; the workers go on with revision {known}"
-    status: ConditionStatus = "False" if step.failed else "Unknown"
-    return Claimed(names.UP_TO_DATE, status, Why(step.why.reason, words))
+    words = f"{step.why.message}; the workers go on with revision {runs}"
+    return _behind("False" if step.failed else "Unknown", step.why.reason, words)
+
+
+def _why_not_told(observed: Observed, runs: int, *, fetched: bool) -> Claimed | None:
+    known = made.revision(observed)
+    if known <= runs:
+        return None
+    if not all(alive(pod) for pod in observed.workers):
+        words = f"revision {known} waits for the next gang, as a worker of this one has ended"
+        return _behind("Unknown", "WorkersEnded", words)
+    return (
+        _behind("Unknown", "Reloading", f"workers are told of revision {known}")
+        if fetched
+        else None
+    )
+
+
+def _behind(status: ConditionStatus, reason: str, words: str) -> Claimed:
+    return Claimed(names.UP_TO_DATE, status, Why(reason, words))
 
 
 def told(observed: Observed) -> JsonObject:

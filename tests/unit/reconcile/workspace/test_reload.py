@@ -125,6 +125,7 @@ def test_not_all_can_change_where_one_has_ended() -> None:
     world.settle()
     assert told(world) == {"1"}
     assert world.job.status.workspace_revision == 1
+    assert world.condition(names.UP_TO_DATE).reason == "WorkersEnded"
 
 
 def test_in_development_a_sync_pod_stands_by() -> None:

@@ -180,6 +180,9 @@ def test_a_request_reaches_the_workers_that_live():
     )
     uids = [pod.metadata.uid for pod in world.workers()]
     end(world, commit="d" * 40, revision=2)
+    world.step()
+    told = world.condition("WorkspaceUpToDate")
+    assert (told.status, told.reason) == ("Unknown", "Reloading"), "until the status shows it"
     world.settle()
     status = world.job.status
     assert (status.workspace_commit, status.workspace_revision) == ("d" * 40, 2)
