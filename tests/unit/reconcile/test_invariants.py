@@ -248,6 +248,11 @@ class Histories(RuleBasedStateMachine):
         assert len(training) <= 1
 
     @invariant()
+    def no_two_gangs_have_one_number(self):
+        numbers = [gang.attempt_of(child) for child in self.world.gangs]
+        assert len(numbers) == len(set(numbers)), numbers
+
+    @invariant()
     def restarts_are_bounded(self):
         status = self.world.job.status
         assert status.restarts <= self.max_restarts
@@ -306,6 +311,7 @@ class Capacities(RuleBasedStateMachine):
 
     react, step = Histories.react, Histories.step
     at_most_one_gang_trains = Histories.at_most_one_gang_trains
+    no_two_gangs_have_one_number = Histories.no_two_gangs_have_one_number
     restarts_are_bounded = Histories.restarts_are_bounded
     whoever_waits_says_why = Histories.whoever_waits_says_why
     at_rest = Histories.rest_is_reached_and_every_gang_is_accounted_for
