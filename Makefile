@@ -10,6 +10,8 @@ CLUSTER := PYTHONPATH=cluster $(PYTHON) -m torchrun_cluster
 CODE := api controller runtime plugin cluster bench examples tests
 # Processes that run tests side by side; those of the integration tests have control planes of their own.
 WORKERS ?= 2
+# The same for e2e, with a node each; 0: one after the other, as its time limits are meant.
+E2E_WORKERS ?= 0
 export PYTHONDONTWRITEBYTECODE := 1
 
 ##@ The two commands
@@ -48,10 +50,10 @@ integration: $(VENV)/.ready programs ## A real API server, no pods
 	$(BIN)/pytest tests/integration -n $(WORKERS) --dist loadfile
 
 e2e: $(VENV)/.ready $(BIN)/.plugin ## Real pods and real torch
-	$(BIN)/pytest tests/e2e
+	$(BIN)/pytest tests/e2e -n $(E2E_WORKERS) --dist loadfile
 
 e2e-all: $(VENV)/.ready $(BIN)/.plugin ## The long end-to-end suite as well
-	$(BIN)/pytest tests/e2e --long
+	$(BIN)/pytest tests/e2e -n $(E2E_WORKERS) --dist loadfile --long
 
 ##@ Working on it
 
