@@ -29,6 +29,8 @@ from torchrun_controller.transport import Transport
 from torchrun_controller.workqueue import INITIAL, WorkQueue
 
 OWNER_INDEX = "owner"
+# All jobs of a queue are looked at to count them: for a burst of changes only once.
+COUNT_SECONDS = 0.5
 _LOOK_SECONDS = 1.0
 
 
@@ -165,10 +167,10 @@ class QueueWatch:
                 yield other
 
     def _job_changed(self, change: Change[TorchrunJob], initial: bool) -> None:
-        """Only what is counted or waited for concerns the queue."""
+        """Only what is counted or waited for concerns the queue, and only so often."""
         if initial or _counted(change.old) != _counted(change.new):
             job = change.object
-            self._add(job.metadata.namespace, job.spec.job_queue, initial=initial)
+            self._work.add_after((job.metadata.namespace, job.spec.job_queue), COUNT_SECONDS)
 
     def _queue_changed(self, change: Change[TorchrunQueue], initial: bool) -> None:
         """The queue itself, and those that share a KAI queue with it."""

@@ -1,0 +1,320 @@
+"""Queues on a real API server: what they say of themselves, their objects, KAI's queue, their end.
+
+KAI's CRDs are not in this repository: TORCHRUN_TEST_CRDS names a folder with those of the schedulers
+(kubectl get crd -o yaml, or their Helm charts).
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from integration.controller_process import Api, ControllerProcess, eventually, install_crds
+from integration.team import Team
+from torchrun_cluster import LocalCluster, Size
+
+KAI_CRD = Path(os.environ.get("TORCHRUN_TEST_CRDS", "")) / "scheduling.run.ai_queues.yaml"
+KAI = "/apis/scheduling.run.ai/v2/queues"
+SETTINGS = {"apiVersion": "v1", "kind": "ConfigMap", "data": {"a": "1"}}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    name = f"test-queues-{os.getpid()}"
+    with LocalCluster(name=name, size=Size.CONTROL_PLANE) as running:
+        install_crds(running)
+        yield running
+
+
+@pytest.fixture(scope="module")
+def api(cluster: LocalCluster) -> Iterator[Api]:
+    client = Api(cluster)
+    yield client
+    client.close()
+
+
+@pytest.fixture(scope="module")
+def controller(
+    cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ControllerProcess]:
+    folder = tmp_path_factory.mktemp("controller")
+    with ControllerProcess(cluster, folder, "--leader-election", "false").running() as process:
+        yield process
+
+
+@pytest.fixture
+def team(api: Api, controller: ControllerProcess) -> Team:
+    return Team(api)
+
+
+def path(team: Team, name: str = "research") -> str:
+    return f"{team.group}/torchrunqueues/{name}"
+
+
+def queue(team: Team) -> Any:
+    return team.api.get(path(team))
+
+
+def condition(team: Team, kind: str) -> dict[str, Any]:
+    status = (queue(team) or {}).get("status", {})
+    return next((c for c in status.get("conditions", ()) if c["type"] == kind), {})
+
+
+def becomes(team: Team, kind: str, reason: str) -> dict[str, Any]:
+    def look() -> dict[str, Any] | None:
+        found = condition(team, kind)
+        return found if found.get("reason") == reason else None
+
+    return eventually(f"{kind} {reason}: {queue(team)}", look)
+
+
+def edit(team: Team, **spec: object) -> None:
+    team.api.patch(path(team), {"spec": spec})
+
+
+def events(team: Team, reason: str) -> list[Any]:
+    found = team.api.items(f"/apis/events.k8s.io/v1/namespaces/{team.name}/events")
+    return [e for e in found if e["regarding"]["kind"] == "TorchrunQueue" and e["reason"] == reason]
+
+
+def test_a_queue_says_how_it_stands(cluster: LocalCluster, team: Team) -> None:
+    team.make_queue(weight=3)
+    becomes(team, "Ready", "TakesJobs")
+    assert condition(team, "TemplateValid")["status"] == "True"
+    assert queue(team)["metadata"]["finalizers"] == ["torchrun.ai/queue"]
+    team.submit("run")
+    for pod in team.workers("run"):
+        team.pod_becomes(pod, "Running")
+    eventually("a running job", lambda: queue(team)["status"]["jobs"]["running"] == 1)
+    head, line = cluster.kubectl("get", "trq", "-n", team.name).stdout.splitlines()
+    assert head.split() == ["NAME", "WEIGHT", "QUOTA", "PENDING", "RUNNING", "PHASE", "AGE"]
+    assert line.split()[:5] == ["research", "3", "0", "1", "Active"]
+
+
+def test_nothing_is_written_at_rest(team: Team) -> None:
+    team.make_queue(resources=[{"name": "settings", "template": SETTINGS}])
+    becomes(team, "ResourcesReady", "AllReady")
+    becomes(team, "Ready", "TakesJobs")
+    before = queue(team)["metadata"]["resourceVersion"]
+    settings = team.api.get(f"{team.core}/configmaps/research-settings")
+    # A neighbour's life goes on meanwhile.
+    neighbour = Team(team.api)
+    neighbour.make_queue()
+    becomes(neighbour, "Ready", "TakesJobs")
+    time.sleep(2)  # silence is what is looked for
+    assert queue(team)["metadata"]["resourceVersion"] == before
+    again = team.api.get(f"{team.core}/configmaps/research-settings")
+    assert again["metadata"]["resourceVersion"] == settings["metadata"]["resourceVersion"]
+
+
+def test_a_misspelt_template_is_found_before_the_first_job(team: Team) -> None:
+    team.make_queue(podTemplate={"spec": {"terminationGracePeriodSecond": 5}})
+    found = becomes(team, "TemplateValid", "Rejected")
+    assert "terminationGracePeriodSecond" in found["message"]
+    assert queue(team)["status"]["phase"] == "Updating"
+    eventually("an event", lambda: events(team, "Rejected"))
+    assert team.api.items(f"{team.batch}/jobs") == [], "a dry run makes nothing"
+    edit(team, podTemplate={"spec": {"terminationGracePeriodSecond": None}})
+    becomes(team, "TemplateValid", "Accepted")
+    becomes(team, "Ready", "TakesJobs")
+
+
+def test_a_change_while_a_job_runs_is_for_those_that_follow(team: Team) -> None:
+    team.make_queue()
+    becomes(team, "Ready", "TakesJobs")
+    team.submit("run")
+    for pod in team.workers("run"):
+        team.pod_becomes(pod, "Running")
+    team.reaches("run", "Running")
+    eventually("it is counted", lambda: queue(team)["status"]["jobs"]["running"] == 1)
+    edit(team, image="trainer:2")
+    (event,) = eventually("an event", lambda: events(team, "QueueChanged"))
+    assert "1 running keep theirs" in event["note"]
+    job = team.api.get(f"{team.batch}/jobs/run")
+    assert job["spec"]["template"]["spec"]["containers"][0]["image"] == "trainer:1"
+
+
+class TestObjects:
+    """spec.resources."""
+
+    def test_they_are_made_mended_and_removed(self, team: Team) -> None:
+        claim = {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "spec": {
+                "accessModes": ["ReadWriteOnce"],
+                "resources": {"requests": {"storage": "1024Mi"}},
+            },
+        }
+        entries = [
+            {"name": "settings", "template": SETTINGS},
+            {"name": "cache", "nameMode": "Exact", "template": claim},
+        ]
+        team.make_queue(resources=entries)
+        becomes(team, "ResourcesReady", "AllReady")
+        settings = f"{team.core}/configmaps/research-settings"
+        (owner,) = team.api.get(settings)["metadata"]["ownerReferences"]
+        assert owner["uid"] == queue(team)["metadata"]["uid"]
+        team.api.patch(settings, {"data": {"a": "edited", "b": "theirs"}})
+        eventually(
+            "mended",
+            lambda: team.api.get(settings)["data"] == {"a": "1", "b": "theirs"},
+        )
+        edit(team, resources=entries[1:])
+        eventually("removed", lambda: team.api.get(settings) is None)
+        assert team.api.get(f"{team.core}/persistentvolumeclaims/cache")
+        smaller = {**claim, "spec": {**claim["spec"], "accessModes": ["ReadWriteMany"]}}
+        edit(team, resources=[{**entries[1], "template": smaller}])
+        found = becomes(team, "ResourcesReady", "NotReady")
+        assert "spec.accessModes of a claim cannot be changed" in found["message"]
+
+    def test_foreign_ones_and_other_kinds_are_left_alone(self, team: Team) -> None:
+        foreign = {"metadata": {"name": "research-settings"}, "data": {"theirs": "x"}}
+        team.api.create(f"{team.core}/configmaps", foreign)
+        secret = {"apiVersion": "v1", "kind": "Secret", "stringData": {"a": "b"}}
+        bad = {"apiVersion": "v1", "kind": "ConfigMap", "data": {"a": 5}}
+        team.make_queue(
+            resources=[
+                {"name": "settings", "template": SETTINGS},
+                {"name": "secret", "template": secret},
+                {"name": "bad", "template": bad},
+            ]
+        )
+        becomes(team, "ResourcesReady", "NotReady")
+        messages = {r["name"]: r["message"] for r in queue(team)["status"]["resources"]}
+        assert "exists already and was made by" in messages["settings"]
+        assert "v1 Secret is not made here" in messages["secret"]
+        assert "expected string" in messages["bad"]
+        data = team.api.get(f"{team.core}/configmaps/research-settings")["data"]
+        assert data == {"theirs": "x"}
+        eventually("events", lambda: len(events(team, "ResourceNotReady")) == 3)
+
+
+class TestTheEnd:
+    """A queue waits for the jobs that run by it."""
+
+    def test_it_waits_for_what_runs(self, team: Team) -> None:
+        team.make_queue()
+        becomes(team, "Ready", "TakesJobs")
+        team.submit("run")
+        for pod in team.workers("run"):
+            team.pod_becomes(pod, "Running")
+        team.reaches("run", "Running")
+        team.api.delete(path(team))
+        found = becomes(team, "Ready", "Terminating")
+        assert "run" in found["message"]
+        assert queue(team)["status"]["phase"] == "Terminating"
+        team.submit("late")
+        team.reaches("late", "Pending", "QueueTerminating")
+        for pod in team.workers("run"):
+            team.pod_becomes(pod, "Succeeded")
+        eventually("it goes", lambda: queue(team) is None)
+        team.reaches("late", "Pending", "QueueNotFound")
+        team.make_queue()
+        team.reaches("late", "Queued")
+
+    def test_one_that_nothing_runs_by_goes_at_once(self, team: Team) -> None:
+        team.make_queue(nodeResources={"gpus": 8})
+        becomes(team, "Ready", "TakesJobs")
+        team.submit("never", numNodes=None, numGPUs=9)
+        team.reaches("never", "Pending", "InvalidSpec")
+        team.api.delete(path(team))
+        eventually("it goes", lambda: queue(team) is None)
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({"quota": {"gpus": -1}}, "should be greater than or equal to 0"),
+        ({"quota": {"memory": "much"}}, "should match"),
+        ({"quota": {"cpu": "-1"}}, "should match"),
+        ({"weight": -1}, "should be greater than or equal to 0"),
+    ],
+)
+def test_amounts_that_are_none_are_refused(team: Team, spec: dict[str, Any], said: str) -> None:
+    with pytest.raises(AssertionError) as refused:
+        team.make_queue(**spec)
+    assert said in str(refused.value)
+
+
+@pytest.mark.skipif(not KAI_CRD.is_file(), reason=f"no {KAI_CRD.name} in TORCHRUN_TEST_CRDS")
+class TestKai:
+    """In this order: first without KAI, then with it."""
+
+    def test_it_is_noticed_when_it_is_installed(self, cluster: LocalCluster, team: Team) -> None:
+        name = f"{team.name}-training"
+        team.make_queue(kaiQueue=name, quota={"gpus": 16, "memory": "1Gi"}, weight=2)
+        becomes(team, "KaiQueueReady", "KaiNotInstalled")
+        assert queue(team)["status"]["phase"] == "Active"
+        cluster.kubectl("apply", "--server-side", "-f", str(KAI_CRD))
+        becomes(team, "KaiQueueReady", "ParentNotFound")
+        self.make(team.api, "default-parent-queue")
+        becomes(team, "KaiQueueReady", "Kept")
+        made = team.has(f"{KAI}/{name}")
+        assert made["metadata"]["annotations"]["torchrun.ai/queue"] == f"{team.name}/research"
+        assert made["spec"]["parentQueue"] == "default-parent-queue"
+        gpu = {"quota": 16, "limit": 16, "overQuotaWeight": 2}
+        assert made["spec"]["resources"]["gpu"] == gpu
+        assert made["spec"]["resources"]["memory"]["limit"] == 1074
+        assert made["spec"]["resources"]["cpu"]["limit"] == -1
+
+    def test_it_follows_goes_and_comes_again(self, team: Team) -> None:
+        first, second = f"{team.name}-a", f"{team.name}-b"
+        team.make_queue(kaiQueue=first, quota={"gpus": 4})
+        becomes(team, "KaiQueueReady", "Kept")
+        edit(team, quota={"gpus": 8})
+        eventually("8", lambda: self.gpu_quota(team.api, first) == 8)
+        resources = {"gpu": {"quota": 99}}
+        team.api.patch(f"{KAI}/{first}", {"spec": {"resources": resources}})
+        eventually("8 again", lambda: self.gpu_quota(team.api, first) == 8)
+        edit(team, kaiQueue=second)
+        eventually("the second", lambda: self.gpu_quota(team.api, second) == 8)
+        eventually("the first goes", lambda: team.api.get(f"{KAI}/{first}") is None)
+        team.api.delete(path(team))
+        eventually("the queue goes", lambda: queue(team) is None)
+        assert team.api.get(f"{KAI}/{second}") is None
+
+    def test_two_namespaces_one_kai_queue(self, team: Team) -> None:
+        name = f"{team.name}-shared"
+        team.make_queue(kaiQueue=name, quota={"gpus": 4})
+        becomes(team, "KaiQueueReady", "Kept")
+        time.sleep(1.1)  # creation times have whole seconds
+        younger = Team(team.api)
+        younger.make_queue(kaiQueue=name, quota={"gpus": 400})
+        found = becomes(younger, "KaiQueueReady", "Conflict")
+        assert f"{team.name}/research" in found["message"]
+        assert self.gpu_quota(team.api, name) == 4
+        assert condition(team, "KaiQueueReady")["reason"] == "Kept"
+        uid = team.api.get(f"{KAI}/{name}")["metadata"]["uid"]
+        team.api.delete(path(team))
+        becomes(younger, "KaiQueueReady", "Kept")
+        eventually("taken over", lambda: self.gpu_quota(team.api, name) == 400)
+        assert team.api.get(f"{KAI}/{name}")["metadata"]["uid"] == uid
+
+    def test_a_foreign_one_is_used_as_it_is(self, team: Team) -> None:
+        name = f"{team.name}-theirs"
+        self.make(team.api, name)
+        before = team.api.get(f"{KAI}/{name}")["metadata"]["resourceVersion"]
+        team.make_queue(kaiQueue=name, quota={"gpus": 4})
+        becomes(team, "KaiQueueReady", "NotOurs")
+        team.api.delete(path(team))
+        eventually("the queue goes", lambda: queue(team) is None)
+        assert team.api.get(f"{KAI}/{name}")["metadata"]["resourceVersion"] == before
+
+    @staticmethod
+    def make(api: Api, name: str) -> None:
+        body = {
+            "apiVersion": "scheduling.run.ai/v2",
+            "kind": "Queue",
+            "metadata": {"name": name},
+            "spec": {"resources": {"gpu": {"quota": -1, "limit": -1}}},
+        }
+        api.create(KAI, body)
+
+    @staticmethod
+    def gpu_quota(api: Api, name: str) -> Any:
+        made = api.get(f"{KAI}/{name}")
+        return made and made["spec"]["resources"]["gpu"]["quota"]

@@ -1,0 +1,207 @@
+"""Which changes concern which queues, and what is known of one."""
+
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+from msgspec.structs import replace
+from prometheus_client import CollectorRegistry
+
+from queue_world import a_job, kai_queue, make_trq
+from torchrun_api.extras import ConfigMap
+from torchrun_api.kinds import KAI_QUEUES
+from torchrun_controller.metrics import Metrics
+from torchrun_controller.queue_watch import QueueWatch
+from torchrun_controller.reader import Answers, Reader
+from torchrun_controller.reconcile.schedulers.installed import Installed
+from torchrun_controller.workqueue import WorkQueue
+from world import START
+
+NEVER_SENT: Any = None  # no informer runs here
+KAI = Installed(resources=frozenset({(KAI_QUEUES.api_version, KAI_QUEUES.plural)}))
+
+
+class World:
+    def __init__(self, *namespaces: str) -> None:
+        self.metrics = Metrics(CollectorRegistry())
+        self.answers = Answers(self.metrics.observe_request)
+        self.time = 0.0
+        self.work: WorkQueue[tuple[str, str]] = WorkQueue(lambda: self.time)
+        others: WorkQueue[tuple[str, str]] = WorkQueue(lambda: 0.0)
+        self.reader = Reader(NEVER_SENT, self.answers, others, self.metrics, namespaces)
+        self.watch = QueueWatch(NEVER_SENT, self.reader.observer, self.reader, self.work)
+
+    def change(self, obj: Any, *, initial: bool = False) -> None:
+        """As the informer does: first the store, then the word of it."""
+        for informer in (*self.reader.informers, *self.watch.informers, self.watch._kai):
+            if informer.kind.type is type(obj):
+                informer._on_change(informer.store.upsert(obj, 1), initial)
+
+    def remove(self, obj: Any) -> None:
+        for informer in self.reader.informers:
+            if informer.kind.type is type(obj):
+                meta = obj.metadata
+                change = informer.store.delete(meta.namespace, meta.name, 2)
+                informer._on_change(change, False)
+
+    def synced(self) -> None:
+        for informer in (*self.watch.informers, self.watch._kai):
+            informer.synced.set()
+
+    def install_kai(self) -> None:
+        self.reader.discovery._change(KAI)
+
+    def keys(self) -> list[str]:
+        """Those of the next second."""
+        self.time += 1
+        taken = list(iter(self.work.get, None))
+        for key in taken:
+            self.work.done(key)
+        return sorted("/".join(key) for key in taken)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def settings(owner: str = "uid-ml-gpu") -> ConfigMap:
+    owners = [{"kind": "TorchrunQueue", "name": "gpu", "uid": owner, "controller": True}]
+    meta = {"name": "settings", "namespace": "ml", "ownerReferences": owners if owner else []}
+    return msgspec.convert({"metadata": meta}, ConfigMap)
+
+
+def test_a_queue_is_its_own_key(world: World) -> None:
+    world.change(make_trq())
+    assert world.keys() == ["ml/gpu"]
+
+
+def test_jobs_are_the_keys_of_their_queue_where_they_come_further(world: World) -> None:
+    world.change(a_job("run"))
+    world.change(a_job("other"))
+    assert world.work.get() is None, "not for each by itself"
+    assert world.keys() == ["ml/gpu"]
+    running = a_job("run", "Running", gang=True)
+    world.change(running)
+    assert world.keys() == ["ml/gpu"]
+    world.change(replace(running, status=replace(running.status, message="step 5")))
+    assert world.keys() == [], "a step of a run is no concern of its queue"
+    world.change(running, initial=True)
+    assert world.keys() == ["ml/gpu"]
+    world.remove(running)
+    assert world.keys() == ["ml/gpu"]
+
+
+def test_jobs_do_not_hear_of_their_queues_counts(world: World) -> None:
+    heard: list[object] = []
+    world.reader.subscribe(jobs=lambda *_: None, queues=lambda change, _: heard.append(change))
+    queue = make_trq()
+    world.change(a_job("run"))
+    world.change(queue)
+    jobs = world.reader._queue
+    for key in iter(jobs.get, None):
+        jobs.done(key)
+    world.change(replace(queue, status=replace(queue.status, phase="Active")))
+    assert jobs.get() is None
+    world.change(replace(queue, metadata=replace(queue.metadata, deletion_timestamp=START)))
+    assert jobs.get() == ("ml", "run")
+    assert len(heard) == 3
+
+
+def test_an_object_is_the_key_of_the_queue_that_owns_it(world: World) -> None:
+    world.change(settings())
+    assert world.keys() == ["ml/gpu"]
+    world.change(settings(owner=""))
+    assert world.keys() == []
+
+
+def test_queues_of_one_kai_queue_hear_of_each_other(world: World) -> None:
+    mine, other = make_trq(kaiQueue="a"), make_trq("other", kaiQueue="a")
+    stranger = make_trq("stranger", kaiQueue="b")
+    for queue in (mine, other, stranger):
+        world.change(queue)
+    world.keys()
+    world.change(replace(mine, status=replace(mine.status, phase="Active")))
+    assert world.keys() == ["ml/gpu"]
+    world.change(make_trq(kaiQueue="b"))
+    assert world.keys() == ["ml/gpu", "ml/other", "ml/stranger"]
+    world.remove(stranger)
+    assert world.keys() == ["ml/gpu", "ml/stranger"]
+
+
+def test_kai_queues_are_every_queues_concern_but_their_status_is_not(world: World) -> None:
+    world.change(make_trq())
+    world.keys()
+    world.change(kai_queue("training"))
+    assert world.keys() == ["ml/gpu"]
+    same = kai_queue("training")
+    world.change(replace(same, metadata=replace(same.metadata, resource_version="7")))
+    assert world.keys() == []
+    world.install_kai()
+    assert world.keys() == ["ml/gpu"]
+
+
+def test_what_is_known_of_a_queue(world: World) -> None:
+    assert world.watch.observe("ml", "gpu") is None
+    world.install_kai()
+    queue, other = make_trq(kaiQueue="a"), make_trq("other", kaiQueue="a")
+    going = make_trq("going", kaiQueue="a")
+    gone = replace(going, metadata=replace(going.metadata, deletion_timestamp=START))
+    for obj in (queue, other, gone, a_job("run"), settings(), kai_queue("a")):
+        world.change(obj)
+    world.answers.observe("list", KAI_QUEUES.resource, 403, 0)
+    unknown = world.watch.observe("ml", "gpu")
+    assert unknown is not None
+    assert (unknown.extras, unknown.kai) == (None, None)
+    assert "the verb list on queues.scheduling.run.ai" in unknown.unseen[KAI_QUEUES.resource]
+    assert unknown.unseen["configmaps"] == "the cache is being filled"
+    world.synced()
+    known = world.watch.observe("ml", "gpu")
+    assert known is not None
+    assert known.extras == (settings(),)
+    assert known.kai == {"a": kai_queue("a")}
+    assert known.sharing == (other,)
+    assert [job.metadata.name for job in known.jobs] == ["run"]
+    assert (known.unseen, known.installed) == ({}, KAI)
+
+
+def test_another_queues_objects_are_not_ours(world: World) -> None:
+    world.synced()
+    world.change(make_trq())
+    world.change(settings(owner="uid-of-an-earlier-queue"))
+    known = world.watch.observe("ml", "gpu")
+    assert known is not None
+    assert known.extras == ()
+
+
+def test_caches_by_namespace() -> None:
+    world = World("ml", "other")
+    assert len(world.watch.informers) == 4
+    assert set(world.watch.stores(("ml", "gpu"))) == {"torchrunqueues.torchrun.ai"}
+    world.synced()
+    assert set(world.watch.stores(("ml", "gpu"))) == {
+        *("torchrunqueues.torchrun.ai", "configmaps", "persistentvolumeclaims"),
+        "queues.scheduling.run.ai",
+    }
+
+
+async def test_work_begins_when_it_is_known_what_is_not(world: World) -> None:
+    world.install_kai()
+    for resource in ("configmaps", "persistentvolumeclaims"):
+        world.answers.observe("list", resource, 403, 0)
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(world.watch.settled)
+            await anyio.lowlevel.checkpoint()
+            world.watch._kai.synced.set()
+
+
+async def test_what_has_come_to_be_known_is_looked_at(world: World) -> None:
+    world.change(make_trq())
+    world.keys()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(world.watch.follow)
+        await anyio.lowlevel.checkpoint()
+        assert world.keys() == ["ml/gpu"]
+        tasks.cancel_scope.cancel()

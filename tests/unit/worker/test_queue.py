@@ -1,0 +1,240 @@
+"""What becomes of the key of a queue: trials, refusals, and how often its status is written."""
+
+from collections.abc import Callable
+from datetime import datetime
+
+import pytest
+from msgspec.structs import replace
+from prometheus_client import CollectorRegistry
+
+from queue_world import make_trq
+from torchrun_api.kinds import CONFIG_MAPS, JOBS, KAI_QUEUES, TORCHRUN_QUEUES
+from torchrun_api.queue import TorchrunQueue, TorchrunQueueStatus
+from torchrun_controller.apply import (
+    NameConflictError,
+    RejectedError,
+    SupersededError,
+    UnavailableError,
+    Written,
+)
+from torchrun_controller.controllers.queue import REFUSED_RETRY, QueueReconciler
+from torchrun_controller.controllers.writes import Writes
+from torchrun_controller.metrics import Metrics
+from torchrun_controller.own_writes import ReadYourWrites
+from torchrun_controller.reconcile.observed import Conflict, Rejection
+from torchrun_controller.reconcile.plan import Apply, Delete, Event
+from torchrun_controller.reconcile.queues import ObservedQueue, QueuePlan, Verdict
+from torchrun_controller.transport import ApiError
+from torchrun_controller.worker import Behind, Done, RequeueAfter
+from unit.worker.neighbours import NOW, Cache
+
+KEY = ("ml", "gpu")
+TRIAL = Apply(JOBS, {"metadata": {"name": "template", "namespace": "ml"}})
+SETTINGS = Apply(CONFIG_MAPS, {"metadata": {"name": "settings", "namespace": "ml"}})
+OTHER = Apply(CONFIG_MAPS, {"metadata": {"name": "other", "namespace": "ml"}})
+GONE = Delete(kind=KAI_QUEUES, namespace="", name="training", uid="u")
+CHANGED = Event("Normal", "QueueChanged", "later")
+ACTIVE = TorchrunQueueStatus(phase="Active")
+
+
+def rejected(*, permanent: bool) -> RejectedError:
+    return RejectedError(Rejection("jobs.batch", "template", "not so"), permanent=permanent)
+
+
+class World:
+    """A reconciler whose neighbours are all here."""
+
+    def __init__(self) -> None:
+        self.time = 1000.0
+        self.cache = Cache()
+        self.queue: TorchrunQueue | None = make_trq()
+        self.plan: Callable[[ObservedQueue], QueuePlan] = lambda _: QueuePlan()
+        self.seen: list[ObservedQueue] = []
+        self.log: list[object] = []
+        self.events: list[Event] = []
+        self.failures: dict[str, Exception] = {}  # by the name of the object
+        own: ReadYourWrites[tuple[str, str]] = ReadYourWrites(
+            lambda _: {"configmaps": self.cache, TORCHRUN_QUEUES.resource: self.cache}, self.clock
+        )
+        self.reconciler = QueueReconciler(
+            observe=self.observe,
+            decide=self.decide,
+            applier=self,
+            writes=Writes(self, own, Metrics(CollectorRegistry())),
+            events=self,
+            clock=self.clock,
+            now=lambda: NOW,
+        )
+
+    def clock(self) -> float:
+        return self.time
+
+    def observe(self, namespace: str, name: str) -> ObservedQueue | None:
+        return None if self.queue is None else ObservedQueue(queue=self.queue)
+
+    def decide(self, observed: ObservedQueue, now: datetime) -> QueuePlan:
+        assert now == NOW
+        self.seen.append(observed)
+        return self.plan(observed)
+
+    async def judge(self, intent: Apply) -> None:
+        self._write(intent.name, intent)
+
+    async def apply(self, intent: Apply) -> Written:
+        self._write(intent.name, intent)
+        return Written(intent.kind, intent.name, "u", "5")
+
+    async def delete(self, delete: Delete) -> Written | None:
+        self._write(delete.name, delete)
+        return None
+
+    async def apply_status(
+        self, owner: TorchrunQueue, status: TorchrunQueueStatus
+    ) -> Written | None:
+        self._write("status", status)
+        return None
+
+    def record(self, about: TorchrunQueue, event: Event) -> None:
+        assert about == self.queue
+        self.events.append(event)
+
+    def _write(self, name: str, what: object) -> None:
+        if name in self.failures:
+            raise self.failures[name]
+        self.log.append(what)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+async def test_a_plan_is_carried_out_in_its_order(world: World) -> None:
+    world.plan = lambda _: QueuePlan(
+        applies=(SETTINGS,), deletes=(GONE,), status=ACTIVE, events=(CHANGED,)
+    )
+    assert await world.reconciler.attempt(KEY) == Done()
+    assert world.log == [SETTINGS, GONE, ACTIVE]
+    assert world.events == [CHANGED]
+    assert isinstance(await world.reconciler.attempt(KEY), Behind)
+
+
+async def test_a_queue_that_is_gone_is_forgotten(world: World) -> None:
+    world.queue = None
+    assert await world.reconciler.attempt(KEY) == Done()
+    assert world.seen == []
+
+
+class TestTrials:
+    """Asked for once, and shown to the second look."""
+
+    @pytest.mark.parametrize(
+        ("failure", "accepted"),
+        [
+            (None, "True"),
+            (rejected(permanent=True), "False"),
+            (rejected(permanent=False), "Unknown"),
+            (NameConflictError(Conflict("jobs.batch", "template", "taken")), "Unknown"),
+            (SupersededError("replaced"), "Unknown"),
+            (ApiError(404, "NotFound", "no namespace"), "Unknown"),
+        ],
+        ids=str,
+    )
+    async def test_verdicts(self, world: World, failure: Exception | None, accepted: str) -> None:
+        world.plan = lambda seen: QueuePlan(trial=TRIAL if seen.verdict is None else None)
+        if failure is not None:
+            world.failures = {"template": failure}
+        assert await world.reconciler.attempt(KEY) == Done()
+        verdict = world.seen[-1].verdict
+        assert verdict is not None
+        assert (verdict.generation, verdict.accepted) == (1, accepted)
+        assert verdict.message == ("" if failure is None else str(failure))
+        await world.reconciler.attempt(KEY)
+        assert len(world.seen) == 3, "it is remembered"
+
+    async def test_a_server_that_does_not_answer_gives_none(self, world: World) -> None:
+        world.plan = lambda seen: QueuePlan(trial=TRIAL)
+        world.failures = {"template": UnavailableError("503")}
+        with pytest.raises(UnavailableError):
+            await world.reconciler.attempt(KEY)
+
+    async def test_another_spec_is_another_trial(self, world: World) -> None:
+        world.plan = lambda seen: QueuePlan(trial=TRIAL if seen.verdict is None else None)
+        await world.reconciler.attempt(KEY)
+        assert world.queue is not None
+        world.queue = replace(world.queue, metadata=replace(world.queue.metadata, generation=2))
+        await world.reconciler.attempt(KEY)
+        assert world.seen[-1].verdict == Verdict(2, "True")
+        assert world.log == [TRIAL, TRIAL]
+
+
+class TestRefusals:
+    """One object costs itself alone."""
+
+    @staticmethod
+    def insisting(seen: ObservedQueue) -> QueuePlan:
+        """As reconcile does: what was refused is not tried, and told."""
+        applies = tuple(
+            intent
+            for intent in (SETTINGS, OTHER)
+            if (intent.kind.resource, intent.name) not in seen.refused
+        )
+        told = "; ".join(seen.refused.values())
+        status = TorchrunQueueStatus(phase="Updating" if told else "Active")
+        return QueuePlan(applies=applies, status=status)
+
+    @pytest.mark.parametrize(
+        "failure",
+        [
+            NameConflictError(Conflict("configmaps", "settings", "not so")),
+            rejected(permanent=True),
+            ApiError(403, "Forbidden", "not so"),
+        ],
+        ids=str,
+    )
+    async def test_the_others_are_made_and_it_is_told(
+        self, world: World, failure: Exception
+    ) -> None:
+        world.plan, world.failures = self.insisting, {"settings": failure}
+        assert await world.reconciler.attempt(KEY) == RequeueAfter(REFUSED_RETRY)
+        assert world.log == [OTHER, TorchrunQueueStatus(phase="Updating")]
+        assert world.seen[-1].refused == {("configmaps", "settings"): "not so"}
+
+    async def test_it_is_tried_again_after_a_minute(self, world: World) -> None:
+        world.plan, world.failures = self.insisting, {"settings": rejected(permanent=True)}
+        await world.reconciler.attempt(KEY)
+        world.cache.resource_version, world.failures = 100, {}
+        world.time += REFUSED_RETRY - 1
+        assert await world.reconciler.attempt(KEY) == RequeueAfter(1)
+        assert SETTINGS not in world.log
+        world.time += 1
+        assert await world.reconciler.attempt(KEY) == Done()
+        assert SETTINGS in world.log
+
+    async def test_another_spec_is_tried_at_once(self, world: World) -> None:
+        world.plan, world.failures = self.insisting, {"settings": rejected(permanent=True)}
+        await world.reconciler.attempt(KEY)
+        world.cache.resource_version, world.failures = 100, {}
+        assert world.queue is not None
+        world.queue = replace(world.queue, metadata=replace(world.queue.metadata, generation=2))
+        await world.reconciler.attempt(KEY)
+        assert SETTINGS in world.log
+
+    async def test_a_server_that_is_down_is_no_refusal(self, world: World) -> None:
+        world.plan, world.failures = self.insisting, {"settings": UnavailableError("503")}
+        with pytest.raises(UnavailableError):
+            await world.reconciler.attempt(KEY)
+        assert world.log == []
+
+
+async def test_counts_are_written_once_a_second_and_phases_at_once(world: World) -> None:
+    assert world.queue is not None
+    world.queue = replace(world.queue, status=ACTIVE)
+    world.plan = lambda _: QueuePlan(status=ACTIVE, events=(CHANGED,))
+    await world.reconciler.attempt(KEY)
+    world.time += 0.25
+    assert await world.reconciler.attempt(KEY) == RequeueAfter(0.75)
+    assert world.events == [CHANGED], "it is held back with its status"
+    world.plan = lambda _: QueuePlan(status=TorchrunQueueStatus(phase="Terminating"))
+    assert await world.reconciler.attempt(KEY) == Done()
+    assert len(world.log) == 2
