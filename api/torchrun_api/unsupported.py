@@ -12,12 +12,8 @@ def not_yet_supported(job: TorchrunJobSpec, queue: TorchrunQueueSpec) -> tuple[s
 
     For the message of the condition NotYetSupported.
     """
-    found = []
-    if queue.kai_queue is not None:
-        found.append(
-            "queue spec.kaiQueue: no KAI queue is made yet; make it yourself and name it in the "
-            "label kai.scheduler/queue of spec.podTemplate.metadata.labels"
+    if queue.parent_kai_queue is not None and queue.kai_queue is None:
+        return (
+            "queue spec.parentKaiQueue: without spec.kaiQueue there is no queue to be its child",
         )
-    if queue.parent_kai_queue is not None:
-        found.append("queue spec.parentKaiQueue: no KAI queue is made yet")
-    return tuple(found)
+    return ()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from integration.controller_process import Api, ControllerProcess, eventually, install_crds
+from integration.controller_process import NO_ELECTION, Api, ControllerProcess, eventually
 from integration.team import Team
 from torchrun_cluster import LocalCluster, Size
 
@@ -25,28 +25,21 @@ SETTINGS = {"apiVersion": "v1", "kind": "ConfigMap", "data": {"a": "1"}}
 def cluster() -> Iterator[LocalCluster]:
     name = f"test-queues-{os.getpid()}"
     with LocalCluster(name=name, size=Size.CONTROL_PLANE) as running:
-        install_crds(running)
         yield running
 
 
 @pytest.fixture(scope="module")
-def api(cluster: LocalCluster) -> Iterator[Api]:
-    client = Api(cluster)
-    yield client
-    client.close()
-
-
-@pytest.fixture(scope="module")
 def controller(
-    cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory
+    crds: LocalCluster, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ControllerProcess]:
     folder = tmp_path_factory.mktemp("controller")
-    with ControllerProcess(cluster, folder, "--leader-election", "false").running() as process:
+    with ControllerProcess(crds, folder, *NO_ELECTION).running() as process:
         yield process
 
 
 @pytest.fixture
 def team(api: Api, controller: ControllerProcess) -> Team:
+    """Without a queue yet."""
     return Team(api)
 
 

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 import yaml
 
+from queue_world import KAI, QueueWorld, kai_queue, make_trq
 from torchrun_api.kinds import KAI_POD_GROUPS
 from torchrun_controller.reconcile.schedulers.installed import Installed
 from world import World, make_job, make_queue
@@ -89,8 +90,23 @@ def outcome(pair: Fields) -> list[bytes]:
         world.sync_done()
     world.step()
     return [
-        msgspec.json.encode((p.status, p.events, [a.body for a in p.applies])) for p in world.plans
+        *(
+            msgspec.json.encode((p.status, p.events, [a.body for a in p.applies]))
+            for p in world.plans
+        ),
+        kept_for(pair["queue"]),
     ]
+
+
+def kept_for(queue: Fields) -> bytes:
+    """What is made for the queue itself, and said of it."""
+    world = QueueWorld(make_trq(**queue), KAI)
+    assert world.kai is not None
+    world.kai["default"] = kai_queue("default")
+    plan = world.step()
+    assert plan.status is not None
+    of_kai = [c.message for c in plan.status.conditions if c.type == "KaiQueueReady"]
+    return msgspec.json.encode(([a.body for a in plan.applies], of_kai))
 
 
 @pytest.mark.parametrize(("name", "path"), list(cases()))

@@ -256,9 +256,9 @@ def test_a_deleted_job_is_left_to_garbage_collection():
 
 
 def test_fields_that_are_not_honoured_yet_are_named():
-    world = World(make_job(numNodes=1), make_queue(kaiQueue="gpu-training"))
+    world = World(make_job(numNodes=1), make_queue(parentKaiQueue="gpu-training"))
     world.settle()
-    assert "kaiQueue" in world.condition("NotYetSupported").message
+    assert "parentKaiQueue" in world.condition("NotYetSupported").message
     world.queue = None
     world.settle()
     assert all(c.type != "NotYetSupported" for c in world.job.status.conditions)

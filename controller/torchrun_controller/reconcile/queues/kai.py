@@ -21,7 +21,9 @@ from torchrun_api.quantity import QuantityError, parse
 from torchrun_api.queue import TorchrunQueue, TorchrunQueueSpec
 from torchrun_controller.reconcile.conditions import Claimed
 from torchrun_controller.reconcile.plan import Apply, Delete
+from torchrun_controller.reconcile.queues import gang
 from torchrun_controller.reconcile.queues.observed import ObservedQueue
+from torchrun_controller.reconcile.schedulers.choice import SCHEDULERS
 from torchrun_controller.reconcile.workers import Why
 
 CONDITION = "KaiQueueReady"
@@ -125,7 +127,7 @@ def _mapped(observed: ObservedQueue, name: str, present: dict[str, KaiQueue]) ->
     up_to_date = held is not None and _owner(held) == _identity(queue) and _within(held.spec, spec)
     uid = held.metadata.uid if held is not None else ""
     return Mapped(
-        claim=_kept(queue.spec, name, present),
+        claim=_kept(observed, name, present),
         apply=None if up_to_date else Apply(KAI_QUEUES, _body(queue, name, spec), uid),
     )
 
@@ -148,7 +150,7 @@ def _conflict(name: str, owner: str) -> Mapped:
     return Mapped(claim=_claim("False", "Conflict", told), usable=False)
 
 
-def _kept(spec: TorchrunQueueSpec, name: str, present: dict[str, KaiQueue]) -> Claimed:
+def _kept(observed: ObservedQueue, name: str, present: dict[str, KaiQueue]) -> Claimed:
     children = sorted(held for held, q in present.items() if q.spec.get("parentQueue") == name)
     if children:
         return _claim(
@@ -157,13 +159,19 @@ def _kept(spec: TorchrunQueueSpec, name: str, present: dict[str, KaiQueue]) -> C
             f"KAI queue {name} is the parent of {', '.join(children[:5])}: KAI schedules pods of"
             " queues without children only; choose another spec.kaiQueue",
         )
-    quota = spec.quota
+    quota = observed.queue.spec.quota
     none = (
         []
         if quota is None
         else [field for field in ("gpus", "cpu", "memory") if getattr(quota, field) in (0, "0")]
     )
     said = f"; of {', '.join(none)} its quota is 0: no job that asks for it runs" if none else ""
+    choice = gang.choice_of(observed)
+    if choice is not None and choice.gang != "kai":
+        said += (
+            "; but pods of this queue are not scheduled by KAI: set scheduling.scheduler to"
+            f" {SCHEDULERS['kai']}"
+        )
     return _claim("True", KEPT, f"KAI queue {name} is as this queue says{said}")
 
 

@@ -9,8 +9,9 @@ from torchrun_api.meta import Condition
 from torchrun_api.queue import TorchrunQueueStatus
 from torchrun_controller.reconcile.conditions import Claimed, update
 from torchrun_controller.reconcile.plan import Event
-from torchrun_controller.reconcile.queues import extras, jobs, kai, template
+from torchrun_controller.reconcile.queues import extras, gang, jobs, kai, template
 from torchrun_controller.reconcile.queues.observed import ObservedQueue
+from torchrun_controller.reconcile.schedulers.choice import Choice
 from torchrun_controller.reconcile.workers import Why
 
 READY = "Ready"
@@ -34,12 +35,14 @@ def compose(
 ) -> TorchrunQueueStatus:
     """The status of a queue that stays."""
     parts = [judged, _resources(resources), mapped.claim]
-    obstacle = _obstacle(judged, resources, mapped)
+    choice = gang.choice_of(observed)
+    obstacle = _obstacle(judged, resources, mapped, choice)
     paused = observed.queue.spec.weight == 0
     why = obstacle or (PAUSED if paused else TAKES_JOBS)
     ready = Claimed(READY, "True" if why is TAKES_JOBS else "False", why)
     claims = [ready, *(claim for claim in parts if claim is not None)]
-    return _told(observed, "Active" if obstacle is None else "Updating", claims, resources, now)
+    told = _told(observed, "Active" if obstacle is None else "Updating", claims, resources, now)
+    return replace(told, gang=choice.gang if choice is not None else None)
 
 
 def terminating(observed: ObservedQueue, message: str, now: datetime) -> TorchrunQueueStatus:
@@ -50,7 +53,8 @@ def terminating(observed: ObservedQueue, message: str, now: datetime) -> Torchru
         if c.type in OURS - {READY}
     ]
     claims = [Claimed(READY, "False", Why(TERMINATING, message)), *known]
-    return _told(observed, "Terminating", claims, observed.queue.status.resources, now)
+    told = _told(observed, "Terminating", claims, observed.queue.status.resources, now)
+    return replace(told, gang=observed.queue.status.gang)
 
 
 def present(observed: ObservedQueue) -> TorchrunQueueStatus:
@@ -128,7 +132,10 @@ def _resources(resources: tuple[QueueResourceStatus, ...]) -> Claimed | None:
 
 
 def _obstacle(
-    judged: Claimed, resources: tuple[QueueResourceStatus, ...], mapped: kai.Mapped
+    judged: Claimed,
+    resources: tuple[QueueResourceStatus, ...],
+    mapped: kai.Mapped,
+    choice: Choice | None,
 ) -> Why | None:
     """Why jobs cannot run as the spec says; the first that holds."""
     if judged.status == "False":
@@ -139,4 +146,4 @@ def _obstacle(
     if not mapped.usable:
         assert mapped.claim is not None
         return Why("KaiQueueNotReady", mapped.claim.why.message)
-    return None
+    return choice.missing if choice is not None else None

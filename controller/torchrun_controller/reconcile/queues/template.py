@@ -18,6 +18,7 @@ from torchrun_controller.reconcile.observed import Defaults, Observed
 from torchrun_controller.reconcile.plan import Apply
 from torchrun_controller.reconcile.queues.observed import ObservedQueue, Verdict
 from torchrun_controller.reconcile.run import InvalidSpecError, resolve
+from torchrun_controller.reconcile.schedulers.choice import choose
 from torchrun_controller.reconcile.workers import Why
 
 CONDITION = "TemplateValid"
@@ -42,6 +43,7 @@ def judge(observed: ObservedQueue, defaults: Defaults) -> Judged:
     if known is not None:
         return Judged(Claimed(CONDITION, known.status, Why(known.reason, known.message)))
     try:
+        choose(queue, observed.installed)
         return Judged(trial=sample(queue, defaults))
     except InvalidSpecError as error:
         return Judged(_claim("False", "InvalidSpec", str(error)))

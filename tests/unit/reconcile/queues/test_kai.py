@@ -47,6 +47,15 @@ def test_it_is_made_and_kept():
     assert kai_of(world).spec["parentQueue"] == "default-parent-queue"
 
 
+def test_pods_that_another_schedules_do_not_use_it_and_that_is_said():
+    world = world_of()
+    world.settle()
+    assert "set scheduling.scheduler to kai-scheduler" in world.condition("KaiQueueReady").message
+    world.edit(kaiQueue="training", scheduling={"scheduler": "kai-scheduler"})
+    world.settle()
+    assert "set scheduling" not in world.condition("KaiQueueReady").message
+
+
 def test_what_is_not_set_is_not_limited():
     world = world_of()
     world.settle()

@@ -160,6 +160,38 @@ def test_others_parts_of_the_status_are_left_alone():
     assert world.step() == QueuePlan()
 
 
+class TestGangs:
+    """Who sees to them stands in the status."""
+
+    def test_nobody(self):
+        world = QueueWorld(make_trq())
+        world.settle()
+        assert status(world).gang == "none"
+
+    def test_one_that_is_not_installed(self):
+        world = QueueWorld(make_trq(scheduling={"scheduler": "volcano"}))
+        world.settle()
+        assert status(world).gang == "volcano"
+        assert world.condition("Ready").status == "False"
+        assert "install Volcano" in world.condition("Ready").message
+        world.delete()
+        world.jobs = [a_job("run", "Running", gang=True)]
+        world.settle()
+        assert status(world).gang == "volcano"
+
+    def test_one_that_contradicts_the_scheduler(self):
+        scheduling = {"scheduler": "volcano", "gang": "kai"}
+        world = QueueWorld(make_trq(scheduling=scheduling))
+        world.settle()
+        assert status(world).gang is None
+        assert world.condition("TemplateValid").reason == "InvalidSpec"
+
+    def test_what_is_installed_is_not_known(self):
+        world = QueueWorld(make_trq(), installed=None)
+        world.settle()
+        assert (status(world).gang, status(world).phase) == (None, "Active")
+
+
 class TestChanges:
     """They apply to what starts later, and the queue says so."""
 
