@@ -40,7 +40,7 @@ from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.reconcile import Conflict, Defaults, Observed, Plan, reconcile
 from torchrun_controller.reconcile.attempts.gate import REPEAT_SECONDS
 from torchrun_controller.reconcile.conditions import ADMITTED
-from torchrun_controller.reconcile.observed import Base
+from torchrun_controller.reconcile.observed import Base, Group
 from torchrun_controller.reconcile.placement.avoid import HOSTNAME
 from torchrun_controller.reconcile.plan import Apply, Delete
 from torchrun_controller.reconcile.schedulers.installed import Installed
@@ -100,6 +100,7 @@ class World:
         self.warnings: list[CoreEvent] = []
         self.nodes: dict[str, Node] | None = None
         self.installed: Installed | None = Installed()
+        self.kinds: dict[str, Kind[SchedulingGroup]] = {}  # of groups, by their plurals
         self.created: list[tuple[str, str]] = []
         self.gangs: list[Job] = []
         self.plans: list[Plan] = []
@@ -137,6 +138,11 @@ class World:
             warnings=tuple(self.warnings),
             nodes=None if self.nodes is None else dict(self.nodes),
             installed=self.installed,
+            groups=tuple(
+                Group(self.kinds[plural], group)
+                for (plural, _), group in self.objects.items()
+                if plural in self.kinds
+            ),
         )
 
     def _all(self, kind: type[Any]) -> list[Any]:
@@ -229,6 +235,8 @@ class World:
         meta = replace(made.metadata, uid=f"uid-{next(self._uids)}", creation_timestamp=self.now)
         self.objects[key] = replace(made, metadata=meta)
         self.created.append(key)
+        if isinstance(made, SchedulingGroup):
+            self.kinds[apply.kind.plural] = apply.kind
         if apply.kind is JOBS:
             self.gangs.append(self.objects[key])
             self._spawn(self.objects[key], apply.body)

@@ -70,6 +70,7 @@ CONFIG_MAPS = Kind("", "v1", "configmaps", "ConfigMap", ConfigMap)
 QUEUE_CLAIMS = Kind("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim", QueueClaim)
 KAI_QUEUES = Kind("scheduling.run.ai", "v2", "queues", "Queue", KaiQueue)
 KAI_POD_GROUPS = Kind("scheduling.run.ai", "v2alpha2", "podgroups", "PodGroup", SchedulingGroup)
+KAI_TOPOLOGIES = Kind("kai.scheduler", "v1alpha1", "topologies", "Topology", SchedulingGroup)
 VOLCANO_POD_GROUPS = Kind(
     "scheduling.volcano.sh", "v1beta1", "podgroups", "PodGroup", SchedulingGroup
 )

@@ -73,6 +73,7 @@ class ChildAnnotations(Wire, frozen=True, kw_only=True):
     fence: str = field(default="", name="torchrun.ai/fence")
     local_checkpoints: str = field(default="", name="torchrun.ai/local-checkpoints")
     told: str = field(default="", name="torchrun.ai/told")
+    gang: str = field(default="", name="torchrun.ai/gang")
 
 
 class ChildMeta(Wire, frozen=True, kw_only=True):

@@ -154,6 +154,7 @@ class Controller:
             background.start_soon(self._reader.discovery.run)
             background.start_soon(self._queue_watch.run_kai)
             background.start_soon(self._queue_watch.follow)
+            background.start_soon(self._reader.groups.run)
             background.start_soon(lead)
             background.start_soon(self._events.run)
             await self._work_until_told()

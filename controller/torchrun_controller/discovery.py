@@ -13,6 +13,7 @@ from typing import NoReturn
 import msgspec
 import structlog
 
+from torchrun_api.kinds import KAI_TOPOLOGIES
 from torchrun_api.meta import Wire
 from torchrun_controller.reconcile.schedulers.installed import GROUPS, Installed
 from torchrun_controller.transport import ApiError, Disconnected, Transport
@@ -45,6 +46,12 @@ class _Group(Wire, frozen=True, kw_only=True):
     versions: tuple[_Version, ...] = ()
 
 
+class _Listed(Wire, frozen=True, kw_only=True):
+    """What is read of a list of KAI's Topology objects."""
+
+    items: tuple[_Group, ...] = ()
+
+
 class _Document(Wire, frozen=True, kw_only=True):
     """apidiscovery.k8s.io APIGroupDiscoveryList, as far as it is read."""
 
@@ -53,6 +60,7 @@ class _Document(Wire, frozen=True, kw_only=True):
 
 
 _decode = msgspec.json.Decoder(_Document).decode
+_decode_list = msgspec.json.Decoder(_Listed).decode
 
 
 class Discovery:
@@ -73,6 +81,7 @@ class Discovery:
         self._sleep = sleep
         self._listeners: list[Callable[[Installed], None]] = []
         self._etag = ""
+        self._resources: frozenset[tuple[str, str]] = frozenset()
         self._problem = "no answer yet"
 
     def subscribe(self, listener: Callable[[Installed], None]) -> None:
@@ -96,26 +105,27 @@ class Discovery:
         """Ask once. Never raises for what the server does."""
         before = self._problem
         try:
-            found = await self._ask()
+            self._resources = await self._ask()
+            found = Installed(resources=self._resources, topologies=await self._topologies())
         except (ApiError, Disconnected, msgspec.DecodeError) as error:
-            self._problem = f"cannot get /apis: {error}"
+            self._problem = f"cannot get it from the API server: {error}"
             if before != self._problem:
                 log.warning(self.shortcoming())
         else:
             self._problem = ""
-            if found is not None and found != self.installed:
+            if found != self.installed:
                 self._change(found)
         finally:
             self.looked.set()
 
-    async def _ask(self) -> Installed | None:
-        """What is served; None if it is what it was."""
+    async def _ask(self) -> frozenset[tuple[str, str]]:
+        """What is served of the groups that are of interest."""
         headers = {"Accept": ACCEPT} | ({"If-None-Match": self._etag} if self._etag else {})
         try:
             answer = await self._transport.request("GET", "/apis", headers=headers)
         except ApiError as error:
             if error.status == 304:
-                return None
+                return self._resources
             raise
         document = _decode(answer.body)
         if document.kind != "APIGroupDiscoveryList":
@@ -123,15 +133,25 @@ class Discovery:
                 f"{document.kind or 'no'} list: aggregated discovery needs Kubernetes 1.26 or newer"
             )
         self._etag = answer.etag
-        return Installed(
-            resources=frozenset(
-                (f"{group.metadata.name}/{version.version}", resource.resource)
-                for group in document.items
-                if group.metadata.name in GROUPS
-                for version in group.versions
-                for resource in version.resources
-            )
+        return frozenset(
+            (f"{group.metadata.name}/{version.version}", resource.resource)
+            for group in document.items
+            if group.metadata.name in GROUPS
+            for version in group.versions
+            for resource in version.resources
         )
+
+    async def _topologies(self) -> tuple[str, ...]:
+        """Names of KAI's Topology objects, which are a handful; () where they may not be read."""
+        if (KAI_TOPOLOGIES.api_version, KAI_TOPOLOGIES.plural) not in self._resources:
+            return ()
+        try:
+            answer = await self._transport.request("GET", KAI_TOPOLOGIES.path())
+        except ApiError as error:
+            if error.status in (403, 404):
+                return ()
+            raise
+        return tuple(sorted(item.metadata.name for item in _decode_list(answer.body).items))
 
     def _change(self, found: Installed) -> None:
         before = self.installed.resources if self.installed is not None else frozenset()

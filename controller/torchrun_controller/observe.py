@@ -15,7 +15,7 @@ from torchrun_api.meta import ChildMeta
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.progress.reports import Reports
 from torchrun_controller.reconcile.attempts import fence
-from torchrun_controller.reconcile.observed import Base, Conflict, Observed, Rejection
+from torchrun_controller.reconcile.observed import Base, Conflict, Group, Observed, Rejection
 from torchrun_controller.reconcile.schedulers.installed import Installed
 from torchrun_controller.reconcile.workers import alive
 from torchrun_controller.store import Change, Store
@@ -99,8 +99,12 @@ def observe(
     rejection: Rejection | None = None,
     reports: Reports | None = None,
     installed: Installed | None = None,
+    groups: Callable[[str], tuple[Group, ...]] = lambda owner: (),
 ) -> Observed | None:
-    """All that is known of one job; None where it is gone. Without `nodes`, nothing of nodes."""
+    """All that is known of one job; None where it is gone. Without `nodes`, nothing of nodes.
+
+    `groups` gives those that the object with this UID controls.
+    """
     job = caches.jobs.get(namespace, name)
     if job is None:
         return None
@@ -159,6 +163,7 @@ def observe(
         promised=_promised(caches.pods) if roomy else {},
         progress=reports.of((namespace, name), latest) if reports is not None else None,
         installed=installed,
+        groups=(*groups(uid), *(groups(latest) if latest else ())),
     )
 
 

@@ -18,7 +18,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from torchrun_api import names
-from torchrun_api.core import CoreEvent, Job, PersistentVolumeClaim, Pod, Service
+from torchrun_api.core import (
+    CoreEvent,
+    Job,
+    PersistentVolumeClaim,
+    Pod,
+    SchedulingGroup,
+    Service,
+)
 from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import (
     CLAIMS,
@@ -33,6 +40,7 @@ from torchrun_api.kinds import (
 )
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.discovery import Discovery
+from torchrun_controller.group_watch import GroupWatch
 from torchrun_controller.informer import Informer
 from torchrun_controller.metrics import Metrics
 from torchrun_controller.node_watch import NodeWatch
@@ -129,6 +137,7 @@ class Reader:
         self.reports = Reports()
         self.discovery = Discovery(transport)
         self.discovery.subscribe(self._installed_changed)
+        self.groups = GroupWatch(transport, self.observer, self._group_changed, namespaces)
 
     def subscribe(self, *, jobs: Listener[TorchrunJob], queues: Listener[TorchrunQueue]) -> None:
         """Have other controllers told of each change of a job or a queue, as informers tell it."""
@@ -172,6 +181,7 @@ class Reader:
             nodes=self.nodes.view,
             reports=self.reports,
             installed=self.discovery.installed,
+            groups=partial(self.groups.owned_by, namespace),
         )
 
     def worker(self, namespace: str, pod: str, uid: str) -> Worker | None:
@@ -298,12 +308,24 @@ class Reader:
             if job.status.phase not in TERMINAL:
                 self._queue.add((meta.namespace, job.metadata.name), INITIAL if initial else 0)
 
-    def _installed_changed(self, _: Installed) -> None:
+    def _installed_changed(self, installed: Installed) -> None:
         """Any job that is not over may wait for a scheduler."""
+        self.groups.follow(installed)
         for scope in self._scopes.values():
             for job in scope.caches.jobs:
                 if job.status.phase not in TERMINAL:
                     self._queue.add((job.metadata.namespace, job.metadata.name), INITIAL)
+
+    def _group_changed(self, change: Change[SchedulingGroup], initial: bool) -> None:
+        """Ours bear the job's name; a Workload of Kueue's is of the child Job that controls it."""
+        meta = change.object.metadata
+        job = meta.labels.torchrun_job
+        owners = (owner.name for owner in meta.owner_references if owner.controller)
+        for owner in owners if not job else ():
+            child = self._scope_of(meta.namespace).caches.child_jobs.get(meta.namespace, owner)
+            job = child.metadata.labels.torchrun_job if child else ""
+        if job:
+            self._queue.add((meta.namespace, job), INITIAL if initial else 0)
 
     def _child_changed(self, change: Change[Child], initial: bool) -> None:
         meta = change.object.metadata

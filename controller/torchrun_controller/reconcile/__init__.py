@@ -24,6 +24,7 @@ from torchrun_controller.reconcile.phases import TERMINAL, Finding, transition
 from torchrun_controller.reconcile.placement import nodes
 from torchrun_controller.reconcile.plan import Apply, Delete, Event, Plan
 from torchrun_controller.reconcile.policy import Policy, policy_of
+from torchrun_controller.reconcile.schedulers import groups
 from torchrun_controller.reconcile.watching import watch
 from torchrun_controller.reconcile.workers import Why
 
@@ -48,7 +49,7 @@ def reconcile(observed: Observed, now: datetime, defaults: Defaults) -> Plan:
     policy = policy_of(observed.job, observed.queue)
     if present.phase in TERMINAL:
         deletes, left = after_the_end(observed, policy, now)
-        deletes += elastic.leftovers(observed, None)
+        deletes += (*elastic.leftovers(observed, None), *groups.leftovers(observed, ()))
         told = status.after_the_end(observed, now)
         return Plan(
             deletes=deletes,
@@ -61,7 +62,11 @@ def reconcile(observed: Observed, now: datetime, defaults: Defaults) -> Plan:
     composed = status.compose(observed, decision, row, now)
     return Plan(
         applies=decision.applies,
-        deletes=(*decision.deletes, *elastic.leftovers(observed, decision)),
+        deletes=(
+            *decision.deletes,
+            *elastic.leftovers(observed, decision),
+            *groups.leftovers(observed, decision.applies),
+        ),
         status=None if composed == status.own(present) else composed,
         events=status.events(present, composed, decision, row),
         requeue_after=soonest(

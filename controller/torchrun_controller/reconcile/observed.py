@@ -4,8 +4,17 @@ from datetime import timedelta
 
 from msgspec import Struct, field
 
-from torchrun_api.core import CoreEvent, Job, Node, PersistentVolumeClaim, Pod, Service
+from torchrun_api.core import (
+    CoreEvent,
+    Job,
+    Node,
+    PersistentVolumeClaim,
+    Pod,
+    SchedulingGroup,
+    Service,
+)
 from torchrun_api.job import TorchrunJob
+from torchrun_api.kinds import Kind
 from torchrun_api.queue import TorchrunQueue
 from torchrun_api.status import Progress
 from torchrun_controller.reconcile.schedulers.installed import Installed
@@ -34,6 +43,13 @@ class Base(Struct, frozen=True, kw_only=True):
     in_use: bool
 
 
+class Group(Struct, frozen=True):
+    """A gang as a gang scheduler knows it: made by the controller, or by Kueue for a child Job."""
+
+    kind: Kind[SchedulingGroup]
+    object: SchedulingGroup
+
+
 class Observed(Struct, frozen=True, kw_only=True):
     """The present state of one job. Lists hold only objects that the job's UID controls.
 
@@ -49,6 +65,7 @@ class Observed(Struct, frozen=True, kw_only=True):
     `parents` are the jobs that it depends on, and those that these depend on, and so on, by name
     and as far as they exist. Where its checkpoints stay on its nodes, `nodes` holds every node, and
     `promised` the bytes on each that were promised to the checkpoints of workers there.
+    `groups` are those of the job and of its latest child Job, as far as they may be read.
     """
 
     job: TorchrunJob
@@ -70,6 +87,7 @@ class Observed(Struct, frozen=True, kw_only=True):
     installed: Installed | None = None
     promised: dict[str, int] = field(default_factory=dict)
     parents: dict[str, TorchrunJob] = field(default_factory=dict)
+    groups: tuple[Group, ...] = ()
 
 
 class Defaults(Struct, frozen=True, kw_only=True):

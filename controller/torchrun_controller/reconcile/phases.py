@@ -27,6 +27,7 @@ class Finding(Enum):
     BACKING_OFF = "a worker failed, and a new gang follows after a delay"
     GANG_RUNNING = "every worker runs or has succeeded"
     GANG_STARTING = "the child Job is there, not all workers run"
+    GANG_SUSPENDED = "the child Job is suspended by somebody else"
     GANG_ENDING = "the child Job is being deleted by somebody else"
     QUEUE_MISSING = "the queue does not exist"
     SPEC_INVALID = "job and queue make no run"
@@ -58,6 +59,7 @@ ROWS: dict[Finding, Row] = {
     Finding.BACKING_OFF: Row("Queued", "Running", "False"),
     Finding.GANG_RUNNING: Row("Running", "Running", "True"),
     Finding.GANG_STARTING: Row("Queued", "Running", "False"),
+    Finding.GANG_SUSPENDED: Row("Preempted", "Running", "False"),
     Finding.GANG_ENDING: Row("Queued", "Running", "False"),
     Finding.QUEUE_MISSING: Row("Pending", "QueueReady", "False"),
     Finding.SPEC_INVALID: Row("Pending", "Running", "False"),

@@ -49,7 +49,13 @@ TROUBLE_REASONS = frozenset(
     {
         *("Unschedulable", "SchedulerError", "ImagePullFailed", "JobSuspended", "Restarting"),
         *("QuotaExceeded", "PodSecurity", "PodsRefused", "VolumeNotMounted"),
-        *("WaitingForFence", "ProvisioningFailed", "NoStorageClass", "ClaimNotFound"),
+        *(
+            "GangUnschedulable",
+            "WaitingForFence",
+            "ProvisioningFailed",
+            "NoStorageClass",
+            "ClaimNotFound",
+        ),
         "DependencyNotFound",
     }
 )

@@ -6,7 +6,7 @@ import pytest
 from aiohttp import web
 
 from scripted_server import ScriptedServer, connection, json_response, serving
-from torchrun_api.json import JsonObject
+from torchrun_api.json import JsonObject, JsonValue
 from torchrun_api.kinds import PODS, Kind
 from torchrun_controller.discovery import Discovery
 from torchrun_controller.reconcile.schedulers.installed import Installed
@@ -37,10 +37,15 @@ class Api:
     def __init__(self) -> None:
         self.body: JsonObject = document()
         self.status = 200
+        self.topologies: list[str] = []
+        self.topologies_status = 200
         self.asked: list[tuple[str, str]] = []
         self.server: ScriptedServer
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
+        if request.path == "/apis/kai.scheduler/v1alpha1/topologies":
+            items: list[JsonValue] = [{"metadata": {"name": name}} for name in self.topologies]
+            return json_response({"items": items}, self.topologies_status)
         tag = request.headers.get("If-None-Match", "")
         self.asked.append((request.headers["Accept"], tag))
         etag = f'"{hash(str(self.body))}"'
@@ -107,7 +112,7 @@ async def test_a_refusal_keeps_the_last_word_and_says_so(api, discovery, status)
     await discovery.look()
     assert discovery.installed is None
     assert discovery.looked.is_set()
-    assert "is unknown: cannot get /apis" in discovery.shortcoming()
+    assert "is unknown: cannot get it from the API server" in discovery.shortcoming()
     api.status, api.body = 200, document(("scheduling.volcano.sh", "v1beta1", "podgroups"))
     await discovery.look()
     api.status = status
@@ -123,14 +128,14 @@ async def test_a_server_that_is_too_old_or_another_is_said(api, discovery):
     assert "needs Kubernetes 1.26 or newer" in discovery.shortcoming()
     api.body = {"items": "nothing"}
     await discovery.look()
-    assert "cannot get /apis" in discovery.shortcoming()
+    assert "cannot get it from the API server" in discovery.shortcoming()
 
 
 async def test_a_server_that_is_not_there_ends_nothing():
     async with connection("http://127.0.0.1:1").session("test") as transport:
         discovery = Discovery(transport)
         await discovery.look()
-        assert "is unknown: cannot get /apis" in discovery.shortcoming()
+        assert "is unknown: cannot get it from the API server" in discovery.shortcoming()
         assert discovery.looked.is_set()
 
 
@@ -149,3 +154,31 @@ async def test_it_looks_again_and_again(api, discovery):
     with pytest.raises(EnoughError):
         await discovery.run()
     assert len(api.asked) == 3
+
+
+async def test_kais_topologies_are_looked_at_each_time(api, discovery):
+    api.body = document(("kai.scheduler", "v1alpha1", "topologies"))
+    await discovery.look()
+    assert discovery.installed.topologies == ()
+    api.topologies = ["racks", "blocks"]
+    await discovery.look()
+    assert discovery.installed.topologies == ("blocks", "racks")
+    assert len(api.asked) == 2
+
+
+@pytest.mark.parametrize("status", [403, 404])
+async def test_topologies_that_may_not_be_read_are_none(api, discovery, status):
+    api.body = document(("kai.scheduler", "v1alpha1", "topologies"))
+    api.topologies_status = status
+    await discovery.look()
+    assert discovery.installed.topologies == ()
+    assert not discovery.shortcoming()
+
+
+async def test_topologies_that_cannot_be_read_now_change_nothing(api, discovery):
+    api.body, api.topologies = document(("kai.scheduler", "v1alpha1", "topologies")), ["racks"]
+    await discovery.look()
+    api.topologies_status = 503
+    await discovery.look()
+    assert discovery.installed.topologies == ("racks",)
+    assert "cannot get it" in discovery.shortcoming()

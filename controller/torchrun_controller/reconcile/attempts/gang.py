@@ -16,7 +16,8 @@ from torchrun_controller.reconcile.observed import Observed
 from torchrun_controller.reconcile.phases import Finding
 from torchrun_controller.reconcile.placement import waiting
 from torchrun_controller.reconcile.plan import Delete
-from torchrun_controller.reconcile.workers import Why, alive, count
+from torchrun_controller.reconcile.schedulers import groups
+from torchrun_controller.reconcile.workers import Why, alive, count, scheduled
 from torchrun_controller.reconcile.workers import delete as delete_pod
 from torchrun_controller.reconcile.workspace import delivery
 
@@ -116,6 +117,9 @@ def find(observed: Observed, now: datetime) -> Found:
     if child.metadata.deletion_timestamp is not None:
         message = f"Job {child.metadata.name} is being deleted; a new attempt follows"
         return Found(Finding.GANG_ENDING, Why("JobDeleted", message))
+    if child.spec.suspend and "Failed" not in verdicts:
+        # Its pods are told to end, which is no failure of theirs.
+        return Found(*_suspended(observed))
     failure = _failure(observed, now)
     left = None if failure is None else collateral.left(failure.said, observed.workers, now)
     if left is not None:
@@ -152,10 +156,10 @@ def _progress(observed: Observed, now: datetime) -> tuple[Finding, Why]:
     child = observed.child_jobs[-1]
     nodes = nodes_of(child)
     counts = count(observed.workers, nodes)
-    if child.spec.suspend:
-        return Finding.GANG_STARTING, Why("JobSuspended", f"Job {child.metadata.name} is suspended")
     claims = delivery.mounted_claims(observed)
     why = waiting.of_gang(child, observed.workers, claims, observed.warnings)
+    if why is None and scheduled(observed.workers) < nodes:
+        why = groups.why_waiting(observed)
     why = why or gate.why_closed(observed, now)
     if why is not None:
         return Finding.GANG_STARTING, why
@@ -163,6 +167,21 @@ def _progress(observed: Observed, now: datetime) -> tuple[Finding, Why]:
         return Finding.GANG_RUNNING, Why("WorkersRunning", f"{nodes} of {nodes} workers started")
     started = nodes - counts.pending
     return Finding.GANG_STARTING, Why("WorkersStarting", f"{started} of {nodes} workers started")
+
+
+def _suspended(observed: Observed) -> tuple[Finding, Why]:
+    """By Kueue, which has not admitted it yet or takes its place away, or by anybody."""
+    child, status = observed.child_jobs[-1], observed.job.status
+    name, by_kueue = child.metadata.name, child.metadata.annotations.gang == "kueue"
+    said = groups.why_waiting(observed)
+    has_run = status.phase in ("Running", "Preempted") and attempt_of(child) == status.attempt
+    if by_kueue and not has_run:
+        waits = Why("WaitingForKueue", f"Job {name} waits for its admission by Kueue")
+        return Finding.GANG_STARTING, Why(waits.reason, said.message) if said else waits
+    whom = " by Kueue" if by_kueue else ""
+    told = f": {said.message}" if said else ""
+    message = f"Job {name} is suspended{whom}; it goes on when it is resumed{told}"
+    return Finding.GANG_SUSPENDED, Why("JobSuspended", message)
 
 
 def end_survivors(observed: Observed, grace: int = SURVIVOR_GRACE) -> tuple[Delete, ...]:

@@ -14,7 +14,7 @@ from torchrun_controller.reconcile.schedulers.choice import choose
 from torchrun_controller.reconcile.schedulers.installed import Installed
 from world import World, make_job, make_queue
 
-GOLDEN = Path(__file__).parent / "golden" / "gangs"
+GOLDEN = Path(__file__).parents[1] / "golden" / "gangs"
 ZONE, RACK = "topology.kubernetes.io/zone", "example.com/rack"
 NEAR = {"required": ZONE, "preferred": RACK}
 NODE = {"nodeResources": {"gpus": 8, "cpus": 96, "memory": "512Gi"}}

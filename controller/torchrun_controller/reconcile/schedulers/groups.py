@@ -1,0 +1,63 @@
+"""The groups of a job's gangs, once they are there: which are of no use any more, what they say."""
+
+from torchrun_api.core import Job, SchedulingGroup
+from torchrun_api.kinds import JOBS
+from torchrun_controller.reconcile.observed import Observed
+from torchrun_controller.reconcile.plan import Apply, Delete
+from torchrun_controller.reconcile.workers import Why, alive
+
+# Conditions that say, by this status, that a gang is not placed or not admitted.
+_NO = {
+    "Unschedulable": "True",  # Volcano
+    "UnschedulableOnNodePool": "True",  # KAI
+    "PodGroupScheduled": "False",  # Kubernetes 1.36
+    "PodGroupInitiallyScheduled": "False",  # Kubernetes 1.37
+    "QuotaReserved": "False",  # Kueue
+}
+
+
+def leftovers(observed: Observed, applies: tuple[Apply, ...]) -> tuple[Delete, ...]:
+    """Groups whose gang is over: for its scheduler each may go on asking for room.
+
+    A group stays while a pod of its attempt may run, while its child Job has not ended, and when
+    that is about to be made.
+    """
+    needed = {apply.name for apply in applies if apply.kind is JOBS}
+    latest = observed.child_jobs[-1:]
+    needed |= {child.metadata.name for child in latest if not _ended(child)}
+    running = {
+        pod.metadata.labels.attempt for pod in (*observed.workers, *observed.ghosts) if alive(pod)
+    }
+    uid = observed.job.metadata.uid
+    return tuple(
+        Delete(kind=group.kind, namespace=meta.namespace, name=meta.name, uid=meta.uid)
+        for group in observed.groups
+        if (meta := group.object.metadata).controlled_by(uid)
+        and meta.name not in needed
+        and meta.labels.attempt not in running
+        and meta.deletion_timestamp is None
+    )
+
+
+def _ended(child: Job) -> bool:
+    """Whether the Job makes no pods any more."""
+    verdicts = {c.type for c in child.status.conditions if c.status == "True"}
+    return child.metadata.deletion_timestamp is not None or bool(verdicts & {"Complete", "Failed"})
+
+
+def why_waiting(observed: Observed) -> Why | None:
+    """What the gang's scheduler says against the present gang."""
+    child = observed.child_jobs[-1].metadata
+    for group in observed.groups:
+        meta = group.object.metadata
+        if meta.name == child.name or meta.controlled_by(child.uid):
+            why = _verdict(group.object)
+            if why is not None:
+                return Why(why.reason, f"{group.kind.kind} {meta.name}: {why.message}")
+    return None
+
+
+def _verdict(group: SchedulingGroup) -> Why | None:
+    said = (*group.status.conditions, *group.status.scheduling_conditions)
+    refusals = (c for c in said if c.message and _NO.get(c.type) == c.status)
+    return next((Why("GangUnschedulable", c.message) for c in refusals), None)

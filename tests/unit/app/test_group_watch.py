@@ -1,0 +1,119 @@
+"""Which kinds of groups are watched, and whom a change of one concerns."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from frames import bookmark, frame
+from scripted_server import ScriptedServer, connection, serving, streamed
+from torchrun_api import kinds
+from torchrun_api.core import Job, SchedulingGroup
+from torchrun_controller.group_watch import GroupWatch, kinds_of
+from torchrun_controller.informer import Unobserved
+from torchrun_controller.reconcile.schedulers.installed import Installed
+from torchrun_controller.store import Change
+from unit.app.test_reader import World
+
+
+def installed(*found: kinds.Kind[Any]) -> Installed:
+    return Installed(resources=frozenset((kind.api_version, kind.plural) for kind in found))
+
+
+def a_group(name: str, owner: str, job: str = "", kind: str = "TorchrunJob") -> dict[str, Any]:
+    return {
+        "metadata": {
+            "name": name,
+            "namespace": "team",
+            "uid": f"uid-{name}",
+            "resourceVersion": "7",
+            "labels": {"torchrun-job-name": job} if job else {},
+            "ownerReferences": [
+                {"kind": "Other", "name": "else", "uid": "else"},
+                {"kind": kind, "name": owner, "uid": f"uid-{owner}", "controller": True},
+            ],
+        }
+    }
+
+
+def test_of_each_scheduler_the_newest_version_is_watched():
+    found = (kinds.KAI_POD_GROUPS, *kinds.NATIVE_GROUPS, kinds.KUEUE_WORKLOADS[1])
+    assert kinds_of(installed(*found)) == (
+        kinds.KAI_POD_GROUPS,
+        kinds.NATIVE_GROUPS[0],
+        kinds.KUEUE_WORKLOADS[1],
+    )
+    assert kinds_of(Installed()) == ()
+
+
+class Api:
+    """Streams a list of one group, and nothing more."""
+
+    def __init__(self) -> None:
+        self.paths: list[str] = []
+        self.listed = asyncio.Event()
+        self.server: ScriptedServer
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.paths.append(f"{request.path}?{request.query.get('labelSelector', '')}")
+        group = a_group("run", "run", "run")
+        response = await streamed(request, frame("ADDED", group), bookmark(7, end=True))
+        self.listed.set()
+        await self.server.hang()
+        return response
+
+
+@pytest.fixture
+async def api() -> AsyncIterator[tuple[Api, str]]:
+    made = Api()
+    async with serving(made.answer) as made.server:
+        yield made, made.server.url
+
+
+async def test_kinds_are_watched_as_long_as_they_are_served(api):
+    made, url = api
+    changes: asyncio.Queue[Change[SchedulingGroup]] = asyncio.Queue()
+    async with connection(url).session("test") as transport, asyncio.TaskGroup() as tasks:
+        watch = GroupWatch(transport, Unobserved(), lambda c, _: changes.put_nowait(c), ("team",))
+        task = tasks.create_task(watch.run())
+        watch.follow(installed(kinds.VOLCANO_POD_GROUPS))
+        change = await changes.get()
+        assert change.object.metadata.name == "run"
+        assert [g.object.metadata.uid for g in watch.owned_by("team", "uid-run")] == ["uid-run"]
+        assert watch.owned_by("team", "uid-run")[0].kind == kinds.VOLCANO_POD_GROUPS
+        assert not watch.owned_by("team", "else")
+        assert not watch.owned_by("elsewhere", "uid-run")
+        made.listed.clear()
+        watch.follow(installed(kinds.KUEUE_WORKLOADS[0]))
+        await made.listed.wait()
+        await changes.get()
+        assert watch.owned_by("team", "uid-run")[0].kind == kinds.KUEUE_WORKLOADS[0]
+        assert len(watch._watches) == 1
+        task.cancel()
+    assert made.paths == [
+        "/apis/scheduling.volcano.sh/v1beta1/namespaces/team/podgroups?torchrun-job-name",
+        "/apis/kueue.x-k8s.io/v1beta2/namespaces/team/workloads?",
+    ]
+
+
+def change(world: World, group: dict[str, Any], *, initial: bool = False) -> list[Any]:
+    obj = msgspec.convert(group, SchedulingGroup)
+    world.reader._group_changed(Change(None, obj), initial)
+    return world.keys()
+
+
+def test_a_group_of_ours_concerns_its_job():
+    assert change(World(), a_group("run-r1", "run", "run")) == [("team", "run")]
+    assert change(World(), a_group("run-r1", "run", "run"), initial=True) == [("team", "run")]
+
+
+def test_a_workload_concerns_the_job_of_its_child_job():
+    world = World()
+    meta = {"name": "run-r1", "namespace": "team", "labels": {"torchrun-job-name": "run"}}
+    world.change(msgspec.convert({"metadata": meta}, Job))
+    world.keys()
+    assert change(world, a_group("job-run-r1-1a2b3", "run-r1", kind="Job")) == [("team", "run")]
+    assert change(world, a_group("job-other-1a2b3", "other", kind="Job")) == []

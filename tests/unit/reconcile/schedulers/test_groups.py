@@ -1,0 +1,260 @@
+"""The life of a gang's group: it goes with the attempt, and what it says is told."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from torchrun_api import kinds
+from torchrun_api.core import SchedulingGroup
+from torchrun_api.meta import OwnerReference
+from torchrun_controller.reconcile.schedulers.installed import Installed
+from world import World, make_job, make_queue
+
+KINDS = (kinds.VOLCANO_POD_GROUPS, kinds.KUEUE_WORKLOADS[0], kinds.NATIVE_GROUPS[0])
+INSTALLED = Installed(resources=frozenset((kind.api_version, kind.plural) for kind in KINDS))
+GROUP = kinds.VOLCANO_POD_GROUPS.plural
+
+
+def world_of(gang: str = "volcano", **spec: Any) -> World:
+    queue = make_queue(scheduling={"gang": gang})
+    world = World(make_job(**{"numNodes": 2, "reliability": {"maxRestarts": 1}, **spec}), queue)
+    world.installed = INSTALLED
+    world.settle()
+    return world
+
+
+def groups(world: World) -> list[str]:
+    return [name for plural, name in world.objects if plural == GROUP]
+
+
+def says(world: World, name: str, kind: str, status: str, message: str, field: str = "") -> None:
+    """The scheduler writes a condition into the group's status."""
+    condition = {"type": kind, "status": status, "reason": "Any", "message": message}
+    group = world.objects[name, "train"]
+    told = msgspec.convert({field or "conditions": [condition]}, type(group.status))
+    world.objects[name, "train"] = replace(group, status=told)
+
+
+def test_a_group_is_made_before_its_child_job_and_stays_while_the_gang_lives():
+    world = world_of()
+    assert world.created.index((GROUP, "train")) < world.created.index(("jobs", "train"))
+    world.all_workers("Running")
+    world.settle()
+    assert world.phase == "Running"
+    assert groups(world) == ["train"]
+
+
+def test_each_attempt_has_a_group_and_the_last_one_goes_when_its_pods_have():
+    world = world_of()
+    world.all_workers("Running")
+    world.settle()
+    world.end_container("train-0-abcde", "trainer", exit_code=1)
+    world.settle()
+    world.pass_time(seconds=60)
+    world.settle()
+    assert groups(world) == ["train", "train-r1"]  # a worker of the old gang has not ended yet
+    world.containers_stop()
+    world.job_condition("Failed")
+    world.settle()
+    assert groups(world) == ["train-r1"]
+
+
+def test_a_group_goes_with_the_end_of_its_job():
+    world = world_of()
+    world.all_workers("Succeeded")
+    world.job_condition("Complete")
+    world.settle()
+    assert world.phase == "Succeeded"
+    assert not groups(world)
+
+
+def test_a_group_goes_with_a_pause_once_the_workers_have_ended():
+    world = world_of()
+    world.all_workers("Running")
+    world.settle()
+    world.spec(suspend=True)
+    world.settle()
+    assert groups(world) == ["train"]
+    world.containers_stop()
+    world.settle()
+    assert not groups(world)
+
+
+def test_a_group_whose_child_job_is_refused_goes_and_comes_anew():
+    world = world_of()
+    world.objects = {k: o for k, o in world.objects.items() if k[0] not in ("jobs", "pods")}
+    world.queue = None
+    world.settle()
+    assert not groups(world)
+
+
+def test_a_group_that_is_going_already_is_left_alone():
+    world = world_of()
+    group: SchedulingGroup = world.objects[GROUP, "train"]
+    meta = replace(group.metadata, deletion_timestamp=world.now)
+    world.objects[GROUP, "train"] = replace(group, metadata=meta)
+    world.all_workers("Succeeded")
+    world.job_condition("Complete")
+    world.settle()
+    assert groups(world) == ["train"]
+
+
+def test_groups_of_others_are_left_alone():
+    world = world_of()
+    group: SchedulingGroup = world.objects[GROUP, "train"]
+    others = (OwnerReference(uid="another", controller=True),)
+    meta = replace(group.metadata, name="foreign", owner_references=others)
+    world.objects[GROUP, "foreign"] = replace(group, metadata=meta)
+    world.all_workers("Succeeded")
+    world.job_condition("Complete")
+    world.settle()
+    assert groups(world) == ["foreign"]
+
+
+# What the scheduler says
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "field"),
+    [
+        ("Unschedulable", "True", "conditions"),
+        ("UnschedulableOnNodePool", "True", "schedulingConditions"),
+        ("PodGroupInitiallyScheduled", "False", "conditions"),
+    ],
+)
+def test_what_the_scheduler_says_of_a_waiting_gang_is_told(kind, status, field):
+    world = world_of()
+    says(world, GROUP, kind, status, "2/2 tasks do not fit", field)
+    world.settle()
+    assert world.job.status.reason == "GangUnschedulable"
+    assert world.job.status.message == "PodGroup train: 2/2 tasks do not fit"
+    assert world.condition("Scheduled").reason == "GangUnschedulable"
+    world.all_workers("Running")
+    world.settle()
+    assert world.job.status.reason == "WorkersRunning"
+
+
+def test_what_the_scheduler_says_in_favour_of_a_gang_is_no_reason_to_wait():
+    world = world_of()
+    says(world, GROUP, "Unschedulable", "False", "fits")
+    world.settle()
+    assert world.job.status.reason == "WorkersStarting"
+
+
+# Kueue
+
+
+def suspended(world: World, suspend: bool) -> None:
+    """Kueue takes or gives the child Job its place."""
+    child = world.objects["jobs", "train"]
+    world.objects["jobs", "train"] = replace(child, spec=replace(child.spec, suspend=suspend))
+
+
+def kueue_says(world: World, message: str) -> None:
+    child = world.objects["jobs", "train"].metadata
+    owners = [{"kind": "Job", "name": "train", "uid": child.uid, "controller": True}]
+    meta = {"name": "job-train-1a2b3", "namespace": "ml", "ownerReferences": owners}
+    condition = {"type": "QuotaReserved", "status": "False", "message": message}
+    body = {"metadata": meta, "status": {"conditions": [condition]}}
+    world.kinds["workloads"] = kinds.KUEUE_WORKLOADS[0]
+    world.objects["workloads", "train"] = msgspec.convert(body, SchedulingGroup)
+
+
+def test_a_job_waits_in_the_queue_until_kueue_admits_it():
+    world = world_of("kueue")
+    assert (world.phase, world.job.status.reason) == ("Queued", "WaitingForKueue")
+    kueue_says(world, "insufficient quota for nvidia.com/gpu")
+    world.settle()
+    assert world.phase == "Queued"
+    assert world.job.status.message == (
+        "Workload job-train-1a2b3: insufficient quota for nvidia.com/gpu"
+    )
+    assert not [e for plan in world.plans for e in plan.events if e.type == "Warning"]
+    suspended(world, False)
+    world.all_workers("Running")
+    world.settle()
+    assert world.phase == "Running"
+    assert ("workloads", "train") in world.objects
+
+
+def test_a_job_that_kueue_preempts_is_preempted_and_no_failure():
+    world = world_of("kueue")
+    suspended(world, False)
+    world.all_workers("Running")
+    world.settle()
+    suspended(world, True)
+    world.end_container("train-0-abcde", "trainer", exit_code=143)
+    kueue_says(world, "preempted by another")
+    world.settle()
+    assert (world.phase, world.job.status.reason) == ("Preempted", "JobSuspended")
+    assert "by Kueue" in world.job.status.message
+    assert "preempted by another" in world.job.status.message
+    assert (world.job.status.restarts, world.job.status.attempt) == (0, 0)
+    suspended(world, False)
+    world.all_workers("Running")
+    world.settle()
+    assert world.phase == "Running"
+
+
+def test_a_job_that_somebody_suspends_is_preempted_too():
+    world = world_of("none")
+    suspended(world, True)
+    world.settle()
+    assert world.phase == "Preempted"
+    assert world.job.status.message == "Job train is suspended; it goes on when it is resumed"
+
+
+# Elastic jobs
+
+
+ELASTIC: Any = {
+    "numNodes": 4,
+    "elastic": {"minNodes": 2, "maxNodes": 4},
+}
+
+
+def grown(gang: str) -> World:
+    """A gang of 2 that was asked for 4, when it is time to look for room."""
+    world = world_of(gang, **ELASTIC)
+    for index in (0, 1):
+        world.pod(f"train-{index}-abcde", phase="Running")
+    world.settle()
+    world.pass_time(seconds=40)
+    world.settle()
+    world.containers_stop()
+    assert len(world.workers()) == 2
+    world.all_workers("Running")
+    world.settle()
+    world.pass_time(minutes=10)
+    world.settle()
+    return world
+
+
+def test_probes_ask_the_gangs_scheduler():
+    world = grown("volcano")
+    bodies: list[Any] = [apply.body for plan in world.plans for apply in plan.applies]
+    probes = [body for body in bodies if body["metadata"]["name"].startswith("train-probe-")]
+    assert len(probes) == 2
+    assert probes[0]["spec"]["schedulerName"] == "volcano"
+    assert probes[0]["metadata"]["annotations"] == {"scheduling.volcano.sh/queue-name": "default"}
+
+
+def test_no_probe_asks_in_the_place_of_kueue():
+    queue = {"scheduling": {"gang": "kueue"}}
+    world = grown("volcano")
+    world.queue = make_queue(**queue)
+    world.objects = {k: o for k, o in world.objects.items() if "probe" not in k[1]}
+    world.settle()
+    assert "Kueue tells nobody of room" in world.condition("FullSize").message
+    assert not [name for _, name in world.objects if "probe" in name]
+
+
+def test_no_probe_asks_a_scheduler_that_is_gone():
+    world = grown("volcano")
+    world.installed = Installed()
+    world.objects = {k: o for k, o in world.objects.items() if "probe" not in k[1]}
+    world.settle()
+    assert "install Volcano" in world.condition("FullSize").message
+    assert world.phase == "Running"
