@@ -388,6 +388,7 @@ class World:
             self.observed().sync_pods[-1].metadata.name,
             phase="Running",
             pod_ip=ip,
+            conditions=(Condition(type="Ready", status="False", reason="ContainersNotReady"),),
             container_statuses=(
                 ContainerStatus(name="serve", ready=True),
                 ContainerStatus(name="sync", state=ended),

@@ -93,8 +93,8 @@ def serves(pod: Pod) -> bool:
 def is_serving(pod: Pod) -> bool:
     """Whether a serve pod has the workspace whole, and hands it out."""
     ready = _container(pod, names.SERVE_CONTAINER).ready
-    unheard = any(c.type == "Ready" and c.status != "True" for c in pod.status.conditions)
-    return has_content(pod) and ready and not unheard and bool(pod.status.pod_ip)
+    # Not the pod's own Ready: with a container that has ended it never is.
+    return has_content(pod) and ready and bool(pod.status.pod_ip)
 
 
 def has_content(pod: Pod) -> bool:

@@ -8,7 +8,6 @@ from msgspec.structs import replace
 from torchrun_api import names
 from torchrun_api.core import ContainerState, ContainerStatus, StateTerminated
 from torchrun_api.kinds import PODS
-from torchrun_api.meta import Condition
 from world import World, make_job, make_queue
 
 FIRST, SECOND = "10.0.0.7", "10.0.0.8"
@@ -153,10 +152,14 @@ def test_a_pod_on_a_lost_node_is_replaced_while_the_gang_runs(source: str) -> No
     assert all(c.type != "WorkspaceUpToDate" for c in world.job.status.conditions)
 
 
-def test_a_pod_whose_node_is_silent_serves_nobody_that_is_told() -> None:
+def test_a_server_that_starts_again_is_told_to_nobody() -> None:
     world = running()
-    silent = Condition(type="Ready", status="False")
-    world.pod("train-serve-0", conditions=(silent,))
+    starts = ContainerStatus(name="serve")
+    ended = ContainerStatus(
+        name="sync",
+        state=ContainerState(terminated=StateTerminated(message='{"revision": 2}')),
+    )
+    world.pod("train-serve-0", container_statuses=(starts, ended))
     world.settle()
     assert world.phase == "Running"
     assert told(world) == {("1", f"http://{FIRST}:8081")}
