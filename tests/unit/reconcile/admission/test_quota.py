@@ -76,19 +76,25 @@ def test_a_queue_outside_of_the_cohort_borrows_nothing():
 
 
 def test_nobody_borrows_before_the_lender_has_its_own():
-    # b cannot start before a job without a deadline ends, nor may it preempt that.
-    queues = [*cohort(a=8, b=16), queue("other")]
-    running = [holds("other-1", "other"), holds("a-1", "a")]
-    asked = [request("a-2", "a"), request("b-1", "b", 2)]
-    decisions = decide(nodes(3), queues, *running, *asked)
-    assert admitted(decisions) == []
-    queues = [*cohort(a=8, b=16), queue("other", 0)]
-    running = [holds("other-1", "other", 2), holds("a-1", "a")]
-    first = request("z", "other", 3, age=99)
-    decisions = decide(nodes(4), [*queues[:2], queue("other", 9)], *running, *asked, first)
+    # A third queue is next and keeps the lender waiting, which therefore has no reservation.
+    queues = [*cohort(a=8, b=16), queue("z", 9)]
+    running = [
+        holds("z-1", "z", 2, seconds_left=3600),
+        holds("a-1", "a", seconds_left=3600),
+    ]
+    asked = [
+        request("z-2", "z", 3, age=99),
+        request("b-1", "b", 2),
+        request("a-2", "a", age=9),
+        request("a-3", "a", 1, 4, age=8, seconds_left=60),
+    ]
+    decisions = decide(nodes(4), queues, *running, *asked)
     assert admitted(decisions) == []
     assert decisions.waits["a-2"].reason == "LenderFirst"
     assert "queue b waits for its own first" in decisions.waits["a-2"].message
+    # Where the lender asks for nothing, its quota is there for others.
+    decisions = decide(nodes(4), queues, *running, asked[0], *asked[2:])
+    assert admitted(decisions) == ["a-2"]
 
 
 def test_a_lender_takes_back_its_own_from_the_youngest():
@@ -161,3 +167,15 @@ def test_a_job_of_a_queue_that_takes_no_part_only_takes_room():
     decisions = decide(nodes(2), [queue("a")], *asked)
     assert admitted(decisions) == []
     assert set(decisions.waits) == {"a-1"}
+
+
+def test_for_room_only_those_who_borrow_have_to_leave_and_only_as_long_as_they_do():
+    running = [holds("b-1", "b", held=9), holds("b-2", "b", held=8), holds("z-1", "z")]
+    queues = [*cohort(a=16, b=16), queue("z")]
+    decisions = decide(nodes(3), queues, *running, request("mine", "a"))
+    assert decisions.preempts == ()
+    queues = [*cohort(a=16, b=8), queue("z")]
+    decisions = decide(nodes(3), queues, *running, request("mine", "a"))
+    assert [p.uid for p in decisions.preempts] == ["b-2"]
+    decisions = decide(nodes(3), queues, *running, request("mine", "a", 2))
+    assert decisions.preempts == ()
