@@ -1,0 +1,138 @@
+"""GPU nodes played by kwok, beside the cluster's real node: placement without hardware.
+
+Scheduler, Job controller and controller are real; a pod there is nothing but its status.
+"""
+
+import json
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from e2e.cluster import Cluster
+from e2e.history import History
+from e2e.manifests import queue
+from e2e.space import Space
+from torchrun_api import names
+from torchrun_api.json import JsonObject
+from torchrun_cluster import LocalCluster, binaries
+
+STAGES = Path(__file__).with_name("kwok.yaml")
+ENDS = "torchrun-e2e/ends"
+ROLE = "torchrun-e2e/role"
+FAKE = {ROLE: "fake-gpus"}
+TAINT = {"key": ROLE, "value": FAKE[ROLE], "effect": "NoSchedule"}
+PER_NODE = 8
+ONE_NODE = {"gpus": PER_NODE, "cpus": 8, "memory": "64Gi"}
+"""A worker that takes a whole node."""
+DDP = """\
+import torch, torch.distributed as d
+d.init_process_group("gloo")
+total = torch.ones(1)
+d.all_reduce(total)
+print("sum", int(total), flush=True)
+"""
+"""For the pods of the real node."""
+
+
+def local(cluster: Cluster) -> LocalCluster:
+    """The cluster, if its parts are ours to add to."""
+    if cluster.local is None:
+        pytest.skip("this cluster is not ours to install schedulers in")
+    return cluster.local
+
+
+@contextmanager
+def installed(cluster: Cluster, addon: str) -> Iterator[None]:
+    """Volcano or Kueue in the cluster for the time of the block."""
+    local(cluster).install(addon)
+    try:
+        yield
+    finally:
+        local(cluster).uninstall(addon)
+
+
+@contextmanager
+def nodes(cluster: Cluster, count: int, log: Path) -> Iterator[None]:
+    """So many nodes with eight GPUs each, for the time of the block."""
+    program = binaries.ensure(["kwok"])["kwok"]
+    selector = f"{ROLE}={FAKE[ROLE]}"
+    command = [
+        *(str(program), "--kubeconfig", str(cluster.kubeconfig), "--config", str(STAGES)),
+        *("--manage-nodes-with-label-selector", selector, "--node-lease-duration-seconds", "40"),
+    ]
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output)
+    try:
+        for number in range(count):
+            add_node(cluster, number)
+        yield
+        cluster.kubectl("delete", "nodes", "-l", selector)
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def add_node(cluster: Cluster, number: int) -> None:
+    """One more node, and wait until it is ready."""
+    name = f"fake-gpus-{number}"
+    node = {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "labels": {**FAKE, "kubernetes.io/hostname": name}},
+        "spec": {"taints": [TAINT]},
+    }
+    cluster.kubectl("create", "-f", "-", stdin=json.dumps(node))
+    cluster.kubectl("wait", f"node/{name}", "--for=condition=Ready", "--timeout=60s")
+
+
+def gpu_queue(name: str, scheduling: Mapping[str, object], **spec: object) -> JsonObject:
+    """A queue for whole fake nodes, without storage."""
+    return queue(
+        name,
+        "none",
+        nodeResources=ONE_NODE,
+        distributed={"backend": "nccl"},
+        storage={"workspace": {"enabled": False}, "checkpoints": {"enabled": False}},
+        scheduling={
+            "nodeSelector": FAKE,
+            "tolerations": [{**TAINT, "operator": "Equal"}],
+            **scheduling,
+        },
+        **spec,
+    )
+
+
+def end(space: Space, job: str, phase: str, *, index: int | None = None) -> None:
+    """Let the running workers of a job end, or one of them: Succeeded or Failed."""
+    selector = f"{names.JOB_LABEL}={job},{names.COMPONENT_LABEL}={names.WORKER}"
+    if index is not None:
+        selector += f",batch.kubernetes.io/job-completion-index={index}"
+    running = ("--field-selector", "status.phase=Running")
+    listed = space.kubectl("get", "pods", "-l", selector, *running, "-o", "name").split()
+    assert listed, f"no worker of {job} runs"
+    space.kubectl("annotate", *listed, f"{ENDS}={phase}")
+
+
+def bound(pods: History, job: str) -> set[str]:
+    """Names of all of a job's pods that were ever on a node."""
+    return {
+        state["metadata"]["name"]
+        for state in pods.states()
+        if state["metadata"]["labels"].get(names.JOB_LABEL) == job and state["spec"].get("nodeName")
+    }
+
+
+def assert_never_together(pods: History, *jobs: str) -> None:
+    """Replay the pods' history: at no moment may two of the jobs hold nodes."""
+    holders: dict[str, str] = {}
+    for state in pods.states():
+        name, job = state["metadata"]["name"], state["metadata"]["labels"].get(names.JOB_LABEL)
+        ended = state["status"].get("phase") in ("Succeeded", "Failed")
+        if job in jobs and state["spec"].get("nodeName") and not ended:
+            holders[name] = job
+        else:
+            holders.pop(name, None)
+        assert len(set(holders.values())) <= 1, f"two gangs hold nodes: {holders}"

@@ -1,0 +1,100 @@
+"""Gangs under the real Volcano: on GPU nodes that kwok plays, and once on a real node."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from e2e import gpus
+from e2e.cluster import Cluster
+from e2e.manifests import job, queue
+from e2e.space import Space
+from torchrun_api.kinds import PODS, TORCHRUN_JOBS
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(420, func_only=True)]
+NODES = 4
+VOLCANO = {"scheduler": "volcano", "gang": "volcano"}
+POD_GROUPS = "podgroups.scheduling.volcano.sh"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _volcano(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    log = tmp_path_factory.mktemp("kwok") / "log"
+    with gpus.installed(cluster, "volcano"), gpus.nodes(cluster, NODES, log):
+        yield
+
+
+def gang(name: str, nodes: int, **spec: object) -> dict:
+    return job(name, "gpus", "train", nodes, **spec)
+
+
+def test_a_gang_that_does_not_fit_starts_no_pod_until_there_is_room(space: Space, cluster: Cluster):
+    space.apply(gpus.gpu_queue("gpus", VOLCANO), gang("large", NODES + 1), gang("small", NODES))
+    with space.history(PODS) as pods:
+        # As many as there are nodes come and go meanwhile: the scheduler had its chance.
+        space.wait_phase("small", "Running", 90)
+        status = space.get(TORCHRUN_JOBS, "large")["status"]
+        assert status["phase"] == "Queued"
+        assert "minAvailable" in status["message"]
+        gpus.end(space, "small", "Succeeded")
+        space.wait_phase("small", "Succeeded")
+        space.apply(gang("next", NODES))
+        space.wait_phase("next", "Running", 90)
+        gpus.end(space, "next", "Succeeded")
+        space.wait_phase("next", "Succeeded")
+        assert not gpus.bound(pods, "large")
+
+        gpus.add_node(cluster, NODES)
+        space.wait_phase("large", "Running", 90)
+        assert len(gpus.bound(pods, "large")) == NODES + 1
+    cluster.kubectl("delete", "node", f"fake-gpus-{NODES}")
+
+
+def test_two_gangs_that_each_need_all_nodes_run_one_after_the_other(space: Space):
+    with space.history(PODS) as pods:
+        space.apply(gpus.gpu_queue("gpus", VOLCANO), gang("left", NODES), gang("right", NODES))
+        with space.history(TORCHRUN_JOBS) as jobs:
+            first = jobs.until(running)
+            second = "right" if first == "left" else "left"
+            assert not gpus.bound(pods, second)
+            gpus.end(space, first, "Succeeded")
+            space.wait_phase(second, "Running", 90)
+            gpus.end(space, second, "Succeeded")
+            space.wait_phase(second, "Succeeded")
+        gpus.assert_never_together(pods, "left", "right")
+        for name in ("left", "right"):
+            assert len(gpus.bound(pods, name)) == NODES
+
+
+def running(state: dict) -> str | None:
+    return state["metadata"]["name"] if state.get("status", {}).get("phase") == "Running" else None
+
+
+def test_a_gang_that_failed_starts_again_as_a_whole(space: Space):
+    space.apply(gpus.gpu_queue("gpus", VOLCANO), gang("again", NODES))
+    space.wait_phase("again", "Running", 90)
+    with space.history(PODS) as pods:
+        gpus.end(space, "again", "Failed", index=1)
+        space.wait("torchrunjob/again", "jsonpath={.status.attempt}=1", 90)
+        space.wait_phase("again", "Running", 90)
+        gpus.end(space, "again", "Succeeded")
+        status = space.wait_phase("again", "Succeeded")
+        assert status["restarts"] == 1
+        assert len({name for name in gpus.bound(pods, "again") if "-r1-" in name}) == NODES
+    groups = space.kubectl("get", POD_GROUPS, "-o", "name").split()
+    space.kubectl("delete", "torchrunjob", "again")
+    for group in groups:
+        space.wait(group, "delete")
+
+
+def test_real_pods_train_under_volcano(space: Space, tmp_path: Path):
+    (tmp_path / "train.py").write_text(gpus.DDP)
+    resources = {"cpus": "250m", "memory": "1Gi"}
+    space.apply(queue("torch", space.cluster.trainer, nodeResources=resources, scheduling=VOLCANO))
+    options = ("--queue", "torch", "--nodes", "2", "--name", "real")
+    with space.history(PODS) as pods:
+        run = space.submit(tmp_path, "python train.py", *options, seconds=240)
+        assert run.returncode == 0, run.stderr
+        workers = [s for s in pods.states() if s["metadata"]["name"].startswith("real-0-")]
+    assert "sum 2" in run.stdout
+    assert {state["spec"]["schedulerName"] for state in workers} == {"volcano"}
