@@ -1,6 +1,5 @@
 """Many jobs or queues in a table."""
 
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -8,14 +7,13 @@ from kubectl_torchrun import output
 from kubectl_torchrun.api import Api, ApiError
 from kubectl_torchrun.errors import ClusterProblem
 from kubectl_torchrun.kubectl import Target
+from kubectl_torchrun.queueing import nodes, queue_table, waiting_table
 from kubectl_torchrun.session import session
 from kubectl_torchrun.slices import JOBS, QUEUES, Job, ProgressSlice, Queue
 from kubectl_torchrun.terminal import Terminal
 from torchrun_api.json import JsonObject
 
 R = TypeVar("R")
-
-WAITING = frozenset({"", "Pending", "Syncing", "Queued", "Preempted"})
 
 
 class Choice(NamedTuple):
@@ -44,7 +42,7 @@ def jobs(target: Target, choice: Choice, form: str, terminal: Terminal) -> int:
 
 
 def queues(target: Target, choice: Choice, form: str, terminal: Terminal) -> int:
-    """Print the queues with how many of their jobs run and wait."""
+    """Print the queues with what is used of them, and the jobs that wait to be admitted."""
     with session(target) as cluster:
         if form:
             path = QUEUES.path("" if choice.everywhere else cluster.namespace)
@@ -68,7 +66,11 @@ def queues(target: Target, choice: Choice, form: str, terminal: Terminal) -> int
             where = "" if choice.everywhere else f" in the namespace {cluster.namespace}"
             terminal.note(f"No TorchrunQueues{where}; an administrator makes them.")
             return 0
-        output.say(queue_table(found, running, choice.everywhere, output.screen_width()))
+        width = output.screen_width()
+        output.say(queue_table(found, running, choice.everywhere, width))
+        waiting = waiting_table(running, choice.everywhere, width)
+        if waiting:
+            output.say(["", *waiting])
     return 0
 
 
@@ -91,46 +93,6 @@ def job_table(jobs: Sequence[Job], everywhere: bool, width: int | None) -> list[
         for job in sorted(jobs, key=_by_age)
     ]
     return output.columns(head, rows, width, ("QUEUE", "NODES", "PROGRESS"))
-
-
-def queue_table(
-    queues: Sequence[Queue], jobs: Sequence[Job], everywhere: bool, width: int | None
-) -> list[str]:
-    """Lines, by name."""
-    running, waiting = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
-    for job in jobs:
-        key = (job.metadata.namespace, job.spec.job_queue)
-        running[key] += job.status.phase == "Running"
-        waiting[key] += job.status.phase in WAITING
-    head = ["NAMESPACE"] * everywhere + [
-        *("NAME", "WEIGHT", "QUOTA", "RUNNING", "WAITING", "GPUS/NODE", "AGE", "IMAGE"),
-    ]
-    rows = []
-    for queue in sorted(queues, key=lambda q: (q.metadata.namespace, q.metadata.name)):
-        meta, spec = queue.metadata, queue.spec
-        key = (meta.namespace, meta.name)
-        rows.append(
-            [meta.namespace] * everywhere
-            + [
-                meta.name,
-                "-" if spec.weight is None else f"{spec.weight:g}",
-                ",".join(f"{name}={value}" for name, value in spec.quota.items()) or "-",
-                str(running[key]),
-                str(waiting[key]),
-                str(spec.node_resources.gpus),
-                output.age(meta.creation_timestamp),
-                spec.image or "-",
-            ]
-        )
-    return output.columns(head, rows, width, ("GPUS/NODE", "AGE", "IMAGE"))
-
-
-def nodes(job: Job) -> str:
-    """Nodes as they are or were asked for; GPUs where only they are known."""
-    known = job.status.num_nodes or job.spec.num_nodes
-    if known is None:
-        return f"{job.spec.num_gpus} GPUs" if job.spec.num_gpus else "-"
-    return str(known)
 
 
 def progress(said: ProgressSlice | None) -> str:

@@ -108,6 +108,7 @@ class JobStatusSlice(Wire, frozen=True, kw_only=True):
     attempts: tuple[AttemptSlice, ...] = ()
     workspace_revision: int = 0
     workspace_commit: str = ""
+    queue_position: int | None = None
     start_time: datetime | None = None
     completion_time: datetime | None = None
 
@@ -179,11 +180,26 @@ class QueueSpecSlice(Wire, frozen=True, kw_only=True):
     quota: dict[str, JsonValue] = field(default_factory=dict)
 
 
+class QueueAdmissionSlice(Wire, frozen=True, kw_only=True):
+    """The coordinator's account: what admitted jobs use, and what is left of the queue's quota."""
+
+    summary: str = ""
+    used: dict[str, JsonValue] = field(default_factory=dict)
+    free: dict[str, JsonValue] = field(default_factory=dict)
+
+
+class QueueStatusSlice(Wire, frozen=True, kw_only=True):
+    """How a queue stands."""
+
+    admission: QueueAdmissionSlice | None = None
+
+
 class Queue(Wire, frozen=True, kw_only=True):
     """A TorchrunQueue as far as the plugin reads it."""
 
     metadata: ObjectMeta = ObjectMeta()
     spec: QueueSpecSlice = QueueSpecSlice()
+    status: QueueStatusSlice = QueueStatusSlice()
 
 
 class ListMeta(Wire, frozen=True, kw_only=True):

@@ -13,8 +13,8 @@ from kubectl_torchrun.api import Api
 from kubectl_torchrun.errors import DETACHED, RUN_FAILED, SUCCEEDED
 from kubectl_torchrun.follow import Narrator
 from kubectl_torchrun.kubectl import Target
-from kubectl_torchrun.listing import nodes
 from kubectl_torchrun.mirror import Mirror, attempt_of, rank_of
+from kubectl_torchrun.queueing import nodes
 from kubectl_torchrun.session import Cluster, session
 from kubectl_torchrun.slices import JOBS, PODS, Job, ProgressSlice
 from kubectl_torchrun.story import story

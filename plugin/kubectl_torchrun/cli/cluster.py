@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 @base.output_option("name", "yaml", "json")
 @base.cluster_options
 def queues(all_namespaces: bool, output: str, where: base.Where) -> None:
-    """List the TorchrunQueues with weight, quota, and how many of their jobs run and wait.
+    """List the TorchrunQueues: what is used of their quota, how many of their jobs run and wait;
+    and below, each job that waits to be admitted, with its place and what it waits for.
 
     \b
     Examples:

@@ -2,11 +2,13 @@
 
 import json
 import shutil
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 from click.testing import CliRunner, Result
 
 from kubectl_torchrun import follow
@@ -64,6 +66,17 @@ class Laptop:
         )
         self.server.logs[name] = list(lines)
         return name
+
+    def once_watched(self, change: Callable[[], object]) -> None:
+        """Play the cluster when jobs are watched for the first time."""
+        seen: list[str] = []
+
+        def hook(request: web.Request) -> None:
+            if request.query.get("watch") and request.path.endswith("torchrunjobs") and not seen:
+                seen.append(request.path)
+                threading.Timer(0.1, change).start()
+
+        self.server.hooks.append(hook)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import json
 import signal
 import threading
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -134,18 +133,6 @@ def test_a_terminal_is_asked_before_anything_is_deleted(
     assert (("torchrunjobs", "run") in laptop.server.objects) != deleted
 
 
-def once_watched(laptop: Laptop, change: Callable[[], None]) -> None:
-    """Play the cluster when the job is watched for the first time."""
-    seen: list[str] = []
-
-    def hook(request: web.Request) -> None:
-        if request.query.get("watch") and request.path.endswith("torchrunjobs") and not seen:
-            seen.append(request.path)
-            threading.Timer(0.1, change).start()
-
-    laptop.server.hooks.append(hook)
-
-
 def test_wait_ends_with_the_condition_or_the_time(laptop: Laptop) -> None:
     laptop.job("run", status={"phase": "Running"})
     assert laptop.run("resume", "run", "--wait").exit_code == 0
@@ -157,7 +144,7 @@ def test_wait_ends_with_the_condition_or_the_time(laptop: Laptop) -> None:
 
 def test_wait_ends_with_the_run(laptop: Laptop) -> None:
     laptop.job("run", status={"phase": "Running"})
-    once_watched(laptop, lambda: laptop.job("run", status={"phase": "Failed"}))
+    laptop.once_watched(lambda: laptop.job("run", status={"phase": "Failed"}))
     result = laptop.run("suspend", "run", "--wait=suspended")
     assert result.exit_code == 1
     assert "run is Failed, not Suspended" in result.stderr
@@ -165,7 +152,7 @@ def test_wait_ends_with_the_run(laptop: Laptop) -> None:
 
 def test_a_job_that_goes_while_it_is_waited_for(laptop: Laptop) -> None:
     laptop.job("run", status={"phase": "Running"})
-    once_watched(laptop, lambda: laptop.server.delete("torchrunjobs", "run"))
+    laptop.once_watched(lambda: laptop.server.delete("torchrunjobs", "run"))
     result = laptop.run("suspend", "run", "--wait")
     assert result.exit_code == 1
     assert "was deleted before it was Suspended" in result.stderr

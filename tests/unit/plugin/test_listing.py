@@ -97,10 +97,59 @@ def test_queues_count_their_jobs(laptop: Laptop) -> None:
     laptop.server.put("torchrunqueues", "other")
     lines = laptop.run("queues").stdout.splitlines()
     assert lines[0].split() == [
-        *("NAME", "WEIGHT", "QUOTA", "RUNNING", "WAITING", "GPUS/NODE", "AGE", "IMAGE"),
+        *("NAME", "USED", "WEIGHT", "QUOTA", "RUNNING", "WAITING", "GPUS/NODE", "AGE", "IMAGE"),
     ]
-    assert lines[1].split() == ["other", "-", "-", "0", "1", "0", "-"]
-    assert lines[2].split() == ["q", "2", "gpus=16", "1", "0", "8", "i"]
+    assert lines[1].split() == ["other", "-", "-", "-", "0", "1", "0", "-"]
+    assert lines[2].split() == ["q", "-", "2", "gpus=16", "1", "0", "8", "i"]
+    assert len(lines) == 3, "nobody waits to be admitted"
+
+
+@pytest.mark.parametrize(
+    ("admission", "shown"),
+    [
+        ({"used": {"gpus": 16}, "free": {"gpus": 4}, "summary": "16/20 GPUs"},
+         "[########--] 16/20 GPUs"),
+        ({"used": {"gpus": 2, "cpu": "500m"}, "free": {"gpus": 2, "cpu": "500m"},
+          "summary": "2/4 GPUs"}, "[#####-----] 2/4 GPUs"),
+        ({"used": {"memory": "1Gi", "jobs": 1}, "free": {"memory": "3Gi", "jobs": 1},
+          "summary": "s"}, "[#####-----] s"),
+        ({"used": {"gpus": 199}, "free": {"gpus": 1}, "summary": "s"}, "[#########-] s"),
+        ({"used": {"gpus": 8}, "free": {"gpus": 0}, "summary": "s"}, "[##########] s"),
+        ({"used": {}, "free": {"gpus": 8}, "summary": "0/8 GPUs"}, "[----------] 0/8 GPUs"),
+        ({"used": {"gpus": 8}, "summary": "8 GPUs"}, "8 GPUs"),
+        ({"free": {"gpus": 0}}, "-"),
+    ],
+)  # fmt: skip
+def test_a_bar_shows_the_scarcest_of_a_queue(
+    laptop: Laptop, admission: dict[str, object], shown: str
+) -> None:
+    laptop.server.put("torchrunqueues", "q", status={"admission": admission})
+    cells = laptop.run("queues").stdout.splitlines()[1].split("   ")
+    assert [cell.strip() for cell in cells if cell.strip()][:3] == ["q", shown, "-"]
+
+
+def test_who_waits_is_listed_by_place_with_what_for(laptop: Laptop) -> None:
+    def waits(place: int | None, message: str) -> dict[str, object]:
+        admitted = {"type": "Admitted", "status": "False", "reason": "R", "message": message}
+        return {"phase": "Queued", "queuePosition": place, "conditions": [admitted]}
+
+    ahead = "2nd in q, needs 16 GPUs on 2 nodes, 8 GPUs free, next: x ends or is preempted"
+    laptop.job("late", status=waits(10, "10th in q"))
+    laptop.job("new", status=waits(None, ""))
+    laptop.job("soon", status=waits(2, ahead))
+    laptop.job("first", spec={"jobQueue": "other", "numGPUs": 12}, status=waits(1, "1st"))
+    laptop.job("runs", status={**waits(1, "grows"), "phase": "Running"})
+    admitted = [{"type": "Admitted", "status": "True", "message": "m"}]
+    laptop.job("starts", status={"phase": "Queued", "conditions": admitted})
+    table = laptop.run("queues").stdout.partition("\n\n")[2].splitlines()
+    assert table[0].split() == ["QUEUE", "PLACE", "JOB", "NODES", "AGE", "WHY"]
+    rows = [[cell.strip() for cell in row.split("   ") if cell.strip()] for row in table[1:]]
+    assert rows == [
+        ["other", "1", "first", "12 GPUs", "1st"],
+        ["q", "2", "soon", "2", ahead],
+        ["q", "10", "late", "2", "10th in q"],
+        ["q", "-", "new", "2", "R"],
+    ]
 
 
 def test_queues_without_the_right_to_see_jobs(laptop: Laptop) -> None:

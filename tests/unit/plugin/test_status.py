@@ -1,7 +1,6 @@
 """The view of one job."""
 
 import json
-import threading
 from datetime import UTC, datetime, timedelta
 
 import click
@@ -82,7 +81,7 @@ def test_watching_without_a_terminal_tells_changes_and_ends_with_the_run(
 ) -> None:
     laptop.job("run", status={"phase": "Running", "reason": "Up"})
     end = {"phase": phase, "reason": "Why"}
-    threading.Timer(1, lambda: laptop.job("run", status=end)).start()
+    laptop.once_watched(lambda: laptop.job("run", status=end))
     result = laptop.run("status", "run", "--watch")
     assert result.exit_code == code
     assert [line.split() for line in result.stderr.splitlines()] == [
@@ -93,7 +92,7 @@ def test_watching_without_a_terminal_tells_changes_and_ends_with_the_run(
 
 def test_a_job_that_is_deleted_while_it_is_watched(laptop: Laptop) -> None:
     laptop.job("run", status={"phase": "Running"})
-    threading.Timer(1, laptop.server.delete, ["torchrunjobs", "run"]).start()
+    laptop.once_watched(lambda: laptop.server.delete("torchrunjobs", "run"))
     result = laptop.run("status", "run", "--watch")
     assert result.exit_code == 1
     assert "was deleted" in result.stderr
