@@ -65,9 +65,6 @@ def submit(target: Target, request: Request, options: SubmitOptions, terminal: T
             cluster.run(lambda api: api.create(JOBS, body, dry_run=True))
             output.write(body, options.output or "yaml")
             return 0
-        if request.development:
-            watch = cluster.command(f"torchrun sync {request.name} --watch")
-            terminal.note(f"Development mode. To send each edit, in another terminal:\n  {watch}")
         delivery = Delivery(cluster, request.name, workspace, memory, terminal, options)
         return delivery.run(body)
 
@@ -226,6 +223,10 @@ class Delivery:
         if self._options.output:
             output.write(body, self._options.output)
         self._terminal.note(f"Created torchrunjob.torchrun.ai/{self._name}")
+        spec = body["spec"]
+        if isinstance(spec, dict) and spec.get("development"):
+            watch = self._cluster.command(f"torchrun sync {self._name} --watch")
+            self._terminal.note(f"To send each edit, in another terminal:\n  {watch}")
 
     async def _upload_and_follow(self, api: Api) -> int:
         options, terminal = self._options, self._terminal
