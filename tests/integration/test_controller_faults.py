@@ -213,6 +213,10 @@ def test_silence_while_nothing_happens(
         for pod in team.workers("running"):
             team.pod_becomes(pod, "Running")
         team.reaches("running", "Running")
+        queue = f"{team.group}/torchrunqueues/research"
+        eventually(
+            "its queue counts it", lambda: team.api.get(queue)["status"]["jobs"]["running"] == 1
+        )
     cluster.stop("kube-controller-manager")
     try:
         _make_finished(team, FINISHED_JOBS)

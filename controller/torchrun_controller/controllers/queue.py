@@ -22,7 +22,7 @@ from torchrun_controller.apply import (
     SupersededError,
     Written,
 )
-from torchrun_controller.controllers.writes import ObjectWriter, Writes
+from torchrun_controller.controllers.writes import BEHIND_RETRY, ObjectWriter, Writes
 from torchrun_controller.observe import Key
 from torchrun_controller.reconcile.plan import Apply, Event
 from torchrun_controller.reconcile.queues import ObservedQueue, QueuePlan, Verdict
@@ -109,6 +109,9 @@ class QueueReconciler:
             # The others are written, and shown soon; only what was refused is still to be told.
             told = self._plan(observed, memory)
             plan = replace(plan, status=told.status, events=told.events)
+        if any(intent.kind is TORCHRUN_QUEUES for intent in plan.applies) and not memory.refused:
+            # Another resourceVersion: a status of this one would be refused. The cache wakes us.
+            return RequeueAfter(BEHIND_RETRY)
         held_back = await self._tell(key, observed.queue, memory, plan)
         waits = [until - self._clock() for _, until in memory.refused.values()]
         if held_back is not None:

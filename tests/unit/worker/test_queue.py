@@ -125,6 +125,17 @@ async def test_a_queue_that_is_gone_is_forgotten(world: World) -> None:
     assert world.seen == []
 
 
+async def test_a_status_follows_the_finalizer_once_the_cache_shows_it(world: World) -> None:
+    hold = Apply(TORCHRUN_QUEUES, {"metadata": {"name": "gpu", "namespace": "ml"}}, "uid")
+    world.plan = lambda _: QueuePlan(applies=(hold,), status=ACTIVE)
+    assert await world.reconciler.attempt(KEY) == RequeueAfter(1)
+    assert world.log == [hold], "a status of the old resourceVersion would be refused"
+    world.cache.resource_version = 100
+    world.plan = lambda _: QueuePlan(status=ACTIVE)
+    assert await world.reconciler.attempt(KEY) == Done()
+    assert world.log == [hold, ACTIVE]
+
+
 class TestTrials:
     """Asked for once, and shown to the second look."""
 
