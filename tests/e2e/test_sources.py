@@ -14,6 +14,7 @@ from e2e.test_reload import STEP, ended, log, plugin, said_at, until, workers
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import PODS, TORCHRUN_JOBS
 from torchrun_api.names import UP_TO_DATE
+from torchrun_cluster import node, state
 from unit.runtime import git_server, s3_server, ssh_server
 
 PASSWORD = "planted-password"
@@ -31,7 +32,6 @@ SERVE = """
         s3.answer = s3_server.behave({"train/src/code.txt": b"from s3"})
         threading.Event().wait()
 """
-ADDRESS = 'jsonpath={.items[*].status.addresses[?(@.type=="InternalIP")].address}'
 FILL = "cd /claim && mkdir -p new/src && printf 'from a claim' > new/src/code.txt && mv new train"
 
 
@@ -217,9 +217,11 @@ def test_a_running_job_takes_what_is_pushed(
 
 def test_git_over_ssh_in_a_sync_pod(space: Space, tmp_path: Path):
     if space.cluster.local is None:
-        pytest.skip("pods of another machine do not reach an sshd of this one")
-    nodes = space.kubectl("get", "nodes", "-o", ADDRESS).split()
-    with ssh_server.serving(tmp_path, nodes[0]) as sshd:
+        pytest.skip("only the local cluster has a network that a process of this machine can enter")
+    cluster = state.read(space.cluster.kubeconfig.parent.name)
+    assert cluster
+    inside = ["nsenter", "--target", str(node.anchor_pid(cluster)), "--net"]
+    with ssh_server.serving(tmp_path, state.NODE_ADDRESS, 2222, inside) as sshd:
         git_server.commit(tmp_path / "train", {"src/code.txt": b"by ssh"})
         ssh_server.make_key(tmp_path / "wrong")
         login = {
@@ -230,7 +232,7 @@ def test_git_over_ssh_in_a_sync_pod(space: Space, tmp_path: Path):
         secret = {"secretRef": {"name": "deploy"}}
         space.apply(fetched("ssh", "by ssh", source="git", url=sshd.url, **secret))
         status = space.wait_reason("ssh", "HostKeyMismatch")
-        assert nodes[0] in status["message"]
+        assert state.NODE_ADDRESS in status["message"]
         login["known_hosts"] = sshd.known_hosts().encode()
         space.apply(opaque("deploy", login))
         status = space.wait_reason("ssh", "AccessDenied", 90)

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,9 +40,22 @@ def make_key(path: Path) -> None:
     subprocess.run(command, check=True, capture_output=True)
 
 
+def free_port(host: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
 @contextmanager
-def serving(folder: Path, host: str = "127.0.0.1") -> Iterator[Sshd]:
-    """A server for the repository `train` in `folder`, on one address of this machine."""
+def serving(
+    folder: Path, host: str = "127.0.0.1", port: int = 0, inside: Sequence[str] = ()
+) -> Iterator[Sshd]:
+    """A server for the repository `train` in `folder`, on one address.
+
+    port: 0 for any that is free on this machine. inside: a command that runs the rest of its
+    arguments where the address is.
+    """
     packages.ensure({"sshd": "openssh-server", "ssh": "openssh-client"})
     program = packages.find("sshd")
     assert program
@@ -59,9 +72,7 @@ def serving(folder: Path, host: str = "127.0.0.1") -> Iterator[Sshd]:
     serve.chmod(0o755)
     public = (folder / "user.pub").read_text()
     (folder / "authorized").write_text(f'restrict,command="{serve}" {public}')
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        port = probe.getsockname()[1]
+    port = port or free_port(host)
     (folder / "config").write_text(
         f"ListenAddress {host}:{port}\nHostKey {folder}/host\nPidFile none\n"
         f"AuthorizedKeysFile {folder}/authorized\nStrictModes no\nUsePAM no\n"
@@ -71,14 +82,11 @@ def serving(folder: Path, host: str = "127.0.0.1") -> Iterator[Sshd]:
     if os.getuid() == 0:
         Path("/run/sshd").mkdir(exist_ok=True)  # where sshd locks itself in, as its package has it
     with (folder / "log").open("wb") as log:
-        command = [program, "-D", "-e", "-f", str(folder / "config")]
+        command = [*inside, program, "-D", "-e", "-f", str(folder / "config")]
         started = subprocess.Popen(command, stderr=log)
     try:
         deadline = time.monotonic() + UP_WITHIN
-        while True:
-            with socket.socket() as probe:
-                if probe.connect_ex((host, port)) == 0:
-                    break
+        while f"Server listening on {host} port {port}" not in (folder / "log").read_text():
             assert started.poll() is None, (folder / "log").read_text()
             assert time.monotonic() < deadline
             time.sleep(0.05)
