@@ -40,6 +40,11 @@ def test_what_the_head_leaves_over_is_given_away_once():
     running = holds("r", "a", 2, seconds_left=HOUR)
     queues = [queue("a", quota={"gpus": 40})]
     assert admitted(decide(nodes(9), queues, running, *asked)) == ["x0"]
+    # The head will have a part of a node that is all free now.
+    running = holds("r", "a", 1, placed={"n000": 1}, seconds_left=HOUR)
+    asked = [request("head", "a", 3, 4, age=9)]
+    asked += [request(f"x{i}", "a", 1, 4, age=8 - i) for i in range(2)]
+    assert admitted(decide(nodes(2), [queue("a")], running, *asked)) == ["x0"]
 
 
 def test_without_a_known_end_only_what_the_head_leaves_over_is_used():
@@ -164,3 +169,6 @@ def test_a_job_on_nodes_of_two_reservations_ends_for_both():
     other = holds("other", "d", placed={"y1": 1}, seconds_left=2 * HOUR)
     waits = decide(machines, queues, both, other, *asked).waits
     assert "next: other ends, by 2026-01-01T02:00Z" in waits["by"].message
+    other = holds("other", "d", placed={"y1": 1}, seconds_left=60)
+    waits = decide(machines, queues, both, other, *asked).waits
+    assert "next: both ends, by 2026-01-01T01:00Z" in waits["by"].message

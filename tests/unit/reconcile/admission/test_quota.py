@@ -97,6 +97,19 @@ def test_nobody_borrows_before_the_lender_has_its_own():
     assert admitted(decisions) == ["a-2"]
 
 
+def test_a_reservation_is_enough_for_a_lender():
+    queues = [queue("a", quota={"gpus": 4}, cohort="c"), *cohort(b=24), queue("z")]
+    running = holds("z-1", "z", 2, seconds_left=3600)
+    asked = [
+        request("b-1", "b", 2),
+        request("short", "a", age=9, seconds_left=60),
+        request("long", "a", age=8),
+    ]
+    decisions = decide(nodes(3), queues, running, *asked)
+    assert admitted(decisions) == ["short"]
+    assert decisions.queues[0].borrowed.gpus == 4
+
+
 def test_a_lender_takes_back_its_own_from_the_youngest():
     running = [
         holds("old", "a", held=300),
