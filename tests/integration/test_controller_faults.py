@@ -137,7 +137,9 @@ def test_a_restarted_api_server_with_a_compacted_history_costs_one_relist(
     gone = [line for line in controller.lines() if line.get("reason") == "Expired"]
     relists = Counter(line["resource"] for line in gone)
     assert relists, "the history was gone"
-    assert max(relists.values()) == 1, relists
+    # Claims of jobs and claims of queues are two watches.
+    watches = {"persistentvolumeclaims": 2}
+    assert all(count <= watches.get(resource, 1) for resource, count in relists.items()), relists
 
 
 def test_it_waits_for_its_kinds_and_says_so(tmp_path: Path) -> None:
