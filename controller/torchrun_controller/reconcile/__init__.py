@@ -11,11 +11,12 @@ from msgspec.structs import replace
 from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.reconcile import progress, status
 from torchrun_controller.reconcile.advance import Successor, advance
-from torchrun_controller.reconcile.attempts import elastic, fence, gang
+from torchrun_controller.reconcile.attempts import admitted, elastic, fence, gang
 from torchrun_controller.reconcile.decision import Decision, soonest
 from torchrun_controller.reconcile.ends import (
     after_the_end,
     deadline_left,
+    preempt,
     suspend,
     sync_left,
 )
@@ -93,6 +94,9 @@ def _decide(observed: Observed, policy: Policy, now: datetime, defaults: Default
         return watch(observed, policy, now, defaults)
     if observed.job.spec.suspend:
         return suspend(observed, now)
+    taken = admitted.preempted(observed.job)
+    if taken:
+        return preempt(observed, taken, now)
     decision = advance(observed, Successor(counts=gang.counts_of(observed)), now, defaults)
     left = sync_left(observed.job.status, policy, now)
     late = left is not None and left <= 0

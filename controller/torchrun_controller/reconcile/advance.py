@@ -9,7 +9,7 @@ from torchrun_api import names
 from torchrun_api.kinds import SERVICES
 from torchrun_api.status import Attempt, LastFailure
 from torchrun_controller.reconcile import dependencies, network
-from torchrun_controller.reconcile.attempts import fence, gang
+from torchrun_controller.reconcile.attempts import admitted, fence, gang
 from torchrun_controller.reconcile.attempts.restarts import Counts
 from torchrun_controller.reconcile.decision import Decision
 from torchrun_controller.reconcile.environment import environment_of
@@ -130,15 +130,18 @@ def _step(
             deletes=step.deletes,
             requeue_after=step.requeue_after,
         )
-    hold = dependencies.hold(observed)
-    if hold is not None:
+    held = _held(observed, run, successor)
+    if held is not None:
+        finding, why = held
+        waits = finding is Finding.DEPENDENCY_WAITING
         return Decision(
-            finding=hold.finding,
-            why=hold.why,
+            finding=finding,
+            why=why,
             attempt=job.status.attempt,
             run=run,
             queue=QUEUE_FOUND,
             workspace=step.why,
+            dependencies=None if waits else dependencies.why_met(observed),
             commit=step.commit,
         )
     attempt = gang.next_attempt(observed)
@@ -176,6 +179,18 @@ def _step(
         deletes=(*gang.end_survivors(observed), *gang.forget_oldest(observed)),
         ended=() if successor.ended is None else (successor.ended,),
     )
+
+
+def _held(observed: Observed, run: Run, successor: Successor) -> tuple[Finding, Why] | None:
+    """What else a gang waits for when its workspace is ready: other jobs, then the queue."""
+    hold = dependencies.hold(observed)
+    if hold is not None:
+        return hold.finding, hold.why
+    why = admitted.missing(observed, run.size.nodes)
+    if why is None:
+        return None
+    gave_way = successor.ended is None and admitted.was_preempted(observed)
+    return Finding.PREEMPTED_WAITING if gave_way else Finding.ADMISSION_WAITING, why
 
 
 def _beside(observed: Observed, run: Run) -> tuple[Apply, ...]:

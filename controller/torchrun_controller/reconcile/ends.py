@@ -4,9 +4,10 @@ from datetime import datetime
 
 from msgspec.structs import replace
 
+from torchrun_api.core import Pod
 from torchrun_api.kinds import TORCHRUN_JOBS
 from torchrun_api.status import TorchrunJobStatus
-from torchrun_controller.reconcile.attempts import gang
+from torchrun_controller.reconcile.attempts import admitted, gang
 from torchrun_controller.reconcile.decision import Decision
 from torchrun_controller.reconcile.observed import Observed
 from torchrun_controller.reconcile.phases import Finding
@@ -20,46 +21,79 @@ from torchrun_controller.reconcile.workspace.preparation import end_preparations
 
 def suspend(observed: Observed, now: datetime) -> Decision:
     """Free everything but the claims; the ranks get their grace period for a checkpoint."""
-    status = observed.job.status
     syncing = end_preparations(observed, serving=False)
-    counts = gang.counts_of(observed)
-    if observed.child_jobs:
-        child = observed.child_jobs[-1]
-        why = Why("Suspending", f"the workers of Job {child.metadata.name} get SIGTERM and end")
-        noted = Decision(
-            finding=Finding.SUSPENDING,
-            why=why,
-            attempt=max(gang.attempt_of(child), status.attempt),
-            counts=counts,
-            deletes=syncing,
-            ended=gang.ended_before(observed),
-        )
-        if not gang.is_in_status(observed):
-            # Only its Job knows its number and its counts: it stays until the status has them.
-            return noted
-        ended = gang.record(observed, Why("Suspended", "spec.suspend was set"), now, counted=False)
-        return replace(
-            noted,
-            deletes=(*syncing, *(gang.delete(job) for job in observed.child_jobs)),
-            ended=(*noted.ended, ended),
-        )
-    # A pod on a lost node never tells of its end: it is remembered, and holds the next gang.
-    ghosts = (p for p in observed.ghosts if nodes.loss(observed, p, now) is None)
     # A serve pod may hold the only copy of the code: it is kept as claims are.
     preparing = (p for p in (*observed.sync_pods, *observed.setup_pods) if not serves(p))
-    waiting = [pod for pod in (*ghosts, *preparing) if alive(pod)]
-    if waiting:
-        names = ", ".join(sorted(pod.metadata.name for pod in waiting)[:4])
-        why = Why("Suspending", f"{len(waiting)} pods still end: {names}")
-        return Decision(
-            finding=Finding.SUSPENDING,
-            why=why,
-            attempt=status.attempt,
-            counts=counts,
-            deletes=syncing,
-        )
+    ending = Decision(
+        finding=Finding.SUSPENDING,
+        why=Why("Suspending", ""),
+        attempt=observed.job.status.attempt,
+        counts=gang.counts_of(observed),
+        deletes=syncing,
+    )
+    still = _end_gang(observed, ending, Why("Suspended", "spec.suspend was set"), now)
+    still = still or _wait_for_pods(observed, ending, now, *preparing)
+    if still is not None:
+        return still
     why = Why("Suspended", "spec.suspend is true; claims are kept, nothing else")
-    return Decision(finding=Finding.SUSPENDED, why=why, attempt=status.attempt, counts=counts)
+    return replace(ending, finding=Finding.SUSPENDED, why=why, deletes=())
+
+
+def preempt(observed: Observed, told: str, now: datetime) -> Decision:
+    """Free what the gang takes, as for a pause; `told` is why the admission is taken back.
+
+    Only the end of this gives back what the queue's quota is charged with.
+    """
+    ending = Decision(
+        finding=Finding.PREEMPTING,
+        why=Why("Preempting", told),
+        attempt=observed.job.status.attempt,
+        counts=gang.counts_of(observed),
+    )
+    still = _end_gang(observed, ending, Why(admitted.PREEMPTED, told), now)
+    still = still or _wait_for_pods(observed, ending, now)
+    if still is not None:
+        return still
+    return replace(ending, finding=Finding.PREEMPTED, why=Why(admitted.PREEMPTED, told))
+
+
+def _end_gang(observed: Observed, ending: Decision, cause: Why, now: datetime) -> Decision | None:
+    """The step that ends the present gang because of `cause`; None if there is none."""
+    if not observed.child_jobs:
+        return None
+    child = observed.child_jobs[-1]
+    noted = replace(
+        ending,
+        why=_and(ending.why, f"the workers of Job {child.metadata.name} get SIGTERM and end"),
+        attempt=max(gang.attempt_of(child), ending.attempt),
+        ended=gang.ended_before(observed),
+    )
+    if not gang.is_in_status(observed):
+        # Only its Job knows its number and its counts: it stays until the status has them.
+        return noted
+    ended = gang.record(observed, cause, now, counted=False)
+    return replace(
+        noted,
+        deletes=(*noted.deletes, *(gang.delete(job) for job in observed.child_jobs)),
+        ended=(*noted.ended, ended),
+    )
+
+
+def _wait_for_pods(
+    observed: Observed, ending: Decision, now: datetime, *preparing: Pod
+) -> Decision | None:
+    """While pods of the gang, or those that prepare one, still end; None once nothing runs."""
+    # A pod on a lost node never tells of its end: it is remembered, and holds the next gang.
+    ghosts = (p for p in observed.ghosts if nodes.loss(observed, p, now) is None)
+    waiting = [pod for pod in (*ghosts, *preparing) if alive(pod)]
+    if not waiting:
+        return None
+    names = ", ".join(sorted(pod.metadata.name for pod in waiting)[:4])
+    return replace(ending, why=_and(ending.why, f"{len(waiting)} pods still end: {names}"))
+
+
+def _and(why: Why, message: str) -> Why:
+    return Why(why.reason, f"{why.message}; {message}" if why.message else message)
 
 
 def running_since(status: TorchrunJobStatus) -> datetime | None:

@@ -23,6 +23,8 @@ class Finding(Enum):
     DEADLINE_EXCEEDED = "the job has run for longer than it may"
     SUSPENDING = "a pause is asked for and pods still end"
     SUSPENDED = "a pause is asked for and nothing runs"
+    PREEMPTING = "the gang gives way to another job, and its pods still end"
+    PREEMPTED = "the gang has given way to another job"
     GANG_FAILED = "a worker failed, and no new gang may follow"
     BACKING_OFF = "a worker failed, and a new gang follows after a delay"
     GANG_RUNNING = "every worker runs or has succeeded"
@@ -39,6 +41,8 @@ class Finding(Enum):
     SYNC_TIMED_OUT = "the workspace was not ready in time"
     WORKSPACE_REFUSED = "the workspace's source cannot be used until it is mended"
     WORKSPACE_SYNCING = "the workspace is not ready"
+    PREEMPTED_WAITING = "nothing is missing but the queue's admission, which another job took"
+    ADMISSION_WAITING = "nothing is missing but the queue's admission"
     READY = "nothing is missing: the gang is created"
 
 
@@ -55,6 +59,8 @@ ROWS: dict[Finding, Row] = {
     Finding.DEADLINE_EXCEEDED: Row("TimedOut", "Failed", "True"),
     Finding.SUSPENDING: Row(None, "Suspended", "False"),
     Finding.SUSPENDED: Row("Suspended", "Suspended", "True"),
+    Finding.PREEMPTING: Row("Preempted", "Running", "False"),
+    Finding.PREEMPTED: Row("Preempted", "Running", "False"),
     Finding.GANG_FAILED: Row("Failed", "Failed", "True"),
     Finding.BACKING_OFF: Row("Queued", "Running", "False"),
     Finding.GANG_RUNNING: Row("Running", "Running", "True"),
@@ -71,6 +77,8 @@ ROWS: dict[Finding, Row] = {
     Finding.SYNC_TIMED_OUT: Row("Failed", "Failed", "True"),
     Finding.WORKSPACE_REFUSED: Row("Syncing", "WorkspaceReady", "False"),
     Finding.WORKSPACE_SYNCING: Row("Syncing", "WorkspaceReady", "False"),
+    Finding.PREEMPTED_WAITING: Row("Preempted", "Running", "False"),
+    Finding.ADMISSION_WAITING: Row("Queued", "Running", "False"),
     Finding.READY: Row("Queued", "Running", "False"),
 }
 

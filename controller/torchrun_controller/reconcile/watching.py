@@ -10,11 +10,11 @@ from torchrun_controller.reconcile.advance import (
     advance,
     missing_service,
 )
-from torchrun_controller.reconcile.attempts import elastic, gang, gate
+from torchrun_controller.reconcile.attempts import admitted, elastic, gang, gate
 from torchrun_controller.reconcile.attempts.failures import Failure
 from torchrun_controller.reconcile.attempts.restarts import Counts, Sentence, delay, judge
 from torchrun_controller.reconcile.decision import Decision, soonest
-from torchrun_controller.reconcile.ends import deadline_left, suspend
+from torchrun_controller.reconcile.ends import deadline_left, preempt, suspend
 from torchrun_controller.reconcile.observed import Defaults, Observed
 from torchrun_controller.reconcile.phases import Finding
 from torchrun_controller.reconcile.policy import Policy
@@ -47,6 +47,9 @@ def watch(observed: Observed, policy: Policy, now: datetime, defaults: Defaults)
         return _timed_out(decision, observed, policy)
     if observed.job.spec.suspend:
         return suspend(observed, now)
+    taken = admitted.preempted(observed.job)
+    if taken:
+        return preempt(observed, taken, now)
     if failure is not None:
         return _after_failure(observed, decision, failure, policy, now, defaults)
     applies = (*missing_service(observed), *gate.instruct(observed, now))

@@ -5,12 +5,10 @@ from pathlib import Path
 from torchrun_controller.reconcile.phases import PHASES, ROWS, TERMINAL, Finding
 
 PAGE = Path(__file__).parents[3] / "docs" / "phases.md"
-# A queue's own admission will use this one.
-NOT_REACHED = {"Preempted"}
 
 
 def page() -> str:
-    live = [p for p in PHASES if p not in TERMINAL and p not in NOT_REACHED]
+    live = [p for p in PHASES if p not in TERMINAL]
     targets = {p: [f for f in Finding if ROWS[f].phase == p] for p in PHASES}
     lines = [
         "# Phases",

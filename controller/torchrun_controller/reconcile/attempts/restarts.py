@@ -14,7 +14,7 @@ from torchrun_controller.reconcile.policy import Policy
 FIRST_DELAY = timedelta(seconds=10)
 LONGEST_DELAY = timedelta(minutes=5)
 SOON = timedelta(minutes=10)
-NO_FAILURES = frozenset({"Suspended", "Resizing", "Shrinking", "Growing"})
+NO_FAILURES = frozenset({"Suspended", "Preempted", "Resizing", "Shrinking", "Growing"})
 
 
 class Sentence(Enum):
