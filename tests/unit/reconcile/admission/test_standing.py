@@ -1,0 +1,319 @@
+"""What a job is to the coordinator, and what it says of it."""
+
+from datetime import timedelta
+
+import pytest
+from msgspec.structs import replace
+
+from torchrun_api.admission import Admission
+from torchrun_api.core import Pod
+from torchrun_api.kinds import PODS
+from torchrun_controller.reconcile.admission.assemble import Entry, assemble
+from torchrun_controller.reconcile.admission.standing import Standing, stand
+from torchrun_controller.reconcile.admission.state import Admit, Decisions, Preempt, Wait
+from torchrun_controller.reconcile.admission.told import Said, Stage, Verdicts, Word, said_of
+from world import START, World, make_job, make_queue
+
+QUOTA = {"quota": {"nodes": 8}}
+NOBODY: frozenset[str] = frozenset()
+
+
+def submitted(queue: dict[str, object] | None = None, **spec: object) -> World:
+    world = World(make_job(**{"numNodes": 2, **spec}), make_queue(**(queue or QUOTA)))
+    world.settle()
+    return world
+
+
+def running(**spec: object) -> World:
+    world = submitted(**spec)
+    world.admit(world.job.spec.num_nodes or 1)
+    world.settle()
+    world.all_workers("Running")
+    world.settle()
+    return world
+
+
+def standing(world: World, lost: frozenset[str] = NOBODY) -> Standing:
+    pods = tuple(o for o in world.objects.values() if isinstance(o, Pod))
+    return stand(world.job, world.queue, world.observed().child_jobs, pods, lost)
+
+
+def word(world: World, **decided: object) -> Word | None:
+    verdicts = Verdicts(Decisions(**decided))
+    return verdicts.on(world.job, standing(world), world.now)
+
+
+def hear(world: World, **decided: object) -> Stage:
+    """The coordinator's word arrives."""
+    said = word(world, **decided)
+    assert said is not None
+    status = said.status
+    others = tuple(c for c in world.job.status.conditions if c.type != "Admitted")
+    world.job = replace(
+        world.job,
+        status=replace(
+            world.job.status,
+            conditions=(*others, *status.conditions),
+            admission=status.admission,
+            queue_position=status.queue_position,
+        ),
+    )
+    return said.stage
+
+
+def waits(**fields: object) -> dict[str, Wait]:
+    wait = Wait(**{"reason": "QuotaUsed", "message": "no room", "position": 1, **fields})
+    return {"uid-train": wait}
+
+
+class TestInLine:
+    def test_who_lacks_nothing_but_the_admission_waits(self):
+        request = standing(submitted(priority=3)).request
+        assert (request.nodes, request.admitted, request.priority) == (2, 0, 3)
+        assert request.pod == {"pods": 1}
+        assert request.created.tzinfo is not None
+
+    def test_priority_and_selector_come_from_queue_and_job(self):
+        queue = {
+            **QUOTA,
+            "priority": 7,
+            "nodeResources": {"gpus": 4, "cpus": "1500m", "memory": "1Ki"},
+            "scheduling": {"nodeSelector": {"zone": "a"}},
+        }
+        world = submitted(queue, scheduling={"nodeSelector": {"kind": "h100"}})
+        request = standing(world).request
+        assert request.priority == 7
+        assert request.node_selector == {"zone": "a", "kind": "h100"}
+        assert request.pod == {"pods": 1, "cpu": 1500, "memory": 1024, "nvidia.com/gpu": 4}
+        assert request.gpus == 4
+
+    def test_who_lacks_something_else_does_not(self):
+        world = submitted()
+        world.spec(num_nodes=None)
+        world.settle()
+        assert standing(world).request is None
+
+    def test_who_is_paused_or_deleted_does_not(self):
+        world = submitted()
+        paused = replace(world.job, spec=replace(world.job.spec, suspend=True))
+        meta = replace(world.job.metadata, deletion_timestamp=START)
+        for job in (paused, replace(world.job, metadata=meta)):
+            world.job = job
+            assert standing(world).request is None
+
+    def test_it_is_told_where_it_stands_and_why(self):
+        world = submitted()
+        assert hear(world, waits=waits()) is Stage.TELL
+        assert world.condition("Admitted").reason == "QuotaUsed"
+        assert world.job.status.queue_position == 1
+        assert word(world, waits=waits()) is None, "nothing new"
+        assert hear(world, waits=waits(nominated=True)) is Stage.KEEP_ROOM
+        assert standing(world).request.nominated
+        assert hear(world, waits=waits()) is Stage.GIVE_BACK, "the room is others' again"
+
+    def test_a_place_far_behind_may_be_out_by_a_quarter(self):
+        world = submitted()
+        hear(world, waits=waits(position=1000))
+        assert word(world, waits=waits(position=801)) is None
+        assert word(world, waits=waits(position=799)) is not None
+        assert word(world, waits=waits(position=999, message="other")) is not None
+        hear(world, waits=waits(position=21))
+        assert word(world, waits=waits(position=20)) is not None
+
+    def test_of_whom_nothing_was_decided_nothing_is_said(self):
+        assert word(submitted()) is None
+
+    def test_the_admission(self):
+        world = submitted()
+        hear(world, waits=waits())
+        world.pass_time(seconds=9)
+        assert hear(world, admits=(Admit(uid="uid-train", nodes=2),)) is Stage.ADMIT
+        assert world.condition("Admitted").message == "admitted for 2 nodes"
+        assert world.job.status.admission == Admission(nodes=2, time=world.now)
+        assert world.job.status.queue_position is None
+        world.settle()
+        assert len(world.gangs) == 1
+
+
+class TestHolding:
+    def test_what_it_holds_and_where_it_runs(self):
+        world = running(reliability={"activeDeadlineSeconds": 100})
+        world.place(world.workers()[0].metadata.name, "node-2")
+        found = standing(world)
+        request = found.request
+        assert (request.nodes, request.admitted, request.running) == (2, 2, True)
+        assert request.placed == {"node-1": 1, "node-2": 1}
+        assert request.since == START
+        assert found.deadline == timedelta(seconds=100)
+
+    def test_a_restart_holds_it(self):
+        world = running()
+        for pod in world.workers():
+            world.pod(pod.metadata.name, phase="Failed")
+        assert standing(world).request.admitted == 2
+
+    def test_more_is_asked_for_and_waited_for(self):
+        world = running(elastic={"minNodes": 1, "maxNodes": 4})
+        world.spec(num_nodes=4)
+        assert standing(world).request.nodes == 4
+        hear(world, waits=waits(position=0))
+        assert world.condition("Admitted").status == "True"
+        assert world.condition("Admitted").message == "admitted for 2 nodes of 4; no room"
+        hear(world, admits=(Admit(uid="uid-train", nodes=4),))
+        assert world.job.status.admission == Admission(nodes=4, time=START)
+
+    def test_less_is_given_back_once_the_larger_gang_is_gone(self):
+        world = running(elastic={"minNodes": 1, "maxNodes": 4})
+        world.spec(num_nodes=1)
+        assert standing(world).request.nodes == 2, "reconcile has not seen it yet"
+        world.settle()
+        assert standing(world).request.nodes == 2, "its pods still end"
+        world.containers_stop()
+        world.settle()
+        assert standing(world).request.nodes == 1
+        assert hear(world, admits=(Admit(uid="uid-train", nodes=1),)) is Stage.GIVE_BACK
+        assert world.condition("Admitted").message == "admitted for 1 node"
+
+    def test_a_job_that_is_being_deleted_asks_for_nothing(self):
+        world = running(elastic={"minNodes": 1, "maxNodes": 4})
+        world.spec(num_nodes=4)
+        meta = replace(world.job.metadata, deletion_timestamp=START)
+        world.job = replace(world.job, metadata=meta)
+        assert standing(world).request.nodes == 2
+
+    def test_a_spec_that_makes_no_run_any_more_counts_as_it_ran(self):
+        world = running()
+        world.job = replace(world.job, status=replace(world.job.status, gpus=16))
+        world.spec(num_nodes=None)
+        request = standing(world).request
+        assert (request.nodes, request.gpus) == (2, 8)
+
+    def test_a_pause_gives_back_when_nothing_runs(self):
+        world = running()
+        world.spec(suspend=True)
+        assert standing(world).request.admitted == 2
+        world.settle()
+        assert standing(world).request.admitted == 2, "its pods still end"
+        world.containers_stop()
+        world.settle()
+        assert hear(world) is Stage.GIVE_BACK
+        assert said_of(world.job) == Said()
+
+    def test_a_pause_of_which_only_an_older_status_speaks_gives_nothing_back(self):
+        """Resumed and paused again, while reconcile was making the gang in between."""
+        world = running()
+        world.spec(suspend=True)
+        world.settle()
+        world.containers_stop()
+        world.settle()
+        world.spec(suspend=False)
+        world.spec(suspend=True)
+        assert standing(world).request.admitted == 2
+
+    def test_the_end_gives_back_when_nothing_runs(self):
+        world = running(reliability={"maxRestarts": 0})
+        world.pod(world.workers()[0].metadata.name, phase="Failed")
+        world.settle()
+        assert world.phase == "Failed"
+        assert standing(world).request.admitted == 2, "a survivor still ends"
+        world.job_condition("Failed")
+        survivor = world.workers()[1]
+        world.place(survivor.metadata.name, "gone")
+        assert standing(world, frozenset({"gone"})).request is None, "nobody waits for lost nodes"
+        world.containers_stop()
+        assert hear(world) is Stage.GIVE_BACK
+
+    def test_without_its_queue_it_holds_what_it_has_and_no_more(self):
+        world = running()
+        world.queue = None
+        found = standing(world)
+        assert (found.takes_part, found.request.admitted, found.request.nodes) == (True, 2, 2)
+        assert found.request.priority == 0
+
+    def test_of_a_queue_that_takes_no_part_what_runs_takes_room(self):
+        world = submitted({"weight": None})
+        assert (standing(world).takes_part, standing(world).request.admitted) == (False, 2)
+        assert word(world) is None
+        world.all_workers("Succeeded")
+        world.job_condition("Complete")
+        assert standing(world).request is None
+
+    def test_what_runs_when_its_queue_comes_to_take_part_goes_on(self):
+        world = submitted({"weight": None})
+        world.queue = make_queue(**QUOTA)
+        assert standing(world).request.admitted == 2
+        assert hear(world) is Stage.ADMIT
+        assert world.job.status.admission.nodes == 2
+        world.settle()
+        assert len(world.gangs) == 1
+
+    def test_a_queue_that_takes_no_part_any_more_has_nothing_said(self):
+        world = running()
+        world.queue = make_queue()
+        assert hear(world) is Stage.GIVE_BACK
+        assert said_of(world.job) == Said()
+
+
+class TestGivingWay:
+    def preempted(self) -> World:
+        world = running()
+        gives_way = Preempt(
+            uid="uid-train", for_uid="uid-urgent", reason="HigherPriority", message="for urgent"
+        )
+        assert hear(world, preempts=(gives_way,)) is Stage.PREEMPT
+        assert world.job.status.admission == Admission(
+            nodes=2, time=START, preempted_for="uid-urgent"
+        )
+        return world
+
+    def test_it_is_charged_until_nothing_of_it_runs_and_reconcile_has_said_so(self):
+        world = self.preempted()
+        assert standing(world).request.preempted_for == "uid-urgent"
+        assert word(world) is None
+        world.settle()
+        assert standing(world).request.admitted == 2
+        world.containers_stop()
+        assert standing(world).request.admitted == 2, "reconcile has not said so"
+        world.settle()
+        assert standing(world).requeued
+        assert hear(world) is Stage.GIVE_BACK
+        assert world.condition("Admitted").reason == "Requeued"
+        assert standing(world).request is None, "reconcile has not asked anew"
+        world.settle()
+        assert world.phase == "Preempted"
+        assert standing(world).request.admitted == 0
+
+    def test_a_gang_that_was_under_way_is_not_overlooked(self):
+        """Admitted, made and preempted in one moment: the cache shows no gang yet."""
+        world = submitted()
+        hear(world, admits=(Admit(uid="uid-train", nodes=2),))
+        hidden = world.job
+        world.step(writes=9)
+        world.job = hidden
+        world.preempt()
+        gangs = {key: o for key, o in world.objects.items() if key[0] != PODS.plural}
+        world.objects = {}
+        assert standing(world).request.admitted == 2
+        world.objects = gangs
+        world.settle()
+        assert [a.reason for a in world.job.status.attempts] == ["Preempted"]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_state_of_all(known):
+    world = running(reliability={"activeDeadlineSeconds": 100})
+    world.pass_time(seconds=30)
+    world.node("node-1")
+    silent = Standing()
+    orphan = standing(world).request
+    state = assemble(
+        [world.queue, make_queue()],
+        [Entry(world.job, standing(world)), Entry(world.job, silent)],
+        [replace(orphan, uid="gone")],
+        tuple(world.nodes.values()) if known else None,
+        world.now,
+    )
+    assert [queue.name for queue in state.queues] == ["gpu"]
+    assert [request.uid for request in state.requests] == ["gone", "uid-train"]
+    assert state.requests[1].seconds_left == 70
+    assert (state.nodes is not None) is known
