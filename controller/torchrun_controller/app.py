@@ -22,7 +22,9 @@ import anyio.abc
 import structlog
 
 from torchrun_controller import logs
+from torchrun_controller.admission_watch import AdmissionWatch
 from torchrun_controller.apply import Applier
+from torchrun_controller.controllers.admission import AdmissionReconciler
 from torchrun_controller.controllers.job import JobReconciler
 from torchrun_controller.controllers.queue import QueueReconciler
 from torchrun_controller.controllers.writes import Writes
@@ -36,6 +38,7 @@ from torchrun_controller.progress.tokens import Tokens
 from torchrun_controller.queue_watch import QueueWatch
 from torchrun_controller.reader import Answers, Reader
 from torchrun_controller.reconcile import reconcile
+from torchrun_controller.reconcile.admission.coordinator import admit
 from torchrun_controller.reconcile.observed import Defaults
 from torchrun_controller.reconcile.queues import reconcile_queue
 from torchrun_controller.server import Server, leads_or_stands_by
@@ -91,6 +94,7 @@ async def run(settings: Settings) -> int:
         workers = (
             _job_worker(settings, queue, reader, events, applier, metrics),
             _queue_worker(settings, queues, queue_watch, events, applier, metrics),
+            _admission_worker(settings, reader, events, applier, metrics),
         )
         metrics.leadership(leader.may_write)
         reader.count(metrics)
@@ -292,3 +296,21 @@ def _defaults(settings: Settings) -> Defaults:
         progress_url=settings.progress_url,
         grow_after=timedelta(seconds=settings.grow_after),
     )
+
+
+def _admission_worker(
+    settings: Settings,
+    reader: Reader,
+    events: EventRecorder,
+    applier: Applier,
+    metrics: Metrics,
+) -> Worker[str]:
+    queue: AsyncWorkQueue[str] = _work_queue("admission", metrics)
+    reconciler = AdmissionReconciler(
+        watch=AdmissionWatch(reader, queue, by_nodes=settings.admit_by_nodes),
+        decide=admit,
+        applier=applier,
+        events=events,
+        metrics=metrics,
+    )
+    return Worker("admission", queue, reconciler, metrics)

@@ -16,7 +16,7 @@ of a cache, the age of a watch, jobs per phase) is asked for when Prometheus scr
     metrics.leadership(leader.may_write)
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from typing import Protocol, get_args
 
 from prometheus_client import (
@@ -35,11 +35,13 @@ from prometheus_client.registry import Collector
 
 from torchrun_api.status import Phase
 from torchrun_controller.progress.reports import Totals
+from torchrun_controller.reconcile.admission.state import QueueSummary
 
 # Seconds. A reconcile of a warm cache takes well under a millisecond, a write to the API server a
 # few; what users wait for (an upload, a gang's start) takes seconds to half an hour.
 FAST = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 SLOW = (0.5, 1, 2, 3, 5, 7.5, 10, 15, 20, 30, 45, 60, 120, 300, 600, 1800)
+LONG = (0.1, 1, 5, 30, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 24 * 3600, 72 * 3600)
 QUEUED = (0.0001, 0.001, 0.01, 0.1, 1, 10, 100, 1000)
 
 
@@ -64,6 +66,7 @@ class Metrics:
         self._talking()
         self._leading()
         self._waiting()
+        self._admitting()
         self._training()
         self._queueing()
 
@@ -213,6 +216,26 @@ class Metrics:
             SLOW,
         )
 
+    def _admitting(self) -> None:
+        self.admission_seconds = self._histogram(
+            "torchrun_admission_seconds",
+            "Time that a job of a queue with quota, weight or cohort waits for its admission, from "
+            "the moment that nothing else is missing.",
+            LONG,
+        )
+        self.preemptions = self._counter(
+            "torchrun_preemptions",
+            "Jobs that had to give way, by reason: HigherPriority, or Reclaimed by a queue whose "
+            "quota they had borrowed.",
+            "reason",
+        )
+        self._queue_jobs = _JobsOfQueues()
+        self.registry.register(self._queue_jobs)
+
+    def queues(self, summaries: Sequence[QueueSummary]) -> None:
+        """What the coordinator counts in each queue that takes part, for the next scrapes."""
+        self._queue_jobs.summaries = tuple(summaries)
+
     def _training(self) -> None:
         self.progress_reports = self._counter(
             "torchrun_progress_reports",
@@ -355,4 +378,43 @@ class _JobsByPhase(Collector):
             "TorchrunJobs by phase. Pending for long: the job's conditions say what is missing. "
             "Queued: no capacity. Syncing for long: nobody uploads, see torchrun_sync_seconds.",
             labels=("phase",),
+        )
+
+
+class _JobsOfQueues(Collector):
+    """Of the first queues by name; all others are one, so that the series stay few."""
+
+    MOST = 100
+    OTHERS = "(others)"
+
+    def __init__(self) -> None:
+        self.summaries: tuple[QueueSummary, ...] = ()
+
+    def describe(self) -> Iterator[GaugeMetricFamily]:
+        """The family without values."""
+        yield self._family()
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Three values a queue."""
+        found: dict[str, list[int]] = {}
+        ordered = sorted(self.summaries, key=lambda s: (s.namespace, s.name))
+        for number, summary in enumerate(ordered):
+            name = f"{summary.namespace}/{summary.name}" if number < self.MOST else self.OTHERS
+            counts = found.setdefault(name, [0, 0, 0])
+            counts[0] += summary.pending
+            counts[1] += summary.admitted
+            counts[2] += summary.running
+        family = self._family()
+        for name, counts in found.items():
+            for state, count in zip(("waiting", "admitted", "running"), counts, strict=True):
+                family.add_metric((name, state), count)
+        yield family
+
+    @staticmethod
+    def _family() -> GaugeMetricFamily:
+        return GaugeMetricFamily(
+            "torchrun_queue_jobs",
+            "Jobs of each queue with quota, weight or cohort: waiting for admission, admitted, and "
+            "running of these. The first 100 queues by name; the others are summed up.",
+            labels=("queue", "state"),
         )

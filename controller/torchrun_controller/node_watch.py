@@ -47,6 +47,11 @@ class NodeWatch:
         self._concerned = concerned
         self._problem = problem
         self._clock = clock
+        self._listeners: list[Callable[[Change[Node] | None], None]] = []
+
+    def subscribe(self, listener: Callable[[Change[Node] | None], None]) -> None:
+        """Have another controller told of each change; None: nodes are known (again), or not."""
+        self._listeners.append(listener)
 
     @property
     def view(self) -> Store[Node] | None:
@@ -54,6 +59,11 @@ class NodeWatch:
         informer = self.informer
         fresh = self._clock() - informer.last_seen <= STALE_SECONDS
         return informer.store if informer.synced.is_set() and fresh else None
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the first list is under way, and nothing speaks against its coming."""
+        return not self.informer.synced.is_set() and not self._problem(NODES.resource)
 
     def shortcoming(self) -> str:
         """What the controller does without, and why; "" if nothing."""
@@ -69,6 +79,7 @@ class NodeWatch:
             shortcoming = self.shortcoming()
             if known is not (not shortcoming):
                 known = not shortcoming
+                self._tell(None)
                 if known:
                     log.info("sees nodes", nodes=len(self.informer.store))
                     self._add("", INITIAL)
@@ -80,6 +91,11 @@ class NodeWatch:
         """Only what decides over a gang concerns its job: not heartbeats, not labels or images."""
         if _facts(change.old) != _facts(change.new):
             self._add(change.object.metadata.name, INITIAL if initial else 0)
+        self._tell(change)
+
+    def _tell(self, change: Change[Node] | None) -> None:
+        for listener in self._listeners:
+            listener(change)
 
     def _add(self, node: str, priority: int) -> None:
         for key in self._concerned(node):

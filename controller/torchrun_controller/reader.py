@@ -128,6 +128,7 @@ class Reader:
         self._queue = queue
         self._job_listeners: list[Listener[TorchrunJob]] = []
         self._queue_listeners: list[Listener[TorchrunQueue]] = []
+        self._child_listeners: list[Listener[Child]] = []
         self.observer = WatchObserver(metrics)
         self._scopes = {namespace: self._scope(namespace) for namespace in namespaces or ("",)}
         self._everywhere = self._scopes.get("")
@@ -139,10 +140,18 @@ class Reader:
         self.discovery.subscribe(self._installed_changed)
         self.groups = GroupWatch(transport, self.observer, self._group_changed, namespaces)
 
-    def subscribe(self, *, jobs: Listener[TorchrunJob], queues: Listener[TorchrunQueue]) -> None:
-        """Have other controllers told of each change of a job or a queue, as informers tell it."""
+    def subscribe(
+        self,
+        *,
+        jobs: Listener[TorchrunJob],
+        queues: Listener[TorchrunQueue],
+        children: Listener[Child] | None = None,
+    ) -> None:
+        """Have other controllers told of each change of an object, as informers tell it."""
         self._job_listeners.append(jobs)
         self._queue_listeners.append(queues)
+        if children is not None:
+            self._child_listeners.append(children)
 
     def caches(self, namespace: str) -> Caches:
         """The caches that hold this namespace."""
@@ -328,7 +337,12 @@ class Reader:
             self._queue.add((meta.namespace, job), INITIAL if initial else 0)
 
     def _child_changed(self, change: Change[Child], initial: bool) -> None:
-        meta = change.object.metadata
+        self._add_owner(change.object, initial)
+        for listener in self._child_listeners:
+            listener(change, initial)
+
+    def _add_owner(self, child: Child, initial: bool) -> None:
+        meta = child.metadata
         self._queue.add((meta.namespace, meta.labels.torchrun_job), INITIAL if initial else 0)
 
     def _warned(self, caches: Caches, change: Change[CoreEvent], initial: bool) -> None:
@@ -342,7 +356,7 @@ class Reader:
         store = stores.get(regarding.kind)
         child = store.get(regarding.namespace, regarding.name) if store is not None else None
         if child is not None:
-            self._child_changed(Change(None, child), initial)
+            self._add_owner(child, initial)
 
 
 def _template(queue: TorchrunQueue | None) -> object:

@@ -45,6 +45,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     listen_address: str  # "": every interface
     listen_port: int
     grow_after: float
+    admit_by_nodes: bool
     progress_url: str  # "": workers do not report
     progress_port: int
     log_level: LogLevel
@@ -177,6 +178,15 @@ _OPTIONS: Final = (
         "5m",
         "Age at which a gang of an elastic job may give way to a larger one; growth costs as "
         "much as a restart.",
+    ),
+    _Option(
+        _PODS,
+        "admit_by_nodes",
+        _switch,
+        _SWITCH,
+        "true",
+        "Whether a gang is admitted only once nodes have room for it; false where nodes come when "
+        "pods wait for them (cluster autoscaler): then quota alone decides.",
     ),
     _Option(
         _CLUSTER,

@@ -13,6 +13,9 @@ OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 # Dashboards and alerts are written against these: a change here breaks them.
 NAMES = {
+    "torchrun_admission_seconds",
+    "torchrun_preemptions_total",
+    "torchrun_queue_jobs",
     "torchrun_api_request_seconds",
     "torchrun_api_requests_total",
     "torchrun_apply_total",

@@ -1,0 +1,238 @@
+"""What the coordinator sees: every job that takes room or waits for it, queues, and nodes.
+
+There is one key for all of them. What each job is to the coordinator is kept, and worked out anew
+only when something of it has changed. Where no queue takes part and nothing was ever said of
+admission, no change wakes the key.
+"""
+
+from collections.abc import Iterable
+from datetime import datetime
+
+from msgspec import Struct
+
+from torchrun_api import names
+from torchrun_api.core import Job, Node, Pod
+from torchrun_api.job import TorchrunJob
+from torchrun_api.kinds import UserObject
+from torchrun_api.queue import TorchrunQueue
+from torchrun_controller.observe import JOB_INDEX, QUEUE_INDEX, Key, index_key
+from torchrun_controller.reader import Child, Reader
+from torchrun_controller.reconcile.admission import machines
+from torchrun_controller.reconcile.admission.assemble import Entry, assemble
+from torchrun_controller.reconcile.admission.standing import running, stand
+from torchrun_controller.reconcile.admission.state import Request, State
+from torchrun_controller.reconcile.admission.told import Said, said_of
+from torchrun_controller.reconcile.attempts import admitted
+from torchrun_controller.reconcile.placement.nodes import LOST_AFTER, ready_condition
+from torchrun_controller.reconcile.workers import alive
+from torchrun_controller.store import Change
+from torchrun_controller.workqueue import WorkQueue
+
+ADMISSION = "all queues"  # the one key
+COALESCE = 0.02  # seconds: what changes together is decided on together
+
+
+class Seen(Struct, frozen=True, kw_only=True):
+    """All that one decision is made from, and whom it may be about."""
+
+    state: State
+    entries: tuple[Entry, ...]
+    queues: tuple[TorchrunQueue, ...]
+    next_look: float | None = None  # seconds until a node counts as lost, as things stand
+
+
+class _Orphans(Struct, frozen=True):
+    """Pods that go on for their grace period although their job is gone; `children` are UIDs."""
+
+    job: TorchrunJob
+    children: frozenset[str]
+
+
+class AdmissionWatch:
+    """Feeds the work queue of admission with its one key.
+
+    Unless `by_nodes`, it is as if nothing were known of nodes: they come when pods wait for them.
+    """
+
+    def __init__(self, reader: Reader, work: WorkQueue[str], *, by_nodes: bool = True) -> None:
+        self._reader = reader
+        self._by_nodes = by_nodes
+        self._work = work
+        # By the job's key. All of them hold what the caches hold, and no more.
+        self._entries: dict[Key, Entry] = {}
+        self._stale: set[Key] = set()
+        self._said: set[Key] = set()
+        self._taking_part: set[Key] = set()
+        # By the UID of the job that is gone, until its last pod is.
+        self._orphans: dict[str, _Orphans] = {}
+        self._lost: frozenset[str] = frozenset()
+        reader.subscribe(
+            jobs=self._job_changed, queues=self._queue_changed, children=self._child_changed
+        )
+        reader.nodes.subscribe(self._node_changed)
+
+    def observe(self, now: datetime) -> Seen | None:
+        """Everything as the caches have it; None while nodes are still to be listed."""
+        if self._reader.nodes.is_awaited:
+            return None
+        view = self._reader.nodes.view
+        nodes = None if view is None else tuple(view)
+        lost, next_look = _lost(nodes or (), now)
+        if lost != self._lost:
+            self._lost = lost
+            self._stale.update(self._entries)
+        for key in self._stale:
+            self._work_out(key)
+        self._stale.clear()
+        queues = tuple(self._reader.queues())
+        entries = tuple(self._entries.values())
+        return Seen(
+            state=assemble(
+                queues, entries, self._running_on(), nodes if self._by_nodes else None, now
+            ),
+            entries=entries,
+            queues=queues,
+            next_look=next_look,
+        )
+
+    def version(self, owner: UserObject) -> str | None:
+        """resourceVersion of a job or queue as it is cached now; None if it is gone or replaced."""
+        meta = owner.metadata
+        caches = self._reader.caches(meta.namespace)
+        store = caches.jobs if isinstance(owner, TorchrunJob) else caches.queues
+        present = store.get(meta.namespace, meta.name)
+        if present is None or present.metadata.uid != meta.uid:
+            return None
+        return present.metadata.resource_version
+
+    def _work_out(self, key: Key) -> None:
+        caches = self._reader.caches(key[0])
+        job = caches.jobs.get(*key)
+        if job is None:
+            self._entries.pop(key, None)
+            return
+        children = self._children(key, job.metadata.uid)
+        pods = caches.pods.by_index(JOB_INDEX, index_key(*key))
+        queue = caches.queues.get(key[0], job.spec.job_queue)
+        standing = stand(job, queue, children, pods, self._lost)
+        if standing.request is None and not standing.requeued and key not in self._said:
+            self._entries.pop(key, None)
+        else:
+            self._entries[key] = Entry(job, standing)
+
+    def _children(self, key: Key, uid: str) -> tuple[Job, ...]:
+        found = self._reader.caches(key[0]).child_jobs.by_index(JOB_INDEX, index_key(*key))
+        ours = [child for child in found if child.metadata.controlled_by(uid)]
+        return tuple(sorted(ours, key=lambda c: names.number_in(c.metadata.labels.attempt)))
+
+    def _running_on(self) -> Iterable[Request]:
+        for uid, orphans in list(self._orphans.items()):
+            job = orphans.job
+            caches = self._reader.caches(job.metadata.namespace)
+            key = job.metadata.namespace, job.metadata.name
+            queue = caches.queues.get(key[0], job.spec.job_queue)
+            pods = tuple(
+                pod
+                for pod in caches.pods.by_index(JOB_INDEX, index_key(*key))
+                if any(o.uid in orphans.children for o in pod.metadata.owner_references)
+            )
+            children = self._children(key, uid)
+            request = stand(job, queue, children, pods, self._lost).request
+            if request is not None and running(children, pods, self._lost).nodes:
+                yield request
+            else:
+                del self._orphans[uid]
+
+    def _job_changed(self, change: Change[TorchrunJob], initial: bool) -> None:
+        job = change.object
+        key = job.metadata.namespace, job.metadata.name
+        if change.new is None:
+            self._said.discard(key)
+            if admitted.charged(job):
+                children = self._children(key, job.metadata.uid)
+                uids = frozenset(child.metadata.uid for child in children)
+                self._orphans[job.metadata.uid] = _Orphans(job, uids)
+        elif said_of(job) != Said():
+            self._said.add(key)
+        else:
+            self._said.discard(key)
+        if initial or _facts(change.old) != _facts(change.new):
+            self._touch(key)
+
+    def _child_changed(self, change: Change[Child], initial: bool) -> None:
+        child = change.object
+        if isinstance(child, Job) or _place(change.old) != _place(change.new):
+            self._touch((child.metadata.namespace, child.metadata.labels.torchrun_job))
+
+    def _queue_changed(self, change: Change[TorchrunQueue], initial: bool) -> None:
+        """Its own account, which follows a decision, asks for none."""
+        meta = change.object.metadata
+        key = meta.namespace, meta.name
+        if change.new is not None and admitted.takes_part(change.new.spec):
+            self._taking_part.add(key)
+        else:
+            self._taking_part.discard(key)
+        if not initial and _template(change.old) == _template(change.new):
+            return
+        jobs = self._reader.caches(meta.namespace).jobs
+        for job in jobs.by_index(QUEUE_INDEX, index_key(*key)):
+            self._stale.add((meta.namespace, job.metadata.name))
+        self._wake()
+
+    def _node_changed(self, change: Change[Node] | None) -> None:
+        if change is None or machines.facts(change.old) != machines.facts(change.new):
+            self._wake()
+
+    def _touch(self, key: Key) -> None:
+        self._stale.add(key)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._taking_part or self._said:
+            self._work.add_after(ADMISSION, COALESCE)
+
+
+def _lost(nodes: Iterable[Node], now: datetime) -> tuple[frozenset[str], float | None]:
+    """Names of the nodes whose pods nobody hears of, and seconds until the next is one of them."""
+    lost, waits = set(), []
+    for node in nodes:
+        ready = ready_condition(node)
+        if ready is None or ready.status == "True":
+            continue
+        left = (ready.last_transition_time or now) + LOST_AFTER - now
+        if left.total_seconds() > 0:
+            waits.append(left.total_seconds())
+        else:
+            lost.add(node.metadata.name)
+    return frozenset(lost), min(waits, default=None)
+
+
+def _facts(job: TorchrunJob | None) -> object:
+    """What of a job matters here: not its progress, nor counts of its workers."""
+    if job is None:
+        return None
+    meta, status = job.metadata, job.status
+    return (
+        meta.uid,
+        meta.generation,
+        meta.deletion_timestamp,
+        status.phase,
+        status.reason,
+        status.observed_generation,
+        status.running_seconds,
+        said_of(job),
+    )
+
+
+def _place(child: Child | None) -> object:
+    """What of a pod matters here: whether it lives, and where."""
+    if not isinstance(child, Pod) or child.metadata.labels.component != names.WORKER:
+        return None
+    return alive(child), child.spec.node_name
+
+
+def _template(queue: TorchrunQueue | None) -> object:
+    if queue is None:
+        return None
+    meta = queue.metadata
+    return meta.uid, meta.generation, meta.deletion_timestamp, queue.invalid

@@ -1,0 +1,220 @@
+"""Who may run: one decision over all queues, and the writes that it calls for.
+
+Nothing is decided before the caches show what the decision before has written, however long that
+takes: from a past in which it was not yet written, the same room would be promised twice. Every
+write is of exactly that state of an object that was decided on. One whose outcome is not known, as
+the answer was lost, is sent again until it is: it may have been carried out, or be yet.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from typing import Protocol
+
+import anyio
+import structlog
+from msgspec import Struct
+
+from torchrun_api.job import TorchrunJob
+from torchrun_api.kinds import UserObject, kind_of
+from torchrun_controller.admission_watch import Seen
+from torchrun_controller.apply import Status, SupersededError, UnavailableError, Written
+from torchrun_controller.metrics import Metrics
+from torchrun_controller.reconcile.admission import accounts
+from torchrun_controller.reconcile.admission.state import Decisions, State
+from torchrun_controller.reconcile.admission.told import Stage, Verdicts, Word
+from torchrun_controller.reconcile.attempts.admitted import charged
+from torchrun_controller.reconcile.conditions import ADMITTED
+from torchrun_controller.reconcile.plan import Event
+from torchrun_controller.worker import Behind, Done, Outcome, RequeueAfter
+
+FIELD_MANAGER = "torchrun-controller-admission"
+
+WRITES_AT_A_TIME = 16
+# What only tells a job where it stands is written so many times between two decisions.
+TOLD_AT_ONCE = 200
+# Deciding takes at most this share of the process's time, however much there is to decide on.
+LARGEST_SHARE = 0.2
+SOON = 0.05  # seconds
+BEHIND_RETRY = 1.0
+# A cache is never this late (a watch that is dead is noticed after 90 s): the server was restored
+# from a backup, and what was written is no more.
+PATIENCE = 300.0
+
+log = structlog.get_logger(__name__)
+
+
+class Writer(Protocol):
+    """The part of the Applier that admission needs."""
+
+    async def apply_status(
+        self, owner: UserObject, status: Status, manager: str = ...
+    ) -> Written | None:
+        """See `Applier.apply_status`."""
+
+
+class Recorder(Protocol):
+    """The part of the EventRecorder that admission needs."""
+
+    def record(self, job: TorchrunJob, event: Event) -> None:
+        """See `EventRecorder.record`."""
+
+
+class Watch(Protocol):
+    """The part of the AdmissionWatch that a decision needs."""
+
+    def observe(self, now: datetime) -> Seen | None:
+        """See `AdmissionWatch.observe`."""
+
+    def version(self, owner: UserObject) -> str | None:
+        """See `AdmissionWatch.version`."""
+
+
+class _Sent(Struct):
+    """A write that the cache does not show yet; `answered`: it is known what became of it."""
+
+    word: Word
+    since: float
+    answered: bool = False
+
+
+class AdmissionReconciler:
+    """What `Worker` does about the one key of admission; one attempt at a time.
+
+    `decide` is the coordinator; `clock` is monotonic, in seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        watch: Watch,
+        decide: Callable[[State, datetime], Decisions],
+        applier: Writer,
+        events: Recorder,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC).replace(microsecond=0),
+    ) -> None:
+        self._watch = watch
+        self._decide = decide
+        self._applier = applier
+        self._events = events
+        self._metrics = metrics
+        self._clock = clock
+        self._now = now
+        # By UID; at most what one decision writes.
+        self._sent: dict[str, _Sent] = {}
+        self._not_before = 0.0
+
+    async def attempt(self, key: str) -> Outcome:
+        """Decide once, and write it. Raises what the single writes raise, see `Applier`."""
+        await self._find_out()
+        if self._sent:
+            return Behind(BEHIND_RETRY)
+        early = self._not_before - self._clock()
+        if early > 0:
+            return RequeueAfter(early)
+        began, now = self._clock(), self._now()
+        seen = self._watch.observe(now)
+        if seen is None:
+            return Behind(BEHIND_RETRY)
+        decisions = self._decide(seen.state, now)
+        words = _words(seen, decisions, now)
+        ended = self._clock()
+        self._not_before = ended + (ended - began) / LARGEST_SHARE
+        self._metrics.queues(decisions.queues)
+        try:
+            late = await self._write(words)
+        except SupersededError:
+            # What was decided on has changed meanwhile; the cache that shows it wakes the key.
+            return Behind(BEHIND_RETRY)
+        for preempt in decisions.preempts:
+            self._metrics.preemptions.labels(preempt.reason).inc()
+        waits = [decisions.requeue_after, seen.next_look, SOON if late else None]
+        looks = [max(seconds, SOON) for seconds in waits if seconds is not None]
+        return RequeueAfter(min(looks)) if looks else Done()
+
+    async def _find_out(self) -> None:
+        """Forget what the cache shows by now, and send again what may not have arrived."""
+        for uid, sent in list(self._sent.items()):
+            owner = sent.word.owner
+            # Once it has another version, a write of the former cannot be carried out any more.
+            if self._watch.version(owner) != owner.metadata.resource_version:
+                del self._sent[uid]
+            elif self._clock() - sent.since > PATIENCE:
+                log.warning("a write was never seen", object=owner.metadata.name)
+                del self._sent[uid]
+            elif not sent.answered:
+                await self._send(sent.word)
+
+    async def _write(self, words: list[Word]) -> bool:
+        """Stage by stage; returns whether something is left for later. Raises the first error."""
+        for stage in Stage:
+            batch = [word for word in words if word.stage is stage]
+            if stage is Stage.TELL:
+                batch = sorted(batch, key=lambda word: word.rank)[:TOLD_AT_ONCE]
+            errors = await self._send_all(batch)
+            # What is known to be over is looked at again at once; what is not, after a while.
+            for error in sorted(errors, key=lambda e: isinstance(e, SupersededError)):
+                raise error
+        return sum(word.stage is Stage.TELL for word in words) > TOLD_AT_ONCE
+
+    async def _send_all(self, words: Iterable[Word]) -> list[Exception]:
+        errors: list[Exception] = []
+        left = iter(words)
+
+        async def send() -> None:
+            for word in left:
+                try:
+                    await self._send(word)
+                except Exception as error:  # raised once the others are through
+                    errors.append(error)
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(WRITES_AT_A_TIME):
+                tasks.start_soon(send)
+        return errors
+
+    async def _send(self, word: Word) -> None:
+        owner = word.owner
+        resource, uid = kind_of(owner).resource, owner.metadata.uid
+        sent = self._sent.setdefault(uid, _Sent(word, self._clock()))
+        try:
+            written = await self._applier.apply_status(owner, word.status, FIELD_MANAGER)
+        except Exception as error:
+            result = type(error).__name__.removesuffix("Error")
+            self._metrics.applies.labels(resource, result).inc()
+            if isinstance(error, SupersededError):
+                sent.answered = True
+            elif not isinstance(error, UnavailableError):
+                del self._sent[uid]
+            raise
+        self._metrics.applies.labels(resource, "Gone" if written is None else "Written").inc()
+        sent.answered = True
+        if written is not None and written.resource_version == owner.metadata.resource_version:
+            del self._sent[uid]  # it was so already
+        self._tell(word)
+
+    def _tell(self, word: Word) -> None:
+        """An event for each admission, and how long it was waited for."""
+        job = word.owner
+        if word.stage is not Stage.ADMIT or not isinstance(job, TorchrunJob):
+            return
+        meta = job.metadata
+        (said,) = word.status.conditions
+        self._events.record(job, Event("Normal", said.reason, said.message))
+        log.info("admitted", job=f"{meta.namespace}/{meta.name}", message=said.message)
+        waited = (c for c in job.status.conditions if (c.type, c.status) == (ADMITTED, "False"))
+        since = next((c.last_transition_time for c in waited), None)
+        if charged(job) == 0:
+            seconds = (self._now() - since).total_seconds() if since is not None else 0.0
+            self._metrics.admission_seconds.observe(max(seconds, 0.0))
+
+
+def _words(seen: Seen, decisions: Decisions, now: datetime) -> list[Word]:
+    verdicts = Verdicts(decisions)
+    words = (verdicts.on(entry.job, entry.standing, now) for entry in seen.entries)
+    return [
+        *(word for word in words if word is not None),
+        *accounts.of_queues(seen.queues, decisions.queues),
+    ]

@@ -1,0 +1,309 @@
+"""The one key of admission: nothing is promised twice, whatever becomes of the writes."""
+
+from collections import defaultdict
+from datetime import UTC, datetime
+
+import pytest
+from msgspec.structs import replace
+from prometheus_client import CollectorRegistry
+
+from torchrun_api.admission import Admission
+from torchrun_api.job import TorchrunJob, TorchrunJobSpec
+from torchrun_api.kinds import UserObject, kind_of
+from torchrun_api.meta import ObjectMeta
+from torchrun_api.queue import TorchrunQueue
+from torchrun_controller.admission_watch import Seen
+from torchrun_controller.apply import Status, SupersededError, UnavailableError, Written
+from torchrun_controller.controllers.admission import (
+    BEHIND_RETRY,
+    FIELD_MANAGER,
+    PATIENCE,
+    SOON,
+    TOLD_AT_ONCE,
+    AdmissionReconciler,
+)
+from torchrun_controller.metrics import Metrics
+from torchrun_controller.reconcile.admission.assemble import Entry
+from torchrun_controller.reconcile.admission.standing import Standing
+from torchrun_controller.reconcile.admission.state import (
+    Admit,
+    Decisions,
+    Preempt,
+    QueueSummary,
+    Request,
+    State,
+    Turn,
+    Wait,
+)
+from torchrun_controller.reconcile.plan import Event
+from torchrun_controller.transport import ApiError
+from torchrun_controller.worker import Behind, Done, RequeueAfter
+
+KEY = "all queues"
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+QUEUE = TorchrunQueue(metadata=ObjectMeta(name="lab", namespace="t", uid="q", resource_version="9"))
+
+
+class World:
+    """An API server of jobs and one queue, and a cache that shows it when it is told to."""
+
+    def __init__(self) -> None:
+        self.time = 1000.0
+        self.server: dict[str, UserObject] = {"q": QUEUE}
+        self.cached: dict[str, UserObject] = {}
+        self.held: dict[str, int] = defaultdict(int)
+        self.decisions = Decisions()
+        self.decided = 0
+        self.log: list[str] = []
+        self.statuses: dict[str, Status] = {}
+        self.events: list[Event] = []
+        self.failures: dict[str, list[tuple[Exception, bool]]] = defaultdict(list)
+        self.newest = 100
+        self.nodes_known = True
+        self.next_look: float | None = None
+        self.metrics = Metrics(CollectorRegistry())
+        self.reconciler = AdmissionReconciler(
+            watch=self,
+            decide=self.decide,
+            applier=self,
+            events=self,
+            metrics=self.metrics,
+            clock=lambda: self.time,
+            now=lambda: NOW,
+        )
+
+    def job(self, name: str, *, held: int = 0) -> None:
+        admission = Admission(nodes=held, time=NOW) if held else None
+        meta = ObjectMeta(name=name, namespace="t", uid=name, resource_version=str(self._next()))
+        job = TorchrunJob(metadata=meta, spec=TorchrunJobSpec(job_queue="lab"))
+        status = replace(job.status, admission=admission)
+        self.server[name] = replace(job, status=status)
+        self.held[name] = held
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        self.cached = dict(self.server)
+
+    def decide(self, state: State, now: datetime) -> Decisions:
+        self.decided += 1
+        return self.decisions
+
+    def observe(self, now: datetime) -> Seen | None:
+        if not self.nodes_known:
+            return None
+        jobs = [o for o in self.cached.values() if isinstance(o, TorchrunJob)]
+        queues = [o for o in self.cached.values() if isinstance(o, TorchrunQueue)]
+        entries = (Entry(job, self.standing(job)) for job in jobs)
+        return Seen(
+            state=State(), entries=tuple(entries), queues=tuple(queues), next_look=self.next_look
+        )
+
+    def standing(self, job: TorchrunJob) -> Standing:
+        held = job.status.admission.nodes if job.status.admission else 0
+        meta = job.metadata
+        request = Request(
+            namespace="t",
+            name=meta.name,
+            uid=meta.uid,
+            queue="lab",
+            created=NOW,
+            nodes=max(held, 2),
+            admitted=held,
+            since=NOW if held else None,
+        )
+        return Standing(request=request, takes_part=True)
+
+    def version(self, owner: UserObject) -> str | None:
+        found = self.cached.get(owner.metadata.uid)
+        return found.metadata.resource_version if found is not None else None
+
+    async def apply_status(
+        self, owner: UserObject, status: Status, manager: str = ""
+    ) -> Written | None:
+        assert manager == FIELD_MANAGER
+        uid = owner.metadata.uid
+        failures = self.failures[uid]
+        error, carried_out = failures.pop(0) if failures else (None, True)
+        present = self.server.get(uid)
+        if present is None:
+            return None
+        if present.metadata.resource_version != owner.metadata.resource_version:
+            raise SupersededError("changed meanwhile")
+        if carried_out:
+            meta = replace(present.metadata, resource_version=str(self._next()))
+            self.server[uid] = replace(present, metadata=meta, status=status)
+            self.log.append(uid)
+            self.statuses[uid] = status
+        if error is not None:
+            raise error
+        written = self.server[uid].metadata.resource_version
+        return Written(kind_of(owner), owner.metadata.name, uid, written)
+
+    def record(self, job: TorchrunJob, event: Event) -> None:
+        self.events.append(event)
+
+    def _next(self) -> int:
+        self.newest += 1
+        return self.newest
+
+    def value(self, name: str, **labels: str) -> float:
+        return self.metrics.registry.get_sample_value(name, labels) or 0
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def admit(*names: str) -> Decisions:
+    return Decisions(admits=tuple(Admit(uid=name, nodes=2) for name in names))
+
+
+async def test_nothing_to_say_is_nothing_written(world: World) -> None:
+    world.catch_up()
+    assert await world.reconciler.attempt(KEY) == Done()
+    assert world.log == []
+
+
+async def test_nothing_is_decided_while_nodes_are_still_listed(world: World) -> None:
+    world.nodes_known = False
+    assert await world.reconciler.attempt(KEY) == Behind(BEHIND_RETRY)
+    assert world.decided == 0
+
+
+async def test_what_is_given_back_goes_before_who_is_admitted(world: World) -> None:
+    world.job("new")
+    world.job("victim", held=4)
+    world.job("smaller", held=4)
+    world.job("told")
+    world.decisions = Decisions(
+        admits=(Admit(uid="new", nodes=2), Admit(uid="smaller", nodes=1)),
+        preempts=(
+            Preempt(uid="victim", for_uid="told", reason="HigherPriority", message="for told"),
+        ),
+        waits={"told": Wait("Preempting", "room is made", 1, True)},
+        queues=(QueueSummary(namespace="t", name="lab", turn=Turn(current=3)),),
+    )
+    assert await world.reconciler.attempt(KEY) == Done()
+    assert world.log[0] == "smaller"
+    assert set(world.log[1:3]) == {"told", "q"}
+    assert world.log[3:] == ["victim", "new"]
+    assert [e.reason for e in world.events] == ["Admitted"]
+    assert world.value("torchrun_preemptions_total", reason="HigherPriority") == 1
+    assert world.value("torchrun_admission_seconds_count") == 1
+    assert world.value("torchrun_queue_jobs", queue="t/lab", state="waiting") == 0
+
+
+async def test_nothing_is_decided_before_the_cache_shows_every_write(world: World) -> None:
+    world.job("a")
+    world.decisions = admit("a")
+    await world.reconciler.attempt(KEY)
+    for seconds in (1, 60, 200):
+        world.time += seconds
+        assert await world.reconciler.attempt(KEY) == Behind(BEHIND_RETRY)
+    assert world.decided == 1
+    world.catch_up()
+    await world.reconciler.attempt(KEY)
+    assert world.decided == 2
+
+
+async def test_a_server_that_was_restored_is_not_waited_for_for_ever(world: World) -> None:
+    world.job("a")
+    world.decisions = admit("a")
+    await world.reconciler.attempt(KEY)
+    world.time += PATIENCE + 1
+    await world.reconciler.attempt(KEY)
+    assert world.decided == 2
+
+
+@pytest.mark.parametrize("carried_out", [True, False])
+async def test_a_write_without_an_answer_is_sent_again_until_its_outcome_is_known(
+    world: World, carried_out: bool
+) -> None:
+    world.job("a")
+    world.decisions = admit("a")
+    world.failures["a"] = [(UnavailableError("no answer"), carried_out)]
+    with pytest.raises(UnavailableError):
+        await world.reconciler.attempt(KEY)
+    world.decisions = Decisions(waits={"a": Wait("QuotaUsed", "now it is another's turn", 1)})
+    if carried_out:
+        with pytest.raises(SupersededError):
+            await world.reconciler.attempt(KEY)
+    else:
+        assert await world.reconciler.attempt(KEY) == Behind(BEHIND_RETRY)
+    assert world.decided == 1
+    assert world.log == ["a"]
+    world.catch_up()
+    await world.reconciler.attempt(KEY)
+    assert world.decided == 2
+
+
+async def test_who_changed_meanwhile_is_looked_at_again_and_nobody_after_is_admitted(
+    world: World,
+) -> None:
+    world.job("smaller", held=4)
+    world.job("new")
+    cached = world.server["smaller"]
+    changed = replace(cached, metadata=replace(cached.metadata, resource_version="7777"))
+    world.server["smaller"] = changed
+    world.decisions = Decisions(admits=(Admit(uid="new", nodes=2), Admit(uid="smaller", nodes=1)))
+    assert await world.reconciler.attempt(KEY) == Behind(BEHIND_RETRY)
+    assert world.log == [], "its room is not free yet"
+    world.catch_up()
+    assert await world.reconciler.attempt(KEY) == Done()
+    assert world.log == ["smaller", "new"]
+
+
+async def test_a_refusal_leaves_nothing_to_wait_for(world: World) -> None:
+    world.job("a")
+    world.decisions = admit("a")
+    world.failures["a"] = [(ApiError(403, "Forbidden", "no"), False)]
+    with pytest.raises(ApiError):
+        await world.reconciler.attempt(KEY)
+    assert await world.reconciler.attempt(KEY) == Done()
+    assert world.log == ["a"]
+
+
+async def test_one_that_is_gone_is_no_obstacle(world: World) -> None:
+    world.job("a")
+    world.decisions = admit("a")
+    del world.server["a"]
+    await world.reconciler.attempt(KEY)
+    assert await world.reconciler.attempt(KEY) == Behind(BEHIND_RETRY)
+    world.catch_up()
+    assert await world.reconciler.attempt(KEY) == Done()
+
+
+async def test_of_many_the_first_in_line_are_told_first(world: World) -> None:
+    names = [f"job-{number:04}" for number in range(TOLD_AT_ONCE + 50)]
+    for name in names:
+        world.job(name)
+    waits = {n: Wait("BehindInQueue", "wait", p) for p, n in enumerate(reversed(names), 1)}
+    world.decisions = Decisions(waits=waits)
+    assert await world.reconciler.attempt(KEY) == RequeueAfter(SOON)
+    assert set(world.log) == set(names[50:])
+    world.catch_up()
+    assert await world.reconciler.attempt(KEY) == Done()
+    assert len(world.log) == len(names)
+    world.catch_up()
+    assert await world.reconciler.attempt(KEY) == Done()
+    assert len(world.log) == len(names), "at rest nothing is written"
+
+
+@pytest.mark.parametrize(("after", "seconds"), [(0, SOON), (7, 7)])
+async def test_deadlines_come_from_the_decision_and_from_nodes(
+    world: World, after: float, seconds: float
+) -> None:
+    world.next_look = 9
+    world.decisions = Decisions(requeue_after=after)
+    assert await world.reconciler.attempt(KEY) == RequeueAfter(seconds)
+
+
+async def test_deciding_takes_only_a_share_of_the_time(world: World) -> None:
+    def slow(state: State, now: datetime) -> Decisions:
+        world.time += 2
+        return Decisions()
+
+    world.reconciler._decide = slow
+    await world.reconciler.attempt(KEY)
+    assert await world.reconciler.attempt(KEY) == RequeueAfter(10)
