@@ -28,6 +28,7 @@ class History:
         self._api = api
         self._path = kind.path(namespace)
         self._states: list[JsonObject] = []
+        self._deleted: set[tuple[str, str]] = set()  # UID and version of each last state
         self._versions: set[tuple[str, str]] = set()
         self._changed = threading.Condition()
         self._stop = threading.Event()
@@ -47,6 +48,10 @@ class History:
         """All states so far, or those of one object."""
         with self._changed:
             return [s for s in self._states if name in ("", s["metadata"]["name"])]
+
+    def is_last(self, state: JsonObject) -> bool:
+        """Whether the object went with this state, and was not there any more from then on."""
+        return (state["metadata"]["uid"], state["metadata"]["resourceVersion"]) in self._deleted
 
     def uids(self) -> dict[str, set[str]]:
         """UIDs of all objects that there ever were, by name."""
@@ -105,14 +110,16 @@ class History:
                         event = msgspec.json.decode(line)
                         if event["type"] == "ERROR":
                             return
-                        self._add(event["object"])
+                        self._add(event["object"], deleted=event["type"] == "DELETED")
                         version = event["object"]["metadata"]["resourceVersion"]
             except httpx.ReadTimeout:
                 continue
 
-    def _add(self, state: JsonObject) -> None:
+    def _add(self, state: JsonObject, *, deleted: bool = False) -> None:
         meta = state["metadata"]
         with self._changed:
+            if deleted:
+                self._deleted.add((meta["uid"], meta["resourceVersion"]))
             if (meta["uid"], meta["resourceVersion"]) in self._versions:
                 return
             self._versions.add((meta["uid"], meta["resourceVersion"]))

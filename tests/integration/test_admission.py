@@ -1,0 +1,197 @@
+"""Admission on a real API server: quotas, turns and preemption, with kwok's nodes and pods."""
+
+import os
+import random
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from integration.controller_process import Api, ControllerProcess, eventually, install_crds
+from integration.queue_history import QueueHistory, assert_quotas_held
+from integration.team import Team
+from torchrun_cluster import LocalCluster, Size, binaries
+
+HERE = Path(__file__).parent
+NODES = "/api/v1/nodes"
+SIZE = 24  # each has room for one worker
+QUEUES = {f"team-{number}": quota for number, quota in enumerate((1, 2, 3, 3, 4, 5, 6, 8))}
+JOBS = int(os.environ.get("JOBS", 200))
+ENDS_WELL = {"labels": {"ends": "well"}}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    name = f"test-admission-{os.getpid()}"
+    with LocalCluster(name=name, size=Size.CONTROL_PLANE, scheduler=True) as running:
+        install_crds(running)
+        yield running
+
+
+@pytest.fixture(scope="module")
+def api(cluster: LocalCluster) -> Iterator[Api]:
+    client = Api(cluster)
+    yield client
+    client.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _kwok(cluster: LocalCluster, api: Api, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    for number in range(SIZE):
+        api.create(NODES, {"metadata": {"name": f"node-{number}", "labels": {"heart": "beats"}}})
+    command = [
+        *(str(binaries.ensure(["kwok"])["kwok"]), "--kubeconfig", str(cluster.kubeconfig)),
+        *("--config", str(HERE / "kwok.yaml"), "--config", str(HERE / "kwok_ends.yaml")),
+        *("--manage-nodes-with-label-selector", "heart=beats"),
+    ]
+    with (tmp_path_factory.mktemp("kwok") / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            yield
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+@pytest.fixture
+def controller(cluster: LocalCluster, tmp_path: Path) -> Iterator[ControllerProcess]:
+    with ControllerProcess(cluster, tmp_path, "--leader-election", "false").running() as process:
+        yield process
+
+
+@contextmanager
+def recorded(api: Api, team: Team) -> Iterator[QueueHistory]:
+    with QueueHistory(api._client, team.name).running() as history:
+        yield history
+
+
+def make_queue(team: Team, name: str, **spec: object) -> None:
+    body = {
+        "apiVersion": "torchrun.ai/v1alpha1",
+        "kind": "TorchrunQueue",
+        "metadata": {"name": name},
+        "spec": {"image": "trainer:1", "nodeResources": {"cpus": 1}, **spec},
+    }
+    team.api.create(f"{team.group}/torchrunqueues", body)
+
+
+def queue(team: Team, name: str) -> dict[str, Any]:
+    status: dict[str, Any] = team.api.get(f"{team.group}/torchrunqueues/{name}").get("status", {})
+    return status
+
+
+def admitted(status: dict[str, Any]) -> dict[str, Any] | None:
+    return next((c for c in status.get("conditions", ()) if c["type"] == "Admitted"), None)
+
+
+def said(team: Team, job: str, reason: str) -> dict[str, Any]:
+    def look() -> dict[str, Any] | None:
+        condition = admitted(team.status(job))
+        return condition if condition and condition["reason"] == reason else None
+
+    return eventually(f"{job}: {reason}", look)
+
+
+@pytest.mark.timeout(420)
+def test_quotas_hold_at_every_moment_though_the_controller_is_killed(
+    controller: ControllerProcess, api: Api
+) -> None:
+    """Two hundred jobs, eight queues whose quotas add up to more than there are nodes."""
+    team = Team(api)
+    chance = random.Random(7)
+    for name, quota in QUEUES.items():
+        make_queue(team, name, quota={"nodes": quota}, weight=1 + quota % 3)
+    with recorded(api, team) as history:
+        for number in range(JOBS):
+            name, quota = chance.choice(list(QUEUES.items()))
+            nodes = chance.randint(1, min(3, quota))
+            priority = chance.choice((0, 0, 0, 5))
+            spec = {"jobQueue": name, "numNodes": nodes, "priority": priority, **ENDS_WELL}
+            team.submit(f"job-{number}", **spec)
+            if number in (JOBS * 3 // 10, JOBS * 3 // 4):
+                controller.kill()
+                controller.start()
+        for done in (JOBS // 5, JOBS * 3 // 5):
+            eventually("so many have ended", lambda done=done: len(_ended(history)) >= done, 240)
+            controller.kill()
+            controller.start()
+        eventually("all have ended", lambda: len(_ended(history)) == JOBS, 300)
+        eventually("nothing is charged", lambda: not _charged(team), 60)
+    most = assert_quotas_held(history, QUEUES)
+    print("most nodes at once:", most)
+    attempts = {job["status"]["attempt"] for job in team.api.items(f"{team.group}/torchrunjobs")}
+    gangs = [name for name, uids in history.gangs.uids().items() if len(uids) > 1]
+    preempted = {s["metadata"]["name"] for s in history.jobs.states() if _gave_way(s)}
+    print("preempted:", len(preempted), "attempts:", attempts)
+    assert gangs == [], "no gang was made twice"
+
+
+def _ended(history: QueueHistory) -> set[str]:
+    states = history.jobs.states()
+    return {
+        state["metadata"]["name"]
+        for state in states
+        if state.get("status", {}).get("phase") == "Succeeded"
+    }
+
+
+def _charged(team: Team) -> list[str]:
+    jobs = team.api.items(f"{team.group}/torchrunjobs")
+    return [job["metadata"]["name"] for job in jobs if "admission" in job["status"]]
+
+
+def _gave_way(state: Any) -> bool:
+    return bool(state.get("status", {}).get("phase") == "Preempted")
+
+
+@pytest.mark.timeout(180)
+def test_a_more_urgent_job_has_another_give_way(controller: ControllerProcess, api: Api) -> None:
+    team = Team(api)
+    make_queue(team, "lab", quota={"nodes": 4})
+    with recorded(api, team) as history:
+        team.submit("usual", jobQueue="lab", numNodes=3)
+        team.reaches("usual", "Running")
+        team.submit("next", jobQueue="lab", numNodes=2)
+        waits = eventually("next waits", lambda: admitted(team.status("next")))
+        assert waits["status"] == "False"
+        assert team.status("next")["queuePosition"] == 1
+        assert team.status("next")["message"] == waits["message"]
+        assert queue(team, "lab")["admission"]["summary"] == "3/4 nodes"
+        team.submit("urgent", jobQueue="lab", numNodes=4, priority=10)
+        team.reaches("urgent", "Running")
+        status = team.reaches("usual", "Preempted", "WaitingForAdmission")
+        assert status["attempts"][0]["reason"] == "Preempted"
+        assert (status.get("restarts", 0), status.get("disruptions", 0)) == (0, 0)
+        assert "admission" not in status
+        team.api.patch(f"{team.group}/torchrunjobs/urgent", {"spec": {"suspend": True}})
+        team.reaches("usual", "Running")
+        team.reaches("urgent", "Suspended")
+        assert "admission" not in eventually(
+            "urgent gave back", lambda: (s := team.status("urgent")) and not admitted(s) and s
+        )
+        versions = team.job("next")["metadata"]["resourceVersion"]
+        assert team.job("next")["metadata"]["resourceVersion"] == versions
+    assert_quotas_held(history, {"lab": 4})
+
+
+@pytest.mark.timeout(120)
+def test_a_paused_queue_and_one_without_admission(controller: ControllerProcess, api: Api) -> None:
+    team = Team(api)
+    make_queue(team, "closed", weight=0)
+    make_queue(team, "open")
+    team.submit("held", jobQueue="closed", numNodes=1)
+    team.submit("free", jobQueue="open", numNodes=1)
+    team.reaches("free", "Running")
+    assert admitted(team.status("free")) is None
+    said(team, "held", "QueuePaused")
+    api.patch(f"{team.group}/torchrunqueues/closed", {"spec": {"weight": 1}})
+    team.reaches("held", "Running")
+    assert said(team, "held", "Admitted")["message"] == "admitted for 1 node"
+    api.patch(f"{team.group}/torchrunqueues/closed", {"spec": {"weight": None}})
+    eventually("nothing is said any more", lambda: admitted(team.status("held")) is None)
+    team.reaches("held", "Running")
+    api.patch(f"{team.group}/torchrunqueues/closed", {"spec": {"quota": {"nodes": 1}}})
+    said(team, "held", "Admitted")
