@@ -137,3 +137,9 @@ def test_what_is_being_preempted_holds_its_quota_until_it_is_gone():
     decisions = decide(nodes(9), queues, running, request("vip", "a", nominated=True, priority=1))
     assert admitted(decisions) == []
     assert decisions.waits["vip"].nominated
+
+
+def test_what_a_job_of_a_queue_that_is_gone_leaves_counts_as_well():
+    running = holds("stops", "gone", preempted_for="deleted")
+    decisions = decide(nodes(1), [queue("a")], running, request("j", "a"))
+    assert decisions.waits["j"].nominated

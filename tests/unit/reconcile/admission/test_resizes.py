@@ -65,3 +65,7 @@ def test_a_gang_that_lost_a_node_keeps_its_claim():
     gang = holds("g", "a", 3, placed={"n000": 1})
     decisions = decide(nodes(3), [queue("a")], gang, other, request("j", "a", 1, 4))
     assert admitted(decisions) == []
+    # Nothing is free at all.
+    gang = holds("g", "a", 2, placed={"n000": 1})
+    decisions = decide(nodes(2), [queue("a")], gang, other, request("j", "a"))
+    assert admitted(decisions) == []
