@@ -1,6 +1,6 @@
 """Every example of the plugin's help that needs no pods, as it stands, against a real API server.
 
-Phases are set by hand, as no controller runs.
+Phases are set by hand, as no controller runs; those that need pods run in tests/e2e.
 """
 
 import json
