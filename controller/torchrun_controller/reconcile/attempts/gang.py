@@ -142,13 +142,31 @@ def find(observed: Observed, now: datetime) -> Found:
 
 def _failure(observed: Observed, now: datetime) -> Failure | None:
     """The root cause; what others say in the name of a lost node's kubelet counts for nothing."""
-    losses = {pod.metadata.uid: fence.unproven_loss(observed, pod, now) for pod in observed.workers}
+    pods = _since_resumed(observed)
+    losses = {pod.metadata.uid: fence.unproven_loss(observed, pod, now) for pod in pods}
     lost = tuple(
         node_lost(pod, loss.message, loss.since)
-        for pod in observed.workers
+        for pod in pods
         if (loss := losses[pod.metadata.uid]) is not None
     )
-    return root_cause(tuple(p for p in observed.workers if losses[p.metadata.uid] is None), lost)
+    return root_cause(tuple(p for p in pods if losses[p.metadata.uid] is None), lost)
+
+
+def _since_resumed(observed: Observed) -> tuple[Pod, ...]:
+    """The workers but for those that a suspension of the child Job has told to end.
+
+    The Job controller does not count these as failed either.
+    """
+    conditions = observed.child_jobs[-1].status.conditions
+    resumed = next((c.last_transition_time for c in conditions if c.type == "Suspended"), None)
+    if resumed is None:
+        return observed.workers
+
+    def told_to_end(pod: Pod) -> bool:
+        made, ends = pod.metadata.creation_timestamp, pod.metadata.deletion_timestamp
+        return ends is not None and made is not None and made < resumed
+
+    return tuple(pod for pod in observed.workers if not told_to_end(pod))
 
 
 def _progress(observed: Observed, now: datetime) -> tuple[Finding, Why]:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from torchrun_api import kinds
 from torchrun_api.core import SchedulingGroup
-from torchrun_api.meta import OwnerReference
+from torchrun_api.meta import Condition, OwnerReference
 from torchrun_controller.reconcile.schedulers.installed import Installed
 from world import World, make_job, make_queue
 
@@ -196,6 +196,29 @@ def test_a_job_that_kueue_preempts_is_preempted_and_no_failure():
     world.all_workers("Running")
     world.settle()
     assert world.phase == "Running"
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_workers_that_end_by_a_suspension_are_no_failure_once_it_is_over(before):
+    world = world_of("kueue")
+    suspended(world, False)
+    world.all_workers("Running")
+    world.settle()
+    made = world.now
+    world.pass_time(seconds=60)
+    child = world.objects["jobs", "train"]
+    since = world.now if before else made
+    resumed = Condition(type="Suspended", status="False", last_transition_time=since)
+    world.objects["jobs", "train"] = replace(
+        child, status=replace(child.status, conditions=(resumed,))
+    )
+    pod = world.objects["pods", "train-0-abcde"]
+    meta = replace(pod.metadata, creation_timestamp=made, deletion_timestamp=world.now)
+    world.objects["pods", "train-0-abcde"] = replace(pod, metadata=meta)
+    world.end_container("train-0-abcde", "trainer", exit_code=143)
+    world.settle()
+    assert world.job.status.attempt == (0 if before else 1)
+    assert world.job.status.restarts == 0
 
 
 def test_a_job_that_somebody_suspends_is_preempted_too():
