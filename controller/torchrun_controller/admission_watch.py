@@ -156,8 +156,10 @@ class AdmissionWatch:
             self._said.add(key)
         else:
             self._said.discard(key)
+        # What is written is written to the newest state, though nothing that matters has changed.
+        self._stale.add(key)
         if initial or _facts(change.old) != _facts(change.new):
-            self._touch(key)
+            self._wake()
 
     def _child_changed(self, change: Change[Child], initial: bool) -> None:
         child = change.object

@@ -243,6 +243,15 @@ def test_nodes_may_be_of_no_account() -> None:
     assert world.seen().state.nodes is None
 
 
+def test_what_is_written_is_written_to_the_newest_state(world: World) -> None:
+    world.change(a_queue(quota={"nodes": 4}))
+    world.change(a_job(version=1))
+    world.seen()
+    world.change(a_job(version=2, workersStatus="1/2 ready"))
+    (entry,) = world.seen().entries
+    assert entry.job.metadata.resource_version == "2"
+
+
 def test_versions_of_what_is_cached(world: World) -> None:
     job, queue = a_job(version=3), a_queue()
     assert world.watch.version(job) is None

@@ -59,7 +59,7 @@ def of_queues(queues: Iterable[TorchrunQueue], summaries: tuple[QueueSummary, ..
         after = None if summary is None else account(summary)
         if after != queue.status.admission:
             status = TorchrunQueueStatus(admission=after)
-            words.append(Word(owner=queue, status=status, stage=Stage.KEEP_ROOM))
+            words.append(Word(owner=queue, status=status, stage=Stage.ACCOUNT))
     return words
 
 

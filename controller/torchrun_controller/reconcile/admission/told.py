@@ -1,8 +1,9 @@
 """What the coordinator writes: of each job and queue of which it has something new to say.
 
 In this order, each part only when the one before it is written: what is given back, what room is
-kept for, who gives way, who is admitted, and then the rest. Killed in between, nothing is promised
-twice: a charge goes before the admission that needs its room.
+kept for, who gives way, who is admitted, what queues have used (so that no turn is charged for an
+admission that failed), and then the rest. Killed in between, nothing is promised twice: a charge
+goes before the admission that needs its room.
 """
 
 from datetime import datetime
@@ -41,7 +42,8 @@ class Stage(IntEnum):
     KEEP_ROOM = 1
     PREEMPT = 2
     ADMIT = 3
-    TELL = 4
+    ACCOUNT = 4
+    TELL = 5
 
 
 class Said(Struct, frozen=True, kw_only=True):
