@@ -36,7 +36,8 @@ TOLD_AT_ONCE = 200
 # Deciding takes at most this share of the process's time, however much there is to decide on.
 LARGEST_SHARE = 0.2
 SOON = 0.05  # seconds
-BEHIND_RETRY = 1.0
+# A cache that shows what was written need not wake the key: not all of it matters to a decision.
+BEHIND_RETRY = 0.05
 # A cache is never this late (a watch that is dead is noticed after 90 s): the server was restored
 # from a backup, and what was written is no more.
 PATIENCE = 300.0
