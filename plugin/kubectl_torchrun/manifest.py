@@ -14,6 +14,7 @@ from torchrun_api.names import MAX_JOB_NAME, WORKSPACE_BASE, WORKSPACE_SHA256
 _LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 _SUFFIX = 5
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+CONDITIONS = ("Succeeded", "Running", "Finished")
 _VARIABLE = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
 
 
@@ -28,6 +29,7 @@ class Request(NamedTuple):
     image: str = ""
     env: tuple[tuple[str, str], ...] = ()
     development: bool = False
+    after: tuple[tuple[str, str], ...] = ()  # other jobs, each with the condition that it must meet
 
 
 def build(request: Request, namespace: str, sha256: str, base: str = "") -> JsonObject:
@@ -46,6 +48,9 @@ def build(request: Request, namespace: str, sha256: str, base: str = "") -> Json
         spec["env"] = env
     if request.development:
         spec["development"] = True
+    if request.after:
+        jobs: list[JsonValue] = [{"name": job, "condition": what} for job, what in request.after]
+        spec["dependsOn"] = jobs
     spec["volumes"] = {"workspace": {"source": "zip"}}
     return {
         "apiVersion": "torchrun.ai/v1alpha1",
@@ -92,4 +97,19 @@ def variables(pairs: Sequence[str]) -> tuple[tuple[str, str], ...]:
         if not equals or not _VARIABLE.fullmatch(name):
             raise UsageProblem(f"--env {pair!r} is not NAME=VALUE, as in --env LR=0.1.")
         found[name] = value
+    return tuple(found.items())
+
+
+def dependencies(pairs: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """`JOB[=CONDITION]` as names and conditions. Raises UsageProblem naming what is none."""
+    found: dict[str, str] = {}
+    for pair in pairs:
+        name, _, condition = pair.partition("=")
+        condition = condition or CONDITIONS[0]
+        if not _NAME.fullmatch(name) or condition not in CONDITIONS:
+            raise UsageProblem(
+                f"--after {pair!r} is not JOB or JOB=CONDITION, as in --after pretrain=Running;"
+                f" conditions: {', '.join(CONDITIONS)}."
+            )
+        found[name] = condition
     return tuple(found.items())

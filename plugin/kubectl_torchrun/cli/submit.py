@@ -40,6 +40,7 @@ class Asked(NamedTuple):
     name: str
     image: str
     env: tuple[str, ...]
+    after: tuple[str, ...]
     dev: bool
     directory: str | None
     upload_timeout: float
@@ -75,6 +76,13 @@ def _request_options(command: base.Work) -> base.Work:
         _directory,
         click.option(
             "--env", "-e", multiple=True, metavar="K=V", help="Environment variable; repeatable."
+        ),
+        click.option(
+            "--after",
+            multiple=True,
+            metavar="JOB[=CONDITION]",
+            help="Start once JOB is Succeeded, or Running or Finished as given; repeatable.",
+            shell_complete=complete.jobs,
         ),
         click.option(
             "--dev", is_flag=True, help="Development: keep pods of a command that fails, for edits."
@@ -182,11 +190,12 @@ def _start(
 
     def work(target: "Target", terminal: "Terminal") -> int:
         from kubectl_torchrun import commands
-        from kubectl_torchrun.manifest import Request, variables
+        from kubectl_torchrun.manifest import Request, dependencies, variables
 
         request = Request(
-            asked.name, asked.queue, line, nodes, gpus, asked.image, variables(asked.env), asked.dev
-        )
+            asked.name, asked.queue, line, nodes, gpus, asked.image, variables(asked.env),
+            asked.dev, dependencies(asked.after),
+        )  # fmt: skip
         options = commands.SubmitOptions(
             _sent(asked.directory, terminal), follow, dry_run, output, asked.upload_timeout,
             wait, timeout, deletes,

@@ -73,3 +73,26 @@ def test_variables() -> None:
         manifest.variables(["A"])
     with pytest.raises(UsageProblem, match=r"'1=2' is not NAME=VALUE"):
         manifest.variables(["1=2"])
+
+
+def test_jobs_to_follow() -> None:
+    asked = manifest.dependencies(["prep", "teacher=Running", "prep=Finished"])
+    assert asked == (("prep", "Finished"), ("teacher", "Running"))
+    built = manifest.build(Request("run", "q", "x", after=asked), "ns", "0")
+    followed = msgspec.convert(built, TorchrunJob).spec.depends_on
+    assert [(d.name, d.condition) for d in followed] == [
+        ("prep", "Finished"),
+        ("teacher", "Running"),
+    ]
+
+
+@pytest.mark.parametrize("wrong", ["", "=Running", "Prep", "prep=Failed", "a b"])
+def test_other_dependencies_are_refused(wrong: str) -> None:
+    with pytest.raises(UsageProblem, match="is not JOB or JOB=CONDITION"):
+        manifest.dependencies([wrong])
+
+
+def test_the_conditions_are_those_of_the_api() -> None:
+    for condition in manifest.CONDITIONS:
+        built = manifest.build(Request("r", "q", "x", after=(("p", condition),)), "ns", "0")
+        msgspec.convert(built, TorchrunJob)
