@@ -1,0 +1,266 @@
+"""Gangs by the real kube-scheduler, and by schedulers that the test plays under their real CRDs.
+
+Kubernetes' own gang scheduling is switched on, so it is the default here; nodes and containers are
+kwok's. KAI and scheduler-plugins cannot be built here: a few lines in this file bind their gangs as
+they do, once a PodGroup and minMember pods are there and room for all of them is. Their CRDs are not
+in this repository: TORCHRUN_TEST_CRDS names a folder with them.
+"""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from integration.controller_process import Api, ControllerProcess, eventually, install_crds
+from integration.team import Team
+from torchrun_cluster import LocalCluster, Size, binaries
+
+STAGES = Path(__file__).with_name("kwok.yaml")
+CRDS = Path(os.environ.get("TORCHRUN_TEST_CRDS", ""))
+KAI_CRD = CRDS / "scheduling.run.ai_podgroups.yaml"
+COSCHEDULING_CRD = CRDS / "scheduling.x-k8s.io_podgroups.yaml"
+SIZE = 4  # nodes, each with room for one worker
+GATES = "--feature-gates=GenericWorkload=true"
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster(
+        name=f"test-gangs-{os.getpid()}",
+        size=Size.CONTROL_PLANE,
+        scheduler=True,
+        extra_args={
+            "kube-apiserver": [GATES, "--runtime-config=scheduling.k8s.io/v1alpha1=true"],
+            "kube-scheduler": [f"{GATES},GangScheduling=true"],
+        },
+    ) as running:
+        install_crds(running)
+        yield running
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _kwok(cluster: LocalCluster, api: Api, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    for number in range(SIZE):
+        api.create("/api/v1/nodes", {"metadata": {"name": f"node-{number}"}})
+    program = binaries.ensure(["kwok"])["kwok"]
+    command = [
+        *(str(program), "--kubeconfig", str(cluster.kubeconfig), "--config", str(STAGES)),
+        "--manage-all-nodes",
+    ]
+    with (tmp_path_factory.mktemp("kwok") / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            yield
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+def pods(team: Team, job: str) -> list[Any]:
+    return team.api.items(f"{team.core}/pods", f"torchrun-job-name={job}")
+
+
+def placed(team: Team, job: str) -> list[str]:
+    return [pod["metadata"]["name"] for pod in pods(team, job) if pod["spec"].get("nodeName")]
+
+
+def groups(team: Team, path: str) -> list[str]:
+    items = team.api.items(f"/apis/{path}".replace("NS", team.name))
+    return sorted(item["metadata"]["name"] for item in items)
+
+
+def end(team: Team, job: str) -> None:
+    """Delete a job, and wait until nothing of it holds a node."""
+    team.api.delete(f"{team.group}/torchrunjobs/{job}")
+    eventually(f"{job} is gone", lambda: not pods(team, job))
+
+
+# Kubernetes' own
+
+WORKLOADS = "scheduling.k8s.io/v1alpha1/namespaces/NS/workloads"
+
+
+def test_a_gang_that_fits_runs(controller: ControllerProcess, team: Team) -> None:
+    team.submit("fits", numNodes=SIZE)
+    team.reaches("fits", "Running")
+    workload = team.api.get(f"/apis/{WORKLOADS}/fits".replace("NS", team.name))
+    assert workload["spec"]["podGroups"][0]["policy"] == {"gang": {"minCount": SIZE}}
+    assert all(pod["spec"]["workloadRef"]["name"] == "fits" for pod in pods(team, "fits"))
+    child = team.api.get(f"{team.batch}/jobs/fits")
+    assert child["metadata"]["annotations"]["torchrun.ai/gang"] == "native"
+    team.api.patch(f"{team.group}/torchrunjobs/fits", {"spec": {"suspend": True}})
+    team.reaches("fits", "Suspended")
+    eventually("the Workload is gone", lambda: not groups(team, WORKLOADS))
+    end(team, "fits")
+
+
+def test_a_gang_that_does_not_fit_starts_not_a_single_pod(
+    controller: ControllerProcess, team: Team
+) -> None:
+    team.submit("large", numNodes=SIZE + 1)
+    status = team.reaches("large", "Queued", "Unschedulable")
+    assert f"0 of {SIZE + 1} workers have a node" in status["message"]
+    assert not placed(team, "large")
+    # A single worker more finds no room: what the others could have is not theirs.
+    team.submit("small", numNodes=1)
+    eventually("the worker of small", lambda: len(pods(team, "small")) == 1)
+    end(team, "large")
+    team.reaches("small", "Running")
+    end(team, "small")
+
+
+def test_two_gangs_with_room_for_one_come_to_an_end(
+    controller: ControllerProcess, team: Team
+) -> None:
+    for job in ("one", "two"):
+        team.submit(job, numNodes=SIZE - 1)
+
+    def running() -> str:
+        phases = {team.status(job).get("phase"): job for job in ("one", "two")}
+        return phases.get("Running", "")
+
+    first = eventually("one of them runs", running)
+    second = {"one": "two", "two": "one"}[first]
+    team.reaches(second, "Queued", "Unschedulable")
+    assert not placed(team, second)
+    end(team, first)
+    team.reaches(second, "Running")
+    end(team, second)
+
+
+# KAI and coscheduling, played
+
+KAI = "scheduling.run.ai/v2alpha2/namespaces/NS/podgroups"
+COSCHEDULING = "scheduling.x-k8s.io/v1alpha1/namespaces/NS/podgroups"
+
+
+class Scheduler:
+    """Binds whole gangs: `group_of` names a pod's group, `path` is where its groups are."""
+
+    def __init__(self, team: Team, name: str, path: str, group_of: tuple[str, str]) -> None:
+        self.team, self.name = team, name
+        self.path = f"/apis/{path}".replace("NS", team.name)
+        self._field, self._key = group_of
+
+    def schedule(self) -> None:
+        for group in self.team.api.items(self.path):
+            name = group["metadata"]["name"]
+            waiting = [
+                pod
+                for pod in self.team.api.items(f"{self.team.core}/pods")
+                if pod["spec"]["schedulerName"] == self.name
+                and pod["metadata"].get(self._field, {}).get(self._key) == name
+                and not pod["spec"].get("nodeName")
+            ]
+            least = group["spec"]["minMember"]
+            if len(waiting) < least:
+                continue
+            if least > SIZE:
+                self._refuse(name)
+                continue
+            for number, pod in enumerate(waiting):
+                self._bind(pod, f"node-{number}")
+
+    def _refuse(self, group: str) -> None:
+        condition = {
+            "type": "UnschedulableOnNodePool",
+            "status": "True",
+            "nodePool": "default",
+            "transitionID": "1",
+            "reason": "PodGroup is not schedulable",
+            "message": f"{SIZE + 1} pods need {SIZE + 1} nodes, there are {SIZE}",
+            "lastTransitionTime": "2026-01-02T03:04:05Z",
+        }
+        body = {"status": {"schedulingConditions": [condition]}}
+        self.team.api.patch(f"{self.path}/{group}/status", body)
+
+    def _bind(self, pod: Any, node: str) -> None:
+        name = pod["metadata"]["name"]
+        target = {"apiVersion": "v1", "kind": "Node", "name": node}
+        body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": target}
+        self.team.api.create(f"{self.team.core}/pods/{name}/binding", body)
+
+    def until(self, job: str, phase: str, reason: str | None = None) -> dict[str, Any]:
+        def look() -> dict[str, Any] | None:
+            self.schedule()
+            status = self.team.status(job)
+            right = reason is None or status.get("reason") == reason
+            return status if status.get("phase") == phase and right else None
+
+        return eventually(f"{job} {phase} {reason or ''}", look)
+
+
+def crd(cluster: LocalCluster, path: Path) -> None:
+    """Install a scheduler's CRD, and wait until it is served."""
+    cluster.kubectl("apply", "--server-side", "-f", str(path))
+    group, _, plural = path.stem.partition("_")
+    listed = ("get", f"{plural}.{group}", "--all-namespaces")
+    eventually("it is served", lambda: cluster.kubectl(*listed, check=False).returncode == 0)
+
+
+def with_gang(team: Team, gang: str, **scheduling: object) -> None:
+    spec = {"spec": {"scheduling": {"gang": gang, **scheduling}}}
+    team.api.patch(f"{team.group}/torchrunqueues/research", spec)
+
+
+@pytest.mark.skipif(not KAI_CRD.is_file(), reason=f"no {KAI_CRD.name} in TORCHRUN_TEST_CRDS")
+def test_kai(controller: ControllerProcess, cluster: LocalCluster, team: Team) -> None:
+    with_gang(team, "kai", topology={"required": "rack", "name": "racks"})
+    team.submit("run", numNodes=2)
+    status = team.reaches("run", "Pending", "GangSchedulerMissing")
+    assert "install KAI" in status["message"]
+    crd(cluster, KAI_CRD)
+    team.workers("run")  # it is noticed without a restart
+    kai = Scheduler(team, "kai-scheduler", KAI, ("annotations", "pod-group-name"))
+    group = team.api.get(f"{kai.path}/run")
+    assert group["spec"]["topologyConstraint"] == {
+        "topology": "racks",
+        "requiredTopologyLevel": "rack",
+    }
+    kai.until("run", "Running")
+    team.submit("large", numNodes=SIZE + 1)
+    status = kai.until("large", "Queued", "GangUnschedulable")
+    assert (
+        status["message"]
+        == f"PodGroup large: {SIZE + 1} pods need {SIZE + 1} nodes, there are {SIZE}"
+    )
+    assert not placed(team, "large")
+    end(team, "large")
+    eventually("its PodGroup goes with it", lambda: groups(team, KAI) == ["run"])
+    for pod in team.workers("run"):
+        team.pod_becomes(pod, "Succeeded")
+    team.reaches("run", "Succeeded")
+    eventually("the PodGroup goes with the gang", lambda: not groups(team, KAI))
+    cluster.kubectl("delete", "crd", "podgroups.scheduling.run.ai")
+    team.submit("late", numNodes=2)
+    team.reaches("late", "Pending", "GangSchedulerMissing")
+
+
+@pytest.mark.skipif(
+    not COSCHEDULING_CRD.is_file(), reason=f"no {COSCHEDULING_CRD.name} in TORCHRUN_TEST_CRDS"
+)
+def test_coscheduling(controller: ControllerProcess, cluster: LocalCluster, team: Team) -> None:
+    crd(cluster, COSCHEDULING_CRD)
+    with_gang(team, "coscheduling")
+    team.submit("run", numNodes=2, reliability={"maxRestarts": 1})
+    scheduler = Scheduler(
+        team,
+        "scheduler-plugins-scheduler",
+        COSCHEDULING,
+        ("labels", "scheduling.x-k8s.io/pod-group"),
+    )
+    scheduler.until("run", "Running")
+    group = team.api.get(f"{scheduler.path}/run")
+    assert group["spec"] == {"minMember": 2, "minResources": {"cpu": "2"}}
+    first, *_ = team.workers("run")
+    team.pod_becomes(first, "Failed", "ValueError")
+    eventually("the next attempt's group", lambda: "run-r1" in groups(team, COSCHEDULING))
+    scheduler.until("run", "Running")
+    eventually("one group an attempt", lambda: groups(team, COSCHEDULING) == ["run-r1"])
+    end(team, "run")
+    eventually("the PodGroup goes with the job", lambda: not groups(team, COSCHEDULING))
