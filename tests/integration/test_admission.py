@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 NODES = "/api/v1/nodes"
 SIZE = 24  # each has room for one worker
 QUEUES = {f"team-{number}": quota for number, quota in enumerate((1, 2, 3, 3, 4, 5, 6, 8))}
-JOBS = int(os.environ.get("JOBS", "200"))
+JOBS = 200
 ENDS_WELL = {"labels": {"ends": "well"}}
 
 
@@ -121,12 +121,11 @@ def test_quotas_hold_at_every_moment_though_the_controller_is_killed(
         eventually("all have ended", lambda: len(_ended(history)) == JOBS, 300)
         eventually("nothing is charged", lambda: not _charged(team), 60)
     most = assert_quotas_held(history, QUEUES)
-    print("most nodes at once:", most)
-    attempts = {job["status"]["attempt"] for job in team.api.items(f"{team.group}/torchrunjobs")}
-    gangs = [name for name, uids in history.gangs.uids().items() if len(uids) > 1]
-    preempted = {s["metadata"]["name"] for s in history.jobs.states() if _gave_way(s)}
-    print("preempted:", len(preempted), "attempts:", attempts)
-    assert gangs == [], "no gang was made twice"
+    gave_way = {s["metadata"]["name"] for s in history.jobs.states() if _gave_way(s)}
+    print(f"most nodes at once: {most}; {len(gave_way)} jobs gave way")
+    assert sum(most.values()) > SIZE // 2, "there was work to do"
+    made_twice = [name for name, uids in history.gangs.uids().items() if len(uids) > 1]
+    assert made_twice == []
 
 
 def _ended(history: QueueHistory) -> set[str]:

@@ -204,7 +204,7 @@ class AdmissionReconciler:
         meta = job.metadata
         (said,) = word.status.conditions
         self._events.record(job, Event("Normal", said.reason, said.message))
-        log.info("admitted", job=f"{meta.namespace}/{meta.name}", message=said.message)
+        log.info("admitted", job=f"{meta.namespace}/{meta.name}", why=said.message)
         waited = (c for c in job.status.conditions if (c.type, c.status) == (ADMITTED, "False"))
         since = next((c.last_transition_time for c in waited), None)
         if charged(job) == 0:
