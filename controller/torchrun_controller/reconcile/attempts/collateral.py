@@ -28,8 +28,13 @@ def is_victim(said: LastFailure) -> bool:
 
 def left(said: LastFailure, pods: Iterable[Pod], now: datetime) -> float | None:
     """Seconds for which a better word may still come from a worker that has not ended yet."""
-    if said.time is None or not is_victim(said) or not any(alive(pod) for pod in pods):
-        return None
-    age = now - said.time
+    victim = is_victim(said) and any(alive(pod) for pod in pods)
+    return patience_left(said, now) if victim else None
+
+
+def patience_left(said: LastFailure, now: datetime) -> float | None:
+    """What is left of the seconds for which a failure waits for a better word."""
     # Of the future: clocks differ, and nobody knows how long it has been.
-    return (PATIENCE - age).total_seconds() if timedelta() <= age < PATIENCE else None
+    if said.time is None or not timedelta() <= (age := now - said.time) < PATIENCE:
+        return None
+    return (PATIENCE - age).total_seconds()

@@ -10,7 +10,12 @@ from torchrun_api.kinds import JOBS
 from torchrun_api.status import Attempt, LastFailure
 from torchrun_controller.reconcile import workers
 from torchrun_controller.reconcile.attempts import collateral, fence, gate
-from torchrun_controller.reconcile.attempts.failures import Failure, node_lost, root_cause
+from torchrun_controller.reconcile.attempts.failures import (
+    POD_DELETED,
+    Failure,
+    node_lost,
+    root_cause,
+)
 from torchrun_controller.reconcile.attempts.restarts import Counts
 from torchrun_controller.reconcile.observed import Observed
 from torchrun_controller.reconcile.phases import Finding
@@ -106,7 +111,7 @@ def find(observed: Observed, now: datetime) -> Found:
 
     Success is the Job's own verdict: single pods that succeeded prove nothing of the others.
     Failure is taken from the first failed pod, well before the Job says so; a pod that only lost
-    a peer waits a moment for the word of that peer.
+    a peer waits a moment for the word of that peer, and one that was told to end for Kueue's.
     """
     child = observed.child_jobs[-1]
     nodes = nodes_of(child)
@@ -121,7 +126,7 @@ def find(observed: Observed, now: datetime) -> Found:
         # Its pods are told to end, which is no failure of theirs.
         return Found(*_suspended(observed))
     failure = _failure(observed, now)
-    left = None if failure is None else collateral.left(failure.said, observed.workers, now)
+    left = None if failure is None else _left(observed, failure.said, now)
     if left is not None:
         return Found(*_progress(observed, now), left=left)
     if failure is None and "Failed" in verdicts:
@@ -138,6 +143,21 @@ def find(observed: Observed, now: datetime) -> Found:
     if failure is not None:
         return Found(Finding.GANG_FAILED, why_failed(failure.said), failure)
     return Found(*_progress(observed, now))
+
+
+def _left(observed: Observed, said: LastFailure, now: datetime) -> float | None:
+    """Seconds for which a better word may still come than that of the pod that failed first.
+
+    Pods and Jobs are watched apart: that a pod ends may be heard of before Kueue has suspended its
+    Job.
+    """
+    if said.reason == POD_DELETED and _by_kueue(observed.child_jobs[-1]):
+        return collateral.patience_left(said, now)
+    return collateral.left(said, observed.workers, now)
+
+
+def _by_kueue(child: Job) -> bool:
+    return child.metadata.annotations.gang == "kueue"
 
 
 def _failure(observed: Observed, now: datetime) -> Failure | None:
@@ -190,7 +210,7 @@ def _progress(observed: Observed, now: datetime) -> tuple[Finding, Why]:
 def _suspended(observed: Observed) -> tuple[Finding, Why]:
     """By Kueue, which has not admitted it yet or takes its place away, or by anybody."""
     child, status = observed.child_jobs[-1], observed.job.status
-    name, by_kueue = child.metadata.name, child.metadata.annotations.gang == "kueue"
+    name, by_kueue = child.metadata.name, _by_kueue(child)
     said = groups.why_waiting(observed)
     has_run = status.phase in ("Running", "Preempted") and attempt_of(child) == status.attempt
     if by_kueue and not has_run:

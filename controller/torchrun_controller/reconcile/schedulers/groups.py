@@ -1,7 +1,10 @@
 """The groups of a job's gangs, once they are there: which are of no use any more, what they say."""
 
+from typing import Any
+
 from torchrun_api.core import Job, SchedulingGroup
-from torchrun_api.kinds import JOBS
+from torchrun_api.kinds import JOBS, Kind
+from torchrun_api.meta import ChildMeta
 from torchrun_controller.reconcile.observed import Observed
 from torchrun_controller.reconcile.plan import Apply, Delete
 from torchrun_controller.reconcile.workers import Why, alive
@@ -20,7 +23,7 @@ def leftovers(observed: Observed, applies: tuple[Apply, ...]) -> tuple[Delete, .
     """Groups whose gang is over: for its scheduler each may go on asking for room.
 
     A group stays while a pod of its attempt may run, while its child Job has not ended, and when
-    that is about to be made.
+    that is about to be made. With Kueue, an older Job that is suspended would be resumed one day.
     """
     needed = {apply.name for apply in applies if apply.kind is JOBS}
     latest = observed.child_jobs[-1:]
@@ -29,13 +32,19 @@ def leftovers(observed: Observed, applies: tuple[Apply, ...]) -> tuple[Delete, .
         pod.metadata.labels.attempt for pod in (*observed.workers, *observed.ghosts) if alive(pod)
     }
     uid = observed.job.metadata.uid
-    return tuple(
-        Delete(kind=group.kind, namespace=meta.namespace, name=meta.name, uid=meta.uid)
+    over: list[tuple[Kind[Any], ChildMeta]] = [
+        (group.kind, meta)
         for group in observed.groups
         if (meta := group.object.metadata).controlled_by(uid)
         and meta.name not in needed
         and meta.labels.attempt not in running
         and meta.deletion_timestamp is None
+    ]
+    older = (child for child in observed.child_jobs[:-1] if child.spec.suspend)
+    over += [(JOBS, child.metadata) for child in older if not _ended(child)]
+    return tuple(
+        Delete(kind=kind, namespace=meta.namespace, name=meta.name, uid=meta.uid)
+        for kind, meta in over
     )
 
 

@@ -217,8 +217,49 @@ def test_workers_that_end_by_a_suspension_are_no_failure_once_it_is_over(before)
     world.objects["pods", "train-0-abcde"] = replace(pod, metadata=meta)
     world.end_container("train-0-abcde", "trainer", exit_code=143)
     world.settle()
+    world.pass_time(seconds=4)  # for which the Job's word is waited for
+    world.settle()
     assert world.job.status.attempt == (0 if before else 1)
     assert world.job.status.restarts == 0
+
+
+def told_to_end(world: World) -> None:
+    """The workers have got their deletionTimestamp; of the Job nothing is heard."""
+    for pod in world.workers():
+        world._ending(("pods", pod.metadata.name), 30)
+
+
+def test_workers_that_are_told_to_end_wait_for_the_word_of_a_preemption():
+    world = world_of("kueue")
+    suspended(world, False)
+    world.all_workers("Running")
+    world.settle()
+    told_to_end(world)
+    assert world.settle().requeue_after
+    assert (world.phase, world.job.status.attempt) == ("Running", 0)
+    suspended(world, True)
+    world.settle()
+    assert (world.phase, world.job.status.attempt) == ("Preempted", 0)
+
+
+def test_workers_that_somebody_deletes_are_a_disruption_a_moment_later():
+    world = world_of("kueue")
+    suspended(world, False)
+    world.all_workers("Running")
+    world.settle()
+    told_to_end(world)
+    world.settle()
+    world.pass_time(seconds=4)
+    world.settle()
+    assert (world.job.status.attempt, world.job.status.disruptions) == (1, 1)
+    assert ("jobs", "train") in world.objects
+
+    # Kueue takes the old Job's place away only now: it is not to be given another.
+    suspended(world, True)
+    world.settle()
+    world.containers_stop()
+    assert ("jobs", "train") not in world.objects
+    assert ("jobs", "train-r1") in world.objects
 
 
 def test_a_job_that_somebody_suspends_is_preempted_too():
