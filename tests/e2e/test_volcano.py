@@ -33,7 +33,7 @@ def test_a_gang_that_does_not_fit_starts_no_pod_until_there_is_room(space: Space
     with space.history(PODS) as pods:
         # As many as there are nodes come and go meanwhile: the scheduler had its chance.
         space.wait_phase("small", "Running", 90)
-        status = space.get(TORCHRUN_JOBS, "large")["status"]
+        status = space.wait_reason("large", "Unschedulable")
         assert status["phase"] == "Queued"
         assert "minAvailable" in status["message"]
         gpus.end(space, "small", "Succeeded")
