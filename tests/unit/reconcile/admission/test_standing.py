@@ -9,6 +9,7 @@ from torchrun_api.admission import Admission
 from torchrun_api.core import Pod
 from torchrun_api.kinds import PODS
 from torchrun_controller.reconcile.admission.assemble import Entry, assemble
+from torchrun_controller.reconcile.admission.coordinator import admit
 from torchrun_controller.reconcile.admission.standing import Standing, stand
 from torchrun_controller.reconcile.admission.state import Admit, Decisions, Preempt, Wait
 from torchrun_controller.reconcile.admission.told import Said, Stage, Verdicts, Word, said_of
@@ -317,3 +318,32 @@ def test_the_state_of_all(known):
     assert [request.uid for request in state.requests] == ["gone", "uid-train"]
     assert state.requests[1].seconds_left == 70
     assert (state.nodes is not None) is known
+
+
+def test_when_one_of_thousands_is_admitted_few_are_told_anew():
+    queue = make_queue(quota={"nodes": 2})
+    waiting = submitted().job
+    named = (
+        replace(waiting, metadata=replace(waiting.metadata, name=f"j{n}", uid=f"u{n:04}"))
+        for n in range(2000)
+    )
+    entries = [Entry(job, stand(job, queue, (), (), NOBODY)) for job in named]
+
+    def decide() -> list[Word]:
+        decisions = admit(assemble([queue], entries, (), None, START), START)
+        verdicts = Verdicts(decisions)
+        words = [verdicts.on(entry.job, entry.standing, START) for entry in entries]
+        return [word for word in words if word is not None]
+
+    told = {word.owner.metadata.uid: word.status for word in decide()}
+    assert len(told) == 2000
+    jobs = [replace(e.job, status=told[e.job.metadata.uid]) for e in entries]
+    asking = [
+        replace(job, status=replace(job.status, reason="WaitingForAdmission")) for job in jobs
+    ]
+    entries = [Entry(job, stand(job, queue, (), (), NOBODY)) for job in asking]
+    assert decide() == []
+    assert entries.pop(0).standing.request.admitted == 2
+    words = decide()
+    assert [word.owner.metadata.name for word in words if word.stage is Stage.ADMIT] == ["j1"]
+    assert len(words) < 40
