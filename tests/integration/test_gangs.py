@@ -1,9 +1,7 @@
 """Gangs by the real kube-scheduler, and by schedulers that the test plays under their real CRDs.
 
 Kubernetes' own gang scheduling is switched on, so it is the default here; nodes and containers are
-kwok's. KAI and scheduler-plugins cannot be built here: a few lines in this file bind their gangs as
-they do, once a PodGroup and minMember pods are there and room for all of them is. Their CRDs are not
-in this repository: TORCHRUN_TEST_CRDS names a folder with them.
+kwok's. KAI and scheduler-plugins cannot be built here: played_schedulers binds their gangs.
 """
 
 import os
@@ -15,14 +13,19 @@ from typing import Any
 import pytest
 
 from integration.controller_process import Api, ControllerProcess, eventually, install_crds
+from integration.played_schedulers import (
+    COSCHEDULING_GROUPS,
+    KAI_GROUPS,
+    Scheduler,
+    crd,
+    needs,
+)
 from integration.team import Team
 from torchrun_cluster import LocalCluster, Size, binaries
 
 STAGES = Path(__file__).with_name("kwok.yaml")
-CRDS = Path(os.environ.get("TORCHRUN_TEST_CRDS", ""))
-KAI_CRD = CRDS / "scheduling.run.ai_podgroups.yaml"
-COSCHEDULING_CRD = CRDS / "scheduling.x-k8s.io_podgroups.yaml"
 SIZE = 4  # nodes, each with room for one worker
+NODES = [f"node-{number}" for number in range(SIZE)]
 GATES = "--feature-gates=GenericWorkload=true"
 
 pytestmark = pytest.mark.timeout(300)
@@ -45,8 +48,8 @@ def cluster() -> Iterator[LocalCluster]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _kwok(cluster: LocalCluster, api: Api, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    for number in range(SIZE):
-        api.create("/api/v1/nodes", {"metadata": {"name": f"node-{number}"}})
+    for name in NODES:
+        api.create("/api/v1/nodes", {"metadata": {"name": name}})
     program = binaries.ensure(["kwok"])["kwok"]
     command = [
         *(str(program), "--kubeconfig", str(cluster.kubeconfig), "--config", str(STAGES)),
@@ -139,84 +142,20 @@ KAI = "scheduling.run.ai/v2alpha2/namespaces/NS/podgroups"
 COSCHEDULING = "scheduling.x-k8s.io/v1alpha1/namespaces/NS/podgroups"
 
 
-class Scheduler:
-    """Binds whole gangs: `group_of` names a pod's group, `path` is where its groups are."""
-
-    def __init__(self, team: Team, name: str, path: str, group_of: tuple[str, str]) -> None:
-        self.team, self.name = team, name
-        self.path = f"/apis/{path}".replace("NS", team.name)
-        self._field, self._key = group_of
-
-    def schedule(self) -> None:
-        for group in self.team.api.items(self.path):
-            name = group["metadata"]["name"]
-            waiting = [
-                pod
-                for pod in self.team.api.items(f"{self.team.core}/pods")
-                if pod["spec"]["schedulerName"] == self.name
-                and pod["metadata"].get(self._field, {}).get(self._key) == name
-                and not pod["spec"].get("nodeName")
-            ]
-            least = group["spec"]["minMember"]
-            if len(waiting) < least:
-                continue
-            if least > SIZE:
-                self._refuse(name)
-                continue
-            for number, pod in enumerate(waiting):
-                self._bind(pod, f"node-{number}")
-
-    def _refuse(self, group: str) -> None:
-        condition = {
-            "type": "UnschedulableOnNodePool",
-            "status": "True",
-            "nodePool": "default",
-            "transitionID": "1",
-            "reason": "PodGroup is not schedulable",
-            "message": f"{SIZE + 1} pods need {SIZE + 1} nodes, there are {SIZE}",
-            "lastTransitionTime": "2026-01-02T03:04:05Z",
-        }
-        body = {"status": {"schedulingConditions": [condition]}}
-        self.team.api.patch(f"{self.path}/{group}/status", body)
-
-    def _bind(self, pod: Any, node: str) -> None:
-        name = pod["metadata"]["name"]
-        target = {"apiVersion": "v1", "kind": "Node", "name": node}
-        body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": target}
-        self.team.api.create(f"{self.team.core}/pods/{name}/binding", body)
-
-    def until(self, job: str, phase: str, reason: str | None = None) -> dict[str, Any]:
-        def look() -> dict[str, Any] | None:
-            self.schedule()
-            status = self.team.status(job)
-            right = reason is None or status.get("reason") == reason
-            return status if status.get("phase") == phase and right else None
-
-        return eventually(f"{job} {phase} {reason or ''}", look)
-
-
-def crd(cluster: LocalCluster, path: Path) -> None:
-    """Install a scheduler's CRD, and wait until it is served."""
-    cluster.kubectl("apply", "--server-side", "-f", str(path))
-    group, _, plural = path.stem.partition("_")
-    listed = ("get", f"{plural}.{group}", "--all-namespaces")
-    eventually("it is served", lambda: cluster.kubectl(*listed, check=False).returncode == 0)
-
-
 def with_gang(team: Team, gang: str, **scheduling: object) -> None:
     spec = {"spec": {"scheduling": {"gang": gang, **scheduling}}}
     team.api.patch(f"{team.group}/torchrunqueues/research", spec)
 
 
-@pytest.mark.skipif(not KAI_CRD.is_file(), reason=f"no {KAI_CRD.name} in TORCHRUN_TEST_CRDS")
+@needs(KAI_GROUPS)
 def test_kai(controller: ControllerProcess, cluster: LocalCluster, team: Team) -> None:
     with_gang(team, "kai", topology={"required": "rack", "name": "racks"})
     team.submit("run", numNodes=2)
     status = team.reaches("run", "Pending", "GangSchedulerMissing")
     assert "install KAI" in status["message"]
-    crd(cluster, KAI_CRD)
+    crd(cluster, KAI_GROUPS)
     team.workers("run")  # it is noticed without a restart
-    kai = Scheduler(team, "kai-scheduler", KAI, ("annotations", "pod-group-name"))
+    kai = Scheduler(team, "kai-scheduler", KAI, ("annotations", "pod-group-name"), NODES)
     group = team.api.get(f"{kai.path}/run")
     assert group["spec"]["topologyConstraint"] == {
         "topology": "racks",
@@ -241,11 +180,9 @@ def test_kai(controller: ControllerProcess, cluster: LocalCluster, team: Team) -
     team.reaches("late", "Pending", "GangSchedulerMissing")
 
 
-@pytest.mark.skipif(
-    not COSCHEDULING_CRD.is_file(), reason=f"no {COSCHEDULING_CRD.name} in TORCHRUN_TEST_CRDS"
-)
+@needs(COSCHEDULING_GROUPS)
 def test_coscheduling(controller: ControllerProcess, cluster: LocalCluster, team: Team) -> None:
-    crd(cluster, COSCHEDULING_CRD)
+    crd(cluster, COSCHEDULING_GROUPS)
     with_gang(team, "coscheduling")
     team.submit("run", numNodes=2, reliability={"maxRestarts": 1})
     scheduler = Scheduler(
@@ -253,6 +190,7 @@ def test_coscheduling(controller: ControllerProcess, cluster: LocalCluster, team
         "scheduler-plugins-scheduler",
         COSCHEDULING,
         ("labels", "scheduling.x-k8s.io/pod-group"),
+        NODES,
     )
     scheduler.until("run", "Running")
     group = team.api.get(f"{scheduler.path}/run")

@@ -10,17 +10,15 @@ import pytest
 import yaml
 
 from integration.controller_process import NO_ELECTION, Api, ControllerProcess, eventually
+from integration.played_schedulers import KAI_QUEUES, needs
 from integration.team import Team
 from torchrun_cluster import LocalCluster, Size
 
 ROLE = Path(__file__).parents[2] / "manifests" / "rbac" / "role.yaml"
-KAI_CRD = Path(os.environ.get("TORCHRUN_TEST_CRDS", "")) / "scheduling.run.ai_queues.yaml"
 NAMESPACE = "torchrun-system"
 SETTINGS = {"apiVersion": "v1", "kind": "ConfigMap", "data": {"a": "1"}}
 
-pytestmark = pytest.mark.skipif(
-    not KAI_CRD.is_file(), reason=f"no {KAI_CRD.name} in TORCHRUN_TEST_CRDS"
-)
+pytestmark = needs(KAI_QUEUES)
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +27,7 @@ def cluster() -> Iterator[LocalCluster]:
     with LocalCluster(name=name, size=Size.CONTROL_PLANE) as running:
         running.kubectl("create", "namespace", NAMESPACE)
         running.kubectl("create", "serviceaccount", "torchrun-controller", "-n", NAMESPACE)
-        running.kubectl("apply", "--server-side", "-f", str(KAI_CRD))
+        running.kubectl("apply", "--server-side", "-f", str(KAI_QUEUES))
         yield running
 
 

@@ -1,22 +1,17 @@
-"""Queues on a real API server: what they say of themselves, their objects, KAI's queue, their end.
-
-KAI's CRDs are not in this repository: TORCHRUN_TEST_CRDS names a folder with those of the schedulers
-(kubectl get crd -o yaml, or their Helm charts).
-"""
+"""Queues on a real API server: what they say of themselves, their objects, KAI's queue, their end."""
 
 import os
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from integration.controller_process import NO_ELECTION, Api, ControllerProcess, eventually
+from integration.played_schedulers import KAI_QUEUES, needs
 from integration.team import Team
 from torchrun_cluster import LocalCluster, Size
 
-KAI_CRD = Path(os.environ.get("TORCHRUN_TEST_CRDS", "")) / "scheduling.run.ai_queues.yaml"
 KAI = "/apis/scheduling.run.ai/v2/queues"
 SETTINGS = {"apiVersion": "v1", "kind": "ConfigMap", "data": {"a": "1"}}
 
@@ -235,7 +230,7 @@ def test_amounts_that_are_none_are_refused(team: Team, spec: dict[str, Any], sai
     assert said in str(refused.value)
 
 
-@pytest.mark.skipif(not KAI_CRD.is_file(), reason=f"no {KAI_CRD.name} in TORCHRUN_TEST_CRDS")
+@needs(KAI_QUEUES)
 class TestKai:
     """In this order: first without KAI, then with it."""
 
@@ -244,7 +239,7 @@ class TestKai:
         team.make_queue(kaiQueue=name, quota={"gpus": 16, "memory": "1Gi"}, weight=2)
         becomes(team, "KaiQueueReady", "KaiNotInstalled")
         assert queue(team)["status"]["phase"] == "Active"
-        cluster.kubectl("apply", "--server-side", "-f", str(KAI_CRD))
+        cluster.kubectl("apply", "--server-side", "-f", str(KAI_QUEUES))
         becomes(team, "KaiQueueReady", "ParentNotFound")
         self.make(team.api, "default-parent-queue")
         becomes(team, "KaiQueueReady", "Kept")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from kubectl_torchrun import pack
 from kubectl_torchrun.errors import UsageProblem
-from kubectl_torchrun.kubectl import Target
+from kubectl_torchrun.kubectl import Where
 from kubectl_torchrun.pack import Limits
 from kubectl_torchrun.remembered import Memory, Workspace
 from kubectl_torchrun.tree import scan
@@ -46,7 +46,7 @@ TREES = st.dictionaries(
 
 
 def listed(root: Path) -> Workspace:
-    return Memory(Target(), "ns", root).look(scan(root))
+    return Memory(Where("https://cluster.example", "ns"), root).look(scan(root))
 
 
 def files(workspace: Workspace) -> list[int]:
@@ -204,7 +204,7 @@ def test_a_file_that_goes_away_or_changes_meanwhile_is_named(tmp_path: Path) -> 
     with tempfile.TemporaryFile() as file, changed:
         pack.write(workspace, [0], file)
     with pytest.raises(UsageProblem, match=r"x\.py went away"):
-        Memory(Target(), "ns", tmp_path).look(tree)
+        Memory(Where("https://cluster.example", "ns"), tmp_path).look(tree)
 
 
 def test_zeros_that_the_sync_pod_would_take_for_a_bomb_are_refused(tmp_path: Path) -> None:
