@@ -119,7 +119,7 @@ def test_an_edit_reaches_the_workers_that_run(
     assert workers(space) == pods
     status = space.get(TORCHRUN_JOBS, "run")["status"]
     assert (status["phase"], status["workspaceRevision"]) == ("Running", 3)
-    assert (status["attempt"], status.get("restarts", 0)) == (0, 0)
+    assert (status.get("attempt", 0), status.get("restarts", 0)) == (0, 0)
 
 
 def test_a_serve_pod_that_is_lost_takes_up_its_claim_again(space: Space, tmp_path: Path) -> None:

@@ -15,12 +15,13 @@ from torchrun_api.json import JsonObject
 from torchrun_api.kinds import PODS, TORCHRUN_JOBS
 from torchrun_api.names import UP_TO_DATE
 from torchrun_cluster import node, state
-from unit.runtime import git_server, s3_server, ssh_server
+from unit.runtime import git_server, http_server, s3_server, ssh_server
 
 PASSWORD = "planted-password"
 # The modules that the unit tests run, in a pod of the controller's image, which has git.
 SERVE = """
-    import threading, pathlib, git_server, s3_server
+    import threading, pathlib
+    from unit.runtime import git_server, s3_server
     root = pathlib.Path("/tmp/repositories")
     made = git_server.repository(root / "train", {"src/code.txt": b"from git"})
     print(made, flush=True)
@@ -85,21 +86,24 @@ def servers(space: Space, tmp_path: Path) -> tuple[str, bytes, str]:
     host = f"servers.{space.name}.svc"
     authority = git_server.authority(tmp_path / "pki", f"DNS:{host}")
     files = {name: (tmp_path / "pki" / name).read_bytes() for name in ("crt", "key")}
-    code = {Path(m.__file__).name: Path(m.__file__).read_text() for m in (git_server, s3_server)}
+    modules = [Path(m.__file__) for m in (git_server, s3_server, http_server)]
+    code = {path.name: path.read_text() for path in modules} | {"serve.py": textwrap.dedent(SERVE)}
+    placed = {path.name: f"unit/runtime/{path.name}" for path in modules} | {"serve.py": "serve.py"}
+    items = [{"key": name, "path": path} for name, path in placed.items()]
     space.apply(
         opaque("pki", files),
         {
             "apiVersion": "v1",
             "kind": "ConfigMap",
             "metadata": {"name": "code"},
-            "data": {**code, "serve.py": textwrap.dedent(SERVE)},
+            "data": code,
         },
         plain_pod(
             space,
             "servers",
             ["python3", "/code/serve.py"],
             {"httpGet": {"path": "/bucket?prefix=", "port": 9000}, "periodSeconds": 1},
-            code={"configMap": {"name": "code"}},
+            code={"configMap": {"name": "code", "items": items}},
             pki={"secret": {"secretName": "pki"}},
         ),
         {
@@ -149,7 +153,7 @@ def committed(space: Space, number: int) -> str:
     """One more commit, of a program that says its number and the time."""
     program = STEP.format(number=number)
     script = (
-        "import sys; sys.path.insert(0, '/code'); import git_server, pathlib;"
+        "import sys, pathlib; sys.path.insert(0, '/code'); from unit.runtime import git_server;"
         "at = pathlib.Path('/tmp/repositories/train');"
         "print(git_server.commit(at, {'train.py': sys.argv[1].encode()}))"
     )
@@ -211,7 +215,8 @@ def test_a_running_job_takes_what_is_pushed(
     until(lambda: not up_to_date(space), "the condition")
     assert workers(space) == pods
     status = space.get(TORCHRUN_JOBS, "git")["status"]
-    assert (status["phase"], status.get("restarts", 0), status["attempt"]) == ("Running", 0, 0)
+    assert status["phase"] == "Running"
+    assert (status.get("attempt", 0), status.get("restarts", 0)) == (0, 0)
     assert all(log(space, pod).count("new code:") == 3 for pod in pods), "what was the same"
 
 
@@ -236,7 +241,7 @@ def test_git_over_ssh_in_a_sync_pod(space: Space, tmp_path: Path):
         login["known_hosts"] = sshd.known_hosts().encode()
         space.apply(opaque("deploy", login))
         status = space.wait_reason("ssh", "AccessDenied", 90)
-        assert "deploy" in status["message"]
+        assert "check the Secret in volumes.workspace.secretRef" in status["message"]
         login["ssh-privatekey"] = (tmp_path / "user").read_bytes()
         space.apply(opaque("deploy", login))
         status = space.wait_phase("ssh", "Succeeded", 150)
