@@ -70,6 +70,7 @@ from torchrun_controller.server import Check, caches_synced, refusal, watches_al
 from torchrun_controller.store import Change, Store
 from torchrun_controller.transport import Transport
 from torchrun_controller.watch import CLIENT_GO
+from torchrun_controller.watch_metrics import WatchObserver
 from torchrun_controller.workqueue import INITIAL, WorkQueue
 
 Child: TypeAlias = Job | Pod | PersistentVolumeClaim | Service
@@ -383,25 +384,3 @@ def _silence(informers: list[Informer[Any]]) -> float:
 
 def _all_synced(informers: list[Informer[Any]]) -> bool:
     return all(informer.synced.is_set() for informer in informers)
-
-
-class WatchObserver:
-    """What informers report, as metrics."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-
-    def synced(self, resource: str, objects: int) -> None:
-        """A whole list has replaced the store: its size is read off at each scrape."""
-        self._metrics.watch_lists.labels(resource).inc()
-
-    def changed(self, resource: str) -> None:
-        """One event of a watch has changed the store: too frequent to count."""
-
-    def faulted(self, resource: str) -> None:
-        """One frame was skipped because it could not be used."""
-        self._metrics.watch_skipped_frames.labels(resource).inc()
-
-    def interrupted(self, resource: str, reason: str, relist: bool) -> None:
-        """A list or watch has failed."""
-        self._metrics.watch_restarts.labels(resource, reason).inc()
