@@ -44,7 +44,7 @@ from torchrun_controller.reconcile.observed import Base, Group
 from torchrun_controller.reconcile.placement.avoid import HOSTNAME
 from torchrun_controller.reconcile.plan import Apply, Delete
 from torchrun_controller.reconcile.schedulers.installed import Installed
-from torchrun_controller.reconcile.workers import alive
+from torchrun_controller.reconcile.workers import alive, collected
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 DEFAULTS = Defaults(runtime_image="registry.example/torchrun:1")
@@ -132,7 +132,11 @@ class World:
             probes=tuple(p for p in pods if p.metadata.labels.component == names.PROBE),
             child_jobs=tuple(jobs),
             workers=tuple(p for p in gangs if p.metadata.controlled_by(latest)),
-            ghosts=tuple(p for p in gangs if not p.metadata.controlled_by(latest) and alive(p)),
+            ghosts=tuple(
+                pod
+                for pod in gangs
+                if not pod.metadata.controlled_by(latest) and (alive(pod) or collected(pod))
+            ),
             conflicts=self.conflicts,
             base=self.base,
             warnings=tuple(self.warnings),

@@ -17,7 +17,7 @@ from torchrun_controller.progress.reports import Reports
 from torchrun_controller.reconcile.attempts import fence
 from torchrun_controller.reconcile.observed import Base, Conflict, Group, Observed, Rejection
 from torchrun_controller.reconcile.schedulers.installed import Installed
-from torchrun_controller.reconcile.workers import alive
+from torchrun_controller.reconcile.workers import alive, collected
 from torchrun_controller.store import Change, Store
 
 Key: TypeAlias = tuple[str, str]
@@ -153,7 +153,7 @@ def observe(
         probes=tuple(probes),
         child_jobs=tuple(attempts),
         workers=tuple(sorted(workers, key=attrgetter("metadata.name"))),
-        ghosts=tuple(pod for pod in others if alive(pod)),
+        ghosts=tuple(pod for pod in others if alive(pod) or collected(pod)),
         conflicts=found,
         rejection=rejection,
         warnings=tuple(sorted(warnings, key=_when)),

@@ -55,10 +55,10 @@ class Observed(Struct, frozen=True, kw_only=True):
 
     `sync_pods` and `setup_pods` are in the order of their numbers, `child_jobs` of their attempts.
     `workers` are the pods of the latest of these, `ghosts` those of any other gang under the job's
-    name that may still run, an earlier job's of that name included. A retained claim has no owner
-    and is listed by its label. `conflicts` are the names held by others, as the cache or the last
-    apply showed. `warnings` regard its claims, its latest child Job and that Job's pods, in the
-    order of time. `progress` is what a worker of the latest child Job has told this process last.
+    name that may still run, an earlier job's of that name and collected ones included. A retained
+    claim has no owner and is listed by its label. `conflicts` are the names held by others, as the
+    cache or the last apply showed. `warnings` regard its claims, its latest child Job and that
+    Job's pods, in the order of time. `progress` is what a worker of the latest child Job has told this process last.
     `nodes` holds those of its pods, of unfenced workers and of earlier failures, as far as they
     exist; it is None where nothing is known of nodes, as none may be read. `base` is what the
     job's annotation names, if that is there. `installed` is None until the API server has told.

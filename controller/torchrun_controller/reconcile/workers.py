@@ -66,5 +66,21 @@ def delete(pod: Pod, grace_seconds: int | None = None) -> Delete:
 
 
 def alive(pod: Pod) -> bool:
-    """Whether a container of it may still run."""
+    """Whether the API says that a container of it may still run."""
     return pod.status.phase not in ("Succeeded", "Failed")
+
+
+def stopped(pod: Pod) -> bool:
+    """Whether the kubelet itself said that its containers have ended."""
+    states = [status.state for status in pod.status.container_statuses]
+    return not alive(pod) and bool(states) and all(state.terminated is not None for state in states)
+
+
+def collected(pod: Pod) -> bool:
+    """Whether it is called Failed in the kubelet's place, as its node is gone.
+
+    The garbage collector of pods does that, and asks nobody of containers (gc_controller.go of
+    Kubernetes, markFailedAndDeletePodWithCondition).
+    """
+    reasons = {c.reason for c in pod.status.conditions if c.type == "DisruptionTarget"}
+    return not alive(pod) and "DeletionByPodGC" in reasons and not stopped(pod)

@@ -106,18 +106,21 @@ class NodeHistories(RuleBasedStateMachine):
             self.becomes_known(writes)
             self.machines.forget(name)
 
-    @rule(name=A_NODE, writes=A_DEATH)
-    def node_is_deleted_and_the_collector_is_first(self, name, writes):
+    @rule(name=A_NODE, writes=A_DEATH, back=st.booleans())
+    def node_is_deleted_and_the_collector_is_first(self, name, writes, back):
         if name in (self.world.nodes or {}):
             self.machines.lose(name, True)
             self.machines.collect(name)
+            if back:
+                self.machines.come_back(name)
             self.becomes_known(writes)
             self.machines.drop_pods(name)
 
-    @rule(name=A_NODE, writes=A_DEATH)
-    def pods_of_a_lost_node_are_deleted_by_force(self, name, writes):
+    @rule(name=A_NODE, writes=A_DEATH, seconds=st.sampled_from([0, 10, 40]))
+    def pods_of_a_lost_node_are_deleted_by_force(self, name, writes, seconds):
+        """Even before it counts as lost: once it is NotReady, nobody has to wait."""
         if not self.machines.nodes[name].kubelet:
-            self.machines.pass_time(40)
+            self.machines.pass_time(seconds)
             self.becomes_known(writes)
             self.machines.drop_pods(name)
 

@@ -1,9 +1,9 @@
 """Workers on lost nodes: nobody knows whether they still run and write the same checkpoints.
 
-That a pod is gone proves nothing once its node was lost: whoever deletes a Node object has its pods
-removed from the API, and a forced deletion asks no kubelet. So such workers are remembered, in
-`status.unfenced` and in an annotation of the child Job that is made before the status is written,
-until one of these holds:
+That a pod is gone proves nothing once its node is silent: whoever deletes a Node object has its
+pods removed from the API, and a forced deletion asks no kubelet. So such workers are remembered,
+from the first moment of NotReady on, in `status.unfenced` and in an annotation of the child Job
+that is made before the status is written, until one of these holds:
 
 - its node is tainted out-of-service: somebody vouches that the machine is off;
 - its node is Ready again and knows the pod: from now on the kubelet's word on its end counts;
@@ -28,7 +28,7 @@ from torchrun_controller.reconcile.attempts.failures import UNPROVEN, words_of
 from torchrun_controller.reconcile.observed import Observed
 from torchrun_controller.reconcile.placement import nodes
 from torchrun_controller.reconcile.policy import policy_of
-from torchrun_controller.reconcile.workers import alive, attempt_of, index_of
+from torchrun_controller.reconcile.workers import alive, attempt_of, collected, index_of, stopped
 
 # From the go-ahead until ranks start, for people: the launchers wait 45 s of their own clocks.
 FENCE_SECONDS = 50
@@ -75,7 +75,9 @@ def outstanding(observed: Observed, now: datetime) -> tuple[UnfencedWorker, ...]
     new = [
         worker
         for pod in (*observed.workers, *observed.ghosts)
-        if (worker := _lost(observed, pod, now)) is not None and _identity(worker) not in known
+        if (worker := _silent(observed, pod, now)) is not None
+        and _identity(worker) not in known
+        and not _released(observed, worker, now, clearing)
     ]
     return (*kept, *sorted(new, key=_order))
 
@@ -105,7 +107,7 @@ def encode(workers: tuple[UnfencedWorker, ...]) -> str:
 
 def unproven_loss(observed: Observed, pod: Pod, now: datetime) -> nodes.Loss | None:
     """Why the pod's node is lost, where its containers are not known to have stopped."""
-    return None if _stopped(pod) else nodes.loss(observed, pod, now)
+    return None if stopped(pod) else nodes.loss(observed, pod, now)
 
 
 def next_look(observed: Observed, now: datetime) -> float | None:
@@ -169,19 +171,18 @@ def _judged(observed: Observed) -> tuple[UnfencedWorker, ...]:
     return workers
 
 
-def _lost(observed: Observed, pod: Pod, now: datetime) -> UnfencedWorker | None:
+def _silent(observed: Observed, pod: Pod, now: datetime) -> UnfencedWorker | None:
     meta = pod.metadata
-    if meta.annotations.start != meta.labels.attempt:
+    if meta.annotations.start != meta.labels.attempt or observed.nodes is None or stopped(pod):
         return None
-    loss = unproven_loss(observed, pod, now)
-    node = observed.nodes.get(pod.spec.node_name) if observed.nodes else None
-    if loss is None or (node is not None and nodes.out_of_service(node)):
+    silence = nodes.silence(observed, pod, now)
+    if silence is None and not collected(pod):
         return None
     return UnfencedWorker(
         attempt=None if of_earlier_job(observed, pod) else attempt_of(meta),
         index=index_of(pod),
         node=pod.spec.node_name,
-        since=loss.since or now,
+        since=(silence.since if silence else None) or now,
     )
 
 
@@ -195,15 +196,6 @@ def of_earlier_job(observed: Observed, pod: Pod) -> bool:
         return False
     made, own = pod.metadata.creation_timestamp, observed.job.metadata.creation_timestamp
     return made is not None and own is not None and made <= own
-
-
-def _stopped(pod: Pod) -> bool:
-    """Whether the kubelet itself said that its containers have ended.
-
-    The garbage collector of pods says Failed in its place, and nothing of containers.
-    """
-    states = [status.state for status in pod.status.container_statuses]
-    return not alive(pod) and bool(states) and all(state.terminated is not None for state in states)
 
 
 def _released(
@@ -227,11 +219,13 @@ def _ready_since(observed: Observed, worker: UnfencedWorker) -> datetime | None:
 
 
 def _is_there(observed: Observed, worker: UnfencedWorker) -> bool:
+    """Whether its pod is there, and what its kubelet is going to say of it counts."""
     return any(
         index_of(pod) == worker.index
         and pod.spec.node_name == worker.node
         and (worker.attempt is None or attempt_of(pod.metadata) == worker.attempt)
         for pod in (*observed.workers, *observed.ghosts)
+        if not collected(pod)
     )
 
 

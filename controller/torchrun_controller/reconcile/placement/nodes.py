@@ -28,11 +28,19 @@ class Loss(Struct, frozen=True):
 
 def loss(observed: Observed, pod: Pod, now: datetime) -> Loss | None:
     """Why the pod's node is lost; None while it is not, or nothing is known of nodes at all."""
+    silent = silence(observed, pod, now)
+    return silent if silent is not None and _left(observed, pod, now) <= timedelta() else None
+
+
+def silence(observed: Observed, pod: Pod, now: datetime) -> Loss | None:
+    """Why nothing is heard of the pod's node: as `loss`, but from the first moment of NotReady."""
     name = pod.spec.node_name
-    if observed.nodes is None or not name or _left(observed, pod, now) > timedelta():
+    if observed.nodes is None or not name:
         return None
     node = observed.nodes.get(name)
     if node is None:
+        if _left(observed, pod, now) > timedelta():
+            return None
         return Loss(f"node {name} is gone from the API, which stops no container")
     if out_of_service(node):
         return Loss(f"node {name} is tainted out-of-service")

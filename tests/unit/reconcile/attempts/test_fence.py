@@ -11,7 +11,24 @@ from torchrun_api.status import UnfencedWorker
 from torchrun_controller.reconcile.attempts import fence
 from torchrun_controller.reconcile.attempts.gate import REPEAT_SECONDS
 from unit.reconcile.losing import OUT_OF_SERVICE, lose, replaced, running, started
-from world import make_queue
+from world import World, make_queue
+
+
+def collected(world: World, pod: str) -> None:
+    """The collector of pods says Failed in the kubelet's place."""
+    gone = Condition(type="DisruptionTarget", status="True", reason="DeletionByPodGC")
+    world.pod(pod, phase="Failed", conditions=(gone,))
+
+
+def given_up() -> World:
+    """One node was switched off; the gang's other worker, on a node that works, is told to end."""
+    world = running()
+    world.node("node-0", False, OUT_OF_SERVICE)
+    world.step()
+    survivor = world.objects[PODS.plural, "train-1-abcde"]
+    assert survivor.metadata.deletion_timestamp is not None
+    assert world.job.status.unfenced == ()
+    return world
 
 
 def test_the_new_gang_waits_for_the_fence_and_says_what_opens_it():
@@ -53,12 +70,75 @@ def test_the_garbage_collectors_word_proves_nothing():
     world = running()
     assert world.nodes is not None
     del world.nodes["node-1"]
-    gone = Condition(type="DisruptionTarget", status="True", reason="DeletionByPodGC")
-    world.pod("train-1-abcde", phase="Failed", conditions=(gone,))
+    collected(world, "train-1-abcde")
     world.settle()
     assert world.job.status.last_failure is not None
     assert world.job.status.last_failure.reason == "NodeLost"
     assert [w.index for w in world.job.status.unfenced] == [1]
+
+
+def test_the_garbage_collectors_word_on_a_gang_that_was_given_up_proves_nothing():
+    world = given_up()
+    assert world.nodes is not None
+    del world.nodes["node-1"]
+    collected(world, "train-1-abcde")
+    world.settle()
+    world.vanish("train-1-abcde")
+    world.pass_time(days=1)
+    world.settle()
+    assert [(w.attempt, w.index, w.node) for w in world.job.status.unfenced] == [(0, 1, "node-1")]
+    assert world.job.status.reason == "WaitingForFence"
+    assert started(world) == {""}
+
+
+def test_a_node_that_came_back_before_anybody_looked_gets_time_to_end_what_was_collected():
+    world = given_up()
+    collected(world, "train-1-abcde")
+    world.node("node-1", False)
+    world.node("node-1")
+    world.settle()
+    assert world.job.status.reason == "WaitingForFence"
+    world.vanish("train-1-abcde")
+    world.settle()
+    assert started(world) == {""}
+    world.pass_time(seconds=60)
+    world.settle()
+    assert started(world) == {"1"}
+
+
+@pytest.mark.parametrize("world_of", [running, given_up])
+def test_a_pod_deleted_by_force_before_its_node_counts_as_lost_may_still_run(world_of):
+    world = world_of()
+    world.node("node-1", False)
+    world.settle()
+    world.vanish("train-1-abcde")
+    world.job_condition("Failed", "BackoffLimitExceeded")
+    world.settle()
+    world.pass_time(days=1)
+    world.containers_stop()
+    world.settle()
+    assert [(w.attempt, w.index, w.node) for w in world.job.status.unfenced] == [(0, 1, "node-1")]
+    assert world.job.status.reason == "WaitingForFence"
+
+
+def test_a_node_that_is_silent_for_a_moment_is_soon_forgotten():
+    world = running()
+    world.node("node-1", False)
+    world.settle()
+    assert world.phase == "Running"
+    world.node("node-1")
+    world.settle()
+    assert (world.phase, world.job.status.unfenced) == ("Running", ())
+
+
+def test_a_pod_that_goes_from_a_node_that_answers_has_stopped():
+    world = given_up()
+    world.vanish("train-1-abcde")
+    assert world.nodes is not None
+    del world.nodes["node-1"]
+    world.settle()
+    assert world.job.status.unfenced == ()
+    assert started(world) == {"1"}
 
 
 def test_containers_that_ended_before_their_node_was_lost_hold_nothing():
