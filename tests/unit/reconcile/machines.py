@@ -11,6 +11,7 @@ from enum import Enum
 
 from msgspec.structs import replace
 
+from torchrun_api import names
 from torchrun_api.core import Pod
 from torchrun_api.kinds import JOBS, PODS
 from torchrun_api.meta import ChildAnnotations, Condition
@@ -148,7 +149,7 @@ class Machines:
     # What goes by itself
 
     def schedule(self) -> None:
-        """Pods without a node get one that is Ready, the emptiest."""
+        """Pods without a node get one that is Ready, the emptiest; sync pods end there at once."""
         pods = [o for o in self.world.objects.values() if isinstance(o, Pod)]
         for pod in pods:
             if not pod.spec.node_name and pod.metadata.deletion_timestamp is not None:
@@ -157,7 +158,7 @@ class Machines:
             if (
                 pod.spec.node_name
                 or pod.metadata.deletion_timestamp
-                or pod.status.phase != "Pending"
+                or pod.status.phase not in ("", "Pending")
             ):
                 continue
             ready = [name for name in self.nodes if self.world.is_ready(name)]
@@ -166,6 +167,8 @@ class Machines:
                     p.spec.node_name for p in self.world.objects.values() if isinstance(p, Pod)
                 ]
                 self.world.place(pod.metadata.name, min(ready, key=bound.count))
+                if pod.metadata.labels.component == names.SYNC:
+                    self.world.pod(pod.metadata.name, phase="Succeeded")
 
     def jobs(self) -> None:
         """The Job controller: a pod that failed or is gone is the end of its Job and its pods."""
