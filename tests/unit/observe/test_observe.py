@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from torchrun_api import names
 from torchrun_api.core import CoreEvent, Job, Node, PersistentVolumeClaim, Pod, Service
 from torchrun_api.job import TorchrunJob
+from torchrun_api.meta import Condition
 from torchrun_api.status import Attempt, Progress, UnfencedWorker
 from torchrun_controller.observe import (
     JOB_INDEX,
@@ -144,6 +145,11 @@ def test_workers_of_a_job_that_is_gone_are_ghosts_until_they_have_stopped(caches
     stopped = msgspec.structs.replace(pod.status, phase="Failed")
     caches.pods.upsert(msgspec.structs.replace(pod, status=stopped), 2)
     assert observe(caches, "ml", "train").ghosts == ()
+    said = Condition(type="DisruptionTarget", status="True", reason="DeletionByPodGC")
+    collected = msgspec.structs.replace(stopped, conditions=(said,))
+    caches.pods.upsert(msgspec.structs.replace(pod, status=collected), 3)
+    (ghost,) = observe(caches, "ml", "train").ghosts
+    assert ghost.status == collected, "no kubelet said that it has ended"
 
 
 def test_a_retained_claim_is_taken_up_again(caches):
