@@ -121,9 +121,10 @@ def test_the_examples_that_need_pods_work_as_they_stand(space: Space, tmp_path: 
         assert process.stdout is not None
         assert process.stdout.readline().startswith("[")
         for node in ("0", "1"):
-            # What the helper adds at the end are $0 and $1 of the shell.
-            words = [JOB, "--node", node, "--", "sh", "-c", "touch /tmp/stop"]
-            assert plugin(space, tmp_path, "exec", *words)[0] == 0
+            # The namespace that the helper adds at the end is $0 and $1 of the shell.
+            words = [JOB, "-n", space.name, "--node", node, "--", "sh", "-c", "touch /tmp/stop"]
+            code, _, err = plugin(space, tmp_path, "exec", *words)
+            assert code == 0, err
         process.communicate(timeout=SECONDS)
         assert process.returncode == 0
     assert not left
