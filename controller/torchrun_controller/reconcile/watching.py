@@ -74,8 +74,9 @@ def _with_newer_code(
     return replace(
         decision,
         newer=reload.why_older(observed, step),
-        applies=(*decision.applies, *step.applies),
-        deletes=(*decision.deletes, *step.deletes),
+        # A resize that waits for the workspace has asked for the same pod.
+        applies=(*decision.applies, *(a for a in step.applies if a not in decision.applies)),
+        deletes=(*decision.deletes, *(d for d in step.deletes if d not in decision.deletes)),
         requeue_after=soonest(decision.requeue_after, step.requeue_after),
     )
 

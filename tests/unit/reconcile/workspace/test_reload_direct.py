@@ -211,3 +211,11 @@ def test_without_a_queue_that_says_how_nothing_newer_comes() -> None:
     world.spec(volumes=replace(world.job.spec.volumes, workspace=workspace))
     world.settle()
     assert pods(world) == ["train-serve-0"], "its workers are served to their end"
+
+
+def test_a_resize_that_waits_for_the_workspace_asks_for_one_pod() -> None:
+    world = running(elastic={"minNodes": 1, "maxNodes": 3})
+    world.vanish("train-serve-0")
+    world.spec(num_nodes=3)
+    made = [apply.name for apply in world.step().applies if apply.kind is PODS and not apply.uid]
+    assert made == ["train-serve-0"]
