@@ -2,26 +2,9 @@
 
 import pytest
 
+from admitting import QUOTA, running, submitted
 from torchrun_api.kinds import JOBS, PODS
 from world import ZIP, World, make_job, make_queue
-
-QUOTA = {"quota": {"nodes": 8}}
-
-
-def submitted(queue: dict[str, object] | None = None, **spec: object) -> World:
-    world = World(make_job(**{"numNodes": 2, **spec}), make_queue(**(queue or QUOTA)))
-    world.settle()
-    return world
-
-
-def running(**spec: object) -> World:
-    world = submitted(**spec)
-    world.admit(world.job.spec.num_nodes or 1)
-    world.settle()
-    world.all_workers("Running")
-    world.settle()
-    assert world.phase == "Running"
-    return world
 
 
 @pytest.mark.parametrize("takes_part", [{"quota": {}}, {"weight": 1}, {"cohort": "lab"}])

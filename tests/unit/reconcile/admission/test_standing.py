@@ -5,6 +5,7 @@ from datetime import timedelta
 import pytest
 from msgspec.structs import replace
 
+from admitting import QUOTA, running, submitted
 from torchrun_api.admission import Admission
 from torchrun_api.core import Pod
 from torchrun_api.kinds import PODS
@@ -13,25 +14,9 @@ from torchrun_controller.reconcile.admission.coordinator import admit
 from torchrun_controller.reconcile.admission.standing import Standing, stand
 from torchrun_controller.reconcile.admission.state import Admit, Decisions, Preempt, Wait
 from torchrun_controller.reconcile.admission.told import Said, Stage, Verdicts, Word, said_of
-from world import START, World, make_job, make_queue
+from world import START, World, make_queue
 
-QUOTA = {"quota": {"nodes": 8}}
 NOBODY: frozenset[str] = frozenset()
-
-
-def submitted(queue: dict[str, object] | None = None, **spec: object) -> World:
-    world = World(make_job(**{"numNodes": 2, **spec}), make_queue(**(queue or QUOTA)))
-    world.settle()
-    return world
-
-
-def running(**spec: object) -> World:
-    world = submitted(**spec)
-    world.admit(world.job.spec.num_nodes or 1)
-    world.settle()
-    world.all_workers("Running")
-    world.settle()
-    return world
 
 
 def standing(world: World, lost: frozenset[str] = NOBODY) -> Standing:
