@@ -109,7 +109,12 @@ class Machines:
         self.world.node(name, False)
 
     def come_back(self, name: str) -> None:
-        """The kubelet is back, and so is its Node object."""
+        """The kubelet is back, and so is its Node object; one that never was away goes on.
+
+        A restart that the API does not see would begin its clearing anew: nobody could know.
+        """
+        if self.nodes[name].kubelet:
+            return
         self.nodes[name] = Machine(back=self.world.now)
         self.world.node(name)
         self._see(name, misses=False)
