@@ -160,19 +160,20 @@ def traces_on_the_host(name: str) -> list[str]:
 @pytest.mark.skipif(os.geteuid() != 0, reason="a node needs root")
 def test_a_node_whose_up_was_killed_is_recovered_runs_pods_and_leaves_nothing() -> None:
     name = f"{NAME}-node"
-    with subprocess.Popen(
-        [sys.executable, "-m", "torchrun_cluster", "up", "--name", name],
-        env={**os.environ, "CLUSTER": "local", "PYTHONPATH": str(places.SOURCE)},
-        stderr=subprocess.DEVNULL,
-    ) as up:
-        folder = places.state_home() / name
-        while not processes.of_cluster(folder, "kube-apiserver"):
-            assert up.poll() is None
-            os.sched_yield()
-        up.kill()
-
+    folder = places.state_home() / name
     node = LocalCluster(name=name)
     try:
+        with subprocess.Popen(
+            [sys.executable, "-m", "torchrun_cluster", "up", "--name", name],
+            env={**os.environ, "CLUSTER": "local", "PYTHONPATH": str(places.SOURCE)},
+            stderr=subprocess.DEVNULL,
+        ) as up:
+            try:
+                while not processes.of_cluster(folder, "kube-apiserver"):
+                    assert up.poll() is None
+                    os.sched_yield()
+            finally:
+                up.kill()
         node.up()
         node.kubectl("apply", "-f", "-", stdin=CLAIM_AND_POD)
         node.kubectl("wait", "pod/probe", "--for=condition=Ready", "--timeout=50s")
