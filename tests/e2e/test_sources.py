@@ -24,13 +24,19 @@ SERVE = """
     from unit.runtime import git_server, s3_server
     root = pathlib.Path("/tmp/repositories")
     made = git_server.repository(root / "train", {"src/code.txt": b"from git"})
+    bucket = pathlib.Path("/tmp/bucket")
+    (bucket / "train/src").mkdir(parents=True)
+    (bucket / "train/src/code.txt").write_bytes(b"from s3")
+    def objects():
+        files = (path for path in bucket.rglob("*") if path.is_file())
+        return {path.relative_to(bucket).as_posix(): path.read_bytes() for path in files}
     print(made, flush=True)
     with (
         git_server.serving(root, pathlib.Path("/pki"), ("", 8443)) as git,
         s3_server.serving(("", 9000)) as s3,
     ):
         git.login = "me:planted-password"
-        s3.answer = s3_server.behave({"train/src/code.txt": b"from s3"})
+        s3.answer = lambda request: s3_server.behave(objects())(request)
         threading.Event().wait()
 """
 FILL = "cd /claim && mkdir -p new/src && printf 'from a claim' > new/src/code.txt && mv new train"
@@ -253,6 +259,38 @@ def test_s3(space: Space, servers: tuple[str, bytes, str]):
     space.apply(fetched("s3", "from s3", source="s3", url=url))
     status = space.wait_phase("s3", "Succeeded", seconds=90)
     assert len(status["workspaceCommit"]) == 64
+
+
+def uploaded(space: Space, number: int) -> None:
+    """The bucket gets a program that says its number and the time."""
+    program = STEP.format(number=number)
+    script = (
+        "import sys, pathlib; pathlib.Path('/tmp/bucket/train/train.py').write_text(sys.argv[1])"
+    )
+    space.kubectl("exec", "servers", "--", "python3", "-c", script, program)
+
+
+def test_a_running_job_takes_what_is_in_the_bucket(
+    space: Space, servers: tuple[str, bytes, str], tmp_path: Path
+):
+    uploaded(space, 1)
+    source = {"source": "s3", "url": f"http://{servers[0]}:9000/bucket/train"}
+    space.apply(
+        job("s3", "plain", "exec python3 train.py", 2, volumes={"workspace": source}),
+    )
+    before = space.wait_phase("s3", "Running", 120)
+    pods = workers(space)
+    until(lambda: everywhere(space, pods, 1), "the first code")
+    uploaded(space, 2)
+    started = time.time()
+    assert "runs revision 2" in ended(plugin(space, tmp_path, "sync", "s3"))
+    until(lambda: everywhere(space, pods, 2), "the second code")
+    last = max(said_at(space, pod, "new code: 2") for pod in pods) - started
+    print(f"s3: sync to first line on both nodes {last:.2f} s")
+    status = space.get(TORCHRUN_JOBS, "s3")["status"]
+    assert status["workspaceRevision"] == 2
+    assert status["workspaceCommit"] != before["workspaceCommit"]
+    assert workers(space) == pods
 
 
 def test_a_claim_that_is_there(space: Space):
