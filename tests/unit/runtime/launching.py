@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import coverage
+
 import torchrun_runtime.launch
 from torchrun_runtime.launch.processes import descendants, send
 
@@ -25,7 +27,7 @@ ROOT = Path(__file__).parents[3]
 
 def measured() -> dict[str, str]:
     """Environment that lets coverage follow into a child process, where coverage runs at all."""
-    if "COVERAGE_RUN" not in os.environ:
+    if coverage.Coverage.current() is None:
         return {}
     data = os.environ.get("COVERAGE_FILE", str(ROOT / ".coverage"))
     return {"COVERAGE_PROCESS_START": str(ROOT / "pyproject.toml"), "COVERAGE_FILE": data}
