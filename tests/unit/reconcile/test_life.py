@@ -317,3 +317,20 @@ def test_the_order_in_which_the_server_keeps_conditions_does_not_matter():
     status = world.job.status
     world.job = replace(world.job, status=replace(status, conditions=status.conditions[::-1]))
     assert world.plan().status is None
+
+
+def test_a_queue_that_is_being_deleted_takes_no_new_jobs_and_keeps_its_old_ones():
+    going = make_queue()
+    going = replace(going, metadata=replace(going.metadata, deletion_timestamp=START))
+    late = World(make_job(numNodes=1), going)
+    late.settle()
+    assert (late.phase, late.job.status.reason) == ("Pending", "QueueTerminating")
+    assert not late.created
+    old = World(make_job(numNodes=1), make_queue())
+    old.settle()
+    old.all_workers("Running")
+    old.settle()
+    old.queue = going
+    old.pod(old.workers()[0].metadata.name, phase="Failed")
+    old.settle()
+    assert len(old.gangs) == 2, "a restart is no new job"
