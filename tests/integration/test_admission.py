@@ -2,7 +2,6 @@
 
 import os
 import random
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,9 +10,10 @@ from typing import Any
 import pytest
 
 from integration.controller_process import Api, ControllerProcess, eventually, install_crds
+from integration.kwok import STAGES, playing
 from integration.queue_history import QueueHistory, assert_quotas_held
 from integration.team import Team
-from torchrun_cluster import LocalCluster, Size, binaries
+from torchrun_cluster import LocalCluster, Size
 
 HERE = Path(__file__).parent
 NODES = "/api/v1/nodes"
@@ -42,18 +42,14 @@ def api(cluster: LocalCluster) -> Iterator[Api]:
 def _kwok(cluster: LocalCluster, api: Api, tmp_path_factory: pytest.TempPathFactory) -> Any:
     for number in range(SIZE):
         api.create(NODES, {"metadata": {"name": f"node-{number}", "labels": {"heart": "beats"}}})
-    command = [
-        *(str(binaries.ensure(["kwok"])["kwok"]), "--kubeconfig", str(cluster.kubeconfig)),
-        *("--config", str(HERE / "kwok.yaml"), "--config", str(HERE / "kwok_ends.yaml")),
-        *("--manage-nodes-with-label-selector", "heart=beats"),
-    ]
-    with (tmp_path_factory.mktemp("kwok") / "log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-        try:
-            yield
-        finally:
-            process.terminate()
-            process.wait(30)
+    with playing(
+        cluster,
+        tmp_path_factory.mktemp("kwok"),
+        "--manage-nodes-with-label-selector",
+        "heart=beats",
+        stages=(STAGES, HERE / "kwok_ends.yaml"),
+    ):
+        yield
 
 
 @pytest.fixture

@@ -5,14 +5,13 @@ kwok's. KAI and scheduler-plugins cannot be built here: played_schedulers binds 
 """
 
 import os
-import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from integration.controller_process import Api, ControllerProcess, eventually, install_crds
+from integration.kwok import playing
 from integration.played_schedulers import (
     COSCHEDULING_GROUPS,
     KAI_GROUPS,
@@ -21,9 +20,8 @@ from integration.played_schedulers import (
     needs,
 )
 from integration.team import Team
-from torchrun_cluster import LocalCluster, Size, binaries
+from torchrun_cluster import LocalCluster, Size
 
-STAGES = Path(__file__).with_name("kwok.yaml")
 SIZE = 4  # nodes, each with room for one worker
 NODES = [f"node-{number}" for number in range(SIZE)]
 GATES = "--feature-gates=GenericWorkload=true"
@@ -50,18 +48,8 @@ def cluster() -> Iterator[LocalCluster]:
 def _kwok(cluster: LocalCluster, api: Api, tmp_path_factory: pytest.TempPathFactory) -> Any:
     for name in NODES:
         api.create("/api/v1/nodes", {"metadata": {"name": name}})
-    program = binaries.ensure(["kwok"])["kwok"]
-    command = [
-        *(str(program), "--kubeconfig", str(cluster.kubeconfig), "--config", str(STAGES)),
-        "--manage-all-nodes",
-    ]
-    with (tmp_path_factory.mktemp("kwok") / "log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-        try:
-            yield
-        finally:
-            process.terminate()
-            process.wait(30)
+    with playing(cluster, tmp_path_factory.mktemp("kwok"), "--manage-all-nodes"):
+        yield
 
 
 def pods(team: Team, job: str) -> list[Any]:
@@ -117,6 +105,7 @@ def test_a_gang_that_does_not_fit_starts_not_a_single_pod(
     end(team, "small")
 
 
+@pytest.mark.timeout(700)
 def test_two_gangs_with_room_for_one_come_to_an_end(
     controller: ControllerProcess, team: Team
 ) -> None:
@@ -127,7 +116,8 @@ def test_two_gangs_with_room_for_one_come_to_an_end(
         phases = {team.status(job).get("phase"): job for job in ("one", "two")}
         return phases.get("Running", "")
 
-    first = eventually("one of them runs", running)
+    # Where their pods come to the scheduler in turns it gives both up after 5 minutes.
+    first = eventually("one of them runs", running, 400)
     second = {"one": "two", "two": "one"}[first]
     team.reaches(second, "Queued", "Unschedulable")
     assert not placed(team, second)

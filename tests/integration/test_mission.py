@@ -5,7 +5,6 @@ played one. Nodes and containers are kwok's.
 """
 
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,12 @@ import pytest
 import yaml
 
 from integration.controller_process import Api, ControllerProcess, eventually, install_crds
+from integration.kwok import playing
 from integration.played_schedulers import KAI_GROUPS, KAI_QUEUES, Scheduler, crd, needs
 from integration.team import Team
-from torchrun_cluster import LocalCluster, Size, binaries
+from torchrun_cluster import LocalCluster, Size
 
 MISSION = Path(__file__).parents[1] / "fixtures" / "mission"
-STAGES = Path(__file__).with_name("kwok.yaml")
 NODES = [f"gpu-{number}" for number in range(4)]
 ROOM = {"cpu": "128", "memory": "1Ti", "nvidia.com/gpu": "8", "pods": "110"}
 KAI = "/apis/scheduling.run.ai/v2/queues"
@@ -47,17 +46,8 @@ def _nodes(cluster: LocalCluster, api: Api, tmp_path_factory: pytest.TempPathFac
     for name in ("gpu-priority", "production-priority"):
         body = {"metadata": {"name": name}, "value": 1000}
         api.create("/apis/scheduling.k8s.io/v1/priorityclasses", body)
-    kwok = str(binaries.ensure(["kwok"])["kwok"])
-    arguments = ("--kubeconfig", str(cluster.kubeconfig), "--config", str(STAGES))
-    with (tmp_path_factory.mktemp("kwok") / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [kwok, *arguments, "--manage-all-nodes"], stdout=log, stderr=subprocess.STDOUT
-        )
-        try:
-            yield
-        finally:
-            process.terminate()
-            process.wait(30)
+    with playing(cluster, tmp_path_factory.mktemp("kwok"), "--manage-all-nodes"):
+        yield
 
 
 @pytest.fixture

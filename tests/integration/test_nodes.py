@@ -5,20 +5,18 @@ its pods go on for ever.
 """
 
 import os
-import subprocess
 from collections.abc import Iterator
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from integration.controller_process import Api, ControllerProcess, eventually, install_crds
+from integration.kwok import playing
 from integration.team import Team
 from torchrun_api import names
-from torchrun_cluster import LocalCluster, Size, binaries
+from torchrun_cluster import LocalCluster, Size
 
-STAGES = Path(__file__).with_name("kwok.yaml")
 NODES = "/api/v1/nodes"
 SIZE = 8  # each has room for one worker
 GRACE = 6.0  # seconds without a heartbeat until NotReady
@@ -43,19 +41,15 @@ def _kwok(cluster: LocalCluster, api: Api, tmp_path_factory: pytest.TempPathFact
     for number in range(SIZE):
         labels = {"heart": "beats", "kubernetes.io/hostname": f"host-{number}"}
         api.create(NODES, {"metadata": {"name": f"node-{number}", "labels": labels}})
-    program = binaries.ensure(["kwok"])["kwok"]
-    command = [
-        *(str(program), "--kubeconfig", str(cluster.kubeconfig), "--config", str(STAGES)),
-        *("--manage-nodes-with-label-selector", "heart=beats"),
-        *("--node-lease-duration-seconds", "4"),
-    ]
-    with (tmp_path_factory.mktemp("kwok") / "log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-        try:
-            yield
-        finally:
-            process.terminate()
-            process.wait(30)
+    with playing(
+        cluster,
+        tmp_path_factory.mktemp("kwok"),
+        "--manage-nodes-with-label-selector",
+        "heart=beats",
+        "--node-lease-duration-seconds",
+        "4",
+    ):
+        yield
 
 
 def workers(team: Team, job: str, attempt: int) -> list[Any]:
