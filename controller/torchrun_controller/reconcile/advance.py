@@ -66,7 +66,7 @@ def _checked(
             " create it, or choose one of: kubectl get torchrunqueues",
         )
         return Decision(finding=Finding.QUEUE_MISSING, why=why, attempt=job.status.attempt)
-    if queue.metadata.deletion_timestamp is not None and not _has_started(observed):
+    if queue.metadata.deletion_timestamp is not None and not gang.has_been(observed):
         why = Why(
             "QueueTerminating",
             f"TorchrunQueue {queue.metadata.name} is being deleted and takes no new jobs;"
@@ -97,11 +97,6 @@ def _checked(
             queue=QUEUE_FOUND,
         )
     return _unless_blocked(observed, _step(observed, run, successor, now, defaults))
-
-
-def _has_started(observed: Observed) -> bool:
-    """Whether there has been a gang: what runs by a queue goes on by it, restarts included."""
-    return bool(observed.child_jobs) or observed.job.status.start_time is not None
 
 
 def _step(

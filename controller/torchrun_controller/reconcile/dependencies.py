@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from torchrun_api.admission import Dependency
 from torchrun_api.job import TorchrunJob
+from torchrun_controller.reconcile.attempts import gang
 from torchrun_controller.reconcile.observed import Observed
 from torchrun_controller.reconcile.phases import TERMINAL, Finding
 from torchrun_controller.reconcile.workers import Why
@@ -26,7 +27,7 @@ class Hold(Struct, frozen=True):
 def hold(observed: Observed) -> Hold | None:
     """What keeps the job back; None where nothing does, or a gang was made already."""
     job, parents = observed.job, observed.parents
-    if not job.spec.depends_on or _has_started(observed):
+    if not job.spec.depends_on or gang.has_been(observed):
         return None
     cycle = _cycle(job, parents)
     if cycle:
@@ -54,10 +55,6 @@ def why_met(observed: Observed) -> Why | None:
     if not observed.job.spec.depends_on:
         return None
     return Why("DependenciesMet", "every job of spec.dependsOn has come so far")
-
-
-def _has_started(observed: Observed) -> bool:
-    return observed.job.status.workers is not None or bool(observed.child_jobs)
 
 
 def _were_met(observed: Observed) -> bool:

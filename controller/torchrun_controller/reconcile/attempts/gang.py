@@ -50,6 +50,11 @@ def is_there(observed: Observed) -> bool:
     return bool(jobs) and attempt_of(jobs[-1]) >= observed.job.status.attempt
 
 
+def has_been(observed: Observed) -> bool:
+    """Whether a gang was ever made: what started goes on by what it started with."""
+    return observed.job.status.workers is not None or bool(observed.child_jobs)
+
+
 def is_in_status(observed: Observed) -> bool:
     """Whether the status knows of the newest child Job: its number, and what it counts for."""
     status = observed.job.status
