@@ -1,11 +1,10 @@
 """Who may run when: quotas, gangs, places near each other, and jobs that follow others."""
 
-from datetime import datetime
 from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, field
 
-from torchrun_api.meta import Wire
+from torchrun_api.meta import Time, Wire
 from torchrun_api.schema import Embedded, Quantity, Rule
 from torchrun_api.shared import ObjectName
 
@@ -134,7 +133,7 @@ class Admission(Wire, frozen=True, kw_only=True):
     nodes: Annotated[
         int, Meta(description="Nodes that the quota is charged with; none while it waits.")
     ] = 0
-    time: Annotated[datetime | None, Meta(description="Since when.")] = None
+    time: Annotated[Time | None, Meta(description="Since when.")] = None
     preempted_for: Annotated[
         str, Meta(description="UID of the job that it gives way to, until its pods are gone.")
     ] = ""

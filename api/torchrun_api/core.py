@@ -135,6 +135,12 @@ class Service(Wire, frozen=True, kw_only=True):
     metadata: ChildMeta = ChildMeta()
 
 
+class NetworkPolicy(Wire, frozen=True, kw_only=True):
+    """networking.k8s.io/v1 NetworkPolicy: only that it is there."""
+
+    metadata: ChildMeta = ChildMeta()
+
+
 class SchedulingGroupStatus(Wire, frozen=True, kw_only=True):
     """What a gang scheduler says of a gang; KAI has a list of its own."""
 

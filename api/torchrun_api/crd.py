@@ -90,6 +90,12 @@ DEFINITIONS = (
             Column("Weight", "integer", ".spec.weight", "Its share among the queues."),
             Column("Quota", "string", ".status.admission.summary", "What of it is taken."),
             Column("Pending", "integer", ".status.jobs.pending", "Jobs that wait."),
+            Column(
+                "Starting",
+                "integer",
+                ".status.jobs.admitted",
+                "Jobs that may have pods, and whose workers do not all run.",
+            ),
             Column("Running", "integer", ".status.jobs.running", "Jobs that run."),
             Column("Phase", "string", ".status.phase", "Whether it takes jobs."),
             Column(

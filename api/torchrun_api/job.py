@@ -8,7 +8,7 @@ from torchrun_api.admission import Dependency, JobPriority, Topology
 from torchrun_api.meta import ObjectMeta, Wire
 from torchrun_api.names import MAX_JOB_NAME
 from torchrun_api.reliability import Reliability
-from torchrun_api.schema import BY_NAME, Embedded, Rule
+from torchrun_api.schema import BY_NAME, Embedded, Quantity, Rule
 from torchrun_api.shared import (
     Affinity,
     CheckpointsOverride,
@@ -58,6 +58,37 @@ class JobScheduling(Wire, frozen=True, kw_only=True):
     tolerations: Tolerations = ()
     affinity: Affinity | None = None
     topology: Topology | None = None
+
+
+class JobNodeResources(Wire, frozen=True, kw_only=True):
+    """What the job takes of each of its nodes, at most what the queue's nodeResources give.
+
+    Of fewer GPUs than the queue's nodes have it takes CPU and memory pro rata, where they are not
+    said here.
+    """
+
+    gpus: (
+        Annotated[int, Meta(ge=0, le=1024, description="GPUs on each node. Default: the queue's.")]
+        | None
+    ) = None
+    cpus: Annotated[Quantity, Meta(description='CPUs on each node, as 8 or "500m".')] | None = None
+    memory: Annotated[Quantity, Meta(description='Memory on each node, as "64Gi".')] | None = None
+
+
+class Head(Wire, frozen=True, kw_only=True):
+    """Pods of its own for node 0, beside which all others are workers: Ray's head, for one.
+
+    It runs the same command with TORCHRUN_ROLE=head, the others with TORCHRUN_ROLE=worker. When it
+    succeeds the job has, and workers that have not ended a grace period later are ended.
+    """
+
+    node_resources: Annotated[
+        JobNodeResources,
+        Meta(description="As spec.nodeResources, for the head: what is not said is the queue's."),
+    ] = JobNodeResources()
+    pod_template: Annotated[
+        PodTemplate, Meta(description="Merged over spec.podTemplate, for the head.")
+    ] = PodTemplate()
 
 
 class Volumes(Wire, frozen=True, kw_only=True):
@@ -117,6 +148,14 @@ class TorchrunJobSpec(Wire, frozen=True, kw_only=True):
             "elastic contradicts distributed.rdzvBackend static, which knows one size only:"
             " use c10d, its default",
         ),
+        Rule(
+            "!has(self.head) || (has(self.numNodes) && self.numNodes >= 2)",
+            "head needs numNodes of 2 or more: the head and its workers",
+        ),
+        Rule(
+            "!has(self.head) || !has(self.elastic)",
+            "head contradicts elastic: a gang with a head has one size",
+        ),
     )
 
     job_queue: Annotated[
@@ -131,7 +170,9 @@ class TorchrunJobSpec(Wire, frozen=True, kw_only=True):
         GpuCount | None,
         Meta(description="GPUs in all; they become the fewest nodes with the same number on each."),
     ] = field(default=None, name="numGPUs")
+    node_resources: JobNodeResources = JobNodeResources()
     elastic: Elastic | None = None
+    head: Head | None = None
     command: Annotated[
         Annotated[str, Meta(min_length=1, max_length=65536)]
         | Annotated[

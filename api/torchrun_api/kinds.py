@@ -7,6 +7,7 @@ from msgspec import Struct
 from torchrun_api.core import (
     CoreEvent,
     Job,
+    NetworkPolicy,
     Node,
     NodeMeta,
     PersistentVolumeClaim,
@@ -64,6 +65,9 @@ PODS = Kind("", "v1", "pods", "Pod", Pod)
 JOBS = Kind("batch", "v1", "jobs", "Job", Job)
 CLAIMS = Kind("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim", PersistentVolumeClaim)
 SERVICES = Kind("", "v1", "services", "Service", Service)
+NETWORK_POLICIES = Kind(
+    "networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy", NetworkPolicy
+)
 EVENTS = Kind("", "v1", "events", "Event", CoreEvent)
 NODES = Kind("", "v1", "nodes", "Node", Node)
 CONFIG_MAPS = Kind("", "v1", "configmaps", "ConfigMap", ConfigMap)

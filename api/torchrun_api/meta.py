@@ -5,12 +5,18 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
+from torchrun_api.names import WORKER, number_in
+
 
 class Wire(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True, gc=False):
     """Base of every value that travels as JSON: camelCase names, immutable, defaults left out.
 
     Unknown fields are ignored: a newer API server may send more than is read here.
     """
+
+
+# One without an offset could be compared with no other.
+Time = Annotated[datetime, Meta(tz=True)]
 
 
 class OwnerReference(Wire, frozen=True, kw_only=True):
@@ -47,6 +53,13 @@ class ChildLabels(Wire, frozen=True, kw_only=True):
     attempt: str = field(default="", name="torchrun.ai/attempt")
     retained_from: str = field(default="", name="torchrun.ai/retained-from")
     completion_index: str = field(default="", name="batch.kubernetes.io/job-completion-index")
+    role: str = field(default="", name="torchrun.ai/role")
+
+    @property
+    def rank(self) -> int:
+        """Of a worker in its gang: beside a head with a Job of its own, one more than its index."""
+        index = number_in(self.completion_index)
+        return index + 1 if self.role == WORKER else index
 
 
 class ChildAnnotations(Wire, frozen=True, kw_only=True):
@@ -65,6 +78,7 @@ class ChildAnnotations(Wire, frozen=True, kw_only=True):
     disruptions: str = field(default="", name="torchrun.ai/disruptions")
     cause: str = field(default="", name="torchrun.ai/cause")
     wanted_nodes: str = field(default="", name="torchrun.ai/wanted-nodes")
+    nodes: str = field(default="", name="torchrun.ai/nodes")
     delivery: str = field(default="", name="torchrun.ai/delivery")
     setup_key: str = field(default="", name="torchrun.ai/setup-key")
     generation: str = field(default="", name="torchrun.ai/generation")
@@ -107,8 +121,8 @@ class Condition(Wire, frozen=True, kw_only=True):
     observed_generation: Annotated[
         int, Meta(description="Generation of the spec that this speaks of.")
     ] = 0
-    last_transition_time: Annotated[
-        datetime | None, Meta(description="When status last changed.")
-    ] = None
+    last_transition_time: Annotated[Time | None, Meta(description="When status last changed.")] = (
+        None
+    )
     reason: Annotated[str, Meta(description="Why, in one CamelCase word.")] = ""
     message: Annotated[str, Meta(description="Why, and what to do.")] = ""

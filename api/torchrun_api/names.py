@@ -6,6 +6,9 @@ GROUP = "torchrun.ai"
 JOB_LABEL = "torchrun-job-name"
 ATTEMPT_LABEL = f"{GROUP}/attempt"
 RETAINED_LABEL = f"{GROUP}/retained-from"
+# Of the child Jobs and workers of a gang whose head has pods of its own: HEAD or WORKER.
+ROLE_LABEL = f"{GROUP}/role"
+HEAD = "head"
 COMPONENT_LABEL = "app.kubernetes.io/component"
 MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
 NAME_LABEL = "app.kubernetes.io/name"
@@ -53,6 +56,8 @@ STATE = f"{GROUP}/state"
 LOCAL_CHECKPOINTS = f"{GROUP}/local-checkpoints"  # bytes
 # numNodes when a gang was made of fewer.
 WANTED_NODES = f"{GROUP}/wanted-nodes"
+# Of the child Job of a head: the nodes of its gang, of which it has one.
+NODES = f"{GROUP}/nodes"
 # Of a child Job: who schedules its gang, as spec.scheduling.gang names them.
 GANG_SCHEDULER = f"{GROUP}/gang"
 # Of a worker: the go-ahead of the start gate, once nothing of an older gang can run any more.
@@ -97,7 +102,7 @@ SYNC_PORT = 8080
 SERVE_CONTAINER = "serve"
 SERVE_PORT = 8081
 
-# An Indexed Job's pods are named "<job>-r<k>-<index>-<5 letters>", in 63 characters.
+# An Indexed Job's pods are named "<job>-r<k>-w-<index>-<5 letters>", in 63 characters.
 MAX_JOB_NAME = 45
 
 # Digits of a number that a label or an annotation may hold; anybody may write one.
@@ -157,6 +162,11 @@ def service(job: str) -> str:
 def child_job(job: str, attempt: int) -> str:
     """Indexed Job of one attempt: ghosts of an old gang never answer to a new gang's names."""
     return job if attempt == 0 else f"{job}-r{attempt}"
+
+
+def workers_job(job: str, attempt: int) -> str:
+    """Indexed Job of the others, where the first worker has pods of its own as the head."""
+    return f"{child_job(job, attempt)}-w"
 
 
 def worker_host(job: str, attempt: int, index: int, namespace: str) -> str:

@@ -45,6 +45,8 @@ from torchrun_api.shared import (
     Tolerations,
 )
 
+PodSecurity = Literal["baseline", "restricted"]
+
 
 class NodeResources(Wire, frozen=True, kw_only=True):
     """What one node, that is one pod, requests.
@@ -151,11 +153,39 @@ class QueueScheduling(Wire, frozen=True, kw_only=True):
 class Networking(Wire, frozen=True, kw_only=True):
     """Network of the pods."""
 
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "!(has(self.isolate) && self.isolate && has(self.hostNetwork) && self.hostNetwork)",
+            "isolate contradicts hostNetwork, whose pods no NetworkPolicy selects:"
+            " leave one of them out",
+        ),
+    )
+
     host_network: Annotated[bool, Meta(description="Use the node's network.")] = False
+    isolate: Annotated[
+        bool,
+        Meta(
+            description="Only pods of the same job may connect to a worker: by a NetworkPolicy for "
+            "each job, which needs a network plugin that enforces it."
+        ),
+    ] = False
 
 
 class TorchrunQueueSpec(Wire, frozen=True, kw_only=True):
     """A template for jobs. A change applies to jobs that start later."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "!has(self.podSecurity) || !has(self.networking) || !has(self.networking.hostNetwork)"
+            " || !self.networking.hostNetwork",
+            "networking.hostNetwork contradicts podSecurity: leave one of them out",
+        ),
+        Rule(
+            "!has(self.podSecurity) || !has(self.storage) || !has(self.storage.checkpoints)"
+            " || !has(self.storage.checkpoints.hostPath)",
+            "storage.checkpoints.hostPath contradicts podSecurity: leave one of them out",
+        ),
+    )
 
     kai_queue: Annotated[
         ObjectName | None,
@@ -196,8 +226,24 @@ class TorchrunQueueSpec(Wire, frozen=True, kw_only=True):
         Meta(description="Working directory of the command. Default: the workspace's mountPath."),
     ] = None
     security_context: (
-        Annotated[Embedded, Meta(description="securityContext of the training container.")] | None
+        Annotated[
+            Embedded,
+            Meta(
+                description="securityContext of the training container, over what jobs set. What "
+                "it leaves open: no privilege escalation, seccomp RuntimeDefault, capabilities "
+                "MKNOD and NET_RAW dropped."
+            ),
+        ]
+        | None
     ) = None
+    pod_security: Annotated[
+        PodSecurity | None,
+        Meta(
+            description="Level of the Pod Security Standards that the workers keep to: a job that "
+            "asks for more is refused. restricted also fills in what the level demands: user and "
+            "group 65532 (fsGroup too, so that claims can be written), all capabilities dropped."
+        ),
+    ] = None
     networking: Networking = Networking()
     pod_template: PodTemplate = PodTemplate()
     reliability: Reliability = Reliability()

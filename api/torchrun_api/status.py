@@ -1,12 +1,11 @@
 """Status of a TorchrunJob: how far the run is, and why."""
 
-from datetime import datetime
 from typing import Annotated, Literal
 
 from msgspec import Meta
 
 from torchrun_api.admission import Admission
-from torchrun_api.meta import Condition, Wire
+from torchrun_api.meta import Condition, Time, Wire
 from torchrun_api.schema import BY_TYPE
 
 Phase = Literal[
@@ -20,6 +19,9 @@ Phase = Literal[
     "TimedOut",
     "Preempted",
 ]
+
+# No job comes near; who writes more in a status, which names the next gang, is refused.
+Gangs = Annotated[int, Meta(ge=0, le=1_000_000)]
 
 
 class WorkersStatus(Wire, frozen=True, kw_only=True, omit_defaults=False):
@@ -41,16 +43,16 @@ class LastFailure(Wire, frozen=True, kw_only=True):
     signal: Annotated[int | None, Meta(description="Signal that ended that rank.")] = None
     reason: Annotated[str, Meta(description="Kind of failure, in one word.")] = ""
     message: Annotated[str, Meta(description="Its last line, or what to do.")] = ""
-    time: Annotated[datetime | None, Meta(description="When it happened.")] = None
+    time: Annotated[Time | None, Meta(description="When it happened.")] = None
 
 
 class Attempt(Wire, frozen=True, kw_only=True):
     """A gang that ended, and why."""
 
-    number: Annotated[int, Meta(description="Number of the attempt, from 0.")] = 0
+    number: Annotated[Gangs, Meta(description="Number of the attempt, from 0.")] = 0
     node: Annotated[str, Meta(description="Node of the failure that ended it.")] = ""
-    start_time: Annotated[datetime | None, Meta(description="When it was created.")] = None
-    end_time: Annotated[datetime | None, Meta(description="When it was given up.")] = None
+    start_time: Annotated[Time | None, Meta(description="When it was created.")] = None
+    end_time: Annotated[Time | None, Meta(description="When it was given up.")] = None
     counted: Annotated[bool, Meta(description="Whether maxRestarts counts its end.")] = False
     reason: Annotated[str, Meta(description="Why it ended, in one word.")] = ""
     message: Annotated[str, Meta(description="Why it ended.")] = ""
@@ -63,19 +65,19 @@ class Progress(Wire, frozen=True, kw_only=True):
     total_steps: Annotated[int | None, Meta(description="Steps in all.")] = None
     loss: Annotated[float | None, Meta(description="Last loss; left out if not finite.")] = None
     samples_per_second: Annotated[float | None, Meta(description="Of the whole job.")] = None
-    time: Annotated[datetime | None, Meta(description="When it was reported.")] = None
+    time: Annotated[Time | None, Meta(description="When it was reported.")] = None
 
 
 class UnfencedWorker(Wire, frozen=True, kw_only=True):
     """A worker on a lost node of which nobody knows whether it still runs."""
 
     attempt: Annotated[
-        int | None,
+        Gangs | None,
         Meta(description="Its attempt; unset for a worker of an earlier job of this name."),
     ] = None
-    index: Annotated[int, Meta(description="Its index in the gang.")] = 0
+    index: Annotated[int, Meta(ge=0, le=10000, description="Its index in the gang.")] = 0
     node: Annotated[str, Meta(description="Its node.")] = ""
-    since: Annotated[datetime | None, Meta(description="Since when the node is lost.")] = None
+    since: Annotated[Time | None, Meta(description="Since when the node is lost.")] = None
     unproven: Annotated[
         bool, Meta(description="It left no proof that it watches for newer gangs.")
     ] = False
@@ -101,13 +103,18 @@ class TorchrunJobStatus(Wire, frozen=True, kw_only=True):
     gpus: Annotated[int | None, Meta(description="GPUs of those nodes together.")] = None
     workers: WorkersStatus | None = None
     workers_status: Annotated[str, Meta(description='The counts in words, as "3/4 ready".')] = ""
-    attempt: Annotated[int, Meta(description="Number of the present gang, from 0.")] = 0
-    restarts: Annotated[int, Meta(description="New gangs that maxRestarts counts.")] = 0
+    attempt: Annotated[Gangs, Meta(description="Number of the present gang, from 0.")] = 0
+    restarts: Annotated[Gangs, Meta(description="New gangs that maxRestarts counts.")] = 0
     disruptions: Annotated[
-        int, Meta(description="New gangs after disruptions and ignored failures, not counted.")
+        Gangs, Meta(description="New gangs after disruptions and ignored failures, not counted.")
     ] = 0
     running_seconds: Annotated[
-        int, Meta(description="Running time of the gangs before the present one.")
+        int,
+        Meta(
+            ge=0,
+            le=10_000_000_000,
+            description="Running time of the gangs before the present one.",
+        ),
     ] = 0
     attempts: Annotated[
         tuple[Attempt, ...], Meta(max_length=5, description="The last gangs that ended.")
@@ -132,8 +139,10 @@ class TorchrunJobStatus(Wire, frozen=True, kw_only=True):
     workspace_revision: Annotated[
         int,
         Meta(
+            ge=0,
+            le=1_000_000_000_000_000,
             description="The revision of the workspace that all workers of the present gang have "
-            "been told to run, from 1; kubectl torchrun sync makes another."
+            "been told to run, from 1; kubectl torchrun sync makes another.",
         ),
     ] = 0
     workspace_commit: Annotated[
@@ -143,9 +152,9 @@ class TorchrunJobStatus(Wire, frozen=True, kw_only=True):
             "the objects' names, sizes and ETags."
         ),
     ] = ""
-    start_time: Annotated[datetime | None, Meta(description="When all workers first ran.")] = None
+    start_time: Annotated[Time | None, Meta(description="When all workers first ran.")] = None
     completion_time: Annotated[
-        datetime | None, Meta(description="When the job succeeded or failed for good.")
+        Time | None, Meta(description="When the job succeeded or failed for good.")
     ] = None
     last_failure: LastFailure | None = None
     progress: Progress | None = None

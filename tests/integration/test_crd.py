@@ -228,6 +228,18 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "elastic contradicts distributed.rdzvBackend static, which knows one size only:"
         " use c10d, its default",
     ),
+    "head and elastic": (
+        job(head={}, elastic={"minNodes": 2, "maxNodes": 2}),
+        "head contradicts elastic: a gang with a head has one size",
+    ),
+    "head without workers": (
+        job(head={}, numNodes=1),
+        "head needs numNodes of 2 or more: the head and its workers",
+    ),
+    "head of GPUs": (
+        job(head={}, numNodes=None, numGPUs=16),
+        "head needs numNodes of 2 or more: the head and its workers",
+    ),
     "two sizes of a claim": (
         queue(storage={"workspace": {"size": "1Gi", "sizePerGPU": "1Gi"}}),
         "size contradicts sizePerGPU: leave one of them out",
@@ -242,6 +254,20 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "hostPath keeps checkpoints on the nodes, so it contradicts claimName, storageClassName and"
         " accessMode",
     ),
+    "host network above its level": (
+        queue(podSecurity="baseline", networking={"hostNetwork": True}),
+        "networking.hostNetwork contradicts podSecurity: leave one of them out",
+    ),
+    "host path above its level": (
+        queue(podSecurity="restricted", storage={"checkpoints": {"hostPath": "/var/c"}}),
+        "storage.checkpoints.hostPath contradicts podSecurity: leave one of them out",
+    ),
+    "isolated on the host network": (
+        queue(networking={"hostNetwork": True, "isolate": True}),
+        "isolate contradicts hostNetwork, whose pods no NetworkPolicy selects:"
+        " leave one of them out",
+    ),
+    "no level": (queue(podSecurity="privileged"), "Unsupported value"),
     "negative quota": (queue(quota={"gpus": -1}), "should be greater than or equal to 0"),
     "unparsable quota": (queue(quota={"cpu": "many"}), "spec.quota.cpu"),
     "negative memory": (queue(quota={"memory": "-1Gi"}), "spec.quota.memory"),
@@ -310,6 +336,7 @@ def test_what_is_wrong_is_refused_and_named(crds: LocalCluster, case: str) -> No
     [
         job(name="a" * 45),
         job(numNodes=None, numGPUs=12),
+        job(head={"nodeResources": {"gpus": 0}, "podTemplate": {"spec": {"hostname": "a"}}}),
         job(elastic={"minNodes": 2, "maxNodes": 2}),
         job(elastic={"minNodes": 2, "maxNodes": 2}, distributed={"rdzvBackend": "c10d"}),
         job(reliability={"restartPolicy": "Never", "maxRestarts": 0}),

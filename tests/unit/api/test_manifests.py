@@ -7,13 +7,15 @@ import pytest
 import yaml
 
 MANIFESTS = Path(__file__).parents[3] / "manifests"
+FOLDERS = ("crd", "controller", "rbac")
 KUSTOMIZATION = yaml.safe_load((MANIFESTS / "kustomization.yaml").read_text(encoding="utf-8"))
 
 
 def documents() -> list[dict[str, Any]]:
     return [
         document
-        for path in sorted(MANIFESTS.glob("*/*.yaml"))
+        for folder in FOLDERS
+        for path in sorted((MANIFESTS / folder).glob("*.yaml"))
         for document in yaml.safe_load_all(path.read_text(encoding="utf-8"))
     ]
 
@@ -22,9 +24,16 @@ def rules() -> list[dict[str, Any]]:
     return [rule for document in documents() for rule in document.get("rules", [])]
 
 
-def test_the_kustomization_names_every_manifest() -> None:
-    present = {str(path.relative_to(MANIFESTS)) for path in MANIFESTS.glob("*/*.yaml")}
-    assert set(KUSTOMIZATION["resources"]) == present
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_folder_names_all_its_manifests(folder: str) -> None:
+    present = sorted(path.name for path in (MANIFESTS / folder).glob("*.yaml"))
+    named = yaml.safe_load((MANIFESTS / folder / "Kustomization").read_text(encoding="utf-8"))
+    assert sorted(named["resources"]) == present
+    assert "kustomization.yaml" not in present, "kubectl apply -f would stumble over it"
+
+
+def test_the_kustomization_names_every_folder() -> None:
+    assert tuple(KUSTOMIZATION["resources"]) == FOLDERS
 
 
 @pytest.mark.parametrize("rule", rules(), ids=lambda r: ",".join(r["resources"]))
@@ -36,7 +45,7 @@ def test_no_rule_has_a_wildcard_or_reaches_secrets(rule: dict[str, Any]) -> None
 def test_job_pods_get_the_controllers_own_image() -> None:
     (deployment,) = (d for d in documents() if d["kind"] == "Deployment")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    env = {variable["name"]: variable["value"] for variable in container["env"]}
+    env = {variable["name"]: variable.get("value") for variable in container["env"]}
     (image,) = KUSTOMIZATION["images"]
     assert env["TORCHRUN_RUNTIME_IMAGE"] == container["image"]
     assert container["image"] == f"{image['newName']}:{image['newTag']}"
