@@ -123,7 +123,8 @@ class AdmissionWatch:
     def _children(self, key: Key, uid: str) -> tuple[Job, ...]:
         found = self._reader.caches(key[0]).child_jobs.by_index(JOB_INDEX, index_key(*key))
         ours = [child for child in found if child.metadata.controlled_by(uid)]
-        return tuple(sorted(ours, key=lambda c: names.number_in(c.metadata.labels.attempt)))
+        # Of a gang with a head, that of the head is last: it has the number of nodes.
+        return tuple(sorted(ours, key=_by_attempt))
 
     def _running_on(self) -> Iterable[Request]:
         for uid, orphans in list(self._orphans.items()):
@@ -207,6 +208,11 @@ def _lost(nodes: Iterable[Node], now: datetime) -> tuple[frozenset[str], float |
         else:
             lost.add(node.metadata.name)
     return frozenset(lost), min(waits, default=None)
+
+
+def _by_attempt(child: Job) -> tuple[int, bool]:
+    labels = child.metadata.labels
+    return names.number_in(labels.attempt), labels.role == names.HEAD
 
 
 def _facts(job: TorchrunJob | None) -> object:

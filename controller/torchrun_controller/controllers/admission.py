@@ -7,7 +7,7 @@ the answer was lost, is sent again until it is: it may have been carried out, or
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Protocol
 
@@ -21,12 +21,12 @@ from torchrun_controller.admission_watch import Seen
 from torchrun_controller.apply import Status, SupersededError, UnavailableError, Written
 from torchrun_controller.metrics import Metrics
 from torchrun_controller.reconcile.admission import accounts
-from torchrun_controller.reconcile.admission.state import Decisions, State
+from torchrun_controller.reconcile.admission.state import Decisions, Preempt, QueueSummary, State
 from torchrun_controller.reconcile.admission.told import Stage, Verdicts, Word
 from torchrun_controller.reconcile.attempts.admitted import charged
 from torchrun_controller.reconcile.conditions import ADMITTED
 from torchrun_controller.reconcile.plan import Event
-from torchrun_controller.worker import Behind, Done, Outcome, RequeueAfter
+from torchrun_controller.worker import Behind, Done, Outcome, RequeueAfter, named
 
 FIELD_MANAGER = "torchrun-controller-admission"
 
@@ -41,6 +41,8 @@ BEHIND_RETRY = 0.05
 # A cache is never this late (a watch that is dead is noticed after 90 s): the server was restored
 # from a backup, and what was written is no more.
 PATIENCE = 300.0
+
+_DECISIONS = {Stage.PREEMPT: "preempted", Stage.ADMIT: "admitted"}
 
 log = structlog.get_logger(__name__)
 
@@ -82,7 +84,8 @@ class _Sent(Struct):
 class AdmissionReconciler:
     """What `Worker` does about the one key of admission; one attempt at a time.
 
-    `decide` is the coordinator; `clock` is monotonic, in seconds.
+    `decide` is the coordinator, and `account` hears what it counts in each queue; `clock` is
+    monotonic, in seconds.
     """
 
     def __init__(
@@ -93,6 +96,7 @@ class AdmissionReconciler:
         applier: Writer,
         events: Recorder,
         metrics: Metrics,
+        account: Callable[[tuple[QueueSummary, ...]], None] = lambda queues: None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC).replace(microsecond=0),
     ) -> None:
@@ -101,10 +105,13 @@ class AdmissionReconciler:
         self._applier = applier
         self._events = events
         self._metrics = metrics
+        self._account = account
         self._clock = clock
         self._now = now
         # By UID; at most what one decision writes.
         self._sent: dict[str, _Sent] = {}
+        # Of the last decision, by UID.
+        self._preempts: dict[str, Preempt] = {}
         self._not_before = 0.0
 
     async def attempt(self, key: str) -> Outcome:
@@ -123,14 +130,13 @@ class AdmissionReconciler:
         words = _words(seen, decisions, now)
         ended = self._clock()
         self._not_before = ended + (ended - began) / LARGEST_SHARE
-        self._metrics.queues(decisions.queues)
+        self._account(decisions.queues)
+        self._preempts = {preempt.uid: preempt for preempt in decisions.preempts}
         try:
             late = await self._write(words)
         except SupersededError:
             # What was decided on has changed meanwhile; the cache that shows it wakes the key.
             return Behind(BEHIND_RETRY)
-        for preempt in decisions.preempts:
-            self._metrics.preemptions.labels(preempt.reason).inc()
         waits = [decisions.requeue_after, seen.next_look, SOON if late else None]
         looks = [max(seconds, SOON) for seconds in waits if seconds is not None]
         return RequeueAfter(min(looks)) if looks else Done()
@@ -143,7 +149,7 @@ class AdmissionReconciler:
             if self._watch.version(owner) != owner.metadata.resource_version:
                 del self._sent[uid]
             elif self._clock() - sent.since > PATIENCE:
-                log.warning("a write was never seen", object=owner.metadata.name)
+                log.warning("a write was never seen", **named(kind_of(owner).kind, owner))
                 del self._sent[uid]
             elif not sent.answered:
                 await self._send(sent.word)
@@ -160,7 +166,7 @@ class AdmissionReconciler:
                 raise error
         return sum(word.stage is Stage.TELL for word in words) > TOLD_AT_ONCE
 
-    async def _send_all(self, words: Iterable[Word]) -> list[Exception]:
+    async def _send_all(self, words: Sequence[Word]) -> list[Exception]:
         errors: list[Exception] = []
         left = iter(words)
 
@@ -172,7 +178,7 @@ class AdmissionReconciler:
                     errors.append(error)
 
         async with anyio.create_task_group() as tasks:
-            for _ in range(WRITES_AT_A_TIME):
+            for _ in range(min(len(words), WRITES_AT_A_TIME)):
                 tasks.start_soon(send)
         return errors
 
@@ -197,14 +203,24 @@ class AdmissionReconciler:
         self._tell(word)
 
     def _tell(self, word: Word) -> None:
-        """An event for each admission, and how long it was waited for."""
+        """A line for each admission and its end, both counted, and how long it was waited for."""
         job = word.owner
-        if word.stage is not Stage.ADMIT or not isinstance(job, TorchrunJob):
+        if word.stage not in _DECISIONS or not isinstance(job, TorchrunJob):
             return
-        meta = job.metadata
         (said,) = word.status.conditions
+        log.info(
+            _DECISIONS[word.stage],
+            **named("job", job),
+            attempt=job.status.attempt,
+            phase=job.status.phase,
+            reason=said.reason,
+            why=said.message,
+        )
+        if word.stage is Stage.PREEMPT:
+            if preempt := self._preempts.get(job.metadata.uid):
+                self._metrics.preemptions.labels(preempt.reason).inc()
+            return
         self._events.record(job, Event("Normal", said.reason, said.message))
-        log.info("admitted", job=f"{meta.namespace}/{meta.name}", why=said.message)
         waited = (c for c in job.status.conditions if (c.type, c.status) == (ADMITTED, "False"))
         since = next((c.last_transition_time for c in waited), None)
         if charged(job) == 0:

@@ -11,6 +11,7 @@ from torchrun_api.core import Job, Node, Pod
 from torchrun_api.job import TorchrunJob
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.admission_watch import ADMISSION, COALESCE, AdmissionWatch, Seen
+from torchrun_controller.clock import Clock
 from torchrun_controller.metrics import Metrics
 from torchrun_controller.reader import Answers, Reader
 from torchrun_controller.workqueue import WorkQueue
@@ -26,10 +27,11 @@ class World:
         metrics = Metrics(CollectorRegistry())
         keys: WorkQueue[tuple[str, str]] = WorkQueue(lambda: 0.0)
         self.work: WorkQueue[str] = WorkQueue(lambda: self.time)
-        self.reader = Reader(NEVER_SENT, Answers(metrics.observe_request), keys, metrics)
+        still = Clock(monotonic=lambda: 0.0)
+        answers = Answers(metrics.observe_request)
+        self.reader = Reader(NEVER_SENT, answers, keys, metrics, clock=still)
         self.watch = AdmissionWatch(self.reader, self.work, by_nodes=by_nodes)
         self.reader.nodes.informer.synced.set()
-        self.reader.nodes._clock = lambda: self.reader.nodes.informer.last_seen
         self.version = 0
 
     def change(self, obj: Any, *, gone: bool = False) -> None:

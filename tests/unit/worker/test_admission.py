@@ -1,9 +1,12 @@
 """The one key of admission: nothing is promised twice, whatever becomes of the writes."""
 
+import asyncio
 from collections import defaultdict
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
+import structlog
 from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
@@ -62,12 +65,14 @@ class World:
         self.nodes_known = True
         self.next_look: float | None = None
         self.metrics = Metrics(CollectorRegistry())
+        self.accounts: list[tuple[QueueSummary, ...]] = []
         self.reconciler = AdmissionReconciler(
             watch=self,
             decide=self.decide,
             applier=self,
             events=self,
             metrics=self.metrics,
+            account=self.accounts.append,
             clock=lambda: self.time,
             now=lambda: NOW,
         )
@@ -165,6 +170,25 @@ async def test_nothing_to_say_is_nothing_written(world: World) -> None:
     assert world.log == []
 
 
+async def test_no_more_tasks_are_started_than_there_are_writes(world: World) -> None:
+    world.job("a")
+    world.decisions = admit("a")
+    started: list[asyncio.Task[object]] = []
+
+    def count(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> asyncio.Task[object]:
+        started.append(asyncio.Task(coro, loop=loop, **options))
+        return started[-1]
+
+    loop = asyncio.get_running_loop()
+    loop.set_task_factory(count)
+    try:
+        await world.reconciler.attempt(KEY)
+    finally:
+        loop.set_task_factory(None)
+    assert world.log
+    assert len(started) == len(world.log)
+
+
 async def test_nothing_is_decided_while_nodes_are_still_listed(world: World) -> None:
     world.nodes_known = False
     assert await world.reconciler.attempt(KEY) == Behind(BEHIND_RETRY)
@@ -184,13 +208,41 @@ async def test_what_is_given_back_goes_before_who_is_admitted(world: World) -> N
         waits={"told": Wait("Preempting", "room is made", 1, True)},
         queues=(QueueSummary(namespace="t", name="lab", turn=Turn(current=3)),),
     )
-    assert await world.reconciler.attempt(KEY) == Done()
+    with structlog.testing.capture_logs() as lines:
+        assert await world.reconciler.attempt(KEY) == Done()
+    said = [(line["event"], line["job"], line["reason"]) for line in lines]
+    assert said == [("preempted", "t/victim", "Preempted"), ("admitted", "t/new", "Admitted")]
     assert world.log[0] == "smaller"
     assert world.log[1:] == ["told", "victim", "new", "q"]
     assert [e.reason for e in world.events] == ["Admitted"]
     assert world.value("torchrun_preemptions_total", reason="HigherPriority") == 1
     assert world.value("torchrun_admission_seconds_count") == 1
-    assert world.value("torchrun_queue_jobs", queue="t/lab", state="waiting") == 0
+    ((account,),) = world.accounts
+    assert account.turn == Turn(current=3)
+
+
+async def test_who_gave_way_is_counted_whatever_becomes_of_the_writes_after_it(
+    world: World,
+) -> None:
+    world.job("new")
+    world.job("victim", held=4)
+    preempt = Preempt(uid="victim", for_uid="new", reason="Reclaimed", message="for new")
+    world.decisions = Decisions(preempts=(preempt,), admits=(Admit(uid="new", nodes=2),))
+    world.failures["new"] = [(SupersededError("changed meanwhile"), False)]
+    assert await world.reconciler.attempt(KEY) == Behind(BEHIND_RETRY)
+    assert world.value("torchrun_preemptions_total", reason="Reclaimed") == 1
+
+
+async def test_who_gave_way_is_counted_once_though_it_is_sent_twice(world: World) -> None:
+    world.job("victim", held=4)
+    preempt = Preempt(uid="victim", for_uid="new", reason="Reclaimed", message="for new")
+    world.decisions = Decisions(preempts=(preempt,))
+    world.failures["victim"] = [(UnavailableError("no answer"), False)]
+    with pytest.raises(UnavailableError):
+        await world.reconciler.attempt(KEY)
+    assert world.value("torchrun_preemptions_total", reason="Reclaimed") == 0
+    assert await world.reconciler.attempt(KEY) == Behind(BEHIND_RETRY)
+    assert world.value("torchrun_preemptions_total", reason="Reclaimed") == 1
 
 
 async def test_nothing_is_decided_before_the_cache_shows_every_write(world: World) -> None:

@@ -17,12 +17,14 @@ from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
 from torchrun_api.quantity import QuantityError
 from torchrun_api.queue import TorchrunQueue
+from torchrun_controller.reconcile import roles
 from torchrun_controller.reconcile.admission.machines import pod_of
 from torchrun_controller.reconcile.admission.state import Request
-from torchrun_controller.reconcile.attempts import admitted, gang
+from torchrun_controller.reconcile.attempts import admitted
+from torchrun_controller.reconcile.invalid import InvalidSpecError
 from torchrun_controller.reconcile.phases import TERMINAL
 from torchrun_controller.reconcile.policy import policy_of
-from torchrun_controller.reconcile.run import InvalidSpecError, size_of
+from torchrun_controller.reconcile.size import size_of
 from torchrun_controller.reconcile.workers import alive, attempt_of
 
 LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
@@ -87,7 +89,7 @@ def running(child_jobs: tuple[Job, ...], pods: tuple[Pod, ...], lost: frozenset[
     ]
     sizes = Counter(attempt_of(pod.metadata) for pod in living)
     placed = Counter(pod.spec.node_name for pod in living if pod.spec.node_name)
-    made = sum(gang.nodes_of(child) for child in child_jobs[-1:] if not _is_finished(child))
+    made = sum(roles.nodes_of(child) for child in child_jobs[-1:] if not _is_finished(child))
     return Gang(
         nodes=max([*sizes.values(), made]),
         made=made,
@@ -168,7 +170,8 @@ def _size(job: TorchrunJob, queue: TorchrunQueue | None) -> tuple[int | None, di
     """Pods, what each requests, its GPUs; of a spec that makes no run what the status knows."""
     if queue is not None:
         try:
-            size = size_of(job.spec, queue.spec.node_resources)
+            # A head counts like a worker, and each of them for the larger of the two.
+            size = size_of(job.spec, queue.spec.node_resources).largest
             return size.nodes, pod_of(size.requests), size.gpus_per_node
         except (InvalidSpecError, QuantityError):
             pass

@@ -158,9 +158,10 @@ def _stage(before: Said, after: Said) -> Stage:
     has = after.admission or Admission()
     if has.nodes < had.nodes or (had.nominated and has == Admission()):
         return Stage.GIVE_BACK
-    if has.preempted_for != had.preempted_for:
+    if has.preempted_for and has.preempted_for != had.preempted_for:
         return Stage.PREEMPT
-    if has.nodes > had.nodes:
+    # Not where a number below 0, which is nobody's of ours, is taken back.
+    if has.nodes > max(had.nodes, 0):
         return Stage.ADMIT
     return Stage.KEEP_ROOM if has.nominated and not had.nominated else Stage.TELL
 

@@ -8,12 +8,14 @@ from msgspec.structs import replace
 from admitting import QUOTA, running, submitted
 from torchrun_api.admission import Admission
 from torchrun_api.core import Pod
+from torchrun_api.job import JobNodeResources
 from torchrun_api.kinds import PODS
 from torchrun_controller.reconcile.admission.assemble import Entry, assemble
 from torchrun_controller.reconcile.admission.coordinator import admit
 from torchrun_controller.reconcile.admission.standing import Standing, stand
 from torchrun_controller.reconcile.admission.state import Admit, Decisions, Preempt, Wait
 from torchrun_controller.reconcile.admission.told import Said, Stage, Verdicts, Word, said_of
+from torchrun_controller.reconcile.attempts.admitted import charged
 from world import START, World, make_queue
 
 NOBODY: frozenset[str] = frozenset()
@@ -57,6 +59,18 @@ class TestInLine:
         request = standing(submitted(priority=3)).request
         assert (request.nodes, request.admitted, request.priority) == (2, 0, 3)
         assert request.pod == {"pods": 1}
+
+    def test_a_head_and_its_workers_count_for_the_larger_of_the_two(self):
+        world = submitted(numNodes=3, head={"nodeResources": {"gpus": 0, "cpus": 64}})
+        node = {"gpus": 8, "cpus": 96, "memory": "512Gi"}
+        world.queue = make_queue(**QUOTA, nodeResources=node)
+        world.spec(node_resources=JobNodeResources(gpus=4))
+        request = standing(world).request
+        assert (request.nodes, request.gpus) == (3, 4)
+        gib = 1 << 30
+        assert request.pod == {
+            "pods": 1, "cpu": 64_000, "memory": 512 * gib, "nvidia.com/gpu": 4,
+        }  # fmt: skip
         assert request.created.tzinfo is not None
 
     def test_priority_and_selector_come_from_queue_and_job(self):
@@ -283,6 +297,16 @@ class TestGivingWay:
         world.objects = gangs
         world.settle()
         assert [a.reason for a in world.job.status.attempts] == ["Preempted"]
+
+
+@pytest.mark.parametrize("forged", [{"nodes": -5}, {"preempted_for": "x"}])
+def test_what_was_never_ours_to_say_is_taken_back_and_decides_nothing(forged):
+    world = submitted()
+    admission = Admission(**{"nodes": 0, **forged})
+    world.job = replace(world.job, status=replace(world.job.status, admission=admission))
+    assert charged(world.job) == 0
+    assert hear(world, waits=waits()) is Stage.TELL
+    assert said_of(world.job).admission is None
 
 
 @pytest.mark.parametrize("known", [True, False])

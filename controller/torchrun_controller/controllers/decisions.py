@@ -1,0 +1,69 @@
+"""What is logged of decisions, once each is carried out: one line for each, none where none was.
+
+The event names are few and stay as they are, since people search for them: `phase changed`,
+`reason changed`, `attempt created`, `attempt ended`, `admitted`, `preempted`, `object created`,
+`object deleted`. Each line names its job or queue as namespace/name, and the UID.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from msgspec import Struct
+
+from torchrun_api.json import JsonObject
+from torchrun_api.kinds import JOBS
+from torchrun_api.names import ATTEMPT_LABEL
+from torchrun_api.status import Attempt, TorchrunJobStatus
+from torchrun_controller.reconcile.plan import Apply
+
+
+class Line(Struct, frozen=True):
+    """A line of the log: its event, and fields in their order."""
+
+    event: str
+    fields: Mapping[str, object]
+
+
+def of_status(before: TorchrunJobStatus, after: TorchrunJobStatus) -> list[Line]:
+    """What a job's new status decides; counts of workers and progress are no decisions."""
+    lines = [_attempt_ended(attempt, after) for attempt in _newly_ended(before, after)]
+    now = {"phase": after.phase, "reason": after.reason, "why": after.message}
+    if after.phase != before.phase:
+        fields = {"attempt": after.attempt, "was": before.phase, **now}
+        lines.append(Line("phase changed", fields))
+    elif after.reason != before.reason:
+        lines.append(Line("reason changed", {"attempt": after.attempt, **now}))
+    return lines
+
+
+def of_creation(intent: Apply) -> Line:
+    """An object that was not there before."""
+    made = f"{intent.kind.kind}/{intent.name}"
+    labels = _metadata(intent).get("labels")
+    attempt = labels.get(ATTEMPT_LABEL) if isinstance(labels, dict) else None
+    if intent.kind is JOBS and isinstance(attempt, str):
+        return Line("attempt created", {"attempt": int(attempt), "object": made})
+    return Line("object created", {"object": made})
+
+
+def _newly_ended(before: TorchrunJobStatus, after: TorchrunJobStatus) -> Iterator[Attempt]:
+    known = max((attempt.number for attempt in before.attempts), default=-1)
+    return (attempt for attempt in after.attempts if attempt.number > known)
+
+
+def _attempt_ended(attempt: Attempt, after: TorchrunJobStatus) -> Line:
+    fields = {
+        "attempt": attempt.number,
+        "phase": after.phase,
+        "reason": attempt.reason,
+        "why": attempt.message,
+        "counted": attempt.counted,
+        "restarts": after.restarts,
+        "disruptions": after.disruptions,
+    }
+    return Line("attempt ended", fields)
+
+
+def _metadata(intent: Apply) -> JsonObject:
+    metadata = intent.body["metadata"]
+    assert isinstance(metadata, dict)
+    return metadata
