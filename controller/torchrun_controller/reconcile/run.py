@@ -1,42 +1,26 @@
 """One run as it shall be: the queue's template with the job's overrides and all defaults."""
 
-import math
 from typing import Literal, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from torchrun_api import names
 from torchrun_api.job import TorchrunJob, TorchrunJobSpec
 from torchrun_api.json import JsonObject
-from torchrun_api.quantity import QuantityError, format_bytes, format_cpu, parse
-from torchrun_api.queue import NodeResources, TorchrunQueue, TorchrunQueueSpec
+from torchrun_api.quantity import QuantityError, format_bytes, parse
+from torchrun_api.queue import TorchrunQueue, TorchrunQueueSpec
 from torchrun_api.shared import Dataset, DeliveryMode, RdzvBackend
 from torchrun_controller.reconcile.attempts.restarts import unreachable
 from torchrun_controller.reconcile.contradictions import contradiction, over_limit
+from torchrun_controller.reconcile.invalid import InvalidSpecError
 from torchrun_controller.reconcile.policy import Policy, policy_of
+from torchrun_controller.reconcile.size import Size, size_of
 
 DEFAULT_CLAIM_SIZE = "10Gi"
 DEFAULT_PORT = 29500
 
 T = TypeVar("T")
-
-
-class InvalidSpecError(ValueError):
-    """A spec that no run can be made of; the text names field, value and what is accepted."""
-
-
-class Size(Struct, frozen=True, kw_only=True):
-    """How large the gang is, and what each of its pods requests (quantities as text)."""
-
-    nodes: int
-    gpus_per_node: int
-    requests: dict[str, str]
-    limits: dict[str, str]
-
-    @property
-    def gpus(self) -> int:
-        """GPUs of the whole gang."""
-        return self.nodes * self.gpus_per_node
 
 
 class Served(Struct, frozen=True, kw_only=True):
@@ -129,11 +113,7 @@ def resolve(job: TorchrunJob, queue: TorchrunQueue) -> Run:
         checkpoints=checkpoints,
         datasets=_by_name(template.storage.datasets, spec.volumes.datasets),
         shm_size=shm_size,
-        nproc_per_node=_first(
-            spec.distributed.nproc_per_node,
-            template.distributed.nproc_per_node,
-            max(1, size.gpus_per_node),
-        ),
+        nproc_per_node=_nproc_per_node(spec, template, size),
         max_restarts=_first(spec.distributed.max_restarts, template.distributed.max_restarts, 0),
         backend=_first(
             spec.distributed.backend,
@@ -154,61 +134,28 @@ def resolve(job: TorchrunJob, queue: TorchrunQueue) -> Run:
     )
 
 
+def of_head(run: Run, job: TorchrunJob, queue: TorchrunQueue) -> Run:
+    """The run as the head's own pod sees it."""
+    assert run.size.head is not None
+    size = run.size.head
+    nproc_per_node = _nproc_per_node(job.spec, queue.spec, size)
+    return replace(
+        run, size=size, shm_size=_shm_size(queue.spec, size), nproc_per_node=nproc_per_node
+    )
+
+
+def _nproc_per_node(spec: TorchrunJobSpec, template: TorchrunQueueSpec, size: Size) -> int:
+    return _first(
+        spec.distributed.nproc_per_node,
+        template.distributed.nproc_per_node,
+        max(1, size.gpus_per_node),
+    )
+
+
 def _first(job_value: T | None, queue_value: T | None, default: T) -> T:
     if job_value is not None:
         return job_value
     return default if queue_value is None else queue_value
-
-
-def size_of(spec: TorchrunJobSpec, node: NodeResources) -> Size:
-    """Nodes of the gang, and what each of them requests.
-
-    Raises:
-        InvalidSpecError: the nodes cannot be told from the spec.
-        QuantityError: a quantity of the queue cannot be read.
-    """
-    if (spec.num_nodes is None) == (spec.num_gpus is None):
-        raise InvalidSpecError("spec: set exactly one of numNodes and numGPUs")
-    if spec.num_nodes is not None:
-        nodes, gpus_per_node = spec.num_nodes, node.gpus
-    else:
-        assert spec.num_gpus is not None
-        nodes, gpus_per_node = _spread(spec.num_gpus, node.gpus)
-    share_of = node.gpus or 1
-    share = gpus_per_node or 1
-    requests: dict[str, str] = {}
-    if node.cpus is not None:
-        requests["cpu"] = format_cpu(parse(node.cpus) * share / share_of)
-    if node.memory is not None:
-        requests["memory"] = format_bytes(parse(node.memory) * share / share_of)
-    limits = {name: value for name, value in requests.items() if name != "cpu"}
-    devices = {name: str(value) for name, value in sorted(node.extra.items())}
-    if gpus_per_node:
-        devices[node.gpu_resource_name] = str(gpus_per_node)
-    return Size(
-        nodes=nodes,
-        gpus_per_node=gpus_per_node,
-        requests=requests | devices,
-        limits=limits | devices,
-    )
-
-
-def _spread(gpus: int, per_node: int) -> tuple[int, int]:
-    """The fewest nodes that give `gpus` with the same number on each, as (nodes, GPUs on each)."""
-    if per_node == 0:
-        raise InvalidSpecError(
-            f"spec.numGPUs: {gpus} asked for, but the queue's nodes have no GPUs"
-            " (nodeResources.gpus is 0); use numNodes or another queue"
-        )
-    nodes = math.ceil(gpus / per_node)
-    if gpus % nodes:
-        below = next(n for n in range(gpus - 1, 0, -1) if n % math.ceil(n / per_node) == 0)
-        above = next(n for n in range(gpus + 1, 2 * gpus) if n % math.ceil(n / per_node) == 0)
-        raise InvalidSpecError(
-            f"spec.numGPUs: {gpus} does not spread evenly over {nodes} nodes of {per_node} GPUs;"
-            f" {below} and {above} do"
-        )
-    return nodes, gpus // nodes
 
 
 def _claim_size(size: int | str | None, size_per_gpu: int | str | None, gpus: int) -> str:

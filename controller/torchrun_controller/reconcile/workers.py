@@ -44,8 +44,8 @@ def scheduled(pods: tuple[Pod, ...]) -> int:
 
 
 def index_of(pod: Pod) -> int:
-    """Completion index of a worker."""
-    return names.number_in(pod.metadata.labels.completion_index)
+    """Number of a worker in its gang: its completion index, of one beside a head one more."""
+    return pod.metadata.labels.rank
 
 
 def attempt_of(meta: ChildMeta) -> int:

@@ -39,7 +39,7 @@ def missing(observed: Observed, nodes: int) -> Why | None:
 
 def charged(job: TorchrunJob) -> int:
     """Nodes that its queue's quota is charged with for it."""
-    return job.status.admission.nodes if job.status.admission is not None else 0
+    return max(0, job.status.admission.nodes) if job.status.admission is not None else 0
 
 
 def preempted(job: TorchrunJob) -> str:

@@ -1,6 +1,6 @@
 """The gang of the present attempt: which child Job it is and how it stands."""
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import msgspec
 
@@ -8,10 +8,11 @@ from torchrun_api import names
 from torchrun_api.core import Job, Pod
 from torchrun_api.kinds import JOBS
 from torchrun_api.status import Attempt, LastFailure
-from torchrun_controller.reconcile import workers
+from torchrun_controller.reconcile import roles, words, workers
 from torchrun_controller.reconcile.attempts import collateral, fence, gate
 from torchrun_controller.reconcile.attempts.failures import (
     POD_DELETED,
+    Cause,
     Failure,
     node_lost,
     root_cause,
@@ -28,15 +29,13 @@ from torchrun_controller.reconcile.workspace import delivery
 
 # Seconds for survivors of a failed gang: their peers are gone, there is nothing left to save.
 SURVIVOR_GRACE = 5
+# For the ends of pods that their Job already tells of: watches lag, and these tell the root cause.
+# One that fails again and again is tried every 60 s at the latest.
+UNHEARD = timedelta(seconds=70)
 KEPT_JOBS = 5
 # Ends of a gang that made room for one of another size.
 BY_THE_USER, SHRINKING, GROWING = "Resizing", "Shrinking", "Growing"
 RESIZES = frozenset({BY_THE_USER, SHRINKING, GROWING})
-
-
-def nodes_of(child: Job) -> int:
-    """Workers of the gang."""
-    return child.spec.completions or child.spec.parallelism
 
 
 def attempt_of(child: Job) -> int:
@@ -53,6 +52,18 @@ def is_there(observed: Observed) -> bool:
 def has_been(observed: Observed) -> bool:
     """Whether a gang was ever made: what started goes on by what it started with."""
     return observed.job.status.workers is not None or bool(observed.child_jobs)
+
+
+def is_over(observed: Observed) -> bool:
+    """Whether each pod of the last gang is seen to have ended, or there never was a gang.
+
+    That none is seen proves nothing: a cache of pods that lags shows none of a gang whose Job is
+    gone. Who sees the pods of the next gang has seen all that happened to older ones before.
+    """
+    if not has_been(observed):
+        return True
+    ended = sum(not alive(pod) for pod in observed.workers)
+    return is_there(observed) and ended >= roles.nodes_of(observed.child_jobs[-1])
 
 
 def is_in_status(observed: Observed) -> bool:
@@ -72,14 +83,30 @@ def counts_of(observed: Observed) -> Counts:
 
 
 def ended_before(observed: Observed) -> tuple[Attempt, ...]:
-    """The attempt before the present one, where the status has not heard of its end."""
+    """The attempts before the present one of whose end the status has not heard.
+
+    More than one where a leader that took over died as well before it could write a status.
+    """
+    known = observed.job.status.attempt
+    causes = [_cause(child) for child in observed.child_jobs if attempt_of(child) > known]
+    return tuple(_attempt(cause) for cause in causes if cause is not None)
+
+
+def failed_before(observed: Observed) -> LastFailure | None:
+    """What that attempt failed of."""
     child = observed.child_jobs[-1]
-    if attempt_of(child) <= observed.job.status.attempt:
-        return ()
-    try:
-        return (msgspec.json.decode(child.metadata.annotations.cause, type=Attempt),)
-    except msgspec.DecodeError:
-        return ()
+    cause = _cause(child) if attempt_of(child) > observed.job.status.attempt else None
+    return None if cause is None else cause.failure
+
+
+def _attempt(cause: Cause) -> Attempt:
+    told = msgspec.structs.asdict(cause)
+    del told["failure"]
+    return Attempt(**told)
+
+
+def _cause(child: Job) -> Cause | None:
+    return words.read(child.metadata.annotations.cause, Cause)
 
 
 def next_attempt(observed: Observed) -> int:
@@ -89,7 +116,7 @@ def next_attempt(observed: Observed) -> int:
     deleted before the status knew it.
     """
     status = observed.job.status
-    made = [attempt_of(child) for child in observed.child_jobs]
+    made = [attempt_of(child) for child in (*observed.child_jobs, *observed.worker_jobs)]
     own = (ghost for ghost in observed.ghosts if not fence.of_earlier_job(observed, ghost))
     made += [workers.attempt_of(ghost.metadata) for ghost in own]
     if status.workers is None and not made:
@@ -97,7 +124,8 @@ def next_attempt(observed: Observed) -> int:
     ended = [attempt.number for attempt in status.attempts]
     attempt = max([status.attempt, *made, *ended]) + 1
     taken = {c.name for c in observed.conflicts if c.resource == JOBS.resource}
-    while names.child_job(observed.job.metadata.name, attempt) in taken:
+    job = observed.job.metadata.name
+    while not taken.isdisjoint((names.child_job(job, attempt), names.workers_job(job, attempt))):
         attempt += 1
     return attempt
 
@@ -114,40 +142,63 @@ class Found(msgspec.Struct, frozen=True):
 def find(observed: Observed, now: datetime) -> Found:
     """How the gang stands.
 
-    Success is the Job's own verdict: single pods that succeeded prove nothing of the others.
+    Success is the Job's own verdict: single pods that succeeded prove nothing of the others. Where
+    a head has a Job of its own, that of the others has a say only in failures.
     Failure is taken from the first failed pod, well before the Job says so; a pod that only lost
     a peer waits a moment for the word of that peer, and one that was told to end for Kueue's.
     """
     child = observed.child_jobs[-1]
-    nodes = nodes_of(child)
+    nodes = roles.nodes_of(child)
     verdicts = {c.type: c for c in child.status.conditions if c.status == "True"}
     if "Complete" in verdicts:
-        why = Why("Completed", f"{nodes} of {nodes} workers succeeded")
-        return Found(Finding.GANG_SUCCEEDED, why)
-    if child.metadata.deletion_timestamp is not None:
-        message = f"Job {child.metadata.name} is being deleted; a new attempt follows"
+        all_of_them = f"{nodes} of {nodes} workers succeeded"
+        message = "the head succeeded" if roles.has_head(child) else all_of_them
+        return Found(Finding.GANG_SUCCEEDED, Why("Completed", message))
+    going = roles.being_deleted(observed)
+    if going:
+        message = f"Job {going} is being deleted; a new attempt follows"
         return Found(Finding.GANG_ENDING, Why("JobDeleted", message))
-    if child.spec.suspend and "Failed" not in verdicts:
+    if roles.head_has_succeeded(observed):
+        return Found(*_progress(observed, now))
+    failed = roles.failed(observed)
+    if child.spec.suspend and failed is None:
         # Its pods are told to end, which is no failure of theirs.
         return Found(*_suspended(observed))
     failure = _failure(observed, now)
     left = None if failure is None else _left(observed, failure.said, now)
     if left is not None:
         return Found(*_progress(observed, now), left=left)
-    if failure is None and "Failed" in verdicts:
+    if failure is None and failed is not None:
         # Its pods are gone without a word: somebody removed them.
-        said = verdicts["Failed"]
+        job, said = failed
         failure = Failure(
             said=LastFailure(
                 reason=said.reason or "JobFailed",
-                message=said.message or f"Job {child.metadata.name} failed",
+                message=said.message or f"Job {job.metadata.name} failed",
                 time=said.last_transition_time,
             ),
             disruption=len(observed.workers) < nodes,
         )
+        left = _unheard(observed, job, failure.said, now)
+        if left is not None:
+            return Found(*_progress(observed, now), left=left)
     if failure is not None:
         return Found(Finding.GANG_FAILED, why_failed(failure.said), failure)
     return Found(*_progress(observed, now))
+
+
+def _unheard(observed: Observed, job: Job, said: LastFailure, now: datetime) -> float | None:
+    """Seconds for which the end of a pod may still be heard of that is shown as it was before.
+
+    A Job fails only when all of its pods have ended. One that has never been seen to start may not
+    have been heard of at all; one that has, and is shown no more, was removed.
+    """
+    its_own = (pod for pod in observed.workers if pod.metadata.controlled_by(job.metadata.uid))
+    lives = any(alive(pod) for pod in its_own)
+    status, nodes = observed.job.status, roles.nodes_of(observed.child_jobs[-1])
+    known = status.workers if is_in_status(observed) else None
+    unseen = len(observed.workers) < nodes and (known is None or known.pending > 0)
+    return collateral.patience_left(said, now, UNHEARD) if lives or unseen else None
 
 
 def _left(observed: Observed, said: LastFailure, now: datetime) -> float | None:
@@ -196,11 +247,11 @@ def _since_resumed(observed: Observed) -> tuple[Pod, ...]:
 
 def _progress(observed: Observed, now: datetime) -> tuple[Finding, Why]:
     """Nothing failed: is it running, and if not, what does it wait for."""
-    child = observed.child_jobs[-1]
-    nodes = nodes_of(child)
+    nodes = roles.nodes_of(observed.child_jobs[-1])
     counts = count(observed.workers, nodes)
     claims = delivery.mounted_claims(observed)
-    why = waiting.of_gang(child, observed.workers, claims, observed.warnings)
+    jobs = roles.jobs_of(observed)
+    why = waiting.of_gang(jobs, nodes, observed.workers, claims, observed.warnings)
     if why is None and scheduled(observed.workers) < nodes:
         why = groups.why_waiting(observed)
     why = why or gate.why_closed(observed, now)
@@ -229,19 +280,22 @@ def _suspended(observed: Observed) -> tuple[Finding, Why]:
 
 def end_survivors(observed: Observed, grace: int = SURVIVOR_GRACE) -> tuple[Delete, ...]:
     """Pods of the present gang that still run; `grace` in seconds."""
-    return _end(observed.workers, grace)
+    return end(observed.workers, grace)
 
 
 def end_ghosts(observed: Observed) -> tuple[Delete, ...]:
     """Pods of ended gangs that nobody has told to end, as the process died in between."""
     resized = left_by_resize(observed)
-    ended = {child.metadata.uid for child in observed.child_jobs[:-1] if child not in resized}
+    older = [child for child in observed.child_jobs[:-1] if child not in resized]
+    numbers = {attempt_of(child) for child in older}
+    beside = (job for job in observed.worker_jobs if attempt_of(job) in numbers)
+    ended = {job.metadata.uid for job in (*older, *beside)}
     ours = (
         pod
         for pod in observed.ghosts
         if any(owner.controller and owner.uid in ended for owner in pod.metadata.owner_references)
     )
-    return _end(tuple(ours), SURVIVOR_GRACE)
+    return end(tuple(ours), SURVIVOR_GRACE)
 
 
 def left_by_resize(observed: Observed) -> tuple[Job, ...]:
@@ -255,7 +309,8 @@ def left_by_resize(observed: Observed) -> tuple[Job, ...]:
     return tuple(child for child in older if ends.get(attempt_of(child)) in RESIZES)
 
 
-def _end(pods: tuple[Pod, ...], grace: int) -> tuple[Delete, ...]:
+def end(pods: tuple[Pod, ...], grace: int) -> tuple[Delete, ...]:
+    """Those of the pods that still run and have not been told."""
     return tuple(
         delete_pod(pod, grace)
         for pod in pods

@@ -10,6 +10,7 @@ from torchrun_api.core import Job, Pod
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import PODS
 from torchrun_api.status import UnfencedWorker
+from torchrun_controller.reconcile import roles
 from torchrun_controller.reconcile.attempts import fence
 from torchrun_controller.reconcile.observed import Observed
 from torchrun_controller.reconcile.plan import Apply
@@ -32,7 +33,8 @@ def instruct(observed: Observed, now: datetime) -> tuple[Apply, ...]:
     """
     child = observed.child_jobs[-1]
     holders = fence.holders(observed, attempt_of(child.metadata), now)
-    opens = not holders.pods and _by_epoch(child, holders.unfenced)
+    safe = not holders.pods and _by_epoch(child, holders.unfenced)
+    opens = safe and roles.is_whole(observed)
     start: JsonObject = {names.START: str(attempt_of(child.metadata))}
     if holders.unfenced:
         start[names.FENCE] = fence.instruction(holders.unfenced, now)
@@ -103,7 +105,7 @@ def is_open(observed: Observed) -> bool:
         for pod in observed.workers
         if pod.metadata.annotations.start == str(attempt) or not alive(pod)
     ]
-    return len(told) >= (child.spec.completions or child.spec.parallelism)
+    return len(told) >= roles.nodes_of(child)
 
 
 def why_closed(observed: Observed, now: datetime) -> Why | None:

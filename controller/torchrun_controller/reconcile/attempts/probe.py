@@ -9,11 +9,12 @@ from torchrun_api import names
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject, JsonValue, object_at, objects_at
 from torchrun_api.kinds import PODS
+from torchrun_controller.reconcile.invalid import InvalidSpecError
 from torchrun_controller.reconcile.job import worker_template
 from torchrun_controller.reconcile.objects import RESTRICTED_CONTAINER, RUNTIME_USER, metadata
 from torchrun_controller.reconcile.observed import Defaults, Observed
 from torchrun_controller.reconcile.plan import Apply
-from torchrun_controller.reconcile.run import InvalidSpecError, resolve
+from torchrun_controller.reconcile.run import resolve
 from torchrun_controller.reconcile.schedulers import bind
 
 # Of a worker's PodSpec, what decides where it may be placed.

@@ -1,7 +1,7 @@
 """Who sees to the gangs of a queue, as far as the queue itself says."""
 
+from torchrun_controller.reconcile.invalid import InvalidSpecError
 from torchrun_controller.reconcile.queues.observed import ObservedQueue
-from torchrun_controller.reconcile.run import InvalidSpecError
 from torchrun_controller.reconcile.schedulers.choice import Choice, choose
 
 

@@ -13,11 +13,12 @@ from torchrun_api.meta import Condition, ObjectMeta
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.reconcile.attempts.restarts import Counts
 from torchrun_controller.reconcile.conditions import Claimed
+from torchrun_controller.reconcile.invalid import InvalidSpecError
 from torchrun_controller.reconcile.job import child_job
 from torchrun_controller.reconcile.observed import Defaults, Observed
 from torchrun_controller.reconcile.plan import Apply
 from torchrun_controller.reconcile.queues.observed import ObservedQueue, Verdict
-from torchrun_controller.reconcile.run import InvalidSpecError, resolve
+from torchrun_controller.reconcile.run import resolve
 from torchrun_controller.reconcile.schedulers.choice import choose
 from torchrun_controller.reconcile.workers import Why
 
@@ -98,12 +99,13 @@ def _of(verdict: Verdict) -> Claimed:
 
 
 def _known(queue: TorchrunQueue) -> Condition | None:
-    """The verdict on the present spec, as it stands in the status."""
+    """A good verdict on the present spec, as it stands in the status; others are asked for anew."""
     return next(
         (
             condition
             for condition in queue.status.conditions
             if condition.type == CONDITION
+            and condition.status == "True"
             and condition.observed_generation == queue.metadata.generation
         ),
         None,

@@ -3,14 +3,14 @@
 from torchrun_api.admission import Topology
 from torchrun_api.json import JsonObject, JsonValue
 
-# The Job controller's own label, so that no other attempt's pods are meant.
-_JOB_NAME = "batch.kubernetes.io/job-name"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
-def near_each_other(template: JsonObject, job: str, topology: Topology | None) -> JsonObject:
-    """What is laid on the pod template, so that the pods of this child Job keep together.
+def near_each_other(
+    template: JsonObject, labels: JsonObject, topology: Topology | None
+) -> JsonObject:
+    """What is laid on the pod template, so that the pods with these labels keep together.
 
     The first pod matches its own term, so it is placed anywhere (kubernetes.io, "Inter-pod affinity
     and anti-affinity"). Affinity that the template has already stays.
@@ -20,19 +20,19 @@ def near_each_other(template: JsonObject, job: str, topology: Topology | None) -
     present = _object(_object(_object(template, "spec"), "affinity"), "podAffinity")
     terms: JsonObject = {}
     if topology.required is not None:
-        required = _term(job, topology.required)
+        required = _term(labels, topology.required)
         terms[_REQUIRED] = [*_list(present, _REQUIRED), required]
     if topology.preferred is not None:
         preferred: JsonObject = {
             "weight": 100,
-            "podAffinityTerm": _term(job, topology.preferred),
+            "podAffinityTerm": _term(labels, topology.preferred),
         }
         terms[_PREFERRED] = [*_list(present, _PREFERRED), preferred]
     return {"spec": {"affinity": {"podAffinity": terms}}}
 
 
-def _term(job: str, key: str) -> JsonObject:
-    return {"topologyKey": key, "labelSelector": {"matchLabels": {_JOB_NAME: job}}}
+def _term(labels: JsonObject, key: str) -> JsonObject:
+    return {"topologyKey": key, "labelSelector": {"matchLabels": labels}}
 
 
 def _object(body: JsonObject, name: str) -> JsonObject:

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from msgspec.structs import replace
+
 from torchrun_api import names
 from torchrun_api.admission import GangScheduling
 from torchrun_api.json import JsonObject
@@ -27,21 +29,31 @@ WAYS: Mapping[GangScheduling, Callable[[Gang], Binding]] = MappingProxyType(
 )
 
 
-def bind(observed: Observed, run: Run, attempt: int, made: Apply) -> tuple[Apply, ...]:
-    """The groups of a gang, and then its child Job: a scheduler must know a pod's group first.
+def bind(observed: Observed, run: Run, attempt: int, made: tuple[Apply, ...]) -> tuple[Apply, ...]:
+    """The groups of a gang, and then its Jobs: a scheduler must know a pod's group first.
+
+    The gang is known by the name of the last of these.
 
     Raises:
         InvalidSpecError: what is asked for cannot be said to this scheduler.
     """
-    choice, body = _choose(observed), made.body
+    choice = _choose(observed)
+    templates = [_object(_object(one.body, "spec"), "template") for one in made]
+    gang = _gang(observed, run, attempt, made[-1].name, *templates)
+    way = WAYS[choice.gang]
+    bindings = [way(replace(gang, template=template)) for template in templates]
+    jobs = (_bound(one, binding, choice) for one, binding in zip(made, bindings, strict=True))
+    return (*bindings[0].groups, *jobs)
+
+
+def _bound(made: Apply, binding: Binding, choice: Choice) -> Apply:
+    body = made.body
     spec = _object(body, "spec")
-    template = _object(spec, "template")
-    binding = _binding(observed, run, attempt, made.name, template, choice)
-    template = merge(_named(template, choice), binding.template)
+    template = merge(_named(_object(spec, "template"), choice), binding.template)
     job = merge({**body, "spec": {**spec, "template": template}}, binding.job)
     if choice.gang != "none":
         job = merge(job, {"metadata": {"annotations": {names.GANG_SCHEDULER: choice.gang}}})
-    return (*binding.groups, Apply(made.kind, job))
+    return Apply(made.kind, job)
 
 
 def unasked(observed: Observed) -> str:
@@ -62,8 +74,7 @@ def probing(observed: Observed, run: Run, template: JsonObject, probe: JsonObjec
         InvalidSpecError: what is asked for cannot be said to this scheduler.
     """
     choice = _choose(observed)
-    name = observed.job.metadata.name
-    binding = _binding(observed, run, 0, name, template, choice)
+    binding = WAYS[choice.gang](_gang(observed, run, 0, observed.job.metadata.name, template))
     return merge(_named(probe, choice), binding.probe)
 
 
@@ -72,24 +83,27 @@ def _choose(observed: Observed) -> Choice:
     return choose(observed.queue, observed.installed, observed.job)
 
 
-def _binding(
-    observed: Observed, run: Run, attempt: int, name: str, template: JsonObject, choice: Choice
-) -> Binding:
+def _gang(
+    observed: Observed, run: Run, attempt: int, name: str, template: JsonObject, *heads: JsonObject
+) -> Gang:
+    """The gang with pods of this template, and of a head's where that has a Job of its own."""
     job, queue = observed.job, observed.queue
     assert queue is not None
     elastic = job.spec.elastic
-    gang = Gang(
+    nodes = run.size.nodes
+    least = min(nodes, elastic.min_nodes) if elastic else nodes
+    return Gang(
         job=job,
         queue=queue,
         name=name,
         attempt=attempt,
-        nodes=run.size.nodes,
-        least=min(run.size.nodes, elastic.min_nodes) if elastic else run.size.nodes,
+        nodes=nodes,
+        least=least,
         template=template,
+        parts=((template, least - len(heads)), *((head, 1) for head in heads)),
         topology=job.spec.scheduling.topology or queue.spec.scheduling.topology,
         installed=observed.installed or Installed(),
     )
-    return WAYS[choice.gang](gang)
 
 
 def _named(template: JsonObject, choice: Choice) -> JsonObject:

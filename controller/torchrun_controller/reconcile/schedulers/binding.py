@@ -11,12 +11,15 @@ from torchrun_controller.reconcile.objects import metadata
 from torchrun_controller.reconcile.plan import Apply
 from torchrun_controller.reconcile.schedulers.installed import Installed
 
+_JOB_NAME = "batch.kubernetes.io/job-name"
+
 
 class Gang(Struct, frozen=True, kw_only=True):
     """One attempt. `name` is that of its child Job, `template` the pods' v1 PodTemplateSpec.
 
-    Fewer than `least` pods are of no use: all of them, or minNodes of an elastic job, which goes on
-    with as many as have found a node.
+    `parts` says of how many pods of which template it consists, of `least` in all; there are two
+    where it has a head. Fewer than `least` pods are of no use: all of them, or minNodes of an
+    elastic job, which goes on with as many as have found a node.
     """
 
     job: TorchrunJob
@@ -26,6 +29,7 @@ class Gang(Struct, frozen=True, kw_only=True):
     nodes: int
     least: int
     template: JsonObject
+    parts: tuple[tuple[JsonObject, int], ...]
     topology: Topology | None
     installed: Installed
 
@@ -35,6 +39,14 @@ class Gang(Struct, frozen=True, kw_only=True):
         spec = self.template.get("spec")
         value = spec.get("priorityClassName") if isinstance(spec, dict) else None
         return value if isinstance(value, str) else ""
+
+    @property
+    def labels(self) -> JsonObject:
+        """By which its pods are known, and no other attempt's."""
+        if len(self.parts) == 1:
+            return {_JOB_NAME: self.name}  # the Job controller's own
+        attempt = str(self.attempt)
+        return {names.JOB_LABEL: self.job.metadata.name, names.ATTEMPT_LABEL: attempt}
 
     def metadata(self) -> JsonObject:
         """`metadata` of the group: named like the child Job, owned by the TorchrunJob.

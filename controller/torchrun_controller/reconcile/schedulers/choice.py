@@ -21,7 +21,7 @@ from torchrun_api.kinds import (
     Kind,
 )
 from torchrun_api.queue import TorchrunQueue
-from torchrun_controller.reconcile.run import InvalidSpecError
+from torchrun_controller.reconcile.invalid import InvalidSpecError
 from torchrun_controller.reconcile.schedulers.installed import Installed
 from torchrun_controller.reconcile.workers import Why
 

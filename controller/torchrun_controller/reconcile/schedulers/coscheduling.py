@@ -23,13 +23,13 @@ def bind(gang: Gang) -> Binding:
         "metadata": gang.metadata(),
         "spec": {
             "minMember": gang.least,
-            "minResources": requests.total(gang.template, gang.least),
+            "minResources": requests.total(gang.parts),
         },
     }
     return Binding(
         groups=(Apply(COSCHEDULING_POD_GROUPS, group),),
         template=merge(
-            near_each_other(gang.template, gang.name, gang.topology),
+            near_each_other(gang.template, gang.labels, gang.topology),
             {"metadata": {"labels": {_POD_GROUP: gang.name}}},
         ),
     )

@@ -7,8 +7,8 @@ PodGroup: the annotations kai.scheduler/topology* are read by the podgrouper alo
 from torchrun_api.admission import Topology
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import KAI_POD_GROUPS
+from torchrun_controller.reconcile.invalid import InvalidSpecError
 from torchrun_controller.reconcile.plan import Apply
-from torchrun_controller.reconcile.run import InvalidSpecError
 from torchrun_controller.reconcile.schedulers.binding import Binding, Gang
 
 # KAI makes this queue when it is installed.

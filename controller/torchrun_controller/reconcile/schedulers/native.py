@@ -39,5 +39,5 @@ def bind(gang: Gang) -> Binding:
     }
     return Binding(
         groups=(Apply(kind, group),),
-        template=merge(near_each_other(gang.template, gang.name, gang.topology), {"spec": pod}),
+        template=merge(near_each_other(gang.template, gang.labels, gang.topology), {"spec": pod}),
     )

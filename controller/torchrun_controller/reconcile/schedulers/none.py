@@ -6,4 +6,4 @@ from torchrun_controller.reconcile.schedulers.binding import Binding, Gang
 
 def bind(gang: Gang) -> Binding:
     """Topology is pod affinity; no group."""
-    return Binding(template=near_each_other(gang.template, gang.name, gang.topology))
+    return Binding(template=near_each_other(gang.template, gang.labels, gang.topology))

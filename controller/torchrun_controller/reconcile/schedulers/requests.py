@@ -9,7 +9,7 @@ from msgspec import field
 from torchrun_api.json import JsonObject
 from torchrun_api.meta import Wire
 from torchrun_api.quantity import QuantityError, format_bytes, format_cpu, parse
-from torchrun_controller.reconcile.run import InvalidSpecError
+from torchrun_controller.reconcile.invalid import InvalidSpecError
 
 _IN_BYTES = ("memory", "ephemeral-storage", "hugepages-")
 
@@ -37,17 +37,20 @@ class _Template(Wire, frozen=True, kw_only=True):
     spec: _PodSpec = _PodSpec()
 
 
-def total(template: JsonObject, pods: int) -> JsonObject:
-    """Requests of so many pods of a v1 PodTemplateSpec, as a v1 ResourceList.
+def total(parts: tuple[tuple[JsonObject, int], ...]) -> JsonObject:
+    """Requests of so many pods of each v1 PodTemplateSpec, as a v1 ResourceList.
 
     Raises:
         InvalidSpecError: the template's resources cannot be read.
     """
     try:
-        one = _of_pod(msgspec.convert(template, _Template).spec)
+        sums = [(_of_pod(msgspec.convert(part, _Template).spec), pods) for part, pods in parts]
     except (msgspec.ValidationError, QuantityError) as error:
         raise InvalidSpecError(f"podTemplate: resources of the pods: {error}") from error
-    return {name: _written(name, one[name] * pods) for name in sorted(one)}
+    together: Amounts = {}
+    for one, pods in sums:
+        together = _sum(together, {name: amount * pods for name, amount in one.items()})
+    return {name: _written(name, together[name]) for name in sorted(together)}
 
 
 def _of_pod(spec: _PodSpec) -> Amounts:

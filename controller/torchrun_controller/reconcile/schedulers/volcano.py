@@ -28,7 +28,7 @@ def bind(gang: Gang) -> Binding:
     queue = gang.queue.spec.scheduling.queue_name or DEFAULT_QUEUE
     spec: JsonObject = {
         "minMember": gang.least,
-        "minResources": requests.total(gang.template, gang.least),
+        "minResources": requests.total(gang.parts),
         "queue": queue,
     }
     if gang.priority_class_name:
@@ -45,7 +45,7 @@ def bind(gang: Gang) -> Binding:
     return Binding(
         groups=(Apply(VOLCANO_POD_GROUPS, group),),
         template=merge(
-            near_each_other(gang.template, gang.name, labels),
+            near_each_other(gang.template, gang.labels, labels),
             {"metadata": {"annotations": {_GROUP_NAME: gang.name}}},
         ),
         probe={"metadata": {"annotations": {_QUEUE_NAME: queue}}},

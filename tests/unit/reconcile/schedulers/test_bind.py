@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from torchrun_api import kinds
-from torchrun_controller.reconcile.run import InvalidSpecError
+from torchrun_controller.reconcile.invalid import InvalidSpecError
 from torchrun_controller.reconcile.schedulers import requests
 from torchrun_controller.reconcile.schedulers.choice import choose
 from torchrun_controller.reconcile.schedulers.installed import Installed
@@ -42,6 +42,7 @@ EVERYTHING = installed(
     topologies=("cluster", "other"),
 )
 V1BETA1, V1ALPHA2, V1ALPHA1 = (installed(kind) for kind in kinds.NATIVE_GROUPS)
+HEAD = {"head": {"nodeResources": {"gpus": 0, "cpus": 2, "memory": "8Gi"}}}
 ELASTIC = {"numNodes": 4, "elastic": {"minNodes": 2, "maxNodes": 8}}
 
 
@@ -93,33 +94,36 @@ CASES = {
     "none": world_of({"gang": "none"}),
     "none-topology": world_of({"gang": "none", "topology": NEAR, "affinity": AFFINITY}),
     "elastic": world_of({"gang": "volcano"}, **ELASTIC),
+    "head-volcano": world_of({"gang": "volcano", "priorityClassName": "high"}, **HEAD),
+    "head-native": world_of({"gang": "native", "topology": NEAR}, V1BETA1, **HEAD),
+    "head-kai": world_of({"gang": "kai"}, **HEAD),
+    "head-coscheduling": world_of({"gang": "coscheduling"}, **HEAD),
 }
 
 
 def shown(world: World) -> list[Any]:
-    """The groups as they are, and of the child Job what a gang scheduler has a word in."""
+    """The groups as they are, and of child Jobs what a gang scheduler has a word in."""
     made = [msgspec.to_builtins(apply.body) for apply in world.plan().applies]
-    *groups, job = (body for body in made if body["kind"] not in ("Service",))
-    assert job["kind"] == "Job"
+    assert made[-1]["kind"] == "Job"
+    ours = (body for body in made if body["kind"] not in ("Service",))
+    return [scheduled(body) if body["kind"] == "Job" else body for body in ours]
+
+
+def scheduled(job: Any) -> Any:
     template = job["spec"]["template"]
     fields = ("schedulerName", "priorityClassName", "affinity", "workloadRef", "schedulingGroup")
-    return [
-        *groups,
-        {
-            "metadata": {
-                name: job["metadata"][name]
-                for name in ("name", "labels", "annotations")
-                if name in job["metadata"]
-            },
-            "suspend": job["spec"].get("suspend"),
-            "template": {
-                "metadata": template["metadata"],
-                "spec": {
-                    name: template["spec"][name] for name in fields if name in template["spec"]
-                },
-            },
+    return {
+        "metadata": {
+            name: job["metadata"][name]
+            for name in ("name", "labels", "annotations")
+            if name in job["metadata"]
         },
-    ]
+        "suspend": job["spec"].get("suspend"),
+        "template": {
+            "metadata": template["metadata"],
+            "spec": {name: template["spec"][name] for name in fields if name in template["spec"]},
+        },
+    }
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -228,7 +232,7 @@ def test_requests_are_those_of_the_whole_gang():
         ],
         "overhead": {"cpu": "250m"},
     }
-    assert requests.total({"spec": spec}, 4) == {
+    assert requests.total((({"spec": spec}, 4),)) == {
         "cpu": "9400m",  # 2.1 at the start (1.6 later) and 0.25
         "ephemeral-storage": "4Gi",
         "gpu": "32",

@@ -1,0 +1,61 @@
+"""Random histories of a gang whose head has a Job of its own."""
+
+import copy
+
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, invariant, precondition
+
+from profiles import examples
+from torchrun_api import names
+from torchrun_controller.reconcile import roles
+from torchrun_controller.reconcile.attempts import gang
+from torchrun_controller.reconcile.phases import TERMINAL
+from torchrun_controller.reconcile.workers import alive
+from unit.reconcile.test_invariants import Histories, happens
+from world import ZIP, make_job
+
+
+class Heads(Histories):
+    """A gang of two Jobs, of which one may be there, or gone, without the other."""
+
+    user_scales = None  # a gang with a head has one size
+
+    @initialize(nodes=st.integers(2, 3), zipped=st.booleans(), max_restarts=st.integers(0, 2))
+    def submit(self, nodes, zipped, max_restarts):
+        super().submit(nodes, zipped, True, False, max_restarts)
+        self.world.job = make_job(
+            numNodes=nodes,
+            head={},
+            reliability={"maxRestarts": max_restarts, "activeDeadlineSeconds": 7200},
+            **({"volumes": ZIP} if zipped else {}),
+        )
+
+    @precondition(lambda self: self.world.observed().worker_jobs)
+    @happens()
+    def workers_job_is_deleted(self):
+        seen = self.world.observed()
+        if seen.child_jobs and not gang.is_in_status(seen):
+            self.untold |= {seen.child_jobs[-1].metadata.uid}
+        self.world._delete(gang.delete(seen.worker_jobs[-1]))
+        self.asked_by_users += 1
+
+    @precondition(lambda self: self.world.workers())
+    @happens()
+    def head_succeeds(self):
+        head = self.world.workers()[0]
+        if head.metadata.labels.role == names.HEAD and alive(head):
+            self.world.pod(head.metadata.name, phase="Succeeded")
+            self.world.job_condition("Complete")
+
+    @invariant()
+    def none_of_half_a_gang_goes_on(self):
+        world = copy.deepcopy(self.world)
+        world.settle()
+        seen = world.observed()
+        assert not roles.headless(seen)
+        at_work = [p for p in seen.workers if alive(p) and p.metadata.deletion_timestamp is None]
+        assert not at_work or world.phase in TERMINAL or roles.is_whole(seen)
+
+
+Heads.TestCase.settings = examples(20, stateful_step_count=40, report_multiple_bugs=False)
+TestHeads = Heads.TestCase

@@ -1,0 +1,253 @@
+"""A gang whose head has pods of its own: two child Jobs that live and end as one."""
+
+import pytest
+from msgspec.structs import replace
+
+from torchrun_api import names
+from torchrun_api.kinds import JOBS, PODS
+from torchrun_api.meta import Condition
+from torchrun_controller.reconcile import Conflict, roles
+from torchrun_controller.reconcile.attempts import fence, gang
+from torchrun_controller.reconcile.workers import index_of
+from world import World, make_job, make_queue
+
+HEAD = {"nodeResources": {"gpus": 0, "cpus": 2, "memory": "8Gi"}}
+QUEUE = {"nodeResources": {"gpus": 8, "cpus": 96, "memory": "512Gi"}}
+
+
+@pytest.fixture
+def world():
+    return World(make_job(numNodes=3, head=HEAD), make_queue(**QUEUE))
+
+
+def jobs(world):
+    return sorted(name for plural, name in world.objects if plural == JOBS.plural)
+
+
+def runs(world):
+    world.told()
+    world.all_workers("Running")
+    world.settle()
+    assert world.phase == "Running"
+
+
+def test_the_gang_has_two_jobs_and_one_count(world):
+    plan = world.step()
+    assert [a.name for a in plan.applies] == ["train", "train-w", "train"]
+    head = world.observed().child_jobs[-1]
+    assert (roles.nodes_of(head), head.spec.completions) == (3, 1)
+    status = world.job.status
+    assert (status.num_nodes, status.gpus, status.workers.pending) == (3, 16, 3)
+    assert [index_of(pod) for pod in world.workers()] == [0, 1, 2]
+
+
+def test_each_role_requests_its_own(world):
+    made = {a.name: a.body["spec"]["template"] for a in world.step().applies if a.kind is JOBS}
+    trainers = {name: made[name]["spec"]["containers"][0] for name in made}
+    assert trainers["train"]["resources"]["requests"] == {"cpu": "2", "memory": "8Gi"}
+    assert trainers["train-w"]["resources"]["requests"]["nvidia.com/gpu"] == "8"
+    said = {name: {v["name"]: v.get("value") for v in trainers[name]["env"]} for name in made}
+    assert [said[name]["TORCHRUN_ROLE"] for name in ("train", "train-w")] == ["head", "worker"]
+    assert [said[name]["PET_NPROC_PER_NODE"] for name in ("train", "train-w")] == ["1", "8"]
+    assert {said[name]["PET_NNODES"] for name in made} == {"3"}
+    assert {said[name]["MASTER_ADDR"] for name in made} == {"train-0.train.ml.svc"}
+
+
+def test_no_launcher_goes_on_before_both_jobs_are_there(world):
+    world.step()
+    started = [pod.metadata.annotations.start for pod in world.workers()]
+    assert started == ["", "", ""]
+    world.told()
+    assert [pod.metadata.annotations.start for pod in world.workers()] == ["0", "0", "0"]
+
+
+def test_a_process_that_dies_between_the_two_leaves_workers_that_never_run(world):
+    world.step(writes=2)
+    assert jobs(world) == ["train-w"]
+    plan = world.step()
+    assert [d.name for d in plan.deletes] == ["train-w"]
+    assert jobs(world) == ["train-r1", "train-r1-w"]
+    world.settle()
+    assert {pod.metadata.annotations.start for pod in world.workers()} == {""}, "old pods still end"
+    world.containers_stop()
+    world.told()
+    assert {pod.metadata.annotations.start for pod in world.workers()} == {"1"}
+    assert (world.job.status.attempt, world.job.status.restarts) == (1, 0)
+
+
+def test_workers_that_nobody_has_seen_yet_keep_their_number_all_the_same(world):
+    world.step(writes=2)
+    world.vanish(*(name for plural, name in world.objects if plural == PODS.plural))
+    world.step()
+    assert jobs(world) == ["train-r1", "train-r1-w"]
+
+
+def test_workers_beside_a_head_are_not_of_an_earlier_job(world):
+    made = replace(world.job.metadata, creation_timestamp=world.now)
+    world.job = replace(world.job, metadata=made)
+    world.step()
+    for pod in world.workers():
+        meta = replace(pod.metadata, creation_timestamp=world.now)
+        assert not fence.of_earlier_job(world.observed(), replace(pod, metadata=meta))
+
+
+def test_suspension_waits_for_what_such_a_process_left(world):
+    world.step(writes=2)
+    world.spec(suspend=True)
+    world.settle()
+    assert (jobs(world), world.job.status.reason) == ([], "Suspending")
+    world.containers_stop()
+    world.settle()
+    assert world.phase == "Suspended"
+
+
+@pytest.mark.parametrize("gone", ["train-w", "train"])
+def test_without_one_job_the_other_goes_too(world, gone):
+    runs(world)
+    child = world.objects[JOBS.plural, gone]
+    world._delete(gang.delete(child))
+    world.settle()
+    assert jobs(world) == ["train-r1", "train-r1-w"]
+    status = world.job.status
+    assert (status.attempt, status.restarts, status.disruptions) == (1, 0, 0)
+
+
+def test_half_a_gang_that_no_status_knows_stays_until_one_does(world):
+    world.step(writes=99)
+    world._delete(gang.delete(world.objects[JOBS.plural, "train-w"]))
+    world.containers_stop()
+    assert not world.plan().deletes
+    assert world.plan().status.reason == "JobDeleted"
+    assert world.plan().applies == (), "no go-ahead for the head alone"
+    world.settle()
+    assert jobs(world) == ["train-r1", "train-r1-w"]
+
+
+def test_a_job_that_is_being_deleted_is_no_gang(world):
+    runs(world)
+    for name in ("train-w", "train"):
+        key = (JOBS.plural, name)
+        kept = child = world.objects[key]
+        meta = replace(child.metadata, deletion_timestamp=world.now)
+        world.objects[key] = replace(child, metadata=meta)
+        assert world.plan().status.message.startswith(f"Job {name} is being deleted")
+        world.objects[key] = kept
+
+
+@pytest.mark.parametrize("failed", [0, 2])
+def test_a_failure_of_either_role_ends_both(world, failed):
+    runs(world)
+    world.pod(world.workers()[failed].metadata.name, phase="Failed")
+    plan = world.step()
+    assert [d.kind for d in plan.deletes] == [PODS, PODS]
+    assert jobs(world) == ["train", "train-r1", "train-r1-w", "train-w"]
+    world.containers_stop()
+    runs(world)
+    assert (world.job.status.attempt, world.job.status.restarts) == (1, 1)
+
+
+def test_survivors_of_a_process_that_dies_early_end_later(world):
+    runs(world)
+    world.pod(world.workers()[0].metadata.name, phase="Failed")
+    world.step(writes=2)
+    world.settle()
+    left = [p for p in world.observed().ghosts if p.metadata.deletion_timestamp is None]
+    assert not left, [p.metadata.name for p in left]
+
+
+def test_workers_whose_pods_went_without_a_word_failed_all_the_same(world):
+    runs(world)
+    world.vanish(*(pod.metadata.name for pod in world.workers()[1:]))
+    child = world.objects[JOBS.plural, "train-w"]
+    said = Condition(type="Failed", status="True", last_transition_time=world.now)
+    status = replace(child.status, conditions=(said,))
+    world.objects[JOBS.plural, "train-w"] = replace(child, status=status)
+    world.step()
+    assert world.job.status.attempts[-1].message == "Job train-w failed"
+    assert world.job.status.disruptions == 1
+
+
+def test_the_head_alone_decides_on_success(world):
+    runs(world)
+    head, *workers = world.workers()
+    world.pod(head.metadata.name, phase="Succeeded")
+    world.pod(workers[0].metadata.name, phase="Failed")
+    world.settle()
+    assert world.phase == "Running", "its Job has not said so yet"
+    world.job_condition("Complete")
+    world.settle()
+    status = world.job.status
+    assert (world.phase, status.message) == ("Succeeded", "the head succeeded")
+    assert (status.workers.succeeded, status.workers.failed, status.workers.running) == (1, 1, 1)
+
+
+def test_workers_end_by_themselves_or_a_grace_period_after_the_head(world):
+    runs(world)
+    head, *workers = world.workers()
+    world.pod(head.metadata.name, phase="Succeeded")
+    world.job_condition("Complete")
+    assert world.settle().requeue_after == 30
+    world.pod(workers[0].metadata.name, phase="Succeeded")
+    world.settle()
+    assert (world.job.status.workers.succeeded, world.job.status.workers.running) == (2, 1)
+    world.pass_time(seconds=30)
+    assert [d.name for d in world.step().deletes] == [workers[1].metadata.name]
+    world.containers_stop()
+    assert world.settle().requeue_after is None
+    assert (world.job.status.workers.succeeded, world.job.status.workers.running) == (2, 0)
+
+
+def test_both_jobs_of_old_attempts_are_forgotten(world):
+    for attempt in range(7):
+        runs(world)
+        world.spec(suspend=True)
+        world.settle()
+        world.containers_stop()
+        world.settle()
+        assert jobs(world) == [], attempt
+        world.spec(suspend=False)
+    world.told()
+    assert len(jobs(world)) == 2
+
+
+def test_a_name_that_another_holds_is_skipped_for_both(world):
+    runs(world)
+    world.conflicts = (Conflict(JOBS.resource, names.workers_job("train", 1), "another's"),)
+    world.pod(world.workers()[0].metadata.name, phase="Failed")
+    world.step()
+    assert jobs(world) == ["train", "train-r2", "train-r2-w", "train-w"]
+
+
+def test_refused_pods_of_either_job_are_told(world):
+    world.told()
+    for pod in world.workers()[1:]:
+        world.vanish(pod.metadata.name)
+    world.warn(JOBS, "train-w", "FailedCreate", "Error creating: no such service account")
+    world.settle()
+    assert world.job.status.message.startswith("1 of 3 pods are made; ")
+
+
+@pytest.mark.parametrize(
+    ("spec", "queue", "message"),
+    [
+        ({"numNodes": 1}, {}, "spec.head needs spec.numNodes of 2 or more"),
+        ({"numGPUs": 16}, {}, "spec.head needs spec.numNodes of 2 or more"),
+        (
+            {"numNodes": 2, "elastic": {"minNodes": 1, "maxNodes": 4}},
+            {},
+            "spec.head contradicts spec.elastic",
+        ),
+        ({"numNodes": 2}, {"scheduling": {"gang": "kueue"}}, "contradicts scheduling.gang kueue"),
+        (
+            {"numNodes": 2, "head": {"nodeResources": {"cpus": 97}}},
+            {},
+            "spec.head.nodeResources.cpus: 97, but a node of the queue has 96 (its"
+            " nodeResources.cpus)",
+        ),
+    ],
+)
+def test_what_a_head_contradicts(spec, queue, message):
+    world = World(make_job(**{"head": HEAD, **spec}), make_queue(**QUEUE, **queue))
+    world.settle()
+    assert world.job.status.reason == "InvalidSpec"
+    assert message in world.job.status.message
