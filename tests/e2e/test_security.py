@@ -1,26 +1,22 @@
 """Pods pass the Pod Security profiles that namespaces enforce; see also conftest's `space`."""
 
 from e2e.conftest import PROFILE
-from e2e.manifests import job, queue, zip_job
+from e2e.manifests import zip_job
 from e2e.space import Space
+from e2e.test_run import GPT, gpt_queue, losses
 from torchrun_api.kinds import PODS
 
 
 def test_restricted(space: Space):
-    """The sync pod always passes; workers do where their queue says how."""
+    """The usual torch image trains as a user that it does not know, and saves checkpoints."""
     space.kubectl("label", "namespace", space.name, "--overwrite", f"{PROFILE}=restricted")
-    context = {
-        "runAsNonRoot": True,
-        "runAsUser": 65532,
-        "allowPrivilegeEscalation": False,
-        "capabilities": {"drop": ["ALL"]},
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
-    space.apply(
-        queue("strict", space.cluster.controller, securityContext=context),
-        zip_job("waits", "plain", "true"),
-        job("runs", "strict", ["true"], 2),
-    )
+    strict = gpt_queue(space)
+    strict["spec"]["podSecurity"] = "restricted"
+    space.apply(strict, zip_job("waits", "cpu", "true"))
     space.wait_reason("waits", "WaitingForUpload")
     assert space.get(PODS, "waits-sync-0")["spec"]["automountServiceAccountToken"] is False
-    space.wait_phase("runs", "Succeeded")
+    command = "python train.py --steps 4 --log-every 2 --checkpoint-every 2 --sample 0"
+    run = space.submit(GPT, command, "--queue", "cpu", "--nodes", "2", "--name", "gpt")
+    assert run.returncode == 0
+    assert set(losses(run.stdout)) == {0, 1}
+    space.wait_phase("gpt", "Succeeded")

@@ -17,6 +17,10 @@ def contradiction(spec: TorchrunJobSpec, queue: TorchrunQueue) -> str | None:
             f"spec.elastic contradicts distributed.rdzvBackend static {whose};"
             " set spec.distributed.rdzvBackend to c10d"
         )
+    if spec.head is not None:
+        alone = _without_head(spec, queue)
+        if alone is not None:
+            return alone
     mine = spec.reliability
     restarts = _restarts(mine)
     inherited = mine.restart_policy is None and queue.spec.reliability.restart_policy == "Never"
@@ -24,6 +28,20 @@ def contradiction(spec: TorchrunJobSpec, queue: TorchrunQueue) -> str | None:
         return (
             f"{restarts} contradicts reliability.restartPolicy Never {whose};"
             " set spec.reliability.restartPolicy to OnFailure"
+        )
+    return None
+
+
+def _without_head(spec: TorchrunJobSpec, queue: TorchrunQueue) -> str | None:
+    if spec.elastic is not None:
+        return "spec.head contradicts spec.elastic: a gang with a head has one size; remove one"
+    if (spec.num_nodes or 0) < 2:
+        return "spec.head needs spec.numNodes of 2 or more: the head and its workers"
+    if queue.spec.scheduling.gang == "kueue":
+        return (
+            "spec.head contradicts scheduling.gang kueue of TorchrunQueue"
+            f" {queue.metadata.name}: Kueue admits Jobs one by one, and such a gang has two;"
+            " remove spec.head, or choose another queue"
         )
     return None
 

@@ -1,9 +1,12 @@
-"""How the workers of a gang find each other: the headless Service and torchrun's environment."""
+"""How the workers of a gang find each other, and who else may connect to them.
+
+The headless Service, the NetworkPolicy and torchrun's environment.
+"""
 
 from torchrun_api import names
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject, JsonValue
-from torchrun_api.kinds import SERVICES
+from torchrun_api.kinds import NETWORK_POLICIES, SERVICES
 from torchrun_controller.reconcile.objects import env, metadata
 from torchrun_controller.reconcile.plan import Apply
 from torchrun_controller.reconcile.run import Run
@@ -31,6 +34,27 @@ def service(job: TorchrunJob) -> Apply:
                     names.JOB_LABEL: job.metadata.name,
                     names.COMPONENT_LABEL: names.WORKER,
                 },
+            },
+        },
+    )
+
+
+def isolation(job: TorchrunJob) -> Apply:
+    """Workers take connections of the job's own pods alone; what they connect to is not bound.
+
+    It is applied with each gang, and goes with the job.
+    """
+    mine: JsonObject = {names.JOB_LABEL: job.metadata.name}
+    return Apply(
+        NETWORK_POLICIES,
+        {
+            "apiVersion": NETWORK_POLICIES.api_version,
+            "kind": NETWORK_POLICIES.kind,
+            "metadata": metadata(job, job.metadata.name, names.NETWORK),
+            "spec": {
+                "podSelector": {"matchLabels": {**mine, names.COMPONENT_LABEL: names.WORKER}},
+                "policyTypes": ["Ingress"],
+                "ingress": [{"from": [{"podSelector": {"matchLabels": mine}}]}],
             },
         },
     )
