@@ -18,6 +18,7 @@ from torchrun_api.core import (
     ContainerStatus,
     CoreEvent,
     Job,
+    NetworkPolicy,
     Node,
     NodeCondition,
     NodeMeta,
@@ -34,7 +35,7 @@ from torchrun_api.core import (
 )
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import CLAIMS, JOBS, PODS, SERVICES, TORCHRUN_JOBS, Kind
+from torchrun_api.kinds import CLAIMS, JOBS, NETWORK_POLICIES, PODS, SERVICES, TORCHRUN_JOBS, Kind
 from torchrun_api.meta import Condition
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.reconcile import Conflict, Defaults, Observed, Plan, reconcile
@@ -44,7 +45,7 @@ from torchrun_controller.reconcile.observed import Base, Group
 from torchrun_controller.reconcile.placement.avoid import HOSTNAME
 from torchrun_controller.reconcile.plan import Apply, Delete
 from torchrun_controller.reconcile.schedulers.installed import Installed
-from torchrun_controller.reconcile.workers import alive, collected
+from torchrun_controller.reconcile.workers import alive, collected, index_of
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 DEFAULTS = Defaults(runtime_image="registry.example/torchrun:1")
@@ -53,6 +54,7 @@ TYPES: dict[str, type[Any]] = {
     PODS.plural: Pod,
     CLAIMS.plural: PersistentVolumeClaim,
     SERVICES.plural: Service,
+    NETWORK_POLICIES.plural: NetworkPolicy,
     "podgroups": SchedulingGroup,
     "workloads": SchedulingGroup,
 }
@@ -83,6 +85,10 @@ def make_queue(**spec: Any) -> TorchrunQueue:
     return msgspec.convert(body, TorchrunQueue)
 
 
+def _is_of(pod: Pod, jobs: set[str]) -> bool:
+    return any(pod.metadata.controlled_by(uid) for uid in jobs)
+
+
 ZIP: JsonObject = {"workspace": {"enabled": True, "source": "zip"}}
 
 
@@ -108,9 +114,15 @@ class World:
 
     def observed(self) -> Observed:
         """What the caches would show."""
-        jobs = sorted(self._all(Job), key=lambda j: int(j.metadata.labels.attempt))
+        made = sorted(self._all(Job), key=lambda j: int(j.metadata.labels.attempt))
+        jobs = [job for job in made if job.metadata.labels.role != names.WORKER]
+        beside = [job for job in made if job.metadata.labels.role == names.WORKER]
         pods = self._all(Pod)
-        latest = jobs[-1].metadata.uid if jobs else ""
+        attempt = jobs[-1].metadata.labels.attempt if jobs else ""
+        latest = {
+            job.metadata.uid
+            for job in (*jobs[-1:], *(b for b in beside if b.metadata.labels.attempt == attempt))
+        }
         gangs = [p for p in pods if p.metadata.labels.component == names.WORKER]
         return Observed(
             job=self.job,
@@ -131,11 +143,10 @@ class World:
             ),
             probes=tuple(p for p in pods if p.metadata.labels.component == names.PROBE),
             child_jobs=tuple(jobs),
-            workers=tuple(p for p in gangs if p.metadata.controlled_by(latest)),
+            worker_jobs=tuple(beside),
+            workers=tuple(p for p in gangs if _is_of(p, latest)),
             ghosts=tuple(
-                pod
-                for pod in gangs
-                if not pod.metadata.controlled_by(latest) and (alive(pod) or collected(pod))
+                pod for pod in gangs if not _is_of(pod, latest) and (alive(pod) or collected(pod))
             ),
             conflicts=self.conflicts,
             base=self.base,
@@ -159,7 +170,8 @@ class World:
     def step(self, writes: int | None = None) -> Plan:
         """Reconcile once and carry the Plan out; a process killed after some `writes` no further."""
         plan = self.plan()
-        for write in (*plan.applies, *plan.deletes)[:writes]:
+        deletes = () if plan.tells_first and writes is not None else plan.deletes
+        for write in (*plan.applies, *deletes)[:writes]:
             if isinstance(write, Apply):
                 self._create(write)
             else:
@@ -234,6 +246,8 @@ class World:
             said = msgspec.convert(apply.body, TYPES[apply.kind.plural]).metadata.annotations
             self.objects[key] = replace(known, metadata=replace(known.metadata, annotations=said))
             return
+        if apply.kind is NETWORK_POLICIES and key in self.objects:
+            return  # not watched, so applied with each gang
         assert key not in self.objects, f"{key} made twice"
         made = msgspec.convert(apply.body, TYPES[apply.kind.plural])
         meta = replace(made.metadata, uid=f"uid-{next(self._uids)}", creation_timestamp=self.now)
@@ -242,7 +256,8 @@ class World:
         if isinstance(made, SchedulingGroup):
             self.kinds[apply.kind.plural] = apply.kind
         if apply.kind is JOBS:
-            self.gangs.append(self.objects[key])
+            if meta.labels.role != names.WORKER:
+                self.gangs.append(self.objects[key])
             self._spawn(self.objects[key], apply.body)
 
     def _spawn(self, child: Job, body: JsonObject) -> None:
@@ -358,7 +373,7 @@ class World:
 
     def workers(self) -> list[Pod]:
         """Pods of the latest attempt, by index."""
-        return sorted(self.observed().workers, key=lambda p: p.metadata.name)
+        return sorted(self.observed().workers, key=lambda p: (index_of(p), p.metadata.name))
 
     def all_workers(self, phase: str) -> None:
         """Every worker in one phase."""

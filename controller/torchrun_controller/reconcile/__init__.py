@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.reconcile import progress, status
 from torchrun_controller.reconcile.advance import Successor, advance
-from torchrun_controller.reconcile.attempts import admitted, elastic, fence, gang
+from torchrun_controller.reconcile.attempts import admitted, elastic, fence, gang, halves
 from torchrun_controller.reconcile.decision import Decision, soonest
 from torchrun_controller.reconcile.ends import (
     after_the_end,
@@ -51,6 +51,7 @@ def reconcile(observed: Observed, now: datetime, defaults: Defaults) -> Plan:
     if present.phase in TERMINAL:
         deletes, left = after_the_end(observed, policy, now)
         deletes += (*elastic.leftovers(observed, None), *groups.leftovers(observed, ()))
+        deletes += halves.delete_headless(observed)
         told = status.after_the_end(observed, now)
         return Plan(
             deletes=deletes,
@@ -67,7 +68,9 @@ def reconcile(observed: Observed, now: datetime, defaults: Defaults) -> Plan:
             *decision.deletes,
             *elastic.leftovers(observed, decision),
             *groups.leftovers(observed, decision.applies),
+            *halves.delete_headless(observed),
         ),
+        tells_first=decision.tells_first,
         status=None if composed == status.own(present) else composed,
         events=status.events(present, composed, decision, row),
         requeue_after=soonest(

@@ -2,23 +2,25 @@
 
 from datetime import datetime
 
-from msgspec import Struct
+from msgspec import Struct, structs
 from msgspec.structs import replace
 
 from torchrun_api import names
 from torchrun_api.kinds import SERVICES
 from torchrun_api.status import Attempt, LastFailure
-from torchrun_controller.reconcile import dependencies, network
+from torchrun_controller.reconcile import dependencies, network, roles
 from torchrun_controller.reconcile.attempts import admitted, fence, gang
+from torchrun_controller.reconcile.attempts.failures import Cause
 from torchrun_controller.reconcile.attempts.restarts import Counts
 from torchrun_controller.reconcile.decision import Decision
 from torchrun_controller.reconcile.environment import environment_of
-from torchrun_controller.reconcile.job import child_job
+from torchrun_controller.reconcile.invalid import InvalidSpecError
+from torchrun_controller.reconcile.job import child_job, worker_template
 from torchrun_controller.reconcile.observed import Conflict, Defaults, Observed, Rejection
 from torchrun_controller.reconcile.phases import Finding
 from torchrun_controller.reconcile.placement import avoid, waiting
 from torchrun_controller.reconcile.plan import Apply
-from torchrun_controller.reconcile.run import InvalidSpecError, Run, resolve
+from torchrun_controller.reconcile.run import Run, resolve
 from torchrun_controller.reconcile.schedulers.bind import bind
 from torchrun_controller.reconcile.schedulers.choice import choose
 from torchrun_controller.reconcile.workers import Why
@@ -76,6 +78,9 @@ def _checked(
     if queue.invalid:
         raise InvalidSpecError(f"TorchrunQueue {queue.metadata.name}: {queue.invalid}")
     run = resolve(job, queue)
+    # What no pod can be made of is said before a workspace is prepared for it.
+    for role in _roles(run):
+        worker_template(job, queue, run, None, 0, "", defaults, role)
     hold = dependencies.hold(observed)
     if hold is not None and hold.finding is not Finding.DEPENDENCY_WAITING:
         return Decision(
@@ -141,17 +146,21 @@ def _step(
         )
     attempt = gang.next_attempt(observed)
     avoided = avoid.failed_twice((*job.status.attempts, *filter(None, [successor.ended])))
-    made = child_job(
-        observed,
-        run,
-        attempt,
-        defaults,
-        counts=successor.counts,
-        ended=successor.ended,
-        may_start=not fence.holders(observed, attempt, now),
-        environment=environment,
-        unfenced=fence.outstanding(observed, now),
-        avoided=avoid.hostnames(observed, avoided),
+    made = tuple(
+        child_job(
+            observed,
+            run,
+            attempt,
+            defaults,
+            counts=successor.counts,
+            ended=_cause(successor),
+            may_start=gang.is_over(observed) and not fence.holders(observed, attempt, now),
+            environment=environment,
+            unfenced=fence.outstanding(observed, now),
+            avoided=avoid.hostnames(observed, avoided),
+            role=role,
+        )
+        for role in _roles(run)
     )
     if successor.ended is None:
         # In the words of the next reconcile, which then has no status to write.
@@ -176,6 +185,16 @@ def _step(
     )
 
 
+def _roles(run: Run) -> tuple[str, ...]:
+    """Of the Jobs of a gang; that of a head is the last, see `roles`."""
+    return ("",) if run.size.head is None else (names.WORKER, names.HEAD)
+
+
+def _cause(successor: Successor) -> Cause | None:
+    ended = successor.ended
+    return None if ended is None else Cause(**structs.asdict(ended), failure=successor.failure)
+
+
 def _held(observed: Observed, run: Run, successor: Successor) -> tuple[Finding, Why] | None:
     """What else a gang waits for when its workspace is ready: other jobs, then the queue."""
     hold = dependencies.hold(observed)
@@ -197,13 +216,15 @@ def _beside(observed: Observed, run: Run) -> tuple[Apply, ...]:
         missing.append(storage.claim(observed.job, wanted, names.CHECKPOINTS))
     if network.needs_service(run) and observed.service is None:
         missing.append(network.service(observed.job))
+    if observed.queue is not None and observed.queue.spec.networking.isolate:
+        missing.append(network.isolation(observed.job))
     return tuple(missing)
 
 
 def missing_service(observed: Observed) -> tuple[Apply, ...]:
     """The Service of a gang that lives, where somebody has deleted it."""
     name = names.service(observed.job.metadata.name)
-    several = gang.nodes_of(observed.child_jobs[-1]) > 1
+    several = roles.nodes_of(observed.child_jobs[-1]) > 1
     if several and observed.service is None and held(observed, SERVICES.resource, name) is None:
         return (network.service(observed.job),)
     return ()

@@ -30,6 +30,7 @@ class Decision(Struct, frozen=True, kw_only=True):
     commit: str = ""
     applies: tuple[Apply, ...] = ()
     deletes: tuple[Delete, ...] = ()
+    tells_first: bool = False  # see Plan
     requeue_after: float | None = None
     counts: Counts = Counts()
     ended: tuple[Attempt, ...] = ()

@@ -7,8 +7,8 @@ from msgspec.structs import replace
 from torchrun_api.core import Pod
 from torchrun_api.kinds import TORCHRUN_JOBS
 from torchrun_api.status import TorchrunJobStatus
-from torchrun_controller.reconcile.attempts import admitted, gang
-from torchrun_controller.reconcile.decision import Decision
+from torchrun_controller.reconcile.attempts import admitted, fence, gang, halves
+from torchrun_controller.reconcile.decision import Decision, soonest
 from torchrun_controller.reconcile.observed import Observed
 from torchrun_controller.reconcile.phases import Finding
 from torchrun_controller.reconcile.placement import nodes
@@ -68,13 +68,15 @@ def _end_gang(observed: Observed, ending: Decision, cause: Why, now: datetime) -
         attempt=max(gang.attempt_of(child), ending.attempt),
         ended=gang.ended_before(observed),
     )
-    if not gang.is_in_status(observed):
-        # Only its Job knows its number and its counts: it stays until the status has them.
+    if not gang.is_in_status(observed) or fence.untold(observed, now):
+        # Only its Job knows its number and its counts, and only its pods who may run on although
+        # their node is lost: all of it stays until the status has that.
         return noted
     ended = gang.record(observed, cause, now, counted=False)
     return replace(
         noted,
         deletes=(*noted.deletes, *(gang.delete(job) for job in observed.child_jobs)),
+        tells_first=True,
         ended=(*noted.ended, ended),
     )
 
@@ -131,6 +133,18 @@ def sync_left(status: TorchrunJobStatus, policy: Policy, now: datetime) -> float
     return policy.sync_timeout.total_seconds() - passed
 
 
+def _end_what_runs(
+    observed: Observed, policy: Policy, now: datetime
+) -> tuple[tuple[Delete, ...], float | None]:
+    """Workers beside a head that has succeeded have their grace period to end by themselves."""
+    status = observed.job.status
+    if status.phase != "Succeeded":
+        return gang.end_survivors(observed), None
+    workers, ended = halves.end_workers(observed), status.completion_time or now
+    left = policy.grace_seconds - (now - ended).total_seconds()
+    return ((), left) if workers and left > 0 else (workers, None)
+
+
 def after_the_end(
     observed: Observed, policy: Policy, now: datetime
 ) -> tuple[tuple[Delete, ...], float | None]:
@@ -140,14 +154,13 @@ def after_the_end(
     TorchrunJob that is deleted, and all that it owns goes with it.
     """
     status, meta = observed.job.status, observed.job.metadata
-    deletes = [*end_preparations(observed)]
-    if status.phase != "Succeeded":
-        deletes += gang.end_survivors(observed)
+    ends, wait = _end_what_runs(observed, policy, now)
+    deletes = (*end_preparations(observed), *ends)
     if policy.time_to_live is None or status.completion_time is None:
-        return tuple(deletes), None
-    left = (status.completion_time + policy.time_to_live - now).total_seconds()
+        return deletes, wait
+    left = (policy.time_to_live - (now - status.completion_time)).total_seconds()
     if left > 0:
-        return tuple(deletes), left
+        return deletes, soonest(left, wait)
     own = Delete(
         kind=TORCHRUN_JOBS,
         namespace=meta.namespace,

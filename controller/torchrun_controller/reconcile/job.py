@@ -14,13 +14,15 @@ from torchrun_controller.reconcile import network, progress
 from torchrun_controller.reconcile.attempts import fence
 from torchrun_controller.reconcile.attempts.restarts import Counts
 from torchrun_controller.reconcile.environment import Environment
+from torchrun_controller.reconcile.invalid import InvalidSpecError
 from torchrun_controller.reconcile.merge import merge
 from torchrun_controller.reconcile.objects import RESTRICTED_CONTAINER, env, labels, metadata
 from torchrun_controller.reconcile.observed import Defaults, Observed
 from torchrun_controller.reconcile.placement.affinity import prefer
 from torchrun_controller.reconcile.placement.local import prefer_local
 from torchrun_controller.reconcile.plan import Apply
-from torchrun_controller.reconcile.run import InvalidSpecError, Run
+from torchrun_controller.reconcile.run import Run, of_head
+from torchrun_controller.reconcile.security import secured
 from torchrun_controller.reconcile.workspace import reload, storage
 
 # Seconds of the grace period that the launcher keeps for itself, to tell how it ended.
@@ -41,40 +43,48 @@ def child_job(
     environment: Environment | None,
     unfenced: tuple[UnfencedWorker, ...] = (),
     avoided: tuple[str, ...] = (),
+    role: str = "",
 ) -> Apply:
-    """The gang as an Indexed Job with a pod for each node.
+    """The gang as an Indexed Job with a pod for each node, or that of its head or its workers.
 
     A lost pod is a new gang (torchrun does not recover the death of an agent in place), so the Job
     itself never retries: backoffLimit 0, restartPolicy Never and no podFailurePolicy.
 
     What was counted until now and how the gang before it ended stand in its annotations, so that
     nothing is lost or counted twice if the status is not written. Unless `may_start`, its ranks
-    wait for the annotation torchrun.ai/start of their pods. `unfenced` workers of older gangs are
+    wait for the annotation torchrun.ai/start of their pods, as they do wherever there is a head: it
+    comes when both Jobs are there. `unfenced` workers of older gangs are
     remembered in an annotation too. Nodes with the `avoided` hostnames are taken last.
 
     Raises:
-        InvalidSpecError: the job sets an environment variable that is the controller's.
+        InvalidSpecError: as of `worker_template`.
     """
     job, queue = observed.job, observed.queue
     assert queue is not None
-    meta = metadata(job, names.child_job(job.metadata.name, attempt), names.WORKER)
-    meta["labels"] = _labels(job, attempt)
+    if role == names.HEAD:
+        run = of_head(run, job, queue)
+    named = names.workers_job if role == names.WORKER else names.child_job
+    meta = metadata(job, named(job.metadata.name, attempt), names.WORKER)
+    meta["labels"] = _labels(job, attempt, role)
     annotations = _memory(attempt, counts, ended, unfenced) | _asked(job, run)
     if storage.keeps_state(run):
         annotations[names.STATE] = "true"
+    if role == names.HEAD:
+        annotations[names.NODES] = str(run.size.nodes)
     if annotations:
         meta["annotations"] = annotations
-    start = str(attempt) if may_start else ""
-    template = worker_template(job, queue, run, environment, attempt, start, defaults)
+    start = str(attempt) if may_start and not role else ""
+    template = worker_template(job, queue, run, environment, attempt, start, defaults, role)
     template = prefer_local(prefer(template, "NotIn", avoided, AVOIDED), observed, run)
+    pods = {names.HEAD: 1, names.WORKER: run.size.nodes - 1}.get(role, run.size.nodes)
     body: JsonObject = {
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": meta,
         "spec": {
             "completionMode": "Indexed",
-            "completions": run.size.nodes,
-            "parallelism": run.size.nodes,
+            "completions": pods,
+            "parallelism": pods,
             "backoffLimit": 0,
             "podReplacementPolicy": "Failed",
             "template": reload.marked(template, observed),
@@ -103,8 +113,9 @@ def _asked(job: TorchrunJob, run: Run) -> JsonObject:
     return {} if wanted in (None, run.size.nodes) else {names.WANTED_NODES: str(wanted)}
 
 
-def _labels(job: TorchrunJob, attempt: int) -> JsonObject:
-    return labels(job, names.WORKER) | {names.ATTEMPT_LABEL: str(attempt)}
+def _labels(job: TorchrunJob, attempt: int, role: str) -> JsonObject:
+    made = labels(job, names.WORKER) | {names.ATTEMPT_LABEL: str(attempt)}
+    return made | {names.ROLE_LABEL: role} if role else made
 
 
 def worker_template(
@@ -115,16 +126,25 @@ def worker_template(
     attempt: int,
     start: str,
     defaults: Defaults,
+    role: str = "",
 ) -> JsonObject:
-    """v1 PodTemplateSpec: the user's templates below, what the controller decides on top."""
+    """v1 PodTemplateSpec: the user's templates below, what the controller decides on top.
+
+    Raises:
+        InvalidSpecError: the job sets what is the controller's, or asks for more than its queue's
+            podSecurity allows.
+    """
     template: JsonObject = {}
-    for layer in (queue.spec.pod_template, job.spec.pod_template):
+    layers = [queue.spec.pod_template, job.spec.pod_template]
+    if job.spec.head is not None and role == names.HEAD:
+        layers.append(job.spec.head.pod_template)
+    for layer in layers:
         template = merge(template, {"metadata": layer.metadata, "spec": layer.spec})
     gpu_type = queue.spec.node_resources.gpu_type
     pod_labels: JsonObject = {
         **job.spec.labels,
         **({GPU_TYPE_LABEL: gpu_type} if gpu_type else {}),
-        **_labels(job, attempt),
+        **_labels(job, attempt, role),
     }
     meta: JsonObject = {"labels": pod_labels}
     annotations: JsonObject = {**job.spec.annotations}
@@ -135,8 +155,8 @@ def worker_template(
     if annotations:
         meta["annotations"] = annotations
     pod = _pod(job, queue, run, environment, defaults)
-    pod["containers"] = [_trainer(job, queue, run, environment, attempt, defaults)]
-    return merge(template, {"metadata": meta, "spec": pod})
+    pod["containers"] = [_trainer(job, queue, run, environment, attempt, defaults, role)]
+    return secured(merge(template, {"metadata": meta, "spec": pod}), queue)
 
 
 def _pod(
@@ -152,7 +172,6 @@ def _pod(
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": run.grace_seconds,
         "enableServiceLinks": False,
-        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
         "initContainers": [_launcher(defaults)],
         "volumes": [
             *storage.volumes(job, run),
@@ -199,19 +218,21 @@ def _trainer(
     environment: Environment | None,
     attempt: int,
     defaults: Defaults,
+    role: str,
 ) -> JsonObject:
     trainer: JsonObject = {
         "name": names.TRAINER_CONTAINER,
         "command": ["python3", f"{storage.LAUNCHER_DIR}/launch"],
-        "env": _env(job, run, environment, attempt, defaults),
+        "env": _env(job, run, environment, attempt, defaults, role),
         "volumeMounts": [
             *storage.mounts(job, run),
             *environments.worker_mounts(environment),
             *progress.mounts(defaults),
         ],
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "securityContext": queue.spec.security_context or {"allowPrivilegeEscalation": False},
     }
+    if queue.spec.security_context is not None:
+        trainer["securityContext"] = queue.spec.security_context
     trainer["image"] = run.image
     if queue.spec.image_pull_policy:
         trainer["imagePullPolicy"] = queue.spec.image_pull_policy
@@ -231,6 +252,7 @@ def _env(
     environment: Environment | None,
     attempt: int,
     defaults: Defaults,
+    role: str,
 ) -> list[JsonValue]:
     served = run.workspace.served if run.workspace else None
     copied = run.workspace if run.workspace and not run.workspace.existing else None
@@ -239,6 +261,7 @@ def _env(
             TORCHRUN_JOB_NAME=job.metadata.name,
             TORCHRUN_JOB_UID=job.metadata.uid,
             TORCHRUN_ATTEMPT=str(attempt),
+            TORCHRUN_ROLE=role or None,
             TORCHRUN_START_FILE=f"{storage.PODINFO_DIR}/annotations",
             TORCHRUN_GRACE_SECONDS=str(max(run.grace_seconds - LAST_WORDS, 0)),
             TORCHRUN_COMMAND=msgspec.json.encode(job.spec.command).decode(),

@@ -54,17 +54,19 @@ class Observed(Struct, frozen=True, kw_only=True):
     """The present state of one job. Lists hold only objects that the job's UID controls.
 
     `sync_pods` and `setup_pods` are in the order of their numbers, `child_jobs` of their attempts.
-    `workers` are the pods of the latest of these, `ghosts` those of any other gang under the job's
-    name that may still run, an earlier job's of that name and collected ones included. A retained
-    claim has no owner and is listed by its label. `conflicts` are the names held by others, as the
-    cache or the last apply showed. `warnings` regard its claims, its latest child Job and that
-    Job's pods, in the order of time. `progress` is what a worker of the latest child Job has told
-    this process last. `nodes` holds those of its pods, of unfenced workers and of earlier failures,
-    as far as they exist; it is None where nothing is known of nodes, as none may be read. `base` is
-    what the job's annotation names, if that is there. `installed` is None until the API server has
-    told. `parents` are the jobs that it depends on, and those that these depend on, and so on, by
-    name and as far as they exist. Where its checkpoints stay on its nodes, `nodes` holds every
-    node, and `promised` the bytes on each that were promised to the checkpoints of workers there.
+    Where the head has pods of its own, its Job is among these, and that of its workers in
+    `worker_jobs`. `workers` are the pods of the latest gang, `ghosts` those of any other gang under
+    the job's name that may still run, an earlier job's of that name and collected ones included. A
+    retained claim has no owner and is listed by its label. `conflicts` are the names held by
+    others, as the cache or the last apply showed. `warnings` regard its claims, its latest child
+    Job and that Job's pods, in the order of time. `progress` is what a worker of the latest child
+    Job has told this process last. `nodes` holds those of its pods, of unfenced workers and of
+    earlier failures, as far as they exist; it is None where nothing is known of nodes, as none may
+    be read. `base` is what the job's annotation names, if that is there. `installed` is None until
+    the API server has told. `parents` are the jobs that it depends on, and those that these depend
+    on, and so on, by name and as far as they exist. Where its checkpoints stay on its nodes,
+    `nodes` holds every node, and `promised` the bytes on each that were promised to the checkpoints
+    of workers there.
     `groups` are those of the job and of its latest child Job, as far as they may be read.
     """
 
@@ -76,6 +78,7 @@ class Observed(Struct, frozen=True, kw_only=True):
     probes: tuple[Pod, ...] = ()
     setup_pods: tuple[Pod, ...] = ()
     child_jobs: tuple[Job, ...] = ()
+    worker_jobs: tuple[Job, ...] = ()
     workers: tuple[Pod, ...] = ()
     ghosts: tuple[Pod, ...] = ()
     conflicts: tuple[Conflict, ...] = ()

@@ -47,11 +47,13 @@ class Event(Struct, frozen=True):
 class Plan(Struct, frozen=True, kw_only=True):
     """Carried out in this order: applies, deletes, status, events.
 
+    With `tells_first` the status comes before the deletes: nothing else tells of what they remove.
     `status` is None where the present one says it all. `requeue_after` is in seconds.
     """
 
     applies: tuple[Apply, ...] = ()
     deletes: tuple[Delete, ...] = ()
+    tells_first: bool = False
     status: TorchrunJobStatus | None = None
     events: tuple[Event, ...] = ()
     requeue_after: float | None = None

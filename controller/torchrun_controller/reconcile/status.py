@@ -9,7 +9,7 @@ from torchrun_api.meta import Condition
 from torchrun_api.queue import TorchrunQueueSpec
 from torchrun_api.status import Attempt, TorchrunJobStatus, WorkersStatus
 from torchrun_api.unsupported import not_yet_supported
-from torchrun_controller.reconcile import dependencies, progress
+from torchrun_controller.reconcile import dependencies, progress, roles
 from torchrun_controller.reconcile.attempts import fence, gang
 from torchrun_controller.reconcile.attempts.failures import precedence, root_cause
 from torchrun_controller.reconcile.conditions import ADMITTED, Claimed, update
@@ -113,11 +113,21 @@ def _workers(observed: Observed, decision: Decision) -> tuple[int | None, Worker
         nodes = decision.run.size.nodes
         return nodes, count((), nodes)
     if observed.child_jobs:
-        nodes = gang.nodes_of(observed.child_jobs[-1])
+        nodes = roles.nodes_of(observed.child_jobs[-1])
+        if decision.finding is Finding.GANG_SUCCEEDED:
+            if roles.has_head(observed.child_jobs[-1]):
+                return nodes, _beside_head(observed)
+            # The Job's word: what is known of its pods may be older, and is not told any more.
+            return nodes, WorkersStatus(succeeded=nodes)
         return nodes, count(observed.workers, nodes)
     # Counts of zero remember that there was a gang: the next one has another number.
     idle = None if present.workers is None else WorkersStatus()
     return (decision.run.size.nodes if decision.run else present.num_nodes), idle
+
+
+def _beside_head(observed: Observed) -> WorkersStatus:
+    """Once the head has succeeded; a worker that is gone by then is not waited for."""
+    return count(observed.workers, 0)
 
 
 def _attempts(known: tuple[Attempt, ...], ended: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
@@ -195,7 +205,7 @@ def _claim(claims: dict[str, Claimed], kind: str, *, holds: bool, why: Why) -> N
 
 def after_the_end(observed: Observed, now: datetime) -> TorchrunJobStatus:
     """What is still told of a job that is over: a better root cause, a pause that is too late."""
-    refined = _refined(observed)
+    refined = _recounted(_refined(observed), observed)
     conditions = [c for c in refined.conditions if c.reason != ALREADY_FINISHED.reason]
     if observed.job.spec.suspend:
         late = Claimed("Suspended", "False", ALREADY_FINISHED)
@@ -203,6 +213,17 @@ def after_the_end(observed: Observed, now: datetime) -> TorchrunJobStatus:
         generation = observed.job.metadata.generation
         conditions = [*others, *update(refined.conditions, [late], generation, now)]
     return own(replace(refined, conditions=tuple(conditions)))
+
+
+def _recounted(present: TorchrunJobStatus, observed: Observed) -> TorchrunJobStatus:
+    """Workers may end later than the head that they go with."""
+    known, gangs = present.workers, observed.child_jobs
+    over = present.phase != "Succeeded" or known is None or not known.running
+    if over or not gangs or not roles.has_head(gangs[-1]):
+        return present
+    workers = _beside_head(observed)
+    told = f"{workers.ready}/{roles.nodes_of(gangs[-1])} ready"
+    return replace(present, workers=workers, workers_status=told)
 
 
 def _refined(observed: Observed) -> TorchrunJobStatus:

@@ -10,15 +10,16 @@ from torchrun_controller.reconcile.advance import (
     advance,
     missing_service,
 )
-from torchrun_controller.reconcile.attempts import admitted, elastic, gang, gate
+from torchrun_controller.reconcile.attempts import admitted, elastic, gang, gate, halves
 from torchrun_controller.reconcile.attempts.failures import Failure
 from torchrun_controller.reconcile.attempts.restarts import Counts, Sentence, delay, judge
 from torchrun_controller.reconcile.decision import Decision, soonest
 from torchrun_controller.reconcile.ends import deadline_left, preempt, suspend
+from torchrun_controller.reconcile.invalid import InvalidSpecError
 from torchrun_controller.reconcile.observed import Defaults, Observed
 from torchrun_controller.reconcile.phases import Finding
 from torchrun_controller.reconcile.policy import Policy
-from torchrun_controller.reconcile.run import InvalidSpecError, Run, resolve
+from torchrun_controller.reconcile.run import Run, resolve
 from torchrun_controller.reconcile.workers import Why
 from torchrun_controller.reconcile.workspace import made, reload
 from torchrun_controller.reconcile.workspace import preparation as workspace
@@ -27,18 +28,18 @@ from torchrun_controller.reconcile.workspace import preparation as workspace
 def watch(observed: Observed, policy: Policy, now: datetime, defaults: Defaults) -> Decision:
     """The gang of the present attempt: success first, then the user's word, then failure."""
     found = gang.find(observed, now)
-    failure = found.failure
+    failure, run = found.failure, _resolved(observed)
     decision = Decision(
         finding=found.finding,
         why=found.why,
         attempt=gang.attempt_of(observed.child_jobs[-1]),
-        run=_resolved(observed),
+        run=run,
         queue=QUEUE_FOUND if observed.queue else None,
-        workspace=workspace.said(observed),
+        workspace=workspace.said(observed, run),
         commit=made.commit_of(observed, reload.running(observed)),
         counts=gang.counts_of(observed),
         ended=gang.ended_before(observed),
-        failure=failure.said if failure else None,
+        failure=failure.said if failure else gang.failed_before(observed),
     )
     if found.finding is Finding.GANG_SUCCEEDED:
         return decision
@@ -56,7 +57,7 @@ def watch(observed: Observed, policy: Policy, now: datetime, defaults: Defaults)
     lives = replace(
         decision,
         applies=applies,
-        deletes=gang.end_ghosts(observed),
+        deletes=(*gang.end_ghosts(observed), *halves.delete_half(observed, now)),
         requeue_after=soonest(found.left, gate.next_look(observed, now)),
     )
     return _with_newer_code(elastic.adapt(observed, lives, now, defaults), observed, now, defaults)
@@ -116,7 +117,7 @@ def _after_failure(
     sentence = Sentence.RESTART if ended.counted else Sentence.IGNORE
     before = tuple(a for a in observed.job.status.attempts if a.number != ended.number)
     wait = delay(before, ended.start_time, ended.end_time or now)
-    left = ((ended.end_time or now) + wait - now).total_seconds()
+    left = (wait - (now - (ended.end_time or now))).total_seconds()
     if left > 0:
         message = (
             f"attempt {decision.attempt + 1} starts {wait.total_seconds():.0f} s after the end"

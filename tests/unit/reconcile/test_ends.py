@@ -4,6 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from torchrun_api.kinds import CLAIMS, JOBS, PODS, SERVICES
+from torchrun_controller.reconcile.attempts.gate import REPEAT_SECONDS
 from world import ZIP, World, make_job, make_queue
 
 
@@ -173,9 +174,9 @@ def test_the_deadline_counts_running_time_only():
     world.spec(suspend=False)
     world.settle()
     world.all_workers("Running")
-    plan = world.settle()
-    assert plan.requeue_after == 40
-    world.pass_time(seconds=40)
+    plan = world.told()
+    assert plan.requeue_after == 40 - REPEAT_SECONDS
+    world.pass_time(seconds=plan.requeue_after)
     plan = world.step()
     assert world.phase == "TimedOut"
     assert [d.grace_seconds for d in plan.deletes] == [30, 30], "time for a last checkpoint"

@@ -12,6 +12,7 @@ from profiles import examples
 from torchrun_api.kinds import JOBS, PODS
 from torchrun_api.meta import Condition
 from torchrun_api.status import Attempt
+from torchrun_controller.reconcile import roles
 from torchrun_controller.reconcile.attempts import gang
 from torchrun_controller.reconcile.phases import TERMINAL
 from torchrun_controller.reconcile.workers import alive
@@ -28,11 +29,13 @@ class Reaction(Enum):
     KILLED_AT_ONCE = 3
     KILLED_AFTER_ONE_WRITE = 4
     KILLED_BEFORE_STATUS = 5
+    KILLED_AFTER_TWO_WRITES = 6
 
 
 KILLED_AFTER = {
     Reaction.KILLED_AT_ONCE: 0,
     Reaction.KILLED_AFTER_ONE_WRITE: 1,
+    Reaction.KILLED_AFTER_TWO_WRITES: 2,
     Reaction.KILLED_BEFORE_STATUS: 99,
 }
 
@@ -308,7 +311,7 @@ class Histories(RuleBasedStateMachine):
         """At rest, probes ask for no more than what is missing, and only beside a gang."""
         seen, missing = world.observed(), 0
         if gang.is_there(seen):
-            present = gang.nodes_of(seen.child_jobs[-1])
+            present = roles.nodes_of(seen.child_jobs[-1])
             assert 1 <= present <= 3
             missing = max(0, world.job.spec.num_nodes - present)
         assert len(seen.probes) <= (missing if world.phase == "Running" else 0)
@@ -384,7 +387,7 @@ class Capacities(RuleBasedStateMachine):
         self.world.spec(num_nodes=nodes)
 
 
-Capacities.TestCase.settings = examples(40, stateful_step_count=40, report_multiple_bugs=False)
+Capacities.TestCase.settings = examples(20, stateful_step_count=40, report_multiple_bugs=False)
 TestCapacities = Capacities.TestCase
-Histories.TestCase.settings = examples(100, stateful_step_count=50, report_multiple_bugs=False)
+Histories.TestCase.settings = examples(60, stateful_step_count=50, report_multiple_bugs=False)
 TestHistories = Histories.TestCase

@@ -2,6 +2,7 @@
 
 import copy
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -175,3 +176,25 @@ class NodeHistories(RuleBasedStateMachine):
 
 NodeHistories.TestCase.settings = examples(100, stateful_step_count=30, report_multiple_bugs=False)
 TestNodeHistories = NodeHistories.TestCase
+
+
+@pytest.mark.parametrize("paused", [True, False])
+def test_whoever_frees_a_gang_first_remembers_the_workers_of_a_node_that_has_just_gone(paused):
+    """Its process killed between the end of the Job and the status, nobody knew of them."""
+    history = NodeHistories()
+    history.submit(workers=1, zipped=False, busy=False)
+    if paused:
+        history.user_pauses_or_resumes(suspend=True)
+    else:
+        history.world.admit(1)
+        history.world.settle()
+        history.world.preempt()
+    history.node_is_deleted_and_the_collector_is_first("node-0", writes=1, back=False)
+    (remembered,) = history.world.job.status.unfenced
+    assert remembered.node == "node-0"
+    history.user_pauses_or_resumes(suspend=False)
+    history.world.admit(1)
+    for _ in range(3):
+        history.go_on()
+        history.one_gang_trains()
+    assert history.world.job.status.reason == "WaitingForFence"

@@ -156,6 +156,30 @@ CASES = {
         ),
         make_queue(),
     ),
+    "restricted": (
+        make_job(
+            numNodes=2,
+            volumes={**ZIP, "checkpoints": {}},
+            podTemplate={"spec": {"initContainers": [{"name": "warm", "image": "warm:1"}]}},
+        ),
+        make_queue(podSecurity="restricted", securityContext={"runAsGroup": 0}),
+    ),
+    "head-and-workers": (
+        make_job(
+            numNodes=3,
+            command="python serve.py",
+            nodeResources={"gpus": 4},
+            head={
+                "nodeResources": {"gpus": 0, "cpus": 4, "memory": "16Gi"},
+                "podTemplate": {"spec": {"nodeSelector": {"pool": "cpu"}}},
+            },
+        ),
+        make_queue(
+            nodeResources={"gpus": 8, "cpus": 96, "memory": "512Gi"},
+            storage={"shmSizePerGPU": "8Gi"},
+        ),
+    ),
+    "isolated": (make_job(numNodes=2), make_queue(networking={"isolate": True})),
     "setup-in-every-worker": (
         make_job(numNodes=1, setupCommand=["pip", "install", "einops"]),
         make_queue(),

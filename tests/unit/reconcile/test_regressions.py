@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
-from torchrun_api.kinds import JOBS, TORCHRUN_JOBS
+from torchrun_api.kinds import JOBS, PODS, TORCHRUN_JOBS
 from torchrun_controller.reconcile import Conflict
 from torchrun_controller.reconcile.phases import ROWS
 from torchrun_controller.reconcile.run import resolve
@@ -39,6 +40,15 @@ def trainer(world: World) -> Any:
     """The training container, its plain environment as a mapping."""
     (container,) = template(world)["spec"]["containers"]
     return container | {"env": {v["name"]: v.get("value") for v in container["env"]}}
+
+
+def fail_now(world: World) -> None:
+    """The Job controller gives the gang's Job up, at this very moment."""
+    world.job_condition("Failed", "BackoffLimitExceeded", "the limit was reached")
+    child = world.observed().child_jobs[-1]
+    said = replace(child.status.conditions[-1], last_transition_time=world.now)
+    told = replace(child, status=replace(child.status, conditions=(said,)))
+    world.objects[JOBS.plural, child.metadata.name] = told
 
 
 def test_every_phase_stands_in_the_enum_of_the_crd():
@@ -182,3 +192,93 @@ def test_a_missing_queue_does_not_fail_the_job_for_ever():
     world.settle()
     assert world.phase == "Queued"
     assert world.condition("QueueReady").status == "True"
+
+
+def test_a_gang_whose_first_status_was_lost_says_where_its_code_is():
+    world = World(make_job(numNodes=1), make_queue())
+    world.step(99)
+    assert world.job.status.conditions == ()
+    world.settle()
+    assert world.condition("WorkspaceReady").reason == "NoWorkspace"
+
+
+def test_the_job_is_believed_where_its_pods_are_not_known_to_have_ended():
+    """Watches are apart: a Job may be seen Complete before its pods are seen Succeeded."""
+    world = running(numNodes=2)
+    world.job_condition("Complete")
+    world.settle()
+    workers = world.job.status.workers
+    assert (world.phase, workers.succeeded, workers.running) == ("Succeeded", 2, 0)
+
+
+def test_the_root_cause_outlives_a_status_that_is_never_written():
+    """The next gang is made before the status; its Job tells what the one before failed of."""
+    world = running(numNodes=2)
+    failed = world.workers()[0].metadata.name
+    world.end_container(failed, "trainer", exit_code=3, message="boom")
+    world.step(99)
+    assert world.job.status.last_failure is None
+    world.settle()
+    told = world.job.status.last_failure
+    assert (told.exit_code, "boom" in told.message) == (3, True)
+    assert [attempt.number for attempt in world.job.status.attempts] == [0]
+
+
+def test_a_job_that_failed_waits_a_moment_for_the_word_of_pods_that_seem_alive():
+    """Watches are apart: the Job's verdict may be seen before its pods' ends, which tell the cause."""
+    world = running(numNodes=2)
+    fail_now(world)
+    assert 0 < world.settle().requeue_after <= 70
+    assert world.phase == "Running"
+    world.end_container(world.workers()[1].metadata.name, "trainer", exit_code=3, message="boom")
+    world.settle()
+    assert world.job.status.last_failure.exit_code == 3
+
+
+def test_a_job_that_failed_waits_a_moment_for_pods_that_were_never_seen():
+    """A watch of pods that is down hides them all: their own failure is no disruption."""
+    world = World(make_job(numNodes=1), make_queue())
+    world.settle()
+    fail_now(world)
+    hidden = world.workers()[0]
+    world.vanish(hidden.metadata.name)
+    assert 0 < world.settle().requeue_after <= 70
+    assert world.job.status.attempt == 0
+    world.objects[PODS.plural, hidden.metadata.name] = hidden
+    world.end_container(hidden.metadata.name, "trainer", exit_code=3, message="boom")
+    world.settle()
+    assert world.job.status.last_failure.exit_code == 3
+    assert (world.job.status.restarts, world.job.status.disruptions) == (1, 0)
+
+
+def test_a_job_that_failed_and_whose_pods_were_seen_and_are_gone_is_not_waited_for():
+    world = running(numNodes=1)
+    fail_now(world)
+    world.vanish(world.workers()[0].metadata.name)
+    world.settle()
+    assert (world.job.status.restarts, world.job.status.disruptions) == (0, 1)
+
+
+def test_a_pause_is_told_before_the_gang_goes():
+    """Nothing else knows how the attempt ended."""
+    world = running(numNodes=2)
+    world.spec(suspend=True)
+    plan = world.step(99)
+    assert plan.tells_first
+    assert plan.deletes
+    assert world.observed().child_jobs, "killed before its status, it has deleted nothing"
+    world.settle()
+    assert [attempt.reason for attempt in world.job.status.attempts] == ["Suspended"]
+
+
+def test_a_gang_after_one_whose_pods_nobody_has_seen_waits_for_its_gate():
+    """Its Job is seen to be gone before its pods are seen to have come: they may well train."""
+    world = World(make_job(numNodes=2), make_queue())
+    world.settle()
+    del world.objects[JOBS.plural, "train"]
+    for pod in list(world.workers()) + list(world.observed().ghosts):
+        world.vanish(pod.metadata.name)
+    made = next(apply for apply in world.step().applies if apply.kind is JOBS)
+    assert "torchrun.ai/start" not in str(made.body)
+    world.settle()
+    assert all(pod.metadata.annotations.start == "1" for pod in world.workers())

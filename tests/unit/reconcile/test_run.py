@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchrun_controller.reconcile.run import InvalidSpecError, resolve
+from torchrun_controller.reconcile.invalid import InvalidSpecError
+from torchrun_controller.reconcile.run import resolve
 from world import make_job, make_queue
 
 
@@ -40,6 +41,45 @@ def test_part_of_a_node_gets_cpu_and_memory_pro_rata():
     size = resolve(make_job(numGPUs=4), queue).size
     assert size.requests == {"cpu": "48", "memory": "256Gi", "nvidia.com/gpu": "4"}
     assert "cpu" not in size.limits
+
+
+@pytest.mark.parametrize(
+    ("wanted", "size", "requests"),
+    [
+        ({}, {"numNodes": 2}, {"cpu": "96", "memory": "512Gi", "nvidia.com/gpu": "8"}),
+        ({"gpus": 4}, {"numNodes": 2}, {"cpu": "48", "memory": "256Gi", "nvidia.com/gpu": "4"}),
+        ({"gpus": 4}, {"numGPUs": 6}, {"cpu": "36", "memory": "192Gi", "nvidia.com/gpu": "3"}),
+        (
+            {"gpus": 1, "cpus": "500m", "memory": "1Gi"},
+            {"numNodes": 1},
+            {"cpu": "500m", "memory": "1Gi", "nvidia.com/gpu": "1"},
+        ),
+        ({"gpus": 0, "cpus": 2}, {"numNodes": 1}, {"cpu": "2", "memory": "512Gi"}),
+    ],
+)
+def test_a_job_may_take_less_of_a_node(wanted, size, requests):
+    queue = make_queue(nodeResources={"gpus": 8, "cpus": 96, "memory": "512Gi"})
+    assert resolve(make_job(nodeResources=wanted, **size), queue).size.requests == requests
+
+
+def test_a_job_says_what_its_queue_leaves_open():
+    job = make_job(numNodes=1, nodeResources={"memory": "2Gi"})
+    size = resolve(job, make_queue(nodeResources={})).size
+    assert (size.requests, size.limits) == ({"memory": "2Gi"}, {"memory": "2Gi"})
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ({"gpus": 9}, "spec.nodeResources.gpus: 9, but a node of the queue has 8"),
+        ({"cpus": "96001m"}, "spec.nodeResources.cpus: 96001m, but a node of the queue has 96"),
+        ({"memory": "1Ti"}, "spec.nodeResources.memory: 1Ti, but a node of the queue has 512Gi"),
+    ],
+)
+def test_a_job_takes_no_more_than_a_node_of_its_queue(wanted, message):
+    queue = make_queue(nodeResources={"gpus": 8, "cpus": 96, "memory": "512Gi"})
+    with pytest.raises(InvalidSpecError, match=message):
+        resolve(make_job(numNodes=1, nodeResources=wanted), queue)
 
 
 def test_gpus_run_a_process_each_on_nccl():

@@ -16,6 +16,7 @@ from torchrun_api import names
 from torchrun_api.core import Job, Pod
 from torchrun_api.job import Elastic
 from torchrun_api.meta import ConditionStatus
+from torchrun_controller.reconcile import roles
 from torchrun_controller.reconcile.advance import Successor, advance
 from torchrun_controller.reconcile.attempts import gang
 from torchrun_controller.reconcile.attempts.probe import missing_probes
@@ -88,7 +89,7 @@ def outlook(
     wanted = observed.job.spec.num_nodes
     assert wanted is not None, "elastic goes with numNodes"
     child = observed.child_jobs[-1]
-    nodes = gang.nodes_of(child)
+    nodes = roles.nodes_of(child)
     if wanted not in (nodes, asked_of(child)):
         why = Why(gang.BY_THE_USER, f"from {nodes} to {wanted} nodes, from the checkpoint")
         return Outlook(nodes=wanted, why=why)
@@ -110,14 +111,14 @@ def _condition(status: ConditionStatus, reason: str, message: str) -> Claimed:
 
 def asked_of(child: Job) -> int:
     """numNodes when the gang was made, which may be larger than the gang."""
-    return names.number_in(child.metadata.annotations.wanted_nodes, gang.nodes_of(child))
+    return names.number_in(child.metadata.annotations.wanted_nodes, roles.nodes_of(child))
 
 
 def kept(observed: Observed) -> int | None:
     """Nodes of the gang that follows a failure: a smaller gang stays so; None: as the spec says."""
     child, spec = observed.child_jobs[-1], observed.job.spec
     as_asked = spec.elastic is not None and asked_of(child) == spec.num_nodes
-    return gang.nodes_of(child) if as_asked else None
+    return roles.nodes_of(child) if as_asked else None
 
 
 def _placing(observed: Observed, nodes: int, fewest: int, now: datetime) -> Outlook:

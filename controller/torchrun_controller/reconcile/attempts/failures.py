@@ -6,8 +6,9 @@ import msgspec
 
 from torchrun_api import names
 from torchrun_api.core import Pod, StateTerminated
-from torchrun_api.meta import Wire
-from torchrun_api.status import LastFailure
+from torchrun_api.meta import Time, Wire
+from torchrun_api.status import Attempt, LastFailure
+from torchrun_controller.reconcile import words
 from torchrun_controller.reconcile.attempts import collateral
 
 SIGTERM = 15
@@ -36,12 +37,12 @@ _LATEST = datetime.max.replace(tzinfo=UTC)
 class Verdict(Wire, frozen=True, kw_only=True):
     """The termination message that the launcher writes."""
 
-    rank: int | None = None
-    exit_code: int | None = None
-    signal: int | None = None
-    reason: str = ""
+    rank: words.Number | None = None
+    exit_code: words.Number | None = None
+    signal: words.Number | None = None
+    reason: words.Reason = ""
     message: str = ""
-    time: datetime | None = None
+    time: Time | None = None
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +51,12 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     said: LastFailure
     disruption: bool = False
     conditions: tuple[str, ...] = ()
+
+
+class Cause(Attempt, frozen=True, kw_only=True):
+    """Why a gang was made, as its Job says it: how the one before it ended, and of what."""
+
+    failure: LastFailure | None = None
 
 
 def root_cause(pods: tuple[Pod, ...], others: tuple[Failure, ...] = ()) -> Failure | None:
@@ -141,8 +148,18 @@ def words_of(pod: Pod) -> LastFailure:
         signal=signal,
         reason=reason,
         message=f"pod {pod.metadata.name}: {message}" if message else f"pod {pod.metadata.name}",
-        time=verdict.time or ended.finished_at,
+        time=_time(verdict.time, ended.finished_at),
     )
+
+
+def _time(said: datetime | None, ended: datetime | None) -> datetime | None:
+    """The launcher's word, but for what cannot be: it ended before its container did.
+
+    A kubelet tells whole seconds.
+    """
+    if said is None or ended is None:
+        return said or ended
+    return ended if said - ended >= timedelta(seconds=1) else said
 
 
 def _terminated(pod: Pod) -> StateTerminated:
@@ -160,10 +177,7 @@ def _terminated(pod: Pod) -> StateTerminated:
 
 def _verdict(message: str) -> Verdict:
     """The launcher's words; anything else (no launcher, a cut message) is no verdict."""
-    try:
-        return msgspec.json.decode(message, type=Verdict)
-    except msgspec.DecodeError:
-        return Verdict()
+    return words.read(message, Verdict) or Verdict()
 
 
 def _last_line(message: str) -> str:

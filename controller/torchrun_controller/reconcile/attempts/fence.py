@@ -24,6 +24,7 @@ from msgspec.structs import replace
 
 from torchrun_api.core import Pod
 from torchrun_api.status import UnfencedWorker
+from torchrun_controller.reconcile import words
 from torchrun_controller.reconcile.attempts.failures import UNPROVEN, words_of
 from torchrun_controller.reconcile.observed import Observed
 from torchrun_controller.reconcile.placement import nodes
@@ -92,12 +93,15 @@ def remembered(observed: Observed) -> tuple[UnfencedWorker, ...]:
     return status.unfenced
 
 
+def untold(observed: Observed, now: datetime) -> bool:
+    """Whether there are workers to be remembered of whom nothing tells yet but their pods."""
+    known = {_identity(worker) for worker in remembered(observed)}
+    return any(_identity(worker) not in known for worker in outstanding(observed, now))
+
+
 def decode(annotation: str) -> tuple[UnfencedWorker, ...]:
     """Of a child Job, as `encode` made it; nothing where it is not ours to read."""
-    try:
-        return msgspec.json.decode(annotation, type=tuple[UnfencedWorker, ...])
-    except msgspec.DecodeError:
-        return ()
+    return words.read(annotation, tuple[UnfencedWorker, ...]) or ()
 
 
 def encode(workers: tuple[UnfencedWorker, ...]) -> str:
@@ -192,7 +196,8 @@ def of_earlier_job(observed: Observed, pod: Pod) -> bool:
     It is this job's own where its child Job is, or where it is younger than the job in the whole
     seconds of the API.
     """
-    if any(pod.metadata.controlled_by(child.metadata.uid) for child in observed.child_jobs):
+    children = (*observed.child_jobs, *observed.worker_jobs)
+    if any(pod.metadata.controlled_by(child.metadata.uid) for child in children):
         return False
     made, own = pod.metadata.creation_timestamp, observed.job.metadata.creation_timestamp
     return made is not None and own is not None and made <= own

@@ -37,15 +37,19 @@ _BACK_OFF = re.compile(r'^Back-off pulling image "[^"]*": (ErrImagePull: )?')
 
 
 def of_gang(
-    child: Job,
+    jobs: tuple[Job, ...],
+    nodes: int,
     workers: tuple[Pod, ...],
     claims: tuple[PersistentVolumeClaim, ...],
     warnings: tuple[CoreEvent, ...],
 ) -> Why | None:
-    """The first reason that any worker gives, in the order of their indexes; alike ones as one."""
-    nodes = child.spec.completions or child.spec.parallelism
+    """The first reason that any worker gives, in the order of their indexes; alike ones as one.
+
+    `jobs` are to make pods for so many `nodes`.
+    """
     if len(workers) < nodes:
-        refused = _last(warnings, child.metadata.uid, CREATE_EVENTS)
+        told = (_last(warnings, job.metadata.uid, CREATE_EVENTS) for job in jobs)
+        refused = next(filter(None, told), None)
         if refused is not None:
             why = refusal(refused.message)
             return Why(why.reason, f"{len(workers)} of {nodes} pods are made; {why.message}")
@@ -59,9 +63,9 @@ def of_gang(
     for pod, why in waiting:
         if why.reason == reason:
             alike.setdefault(why.message, []).append(pod)
-    told = [f"{_whom(pods, nodes)}: {text}" for text, pods in alike.items()]
+    whys = [f"{_whom(pods, nodes)}: {text}" for text, pods in alike.items()]
     placed = f"{scheduled(workers)} of {nodes} workers have a node"
-    return Why(reason, "; ".join([placed, *told[:TOLD_APART]]))
+    return Why(reason, "; ".join([placed, *whys[:TOLD_APART]]))
 
 
 def _whom(pods: list[Pod], nodes: int) -> str:
@@ -165,6 +169,8 @@ def refusal(message: str) -> Why:
             f"ResourceQuota {quota['name']} is used up: requested {quota['requested']};"
             f" used {quota['used']}; limited to {quota['limited']}",
         )
+    if 'violates PodSecurity "restricted' in text:
+        text += "; podSecurity: restricted in the TorchrunQueue makes workers that keep to it"
     if "violates PodSecurity" in text:
         return Why("PodSecurity", text)
     return Why("PodsRefused", text)

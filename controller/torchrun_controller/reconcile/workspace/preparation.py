@@ -12,7 +12,7 @@ from torchrun_api.job import TorchrunJob
 from torchrun_controller.reconcile.observed import Defaults, Observed
 from torchrun_controller.reconcile.placement import nodes, waiting
 from torchrun_controller.reconcile.plan import Apply, Delete
-from torchrun_controller.reconcile.run import Claim, Served
+from torchrun_controller.reconcile.run import Claim, Run, Served
 from torchrun_controller.reconcile.workers import Why, alive, delete
 from torchrun_controller.reconcile.workspace import delivery, made, source, tries
 from torchrun_controller.reconcile.workspace.delivery import Route, route
@@ -57,11 +57,10 @@ def prepare(
     observed: Observed, wanted: Claim | None, now: datetime, defaults: Defaults
 ) -> Workspace:
     """Decide the next step towards a ready workspace."""
-    if wanted is None:
-        return Workspace(progress=Progress.READY, why=NO_WORKSPACE)
-    if wanted.existing:
-        why = Why("Existing", f"claim {wanted.name} is mounted as it is, read-only")
-        return Workspace(progress=Progress.READY, why=why)
+    given = _given(wanted)
+    if given is not None:
+        return Workspace(progress=Progress.READY, why=given)
+    assert wanted is not None, "nothing is to be prepared"
     held = next((c for c in observed.claims if c.metadata.name == wanted.name), None)
     way = route(observed, wanted, held, now)
     latest = observed.sync_pods[-1] if observed.sync_pods else None
@@ -166,10 +165,22 @@ def _ready(job: TorchrunJob, pod: Pod, way: Route) -> Workspace:
     return replace(ready, why=delivery.delivered(pod, way.why), served=served)
 
 
-def said(observed: Observed) -> Why | None:
-    """How the workspace of a gang that is there came to be, where its sync pod is there still."""
+def _given(wanted: Claim | None) -> Why | None:
+    """Why there is nothing to prepare, where that is so."""
+    if wanted is None:
+        return NO_WORKSPACE
+    if wanted.existing:
+        return Why("Existing", f"claim {wanted.name} is mounted as it is, read-only")
+    return None
+
+
+def said(observed: Observed, run: Run | None) -> Why | None:
+    """How the workspace of a gang that is there came to be, where its sync pod is there still.
+
+    `run` is known of a gang that no status tells of: what needs no pod is said by it.
+    """
     if not observed.sync_pods:
-        return None
+        return None if run is None else _given(run.workspace)
     known = (c for c in observed.job.status.conditions if c.type == "WorkspaceReady")
     if delivery.serves(observed.sync_pods[-1]):
         return next((Why(c.reason, c.message) for c in known if c.status == "True"), None)

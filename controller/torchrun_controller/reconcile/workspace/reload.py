@@ -12,9 +12,10 @@ from torchrun_api.core import Pod
 from torchrun_api.json import JsonObject, JsonValue, object_at, objects_at
 from torchrun_api.meta import ConditionStatus
 from torchrun_controller.reconcile.conditions import Claimed
+from torchrun_controller.reconcile.invalid import InvalidSpecError
 from torchrun_controller.reconcile.observed import Defaults, Observed
 from torchrun_controller.reconcile.plan import Apply, Delete
-from torchrun_controller.reconcile.run import Claim, InvalidSpecError, resolve
+from torchrun_controller.reconcile.run import Claim, resolve
 from torchrun_controller.reconcile.workers import Why, alive, delete
 from torchrun_controller.reconcile.workspace import delivery, made, source
 from torchrun_controller.reconcile.workspace import preparation as workspace

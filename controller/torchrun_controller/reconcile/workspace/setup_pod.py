@@ -12,7 +12,8 @@ from torchrun_controller.reconcile.job import worker_template
 from torchrun_controller.reconcile.objects import labels, metadata
 from torchrun_controller.reconcile.observed import Defaults
 from torchrun_controller.reconcile.plan import Apply
-from torchrun_controller.reconcile.run import Run, Size
+from torchrun_controller.reconcile.run import Run
+from torchrun_controller.reconcile.size import Size
 from torchrun_controller.reconcile.workspace import storage
 
 # No GPU, and no more than a worker has: a setup is to run at once.

@@ -1,12 +1,15 @@
 """How a sync or a setup pod ended, and when the next one may follow."""
 
 from datetime import datetime, timedelta
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from torchrun_api import names
 from torchrun_api.core import Pod
 from torchrun_api.meta import Wire
+from torchrun_controller.reconcile import words
 
 FIRST_RETRY = timedelta(seconds=10)
 LONGEST_RETRY = timedelta(minutes=5)
@@ -20,8 +23,9 @@ class Verdict(Wire, frozen=True, kw_only=True):
     commit: str = ""
     sha256: str = ""
     manifest: str = ""
-    revision: int = 0
-    reason: str = ""
+    revision: Annotated[int, Meta(ge=0, lt=10**15)] = 0
+    bytes: int = 0
+    reason: words.Reason = ""
     message: str = ""
     permanent: bool = False
 
@@ -45,9 +49,8 @@ def end_of(pod: Pod, container: str) -> End:
         running = status.state.running is not None
         ended = status.state.terminated or (None if running else status.last_state.terminated)
         if status.name == container and ended is not None:
-            try:
-                said = msgspec.json.decode(ended.message, type=Verdict)
-            except msgspec.DecodeError:
+            said = words.read(ended.message, Verdict)
+            if said is None:
                 lines = ended.message.strip().split("\n")
                 reason = "" if ended.reason in WORDLESS else ended.reason
                 said = Verdict(reason=reason, message=lines[-1][:500])

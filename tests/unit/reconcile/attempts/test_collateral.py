@@ -11,7 +11,7 @@ def test_the_victims_word_waits_for_that_of_its_peer():
     fail(world, 0, message=PEER)
     world.pass_time(seconds=1)
     plan = world.step()
-    assert (world.phase, plan.applies, plan.requeue_after) == ("Running", (), 2)
+    assert (world.phase, plan.applies, plan.requeue_after) == ("Running", (), 9)
     fail(world, 1, message=CAUSE, exit_code=7)
     world.step()
     assert world.phase == "Failed"
@@ -21,7 +21,7 @@ def test_the_victims_word_waits_for_that_of_its_peer():
 def test_a_victim_alone_is_judged_by_its_own_word():
     world = running()
     fail(world, 0, message=PEER)
-    world.pass_time(seconds=3)
+    world.pass_time(seconds=10)
     assert [apply.name for apply in world.step().applies] == ["train-r1"]
 
 

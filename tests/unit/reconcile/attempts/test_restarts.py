@@ -9,7 +9,8 @@ from torchrun_api import names
 from torchrun_api.kinds import JOBS, PODS
 from torchrun_api.meta import Condition
 from torchrun_controller.reconcile.attempts.restarts import unreachable
-from torchrun_controller.reconcile.run import InvalidSpecError, resolve
+from torchrun_controller.reconcile.invalid import InvalidSpecError
+from torchrun_controller.reconcile.run import resolve
 from world import START, World, make_job, make_queue
 
 
@@ -218,6 +219,22 @@ def test_a_crash_before_the_status_counts_nothing_twice_and_loses_nothing():
     assert [a.number for a in status.attempts] == [0]
     assert "ValueError: bad" in status.attempts[0].message
     assert world.created.count((JOBS.plural, "train-r1")) == 1
+
+
+def test_two_crashes_in_a_row_before_the_status_lose_nothing_either():
+    world = running()
+    before = world.job.status
+    for attempt in ("first", "second"):
+        fail(world, message=f'{{"rank": 0, "message": "ValueError: {attempt}", "exitCode": 1}}')
+        world.step()
+        world.job = replace(world.job, status=before)
+        world.containers_stop()
+        world.all_workers("Running")
+    world.settle()
+    status = world.job.status
+    assert (status.attempt, status.restarts) == (2, 2)
+    assert [(a.number, a.counted) for a in status.attempts] == [(0, True), (1, True)]
+    assert ["ValueError: first" in a.message for a in status.attempts] == [True, False]
 
 
 def test_annotations_that_make_no_sense_are_no_trouble():

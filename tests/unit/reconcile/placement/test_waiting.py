@@ -128,6 +128,7 @@ def test_the_last_refusal_counts_and_others_warnings_do_not():
     world.settle()
     assert world.job.status.reason == "PodSecurity"
     assert 'violates PodSecurity "restricted:latest"' in world.job.status.message
+    assert "podSecurity: restricted in the TorchrunQueue" in world.job.status.message
     assert "x2x4z" not in world.job.status.message
 
 
@@ -135,7 +136,8 @@ def test_the_last_refusal_counts_and_others_warnings_do_not():
     ("said", "reason", "told"),
     [
         (QUOTA, "QuotaExceeded", "ResourceQuota team is used up"),
-        (POD_SECURITY, "PodSecurity", "violates PodSecurity"),
+        (POD_SECURITY, "PodSecurity", 'violates PodSecurity "restricted:latest"'),
+        ('violates PodSecurity "baseline:latest": y', "PodSecurity", "violates PodSecurity"),
         (
             'Error creating: pods "a" is forbidden: error looking up service account ml/x:'
             ' serviceaccount "x" not found',
