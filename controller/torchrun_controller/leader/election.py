@@ -16,6 +16,9 @@ from torchrun_api.json import JsonObject
 from torchrun_api.kinds import Kind
 from torchrun_api.meta import ObjectMeta, Wire
 
+# A lease that names more is no lease of ours, nor any number that adds up with a time.
+_LONGEST = 86_400
+
 
 class LeaseSpec(Wire, frozen=True, kw_only=True):
     """The record. `renew_time` is only compared: it comes from somebody else's clock."""
@@ -43,6 +46,11 @@ class Durations(Struct, frozen=True):
     renew_deadline: float = 10.0
     retry: float = 2.0
     jitter: float = 1.2
+
+    @property
+    def grace(self) -> float:
+        """What a write has left that began at the renew deadline."""
+        return self.lease - self.renew_deadline
 
     def __post_init__(self) -> None:
         if self.lease < 1:
@@ -215,7 +223,8 @@ class Election:
     def _free_at(self) -> float:
         if self.holder in ("", self.identity):
             return -math.inf
-        return self._changed_at + (self._record.lease_duration_seconds or self.durations.lease)
+        named = self._record.lease_duration_seconds or 0
+        return self._changed_at + (min(named, _LONGEST) if named > 0 else self.durations.lease)
 
 
 def _micro_time(wall: datetime) -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import aiohttp
 import structlog
+from aiohttp.abc import AbstractStreamWriter
 
 from torchrun_controller.transport.credentials import (
     SERVICE_ACCOUNT,
@@ -99,23 +101,80 @@ class Connection:
             log.warning("credentials could not be read again, the old ones stay", error=str(error))
 
     @asynccontextmanager
-    async def session(self, name: str, observe: Observe | None = None) -> AsyncIterator[Transport]:
+    async def session(
+        self,
+        name: str,
+        observe: Observe | None = None,
+        *,
+        identity: str = "",
+        gate: Callable[[], None] | None = None,
+        undelivered: float = 0.0,
+    ) -> AsyncIterator[Transport]:
         """Open a session with sockets of its own; `name` (watch, write, lease) tells them apart.
 
         Each HTTP/1.1 watch holds a socket: behind them in one pool, a lease would starve.
+        `identity` tells replicas apart in the API server's audit log. `gate` is called when a
+        socket is there and the request is about to go; what it raises, the request raises, unsent.
+        What the kernel could not deliver within `undelivered` seconds (0: its default) is dropped.
         """
+        agent = f"torchrun-controller/{name}" + (f" ({identity})" if identity else "")
         async with aiohttp.ClientSession(
+            request_class=_gated(gate) if gate else aiohttp.ClientRequest,
             # Six watches for each watched namespace; writers bound themselves.
-            connector=aiohttp.TCPConnector(ssl=self.endpoint.tls or True, limit=0),
+            connector=aiohttp.TCPConnector(
+                ssl=self.endpoint.tls or True,
+                limit=0,
+                socket_factory=_dropping(undelivered) if undelivered else None,
+            ),
             cookie_jar=aiohttp.DummyCookieJar(),
             # Decompressing costs more than a cluster's network does: identity.
             headers={
                 "Accept": "application/json",
                 "Accept-Encoding": "identity",
-                "User-Agent": f"torchrun-controller/{name}",
+                "User-Agent": agent,
             },
         ) as session:
             yield Transport(self, session, observe or _unobserved)
+
+
+def _gated(gate: Callable[[], None]) -> type[aiohttp.ClientRequest]:
+    # Not before the connection is sought: a new one takes up to 10 s, and a credential plugin more.
+    class Gated(aiohttp.ClientRequest):
+        async def send(self, conn: aiohttp.connector.Connection) -> aiohttp.ClientResponse:
+            gate()
+            return await super().send(conn)
+
+        # Before Python 3.12 the bytes go in a task of their own, a turn of the event loop later:
+        # a process that was frozen in between had its requests left when it went on (seen).
+        async def write_bytes(
+            self,
+            writer: AbstractStreamWriter,
+            conn: aiohttp.connector.Connection,
+            content_length: int | None = None,
+        ) -> None:
+            try:
+                gate()
+            except Exception as error:
+                assert conn.protocol is not None, "it is kept until there is an answer"
+                conn.protocol.set_exception(error)  # which is what the request waits for
+                return
+            await super().write_bytes(writer, conn, content_length)
+
+    return Gated
+
+
+def _dropping(undelivered: float) -> aiohttp.SocketFactoryType:
+    # Else a write that was under way when the network failed arrives when it is back, a minute
+    # after the end of the process that sent it (seen).
+    def make(address: aiohttp.AddrInfoType) -> socket.socket:
+        family, kind, protocol, *_ = address
+        made = socket.socket(family, kind, protocol)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            milliseconds = round(undelivered * 1000)
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+        return made
+
+    return make
 
 
 def _unobserved(verb: str, resource: str, code: int, seconds: float) -> None:

@@ -6,6 +6,8 @@ from typing import NamedTuple
 import msgspec
 
 _EXCERPT = 200  # characters of an answer that is not a Status
+# Whoever asks for a longer wait, or for a number that is none, is asked again after this.
+LONGEST_WAIT = 600  # seconds
 
 
 class ConfigError(Exception):
@@ -27,7 +29,8 @@ class ApiError(Exception):
     """The server answered with an error.
 
     `status` is the HTTP code; `reason` the CamelCase word of metav1.Status ("Conflict", "Expired");
-    `retry_after` the seconds that the server asks to wait, by its body or its Retry-After header.
+    `retry_after` the seconds that the server asks to wait, by its body or its Retry-After header,
+    at most 600.
     """
 
     def __init__(
@@ -102,6 +105,8 @@ def _excerpt(body: bytes) -> str:
 
 def _seconds(from_body: int, from_header: str) -> float | None:
     if from_body > 0:
-        return float(from_body)
+        return float(min(from_body, LONGEST_WAIT))
     # The header may also be a date; the API server sends whole seconds only.
-    return float(from_header) if from_header.isascii() and from_header.isdigit() else None
+    if not (from_header.isascii() and from_header.isdigit()):
+        return None
+    return min(float(from_header), float(LONGEST_WAIT))

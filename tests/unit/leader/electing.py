@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 
 from torchrun_controller.leader import Durations, Leader
 from torchrun_controller.transport import ApiError, Disconnected
@@ -14,7 +15,12 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def make(client: Client, transitions: Callable[[], None] = lambda: None) -> Leader:
+def make(
+    client: Client,
+    transitions: Callable[[], None] = lambda: None,
+    wall: datetime = datetime(2026, 1, 1, tzinfo=UTC),
+) -> Leader:
+    """`wall` is what the machine takes for the time of day when virtual time begins."""
     return Leader(
         client,
         identity=client.name,
@@ -23,6 +29,7 @@ def make(client: Client, transitions: Callable[[], None] = lambda: None) -> Lead
         durations=Durations(),
         on_transition=transitions,
         clock=asyncio.get_running_loop().time,
+        now=lambda: wall + timedelta(seconds=now()),
         jitter=random.Random(client.name).random,
     )
 

@@ -74,6 +74,16 @@ def test_times_are_written_in_utc() -> None:
     assert standby().record(there)["renewTime"] == "2030-01-02T03:04:05.000678Z"
 
 
+@pytest.mark.parametrize(
+    ("named", "seconds"), [(10**400, 86_400), (-1, 15), (0, 15), (-(10**400), 15), (None, 15)]
+)
+def test_a_duration_that_is_none_is_no_reason_to_end(named: int | None, seconds: float) -> None:
+    election = standby()
+    election.read(lease("other", 5, duration=named), 100, 0)
+    assert not isinstance(election.decide(99 + seconds), Write)
+    assert isinstance(election.decide(101 + seconds), Write)
+
+
 def test_a_released_lease_is_taken_at_once() -> None:
     election = standby()
     election.read(lease("other", 5), 100, 0)

@@ -1,6 +1,7 @@
 """Leaders against one lease, in virtual time."""
 
 import asyncio
+from datetime import UTC, datetime
 
 import pytest
 
@@ -52,6 +53,22 @@ async def test_a_standby_follows_a_leader_that_died() -> None:
         assert server.spec["leaseTransitions"] == 1
         await until(60)
         assert len(changes) == 1
+
+
+@in_virtual_time
+@pytest.mark.parametrize("years", [-30, 30])
+async def test_clocks_that_are_years_apart_change_nothing(years: int) -> None:
+    server = LeaseServer()
+    skewed = datetime(2026 + years, 1, 1, tzinfo=UTC)
+    first, second = make(Client(server, "a")), make(Client(server, "b"), wall=skewed)
+    async with leading(first) as task, running(second):
+        await until(60)
+        assert not second.elected.is_set(), "a lease that is renewed is held"
+        task.cancel()
+        last = max(at for at, name, method in server.log if method == "PATCH")
+        await second.elected.wait()
+        assert 15 <= now() - last < 15.1
+        assert server.spec["renewTime"].startswith(str(skewed.year))
 
 
 @in_virtual_time

@@ -27,6 +27,8 @@ def test_a_status() -> None:
     [
         (b'{"kind":"Status","details":{"retryAfterSeconds":3}}', "", 3.0),
         (b'{"kind":"Status","details":{"retryAfterSeconds":3}}', "9", 3.0),
+        (b'{"kind":"Status","details":{"retryAfterSeconds":%s}}' % (b"9" * 400), "", 600.0),
+        (b"", "9" * 400, 600.0),
         (b"Too many requests, please try again later.\n", "1", 1.0),
         (b'{"kind":"Status","details":{"causes":null}}', "", None),
         (b"", "Fri, 31 Dec 1999 23:59:59 GMT", None),

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import socket
 from collections.abc import Callable
 
 import pytest
@@ -58,6 +59,80 @@ class TestRequest:
         assert echoed["headers"]["Authorization"] == "Bearer one"
         assert echoed["headers"]["Accept-Encoding"] == "identity"
         assert echoed["headers"]["User-Agent"] == "torchrun-controller/write"
+
+    async def test_the_identity_is_in_the_user_agent(self) -> None:
+        async def echo(request: web.Request) -> web.Response:
+            return json_response({"agent": request.headers["User-Agent"]})
+
+        async with (
+            serving(echo) as server,
+            connection(server.url).session("write", identity="pod_1") as transport,
+        ):
+            response = await transport.request("GET", "/version")
+        assert json.loads(response.body) == {"agent": "torchrun-controller/write (pod_1)"}
+
+    async def test_the_gate_is_asked_when_the_socket_is_there(self) -> None:
+        class ClosedError(Exception):
+            pass
+
+        closed = False
+
+        def gate() -> None:
+            if closed:
+                raise ClosedError
+
+        async def slow() -> str:
+            nonlocal closed
+            closed = True  # while the credentials are being read
+            return "Bearer late"
+
+        async with serving(ok) as server:
+            found = connection(server.url)
+            async with found.session("write", gate=gate) as transport:
+                await transport.request("PATCH", "/version", body=b"{}")
+                found.authorization = lambda refused=None: slow()  # type: ignore[method-assign]
+                with pytest.raises(ClosedError):
+                    await transport.request("PATCH", "/version", body=b"{}")
+            assert server.requests == ["PATCH /version"]
+
+    async def test_the_gate_is_asked_when_the_bytes_go(self) -> None:
+        class ClosedError(Exception):
+            pass
+
+        answers = [None, None, None, ClosedError()]
+
+        def gate() -> None:
+            answer = answers.pop(0)
+            if answer is not None:
+                raise answer
+
+        async with serving(ok) as server:
+            async with connection(server.url).session("write", gate=gate) as transport:
+                await transport.request("PATCH", "/version", body=b"{}")
+                with pytest.raises(ClosedError):
+                    await transport.request("PATCH", "/version", body=b"{}")
+            async with connection(server.url).session("watch") as transport:
+                await transport.request("GET", "/version")
+            assert server.requests == ["PATCH /version", "GET /version"]
+
+    @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux only")
+    async def test_what_cannot_be_delivered_is_dropped(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        made: list[socket.socket] = []
+
+        class Watched(socket.socket):
+            def __init__(self, *arguments: int, **accepted: int | None) -> None:
+                super().__init__(*arguments, **accepted)
+                if not accepted:
+                    made.append(self)
+
+        async with serving(ok) as server:
+            monkeypatch.setattr("torchrun_controller.transport.connection.socket.socket", Watched)
+            async with connection(server.url).session("write", undelivered=2.5) as transport:
+                await transport.request("PATCH", "/version", body=b"{}")
+                limits = [s.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) for s in made]
+        assert limits == [2500]
 
     async def test_no_authorization_where_there_is_none(self) -> None:
         async def echo(request: web.Request) -> web.Response:

@@ -1,0 +1,66 @@
+"""kubernetes_asyncio's reader of kubeconfigs without its generated client.
+
+`import kubernetes_asyncio` imports every API and model there is: 0.25 s and 35 MiB, of which a
+kubeconfig needs nothing. Its two packages are therefore empty while the reader is imported, and
+are gone afterwards, so that whoever imports the library later gets all of it.
+"""
+
+import importlib
+import importlib.util
+import sys
+from functools import cache
+from types import ModuleType
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from kubernetes_asyncio.client import Configuration
+    from kubernetes_asyncio.config.kube_config import KubeConfigLoader
+
+_PACKAGES = "kubernetes_asyncio", "kubernetes_asyncio.client"
+
+
+class Reading(NamedTuple):
+    """What reading a kubeconfig takes."""
+
+    configuration: "type[Configuration]"
+    load_kube_config: "Callable[..., Awaitable[KubeConfigLoader]]"
+
+
+@cache
+def reading() -> Reading:
+    """Import the reader, once: alone where that is possible, else with everything."""
+    if _PACKAGES[0] not in sys.modules:
+        try:
+            return _alone()
+        except (ImportError, AttributeError):  # a release that is laid out otherwise
+            _forget()
+    from kubernetes_asyncio import client, config
+
+    return Reading(client.Configuration, config.load_kube_config)
+
+
+def _alone() -> Reading:
+    try:
+        _, client = (_empty(name) for name in _PACKAGES)
+        configuration = importlib.import_module(f"{_PACKAGES[1]}.configuration").Configuration
+        # The reader imports both names from here; it only needs the second to make clients.
+        vars(client).update(Configuration=configuration, ApiClient=None)
+        reader = importlib.import_module(f"{_PACKAGES[0]}.config.kube_config")
+        return Reading(configuration, reader.load_kube_config)
+    finally:
+        _forget()
+
+
+def _empty(name: str) -> ModuleType:
+    spec = importlib.util.find_spec(name)
+    if spec is None:
+        raise ImportError(name)
+    sys.modules[name] = importlib.util.module_from_spec(spec)
+    return sys.modules[name]
+
+
+def _forget() -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == _PACKAGES[0]]:
+        del sys.modules[name]
