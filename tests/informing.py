@@ -156,8 +156,10 @@ async def informing(
     *steps: Step,
     timings: Timings = Timings(short_lived=0.0),  # noqa: B008
     token: Token | None = None,
+    plain_pages: int = 0,
     **options: str,
 ) -> AsyncIterator[Harness]:
+    """An informer that streams its lists, unless told otherwise."""
     play, clock = Play(*steps), Clock()
     async with (
         serving(play) as server,
@@ -175,6 +177,7 @@ async def informing(
             clock=clock.time,
             sleep=clock.sleep,
             random=lambda: 0.0,
+            plain_pages=plain_pages,
             **options,
         )
         async with running(harness.informer):

@@ -13,15 +13,19 @@ import itertools
 import random
 import time
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 from typing import Generic, NoReturn, Protocol, TypeVar
 
+import msgspec
 import structlog
 
 from torchrun_api.kinds import Kind, Object
+from torchrun_api.meta import ObjectMeta, Wire
 from torchrun_controller.store import Change, Store
 from torchrun_controller.transport import ApiError, Disconnected, Transport
 from torchrun_controller.watch import (
     CLIENT_GO,
+    PLAIN_PAGES,
     Bookmarked,
     Deleted,
     Event,
@@ -30,6 +34,7 @@ from torchrun_controller.watch import (
     FetchPage,
     Interrupted,
     OpenStream,
+    State,
     Synced,
     Timings,
     Upserted,
@@ -43,6 +48,26 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 # Changes of a list that are handed on before others get their turn on the event loop: some ms.
 _BATCH = 500
+
+
+_PAGE = 500  # client-go's
+_METADATA_ONLY = {"Accept": "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"}
+
+
+class _Item(Wire, frozen=True):
+    metadata: ObjectMeta
+
+
+class _PageMeta(Wire, frozen=True):
+    next: str = msgspec.field(default="", name="continue")
+
+
+class _Page(Wire, frozen=True):
+    metadata: _PageMeta
+    items: tuple[_Item, ...] | None = None  # null where there are none
+
+
+_decode_page = msgspec.json.Decoder(_Page).decode
 
 
 class Observer(Protocol):
@@ -83,7 +108,8 @@ class Informer(Generic[T]):
     `on_change` is called on the event loop after each change of the store, with True for changes
     that come from a list: the first, or one after an interruption (client-go gives those a low
     priority). It turns them into keys and does nothing else. `label_selector`,
-    `field_selector` and `namespace` narrow what is watched; "" is everything.
+    `field_selector` and `namespace` narrow what is watched; "" is everything. A list of more than
+    `plain_pages` pages is streamed.
     """
 
     def __init__(
@@ -98,16 +124,20 @@ class Informer(Generic[T]):
         namespace: str = "",
         observer: Observer | None = None,
         timings: Timings = CLIENT_GO,
+        plain_pages: int = PLAIN_PAGES,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         random: Callable[[], float] = random.random,
     ) -> None:
         self.kind = kind
+        self.path = kind.path(namespace)
+        self.selectors = {"labelSelector": label_selector, "fieldSelector": field_selector}
         self.store = store
-        self.synced = asyncio.Event()  # set once the first list has been handed on
+        # Set once the first list has been handed on, and what follows it is heard: whoever works
+        # from a list alone does not see that it has become old.
+        self.synced = asyncio.Event()
         self.last_seen = clock()  # when the server last sent anything, on `clock`
         self._transport = transport
-        self._path = kind.path(namespace)
         self._on_change = on_change
         self._observer = observer or Unobserved()
         self._clock = clock
@@ -118,6 +148,7 @@ class Informer(Generic[T]):
             label_selector=label_selector,
             field_selector=field_selector,
             timings=timings,
+            plain_pages=plain_pages,
         )
         self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []  # a heap, by version
         self._order = itertools.count()
@@ -132,6 +163,10 @@ class Informer(Generic[T]):
                     await self._fetch(fetch)
                 case stream:
                     await self._stream(stream)
+
+    def silence(self) -> float:
+        """Seconds since the server last sent anything."""
+        return self._clock() - self.last_seen
 
     async def wait_for(self, resource_version: int, seconds: float) -> bool:
         """Wait until the store has reached a version that a write returned; False after `seconds`.
@@ -149,37 +184,57 @@ class Informer(Generic[T]):
             return False
         return True
 
+    async def newest(self) -> int:
+        """The newest resourceVersion of the objects that the server's own store has now.
+
+        One consistent list, of metadata only. Raises ApiError and Disconnected.
+        """
+        newest, query = 0, {"limit": str(_PAGE)}
+        while True:
+            answer = await self._transport.request(
+                "GET", self.path, query=query, headers=_METADATA_ONLY
+            )
+            page = _decode_page(answer.body)
+            versions = (int(item.metadata.resource_version) for item in page.items or ())
+            newest = max(newest, max(versions, default=0))
+            if not page.metadata.next:
+                return newest
+            query = {**query, "continue": page.metadata.next}
+
     async def _fetch(self, fetch: FetchPage) -> None:
         try:
             response = await self._transport.request(
-                "GET", self._path, query=fetch.query, timeout=fetch.timeout
+                "GET", self.path, query=fetch.query, timeout=fetch.timeout
             )
         except (ApiError, Disconnected) as error:
-            events = self._watcher.failed(_failure(error), self._clock())
+            events = self._watcher.failed(_failure(error, self.kind.resource), self._clock())
         else:
             self.last_seen = self._clock()
             events = self._watcher.page(response.body, self.last_seen)
-        await self._take(events)
+        await self.take(events)
 
     async def _stream(self, stream: OpenStream) -> None:
         try:
             async with self._transport.stream(
-                self._path, query=stream.query, silence=stream.silence, total=stream.total
+                self.path, query=stream.query, silence=stream.silence, total=stream.total
             ) as chunks:
                 self._watcher.opened(self._clock())
+                self._follow()
                 async for chunk in chunks:
                     self.last_seen = self._clock()
                     events = self._watcher.receive(chunk, self.last_seen)
-                    await self._take(events)
+                    await self.take(events)
+                    self._follow()
                     if events and isinstance(events[-1], Interrupted):
                         return
         except (ApiError, Disconnected) as error:
-            events = self._watcher.failed(_failure(error), self._clock())
+            events = self._watcher.failed(_failure(error, self.kind.resource), self._clock())
         else:
             events = self._watcher.closed(self._clock())
-        await self._take(events)
+        await self.take(events)
 
-    async def _take(self, events: list[Event[T]]) -> None:
+    async def take(self, events: list[Event[T]]) -> None:
+        """Bring the store up to date, and tell of it; for whoever drives a watcher."""
         for event in events:
             match event:
                 case Synced():
@@ -206,7 +261,10 @@ class Informer(Generic[T]):
             if number % _BATCH == 0:
                 await asyncio.sleep(0)
         self._observer.synced(self.kind.resource, len(list_.objects))
-        self.synced.set()
+
+    def _follow(self) -> None:
+        if self._watcher.state is State.WATCHING:
+            self.synced.set()
 
     def _hand_on(self, change: Change[T]) -> None:
         self._observer.changed(self.kind.resource)
@@ -255,7 +313,10 @@ class Informer(Generic[T]):
                 reached.set_result(None)
 
 
-def _failure(error: ApiError | Disconnected) -> Failure:
+def _failure(error: ApiError | Disconnected, resource: str) -> Failure:
     if isinstance(error, ApiError):
+        if error.status == HTTPStatus.NOT_FOUND:
+            said = f"{error}; install the CustomResourceDefinition of {resource}"
+            return Failure(said, error.status, error.retry_after)
         return Failure(str(error), error.status, error.retry_after)
     return Failure(str(error))

@@ -8,8 +8,6 @@ The seventh, of warnings, and that of nodes make reasons and reactions better: n
 them, and where the right to read events or nodes is missing the controller works without.
 """
 
-import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sized
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
@@ -39,6 +37,7 @@ from torchrun_api.kinds import (
     Object,
 )
 from torchrun_api.queue import TorchrunQueue
+from torchrun_controller.clock import SYSTEM, Clock
 from torchrun_controller.discovery import Discovery
 from torchrun_controller.group_watch import GroupWatch
 from torchrun_controller.informer import Informer
@@ -95,21 +94,22 @@ class Scope(Struct, frozen=True):
 
 
 class Answers:
-    """How the API server last answered lists and watches, as HTTP codes by resource; 0: not."""
+    """How the API server last answered lists and watches: HTTP codes by resource, 0 for not."""
 
     def __init__(self, observe: Callable[[str, str, int, float], None]) -> None:
         self._observe = observe
-        self._codes: dict[str, int] = {}
+        self._last: dict[str, tuple[str, int]] = {}
 
     def observe(self, verb: str, resource: str, code: int, seconds: float) -> None:
         """For the transport; hands everything on."""
-        self._codes[resource] = code
+        # A list may come by a watch, and then takes the right to watch alone.
+        self._last[resource] = ("watch" if verb == "watch" else "list", code)
         self._observe(verb, resource, code, seconds)
 
     def problem(self, resource: str) -> str:
         """Why it is not answered with a list, "" if nothing is known to be wrong."""
-        code = self._codes.get(resource, 200)
-        return "" if 200 <= code < 300 else refusal("list", resource, code, f"HTTP {code}")
+        verb, code = self._last.get(resource, ("list", 200))
+        return "" if 200 <= code < 300 else refusal(verb, resource, code, f"HTTP {code}")
 
 
 class Reader:
@@ -122,8 +122,10 @@ class Reader:
         queue: WorkQueue[Key],
         metrics: Metrics,
         namespaces: tuple[str, ...] = (),
+        clock: Clock = SYSTEM,
     ) -> None:
         self.namespaces = namespaces
+        self.clock = clock
         self.answers = answers
         self._transport = transport
         self._queue = queue
@@ -134,12 +136,12 @@ class Reader:
         self._scopes = {namespace: self._scope(namespace) for namespace in namespaces or ("",)}
         self._everywhere = self._scopes.get("")
         self.nodes = NodeWatch(
-            transport, self.observer, queue, self._with_workers_on, answers.problem
+            transport, self.observer, queue, self._with_workers_on, answers.problem, clock
         )
-        self.reports = Reports()
+        self.reports = Reports(clock.monotonic)
         self.discovery = Discovery(transport)
         self.discovery.subscribe(self._installed_changed)
-        self.groups = GroupWatch(transport, self.observer, self._group_changed, namespaces)
+        self.groups = GroupWatch(transport, self.observer, self._group_changed, namespaces, clock)
 
     def subscribe(
         self,
@@ -174,6 +176,12 @@ class Reader:
     def is_synced(self) -> bool:
         """Whether every cache that is needed holds its first whole list."""
         return all(_all_synced(group) for group in self._by_resource().values())
+
+    @property
+    def memories(self) -> list[Informer[Any]]:
+        """Those of jobs and queues, in whose status everything stands that leaders remember."""
+        kinds = (TORCHRUN_JOBS.resource, TORCHRUN_QUEUES.resource)
+        return [scope.informers[kind] for scope in self._scopes.values() for kind in kinds]
 
     async def synced(self) -> None:
         """Wait until every cache holds its first whole list: for ever, where a CRD is missing."""
@@ -212,13 +220,7 @@ class Reader:
 
     def count(self, metrics: Metrics) -> None:
         """Have sizes and ages read off at each scrape."""
-        scopes = list(self._scopes.values())
         metrics.total_progress(self.reports.totals)
-        metrics.count_jobs(
-            lambda: Counter(
-                job.status.phase or "Pending" for scope in scopes for job in scope.caches.jobs
-            )
-        )
         for resource, group in self._by_resource().items():
             metrics.count_objects(resource, _Objects(group))
             metrics.age_of_watch(resource, partial(_silence, group))
@@ -265,7 +267,12 @@ class Reader:
             warnings=Store({REGARDING_INDEX: by_regarding}),
         )
         own = partial(
-            Informer, transport=self._transport, namespace=namespace, observer=self.observer
+            Informer,
+            transport=self._transport,
+            namespace=namespace,
+            observer=self.observer,
+            clock=self.clock.monotonic,
+            random=self.clock.jitter,
         )
         child = partial(own, on_change=self._child_changed, label_selector=names.JOB_LABEL)
         informers: tuple[Informer[Any], ...] = (
@@ -299,7 +306,9 @@ class Reader:
         meta = change.object.metadata
         if change.new is None:
             self.reports.forget((meta.namespace, meta.name))
-        self._queue.add((meta.namespace, meta.name), INITIAL if initial else 0)
+        # After a restart a job that nobody has looked at yet goes before all that are under way.
+        looked_at = bool(change.object.status.phase)
+        self._queue.add((meta.namespace, meta.name), INITIAL if initial and looked_at else 0)
         if not initial:
             for child in followers(jobs, change):
                 self._queue.add((meta.namespace, child))
@@ -378,8 +387,7 @@ class _Objects(Sized):
 
 def _silence(informers: list[Informer[Any]]) -> float:
     """Seconds; before the first list there is nothing to go silent."""
-    heard = [informer.last_seen for informer in informers if informer.synced.is_set()]
-    return time.monotonic() - min(heard) if heard else 0.0
+    return max((i.silence() for i in informers if i.synced.is_set()), default=0.0)
 
 
 def _all_synced(informers: list[Informer[Any]]) -> bool:

@@ -26,10 +26,11 @@ from torchrun_controller.watch.events import (
     Upserted,
     Wait,
 )
-from torchrun_controller.watch.watcher import CLIENT_GO, State, Timings, Watcher
+from torchrun_controller.watch.watcher import CLIENT_GO, PLAIN_PAGES, State, Timings, Watcher
 
 __all__ = [
     "CLIENT_GO",
+    "PLAIN_PAGES",
     "Action",
     "Bookmarked",
     "Deleted",

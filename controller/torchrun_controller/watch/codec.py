@@ -22,6 +22,8 @@ UNREADABLE = (ValueError, RecursionError)
 
 # https://kubernetes.io/docs/reference/using-api/api-concepts/#streaming-lists
 _INITIAL_EVENTS_END = "k8s.io/initial-events-end"
+# Nobody waits longer; a number in JSON may be beyond any float.
+_LONGEST_WAIT = 600
 _NAME = re.compile(rb'"name":\s*"([^"\\]*)"')
 _NAMESPACE = re.compile(rb'"namespace":\s*"([^"\\]*)"')
 
@@ -149,8 +151,7 @@ class Codec(Generic[T]):
             if isinstance(frame, _Added | _Modified):
                 return self._upserted(frame.object)
             if isinstance(frame, _Error):
-                status, seconds = frame.object, float(frame.object.details.retry_after_seconds)
-                return ServerError(status.code, status.reason, status.message, seconds or None)
+                return _server_error(frame.object)
             metadata = frame.object.metadata
             version = _version(metadata.resource_version)
             if isinstance(frame, _Deleted):
@@ -223,6 +224,11 @@ def identity_of(text: bytes) -> Key:
         namespace[1].decode(errors="replace") if namespace else "",
         name[1].decode(errors="replace") if name else "",
     )
+
+
+def _server_error(status: _Status) -> ServerError:
+    seconds = float(max(0, min(status.details.retry_after_seconds, _LONGEST_WAIT)))
+    return ServerError(status.code, status.reason, status.message, seconds or None)
 
 
 def _page(metadata: _ListMeta, objects: list[T], faults: list[Faulted]) -> Page[T]:

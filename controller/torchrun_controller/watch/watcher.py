@@ -1,9 +1,12 @@
 """List and watch of one kind as a state machine: no clock, no socket, no randomness of its own.
 
-              refused by an old server
-    STREAM_LISTING ----------------------> LISTING       410 on a later page: once more, unpaged
-       |  initial-events-end                  |  last page
-       +----------------> WATCHING <----------+
+              longer than some pages
+    LISTING ----------------------> STREAM_LISTING
+       |    <----------------------   |
+       |      refused by an old       |       LISTING, 410 on a later page: once more, unpaged
+       |      server, or broken       |
+       |  last page                   |  initial-events-end
+       +---------> WATCHING <---------+
                           |  ^ |
          ended, broken    |  | |  410, error in the stream, refused
          after a while    +--+ |
@@ -11,6 +14,7 @@
                           BACKING_OFF ---> WATCHING (busy or unreachable server), else a new list
 
 Guarantees:
+- A short list takes a round trip; how a long one costs the server least is the server's matter.
 - Every list is a consistent read. One that did not come to its end leaves no trace, and the
   resourceVersion from which a watch goes on never comes from one (its events are not in order).
 - A resourceVersion that was refused is not tried again.
@@ -21,6 +25,7 @@ Facts: client-go's reflector, https://kubernetes.io/docs/reference/using-api/api
 """
 
 import enum
+import math
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -51,6 +56,9 @@ _GONE = 410
 _TOO_MANY_REQUESTS = 429
 _NO_ANSWER = 0
 _REASONS = {_NO_ANSWER: "Unreached", _TOO_MANY_REQUESTS: "Throttled", _GONE: "Expired"}
+# A streamed list ends by a timer of the server's, 1 to 1.25 s where nothing happens (measured with
+# 1.35); a page of 500 pods takes a tenth of that, but a list of many pages costs memory there.
+PLAIN_PAGES = 4
 # What servers answer that do not know sendInitialEvents or have it switched off.
 _NOT_SUPPORTED = frozenset({400, 422, 501})
 
@@ -65,11 +73,17 @@ class State(enum.Enum):
 
 
 class Timings(Struct, frozen=True):
-    """Seconds, as client-go has them by default."""
+    """Seconds, as client-go has them by default but for `healthy_after` and `unreached_cap`.
+
+    With its 120 s since the last failure and 30 s for all, a server that is away for a moment once
+    a minute is not heard for a minute each time. 30 s of open streams cost it no more than the
+    longest delay does, and one that cannot be reached is not hurt by being tried.
+    """
 
     backoff: float = 0.8
     backoff_cap: float = 30.0
-    healthy_after: float = 120.0
+    unreached_cap: float = 8.0
+    healthy_after: float = 30.0
     short_lived: float = 1.0
     watch: float = 300.0
     silence: float = 90.0
@@ -84,20 +98,25 @@ CLIENT_GO = Timings()
 class Backoff:
     """Delays that double up to a cap, with jitter; short again after a time of health."""
 
-    def __init__(self, timings: Timings, random: Callable[[], float]) -> None:
+    def __init__(self, timings: Timings, random: Callable[[], float], cap: float) -> None:
         self._timings = timings
         self._random = random
+        self._cap = cap
         self._next = timings.backoff
-        self._failed_at: float | None = None
+        self._healthy_since: float | None = None
+
+    def healthy(self, now: float) -> None:
+        """Take note that things go well, from now or already."""
+        if self._healthy_since is None:
+            self._healthy_since = now
 
     def delay(self, now: float) -> float:
         """Return the seconds to wait after a failure at `now`."""
-        healthy = self._timings.healthy_after
-        if self._failed_at is not None and now - self._failed_at > healthy:
+        since, self._healthy_since = self._healthy_since, None
+        if since is not None and now - since > self._timings.healthy_after:
             self._next = self._timings.backoff
-        self._failed_at = now
         base = self._next
-        self._next = min(2 * base, self._timings.backoff_cap)
+        self._next = min(2 * base, self._cap)
         return base * (1.0 + self._random())
 
 
@@ -107,6 +126,7 @@ class Watcher(Generic[T]):
     Wait: let the time pass. FetchPage: `page` with the body, or `failed`. OpenStream: `opened`,
     then `receive` with each chunk until it says Interrupted, then `closed`, or `failed`.
     `random` gives numbers in [0, 1); `now` is any clock that only goes forward, in seconds.
+    A list of more than `plain_pages` pages is streamed; with 0 every list is.
     """
 
     def __init__(
@@ -119,8 +139,10 @@ class Watcher(Generic[T]):
         timings: Timings = CLIENT_GO,
         max_line: int = MAX_LINE,
         page_size: int = 500,
+        plain_pages: int = PLAIN_PAGES,
     ) -> None:
-        self.state = State.STREAM_LISTING
+        self._first = State.LISTING if plain_pages else State.STREAM_LISTING
+        self.state = self._first
         self._codec = Codec(kind.type)
         self._resource = kind.resource
         selectors = {"labelSelector": label_selector, "fieldSelector": field_selector}
@@ -129,10 +151,13 @@ class Watcher(Generic[T]):
         self._timings = timings
         self._max_line = max_line
         self._page_size = page_size
-        self._backoff = Backoff(timings, random)
+        self._backoff = Backoff(timings, random, timings.backoff_cap)
+        self._unreached = Backoff(timings, random, timings.unreached_cap)
 
         self._stream_lists = True  # False once the server has shown that it knows none
-        self._resume = State.STREAM_LISTING
+        self._plain_pages = plain_pages
+        self._pages_left: float = plain_pages  # of this list before it is streamed instead
+        self._resume = self._first
         self._resume_at = 0.0
         # The list that is being received: nothing of it is handed on before its end.
         self._listed: dict[Key, T] = {}
@@ -177,6 +202,10 @@ class Watcher(Generic[T]):
             self._listed[obj.metadata.namespace, obj.metadata.name] = obj
         self._unreadable |= {fault.key for fault in page.faults}
         self._continue = page.next
+        self._pages_left -= 1
+        if page.next and self._stream_lists and self._pages_left <= 0:
+            self._enter(State.STREAM_LISTING)
+            return []
         if page.next:
             return [*page.faults]
         return [*page.faults, self._synced(page.resource_version)]
@@ -184,6 +213,8 @@ class Watcher(Generic[T]):
     def opened(self, now: float) -> None:
         """Take note that the server has accepted a watch."""
         self._opened_at = now
+        self._backoff.healthy(now)
+        self._unreached.healthy(now)
         self._lines = LineSplitter(self._max_line)
         self._got_events = False
 
@@ -269,7 +300,7 @@ class Watcher(Generic[T]):
         if self.state is State.STREAM_LISTING:
             # Whatever stood in its way, pages are smaller.
             interrupted = self._back_off(now, reason, message)
-            self._resume = State.LISTING
+            self._resume, self._pages_left = State.LISTING, math.inf
             return [interrupted]
         if now - self._opened_at < self._timings.short_lived:
             return [self._back_off(now, reason, message, relist=not self._got_events)]
@@ -281,18 +312,18 @@ class Watcher(Generic[T]):
         self, now: float, reason: str, message: str, *, relist: bool = True, at_least: float = 0.0
     ) -> Interrupted:
         relist = relist or self.state is not State.WATCHING
-        delay = max(self._backoff.delay(now), min(at_least, self._timings.retry_after_cap))
+        backoff = self._unreached if reason == "Unreached" and not relist else self._backoff
+        delay = max(backoff.delay(now), min(at_least, self._timings.retry_after_cap))
         self._enter(State.BACKING_OFF)
-        self._resume = self._list_state() if relist else State.WATCHING
+        again = self._first if self._stream_lists else State.LISTING
+        self._resume = again if relist else State.WATCHING
         self._resume_at = now + delay
         return Interrupted(reason, message, delay, relist)
-
-    def _list_state(self) -> State:
-        return State.STREAM_LISTING if self._stream_lists else State.LISTING
 
     def _enter(self, state: State, limit: int | None = None) -> None:
         self.state = state
         self._listed = {}
         self._unreadable = set()
+        self._pages_left = self._plain_pages
         self._continue = ""
         self._limit = self._page_size if limit is None else limit

@@ -94,9 +94,15 @@ def test_a_queue_of_another_namespace_concerns_nobody(world: World) -> None:
 
 
 def test_what_a_list_brings_waits_for_what_has_just_changed(world: World) -> None:
-    world.change(a_job("old"), initial=True)
+    world.change(a_job("old", phase="Running"), initial=True)
     world.change(a_job("new"))
     assert world.keys() == [("team", "new"), ("team", "old")]
+
+
+def test_a_job_that_was_made_meanwhile_goes_before_those_under_way(world: World) -> None:
+    world.change(a_job("runs", phase="Running"), initial=True)
+    world.change(a_job("waits"), initial=True)
+    assert world.keys() == [("team", "waits"), ("team", "runs")]
 
 
 def test_readiness_names_what_is_missing_and_why(world: World) -> None:
@@ -104,7 +110,7 @@ def test_readiness_names_what_is_missing_and_why(world: World) -> None:
     world.answers.observe("watch", "pods", 403, 0.1)
     said = world.reader.readiness()()
     assert "install the CustomResourceDefinition of torchrunjobs.torchrun.ai" in said
-    assert "grant the controller's role the verb list on pods" in said
+    assert "grant the controller's role the verb watch on pods" in said
     assert "services (the first list is on its way)" in said
     for informer in world.reader.informers:
         informer.synced.set()

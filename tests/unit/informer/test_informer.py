@@ -42,6 +42,24 @@ class TestFollowing:
             (asked, *_) = harness.server.requests
             assert asked.startswith("GET /api/v1/namespaces/team-a/pods?labelSelector=a%3Db&")
 
+    async def test_a_short_list_is_plain_and_a_watch_follows(self) -> None:
+        pages = gives(page([pod("a", 5)], 9, token="more")), gives(page([pod("b", 6)], 9))
+        watch = sends(frame("MODIFIED", pod("a", 10)))
+        async with informing(*pages, watch, plain_pages=2) as harness:
+            told = [await harness.next() for _ in range(3)]
+            assert told == [("add", "a", True), ("add", "b", True), ("update", "a", False)]
+            assert harness.queries[:3] == ["page", "page", "9"]
+
+    async def test_a_long_list_is_streamed(self) -> None:
+        long = gives(page([pod("a", 5)], 9, token="more"))
+        stream = sends(added("a", 5), added("b", 6), bookmark(9, end=True))
+        async with informing(long, stream, plain_pages=1) as harness:
+            assert [await harness.next() for _ in range(2)] == [
+                ("add", "a", True),
+                ("add", "b", True),
+            ]
+            assert harness.queries[:2] == ["page", "list"]
+
     async def test_pages_where_lists_cannot_be_streamed(self) -> None:
         async with informing(
             refuses(422, "Invalid"),
@@ -55,6 +73,28 @@ class TestFollowing:
             assert further == "GET /api/v1/pods?limit=500&continue=more"
             assert whole == "GET /api/v1/pods"
             assert harness.clock.slept == []
+
+    async def test_the_newest_version_is_that_of_an_object_on_any_page(self) -> None:
+        pages = [page([pod("a", 5), pod("b", 17)], 40, token="more"), page([pod("c", 6)], 40)]
+
+        async def listed(request: web.Request) -> web.Response:
+            assert "PartialObjectMetadataList" in request.headers["Accept"]
+            return web.Response(body=pages["continue" in request.query])
+
+        async with (
+            serving(listed) as server,
+            connection(server.url).session("watch") as transport,
+        ):
+            informer = Informer(PODS, transport, Store(), lambda change, initial: None)
+            assert await informer.newest() == 17
+            pages[:] = [
+                b'{"metadata":{"resourceVersion":"40"},"items":null}'
+            ]  # as it is, where empty
+            assert await informer.newest() == 0
+            # As API servers write a list of metadata that is empty.
+            pages[:] = [b'{"metadata": {"resourceVersion": "40"}, "items": null}']
+            assert await informer.newest() == 0
+        assert "resourceVersion" not in "".join(server.requests), "the server's own store is asked"
 
     async def test_last_seen_is_when_the_server_last_spoke(self) -> None:
         first = sends(added("a", 5), bookmark(9, end=True), error(500, "InternalError"))
@@ -116,7 +156,7 @@ class TestMisbehavingServer:
         play = Play(sends(added("a", 5), added("b", 6), bookmark(9, end=True)))
         async with serving(play) as server, connection(server.url).session("x") as transport:
             play.server = server
-            informer = Informer(PODS, transport, Store(), on_change)
+            informer = Informer(PODS, transport, Store(), on_change, plain_pages=0)
             async with running(informer), asyncio.timeout(PATIENCE):
                 assert await seen == "b"
                 await informer.synced.wait()
@@ -311,6 +351,7 @@ async def test_nothing_need_be_observed() -> None:
             Store(),
             lambda change, initial: None,
             timings=Timings(backoff=0.001, short_lived=0.0),
+            plain_pages=0,
         )
         async with running(informer):
             assert await informer.wait_for(12, PATIENCE)

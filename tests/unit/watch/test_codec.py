@@ -51,6 +51,12 @@ def test_an_error() -> None:
     )
 
 
+@pytest.mark.parametrize(("asked", "seconds"), [(10**400, 600.0), (-(10**400), None)])
+def test_no_number_is_too_large_to_wait_for(asked: int, seconds: float | None) -> None:
+    busy = PODS.frame(error(429, "TooManyRequests", "busy", asked))
+    assert busy == ServerError(429, "TooManyRequests", "busy", seconds)
+
+
 def test_type_may_come_after_object() -> None:
     line = json.dumps({"object": pod("a", 5), "type": "ADDED"}).encode()
     assert isinstance(PODS.frame(line), Upserted)
@@ -113,6 +119,15 @@ class TestSpecThatDoesNotDecode:
         assert event.object.status.phase == "Running"
         assert event.object.spec == TorchrunJob().spec
         assert "$.spec.command" in event.object.invalid
+
+    @pytest.mark.parametrize(
+        "field", ["attempt", "restarts", "runningSeconds", "workspaceRevision"]
+    )
+    @pytest.mark.parametrize("number", [-1, 2**63 - 1])
+    def test_gives_up_a_status_with_more_than_there_can_be(self, field: str, number: int) -> None:
+        event = JOBS.frame(frame("ADDED", job({}, status={field: number})))
+        assert isinstance(event, Upserted)
+        assert f"$.status.{field}" in event.object.invalid
 
     def test_gives_up_a_status_that_does_not_decode_either(self) -> None:
         event = JOBS.frame(frame("ADDED", job({"command": 5}, status={"attempt": "x"})))

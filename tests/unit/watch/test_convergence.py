@@ -74,7 +74,8 @@ class World:
         self.data = data
         self.server = Server()
         self.streams_lists = data.draw(st.booleans())
-        self.watcher = Watcher(PODS, lambda: 0.5, page_size=2)
+        plain = data.draw(st.integers(1, 3))
+        self.watcher = Watcher(PODS, lambda: 0.5, page_size=1, plain_pages=plain)
         self.store: Store[Pod] = Store({"attempt": lambda obj: [obj.metadata.labels.attempt]})
         self.replayed: State = {}
         self.now = 0.0
@@ -257,7 +258,8 @@ def test_any_chunking_gives_the_same_events(cuts: list[int]) -> None:
     )
 
     def events(chunks: list[bytes]) -> list[Event[Pod]]:
-        watcher = Watcher(PODS, lambda: 0.5, max_line=1000)
+        watcher = Watcher(PODS, lambda: 0.5, max_line=1000, plain_pages=1)
+        watcher.page(page([], 4, token="a long list"), 0)
         watcher.opened(0)
         found: list[Event[Pod]] = []
         for chunk in chunks:

@@ -1,18 +1,15 @@
-"""The state machine, state by state, and the known faults of Python watchers by name."""
+"""The state machine, state by state."""
 
 import pytest
 
 from frames import bookmark, error, frame, page, pod
-from torchrun_api.core import Pod
 from torchrun_api.kinds import PODS
 from torchrun_controller.watch import (
     Bookmarked,
     Deleted,
-    Event,
     Failure,
     Faulted,
     FetchPage,
-    Interrupted,
     OpenStream,
     State,
     Synced,
@@ -20,53 +17,31 @@ from torchrun_controller.watch import (
     Wait,
     Watcher,
 )
-
-EXPIRED = Failure("too old", 410)
-UNREACHED = Failure("connection refused")
-
-
-def watcher(random: float = 0.0, max_line: int = 2**20) -> Watcher[Pod]:
-    return Watcher(PODS, lambda: random, max_line=max_line)
-
-
-def listing() -> Watcher[Pod]:
-    """At its first page, after the server refused to stream a list."""
-    fresh = watcher()
-    fresh.next(0)
-    assert fresh.failed(Failure("sendInitialEvents is forbidden", 422), 0) == []
-    return fresh
-
-
-def watching(version: int = 10) -> Watcher[Pod]:
-    """On an open watch, opened at 0, whose list has just come in."""
-    fresh = watcher()
-    fresh.next(0)
-    fresh.opened(0)
-    fresh.receive(bookmark(version, end=True), 0)
-    assert fresh.state is State.WATCHING
-    return fresh
-
-
-def names(event: Event[Pod]) -> list[str]:
-    assert isinstance(event, Synced)
-    return [obj.metadata.name for obj in event.objects]
-
-
-def query(watch: Watcher[Pod], now: float = 0.0) -> dict[str, str]:
-    action = watch.next(now)
-    assert not isinstance(action, Wait)
-    return dict(action.query)
-
-
-def interrupted(events: list[Event[Pod]]) -> Interrupted:
-    (event,) = events
-    assert isinstance(event, Interrupted)
-    return event
+from unit.watch.watchers import (
+    EXPIRED,
+    UNREACHED,
+    interrupted,
+    listing,
+    names,
+    query,
+    streaming,
+    to_the_stream,
+    watcher,
+    watching,
+)
 
 
 class TestStreamListing:
+    def test_follows_where_a_list_is_long(self) -> None:
+        fresh = streaming()
+        fresh.next(0)
+        fresh.opened(0)
+        fresh.receive(frame("ADDED", pod("a", 5)), 0)
+        (synced,) = fresh.receive(bookmark(9, end=True), 0)
+        assert names(synced) == ["a"]
+
     def test_asks_for_a_consistent_list(self) -> None:
-        action = watcher().next(0)
+        action = streaming().next(0)
         assert action == OpenStream(
             {
                 "watch": "true",
@@ -80,17 +55,16 @@ class TestStreamListing:
         )
 
     def test_timeout_is_spread_up_to_twice(self) -> None:
-        assert query(watcher(random=0.999))["timeoutSeconds"] == "599"
+        assert query(streaming(random=0.999))["timeoutSeconds"] == "599"
 
     def test_selector_goes_with_every_request(self) -> None:
         fresh = Watcher(PODS, lambda: 0.0, label_selector="a=b", field_selector="c=d")
-        assert query(fresh)["labelSelector"] == "a=b"
-        fresh.failed(Failure("no", 422), 0)
         selectors = {"labelSelector": "a=b", "fieldSelector": "c=d"}
         assert query(fresh) == {**selectors, "limit": "500"}
+        assert selectors.items() <= query(to_the_stream(fresh)).items()
 
     def test_hands_nothing_on_before_the_end(self) -> None:
-        fresh = watcher()
+        fresh = streaming()
         fresh.next(0)
         fresh.opened(0)
         assert fresh.receive(frame("ADDED", pod("a", 5)) + frame("ADDED", pod("b", 3)), 0) == []
@@ -100,7 +74,7 @@ class TestStreamListing:
         assert fresh.state is State.WATCHING
 
     def test_takes_in_what_happens_meanwhile(self) -> None:
-        fresh = watcher()
+        fresh = streaming()
         fresh.next(0)
         fresh.opened(0)
         fresh.receive(frame("ADDED", pod("a", 5)) + frame("ADDED", pod("b", 3)), 0)
@@ -111,7 +85,7 @@ class TestStreamListing:
         assert [obj.metadata.labels.attempt for obj in synced.objects] == ["1"]
 
     def test_goes_on_watching_the_same_stream(self) -> None:
-        fresh = watcher()
+        fresh = streaming()
         fresh.next(0)
         fresh.opened(0)
         synced, upserted = fresh.receive(bookmark(9, end=True) + frame("ADDED", pod("a", 10)), 0)
@@ -119,7 +93,7 @@ class TestStreamListing:
         assert isinstance(upserted, Upserted)
 
     def test_keeps_apart_what_exists_and_cannot_be_read(self) -> None:
-        fresh = watcher()
+        fresh = streaming()
         fresh.next(0)
         fresh.opened(0)
         bad = [frame("ADDED", pod(name, 3, status=4)) for name in ("a", "b", "c")]
@@ -132,15 +106,17 @@ class TestStreamListing:
 
     @pytest.mark.parametrize("status", [400, 422, 501])
     def test_refused_by_an_old_server_falls_back_to_pages_for_good(self, status: int) -> None:
-        fresh = watcher()
+        fresh = streaming()
         fresh.next(0)
         assert fresh.failed(Failure("forbidden", status), 0) == []
         assert fresh.next(0) == FetchPage({"limit": "500"}, 60.0)
         fresh.failed(UNREACHED, 0)
-        assert isinstance(fresh.next(60), FetchPage)
+        for number in range(9):
+            assert isinstance(fresh.next(60), FetchPage)
+            assert fresh.page(page([pod("a", 3)], 9, token=f"t{number}"), 60) == []
 
     def test_ignored_by_a_very_old_server_falls_back_to_pages(self) -> None:
-        fresh = watcher()
+        fresh = streaming()
         fresh.next(0)
         fresh.opened(0)
         events = fresh.receive(frame("ADDED", pod("a", 5)) + bookmark(9), 0)
@@ -149,26 +125,37 @@ class TestStreamListing:
 
     @pytest.mark.parametrize("how", ["closed", "broken"])
     def test_that_does_not_end_is_followed_by_pages_once(self, how: str) -> None:
-        fresh = watcher()
+        fresh = streaming()
         fresh.next(0)
         fresh.opened(0)
         fresh.receive(frame("ADDED", pod("a", 5)), 0)
         event = interrupted(fresh.closed(50) if how == "closed" else fresh.failed(UNREACHED, 50))
         assert event.relist
-        assert isinstance(fresh.next(60), FetchPage)
-        assert names(fresh.page(page([pod("b", 4)], 6), 60)[0]) == ["b"]
+        for number in range(9):
+            assert isinstance(fresh.next(60), FetchPage)
+            assert fresh.page(page([pod("b", 4)], 6, token=f"t{number}"), 60) == []
+        assert names(fresh.page(page([], 6), 60)[0]) == ["b"]
         query(fresh, 60)
         fresh.failed(EXPIRED, 60)
-        assert "sendInitialEvents" in query(fresh, 100)
+        to_the_stream(fresh, 100)
 
     def test_not_reached_is_tried_again(self) -> None:
-        fresh = watcher()
+        fresh = streaming()
         fresh.next(0)
         assert interrupted(fresh.failed(UNREACHED, 0)).relist
-        assert "sendInitialEvents" in query(fresh, 60)
+        assert "sendInitialEvents" in query(to_the_stream(fresh, 60), 60)
 
 
 class TestListing:
+    def test_comes_first_and_is_enough_where_it_is_short(self) -> None:
+        fresh = watcher()
+        assert fresh.next(0) == FetchPage({"limit": "500"}, 60.0)
+        for number in range(3):
+            assert fresh.page(page([pod(f"a-{number}", 3)], 9, token="t"), 0) == []
+        (synced,) = fresh.page(page([pod("a-3", 4)], 9), 0)
+        assert names(synced) == ["a-0", "a-1", "a-2", "a-3"]
+        assert fresh.state is State.WATCHING
+
     def test_pages_of_500(self) -> None:
         fresh = listing()
         assert fresh.next(0) == FetchPage({"limit": "500"}, 60.0)
@@ -304,97 +291,51 @@ class TestBackoff:
         fresh.next(0)
         assert interrupted(fresh.failed(UNREACHED, 0)).delay == pytest.approx(1.2)
 
-    @pytest.mark.parametrize(("after", "delay"), [(119.0, 1.6), (121.0, 0.8)])
-    def test_is_short_again_after_two_minutes_of_health(self, after: float, delay: float) -> None:
+    @pytest.mark.parametrize(("lasted", "delay"), [(29.0, 1.6), (31.0, 0.8)])
+    def test_is_short_again_after_a_watch_that_lasted(self, lasted: float, delay: float) -> None:
         fresh = watcher()
         fresh.next(0)
         fresh.failed(UNREACHED, 0)
-        fresh.next(after)
-        assert interrupted(fresh.failed(UNREACHED, after)).delay == delay
+        fresh.next(5)
+        fresh.opened(5)
+        fresh.receive(bookmark(10, end=True), 5)
+        assert interrupted(fresh.failed(UNREACHED, 5 + lasted)).delay == 0
+        fresh.next(5 + lasted)
+        assert interrupted(fresh.failed(UNREACHED, 5 + lasted)).delay == delay
 
+    def test_a_watch_goes_on_soon_after_a_server_that_was_away_for_long(self) -> None:
+        watch, now, delays = watching(), 100.0, []
+        watch.failed(UNREACHED, now)
+        for _ in range(8):
+            watch.next(now)
+            delays.append(interrupted(watch.failed(UNREACHED, now)).delay)
+            now += delays[-1]
+        assert delays == [0.8, 1.6, 3.2, 6.4, 8.0, 8.0, 8.0, 8.0]
+        watch.next(now)
+        assert interrupted(watch.failed(EXPIRED, now)).delay == 0.8
 
-class TestKnownFaults:
-    def test_410_is_not_retried_at_the_same_version(self) -> None:
-        watch = watching()
-        event = interrupted(watch.receive(error(410, "Expired"), 5))
-        assert (event.reason, event.relist) == ("Expired", True)
-        assert "resourceVersion" not in query(watch, 60)
-
-    def test_no_hot_loop_on_410(self) -> None:
-        fresh, now, requests = watcher(), 0.0, 0
-        while now < 600:
-            action = fresh.next(now)
-            if isinstance(action, Wait):
-                now += action.seconds
-                continue
-            requests += 1
-            fresh.opened(now)
-            fresh.receive(bookmark(10, end=True) + error(410, "Expired"), now)
-        assert requests <= 30
-
-    def test_no_hot_loop_on_watches_that_end_at_once(self) -> None:
-        watch, now, requests = watching(), 0.0, 0
-        watch.closed(now)
-        while now < 600:
-            action = watch.next(now)
-            if isinstance(action, Wait):
-                now += action.seconds
-                continue
-            requests += 1
-            watch.opened(now)
-            watch.receive(bookmark(10, end=True), now)
-            watch.closed(now)
-        assert requests <= 30
-
-    def test_reconnect_during_the_initial_events_starts_afresh(self) -> None:
+    def test_time_without_a_watch_is_no_health(self) -> None:
         fresh = watcher()
         fresh.next(0)
-        fresh.opened(0)
-        fresh.receive(frame("ADDED", pod("newest", 99)) + frame("ADDED", pod("old", 3)), 0)
-        fresh.failed(UNREACHED, 5)
-        assert "resourceVersion" not in query(fresh, 60)
-        (synced,) = fresh.page(page([pod("old", 3)], 100), 60)
-        assert names(synced) == ["old"]
+        fresh.failed(UNREACHED, 0)
+        fresh.next(500)
+        assert interrupted(fresh.failed(UNREACHED, 500)).delay == 1.6
 
-    def test_truncated_last_line_is_left_to_the_next_watch(self) -> None:
-        watch = watching()
-        assert watch.receive(frame("ADDED", pod("a", 11))[:-20], 1) == []
-        assert watch.closed(300) == []
-        assert query(watch, 300)["resourceVersion"] == "10"
-        watch.opened(300)
-        (event,) = watch.receive(frame("ADDED", pod("a", 11)), 301)
-        assert isinstance(event, Upserted)
-
-    def test_line_over_the_limit_is_named_and_skipped(self) -> None:
-        watch = watcher(max_line=4096)
-        watch.next(0)
-        watch.opened(0)
-        watch.receive(bookmark(10, end=True), 0)
-        huge = frame("ADDED", pod("huge", 11, spec={"x": "y" * 5000}))
-        fault, event = watch.receive(huge + frame("ADDED", pod("a", 12)), 1)
-        assert isinstance(fault, Faulted)
-        assert fault.key == ("team-a", "huge")
-        assert "4096 bytes" in fault.message
-        assert isinstance(event, Upserted)
-
-    @pytest.mark.parametrize("code", [403, 410, 429, 500, 504])
-    def test_error_in_the_stream_does_not_end_the_watcher(self, code: int) -> None:
-        watch = watching()
-        event = interrupted(watch.receive(error(code, "Any") + frame("ADDED", pod("a", 11)), 5))
-        assert (event.delay, event.relist) == (0.8, True)
-        assert isinstance(watch.next(5), Wait)
-        assert "sendInitialEvents" in query(watch, 60)
-
-    def test_one_bad_object_does_not_stop_its_kind(self) -> None:
-        events = watching().receive(
-            frame("ADDED", pod("bad", 11, status=4)) + frame("ADDED", pod("good", 12)), 1
-        )
-        assert [type(event) for event in events] == [Faulted, Upserted]
-
-    def test_garbage_is_no_sign_of_life(self) -> None:
-        watch = watching()
-        watch.closed(300)
-        watch.next(300)
-        watch.opened(300)
-        assert isinstance(watch.receive(b"<html>\n", 300)[0], Faulted)
-        assert interrupted(watch.closed(300.1)).relist
+    def test_a_server_that_is_away_once_a_minute_is_heard_soon_again(self) -> None:
+        fresh, now, longest = watcher(), 0.0, 0.0
+        fresh.next(now)
+        fresh.opened(now)
+        fresh.receive(bookmark(10, end=True), now)
+        for _ in range(20):
+            now += 60
+            back = now + 8
+            delay = interrupted(fresh.failed(UNREACHED, now)).delay
+            while now + delay < back:
+                now += delay
+                fresh.next(now)
+                delay = interrupted(fresh.failed(UNREACHED, now)).delay
+            now += delay
+            longest = max(longest, now - back)
+            fresh.next(now)
+            fresh.opened(now)
+        assert longest < 8

@@ -1,0 +1,72 @@
+"""Watchers in the states that tests begin with."""
+
+from frames import page, pod
+from torchrun_api.core import Pod
+from torchrun_api.kinds import PODS
+from torchrun_controller.watch import (
+    Event,
+    Failure,
+    FetchPage,
+    Interrupted,
+    State,
+    Synced,
+    Wait,
+    Watcher,
+)
+
+EXPIRED = Failure("too old", 410)
+UNREACHED = Failure("connection refused")
+
+
+def watcher(random: float = 0.0, max_line: int = 2**20) -> Watcher[Pod]:
+    return Watcher(PODS, lambda: random, max_line=max_line)
+
+
+def to_the_stream(watch: Watcher[Pod], now: float = 0) -> Watcher[Pod]:
+    """Past the pages after which a list is long."""
+    for number in range(4):
+        assert isinstance(watch.next(now), FetchPage)
+        assert watch.page(page([pod("old", 3)], 9, token=f"t{number}"), now) == []
+    assert watch.state is State.STREAM_LISTING
+    return watch
+
+
+def streaming(random: float = 0.0, max_line: int = 2**20) -> Watcher[Pod]:
+    """About to stream a list, the pages before which have shown that it is long."""
+    return to_the_stream(watcher(random, max_line))
+
+
+def listing() -> Watcher[Pod]:
+    """At its first page, after the server refused to stream a list."""
+    fresh = streaming()
+    fresh.next(0)
+    assert fresh.failed(Failure("sendInitialEvents is forbidden", 422), 0) == []
+    return fresh
+
+
+def watching(version: int = 10) -> Watcher[Pod]:
+    """On an open watch, opened at 0, whose list has just come in."""
+    fresh = watcher()
+    fresh.next(0)
+    fresh.page(page([], version), 0)
+    fresh.next(0)
+    fresh.opened(0)
+    assert fresh.state is State.WATCHING
+    return fresh
+
+
+def names(event: Event[Pod]) -> list[str]:
+    assert isinstance(event, Synced)
+    return [obj.metadata.name for obj in event.objects]
+
+
+def query(watch: Watcher[Pod], now: float = 0.0) -> dict[str, str]:
+    action = watch.next(now)
+    assert not isinstance(action, Wait)
+    return dict(action.query)
+
+
+def interrupted(events: list[Event[Pod]]) -> Interrupted:
+    (event,) = events
+    assert isinstance(event, Interrupted)
+    return event
