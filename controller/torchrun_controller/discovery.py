@@ -95,6 +95,11 @@ class Discovery:
         known = "goes by what was installed before" if self.installed is not None else "is unknown"
         return f"what gang schedulers are installed {known}: {self._problem}"
 
+    def groups(self) -> frozenset[str]:
+        """The API groups of schedulers that are served, as far as that is known."""
+        served = self.installed.resources if self.installed is not None else frozenset()
+        return frozenset(version.partition("/")[0] for version, _ in served)
+
     async def run(self) -> NoReturn:
         """Go on until cancelled, whatever the server does."""
         while True:

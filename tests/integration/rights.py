@@ -1,0 +1,107 @@
+"""Roles in force: controllers with the token of a ServiceAccount, and what the API server notes."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from integration.controller_process import ControllerProcess
+from roles import documents, named
+from torchrun_cluster import LocalCluster
+
+NAMESPACE = "torchrun-system"
+
+
+class Audit:
+    """The API server's audit log, as far as it is of ServiceAccounts of the controller's namespace.
+
+    Give `flags` to the API server.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        policy = {
+            "apiVersion": "audit.k8s.io/v1",
+            "kind": "Policy",
+            "rules": [
+                {
+                    "level": "Metadata",
+                    "userGroups": ["system:serviceaccounts"],
+                    "omitStages": ["RequestReceived"],
+                },
+                {"level": "None"},
+            ],
+        }
+        self._log = folder / "audit.log"
+        (folder / "policy.json").write_text(json.dumps(policy))
+        self.flags = [
+            f"--audit-policy-file={folder}/policy.json",
+            f"--audit-log-path={self._log}",
+        ]
+
+    def entries(self, account: str, namespace: str = NAMESPACE) -> list[dict[str, Any]]:
+        """Requests of one account about resources."""
+        user = f"system:serviceaccount:{namespace}:{account}"
+        lines = self._log.read_bytes().splitlines()
+        found = (json.loads(line) for line in lines if user.encode() in line)
+        return [e for e in found if e["user"]["username"] == user and "objectRef" in e]
+
+
+def right(entry: dict[str, Any]) -> tuple[str, str]:
+    """Verb and resource of a request."""
+    about = entry["objectRef"]
+    part = f"/{about['subresource']}" if "subresource" in about else ""
+    return entry["verb"], named(about["resource"] + part, about.get("apiGroup", ""))
+
+
+def used(entries: Sequence[dict[str, Any]]) -> set[tuple[str, str]]:
+    """The rights that were made use of. To make an object by server-side apply takes create too."""
+    found = {right(entry) for entry in entries}
+    made = [e for e in entries if e["verb"] == "patch" and e["responseStatus"]["code"] == 201]
+    return found | {("create", right(entry)[1]) for entry in made}
+
+
+def denied(entries: Sequence[dict[str, Any]]) -> set[tuple[str, str]]:
+    """The rights that were lacking."""
+    return {right(entry) for entry in entries if entry["responseStatus"]["code"] == 403}
+
+
+def grant(
+    cluster: LocalCluster, account: str, *, without: tuple[tuple[str, str], ...] = ()
+) -> None:
+    """The roles as they are shipped, under the account's name, but for pairs of verb and resource."""
+    cluster.kubectl("create", "namespace", NAMESPACE, check=False)
+    cluster.kubectl("create", "serviceaccount", account, "-n", NAMESPACE, check=False)
+    for document in documents():
+        text = json.dumps({**document, "rules": _rules(document, without)})
+        body = json.loads(text.replace('"torchrun-controller', f'"{account}'))
+        if document["kind"].endswith("Binding"):
+            del body["rules"]
+        cluster.kubectl("apply", "-f", "-", stdin=json.dumps(body))
+
+
+def _rules(document: dict[str, Any], without: tuple[tuple[str, str], ...]) -> list[dict[str, Any]]:
+    return [
+        {"apiGroups": [group], "resources": [resource], "verbs": verbs}
+        for rule in document.get("rules", ())
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        if (verbs := [v for v in rule["verbs"] if (v, named(resource, group)) not in without])
+    ]
+
+
+def controller(
+    cluster: LocalCluster,
+    folder: Path,
+    account: str,
+    *arguments: str,
+    namespace: str = NAMESPACE,
+) -> ControllerProcess:
+    """With a token of the account, which nothing else says who it is."""
+    token = cluster.kubectl("create", "token", account, "-n", namespace).stdout.strip()
+    config = json.loads(cluster.kubeconfig.read_text())
+    for user in config["users"]:
+        user["user"] = {"token": token}
+    folder.mkdir(exist_ok=True)
+    path = folder / "kubeconfig"
+    path.write_text(json.dumps(config))
+    return ControllerProcess(cluster, folder, "--kubeconfig", str(path), *arguments)

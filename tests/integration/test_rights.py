@@ -1,0 +1,359 @@
+"""The roles that are shipped: enough for all that the controller does, and nothing that it does not.
+
+The API server's audit log has each request of the controller's ServiceAccount. CRDs of schedulers
+that are not at hand are played by kinds without a schema.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import httpx
+import pytest
+import yaml
+
+from integration.controller_process import NO_ELECTION, Api, ControllerProcess, eventually
+from integration.played_schedulers import COSCHEDULING_GROUPS, CRDS, KAI_GROUPS, KAI_QUEUES
+from integration.rights import NAMESPACE, Audit, controller, denied, grant, used
+from integration.team import WORKSPACE, Team
+from integration.test_progress import Reporter, token
+from roles import granted
+from torchrun_cluster import LocalCluster, Size
+from torchrun_cluster.binaries import wanted_kubernetes
+
+ACCOUNT = "torchrun-controller"
+MANIFESTS = Path(__file__).parents[2] / "manifests"
+KAI_TOPOLOGIES = CRDS / "kai.scheduler_topologies.yaml"
+RELEASE = wanted_kubernetes()
+# Lists do not come by watches here, so that both rights are used: servers before 1.34 are like this.
+GANG_GATE = ["GenericWorkload=true"] if RELEASE != "1.33" else []
+GATES = "--feature-gates=" + ",".join(["WatchList=false", *GANG_GATE])
+# From 1.36 on it lets PodGroups go that no pod uses any more.
+MANAGER = [f"--feature-gates={gate}" for gate in GANG_GATE]
+PROGRESS = ("--progress-url", "http://controller.test:8081", "--progress-port", "0")
+SETTINGS = {"apiVersion": "v1", "kind": "ConfigMap", "data": {"a": "1"}}
+LEASE = ("--lease-namespace", NAMESPACE)
+
+Gang: TypeAlias = tuple[str, str, str, str, str, dict[str, Any]]
+# gang, API group and version, plural, kind, what a group of somebody else's needs at least
+PLAYED: tuple[Gang, ...] = (
+    ("kai", "scheduling.run.ai", "v2alpha2", "podgroups", "PodGroup", {"minMember": 1}),
+    ("volcano", "scheduling.volcano.sh", "v1beta1", "podgroups", "PodGroup", {}),
+    ("coscheduling", "scheduling.x-k8s.io", "v1alpha1", "podgroups", "PodGroup", {"minMember": 1}),
+)
+# Kubernetes' own, as far as the release has them.
+BASIC = {"name": "other", "policy": {"basic": {}}}
+NATIVE: dict[str, Gang] = {
+    "1.35": (
+        *("native", "scheduling.k8s.io", "v1alpha1", "workloads", "Workload"),
+        {"podGroups": [BASIC]},
+    ),
+    "1.36": (
+        *("native", "scheduling.k8s.io", "v1alpha2", "podgroups", "PodGroup"),
+        {"schedulingPolicy": {"basic": {}}},
+    ),
+}
+GANGS = (*PLAYED, *(gang for release, gang in NATIVE.items() if release == RELEASE))
+
+# Rights that a run like this cannot provoke.
+RARE = {
+    # Somebody makes a KAI queue between a look at them and the write of ours.
+    ("get", "queues.scheduling.run.ai"),
+    *(
+        (verb, f"{plural}.scheduling.k8s.io")
+        for verb in ("get", "list", "watch", "create", "patch", "delete")
+        for release, (*_, plural, _, _) in NATIVE.items()
+        if release != RELEASE
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def audit(tmp_path_factory: pytest.TempPathFactory) -> Audit:
+    return Audit(tmp_path_factory.mktemp("audit"))
+
+
+@pytest.fixture(scope="module")
+def cluster(audit: Audit) -> Iterator[LocalCluster]:
+    native = [f"--runtime-config=scheduling.k8s.io/{g[2]}=true" for g in GANGS if g[0] == "native"]
+    flags = [*audit.flags, GATES, *native]
+    with LocalCluster(
+        name=f"test-rights-{os.getpid()}",
+        size=Size.CONTROL_PLANE,
+        extra_args={"kube-apiserver": flags, "kube-controller-manager": MANAGER},
+    ) as running:
+        yield running
+
+
+@pytest.fixture
+def team(api: Api) -> Team:
+    """Without a queue yet."""
+    return Team(api)
+
+
+def install(cluster: LocalCluster, path: Path, stub: tuple[str, str, str, str]) -> None:
+    """A scheduler's kind, by its real CRD where that is at hand."""
+    group, version, plural, kind = stub
+    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    body = {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {
+            "name": f"{plural}.{group}",
+            "annotations": {"api-approved.kubernetes.io": "unapproved, played by a test"},
+        },
+        "spec": {
+            "group": group,
+            "scope": "Cluster" if plural in ("queues", "topologies") else "Namespaced",
+            "names": {"plural": plural, "singular": kind.lower(), "kind": kind},
+            "versions": [
+                {
+                    "name": version,
+                    "served": True,
+                    "storage": True,
+                    "schema": {"openAPIV3Schema": schema},
+                }
+            ],
+        },
+    }
+    stdin = path.read_text() if path.is_file() else json.dumps(body)
+    cluster.kubectl("apply", "--server-side", "-f", "-", stdin=stdin)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _kinds(crds: LocalCluster) -> None:
+    install(crds, KAI_QUEUES, ("scheduling.run.ai", "v2", "queues", "Queue"))
+    install(crds, KAI_TOPOLOGIES, ("kai.scheduler", "v1alpha1", "topologies", "Topology"))
+    install(crds, CRDS / "none", ("kueue.x-k8s.io", "v1beta2", "workloads", "Workload"))
+    paths = {"kai": KAI_GROUPS, "coscheduling": COSCHEDULING_GROUPS}
+    for gang, *names, _ in PLAYED:
+        install(crds, paths.get(gang, CRDS / "none"), tuple(names))  # type: ignore[arg-type]
+    wait = ("wait", "--for=condition=Established", "crd", "--all")
+    eventually("they are served", lambda: crds.kubectl(*wait, check=False).returncode == 0)
+
+
+def condition(team: Team, kind: str) -> dict[str, Any]:
+    queue = team.api.get(f"{team.group}/torchrunqueues/research") or {}
+    conditions = queue.get("status", {}).get("conditions", ())
+    return next((c for c in conditions if c["type"] == kind), {})
+
+
+def others(team: Team, path: str, kind: str, name: str, **spec: object) -> str:
+    """An object of somebody else's that holds a name; its path."""
+    group, version = path.removeprefix("/apis/").split("/")[:2]
+    api_version = "v1" if path.startswith("/api/v1") else f"{group}/{version}"
+    body = {"apiVersion": api_version, "kind": kind, "metadata": {"name": name}, **spec}
+    team.api.create(path, body)
+    return f"{path}/{name}"
+
+
+def says(team: Team, job: str, text: str) -> None:
+    eventually(f"{job} says {text}", lambda: text in team.status(job).get("message", ""))
+
+
+def gives_way(team: Team, job: str, kind: str, path: str) -> None:
+    """The job waits for the name and says so; then it makes its own."""
+    says(team, job, f"{kind} '{path.rpartition('/')[2]}' exists already")
+    team.api.delete(path)
+    eventually("it is gone", lambda: _is_ours(team.api.get(path)) is not False)
+    # What the user changes is tried at once.
+    changed = {"spec": {"annotations": {"freed": kind}}}
+    team.api.patch(f"{team.group}/torchrunjobs/{job}", changed)
+
+
+def _is_ours(body: Any) -> bool | None:
+    return None if body is None else "torchrun-job-name" in body["metadata"].get("labels", {})
+
+
+# What the controller does, in as few steps as touch every kind in every way.
+
+
+def life_of_a_job(team: Team) -> None:
+    """Names that are taken, a failure, pauses, an end; and one that is deleted after its end."""
+    team.make_queue(networking={"isolate": True})
+    template = {"spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": "i"}]}}
+    claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+    taken = [
+        ("PersistentVolumeClaim", f"{team.core}/persistentvolumeclaims", "run-workspace", claim),
+        ("Pod", f"{team.core}/pods", "run-sync-0", template["spec"]),
+        ("Service", f"{team.core}/services", "run", {"clusterIP": "None"}),
+        ("Job", f"{team.batch}/jobs", "run", {"suspend": True, "template": template}),
+    ]
+    paths = [(kind, others(team, path, kind, name, spec=spec)) for kind, path, name, spec in taken]
+    team.submit("run", volumes=WORKSPACE)
+    for kind, path in paths[:2]:
+        gives_way(team, "run", kind, path)
+    team.has(f"{team.core}/pods/run-sync-0")
+    eventually("it is ours", lambda: _is_ours(team.api.get(f"{team.core}/pods/run-sync-0")))
+    team.pod_becomes("run-sync-0", "Succeeded")
+    for kind, path in paths[2:]:
+        gives_way(team, "run", kind, path)
+    for pod in team.workers("run"):
+        team.pod_becomes(pod, "Running")
+    team.reaches("run", "Running")
+    first, *_ = team.workers("run")
+    team.pod_becomes(first, "Failed", "ValueError")
+    team.has(f"{team.batch}/jobs/run-r1")
+    for suspend in (True, False, True, False):
+        team.api.patch(f"{team.group}/torchrunjobs/run", {"spec": {"suspend": suspend}})
+        team.reaches("run", "Suspended" if suspend else "Queued")
+    team.submit("brief", numNodes=1, reliability={"ttlSecondsAfterFinished": 0})
+    for pod in team.workers("brief", 1):
+        team.pod_becomes(pod, "Succeeded")
+    eventually("its time to live is over", lambda: team.job("brief") is None)
+
+
+def gangs(teams: dict[str, Team], schedulers: Any) -> None:
+    """A group whose name is taken, made, and deleted with its gang."""
+    for gang, group, version, plural, kind, spec in schedulers:
+        team = teams[gang]
+        team.make_queue(scheduling={"gang": gang})
+        path = f"/apis/{group}/{version}/namespaces/{team.name}/{plural}"
+        others(team, path, kind, "run", spec=spec)
+        team.submit("run", numNodes=1)
+    for gang, group, version, plural, kind, _ in schedulers:
+        team = teams[gang]
+        path = f"/apis/{group}/{version}/namespaces/{team.name}/{plural}/run"
+        gives_way(team, "run", kind, path)
+        eventually("its group", lambda: _is_ours(team.api.get(path)))  # noqa: B023
+        team.api.patch(f"{team.group}/torchrunjobs/run", {"spec": {"suspend": True}})
+        eventually("its group goes", lambda: team.api.get(path) is None)  # noqa: B023
+
+
+def life_of_a_queue(team: Team) -> None:
+    """Its objects, its KAI queue and its end."""
+    claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+    parent = "/apis/scheduling.run.ai/v2/queues"
+    if team.api.get(f"{parent}/default") is None:
+        others(team, parent, "Queue", "default", spec={"resources": {}})
+    cache = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "spec": claim}
+    path = others(team, f"{team.core}/configmaps", "ConfigMap", "research-settings")
+    resources = [{"name": "settings", "template": SETTINGS}, {"name": "cache", "template": cache}]
+    team.make_queue(kaiQueue=team.name, resources=resources)
+    text = "research-settings"
+    eventually("it is said", lambda: text in condition(team, "ResourcesReady").get("message", ""))
+    team.api.delete(path)
+    team.api.patch(f"{team.group}/torchrunqueues/research", {"spec": {"priority": 1}})
+    for kind in ("TemplateValid", "ResourcesReady", "KaiQueueReady", "Ready"):
+        eventually(kind, lambda kind=kind: condition(team, kind).get("status") == "True")  # type: ignore[misc]
+    queue = f"{team.group}/torchrunqueues/research"
+    team.api.patch(queue, {"spec": {"resources": []}})
+    for made in (path, f"{team.core}/persistentvolumeclaims/research-cache"):
+        eventually(f"{made} goes", lambda made=made: team.api.get(made) is None)  # type: ignore[misc]
+    team.api.delete(queue)
+    eventually("its KAI queue goes", lambda: team.api.get(f"{parent}/{team.name}") is None)
+    eventually("it goes", lambda: team.api.get(queue) is None)
+
+
+def test_what_is_granted_is_used_and_nothing_else_is_needed(
+    cluster: LocalCluster, api: Api, team: Team, audit: Audit, tmp_path: Path
+) -> None:
+    grant(cluster, ACCOUNT)
+    leader = controller(cluster, tmp_path, ACCOUNT, *LEASE, *PROGRESS)
+    standby = controller(cluster, tmp_path / "standby", ACCOUNT, *LEASE)
+    teams = {gang[0]: Team(api) for gang in GANGS}
+    with leader.running():
+        leader.wait_for_line("works")
+        with standby.running():
+            standby.wait_for_line("lease is held")
+            life_of_a_job(team)
+        gangs(teams, GANGS)
+        life_of_a_queue(Team(api))
+        (worker,) = team.workers("run", 2)[:1]
+        Reporter(leader).send(token(team, worker))
+    entries = audit.entries(ACCOUNT)
+    assert denied(entries) == set()
+    unused = granted() - used(entries) - RARE
+    assert unused == set(), "granted and never used"
+    assert used(entries) & RARE == set(), "no longer rare"
+
+
+def test_a_right_that_is_missing_for_a_part_is_named(
+    cluster: LocalCluster, team: Team, tmp_path: Path
+) -> None:
+    """Jobs run all the same, and once it is granted the controller goes on by itself."""
+    lacks = ("list", "queues.scheduling.run.ai")
+    grant(cluster, "partly", without=(lacks,))
+    with controller(cluster, tmp_path, "partly", *NO_ELECTION).running() as process:
+        team.make_queue(kaiQueue=team.name)
+        told = eventually(
+            "the condition",
+            lambda: (
+                "verb list" in condition(team, "KaiQueueReady").get("message", "")
+                and condition(team, "KaiQueueReady")
+            ),
+        )
+        assert told["status"] == "Unknown"
+        assert "queues.scheduling.run.ai" in told["message"]
+        eventually("jobs run", lambda: condition(team, "Ready").get("status") == "True")
+        ready = eventually("readiness notes it", lambda: noted(process, "[!] rights"))
+        assert "KAI queues are not kept: grant the controller's role list queues" in ready
+        grant(cluster, "partly")
+        eventually("kept", lambda: condition(team, "KaiQueueReady").get("reason") == "Kept")
+
+
+def noted(process: ControllerProcess, text: str) -> str:
+    """The lines of /readyz, where they have the text."""
+    port = process.wait_for_line("serves")["port"]
+    lines = httpx.get(f"http://127.0.0.1:{port}/readyz").text
+    return lines if text in lines else ""
+
+
+@pytest.mark.long
+def test_a_right_without_which_nothing_goes_is_named_everywhere(
+    cluster: LocalCluster, team: Team, tmp_path: Path
+) -> None:
+    lacks = (("create", "jobs.batch"), ("list", "services"))
+    grant(cluster, "lacking", without=lacks)
+    with controller(cluster, tmp_path, "lacking", *NO_ELECTION).running() as process:
+        said = eventually("readiness", lambda: noted(process, "[-] rights"))
+        assert "grant the controller's role list services; create jobs.batch" in said
+        assert "cannot list services: grant the controller's role the verb list" in said
+        logged = process.wait_for_line("rights are missing")
+        assert "create jobs.batch" in logged["missing"]
+        grant(cluster, "lacking", without=lacks[:1])
+        process.wait_for_line("works")
+        team.make_queue()
+        team.submit("run")
+        says(team, "run", 'cannot create resource "jobs" in API group "batch"')
+        grant(cluster, "lacking")
+        team.workers("run")
+        eventually("readiness heals", lambda: noted(process, "[+] rights ok"))
+        # And lost in the middle.
+        grant(cluster, "lacking", without=(("delete", "jobs.batch"),))
+        team.api.patch(f"{team.group}/torchrunjobs/run", {"spec": {"suspend": True}})
+        eventually("readiness tells", lambda: noted(process, "delete jobs.batch"))
+        events = f"/apis/events.k8s.io/v1/namespaces/{team.name}/events"
+        told = [e["note"] for e in team.api.items(events) if e["reason"] == "Forbidden"]
+        assert any('cannot delete resource "jobs" in API group "batch"' in note for note in told)
+        grant(cluster, "lacking")
+        team.reaches("run", "Suspended")
+
+
+def test_a_role_in_one_namespace_is_enough_for_it(
+    cluster: LocalCluster, team: Team, audit: Audit, tmp_path: Path
+) -> None:
+    """The overlay's rights: only what is the cluster's is missing, and is done without."""
+    overlay = str(MANIFESTS / "overlays" / "single-namespace")
+    rendered = cluster.kubectl("kustomize", overlay).stdout.replace("team-a", team.name)
+    for document in yaml.safe_load_all(rendered):
+        assert not document["kind"].startswith("Cluster")
+        if document["kind"] in ("ServiceAccount", "Role", "RoleBinding"):
+            cluster.kubectl("apply", "-f", "-", stdin=json.dumps(document))
+    own = ("--namespaces", team.name, "--lease-namespace", team.name)
+    process = controller(cluster, tmp_path, ACCOUNT, *own, namespace=team.name)
+    with process.running():
+        team.make_queue(resources=[{"name": "settings", "template": SETTINGS}])
+        team.submit("run")
+        for pod in team.workers("run"):
+            team.pod_becomes(pod, "Succeeded")
+        team.reaches("run", "Succeeded")
+        notes = eventually("readiness notes it", lambda: noted(process, "[!] rights"))
+        assert "[+] rights ok" in notes
+        assert "lost nodes are not noticed: grant the controller's role list, watch nodes" in notes
+    of_the_cluster = {"nodes", "queues.scheduling.run.ai", "topologies.kai.scheduler"}
+    lacking = denied(audit.entries(ACCOUNT, team.name))
+    assert {resource for _, resource in lacking} == of_the_cluster
+    assert {verb for verb, _ in lacking} <= {"list", "watch"}

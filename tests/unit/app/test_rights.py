@@ -1,0 +1,121 @@
+"""The rights: the same in the code and in the role that is shipped, and what is said of a lack."""
+
+import asyncio
+import json
+from collections.abc import Callable
+
+import pytest
+
+from roles import granted
+from torchrun_controller.rights import LEASE, PROGRESS, RIGHTS, Right, Rights
+from torchrun_controller.transport import Disconnected, Response
+
+
+class Reviewer:
+    """Answers reviews; `denied` are pairs of verb and resource."""
+
+    def __init__(self, *denied: tuple[str, str]) -> None:
+        self.denied = set(denied)
+        self.asked: list[tuple[str, str, str]] = []
+        self.is_down = False
+
+    async def request(self, method: str, path: str, *, body: bytes | None = None) -> Response:
+        if self.is_down:
+            raise Disconnected("no answer")
+        asked = json.loads(body or b"")["spec"]["resourceAttributes"]
+        group = f".{asked['group']}" if asked["group"] else ""
+        part = f"/{asked['subresource']}" if asked["subresource"] else ""
+        resource = f"{asked['resource']}{group}{part}"
+        self.asked.append((asked["verb"], resource, asked["namespace"]))
+        allowed = (asked["verb"], resource) not in self.denied
+        return Response(201, json.dumps({"status": {"allowed": allowed}}).encode(), "")
+
+
+def needed(*rights: Right) -> set[tuple[str, str]]:
+    return {(verb, right.resource) for right in rights for verb in right.verbs}
+
+
+def test_the_role_that_is_shipped_has_what_the_controller_asks_for_and_nothing_else() -> None:
+    own = [right for right in RIGHTS if not right.cluster]
+    cluster = [right for right in RIGHTS if right.cluster]
+    assert granted("torchrun-controller") == needed(*own)
+    assert granted("torchrun-controller-cluster") == needed(*cluster, PROGRESS)
+    assert granted("torchrun-controller-leader-election") == needed(LEASE)
+
+
+async def test_what_is_missing_is_named_by_verb_and_resource() -> None:
+    rights = Rights(lease_namespace="system", progress=True)
+    reviewer = Reviewer(
+        *(("create", "jobs.batch"), ("patch", "jobs.batch"), ("watch", LEASE.resource)),
+        *(("list", "nodes"), ("create", "events.events.k8s.io"), ("create", PROGRESS.resource)),
+    )
+    await rights.look(reviewer, ())
+    assert rights.missing() == (
+        "grant the controller's role create, patch jobs.batch;"
+        " watch leases.coordination.k8s.io in system"
+    )
+    assert rights.shortcoming() == (
+        "no events are written: grant the controller's role create events.events.k8s.io;"
+        " lost nodes are not noticed: grant the controller's role list nodes;"
+        " workers cannot report progress: grant the controller's role create"
+        " tokenreviews.authentication.k8s.io"
+    )
+    reviewer.is_down = True
+    await rights.look(reviewer, ())
+    assert "jobs.batch" in rights.missing(), "what is not known does not heal"
+    reviewer.is_down, reviewer.denied = False, set()
+    await rights.look(reviewer, ())
+    assert rights.missing() == rights.shortcoming() == ""
+
+
+async def test_they_are_asked_for_where_the_controller_works() -> None:
+    reviewer = Reviewer(("list", "pods"))
+    rights = Rights(("team-a", "team-b"))
+    await rights.look(reviewer, ())
+    asked = {(namespace, resource) for _, resource, namespace in reviewer.asked}
+    assert {("team-a", "pods"), ("team-b", "pods"), ("", "nodes")} <= asked
+    assert ("", "pods") not in asked
+    assert rights.missing() == (
+        "grant the controller's role list pods in team-a; list pods in team-b"
+    )
+
+
+async def test_those_of_schedulers_matter_where_their_kinds_are_served() -> None:
+    group = "scheduling.volcano.sh"
+    reviewer = Reviewer(("delete", f"podgroups.{group}"))
+    rights = Rights()
+    await rights.look(reviewer, ())
+    assert rights.shortcoming() == ""
+    await rights.look(reviewer, {group})
+    assert f"delete podgroups.{group}" in rights.shortcoming()
+
+
+async def test_while_running_it_looks_again_at_what_is_missing_and_after_a_refusal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torchrun_controller.rights.SECONDS", 0.001)
+    monkeypatch.setattr("torchrun_controller.rights.START_SECONDS", 0)
+    monkeypatch.setattr("torchrun_controller.rights.LOOKS", 1_000_000)
+    seen: list[tuple[str, str, int, float]] = []
+    rights = Rights(observe=lambda *request: seen.append(request))
+    reviewer, groups = Reviewer(("list", "pods")), {"scheduling.run.ai"}
+
+    async def until(done: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not done():  # noqa: ASYNC110 the world has no such event
+                await asyncio.sleep(0)
+
+    async with rights.running(reviewer, lambda: frozenset(groups)):
+        await until(lambda: "list pods" in rights.missing())
+        looks = reviewer.asked.count(("list", "services", ""))
+        reviewer.denied = set()
+        await until(lambda: not rights.missing())
+        assert reviewer.asked.count(("list", "services", "")) == looks, "that was there"
+        reviewer.denied = {("create", "services")}
+        rights.observe("patch", "services", 403, 0.1)
+        await until(lambda: "create services" in rights.missing())
+        reviewer.denied = {("list", "podgroups.scheduling.volcano.sh")}
+        await until(lambda: not rights.missing())
+        groups.add("scheduling.volcano.sh")
+        await until(lambda: "podgroups.scheduling.volcano.sh" in rights.shortcoming())
+    assert seen == [("patch", "services", 403, 0.1)]

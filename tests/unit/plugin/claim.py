@@ -1,0 +1,40 @@
+"""The state directory of a job. kubectl is real but for `exec`, which runs its words here."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from kubectl_torchrun import copies
+
+from .laptop import Laptop
+
+SHIM = """#!/bin/sh
+for word in "$@"; do
+  if [ "$word" = exec ]; then
+    echo "$@" >> "{log}"
+    while [ "$1" != -- ]; do shift; done
+    shift
+    exec "$@"
+  fi
+done
+exec {kubectl} "$@"
+"""
+
+
+@pytest.fixture
+def claim(laptop: Laptop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The state directory, and how it comes to be mounted."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    shim = programs / "kubectl"
+    shim.write_text(SHIM.format(log=tmp_path / "execs", kubectl=shutil.which("kubectl")))
+    shim.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    root = tmp_path / "claim"
+    state = root / "state"
+    (state / "logs" / "0").mkdir(parents=True)
+    monkeypatch.setattr(copies, "STATE", str(state))
+    monkeypatch.setattr(copies, "_CLAIM", str(root))
+    return state
