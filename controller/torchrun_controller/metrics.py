@@ -1,8 +1,10 @@
 """Every metric of the controller, in a registry of its own.
 
 Names carry their unit and are stable: dashboards and alerts are written against them. Labels have
-few values (outcomes, phases, verbs, resources, HTTP codes), never names of objects. Names that
-client-go or controller-runtime have given to a thing are kept, so that their dashboards work.
+few values (outcomes, phases, verbs, resources, HTTP codes) or a bounded number of them (queues,
+reasons, see `metrics_labels`); names of jobs only for as many as a setting allows. Names that
+client-go or controller-runtime have given to a thing are kept, so that their dashboards work. A
+label is called neither `job` nor `namespace`: those are the scraped pod's.
 
 Counters and histograms are written where things happen. What can be read off at any time (the size
 of a cache, the age of a watch, jobs per phase) is asked for when Prometheus scrapes:
@@ -10,13 +12,14 @@ of a cache, the age of a watch, jobs per phase) is asked for when Prometheus scr
     metrics = Metrics()
     queue = AsyncWorkQueue(clock, observer=metrics.queue_observer("job"))
     metrics.watch_queue("job", queue)
-    metrics.count_jobs(lambda: Counter(job.status.phase or "Pending" for job in jobs))
+    metrics.register(JobCensus(metrics.queue_labels, ...))
     metrics.count_objects("pods", pods)
     metrics.age_of_watch("pods", lambda: clock() - informer.last_seen)
-    metrics.leadership(leader.may_write)
+    metrics.leadership(leader.may_write, lease="torchrun-system/torchrun-controller")
 """
 
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Sized
+from importlib.metadata import version
 from typing import Protocol
 
 from prometheus_client import (
@@ -33,14 +36,13 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from torchrun_controller.metrics_of_jobs import JobsByPhase, JobsOfQueues
+from torchrun_controller.metrics_labels import LONGEST, QueueLabels
+from torchrun_controller.metrics_of_changes import ChangeMetrics
 from torchrun_controller.progress.reports import Totals
-from torchrun_controller.reconcile.admission.state import QueueSummary
 
 # Seconds. A reconcile of a warm cache takes well under a millisecond, a write to the API server a
-# few; what users wait for (an upload, a gang's start) takes seconds to half an hour.
+# few.
 FAST = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
-SLOW = (0.5, 1, 2, 3, 5, 7.5, 10, 15, 20, 30, 45, 60, 120, 300, 600, 1800)
 LONG = (0.1, 1, 5, 30, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 24 * 3600, 72 * 3600)
 QUEUED = (0.0001, 0.001, 0.01, 0.1, 1, 10, 100, 1000)
 
@@ -65,10 +67,15 @@ class Metrics:
         self._reconciling()
         self._talking()
         self._leading()
-        self._waiting()
         self._admitting()
         self._training()
         self._queueing()
+        self.queue_labels = QueueLabels()
+        self.changes = ChangeMetrics(self.registry, self.queue_labels)
+        build = self._gauge(
+            "torchrun_build_info", "1, with the version of the controller.", "version"
+        )
+        build.labels(version("torchrun-controller")).set(1)
 
     def _reconciling(self) -> None:
         self.reconciles = self._counter(
@@ -163,8 +170,8 @@ class Metrics:
         )
         self.watch_restarts = self._counter(
             "torchrun_watch_restarts",
-            "Watches opened anew, by cause. The server ends each after 5 to 10 minutes; anything "
-            "much more frequent is trouble between here and there.",
+            "Watches and lists that broke, by cause. Ordinary ends, which the server makes every 5 "
+            "to 10 minutes, do not count; many in a row are trouble between here and there.",
             "resource",
             "cause",
         )
@@ -194,26 +201,15 @@ class Metrics:
         self._leader = self._gauge(
             "torchrun_leader",
             "1 while this process may write, 0 on a standby. The sum over all replicas is 1, "
-            "and 0 for a moment when the lease changes hands.",
+            "and 0 for a moment when the lease changes hands. Scope is the namespaces that it "
+            "works in, or all.",
+            "lease",
+            "scope",
         )
         self.lease_transitions = self._counter(
             "torchrun_lease_transitions",
             "Times that the lease was seen to change hands. Often means that leaders die or "
             "cannot reach the API server within the renew deadline.",
-        )
-
-    def _waiting(self) -> None:
-        self.sync_seconds = self._histogram(
-            "torchrun_sync_seconds",
-            "Time from the start of a workspace's sync pod to its success: the upload or "
-            "download of the code, and its extraction.",
-            SLOW,
-        )
-        self.job_start_seconds = self._histogram(
-            "torchrun_job_start_seconds",
-            "Time from the creation of a TorchrunJob to the phase Running: what its user waits "
-            "for. Includes queueing, workspace sync, scheduling and image pulls.",
-            SLOW,
         )
 
     def _admitting(self) -> None:
@@ -229,12 +225,9 @@ class Metrics:
             "quota they had borrowed.",
             "reason",
         )
-        self._queue_jobs = JobsOfQueues()
-        self.registry.register(self._queue_jobs)
-
-    def queues(self, summaries: Sequence[QueueSummary]) -> None:
-        """What the coordinator counts in each queue that takes part, for the next scrapes."""
-        self._queue_jobs.summaries = tuple(summaries)
+        # From 0 on: Prometheus does not see the step from no series to 1.
+        for reason in ("HigherPriority", "Reclaimed"):
+            self.preemptions.labels(reason)
 
     def _training(self) -> None:
         self.progress_reports = self._counter(
@@ -259,9 +252,9 @@ class Metrics:
         self.api_requests.labels(verb, resource, code).inc()
         self.api_request_seconds.labels(verb, resource).observe(seconds)
 
-    def count_jobs(self, phases: Callable[[], Mapping[str, int]]) -> None:
-        """Ask this for the number of jobs per phase at every scrape; absent phases count 0."""
-        self.registry.register(JobsByPhase(phases))
+    def register(self, collector: Collector) -> None:
+        """Ask this, too, at every scrape."""
+        self.registry.register(collector)
 
     def total_progress(self, totals: Callable[[], Totals]) -> None:
         """Ask this at every scrape for what all reporting jobs make together."""
@@ -275,10 +268,16 @@ class Metrics:
     def age_of_watch(self, resource: str, seconds: Callable[[], float]) -> None:
         """Ask this for the seconds since the watch's last byte at every scrape."""
         self._watch_age.labels(resource).set_function(seconds)
+        # Prometheus does not see the step from no series to 1.
+        self.watch_skipped_frames.labels(resource)
+        self.watch_lists.labels(resource)
 
-    def leadership(self, may_write: Callable[[], bool]) -> None:
-        """Ask this at every scrape whether the process leads."""
-        self._leader.set_function(lambda: float(may_write()))
+    def leadership(
+        self, may_write: Callable[[], bool], lease: str = "", namespaces: tuple[str, ...] = ()
+    ) -> None:
+        """Ask this at every scrape whether the process leads; no namespaces are all."""
+        scope = ",".join(sorted(namespaces))[:LONGEST] or "all"
+        self._leader.labels(lease, scope).set_function(lambda: float(may_write()))
 
     def queue_observer(self, name: str) -> "QueueObserver":
         """The observer of the work queue of this name."""

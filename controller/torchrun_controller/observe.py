@@ -114,11 +114,13 @@ def observe(
         return meta.controlled_by(uid) or meta.labels.retained_from == name
 
     jobs, other_jobs = _part(caches.child_jobs.by_index(JOB_INDEX, key), owned)
-    attempts = sorted(jobs, key=lambda child: names.number_in(child.metadata.labels.attempt))
+    jobs.sort(key=lambda child: names.number_in(child.metadata.labels.attempt))
+    of_workers, attempts = _part(jobs, lambda meta: meta.labels.role == names.WORKER)
     pods = caches.pods.by_index(JOB_INDEX, key)
     gangs = [pod for pod in pods if pod.metadata.labels.component == names.WORKER]
     latest = attempts[-1].metadata.uid if attempts else ""
-    workers, others = _part(gangs, lambda meta: meta.controlled_by(latest))
+    present = _gang_of(attempts, of_workers)
+    workers, others = _part(gangs, lambda meta: any(meta.controlled_by(j) for j in present))
     preparing, other_pods = _part(
         (pod for pod in pods if pod.metadata.labels.component != names.WORKER), owned
     )
@@ -134,7 +136,7 @@ def observe(
         *(_conflict(CLAIMS, other) for other in other_claims),
         *(_conflict(SERVICES, other) for other in other_services),
     )
-    told_of: tuple[Child, ...] = (*claims, *attempts[-1:], *workers, *syncing)
+    told_of: tuple[Child, ...] = (*claims, *attempts[-1:], *of_workers, *workers, *syncing)
     mattering = _nodes_of(job, [*gangs, *syncing], attempts)
     warnings = [
         warning
@@ -152,6 +154,7 @@ def observe(
         setup_pods=tuple(setting_up),
         probes=tuple(probes),
         child_jobs=tuple(attempts),
+        worker_jobs=tuple(of_workers),
         workers=tuple(sorted(workers, key=attrgetter("metadata.name"))),
         ghosts=tuple(pod for pod in others if alive(pod) or collected(pod)),
         conflicts=found,
@@ -165,6 +168,13 @@ def observe(
         installed=installed,
         groups=(*groups(uid), *(groups(latest) if latest else ())),
     )
+
+
+def _gang_of(attempts: list[Job], of_workers: list[Job]) -> tuple[str, ...]:
+    """UIDs of the latest child Job and, where its pods are a head's, of that of its workers."""
+    number = attempts[-1].metadata.labels.attempt if attempts else ""
+    beside = [job for job in of_workers if job.metadata.labels.attempt == number]
+    return tuple(job.metadata.uid for job in (*attempts[-1:], *beside))
 
 
 def _base(caches: Caches, job: TorchrunJob) -> Base | None:

@@ -111,6 +111,24 @@ def test_children_are_ordered_by_number_and_workers_are_of_the_latest_attempt(ca
     assert seen.conflicts == ()
 
 
+def test_the_workers_of_a_head_have_a_job_beside_its_own(caches):
+    for attempt, name in (("0", "train"), ("1", "train-r1")):
+        for role, job in ((names.HEAD, name), (names.WORKER, f"{name}-w")):
+            labels = {names.ATTEMPT_LABEL: attempt, names.ROLE_LABEL: role}
+            caches.child_jobs.upsert(child(Job, job, OURS, **labels), 1)
+            owner = [{"kind": "Job", "uid": f"uid-{job}", "controller": True}]
+            labels[names.COMPONENT_LABEL] = names.WORKER
+            caches.pods.upsert(child(Pod, f"{job}-0-x", owner, **labels), 1)
+    seen = observe(caches, "ml", "train")
+    assert [job.metadata.name for job in seen.child_jobs] == ["train", "train-r1"]
+    assert [job.metadata.name for job in seen.worker_jobs] == ["train-w", "train-r1-w"]
+    assert [pod.metadata.name for pod in seen.workers] == ["train-r1-0-x", "train-r1-w-0-x"]
+    assert {pod.metadata.name for pod in seen.ghosts} == {"train-0-x", "train-w-0-x"}
+    caches.child_jobs.delete("ml", "train-r1", 2)
+    left = observe(caches, "ml", "train")
+    assert [pod.metadata.name for pod in left.workers] == ["train-0-x", "train-w-0-x"]
+
+
 def test_what_another_owner_holds_is_a_conflict_and_not_ours(caches):
     old = [{"kind": "TorchrunJob", "name": "train", "uid": "uid-before", "controller": True}]
     caches.child_jobs.upsert(child(Job, "train", old), 1)

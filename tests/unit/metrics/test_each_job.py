@@ -1,0 +1,101 @@
+from msgspec.structs import replace
+from prometheus_client import CollectorRegistry
+
+from metrics_world import job
+from torchrun_api.job import TorchrunJob
+from torchrun_api.status import Progress, WorkersStatus
+from torchrun_controller.metrics_of_each_job import EachJob
+from torchrun_controller.store import Change
+
+
+class World:
+    def __init__(self, most: int) -> None:
+        self.jobs: dict[tuple[str, str], TorchrunJob] = {}
+        self.leads = True
+        self.registry = CollectorRegistry()
+        self.each = EachJob(
+            most,
+            leads=lambda: self.leads,
+            get=lambda namespace, name: self.jobs.get((namespace, name)),
+        )
+        self.registry.register(self.each)
+
+    def put(self, *jobs: TorchrunJob) -> None:
+        for made in jobs:
+            key = made.metadata.namespace, made.metadata.name
+            self.each.job_changed(Change(self.jobs.get(key), made), False)
+            self.jobs[key] = made
+
+    def remove(self, name: str) -> None:
+        self.each.job_changed(Change(self.jobs.pop(("team", name)), None), False)
+
+    def shown(self) -> list[str]:
+        return sorted(
+            sample.labels["torchrun_job"]
+            for family in self.registry.collect()
+            for sample in family.samples
+            if sample.name == "torchrun_job_info"
+        )
+
+
+def test_none_unless_asked_for() -> None:
+    world = World(0)
+    world.put(job("a", "Running"))
+    assert world.shown() == []
+
+
+def test_a_standby_tells_nothing() -> None:
+    world = World(1)
+    world.put(job("a", "Running"))
+    world.leads = False
+    assert world.shown() == []
+
+
+def test_the_first_that_are_not_over_keep_their_places() -> None:
+    world = World(2)
+    world.put(job("old", "Succeeded"), job("a", "Running"), job("b", None), job("c", "Running"))
+    assert world.shown() == ["a", "b"]
+    world.put(job("a", "Queued"))
+    assert world.shown() == ["a", "b"]
+
+
+def test_one_that_is_over_stays_until_another_needs_its_place() -> None:
+    world = World(2)
+    world.put(job("a", "Running"), job("b", "Running"))
+    world.put(job("a", "Failed"))
+    assert world.shown() == ["a", "b"]
+    world.put(job("c", "Pending"))
+    assert world.shown() == ["b", "c"]
+    world.put(job("b", "Succeeded"), job("b", "Succeeded"))
+    world.remove("b")
+    assert world.shown() == ["c"]
+    world.put(job("d", "Pending"), job("e", "Pending"))
+    world.remove("c")
+    assert world.shown() == ["d", "e"]
+
+
+def test_what_is_told_of_a_job() -> None:
+    world = World(1)
+    made = job("a", "Running", reason="WorkersRunning", gpus=16, since=30)
+    status = replace(
+        made.status,
+        num_nodes=2,
+        workers=WorkersStatus(running=2, ready=1),
+        restarts=3,
+        disruptions=1,
+        progress=Progress(step=7, total_steps=10, loss=0.5, samples_per_second=99.5),
+    )
+    world.put(replace(made, status=status))
+    own = {"job_namespace": "team", "torchrun_job": "a"}
+    value = world.registry.get_sample_value
+    info = {"queue": "gpu", "phase": "Running", "reason": "WorkersRunning"}
+    assert value("torchrun_job_info", own | info) == 1
+    since = made.metadata.creation_timestamp
+    assert since is not None
+    assert value("torchrun_job_phase_start_timestamp_seconds", own) == since.timestamp()
+    workers = {s: value("torchrun_job_workers", own | {"state": s}) for s in ("wanted", "ready")}
+    assert workers == {"wanted": 2, "ready": 1}
+    assert value("torchrun_job_restarts", own | {"counted": "yes"}) == 3
+    assert value("torchrun_job_gpus", own) == 16
+    assert value("torchrun_job_step", own) == 7
+    assert value("torchrun_job_loss", own) == 0.5

@@ -1,0 +1,148 @@
+"""How large /metrics is, and how long it takes, with 10,000 jobs of users who mean no good."""
+
+import random
+import time
+from collections.abc import Callable
+from typing import get_args
+
+from msgspec.structs import replace
+
+from metrics_world import World, job, node, queue
+from torchrun_api.admission import Quota
+from torchrun_api.job import TorchrunJob
+from torchrun_api.meta import Condition
+from torchrun_api.queue import TorchrunQueueSpec, TorchrunQueueStatus
+from torchrun_api.status import Attempt, Phase, Progress, WorkersStatus
+from torchrun_controller.metrics_labels import MOST_QUEUES
+from torchrun_controller.metrics_of_each_job import MOST_JOBS, EachJob
+from torchrun_controller.metrics_of_jobs import MOST_WAITS, PRESENT
+from torchrun_controller.reconcile.admission.state import Amounts, QueueSummary, Turn
+from torchrun_controller.reconcile.observed import Observed
+from torchrun_controller.store import Change
+from torchrun_controller.workqueue import WorkQueue
+
+JOBS = 10_000
+NAMESPACES = 3000
+LIMIT = 1_000_000  # bytes
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+PHASES = get_args(Phase)
+
+
+class Crowded(World):
+    """Names as long as Kubernetes takes them, and more queues, reasons and jobs than are shown."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.random = random.Random(1)
+        self.nodes = [node(f"n{number}", "8") for number in range(1000)]
+        self.each = EachJob(
+            MOST_JOBS, leads=lambda: True, get=lambda namespace, name: self.jobs[namespace, name]
+        )
+        self.metrics.register(self.each)
+        self.jobs: dict[tuple[str, str], TorchrunJob] = {}
+        self._fill_queues()
+        self._fill_jobs()
+        self._fill_rest()
+
+    def _fill_queues(self) -> None:
+        not_ready = Condition(type="Ready", status="False", reason="R" * 40)
+        summaries = []
+        for number in range(NAMESPACES):
+            made = replace(
+                queue(f"{number:q>63}" + "q" * 190, self.namespace(number)),
+                spec=TorchrunQueueSpec(quota=Quota(gpus=1_000_000)),
+                status=TorchrunQueueStatus(conditions=(not_ready,)),
+            )
+            self.put(made)
+            meta, used = made.metadata, Amounts(gpus=1_000_000)
+            summary = QueueSummary(namespace=meta.namespace, name=meta.name, turn=Turn(), used=used)
+            summaries.append(summary)
+        self.census.account(tuple(summaries))
+
+    def _fill_jobs(self) -> None:
+        for number in range(JOBS):
+            # Most are of the queues with series of their own, and they wait for much.
+            own = number % (MOST_QUEUES + 50)
+            made = job(
+                f"{number:j>45}",
+                PHASES[(number // (MOST_QUEUES + 50)) % len(PHASES)],
+                queue=f"{own:q>63}" + "q" * 190,
+                namespace=self.namespace(own),
+                reason=f"{self.random.randrange(70):R>40}",
+                gpus=1024,
+                since=number,
+                unfenced=3,
+            )
+            status = replace(
+                made.status,
+                num_nodes=128,
+                workers=WorkersStatus(running=128),
+                progress=Progress(
+                    step=10**9, total_steps=10**9, loss=1 / 3, samples_per_second=1e6 / 3
+                ),
+            )
+            made = replace(made, status=status)
+            self.put(made)
+            self.jobs[made.metadata.namespace, made.metadata.name] = made
+        for made in self.jobs.values():
+            self.each.job_changed(Change(None, made), True)
+
+    def _fill_rest(self) -> None:
+        for number, made in enumerate(self.jobs.values()):
+            end = Attempt(number=99, counted=number % 3 == 0, reason=f"{'Q' * 37}{number % 100:03}")
+            if number % 3 == 1:
+                end = replace(end, reason="Growing")
+            after = replace(made.status, phase=PHASES[number % 9], attempts=(end,))
+            self.metrics.changes.wrote(Observed(job=made), after, made.metadata.creation_timestamp)
+        for resource in (f"{number:r>40}" for number in range(20)):
+            for verb in ("list", "watch", "patch", "delete"):
+                for code in (0, 200, 403, 409, 429, 503):
+                    self.metrics.observe_request(verb, resource, code, self.random.random() * 9)
+            for result in ("Written", "Gone", "Rejected", "Superseded", "NameConflict"):
+                self.metrics.applies.labels(resource, result).inc()
+            for cause in ("Expired", "Broken", "Unreached", "Refused"):
+                self.metrics.watch_restarts.labels(resource, cause).inc()
+            self.metrics.age_of_watch(resource, lambda: 1 / 3)
+        for controller in ("job", "queue", "admission"):
+            self.metrics.queue_observer(controller)
+            self.metrics.watch_queue(controller, WorkQueue(time.monotonic))
+            for outcome in ("Done", "RequeueAfter", "Behind", "Retry", "Terminal"):
+                self.metrics.reconciles.labels(controller, outcome).inc()
+                self.metrics.reconcile_seconds.labels(controller, outcome).observe(1 / 3)
+
+    @staticmethod
+    def namespace(number: int) -> str:
+        return f"{number:n>63}"
+
+
+def test_it_stays_under_a_megabyte_whatever_users_make() -> None:
+    world = Crowded()
+    for accept in ("", OPENMETRICS):
+        body = world.metrics.snapshot().render(accept)[0]
+        assert len(body) < LIMIT, f"{len(body)} bytes as {accept or 'text'}"
+    # What makes it large is really there.
+    assert body.count(b"torchrun_queue_jobs{") == (MOST_QUEUES + 1) * len(PRESENT)
+    assert body.count(b"torchrun_job_info{") == MOST_JOBS
+    assert body.count(b"torchrun_queue_waiting_jobs{") >= MOST_WAITS
+
+
+def test_the_event_loop_is_held_up_for_no_longer_than_a_few_loops_over_all_jobs() -> None:
+    """A ratio of CPU times, as machines differ and are busy: 50 ms are some 60 such loops."""
+    world = Crowded()
+
+    def best(what: Callable[[], object]) -> float:
+        times = []
+        for _ in range(7):
+            began = time.thread_time()
+            what()
+            times.append(time.thread_time() - began)
+        return min(times)
+
+    def plain() -> int:
+        return sum(len(made.metadata.name + made.spec.job_queue) for made in world.jobs.values())
+
+    loop, snapshot = best(plain), best(world.metrics.snapshot)
+    rendered = best(lambda: world.metrics.snapshot().render(""))
+    print(f"a loop {loop * 1e3:.2f} ms, a snapshot {snapshot * 1e3:.1f} ms", end=", ")
+    print(f"{rendered * 1e3:.1f} ms with rendering, which a thread does")
+    assert snapshot < 60 * loop, f"{snapshot / loop:.0f} times a loop over all jobs"

@@ -1,0 +1,38 @@
+from metrics_world import job
+from torchrun_api.kinds import TORCHRUN_JOBS
+from torchrun_controller.assembly import Sessions, assemble
+from torchrun_controller.clock import SYSTEM
+from torchrun_controller.metrics import Metrics
+from torchrun_controller.reader import Answers
+from torchrun_controller.settings import parse
+from torchrun_controller.transport import Transport
+
+NEVER_SENT: Transport = None  # type: ignore[assignment]
+FLAGS = ("--runtime-image", "image", "--metrics-jobs", "1", "--namespaces", "team,other")
+
+
+def assembled(*flags: str) -> Metrics:
+    """The metrics of a controller whose cache has one job."""
+    metrics = Metrics()
+    sessions = Sessions(NEVER_SENT, NEVER_SENT, NEVER_SENT, Answers(metrics.observe_request))
+    parts = assemble(parse([*FLAGS, *flags], {}), sessions, metrics, SYSTEM, "me")
+    for informer in parts.reader.informers:
+        if informer.kind is TORCHRUN_JOBS:
+            informer._hand_on(informer.store.upsert(job("a", "Running"), 1))
+            break
+    return metrics
+
+
+def test_a_leader_tells_of_the_jobs_that_its_informers_see() -> None:
+    metrics = assembled("--leader-election=false")
+    value = metrics.registry.get_sample_value
+    assert value("torchrun_leader", {"lease": "", "scope": "other,team"}) == 1
+    assert value("torchrun_jobs", {"phase": "Running"}) == 1
+    assert value("torchrun_job_gpus", {"job_namespace": "team", "torchrun_job": "a"}) == 0
+
+
+def test_a_standby_tells_that_it_is_one() -> None:
+    metrics = assembled("--lease-namespace", "system")
+    lease = {"lease": "system/torchrun-controller", "scope": "other,team"}
+    assert metrics.registry.get_sample_value("torchrun_leader", lease) == 0
+    assert metrics.registry.get_sample_value("torchrun_jobs", {"phase": "Running"}) is None
