@@ -1,0 +1,120 @@
+"""`python -m torchrun_controller.replay record FILE` and `... plans FILE`."""
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from importlib.metadata import version
+from pathlib import Path
+
+from torchrun_controller import logs
+from torchrun_controller.observe import Key
+from torchrun_controller.reconcile.observed import Defaults
+from torchrun_controller.replay import __doc__ as description
+from torchrun_controller.replay.play import Player
+from torchrun_controller.replay.record import record
+from torchrun_controller.replay.show import Printer
+from torchrun_controller.replay.tape import Head, TapeError, read
+from torchrun_controller.transport import ConfigError
+
+MEGABYTE = 10**6
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    logs.configure("warning", "auto")
+    try:
+        code: int = options.run(options)
+    except BrokenPipeError:  # `... | head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (TapeError, ConfigError, OSError) as error:
+        sys.stderr.write(f"replay: {error}\n")
+        return 1
+    return code
+
+
+def _record(options: argparse.Namespace) -> int:
+    head = Head(
+        controller=version("torchrun-controller"),
+        time=datetime.now(UTC),
+        namespaces=tuple(filter(None, options.namespaces.split(","))),
+        redacted=options.redact,
+    )
+    sys.stderr.write(f"recording to {options.file}; end it with Ctrl-C\n")
+    tape = asyncio.run(
+        record(
+            options.file,
+            head,
+            limit=options.limit * MEGABYTE,
+            kubeconfig=options.kubeconfig,
+            context=options.context,
+        )
+    )
+    full = f", and the limit of {options.limit} MB is reached" if tape.full.is_set() else ""
+    sys.stderr.write(f"{tape.lines} lines in {options.file}{full}\n")
+    return 0
+
+
+def _plans(options: argparse.Namespace) -> int:
+    defaults = Defaults(
+        runtime_image=options.runtime_image,
+        progress_url=options.progress_url,
+        grow_after=timedelta(seconds=options.grow_after),
+    )
+    with options.file.open("rb") as file:
+        head, lines = read(file)
+        player = Player(defaults, head.namespaces)
+        printer = Printer(sys.stdout, job=options.job, as_json=options.json, brief=options.brief)
+        asyncio.run(player.play(lines, printer.tell))
+    if head.controller != (ours := version("torchrun-controller")):
+        sys.stderr.write(f"recorded with version {head.controller}, replayed with {ours}\n")
+    if player.unread:
+        sys.stderr.write(f"{player.unread} lines are of kinds that this version does not read\n")
+    if not printer.shown:
+        sys.stderr.write("no Plans: is the recording whole, and the job's name right?\n")
+    return 0
+
+
+def _job(text: str) -> Key:
+    namespace, slash, name = text.partition("/")
+    if not (namespace and slash and name):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAMESPACE/NAME")
+    return namespace, name
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "python -m torchrun_controller.replay",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    verbs = parser.add_subparsers(required=True, metavar="VERB")
+    taking = verbs.add_parser("record", help="keep what the API server sends")
+    taking.add_argument("file", type=Path, metavar="FILE")
+    taking.add_argument("--namespaces", default="", help="separated by commas; default: all")
+    taking.add_argument("--kubeconfig", metavar="FILE", help="default: as the controller's")
+    taking.add_argument("--context", metavar="NAME")
+    taking.add_argument("--limit", type=int, default=100, metavar="MB", help="default: 100")
+    taking.add_argument(
+        "--redact", action="store_true", help="*** for values of the environment and commands"
+    )
+    taking.set_defaults(run=_record)
+    plans = verbs.add_parser("plans", help="print what reconcile decides")
+    plans.add_argument("file", type=Path, metavar="FILE")
+    plans.add_argument("--job", type=_job, metavar="NAMESPACE/NAME", help="of this one alone")
+    plans.add_argument("--json", action="store_true", help="whole Plans, one a line")
+    plans.add_argument("--brief", action="store_true", help="one line a Plan, without bodies")
+    settings = plans.add_argument_group("settings of the controller that Plans depend on")
+    settings.add_argument("--runtime-image", default="torchrun-controller", metavar="IMAGE")
+    settings.add_argument("--progress-url", default="", metavar="URL")
+    settings.add_argument("--grow-after", type=float, default=300.0, metavar="SECONDS")
+    plans.set_defaults(run=_plans)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

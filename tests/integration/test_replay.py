@@ -1,0 +1,115 @@
+"""A real run, recorded beside the controller: the replay decides what the controller applied."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from integration.controller_process import IMAGE, PATIENCE, ControllerProcess, eventually
+from integration.team import WORKSPACE, Team
+from torchrun_cluster import LocalCluster
+
+LIFE = ["Pending", "Syncing", "Queued", "Running", "Succeeded"]
+SOURCES = 9  # six kinds that jobs are made of, events, nodes, and what is installed
+SAID = ("phase", "reason", "message", "startTime", "observedGeneration")
+REPLAY = (sys.executable, "-m", "torchrun_controller.replay")
+
+
+@contextmanager
+def recording(cluster: LocalCluster, team: Team, path: Path) -> Iterator[None]:
+    reading = ("--kubeconfig", str(cluster.kubeconfig), "--namespaces", team.name)
+    with subprocess.Popen([*REPLAY, "record", str(path), *reading]) as process:
+        try:
+            eventually("a list of each kind, and discovery", lambda: len(sources(path)) == SOURCES)
+            yield
+        finally:
+            process.send_signal(signal.SIGINT)
+            assert process.wait(PATIENCE) == 0
+
+
+def path_lines(path: Path) -> list[bytes]:
+    """Those that are whole: of the last one only a part may be written."""
+    return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+
+
+def sources(path: Path) -> set[str]:
+    """What was listed, one way or the other: 1.33 streams no lists."""
+    _head, *changes = path_lines(path) or [b""]
+    return {line["source"] for line in map(json.loads, changes)}
+
+
+def replay(path: Path, **environ: str) -> list[dict[str, Any]]:
+    answer = subprocess.run(
+        [*REPLAY, "plans", str(path), "--json", "--runtime-image", IMAGE],
+        env={**os.environ, **environ},
+        capture_output=True,
+        check=True,
+    )
+    assert answer.stderr == b""
+    return [json.loads(line) for line in answer.stdout.splitlines()]
+
+
+def is_part(planned: Any, live: Any) -> bool:
+    """Whether the API server has kept what was applied, beside its own defaults."""
+    if isinstance(planned, dict):
+        return isinstance(live, dict) and all(
+            name in live and is_part(part, live[name]) for name, part in planned.items()
+        )
+    if isinstance(planned, list):
+        return len(planned) == len(live) and all(map(is_part, planned, live))
+    return bool(planned == live)
+
+
+def test_a_recorded_run_is_decided_again_as_it_was(
+    crds: LocalCluster, team: Team, team_controller: ControllerProcess, tmp_path: Path
+) -> None:
+    tape = tmp_path / "run"
+    with recording(crds, team, tape):
+        team.submit("train", volumes=WORKSPACE)
+        team.reaches("train", "Syncing")
+        team.has(f"{team.core}/pods/train-sync-0")
+        team.pod_becomes("train-sync-0", "Succeeded")
+        workers = team.workers("train")
+        for worker in workers:
+            team.pod_becomes(worker, "Running")
+        team.reaches("train", "Running")
+        for worker in workers:
+            team.pod_becomes(worker, "Succeeded")
+        final = team.reaches("train", "Succeeded")
+        eventually("the end in the recording", lambda: has_ended(tape))
+    decisions = replay(tape)
+    assert decisions == replay(tape, PYTHONHASHSEED="7")
+
+    (child,) = team.api.items(f"{team.batch}/jobs")
+    (service,) = team.api.items(f"{team.core}/services", "torchrun-job-name=train")
+    (claim,) = team.api.items(f"{team.core}/persistentvolumeclaims")
+    planned = {
+        f"{intent['resource']}/{intent['name']}": intent["body"]
+        for decision in reversed(decisions)
+        for intent in decision.get("apply", ())
+    }
+    for resource, live in (
+        ("jobs.batch", child),
+        ("services", service),
+        ("persistentvolumeclaims", claim),
+    ):
+        body = planned[f"{resource}/{live['metadata']['name']}"]
+        assert is_part(body["spec"], live["spec"])
+        assert is_part(body["metadata"]["labels"], live["metadata"]["labels"])
+    phases = [decision["status"]["phase"] for decision in decisions if "status" in decision]
+    # Pending is passed at once where nothing is missing.
+    assert list(dict.fromkeys(phases)) in (LIFE, LIFE[1:])
+    told = next(d["status"] for d in reversed(decisions) if "status" in d)
+    assert [told[name] for name in SAID] == [final[name] for name in SAID]
+    assert "apply" not in decisions[-1]
+    assert "status" not in decisions[-1]
+
+
+def has_ended(path: Path) -> bool:
+    ended = b'"phase":"Succeeded"'
+    return any(b"torchrunjobs" in line and ended in line for line in path_lines(path))

@@ -1,0 +1,174 @@
+"""What comes out of a recording: the controller's own Plans, whatever the recording has in it."""
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchrun_api.kinds import JOBS, NODES, PODS, TORCHRUN_JOBS, VOLCANO_POD_GROUPS
+from torchrun_controller.reconcile import reconcile
+from torchrun_controller.replay import play
+from torchrun_controller.replay.play import Decision, Player
+from torchrun_controller.replay.show import Printer
+from unit.replay.film import DISCOVERY, Film, applied, at, job, queue
+from world import DEFAULTS
+
+
+def last_of(decisions: list[Decision], name: str = "train") -> Decision:
+    return next(d for d in reversed(decisions) if d.key == ("ml", name))
+
+
+async def test_a_new_job_gets_the_plan_that_reconcile_makes_of_it() -> None:
+    film = Film().starts(job(numNodes=1), queue())
+    player = Player(DEFAULTS)
+    (decision,) = await film.decisions(player)
+    observed = player._reader.observe("ml", "train")
+    assert observed is not None
+    assert decision.plan == reconcile(observed, decision.time, defaults=DEFAULTS)
+    assert "jobs.batch/train" in applied(decision)
+    assert decision.cause == "services"  # the last list that is waited for
+
+
+async def test_nothing_is_decided_before_every_cache_is_filled() -> None:
+    film = Film().starts(job(numNodes=1), queue())
+    del film.lines[-6:]  # events and nodes, nobody waits for them, then services
+    assert await film.decisions() == []
+
+
+async def test_what_the_recording_shows_as_done_is_not_planned_again() -> None:
+    film = Film().starts(job(numNodes=1), queue())
+    (first,) = await film.decisions()
+    film.event(JOBS, "ADDED", applied(first)["jobs.batch/train"])
+    second = last_of(await film.decisions())
+    assert second.cause == "jobs.batch/train"
+    assert not applied(second)
+
+
+async def test_a_plan_that_asks_for_another_look_gets_it_at_that_time() -> None:
+    kept = {"reliability": {"ttlSecondsAfterFinished": 60}}
+    film = Film().starts(job(numNodes=1, **kept), queue())
+    done: dict[str, Any] = job(numNodes=1, **kept)
+    done["status"] = {"phase": "Succeeded", "completionTime": at(30).isoformat()}
+    film.event(TORCHRUN_JOBS, "MODIFIED", done)
+    asked = last_of(await film.decisions())
+    assert asked.plan.requeue_after is not None
+    due = asked.time.timestamp() + asked.plan.requeue_after
+    film.now = at(300)
+    film.event(PODS, "BOOKMARK", {"metadata": {"name": ""}})
+    looked = last_of(await film.decisions())
+    assert (looked.cause, looked.time.timestamp()) == ("time", pytest.approx(due))
+    assert [delete.kind for delete in looked.plan.deletes] == [TORCHRUN_JOBS]
+
+
+async def test_pages_are_as_good_as_streamed_lists() -> None:
+    film = Film().starts(queue())
+    film.page(TORCHRUN_JOBS, [job("one", numNodes=1)], "more", first=True)
+    film.page(TORCHRUN_JOBS, [job("two", numNodes=1)], "", first=False)
+    decisions = await film.decisions()
+    assert [decision.key for decision in decisions] == [("ml", "one"), ("ml", "two")]
+
+
+async def test_what_a_new_list_does_not_have_is_gone() -> None:
+    film = Film().starts(job("one", numNodes=1), job("two", numNodes=1), queue())
+    film.lists(TORCHRUN_JOBS, [job("two", numNodes=1)])
+    player = Player(DEFAULTS)
+    *first, last = await film.decisions(player)
+    assert [decision.key[1] for decision in first] == ["one", "two"]
+    assert last.key == ("ml", "two")
+    assert player._reader.observe("ml", "one") is None
+
+
+async def test_a_frame_that_is_not_json_costs_nothing_else() -> None:
+    film = Film().starts(job(numNodes=1), queue())
+    film.text(TORCHRUN_JOBS, '{"type":"MODIFIED","object":{"metadata":{"name":"train"')
+    film.event(TORCHRUN_JOBS, "MODIFIED", job(numNodes=2))
+    assert last_of(await film.decisions()).cause == "torchrunjobs.torchrun.ai/train"
+
+
+async def test_an_expired_watch_goes_on_with_the_list_that_follows() -> None:
+    film = Film().starts(job(numNodes=1), queue())
+    status = {"metadata": {}, "code": 410, "reason": "Expired", "message": "too old"}
+    film.event(TORCHRUN_JOBS, "ERROR", status)
+    film.lists(TORCHRUN_JOBS, [job("other", numNodes=1)])
+    assert (await film.decisions())[-1].key == ("ml", "other")
+
+
+async def test_groups_are_read_once_their_kind_is_installed() -> None:
+    film = Film().starts(job(numNodes=1), queue())
+    group = {"kind": "PodGroup", "metadata": {"name": "train", "namespace": "ml"}}
+    labels = {"torchrun-job-name": "train"}
+    group["metadata"]["labels"] = labels  # type: ignore[index]
+    serves = {
+        "metadata": {"name": "scheduling.volcano.sh"},
+        "versions": [{"version": "v1beta1", "resources": [{"resource": "podgroups"}]}],
+    }
+    film.answer("/apis", {**DISCOVERY, "items": [serves]})
+    line = film._line("podgroups", f"{VOLCANO_POD_GROUPS.path()}?labelSelector=torchrun-job-name")
+    film.lines.append(line | {"first": True, "page": {"metadata": {"resourceVersion": "9"}}})
+    player = Player(DEFAULTS)
+    await film.decisions(player)
+    assert player.unread == 0
+    (informer,) = player._reader.groups.informers
+    assert informer.synced.is_set()
+
+
+async def test_lines_of_kinds_that_are_not_read_are_counted() -> None:
+    film = Film().starts(job(numNodes=1), queue())
+    film.lines.append(film._line("secrets", "/api/v1/secrets") | {"opens": True})
+    player = Player(DEFAULTS)
+    await film.decisions(player)
+    assert player.unread == 1
+
+
+async def test_a_bug_is_told_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def decide(observed: Any, *rest: Any, **more: Any) -> Any:
+        if observed.job.metadata.name == "bad":
+            raise ZeroDivisionError("planted")
+        return reconcile(observed, *rest, **more)
+
+    monkeypatch.setattr(play, "reconcile", decide)
+    film = Film().starts(job("bad", numNodes=1), job("good", numNodes=1), queue())
+    bad, good = await film.decisions()
+    out = io.StringIO()
+    Printer(out, brief=True).tell(bad)
+    assert "a bug: ZeroDivisionError: planted" in out.getvalue()
+    assert applied(good)
+
+
+async def test_nodes_are_known_for_as_long_as_they_were() -> None:
+    film = Film().starts(job(numNodes=1), queue())
+    film.event(NODES, "ADDED", {"metadata": {"name": "n1"}})
+    player = Player(DEFAULTS)
+    await film.decisions(player)
+    view = player._reader.nodes.view
+    assert view is not None
+    assert [node.metadata.name for node in view] == ["n1"]
+    film.now = at(300)
+    film.event(PODS, "BOOKMARK", {"metadata": {"name": ""}})
+    player = Player(DEFAULTS)
+    await film.decisions(player)
+    assert player._reader.nodes.view is None
+
+
+def test_the_same_file_gives_the_same_output_in_any_process(tmp_path: Path) -> None:
+    film = Film().starts(*(job(f"job-{n}", numNodes=2) for n in range(5)), queue())
+    for name in ("job-0", "job-1"):
+        parents = [{"name": "job-2"}, {"name": "job-3"}]
+        film.event(TORCHRUN_JOBS, "MODIFIED", job(name, numNodes=2, dependsOn=parents))
+    film.event(TORCHRUN_JOBS, "DELETED", job("job-3", numNodes=2))
+    (tmp_path / "run").write_bytes(film.file())
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-m", "torchrun_controller.replay", "plans", str(tmp_path / "run")],
+            env={**os.environ, "PYTHONHASHSEED": seed, "TZ": zone},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed, zone in (("1", "UTC"), ("2", "Asia/Tokyo"))
+    }
+    (output,) = outputs
+    assert output.count(b"after torchrunjobs.torchrun.ai/job-3") == 2
