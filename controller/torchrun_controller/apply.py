@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeAlias
 
 import msgspec
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import Kind, UserObject, kind_of
@@ -126,12 +127,24 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Written(Struct, frozen=True):
-    """What a write left behind; `resource_version` is empty where the server did not tell."""
+    """What a write left behind; `resource_version` is empty where the server did not tell.
+
+    `created`: the object was not there before.
+    """
 
     kind: Kind[Any]
     name: str
     uid: str
     resource_version: str
+    created: bool = False
+
+
+class Found(Struct, frozen=True):
+    """What the API server has under a name; `controller` is the UID of its controller, if any."""
+
+    uid: str
+    controller: str
+    is_ending: bool
 
 
 class Applier:
@@ -172,6 +185,25 @@ class Applier:
             raise _typed(error, intent) from error
         except Disconnected as error:
             raise UnavailableError(str(error)) from error
+
+    async def find(self, kind: Kind[Any], namespace: str, name: str) -> Found | None:
+        """Look for an object where no cache is to be trusted; None if it is not there.
+
+        Raises:
+            UnavailableError: try again later.
+            ApiError: any other refusal.
+        """
+        try:
+            answer = await self._transport.request("GET", kind.path(namespace, name))
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise _unavailable(error) or error from error
+        except Disconnected as error:
+            raise UnavailableError(str(error)) from error
+        meta = _decode_answer(answer.body).metadata
+        controllers = (owner.uid for owner in meta.owner_references if owner.controller)
+        return Found(meta.uid, next(controllers, ""), meta.deletion_timestamp is not None)
 
     async def apply_status(
         self, owner: UserObject, status: Status, manager: str = STATUS_FIELD_MANAGER
@@ -251,7 +283,7 @@ class Applier:
             if error.status != 409:
                 raise
             return await self._settle(intent)
-        return _written(intent.kind, intent.name, answer)
+        return replace(_written(intent.kind, intent.name, answer), created=True)
 
     async def _update(self, intent: Apply) -> Written:
         meta = _metadata(intent)

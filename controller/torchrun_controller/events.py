@@ -6,6 +6,7 @@ event instead of another object, and a token bucket for each ends storms. The fi
 client-go's: a burst of 25 for an object, one more each 5 minutes.
 """
 
+import math
 import os
 import secrets
 import socket
@@ -58,9 +59,10 @@ class _Bucket(Struct):
 
 
 class EventRecorder:
-    """`record` from anywhere, `run` in a task, `flush` at the end.
+    """`record` from anywhere, `run` in a task, `shut_down` at the end.
 
-    Bounded: at most 1,000 events wait, 4,096 series and jobs are remembered; the oldest give way.
+    Bounded: at most 1,000 events wait, 4,096 series and jobs are remembered, and for no longer than
+    it matters; the oldest give way.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class EventRecorder:
         self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
         self._queue: deque[_Series] = deque()
         self._wake = anyio.Event()
+        self._ends = math.inf  # when no more writes begin
         self.dropped = 0
 
     def record(self, about: UserObject, event: Event) -> None:
@@ -101,16 +104,17 @@ class EventRecorder:
         self._enqueue(series)
 
     async def run(self) -> None:
-        """Write events until cancelled."""
+        """Write events until `shut_down`."""
         while True:
             await self._wait()
+            if not self._queue or self._clock() >= self._ends:
+                return
             await self._write_next()
 
-    async def flush(self, seconds: float) -> None:
-        """Write what waits, in at most this many seconds; call when `run` has ended."""
-        with anyio.move_on_after(seconds):
-            while self._queue:
-                await self._write_next()
+    def shut_down(self, seconds: float) -> None:
+        """Have `run` write what waits, begin no write after this many seconds, and end."""
+        self._ends = self._clock() + seconds
+        self._wake.set()
 
     def _begin(self, about: UserObject, event: Event) -> _Series:
         kind, meta = kind_of(about), about.metadata
@@ -139,7 +143,8 @@ class EventRecorder:
 
     def _remember(self, key: Key, series: _Series) -> None:
         self._series[key] = series
-        while len(self._series) > MAX_REMEMBERED:
+        over = self._clock() - WINDOW  # nothing joins it any more
+        while next(iter(self._series.values())).last <= over or len(self._series) > MAX_REMEMBERED:
             self._series.popitem(last=False)
 
     def _take_token(self, uid: str) -> bool:
@@ -150,9 +155,14 @@ class EventRecorder:
         allowed = bucket.tokens >= 1
         bucket.tokens -= allowed
         self._buckets[uid] = bucket
-        while len(self._buckets) > MAX_REMEMBERED:
+        while self._oldest_is_full(now) or len(self._buckets) > MAX_REMEMBERED:
             self._buckets.popitem(last=False)
         return allowed
+
+    def _oldest_is_full(self, now: float) -> bool:
+        """Whether the bucket that was used longest ago tells as much as none."""
+        oldest = next(iter(self._buckets.values()))
+        return oldest.tokens + (now - oldest.filled) * REFILL >= BURST
 
     def _enqueue(self, series: _Series) -> None:
         if series.queued:
@@ -165,7 +175,7 @@ class EventRecorder:
         self._wake.set()
 
     async def _wait(self) -> None:
-        while not self._queue:
+        while not self._queue and math.isinf(self._ends):
             self._wake = anyio.Event()
             await self._wake.wait()
 

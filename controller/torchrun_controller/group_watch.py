@@ -24,6 +24,7 @@ from torchrun_api.kinds import (
     VOLCANO_POD_GROUPS,
     Kind,
 )
+from torchrun_controller.clock import SYSTEM, Clock
 from torchrun_controller.informer import Informer, Observer
 from torchrun_controller.reconcile.observed import Group
 from torchrun_controller.reconcile.schedulers.installed import Installed
@@ -68,9 +69,15 @@ class GroupWatch:
         observer: Observer,
         changed: Changed,
         namespaces: tuple[str, ...] = (),
+        clock: Clock = SYSTEM,
     ) -> None:
         self._informer = partial(
-            Informer[SchedulingGroup], transport=transport, on_change=changed, observer=observer
+            Informer[SchedulingGroup],
+            transport=transport,
+            on_change=changed,
+            observer=observer,
+            clock=clock.monotonic,
+            random=clock.jitter,
         )
         self._namespaces = namespaces or ("",)
         self._watches: dict[_Watched, _Watch] = {}
@@ -89,6 +96,11 @@ class GroupWatch:
             if where in ("", namespace)
             for group in watch.informer.store.by_index(OWNER_INDEX, uid)
         )
+
+    @property
+    def informers(self) -> list[Informer[SchedulingGroup]]:
+        """Of the kinds that are watched now."""
+        return [watch.informer for watch in self._watches.values()]
 
     async def run(self) -> None:
         """Start and end informers until cancelled."""

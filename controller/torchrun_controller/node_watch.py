@@ -5,7 +5,6 @@ ClusterRole is bound cluster-wide) works all the same, without noticing lost nod
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable
 from typing import NoReturn
 
@@ -13,6 +12,7 @@ import structlog
 
 from torchrun_api.core import Node
 from torchrun_api.kinds import NODES
+from torchrun_controller.clock import SYSTEM, Clock
 from torchrun_controller.informer import Informer, Observer
 from torchrun_controller.observe import Key
 from torchrun_controller.reconcile.placement import nodes
@@ -38,15 +38,20 @@ class NodeWatch:
         queue: WorkQueue[Key],
         concerned: Callable[[str], Iterable[Key]],
         problem: Callable[[str], str],
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = SYSTEM,
     ) -> None:
         self.informer: Informer[Node] = Informer(
-            NODES, transport, Store(), self._changed, observer=observer
+            NODES,
+            transport,
+            Store(),
+            self._changed,
+            observer=observer,
+            clock=clock.monotonic,
+            random=clock.jitter,
         )
         self._queue = queue
         self._concerned = concerned
         self._problem = problem
-        self._clock = clock
         self._listeners: list[Callable[[Change[Node] | None], None]] = []
 
     def subscribe(self, listener: Callable[[Change[Node] | None], None]) -> None:
@@ -57,7 +62,7 @@ class NodeWatch:
     def view(self) -> Store[Node] | None:
         """The nodes as they are; None where that is not known."""
         informer = self.informer
-        fresh = self._clock() - informer.last_seen <= STALE_SECONDS
+        fresh = informer.silence() <= STALE_SECONDS
         return informer.store if informer.synced.is_set() and fresh else None
 
     @property
@@ -75,6 +80,7 @@ class NodeWatch:
     async def follow(self) -> NoReturn:
         """Look again at every job once nodes are known, or known again; say when they are not."""
         known: bool | None = None
+        warned = False
         while True:
             shortcoming = self.shortcoming()
             if known is not (not shortcoming):
@@ -83,8 +89,10 @@ class NodeWatch:
                 if known:
                     log.info("sees nodes", nodes=len(self.informer.store))
                     self._add("", INITIAL)
-                else:
-                    log.warning(shortcoming)
+                    warned = False
+            if not (known or warned or self.is_awaited):
+                warned = True
+                log.warning("does not see nodes", why=shortcoming)
             await asyncio.sleep(_LOOK_SECONDS)
 
     def _changed(self, change: Change[Node], initial: bool) -> None:

@@ -18,6 +18,10 @@ class Versioned(Protocol):
 
 K = TypeVar("K", bound=Hashable)
 
+# A watch that is dead is noticed after 90 s of silence, and listed anew after that. Who decides
+# earlier may take a gang for deleted whose Job the cache has not shown yet, and end it.
+PATIENCE = 120.0
+
 
 class _Pending(Struct):
     versions: dict[str, int]
@@ -29,15 +33,15 @@ class ReadYourWrites(Generic[K]):
 
     An owner is not to be reconciled before the caches show its own writes: it would decide from a
     past that it has changed already. `caches` gives those that show an owner's objects, by
-    resource; `patience` (seconds) bounds the wait for one that is down. Holds an entry only while
-    a cache is behind, so it needs no bound of its own.
+    resource; `patience` (seconds) bounds the wait for one that never will, as after a restore of
+    etcd. Holds an entry only while a cache is behind, so it needs no bound of its own.
     """
 
     def __init__(
         self,
         caches: Callable[[K], Mapping[str, Versioned]],
         clock: Callable[[], float],
-        patience: float = 10.0,
+        patience: float = PATIENCE,
     ) -> None:
         self._caches = caches
         self._clock = clock

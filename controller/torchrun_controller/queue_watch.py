@@ -32,6 +32,7 @@ OWNER_INDEX = "owner"
 # All jobs of a queue are looked at to count them: for a burst of changes only once.
 COUNT_SECONDS = 0.5
 _LOOK_SECONDS = 1.0
+_SETTLE_SECONDS = 0.01
 
 
 class _Scope(Struct, frozen=True):
@@ -68,7 +69,13 @@ class QueueWatch:
             for namespace in reader.namespaces or ("",)
         }
         self._kai: Informer[KaiQueue] = Informer(
-            KAI_QUEUES, transport, Store(), self._kai_changed, observer=observer
+            KAI_QUEUES,
+            transport,
+            Store(),
+            self._kai_changed,
+            observer=observer,
+            clock=reader.clock.monotonic,
+            random=reader.clock.jitter,
         )
         self._kai_installed = asyncio.Event()
         reader.subscribe(jobs=self._job_changed, queues=self._queue_changed)
@@ -82,14 +89,21 @@ class QueueWatch:
     async def run_kai(self) -> NoReturn:
         """Keep KAI's queues, once there are any."""
         await self._kai_installed.wait()
-        await self._kai.run()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._look_again_with_kai())
+            await self._kai.run()
+
+    async def _look_again_with_kai(self) -> None:
+        """A list without any of them changes nothing, and says that none is there."""
+        await self._kai.synced.wait()
+        self._add_all()
 
     async def settled(self) -> None:
         """Wait until each cache holds its first whole list, or it is known why it does not."""
         while True:
             if not self._filling():
                 return
-            await asyncio.sleep(_LOOK_SECONDS / 20)
+            await asyncio.sleep(_SETTLE_SECONDS)
 
     async def follow(self) -> NoReturn:
         """Look again at every queue when something has come to be known, or is known no more."""
@@ -136,6 +150,8 @@ class QueueWatch:
             label_selector=names.QUEUE_LABEL,
             namespace=namespace,
             observer=observer,
+            clock=self._reader.clock.monotonic,
+            random=self._reader.clock.jitter,
         )
         index = {OWNER_INDEX: by_owner}
         return _Scope(own(CONFIG_MAPS, store=Store(index)), own(QUEUE_CLAIMS, store=Store(index)))

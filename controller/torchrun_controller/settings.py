@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from torchrun_controller.leader.election import Durations
+from torchrun_controller.metrics_of_each_job import MOST_JOBS
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "json", "console"]
@@ -48,6 +49,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     admit_by_nodes: bool
     progress_url: str  # "": workers do not report
     progress_port: int
+    metrics_jobs: int
     log_level: LogLevel
     log_format: LogFormat
     uvloop: bool
@@ -301,6 +303,14 @@ _OPTIONS: Final = (
         "a whole number from 0 to 65535",
         "8081",
         "Port on which they are heard, on every interface or --listen-address; 0 takes a free one.",
+    ),
+    _Option(
+        _PROCESS,
+        "metrics_jobs",
+        _integer(0, MOST_JOBS),
+        f"a whole number from 0 to {MOST_JOBS}",
+        "0",
+        "Jobs that have series of their own in /metrics, under their names; 0: none.",
     ),
     _Option(
         _PROCESS,

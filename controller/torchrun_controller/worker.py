@@ -8,11 +8,12 @@ another: a bug in a reconciler is logged, counted and retried with backoff.
 import time
 from collections.abc import Callable, Hashable
 from contextlib import suppress
-from typing import Generic, Protocol, TypeVar, assert_never
+from typing import Generic, Protocol, TypeVar, assert_never, get_args
 
 import structlog
 from msgspec import Struct
 
+from torchrun_api.kinds import UserObject
 from torchrun_controller.apply import (
     NameConflictError,
     RejectedError,
@@ -53,9 +54,10 @@ class Retry(Struct, frozen=True):
 
 
 class Terminal(Struct, frozen=True):
-    """Refused; not again until what users write changes."""
+    """Refused; not again until what users write changes, or after this many seconds."""
 
     error: Exception
+    after: float | None = None
 
 
 Outcome = Done | RequeueAfter | Behind | Retry | Terminal
@@ -94,6 +96,9 @@ class Worker(Generic[K]):
         self._reconciler = reconciler
         self._metrics = metrics
         self._clock = clock
+        # Prometheus does not see the step from no series to 1.
+        for outcome in get_args(Outcome):
+            metrics.reconciles.labels(name, outcome.__name__)
 
     async def run(self) -> None:
         """Take keys until `shut_down`; run it `concurrency` times."""
@@ -134,10 +139,12 @@ class Worker(Generic[K]):
                 else:
                     queue.add_after(key, wait)
                 # Others are at work on the same objects: no trouble, unlike the rest.
-                say = log.info if isinstance(error, SupersededError) else log.warning
+                say = log.debug if isinstance(error, SupersededError) else log.warning
                 say("retried later", **self._named(key), error=str(error), after=wait)
-            case Terminal(error):
+            case Terminal(error, wait):
                 queue.forget(key)
+                if wait is not None:
+                    queue.add_after(key, wait)
                 log.warning("refused until it changes", **self._named(key), error=str(error))
             case _:
                 assert_never(outcome)
@@ -159,6 +166,12 @@ class Worker(Generic[K]):
 
     def _named(self, key: K) -> dict[str, str]:
         return {self.name: spoken(key)}
+
+
+def named(kind: str, about: UserObject) -> dict[str, str]:
+    """A job or a queue as log lines name it; `kind` is the field's name."""
+    meta = about.metadata
+    return {kind: spoken((meta.namespace, meta.name)), "uid": meta.uid}
 
 
 def spoken(key: Hashable) -> str:

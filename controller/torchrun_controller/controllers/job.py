@@ -3,10 +3,10 @@
 A refusal of the API server becomes a condition of its job, and is not hammered at.
 """
 
-import math
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from http import HTTPStatus
 from typing import Protocol, TypeAlias
 
 import structlog
@@ -17,27 +17,32 @@ from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import TORCHRUN_JOBS
 from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.apply import NameConflictError, RejectedError, Written
+from torchrun_controller.controllers import decisions, doubt
+from torchrun_controller.controllers.pacing import STATUS_INTERVAL, StatusPace
 from torchrun_controller.controllers.writes import ObjectWriter, Writes
 from torchrun_controller.metrics import Metrics
 from torchrun_controller.observe import Key
 from torchrun_controller.reconcile.observed import Conflict, Observed, Rejection
 from torchrun_controller.reconcile.plan import Event, Plan
+from torchrun_controller.transport import ApiError
 from torchrun_controller.worker import (
     FORBIDDEN_RETRY,
     Done,
     Outcome,
     RequeueAfter,
     Terminal,
-    spoken,
+    named,
 )
 
 CONFLICT_RETRY = 30.0  # seconds until a name that somebody else holds is tried again
-STATUS_INTERVAL = 1.0  # seconds between two status writes of a job in the same phase
+# Seconds until an object that the API server calls invalid is tried again although nothing of it
+# has changed: admission policies and webhooks answer so too, and change by themselves.
+REJECTED_RETRY = 300.0
 
 log = structlog.get_logger(__name__)
 
 
-class Writer(ObjectWriter, Protocol):
+class Writer(ObjectWriter, doubt.Finder, Protocol):
     """The part of the Applier that jobs need."""
 
     async def apply_status(self, job: TorchrunJob, status: TorchrunJobStatus) -> Written | None:
@@ -74,8 +79,8 @@ class _Obstacle(Struct, frozen=True):
 class JobReconciler:
     """What `Worker` does about the key of a job; several may be attempted at a time.
 
-    `observe` gives what the caches know of a job and `decide` is reconcile; `clock` is monotonic,
-    in seconds.
+    `observe` gives what the caches know of a job and `decide` is reconcile; `is_busy` says whether
+    more jobs wait than are attempted; `clock` is monotonic, in seconds.
     """
 
     def __init__(
@@ -87,6 +92,7 @@ class JobReconciler:
         writes: Writes[Key],
         events: Recorder,
         metrics: Metrics,
+        is_busy: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC).replace(microsecond=0),
     ) -> None:
@@ -96,11 +102,11 @@ class JobReconciler:
         self._writes = writes
         self._events = events
         self._metrics = metrics
+        self._is_busy = is_busy
         self._clock = clock
         self._now = now
-        # Both hold keys of jobs that are there, no others.
-        self._obstacles: dict[Key, _Obstacle] = {}
-        self._status_written: dict[Key, float] = {}
+        self._obstacles: dict[Key, _Obstacle] = {}  # of jobs that are there, no others
+        self._pace: StatusPace[Key] = StatusPace(clock)
 
     async def attempt(self, key: Key) -> Outcome:
         """One reconcile of the key. Raises what the single writes raise, see `Applier`."""
@@ -120,18 +126,34 @@ class JobReconciler:
             obstacle = self._met(error, observed)
             self._obstacles[key] = obstacle
             outcome = self._held(obstacle, await self._reconcile(key, obstacle.shown(observed)))
-            return Terminal(error) if isinstance(outcome, Done) else outcome
+            if isinstance(error, RejectedError) and error.permanent:
+                return Terminal(error, outcome.seconds)
+            return outcome
+        except ApiError as error:
+            if error.status == HTTPStatus.FORBIDDEN:
+                # A right was taken away: no condition says so, and the status may not be ours.
+                event = Event("Warning", "Forbidden", error.message)
+                self._events.record(observed.job, event)
+            raise
 
     async def _reconcile(self, key: Key, observed: Observed) -> Done | RequeueAfter:
         plan = self._decide(observed, self._now())
-        await self._writes.carry_out(key, plan.applies, plan.deletes)
-        held_back = await self._write_status(key, observed, plan)
+        about, first = named("job", observed.job), plan.tells_first
+        await doubt.settle(self._applier, observed, plan)
+        deletes = () if first else plan.deletes
+        creates = await self._writes.carry_out(key, plan.applies, deletes, about)
+        if creates and not first and self._is_busy():
+            # Others wait to be started. What was created brings the key back, behind them, as it
+            # shows in the cache, and the status with it; the time is for one that never shows it.
+            held_back: float | None = STATUS_INTERVAL
+        else:
+            held_back = await self._write_status(key, observed, plan)
+        if first and held_back is None:
+            await self._writes.carry_out(key, (), plan.deletes, about)
         if held_back is None:
             # They tell of the change that the status shows, so they are held back with it.
             for event in plan.events:
                 self._events.record(observed.job, event)
-        if plan.applies or plan.deletes or (plan.status is not None and held_back is None):
-            _log_decision(key, observed.job, plan)
         waits = [seconds for seconds in (plan.requeue_after, held_back) if seconds is not None]
         return RequeueAfter(min(waits)) if waits else Done()
 
@@ -140,25 +162,14 @@ class JobReconciler:
         job, status = observed.job, plan.status
         if status is None:
             return None
-        now = self._clock()
-        if status.phase == job.status.phase:
-            next_write = self._status_written.get(key, -math.inf) + STATUS_INTERVAL
-            if now < next_write:
-                return next_write - now
-        self._status_written[key] = now
-        await self._writes.write(key, TORCHRUN_JOBS, self._applier.apply_status(job, status))
-        self._measure(observed, status)
+        held_back = self._pace.begin(key, same_phase=status.phase == job.status.phase)
+        if held_back is not None:
+            return held_back
+        write = self._applier.apply_status(job, status)
+        if await self._writes.write(key, TORCHRUN_JOBS, write) is not None:
+            _log(job, status)
+            self._metrics.changes.wrote(observed, status, self._now())
         return None
-
-    def _measure(self, observed: Observed, status: TorchrunJobStatus) -> None:
-        """How long users waited, at the moment that the wait is over."""
-        before, now = observed.job.status.phase, self._now()
-        if before == "Syncing" and status.phase in ("Queued", "Running") and observed.sync_pods:
-            since = observed.sync_pods[-1].metadata.creation_timestamp or now
-            self._metrics.sync_seconds.observe((now - since).total_seconds())
-        if status.phase == "Running" != before and status.attempt == 0:
-            since = observed.job.metadata.creation_timestamp or now
-            self._metrics.job_start_seconds.observe((now - since).total_seconds())
 
     def _obstacle(self, key: Key, observed: Observed) -> _Obstacle | None:
         """What still stands in the way; forgotten once it may be gone."""
@@ -174,19 +185,19 @@ class JobReconciler:
         made_from, now = _made_from(observed), self._clock()
         if isinstance(error, NameConflictError):
             return _Obstacle(made_from, now + CONFLICT_RETRY, conflict=error.conflict)
-        until = math.inf if error.permanent else now + FORBIDDEN_RETRY
-        return _Obstacle(made_from, until, rejection=error.rejection)
+        wait = REJECTED_RETRY if error.permanent else FORBIDDEN_RETRY
+        return _Obstacle(made_from, now + wait, rejection=error.rejection)
 
-    def _held(self, obstacle: _Obstacle, outcome: Done | RequeueAfter) -> Done | RequeueAfter:
+    def _held(self, obstacle: _Obstacle, outcome: Done | RequeueAfter) -> RequeueAfter:
         """Come back when the obstacle is to be tried again, if that is earlier."""
         left = max(0.0, obstacle.until - self._clock())
         if isinstance(outcome, RequeueAfter):
             return RequeueAfter(min(left, outcome.seconds))
-        return outcome if math.isinf(left) else RequeueAfter(left)
+        return RequeueAfter(left)
 
     def _forget(self, key: Key) -> None:
         self._obstacles.pop(key, None)
-        self._status_written.pop(key, None)
+        self._pace.forget(key)
 
 
 def _made_from(observed: Observed) -> tuple[object, ...]:
@@ -196,14 +207,9 @@ def _made_from(observed: Observed) -> tuple[object, ...]:
     return (job.uid, job.generation, *of_queue)
 
 
-def _log_decision(key: Key, job: TorchrunJob, plan: Plan) -> None:
-    status = plan.status or job.status
-    log.info(
-        "reconciled",
-        job=spoken(key),
-        attempt=status.attempt,
-        phase=status.phase,
-        reason=status.reason,
-        applied=[f"{intent.kind.kind}/{intent.name}" for intent in plan.applies],
-        deleted=[f"{delete.kind.kind}/{delete.name}" for delete in plan.deletes],
-    )
+def _log(job: TorchrunJob, status: TorchrunJobStatus) -> None:
+    about, lines = named("job", job), decisions.of_status(job.status, status)
+    for line in lines:
+        log.info(line.event, **about, **line.fields)
+    if not lines:
+        log.debug("status changed", **about, phase=status.phase, workers=status.workers_status)

@@ -6,7 +6,7 @@ the queue's status and tried again when the spec changes, or after a minute.
 
 import math
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypeAlias
 
@@ -22,15 +22,15 @@ from torchrun_controller.apply import (
     SupersededError,
     Written,
 )
+from torchrun_controller.controllers.pacing import StatusPace
 from torchrun_controller.controllers.writes import BEHIND_RETRY, ObjectWriter, Writes
 from torchrun_controller.observe import Key
 from torchrun_controller.reconcile.plan import Apply, Event
 from torchrun_controller.reconcile.queues import ObservedQueue, QueuePlan, Verdict
 from torchrun_controller.transport import ApiError
-from torchrun_controller.worker import Done, Outcome, RequeueAfter, spoken
+from torchrun_controller.worker import Done, Outcome, RequeueAfter, named
 
-REFUSED_RETRY = 60.0  # seconds until a write that was refused is tried again
-STATUS_INTERVAL = 1.0  # seconds between two status writes of a queue in the same phase
+REFUSED_RETRY = 60.0  # seconds until a write or a trial that was refused is tried again
 
 log = structlog.get_logger(__name__)
 
@@ -63,9 +63,9 @@ class _Memory(Struct):
 
     made_from: tuple[str, int]  # UID and generation
     verdict: Verdict | None = None
+    judge_again: float = math.inf  # when a verdict that is not good is asked for anew
     # By resource and name: what a write was answered, and until when it is not repeated.
     refused: dict[tuple[str, str], tuple[str, float]] = field(default_factory=dict)
-    status_written: float = -math.inf
 
 
 class QueueReconciler:
@@ -90,6 +90,7 @@ class QueueReconciler:
         self._clock = clock
         self._now = now
         self._memories: dict[Key, _Memory] = {}  # of queues that are there, no others
+        self._pace: StatusPace[Key] = StatusPace(clock)
 
     async def attempt(self, key: Key) -> Outcome:
         """One reconcile of the key. Raises what the single writes raise, see `Applier`."""
@@ -99,21 +100,25 @@ class QueueReconciler:
         observed = self._observe(*key)
         if observed is None:
             self._memories.pop(key, None)
+            self._pace.forget(key)
             return Done()
         memory = self._remembered(key, observed.queue)
         plan = self._plan(observed, memory)
         if plan.trial is not None:
             memory.verdict = await self._judged(observed.queue, plan.trial)
+            good = memory.verdict.accepted == "True"
+            memory.judge_again = math.inf if good else self._clock() + REFUSED_RETRY
             plan = self._plan(observed, memory)
-        if await self._carry_out(key, memory, plan):
+        if await self._carry_out(key, observed.queue, memory, plan):
             # The others are written, and shown soon; only what was refused is still to be told.
             told = self._plan(observed, memory)
             plan = replace(plan, status=told.status, events=told.events)
         if any(intent.kind is TORCHRUN_QUEUES for intent in plan.applies) and not memory.refused:
             # Another resourceVersion: a status of this one would be refused. The cache wakes us.
             return RequeueAfter(BEHIND_RETRY)
-        held_back = await self._tell(key, observed.queue, memory, plan)
-        waits = [until - self._clock() for _, until in memory.refused.values()]
+        held_back = await self._tell(key, observed.queue, plan)
+        again = [until for _, until in memory.refused.values()] + [memory.judge_again]
+        waits = [until - self._clock() for until in again if until < math.inf]
         if held_back is not None:
             waits.append(held_back)
         return RequeueAfter(max(0.0, min(waits))) if waits else Done()
@@ -123,10 +128,13 @@ class QueueReconciler:
         memory = self._memories.get(key)
         if memory is None or memory.made_from != made_from:
             memory = self._memories[key] = _Memory(made_from)
+            self._pace.forget(key)
         return memory
 
     def _plan(self, observed: ObservedQueue, memory: _Memory) -> QueuePlan:
         now = self._clock()
+        if now >= memory.judge_again:
+            memory.verdict, memory.judge_again = None, math.inf
         memory.refused = {what: why for what, why in memory.refused.items() if why[1] > now}
         refused = {what: message for what, (message, _) in memory.refused.items()}
         shown = replace(observed, refused=refused, verdict=memory.verdict)
@@ -144,48 +152,47 @@ class QueueReconciler:
             return Verdict(generation, "Unknown", str(error))
         return Verdict(generation, "True")
 
-    async def _carry_out(self, key: Key, memory: _Memory, plan: QueuePlan) -> bool:
+    async def _carry_out(
+        self, key: Key, queue: TorchrunQueue, memory: _Memory, plan: QueuePlan
+    ) -> bool:
         """Write what is to be written; whether anything of it was refused."""
         before = len(memory.refused)
+        about = named("queue", queue)
         for intent in plan.applies:
             what = (intent.kind.resource, intent.name)
-            await self._try(memory, what, self._writes.carry_out(key, (intent,), ()))
+            await self._try(memory, what, self._writes.carry_out(key, (intent,), (), about), about)
         for delete in plan.deletes:
             what = (delete.kind.resource, delete.name)
-            await self._try(memory, what, self._writes.carry_out(key, (), (delete,)))
-        if plan.applies or plan.deletes:
-            log.info(
-                "reconciled",
-                queue=spoken(key),
-                applied=[f"{intent.kind.kind}/{intent.name}" for intent in plan.applies],
-                deleted=[f"{delete.kind.kind}/{delete.name}" for delete in plan.deletes],
-            )
+            await self._try(memory, what, self._writes.carry_out(key, (), (delete,), about), about)
         return len(memory.refused) > before
 
     async def _try(
-        self, memory: _Memory, what: tuple[str, str], write: Coroutine[Any, Any, None]
+        self,
+        memory: _Memory,
+        what: tuple[str, str],
+        write: Coroutine[Any, Any, object],
+        about: Mapping[str, str],
     ) -> None:
         try:
             await write
         except (NameConflictError, RejectedError, ApiError) as error:
             message = error.message if isinstance(error, ApiError) else str(error)
-            log.info("refused", resource=what[0], name=what[1], error=message)
+            log.warning("object refused", **about, resource=what[0], name=what[1], error=message)
             memory.refused[what] = (message, self._clock() + REFUSED_RETRY)
 
-    async def _tell(
-        self, key: Key, queue: TorchrunQueue, memory: _Memory, plan: QueuePlan
-    ) -> float | None:
+    async def _tell(self, key: Key, queue: TorchrunQueue, plan: QueuePlan) -> float | None:
         """Write the status and its events, or return for how many seconds they are held back."""
         status = plan.status
         if status is None:
             return None
-        now = self._clock()
-        left = memory.status_written + STATUS_INTERVAL - now
-        if status.phase == queue.status.phase and left > 0:
-            return left
-        memory.status_written = now
+        held_back = self._pace.begin(key, same_phase=status.phase == queue.status.phase)
+        if held_back is not None:
+            return held_back
         write = self._applier.apply_status(queue, status)
-        await self._writes.write(key, TORCHRUN_QUEUES, write)
+        written = await self._writes.write(key, TORCHRUN_QUEUES, write)
+        if written is not None and status.phase != queue.status.phase:
+            about = named("queue", queue)
+            log.info("phase changed", **about, was=queue.status.phase, phase=status.phase)
         for event in plan.events:
             self._events.record(queue, event)
         return None

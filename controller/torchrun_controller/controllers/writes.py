@@ -1,10 +1,13 @@
 """Writes for the sake of a key: carried out, counted, and remembered until the caches show them."""
 
-from collections.abc import Coroutine, Hashable, Iterable
+from collections.abc import Coroutine, Hashable, Iterable, Mapping
 from typing import Any, Generic, Protocol, TypeVar
+
+import structlog
 
 from torchrun_api.kinds import Kind
 from torchrun_controller.apply import Written
+from torchrun_controller.controllers import decisions
 from torchrun_controller.metrics import Metrics
 from torchrun_controller.own_writes import ReadYourWrites
 from torchrun_controller.reconcile.plan import Apply, Delete
@@ -12,6 +15,8 @@ from torchrun_controller.worker import Behind
 
 # A cache that reaches our writes wakes the key itself; this is for the case that it never does.
 BEHIND_RETRY = 1.0
+
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
 
 K = TypeVar("K", bound=Hashable)
 
@@ -41,16 +46,35 @@ class Writes(Generic[K]):
         seconds = self._own_writes.behind(key)
         return None if seconds is None else Behind(min(seconds, BEHIND_RETRY))
 
-    async def carry_out(self, key: K, applies: Iterable[Apply], deletes: Iterable[Delete]) -> None:
-        """Apply, then delete, in the Plan's order. Raises what the single writes raise."""
+    async def carry_out(
+        self,
+        key: K,
+        applies: Iterable[Apply],
+        deletes: Iterable[Delete],
+        about: Mapping[str, str],
+    ) -> bool:
+        """Apply, then delete, in the Plan's order; whether an object was created.
+
+        Raises what the single writes raise. `about` names in log lines what this is for.
+        """
+        creates = False
         for intent in applies:
-            await self.write(key, intent.kind, self._applier.apply(intent))
+            written = await self.write(key, intent.kind, self._applier.apply(intent))
+            if written is not None and written.created:
+                creates = True
+                line = decisions.of_creation(intent)
+                log.info(line.event, **about, **line.fields)
+            else:
+                log.debug("object changed", **about, object=f"{intent.kind.kind}/{intent.name}")
         for delete in deletes:
-            await self.write(key, delete.kind, self._applier.delete(delete))
+            written = await self.write(key, delete.kind, self._applier.delete(delete))
+            if written is not None:
+                log.info("object deleted", **about, object=f"{delete.kind.kind}/{delete.name}")
+        return creates
 
     async def write(
         self, key: K, kind: Kind[Any], write: Coroutine[None, None, Written | None]
-    ) -> None:
+    ) -> Written | None:
         """Await one write for the key. Raises what it raises."""
         try:
             written = await write
@@ -60,3 +84,4 @@ class Writes(Generic[K]):
             raise
         self._metrics.applies.labels(kind.resource, "Gone" if written is None else "Written").inc()
         self._own_writes.note(key, written)
+        return written

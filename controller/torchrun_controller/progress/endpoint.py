@@ -5,12 +5,13 @@
 
     204 taken            400 not that JSON         401 no valid token
     403 the token's pod is no worker of a job's present attempt
-    413 too long         429 too often             503 ask again: a standby, or too much at once
+    413 too long         429 too often             503 ask again: at once after a standby, and when
+                                                   Retry-After says where it is too much at once
 
 It has a port of its own, as job pods may reach this and nothing else. A standby refuses and does
-not forward: it does not know the leader's address, a report is worth no hop more, and the next try
-goes by the Service to any replica. Connections are bounded in number and in time, since whoever
-runs a job may open them.
+not forward: it does not know the leader's address, a report is worth no hop more, and the next
+connection goes by the Service to any replica. Connections are bounded in number and in time, since
+whoever runs a job may open them.
 """
 
 import asyncio
@@ -127,7 +128,7 @@ class ProgressServer:
         if (request.method, request.path) != ("POST", PATH):
             raise Refused(404, f"only POST {PATH}")
         if not self._leads():
-            raise Refused(503, "this replica stands by; another one leads", wait=1)
+            raise Refused(503, "this replica stands by; another one leads")
         worker = await self._sender(request.headers.get("Authorization", ""))
         body = _decode(await _read(request))
         progress = Progress(
@@ -199,5 +200,5 @@ async def _read(request: web.BaseRequest) -> bytes:
 def _decode(data: bytes) -> Body:
     try:
         return msgspec.json.decode(data, type=Body)
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise Refused(400, f"not a report: {error}") from None

@@ -1,5 +1,6 @@
 """The command as a user meets it, and how little it loads."""
 
+import json
 import subprocess
 import sys
 
@@ -43,9 +44,26 @@ def test_a_wrong_setting_is_one_line(arguments: tuple[str, ...], said: str) -> N
     assert said in line
 
 
+def test_a_bug_is_one_line_with_its_traceback() -> None:
+    program = (
+        "from torchrun_controller import app, settings;"
+        "app.run = lambda settings: 1 / 0;"
+        "raise SystemExit(app.main(settings.parse(['--runtime-image', 'i'], {})))"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert answer.returncode == 70
+    (line,) = answer.stderr.splitlines()
+    said = json.loads(line)
+    assert (said["level"], said["message"].split(";")[0]) == ("error", "a bug in the controller")
+    assert "ZeroDivisionError" in said["exception"]
+    assert said["time"].endswith("Z")
+
+
 def test_a_controller_in_a_cluster_loads_no_generated_client() -> None:
     """kubernetes_asyncio costs 0.65 s and 71 MiB, and is for kubeconfig files alone."""
-    program = "import sys, torchrun_controller.__main__; print('kubernetes_asyncio' in sys.modules)"
+    program = "import sys, torchrun_controller.app; print('kubernetes_asyncio' in sys.modules)"
     answer = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )

@@ -8,8 +8,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from frames import bookmark, frame
-from scripted_server import ScriptedServer, connection, serving, streamed
+from scripted_server import ScriptedServer, connection, json_response, serving, streamed
 from torchrun_api import kinds
 from torchrun_api.core import Job, SchedulingGroup
 from torchrun_controller.group_watch import GroupWatch, kinds_of
@@ -50,7 +49,7 @@ def test_of_each_scheduler_the_newest_version_is_watched():
 
 
 class Api:
-    """Streams a list of one group, and nothing more."""
+    """A list of one group, and nothing more."""
 
     def __init__(self) -> None:
         self.paths: list[str] = []
@@ -60,7 +59,9 @@ class Api:
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.paths.append(f"{request.path}?{request.query.get('labelSelector', '')}")
         group = a_group("run", "run", "run")
-        response = await streamed(request, frame("ADDED", group), bookmark(7, end=True))
+        if "watch" not in request.query:
+            return json_response({"metadata": {"resourceVersion": "7"}, "items": [group]})
+        response = await streamed(request)
         self.listed.set()
         await self.server.hang()
         return response
@@ -86,17 +87,17 @@ async def test_kinds_are_watched_as_long_as_they_are_served(api):
         assert watch.owned_by("team", "uid-run")[0].kind == kinds.VOLCANO_POD_GROUPS
         assert not watch.owned_by("team", "else")
         assert not watch.owned_by("elsewhere", "uid-run")
+        await made.listed.wait()
         made.listed.clear()
         watch.follow(installed(kinds.KUEUE_WORKLOADS[0]))
-        await made.listed.wait()
         await changes.get()
+        await made.listed.wait()
         assert watch.owned_by("team", "uid-run")[0].kind == kinds.KUEUE_WORKLOADS[0]
         assert len(watch._watches) == 1
         task.cancel()
-    assert made.paths == [
-        "/apis/scheduling.volcano.sh/v1beta1/namespaces/team/podgroups?torchrun-job-name",
-        "/apis/kueue.x-k8s.io/v1beta2/namespaces/team/workloads?",
-    ]
+    volcano = "/apis/scheduling.volcano.sh/v1beta1/namespaces/team/podgroups?torchrun-job-name"
+    kueue = "/apis/kueue.x-k8s.io/v1beta2/namespaces/team/workloads?"
+    assert made.paths == [volcano, volcano, kueue, kueue]  # a list and a watch each
 
 
 def change(world: World, group: dict[str, Any], *, initial: bool = False) -> list[Any]:

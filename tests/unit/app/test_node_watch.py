@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import structlog
 
 from torchrun_api.core import Node, Pod
 from torchrun_api.job import TorchrunJob
@@ -96,7 +97,7 @@ def test_nodes_are_seen_once_listed_and_not_when_their_watch_is_silent(world):
     assert watch.view is None
     assert watch.shortcoming() == "lost nodes are not noticed: no answer yet"
     world.answers.observe("watch", "nodes", 403, 0.1)
-    assert "grant the controller's role the verb list on nodes" in watch.shortcoming()
+    assert "grant the controller's role the verb watch on nodes" in watch.shortcoming()
     synced(world)
     assert watch.view is watch.informer.store
     assert watch.shortcoming() == ""
@@ -110,6 +111,21 @@ def test_nobody_waits_for_nodes(world):
             informer.synced.set()
     assert world.reader.is_synced
     assert world.reader.readiness()() == ""
+
+
+async def test_that_nodes_are_not_seen_is_said_once_it_is_known(world):
+    with structlog.testing.capture_logs() as lines:
+        task = asyncio.create_task(world.reader.nodes.follow())
+        await asyncio.sleep(0)
+        task.cancel()
+        assert lines == [], "the first list is on its way"
+        world.answers.observe("list", "nodes", 403, 0.1)
+        task = asyncio.create_task(world.reader.nodes.follow())
+        await asyncio.sleep(0)
+        task.cancel()
+    (line,) = lines
+    assert line["log_level"] == "warning"
+    assert "grant the controller's role" in line["why"]
 
 
 async def test_every_job_with_workers_is_looked_at_once_nodes_are_known(world):

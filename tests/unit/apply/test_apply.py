@@ -117,6 +117,7 @@ async def test_creation_asks_for_absence_and_does_not_force() -> None:
     assert json.dumps(wish.body) == before, "a Plan is a value: writing it must not change it"
     assert (written.kind, written.name, written.uid) == (SERVICES, "run", "u")
     assert written.resource_version == "7"
+    assert written.created
 
 
 async def test_a_known_object_is_forced_by_its_uid() -> None:
@@ -253,6 +254,7 @@ async def test_a_creation_that_the_cache_has_missed_counts() -> None:
     held = answer(uid="mine", version="9", ownerReferences=[OWNER])
     written = await Applier(Wire(refusal(409), held), Open()).apply(intent())
     assert (written.uid, written.resource_version) == ("mine", "9")
+    assert not written.created, "it was told when it was made"
 
 
 FOREIGN_OWNER = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "web", "controller": True}

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from torchrun_api.kinds import JOBS, PODS, SERVICES, Kind
 from torchrun_controller.apply import Written
-from torchrun_controller.own_writes import ReadYourWrites
+from torchrun_controller.own_writes import PATIENCE, ReadYourWrites
+from torchrun_controller.watch import CLIENT_GO
 
 KINDS: dict[str, Kind[Any]] = {"jobs.batch": JOBS, "pods": PODS}
 
@@ -67,6 +68,12 @@ def test_patience_ends() -> None:
     clock.now += 1
     assert writes.behind("a") is None
     assert len(writes) == 0
+
+
+def test_patience_outlasts_a_watch_that_is_dead() -> None:
+    """Else a gang whose Job is not shown yet is taken for deleted, and another is made beside it."""
+    noticed = CLIENT_GO.silence + 2 * CLIENT_GO.backoff
+    assert noticed + 10 < PATIENCE, "and listed anew meanwhile"
 
 
 def test_what_no_cache_will_show_is_not_waited_for() -> None:

@@ -24,7 +24,7 @@ class Server:
         self.objects: dict[str, dict[str, object]] = {}
         self.methods: list[str] = []
         self.failure: Exception | None = None
-        self.silent = False
+        self.takes = lambda: None
 
     async def request(
         self,
@@ -36,8 +36,7 @@ class Server:
         content_type: str = "application/json",
     ) -> Response:
         self.methods.append(method)
-        if self.silent:
-            await anyio.sleep_forever()
+        self.takes()
         if self.failure is not None:
             raise self.failure
         sent = json.loads(body or b"{}")
@@ -67,7 +66,12 @@ class World:
 
     async def say(self, message: str, job: str = "run") -> None:
         self.recorder.record(a_job(job), Event("Warning", "Broken", message))
-        await self.recorder.flush(5)
+        await self.written()
+
+    async def written(self, seconds: float = 5) -> None:
+        self.recorder.shut_down(seconds)
+        with anyio.fail_after(5):
+            await self.recorder.run()
 
     @property
     def objects(self) -> list[dict[str, object]]:
@@ -122,7 +126,7 @@ async def test_a_repetition_becomes_a_series(world: World) -> None:
 async def test_repetitions_that_wait_are_written_once(world: World) -> None:
     for _ in range(3):
         world.recorder.record(a_job(), Event("Warning", "Broken", "it broke"))
-    await world.recorder.flush(5)
+    await world.written()
     (event,) = world.objects
     assert world.server.methods == ["POST"]
     assert event["series"] == {"count": 3, "lastObservedTime": "2026-01-02T03:04:05.000678Z"}
@@ -177,17 +181,31 @@ async def test_a_failing_server_costs_the_event_only(world: World, failure: Exce
     assert world.recorder.dropped == 1
 
 
-async def test_flush_is_bounded(world: World) -> None:
-    world.server.silent = True
+async def test_at_the_end_the_write_under_way_is_finished_and_none_begins_too_late(
+    world: World,
+) -> None:
+    def slow() -> None:
+        world.time += 0.6
+
+    world.server.takes = slow
+    for message in ("one", "two", "three"):
+        world.recorder.record(a_job(), Event("Normal", "Started", message))
+    await world.written(seconds=1.0)
+    assert [event["note"] for event in world.objects] == ["one", "two"]
+
+
+async def test_it_ends_while_it_waits_for_an_event(world: World) -> None:
     with anyio.fail_after(5):
-        world.recorder.record(a_job(), Event("Normal", "Started", "running"))
-        await world.recorder.flush(0.01)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(world.recorder.run)
+            await anyio.lowlevel.checkpoint()
+            world.recorder.shut_down(1.0)
 
 
 async def test_the_queue_is_bounded_and_the_oldest_give_way(world: World) -> None:
     for number in range(events.MAX_QUEUED + 5):
         world.recorder.record(a_job(f"job-{number}"), Event("Normal", "Started", "running"))
-    await world.recorder.flush(30)
+    await world.written()
     assert len(world.objects) == events.MAX_QUEUED
     assert world.recorder.dropped == 5
     names = {event["regarding"]["name"] for event in world.objects}  # type: ignore[index]
@@ -203,6 +221,15 @@ async def test_memory_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) 
     assert len(world.objects) == 50, "the newest are remembered"
     await world.say("hello", job="job-0")
     assert len(world.objects) == 51, "the oldest are forgotten"
+
+
+async def test_what_matters_no_more_is_forgotten(world: World) -> None:
+    for number in range(50):
+        await world.say("hello", job=f"job-{number}")
+    world.time += max(events.WINDOW, 1 / events.REFILL) + 1
+    await world.say("hello", job="job-50")
+    assert len(world.recorder._series) == 1
+    assert len(world.recorder._buckets) == 1
 
 
 async def test_run_writes_as_events_come(world: World) -> None:

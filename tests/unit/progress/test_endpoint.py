@@ -26,6 +26,9 @@ JOB = ("ml", "train")
 POD = ("ml", "train-0-abcde", "uid-pod")
 
 
+BRACKETS = b'{"a":' + b"[" * 5000
+
+
 def token(
     pod: tuple[str, str, str] = POD, audience: str = "torchrun.ai/progress", expires: float = 3600
 ) -> str:
@@ -159,6 +162,7 @@ async def test_a_verdict_is_kept_no_longer_than_the_token_lives() -> None:
         (f"Bearer {token(pod=('ml', 'train-0-abcde', ''))}", 403, 0),
         (f"Bearer {token()}forged", 401, 1),
         ("Bearer " + "x" * 8000, 401, 0),
+        (f"Bearer a.{base64.urlsafe_b64encode(BRACKETS).decode()}.b", 401, 0),
     ],
 )
 async def test_who_is_no_worker_is_refused_and_strangers_cost_no_review(
@@ -192,7 +196,7 @@ async def test_a_pod_of_an_older_attempt_is_refused_although_its_token_is_good()
         assert (await world.post())[0] == 403
 
 
-async def test_a_standby_sends_on() -> None:
+async def test_a_standby_refuses() -> None:
     async with running(World(leads=False)) as world:
         code, told = await world.post()
     assert (code, world.reviews) == (503, 0)
@@ -244,6 +248,7 @@ async def test_kept_verdicts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
         (b'{"loss": 1e999}', 400),
         (b'{"samplesPerSecond": -1}', 400),
         (b'{"loss": -3}', 204),
+        (BRACKETS[:1024], 400),
     ],
 )
 async def test_bodies(body: bytes, code: int) -> None:

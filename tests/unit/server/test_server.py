@@ -104,9 +104,9 @@ async def test_metrics_are_read_on_the_loop_and_rendered_elsewhere() -> None:
     metrics = Metrics()
     threads: dict[str, int] = {}
 
-    def phases() -> dict[str, int]:
+    def age() -> float:
         threads["read"] = threading.get_ident()
-        return {}
+        return 0.0
 
     original = type(metrics.snapshot()).render
 
@@ -114,7 +114,7 @@ async def test_metrics_are_read_on_the_loop_and_rendered_elsewhere() -> None:
         threads["render"] = threading.get_ident()
         return original(self, accept)
 
-    metrics.count_jobs(phases)
+    metrics.age_of_watch("pods", age)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("torchrun_controller.metrics.Snapshot.render", render)
         subject = server(metrics=metrics)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from torchrun_controller.leader import Durations
-from torchrun_controller.settings import Settings, SettingsError, parse
+from torchrun_controller.settings import _OPTIONS, Settings, SettingsError, parse
 
 IMAGE = "--runtime-image=example.com/runtime:1"
 
@@ -37,6 +37,7 @@ def test_the_defaults() -> None:
         admit_by_nodes=True,
         progress_url="",
         progress_port=8081,
+        metrics_jobs=0,
         log_level="info",
         log_format="auto",
         uvloop=True,
@@ -65,6 +66,7 @@ def test_every_setting_by_flag_and_by_variable(tmp_path: Path) -> None:
         "admit_by_nodes": "false",
         "progress_url": "http://controller.system.svc:8081/",
         "progress_port": "9000",
+        "metrics_jobs": "20",
         "log_level": "debug",
         "log_format": "json",
         "uvloop": "False",
@@ -86,6 +88,7 @@ def test_every_setting_by_flag_and_by_variable(tmp_path: Path) -> None:
         admit_by_nodes=False,
         progress_url="http://controller.system.svc:8081",
         progress_port=9000,
+        metrics_jobs=20,
         log_level="debug",
         log_format="json",
         uvloop=False,
@@ -197,3 +200,17 @@ def test_a_process_with_a_wrong_setting_ends_with_one_line_and_code_2() -> None:
         "torchrun-controller: --workers (TORCHRUN_WORKERS) is 'x': "
         "it must be a whole number from 1 to 1000\n"
     )
+
+
+ANY = {"context"}  # what the kubeconfig does not know is said when it is read
+
+
+@pytest.mark.parametrize("name", sorted({option.name for option in _OPTIONS} - ANY))
+def test_each_setting_says_what_it_is_and_what_it_must_be(name: str) -> None:
+    option = next(option for option in _OPTIONS if option.name == name)
+    said = f"{option.flag} ({option.variable}) is '? ?': it must be {option.accepted}"
+    environ = {"TORCHRUN_RUNTIME_IMAGE": "i"}
+    for argv, variables in (([f"{option.flag}=? ?"], {}), ([], {option.variable: "? ?"})):
+        with pytest.raises(SettingsError) as caught:
+            parse(argv, environ | variables)
+        assert str(caught.value) == said

@@ -34,6 +34,7 @@ class World:
 
     def __init__(self) -> None:
         self.time = 1000.0
+        self.busy = False
         self.cache = Cache()
         self.present: dict[tuple[str, str], Observed] = {KEY: observed()}
         self.plan: Callable[[Observed], Plan] = lambda _: Plan()
@@ -53,6 +54,7 @@ class World:
             writes=Writes(self, own_writes, self.metrics),
             events=self,
             metrics=self.metrics,
+            is_busy=lambda: self.busy,
             clock=self.clock,
             now=lambda: NOW,
         )
@@ -67,7 +69,8 @@ class World:
         return self.plan(observed)
 
     async def apply(self, intent: Apply) -> Written:
-        return self._write(intent, Written(intent.kind, intent.name, "u", self._next()))
+        created = not intent.uid
+        return self._write(intent, Written(intent.kind, intent.name, "u", self._next(), created))
 
     async def delete(self, delete: Delete) -> Written | None:
         return self._write(delete, Written(delete.kind, delete.name, "u", ""))

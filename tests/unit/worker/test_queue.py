@@ -155,13 +155,21 @@ class TestTrials:
         world.plan = lambda seen: QueuePlan(trial=TRIAL if seen.verdict is None else None)
         if failure is not None:
             world.failures = {"template": failure}
-        assert await world.reconciler.attempt(KEY) == Done()
+        good = accepted == "True"
+        assert await world.reconciler.attempt(KEY) == (
+            Done() if good else RequeueAfter(REFUSED_RETRY)
+        )
         verdict = world.seen[-1].verdict
         assert verdict is not None
         assert (verdict.generation, verdict.accepted) == (1, accepted)
         assert verdict.message == ("" if failure is None else str(failure))
         await world.reconciler.attempt(KEY)
         assert len(world.seen) == 3, "it is remembered"
+        world.failures = {}
+        world.time += REFUSED_RETRY
+        assert await world.reconciler.attempt(KEY) == Done()
+        assert len(world.seen) == (4 if good else 5), "a refusal may have been a policy's mood"
+        assert world.seen[-1].verdict == Verdict(1, "True")
 
     async def test_a_server_that_does_not_answer_gives_none(self, world: World) -> None:
         world.plan = lambda seen: QueuePlan(trial=TRIAL)

@@ -1,0 +1,33 @@
+"""How often the status of one object is written."""
+
+import math
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+STATUS_INTERVAL = 1.0  # seconds between two status writes of an object in the same phase
+
+K = TypeVar("K", bound=Hashable)
+
+
+class StatusPace(Generic[K]):
+    """Holds a status back that follows another too closely, unless the phase changes.
+
+    `clock` is monotonic, in seconds. Holds keys of objects that are there, no others.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._written: dict[K, float] = {}
+
+    def begin(self, key: K, *, same_phase: bool) -> float | None:
+        """Note that a status is written now; or, held back, return for how many seconds more."""
+        now = self._clock()
+        left = self._written.get(key, -math.inf) + STATUS_INTERVAL - now
+        if same_phase and left > 0:
+            return left
+        self._written[key] = now
+        return None
+
+    def forget(self, key: K) -> None:
+        """The object is gone, or is another: the next status is written at once."""
+        self._written.pop(key, None)

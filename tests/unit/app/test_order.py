@@ -1,0 +1,178 @@
+"""In which order the parts start and end."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import anyio
+import pytest
+import structlog
+
+from torchrun_controller import assembly
+from torchrun_controller.assembly import Controller, Parts
+from torchrun_controller.leader import NotLeader
+from torchrun_controller.transport import Disconnected
+
+
+class Memory:
+    """An informer of jobs or queues; `behind`: its cache lags, `failures`: looks that fail first."""
+
+    kind = SimpleNamespace(resource="torchrunjobs.torchrun.ai")
+
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+        self.failures = 0
+        self.reached, self.late = anyio.Event(), anyio.Event()
+        self.reached.set()
+
+    async def newest(self) -> int:
+        if self.failures:
+            self.failures -= 1
+            raise Disconnected("no answer")
+        self.log.append("looked")
+        return 7
+
+    async def wait_for(self, version: int, seconds: float) -> bool:
+        assert version == 7
+        with anyio.move_on_after(seconds):
+            await self.reached.wait()
+            return True
+        self.late.set()
+        return False
+
+
+class Process:
+    """Parts that tell what happens to them, and wait when a test says so."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.elected, self.told, self.lost = anyio.Event(), anyio.Event(), anyio.Event()
+        self.reconciled, self.written = anyio.Event(), anyio.Event()
+        self.reconciled.set()
+        self.written.set()
+        self.ends, self.working = anyio.Event(), anyio.Event()
+        self.memory = Memory(self.log)
+
+    async def run(self) -> None:
+        looked = anyio.Event()
+        looked.set()
+        reader = SimpleNamespace(
+            informers=[],
+            memories=[self.memory],
+            nodes=SimpleNamespace(follow=anyio.sleep_forever),
+            discovery=SimpleNamespace(run=anyio.sleep_forever, looked=looked),
+            groups=SimpleNamespace(run=anyio.sleep_forever),
+            synced=anyio.lowlevel.checkpoint,
+        )
+        watch = SimpleNamespace(
+            informers=[],
+            run_kai=anyio.sleep_forever,
+            follow=anyio.sleep_forever,
+            settled=anyio.lowlevel.checkpoint,
+        )
+        leader = SimpleNamespace(elected=self.elected, run=self._lead, release=self._release)
+        events = SimpleNamespace(run=self._report, shut_down=lambda seconds: self.ends.set())
+        worker = SimpleNamespace(name="job", concurrency=1, run=self._work, shut_down=self._shut)
+        parts = Parts(*cast("Any", (reader, watch, leader, events, {}, [worker])))
+        await Controller(parts, self.told.wait).run()
+
+    def _shut(self) -> None:
+        self.log.append("no more keys")
+
+    async def _lead(self) -> None:
+        await self.lost.wait()
+        raise NotLeader("lost")
+
+    async def _release(self) -> None:
+        self.log.append("released")
+
+    async def _work(self) -> None:
+        self.log.append("works")
+        self.working.set()
+        await self.told.wait()
+        await self.reconciled.wait()
+        self.log.append("reconciled")
+
+    async def _report(self) -> None:
+        await self.ends.wait()
+        await self.written.wait()
+        self.log.append("last event")
+
+
+@pytest.fixture
+def process(monkeypatch: pytest.MonkeyPatch) -> Process:
+    for name in ("DRAIN_SECONDS", "FLUSH_SECONDS", "CATCH_UP_RETRY", "CATCH_UP_WARNING"):
+        monkeypatch.setattr(assembly, name, 0.02)
+    return Process()
+
+
+async def settled() -> None:
+    for _ in range(20):
+        await anyio.lowlevel.checkpoint()
+
+
+async def test_the_lease_is_released_after_the_last_write(process: Process) -> None:
+    process.elected.set()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(process.run)
+        await settled()
+        process.told.set()
+    assert process.log == ["works", "no more keys", "reconciled", "last event", "released"]
+
+
+@pytest.mark.parametrize("stuck", ["reconciled", "written"])
+async def test_a_write_without_an_answer_leaves_the_lease_to_expire(
+    process: Process, stuck: str
+) -> None:
+    process.elected.set()
+    setattr(process, stuck, anyio.Event())
+    with structlog.testing.capture_logs() as lines:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(process.run)
+            await settled()
+            process.told.set()
+    assert "released" not in process.log
+    assert lines[-1]["event"].startswith("lease left to expire")
+
+
+async def test_a_standby_ends_at_once(process: Process) -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(process.run)
+        await settled()
+        process.told.set()
+    assert process.log == ["no more keys", "last event", "released"]
+
+
+async def test_the_loss_of_the_lease_ends_all_without_a_release(process: Process) -> None:
+    process.elected.set()
+    process.reconciled = anyio.Event()
+    process.lost.set()
+    with pytest.raises(NotLeader):
+        await process.run()
+    assert "released" not in process.log
+
+
+async def test_a_new_leader_waits_until_its_caches_show_what_there_is(process: Process) -> None:
+    process.memory.reached = anyio.Event()
+    process.memory.failures = 2
+    with structlog.testing.capture_logs() as lines:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(process.run)
+            await settled()
+            process.elected.set()
+            await process.memory.late.wait()
+            assert process.log == ["looked"], "not before it leads, and nothing before it has come"
+            process.memory.reached.set()
+            await process.working.wait()
+            process.told.set()
+    assert [line["event"] for line in lines[:3]] == [
+        "cannot look how late a cache is",
+        "cannot look how late a cache is",
+        "waits for a cache that is late",
+    ]
+
+
+async def test_the_only_replica_has_nobody_to_catch_up_with(process: Process) -> None:
+    process.elected.set()
+    process.told.set()
+    await process.run()
+    assert "looked" not in process.log

@@ -1,0 +1,91 @@
+"""When the API server is asked before something is made again, and what its word does."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from torchrun_api.core import Job
+from torchrun_api.kinds import CLAIMS, JOBS, SERVICES, TORCHRUN_JOBS, Kind
+from torchrun_controller.apply import Found, SupersededError
+from torchrun_controller.controllers import doubt
+from torchrun_controller.reconcile import Observed, Plan
+from torchrun_controller.reconcile.plan import Apply
+from world import make_job
+
+OWN = Found("uid-train", "", is_ending=False)
+GANG = Found("uid-gang", "uid-train", is_ending=False)
+
+
+class Server:
+    def __init__(self, job: Found | None = OWN, gang: Found | None = None) -> None:
+        self.has = {("TorchrunJob", "train"): job, ("Job", "train-r1"): gang}
+        self.asked: list[tuple[str, str]] = []
+
+    async def find(self, kind: Kind[Any], namespace: str, name: str) -> Found | None:
+        self.asked.append((kind.kind, name))
+        return self.has[kind.kind, name]
+
+
+def makes(*kinds: Kind[Any]) -> Plan:
+    return Plan(applies=tuple(Apply(kind, {"metadata": {"name": "train-r2"}}) for kind in kinds))
+
+
+def seen(status: dict[str, Any], *attempts: int) -> Observed:
+    job = make_job(numNodes=2)
+    told = msgspec.convert(status, type(job.status))
+    children = tuple(
+        msgspec.convert({"metadata": {"labels": {"torchrun.ai/attempt": str(each)}}}, Job)
+        for each in attempts
+    )
+    return Observed(job=msgspec.structs.replace(job, status=told), queue=None, child_jobs=children)
+
+
+HAD_A_GANG = {"phase": "Running", "attempt": 1, "workers": {}}
+
+
+@pytest.mark.parametrize(
+    ("observed", "plan"),
+    [
+        (seen({}), makes(SERVICES, JOBS)),
+        (seen({"phase": "Syncing"}), makes(SERVICES, JOBS)),
+        (seen(HAD_A_GANG, 0, 1), makes(JOBS)),
+        (seen(HAD_A_GANG), Plan()),
+    ],
+    ids=["first", "workspace is ready", "restart", "nothing is made"],
+)
+async def test_what_follows_from_what_is_seen_is_not_asked_for(observed, plan):
+    server = Server()
+    await doubt.settle(server, observed, plan)
+    assert server.asked == []
+
+
+@pytest.mark.parametrize(
+    ("server", "observed", "plan"),
+    [
+        (Server(job=None), seen(HAD_A_GANG), makes(JOBS)),
+        (Server(job=Found("another", "", is_ending=False)), seen(HAD_A_GANG), makes(JOBS)),
+        (Server(job=None), seen({"phase": "Syncing"}), makes(CLAIMS)),
+        (Server(gang=GANG), seen(HAD_A_GANG), makes(JOBS)),
+        (Server(gang=GANG), seen(HAD_A_GANG, 0), makes(JOBS)),
+    ],
+    ids=["gone", "replaced", "gone while it syncs", "gang not shown", "newest gang not shown"],
+)
+async def test_caches_that_are_behind_decide_nothing(server, observed, plan):
+    with pytest.raises(SupersededError):
+        await doubt.settle(server, observed, plan)
+
+
+@pytest.mark.parametrize(
+    "gang",
+    [
+        None,
+        Found("u", "uid-of-another-job", is_ending=False),
+        Found("u", "uid-train", is_ending=True),
+    ],
+    ids=["deleted", "foreign", "is being deleted"],
+)
+async def test_a_gang_that_is_gone_is_followed_by_another(gang):
+    server = Server(gang=gang)
+    await doubt.settle(server, seen(HAD_A_GANG), makes(JOBS))
+    assert server.asked == [(TORCHRUN_JOBS.kind, "train"), (JOBS.kind, "train-r1")]
