@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from e2e.manifests import queue
 from e2e.space import Space
 from torchrun_api.kinds import TORCHRUN_JOBS
@@ -22,6 +24,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.long
 def test_progress_is_in_the_status_while_the_run_lasts(space: Space, tmp_path: Path):
     space.apply(queue("torch", space.cluster.trainer, nodeResources=RESOURCES))
     (tmp_path / "train.py").write_text(TRAINS)
@@ -60,6 +63,7 @@ dist.barrier()
 """
 
 
+@pytest.mark.long
 def test_a_rank_that_blocks_for_ever_costs_one_attempt(space: Space, tmp_path: Path):
     reliability = {"hangTimeoutSeconds": 10, "maxRestarts": 1}
     torch = queue("torch", space.cluster.trainer, nodeResources=RESOURCES, reliability=reliability)

@@ -149,13 +149,13 @@ def test_a_gang_that_is_over_reports_no_more(reporter: Reporter, team: Team) -> 
     fresh = eventually(
         "new workers", lambda: [p for p in team.children("pods", "again") if "-r1-" in p]
     )
-    assert reporter.send(token(team, fresh[0]), step=3) == 204
+    new = token(team, fresh[0])
+    # Both gangs may well have reported within the one second that is a job's bound.
+    eventually("the new gang's report", lambda: reporter.send(new, step=3) == 204)
     assert progress(team, "again", 3)["step"] == 3
 
 
-def test_a_standby_sends_reports_on_to_the_leader(
-    crds: LocalCluster, team: Team, tmp_path: Path
-) -> None:
+def test_only_the_leader_takes_reports(crds: LocalCluster, team: Team, tmp_path: Path) -> None:
     lease = ("--lease-name", "progress-test")
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()

@@ -28,7 +28,7 @@ from .processes import descendants, send, signal_name
 from .reload import LATE_SECONDS, Reload, rendezvous
 from .reporting import Reporter
 from .served import Served
-from .settings import Settings, from_environment, termination_log
+from .settings import Settings, beside_head, from_environment, termination_log
 from .stacks import STACK_SIGNAL
 from .state import usable
 from .streams import Streams
@@ -52,6 +52,7 @@ def main() -> int:
     for number in STOPPING:
         signal.signal(number, lambda number, _: _stop_now(log, number))
     try:
+        os.environ.update(beside_head(os.environ))
         settings = from_environment(os.environ)
         workspace = prepare(settings)
         cause = None if sets_up else launch(settings, os.environ, workspace)

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Callable, Iterable, NamedTuple, TypeVar
 
 from .errors import LaunchError
-from .output import say, wait_until
+from .output import counted, say, wait_until
 from .workspace import modified, remove, show_as_newer
 
 T = TypeVar("T")
@@ -93,7 +93,7 @@ def fetch(
         raise LaunchError("WorkspaceCopyFailed", message) from error
     size = sum(file.size for file in files)
     passed = time.monotonic() - start
-    say(f"workspace: {len(files)} files, {size} bytes from {server.url} ({passed:.1f} s)")
+    say(f"workspace: {counted(len(files))}, {size} bytes from {server.url} ({passed:.1f} s)")
 
 
 def _patiently(step: Callable[[], T], seconds: float, replaced: Callable[[], bool]) -> T:
@@ -175,7 +175,7 @@ def _some(server: Server, target: str, files: list[_File]) -> list[_File]:
     except _BrokenError as error:
         if not taken:
             raise
-        say(f"workspace: {error}; going on after {taken} files")
+        say(f"workspace: {error}; going on after {counted(taken)}")
     return files[taken:]
 
 

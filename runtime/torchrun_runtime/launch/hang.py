@@ -26,7 +26,7 @@ BEAT = "beat."
 
 
 class _Beat(NamedTuple):
-    """A rank's heartbeat file; `reported` once report() was called."""
+    """A rank's heartbeat file; `reported` once report() was called, but not within idle()."""
 
     rank: str
     time_ns: int

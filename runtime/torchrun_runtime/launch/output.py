@@ -18,6 +18,11 @@ STDERR = 2
 copies: list[Callable[[int, bytes], None]] = []
 
 
+def counted(files: int) -> str:
+    """As a line of the log says it."""
+    return "1 file" if files == 1 else f"{files} files"
+
+
 def say(text: str, *, copied: bool = True) -> None:
     """One line, marked as the launcher's own; the ranks' lines pass by untouched."""
     write_log(f"torchrun-launch: {text}\n".encode(errors="backslashreplace"), copied=copied)

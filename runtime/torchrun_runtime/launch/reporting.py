@@ -1,14 +1,16 @@
 """What rank 0 reports, handed on to the controller by the launcher beside it.
 
 Throttled, by a thread of its own, and worth nothing if it fails: the next try has newer values.
-With several replicas behind the controller's Service only the leader takes a report, and each try
-goes to any of them; so a refusal with 503 is tried again soon, a few times.
+With several replicas behind the controller's Service only the leader takes a report. Each try is a
+connection of its own, which goes to any of them: what a standby refuses with 503 is tried again at
+once, as often as fits into the time that the last report has.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import time
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from urllib.parse import urlsplit
@@ -19,11 +21,11 @@ from .state import start_thread
 PATH = "/v1/progress"
 _LOOK_SECONDS = 1.0
 _PAUSE_SECONDS = 10.0  # between two reports
-_TRIES = 4
-_TRY_PAUSE = 1.0
+_TRY_SECONDS = 1.5  # for one report, refused or not
+_TRY_PAUSE = 0.1
 _TIMEOUT = 5.0
 _LAST_SECONDS = 2.0  # for the last report, when the command has ended
-_TAKEN, _UNAVAILABLE = 204, 503
+_TAKEN, _AGAIN = 204, (429, 503)
 
 
 class Reporter:
@@ -61,21 +63,22 @@ class Reporter:
             return False
         if values == self._sent:
             return False
-        trouble = ""
-        for _ in range(_TRIES):
-            code, trouble = self._post(values)
-            if code == _TAKEN:
-                self._sent = values
-            if code != _UNAVAILABLE:
+        until = time.monotonic() + _TRY_SECONDS
+        while True:
+            code, wait, trouble = self._post(values)
+            pause = max(wait, _TRY_PAUSE)
+            if code not in _AGAIN or time.monotonic() + pause > until:
                 break
-            self._ended.wait(_TRY_PAUSE)
+            time.sleep(pause)
+        if code == _TAKEN:
+            self._sent = values
         if trouble and trouble != self._said:
             say(f"the controller does not take the progress: {trouble}")
             self._said = trouble
         return True
 
-    def _post(self, values: bytes) -> tuple[int, str]:
-        """HTTP code, 0 without an answer, and what is wrong. By no proxy, and to nobody else."""
+    def _post(self, values: bytes) -> tuple[int, float, str]:
+        """HTTP code, 0 without an answer; seconds to wait; what is wrong. By no proxy."""
         secure = self._url.scheme == "https"
         make = HTTPSConnection if secure else HTTPConnection
         connection = make(self._url.hostname or "", self._url.port, timeout=_TIMEOUT)
@@ -87,9 +90,10 @@ class Reporter:
             answer = connection.getresponse()
             text = answer.read(200).decode("utf-8", "replace").strip()
             ok = answer.status == _TAKEN
-            return answer.status, "" if ok else f"HTTP {answer.status} {text}"
+            wait = float(answer.getheader("Retry-After") or 0)
+            return answer.status, wait, "" if ok else f"HTTP {answer.status} {text}"
         except (OSError, HTTPException, ValueError) as error:
-            return 0, f"{type(error).__name__}: {error}"
+            return 0, 0.0, f"{type(error).__name__}: {error}"
         finally:
             with suppress(OSError):
                 connection.close()

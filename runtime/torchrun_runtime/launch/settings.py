@@ -78,6 +78,17 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
     )
 
 
+def beside_head(environment: Mapping[str, str]) -> dict[str, str]:
+    """The node ranks of a worker whose head, node 0, has a Job of its own: one above its index."""
+    if environment.get("TORCHRUN_ROLE") != "worker":
+        return {}
+    index = environment.get("NODE_RANK", "")
+    if not index.isdecimal():
+        raise _invalid("NODE_RANK", index, "the pod's completion index")
+    rank = str(int(index) + 1)
+    return {"NODE_RANK": rank, "PET_NODE_RANK": rank}
+
+
 def termination_log(environment: Mapping[str, str]) -> str:
     """File of the termination message."""
     return environment.get("TORCHRUN_TERMINATION_LOG", "/dev/termination-log")

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Iterable, Iterator, NamedTuple
 
 from .errors import LaunchError
-from .output import say, wait_until
+from .output import counted, say, wait_until
 
 MARKER = ".sync_success"
 # Claims are often network file systems, where copies wait for round trips.
@@ -85,8 +85,8 @@ class Workspace:
                 wanted = newest
         self.revision = wanted
         say(
-            f"workspace: revision {wanted}, {copied.files} files, {copied.bytes} bytes copied to "
-            f"{self._target} ({time.monotonic() - start:.1f} s)"
+            f"workspace: revision {wanted}, {counted(copied.files)}, {copied.bytes} bytes copied "
+            f"to {self._target} ({time.monotonic() - start:.1f} s)"
         )
 
     def _wait_for(self, revision: int, tree: str) -> None:

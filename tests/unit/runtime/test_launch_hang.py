@@ -110,14 +110,33 @@ def test_every_rank_and_its_children_give_their_stacks(launcher: Launcher) -> No
             """,
             "it reports",
         ),
+        (
+            """
+            import torchrun_progress, time
+            torchrun_progress.report(1)
+            with torchrun_progress.idle(): time.sleep(3)
+            """,
+            "it said that it waits",
+        ),
     ],
-    ids=["silent", "compiles", "writes", "reports"],
+    ids=["silent", "compiles", "writes", "reports", "idle"],
 )
 def test_what_is_no_hang(launcher: Launcher, text: str, why: str) -> None:
     seconds = 1.5 if "report(" in text else 0.5
     result = run(launcher, text, seconds)
     assert result.exit_code == 0, why
-    assert "Hung" not in result.err
+    assert "no sign of life" not in result.err
+
+
+@pytest.mark.parametrize("first", ["print('step 1', flush=True)", "torchrun_progress.report(1)"])
+def test_who_has_waited_is_watched_again(launcher: Launcher, first: str) -> None:
+    text = f"""
+        import torchrun_progress, time
+        {first}
+        with torchrun_progress.idle(): time.sleep(1)
+        time.sleep(1000)
+    """
+    assert run(launcher, text).message["reason"] == "Hung"
 
 
 def test_nodes_without_rank_0_are_not_judged_by_their_output(launcher: Launcher) -> None:

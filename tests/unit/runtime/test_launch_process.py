@@ -41,6 +41,16 @@ def test_runs_as_a_folder_whatever_lies_beside_it(tmp_path: Path) -> None:
     assert result.exit_code == 5, result.err
 
 
+def test_a_worker_beside_a_head_is_one_above_its_index(launcher: Launcher) -> None:
+    indexes = {"NODE_RANK": "2", "PET_NODE_RANK": "2"}
+    tell = "echo $NODE_RANK $PET_NODE_RANK"
+    assert launcher.run(tell, **indexes).out == "2 2\n"
+    assert launcher.run(tell, **indexes, TORCHRUN_ROLE="head").out == "2 2\n"
+    assert launcher.run(tell, **indexes, TORCHRUN_ROLE="worker").out == "3 3\n"
+    refused = launcher.run(tell, TORCHRUN_ROLE="worker")
+    assert refused.message["reason"] == "InvalidSetting"
+
+
 def test_a_list_never_meets_a_shell(launcher: Launcher) -> None:
     assert launcher.run(["printf", "%s|", "$HOME", "; exit 3"]).out == "$HOME|; exit 3|"
 

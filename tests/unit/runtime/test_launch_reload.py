@@ -86,7 +86,7 @@ def test_newer_code_runs_in_the_same_pod(pod: Pod) -> None:
     launched.stop()
     result = launched.end()
     assert result.exit_code == 143
-    assert "revision 3, 1 files" in result.err
+    assert "revision 3, 1 file, " in result.err
 
 
 def test_a_revision_that_nobody_asked_for_waits(pod: Pod) -> None:

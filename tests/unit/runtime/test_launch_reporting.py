@@ -17,6 +17,7 @@ class Controller:
 
     def __init__(self, *codes: int) -> None:
         self.codes = list(codes)
+        self.retry_after = ""
         self.taken: list[tuple[str, str, dict[str, object]]] = []
         controller = self
 
@@ -26,6 +27,8 @@ class Controller:
                 controller.taken.append((self.path, self.headers["Authorization"], body))
                 code = controller.codes.pop(0) if controller.codes else 204
                 self.send_response(code)
+                if code != 204 and controller.retry_after:
+                    self.send_header("Retry-After", controller.retry_after)
                 if code == 302:
                     self.send_header("Location", "http://127.0.0.1:1/elsewhere")
                 self.end_headers()
@@ -104,9 +107,29 @@ def test_other_ranks_send_nothing(launcher: Launcher, controller: Controller) ->
 def test_a_standby_is_asked_again_until_the_leader_answers(
     launcher: Launcher, controller: Controller
 ) -> None:
-    controller.codes = [503, 503, 204]
-    assert "progress" not in train(launcher, controller.url, seconds=4)
-    assert [body["step"] for _, _, body in controller.taken] == [1, 1, 1, 3]
+    controller.codes = [503] * 8
+    assert "progress" not in train(launcher, controller.url, seconds=2)
+    assert [body["step"] for _, _, body in controller.taken] == [1] * 9 + [3]
+
+
+def test_the_last_report_reaches_the_leader_too(launcher: Launcher, controller: Controller) -> None:
+    controller.codes = [204, *[503] * 8]
+    train(launcher, controller.url)
+    assert [body["step"] for _, _, body in controller.taken] == [1] + [3] * 9
+
+
+def test_the_last_report_is_not_lost_for_coming_too_soon(
+    launcher: Launcher, controller: Controller
+) -> None:
+    controller.codes, controller.retry_after = [204, 429], "1"
+    train(launcher, controller.url)
+    assert [body["step"] for _, _, body in controller.taken] == [1, 3, 3]
+
+
+def test_a_leader_that_is_busy_is_left_alone(launcher: Launcher, controller: Controller) -> None:
+    controller.codes, controller.retry_after = [503], "10"
+    train(launcher, controller.url)
+    assert [body["step"] for _, _, body in controller.taken] == [1, 3]
 
 
 @pytest.mark.parametrize("code", [302, 403, 500])

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from torchrun_cluster import pidfd
 from unit.runtime.launching import PYTHONS, Launched, Launcher, Result
 from wheels import WHEEL, add_wheel
 
@@ -157,7 +158,7 @@ def test_a_background_process_does_not_hold_it_up(job: Job) -> None:
 def test_a_stop_ends_the_setup_and_all_that_it_runs(job: Job) -> None:
     running = job.start_setup(command="echo $$; exec sleep 300")
     pid = int(running.line())
-    watched = os.pidfd_open(pid)
+    watched = pidfd.open_pid(pid)
     running.stop()
     ended = running.end()
     assert (ended.exit_code, ended.message["reason"]) == (143, "Stopped")

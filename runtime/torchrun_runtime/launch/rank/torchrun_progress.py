@@ -16,10 +16,11 @@ import json
 import math
 import os
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing import current_process
 
-__all__ = ["report"]
+__all__ = ["idle", "report"]
 
 _FOLDER = os.environ.get("TORCHRUN_LAUNCH_REPORTS", "")
 _PAUSE = 1.0  # seconds between two writes
@@ -57,6 +58,27 @@ def report(
         _write()
 
 
+@contextmanager
+def idle() -> Iterator[None]:
+    """Nothing is expected of this rank meanwhile, so the hang watch waits.
+
+    Afterwards it goes on, in a process that has reported nothing as if this module were not there.
+    """
+    if not _FOLDER:
+        yield
+        return
+    with suppress(Exception):
+        _beat(alive=False)
+    try:
+        yield
+    finally:
+        with suppress(Exception):
+            if _next_write:
+                _beat(alive=True)
+            else:
+                os.unlink(_path())
+
+
 def _write() -> None:
     with suppress(Exception):
         _beat(alive=True)
@@ -69,6 +91,10 @@ def _rank() -> str:
     return os.environ.get("RANK") or os.environ.get("NODE_RANK") or "0"
 
 
+def _path() -> str:
+    return os.path.join(_FOLDER, "beat." + _rank())
+
+
 def _beat(alive: bool) -> None:
     """Touch the heartbeat file: empty until the first report of this process.
 
@@ -77,7 +103,7 @@ def _beat(alive: bool) -> None:
     # By its name: while a spawned process imports the script, it does not know its parent yet.
     is_worker = current_process().name != "MainProcess"
     mode = "ab" if is_worker and not alive else "wb"
-    with open(os.path.join(_FOLDER, "beat." + _rank()), mode, buffering=0) as file:
+    with open(_path(), mode, buffering=0) as file:
         if alive:
             file.write(b".")
 
