@@ -4,7 +4,6 @@ import hashlib
 import io
 import json
 import socket
-import ssl
 import subprocess
 import tarfile
 import time
@@ -18,6 +17,7 @@ import httpx
 import pytest
 
 from torchrun_cluster import binaries
+from torchrun_controller.transport.credentials import tls_context
 from torchrun_runtime.sync.claim import Claim
 from torchrun_runtime.sync.errors import SyncError
 from torchrun_runtime.sync.fetch import fetch
@@ -48,7 +48,7 @@ class Gateway:
         where = target(f"/{path}", query or {})
         sha256 = hashlib.sha256(body).hexdigest()
         headers = sign(KEYS, "PUT", self.host, where, datetime.now(UTC), sha256)
-        verify = ssl.create_default_context(cafile=self.ca)
+        verify = tls_context(str(self.ca))
         answer = httpx.put(self.url + where, content=body, headers=headers, verify=verify)
         assert answer.status_code in (200, 204), answer.text
 
@@ -89,7 +89,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
         deadline = time.monotonic() + UP_WITHIN
         while True:
             try:
-                httpx.get(running.url, verify=ssl.create_default_context(cafile=ca))
+                httpx.get(running.url, verify=tls_context(str(ca)))
                 break
             except httpx.TransportError:
                 assert started.poll() is None, (folder / "log").read_text()

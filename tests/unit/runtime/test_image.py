@@ -25,7 +25,7 @@ def pins(name: str) -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.parametrize("name", ["controller.txt", "build.txt"])
+@pytest.mark.parametrize("name", ["controller.txt", "build.txt", "sbom.txt"])
 def test_locks_hold_pins_with_hashes_and_no_address(name: str) -> None:
     locked = pins(name)
     assert all(hashes for hashes in locked.values())
