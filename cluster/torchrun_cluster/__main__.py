@@ -22,7 +22,8 @@ DESCRIPTION = """A Kubernetes cluster from nothing.
 CLUSTER=current uses the cluster of your kubeconfig, CLUSTER=kind makes one with kind, and
 CLUSTER=local makes one of real parts on this machine. Without CLUSTER: kind where a Docker engine
 answers, the local one in CI (CI=true) or for root on a machine with neither Docker nor a
-kubeconfig. TORCHRUN_CACHE and TORCHRUN_STATE move the caches and the clusters' folders.
+kubeconfig. KUBERNETES=1.33 or 1.36 makes a local cluster of that release instead of 1.35.
+TORCHRUN_CACHE and TORCHRUN_STATE move the caches and the clusters' folders.
 """
 
 PLAN = """Starting a Kubernetes node on this machine:
@@ -30,7 +31,7 @@ PLAN = """Starting a Kubernetes node on this machine:
 - etcd, Kubernetes, containerd and the pods run as root in namespaces and a cgroup of their own;
   of the host they take one port on 127.0.0.1
 - programs and images are kept in {cache}, the cluster in {folder}
-`down --name {name}` ends all of it."""
+`PYTHONPATH=cluster python3 -m torchrun_cluster down --name {name}` ends all of it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,6 +56,8 @@ def _up(options: argparse.Namespace) -> None:
         raise ClusterError(
             "--with is for local clusters: set CLUSTER=local, or install it yourself"
         )
+    if os.environ.get("KUBERNETES") and engine is not Engine.LOCAL:
+        raise ClusterError("KUBERNETES chooses the release of local clusters: set CLUSTER=local")
     if engine is Engine.CURRENT:
         say("using the cluster of your kubeconfig; nothing was started")
     elif engine is Engine.KIND:
@@ -139,6 +142,10 @@ def _image_build(options: argparse.Namespace) -> None:
     print(images.build(dockerfile, context, options.tag, build_args, options.input))
 
 
+def _image_size(options: argparse.Namespace) -> None:
+    print(f"{images.own_size(options.archive, options.base) / 1e6:.1f} MB of its own layers")
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "torchrun_cluster",
@@ -201,6 +208,16 @@ def _add_image_verbs(image: argparse.ArgumentParser) -> None:
         "--input", action="append", default=[], help="only this part of the context (repeatable)"
     )
     build.set_defaults(run=_image_build)
+    size = kinds.add_parser("size", help="what an image adds to its base, in MB")
+    size.add_argument("archive", type=Path, metavar="ARCHIVE")
+    size.add_argument("--base", type=Path, metavar="ARCHIVE", help="the image below it")
+    size.set_defaults(run=_image_size)
+    cat = kinds.add_parser("cat", help="print a text file of an image")
+    cat.add_argument("archive", type=Path, metavar="ARCHIVE")
+    cat.add_argument("path", metavar="PATH")
+    cat.set_defaults(
+        run=lambda options: print(images.read_file(options.archive, options.path), end="")
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Optional parts of a cluster: Volcano's and Kueue's programs, at the versions in `go/`.
+"""Optional parts of a cluster: programs of Volcano, Kueue and KubeRay, as pinned in `go/`.
 
 Custom resources and access rights are the projects' own manifests, read from their Go modules. The
 programs run beside the cluster's other processes, under the names of the service accounts that
@@ -67,7 +67,7 @@ def apply(addon: Addon, name: str, cluster: State, kubectl: Kubectl) -> None:
     record.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
     kubectl("apply", "--server-side", "--force-conflicts", "-f", str(record), timeout=PATIENCE)
     crds = [f"crd/{item['metadata']['name']}" for item in objects if item["kind"] == CRD]
-    kubectl("wait", "--for=condition=Established", *crds, "--timeout=30s")
+    kubectl("wait", "--for=condition=Established", *crds, "--timeout=150s", timeout=PATIENCE)
 
 
 def delete_custom_resources(name: str, cluster: State, kubectl: Kubectl) -> None:
@@ -166,6 +166,31 @@ def _kueue_is_ready(api: ApiServer) -> bool:
     return api.request("POST", path, flavor)[0] == HTTPStatus.CREATED
 
 
+def _kuberay(cluster: State, objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    del cluster
+    kept = [item for item in objects if item["kind"] in (CRD, *RIGHTS)]
+    for item in kept:
+        if item["kind"] == CRD:
+            # A megabyte each otherwise, over which the API server takes more than a minute.
+            item["spec"]["versions"] = [v for v in item["spec"]["versions"] if v["storage"]]
+            item["spec"] = _without_descriptions(item["spec"])
+    return kept
+
+
+def _without_descriptions(part: object) -> object:
+    if isinstance(part, list):
+        return [_without_descriptions(each) for each in part]
+    if not isinstance(part, dict):
+        return part
+    # Not a property of that name, which is no text.
+    kept = {k: v for k, v in part.items() if k != "description" or not isinstance(v, str)}
+    return {key: _without_descriptions(value) for key, value in kept.items()}
+
+
+def _kuberay_is_ready(api: ApiServer) -> bool:
+    return api.exists("/apis/ray.io/v1/rayclusters")
+
+
 def _account(component: str, namespace: str, name: str) -> Subject:
     return Subject(component, f"system:serviceaccount:{namespace}:{name}")
 
@@ -185,5 +210,11 @@ ADDONS = {
         "config/default",
         _kueue,
         _kueue_is_ready,
+    ),
+    "kuberay": Addon(
+        {"kuberay-operator": _account("kuberay-operator", "default", "kuberay-operator")},
+        "config/default",
+        _kuberay,
+        _kuberay_is_ready,
     ),
 }

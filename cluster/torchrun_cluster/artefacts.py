@@ -73,8 +73,13 @@ def sha256_of(path: Path) -> str:
 def locked(path: Path) -> Iterator[None]:
     """Hold an exclusive lock on a folder (made when missing, may be deleted); others wait."""
     while True:
-        path.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_RDONLY)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            handle = os.open(path, os.O_RDONLY)
+        except (FileExistsError, FileNotFoundError):
+            if path.exists() and not path.is_dir():
+                raise
+            continue  # deleted by its holder in the middle of this
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
             # The holder before us may have deleted the folder: then this lock guards nothing.

@@ -28,7 +28,8 @@ FLAGS = ("-trimpath", "-buildvcs=false", "-mod=readonly")
 class Module:
     """A folder with a go.mod and the packages to build from it, by the program's name.
 
-    `version_flags` holds linker flags with the `{version}`, `{major}` and `{minor}` of `pinned`.
+    `version_flags` holds linker flags with the `{version}`, `{major}` and `{minor}` of `pinned`,
+    `tags` what is built or left out.
     """
 
     folder: str
@@ -36,33 +37,33 @@ class Module:
     """The module that gives the programs their version; empty for our own code."""
     packages: Mapping[str, str]
     version_flags: str = ""
+    tags: str = ""
 
 
-MODULES = (
-    Module(
-        folder="kubernetes",
+def _kubernetes(folder: str, packages: Mapping[str, str]) -> Module:
+    parts = ("apiserver", "controller-manager", "scheduler", "proxy")
+    programs = (*(f"kube-{part}" for part in parts), "kubectl", "kubelet")
+    return Module(
+        folder=folder,
         pinned=KUBERNETES,
-        packages={
-            "etcd": "go.etcd.io/etcd/server/v3",
-            **{
-                name: f"{KUBERNETES}/cmd/{name}"
-                for name in (
-                    "kube-apiserver",
-                    "kube-controller-manager",
-                    "kubectl",
-                    "kube-scheduler",
-                    "kubelet",
-                    "kube-proxy",
-                )
-            },
-        },
+        packages={**packages, **{name: f"{KUBERNETES}/cmd/{name}" for name in programs}},
         # Without these, clients see v0.0.0.
         version_flags=(
             "-X k8s.io/component-base/version.gitVersion={version}"
             " -X k8s.io/component-base/version.gitMajor={major}"
             " -X k8s.io/component-base/version.gitMinor={minor}"
         ),
-    ),
+    )
+
+
+DEFAULT_KUBERNETES = "1.35"
+OTHER_KUBERNETES: Mapping[str, Module] = {
+    minor: _kubernetes(f"kubernetes-{minor}", {}) for minor in ("1.33", "1.36")
+}
+"""What is supported beside the default: the oldest and the newest."""
+
+MODULES = (
+    _kubernetes("kubernetes", {"etcd": "go.etcd.io/etcd/server/v3"}),
     Module("coredns", "github.com/coredns/coredns", {"coredns": "github.com/coredns/coredns"}),
     Module(
         "local-path",
@@ -75,6 +76,12 @@ MODULES = (
         "sigs.k8s.io/kwok",
         {"kwok": "sigs.k8s.io/kwok/cmd/kwok"},
         "-X sigs.k8s.io/kwok/pkg/consts.Version={version}",
+    ),
+    Module(
+        "helm",
+        "helm.sh/helm/v3",
+        {"helm": "helm.sh/helm/v3/cmd/helm"},
+        "-X helm.sh/helm/v3/internal/version.version={version}",
     ),
     Module("kind", "sigs.k8s.io/kind", {"kind": "sigs.k8s.io/kind"}),
     Module(
@@ -91,7 +98,23 @@ MODULES = (
             "volcano-controllers": "volcano.sh/volcano/cmd/controller-manager",
         },
     ),
+    Module(
+        "prometheus",
+        "github.com/prometheus/prometheus",
+        {
+            "prometheus": "github.com/prometheus/prometheus/cmd/prometheus",
+            "promtool": "github.com/prometheus/prometheus/cmd/promtool",
+        },
+        "-X github.com/prometheus/common/version.Version={version}",
+        # Targets are named in files alone.
+        tags="remove_all_sd",
+    ),
     Module("kueue", "sigs.k8s.io/kueue", {"kueue": "sigs.k8s.io/kueue/cmd/kueue"}),
+    Module(
+        "kuberay",
+        "github.com/ray-project/kuberay/ray-operator",
+        {"kuberay-operator": "github.com/ray-project/kuberay/ray-operator"},
+    ),
     Module("pause", "", {"pause": "."}),
 )
 
@@ -107,16 +130,29 @@ NODE = (
 )
 
 
-def ensure(names: Iterable[str]) -> dict[str, Path]:
-    """Paths of the named programs, each verified, and built first where that is needed."""
-    wanted = list(names)
-    paths = {name: _place(_module_of(name)) / name for name in wanted}
-    missing = [name for name in wanted if not artefacts.is_whole(paths[name])]
+def wanted_kubernetes(environment: Mapping[str, str] = os.environ) -> str:
+    """The release, for example 1.35, that KUBERNETES asks for. Raises ClusterError."""
+    wanted = environment.get("KUBERNETES") or DEFAULT_KUBERNETES
+    known = sorted((DEFAULT_KUBERNETES, *OTHER_KUBERNETES))
+    if wanted not in known:
+        raise ClusterError(f"KUBERNETES is {wanted!r}: it must be one of {', '.join(known)}")
+    return wanted
+
+
+def ensure(names: Iterable[str], kubernetes: str = "") -> dict[str, Path]:
+    """Paths of the named programs, each verified, and built first where that is needed.
+
+    `kubernetes` is the release of those that are its own; "" is what KUBERNETES asks for.
+    """
+    release = kubernetes or wanted_kubernetes()
+    modules = {name: _module_of(name, release) for name in names}
+    paths = {name: _place(module) / name for name, module in modules.items()}
     by_module: defaultdict[str, list[str]] = defaultdict(list)
-    for name in missing:
-        by_module[_module_of(name).folder].append(name)
+    for name, path in paths.items():
+        if not artefacts.is_whole(path):
+            by_module[modules[name].folder].append(name)
     for group in by_module.values():
-        _build(_module_of(group[0]), group)
+        _build(modules[group[0]], group)
     return paths
 
 
@@ -152,11 +188,16 @@ def key(sources: Iterable[bytes], flags: str, go_version: str) -> str:
     return digest.hexdigest()[:16]
 
 
-def _module_of(name: str) -> Module:
-    for module in MODULES:
+def _module_of(name: str, kubernetes: str = DEFAULT_KUBERNETES) -> Module:
+    other = OTHER_KUBERNETES.get(kubernetes)
+    for module in (*([other] if other else []), *MODULES):
         if name in module.packages:
             return module
     raise ClusterError(f"no program is called {name!r}")
+
+
+def _flags(module: Module) -> tuple[str, ...]:
+    return (*FLAGS, "-tags", module.tags) if module.tags else FLAGS
 
 
 def _linker_flags(module: Module) -> str:
@@ -193,7 +234,7 @@ def _place(module: Module) -> Path:
     sources = (folder / "go.mod", folder / "go.sum", *sorted(folder.glob("*.go")))
     build_key = key(
         (source.read_bytes() for source in sources),
-        " ".join((*FLAGS, _linker_flags(module), "CGO_ENABLED=0")),
+        " ".join((*_flags(module), _linker_flags(module), "CGO_ENABLED=0")),
         _go_version(),
     )
     return cache_home() / "bin" / f"{module.folder}-{build_key}"
@@ -216,7 +257,7 @@ def _build(module: Module, names: list[str]) -> None:
 
 
 def _go_build(module: Module, name: str, target: Path) -> None:
-    command = ["go", "build", "-v", *FLAGS, "-ldflags", _linker_flags(module)]
+    command = ["go", "build", "-v", *_flags(module), "-ldflags", _linker_flags(module)]
     with (
         step(f"building {name} (cluster/go/{module.folder})") as current,
         subprocess.Popen(

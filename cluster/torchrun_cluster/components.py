@@ -65,6 +65,7 @@ def command(state: State, component: str, binaries: Mapping[str, Path]) -> list[
         "volcano-controllers": _volcano_controllers,
         "volcano-scheduler": _volcano_scheduler,
         "kueue": _kueue,
+        "kuberay-operator": _kuberay,
     }
     if component not in arguments:
         raise ClusterError(f"no component is called {component!r}; there are {list(arguments)}")
@@ -214,4 +215,15 @@ def _kueue(state: State) -> list[str]:
     return [
         f"--kubeconfig={state.component_kubeconfig('kueue')}",
         f"--config={kueue_configuration(state)}",
+    ]
+
+
+def _kuberay(state: State) -> list[str]:
+    return [
+        f"--kubeconfig={state.component_kubeconfig('kuberay-operator')}",
+        "--enable-leader-election=false",
+        "--metrics-addr=0",
+        "--health-probe-bind-address=0",
+        # It runs outside of the pods, where the names of their Services are not known.
+        "--use-kubernetes-proxy",
     ]

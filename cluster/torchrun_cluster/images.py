@@ -117,6 +117,31 @@ def build(
     return archive
 
 
+def own_size(archive: Path, parent: Path | None = None) -> int:
+    """Bytes of an image's layers, without those of the image that it was built on.
+
+    They are compressed where buildah made the archive, which is what nodes pull, and not where
+    Docker did.
+    """
+    below = {layer.content for layer in oci.layers(parent)} if parent else set()
+    return sum(layer.size for layer in oci.layers(archive) if layer.content not in below)
+
+
+def read_file(archive: Path, path: str) -> str:
+    """A text file of an image; the image need not run here, but its `cat` must."""
+    tag = oci.images_in(archive)[0].name
+    if docker_answers():
+        _run(["docker", "load", "--input", str(archive)])
+        return _run(["docker", "run", "--rm", "--network=none", tag, "cat", path])
+    with artefacts.locked(cache_home() / "buildah"):
+        _into_store(tag, archive)
+        container = _run([*_buildah(), "from", "--pull-never", tag]).strip()
+        try:
+            return _run([*_buildah(), "run", "--isolation=chroot", container, "--", "cat", path])
+        finally:
+            _run([*_buildah(), "rm", container])
+
+
 @contextmanager
 def _workplace(archive: Path) -> Iterator[Path]:
     """An empty build context beside the archive to be; clears what other builds have left."""
@@ -274,10 +299,11 @@ def pip_configuration(environment: Mapping[str, str]) -> str:
     return "\n".join(["[global]", *lines, ""]) if lines else ""
 
 
-def _run(command: Sequence[str], folder: Path | None = None) -> None:
+def _run(command: Sequence[str], folder: Path | None = None) -> str:
     result = subprocess.run(
         command, cwd=folder, capture_output=True, text=True, errors="replace", check=False
     )
     if result.returncode:
         ending = "\n".join((result.stdout + result.stderr).splitlines()[-25:])
         raise ClusterError(f"`{' '.join(command)}` failed:\n{ending}")
+    return result.stdout

@@ -40,7 +40,8 @@ class LocalCluster:
 
     `extra_args` maps a component's name to flags that follow ours, for example
     `{"kube-apiserver": ["--feature-gates=GenericWorkload=true"]}`. `scheduler` adds
-    kube-scheduler to a control plane. Raises ClusterError with what to do.
+    kube-scheduler to a control plane; `kubernetes` is a release such as 1.33, "" the one that the
+    variable KUBERNETES asks for. Raises ClusterError with what to do.
     """
 
     def __init__(
@@ -51,9 +52,11 @@ class LocalCluster:
         port: int = 0,
         scheduler: bool = False,
         extra_args: Mapping[str, Sequence[str]] | None = None,
+        kubernetes: str = "",
     ) -> None:
         arguments = {component: list(flags) for component, flags in (extra_args or {}).items()}
-        self._spec = Spec(name, size, port, scheduler, arguments)
+        release = kubernetes or binaries.wanted_kubernetes()
+        self._spec = Spec(name, size, port, scheduler, arguments, release)
         unknown = set(arguments) - set(self._spec.components)
         if unknown:
             raise ClusterError(
@@ -74,6 +77,7 @@ class LocalCluster:
             port=spec.port,
             scheduler=spec.scheduler,
             extra_args=spec.extra_args,
+            kubernetes=spec.kubernetes,
         )
 
     def __enter__(self) -> Self:
@@ -125,7 +129,7 @@ class LocalCluster:
                 raise ClusterError("a node on this machine needs root; a control plane does not")
             node.check_places()
             packages.ensure(packages.NODE)
-        programs = binaries.ensure(self._programs)
+        programs = binaries.ensure(self._programs, self._spec.kubernetes)
         with locked(folder):
             if self._is_up(programs):
                 return
@@ -188,7 +192,7 @@ class LocalCluster:
         """Start a stopped component; for etcd and the API server wait until the API is ready."""
         if self.is_running(component):
             return
-        self._start(component, binaries.ensure(self._programs))
+        self._start(component, binaries.ensure(self._programs, self._spec.kubernetes))
         if component in ("etcd", "kube-apiserver") and self.is_running("kube-apiserver"):
             self.wait_ready()
 
@@ -207,13 +211,8 @@ class LocalCluster:
 
     def wait_ready(self, timeout: float = 120.0) -> None:
         """Wait until the API server says that it is ready to serve."""
-        api = ApiServer(self._up_state)
-        wait_until(
-            lambda: api.exists("/readyz"),
-            "the API server's readiness",
-            self._check_alive("etcd", "kube-apiserver"),
-            timeout,
-        )
+        api, check = ApiServer(self._up_state), self._check_alive("etcd", "kube-apiserver")
+        wait_until(lambda: api.exists("/readyz"), "the API server's readiness", check, timeout)
 
     def kubectl(
         self, *arguments: str, stdin: str | None = None, check: bool = True, timeout: float = 60.0
@@ -224,7 +223,7 @@ class LocalCluster:
         """
         try:
             result = subprocess.run(
-                [str(binaries.ensure(["kubectl"])["kubectl"]), *arguments],
+                [str(binaries.ensure(["kubectl"], self._spec.kubernetes)["kubectl"]), *arguments],
                 env={
                     **processes.without_marks(os.environ),
                     "KUBECONFIG": str(self.kubeconfig),
@@ -333,7 +332,7 @@ class LocalCluster:
     def _wait_for_containerd(self) -> None:
         cluster = self._up_state
         check = self._check_alive("containerd")
-        wait_until(lambda: node.containerd_answers(cluster), "containerd's start", check, 30)
+        wait_until(lambda: node.containerd_answers(cluster), "containerd's start", check)
 
     def _start_rest(self, programs: Mapping[str, Path]) -> None:
         running = {process.component for process in processes.of_cluster(self._up_state.folder)}

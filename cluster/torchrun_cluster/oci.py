@@ -44,6 +44,26 @@ def configuration_digest(archive: Path) -> str:
     return found
 
 
+@dataclass(frozen=True)
+class Layer:
+    """One layer: the digest of what is in it, and its bytes as they stand in the archive."""
+
+    content: str
+    size: int
+
+
+def layers(archive: Path) -> list[Layer]:
+    """Layers of the first image, the lowest one first."""
+    digest: str = _read(archive, "index.json")["manifests"][0]["digest"]
+    manifest = _read(archive, f"blobs/{digest.replace(':', '/')}")
+    config = _read(archive, f"blobs/{manifest['config']['digest'].replace(':', '/')}")
+    contents: list[str] = config["rootfs"]["diff_ids"]
+    return [
+        Layer(content, layer["size"])
+        for content, layer in zip(contents, manifest["layers"], strict=True)
+    ]
+
+
 def _read(archive: Path, name: str) -> dict[str, Any]:
     try:
         with tarfile.open(archive, "r:") as tar:

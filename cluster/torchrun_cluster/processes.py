@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import pidfd
 from .errors import ClusterError
 
 OWNER = "TORCHRUN_CLUSTER_STATE"
@@ -134,7 +135,7 @@ def end_these(processes: Sequence[Marked], number: signal.Signals, deadline: flo
     try:
         for process in processes:
             try:
-                handle = os.pidfd_open(process.pid)
+                handle = pidfd.open_pid(process.pid)
             except ProcessLookupError:
                 continue
             if look_at(process.pid) == process:
@@ -153,7 +154,7 @@ def end_these(processes: Sequence[Marked], number: signal.Signals, deadline: flo
 
 def _signal(handle: int, number: signal.Signals) -> None:
     try:
-        signal.pidfd_send_signal(handle, number)
+        pidfd.send_signal(handle, number)
     except ProcessLookupError:
         return
 

@@ -34,13 +34,14 @@ class Size(Enum):
 
 @dataclass(frozen=True)
 class Spec:
-    """What the caller asked for. `port` 0 means any free one."""
+    """What the caller asked for. `port` 0 means any free one, `kubernetes` "" the default."""
 
     name: str
     size: Size
     port: int = 0
     scheduler: bool = False
     extra_args: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    kubernetes: str = ""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?", self.name):

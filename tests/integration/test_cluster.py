@@ -157,6 +157,7 @@ def traces_on_the_host(name: str) -> list[str]:
     return found + [path for path in os.listdir("/run") if name in path]
 
 
+@pytest.mark.long  # every run of tests/e2e brings such a node up and down
 @pytest.mark.skipif(os.geteuid() != 0, reason="a node needs root")
 def test_a_node_whose_up_was_killed_is_recovered_runs_pods_and_leaves_nothing() -> None:
     name = f"{NAME}-node"

@@ -1,4 +1,4 @@
-"""What is made of Volcano's and Kueue's own manifests."""
+"""What is made of the projects' own manifests."""
 
 from __future__ import annotations
 
@@ -57,6 +57,26 @@ def test_volcanos_scheduler_gets_the_configuration_of_its_own_manifests(cluster:
     rights = {"kind": "ClusterRole", "metadata": {"name": "volcano-scheduler"}}
     assert addons.find("volcano").adapt(cluster, [DEPLOYMENT, configuration, rights]) == [rights]
     assert components.volcano_configuration(cluster).read_text() == "actions: allocate"
+
+
+def test_kuberays_kinds_are_made_small(cluster: State) -> None:
+    schema = {
+        "description": "long",
+        "properties": {"description": {"type": "string"}},
+        "anyOf": [{"description": "longer", "type": "string"}],
+    }
+    versions = [
+        {"name": name, "storage": name == "v1", "schema": {"openAPIV3Schema": schema}}
+        for name in ("v1", "v1alpha1")
+    ]
+    crd = {"kind": addons.CRD, "metadata": {"name": "rayjobs"}, "spec": {"versions": versions}}
+    rights = {"kind": "ClusterRole", "metadata": {"name": "kuberay-operator"}}
+    made, kept = addons.find("kuberay").adapt(cluster, [DEPLOYMENT, crd, rights])
+    assert kept == rights
+    (version,) = made["spec"]["versions"]
+    assert version["name"] == "v1"
+    small = {"properties": {"description": {"type": "string"}}, "anyOf": [{"type": "string"}]}
+    assert version["schema"]["openAPIV3Schema"] == small
 
 
 def test_an_addon_that_is_not_there_is_refused() -> None:

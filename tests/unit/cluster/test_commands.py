@@ -73,6 +73,21 @@ def test_every_module_pins_the_version_that_it_reports() -> None:
     assert all(version.startswith("v") for version in versions.values())
 
 
+def test_every_supported_release_has_a_module_that_pins_it() -> None:
+    for minor, module in binaries.OTHER_KUBERNETES.items():
+        assert binaries.version(module).startswith(f"v{minor}.")
+    assert binaries.version(binaries.MODULES[0]).startswith(f"v{binaries.DEFAULT_KUBERNETES}.")
+
+
+def test_only_a_supported_release_can_be_asked_for() -> None:
+    assert (
+        binaries.wanted_kubernetes({}) == binaries.wanted_kubernetes({"KUBERNETES": ""}) == "1.35"
+    )
+    assert binaries.wanted_kubernetes({"KUBERNETES": "1.33"}) == "1.33"
+    with pytest.raises(ClusterError, match=r"'1\.34': it must be one of 1\.33, 1\.35, 1\.36"):
+        binaries.wanted_kubernetes({"KUBERNETES": "1.34"})
+
+
 def test_cgroup_hierarchies_of_both_versions_are_found() -> None:
     mountinfo = """\
 25 30 0:23 / /proc rw,relatime shared:12 - proc proc rw

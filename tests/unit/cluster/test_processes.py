@@ -15,8 +15,13 @@ import pytest
 from torchrun_cluster import ClusterError, processes
 
 
-@pytest.fixture
-def owner(tmp_path: Path) -> Iterator[Path]:
+@pytest.fixture(params=["a Python that knows pidfds", "a portable one"])
+def owner(
+    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
+    if request.param == "a portable one":
+        monkeypatch.delattr(os, "pidfd_open", raising=False)
+        monkeypatch.delattr(signal, "pidfd_send_signal", raising=False)
     yield tmp_path
     processes.end(tmp_path)
 

@@ -1,0 +1,33 @@
+"""What an image adds to the one below it."""
+
+from pathlib import Path
+
+import pytest
+
+from torchrun_cluster import images, oci
+from torchrun_cluster.errors import ClusterError
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    program = tmp_path / "program"
+    program.write_bytes(b"x" * 50_000)
+    made = tmp_path / "image.tar"
+    oci.write_program_image(made, "localhost/program:1", program)
+    return made
+
+
+def test_all_layers_are_its_own_without_a_base(archive: Path) -> None:
+    (layer,) = oci.layers(archive)
+    assert layer.content.startswith("sha256:")
+    assert images.own_size(archive) == layer.size > 50_000
+
+
+def test_the_bases_layers_do_not_count(archive: Path) -> None:
+    assert images.own_size(archive, archive) == 0
+
+
+def test_what_is_no_archive_is_said(tmp_path: Path) -> None:
+    (tmp_path / "image.tar").write_text("no tar")
+    with pytest.raises(ClusterError, match="is not an OCI image archive"):
+        images.own_size(tmp_path / "image.tar")
