@@ -181,12 +181,15 @@ class Api:
         *,
         headers: Mapping[str, str] | None = None,
         content: bytes | AsyncIterable[bytes] | None = None,
+        namespace: str = "",
+        port: int = SYNC_PORT,
     ) -> tuple[int, bytes]:
         """A request to a pod's port through the API server: status and body as the pod sent them.
 
         An error of the API server itself (pod gone or not reached, forbidden) is an ApiError.
         """
-        proxied = f"/api/v1/namespaces/{self.namespace}/pods/{pod}:{SYNC_PORT}/proxy{path}"
+        where = namespace or self.namespace
+        proxied = f"/api/v1/namespaces/{where}/pods/{pod}:{port}/proxy{path}"
         with _unreachable():
             response = await self._client.request(
                 method, proxied, headers=headers, content=content, timeout=_POD_SECONDS

@@ -4,20 +4,14 @@ Each gives findings whatever it may see; what is forbidden or not there is a fin
 """
 
 from collections.abc import Coroutine, Sequence
-from datetime import UTC, datetime
 from typing import Literal, NamedTuple
 
 from kubectl_torchrun.api import Api, ApiError
-from kubectl_torchrun.output import duration
 from kubectl_torchrun.slices import QUEUES, Queue
 from torchrun_api.json import JsonObject, JsonValue
 
 Verdict = Literal["ok", "note", "warn", "fail"]
 INSTALL = "an administrator installs it: kubectl apply -f manifests/crd, then the controller"
-_LEASE = "/apis/coordination.k8s.io/v1/namespaces/{}/leases/torchrun-controller"
-_PODS = "/api/v1/namespaces/{}/pods"
-_CONTROLLER = {"labelSelector": "app.kubernetes.io/name=torchrun-controller"}
-_LEASE_SECONDS = 60.0  # a leader renews every few seconds
 _SHARED = (
     *("nfs", "cephfs", "efs.csi", "filestore", "azurefile", "file.csi.azure", "gluster"),
     *("lustre", "weka", "vast", "beegfs", "juicefs", "longhorn", "portworx", "pxd", "quobyte"),
@@ -49,75 +43,18 @@ async def kinds(api: Api) -> list[Finding]:
         group = await api.read("/apis/torchrun.ai")
     except ApiError as error:
         if error.status != 404:
-            return [_unseen("kinds", error)]
+            return [unseen("kinds", error)]
         return [Finding("fail", "kinds", "the cluster does not know TorchrunJobs", INSTALL)]
-    versions = [str(_at(item, "version")) for item in _items(group, "versions")]
+    versions = [str(field_at(item, "version")) for item in items_at(group, "versions")]
     if "v1alpha1" not in versions:
         text = f"served: {', '.join(versions)}; this plugin speaks v1alpha1"
         return [Finding("fail", "kinds", text, "install a plugin of the controller's version")]
     served = await api.read("/apis/torchrun.ai/v1alpha1")
-    there = {str(_at(item, "name")) for item in _items(served, "resources")}
+    there = {str(field_at(item, "name")) for item in items_at(served, "resources")}
     missing = {"torchrunjobs", "torchrunqueues", "torchrunjobs/status"} - there
     if missing:
         return [Finding("fail", "kinds", f"not served: {', '.join(sorted(missing))}", INSTALL)]
     return [Finding("ok", "kinds", "TorchrunJob and TorchrunQueue, v1alpha1")]
-
-
-async def controller(api: Api) -> list[Finding]:
-    """Whether the controller runs and one of its replicas leads."""
-    try:
-        listed = await api.read("/apis/apps/v1/deployments", _CONTROLLER)
-    except ApiError as error:
-        return [_unseen("controller", error)]
-    found = []
-    for item in _items(listed, "items"):
-        name, where = str(_at(item, "metadata", "name")), str(_at(item, "metadata", "namespace"))
-        ready, wanted = _at(item, "status", "readyReplicas") or 0, _at(item, "spec", "replicas")
-        images = [
-            str(_at(c, "image")) for c in _items(item, "spec", "template", "spec", "containers")
-        ]
-        text = f"{where}/{name}: {ready} of {wanted} ready, image {', '.join(images)}"
-        if ready:
-            found.append(Finding("ok", "controller", text))
-        else:
-            fix = f"kubectl describe pods -n {where}; kubectl logs deploy/{name} -n {where}"
-            found.append(Finding("fail", "controller", text + await _waits(api, where), fix))
-        found.append(await _leader(api, where))
-    return found or [Finding("fail", "controller", "no controller is installed", INSTALL)]
-
-
-async def _waits(api: Api, where: str) -> str:
-    """What the kubelet says of the first container of the controller that does not run."""
-    try:
-        pods = await api.read(_PODS.format(where), _CONTROLLER)
-    except ApiError:
-        return ""
-    for pod in _items(pods, "items"):
-        for container in _items(pod, "status", "containerStatuses"):
-            if reason := _at(container, "state", "waiting", "reason"):
-                message = _at(container, "state", "waiting", "message") or ""
-                return f"; {reason}: {message}".rstrip(": ")
-    return ""
-
-
-async def _leader(api: Api, where: str) -> Finding:
-    try:
-        lease = await api.read(_LEASE.format(where))
-    except ApiError as error:
-        if error.status == 404:
-            text = f"no lease in {where}: one replica alone, or none ever led"
-            return Finding("note", "leader", text)
-        return _unseen("leader", error)
-    holder, renewed = _at(lease, "spec", "holderIdentity"), _at(lease, "spec", "renewTime")
-    if not holder or not renewed:
-        return Finding("warn", "leader", "no replica holds the lease", "see the controller's log")
-    ago = (datetime.now(UTC) - datetime.fromisoformat(str(renewed))).total_seconds()
-    text = f"{holder}, renewed {duration(max(int(ago), 0))} ago"
-    if ago > _LEASE_SECONDS:
-        return Finding(
-            "fail", "leader", text, f"see: kubectl logs -n {where} deploy/torchrun-controller"
-        )
-    return Finding("ok", "leader", text)
 
 
 async def storage(api: Api) -> list[Finding]:
@@ -125,12 +62,12 @@ async def storage(api: Api) -> list[Finding]:
     try:
         listed = await api.read("/apis/storage.k8s.io/v1/storageclasses")
     except ApiError as error:
-        return [_unseen("storage", error)]
+        return [unseen("storage", error)]
     found, shared, default = [], [], ""
-    for item in _items(listed, "items"):
-        name, by = str(_at(item, "metadata", "name")), str(_at(item, "provisioner"))
+    for item in items_at(listed, "items"):
+        name, by = str(field_at(item, "metadata", "name")), str(field_at(item, "provisioner"))
         if (
-            _at(item, "metadata", "annotations", "storageclass.kubernetes.io/is-default-class")
+            field_at(item, "metadata", "annotations", "storageclass.kubernetes.io/is-default-class")
             == "true"
         ):
             default = name
@@ -160,13 +97,13 @@ async def gpus(api: Api, queues: Sequence[Queue]) -> list[Finding]:
     try:
         listed = await api.read("/api/v1/nodes")
     except ApiError as error:
-        return [_unseen("nodes", error)]
-    nodes = _items(listed, "items")
+        return [unseen("nodes", error)]
+    nodes = items_at(listed, "items")
     count = "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"
     found = [Finding("ok" if nodes else "fail", "nodes", count,
                      "" if nodes else "the cluster has no nodes: nothing can run")]  # fmt: skip
     for resource in sorted({*asked, *_GPU_RESOURCES}):
-        each = [int(str(_at(node, "status", "allocatable", resource) or 0)) for node in nodes]
+        each = [int(str(field_at(node, "status", "allocatable", resource) or 0)) for node in nodes]
         most = max(each, default=0)
         if most:
             with_some = sum(1 for number in each if number)
@@ -187,7 +124,7 @@ async def gpus(api: Api, queues: Sequence[Queue]) -> list[Finding]:
 async def schedulers(api: Api, queues: Sequence[Queue]) -> list[Finding]:
     """Gang schedulers that are installed, and those that the queues name."""
     groups = await api.read("/apis")
-    there = {str(_at(group, "name")) for group in _items(groups, "groups")}
+    there = {str(field_at(group, "name")) for group in items_at(groups, "groups")}
     known = [name for group, name in _SCHEDULERS.items() if group in there]
     text = ", ".join(known) or "only Kubernetes' own"
     found = [Finding("ok" if known else "note", "schedulers", text)]
@@ -208,7 +145,7 @@ async def queues(api: Api) -> tuple[list[Finding], Sequence[Queue]]:
     except ApiError as error:
         if error.status == 404:
             return [], ()  # told by `kinds`
-        return [_unseen("queues", error)], ()
+        return [unseen("queues", error)], ()
     if not listed:
         fix = "make one, as in the README, or choose another namespace with -n"
         return [Finding("fail", "queues", f"none in the namespace {api.namespace}", fix)], ()
@@ -218,21 +155,31 @@ async def queues(api: Api) -> tuple[list[Finding], Sequence[Queue]]:
                 "set spec.image, or give --image with each job")
         for queue in listed if not queue.spec.image
     ]  # fmt: skip
+    for name in (q.metadata.name for q in listed if q.metadata.deletion_timestamp):
+        text = f"{name} is being deleted: it takes no new jobs, and goes after those that run"
+        fix = (
+            "wait; where no controller is left to let it go: "
+            f'kubectl patch trq {name} --type=merge -p \'{{"metadata":{{"finalizers":[]}}}}\''
+        )
+        found.append(Finding("warn", "queues", text, fix))
     return found, listed
 
 
-def _unseen(subject: str, error: ApiError) -> Finding:
+def unseen(subject: str, error: ApiError) -> Finding:
+    """What the API server did not tell."""
     if error.status == 403:
         return Finding("note", subject, f"not yours to see ({error.message})")
     return Finding("warn", subject, f"the API server says: {error.message}")
 
 
-def _at(value: JsonValue, *path: str) -> JsonValue:
+def field_at(value: JsonValue, *path: str) -> JsonValue:
+    """The field at a path, None where there is none."""
     for key in path:
         value = value.get(key) if isinstance(value, dict) else None
     return value
 
 
-def _items(value: JsonValue, *path: str) -> list[JsonObject]:
-    found = _at(value, *path)
+def items_at(value: JsonValue, *path: str) -> list[JsonObject]:
+    """The objects of the list at a path."""
+    found = field_at(value, *path)
     return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []

@@ -38,6 +38,7 @@ class SubmitOptions(NamedTuple):
     timeout: float | None = None
     deletes: bool = False  # whether a second Ctrl-C deletes the job
     watch: bool = False  # whether each edit is sent
+    overlay: Path | None = None  # a directory whose files are laid over the one that is sent
 
 
 def submit(target: Target, request: Request, options: SubmitOptions, terminal: Terminal) -> int:
@@ -48,7 +49,7 @@ def submit(target: Target, request: Request, options: SubmitOptions, terminal: T
         request = request._replace(name=manifest.generated_name(options.directory.resolve().name))
     if options.wait:
         options = options._replace(wait=waiting.check(options.wait))
-    found = tree.scan(options.directory)
+    found = tree.scan(options.directory, options.overlay)
     pack.check(found)
     where = resolve(target)
     if options.dry_run == "client":
@@ -100,9 +101,17 @@ def sync(target: Target, name: str, options: SubmitOptions, terminal: Terminal) 
             return 0
         memory = Memory(where, options.directory)
         if job.workspace_ready or options.watch:
-            edits = Reload(cluster, name, options.directory, memory, terminal, options.pod_wait)
+            edits = Reload(
+                cluster,
+                name,
+                options.directory,
+                memory,
+                terminal,
+                options.pod_wait,
+                options.overlay,
+            )
             return edits.watch() if options.watch else edits.once()
-        found = tree.scan(options.directory)
+        found = tree.scan(options.directory, options.overlay)
         pack.check(found)
         tell_left_out(found, terminal)
         workspace = look(memory, found, terminal)

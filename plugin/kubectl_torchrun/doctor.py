@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import anyio
 import click
 
-from kubectl_torchrun import checks, output
+from kubectl_torchrun import checks, checks_controller, output
 from kubectl_torchrun.api import Api, ApiError
 from kubectl_torchrun.checks import Finding
 from kubectl_torchrun.errors import RUN_FAILED, SUCCEEDED
@@ -67,7 +67,7 @@ async def examine(api: Api) -> list[Finding]:
         for at, section in enumerate(
             (
                 checks.kinds(api),
-                checks.controller(api),
+                checks_controller.controller(api),
                 checks.storage(api),
                 checks.gpus(api, queues),
                 checks.schedulers(api, queues),
@@ -136,7 +136,7 @@ async def security(api: Api) -> list[Finding]:
     level = labels.get(_LEVEL) if isinstance(labels, dict) else None
     if level == "restricted":
         text = "the namespace enforces restricted: containers may not run as root"
-        fix = "an image that runs as root needs securityContext.runAsUser in its queue"
+        fix = "its queues need podSecurity: restricted"
         return [Finding("note", "security", text, fix)]
     return [Finding("ok", "security", f"Pod Security: {level or 'none enforced by label'}")]
 

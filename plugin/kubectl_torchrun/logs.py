@@ -14,7 +14,7 @@ from torchrun_api.names import TRAINER_CONTAINER
 
 _HOLD_SECONDS = 0.2
 _MOST_HELD = 50_000
-_MARK = re.compile(rb"\[[a-zA-Z_]*(\d+)\]:")  # torchrun's --tee: role and local rank
+RANK_MARK = re.compile(rb"\[[a-zA-Z_]*(\d+)\]:")  # torchrun's --tee: role and local rank
 
 
 class View(NamedTuple):
@@ -40,7 +40,7 @@ class View(NamedTuple):
         """Whether a line is shown: marked lines of other ranks of the node are not."""
         if not self.ranks or node in self.nodes:
             return True
-        mark = _MARK.match(line)
+        mark = RANK_MARK.match(line)
         return mark is None or node * self.processes + int(mark[1]) in self.ranks
 
     def query(self) -> dict[str, str]:

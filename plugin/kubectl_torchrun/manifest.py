@@ -6,6 +6,7 @@ import unicodedata
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from kubectl_torchrun import written
 from kubectl_torchrun.errors import UsageProblem
 from torchrun_api.json import JsonObject, JsonValue
 from torchrun_api.names import MAX_JOB_NAME, WORKSPACE_BASE, WORKSPACE_SHA256
@@ -30,13 +31,30 @@ class Request(NamedTuple):
     env: tuple[tuple[str, str], ...] = ()
     development: bool = False
     after: tuple[tuple[str, str], ...] = ()  # other jobs, each with the condition that it must meet
+    written: JsonObject | None = None  # the job as the user wrote it, in place of all but its name
 
 
 def build(request: Request, namespace: str, sha256: str, base: str = "") -> JsonObject:
     """The object as it is sent; it names the only workspace that it takes.
 
-    base: a job whose workspace may share files with it.
+    base: a job whose workspace may share files with it. Raises UsageProblem as `written.filled`.
     """
+    if request.written is None:
+        body = _made(request, namespace)
+    else:
+        body = written.filled(request.written, request.name, request.queue, namespace)
+    metadata = body["metadata"]
+    assert isinstance(metadata, dict)
+    given = metadata.get("annotations")
+    metadata["annotations"] = {
+        **(given if isinstance(given, dict) else {}),
+        WORKSPACE_SHA256: sha256,
+        **({WORKSPACE_BASE: base} if base else {}),
+    }
+    return body
+
+
+def _made(request: Request, namespace: str) -> JsonObject:
     size: JsonObject = (
         {"numGPUs": request.gpus} if request.gpus else {"numNodes": request.nodes or 1}
     )
@@ -55,14 +73,7 @@ def build(request: Request, namespace: str, sha256: str, base: str = "") -> Json
     return {
         "apiVersion": "torchrun.ai/v1alpha1",
         "kind": "TorchrunJob",
-        "metadata": {
-            "name": request.name,
-            "namespace": namespace,
-            "annotations": {
-                WORKSPACE_SHA256: sha256,
-                **({WORKSPACE_BASE: base} if base else {}),
-            },
-        },
+        "metadata": {"name": request.name, "namespace": namespace},
         "spec": spec,
     }
 

@@ -80,9 +80,8 @@ def attempt_of(pod: Pod) -> int:
 
 
 def rank_of(pod: Pod) -> int:
-    """The worker's index in its gang."""
-    text = pod.metadata.labels.completion_index
-    return int(text) if text.isdecimal() else 0
+    """The worker's number in its gang."""
+    return pod.metadata.labels.rank
 
 
 def has_started(pod: Pod, container: str) -> bool:

@@ -39,6 +39,7 @@ class Reload:
         memory: Memory,
         terminal: Terminal,
         pod_wait: float,
+        overlay: Path | None = None,
     ) -> None:
         self._cluster = cluster
         self._job = job
@@ -46,6 +47,7 @@ class Reload:
         self._memory = memory
         self._terminal = terminal
         self._pod_wait = pod_wait
+        self._overlay = overlay
 
     def once(self) -> int:
         """Send what the directory holds now; the exit code. Raises Problem."""
@@ -120,7 +122,7 @@ class Reload:
             await anyio.sleep(max(_LOOK_SECONDS, _LOOK_SHARE * (time.monotonic() - started)))
 
     def _look(self, advance: Callable[[int], None] = lambda _: None) -> Workspace:
-        found = tree.scan(self._directory)
+        found = tree.scan(self._directory, self._overlay)
         pack.check(found)
         return self._memory.look(found, advance)
 

@@ -52,8 +52,10 @@ class _Scope(NamedTuple):
     ours: bool
 
 
-def scan(root: Path) -> Tree:
+def scan(root: Path, overlay: Path | None = None) -> Tree:
     """The workspace of this directory. Raises UsageProblem naming what cannot be part of one.
+
+    The files of `overlay`, which obeys the same rules, go before those of the same path.
 
     Left out are: `.git`, what .gitignore and .torchrunignore files name (those above the directory
     too, up to the top of its git repository), secrets (see `sensitive`), virtual environments,
@@ -62,7 +64,27 @@ def scan(root: Path) -> Tree:
     """
     walk = _Walk(root.resolve())
     walk.run()
-    return walk.tree()
+    found = walk.tree()
+    return found if overlay is None else _laid_over(found, scan(overlay))
+
+
+def _laid_over(below: Tree, above: Tree) -> Tree:
+    files = {file.path: file for file in (*below.files, *above.files)}
+    filled = {parent for path in files for parent in _parents(path)}
+    shadowed = {file.path for file in above.files} & ({*below.empty_directories} | filled)
+    hidden = {file.path for file in below.files} & {
+        parent for file in above.files for parent in _parents(file.path)
+    }
+    if shadowed or hidden:
+        both = ", ".join(sorted(shadowed | hidden)[:5])
+        raise UsageProblem(f"What is laid over the directory has other kinds of paths: {both}.")
+    empty = {*below.empty_directories, *above.empty_directories} - filled
+    return Tree(
+        below.root,
+        tuple(sorted(files.values(), key=lambda file: os.fsencode(file.path))),
+        tuple(sorted(empty, key=os.fsencode)),
+        below.left_out + above.left_out,
+    )
 
 
 class _Walk:

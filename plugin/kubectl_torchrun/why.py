@@ -1,5 +1,6 @@
 """Why a job waits or died."""
 
+import itertools
 import re
 
 import click
@@ -9,6 +10,7 @@ from kubectl_torchrun.api import Api, ApiError
 from kubectl_torchrun.copies import STATE, Place
 from kubectl_torchrun.errors import ClusterProblem
 from kubectl_torchrun.kubectl import Target
+from kubectl_torchrun.logs import RANK_MARK
 from kubectl_torchrun.mirror import has_started
 from kubectl_torchrun.session import Cluster, session
 from kubectl_torchrun.slices import JOBS, PODS, Job
@@ -18,7 +20,10 @@ from torchrun_api import names
 from torchrun_api.core import Pod
 
 TAIL = 20  # lines of the log of the rank that failed
-_EDIT_TAIL = 400  # lines, of which an hour's waiting is 360
+# Lines that are read for these: torchrun has its own to say when a rank has failed, as many as 40
+# where it has many; and an hour's waiting for an edit is 360.
+_READ = 400
+_TORCHRUN = re.compile(rb"[EW]\d{4} .*torch/distributed/elastic/multiprocessing/")
 
 
 def why(target: Target, name: str) -> int:
@@ -43,7 +48,7 @@ async def _broken_edit(api: Api, cluster: Cluster, job: Job) -> None:
         return
     click.echo(f"  {edits.told(cluster, job, pod)}")
     click.echo(f"last lines of pod {pod.metadata.name}:")
-    lines = await edits.tail(api, pod, _EDIT_TAIL)
+    lines = await edits.tail(api, pod, _READ)
     for line in [line for line in lines if not edits.is_word_of_waiting(line)][-TAIL:]:
         click.echo(f"  {line.decode(errors='replace')}")
 
@@ -72,7 +77,7 @@ def _last_lines(cluster: Cluster, job: Job) -> None:
 
 def _tail_of_copy(place: Place, attempt: int, node: int) -> None:
     try:
-        lines = [*place.lines(attempt, node, TAIL)]
+        lines = [*place.lines(attempt, node, _READ)]
     except ClusterProblem as problem:
         click.echo(f"  its pod is gone, and the copy of its log cannot be read: {problem}")
         return
@@ -80,8 +85,17 @@ def _tail_of_copy(place: Place, attempt: int, node: int) -> None:
         click.echo("  its pod is gone, and there is no copy of its log")
         return
     click.echo(f"last lines of node {node} in attempt {attempt}:")
-    for line in lines:
+    for line in of_ranks(lines):
         click.echo(f"  {line.decode(errors='replace').rstrip()}")
+
+
+def of_ranks(lines: list[bytes]) -> list[bytes]:
+    """The last that a node's ranks said, without what torchrun says of their end."""
+    # A mark alone is torchrun's own, above what it says of the first failure.
+    marks = ((line, RANK_MARK.match(line)) for line in lines)
+    marked = [line for line, mark in marks if mark and line[mark.end() :].strip()]
+    before = [*itertools.takewhile(lambda line: not _TORCHRUN.match(line), lines)]
+    return (marked or before or lines)[-TAIL:]
 
 
 async def _workers(api: Api, job: Job) -> list[Pod]:
@@ -99,10 +113,11 @@ def copied(job: str, message: str) -> tuple[int, int] | None:
 async def _tail(api: Api, pod: str) -> None:
     click.echo(f"last lines of pod {pod}:")
     try:
-        query = {"tailLines": str(TAIL)}
-        async with api.log(pod, names.TRAINER_CONTAINER, query) as lines:
-            async for line in lines:
-                click.echo(f"  {line.decode(errors='replace').rstrip()}")
+        query = {"tailLines": str(_READ)}
+        async with api.log(pod, names.TRAINER_CONTAINER, query) as read:
+            lines = [line async for line in read]
+        for line in of_ranks(lines):
+            click.echo(f"  {line.decode(errors='replace').rstrip()}")
     except ApiError as error:
         click.echo(f"  no log: {error}")
 

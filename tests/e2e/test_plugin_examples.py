@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from e2e.manifests import queue
 from e2e.space import Space
 from e2e.test_plugin import SECONDS, plugin, project
@@ -79,6 +81,7 @@ def runs(space: Space, directory: Path, line: str) -> str:
     return out
 
 
+@pytest.mark.long
 def test_the_examples_that_need_pods_work_as_they_stand(space: Space, tmp_path: Path) -> None:
     project(tmp_path, train_py=TRAIN)
     spec = {"distributed": {"backend": "gloo", "nprocPerNode": 2}}
@@ -91,21 +94,24 @@ def test_the_examples_that_need_pods_work_as_they_stand(space: Space, tmp_path: 
     space.wait_phase(JOB, "Running")
     left = [line for line in EXAMPLES if line.split()[2] in NEED_PODS]
 
-    def take(words: str) -> str:
-        found = [line for line in left if line.partition(JOB)[2].strip() == words]
+    def take(words: str, command: str = "") -> str:
+        asked = [line for line in left if command in ("", line.split()[2])]
+        found = [line for line in asked if line.partition(JOB)[2].strip() == words]
         assert len(found) == 1, (words, left)
         left.remove(found[0])
         return found[0]
 
-    def run(words: str) -> str:
-        return runs(space, tmp_path, take(words))
+    def run(words: str, command: str = "") -> str:
+        return runs(space, tmp_path, take(words, command))
 
     before = run("--previous --rank 3")
     assert "[1] [default1]:first True" in before
     assert "[default0]" not in before
     assert "[0] [default1]:first False" in run("--node 0 --tail 100")
     assert run("--since 10m | grep loss").count("loss of node") == 2
-    run("")  # a shell at the end of its input
+    run("", "exec")  # a shell at the end of its input
+    assert "first True" in run("logs/0/node-0.log", "kept")
+    assert "logs/0/node-1.log" in run("", "kept")
     assert run("--node 1 -- nvidia-smi") == "a GPU of node 1\n"
     assert run("--rank 3 -- py-spy dump --pid 1") == "dump --pid 1 on node 1\n"
     for words, port in (

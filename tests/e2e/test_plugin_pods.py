@@ -11,6 +11,8 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from e2e.manifests import job, queue
 from e2e.space import Space
 from e2e.test_plugin import SECONDS, plugin, project, started
@@ -37,6 +39,7 @@ def until(what: Callable[[], bool], seconds: float = SECONDS) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.long
 def test_logs_of_the_attempt_before_come_from_a_worker_and_later_from_the_claim(
     space: Space, tmp_path: Path
 ) -> None:
@@ -138,6 +141,7 @@ def test_doctor_finds_this_cluster_well(space: Space, tmp_path: Path) -> None:
     assert plugin(space, tmp_path, "doctor")[0] == 1
 
 
+@pytest.mark.long
 def test_a_run_in_a_terminal_detaches_at_one_ctrl_c_and_goes_at_two(
     space: Space, tmp_path: Path
 ) -> None:

@@ -22,7 +22,7 @@ from torchrun_api.json import JsonObject
 __all__ = ["laptop"]
 
 JOB = "my-project-x7k2p"
-NEED_PODS = frozenset({"logs", "exec", "port-forward"})
+NEED_PODS = frozenset({"logs", "exec", "port-forward", "kept"})
 COMPLETE = {**READY[0], "type": "Complete"}
 ELASTIC = {"numNodes": 2, "elastic": {"minNodes": 1, "maxNodes": 8}}
 
@@ -64,6 +64,13 @@ def start(laptop: Laptop, line: str, directory: Path) -> Running:
             text=True,
         )
     )
+
+
+WRITTEN = """
+apiVersion: torchrun.ai/v1alpha1
+kind: TorchrunJob
+spec: {jobQueue: dev, numNodes: 1, command: python train.py}
+"""
 
 
 def a_job(laptop: Laptop, name: str, **status: object) -> None:
@@ -135,6 +142,8 @@ def test_an_example_works_as_it_stands(laptop: Laptop, line: str, tmp_path: Path
         a_job(laptop, name, phase="Syncing" if waits else "Running", conditions=conditions)
     tools = tmp_path / "tools"
     tools.mkdir()
+    if "-f job.yaml" in line:
+        (laptop.project / "job.yaml").write_text(WRITTEN)
     running = start(laptop, line, tools)
     if command in PLAYS and "--dry-run" not in line:
         PLAYS[command](laptop, running, line)

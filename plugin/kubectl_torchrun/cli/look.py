@@ -163,4 +163,28 @@ def why(job: str, where: base.Where) -> None:
     base.run(work, where)
 
 
-COMMANDS = (list_, status, logs, why)
+@click.command(cls=base.Command, short_help="What a job's processes have kept on its claim")
+@base.job_argument
+@click.argument("path", default=".")
+@base.cluster_options
+def kept(job: str, path: str, where: base.Where) -> None:
+    """Print the files at PATH of JOB's state directory, each behind a line with its name.
+
+    The job's processes have it as $TORCHRUN_STATE_DIR. It is on the workspace claim, outlives
+    the pods and goes with the job; logs of former attempts are in it, too.
+
+    \b
+    Examples:
+      kubectl torchrun kept my-project-x7k2p
+      kubectl torchrun kept my-project-x7k2p logs/0/node-0.log
+    """
+
+    def work(target: "Target", terminal: "Terminal") -> int:
+        from kubectl_torchrun import kept
+
+        return kept.show(target, job, path, terminal)
+
+    base.run(work, where)
+
+
+COMMANDS = (list_, status, logs, why, kept)

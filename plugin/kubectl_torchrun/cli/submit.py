@@ -11,7 +11,10 @@ from click.core import ParameterSource
 from kubectl_torchrun.cli import base, complete, defaults
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kubectl_torchrun.kubectl import Target
+    from kubectl_torchrun.manifest import Request
     from kubectl_torchrun.terminal import Terminal
 
 NOTHING = "; nothing was created"
@@ -42,7 +45,9 @@ class Asked(NamedTuple):
     env: tuple[str, ...]
     after: tuple[str, ...]
     dev: bool
+    filename: str
     directory: str | None
+    overlay: str | None
     upload_timeout: float
 
 
@@ -64,6 +69,17 @@ _directory = click.option(
 )
 
 
+_overlay = click.option(
+    "--overlay",
+    default=None,
+    type=click.Path(exists=True, file_okay=False),
+    metavar="DIR",
+    help="Directory whose files are laid over the one that is sent.",
+)
+# What the job's own file says, where there is one.
+_WRITTEN = ("command", "nodes", "gpus", "image", "env", "after", "dev")
+
+
 def _request_options(command: base.Work) -> base.Work:
     @functools.wraps(command)
     def wrapped(**given: object) -> None:
@@ -73,7 +89,15 @@ def _request_options(command: base.Work) -> base.Work:
     result: base.Work = wrapped
     for option in (
         _upload_timeout,
+        _overlay,
         _directory,
+        click.option(
+            "--filename",
+            "-f",
+            default="",
+            metavar="FILE",
+            help="TorchrunJob to create, in place of COMMAND and its options; - is stdin.",
+        ),
         click.option(
             "--env", "-e", multiple=True, metavar="K=V", help="Environment variable; repeatable."
         ),
@@ -137,6 +161,7 @@ def submit(
       kubectl torchrun submit --gpus 8 "python train.py --epochs 10"
       kubectl torchrun submit --queue dev --nodes 2 -e LR=0.1 -- python train.py --epochs 10
       kubectl torchrun submit --dry-run "python train.py" > job.yaml
+      kubectl torchrun submit -f job.yaml
       kubectl torchrun submit --wait=Running --timeout 10m -o name "python train.py"
     """
     prints = output or dry_run != "none" or wait
@@ -180,6 +205,23 @@ def _start(
     *,
     deletes: bool = False,
 ) -> None:
+    request_of = _written if asked.filename else _asked_for
+    make = request_of(asked)
+
+    def work(target: "Target", terminal: "Terminal") -> int:
+        from kubectl_torchrun import commands
+
+        options = commands.SubmitOptions(
+            _sent(asked.directory, terminal), follow, dry_run, output, asked.upload_timeout,
+            wait, timeout, deletes, overlay=_path(asked.overlay),
+        )  # fmt: skip
+        return commands.submit(target, make(), options, terminal)
+
+    base.run(work, where, NOTHING)
+
+
+def _asked_for(asked: Asked) -> "Callable[[], Request]":
+    """The request of COMMAND and its options; what is wrong with them alone is said at once."""
     nodes, gpus = _size(asked)
     command = asked.command
     line = command[0] if len(command) == 1 else shlex.join(command)
@@ -188,21 +230,41 @@ def _start(
             'COMMAND is empty; give it as in "python train.py", or as command in torchrun.toml.'
         )
 
-    def work(target: "Target", terminal: "Terminal") -> int:
-        from kubectl_torchrun import commands
+    def make() -> "Request":
         from kubectl_torchrun.manifest import Request, dependencies, variables
 
-        request = Request(
+        return Request(
             asked.name, asked.queue, line, nodes, gpus, asked.image, variables(asked.env),
             asked.dev, dependencies(asked.after),
         )  # fmt: skip
-        options = commands.SubmitOptions(
-            _sent(asked.directory, terminal), follow, dry_run, output, asked.upload_timeout,
-            wait, timeout, deletes,
-        )  # fmt: skip
-        return commands.submit(target, request, options, terminal)
 
-    base.run(work, where, NOTHING)
+    return make
+
+
+def _written(asked: Asked) -> "Callable[[], Request]":
+    """The request of --filename, which goes before what torchrun.toml says of jobs."""
+    source = click.get_current_context().get_parameter_source
+    both = [name for name in _WRITTEN if source(name) == ParameterSource.COMMANDLINE]
+    if both:
+        words = ", ".join("COMMAND" if name == "command" else f"--{name}" for name in both)
+        raise click.UsageError(f"{words}: with --filename the file says so; give one of the two.")
+
+    chosen = asked.queue if source("queue") == ParameterSource.COMMANDLINE else ""
+
+    def make() -> "Request":
+        from kubectl_torchrun import written
+        from kubectl_torchrun.manifest import Request
+
+        body = written.read(asked.filename)
+        name = asked.name or written.name_of(body)
+        queue = chosen or written.queue_of(body) or asked.queue
+        return Request(name, queue, "", written=body)
+
+    return make
+
+
+def _path(text: str | None) -> Path | None:
+    return None if text is None else Path(text)
 
 
 def _size(asked: Asked) -> tuple[int | None, int | None]:
@@ -235,6 +297,7 @@ def _sent(directory: str | None, terminal: "Terminal") -> Path:
 @base.job_argument
 @click.argument("directory", required=False, type=click.Path(exists=True, file_okay=False))
 @click.option("--watch", is_flag=True, help="Go on, and send each edit (development mode).")
+@_overlay
 @_upload_timeout
 @base.wait_options("Complete")
 @base.cluster_options
@@ -242,6 +305,7 @@ def sync(
     job: str,
     directory: str | None,
     watch: bool,
+    overlay: str | None,
     upload_timeout: float,
     wait: str,
     timeout: float | None,
@@ -268,11 +332,38 @@ def sync(
 
         options = commands.SubmitOptions(
             _sent(directory, terminal), False, "none", "", upload_timeout,
-            wait and waiting.check(wait), timeout, watch=watch,
+            wait and waiting.check(wait), timeout, watch=watch, overlay=_path(overlay),
         )  # fmt: skip
         return commands.sync(target, job, options, terminal)
 
     base.run(work, where, "; nothing was sent")
 
 
-COMMANDS = (submit, run, sync)
+@click.command(cls=base.Command, short_help="The files that would be sent")
+@click.argument("directory", required=False, type=click.Path(exists=True, file_okay=False))
+def files(directory: str | None) -> None:
+    """Print what would be sent of DIRECTORY (default: as submit): digest, bytes, mode and path.
+
+    An empty directory has no digest and the mode `dir`. No cluster is asked.
+
+    \b
+    Examples:
+      kubectl torchrun files
+      kubectl torchrun files . | sort -k 2 -n | tail
+    """
+
+    def work(target: "Target", terminal: "Terminal") -> int:
+        from kubectl_torchrun import pack, remembered, tree
+        from kubectl_torchrun.kubectl import Where
+
+        place = _sent(directory, terminal)
+        found = tree.scan(place)
+        pack.check(found)
+        workspace = remembered.Memory(Where("", ""), place).look(found)
+        click.echo(workspace.manifest.text, nl=False)
+        return 0
+
+    base.run(work, base.Where())
+
+
+COMMANDS = (submit, run, sync, files)

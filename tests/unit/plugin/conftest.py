@@ -2,9 +2,10 @@
 
 import pytest
 
+from .claim import claim
 from .laptop import laptop, server
 
-__all__ = ["laptop", "server"]
+__all__ = ["claim", "laptop", "server"]
 
 
 @pytest.fixture(autouse=True)

@@ -1,45 +1,13 @@
-"""Logs of earlier attempts. kubectl is real but for `exec`, which runs its words here."""
+"""Logs of earlier attempts."""
 
-import os
-import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from kubectl_torchrun import copies
-
 from .laptop import Laptop
 
-SHIM = """#!/bin/sh
-for word in "$@"; do
-  if [ "$word" = exec ]; then
-    echo "$@" >> "{log}"
-    while [ "$1" != -- ]; do shift; done
-    shift
-    exec "$@"
-  fi
-done
-exec {kubectl} "$@"
-"""
 ENDED = {"startTime": "2026-01-01T00:00:00Z", "phase": "Failed", "attempt": 1}
-
-
-@pytest.fixture
-def claim(laptop: Laptop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The state directory, and how it comes to be mounted."""
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    shim = programs / "kubectl"
-    shim.write_text(SHIM.format(log=tmp_path / "execs", kubectl=shutil.which("kubectl")))
-    shim.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-    root = tmp_path / "claim"
-    state = root / "state"
-    (state / "logs" / "0").mkdir(parents=True)
-    monkeypatch.setattr(copies, "STATE", str(state))
-    monkeypatch.setattr(copies, "_CLAIM", str(root))
-    return state
 
 
 def write(claim: Path, node: int, *lines: str, attempt: int = 0, older: str = "") -> None:

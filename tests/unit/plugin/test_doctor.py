@@ -9,9 +9,10 @@ from aiohttp import web
 from kubectl_torchrun.checks import Finding
 from kubectl_torchrun.doctor import report
 
-from .api_server import refusal
+from .api_server import Hook, refusal
 from .laptop import Laptop
 
+POD = "/api/v1/namespaces/torchrun-system/pods/c-1"
 FRESH = "2999-01-01T00:00:00+00:00"  # however long the tests before this one take
 HOUR_AGO = (datetime.now(UTC) - timedelta(hours=1)).isoformat()
 DEPLOYMENT = {
@@ -94,6 +95,24 @@ def test_a_controller_that_does_not_start_says_why(laptop: Laptop) -> None:
     assert "0 of 1 ready, image c:1; ErrImagePull: c:1: not found" in laptop.run("doctor").stdout
 
 
+WRONG = "torchrun-controller: --workers (TORCHRUN_WORKERS) is '0': it must be a whole number"
+ENDED = {"terminated": {"message": WRONG + "\n"}}
+BACK_OFF = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}}
+
+
+@pytest.mark.parametrize(
+    "status", [{"state": ENDED}, {"state": BACK_OFF, "lastState": ENDED}], ids=["ended", "waits"]
+)
+def test_a_controller_with_a_wrong_setting_is_quoted(
+    laptop: Laptop, status: dict[str, object]
+) -> None:
+    pods = {"items": [{"status": {"containerStatuses": [status]}}]}
+    play_cluster(laptop, deployments={"items": [DEAD]}, pods=pods)
+    result = laptop.run("doctor", "-o", "json")
+    (text,) = [f["text"] for f in json.loads(result.stdout)["findings"] if WRONG in f["text"]]
+    assert text.endswith(f"; {WRONG}")
+
+
 @pytest.mark.parametrize(
     ("changed", "code", "verdict", "text"),
     [
@@ -129,6 +148,56 @@ def test_what_is_amiss_is_found(
     assert ("in the way" in result.stderr) == (code == 1)
 
 
+def test_a_controller_without_a_deployment_is_known_by_its_lease(laptop: Laptop) -> None:
+    lease = {
+        "metadata": {"namespace": "default"},
+        "spec": {"holderIdentity": "my-machine_1", "renewTime": FRESH},
+    }
+    play_cluster(laptop, deployments={"items": []})
+    laptop.server.hooks.append(leases(lease))
+    result = laptop.run("doctor")
+    assert result.exit_code == 0, result.output
+    assert "no Deployment; by its lease in default: my-machine_1" in result.stdout
+    laptop.server.hooks[-1] = leases({**lease, **STALE})
+    assert "no controller is installed" in laptop.run("doctor").stdout
+
+
+def leases(lease: dict[str, object]) -> Hook:
+    def answer(request: web.Request) -> web.Response | None:
+        path = "/apis/coordination.k8s.io/v1/leases"
+        return web.json_response({"items": [lease]}) if request.path == path else None
+
+    return answer
+
+
+def test_what_the_controller_says_that_it_lacks(laptop: Laptop) -> None:
+    lines = (
+        "[+] lease ok\n[-] rights: grant the controller's role create jobs.batch\n"
+        "[!] nodes: lost nodes are not noticed\n"
+    )
+    seen = f"{POD}:8080/proxy/readyz"
+
+    def answer(request: web.Request) -> web.Response | None:
+        if request.path == seen:
+            return web.Response(status=503, text=lines)
+        return None
+
+    replica = {"metadata": {"name": "c-1"}, "status": {"phase": "Running"}}
+    starting = {"metadata": {"name": "c-2"}, "status": {"phase": "Pending"}}
+    play_cluster(laptop, pods={"items": [replica, starting]})
+    laptop.server.hooks.append(answer)
+    result = laptop.run("doctor")
+    assert result.exit_code == 1
+    assert "rights: grant the controller's role create jobs.batch" in result.stdout
+    assert "nodes: lost nodes are not noticed" in result.stdout
+    laptop.server.hooks[-1] = lambda request: (
+        refusal(403, "no proxy for you") if request.path == seen else None
+    )
+    result = laptop.run("doctor")
+    assert result.exit_code == 0
+    assert "not yours to see (no proxy for you)" in result.stdout
+
+
 @pytest.mark.parametrize(
     ("forbidden", "code", "text"),
     [
@@ -156,6 +225,17 @@ def test_queues_that_are_missing_or_name_no_image(laptop: Laptop) -> None:
     result = laptop.run("doctor")
     assert result.exit_code == 1
     assert "none in the namespace ns" in result.stdout
+
+
+def test_a_queue_that_goes_says_how_to_let_it_go(laptop: Laptop) -> None:
+    play_cluster(laptop)
+    going = {"deletionTimestamp": FRESH}
+    laptop.server.put("torchrunqueues", "old", spec={"image": "i"}, metadata=going)
+    result = laptop.run("doctor", "-o", "json")
+    (found,) = [f for f in json.loads(result.stdout)["findings"] if "being deleted" in f["text"]]
+    assert (found["verdict"], found["text"].split()[0]) == ("warn", "old")
+    patch = """kubectl patch trq old --type=merge -p '{"metadata":{"finalizers":[]}}'"""
+    assert found["fix"].endswith(patch)
 
 
 def test_a_report_keeps_to_the_screen() -> None:

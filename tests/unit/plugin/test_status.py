@@ -9,7 +9,7 @@ import pytest
 from kubectl_torchrun.copies import Place
 from kubectl_torchrun.slices import ProgressSlice
 from kubectl_torchrun.status import progress_line
-from kubectl_torchrun.why import copied
+from kubectl_torchrun.why import TAIL, copied, of_ranks
 
 from .laptop import Laptop
 
@@ -122,6 +122,28 @@ def test_why_tells_the_story_and_the_last_lines(laptop: Laptop) -> None:
     assert "  progress: step 50 of 200" in out
 
 
+# As torchrun 2.9 writes it behind what its ranks have said.
+TORCHRUN = [
+    b"E1122 01:24:22.512000 42 site-packages/torch/distributed/elastic/multiprocessing/api.py:882]"
+    b" failed (exitcode: 1) local_rank: 0 (pid: 55) of binary: /bin/sh",
+    b"Traceback (most recent call last):",
+    *[b"  a frame of torchrun"] * 30,
+    b"torch.distributed.elastic.multiprocessing.errors.ChildFailedError:",
+    b"Root Cause (first observed failure):",
+    b"[0]:",
+    b"  rank      : 1 (local_rank: 0)",
+]
+
+
+def test_why_leaves_out_what_torchrun_says_of_the_end_of_its_ranks() -> None:
+    said = [b"step 3", b"Traceback (most recent call last):", b"ValueError: bad batch"]
+    assert of_ranks([*said, *TORCHRUN]) == said
+    marked = [b"[default1]:" + line for line in said]
+    assert of_ranks([*marked[:1], *TORCHRUN, *marked[1:]]) == marked, "they are told by threads"
+    assert of_ranks([b"step %d" % step for step in range(99)])[0] == b"step %d" % (99 - TAIL)
+    assert of_ranks(TORCHRUN) == TORCHRUN[-TAIL:], "better than nothing"
+
+
 def test_why_of_a_pod_that_is_gone_reads_its_copy(
     laptop: Laptop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,7 +161,7 @@ def test_why_of_a_pod_that_is_gone_reads_its_copy(
     monkeypatch.setattr(Place, "lines", lines)
     out = laptop.run("why", "run").stdout
     assert "last lines of node 1 in attempt 0:\n  where it stood" in out
-    assert asked == [("run-r0-0", 0, 1, 20)]
+    assert asked == [("run-r0-0", 0, 1, 400)]
     for pod in ("run-r0-0", "run-r1-0"):
         laptop.server.delete("pods", pod)
     out = laptop.run("why", "run").stdout

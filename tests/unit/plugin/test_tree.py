@@ -157,3 +157,28 @@ def test_nested_ignore_files_work_as_in_git(
     command = ["git", "-c", "core.excludesFile=/dev/null", "-C", str(root), "ls-files", "-z", "-o"]
     listed = subprocess.run([*command, "--exclude-standard"], capture_output=True, check=True)
     assert set(paths(root)) == set(listed.stdout.decode().split("\0")) - {""}
+
+
+def test_what_is_laid_over_goes_before(tmp_path: Path) -> None:
+    below, above = tmp_path / "below", tmp_path / "above"
+    make(below, "a.py", "sub/b.py")
+    (below / "empty").mkdir()
+    make(above, "a.py", "sub/c.py", "empty/d.py")
+    found = scan(below, above)
+    assert [(file.path, file.source.parent.parts[-1]) for file in found.files] == [
+        ("a.py", "above"),
+        ("empty/d.py", "empty"),
+        ("sub/b.py", "sub"),
+        ("sub/c.py", "sub"),
+    ]
+    assert found.empty_directories == ()
+
+
+@pytest.mark.parametrize(
+    ("below", "above"), [("a", "a/b.py"), ("a/b.py", "a"), ("a/b/c.py", "a/b")]
+)
+def test_a_file_over_a_directory_is_refused(tmp_path: Path, below: str, above: str) -> None:
+    make(tmp_path / "below", below)
+    make(tmp_path / "above", above)
+    with pytest.raises(UsageProblem, match="other kinds of paths"):
+        scan(tmp_path / "below", tmp_path / "above")

@@ -1,0 +1,90 @@
+"""A TorchrunJob that the user wrote, to be sent with a directory."""
+
+import copy
+import sys
+from pathlib import Path
+
+from kubectl_torchrun.errors import UsageProblem
+from torchrun_api.json import JsonObject
+
+_VERSION, _KIND = "torchrun.ai/v1alpha1", "TorchrunJob"
+
+
+def read(file: str) -> JsonObject:
+    """The one TorchrunJob of a YAML or JSON file; `-` is stdin.
+
+    Raises UsageProblem naming what it is instead.
+    """
+    import yaml
+
+    try:
+        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+        documents = [found for found in yaml.safe_load_all(text) if found is not None]
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UsageProblem(f"--filename {file} cannot be read: {error}") from error
+    if len(documents) != 1:
+        raise UsageProblem(f"--filename {file} has {len(documents)} objects; one is submitted.")
+    body = documents[0]
+    if not isinstance(body, dict) or (body.get("apiVersion"), body.get("kind")) != (
+        _VERSION,
+        _KIND,
+    ):
+        raise UsageProblem(f"--filename {file} is no {_KIND} of {_VERSION}.")
+    body = copy.deepcopy(body)
+    for part in ("metadata", "spec"):
+        if not isinstance(body.setdefault(part, {}), dict):
+            raise UsageProblem(f"--filename {file}: {part} is no object.")
+    _check_source(file, body["spec"])
+    return body
+
+
+def name_of(body: JsonObject) -> str:
+    """The job's name, "" where the file leaves it to us."""
+    return str(_part(body, "metadata").get("name") or "")
+
+
+def queue_of(body: JsonObject) -> str:
+    """The queue that it names, "" for none."""
+    return str(_part(body, "spec").get("jobQueue") or "")
+
+
+def filled(body: JsonObject, name: str, queue: str, namespace: str) -> JsonObject:
+    """The job with its name, queue and namespace, and a workspace that takes an upload.
+
+    Raises UsageProblem where it names another namespace.
+    """
+    body = copy.deepcopy(body)
+    metadata, spec = _part(body, "metadata"), _part(body, "spec")
+    own = metadata.get("namespace", namespace)
+    if own != namespace:
+        raise UsageProblem(f"The job's namespace is {own}, and {namespace} is meant: add -n {own}.")
+    metadata.pop("generateName", None)
+    metadata.update(name=name, namespace=namespace)
+    spec["jobQueue"] = queue
+    workspace = _child(_child(spec, "volumes"), "workspace")
+    workspace["source"] = "zip"
+    return body
+
+
+def _check_source(file: str, spec: JsonObject) -> None:
+    volumes = spec.get("volumes")
+    workspace = volumes.get("workspace") if isinstance(volumes, dict) else None
+    source = workspace.get("source", "zip") if isinstance(workspace, dict) else "zip"
+    if source != "zip":
+        raise UsageProblem(
+            f"--filename {file}: its workspace comes from {source} (volumes.workspace.source), so"
+            f" there is nothing to send. Create it with: kubectl create -f {file}"
+        )
+
+
+def _part(body: JsonObject, name: str) -> JsonObject:
+    part = body[name]
+    assert isinstance(part, dict)
+    return part
+
+
+def _child(parent: JsonObject, name: str) -> JsonObject:
+    child = parent.get(name)
+    if not isinstance(child, dict):
+        child = parent[name] = {}
+    return child
