@@ -1,0 +1,61 @@
+"""Call a Python function on many Kubernetes nodes.
+
+    import torchrun_sdk as kt
+
+    def train(lr): ...
+
+    remote = kt.fn(train).to(kt.Compute(gpus=8)).distribute("pytorch", workers=4)
+    losses = remote(lr=0.1)   # of all ranks, sorted by rank
+
+Nothing but the standard library is imported, here and in the pods.
+"""
+
+from torchrun_sdk import images
+from torchrun_sdk.apps import App, app
+from torchrun_sdk.compute import Compute, Volume
+from torchrun_sdk.errors import (
+    CallError,
+    CallTimeout,
+    ClusterError,
+    Detached,
+    Evicted,
+    IncompatiblePython,
+    JobFailed,
+    LaunchTimeout,
+    OutOfMemory,
+    QuorumTimeout,
+    RankExited,
+    RemoteException,
+    SdkError,
+    UsageError,
+)
+from torchrun_sdk.function import Remote, attach, compute, distribute, fn
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "App",
+    "CallError",
+    "CallTimeout",
+    "ClusterError",
+    "Compute",
+    "Detached",
+    "Evicted",
+    "IncompatiblePython",
+    "JobFailed",
+    "LaunchTimeout",
+    "OutOfMemory",
+    "QuorumTimeout",
+    "RankExited",
+    "Remote",
+    "RemoteException",
+    "SdkError",
+    "UsageError",
+    "Volume",
+    "app",
+    "attach",
+    "compute",
+    "distribute",
+    "fn",
+    "images",
+]

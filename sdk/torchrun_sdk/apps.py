@@ -1,0 +1,89 @@
+"""A command on many nodes: `app("ddp", "torchrun train.py", gpus=8, replicas=4)`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from torchrun_sdk import inside, travel
+from torchrun_sdk.compute import Compute
+from torchrun_sdk.errors import UsageError
+from torchrun_sdk.kubectl import Kubectl
+from torchrun_sdk.manifest import for_command, job_name
+
+# Set by `kt run`: an app is started as soon as it is defined.
+RUN = "TORCHRUN_SDK_RUN"
+_NODES = re.compile(r"--nnodes[= ](\S+)")
+
+
+class App:
+    """One command in every pod of a job. The directory of the project is sent along.
+
+    replicas: nodes. ports: further ports that the container names, for port-forward and Services.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        cli_command: str,
+        *,
+        replicas: int = 1,
+        ports: tuple[int, ...] | list[int] = (),
+        directory: str | Path | None = None,
+        compute: Compute | None = None,
+        **resources: Any,
+    ) -> None:
+        if not cli_command.strip():
+            raise UsageError(f"App {name} has no cli_command")
+        if compute is not None and resources:
+            raise UsageError(f"App {name}: give compute= or {', '.join(resources)}, not both")
+        _check_nodes(name, cli_command, replicas)
+        self.name = name
+        self.cli_command = cli_command
+        self.ports = tuple(ports)
+        self.compute = (compute or Compute(**resources)).distribute("pytorch", replicas)
+        self._directory = Path(directory) if directory is not None else travel.project(Path.cwd())
+
+    def manifest(self, name: str) -> dict[str, Any]:
+        """The TorchrunJob of this name."""
+        return for_command(name, self.compute, self.cli_command, self.ports)
+
+    def deploy(self) -> str:
+        """Send the directory and create the job; its name. Raises UsageError, ClusterError."""
+        name = job_name(self.name)
+        kubectl = Kubectl(self.compute.namespace)
+        words = ["submit", "--filename", "-", "--no-follow", "--directory", str(self._directory)]
+        kubectl.run_plugin(*words, given=json.dumps(self.manifest(name)))
+        return name
+
+    def run(self) -> int:
+        """Deploy and follow to the end: the exit code of the run."""
+        name = self.deploy()
+        command = Kubectl(self.compute.namespace).plugin("logs", name, "--follow")
+        return subprocess.run(command, check=False).returncode
+
+
+def app(name: str, cli_command: str, **rest: Any) -> App:
+    """An App; under `kt run` it is run at once, and a run that fails ends the program."""
+    made = App(name, cli_command, **rest)
+    if os.environ.get(RUN) and not inside.is_inside():
+        code = made.run()
+        if code:
+            raise SystemExit(code)
+    return made
+
+
+def _check_nodes(name: str, command: str, replicas: int) -> None:
+    said = _NODES.search(command)
+    if said is None or "$" in said[1]:
+        return
+    low, _, high = said[1].partition(":")
+    if {low, high or low} != {str(replicas)}:
+        raise UsageError(
+            f"App {name}: cli_command says --nnodes={said[1]}, and replicas is {replicas}: leave"
+            " --nnodes out (torchrun gets it from the job), or make both the same"
+        )

@@ -1,0 +1,121 @@
+"""Functions of a notebook or a prompt, written to a module: each with what it uses.
+
+Such a function stands in no file that could be sent. Its source is there all the same where the
+prompt keeps it (IPython, Jupyter, Python's own from 3.13 on). It goes into a module together with
+the functions, classes, imports and plain values of the session that it, or one of these, names.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import linecache
+import symtable
+import sys
+import textwrap
+from contextlib import suppress
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any, Callable
+
+from torchrun_sdk.errors import UsageError
+
+
+def is_typed(function: Callable[..., Any]) -> bool:
+    """Whether it was defined at a prompt or in a cell, whose "file" is only a name."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    in_main = getattr(function, "__module__", "") == "__main__"
+    return in_main and code is not None and not Path(code.co_filename).is_file()
+
+
+def module_of(function: Callable[..., Any]) -> str:
+    """The source of a module that defines the function. Raises UsageError naming what cannot go."""
+    writer = _Writer(vars(sys.modules["__main__"]))
+    writer.define(function.__name__, inspect.unwrap(function), "")
+    return "\n\n".join(["from __future__ import annotations", *writer.imports, *writer.parts, ""])
+
+
+class _Writer:
+    def __init__(self, session: dict[str, Any]) -> None:
+        self._session = session
+        self._known: set[str] = set()
+        self.imports: list[str] = []
+        self.parts: list[str] = []
+
+    def define(self, name: str, value: Any, user: str) -> None:
+        """What the session has under this name, which `user` uses."""
+        if name in self._known:
+            return
+        self._known.add(name)
+        # A decorated function, which is sent with its decorators.
+        plain = inspect.unwrap(getattr(value, "torchrun_function", value))
+        module = getattr(plain, "__module__", None)
+        if isinstance(value, ModuleType):
+            self.imports.append(f"import {value.__name__} as {name}")
+        elif isinstance(plain, (FunctionType, type)) and module == "__main__":
+            self._source(name, plain)
+        elif module and module != "__main__" and _is_found(module, plain):
+            self.imports.append(f"from {module} import {plain.__qualname__} as {name}")
+        else:
+            self.parts.append(f"{name} = {_literal(name, value, user)}")
+
+    def _source(self, name: str, value: Any) -> None:
+        try:
+            typed = _class_source(value) if isinstance(value, type) else inspect.getsource(value)
+            source = textwrap.dedent(typed)
+        except (OSError, TypeError) as error:
+            raise UsageError(
+                f"the source of {name} is not kept at this prompt: save it as a module and import"
+                " it, or use IPython, a notebook, or Python 3.13"
+            ) from error
+        for used in sorted(_globals(source)):
+            if used in self._session:
+                self.define(used, self._session[used], name)
+        self.parts.append(source.rstrip())
+
+
+def _class_source(value: type) -> str:
+    """Of a class; inspect looks for it in __main__'s file alone. Raises OSError."""
+    for name in reversed(list(linecache.cache)):
+        text = "" if Path(name).is_file() else "".join(linecache.getlines(name))
+        with suppress(SyntaxError):
+            for node in ast.parse(text).body:
+                if isinstance(node, ast.ClassDef) and node.name == value.__name__:
+                    first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+                    return "\n".join(text.split("\n")[first - 1 : node.end_lineno])
+    raise OSError("source code not available")
+
+
+def _is_found(module: str, value: Any) -> bool:
+    qualname = getattr(value, "__qualname__", "")
+    return qualname.isidentifier() and hasattr(sys.modules.get(module), qualname)
+
+
+def _literal(name: str, value: Any, user: str) -> str:
+    text = repr(value)
+    try:
+        same = ast.literal_eval(text) == value
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        same = False
+    if not same:
+        raise UsageError(
+            f"{user} uses {name} of this session, a {type(value).__name__} that cannot be written"
+            " to a module: make it in the function, or pass it as an argument"
+        )
+    return text
+
+
+def _globals(source: str) -> set[str]:
+    """The names that a piece of source takes from its module."""
+    names: set[str] = set()
+    tables = [symtable.symtable(source, "<cell>", "exec")]
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
+        top = table.get_type() == "module"
+        names |= {
+            symbol.get_name()
+            for symbol in table.get_symbols()
+            if symbol.is_referenced() and (top or symbol.is_global())
+        }
+    return names

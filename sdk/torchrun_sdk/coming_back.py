@@ -1,0 +1,101 @@
+"""Results for a client that was away: from the pods while they run, then from the job's claim."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from typing import Any
+
+from torchrun_sdk.errors import CallError, ClusterError, Detached, JobFailed
+from torchrun_sdk.kubectl import Kubectl
+from torchrun_sdk.manifest import ENDED, GANG, LABEL
+from torchrun_sdk.spec import KEPT, Exited, Frame, Raised, Result, Started, decode
+from torchrun_sdk.values import unpack
+from torchrun_sdk.verdict import MISSING, Limits, Verdict
+from torchrun_sdk.waiting import Line, Note, Waiting
+
+_FILE = re.compile(rf"==> {KEPT}/([^/]+)/[^/]+ <==")
+_FOR_EVER = float("inf")
+_LATER = 1e6  # seconds: nothing more will come
+
+
+def attach(
+    job: str, kubectl: Kubectl, line: Line | None, note: Note, *, timeout: float | None = None
+) -> Any:
+    """What the last call of a job returned, waited for if it runs still.
+
+    Raises CallError as the call itself would, ClusterError, Detached at Ctrl-C.
+    """
+    body = json.loads(kubectl.run("get", "torchrunjob", job, "--output=json"))
+    status, labels = body.get("status") or {}, body["metadata"].get("labels") or {}
+    if LABEL not in labels:
+        raise ClusterError(f"{job} is no call of this package: kt list shows those there are")
+    results = _results(job, kubectl, status, line, note, timeout, stays=GANG in labels)
+    values = [unpack(result.value) for result in results]
+    return values if labels[LABEL] == "pytorch" else values[0]
+
+
+def _results(
+    job: str,
+    kubectl: Kubectl,
+    status: dict[str, Any],
+    line: Line | None,
+    note: Note,
+    timeout: float | None,
+    *,
+    stays: bool,
+) -> list[Result]:
+    if status.get("phase") in ENDED:
+        return kept(job, kubectl, status)
+    limits = Limits(_FOR_EVER, _FOR_EVER, timeout)
+    verdict = Verdict(job, limits, time.monotonic(), stays=stays)
+    try:
+        return Waiting(kubectl, verdict, "", note).run(line)
+    except JobFailed as error:
+        if error.reason != MISSING:
+            raise
+        return kept(job, kubectl, verdict.status)
+    except KeyboardInterrupt:
+        raise Detached(job) from None
+
+
+def kept(job: str, kubectl: Kubectl, status: dict[str, Any], call: str = "") -> list[Result]:
+    """The results of a job that has ended, as its ranks kept them; "": of its last call.
+
+    Raises CallError: how it ended where that is not the way, or that nothing was kept.
+    """
+    try:
+        calls = parse(kubectl.run_plugin("kept", job, KEPT))
+    except ClusterError as error:
+        if status.get("phase") == "Succeeded":
+            raise JobFailed(
+                f"{job} succeeded, and its results are not kept: {error}", reason=MISSING, job=job
+            ) from error
+        calls = {}
+    verdict = Verdict(job, Limits(_FOR_EVER, _FOR_EVER), 0.0)
+    verdict.job(status, 0.0)
+    for frame in calls.get(call or max(calls, default=""), []):
+        verdict.frame(verdict.attempt, frame, 0.0)
+    decided = verdict.decide(_LATER)
+    if isinstance(decided, CallError):
+        raise decided
+    assert isinstance(decided, list)
+    return decided
+
+
+def parse(text: str) -> dict[str, list[Frame]]:
+    """What ranks left, by the ids of their calls, of the plugin's output."""
+    calls: dict[str, list[Frame]] = {}
+    call = ""
+    for line in text.split("\n"):
+        heading = _FILE.fullmatch(line)
+        if heading:
+            call = heading[1]
+        elif line and call:
+            word = decode(line)
+            if isinstance(word, (Started, Result, Raised, Exited)):
+                calls.setdefault(call, []).append(word)
+    for frames in calls.values():
+        frames.sort(key=lambda frame: not isinstance(frame, Started))
+    return calls

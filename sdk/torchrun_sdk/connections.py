@@ -1,0 +1,208 @@
+"""The client's connections into the pods of a gang: results come by them, and later calls go."""
+
+from __future__ import annotations
+
+import base64
+import json
+import queue
+import threading
+import time
+import zlib
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Callable
+
+from torchrun_sdk.errors import ClusterError
+from torchrun_sdk.kubectl import Child, Kubectl
+from torchrun_sdk.manifest import ATTEMPT, CONTAINER, node_of
+from torchrun_sdk.spec import (
+    ENTRY,
+    FOLDER,
+    FREE,
+    Call,
+    Exited,
+    Here,
+    Lines,
+    Raised,
+    Ready,
+    Refused,
+    Result,
+    Started,
+    Wants,
+    decode,
+    dump_call,
+)
+
+_AGAIN = 0.5  # between two tries to reach a pod
+_LAST_WORDS = 2.0  # for what was said last to go out
+_PIECE = 256 << 10  # bytes of a file in one line
+# Its stderr stays connected: containerd 1.6 ends an exec whose stderr is closed.
+_COLLECT = f'exec python3 -S "$TORCHRUN_WORKSPACE_TARGET/{FOLDER}/{ENTRY}" collect "$0"'
+
+# What was heard: "frame" (attempt, frame), "lines" (attempt, node's index, Lines), "here" and
+# "ready" (attempt, pod), "refused" (state), "failed" (an exception of this side).
+Heard = tuple[str, Any]
+
+
+class Bring:
+    """A call for pods that stay, and the directory as it is when `look` is called."""
+
+    def __init__(self, call: Call, root: Path, kubectl: Kubectl) -> None:
+        self._call = call
+        self._root = root
+        self._kubectl = kubectl
+        self._files: Future[str] = Future()
+        self._looked = threading.Lock()
+
+    def look(self) -> None:
+        """Begin to look at the directory, in a thread; once."""
+        if self._looked.acquire(blocking=False):
+            threading.Thread(target=self._look, daemon=True).start()
+
+    def _look(self) -> None:
+        try:
+            self._files.set_result(self._kubectl.run_plugin("files", str(self._root)))
+        except BaseException as error:
+            self._files.set_exception(error)
+
+    def opening(self) -> str:
+        """The line that announces it. Raises ClusterError."""
+        self.look()
+        packed = base64.b64encode(zlib.compress(self._files.result().encode(), 6)).decode()
+        call = json.loads(dump_call(self._call))
+        return json.dumps({"bring": packed, "call": call})
+
+    def send(self, wanted: list[int], line: Callable[[str], None]) -> None:
+        """Hand on the lines that bring these files, and the one that ends them. Raises OSError."""
+        listed = self._files.result().split("\n")
+        for number in wanted:
+            path = self._root / listed[number].split(" ", 3)[3]
+            with path.open("rb") as file:
+                piece = file.read(_PIECE)
+                while True:
+                    following = file.read(_PIECE)
+                    data = base64.b64encode(piece).decode()
+                    body = {"content": number, "data": data, "more": bool(following)}
+                    line(json.dumps(body))
+                    if not following:
+                        break
+                    piece = following
+        line(json.dumps({"whole": True}))
+
+
+class Connections:
+    """One into each pod that runs, begun again where it breaks.
+
+    call: whose results are wanted, "" for the newest of each pod. bring: for pods that have not
+    heard of it.
+    """
+
+    def __init__(
+        self, kubectl: Kubectl, call: str, heard: queue.Queue[Heard], bring: Bring | None = None
+    ) -> None:
+        self._kubectl = kubectl
+        self._call = call
+        self._heard = heard
+        self._bring = bring
+        self._closed = threading.Event()
+        self._pods: dict[str, _Pod] = {}
+
+    def pod(self, pod: dict[str, Any], *, gone: bool) -> None:
+        """A pod has changed."""
+        metadata, status = pod["metadata"], pod.get("status") or {}
+        name = metadata["name"]
+        running = status.get("phase") == "Running" and not gone
+        if running and name not in self._pods:
+            labels = metadata.get("labels", {})
+            attempt, index = int(labels.get(ATTEMPT, 0)), str(node_of(labels))
+            made = self._pods[name] = _Pod(name, attempt, index)
+            threading.Thread(target=self._collect, args=(made,), daemon=True).start()
+        elif not running and name in self._pods:
+            self._pods[name].over.set()
+
+    def go(self, attempt: int) -> None:
+        """Let the call that was brought begin in the pods of a gang."""
+        ours = [pod for pod in self._pods.values() if pod.attempt == attempt]
+        number = max(pod.last for pod in ours) + 1
+        for pod in ours:
+            pod.send(json.dumps({"go": number}))
+
+    def end(self) -> None:
+        """Have the call's ranks killed, wherever they still run."""
+        for pod in self._pods.values():
+            pod.send(json.dumps({"end": True}))
+
+    def close(self) -> None:
+        """End them all, once what was said last has gone out."""
+        self._closed.set()
+        children = [pod.child for pod in self._pods.values() if pod.child is not None]
+        for child in children:
+            child.hang_up()
+        until = time.monotonic() + _LAST_WORDS
+        for child in children:
+            child.wait(max(0.0, until - time.monotonic()))
+            child.close()
+
+    def _collect(self, pod: _Pod) -> None:
+        command = self._kubectl.command(
+            "exec", "--stdin", pod.name, f"--container={CONTAINER}", "--",
+            "/bin/sh", "-c", _COLLECT, self._call,
+        )  # fmt: skip
+        while not (self._closed.is_set() or pod.over.is_set()):
+            child = pod.child = Child(command, lambda line: self._line(line, pod))
+            child.wait()
+            child.close()
+            self._closed.wait(_AGAIN)
+
+    def _line(self, line: str, pod: _Pod) -> str | None:
+        """Hand a word on; the answer to a last word lets its rank go."""
+        if line in ("", "."):
+            return None
+        try:
+            word = decode(line)
+        except ValueError:  # cut where the connection broke: it comes again
+            return None
+        if isinstance(word, (Started, Result, Raised, Exited)):
+            self._heard.put(("frame", (pod.attempt, word)))
+            return None if isinstance(word, Started) else str(word.rank)
+        if isinstance(word, Lines):
+            self._heard.put(("lines", (pod.attempt, pod.index, word)))
+        elif self._bring is not None and word is not None:
+            try:
+                self._deliver(word, pod, self._bring)
+            except (ClusterError, OSError) as error:
+                self._heard.put(("failed", error))
+        return None
+
+    def _deliver(self, word: object, pod: _Pod, bring: Bring) -> None:
+        if isinstance(word, Here):
+            pod.last = word.last
+            if word.known:
+                return
+            self._heard.put(("here", (pod.attempt, pod.name)))
+            if word.state == FREE:
+                pod.send(bring.opening())
+            else:
+                self._heard.put(("refused", word.state))
+        elif isinstance(word, Wants):
+            bring.send(word.lines, pod.send)
+        elif isinstance(word, Ready):
+            self._heard.put(("ready", (pod.attempt, pod.name)))
+        elif isinstance(word, Refused):
+            self._heard.put(("failed", ClusterError(f"{pod.name}: {word.why}")))
+
+
+class _Pod:
+    """A pod's connection: the present one, as it may break and begin again."""
+
+    def __init__(self, name: str, attempt: int, index: str) -> None:
+        self.name = name
+        self.attempt = attempt
+        self.index = index
+        self.last = 0
+        self.over = threading.Event()
+        self.child: Child | None = None
+
+    def send(self, line: str) -> None:
+        if self.child is not None:
+            self.child.send(line)

@@ -1,0 +1,103 @@
+"""Who else is there: the addresses of a job's pods, from inside one of them or from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from typing import Any
+
+from torchrun_sdk.compute import Seconds, seconds
+from torchrun_sdk.errors import QuorumTimeout, UsageError
+from torchrun_sdk.kubectl import Kubectl
+from torchrun_sdk.manifest import ATTEMPT, ENDED, LABEL, node_of, workers_of
+
+_POLL = 0.5
+
+
+def pod_ips(
+    quorum_workers: int | None = None,
+    quorum_timeout: Seconds = 0,
+    *,
+    job: str = "",
+    namespace: str = "",
+) -> list[str]:
+    """Addresses of the workers, in the order of their indexes.
+
+    Inside a pod they come from DNS, for which no right is needed: of its own job. Outside, from the
+    API: of `job`, or of the only one that this package made and that runs.
+    quorum_workers: wait until there are so many, for quorum_timeout at most. Raises QuorumTimeout,
+    UsageError, ClusterError.
+    """
+    limit = seconds(quorum_timeout, "quorum_timeout")
+    inside = "PET_MASTER_ADDR" in os.environ
+    kubectl = Kubectl(namespace or os.environ.get("TORCHRUN_NAMESPACE", ""))
+    name = job or ("" if inside else _only(kubectl))
+    until = time.monotonic() + limit
+    while True:
+        found = _from_api(kubectl, name) if name else _from_dns(os.environ)
+        if quorum_workers is None or len(found) >= quorum_workers:
+            return found
+        left = until - time.monotonic()
+        if left <= 0:
+            raise QuorumTimeout(
+                f"{len(found)} of {quorum_workers} workers have an address after {limit:g} s",
+                job=name or os.environ.get("TORCHRUN_JOB_NAME", ""),
+            )
+        time.sleep(min(_POLL, left))
+
+
+def hosts(environment: dict[str, str] | os._Environ[str]) -> list[str]:
+    """The DNS names of all workers, by the variables that the controller sets in each pod."""
+    master = environment["PET_MASTER_ADDR"]
+    nodes = int(environment.get("PET_NNODES", "1").rpartition(":")[2])
+    first, dot, domain = master.partition(".")
+    if not dot:  # a gang of one finds itself as localhost
+        return [socket.gethostname()]
+    stem = first[: -len("-0")]
+    if environment.get("TORCHRUN_ROLE"):  # the head's Job is one, that of its workers another
+        return [master, *(f"{stem}-w-{index}.{domain}" for index in range(nodes - 1))]
+    return [f"{stem}-{index}.{domain}" for index in range(nodes)]
+
+
+def _from_dns(environment: os._Environ[str]) -> list[str]:
+    return [found for host in hosts(environment) if (found := _address(host))]
+
+
+def _address(host: str) -> str:
+    try:
+        return socket.gethostbyname(host)
+    except OSError:  # no such name so far
+        return ""
+
+
+def _from_api(kubectl: Kubectl, job: str) -> list[str]:
+    words = ["get", "pods", "--selector", workers_of(job), "--output=json"]
+    listed = json.loads(kubectl.run(*words))["items"]
+    ours = [pod for pod in listed if pod.get("status", {}).get("podIP")]
+    ours = [pod for pod in ours if pod["status"].get("phase") in ("Pending", "Running")]
+    latest = max((_attempt(pod) for pod in ours), default=0)
+    of_latest = [pod for pod in ours if _attempt(pod) == latest]
+    of_latest.sort(key=lambda pod: node_of(pod["metadata"]["labels"]))
+    return [pod["status"]["podIP"] for pod in of_latest]
+
+
+def _attempt(pod: dict[str, Any]) -> int:
+    return int(pod["metadata"]["labels"].get(ATTEMPT, 0))
+
+
+def _only(kubectl: Kubectl) -> str:
+    words = ["get", "torchrunjobs", "--selector", LABEL, "--output=json"]
+    listed = json.loads(kubectl.run(*words))["items"]
+    running = [
+        job["metadata"]["name"]
+        for job in listed
+        if (job.get("status") or {}).get("phase") not in ENDED
+    ]
+    if len(running) != 1:
+        raise UsageError(
+            f"{len(running)} jobs run ({', '.join(running) or 'none'}): pod_ips(job=NAME) says of"
+            " which the addresses are wanted"
+        )
+    return str(running[0])

@@ -1,0 +1,204 @@
+"""A TorchrunJob that carries out calls, one after the other, seen from the client."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import torchrun_sdk
+from torchrun_sdk import kuberay
+from torchrun_sdk.coming_back import kept
+from torchrun_sdk.compute import Compute
+from torchrun_sdk.connections import Bring
+from torchrun_sdk.errors import (
+    CallError,
+    CallTimeout,
+    ClusterError,
+    Detached,
+    JobFailed,
+    LaunchTimeout,
+    QuorumTimeout,
+)
+from torchrun_sdk.kubectl import Kubectl
+from torchrun_sdk.manifest import ENDED, build
+from torchrun_sdk.spec import ENTRY, FOLDER, Call, Result, write_call
+from torchrun_sdk.verdict import MISSING, Limits, Verdict
+from torchrun_sdk.waiting import Line, Note, UnavailableError, Waiting
+
+_ENTRY = """import sys
+from pathlib import Path
+from types import ModuleType
+
+here = Path(__file__).resolve().parent
+sys.path.insert(0, str(here))
+if sys.argv[1:2] == ["collect"]:  # a client waits for it, and it needs next to nothing
+    package = sys.modules["torchrun_sdk"] = ModuleType("torchrun_sdk")
+    package.__path__ = [str(here / "torchrun_sdk")]
+from torchrun_sdk.worker.__main__ import main
+
+sys.exit(main(sys.argv[1:], here))
+"""
+# What a client must not leave running: nobody waits for it any more.
+_ABANDONED = (LaunchTimeout, QuorumTimeout, CallTimeout)
+# Set: where the time of a call goes is told on stderr.
+_TIMES = "TORCHRUN_SDK_TIMES"
+# A client that goes away may come back the next day.
+_KEPT_SECONDS = 24 * 3600
+
+
+class Gang:
+    """One job. `run` makes it with the first call, and brings each later call into its pods.
+
+    created: the job is there, and its pods stay for another call. key: by which another program
+    finds them.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        compute: Compute,
+        root: Path,
+        note: Note,
+        *,
+        key: str = "",
+        created: bool = False,
+    ) -> None:
+        self.name = name
+        self.busy = threading.Lock()
+        self._compute = compute
+        self._root = root
+        self._note = note
+        self._key = key
+        self._kubectl = Kubectl(compute.namespace)
+        self._created = created
+        self._ended = False
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether its pods may take another call."""
+        return self._created and not self._ended
+
+    def run(self, call: Call, timeout: float | None, line: Line | None) -> list[Result]:
+        """Carry out one call: the results of all ranks, sorted. Hold `busy` meanwhile.
+
+        line: is given each line of the pods' log. Raises CallError, ClusterError, UsageError;
+        UnavailableError where the pods stayed and cannot take it; Detached at Ctrl-C.
+        """
+        stays = bool(call.idle)
+        first = not self._created
+        bring = Bring(call, self._root, self._kubectl) if stays else None
+        try:
+            if first:
+                self.start(call)
+            elif bring is not None:
+                bring.look()
+            verdict = self._verdict(timeout, stays=stays)
+            waiting = Waiting(
+                self._kubectl,
+                verdict,
+                call.id,
+                self._note,
+                nodes=self._compute.distribution.nodes,
+                bring=bring,
+                first=first,
+            )
+            try:
+                return waiting.run(line)
+            finally:
+                self._ended = self._ended or not stays or verdict.phase in ENDED
+                if os.environ.get(_TIMES):
+                    self._note(f"{self.name}: {waiting.told}")
+        except KeyboardInterrupt:
+            if not self._created:
+                raise
+            self._detach()
+            raise Detached(self.name) from None
+        except UnavailableError:
+            self._ended = True
+            raise
+        except CallError as error:
+            if isinstance(error, _ABANDONED):
+                error = self._explained(error)
+                self.down()
+            if isinstance(error, JobFailed) and error.reason == MISSING:
+                return kept(self.name, self._kubectl, verdict.status, call.id)
+            raise error
+
+    def _explained(self, error: CallError) -> CallError:
+        """A limit of time that the pods of an operator may have run into."""
+        if not self._compute.distribution.operator or isinstance(error, CallTimeout):
+            return error
+        why = kuberay.told(self.name, self._kubectl)
+        return type(error)(f"{error}; {why}", job=self.name, rank=error.rank, node=error.node)
+
+    def _verdict(self, timeout: float | None, *, stays: bool) -> Verdict:
+        quorum = self._compute.distribution.quorum_timeout
+        limits = Limits(self._compute.launch_timeout, quorum, timeout)
+        return Verdict(self.name, limits, time.monotonic(), stays=stays)
+
+    def _detach(self) -> None:
+        self._ended = True
+        self._note(
+            f"Detached; {self.name} goes on.\n"
+            f"  kt logs {self.name}\n"
+            f"  kt results {self.name}      (kt.attach({self.name!r}) in Python)\n"
+            f"  kt down {self.name}"
+        )
+        patch = {"spec": {"reliability": {"ttlSecondsAfterFinished": _KEPT_SECONDS}}}
+        words = ["patch", "torchrunjob", self.name, "--type=merge", "--patch", json.dumps(patch)]
+        try:
+            self._kubectl.run(*words)
+        except ClusterError as error:
+            self._note(f"Its results are kept for an hour after its end: {error}")
+
+    def start(self, call: Call) -> None:
+        """Create the job for a call. Raises ClusterError, UsageError."""
+        if self._compute.distribution.operator:
+            kuberay.check(self._compute, self._kubectl)
+            call = call._replace(
+                cluster=kuberay.service(self.name), quorum=self._compute.launch_timeout
+            )
+        with tempfile.TemporaryDirectory() as overlay:
+            lay(Path(overlay) / FOLDER, call)
+            self._send(Path(overlay))
+
+    def down(self) -> None:
+        """Delete the job, and with it its pods."""
+        self._ended = True
+        self._kubectl.run("delete", "torchrunjob", self.name, "--ignore-not-found", "--wait=false")
+
+    def _send(self, overlay: Path) -> None:
+        self._make_claims()
+        body = build(self.name, self._compute, self._key)
+        words = ["submit", "--filename", "-", "--no-follow"]
+        words += ["--directory", str(self._root), "--overlay", str(overlay)]
+        self._created = True
+        try:
+            self._kubectl.run_plugin(*words, given=json.dumps(body))
+            if self._compute.distribution.operator:
+                kuberay.create(self.name, self._compute, self._kubectl)
+        except ClusterError:
+            self.down()  # it may be there, without what it waits for
+            raise
+        self._note(f"{self.name}: {self._compute.distribution.workers} worker(s) asked for")
+
+    def _make_claims(self) -> None:
+        for volume in self._compute.volumes:
+            there = self._kubectl.run("get", "pvc", volume.name, "--ignore-not-found", "-o", "name")
+            if not there:
+                self._kubectl.run("create", "-f", "-", given=json.dumps(volume.claim()))
+
+
+def lay(folder: Path, call: Call) -> None:
+    """What the pods need beside the project: this package, and the call."""
+    package = Path(torchrun_sdk.__file__).parent
+    shutil.copytree(
+        package, folder / package.name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc")
+    )
+    (folder / ENTRY).write_text(_ENTRY, encoding="utf-8")
+    write_call(folder, call)

@@ -1,0 +1,26 @@
+"""Images that the field uses, by their tags."""
+
+from __future__ import annotations
+
+import os
+
+# Where the images below cannot be had: this one instead of each.
+SUBSTITUTE = "TORCHRUN_SDK_IMAGE"
+
+
+def pytorch(tag: str = "24.08-py3") -> str:
+    """NVIDIA's PyTorch image of this tag, https://catalog.ngc.nvidia.com."""
+    return f"nvcr.io/nvidia/pytorch:{tag}"
+
+
+def ray(tag: str = "2.32.0-py311") -> str:
+    """Ray's image of this tag."""
+    return f"rayproject/ray:{tag}"
+
+
+Ray = ray
+
+
+def resolve(image: str) -> str:
+    """The image to run, "" for the queue's."""
+    return os.environ.get(SUBSTITUTE) or image

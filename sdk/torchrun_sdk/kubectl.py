@@ -1,0 +1,187 @@
+"""kubectl and its plugin, as the way to the cluster: every login that they know works here too."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any, Callable
+
+from torchrun_sdk.errors import ClusterError
+
+_PAUSE = 1.0  # between two watches
+
+
+class Kubectl:
+    """One namespace of the cluster that kubectl means; "" for kubectl's own choice of it."""
+
+    def __init__(self, namespace: str = "") -> None:
+        self._flags = [f"--namespace={namespace}"] if namespace else []
+
+    def command(self, *words: str) -> list[str]:
+        """A command line of kubectl."""
+        kubectl = _find("kubectl", "https://kubernetes.io/docs/tasks/tools/")
+        return [kubectl, *self._flags, *words]
+
+    def plugin(self, *words: str) -> list[str]:
+        """A command line of the plugin."""
+        plugin = _find("kubectl-torchrun", "pipx install kubectl-torchrun")
+        return [plugin, *self._flags, *words]
+
+    def run(self, *words: str, given: str | None = None) -> str:
+        """What kubectl says on stdout. Raises ClusterError with its stderr."""
+        return _run(self.command(*words), given)
+
+    def run_plugin(self, *words: str, given: str | None = None) -> str:
+        """The same of the plugin."""
+        return _run(self.plugin(*words), given)
+
+
+def _run(command: list[str], given: str | None) -> str:
+    ended = subprocess.run(
+        command,
+        input=given,
+        stdin=subprocess.DEVNULL if given is None else None,
+        capture_output=True,
+        text=True,
+    )
+    if ended.returncode:
+        raise ClusterError(ended.stderr.strip() or f"{command[0]} ended with {ended.returncode}")
+    return ended.stdout
+
+
+def _find(program: str, install: str) -> str:
+    beside = str(Path(sys.executable).parent)
+    path = shutil.which(program) or shutil.which(program, path=beside)
+    if path is None:
+        raise ClusterError(f"{program} is not on PATH: {install}")
+    return path
+
+
+class Child:
+    """A program whose lines of stdout are handed on by a thread, until it ends or is closed.
+
+    What `line` answers goes to its stdin, as a line.
+    """
+
+    def __init__(self, command: list[str], line: Callable[[str], str | None]) -> None:
+        self._line = line
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            universal_newlines=True,
+            bufsize=1,
+            start_new_session=True,  # Ctrl-C is for this program alone
+        )
+        self._said: list[str] = []
+        self._telling = threading.Lock()
+        self._errors = threading.Thread(target=self._listen, daemon=True)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._errors.start()
+        self._reader.start()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Whether it has ended and all its lines were handed on."""
+        self._reader.join(seconds)
+        return not self._reader.is_alive()
+
+    def send(self, line: str) -> None:
+        """A line to its stdin; nothing where it has ended."""
+        stream = self._process.stdin
+        with self._telling, suppress(BrokenPipeError, ValueError, OSError):
+            if stream is not None:
+                stream.write(line + "\n")
+                stream.flush()
+
+    def hang_up(self) -> None:
+        """Close its stdin."""
+        with self._telling:
+            _close(self._process.stdin)
+
+    def says(self) -> str:
+        """The end of its stderr."""
+        self._errors.join(1)
+        return "\n".join(self._said[-5:])
+
+    def close(self) -> None:
+        """End it."""
+        if self._process.poll() is None:
+            self._process.terminate()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            _close(stream)
+
+    def _read(self) -> None:
+        for text in _lines(self._process.stdout):
+            answer = self._line(text.rstrip("\n"))
+            if answer is not None:
+                self.send(answer)
+
+    def _listen(self) -> None:
+        for text in _lines(self._process.stderr):
+            self._said.append(text.rstrip())
+
+
+def _lines(stream: IO[str] | None) -> Iterator[str]:
+    try:
+        yield from stream or ()
+    except (ValueError, OSError):  # closed while it was read
+        return
+
+
+def _close(stream: IO[str] | None) -> None:
+    with suppress(OSError, ValueError):
+        if stream is not None:
+            stream.close()
+
+
+class Watch:
+    """Objects as they change, by `kubectl get --watch`, begun again for as long as it is open.
+
+    `changed` gets the kind of change (ADDED, MODIFIED, DELETED) and the object.
+    """
+
+    def __init__(
+        self, kubectl: Kubectl, words: list[str], changed: Callable[[str, dict[str, Any]], None]
+    ) -> None:
+        self._command = kubectl.command(
+            "get", *words, "--watch", "--output-watch-events", "--output=json"
+        )
+        self._changed = changed
+        self._closed = threading.Event()
+        self._child: Child | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End it."""
+        self._closed.set()
+        if self._child is not None:
+            self._child.close()
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            self._child = Child(self._command, self._event)
+            self._child.wait()
+            if "NotFound" in self._child.says() and not self._closed.is_set():
+                self._changed("DELETED", {})
+            self._child.close()
+            self._closed.wait(_PAUSE)
+
+    def _event(self, line: str) -> None:
+        """One event, in one line as kubectl prints them."""
+        event = json.loads(line)
+        self._changed(str(event.get("type", "")), event.get("object") or {})
+
+
+def quiet() -> bool:
+    """Whether TORCHRUN_SDK_QUIET asks for no notes on stderr."""
+    return bool(os.environ.get("TORCHRUN_SDK_QUIET"))

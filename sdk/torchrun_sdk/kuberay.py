@@ -1,0 +1,154 @@
+"""Ray by KubeRay, where it is asked for: a RayCluster beside the call's own pod.
+
+A RayJob has the cluster: the operator ends that when the pod is done, whether a client is there or
+not.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+from torchrun_sdk.compute import Compute, cpu_only
+from torchrun_sdk.errors import ClusterError, UsageError
+from torchrun_sdk.kubectl import Kubectl
+from torchrun_sdk.worker import hold
+from torchrun_sdk.worker.ray import DASHBOARD, PORT
+
+_API = "ray.io/v1"
+# Label of the cluster's pods: the TorchrunJob.
+_JOB = "torchrun.ai/sdk-ray"
+_GPU = "nvidia.com/gpu"
+_PORTS = {"gcs-server": PORT, "dashboard": DASHBOARD, "client": 10001, "hold": hold.PORT}
+_AGAIN = 300  # seconds for another pod, after one that is lost
+# Said of every container that waits its turn.
+_USUAL = ("ContainerCreating", "PodInitializing")
+
+
+def check(compute: Compute, kubectl: Kubectl) -> None:
+    """Raises UsageError where there is no KubeRay, or no image for its pods; ClusterError."""
+    if not compute.resolved_image():
+        raise UsageError(
+            'operator="kuberay" needs Compute(image=...), one with Ray in it: KubeRay does not know'
+            " the queue's image."
+        )
+    try:
+        kubectl.run("get", "--raw", f"/apis/{_API}")
+    except ClusterError as error:
+        if "NotFound" not in str(error):
+            raise
+        raise UsageError(
+            f'operator="kuberay" is asked for, and this cluster has no KubeRay ({_API}): have its'
+            " operator installed (https://docs.ray.io/en/latest/cluster/kubernetes), or leave"
+            " operator out, for Ray in the job's own pods."
+        ) from error
+
+
+def create(name: str, compute: Compute, kubectl: Kubectl) -> None:
+    """The RayJob of a TorchrunJob, which goes with it. Raises ClusterError."""
+    uid = kubectl.run("get", "torchrunjob", name, "--output=jsonpath={.metadata.uid}").strip()
+    kubectl.run("create", "-f", "-", given=json.dumps(build(name, uid, compute)))
+
+
+def service(name: str) -> str:
+    """The host name of the cluster's head."""
+    return f"{name}-ray"
+
+
+def build(name: str, uid: str, compute: Compute) -> dict[str, Any]:
+    """The RayJob. The head has what the Compute says, a worker its worker_node_options above it."""
+    workers, options = compute.distribution.workers, compute.distribution.worker_node_options or {}
+    own = {"gpus": compute.gpus, "cpus": compute.cpus, "memory": compute.memory}
+    head = _template(name, "ray-head", compute, own)
+    head["spec"]["containers"][0]["ports"] = [
+        {"name": port, "containerPort": number} for port, number in _PORTS.items()
+    ]
+    counted = options.get("gpus", compute.gpus or 0)
+    program = shlex.quote(Path(hold.__file__).read_text(encoding="utf-8"))
+    owner = {"apiVersion": "torchrun.ai/v1alpha1", "kind": "TorchrunJob", "name": name, "uid": uid}
+    return {
+        "apiVersion": _API,
+        "kind": "RayJob",
+        "metadata": {"name": name, "ownerReferences": [owner]},
+        "spec": {
+            "entrypoint": f"python3 -c {program} {compute.launch_timeout:g} {_AGAIN} {hold.PORT}",
+            "submissionMode": "HTTPMode",
+            "shutdownAfterJobFinishes": True,
+            "rayClusterSpec": {
+                "headGroupSpec": {
+                    "rayStartParams": {},
+                    "headService": {
+                        "metadata": {"name": service(name)},
+                        "spec": {"clusterIP": "None"},
+                    },
+                    "template": head,
+                },
+                "workerGroupSpecs": [
+                    {
+                        "groupName": "workers",
+                        "replicas": workers,
+                        "minReplicas": workers,
+                        "maxReplicas": workers,
+                        "rayStartParams": {"num-gpus": str(counted)} if cpu_only() else {},
+                        "template": _template(name, "ray-worker", compute, {**own, **options}),
+                    }
+                ],
+            },
+        },
+    }
+
+
+def _template(name: str, container: str, compute: Compute, given: dict[str, Any]) -> dict[str, Any]:
+    quantities = {"cpu": given["cpus"], "memory": given["memory"], _GPU: given["gpus"] or None}
+    resources = {key: str(value) for key, value in quantities.items() if value is not None}
+    if cpu_only():
+        resources = {}
+    made = {
+        "name": container,
+        "image": compute.resolved_image(),
+        "env": compute.variables(),
+        "resources": {"requests": resources, "limits": resources},
+        "volumeMounts": [volume.mount() for volume in compute.volumes],
+    }
+    return {
+        "metadata": {"labels": {_JOB: name}},
+        "spec": {
+            "containers": [made],
+            "volumes": [volume.in_pod() for volume in compute.volumes],
+        },
+    }
+
+
+def told(name: str, kubectl: Kubectl) -> str:
+    """Why there is no cluster yet, in the words of its RayJob and of its pods."""
+    try:
+        job = json.loads(kubectl.run("get", "rayjobs.ray.io", name, "--output=json"))
+        words = ["get", "pods", "--selector", f"{_JOB}={name}", "--output=json"]
+        pods = json.loads(kubectl.run(*words))["items"]
+    except ClusterError as error:
+        return f"its RayJob: {error}"
+    state = (job.get("status") or {}).get("jobDeploymentStatus")
+    if not state:
+        return "its RayJob has no status: does KubeRay's operator run?"
+    said = [f"{pod['metadata']['name']}: {why}" for pod in pods if (why := _trouble(pod))]
+    return "; ".join([f"its RayJob is {state}", *said])
+
+
+def _trouble(pod: dict[str, Any]) -> str:
+    """What keeps a pod from running, "" for nothing known."""
+    status = pod.get("status") or {}
+    found = [
+        (state.get("waiting") or {})
+        for kind in ("initContainerStatuses", "containerStatuses")
+        for container in status.get(kind) or ()
+        for state in (container.get("state") or {}, container.get("lastState") or {})
+    ]
+    found = [waiting for waiting in found if waiting.get("reason") not in (None, *_USUAL)]
+    found += [
+        condition
+        for condition in status.get("conditions") or ()
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False"
+    ]
+    return ", ".join(f"{each['reason']}: {each.get('message', '')}" for each in found[:1])

@@ -1,0 +1,52 @@
+"""The log of a call as a client follows it."""
+
+from __future__ import annotations
+
+from typing import Callable
+
+from torchrun_sdk.kubectl import Child, Kubectl
+from torchrun_sdk.spec import END_OF_CALL, Lines
+
+_END = END_OF_CALL.format(call="")
+_LAST_LINES = 5.0  # for the log's end to come
+
+
+class JobLog:
+    """Lines of all pods of a job, by the plugin, which puts the node's number before each."""
+
+    def __init__(self, kubectl: Kubectl, job: str, line: Callable[[str], None]) -> None:
+        self._child = Child(kubectl.plugin("logs", job, "--follow"), line)
+
+    def close(self) -> None:
+        """Follow it no more."""
+        self._child.close()
+
+    def wait(self) -> None:
+        """For its end, a few seconds at most."""
+        self._child.wait(_LAST_LINES)
+
+
+class CallLog:
+    """Lines of the ranks of one call in pods that stay, as their connections bring them."""
+
+    def __init__(self, line: Callable[[str], None], *, several: bool) -> None:
+        self._line = line
+        self._several = several
+        self._seen: dict[tuple[int, int], int] = {}
+        self._ended: set[tuple[int, int]] = set()
+
+    def take(self, attempt: int, node: str, lines: Lines) -> None:
+        """What a rank printed; a connection that broke brings it once more."""
+        rank = (attempt, lines.rank)
+        seen = self._seen.get(rank, 0)
+        new = lines.lines[max(0, seen - lines.first) :]
+        self._seen[rank] = max(seen, lines.first + len(lines.lines))
+        for text in new:
+            if text.startswith(_END):
+                self._ended.add(rank)
+            else:
+                self._line(f"[{node}] {text}" if self._several else text)
+
+    def ended(self, attempt: int) -> int:
+        """How many ranks have said all."""
+        return sum(rank[0] == attempt for rank in self._ended)

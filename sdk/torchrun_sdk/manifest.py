@@ -1,0 +1,137 @@
+"""The TorchrunJob of a call."""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import json
+import re
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torchrun_sdk import kuberay
+from torchrun_sdk.compute import Compute, Volume
+from torchrun_sdk.spec import ENTRY, FOLDER, RAISED, Reference
+
+# As Kubernetes' own generated names: no vowels, so no words; nothing that is misread.
+_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
+_LONGEST = 45  # of a job's name: those of its pods are longer
+TTL_SECONDS = 3600  # after which a job that has ended is deleted
+# Its value: what the job is, "pytorch", "ray", "function" of one pod, or "app".
+LABEL = "torchrun.ai/sdk"
+# By which another program finds pods that stay: what a call must have in common with theirs.
+GANG = "torchrun.ai/sdk-gang"
+CONTAINER = "trainer"
+# Label of a worker: the number of its gang, from 0.
+ATTEMPT = "torchrun.ai/attempt"
+_INDEX = "batch.kubernetes.io/job-completion-index"
+# Label of a worker where Ray's head has pods of its own: "head", or "worker".
+_ROLE = "torchrun.ai/role"
+# Phases that a job does not leave.
+ENDED = ("Succeeded", "Failed", "TimedOut")
+# The launcher's own variables in every pod.
+_COMMAND = f'python3 "$TORCHRUN_WORKSPACE_TARGET/{FOLDER}/{ENTRY}"'
+
+
+def job_name(function: str) -> str:
+    """A name that says what runs: `train-fn-x7k2p`."""
+    stem = re.sub(r"[^a-z0-9]+", "-", function.lower()).strip("-").lstrip("0123456789-")
+    stem = stem[: _LONGEST - 6].strip("-") or "call"
+    return f"{stem}-{''.join(secrets.choice(_LETTERS) for _ in range(5))}"
+
+
+def workers_of(job: str) -> str:
+    """Label selector of the pods of all gangs of a job."""
+    return f"torchrun-job-name={job},app.kubernetes.io/component=worker"
+
+
+def node_of(labels: dict[str, str]) -> int:
+    """Number of a worker in its gang, by its labels; the head is 0."""
+    index = int(labels.get(_INDEX, 0))
+    return index + 1 if labels.get(_ROLE) == "worker" else index
+
+
+def build(name: str, compute: Compute, key: str = "") -> dict[str, Any]:
+    """The job of calls; the plugin adds its namespace and what is uploaded.
+
+    key: of pods that stay.
+    """
+    body = for_command(name, compute, _COMMAND)
+    labels, spec = body["metadata"]["labels"], body["spec"]
+    labels[LABEL] = compute.distribution.framework or "function"
+    if key:
+        labels[GANG] = key
+    spec["launcher"] = "auto" if compute.distribution.framework == "pytorch" else "none"
+    if compute.max_restarts:
+        spec["reliability"]["rules"] = [{"exitCodes": [RAISED], "action": "fail"}]
+    return body
+
+
+def gang_key(compute: Compute, function: Reference, root: Path) -> str:
+    """For calls of one function of one user's directory in pods like these, with this package."""
+    parts = [
+        build("", compute),
+        kuberay.build("", "", compute) if compute.distribution.operator else None,
+        function._replace(cell=""),
+        str(root),
+        getpass.getuser(),
+        _version(),
+    ]
+    text = json.dumps(parts, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _version() -> str:
+    """Of this package, by its content."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def for_command(
+    name: str, compute: Compute, command: str, ports: Sequence[int] = ()
+) -> dict[str, Any]:
+    """The job of a command, likewise."""
+    spec: dict[str, Any] = {
+        "jobQueue": compute.queue,
+        "numNodes": compute.distribution.nodes,
+        "nodeResources": compute.node_resources(),
+        "command": command,
+        "image": compute.resolved_image(),
+        "env": compute.variables(),
+        "podTemplate": _ports(ports),
+    }
+    spec = {field: value for field, value in spec.items() if value}
+    head = compute.head_resources()
+    if head is not None:
+        spec["head"] = {"nodeResources": head}
+    spec["reliability"] = {
+        "maxRestarts": compute.max_restarts,
+        "ttlSecondsAfterFinished": TTL_SECONDS,
+    }
+    spec["volumes"] = {"workspace": {"source": "zip"}, **_volumes(compute.volumes)}
+    return {
+        "apiVersion": "torchrun.ai/v1alpha1",
+        "kind": "TorchrunJob",
+        "metadata": {"name": name, "labels": {LABEL: "app"}},
+        "spec": spec,
+    }
+
+
+def _volumes(volumes: Sequence[Volume]) -> dict[str, Any]:
+    if not volumes:
+        return {}
+    return {
+        "additionalVolumes": [volume.in_pod() for volume in volumes],
+        "additionalMounts": [volume.mount() for volume in volumes],
+    }
+
+
+def _ports(ports: Sequence[int]) -> dict[str, Any]:
+    if not ports:
+        return {}
+    listed = [{"containerPort": port} for port in ports]
+    return {"spec": {"containers": [{"name": CONTAINER, "ports": listed}]}}

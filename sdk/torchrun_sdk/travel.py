@@ -1,0 +1,106 @@
+"""How a function travels: its project as files, and its name in them; never its bytecode."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from pathlib import Path
+from typing import Any, Callable, NamedTuple
+
+from torchrun_sdk import cells
+from torchrun_sdk.errors import UsageError
+from torchrun_sdk.spec import CELL, SCRIPT_NAME, Reference
+
+# What makes a directory the top of a project, whichever comes first on the way up.
+MARKERS = ("torchrun.toml", "pyproject.toml", "setup.py", "setup.cfg", ".git")
+
+
+class Project(NamedTuple):
+    """A directory that is sent, and a function in it."""
+
+    root: Path
+    function: Reference
+
+
+def locate(function: Callable[..., Any], root: Path | None = None) -> Project:
+    """Where the function is found again. `root`: the directory to send; default: its project.
+
+    Raises UsageError for what has no name that an import finds: a lambda, a function within another
+    one, one that was typed at a prompt.
+    """
+    qualname = getattr(function, "__qualname__", "")
+    if not qualname or "<" in qualname:
+        what = "a lambda" if "<lambda>" in qualname else f"{qualname or function!r}"
+        raise UsageError(
+            f"{what} cannot be called remotely, as nothing imports it by name: make it a function"
+            " at the top level of a file."
+        )
+    name = function.__module__
+    if cells.is_typed(function):
+        top = (root or project(Path.cwd())).resolve()
+        source = cells.module_of(function)
+        return Project(top, Reference(qualname, script=CELL, path=_paths(top), cell=source))
+    file = _file(function)
+    top = (root or project(file.parent)).resolve()
+    if not file.is_relative_to(top) if hasattr(file, "is_relative_to") else top not in file.parents:
+        raise UsageError(f"{file} is not below {top}, which is sent: pass directory= to fn.")
+    if name in ("__main__", SCRIPT_NAME):
+        return Project(top, Reference(qualname, script=file.relative_to(top).as_posix()))
+    start = file.parents[len(name.split(".")) - (1 if file.name != "__init__.py" else 0)]
+    start = _import_root(name, file) or start
+    entries = [] if start == top else [_below(start, top, name)]
+    return Project(top, Reference(qualname, module=name, path=[*entries, *_paths(top)]))
+
+
+def project(start: Path) -> Path:
+    """The nearest directory at or above with one of MARKERS, short of home; else this one."""
+    home = Path.home().resolve()
+    for here in (start, *start.parents):
+        if here in (home, Path(here.anchor)):
+            break
+        if any((here / marker).exists() for marker in MARKERS):
+            return here
+    return start
+
+
+def _file(function: Callable[..., Any]) -> Path:
+    try:
+        file = inspect.getsourcefile(inspect.unwrap(function))
+    except TypeError:
+        file = None
+    if file is None or not Path(file).is_file():
+        raise UsageError(
+            f"{function.__qualname__} stands in no file that could be sent, as what is typed at a"
+            " prompt: save it as a module and import it."
+        )
+    return Path(file).resolve()
+
+
+def _import_root(name: str, file: Path) -> Path | None:
+    """The entry of sys.path that a module was found by."""
+    parts = name.split(".")
+    for entry in sys.path:
+        base = Path(entry or ".").resolve()
+        place = base.joinpath(*parts)
+        if file in (place.with_suffix(".py"), place / "__init__.py"):
+            return base
+    return None
+
+
+def _below(start: Path, top: Path, name: str) -> str:
+    try:
+        return start.relative_to(top).as_posix()
+    except ValueError:
+        raise UsageError(
+            f"{name} is imported from {start}, which is not below {top}: pass directory= to fn."
+        ) from None
+
+
+def _paths(top: Path) -> list[str]:
+    """The entries of sys.path that lie in the project, such as `src`."""
+    found = []
+    for entry in sys.path:
+        place = Path(entry or ".").resolve()
+        if top in place.parents and "site-packages" not in place.parts:
+            found.append(place.relative_to(top).as_posix())
+    return found

@@ -1,0 +1,89 @@
+"""Arguments and results on their way: JSON, or pickle where that is asked for."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import sys
+from typing import Any, NamedTuple
+
+JSON = "json"
+PICKLE = "pickle"
+FORMATS = (JSON, PICKLE)
+
+
+class Packed(NamedTuple):
+    """A value as text: `format` is json or pickle; `python` the version that packed it, "3.11"."""
+
+    format: str
+    python: str
+    data: str
+
+
+class Unpackable(ValueError):
+    """A value that this format cannot carry; the message says which and what to do."""
+
+
+class OtherPython(Unpackable):
+    """A value that another version of Python has pickled."""
+
+
+def here() -> str:
+    """The version of Python that pickle's compatibility is judged by, as "3.11"."""
+    return f"{sys.version_info[0]}.{sys.version_info[1]}"
+
+
+def pack(value: Any, format: str, what: str) -> Packed:
+    """A value as text. Raises Unpackable; `what` names it there ("the argument lr")."""
+    try:
+        if format == PICKLE:
+            # Protocol 4 is known to every Python that this package runs on.
+            data = base64.b64encode(pickle.dumps(value, protocol=4)).decode("ascii")
+        else:
+            data = json.dumps(value)
+            if not _same(json.loads(data), value):
+                raise TypeError("JSON would change it")
+    except Exception as error:
+        hint = (
+            ' Pass serialization="pickle", or plain values (numbers, strings, lists, dicts with'
+            " string keys)."
+            if format == JSON
+            else ""
+        )
+        raise Unpackable(f"{what} cannot travel as {format}: {error}.{hint}") from error
+    return Packed(format, here(), data)
+
+
+def unpack(packed: Packed) -> Any:
+    """The value. Raises OtherPython, or Unpackable where its class is not here."""
+    if packed.format == JSON:
+        return json.loads(packed.data)
+    if packed.python != here():
+        raise OtherPython(
+            f"pickled by Python {packed.python}, and this is Python {here()}: use an image with the"
+            ' same version, or serialization="json"'
+        )
+    try:
+        return pickle.loads(base64.b64decode(packed.data))  # noqa: S301 - asked for by the caller
+    except Exception as error:
+        raise Unpackable(f"it cannot be unpickled: {error!r}") from error
+
+
+def _same(after: Any, before: Any) -> bool:
+    """Whether JSON gave back what it was given; tuples may become lists."""
+    if isinstance(before, dict):
+        return (
+            isinstance(after, dict)
+            and all(isinstance(key, str) for key in before)
+            and after.keys() == before.keys()
+            and all(_same(after[key], value) for key, value in before.items())
+        )
+    if isinstance(before, (list, tuple)):
+        return (
+            isinstance(after, list)
+            and len(after) == len(before)
+            and all(_same(one, other) for one, other in zip(after, before))
+        )
+    # NaN differs from itself, and a bool is not the number that it equals.
+    return type(after) is type(before) or after == before

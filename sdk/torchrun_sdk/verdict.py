@@ -1,0 +1,253 @@
+"""What has become of a call, from what was heard so far: a state machine without I/O or clock."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torchrun_sdk.errors import (
+    CallError,
+    CallTimeout,
+    Evicted,
+    IncompatiblePython,
+    JobFailed,
+    LaunchTimeout,
+    OutOfMemory,
+    QuorumTimeout,
+    RankExited,
+    RemoteException,
+)
+from torchrun_sdk.manifest import ENDED
+from torchrun_sdk.spec import RAISED, Exited, Frame, Raised, Result, Started
+
+# After the first exception: those that came before it may be on their way from other nodes.
+_EARLIER = 1.0
+# After the end of the job: so may results and exceptions.
+_LATE = 3.0
+# After the last result: the ranks end when they know that it was taken.
+_COMPLETE = 60.0
+
+# Reason of a JobFailed: the job succeeded, and results were not heard of.
+MISSING = "ResultsMissing"
+_QUORUM = f"{QuorumTimeout.__module__}.{QuorumTimeout.__qualname__}"
+
+# What follows from a process that ended without a word comes so soon at the other ranks.
+_COLLATERAL = 0.5
+
+
+class Limits(NamedTuple):
+    """Seconds: until all pods run; until every rank has begun; until every rank has returned."""
+
+    launch: float
+    quorum: float
+    call: float | None = None
+
+
+class Wait(NamedTuple):
+    """Nothing to do until something is heard, or for so many seconds."""
+
+    seconds: float
+
+
+class Verdict:
+    """Tell `job`, `deleted` and `frame`, then ask `decide`. Times are seconds of one clock.
+
+    stays: whether the pods stay for another call, so that the job's end is not waited for.
+    """
+
+    def __init__(self, name: str, limits: Limits, now: float, *, stays: bool = False) -> None:
+        self.name = name
+        self.attempt = 0
+        self._limits = limits
+        self.stays = stays
+        self._since = now
+        self._status: dict[str, Any] = {}
+        self._gone = False
+        self._ended_at: float | None = None
+        self._early: list[tuple[int, Frame]] = []
+        self._forget()
+
+    def _forget(self) -> None:
+        self._started: dict[int, Started] = {}
+        self._results: dict[int, Result] = {}
+        self._raised: dict[int, Raised | Exited] = {}
+        self._first_at: float | None = None
+        self._all_at: float | None = None
+        self._raised_at: float | None = None
+        self._done_at: float | None = None
+
+    @property
+    def phase(self) -> str:
+        """Of the job, "" where it has none yet."""
+        return str(self._status.get("phase") or "")
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """The job's, as it was told last."""
+        return self._status
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the job was deleted."""
+        return self._gone
+
+    @property
+    def world(self) -> int:
+        """How many ranks there are, 0 before any has begun."""
+        return max((frame.world_size for frame in self._started.values()), default=0)
+
+    def job(self, status: dict[str, Any], now: float) -> None:
+        """The job's status has changed."""
+        self._status = status
+        attempt = int(status.get("attempt") or 0)
+        if attempt > self.attempt:
+            self.attempt = attempt
+            self._forget()
+            self._since = now
+            early, self._early = self._early, []
+            for number, frame in early:
+                self.frame(number, frame, now)
+        if self.phase in ENDED and self._ended_at is None:
+            self._ended_at = now
+
+    def deleted(self, now: float) -> None:
+        """The job is gone."""
+        self._gone = True
+        if self._ended_at is None:  # it is told again and again
+            self._ended_at = now
+
+    def frame(self, attempt: int, frame: Frame, now: float) -> None:
+        """A rank of this attempt said something; of an earlier one it counts no more."""
+        if attempt > self.attempt:  # the pods may be heard of before their job's status
+            self._early.append((attempt, frame))
+        if attempt != self.attempt:
+            return
+        if isinstance(frame, Started):
+            self._began(frame, now)
+        elif isinstance(frame, Result):
+            self._results[frame.rank] = frame
+        else:
+            self._raised[frame.rank] = frame
+            self._raised_at = self._raised_at or now
+        world = self.world
+        if world and len(self._started) == world and self._all_at is None:
+            self._all_at = now
+        if world and len(self._results) == world and self._done_at is None:
+            self._done_at = now
+
+    def _began(self, frame: Started, now: float) -> None:
+        before = self._started.get(frame.rank)
+        if before is not None and before.time < frame.time:
+            # torchrun started its ranks again: what this one left before is no result.
+            self._results.pop(frame.rank, None)
+            self._raised.pop(frame.rank, None)
+        self._started[frame.rank] = frame
+        self._first_at = self._first_at or now
+
+    def decide(self, now: float) -> Wait | list[Result] | CallError:
+        """The results sorted by rank, the error, or how long to wait for more."""
+        if self._done_at is not None:
+            complete = self.stays or self.phase == "Succeeded"
+            if complete or now - self._done_at >= _COMPLETE:
+                return [self._results[rank] for rank in sorted(self._results)]
+            if self._ended_at is None:
+                return Wait(self._done_at + _COMPLETE - now)
+        if self._raised_at is not None:
+            if now - self._raised_at >= _EARLIER:
+                return self._exception()
+            return Wait(self._raised_at + _EARLIER - now)
+        if self._ended_at is not None:
+            if now - self._ended_at >= _LATE:
+                return self._failure()
+            return Wait(self._ended_at + _LATE - now)
+        return self._within_limits(now)
+
+    def _within_limits(self, now: float) -> Wait | CallError:
+        limits = self._limits
+        if self._first_at is None:
+            left = self._since + limits.launch - now
+            error: CallError = LaunchTimeout(
+                f"{self.name} did not run within {limits.launch:g} s: {self._why()}", job=self.name
+            )
+        elif self._all_at is None:
+            left = self._first_at + limits.quorum - now
+            error = QuorumTimeout(
+                f"{len(self._started)} of {self.world} ranks of {self.name} began within"
+                f" {limits.quorum:g} s: {self._why()}",
+                job=self.name,
+            )
+        elif limits.call is not None:
+            left = self._all_at + limits.call - now
+            missing = sorted({*self._started} - {*self._results})
+            error = CallTimeout(
+                f"ranks {', '.join(map(str, missing))} of {self.name} did not return within"
+                f" {limits.call:g} s",
+                job=self.name,
+            )
+        else:
+            return Wait(60.0)
+        return error if left <= 0 else Wait(left)
+
+    def _why(self) -> str:
+        reason, message = self._status.get("reason"), self._status.get("message")
+        return f"{reason}: {message}" if reason else "its status says nothing yet"
+
+    def _exception(self) -> CallError:
+        first = min(self._raised.values(), key=_order)
+        if isinstance(first, Exited):
+            return _exited(self.name, first)
+        if first.type == _QUORUM:
+            return QuorumTimeout(first.text, job=self.name, rank=first.rank, node=first.node)
+        if first.incompatible:
+            return IncompatiblePython(first.text, job=self.name, rank=first.rank, node=first.node)
+        return RemoteException(
+            type=first.type,
+            text=first.text,
+            traceback=first.traceback,
+            job=self.name,
+            rank=first.rank,
+            node=first.node,
+        )
+
+    def _failure(self) -> CallError:
+        if self._gone:
+            return JobFailed(f"{self.name} was deleted", reason="Deleted", job=self.name)
+        if self.phase == "Succeeded":
+            return JobFailed(
+                f"{self.name} succeeded, but {len(self._results)} of {self.world or 'all'} results"
+                " have come",
+                reason=MISSING,
+                job=self.name,
+            )
+        return failure(self.name, self._status)
+
+
+def _order(end: Raised | Exited) -> float:
+    return end.time - (_COLLATERAL if isinstance(end, Exited) else 0.0)
+
+
+def _exited(name: str, end: Exited) -> CallError:
+    signal = end.code - 128 if end.code > 128 else None
+    how = "was killed by signal" if signal else "ended with exit code"
+    message = f"{name}: rank {end.rank} on {end.node} {how} {signal or end.code}, without a result"
+    kind = RankExited
+    if end.out_of_memory:
+        kind, message = OutOfMemory, f"{message}: the kernel killed it for the pod's memory limit"
+    return kind(message, exit_code=end.code, signal=signal, job=name, rank=end.rank, node=end.node)
+
+
+def failure(name: str, status: dict[str, Any]) -> CallError:
+    """The error of a job that failed, by its status."""
+    last = status.get("lastFailure") or {}
+    reason = str(last.get("reason") or status.get("reason") or "")
+    text = str(last.get("message") or status.get("message") or "")
+    rank, node = last.get("rank"), str(last.get("node") or "")
+    where = f" (rank {rank} on {node})" if rank is not None else f" (on {node})" if node else ""
+    message = f"{name}: {reason}: {text}{where}"
+    if reason == "Evicted":
+        return Evicted(message, job=name, rank=rank, node=node)
+    code, signal = last.get("exitCode"), last.get("signal")
+    exited = code is not None and code != RAISED and status.get("phase") != "TimedOut"
+    if exited or reason == "OOMKilled":
+        kind = OutOfMemory if reason == "OOMKilled" else RankExited
+        return kind(message, exit_code=code, signal=signal, job=name, rank=rank, node=node)
+    return JobFailed(message, reason=reason, job=name)

@@ -1,0 +1,204 @@
+"""The files by which ranks and clients' `collect` meet in a pod."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import os
+import socket
+import threading
+import time
+from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
+from typing import IO
+
+from torchrun_sdk.spec import BUSY, CALLS, CLOSED, FREE, KEPT, RESULTS, Call, dump_call
+
+_STORAGE_SECONDS = 10.0  # for what is kept; the storage may hang
+# Of a last word that stays elsewhere: an error is in the log, a result may be kept beyond the pod.
+_LINGER = 15.0
+_POLL = 0.05
+_ENDING_SECONDS = 10.0
+
+
+def waiting() -> AbstractContextManager[None]:
+    """While ranks wait for clients, so that a hang watch does not take them for hanging."""
+    try:  # the launcher has put it there
+        progress = importlib.import_module("torchrun_progress")
+    except ImportError:
+        return nullcontext()
+    idle: AbstractContextManager[None] = progress.idle()
+    return idle
+
+
+class Place:
+    """What one rank of one call leaves in the call's folder."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self.rank = rank
+        self.call = folder.name
+        self._started = folder / f"{rank}.started"
+        self._left = folder / f"{rank}.left"
+        self._taken = folder / f"{rank}.taken"
+        self._running = folder / f"{rank}.running"
+        self._end = folder / "end"
+        self.log = folder / f"{rank}.log"
+        self._keeps = folder / f"{rank}.kept"
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def leave_start(self, line: str) -> None:
+        """The rank is about to begin; what an earlier run of it left is gone."""
+        for path in (self._left, self._taken):
+            with suppress(FileNotFoundError):
+                path.unlink()
+        _write(self._started, line)
+
+    def leave(self, line: str) -> None:
+        """The rank's last word, for clients that are there and for those that come later."""
+        _write(self._left, line)
+        state = os.environ.get("TORCHRUN_STATE_DIR")
+        if not state:
+            return
+
+        def keep() -> None:
+            with suppress(OSError):
+                folder = Path(state, KEPT, self.call)
+                folder.mkdir(parents=True, exist_ok=True)
+                began = self._started
+                if began.exists():
+                    _write(folder / began.name, began.read_text(encoding="utf-8"))
+                _write(folder / self._left.name, line)
+                self._keeps.touch()
+
+        thread = threading.Thread(target=keep, daemon=True)
+        thread.start()
+        thread.join(_STORAGE_SECONDS)
+
+    def wait(self, seconds: float, *, failed: bool) -> bool:
+        """Until a client has the last word, or has ended the call; whether one has."""
+        if failed:
+            seconds = _LINGER
+        elif self._keeps.exists():
+            seconds = min(seconds, _LINGER)
+        until = time.monotonic() + seconds
+        with waiting():
+            while not (self.taken or self.is_ended):
+                if time.monotonic() >= until:
+                    return False
+                time.sleep(_POLL)
+        return True
+
+    def take(self) -> None:
+        """A client has it."""
+        self._taken.touch()
+
+    @property
+    def taken(self) -> bool:
+        """Whether a client has it."""
+        return self._taken.exists()
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the rank has said its last word."""
+        return self._left.exists()
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether a client wants the call to end."""
+        return self._end.exists()
+
+    def run(self, running: bool) -> None:
+        """Whether the pod is busy with this rank."""
+        if running:
+            self._running.touch()
+        else:
+            with suppress(FileNotFoundError):
+                self._running.unlink()
+
+
+class Stay:
+    """A pod that stays for other calls: which there were, and who may bring the next one.
+
+    A client that may holds a lock for as long as it is connected, and a rank that leaves takes it,
+    so that no call comes into pods of which some have left.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._calls = folder / CALLS
+        self._results = folder / RESULTS
+        self._closed = self._calls / "closed"
+        self._lock: IO[str] | None = None
+        self._calls.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def newest(self) -> tuple[int, str]:
+        """Number and id of the last call that has been let go; 0 and "" where none has."""
+        names = (path.stem.partition("-") for path in self._calls.glob("*-*.json"))
+        return max(((int(number), call) for number, _, call in names), default=(0, ""))
+
+    def path(self, number: int, call: str) -> Path:
+        """Where a call stands that has been let go."""
+        return self._calls / f"{number}-{call}.json"
+
+    def put(self, call: Call) -> None:
+        """Let it go."""
+        _write(self.path(call.number, call.id), dump_call(call))
+
+    def take_state(self) -> str:
+        """FREE, and nobody else's from now on until `release`; or BUSY, or CLOSED.
+
+        Ranks that have said their last word may take seconds to end, torch's most of all: they are
+        waited for.
+        """
+        until = time.monotonic() + _ENDING_SECONDS
+        while running := list(self._results.glob("*/*.running")):
+            ending = all(path.with_suffix(".left").exists() for path in running)
+            if not ending or time.monotonic() >= until:
+                return BUSY
+            time.sleep(_POLL)
+        if self._closed.exists():
+            return CLOSED
+        if not self._hold():
+            return BUSY
+        if self._closed.exists():
+            self.release()
+            return CLOSED
+        return FREE
+
+    def leave(self) -> bool:
+        """Whether a rank may end: from now on no client brings a call."""
+        if self._closed.exists():
+            return True
+        if not self._hold():
+            return False
+        self._closed.touch()
+        self.release()
+        return True
+
+    def release(self) -> None:
+        """The next client may come."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def _hold(self) -> bool:
+        lock = (self._calls / "lock").open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.close()
+            return False
+        self._lock = lock
+        return True
+
+
+def node() -> str:
+    """This pod, as people know it."""
+    return socket.gethostname()
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)

@@ -1,0 +1,182 @@
+"""A rank: find the function, call it, leave its result, wait until somebody has taken it."""
+
+from __future__ import annotations
+
+import importlib
+import linecache
+import os
+import signal
+import sys
+import time
+import traceback
+from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any, Callable
+
+from torchrun_sdk import values
+from torchrun_sdk.inside import CallInImport, importing
+from torchrun_sdk.spec import (
+    END_OF_CALL,
+    IN_CALL,
+    RAISED,
+    RESULTS,
+    SCRIPT_NAME,
+    Call,
+    Raised,
+    Reference,
+    Result,
+    Started,
+    encode,
+    load_call,
+    read_call,
+)
+from torchrun_sdk.worker import ray
+from torchrun_sdk.worker.places import Place, node
+from torchrun_sdk.worker.serve import serve
+
+
+def run(folder: Path) -> int:
+    """Carry out the workspace's call, and others if the pods stay; the exit code of the rank."""
+    call = read_call(folder)
+    os.environ[IN_CALL] = call.id
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if call.framework == "ray" and ray.index() > 0:
+        return ray.work(call, os.environ["PET_MASTER_ADDR"])
+    place = _place(folder, call)
+    try:
+        with _surroundings(call, folder):
+            if call.idle > 0:
+                return serve(folder, call, place.rank)
+            code = _attempt(call, folder.parent, place)
+            place.wait(call.linger, failed=code != 0)
+            return code
+    except Exception as error:  # of the surroundings alone: the function's are told by now
+        place.leave(encode(_raised(error, place.rank)))
+        place.wait(call.linger, failed=True)
+        return RAISED
+
+
+def _surroundings(call: Call, folder: Path) -> AbstractContextManager[None]:
+    if call.framework != "ray":
+        return nullcontext()
+    return ray.joined(call, folder) if call.cluster else ray.head(call)
+
+
+def run_one(folder: Path, file: Path) -> int:
+    """Carry out the call of a file, in a process of its own, and wait for nobody."""
+    call = load_call(file.read_text(encoding="utf-8"))
+    os.environ[IN_CALL] = call.id
+    return _attempt(call, folder.parent, _place(folder, call))
+
+
+def _place(folder: Path, call: Call) -> Place:
+    return Place(folder / RESULTS / call.id, int(os.environ.get("RANK", "0")))
+
+
+def _attempt(call: Call, root: Path, place: Place) -> int:
+    place.leave_start(encode(_started(place.rank)))
+    try:
+        left: Result | Raised = _call(call, root, place.rank)
+    except BaseException as error:
+        traceback.print_exc()
+        left = _raised(error, place.rank)
+    if call.idle:
+        print(END_OF_CALL.format(call=call.id))
+    _flush()
+    place.leave(encode(left))
+    return RAISED if isinstance(left, Raised) else 0
+
+
+def _started(rank: int) -> Started:
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return Started(rank, world, node(), local, time.time())
+
+
+def _call(call: Call, root: Path, rank: int) -> Result:
+    if call.cpu_only:
+        from torchrun_sdk.worker.cpu import without_gpus
+
+        without_gpus()
+    function = find(call.function, root)
+    if call.framework == "ray" and call.function.script:
+        ray.send_by_value(sys.modules[SCRIPT_NAME])
+    arguments, keywords = values.unpack(call.arguments)
+    returned = function(*arguments, **keywords)
+    value = values.pack(returned, call.arguments.format, f"the result of rank {rank}")
+    _leave_group()
+    return Result(rank, node(), value)
+
+
+def find(reference: Reference, root: Path) -> Callable[..., Any]:
+    """The function itself. Raises whatever its module does when imported, and ImportError."""
+    for entry in reversed([".", *reference.path]):
+        sys.path.insert(0, str(root / entry))
+    with importing(reference.qualname):
+        try:
+            module = _module(reference, root)
+        except CallInImport as reached:
+            module = reached.module
+    found: Any = module
+    for name in reference.qualname.split("."):
+        found = getattr(found, name, None)
+    # A decorated function is the remote one: what that calls is called here.
+    found = getattr(found, "torchrun_function", found)
+    if not callable(found):
+        where = reference.module or reference.script
+        raise ImportError(f"{where} has no function {reference.qualname}")
+    function: Callable[..., Any] = found
+    return function
+
+
+def _module(reference: Reference, root: Path) -> ModuleType:
+    if reference.module:
+        return importlib.import_module(reference.module)
+    script = root / reference.script
+    sys.path.insert(0, str(script.parent))
+    source = reference.cell.encode() or script.read_bytes()
+    if reference.cell:  # for tracebacks
+        lines = reference.cell.splitlines(keepends=True)
+        linecache.cache[str(script)] = (len(source), None, lines, str(script))
+    module = ModuleType(SCRIPT_NAME)
+    module.__file__ = str(script)
+    # Pickled values name their classes as of __main__, which the script was on the client.
+    sys.modules["__main__"] = sys.modules[SCRIPT_NAME] = module
+    exec(compile(source, str(script), "exec"), module.__dict__)  # noqa: S102
+    return module
+
+
+def _raised(error: BaseException, rank: int) -> Raised:
+    kind = type(error)
+    return Raised(
+        rank,
+        node(),
+        time.time(),
+        f"{kind.__module__}.{kind.__qualname__}",
+        str(error),
+        "".join(traceback.format_exception(kind, error, _users(error.__traceback__))),
+        isinstance(error, values.OtherPython),
+    )
+
+
+def _users(frames: TracebackType | None) -> TracebackType | None:
+    """From the function's own frame on."""
+    own = str(Path(__file__).parents[1])
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(own):
+        frames = frames.tb_next
+    return frames
+
+
+def _leave_group() -> None:
+    """Take the process group down, which torch complains about at the end otherwise."""
+    distributed = sys.modules.get("torch.distributed")
+    with suppress(Exception):
+        if distributed is not None and distributed.is_initialized():
+            distributed.destroy_process_group()
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()

@@ -1,0 +1,187 @@
+"""Ray in the pods of one job: index 0 is the head and calls the function, the rest are workers.
+
+Workers keep a connection to the head beside Ray's own: it counts them, and by its last word they
+know a head that has finished, which ends them well, from one that died. (Without it they would fail
+about a minute after the head, seen with Ray 2.)
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import ModuleType
+
+from torchrun_sdk.errors import QuorumTimeout
+from torchrun_sdk.spec import FOLDER, IN_CALL, Call
+from torchrun_sdk.worker import hold
+
+PORT = 6379
+DASHBOARD = 8265
+# Of the connections to the head.
+_CONTROL = hold.PORT
+_DONE = hold.DONE
+# Ray takes what stands there for every job of a driver.
+_JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+# Set: what ray.init is given counts more than that.
+_USERS_WORD = "RAY_OVERRIDE_JOB_RUNTIME_ENV"
+_PAUSE = 1.0
+_START_SECONDS = 120
+_PORTS = ("--node-manager-port=8077", "--object-manager-port=8076")
+
+
+@contextmanager
+def head(call: Call) -> Iterator[None]:
+    """Ray on this node and the call's workers, which end with it.
+
+    Raises QuorumTimeout, and CalledProcessError where Ray does not start.
+    """
+    with _Workers() as connected:
+        _ray("start", "--head", f"--port={PORT}", "--dashboard-host=0.0.0.0", *_PORTS, *_gpus(None))
+        try:
+            connected.wait(call.workers, call.quorum)
+            yield
+            connected.dismiss()
+        finally:
+            _stop()
+
+
+@contextmanager
+def joined(call: Call, folder: Path) -> Iterator[None]:
+    """This node as one of the call's RayCluster, which takes no tasks. The cluster ends with it.
+
+    Raises QuorumTimeout, and CalledProcessError where Ray does not start.
+    """
+    with _connect(call.cluster, call.quorum) as connection:
+        nothing = ("--num-cpus=0", "--num-gpus=0")
+        _ray("start", f"--address={call.cluster}:{PORT}", *nothing, *_PORTS)
+        os.environ.setdefault(_USERS_WORD, "1")
+        os.environ[_JOB_CONFIG] = json.dumps({"runtime_env": _sent(call, folder)})
+        try:
+            yield
+            connection.sendall(_DONE)
+        finally:
+            _stop()
+
+
+def _sent(call: Call, folder: Path) -> dict[str, object]:
+    """The runtime environment of the cluster's workers, which have none of the workspace."""
+    return {
+        "working_dir": str(folder.parent),
+        "excludes": [f"/{FOLDER}"],
+        "py_modules": [str(Path(__file__).parents[1])],
+        "env_vars": {IN_CALL: call.id},
+    }
+
+
+def send_by_value(script: ModuleType) -> None:
+    """What a script defines goes to Ray's workers as it is: they cannot import it."""
+    importlib.import_module("ray.cloudpickle").register_pickle_by_value(script)
+
+
+def work(call: Call, address: str) -> int:
+    """A worker, until the head says that it has finished (0) or is gone (1)."""
+    with _connect(address, call.quorum) as connection:
+        over = threading.Event()
+        ray = threading.Thread(target=_keep, args=(address, call.worker_gpus, over), daemon=True)
+        ray.start()
+        try:
+            return 0 if connection.recv(len(_DONE)) == _DONE else 1
+        except OSError:
+            return 1
+        finally:
+            over.set()
+            _stop()
+
+
+def _keep(address: str, gpus: int | None, over: threading.Event) -> None:
+    """Ray on this node, begun again when it ends before the head has."""
+    while not over.is_set():
+        words = ("start", f"--address={address}:{PORT}", "--block", *_PORTS, *_gpus(gpus))
+        subprocess.run(["ray", *words], check=False)
+        over.wait(_PAUSE)
+
+
+def _ray(*words: str) -> None:
+    subprocess.run(["ray", *words], check=True, timeout=_START_SECONDS)
+
+
+def _stop() -> None:
+    """End Ray on this node, if it will."""
+    with suppress(OSError, subprocess.SubprocessError):
+        _ray("stop", "--force")
+
+
+def _gpus(count: int | None) -> list[str]:
+    """Ray finds real GPUs by itself; where there are none, they are only counted."""
+    return [] if count is None else [f"--num-gpus={count}"]
+
+
+def _connect(address: str, seconds: float) -> socket.socket:
+    """The connection to the head, once that is there. Raises QuorumTimeout."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        with suppress(OSError):
+            connection = socket.create_connection((address, _CONTROL), timeout=5)
+            connection.settimeout(None)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            return connection
+        time.sleep(_PAUSE)
+    raise QuorumTimeout(f"the head {address} does not answer after {seconds:g} s")
+
+
+class _Workers:
+    """Who is connected to the head."""
+
+    def __init__(self) -> None:
+        family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+        dual = family == socket.AF_INET6
+        self._server = socket.create_server(
+            ("", _CONTROL), family=family, dualstack_ipv6=dual, reuse_port=True
+        )
+        self._connections: list[socket.socket] = []
+        self._came = threading.Condition()
+
+    def __enter__(self) -> _Workers:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for connection in [self._server, *self._connections]:
+            connection.close()
+
+    def wait(self, count: int, seconds: float) -> None:
+        """Until so many are there. Raises QuorumTimeout."""
+        with self._came:
+            if not self._came.wait_for(lambda: len(self._connections) >= count, seconds):
+                raise QuorumTimeout(
+                    f"{len(self._connections)} of {count} workers came within {seconds:g} s"
+                )
+
+    def dismiss(self) -> None:
+        """Tell them that all is done."""
+        for connection in self._connections:
+            with suppress(OSError):
+                connection.sendall(_DONE)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._server.accept()
+            except OSError:  # closed
+                return
+            with self._came:
+                self._connections.append(connection)
+                self._came.notify()
+
+
+def index() -> int:
+    """Of this node in its job."""
+    return int(os.environ.get("NODE_RANK", "0"))

@@ -1,0 +1,172 @@
+"""The client's directory, as it is now, into a pod that runs: only what the pod has not.
+
+The client sends a manifest, with a line for each file and empty directory (as the plugin writes
+it), hears which lines' contents are wanted, and sends these.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import zlib
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from torchrun_sdk.spec import CALLS, FOLDER, RESULTS
+
+_BLOCK = 1 << 20
+_SECOND = 10**9
+
+
+class Line(NamedTuple):
+    """Of a manifest: a file, or a directory that is empty (mode `dir`, sha256 `-`)."""
+
+    path: str
+    sha256: str
+    size: int
+    mode: str
+
+
+def parse(text: str) -> list[Line]:
+    """The lines of a manifest. Raises ValueError, also for a path that leads out of it."""
+    found = []
+    for line in text.split("\n"):
+        if line:
+            sha256, size, mode, path = line.split(" ", 3)
+            if path.startswith("/") or ".." in path.split("/"):
+                raise ValueError(f"the manifest names {path!r}")
+            found.append(Line(path, sha256, int(size), mode))
+    return found
+
+
+class Receiver:
+    """Brings a workspace up to date. root: of the workspace, in which FOLDER is left alone."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        own = root / FOLDER / CALLS
+        self._held = own / "held"
+        self._digests = own / "digests"
+        self._lines: list[Line] = []
+        self._open: dict[int, hashlib._Hash] = {}
+
+    def wants(self, packed: str) -> list[int]:
+        """The numbers of the lines whose contents are to be sent. Raises OSError, ValueError."""
+        text = zlib.decompress(base64.b64decode(packed)).decode()
+        self._lines = parse(text)
+        known = self._known()
+        fresh = {}
+        missing = []
+        for number, line in enumerate(self._lines):
+            place = self._root / line.path
+            if line.mode == "dir":
+                place.mkdir(parents=True, exist_ok=True)
+                continue
+            stamp = _stamp(place)
+            before = known.get(line.path)
+            digest = before[3] if before and before[:3] == stamp else _digest(place, line, stamp)
+            if digest != line.sha256:
+                missing.append(number)
+            elif stamp is not None:
+                fresh[line.path] = [*stamp, digest]
+        self._digests.write_text(json.dumps(fresh), encoding="utf-8")
+        return missing
+
+    def content(self, number: int, data: str, *, more: bool) -> None:
+        """A piece of a file, base64; the last one puts it in its place.
+
+        Raises OSError, and ValueError where it is not what the manifest says.
+        """
+        line = self._lines[number]
+        place = self._root / line.path
+        new = place.with_name(f"{place.name}.torchrun-new")
+        first = number not in self._open
+        digest = self._open.setdefault(number, hashlib.sha256())
+        piece = base64.b64decode(data)
+        digest.update(piece)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with new.open("wb" if first else "ab") as file:
+            file.write(piece)
+        if more:
+            return
+        del self._open[number]
+        if digest.hexdigest() != line.sha256:
+            new.unlink()
+            raise ValueError(f"{line.path} was changed while it was sent; call again")
+        _put(new, place, int(line.mode, 8) | 0o200)
+
+    def finish(self) -> None:
+        """Remove the files that the directory has no more; those of the run itself stay."""
+        listed = {line.path for line in self._lines}
+        for path in self._before() - listed:
+            if path.split("/", 1)[0] != FOLDER:
+                with suppress(OSError):
+                    (self._root / path).unlink()
+        self._held.write_text("\n".join(sorted(listed)), encoding="utf-8")
+
+    def _before(self) -> set[str]:
+        """What came from the directory until now."""
+        with suppress(OSError):
+            return set(self._held.read_text(encoding="utf-8").split("\n"))
+        # The first time: by the claim, where the workspace came from one.
+        source = Path(os.environ.get("TORCHRUN_WORKSPACE_SOURCE") or os.devnull)
+        with suppress(OSError, ValueError, KeyError):
+            number = json.loads((source / ".sync_success").read_text(encoding="utf-8"))["revision"]
+            manifest = source / "revisions" / str(number) / "manifest"
+            return {line.path for line in parse(manifest.read_text(encoding="utf-8"))}
+        return self._older()
+
+    def _older(self) -> set[str]:
+        """What was there before any call began, where nothing tells what was delivered."""
+        own = self._root / FOLDER
+        began = [path.stat().st_mtime_ns for path in (own / RESULTS).glob("*/*.started")]
+        found = set()
+        for top, folders, files in os.walk(self._root):
+            if Path(top) == self._root:
+                folders[:] = [name for name in folders if name != FOLDER]
+            for path in (Path(top, name) for name in files):
+                with suppress(OSError):
+                    if not began or path.stat().st_mtime_ns < min(began):
+                        found.add(path.relative_to(self._root).as_posix())
+        return found
+
+    def _known(self) -> dict[str, list[object]]:
+        try:
+            known: dict[str, list[object]] = json.loads(self._digests.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return known
+
+
+def _stamp(place: Path) -> list[object] | None:
+    try:
+        status = place.stat()
+    except OSError:
+        return None
+    return [status.st_size, status.st_mtime_ns, status.st_ino]
+
+
+def _digest(place: Path, line: Line, stamp: list[object] | None) -> str:
+    """Of a file that may be the one that is wanted, by its size."""
+    if stamp is None or stamp[0] != line.size:
+        return ""
+    digest = hashlib.sha256()
+    with place.open("rb") as file:
+        for block in iter(lambda: file.read(_BLOCK), b""):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _put(new: Path, place: Path, mode: int) -> None:
+    """In its place, and newer than what was there: Python takes bytecode by whole seconds."""
+    before = _stamp(place)
+    new.chmod(mode)
+    new.replace(place)
+    if before is not None:
+        after = place.stat().st_mtime_ns
+        least = int(str(before[1])) // _SECOND * _SECOND + _SECOND
+        if after < least:
+            os.utime(place, ns=(least, least))

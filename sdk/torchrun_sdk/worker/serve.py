@@ -1,0 +1,200 @@
+"""A rank that stays: it carries out one call after the other, each in a process of its own.
+
+What torchrun has started is this process, so that the next call needs neither pods nor torchrun
+anew, and finds nothing that the one before has imported.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+
+from torchrun_sdk.spec import (
+    CALL_FILE,
+    END_OF_CALL,
+    ENTRY,
+    RESULTS,
+    Call,
+    Exited,
+    encode,
+    load_call,
+)
+from torchrun_sdk.worker.places import Place, Stay, node, waiting
+
+_POLL = 0.05
+_KILL_SECONDS = 5.0
+_END_SECONDS = 60.0  # for Python to end when the function has returned
+_COPY_SECONDS = 2.0  # for the last of its output
+_LOG_BYTES = 64 << 20  # of a call's output that its client is shown
+# Beyond those that the launcher takes for revisions of the workspace.
+_FIRST_PORT, _PORTS = 16, 16
+_STOPPED = 128 + signal.SIGTERM
+# Of cgroup v2 and v1, as a container sees its own.
+_MEMORY = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
+
+
+def serve(folder: Path, call: Call, rank: int) -> int:
+    """Carry out calls until none has come for the idle time; the exit code.
+
+    call: the one that came with the job. A gang after the first one does not call it again, as it
+    cannot know how far its clients are: they bring it anew.
+    """
+    server = _Server(folder, rank)
+    signal.signal(signal.SIGTERM, server.stop)
+    if not int(os.environ.get("TORCHRUN_ATTEMPT") or 0):
+        code = server.carry_out(call, folder / CALL_FILE)
+        if code is not None:
+            return code
+    return server.stay(call.idle)
+
+
+class _Server:
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._folder = folder
+        self._rank = rank
+        self._stay = Stay(folder)
+        self._child: subprocess.Popen[bytes] | None = None
+        self._stopped_by = 0
+
+    def stop(self, number: int, frame: FrameType | None) -> None:
+        """A signal that ends the pod: at once where nothing runs, else the function hears it."""
+        if self._child is None or self._child.returncode is not None:
+            os._exit(_STOPPED)
+        self._stopped_by = number
+
+    def stay(self, idle: float) -> int:
+        """Wait for calls and carry them out; the exit code."""
+        last = 0
+        while True:
+            with waiting():
+                newest = self._next(last, time.monotonic() + idle)
+            if newest is None:
+                return 0
+            last, name = newest
+            file = self._stay.path(last, name)
+            call = load_call(file.read_text(encoding="utf-8"))
+            code = self.carry_out(call, file)
+            if code is not None:
+                return code
+            idle = call.idle
+
+    def _next(self, last: int, until: float) -> tuple[int, str] | None:
+        """The call after the last one; None where none has come in time, and none will."""
+        while True:
+            number, name = self._stay.newest
+            if number > last:
+                return number, name
+            if time.monotonic() >= until and self._stay.leave():
+                return None
+            time.sleep(_POLL)
+
+    def carry_out(self, call: Call, file: Path) -> int | None:
+        """One call to its end; an exit code where nobody took how it failed."""
+        place = Place(self._folder / RESULTS / call.id, self._rank)
+        place.run(True)
+        try:
+            return self._carry_out(call, file, place)
+        finally:
+            place.run(False)
+
+    def _carry_out(self, call: Call, file: Path, place: Place) -> int | None:
+        kills = _oom_kills()
+        entry = self._folder / ENTRY
+        self._child = child = subprocess.Popen(
+            [sys.executable, str(entry), "call", str(file)],
+            env=environment(os.environ, call.number),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        copying = threading.Thread(target=_copy, args=(child, place, call), daemon=True)
+        copying.start()
+        self._wait(child, place)
+        self._clear(child)
+        copying.join(_COPY_SECONDS)
+        code = child.returncode if child.returncode >= 0 else 128 - child.returncode
+        if not (place.has_left or place.is_ended):
+            left = Exited(self._rank, node(), time.time(), code, _oom_kills() > kills)
+            place.leave(encode(left))
+        heard = place.wait(call.linger, failed=code != 0)
+        return None if heard or not code else code
+
+    def _wait(self, child: subprocess.Popen[bytes], place: Place) -> None:
+        left = 0.0
+        while True:
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(_POLL)
+                break
+            if self._stopped_by:
+                child.send_signal(self._stopped_by)
+                child.wait()  # the launcher knows how long that may take
+                break
+            if not left and place.has_left:
+                left = time.monotonic()
+            if place.is_ended or (left and time.monotonic() - left > _END_SECONDS):
+                child.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    child.wait(_KILL_SECONDS)
+                break
+        if self._stopped_by:
+            os._exit(_STOPPED)
+
+    def _clear(self, child: subprocess.Popen[bytes]) -> None:
+        """What the function has started ends with it."""
+        with suppress(OSError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+
+
+def environment(given: os._Environ[str] | dict[str, str], number: int) -> dict[str, str]:
+    """For the function: the ranks of a later call meet by a store and a port of their own.
+
+    torchrun's agent keeps the store of the first one, with all that its ranks left in there.
+    """
+    made = dict(given)
+    port = made.get("MASTER_PORT", "")
+    if number and port.isdigit():
+        made["MASTER_PORT"] = str(int(port) + _FIRST_PORT + number % _PORTS)
+        made["TORCHELASTIC_USE_AGENT_STORE"] = "False"
+    return made
+
+
+def _copy(child: subprocess.Popen[bytes], place: Place, call: Call) -> None:
+    """What the function prints goes to the pod's log, and to a file for the call's client."""
+    end = END_OF_CALL.format(call=call.id).encode() + b"\n"
+    written = 0
+    assert child.stdout is not None
+    with place.log.open("wb", buffering=0) as log:
+        for line in child.stdout:
+            last = line.endswith(end)
+            if last:  # behind what the function has printed without an end of its line
+                line = line[: -len(end)] and line[: -len(end)] + b"\n"
+            sys.stdout.buffer.write(line)
+            sys.stdout.buffer.flush()
+            if written + len(line) < _LOG_BYTES:
+                written += len(line)
+                log.write(line)
+            if last:
+                break
+        log.write(end)
+        for line in child.stdout:  # what is printed while Python ends
+            sys.stdout.buffer.write(line)
+            sys.stdout.buffer.flush()
+
+
+def _oom_kills() -> int:
+    """Processes that the kernel has killed for memory in this container so far."""
+    for path in _MEMORY:
+        with suppress(OSError):
+            found = re.search(r"^oom_kill (\d+)$", Path(path).read_text(), re.MULTILINE)
+            if found:
+                return int(found.group(1))
+    return 0

@@ -1,0 +1,63 @@
+"""What the SDK makes for the real KubeRay operator: pods as they are asked for, and their end."""
+
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import torchrun_sdk as kt
+from integration.controller_process import eventually, install_crds
+from torchrun_cluster import LocalCluster, Size, binaries
+from torchrun_sdk import kuberay, manifest
+from torchrun_sdk.kubectl import Kubectl
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+JOB = "run-bcdfg"
+ASKED = {"cpus": 4, "memory": "16Gi", "image": "ray:1", "env": {"A": "1"}}
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalCluster]:
+    with LocalCluster(name=f"kuberay-{os.getpid()}", size=Size.CONTROL_PLANE) as running:
+        install_crds(running)
+        programs = binaries.ensure(["kubectl"])["kubectl"].parent
+        monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+        monkeypatch.setenv("KUBECONFIG", str(running.kubeconfig))
+        yield running
+
+
+def listed(kind: str) -> list[dict[str, Any]]:
+    return json.loads(Kubectl().run("get", kind, "--output=json"))["items"]
+
+
+def test_a_raycluster_comes_and_goes_with_its_torchrunjob(cluster: LocalCluster) -> None:
+    kubectl = Kubectl()
+    large = {"gpus": 8, "cpus": 32}
+    volume = kt.Volume("shared", "/data")
+    compute = kt.Compute(volumes=[volume], queue="q", **ASKED).distribute(
+        "ray", 3, worker_node_options=large, operator="kuberay"
+    )
+    with pytest.raises(kt.UsageError, match="this cluster has no KubeRay"):
+        kuberay.check(compute, kubectl)
+    cluster.install("kuberay")
+    kuberay.check(compute, kubectl)
+    kubectl.run("create", "-f", "-", given=json.dumps(manifest.build(JOB, compute)))
+    kuberay.create(JOB, compute, kubectl)
+    eventually("a head and three workers", lambda: len(listed("pods")) == 4, 60)
+    assert kuberay.told(JOB, kubectl) == "its RayJob is Initializing"
+    containers = [pod["spec"]["containers"][0] for pod in listed("pods")]
+    given = sorted(
+        (each["name"], each["resources"]["limits"].get("nvidia.com/gpu")) for each in containers
+    )
+    assert given == [("ray-head", None)] + [("ray-worker", "8")] * 3
+    for each in containers:
+        assert each["image"] == "ray:1"
+        assert {"name": "A", "value": "1"} in each["env"]
+        assert "/data" in [mount["mountPath"] for mount in each["volumeMounts"]]
+    services = {item["metadata"]["name"]: item["spec"] for item in listed("services")}
+    assert services[kuberay.service(JOB)]["clusterIP"] == "None"
+    kubectl.run("delete", "torchrunjob", JOB)
+    kinds = ("rayjobs.ray.io", "rayclusters.ray.io", "pods")
+    eventually("all of it is gone", lambda: not any(listed(kind) for kind in kinds), 60)

@@ -1,0 +1,230 @@
+"""`kubectl` and its plugin for a cluster that is a folder: pods are folders, ranks processes here.
+
+Run as one of the two programs, it does what the SDK asks of them:
+
+    job.json            the TorchrunJob; gone when it was deleted
+    pods/NAME.json      Pods, as the kubelet would have them
+    workspace/NAME      a pod's workspace
+    log                 of all ranks
+    state               the job's state directory
+    rayjobs.ray.io.json its RayJob, and pods.json a list of Pods, as `kubectl get` prints them
+    said                what was asked for, a line each
+    refuse              if there: words of a command that fails with the rest of the line
+    slow                if there: no pod starts
+"""
+
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+ROOT = Path(os.environ["FAKE_CLUSTER"])
+JOB = ROOT / "job.json"
+PODS = ROOT / "pods"
+POLL = 0.05
+
+
+def main(program: str, words: list[str]) -> int:
+    with (ROOT / "said").open("a") as said:
+        said.write(f"{program} {' '.join(words)}\n")
+    words = [word for word in words if not word.startswith("--namespace")]
+    for line in _text(ROOT / "refuse").splitlines():
+        asked, _, answer = line.partition(":")
+        if " ".join(words).startswith(asked):
+            sys.stderr.write(f"error: {answer}\n")
+            return 1
+    return (plugin if program == "kubectl-torchrun" else kubectl)(words)
+
+
+def kubectl(words: list[str]) -> int:
+    match words[0]:
+        case "get" if "--watch" in words:
+            return watch({"job": JOB} if words[1] == "torchrunjob" else None)
+        case "get" if words[1] == "torchrunjobs":
+            job = json.loads(_text(JOB) or "null")
+            key, _, value = words[words.index("--selector") + 1].partition("=")
+            labels = job["metadata"]["labels"] if job else {}
+            found = key in labels and (not value or labels[key] == value)
+            print(json.dumps({"items": [job] if found else []}))
+        case "get" if words[1] == "torchrunjob" and "jsonpath" in words[-1]:
+            print("uid-1", end="")
+        case "get" if words[1] == "torchrunjob":
+            print(JOB.read_text())
+        case "get" if words[1] in ("rayjobs.ray.io", "pods"):
+            print(_text(ROOT / f"{words[1]}.json"))
+        case "get":
+            print("", end="")
+        case "delete":
+            JOB.unlink(missing_ok=True)
+        case "exec":
+            name = words[2]
+            pod = json.loads((PODS / f"{name}.json").read_text())
+            environment = {
+                **os.environ,
+                "TORCHRUN_WORKSPACE_TARGET": str(ROOT / "workspace" / name),
+            }
+            environment["TORCHRUN_ATTEMPT"] = pod["metadata"]["labels"]["torchrun.ai/attempt"]
+            command = words[words.index("--") + 1 :]
+            os.execve(command[0], command, environment)
+        case "create":
+            (ROOT / "created").write_text(sys.stdin.read())
+    return 0
+
+
+def watch(files: dict[str, Path] | None) -> int:
+    known: dict[str, str] = {}
+    while os.getppid() != 1:
+        now = files or {path.stem: path for path in PODS.glob("*.json")}
+        for name, path in now.items():
+            text = _text(path)
+            if text and text != known.get(name):
+                kind = "MODIFIED" if name in known else "ADDED"
+                known[name] = text
+                print(json.dumps({"type": kind, "object": json.loads(text)}), flush=True)
+        for name in [name for name in known if not _text(now.get(name, ROOT / "none"))]:
+            print(
+                json.dumps({"type": "DELETED", "object": json.loads(known.pop(name))}), flush=True
+            )
+        if files and not known:
+            sys.stderr.write("Error from server (NotFound): no such job\n")
+            return 1
+        time.sleep(POLL)
+    return 0
+
+
+def plugin(words: list[str]) -> int:
+    match words[0]:
+        case "submit":
+            job = json.load(sys.stdin)
+            job["status"] = {"phase": "Queued", "reason": "Waiting", "message": "for a node"}
+            _write(JOB, json.dumps(job))
+            where = dict(itertools.pairwise(words))
+            command = [sys.executable, __file__, "gang", where["--directory"], where["--overlay"]]
+            if not (ROOT / "slow").exists():
+                prepare(job, Path(where["--directory"]), Path(where["--overlay"]))
+                with (ROOT / "kubelet").open("a") as out:
+                    kubelet = subprocess.Popen(
+                        command, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+                        start_new_session=True,
+                    )  # fmt: skip
+                (ROOT / "pids").open("a").write(f"{kubelet.pid}\n")
+        case "files":
+            top = Path(words[1])
+            for path in sorted(top.rglob("*")):
+                if path.is_file() and "__pycache__" not in path.parts:
+                    data = path.read_bytes()
+                    digest = hashlib.sha256(data).hexdigest()
+                    print(digest, len(data), "644", path.relative_to(top).as_posix())
+        case "logs":
+            with (ROOT / "log").open("a+") as log:
+                log.seek(0)
+                while os.getppid() != 1 and _phase() not in ("", "Succeeded", "Failed"):
+                    print(log.read(), end="", flush=True)
+                    time.sleep(POLL)
+                print(log.read(), end="", flush=True)
+        case "kept":
+            top = ROOT / "state"
+            if not (top / words[2]).exists():
+                sys.stderr.write(f"error: {words[1]} has kept nothing at {words[2]}.\n")
+                return 2
+            for path in sorted(top.rglob("*")):
+                if path.is_file():
+                    print(f"==> {path.relative_to(top)} <==\n{path.read_text()}")
+    return 0
+
+
+def prepare(job: dict, directory: Path, overlay: Path) -> None:
+    """The pods' workspaces."""
+    for index in range(job["spec"]["numNodes"]):
+        place = ROOT / "workspace" / f"pod-{index}"
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(directory, place, ignore=ignored)
+        shutil.copytree(overlay, place, dirs_exist_ok=True)
+
+
+def gang() -> None:
+    """Be the kubelet and the controller: run the ranks, tell how they ended."""
+    job = json.loads(JOB.read_text())
+    nodes = job["spec"]["numNodes"]
+    log = (ROOT / "log").open("ab")
+    ranks: list[subprocess.Popen[bytes]] = []
+    for index in range(nodes):
+        name = f"pod-{index}"
+        environment = {
+            **os.environ, "RANK": str(index), "WORLD_SIZE": str(nodes), "NODE_RANK": str(index),
+            "TORCHRUN_STATE_DIR": str(ROOT / "state") if (ROOT / "state").exists() else "",
+            "PYTHONUNBUFFERED": "1",
+        }  # fmt: skip
+        ranks.append(
+            subprocess.Popen(
+                [sys.executable, str(ROOT / "workspace" / name / ".torchrun-sdk" / "run.py")],
+                cwd=ROOT / "workspace" / name, env=environment,
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            )
+        )  # fmt: skip
+        threading.Thread(target=tell, args=(index, ranks[-1], log), daemon=True).start()
+        labels = {"torchrun.ai/attempt": "0"}
+        labels["batch.kubernetes.io/job-completion-index"] = str(index)
+        pod = {"metadata": {"name": name, "labels": labels}, "status": {"phase": "Running"}}
+        _write(PODS / f"{name}.json", json.dumps(pod))
+    status(phase="Running", reason="WorkersRunning", message="all")
+    while JOB.exists() and any(rank.poll() is None for rank in ranks):
+        if any(rank.poll() for rank in ranks):
+            break
+        time.sleep(POLL)
+    codes = [rank.poll() for rank in ranks]
+    for rank in ranks:
+        rank.kill()
+        rank.wait()
+    time.sleep(0.2)  # for the ends of their logs
+    for path in PODS.glob("*.json"):
+        path.unlink()
+    if any(codes) or None in codes:
+        first = next((index for index, code in enumerate(codes) if code), 0)
+        failure = {"exitCode": codes[first], "reason": "Error", "rank": first, "node": "here"}
+        status(phase="Failed", reason="Error", message="a rank failed", lastFailure=failure)
+    else:
+        status(phase="Succeeded", reason="Completed", message="done")
+
+
+def tell(index: int, rank: "subprocess.Popen[bytes]", log) -> None:
+    for line in rank.stdout:
+        log.write(b"[%d] " % index + line)
+        log.flush()
+
+
+def status(**changed: object) -> None:
+    if JOB.exists():
+        job = json.loads(JOB.read_text())
+        job["status"].update(changed)
+        _write(JOB, json.dumps(job))
+
+
+def _phase() -> str:
+    return json.loads(_text(JOB) or '{"status": {}}')["status"].get("phase", "")
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def _write(path: Path, text: str) -> None:
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.replace(path)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "gang":
+        gang()
+    else:
+        sys.exit(main(sys.argv[1], sys.argv[2:]))

@@ -1,0 +1,64 @@
+"""Pods for tests, each a folder, whose processes end with the test."""
+
+import os
+import signal
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from torchrun_sdk.spec import Call, Reference
+from torchrun_sdk.values import pack
+
+from .pods import Pod
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator:
+    pods: list[Pod] = []
+
+    def make(script: str, qualname: str = "f", *args: object, **options: object) -> Pod:
+        (tmp_path / "script.py").write_text(textwrap.dedent(script))
+        fields = {
+            "function": Reference(qualname, script="script.py"),
+            "arguments": pack([args, {}], "json", "x"),
+            "linger": 20.0,
+            **options,
+        }
+        pods.append(Pod(tmp_path, Call("c1", **fields)))
+        return pods[-1]
+
+    yield make
+    for pod in pods:
+        for process in pod.started:
+            process.kill()
+            process.wait()
+            for stream in (process.stdin, process.stdout, process.stderr):
+                stream.close()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of a cluster whose kubectl and plugin are on PATH; see cluster.py."""
+    root = tmp_path / "cluster"
+    programs = tmp_path / "bin"
+    for folder in (root / "pods", programs):
+        folder.mkdir(parents=True)
+    for name in ("kubectl", "kubectl-torchrun"):
+        program = programs / name
+        script = Path(__file__).with_name("cluster.py")
+        program.write_text(f'#!/bin/sh\nexec {sys.executable} {script} {name} "$@"\n')
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setenv("FAKE_CLUSTER", str(root))
+    for name in ("TORCHRUN_SDK_CPU_ONLY", "TORCHRUN_SDK_IMAGE", "TORCHRUN_NAMESPACE"):
+        monkeypatch.delenv(name, raising=False)
+    yield root
+    (root / "job.json").unlink(missing_ok=True)
+    pids = root / "pids"
+    for pid in pids.read_text().split() if pids.exists() else ():
+        with suppress(ProcessLookupError):
+            os.killpg(int(pid), signal.SIGKILL)

@@ -1,0 +1,58 @@
+"""A pod without a cluster: a workspace with a call in it, and what runs there."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from torchrun_sdk.gang import lay
+from torchrun_sdk.spec import ENTRY, FOLDER, Call, Here, Started, decode
+
+SECONDS = 30
+
+
+class Pod:
+    """A workspace with a call in it, and what runs there."""
+
+    def __init__(self, root: Path, call: Call) -> None:
+        lay(root / FOLDER, call)
+        self.entry = root / FOLDER / ENTRY
+        self.call = call
+        self.root = root
+        self.started: list[subprocess.Popen[str]] = []
+
+    def rank(self, rank: int = 0, world: int = 1, **more: str) -> "subprocess.Popen[str]":
+        environment = {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
+        return self._start([], {**environment, **more})
+
+    def collect(self, call: str | None = None, **more: str) -> "subprocess.Popen[str]":
+        return self._start(["collect", self.call.id if call is None else call], more)
+
+    def _start(self, words: list[str], environment: dict[str, str]) -> "subprocess.Popen[str]":
+        process = subprocess.Popen(
+            [sys.executable, str(self.entry), *words],
+            cwd=self.root, env={"PATH": os.environ["PATH"], **environment}, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        self.started.append(process)
+        return process
+
+
+def frames(collector: "subprocess.Popen[str]", last: type) -> list:
+    """What the client hears up to the first frame of this kind; each is answered."""
+    heard = []
+    assert collector.stdout is not None
+    assert collector.stdin is not None
+    for line in collector.stdout:
+        if line == ".\n":
+            continue
+        frame = decode(line)
+        if isinstance(frame, Here):
+            continue
+        heard.append(frame)
+        if not isinstance(frame, Started):
+            collector.stdin.write(f"{frame.rank}\n")
+            collector.stdin.flush()
+        if isinstance(frame, last):
+            return heard
+    raise AssertionError(f"no {last.__name__} in {heard}: {collector.stderr.read()}")

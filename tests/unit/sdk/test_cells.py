@@ -1,0 +1,128 @@
+"""Functions that were typed: at the prompts of real interpreters, and called in a pod."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from torchrun_sdk.spec import Raised, Reference, Result
+from torchrun_sdk.values import unpack
+
+from .pods import SECONDS, frames
+
+SDK = str(Path(__file__).parents[3] / "sdk")
+# As IPython and Jupyter keep what is typed: in linecache, under a name that is no file.
+NOTEBOOK = """
+import ast, code, linecache, sys
+
+class Notebook(code.InteractiveInterpreter):
+    def cell(self, number, text):
+        name = f"/tmp/ipykernel_1/{number}.py"
+        linecache.cache[name] = (len(text), None, text.splitlines(True), name)
+        exec(compile(text, name, "exec"), sys.modules["__main__"].__dict__)
+
+for number, text in enumerate(sys.stdin.read().split("# %%\\n")):
+    Notebook().cell(number, text)
+"""
+SHOW = """
+import json as _json
+from torchrun_sdk.travel import locate as _locate
+_found = _locate(getattr(f, "torchrun_function", f))
+print("FOUND", _json.dumps(_found.function._asdict()))
+"""
+
+
+def notebook(directory: Path) -> list[str]:
+    """The command that runs cells. Of code given by -c Python 3.13 would keep the source."""
+    (directory / "notebook.py").write_text(NOTEBOOK)
+    return [sys.executable, "notebook.py"]
+
+
+def typed(directory: Path, command: list[str], text: str) -> Reference:
+    """The last cell's `f` as a session of this interpreter finds it."""
+    ended = subprocess.run(
+        [*command], cwd=directory, input=text, capture_output=True, text=True, timeout=SECONDS,
+        env={**os.environ, "PYTHONPATH": SDK},
+    )  # fmt: skip
+    line = next((line for line in ended.stdout.splitlines() if "FOUND {" in line), "")
+    assert line, ended.stdout + ended.stderr
+    return Reference(**json.loads(line.partition("FOUND ")[2]))
+
+
+CELLS = """
+import math
+import torchrun_sdk as kt
+from collections import Counter
+RATE = 0.5
+# %%
+class Point:
+    def __init__(self, x):
+        self.x = x
+
+def half(n):
+    return Point(n * RATE)
+# %%
+@kt.compute()
+def f(n):
+    if n < 0:
+        raise ValueError("below 0")
+    return [half(n).x, math.floor(2.5), Counter("aab")["a"]]
+# %%
+"""
+
+
+def test_a_cell_travels_with_what_it_uses(make, tmp_path: Path) -> None:
+    found = typed(tmp_path, notebook(tmp_path), CELLS + SHOW)
+    pod = make("", "f", 4, function=found)
+    rank, collector = pod.rank(), pod.collect()
+    assert unpack(frames(collector, Result)[-1].value) == [2.0, 2, 2]
+    collector.stdin.close()
+    assert (rank.wait(SECONDS), collector.wait(SECONDS)) == (0, 0)
+    shutil.rmtree(tmp_path / ".torchrun-sdk")
+    again = make("", "f", -1, function=found)
+    again.rank()
+    raised = frames(again.collect(), Raised)[-1]
+    assert 'raise ValueError("below 0")' in raised.traceback
+
+
+@pytest.mark.parametrize(
+    ("cells", "message"),
+    [
+        ("opened = open('/dev/null')\n# %%\ndef f(): return opened.name\n# %%\n",
+         "f uses opened of this session, a TextIOWrapper"),
+        ("exec('def g(): ...')\ndef f(): return g()\n# %%\n", "the source of g is not kept"),
+    ],
+)  # fmt: skip
+def test_what_cannot_go_is_named(tmp_path: Path, cells: str, message: str) -> None:
+    ended = subprocess.run(
+        notebook(tmp_path), cwd=tmp_path, input=cells + SHOW,
+        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": SDK},
+    )  # fmt: skip
+    assert message in ended.stderr
+
+
+PROMPT = "import math\ndef f(n):\n    return math.floor(n)\n\n" + textwrap.dedent(SHOW) + "\n"
+
+
+def test_a_prompt_that_keeps_no_source_says_what_to_do(tmp_path: Path) -> None:
+    """`python -i` of a Python before 3.13, or without a terminal."""
+    ended = subprocess.run(
+        [sys.executable, "-i"], cwd=tmp_path, input=PROMPT, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": SDK},
+    )  # fmt: skip
+    assert "save it as a module" in ended.stderr or "FOUND {" in ended.stdout
+
+
+def test_ipython(make, tmp_path: Path) -> None:
+    pytest.importorskip("IPython")
+    command = [sys.executable, "-m", "IPython", "--simple-prompt", "--no-banner", "--quick"]
+    text = "import math\ndef f(n):\n    return math.floor(n)\n\n" + textwrap.dedent(SHOW)
+    found = typed(tmp_path, command, text + "\nexit\n")
+    pod = make("", "f", 2.5, function=found)
+    pod.rank()
+    assert unpack(frames(pod.collect(), Result)[-1].value) == 2

@@ -1,0 +1,267 @@
+"""Calls from end to end: the client, kubectl as a folder would have it, real ranks, no cluster."""
+
+import importlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import torchrun_sdk as kt
+from torchrun_sdk import cli, coming_back
+from torchrun_sdk.kubectl import Kubectl
+from torchrun_sdk.spec import Exited, Result, Started, encode
+from torchrun_sdk.values import pack
+
+MODULE = """
+import os, time
+from pathlib import Path
+
+def add(a, b=1):
+    print("adds", a, flush=True)
+    return a + b
+
+def ranks(): return int(os.environ["RANK"])
+def fails(): raise ValueError("no such data")
+def leaves(): os._exit(9)
+
+def sleeps(seconds):
+    time.sleep(seconds)
+    return "slept"
+
+def half():
+    if os.environ["RANK"] == "1":
+        raise OSError("gone")
+    time.sleep(600)
+"""
+FAST = kt.Compute(idle_time=20)
+
+
+@pytest.fixture
+def user(cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """A module of a user's, in a project."""
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "torchrun.toml").touch()
+    (project / "work.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(project))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    sys.modules.pop("work", None)
+    yield importlib.import_module("work")
+    sys.modules.pop("work", None)
+
+
+def asked(cluster: Path) -> str:
+    return (cluster / "said").read_text()
+
+
+def until(ready: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 20
+    while not ready():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_call_returns_and_its_log_is_printed(
+    cluster: Path, user: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (cluster / "state").mkdir()
+    remote = kt.fn(user.add).to(kt.Compute(namespace="ml"))
+    assert remote(41) == 42
+    said = capsys.readouterr()
+    assert "[0] adds 41" in said.out
+    assert "worker(s) asked for" in said.err
+    assert "kubectl --namespace=ml get torchrunjob" in asked(cluster)
+    job = json.loads((cluster / "job.json").read_text())
+    assert job["metadata"]["labels"] == {"torchrun.ai/sdk": "function"}
+    # What is kept is found again, in Python and by kt.
+    assert kt.attach(job["metadata"]["name"], namespace="ml") == 42
+    assert cli.main(["results", job["metadata"]["name"]]) == 0
+    assert capsys.readouterr().out == "42\n"
+
+
+@pytest.mark.long
+def test_all_ranks_and_the_head_alone(cluster: Path, user: ModuleType) -> None:
+    remote = kt.fn(user.ranks).to(kt.Compute()).distribute(workers=2)
+    assert remote.options(stream_logs=False)() == [0, 1]
+    (cluster / "job.json").unlink()
+    shutil.rmtree(cluster / "workspace")
+    assert remote.options(returns="head", stream_logs=False)() == 0
+
+
+@pytest.mark.long
+def test_an_exception_and_a_silent_end(cluster: Path, user: ModuleType) -> None:
+    with pytest.raises(kt.RemoteException, match="no such data") as raised:
+        kt.fn(user.fails).to(kt.Compute())()
+    assert (raised.value.rank, raised.value.type) == (0, "builtins.ValueError")
+    shutil.rmtree(cluster / "workspace")
+    with pytest.raises(kt.RankExited) as exited:
+        kt.fn(user.leaves).to(kt.Compute())()
+    assert exited.value.exit_code == 9
+
+
+def test_warm_pods_take_edited_code_and_survive_failures(
+    cluster: Path, user: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    remote = kt.fn(user.add).to(FAST).distribute(workers=2)
+    assert remote(1) == [2, 2]
+    file = Path(user.__file__)
+    file.write_text(MODULE.replace("a + b", "a - b"))
+    capsys.readouterr()
+    assert remote(2) == [1, 1]
+    assert sorted(capsys.readouterr().out.split("\n")) == ["", "[0] adds 2", "[1] adds 2"]
+    assert asked(cluster).count("submit") == 1
+    # Another Remote, as another program would have it, finds the same pods.
+    for function, error in ((user.half, kt.RemoteException), (user.leaves, kt.RankExited)):
+        other = kt.fn(function).to(FAST).distribute(workers=2)
+        job = json.loads((cluster / "job.json").read_text())
+        key = [line for line in asked(cluster).splitlines() if "sdk-gang" in line]
+        assert key
+        job["metadata"]["labels"]["torchrun.ai/sdk-gang"] = _key(other, user)
+        (cluster / "job.json").write_text(json.dumps(job))
+        with pytest.raises(error):
+            other()
+    assert asked(cluster).count("submit") == 1
+    remote.down()
+    assert not (cluster / "job.json").exists()
+
+
+def _key(remote: kt.Remote, user: ModuleType) -> str:
+    from torchrun_sdk.manifest import gang_key
+    from torchrun_sdk.travel import locate
+
+    project = locate(remote.torchrun_function)
+    return gang_key(remote._effective(), project.function, project.root)
+
+
+@pytest.mark.long
+def test_pods_that_are_gone_give_way_to_new_ones(cluster: Path, user: ModuleType) -> None:
+    remote = kt.fn(user.add).to(FAST)
+    assert remote(1) == 2
+    job = json.loads((cluster / "job.json").read_text())
+    job["status"] = {"phase": "Succeeded"}
+    (cluster / "job.json").write_text(json.dumps(job))
+    shutil.rmtree(cluster / "workspace")
+    for path in (cluster / "pods").iterdir():
+        path.unlink()
+    assert remote(2) == 3
+    assert asked(cluster).count("submit") == 2
+
+
+def test_a_file_that_changes_while_it_is_sent_is_told(
+    cluster: Path, user: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote = kt.fn(user.add).to(FAST)
+    assert remote(1) == 2
+    (cluster / "refuse").write_text("files:the directory cannot be read")
+    with pytest.raises(kt.ClusterError, match="cannot be read"):
+        remote(2)
+
+
+@pytest.mark.long
+def test_timeouts(cluster: Path, user: ModuleType) -> None:
+    with pytest.raises(kt.CallTimeout, match="did not return within 1 s"):
+        kt.fn(user.sleeps).to(kt.Compute()).options(timeout=1)(600)
+    assert "delete torchrunjob" in asked(cluster)
+    (cluster / "slow").touch()
+    with pytest.raises(kt.LaunchTimeout, match="Waiting: for a node"):
+        kt.fn(user.sleeps).to(kt.Compute(launch_timeout=1))(1)
+
+
+def test_a_job_that_is_deleted_meanwhile(cluster: Path, user: ModuleType) -> None:
+    def delete() -> None:
+        until(lambda: list((cluster / "pods").iterdir()))
+        (cluster / "job.json").unlink()
+
+    threading.Thread(target=delete).start()
+    with pytest.raises(kt.JobFailed, match="was deleted"):
+        kt.fn(user.sleeps).to(kt.Compute())(600)
+
+
+def test_what_cannot_be_submitted_leaves_nothing(cluster: Path, user: ModuleType) -> None:
+    (cluster / "refuse").write_text("submit:no such queue")
+    volume = kt.Volume("shared")
+    with pytest.raises(kt.ClusterError, match="no such queue"):
+        kt.fn(user.add).to(kt.Compute(volumes=[volume]))(1)
+    assert json.loads((cluster / "created").read_text())["metadata"]["name"] == "shared"
+    assert "delete torchrunjob" in asked(cluster)
+
+
+def test_deploy_and_coming_back(cluster: Path, user: ModuleType) -> None:
+    (cluster / "state").mkdir()
+    name = kt.fn(user.sleeps).to(kt.Compute()).deploy(1)
+    assert kt.attach(name, timeout=60) == "slept"
+    (cluster / "job.json").write_text('{"metadata": {"name": "other"}, "status": {}}')
+    with pytest.raises(kt.ClusterError, match="is no call"):
+        kt.attach("other")
+
+
+SCRIPT = """
+import time
+import torchrun_sdk as kt
+
+def f():
+    print("BEGUN", flush=True)
+    time.sleep(3)
+    return "done"
+
+if __name__ == "__main__":
+    kt.fn(f).to(kt.Compute())()
+"""
+
+
+@pytest.mark.long
+def test_ctrl_c_detaches_and_says_how_to_come_back(cluster: Path, tmp_path: Path) -> None:
+    (cluster / "state").mkdir()
+    script = tmp_path / "project" / "script.py"
+    script.parent.mkdir()
+    script.write_text(textwrap.dedent(SCRIPT))
+    sdk = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "sdk")}
+    process = subprocess.Popen(
+        [sys.executable, str(script)], env=sdk, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert any("BEGUN" in line for line in iter(process.stdout.readline, ""))
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    job = json.loads((cluster / "job.json").read_text())["metadata"]["name"]
+    assert f"kt results {job}" in err
+    assert "ttlSecondsAfterFinished" in asked(cluster)
+    assert kt.attach(job) == "done"
+
+
+def test_what_was_kept_decides_how_a_job_ended(cluster: Path) -> None:
+    folder = cluster / "state" / "sdk" / "c1"
+    folder.mkdir(parents=True)
+    (folder / "0.started").write_text(encode(Started(0, 2, "a", 1, 1.0)))
+    (folder / "0.left").write_text(encode(Result(0, "a", pack(1, "json", "x"))))
+    (folder / "1.started").write_text(encode(Started(1, 2, "b", 1, 1.0)))
+    kubectl = Kubectl()
+    succeeded, failed = {"phase": "Succeeded"}, {"phase": "Failed", "reason": "Error"}
+    with pytest.raises(kt.JobFailed, match="1 of 2 results"):
+        coming_back.kept("j", kubectl, succeeded)
+    (folder / "1.left").write_text(encode(Exited(1, "b", 2.0, 137, True)))
+    with pytest.raises(kt.OutOfMemory, match="rank 1 on b was killed by signal 9"):
+        coming_back.kept("j", kubectl, failed)
+    shutil.rmtree(cluster / "state")
+    with pytest.raises(kt.JobFailed, match="kept nothing"):
+        coming_back.kept("j", kubectl, succeeded)
+    with pytest.raises(kt.JobFailed, match="Error"):
+        coming_back.kept("j", kubectl, failed)
+
+
+def test_programs_that_are_missing_say_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(kt.ClusterError, match="pipx install"):
+        Kubectl().plugin("files")

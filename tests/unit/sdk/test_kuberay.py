@@ -1,0 +1,189 @@
+"""Ray by KubeRay: what is made for it, what holds it, and how it is missed."""
+
+import json
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import torchrun_sdk as kt
+from torchrun_sdk import kuberay, manifest
+from torchrun_sdk.kubectl import Kubectl
+from torchrun_sdk.spec import Reference
+from torchrun_sdk.worker import hold
+
+SECONDS = 30
+LARGE = {"gpus": 8, "cpus": 32, "memory": "256Gi"}
+
+
+def compute(**more: object) -> kt.Compute:
+    volume = kt.Volume("shared", "/data")
+    made = kt.Compute(cpus=4, memory="16Gi", image="ray:1", env={"A": 1}, volumes=[volume], **more)
+    return made.distribute("ray", 3, worker_node_options=LARGE, operator="kuberay")
+
+
+@pytest.fixture(autouse=True)
+def _no_switches(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TORCHRUN_SDK_CPU_ONLY", "TORCHRUN_SDK_IMAGE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_head_and_workers_get_what_each_is_to_have() -> None:
+    body = kuberay.build("run", "u1", compute(launch_timeout=90))
+    (owner,) = body["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["name"], owner["uid"]) == ("TorchrunJob", "run", "u1")
+    cluster = body["spec"]["rayClusterSpec"]
+    (workers,) = cluster["workerGroupSpecs"]
+    assert {workers[count] for count in ("replicas", "minReplicas", "maxReplicas")} == {3}
+    head, worker = (
+        part["template"]["spec"]["containers"][0] for part in (cluster["headGroupSpec"], workers)
+    )
+    small, large = {"cpu": "4", "memory": "16Gi"}, {"cpu": "32", "memory": "256Gi"}
+    assert head["resources"] == {"requests": small, "limits": small}
+    assert worker["resources"]["limits"] == {**large, "nvidia.com/gpu": "8"}
+    for container in (head, worker):
+        assert (container["image"], container["env"]) == ("ray:1", [{"name": "A", "value": "1"}])
+        assert container["volumeMounts"] == [{"name": "shared", "mountPath": "/data"}]
+    assert workers["rayStartParams"] == {}
+    assert body["spec"]["shutdownAfterJobFinishes"] is True
+    *_, limit, _, _ = shlex.split(body["spec"]["entrypoint"])
+    assert limit == "90"
+
+
+def test_the_job_itself_is_one_pod_without_gpus() -> None:
+    body = manifest.build("run", compute(gpus=1))
+    assert body["spec"]["numNodes"] == 1
+    assert body["spec"]["nodeResources"] == {"gpus": 0, "cpus": "4", "memory": "16Gi"}
+    assert body["metadata"]["labels"]["torchrun.ai/sdk"] == "ray"
+
+
+def test_gpus_are_counted_where_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHRUN_SDK_CPU_ONLY", "1")
+    spec = kuberay.build("run", "u1", compute())["spec"]["rayClusterSpec"]
+    (workers,) = spec["workerGroupSpecs"]
+    assert workers["rayStartParams"] == {"num-gpus": "8"}
+    assert workers["template"]["spec"]["containers"][0]["resources"]["limits"] == {}
+
+
+def test_warm_pods_are_those_of_a_cluster_like_this_one(tmp_path: Path) -> None:
+    def key(workers: int, operator: str | None) -> str:
+        asked = kt.Compute(image="ray:1").distribute("ray", workers, operator=operator)
+        return manifest.gang_key(asked, Reference("f"), tmp_path)
+
+    assert key(1, "kuberay") == key(1, "kuberay")
+    assert len({key(1, "kuberay"), key(2, "kuberay"), key(1, None)}) == 3
+
+
+@pytest.mark.parametrize(("framework", "operator"), [("pytorch", "kuberay"), ("ray", "kube")])
+def test_other_operators_are_refused(framework: str, operator: str) -> None:
+    with pytest.raises(kt.UsageError, match=f"operator is '{operator}'"):
+        kt.Compute().distribute(framework, operator=operator)
+
+
+def work() -> int:
+    return 1
+
+
+def test_where_it_is_not_installed_nothing_is_made(cluster: Path) -> None:
+    remote = kt.fn(work).to(kt.Compute(image="ray:1")).distribute("ray", operator="kuberay")
+    (cluster / "refuse").write_text("get --raw:Error from server (NotFound): no such resource")
+    with pytest.raises(kt.UsageError, match=r"have its operator installed .* or leave operator"):
+        remote()
+    (cluster / "refuse").write_text("get --raw:Unauthorized")
+    with pytest.raises(kt.ClusterError, match="Unauthorized"):
+        remote()
+    with pytest.raises(kt.UsageError, match="needs Compute"):
+        remote.to(kt.Compute())()
+    said = (cluster / "said").read_text()
+    assert "submit" not in said
+    assert "create" not in said
+
+
+def test_what_cannot_be_made_leaves_nothing(cluster: Path) -> None:
+    (cluster / "refuse").write_text("create:rayjobs.ray.io is forbidden")
+    with pytest.raises(kt.ClusterError, match="is forbidden"):
+        kt.fn(work).to(kt.Compute(image="ray:1")).distribute("ray", operator="kuberay")()
+    assert not (cluster / "job.json").exists()
+
+
+def test_a_cluster_that_does_not_come_is_told_by_its_pods(cluster: Path) -> None:
+    (cluster / "slow").touch()
+    (cluster / "rayjobs.ray.io.json").write_text('{"status": {"jobDeploymentStatus": "Waits"}}')
+    pulling = {"name": "c", "state": {"waiting": {"reason": "ErrImagePull", "message": "denied"}}}
+    usual = {"name": "c", "state": {"waiting": {"reason": "PodInitializing"}}}
+    unbound = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "8"}
+    statuses = {
+        "head": {"containerStatuses": [pulling]},
+        "fine": {"containerStatuses": [usual], "conditions": [{**unbound, "status": "True"}]},
+        "worker": {"conditions": [unbound]},
+    }
+    pods = [{"metadata": {"name": name}, "status": status} for name, status in statuses.items()]
+    (cluster / "pods.json").write_text(json.dumps({"items": pods}))
+    remote = kt.fn(work).to(kt.Compute(image="ray:1", launch_timeout=1))
+    with pytest.raises(kt.LaunchTimeout) as raised:
+        remote.distribute("ray", operator="kuberay")()
+    told = "; its RayJob is Waits; head: ErrImagePull: denied; worker: Unschedulable: 8"
+    assert str(raised.value).endswith(told)
+    made = json.loads((cluster / "created").read_text())
+    assert made["metadata"]["ownerReferences"][0]["uid"] == "uid-1"
+    assert not (cluster / "job.json").exists()
+    (cluster / "rayjobs.ray.io.json").write_text("{}")
+    assert "does KubeRay's operator run?" in kuberay.told("x", Kubectl())
+    (cluster / "refuse").write_text("get rayjobs:not found")
+    assert kuberay.told("x", Kubectl()) == "its RayJob: error: not found"
+
+
+class Held:
+    """The entrypoint as it runs in a RayCluster's head, with times of a test."""
+
+    def __init__(self, first: float, again: float) -> None:
+        with socket.socket() as found:
+            found.bind(("127.0.0.1", 0))
+            self.port = found.getsockname()[1]
+        words = shlex.split(kuberay.build("run", "u1", compute())["spec"]["entrypoint"])
+        words = [sys.executable, "-u", *words[1:-3], str(first), str(again), str(self.port)]
+        self.process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+
+    def connect(self) -> socket.socket:
+        while True:
+            try:
+                return socket.create_connection(("127.0.0.1", self.port), timeout=SECONDS)
+            except ConnectionRefusedError:
+                assert self.process.poll() is None
+
+
+@pytest.fixture
+def held() -> Iterator:
+    made: list[Held] = []
+
+    def start(first: float, again: float) -> Held:
+        made.append(Held(first, again))
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.process.kill()
+        each.process.communicate()
+
+
+def test_the_cluster_is_held_until_a_pod_is_done(held) -> None:
+    holding = held(SECONDS, SECONDS)
+    holding.connect().close()  # lost: another gang comes
+    with holding.connect() as pod:
+        with pytest.raises(subprocess.TimeoutExpired):
+            holding.process.wait(0.5)
+        pod.sendall(hold.DONE)
+        assert holding.process.wait(SECONDS) == 0
+
+
+@pytest.mark.parametrize("comes", [False, True])
+def test_a_cluster_that_nobody_wants_ends(held, comes: bool) -> None:
+    holding = held(SECONDS if comes else 0.2, 0.2)
+    if comes:
+        holding.connect().close()
+    assert holding.process.wait(SECONDS) == 1
+    assert "no pod has come for 0.2 s" in holding.process.stdout.read()

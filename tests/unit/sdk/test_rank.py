@@ -1,0 +1,165 @@
+"""Ranks as the pods run them, each a process; and a client's end beside them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from torchrun_sdk.spec import FOLDER, RAISED, Raised, Result, decode
+from torchrun_sdk.values import pack, unpack
+
+from .pods import SECONDS, frames
+
+
+def test_a_result_waits_until_it_is_taken(make) -> None:
+    pod = make("def f(a):\n    print('hello')\n    return a + 1", "f", 41)
+    rank = pod.rank()
+    began, returned = frames(pod.collect(), Result)
+    assert (began.rank, began.world_size) == (0, 1)
+    assert unpack(returned.value) == 42
+    out, err = rank.communicate(timeout=SECONDS)
+    assert (rank.returncode, out) == (0, "hello\n"), err
+
+
+def test_a_connection_that_broke_loses_nothing(make) -> None:
+    pod = make("def f(): return 1")
+    rank = pod.rank()
+    first = pod.collect()
+    assert first.stdout is not None
+    while not isinstance(decode(first.stdout.readline()), Result):
+        pass
+    first.kill()  # before its answer
+    assert rank.poll() is None
+    assert isinstance(frames(pod.collect(), Result)[-1], Result)
+    assert rank.wait(SECONDS) == 0
+
+
+def test_an_exception_has_its_traceback_without_our_frames(make) -> None:
+    pod = make("def f():\n    return g()\ndef g():\n    raise KeyError('lr')")
+    rank = pod.rank(3, 4)
+    raised = frames(pod.collect(), Raised)[-1]
+    assert (raised.rank, raised.type, raised.text) == (3, "builtins.KeyError", "'lr'")
+    assert "return g()" in raised.traceback
+    assert "torchrun_sdk" not in raised.traceback
+    assert rank.wait(SECONDS) == RAISED
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ("return {1}", "the result of rank 0 cannot travel as json"),
+        ("import sys; sys.exit(3)", "3"),
+        ("raise SyntaxError('late')", "late"),
+    ],
+)
+def test_other_ends_are_told_too(make, body: str, text: str) -> None:
+    pod = make(f"def f():\n    {body}")
+    pod.rank()
+    assert text in frames(pod.collect(), Raised)[-1].text
+
+
+@pytest.mark.parametrize(
+    ("script", "text"),
+    [("def f(:", "invalid syntax"), ("1/0", "division"), ("x = 1", "no function f")],
+)
+def test_a_script_that_cannot_be_imported_says_so(make, script: str, text: str) -> None:
+    pod = make(script)
+    pod.rank()
+    assert text in frames(pod.collect(), Raised)[-1].text
+
+
+UNGUARDED = """
+import torchrun_sdk as kt
+
+def first():
+    return helper()
+
+def helper():
+    return "one"
+
+one = kt.fn(first).to(kt.Compute())()
+raise AssertionError("the import goes no further than the call")
+"""
+
+
+def test_an_unguarded_call_makes_no_second_job(make) -> None:
+    pod = make(UNGUARDED, "first")
+    pod.rank()
+    assert unpack(frames(pod.collect(), Result)[-1].value) == "one"
+
+
+def test_an_unguarded_call_before_the_function_says_what_to_do(make) -> None:
+    pod = make(UNGUARDED, "second")
+    pod.rank()
+    raised = frames(pod.collect(), Raised)[-1]
+    assert raised.type == "torchrun_sdk.errors.UsageError"
+    assert '__name__ == "__main__"' in raised.text
+
+
+def test_a_call_within_a_call_is_refused(make) -> None:
+    script = """
+    import torchrun_sdk as kt
+
+    def g(): ...
+
+    def f():
+        return kt.fn(g).to(kt.Compute())()
+    """
+    pod = make(script)
+    pod.rank()
+    assert "g.local()" in frames(pod.collect(), Raised)[-1].text
+
+
+def test_a_decorated_function_is_called_itself(make) -> None:
+    script = """
+    import functools
+    import torchrun_sdk as kt
+
+    def doubled(function):
+        @functools.wraps(function)
+        def wrapper(*args):
+            return 2 * function(*args)
+        return wrapper
+
+    @kt.compute(gpus=8)
+    @kt.distribute("pytorch", workers=2)
+    @doubled
+    def f(a):
+        return a
+    """
+    pod = make(script, "f", 4)
+    pod.rank()
+    assert unpack(frames(pod.collect(), Result)[-1].value) == 8
+
+
+def test_classes_of_the_script_travel_pickled(make) -> None:
+    script = """
+    class Point:
+        def __init__(self, x): self.x = x
+
+    def f(): return [Point(3).x, Point.__module__]
+    """
+    pod = make(script, arguments=pack([(), {}], "pickle", "x"))
+    pod.rank()
+    assert unpack(frames(pod.collect(), Result)[-1].value)[0] == 3
+
+
+def test_the_main_block_is_the_clients(make) -> None:
+    pod = make("def f(): return __name__\nif __name__ == '__main__':\n    raise SystemExit(5)")
+    pod.rank()
+    assert unpack(frames(pod.collect(), Result)[-1].value) == "__torchrun_script__"
+
+
+def test_a_client_that_goes_ends_its_collector(make) -> None:
+    pod = make("def f(): return 1")
+    collector = pod.collect()
+    assert collector.stdin is not None
+    collector.stdin.close()
+    assert collector.wait(SECONDS) == 0
+
+
+def test_the_call_file_is_plain_json(make, tmp_path: Path) -> None:
+    make("def f(): ...", "f", 1, 2)
+    body = json.loads((tmp_path / FOLDER / "call.json").read_text())
+    assert body["function"]["script"] == "script.py"
+    assert json.loads(body["arguments"]["data"]) == [[1, 2], {}]

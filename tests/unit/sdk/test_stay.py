@@ -1,0 +1,325 @@
+"""Pods that stay for another call: a client brings its directory and the call, and lets it go."""
+
+import base64
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import zlib
+from pathlib import Path
+
+import pytest
+
+import torchrun_runtime.launch
+from torchrun_sdk.spec import (
+    BUSY,
+    CLOSED,
+    FREE,
+    KEPT,
+    Call,
+    Exited,
+    Here,
+    Raised,
+    Ready,
+    Reference,
+    Refused,
+    Result,
+    Started,
+    Wants,
+    decode,
+    dump_call,
+)
+from torchrun_sdk.values import pack, unpack
+from torchrun_sdk.worker.places import Stay
+from torchrun_sdk.worker.serve import environment
+
+from .pods import SECONDS, Pod, frames
+
+RANK_MODULES = str(Path(torchrun_runtime.launch.__file__).parent / "rank")
+
+
+def hear(collector: "subprocess.Popen[str]", kind: type) -> object:
+    """The next word of this kind."""
+    assert collector.stdout is not None
+    for line in collector.stdout:
+        if line != ".\n" and isinstance(word := decode(line), kind):
+            return word
+    raise AssertionError(f"no {kind.__name__}: {collector.stderr.read()}")
+
+
+def say(collector: "subprocess.Popen[str]", **body: object) -> None:
+    assert collector.stdin is not None
+    collector.stdin.write(json.dumps(body) + "\n")
+    collector.stdin.flush()
+
+
+def manifest(files: dict[str, str]) -> str:
+    lines = [
+        f"{hashlib.sha256(text.encode()).hexdigest()} {len(text.encode())} 644 {path}\n"
+        for path, text in files.items()
+    ]
+    return base64.b64encode(zlib.compress("".join(lines).encode())).decode()
+
+
+def later(call: str = "c2", idle: float = 20.0, name: str = "f") -> Call:
+    reference = Reference(name, script="script.py")
+    return Call(call, reference, pack([(), {}], "json", "x"), linger=20.0, idle=idle)
+
+
+def bring(pod: Pod, call: Call, files: dict[str, str], number: int = 1) -> "subprocess.Popen[str]":
+    collector = pod.collect(call.id)
+    here = hear(collector, Here)
+    assert (here.known, here.state) == (False, FREE)
+    say(collector, bring=manifest(files), call=json.loads(dump_call(call)))
+    wanted = hear(collector, Wants).lines
+    for line in wanted:
+        text = list(files.values())[line]
+        say(collector, content=line, data=base64.b64encode(text.encode()).decode())
+    say(collector, whole=True)
+    hear(collector, Ready)
+    say(collector, go=number)
+    return collector
+
+
+def hang_up(collector: "subprocess.Popen[str]") -> None:
+    collector.stdin.close()
+    assert collector.wait(SECONDS) == 0
+
+
+def test_a_later_call_runs_edited_code_in_the_same_process(make) -> None:
+    pod = make("import os\ndef f(): return ['before', os.getppid()]", idle=20.0)
+    rank = pod.rank()
+    first = pod.collect()
+    kind, server = unpack(frames(first, Result)[-1].value)
+    assert (kind, server) == ("before", rank.pid)
+    hang_up(first)
+    edited = {
+        "script.py": "import os, new\ndef f(): return [new.x, os.getppid()]",
+        "new.py": "x = 1",
+    }
+    second = bring(pod, later(), edited)
+    assert unpack(frames(second, Result)[-1].value) == [1, rank.pid]
+    hang_up(second)
+    # What is as it was is not sent again, and what is gone is removed.
+    third = pod.collect("c3")
+    assert hear(third, Here).last == 1
+    say(third, bring=manifest({"script.py": edited["script.py"]}),
+        call=json.loads(dump_call(later("c3"))))  # fmt: skip
+    assert hear(third, Wants).lines == []
+    say(third, whole=True)
+    hear(third, Ready)
+    assert not (pod.root / "new.py").exists()
+    say(third, go=2)
+    assert "No module named 'new'" in frames(third, Raised)[-1].text
+    assert rank.poll() is None
+
+
+def test_what_is_gone_from_the_directory_goes_and_what_a_call_wrote_stays(make) -> None:
+    pod = make("def f(): open('out', 'w').close(); open('late', 'w').close()", idle=20.0)
+    (pod.root / "old").mkdir()
+    for name in ("old/file", "late"):
+        (pod.root / name).touch()
+    pod.rank()
+    first = pod.collect()
+    frames(first, Result)
+    hang_up(first)
+    frames(bring(pod, later(), {"script.py": "def f(): return 1"}), Result)
+    assert not (pod.root / "old" / "file").exists()
+    assert (pod.root / "out").exists()
+    assert (pod.root / "late").exists()
+
+
+def test_a_process_that_exits_is_told_and_the_pod_stays(make) -> None:
+    pod = make("import os\ndef f(): os._exit(9)\ndef g(): os.kill(os.getpid(), 9)", idle=20.0)
+    rank = pod.rank(1, 2)
+    first = pod.collect()
+    exited = frames(first, Exited)[-1]
+    assert (exited.rank, exited.code, exited.out_of_memory) == (1, 9, False)
+    hang_up(first)
+    script = (pod.root / "script.py").read_text()
+    second = bring(pod, later(name="g"), {"script.py": script})
+    assert frames(second, Exited)[-1].code == 128 + signal.SIGKILL
+    assert rank.poll() is None
+
+
+@pytest.mark.long
+def test_an_error_that_nobody_takes_ends_the_pod(make) -> None:
+    pod = make("import os\ndef f(): os._exit(9)", idle=60.0)
+    rank = pod.rank()
+    assert rank.wait(SECONDS) == 9
+
+
+def test_a_client_ends_what_still_runs(make) -> None:
+    pod = make("import time\ndef f(): time.sleep(600)", idle=20.0)
+    rank = pod.rank()
+    collector = pod.collect()
+    hear(collector, Started)
+    say(collector, end=True)
+    hang_up(collector)
+    second = bring(pod, later(), {"script.py": "def f(): return 2"})
+    assert unpack(frames(second, Result)[-1].value) == 2
+    assert rank.poll() is None
+
+
+def test_a_pod_takes_one_client_at_a_time(make) -> None:
+    pod = make("import time\ndef f(): time.sleep(600)", idle=20.0)
+    pod.rank()
+    running = pod.collect()
+    hear(running, Started)
+    assert hear(pod.collect("c2"), Here) == Here(False, BUSY, 0)
+    # The newest call's client, as one that comes back.
+    back = pod.collect("")
+    assert hear(back, Here).known
+    hear(back, Started)
+
+
+def test_no_sign_of_life_is_expected_of_a_pod_that_waits(make, tmp_path: Path) -> None:
+    script = "import os\ndef f(): return os.listdir(os.environ['TORCHRUN_LAUNCH_REPORTS'])"
+    pod = make(script, idle=20.0)
+    reports = tmp_path / "reports"
+    reports.mkdir()
+    pod.rank(PYTHONPATH=RANK_MODULES, TORCHRUN_LAUNCH_REPORTS=str(reports))
+    first = pod.collect()
+    assert unpack(frames(first, Result)[-1].value) == [], "while the function runs"
+    hang_up(first)
+    deadline = time.monotonic() + SECONDS
+    while not (reports / "beat.0").exists():
+        assert time.monotonic() < deadline
+    assert (reports / "beat.0").read_bytes() == b"", "nothing was reported"
+    second = bring(pod, later(), {"script.py": script})
+    assert unpack(frames(second, Result)[-1].value) == []
+
+
+def test_no_client_comes_into_a_pod_that_leaves(make) -> None:
+    pod = make("def f(): return 1", idle=0.2)
+    rank = pod.rank()
+    frames(pod.collect(), Result)
+    assert rank.wait(SECONDS) == 0
+    assert hear(pod.collect("c2"), Here).state == CLOSED
+
+
+@pytest.mark.long
+def test_a_client_that_is_there_keeps_the_ranks(make) -> None:
+    pod = make("def f(): return 1", idle=4.0)
+    rank = pod.rank()
+    first = pod.collect()
+    frames(first, Result)
+    client = pod.collect("c2")
+    while (here := hear(client, Here)).state == BUSY:
+        client = pod.collect("c2")
+    assert here.state == FREE
+    with pytest.raises(subprocess.TimeoutExpired):
+        rank.wait(5)
+    hang_up(client)
+    assert rank.wait(SECONDS) == 0
+
+
+def test_a_new_gang_waits_for_its_client(make) -> None:
+    pod = make("def f(): return 1", idle=20.0)
+    pod.rank(TORCHRUN_ATTEMPT="1")
+    client = pod.collect(TORCHRUN_ATTEMPT="1")
+    assert hear(client, Here) == Here(False, FREE, 0)
+    script = (pod.root / "script.py").read_text()
+    say(client, bring=manifest({"script.py": script}), call=json.loads(dump_call(pod.call)))
+    assert hear(client, Wants).lines == []
+    say(client, whole=True)
+    hear(client, Ready)
+    say(client, go=1)
+    assert unpack(frames(client, Result)[-1].value) == 1
+
+
+def test_a_stop_reaches_the_function_first(make) -> None:
+    script = """
+    import signal, sys, time
+
+    def f():
+        def stopped(*_):
+            print("checkpoint", flush=True)
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, stopped)
+        print("ready", flush=True)
+        time.sleep(600)
+    """
+    pod = make(script, idle=20.0)
+    rank = pod.rank()
+    assert rank.stdout is not None
+    while rank.stdout.readline() != "ready\n":
+        pass
+    rank.terminate()
+    out, _ = rank.communicate(timeout=SECONDS)
+    assert "checkpoint" in out
+    assert rank.returncode == 128 + signal.SIGTERM
+
+
+def test_what_came_damaged_is_refused(make) -> None:
+    pod = make("def f(): return 1", idle=20.0)
+    pod.rank()
+    first = pod.collect()
+    frames(first, Result)
+    hang_up(first)
+    client = pod.collect("c2")
+    while hear(client, Here).state == BUSY:
+        client = pod.collect("c2")
+    say(client, bring=manifest({"a.py": "one"}), call=json.loads(dump_call(later())))
+    assert hear(client, Wants).lines == [0]
+    say(client, content=0, data=base64.b64encode(b"two").decode())
+    assert "was changed while it was sent" in hear(client, Refused).why
+    assert not (pod.root / "a.py").exists()
+    say(client, bring=manifest({"../a.py": "one"}), call=json.loads(dump_call(later())))
+    assert "names '../a.py'" in hear(client, Refused).why
+
+
+@pytest.mark.long
+def test_an_edit_within_a_second_is_seen_by_python(make) -> None:
+    pod = make("import part\ndef f(): return part.x", idle=20.0)
+    (pod.root / "part.py").write_text("x = 1\n")
+    pod.rank()
+    first = pod.collect()
+    assert unpack(frames(first, Result)[-1].value) == 1
+    hang_up(first)
+    script = (pod.root / "script.py").read_text()
+    second = bring(pod, later(), {"script.py": script, "part.py": "x = 2\n"})
+    assert unpack(frames(second, Result)[-1].value) == 2
+
+
+def test_results_are_kept_beyond_the_pod(make, tmp_path: Path) -> None:
+    pod = make("def f(): return 7")
+    state = tmp_path / "state"
+    state.mkdir()
+    pod.rank(TORCHRUN_STATE_DIR=str(state))
+    frames(pod.collect(), Result)
+    kept = sorted((state / KEPT / "c1").iterdir())
+    assert [path.name for path in kept] == ["0.left", "0.started"]
+    assert unpack(decode(kept[0].read_text()).value) == 7
+
+
+def test_each_later_call_has_a_port_of_its_own() -> None:
+    given = {"MASTER_PORT": "29500", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    assert environment(given, 0) == given
+    made = environment(given, 3)
+    assert made == {"MASTER_PORT": "29519", "TORCHELASTIC_USE_AGENT_STORE": "False"}
+    assert environment({}, 3) == {}
+
+
+def test_two_clients_never_hold_one_pod(tmp_path: Path) -> None:
+    script = "import sys; from pathlib import Path; from torchrun_sdk.worker.places import Stay;"
+    script += "s = Stay(Path(sys.argv[1])); print(s.take_state(), flush=True); sys.stdin.read()"
+    sdk = {"PYTHONPATH": str(Path(__file__).parents[3] / "sdk"), "PATH": os.environ["PATH"]}
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)],
+        env=sdk, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as other:  # fmt: skip
+        assert other.stdout is not None
+        assert other.stdout.readline().strip() == FREE
+        stay = Stay(tmp_path)
+        assert (stay.take_state(), stay.leave()) == (BUSY, False)
+        other.communicate("")
+    until = time.monotonic() + SECONDS
+    while stay.take_state() != FREE:
+        assert time.monotonic() < until
+    stay.release()
+    assert stay.leave()
+    assert stay.take_state() == CLOSED

@@ -1,0 +1,91 @@
+"""How functions are found again."""
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from torchrun_sdk.errors import UsageError
+from torchrun_sdk.travel import locate, project
+
+ROOT = Path(__file__).parents[3]
+SAYS = """
+import json, sys
+from torchrun_sdk.travel import locate
+def says(function):
+    found = locate(function)
+    print(json.dumps([str(found.root), found.function._asdict()]))
+"""
+
+
+def located(directory: Path, script: str) -> tuple[Path, dict]:
+    """What a script of this directory says of its function, in a process of its own."""
+    (directory / "says.py").write_text(SAYS)
+    ended = subprocess.run(
+        [sys.executable, script],
+        cwd=directory, env={"PYTHONPATH": f"{ROOT / 'sdk'}:{directory}"},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    root, function = json.loads(ended.stdout)
+    return Path(root), function
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(textwrap.dedent(text))
+
+
+def test_a_function_of_the_script_goes_by_its_path(tmp_path: Path) -> None:
+    write(tmp_path / "pyproject.toml", "")
+    write(tmp_path / "jobs/run.py", "from says import says\ndef f(): ...\nsays(f)")
+    root, function = located(tmp_path, "jobs/run.py")
+    assert root == tmp_path
+    assert (function["qualname"], function["script"], function["module"]) == (
+        "f",
+        "jobs/run.py",
+        "",
+    )
+
+
+def test_a_function_of_a_module_goes_by_its_name(tmp_path: Path) -> None:
+    write(tmp_path / "pyproject.toml", "")
+    write(tmp_path / "src/pkg/__init__.py", "")
+    write(tmp_path / "src/pkg/train.py", "class Trainer:\n    @staticmethod\n    def f(): ...")
+    write(
+        tmp_path / "run.py",
+        """
+        import sys
+        sys.path.insert(0, "src")
+        from pkg.train import Trainer
+        from says import says
+        says(Trainer.f)
+        """,
+    )
+    root, function = located(tmp_path, "run.py")
+    assert root == tmp_path
+    assert (function["qualname"], function["module"]) == ("Trainer.f", "pkg.train")
+    assert function["path"][0] == "src"
+
+
+def test_without_a_marker_the_scripts_own_directory_is_the_project(tmp_path: Path) -> None:
+    assert project(tmp_path) == tmp_path
+    write(tmp_path / "setup.py", "")
+    (tmp_path / "deep" / "down").mkdir(parents=True)
+    assert project(tmp_path / "deep" / "down") == tmp_path
+
+
+def test_what_no_import_finds_is_refused() -> None:
+    def inner() -> None: ...
+
+    for function, why in ((lambda: 0, "a lambda"), (inner, "inner"), (len, "no file")):
+        with pytest.raises(UsageError, match=why):
+            locate(function)
+
+
+def test_a_file_outside_of_what_is_sent_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="pass directory="):
+        locate(write, tmp_path)

@@ -1,0 +1,40 @@
+"""Values on their way."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchrun_sdk.values import OtherPython, Unpackable, pack, unpack
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(plain, st.sampled_from(["json", "pickle"]))
+def test_plain_values_arrive_as_they_were(value: object, format: str) -> None:
+    arrived = unpack(pack(value, format, "x"))
+    assert arrived == value
+    assert type(arrived) is type(value)
+
+
+def test_nan_and_tuples_travel() -> None:
+    assert math.isnan(unpack(pack(math.nan, "json", "x")))
+    assert unpack(pack((1, (2,)), "json", "x")) == [1, [2]]
+    assert unpack(pack((1, (2,)), "pickle", "x")) == (1, (2,))
+
+
+@pytest.mark.parametrize("value", [{1: 2}, object(), {"a": {(1,): 2}}, b"x", {1, 2}])
+def test_what_json_would_change_is_refused(value: object) -> None:
+    with pytest.raises(Unpackable, match=r'the result of rank 3 cannot.*serialization="pickle"'):
+        pack(value, "json", "the result of rank 3")
+
+
+def test_another_pythons_pickle_is_refused() -> None:
+    packed = pack({1, 2}, "pickle", "x")
+    with pytest.raises(OtherPython, match=r"pickled by Python 3\.2"):
+        unpack(packed._replace(python="3.2"))
+    assert unpack(packed) == {1, 2}

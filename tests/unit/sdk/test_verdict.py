@@ -1,0 +1,145 @@
+"""What becomes of a call, by what was heard."""
+
+import pytest
+
+from torchrun_sdk import errors
+from torchrun_sdk.spec import RAISED, Raised, Result, Started
+from torchrun_sdk.values import Packed
+from torchrun_sdk.verdict import Limits, Verdict, Wait
+
+LIMITS = Limits(launch=100, quorum=20, call=50)
+
+
+def started(rank: int, world: int = 2, time: float = 0.0) -> Started:
+    return Started(rank, world, f"node-{rank}", 1, time)
+
+
+def result(rank: int) -> Result:
+    return Result(rank, f"node-{rank}", Packed("json", "3.11", str(rank)))
+
+
+def raised(rank: int, time: float, type: str = "builtins.ValueError") -> Raised:
+    return Raised(rank, f"node-{rank}", time, type, "bad", "Traceback ...")
+
+
+def verdict(*, stays: bool = False, attempt: int = 0) -> Verdict:
+    made = Verdict("job", LIMITS, 0.0, stays=stays)
+    made.job({"phase": "Running", "attempt": attempt}, 0.0)
+    return made
+
+
+def test_all_results_and_the_jobs_end_are_a_success() -> None:
+    call = verdict()
+    for rank in (1, 0):
+        call.frame(0, started(rank), 1)
+        call.frame(0, result(rank), 2)
+    assert isinstance(call.decide(2), Wait)
+    call.job({"phase": "Succeeded"}, 3)
+    assert [found.rank for found in call.decide(3)] == [0, 1]
+
+
+def test_pods_that_stay_are_not_waited_for() -> None:
+    call = verdict(stays=True)
+    for rank in (0, 1):
+        call.frame(0, started(rank), 1)
+        call.frame(0, result(rank), 2)
+    assert len(call.decide(2)) == 2
+
+
+def test_a_rank_that_is_missing_is_no_success() -> None:
+    call = verdict()
+    call.frame(0, started(0), 1)
+    call.frame(0, result(0), 2)
+    call.job({"phase": "Succeeded"}, 3)
+    assert isinstance(call.decide(3), Wait)
+    error = call.decide(7)
+    assert isinstance(error, errors.JobFailed)
+    assert error.reason == "ResultsMissing"
+
+
+def test_the_first_exception_by_time_is_the_one() -> None:
+    call = verdict()
+    call.frame(0, raised(0, 20.0, "torch.DistBackendError"), 1)
+    call.frame(0, raised(1, 10.0), 1.5)
+    assert isinstance(call.decide(1.5), Wait)
+    error = call.decide(2)
+    assert isinstance(error, errors.RemoteException)
+    assert (error.type, error.rank, error.node) == ("builtins.ValueError", 1, "node-1")
+    assert "ValueError: bad (rank 1 on node-1)" in str(error)
+
+
+def test_a_new_attempt_begins_again() -> None:
+    call = verdict()
+    call.frame(0, started(0), 1)
+    call.frame(0, result(0), 1)
+    call.frame(0, raised(1, 1.0), 1)
+    call.job({"phase": "Running", "attempt": 1}, 1.1)
+    call.frame(0, started(1), 1.2)  # late word of the first gang
+    assert call.decide(2) == Wait(100 - 0.9)
+    for rank in (0, 1):
+        call.frame(1, started(rank), 3)
+        call.frame(1, result(rank), 3)
+    call.job({"phase": "Succeeded", "attempt": 1}, 4)
+    assert len(call.decide(4)) == 2
+
+
+def test_ranks_that_torchrun_starts_again_have_no_result_yet() -> None:
+    call = verdict(stays=True)
+    call.frame(0, started(0, time=1), 1)
+    call.frame(0, result(0), 2)
+    call.frame(0, started(0, time=3), 3)
+    call.frame(0, started(1, time=3), 3)
+    call.frame(0, result(1), 4)
+    assert isinstance(call.decide(4), Wait)
+
+
+@pytest.mark.parametrize(
+    ("heard", "at", "kind"),
+    [
+        ([], 100, errors.LaunchTimeout),
+        ([started(0)], 21, errors.QuorumTimeout),
+        ([started(0), started(1), result(0)], 51, errors.CallTimeout),
+    ],
+)
+def test_nothing_waits_for_ever(heard: list, at: float, kind: type) -> None:
+    call = verdict()
+    for frame in heard:
+        call.frame(0, frame, 1)
+    waits = call.decide(at - 0.5)
+    assert waits == Wait(0.5)
+    error = call.decide(at)
+    assert isinstance(error, kind)
+    assert isinstance(error, TimeoutError)
+
+
+@pytest.mark.parametrize(
+    ("last", "kind", "code"),
+    [
+        ({"reason": "Exit", "exitCode": 9, "rank": 1, "node": "n"}, errors.RankExited, 9),
+        ({"reason": "OOMKilled", "exitCode": 137, "signal": 9}, errors.OutOfMemory, 137),
+        ({"reason": "Evicted", "node": "n"}, errors.Evicted, None),
+        ({"reason": "Exception", "exitCode": RAISED}, errors.JobFailed, None),
+        ({}, errors.JobFailed, None),
+    ],
+)
+def test_the_end_of_a_job_without_word_of_its_ranks(last: dict, kind: type, code: object) -> None:
+    call = verdict()
+    call.job({"phase": "Failed", "reason": "X", "message": "why", "lastFailure": last}, 5)
+    assert isinstance(call.decide(5), Wait)
+    error = call.decide(8)
+    assert type(error) is kind
+    assert getattr(error, "exit_code", None) == code
+
+
+def test_a_job_that_is_deleted() -> None:
+    call = verdict()
+    call.deleted(5)
+    error = call.decide(8)
+    assert isinstance(error, errors.JobFailed)
+    assert error.reason == "Deleted"
+
+
+def test_values_of_another_python() -> None:
+    call = verdict()
+    call.frame(0, raised(0, 1.0)._replace(incompatible=True, text="pickled by 3.9"), 1)
+    assert isinstance(call.decide(2), errors.IncompatiblePython)
