@@ -1,0 +1,87 @@
+"""The chart and the plain manifests as objects: what helm and kustomize print, without a cluster."""
+
+import subprocess
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+
+from torchrun_cluster import binaries
+
+MANIFESTS = Path(__file__).parents[2] / "manifests"
+CHART = MANIFESTS / "helm" / "torchrun-controller"
+RELEASE = "torchrun-controller"
+KUBERNETES = "1.35.0"
+HELMS_OWN = {
+    "helm.sh/chart",
+    "helm.sh/resource-policy",
+    "app.kubernetes.io/instance",
+    "app.kubernetes.io/managed-by",
+    "app.kubernetes.io/version",
+}
+"""Labels and annotations that say how an object was installed."""
+
+Object = dict[str, Any]
+Objects = dict[tuple[str, str, str], Object]
+"""By kind, namespace and name."""
+
+
+def helm(*arguments: str, kubeconfig: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run helm; without a kubeconfig it reaches no cluster."""
+    program = binaries.ensure(["helm"])["helm"]
+    options = (f"--kubeconfig={kubeconfig or '/dev/null'}",)
+    return subprocess.run(
+        [program, *arguments, *options], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def template(*arguments: str, namespace: str = "torchrun-system", chart: Path = CHART) -> Objects:
+    """What the chart renders; fails the test with helm's words."""
+    version = f"--kube-version={KUBERNETES}"
+    ended = helm("template", RELEASE, str(chart), "-n", namespace, version, *arguments)
+    assert ended.returncode == 0, ended.stderr
+    return objects(ended.stdout)
+
+
+def kustomize(folder: str) -> Objects:
+    """What kubectl kustomize prints of a folder of the manifests."""
+    kubectl = binaries.ensure(["kubectl"])["kubectl"]
+    ended = subprocess.run(
+        [kubectl, "kustomize", str(MANIFESTS / folder)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return objects(ended.stdout)
+
+
+def objects(text: str) -> Objects:
+    """The objects of several YAML documents; none comes twice."""
+    found: Objects = {}
+    for item in yaml.safe_load_all(text):
+        if item is not None:
+            meta = item["metadata"]
+            key = (item["kind"], meta.get("namespace", ""), meta["name"])
+            assert key not in found, key
+            found[key] = item
+    return found
+
+
+def without_helms_own(value: object) -> object:
+    """The value without Helm's labels and annotations, and without maps that held nothing else."""
+    if isinstance(value, list):
+        return [without_helms_own(item) for item in cast(list[object], value)]
+    if not isinstance(value, dict):
+        return value
+    kept = {
+        name: without_helms_own(item)
+        for name, item in cast(dict[str, object], value).items()
+        if name not in HELMS_OWN
+    }
+    return {
+        name: item
+        for name, item in kept.items()
+        if not (name in ("labels", "annotations") and item == {})
+    }

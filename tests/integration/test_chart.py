@@ -1,0 +1,232 @@
+"""The chart gives what the plain manifests give, and every value does what its schema says."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from integration.charts import (
+    CHART,
+    KUBERNETES,
+    MANIFESTS,
+    RELEASE,
+    Object,
+    Objects,
+    helm,
+    kustomize,
+    template,
+    without_helms_own,
+)
+
+NAMESPACE = "torchrun-system"
+TEAM = "team-a"
+NAME_LABEL = "app.kubernetes.io/name"
+KEEP = "helm.sh/resource-policy"
+VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
+SCHEMA = json.loads((CHART / "values.schema.json").read_text())
+CLUSTER_KINDS = {
+    *("Namespace", "CustomResourceDefinition", "ClusterRole", "ClusterRoleBinding"),
+    *("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "PriorityClass"),
+}
+
+
+def comparable(found: Objects) -> Objects:
+    """Without what Helm adds, and with variables in the order of their names.
+
+    The chart puts the name on all its objects, the manifests on those that are found by it.
+    """
+    plain = {key: without_helms_own(item) for key, item in found.items() if key[0] != "Namespace"}
+    for key, item in plain.items():
+        assert isinstance(item, dict)
+        labels = item["metadata"].get("labels", {})
+        labels.pop(NAME_LABEL, None)
+        if not labels:
+            item["metadata"].pop("labels", None)
+        if key[0] == "Deployment":
+            container(item)["env"].sort(key=lambda variable: variable["name"])
+    return plain  # type: ignore[return-value]
+
+
+def container(deployment: Object) -> Object:
+    (only,) = deployment["spec"]["template"]["spec"]["containers"]
+    return only
+
+
+def deployment(found: Objects) -> Object:
+    (only,) = (item for key, item in found.items() if key[0] == "Deployment")
+    return only
+
+
+def environment(found: Objects) -> dict[str, Any]:
+    return {v["name"]: v.get("value") for v in container(deployment(found))["env"]}
+
+
+def test_for_the_whole_cluster_it_is_what_kustomize_applies() -> None:
+    assert comparable(template()) == comparable(kustomize("."))
+
+
+def test_for_one_namespace_it_is_what_the_overlay_applies() -> None:
+    once = ("--set=singleNamespace=true", "--set=crds.install=false")
+    rendered = template(*once, namespace=TEAM)
+    assert comparable(rendered) == comparable(kustomize("overlays/single-namespace"))
+
+
+def test_monitoring_is_what_its_folder_applies() -> None:
+    wanted = [
+        f"--set=monitoring.{name}=true" for name in ("podMonitor", "prometheusRule", "dashboards")
+    ]
+    before = template()
+    more = {key: item for key, item in template(*wanted).items() if key not in before}
+    assert comparable(more) == comparable(kustomize("monitoring"))
+
+
+def test_a_controller_of_one_namespace_has_nothing_elsewhere() -> None:
+    for kind, namespace, name in kustomize("overlays/single-namespace"):
+        assert kind not in CLUSTER_KINDS, name
+        assert namespace == TEAM, name
+
+
+def test_a_name_is_longer_than_the_release() -> None:
+    ended = helm("template", "mine", str(CHART), f"--kube-version={KUBERNETES}")
+    assert "name: mine-torchrun-controller\n" in ended.stdout
+    assert "name: mine-torchrun-controller-leader-election\n" in ended.stdout
+    assert "http://mine-torchrun-controller.$(POD_NAMESPACE).svc:8081" in ended.stdout
+
+
+def test_definitions_outlive_the_release_unless_told_otherwise() -> None:
+    kinds = [o for key, o in template().items() if key[0] == "CustomResourceDefinition"]
+    assert len(kinds) == 2
+    assert all(kind["metadata"]["annotations"][KEEP] == "keep" for kind in kinds)
+    kinds = [
+        o
+        for key, o in template("--set=crds.keep=false").items()
+        if key[0] == "CustomResourceDefinition"
+    ]
+    assert all(KEEP not in kind["metadata"].get("annotations", {}) for kind in kinds)
+
+
+def test_what_a_cluster_needs_once_can_be_left_out() -> None:
+    kinds = {key[0] for key in template("--set=crds.install=false")}
+    assert "ClusterRole" in kinds
+    assert not kinds & {"CustomResourceDefinition", "ValidatingAdmissionPolicy"}
+    names = {key[2] for key in template("--set=crds.install=false")}
+    assert not names & {"torchrun-view", "torchrun-edit", "torchrun-admin"}
+    assert "ClusterRole" not in {
+        key[0] for key in template("--set=rbac.create=false,rbac.userRoles=false")
+    }
+
+
+ALL_VALUES = {
+    "image": {"repository": "registry.example.com:5000/a/b", "digest": "sha256:" + "0" * 64},
+    "imagePullSecrets": [{"name": "pull"}],
+    "replicas": 3,
+    "progress": False,
+    "settings": {"logLevel": "debug", "workers": 1000, "admitByNodes": False, "growAfter": "90s"},
+    "extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy.example.com"}],
+    "serviceAccount": {"name": "runner", "annotations": {"example.com/role": "runner"}},
+    "resources": {"limits": {"memory": "1Gi"}},
+    "priorityClassName": "system-cluster-critical",
+    "nodeSelector": {"pool": "system"},
+    "tolerations": [{"operator": "Exists"}],
+    "affinity": {"podAntiAffinity": {}},
+    "topologySpreadConstraints": [
+        {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
+    ],
+    "podDisruptionBudget": {"maxUnavailable": "50%"},
+    "podLabels": {"team": "ml"},
+    "podAnnotations": {"example.com/a": "b"},
+    "networkPolicy": {"enabled": True},
+    "monitoring": {"podMonitor": True, "labels": {"release": "prometheus"}},
+    "fullnameOverride": "runs",
+}
+
+
+def test_values_reach_their_fields(tmp_path: Path) -> None:
+    (tmp_path / "values.yaml").write_text(json.dumps(ALL_VALUES))
+    found = template(f"--values={tmp_path / 'values.yaml'}")
+    made = deployment(found)
+    pod, main = made["spec"]["template"]["spec"], container(made)
+    image = "registry.example.com:5000/a/b@sha256:" + "0" * 64
+    variables = environment(found)
+    assert main["image"] == variables["TORCHRUN_RUNTIME_IMAGE"] == image
+    assert "TORCHRUN_PROGRESS_URL" not in variables
+    assert variables["TORCHRUN_LOG_LEVEL"] == "debug"
+    assert variables["TORCHRUN_WORKERS"] == "1000"
+    assert variables["TORCHRUN_ADMIT_BY_NODES"] == "false"
+    assert variables["TORCHRUN_GROW_AFTER"] == "90s"
+    assert variables["HTTPS_PROXY"] == "http://proxy.example.com"
+    assert made["spec"]["replicas"] == 3
+    assert made["metadata"]["name"] == "runs"
+    for name in (
+        "imagePullSecrets",
+        "priorityClassName",
+        "nodeSelector",
+        "tolerations",
+        "affinity",
+        "topologySpreadConstraints",
+    ):
+        assert pod[name] == ALL_VALUES[name], name
+    # What is given is merged over the defaults, as Helm does with maps.
+    assert main["resources"] == {**VALUES["resources"], "limits": {"memory": "1Gi"}}
+    meta = made["spec"]["template"]["metadata"]
+    assert meta["labels"]["team"] == "ml"
+    assert meta["annotations"] == {**VALUES["podAnnotations"], "example.com/a": "b"}
+    account = found["ServiceAccount", NAMESPACE, "runner"]
+    assert account["metadata"]["annotations"] == {"example.com/role": "runner"}
+    assert pod["serviceAccountName"] == "runner"
+    monitor = found["PodMonitor", NAMESPACE, "runs"]
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    policy = yaml.safe_load((MANIFESTS / "network-policies" / "controller.yaml").read_text())
+    assert found["NetworkPolicy", NAMESPACE, "runs"]["spec"] == policy["spec"]
+    budget = found["PodDisruptionBudget", NAMESPACE, "runs"]
+    assert budget["spec"]["maxUnavailable"] == "50%"
+    subjects = [o["subjects"] for key, o in found.items() if key[0].endswith("RoleBinding")]
+    assert all(
+        s == [{"kind": "ServiceAccount", "name": "runner", "namespace": NAMESPACE}]
+        for s in subjects
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "where"),
+    [
+        ("replicas=two", "/replicas"),
+        ("replica=2", "'replica'"),
+        ("image.tag=a b", "/image/tag"),
+        ("image.repository=registry/a:tag", "/image/repository"),
+        ("image.pullPolicy=Sometimes", "/image/pullPolicy"),
+        ("settings.logLevel=loud", "/settings/logLevel"),
+        ("settings.workers=0", "/settings/workers"),
+        ("settings.worker=4", "'worker'"),
+        ("settings.growAfter=soon", "/settings/growAfter"),
+        ("progress=maybe", "/progress"),
+        ("crds.keep=1", "/crds/keep"),
+        ("tolerations=all", "/tolerations"),
+        ("fullnameOverride=Mine", "/fullnameOverride"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_its_name(value: str, where: str) -> None:
+    ended = helm("template", RELEASE, str(CHART), f"--kube-version={KUBERNETES}", f"--set={value}")
+    assert ended.returncode != 0
+    assert "don't meet the specifications of the schema" in ended.stderr
+    assert where in ended.stderr, ended.stderr
+
+
+def test_an_old_kubernetes_is_refused() -> None:
+    ended = helm("template", RELEASE, str(CHART), "--kube-version=1.32.9")
+    assert "requires kubeVersion: >=1.33.0-0" in ended.stderr
+
+
+def test_packed_it_holds_all_that_it_links_to(tmp_path: Path) -> None:
+    ended = helm("package", str(CHART), f"--destination={tmp_path}")
+    assert ended.returncode == 0, ended.stderr
+    (packed,) = tmp_path.iterdir()
+    assert packed.stat().st_size < 200_000, "a Secret, which holds at most 1 MiB, keeps it all"
+    assert template(chart=packed) == template()
+
+
+def test_lint() -> None:
+    ended = helm("lint", "--strict", str(CHART))
+    assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -1,0 +1,83 @@
+"""The life of a release on a real API server: taken over, upgraded, uninstalled, installed again."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from integration.bodies import job
+from integration.charts import CHART, MANIFESTS, RELEASE, helm
+from torchrun_cluster import LocalCluster, Size
+
+NAMESPACE = "torchrun-system"
+JOBS = "torchrunjobs.torchrun.ai"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster(name=f"test-chart-{os.getpid()}", size=Size.CONTROL_PLANE) as running:
+        yield running
+
+
+def run(cluster: LocalCluster, *arguments: str) -> None:
+    ended = helm(*arguments, "-n", NAMESPACE, kubeconfig=cluster.kubeconfig)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def columns(cluster: LocalCluster) -> list[str]:
+    crd = json.loads(cluster.kubectl("get", "crd", JOBS, "-o", "json").stdout)
+    return [c["name"] for c in crd["spec"]["versions"][0]["additionalPrinterColumns"]]
+
+
+def named(cluster: LocalCluster, kind: str, *options: str) -> set[str]:
+    listed = json.loads(cluster.kubectl("get", kind, *options, "-o", "json").stdout)["items"]
+    return {item["metadata"]["name"] for item in listed}
+
+
+@pytest.fixture
+def older(tmp_path: Path) -> Path:
+    """The chart as if the column Reason had come later."""
+    chart = Path(shutil.copytree(CHART, tmp_path / "chart"))
+    path = chart / "files" / "crd" / f"{JOBS}.yaml"
+    crd = yaml.safe_load(path.read_text())
+    version = crd["spec"]["versions"][0]
+    version["additionalPrinterColumns"] = [
+        column for column in version["additionalPrinterColumns"] if column["name"] != "Reason"
+    ]
+    path.write_text(yaml.safe_dump(crd))
+    return chart
+
+
+def test_a_release_comes_and_goes_and_jobs_stay(cluster: LocalCluster, older: Path) -> None:
+    run(cluster, "install", RELEASE, str(older), "--create-namespace")
+    assert "Reason" not in columns(cluster)
+    cluster.kubectl("create", "-f", "-", stdin=json.dumps(job("stays")))
+    uid = ("get", "torchrunjob", "stays", "-o", "jsonpath={.metadata.uid}")
+    before = cluster.kubectl(*uid).stdout
+
+    run(cluster, "upgrade", RELEASE, str(CHART))
+    assert "Reason" in columns(cluster)
+
+    run(cluster, "uninstall", RELEASE)
+    assert named(cluster, "deployments", "-n", NAMESPACE) == set()
+    assert "torchrun-view" not in named(cluster, "clusterroles")
+    assert cluster.kubectl(*uid).stdout == before
+
+    run(cluster, "install", RELEASE, str(CHART))
+    assert cluster.kubectl(*uid).stdout == before
+
+    run(cluster, "upgrade", RELEASE, str(CHART), "--set=crds.keep=false")
+    run(cluster, "uninstall", RELEASE, "--wait")
+    assert JOBS not in named(cluster, "crds")
+
+
+def test_helm_takes_over_what_kubectl_applied(cluster: LocalCluster) -> None:
+    cluster.kubectl("apply", "--server-side", "-k", str(MANIFESTS))
+    uid = ("get", "deployment", "-n", NAMESPACE, RELEASE, "-o", "jsonpath={.metadata.uid}")
+    before = cluster.kubectl(*uid).stdout
+    run(cluster, "upgrade", "--install", "--take-ownership", RELEASE, str(CHART))
+    assert cluster.kubectl(*uid).stdout == before
