@@ -1,0 +1,245 @@
+"""The installed controller, by kustomize and by Helm, where the restricted Pod Security is enforced."""
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import yaml
+
+from e2e import controller
+from e2e.cluster import CONTROLLER_IMAGE, IMAGE_INPUTS, ROOT, manifests
+from e2e.conftest import PROFILE
+from e2e.manifests import job
+from e2e.space import CONTROLLER, Space
+from torchrun_api.json import JsonObject
+from torchrun_api.kinds import JOBS, PODS, TORCHRUN_JOBS, TORCHRUN_QUEUES
+from torchrun_api.names import JOB_LABEL, TRAINER_CONTAINER
+from torchrun_cluster import binaries, images
+
+CHART = ROOT / "manifests" / "helm" / "torchrun-controller"
+GPT = ROOT / "examples" / "gpt"
+NAME = "torchrun-controller"
+SBOM = "/opt/torchrun/sbom.cdx.json"
+
+pytestmark = pytest.mark.long
+
+
+class Release:
+    """The chart in a test's namespace, for that alone."""
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+        repository, _, tag = space.cluster.controller.rpartition(":")
+        self._image = f"--set=image.repository={repository},image.tag={tag}"
+
+    def helm(self, *arguments: str) -> str:
+        """Run helm in the namespace; fails the test with its words."""
+        ended = subprocess.run(
+            [binaries.ensure(["helm"])["helm"], "-n", self._space.name, *arguments],
+            env={**os.environ, "KUBECONFIG": str(self._space.cluster.kubeconfig)},
+            capture_output=True,
+            text=True,
+            timeout=180,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        return ended.stdout
+
+    def upgrade(self, *options: str) -> None:
+        """Install it, or change it."""
+        once = ("--set=singleNamespace=true", "--set=crds.install=false", self._image)
+        self.helm("upgrade", "--install", NAME, str(CHART), *once, *options)
+
+    def rolled_out(self) -> None:
+        """Wait for all replicas of the present revision."""
+        deployment = f"deployment/{NAME}"
+        self._space.kubectl("rollout", "status", deployment, "--timeout=90s", seconds=100)
+
+
+@contextmanager
+def helm_alone(space: Space) -> Iterator[Release]:
+    """The release, and no controller of the whole cluster beside it."""
+    with controller.no_deployment(space.cluster):
+        release = Release(space)
+        release.upgrade("--wait", "--timeout=90s")
+        try:
+            yield release
+        finally:
+            print(space.kubectl("logs", f"deployment/{NAME}", "--tail=40", check=False))
+            space.kubectl("delete", "torchrunqueues,torchrunjobs", "--all", "--timeout=60s")
+            release.helm("uninstall", "--ignore-not-found", NAME)
+
+
+def restricted(space: Space) -> None:
+    space.kubectl("label", "namespace", space.name, "--overwrite", f"{PROFILE}=restricted")
+
+
+def runs_the_example(space: Space) -> None:
+    """examples/gpt as it is, with the queue beside it under the profile."""
+    made: JsonObject = yaml.safe_load((GPT / "queue.yaml").read_text())
+    made["spec"] |= {"image": space.cluster.trainer, "podSecurity": "restricted"}
+    space.apply(made)
+    command = "python train.py --steps 20 --log-every 5"
+    run = space.submit(GPT, command, "--queue", "cpu", "--nodes", "2", "--name", "gpt")
+    assert run.returncode == 0
+    assert "finished 20 steps" in run.stdout
+    assert space.get(TORCHRUN_JOBS, "gpt")["status"]["phase"] == "Succeeded"
+
+
+def uids(space: Space) -> dict[str, str]:
+    """Of the child Job and the workers."""
+    return {
+        item["metadata"]["name"]: item["metadata"]["uid"]
+        for kind in (JOBS, PODS)
+        for item in space.api.get(kind.path(space.name)).raise_for_status().json()["items"]
+        if JOB_LABEL in item["metadata"].get("labels", {})
+    }
+
+
+def test_by_kustomize_for_the_whole_cluster(space: Space) -> None:
+    restricted(space)
+    runs_the_example(space)
+
+
+def test_by_helm_for_one_namespace(space: Space) -> None:
+    restricted(space)
+    with helm_alone(space):
+        runs_the_example(space)
+        assert not space.cluster.kubectl(
+            *("get", "clusterroles,clusterrolebindings", "-o", "name"),
+            *("-l", f"app.kubernetes.io/instance={NAME}"),
+        ).stdout
+
+
+def test_an_upgrade_leaves_a_run_alone(space: Space) -> None:
+    with helm_alone(space) as release:
+        sleep = ["python3", "-c", "import time; time.sleep(45)"]
+        space.apply(job("lasting", "plain", sleep, 2))
+        space.wait_phase("lasting", "Running")
+        before = uids(space)
+        assert len(before) == 3
+        release.upgrade("--set=settings.logLevel=debug")
+        release.rolled_out()
+        assert space.get(TORCHRUN_JOBS, "lasting")["status"]["phase"] == "Running"
+        assert uids(space) == before
+        space.wait_phase("lasting", "Succeeded")
+        assert uids(space) == before
+
+
+def applied(space: Space, image: str) -> None:
+    """`kubectl apply` the manifests with this image, and wait for its pod."""
+    made = manifests(space.cluster, image)
+    space.cluster.kubectl("apply", "--server-side", "-f", "-", stdin=made)
+    space.cluster.kubectl("rollout", "status", *CONTROLLER, "--timeout=90s", seconds=100)
+    (container,) = controller.pod_of_deployment(space)["spec"]["containers"]
+    assert container["image"] == image
+
+
+@pytest.mark.timeout(600)
+def test_applied_again_with_another_image_it_leaves_a_run_alone(space: Space) -> None:
+    cluster, again = space.cluster, f"{CONTROLLER_IMAGE}-again"
+    if cluster.local is None:
+        pytest.skip("a second image has to be loaded into the node")
+    tag, version = f"docker.io/library/{again}", {"VERSION": again.rpartition(":")[2]}
+    archive = images.build(ROOT / "Dockerfile", ROOT, tag, version, IMAGE_INPUTS)
+    cluster.local.load_image(archive)
+    wait = [
+        "python3",
+        "-c",
+        "import os, time\nwhile not os.path.exists('/tmp/end'): time.sleep(0.2)",
+    ]
+    space.apply(job("lasting", "plain", wait, 2))
+    space.wait_phase("lasting", "Running")
+    before = uids(space)
+    assert len(before) == 3
+    try:
+        applied(space, again)
+        assert uids(space) == before
+        space.apply(job("next", "plain", ["true"]))
+        space.wait_phase("next", "Succeeded")
+        of_next = next(
+            pod
+            for pod in space.api.get(PODS.path(space.name)).raise_for_status().json()["items"]
+            if pod["metadata"]["labels"][JOB_LABEL] == "next"
+        )
+        assert [c["image"] for c in of_next["spec"]["initContainers"]] == [again]
+        for pod in (name for name in before if name != "lasting"):
+            space.kubectl("exec", pod, "-c", TRAINER_CONTAINER, "--", "touch", "/tmp/end")
+        space.wait_phase("lasting", "Succeeded")
+        assert before.items() <= uids(space).items()
+    finally:
+        applied(space, cluster.controller)
+
+
+def test_a_wrong_setting_is_said_by_the_pod_and_costs_nothing(space: Space) -> None:
+    with helm_alone(space) as release:
+        release.upgrade("--set=settings.leaseDuration=5s")
+        message = ended_with(space)
+        assert message.startswith("torchrun-controller: --lease-duration/")
+        assert message.count("\n") <= 1
+        # The pods of before stay until one of the new is ready.
+        space.apply(job("runs", "plain", ["true"]))
+        space.wait_phase("runs", "Succeeded")
+        release.helm("rollback", NAME)
+        release.rolled_out()
+
+
+def ended_with(space: Space, seconds: float = 60) -> str:
+    """The termination message of the first controller that has ended by itself."""
+    deadline = time.monotonic() + seconds
+    selector = {"labelSelector": controller.SELECTOR}
+    while time.monotonic() < deadline:
+        listed = space.api.get(PODS.path(space.name), params=selector).raise_for_status().json()
+        for pod in listed["items"]:
+            for status in pod["status"].get("containerStatuses", ()):
+                for state in (status["state"], status.get("lastState", {})):
+                    if message := state.get("terminated", {}).get("message"):
+                        return message
+        time.sleep(0.5)
+    raise AssertionError("no controller has ended")
+
+
+def test_uninstalled_it_leaves_what_users_made(space: Space) -> None:
+    with helm_alone(space) as release:
+        space.apply(job("runs", "plain", ["true"]))
+        space.wait_phase("runs", "Succeeded")
+        finalizers = space.get(TORCHRUN_QUEUES, "plain")["metadata"]["finalizers"]
+        assert finalizers == ["torchrun.ai/queue"]
+        release.helm("uninstall", NAME, "--wait")
+        assert space.get(TORCHRUN_JOBS, "runs")["status"]["phase"] == "Succeeded"
+        space.kubectl("delete", "trq", "plain", "--wait=false")
+        # What docs/install.md says of queues that nobody is left to let go.
+        patch = json.dumps({"metadata": {"finalizers": []}})
+        space.kubectl("patch", "trq", "plain", "--type=merge", "-p", patch)
+        space.kubectl("wait", "trq/plain", "--for=delete", "--timeout=30s")
+
+
+def test_the_image_adds_little_to_its_base(space: Space) -> None:
+    if space.cluster.local is None:
+        pytest.skip("Docker's archives are not compressed, and say nothing of what a node pulls")
+    tag = f"docker.io/library/{CONTROLLER_IMAGE}"
+    archive = images.build(ROOT / "Dockerfile", ROOT, tag, inputs=IMAGE_INPUTS)
+    own = images.own_size(archive, images.base())
+    print(f"{own / 1e6:.1f} MB, without git and ssh, which the local base has")
+    assert own < 60e6
+
+
+def test_the_image_says_what_is_in_it(space: Space) -> None:
+    read = ["python3", "-c", f"print(open('{SBOM}').read())"]
+    space.apply(job("reads", "plain", read))
+    space.wait_phase("reads", "Succeeded")
+    pod = next(name for name in uids(space) if name.startswith("reads-0"))
+    said = space.kubectl("logs", pod, "-c", TRAINER_CONTAINER)
+    bill = json.loads(said[said.index("{") :])
+    assert bill["bomFormat"] == "CycloneDX"
+    assert bill["metadata"]["component"]["name"] == NAME
+    locked = (ROOT / "requirements" / "controller.txt").read_text()
+    listed = {
+        (part["name"].lower().replace("_", "-"), part["version"]) for part in bill["components"]
+    }
+    pinned = [line.split()[0].split("==") for line in locked.splitlines() if "==" in line]
+    assert {(name, version) for name, version in pinned} <= listed

@@ -1,0 +1,159 @@
+"""The API server's audit log: who wrote what and when, by the API server's own clock."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+GIVEN_UP = 504
+WRITES = ["create", "update", "patch", "delete"]
+POLICY = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "rules": [
+        {
+            "level": "Request",
+            "verbs": WRITES,
+            "resources": [{"group": "coordination.k8s.io", "resources": ["leases"]}],
+        },
+        {"level": "Metadata", "verbs": WRITES},
+        {"level": "None"},
+    ],
+}
+_AGENT = re.compile(r"torchrun-controller/(\w+)(?: \((\S+)\))?")
+
+
+class Write(NamedTuple):
+    """A write of a controller. `who`: its identity; `began`, `ended`: seconds since the epoch."""
+
+    who: str
+    began: float
+    ended: float
+    verb: str
+    resource: str
+    name: str
+    code: int
+    body: Any
+
+    @property
+    def takes_lease(self) -> bool:
+        """Whether it made the writer the holder, or kept it so."""
+        return self.resource == "leases" and self.code < 300 and self.holder == self.who
+
+    @property
+    def holder(self) -> str:
+        """Whom a write to a lease names."""
+        holder: str = (self.body or {}).get("spec", {}).get("holderIdentity", "")
+        return holder
+
+
+class Tenure(NamedTuple):
+    """From when to when a process held the lease, in seconds since the epoch."""
+
+    who: str
+    since: float
+    until: float
+
+
+class AuditLog:
+    """What the API server of a cluster that was started with `flags` has noted."""
+
+    def __init__(self, folder: Path) -> None:
+        self._log = folder / "log"
+        self._policy = folder / "policy.json"
+        self._policy.write_text(json.dumps(POLICY))
+
+    @property
+    def flags(self) -> list[str]:
+        """For the API server."""
+        return [f"--audit-policy-file={self._policy}", f"--audit-log-path={self._log}"]
+
+    def size(self) -> int:
+        """Where the log ends now."""
+        return self._log.stat().st_size if self._log.exists() else 0
+
+    def writes(self, start: int = 0) -> list[Write]:
+        """Writes of controllers that the log has from there on, as they were received."""
+        with self._log.open("rb") as log:
+            log.seek(start)
+            found = [write for line in log if (write := _write(json.loads(line)))]
+        return sorted(found, key=lambda write: write.began)
+
+
+def tenures(writes: Iterable[Write]) -> Iterator[Tenure]:
+    """Who held the lease, one after the other; the last one's end is open."""
+    holder, since = "", 0.0
+    changes = (w for w in writes if w.resource == "leases" and w.code < 300)
+    for write in sorted(changes, key=lambda write: write.ended):
+        if write.holder == holder:
+            continue
+        if holder:
+            yield Tenure(holder, since, write.ended)
+        holder, since = write.holder, write.began
+    if holder:
+        yield Tenure(holder, since, float("inf"))
+
+
+def made(writes: Iterable[Write], resource: str) -> Counter[str]:
+    """How often each object was created.
+
+    What was given up (504, as its process was gone) may have been carried out all the same: it was
+    where no later one did it.
+    """
+    counts: Counter[str] = Counter()
+    given_up: set[str] = set()
+    for write in writes:
+        if write.resource == resource and write.code == GIVEN_UP:
+            given_up.add(write.name)
+        elif write.resource == resource and write.code == 201:
+            counts[write.name] += 1
+    return counts + Counter(given_up - counts.keys())
+
+
+def without_lease(writes: Iterable[Write]) -> list[Write]:
+    """Writes of processes that did not hold the lease when the write came or was answered.
+
+    What the API server refused is no write: a leader that is frozen between its look at the gate and
+    its send has one request left when it goes on, which the object's resourceVersion or UID stops.
+    Of one that it gave up, nobody was there any more for the answer.
+    """
+    writes = list(writes)
+    held: dict[str, list[Tenure]] = {}
+    for tenure in tenures(writes):
+        held.setdefault(tenure.who, []).append(tenure)
+
+    def within(write: Write) -> bool:
+        ended = write.began if write.code == GIVEN_UP else write.ended
+        return any(t.since <= write.began <= ended <= t.until for t in held.get(write.who, ()))
+
+    return [
+        write
+        for write in writes
+        if write.resource != "leases" and not 400 <= write.code < 500 and not within(write)
+    ]
+
+
+def _write(entry: dict[str, Any]) -> Write | None:
+    agent = _AGENT.match(entry.get("userAgent", ""))
+    # Reviews of tokens and rights have the verb create; they store nothing, nor do dry runs.
+    if agent is None or agent[1] == "review" or "dryRun=" in entry["requestURI"]:
+        return None
+    about = entry.get("objectRef", {})
+    return Write(
+        who=agent[2] or "",
+        began=_seconds(entry["requestReceivedTimestamp"]),
+        ended=_seconds(entry["stageTimestamp"]),
+        verb=entry["verb"],
+        resource="/".join(filter(None, (about.get("resource"), about.get("subresource")))),
+        name=about.get("name", ""),
+        code=entry.get("responseStatus", {}).get("code", 0),
+        body=entry.get("requestObject"),
+    )
+
+
+def _seconds(time: str) -> float:
+    return datetime.fromisoformat(time).timestamp()

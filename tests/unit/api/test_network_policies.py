@@ -1,0 +1,20 @@
+"""The controller's NetworkPolicy beside its Deployment: it selects its pods and names its ports."""
+
+from pathlib import Path
+
+import yaml
+
+MANIFESTS = Path(__file__).parents[3] / "manifests"
+
+
+def test_the_controllers_policy_is_of_its_pods_and_ports() -> None:
+    policy = yaml.safe_load((MANIFESTS / "network-policies" / "controller.yaml").read_text())
+    documents = yaml.safe_load_all((MANIFESTS / "controller" / "deployment.yaml").read_text())
+    deployment = next(d for d in documents if d["kind"] == "Deployment")
+    template = deployment["spec"]["template"]
+    selector = policy["spec"]["podSelector"]["matchLabels"]
+    assert selector.items() <= template["metadata"]["labels"].items()
+    assert policy["metadata"]["namespace"] == deployment["metadata"]["namespace"]
+    (container,) = template["spec"]["containers"]
+    named = {port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]}
+    assert named == {port["name"] for port in container["ports"]}
