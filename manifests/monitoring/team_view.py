@@ -1,0 +1,222 @@
+"""What runs, what waits and why, what it costs."""
+
+from operator_view import quantile, rate
+from panels import Panel, Row, Variable, dashboard, tile
+
+Q = '{job_namespace=~"$namespace", queue=~"$queue"}'
+
+
+def of(metric: str, **labels: str) -> str:
+    """A metric of the chosen queues."""
+    more = "".join(f', {name}="{value}"' for name, value in labels.items())
+    return metric + Q[:-1] + more + "}"
+
+
+NOW = Row(
+    "Now",
+    (
+        tile(
+            "Jobs that run",
+            "In the phase Running: all workers started.",
+            f"sum({of('torchrun_queue_jobs', phase='Running')})",
+        ),
+        tile(
+            "Jobs that wait",
+            "Pending, Syncing, Queued or Preempted.",
+            f"sum({of('torchrun_queue_waiting_jobs')}) or vector(0)",
+        ),
+        tile(
+            "GPUs in use",
+            "GPUs of running jobs.",
+            f"sum({of('torchrun_queue_gpus', state='running')})",
+        ),
+        tile(
+            "GPUs asked for",
+            "GPUs of the jobs that wait.",
+            f"sum({of('torchrun_queue_gpus', state='waiting')})",
+        ),
+        tile(
+            "GPU-hours",
+            "Of running jobs, within the time that is shown.",
+            f"sum(increase({of('torchrun_queue_gpu_seconds_total')}[$__range])) / 3600",
+            instant=True,
+        ),
+        tile(
+            "Restarts",
+            "New gangs after failures and disruptions, within the time that is shown.",
+            f"sum(increase({of('torchrun_queue_restarts_total')}[$__range])) or vector(0)",
+            instant=True,
+        ),
+    ),
+)  # fmt: skip
+
+JOBS = Row(
+    "Jobs",
+    (
+        Panel(
+            "Jobs by phase",
+            "Of the chosen queues, without those that are over.",
+            ((f"sum by (phase) ({of('torchrun_queue_jobs')})", "{{phase}}"),),
+            stacked=True, width=12,
+        ),
+        Panel(
+            "Why jobs wait",
+            "Jobs by the reason in their status; `kubectl torchrun why JOB` says it of one. "
+            "WaitingForAdmission and Unschedulable mend themselves when there is room.",
+            ((f"sum by (job_namespace, queue, reason) ({of('torchrun_queue_waiting_jobs')})", ""),),
+            kind="table", width=12,
+        ),
+        Panel(
+            "Waiting, by reason",
+            "The same over time.",
+            ((f"sum by (reason) ({of('torchrun_queue_waiting_jobs')})", "{{reason}}"),),
+            stacked=True,
+        ),
+        Panel(
+            "Longest wait",
+            "How long the job that waits longest has been in its phase, over all queues.",
+            (("max by (phase) (torchrun_jobs_oldest_seconds)", "{{phase}}"),),
+            unit="s",
+        ),
+        Panel(
+            "Jobs that ended",
+            "Within an hour, by last phase.",
+            ((f"sum by (phase) (increase({of('torchrun_queue_jobs_finished_total')}[1h]))",
+              "{{phase}}"),),
+        ),
+    ),
+)  # fmt: skip
+
+GPUS = Row(
+    "GPUs",
+    (
+        Panel(
+            "GPUs by state",
+            "Running, asked for by waiting jobs, admitted by turn and quota, and the quota.",
+            ((f"sum by (state) ({of('torchrun_queue_gpus')})", "{{state}}"),),
+        ),
+        Panel(
+            "GPUs in use by queue",
+            "Of running jobs.",
+            ((f"sum by (job_namespace, queue) ({of('torchrun_queue_gpus', state='running')})",
+              "{{job_namespace}}/{{queue}}"),),
+            stacked=True,
+        ),
+        Panel(
+            "GPU-hours by queue",
+            "Of running jobs, within the time that is shown.",
+            ((f"sum by (job_namespace, queue) (increase({of('torchrun_queue_gpu_seconds_total')}"
+              "[$__range])) / 3600", "{{job_namespace}}/{{queue}}"),),
+            kind="bargauge",
+        ),
+        Panel(
+            "GPUs of the cluster",
+            "Of nodes that are ready and not cordoned, and how many of them run TorchrunJobs.",
+            (("max(torchrun_node_gpus)", "of nodes"),
+             ('sum(torchrun_queue_gpus{state="running"})', "in use")),
+        ),
+        Panel(
+            "Samples per second",
+            "Of all jobs that report progress, summed up.",
+            (("sum(torchrun_training_samples_per_second)", "samples per second"),),
+        ),
+        Panel(
+            "Jobs that report progress",
+            "Within the last minute. Others that run do not use torchrun_progress, or hang.",
+            (("sum(torchrun_jobs_reporting)", "reporting"),
+             ('sum(torchrun_jobs{phase="Running"})', "running")),
+        ),
+    ),
+)  # fmt: skip
+
+WAITS = Row(
+    "How long things take (all queues)",
+    (
+        Panel(
+            "From submission to Running",
+            "Of first attempts: sync, queueing, scheduling, image pulls.",
+            ((quantile(0.5, "torchrun_job_start_seconds"), "p50"),
+             (quantile(0.9, "torchrun_job_start_seconds"), "p90")),
+            unit="s",
+        ),
+        Panel(
+            "Start of a gang",
+            "From the creation of its Job until all workers run; `later` is after a restart.",
+            ((quantile(0.9, "torchrun_gang_start_seconds", "attempt"), "{{attempt}} p90"),),
+            unit="s",
+        ),
+        Panel(
+            "Time in each phase",
+            "Of jobs that left it.",
+            ((quantile(0.9, "torchrun_phase_seconds", "phase"), "{{phase}} p90"),),
+            unit="s",
+        ),
+        Panel(
+            "Wait for admission",
+            "By queues with quota, weight or cohort.",
+            ((quantile(0.9, "torchrun_admission_seconds"), "p90"),),
+            unit="s",
+        ),
+        Panel(
+            "Workspace sync",
+            "From the sync pod's creation until the workspace is ready.",
+            ((quantile(0.9, "torchrun_sync_seconds", "source"), "{{source}} p90"),),
+            unit="s",
+        ),
+        Panel(
+            "Workspaces",
+            "Bytes of the workspaces that were made, per second.",
+            ((rate("torchrun_sync_bytes_sum", "source"), "{{source}}"),),
+            unit="Bps",
+        ),
+    ),
+)  # fmt: skip
+
+TROUBLE = Row(
+    "Trouble",
+    (
+        Panel(
+            "Restarts by kind",
+            "Failures are counted by maxRestarts, disruptions and resizes are not.",
+            ((f"sum by (kind) (increase({of('torchrun_queue_restarts_total')}[1h]))", "{{kind}}"),),
+        ),
+        Panel(
+            "Restarts by reason (all queues)",
+            "Why gangs ended that were followed by another.",
+            (("sum by (reason) (increase(torchrun_restarts_total[1h]))", "{{reason}}"),),
+        ),
+        Panel(
+            "Preemptions (all queues)",
+            "Jobs that gave way to others.",
+            (("sum by (reason) (increase(torchrun_preemptions_total[1h]))", "{{reason}}"),),
+        ),
+        Panel(
+            "Queues",
+            "1: takes jobs by its present spec. 0: the reason says why not.",
+            ((f"min by (job_namespace, queue, reason) ({of('torchrun_queue_ready')})", ""),),
+            kind="table",
+        ),
+        Panel(
+            "Unfenced workers",
+            "On lost nodes, perhaps still running. Their jobs wait for the node, or for the taint "
+            "out-of-service.",
+            (("max(torchrun_unfenced_workers)", "workers"),),
+        ),
+        Panel(
+            "Jobs by phase (all queues)",
+            "With those that are over, until they are deleted.",
+            (("sum by (phase) (torchrun_jobs)", "{{phase}}"),),
+        ),
+    ),
+)  # fmt: skip
+
+VIEW = dashboard(
+    "torchrun-team",
+    "Torchrun / Team",
+    "What runs, what waits and why, what it costs.",
+    (
+        Variable("namespace", "Namespace", "torchrun_queue_jobs", "job_namespace"),
+        Variable("queue", "Queue", 'torchrun_queue_jobs{job_namespace=~"$namespace"}', "queue"),
+    ),
+    (NOW, JOBS, GPUS, WAITS, TROUBLE),
+)

@@ -1,0 +1,26 @@
+"""The controller with two bugs: it panics over jobs called panic, and hangs over those called hang.
+
+python faulty.py FLAGS...
+"""
+
+from typing import Any
+
+import anyio
+
+from torchrun_controller import __main__, assembly
+from torchrun_controller.controllers.job import JobReconciler
+
+attempt = JobReconciler.attempt
+
+
+async def with_bugs(self: JobReconciler, key: tuple[str, str]) -> Any:
+    if key[1] == "panic":
+        raise ZeroDivisionError("a bug")
+    if key[1] == "hang":
+        await anyio.sleep_forever()
+    return await attempt(self, key)
+
+
+assert assembly.JobReconciler is JobReconciler
+JobReconciler.attempt = with_bugs  # type: ignore[method-assign]
+__main__.main()

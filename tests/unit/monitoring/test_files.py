@@ -1,0 +1,187 @@
+"""Dashboards and alerts, as far as text can tell: `make monitoring` runs them."""
+
+import importlib.util
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+from torchrun_controller import metrics_reference
+
+ROOT = Path(__file__).parents[3]
+FOLDER = ROOT / "manifests" / "monitoring"
+DASHBOARDS = sorted((FOLDER / "grafana").glob("*.json"))
+RUNBOOKS = (ROOT / "docs" / "runbooks.md").read_text()
+ALERTS = [
+    rule
+    for group in yaml.safe_load((FOLDER / "prometheus" / "alerts.yaml").read_text())["groups"]
+    for rule in group["rules"]
+]
+
+# Of every process, and of Prometheus itself.
+OTHERS = {
+    "up": {"job", "app_kubernetes_io_name"},
+    "process_start_time_seconds": {"instance"},
+    "process_resident_memory_bytes": {"instance"},
+    "process_cpu_seconds_total": {"instance"},
+    "process_open_fds": {"instance"},
+}
+TARGET_LABELS = {"instance", "le"}
+WORDS = {
+    *("sum", "max", "min", "count", "by", "on", "group_left", "and", "or"),
+    *("rate", "increase", "deriv", "time", "vector", "histogram_quantile", "absent"),
+}
+
+
+def known_metrics() -> dict[str, set[str]]:
+    known = dict(OTHERS)
+    for family in metrics_reference.families():
+        suffixes = ("_bucket", "_sum", "_count") if family.type == "histogram" else ("",)
+        for suffix in suffixes:
+            known[family.name + suffix] = {*family.labels, *TARGET_LABELS}
+    return known
+
+
+KNOWN = known_metrics()
+
+
+def queries(board: Path) -> Iterator[tuple[str, str]]:
+    for panel in json.loads(board.read_text())["panels"]:
+        for target in panel.get("targets", ()):
+            yield f"{board.stem}: {panel['title']}", target["expr"]
+    for variable in json.loads(board.read_text())["templating"]["list"]:
+        if variable["type"] == "query":
+            metric, label = re.fullmatch(
+                r"label_values\((.*), (\w+)\)", variable["definition"]
+            ).groups()  # type: ignore[union-attr]
+            yield f"{board.stem}: variable", f"sum by ({label}) ({metric})"
+
+
+EVERY_QUERY = [
+    *((where, expr) for board in DASHBOARDS for where, expr in queries(board)),
+    *((rule["alert"], rule["expr"]) for rule in ALERTS),
+]
+
+
+def check(expr: str) -> None:
+    """Every metric of a query exists, and has the labels that are asked for."""
+    used: set[str] = set()
+    for name, selectors in re.findall(r"([a-zA-Z_]\w*)\{([^}]*)\}", expr):
+        bare = re.sub(r'"[^"]*"', '""', selectors)
+        labels = set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", bare))
+        assert name in KNOWN, f"there is no metric {name}"
+        assert labels <= KNOWN[name], f"{name} has no {labels - KNOWN[name]}"
+    grouped = set(re.findall(r"\w+", " ".join(re.findall(r"\b(?:by|on) \(([^)]*)\)", expr))))
+    plain = re.sub(r"\{[^}]*\}|\[[^]]*\]|\b(?:by|on|group_left) \([^)]*\)", " ", expr)
+    for word in set(re.findall(r"[a-zA-Z_]\w*", plain)) - WORDS:
+        assert word in KNOWN, f"there is no metric {word}"
+        used.add(word)
+    assert used, "it asks for nothing"
+    assert grouped <= set().union(*(KNOWN[name] for name in used)), f"no label {grouped}"
+
+
+@pytest.mark.parametrize(("where", "expr"), EVERY_QUERY, ids=[w for w, _ in EVERY_QUERY])
+def test_every_metric_and_label_exists(where: str, expr: str) -> None:
+    check(expr)
+
+
+@pytest.mark.parametrize(
+    "expr",
+    ["sum(torchrun_job)", 'torchrun_jobs{phases="a"}', "sum by (queues) (torchrun_queue_jobs)"],
+)
+def test_a_name_that_is_wrong_is_noticed(expr: str) -> None:
+    with pytest.raises(AssertionError):
+        check(expr)
+
+
+@pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
+def test_every_alert_says_how_bad_it_is_and_what_to_do(rule: dict[str, Any]) -> None:
+    name, annotations = rule["alert"], rule["annotations"]
+    assert rule["labels"]["severity"] in ("critical", "warning", "info")
+    assert set(annotations) == {"summary", "description", "runbook_url"}
+    assert annotations["runbook_url"] == f"docs/runbooks.md#{name.lower()}"
+    section = RUNBOOKS.partition(f"\n### {name}\n")[2].partition("\n##")[0]
+    for part in ("Meaning", "Impact", "Look", "Do"):
+        assert f"- **{part}:**" in section, f"docs/runbooks.md: {name} lacks {part}"
+
+
+def test_no_runbook_is_of_an_alert_that_is_gone() -> None:
+    assert re.findall(r"^### (\w+)$", RUNBOOKS, re.M) == [rule["alert"] for rule in ALERTS]
+
+
+@pytest.mark.parametrize("board", DASHBOARDS, ids=lambda board: board.stem)
+def test_dashboards_are_complete(board: Path) -> None:
+    model = json.loads(board.read_text())
+    assert model["uid"] == board.stem
+    assert model["templating"]["list"][0]["type"] == "datasource"
+    panels = model["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    titles = [panel["title"] for panel in panels]
+    assert len(set(titles)) == len(titles)
+    taken: set[tuple[int, int]] = set()
+    for panel in panels:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken, f"{panel['title']} lies on another panel"
+        assert max(x for x, _ in cells) < 24
+        taken |= cells
+        if panel["type"] != "row":
+            assert panel["description"].endswith(".")
+            assert panel["fieldConfig"]["defaults"]["unit"]
+            assert panel["datasource"]["uid"] == "${datasource}"
+
+
+@pytest.fixture
+def generator(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    spec = importlib.util.spec_from_file_location("generate", FOLDER / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for name in ("panels", "operator_view", "team_view", "job_view"):
+        sys.modules.pop(name, None)
+    return module
+
+
+def test_what_is_generated_is_up_to_date(generator: ModuleType) -> None:
+    for path, text in generator.rendered().items():
+        assert (FOLDER / path).read_text() == text, f"{path}: run make generate"
+
+
+def test_the_rule_object_holds_the_alerts() -> None:
+    rule = yaml.safe_load((FOLDER / "prometheus-rule.yaml").read_text())
+    assert rule["kind"] == "PrometheusRule"
+    held = [alert for group in rule["spec"]["groups"] for alert in group["rules"]]
+    assert held == ALERTS
+
+
+def test_the_monitor_finds_the_deployments_port() -> None:
+    monitor = yaml.safe_load((FOLDER / "pod-monitor.yaml").read_text())
+    documents = yaml.safe_load_all((ROOT / "manifests/controller/deployment.yaml").read_text())
+    deployment = next(d for d in documents if d["kind"] == "Deployment")
+    template = deployment["spec"]["template"]
+    labels = monitor["spec"]["selector"]["matchLabels"]
+    assert labels.items() <= template["metadata"]["labels"].items()
+    assert monitor["metadata"]["namespace"] == deployment["metadata"]["namespace"]
+    ports = {port["name"] for port in template["spec"]["containers"][0]["ports"]}
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint["port"] in ports
+    assert template["metadata"]["annotations"]["prometheus.io/scrape"] == "true"
+
+
+def test_kustomize_takes_every_dashboard() -> None:
+    kustomization = yaml.safe_load((FOLDER / "Kustomization").read_text())
+    (maps,) = kustomization["configMapGenerator"]
+    assert sorted(maps["files"]) == [f"grafana/{board.name}" for board in DASHBOARDS]
+    assert sum(board.stat().st_size for board in DASHBOARDS) < 262_144, "client-side apply"
