@@ -40,7 +40,6 @@ def tree_digest(top):
 """
 TRAIN = DIGEST + 'print("tree", tree_digest("."), flush=True)\n'
 RUN = "exec python3 train.py"
-SIZES = [16, pytest.param(200, marks=pytest.mark.long)]
 
 
 def tree_digest(top: Path) -> str:
@@ -104,7 +103,8 @@ def spacious(space: Space, mib: int) -> None:
     space.apply(queue("space", space.cluster.controller, storage=storage))
 
 
-@pytest.mark.parametrize("mib", SIZES)
+@pytest.mark.long
+@pytest.mark.parametrize("mib", [16, 200])
 def test_an_edit_alone_is_sent_to_the_next_job(space: Space, project: Path, mib: int) -> None:
     spacious(space, mib)
     grow(project, mib)
@@ -125,6 +125,7 @@ def base_of(pod: JsonObject) -> str:
     return pod["metadata"].get("annotations", {}).get(WORKSPACE_BASE, "")
 
 
+@pytest.mark.long
 def test_a_job_before_that_was_deleted_is_not_missed(space: Space, project: Path) -> None:
     spacious(space, 8)
     grow(project, 8)
@@ -137,6 +138,7 @@ def test_a_job_before_that_was_deleted_is_not_missed(space: Space, project: Path
     assert sent > 8 * MIB
 
 
+@pytest.mark.long
 def test_a_claim_that_cannot_be_mounted_costs_its_time_alone(space: Space, project: Path) -> None:
     spacious(space, 8)
     grow(project, 8)
