@@ -63,6 +63,6 @@ def git(**fields: Any) -> dict[str, Any]:
 
 def patch(crds: LocalCluster, name: str, body: object, *flags: str) -> str:
     """What the server says; empty if it took the patch."""
-    return crds.kubectl(
-        *("patch", "torchrunjob", name, "--type=merge", "-p", json.dumps(body), *flags), check=False
-    ).stderr
+    command = ("patch", "torchrunjob", name, "--type=merge", "-p", json.dumps(body), *flags)
+    # Kubernetes 1.33 names the type in the place of the value.
+    return crds.kubectl(*command, check=False).stderr.replace(' "object":', "")

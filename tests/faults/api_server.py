@@ -1,0 +1,297 @@
+"""The API server's behaviour towards our requests, in memory: synchronous, without a network.
+
+What it does is what the conformance tests find the real one to do. Not here, since nothing that is
+tried here depends on it: schemas, defaults, admission, authorization, other verbs and media types.
+Source: kubernetes.io, "API Concepts" and "Server-Side Apply".
+"""
+
+import itertools
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from typing import Any, NoReturn
+
+import msgspec
+from msgspec import Struct
+
+from faults import fields
+from faults.fields import Body, Manager
+from faults.selectors import matching
+from faults.store import Key, Resource, Store, Stored
+from torchrun_controller.apply import APPLY_PATCH
+from torchrun_controller.transport import ApiError
+
+DEFAULT_GRACE = 30
+_FINISHED = ("Succeeded", "Failed")
+# Stored once and served by two groups.
+_ALIASES: dict[Resource, Resource] = {("events.k8s.io/v1", "events"): ("v1", "events")}
+# The kinds whose spec has no generation of its own.
+_NO_GENERATION = frozenset({"pods", "services", "persistentvolumeclaims", "events", "leases"})
+_BEGIN_PENDING = frozenset({"Pod", "PersistentVolumeClaim"})
+
+
+class Target(Struct, frozen=True):
+    """What a path is about; without a name the collection."""
+
+    resource: Resource
+    namespace: str = ""
+    name: str = ""
+    subresource: str = ""
+
+    @property
+    def key(self) -> Key:
+        return self.namespace, self.name
+
+
+def target_of(path: str) -> Target:
+    """Take a path apart."""
+    parts = path.strip("/").split("/")
+    version, rest = (
+        (parts[1], parts[2:]) if parts[0] == "api" else ("/".join(parts[1:3]), parts[3:])
+    )
+    namespace = ""
+    if rest[0] == "namespaces" and len(rest) > 2:
+        namespace, rest = rest[1], rest[2:]
+    plural, name, subresource = (*rest, "", "")[:3]
+    resource = _ALIASES.get((version, plural), (version, plural))
+    return Target(resource, namespace, name, subresource)
+
+
+class Write(Struct, frozen=True):
+    """One write; `writer` is the client, `manager` whom the fields belong to."""
+
+    method: str
+    target: Target
+    query: Mapping[str, str]
+    body: Body
+    content_type: str
+    writer: str
+
+
+class ApiServer:
+    """`now` is the time of day. Everything that it refuses is raised as an ApiError."""
+
+    def __init__(self, now: Callable[[], datetime], installed: tuple[Resource, ...] = ()) -> None:
+        self.store = Store()
+        self.installed = installed  # kinds of gang schedulers
+        self.compacted = 0  # versions up to this one are not watched from any more
+        self._now = now
+        self._uids = itertools.count(1)
+
+    # Reading
+
+    def get(self, target: Target) -> Body:
+        """One object."""
+        return self._known(target).body
+
+    def list(self, target: Target, query: Mapping[str, str], version: int | None = None) -> Body:
+        """A collection, whole, as it is now or was at a version."""
+        match = matching(query)
+        bodies = self.store.bodies(target.resource, target.namespace)
+        if version is not None:
+            past = sorted(self.store.past(target.resource, version).items())
+            bodies = (body for key, body in past if target.namespace in ("", key[0]))
+        return {
+            "kind": "List",
+            "apiVersion": target.resource[0],
+            "metadata": {"resourceVersion": str(version or self.store.version)},
+            "items": [body for body in bodies if match(body)],
+        }
+
+    # Writing
+
+    def write(self, write: Write) -> Body:
+        """Carry out a POST, PATCH or DELETE."""
+        target = write.target
+        if write.method == "POST":
+            meta = {**write.body["metadata"], "namespace": target.namespace}
+            target = msgspec.structs.replace(target, name=meta["name"])
+            if self.store.get(target.resource, target.key) is not None:
+                refuse(409, "AlreadyExists", f"{target.resource[1]} {target.name!r} already exists")
+            return self._create(write, target, {**write.body, "metadata": meta})
+        if write.method == "DELETE":
+            return self._delete(write, self._known(target))
+        if write.content_type == APPLY_PATCH:
+            return self._apply(write)
+        known = self._known(target)
+        return self._update(write, known, merge_patched(known.body, write.body))
+
+    def _create(self, write: Write, target: Target, body: Body) -> Body:
+        manager = _manager(write, "Update")
+        owners = fields.updated({}, body, {}, manager)
+        return self._store(write, target, _event(body), owners, None)
+
+    def _update(self, write: Write, known: Stored, wanted: Body) -> Body:
+        """A plain write of what the object shall be."""
+        self._check_version(known, wanted["metadata"])
+        body = _part(write.target, known.body, wanted)
+        manager = _manager(write, "Update")
+        owners = fields.updated(known.body, body, known.owners, manager)
+        return self._store(write, write.target, body, owners, known)
+
+    def _apply(self, write: Write) -> Body:
+        target, said = write.target, write.body
+        known = self.store.get(target.resource, target.key)
+        if known is None:
+            if target.subresource:
+                self._known(target)
+            if said["metadata"].get("uid"):
+                refuse(409, "Conflict", "uid mismatch: the provided object specified uid")
+        else:
+            self._check_uid(known, said["metadata"].get("uid"))
+            self._check_version(known, said["metadata"])
+        present = known.body if known else _named(said)
+        own = {"status": said.get("status", {})} if target.subresource else _without_status(said)
+        owners = known.owners if known else {}
+        manager, force = _manager(write, "Apply"), write.query.get("force") == "true"
+        try:
+            body, owners = fields.applied(present, own, owners, manager, force=force)
+        except fields.ConflictError as error:
+            refuse(409, "Conflict", f"Apply failed with 1 conflict: {error}")
+        return self._store(write, target, body, owners, known)
+
+    def _store(
+        self, write: Write, target: Target, body: Body, owners: fields.Owners, known: Stored | None
+    ) -> Body:
+        """Put it in its place, unless nothing has changed or it was only a trial."""
+        meta = {**body["metadata"]}
+        meta.pop("resourceVersion", None)
+        if known is None:
+            meta |= {"uid": f"uid-{next(self._uids)}", "creationTimestamp": stamp(self._now())}
+            if target.resource[1] not in _NO_GENERATION:
+                meta["generation"] = 1
+            if body["kind"] in _BEGIN_PENDING:
+                body = {**body, "status": {"phase": "Pending"}}
+        else:
+            if body == known.body and owners == known.owners:
+                return known.body
+            if "generation" in meta and body.get("spec") != known.body.get("spec"):
+                meta["generation"] += 1
+            meta["resourceVersion"] = known.body["metadata"]["resourceVersion"]
+        meta["managedFields"] = _managed(owners)
+        body = {**body, "metadata": meta}
+        if write.query.get("dryRun"):
+            return body
+        if not meta.get("finalizers") and meta.get("deletionGracePeriodSeconds") == 0:
+            return self.store.remove(target.resource, target.key, write.writer)
+        return self.store.put(target.resource, body, owners, write.writer)
+
+    def _delete(self, write: Write, known: Stored) -> Body:
+        conditions = write.body.get("preconditions", {})
+        meta = known.body["metadata"]
+        for field, present in (("uid", meta["uid"]), ("resourceVersion", meta["resourceVersion"])):
+            if conditions.get(field, present) != present:
+                refuse(409, "Conflict", f"the {field} in the precondition is not {present}")
+        seconds = _grace(known.body, write.body.get("gracePeriodSeconds"))
+        if seconds == 0 and not meta.get("finalizers"):
+            return self.store.remove(write.target.resource, write.target.key, write.writer)
+        before = meta.get("deletionGracePeriodSeconds", seconds)
+        if meta.get("deletionTimestamp") and before <= seconds:
+            return known.body
+        ending: dict[str, Any] = {
+            **meta,
+            "deletionTimestamp": stamp(self._now() + timedelta(seconds=seconds)),
+            "deletionGracePeriodSeconds": seconds,
+        }
+        body = {**known.body, "metadata": ending}
+        return self.store.put(write.target.resource, body, known.owners, write.writer)
+
+    def _known(self, target: Target) -> Stored:
+        known = self.store.get(target.resource, target.key)
+        if known is None:
+            refuse(404, "NotFound", f"{target.resource[1]} {target.name!r} not found")
+        return known
+
+    def _check_uid(self, known: Stored, uid: str | None) -> None:
+        present = known.body["metadata"]["uid"]
+        if uid not in (None, present):
+            message = f"metadata.uid: Invalid value: {uid!r}: field is immutable"
+            refuse(422, "Invalid", message, field="metadata.uid")
+
+    def _check_version(self, known: Stored, meta: Body) -> None:
+        wanted = meta.get("resourceVersion")
+        if wanted not in (None, known.body["metadata"]["resourceVersion"]):
+            refuse(409, "Conflict", "the object has been modified")
+
+
+def refuse(code: int, reason: str, message: str, field: str = "") -> NoReturn:
+    """Answer with a metav1.Status."""
+    causes = [{"field": field, "message": message}] if field else []
+    details = {"causes": causes}
+    status = {"kind": "Status", "reason": reason, "message": message, "details": details}
+    raise ApiError.from_answer(code, msgspec.json.encode(status))
+
+
+def merge_patched(body: Any, patch: Any) -> Any:
+    """RFC 7386."""
+    if not isinstance(patch, dict):
+        return patch
+    merged = dict(body) if isinstance(body, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            merged.pop(key, None)
+        else:
+            merged[key] = merge_patched(merged.get(key), value)
+    return merged
+
+
+def stamp(time: datetime) -> str:
+    """A time as objects have it: in whole seconds."""
+    return f"{time.isoformat()[:19]}Z"
+
+
+def _manager(write: Write, operation: str) -> Manager:
+    name = write.query.get("fieldManager", write.writer)
+    return Manager(name, operation, write.target.subresource)
+
+
+def _managed(owners: fields.Owners) -> list[Body]:
+    return [
+        {
+            "manager": manager.name,
+            "operation": manager.operation,
+            **({"subresource": manager.subresource} if manager.subresource else {}),
+        }
+        for manager in owners
+    ]
+
+
+def _named(said: Body) -> Body:
+    meta = {
+        each: said["metadata"][each] for each in ("name", "namespace") if each in said["metadata"]
+    }
+    return {"apiVersion": said["apiVersion"], "kind": said["kind"], "metadata": meta}
+
+
+def _without_status(body: Body) -> Body:
+    return {name: value for name, value in body.items() if name != "status"}
+
+
+def _part(target: Target, known: Body, wanted: Body) -> Body:
+    """Of a write to the status only that counts, of another one all but that.
+
+    Pods, Jobs and claims keep their status beside the spec in the same way.
+    """
+    if target.subresource == "status":
+        return {**known, "status": wanted.get("status", {})}
+    present = {"status": known["status"]} if "status" in known else {}
+    return {**_without_status(wanted), **present}
+
+
+def _grace(body: Body, asked: int | None) -> int:
+    """Seconds that a pod's containers get; everything else goes at once."""
+    if body.get("kind") != "Pod":
+        return 0
+    if not body["spec"].get("nodeName") or body.get("status", {}).get("phase") in _FINISHED:
+        return 0
+    default: int = body["spec"].get("terminationGracePeriodSeconds", DEFAULT_GRACE)
+    return default if asked is None else asked
+
+
+def _event(body: Body) -> Body:
+    """An Event of events.k8s.io as the core group shows it."""
+    if body.get("kind") != "Event":
+        return body
+    body = {**body}
+    body["involvedObject"] = body.pop("regarding", {})
+    body["message"] = body.pop("note", "")
+    return body

@@ -1,0 +1,104 @@
+"""Runs with faults, each judged beside the run of the same scenario without any.
+
+    python -m faults.campaign restart "write PATCH jobs/train-r1 #1" dropped
+
+with `tests` on the path plays one of them and tells what happened (see docs/faults.md).
+"""
+
+import functools
+import random
+import sys
+from collections.abc import Iterator, Mapping
+
+import structlog
+from msgspec import Struct
+
+from faults.faults import OF_EVENTS, OF_REQUESTS, Planned, Point
+from faults.oracle import differences
+from faults.scenarios import SCENARIOS
+from faults.simulation import Outcome, simulate
+
+# Requests that come again and again, alike: the lease, discovery, watches that are opened.
+_RECURRING = ("lease ", "event MODIFIED leases", "watch GET /apis", "watch WATCH")
+RECURRENCES = 1
+# A key that fails is tried again after 5 ms and then ever later: so often within half a minute.
+LADDER = 13
+
+
+class Trial(Struct, frozen=True):
+    """A scenario with faults."""
+
+    scenario: str
+    planned: tuple[tuple[Point, str], ...]
+
+    def __str__(self) -> str:
+        return f"{self.scenario}: " + " and ".join(f"{kind} at {p}" for p, kind in self.planned)
+
+
+@functools.cache
+def without_faults(scenario: str) -> Outcome:
+    """How it goes where nothing goes wrong."""
+    return simulate(SCENARIOS[scenario])
+
+
+def points(scenario: str) -> list[Point]:
+    """Where a fault may strike."""
+    met = without_faults(scenario).points
+    return [p for p in met if p.number <= RECURRENCES or not p.what.startswith(_RECURRING)]
+
+
+def kinds_at(point: Point) -> Mapping[str, object]:
+    """The faults that may strike there."""
+    return OF_EVENTS if point.is_event else OF_REQUESTS
+
+
+def singles(scenario: str, kind: str) -> Iterator[Trial]:
+    """One fault of this kind, at each point."""
+    for point in points(scenario):
+        if kind in kinds_at(point):
+            yield Trial(scenario, ((point, kind),))
+
+
+def pair(scenario: str, chance: random.Random) -> Trial:
+    """Two faults at two points."""
+    first, second = chance.sample(points(scenario), 2)
+    return Trial(
+        scenario, tuple((at, chance.choice(sorted(kinds_at(at)))) for at in (first, second))
+    )
+
+
+def shrunk(trial: Trial) -> Trial:
+    """One fault of the trial, if that alone goes wrong."""
+    alone = (Trial(trial.scenario, (fault,)) for fault in trial.planned)
+    return next((each for each in alone if judge(each)), trial)
+
+
+def judge(trial: Trial) -> list[str]:
+    """Play it; everything that is wrong with it, nothing if nothing is."""
+    usual = without_faults(trial.scenario)
+    found = simulate(SCENARIOS[trial.scenario], dict(trial.planned), usual.state)
+    wrong = [*found.wrong, *differences(usual.state, found.state)]
+    if not found.struck:
+        wrong.append("no fault struck")
+    faults = len(trial.planned)
+    if found.writes > (1 + faults) * usual.writes:
+        wrong.append(f"{found.writes} writes in the place of {usual.writes}")
+    if found.sent > (1 + faults) * usual.sent + faults * LADDER:
+        wrong.append(f"{found.sent} requests to write in the place of {usual.sent}")
+    return wrong
+
+
+def main(scenario: str, point: str, kind: str) -> int:
+    """Play one fault and tell all that happens."""
+    what, _, number = point.rpartition(" #")
+    planned: Planned = {Point(what, int(number)): kind}
+    usual = without_faults(scenario)
+    found = simulate(SCENARIOS[scenario], planned, usual.state, tell=print)
+    wrong = judge(Trial(scenario, tuple(planned.items())))
+    print(*found.struck, *(f"WRONG: {each}" for each in wrong), sep="\n")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    structlog.reset_defaults()
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,399 @@
+"""What the simulated API server and its actors claim, as checks that run over the real ones too.
+
+`tests/faults/test_conformance.py` runs them over the simulation and
+`tests/integration/test_simulation.py` over a kube-apiserver with its controller-manager. Each is
+given a namespace of its own.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from faults.fields import Body
+from torchrun_api.kinds import CONFIG_MAPS, JOBS, PODS, TORCHRUN_JOBS, Kind
+from torchrun_controller.apply import ABSENT, APPLY_PATCH
+from torchrun_controller.leader import LEASES
+from torchrun_controller.transport import ApiError
+
+T = TypeVar("T")
+
+MERGE = "application/merge-patch+json"
+PATIENCE = 30.0
+
+
+class Api:
+    """Requests within one namespace, by a transport of either kind."""
+
+    def __init__(self, transport: Any, namespace: str) -> None:
+        self.transport = transport
+        self.namespace = namespace
+
+    async def send(
+        self,
+        method: str,
+        kind: Kind[Any],
+        name: str = "",
+        body: Body | None = None,
+        sub: str = "",
+        content: str = MERGE,
+        **query: str,
+    ) -> Body:
+        path = kind.path(self.namespace, name, sub)
+        text = None if body is None else json.dumps(body).encode()
+        content = content if method == "PATCH" else "application/json"
+        answer = await self.transport.request(
+            method, path, query=query, body=text, content_type=content
+        )
+        found: Body = json.loads(answer.body)
+        return found
+
+    async def create(self, kind: Kind[Any], name: str, **parts: Any) -> Body:
+        return await self.send("POST", kind, body=self.body(kind, name, **parts))
+
+    async def apply(
+        self,
+        kind: Kind[Any],
+        name: str,
+        manager: str = "one",
+        *,
+        sub: str = "",
+        force: bool = True,
+        **parts: Any,
+    ) -> Body:
+        query = {"fieldManager": manager} | ({"force": "true"} if force else {})
+        body = self.body(kind, name, **parts)
+        return await self.send("PATCH", kind, name, body, sub, APPLY_PATCH, **query)
+
+    def body(self, kind: Kind[Any], name: str, metadata: Body | None = None, **parts: Any) -> Body:
+        meta = {"name": name, "namespace": self.namespace, **(metadata or {})}
+        return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta, **parts}
+
+    @asynccontextmanager
+    async def watch(self, kind: Kind[Any], **query: str) -> AsyncIterator[AsyncIterator[Body]]:
+        """The frames of a watch as they come."""
+        query = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": "20", **query}
+        path = kind.path(self.namespace)
+        async with self.transport.stream(path, query=query, total=PATIENCE) as chunks:
+            yield _frames(chunks)
+
+    async def until(self, kind: Kind[Any], name: str, holds: Callable[[Body], Any]) -> Body:
+        async def look() -> Body | None:
+            found = await self.send("GET", kind, name)
+            return found if holds(found) else None
+
+        return await eventually(look)
+
+
+async def _frames(chunks: AsyncIterator[bytes]) -> AsyncIterator[Body]:
+    rest = b""
+    async for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield json.loads(line)
+
+
+async def eventually(look: Callable[[], Awaitable[T]]) -> T:
+    async with asyncio.timeout(PATIENCE):
+        while not (found := await look()):  # noqa: ASYNC110 nothing tells of a change
+            await asyncio.sleep(0.1)
+    return found
+
+
+async def refused(request: Awaitable[Body]) -> ApiError:
+    try:
+        await request
+    except ApiError as error:
+        return error
+    raise AssertionError("it was not refused")
+
+
+def version(body: Body) -> str:
+    return str(body["metadata"]["resourceVersion"])
+
+
+async def an_apply_that_expects_nothing_creates_or_is_refused(api: Api) -> None:
+    made = await api.apply(CONFIG_MAPS, "a", metadata={"resourceVersion": ABSENT}, data={"k": "1"})
+    assert made["metadata"]["uid"]
+    error = await refused(
+        api.apply(CONFIG_MAPS, "a", metadata={"resourceVersion": ABSENT}, data={"k": "2"})
+    )
+    assert error.status == 409
+    assert (await api.send("GET", CONFIG_MAPS, "a"))["data"] == {"k": "1"}
+
+
+async def an_apply_with_a_uid_meets_that_object_alone(api: Api) -> None:
+    other = {"uid": "11111111-1111-1111-1111-111111111111"}
+    assert (await refused(api.apply(CONFIG_MAPS, "a", metadata=other))).status == 409
+    made = await api.create(CONFIG_MAPS, "a", data={"k": "1"})
+    error = await refused(api.apply(CONFIG_MAPS, "a", metadata=other, data={"k": "2"}))
+    assert (error.status, {cause.field for cause in error.causes}) == (422, {"metadata.uid"})
+    own = {"uid": made["metadata"]["uid"]}
+    assert (await api.apply(CONFIG_MAPS, "a", metadata=own, data={"k": "2"}))["data"] == {"k": "2"}
+
+
+async def an_apply_of_the_same_changes_nothing(api: Api) -> None:
+    first = await api.apply(CONFIG_MAPS, "a", data={"k": "1"})
+    assert version(await api.apply(CONFIG_MAPS, "a", data={"k": "1"})) == version(first)
+
+
+async def a_manager_takes_away_only_what_is_its_own(api: Api) -> None:
+    await api.apply(CONFIG_MAPS, "a", "one", metadata={"annotations": {"x": "1", "y": "1"}})
+    await api.apply(CONFIG_MAPS, "a", "two", metadata={"annotations": {"z": "2", "y": "1"}})
+    left = await api.apply(CONFIG_MAPS, "a", "one", metadata={"annotations": {"w": "3"}})
+    assert left["metadata"]["annotations"] == {"w": "3", "z": "2", "y": "1"}
+    managers = {entry["manager"] for entry in left["metadata"]["managedFields"]}
+    assert managers == {"one", "two"}
+
+
+async def a_conflict_is_refused_without_force(api: Api) -> None:
+    await api.apply(CONFIG_MAPS, "a", "one", data={"k": "1"})
+    error = await refused(api.apply(CONFIG_MAPS, "a", "two", force=False, data={"k": "2"}))
+    assert (error.status, error.reason) == (409, "Conflict")
+    await api.apply(CONFIG_MAPS, "a", "two", force=False, data={"k": "1"})
+    await api.apply(CONFIG_MAPS, "a", "two", data={"k": "2"})
+    left = await api.apply(CONFIG_MAPS, "a", "one", data={"other": "1"})
+    assert left["data"] == {"k": "2", "other": "1"}
+
+
+async def a_plain_write_takes_a_field_over(api: Api) -> None:
+    await api.apply(CONFIG_MAPS, "a", "one", data={"k": "1", "l": "1"})
+    await api.send("PATCH", CONFIG_MAPS, "a", {"data": {"k": "2"}})
+    left = await api.apply(CONFIG_MAPS, "a", "one", data={"l": "1"})
+    assert left["data"] == {"k": "2", "l": "1"}
+
+
+async def a_trial_stores_nothing(api: Api) -> None:
+    body = api.body(CONFIG_MAPS, "a", metadata={"resourceVersion": ABSENT})
+    await api.send(
+        "PATCH", CONFIG_MAPS, "a", body, "", APPLY_PATCH, fieldManager="one", dryRun="All"
+    )
+    assert (await refused(api.send("GET", CONFIG_MAPS, "a"))).status == 404
+
+
+SPEC = {"jobQueue": "q", "numNodes": 1, "command": "true"}
+
+
+def condition(kind: str) -> Body:
+    said = {"type": kind, "status": "True", "reason": "R", "message": ""}
+    return {**said, "lastTransitionTime": "2026-01-01T00:00:00Z"}
+
+
+async def a_status_is_written_for_one_version_and_leaves_the_rest_alone(api: Api) -> None:
+    made = await api.create(TORCHRUN_JOBS, "a", spec=SPEC)
+    now = {"uid": made["metadata"]["uid"], "resourceVersion": version(made)}
+    status = {"phase": "Running", "conditions": [condition("Running")]}
+    told = await api.apply(TORCHRUN_JOBS, "a", "one", sub="status", metadata=now, status=status)
+    assert (told["metadata"]["generation"], told["status"]["phase"]) == (1, "Running")
+    late = api.apply(TORCHRUN_JOBS, "a", "one", sub="status", metadata=now, status={})
+    assert (await refused(late)).status == 409
+    gone = api.apply(TORCHRUN_JOBS, "b", "one", sub="status", metadata=now, status={})
+    assert (await refused(gone)).status == 404
+
+
+async def conditions_belong_to_whoever_says_them(api: Api) -> None:
+    await api.create(TORCHRUN_JOBS, "a", spec=SPEC)
+    said = {"phase": "Running", "conditions": [condition("Running")]}
+    await api.apply(TORCHRUN_JOBS, "a", "one", sub="status", status=said)
+    said = {"conditions": [condition("Admitted")]}
+    both = await api.apply(TORCHRUN_JOBS, "a", "two", sub="status", status=said)
+    assert {c["type"] for c in both["status"]["conditions"]} == {"Running", "Admitted"}
+    left = await api.apply(TORCHRUN_JOBS, "a", "two", sub="status", status={})
+    assert [c["type"] for c in left["status"]["conditions"]] == ["Running"]
+    assert left["status"]["phase"] == "Running"
+
+
+async def the_generation_counts_specs(api: Api) -> None:
+    await api.create(TORCHRUN_JOBS, "a", spec=SPEC)
+    noted = await api.send("PATCH", TORCHRUN_JOBS, "a", {"metadata": {"annotations": {"a": "b"}}})
+    assert noted["metadata"]["generation"] == 1
+    edited = await api.send("PATCH", TORCHRUN_JOBS, "a", {"spec": {"suspend": True}})
+    assert edited["metadata"]["generation"] == 2
+
+
+async def a_deletion_meets_exactly_what_it_names(api: Api) -> None:
+    made = await api.create(CONFIG_MAPS, "a")
+    for precondition in ({"uid": "another"}, {"resourceVersion": "1"}):
+        request = api.send("DELETE", CONFIG_MAPS, "a", {"preconditions": precondition})
+        assert (await refused(request)).status == 409
+    exact = {"uid": made["metadata"]["uid"], "resourceVersion": version(made)}
+    await api.send("DELETE", CONFIG_MAPS, "a", {"preconditions": exact})
+    gone = api.send("DELETE", CONFIG_MAPS, "a", {"preconditions": exact})
+    assert (await refused(gone)).status == 404
+
+
+async def a_finalizer_holds_an_object(api: Api) -> None:
+    await api.apply(CONFIG_MAPS, "a", metadata={"finalizers": ["torchrun.ai/queue"]})
+    await api.send("DELETE", CONFIG_MAPS, "a", {})
+    held = await api.send("GET", CONFIG_MAPS, "a")
+    assert held["metadata"]["deletionTimestamp"]
+    await api.apply(CONFIG_MAPS, "a", metadata={"finalizers": []})
+    assert (await refused(api.send("GET", CONFIG_MAPS, "a"))).status == 404
+
+
+async def a_lease_is_made_once_and_patched_by_version(api: Api) -> None:
+    made = await api.create(LEASES, "a", spec={"holderIdentity": "one"})
+    error = await refused(api.create(LEASES, "a", spec={"holderIdentity": "two"}))
+    assert (error.status, error.reason) == (409, "AlreadyExists")
+    patch = {"metadata": {"resourceVersion": version(made)}, "spec": {"holderIdentity": "two"}}
+    await api.send("PATCH", LEASES, "a", patch)
+    assert (await refused(api.send("PATCH", LEASES, "a", patch))).status == 409
+
+
+STREAMED = {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
+
+
+async def a_streamed_list_ends_with_a_bookmark_and_goes_on(api: Api) -> None:
+    for name in ("a", "b"):
+        await api.create(CONFIG_MAPS, name, metadata={"labels": {"l": "1"}})
+
+    async with api.watch(CONFIG_MAPS, labelSelector="l=1", **STREAMED) as frames:
+        listed = [await anext(frames) for _ in range(3)]
+        await api.send("PATCH", CONFIG_MAPS, "a", {"data": {"k": "1"}})
+        await api.send("PATCH", CONFIG_MAPS, "b", {"metadata": {"labels": {"l": None}}})
+        await api.send("DELETE", CONFIG_MAPS, "a", {})
+        changes = [await anext(frames) for _ in range(3)]
+    said = [(f["type"], f["object"]["metadata"].get("name")) for f in listed]
+    assert sorted(said[:2]) == [("ADDED", "a"), ("ADDED", "b")]
+    assert said[2][0] == "BOOKMARK"
+    assert "k8s.io/initial-events-end" in listed[2]["object"]["metadata"]["annotations"]
+    said = [(f["type"], f["object"]["metadata"]["name"]) for f in changes]
+    assert said == [("MODIFIED", "a"), ("DELETED", "b"), ("DELETED", "a")]
+    versions = [int(version(frame["object"])) for frame in (listed[2], *changes)]
+    assert versions == sorted(set(versions))
+
+
+async def a_watch_goes_on_from_a_version(api: Api) -> None:
+    made = await api.create(CONFIG_MAPS, "a", metadata={"labels": {"l": "1"}})
+    await api.send("PATCH", CONFIG_MAPS, "a", {"data": {"k": "1"}})
+    since = {"labelSelector": "l", "resourceVersion": version(made)}
+    async with api.watch(CONFIG_MAPS, **since) as frames:
+        frame = await anext(frames)
+    assert frame["type"] == "MODIFIED"
+
+
+async def a_watch_without_a_version_begins_with_what_is_there(api: Api) -> None:
+    await api.create(LEASES, "a")
+    await api.create(LEASES, "b")
+    async with api.watch(LEASES, fieldSelector="metadata.name=b") as frames:
+        frame = await anext(frames)
+    assert (frame["type"], frame["object"]["metadata"]["name"]) == ("ADDED", "b")
+
+
+async def a_list_has_a_version_and_what_is_selected(api: Api) -> None:
+    await api.create(CONFIG_MAPS, "a", metadata={"labels": {"l": "1"}})
+    await api.create(CONFIG_MAPS, "b")
+    found = await api.send("GET", CONFIG_MAPS, labelSelector="l=1")
+    assert [item["metadata"]["name"] for item in found["items"]] == ["a"]
+    assert int(version(found)) > 0
+
+
+CONTAINER = {"name": "trainer", "image": "i"}
+
+
+async def a_pod_without_a_node_goes_at_once_and_one_with_a_node_lingers(api: Api) -> None:
+    spec = {"containers": [CONTAINER], "restartPolicy": "Never"}
+    await api.create(PODS, "a", spec=spec)
+    await api.send("DELETE", PODS, "a", {})
+    assert (await refused(api.send("GET", PODS, "a"))).status == 404
+    await api.create(PODS, "b", spec={**spec, "nodeName": "nowhere"})
+    await api.send("DELETE", PODS, "b", {"gracePeriodSeconds": 20})
+    meta = (await api.send("GET", PODS, "b"))["metadata"]
+    assert (bool(meta["deletionTimestamp"]), meta["deletionGracePeriodSeconds"]) == (True, 20)
+    await api.send("DELETE", PODS, "b", {"gracePeriodSeconds": 0})
+    assert (await refused(api.send("GET", PODS, "b"))).status == 404
+
+
+async def what_an_owner_leaves_is_collected(api: Api) -> None:
+    owner = await api.create(CONFIG_MAPS, "owner")
+    reference = {"apiVersion": "v1", "kind": "ConfigMap", "name": "owner"}
+    reference["uid"] = owner["metadata"]["uid"]
+    await api.create(CONFIG_MAPS, "owned", metadata={"ownerReferences": [reference]})
+    await api.send("DELETE", CONFIG_MAPS, "owner", {"propagationPolicy": "Background"})
+
+    async def is_collected() -> bool:
+        found = await api.send("GET", CONFIG_MAPS)
+        return all(item["metadata"]["name"] != "owned" for item in found["items"])
+
+    await eventually(is_collected)
+
+
+async def _gang(api: Api) -> tuple[Body, list[Body]]:
+    template = {"metadata": {"labels": {"g": "1"}}}
+    template["spec"] = {"containers": [CONTAINER], "restartPolicy": "Never"}
+    size = {"completions": 2, "parallelism": 2, "completionMode": "Indexed", "backoffLimit": 0}
+    spec = {**size, "podReplacementPolicy": "Failed", "template": template}
+    job = await api.apply(JOBS, "gang", spec=spec)
+
+    async def both() -> list[Body] | None:
+        found: list[Body] = (await api.send("GET", PODS, labelSelector="g=1"))["items"]
+        return found if len(found) == 2 else None
+
+    pods = await eventually(both)
+    return job, sorted(pods, key=lambda pod: pod["metadata"]["name"])
+
+
+async def _becomes(api: Api, pod: Body, phase: str) -> None:
+    await api.send("PATCH", PODS, pod["metadata"]["name"], {"status": {"phase": phase}}, "status")
+
+
+def _says(kind: str) -> Callable[[Body], bool]:
+    def says(job: Body) -> bool:
+        conditions = job.get("status", {}).get("conditions", ())
+        return any(c["type"] == kind and c["status"] == "True" for c in conditions)
+
+    return says
+
+
+async def a_job_makes_a_pod_an_index_and_completes_with_all(api: Api) -> None:
+    job, pods = await _gang(api)
+    for index, pod in enumerate(pods):
+        meta = pod["metadata"]
+        assert meta["name"].startswith(f"gang-{index}-")
+        assert meta["labels"]["batch.kubernetes.io/job-completion-index"] == str(index)
+        (owner,) = meta["ownerReferences"]
+        assert (owner["uid"], owner["controller"]) == (job["metadata"]["uid"], True)
+        await _becomes(api, pod, "Succeeded")
+    done = await api.until(JOBS, "gang", _says("Complete"))
+    assert done["status"]["succeeded"] == 2
+
+
+async def a_job_ends_with_the_first_failure_and_takes_the_others_along(api: Api) -> None:
+    _, pods = await _gang(api)
+    await _becomes(api, pods[1], "Failed")
+    await api.until(JOBS, "gang", _says("Failed"))
+
+    async def alone() -> bool:
+        left = (await api.send("GET", PODS, labelSelector="g=1"))["items"]
+        return [pod["metadata"]["name"] for pod in left] == [pods[1]["metadata"]["name"]]
+
+    await eventually(alone)
+
+
+CHECKS: dict[str, Callable[[Api], Awaitable[None]]] = {
+    check.__name__: check
+    for check in (
+        an_apply_that_expects_nothing_creates_or_is_refused,
+        an_apply_with_a_uid_meets_that_object_alone,
+        an_apply_of_the_same_changes_nothing,
+        a_manager_takes_away_only_what_is_its_own,
+        a_conflict_is_refused_without_force,
+        a_plain_write_takes_a_field_over,
+        a_trial_stores_nothing,
+        a_status_is_written_for_one_version_and_leaves_the_rest_alone,
+        conditions_belong_to_whoever_says_them,
+        the_generation_counts_specs,
+        a_deletion_meets_exactly_what_it_names,
+        a_finalizer_holds_an_object,
+        a_lease_is_made_once_and_patched_by_version,
+        a_streamed_list_ends_with_a_bookmark_and_goes_on,
+        a_watch_goes_on_from_a_version,
+        a_watch_without_a_version_begins_with_what_is_there,
+        a_list_has_a_version_and_what_is_selected,
+        a_pod_without_a_node_goes_at_once_and_one_with_a_node_lingers,
+        what_an_owner_leaves_is_collected,
+        a_job_makes_a_pod_an_index_and_completes_with_all,
+        a_job_ends_with_the_first_failure_and_takes_the_others_along,
+    )
+}

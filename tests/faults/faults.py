@@ -1,0 +1,191 @@
+"""Faults and the points where they strike.
+
+A point is the n-th request, or the n-th event of a watch, of one name in a run, whichever process
+of the controller it concerns. Names are stable: a run without faults gives the points of all runs.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from faults.network import Call, Client, EventFault, RequestFault, Stream, error_frame
+from faults.store import Change
+from torchrun_controller.transport import ApiError, Disconnected
+
+LATE = 20.0  # seconds; a lease lasts 15, and the controller waits 10 for what it has written itself
+
+
+class Point(Struct, frozen=True, order=True):
+    """`what` is "<session> <verb> <object>", or "event <verb> <object>"; `number` counts from 1."""
+
+    what: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.what} #{self.number}"
+
+    @property
+    def is_event(self) -> bool:
+        return self.what.startswith("event ")
+
+
+class CrashBefore(RequestFault):
+    """The process dies before the request leaves it."""
+
+    async def sent(self, call: Call) -> None:
+        call.client.kill()
+        await call.client.unless_dead()
+
+
+class CrashAfterCommit(RequestFault):
+    """It dies when the server has done it, before it knows."""
+
+    async def carried_out(self, call: Call) -> None:
+        call.client.kill()
+        await call.client.unless_dead()
+
+
+class CrashAfterAnswer(RequestFault):
+    """It dies with the answer in its hands."""
+
+    def received(self, call: Call) -> None:
+        call.client.kill()
+
+
+class Refused(RequestFault):
+    """The server refuses, and does nothing."""
+
+    def __init__(self, code: int, reason: str, retry_after: float | None = None) -> None:
+        self._answer = (code, reason, "by a fault", retry_after)
+
+    async def sent(self, call: Call) -> None:
+        raise ApiError(*self._answer)
+
+
+class TimedOut(RequestFault):
+    """The request never arrives, and nothing is heard of it."""
+
+    async def sent(self, call: Call) -> None:
+        await asyncio.sleep(min(call.timeout, 30.0))
+        raise Disconnected(f"{call.method} {call.path}: timed out by a fault")
+
+
+class Dropped(RequestFault):
+    """The connection breaks when the server has done it."""
+
+    async def carried_out(self, call: Call) -> None:
+        raise Disconnected(f"{call.method} {call.path}: reset by a fault")
+
+
+class Late(RequestFault):
+    """The answer takes longer than a lease lasts."""
+
+    async def carried_out(self, call: Call) -> None:
+        await asyncio.sleep(LATE)
+
+
+class DroppedWatch(EventFault):
+    """The connection breaks and the event is lost with it."""
+
+    async def arrives(self, stream: Stream, change: Change) -> bytes | None:
+        stream.drop()
+
+
+class Delayed(EventFault):
+    """The event, and all that follow it on this watch, come late."""
+
+    async def arrives(self, stream: Stream, change: Change) -> bytes | None:
+        await asyncio.sleep(LATE)
+        return None
+
+
+class Relisted(EventFault):
+    """The server ends the watch after the event, and everything is listed again."""
+
+    async def arrives(self, stream: Stream, change: Change) -> bytes | None:
+        stream.put_next(error_frame(410, "Expired"))
+        return None
+
+
+class Compacted(EventFault):
+    """The connection breaks, and the version to go on from is gone meanwhile."""
+
+    async def arrives(self, stream: Stream, change: Change) -> bytes | None:
+        server = stream.call.client.server
+        server.compacted = max(server.compacted, server.store.version)
+        stream.drop()
+
+
+class Stale(EventFault):
+    """Another server answers the next list, and has not heard of the event for a while yet."""
+
+    SECONDS = 3.0
+
+    def __init__(self, plan: "FaultPlan") -> None:
+        self._plan = plan
+
+    async def arrives(self, stream: Stream, change: Change) -> bytes | None:
+        self._plan.behind[stream.call.path] = (change.version - 1, self.SECONDS)
+        return error_frame(410, "Expired")
+
+
+OF_REQUESTS: Mapping[str, Callable[[], RequestFault]] = {
+    "crash-before": CrashBefore,
+    "crash-after-commit": CrashAfterCommit,
+    "crash-after-answer": CrashAfterAnswer,
+    "409": lambda: Refused(409, "Conflict"),
+    "422": lambda: Refused(422, "Invalid"),
+    "429": lambda: Refused(429, "TooManyRequests", 2.0),
+    "500": lambda: Refused(500, "InternalError"),
+    "timeout": TimedOut,
+    "dropped": Dropped,
+    "late": Late,
+}
+OF_EVENTS: Mapping[str, Callable[["FaultPlan"], EventFault]] = {
+    "watch-dropped": lambda _: DroppedWatch(),
+    "watch-delayed": lambda _: Delayed(),
+    "watch-relisted": lambda _: Relisted(),
+    "watch-compacted": lambda _: Compacted(),
+    "watch-stale": lambda plan: Stale(plan),
+}
+
+Planned: TypeAlias = Mapping[Point, str]
+_NO_REQUEST_FAULT, _NO_EVENT_FAULT = RequestFault(), EventFault()
+
+
+class FaultPlan:
+    """Carries out what is planned, and notes every point that was met and the faults that struck."""
+
+    def __init__(self, planned: Planned | None = None) -> None:
+        self.behind: dict[
+            str, tuple[int, float]
+        ] = {}  # by the path of the list and watch that come next
+        self.met: list[Point] = []
+        self.struck: list[str] = []
+        self._planned = dict(planned or {})
+        self._seen: Counter[str] = Counter()
+
+    def request(self, call: Call) -> RequestFault:
+        kind = self._meet(f"{call.session} {call.method} {call.about}", call.client)
+        return OF_REQUESTS[kind]() if kind else _NO_REQUEST_FAULT
+
+    def event(self, stream: Stream, change: Change) -> EventFault:
+        kind = self._meet(f"event {change.verb} {change.name}", stream.call.client)
+        return OF_EVENTS[kind](self) if kind else _NO_EVENT_FAULT
+
+    def as_of(self, call: Call) -> tuple[int, float] | None:
+        if call.method == "GET":  # the same server is watched next
+            return self.behind.get(call.path)
+        return self.behind.pop(call.path, None)
+
+    def _meet(self, what: str, client: Client) -> str | None:
+        self._seen[what] += 1
+        point = Point(what, self._seen[what])
+        self.met.append(point)
+        kind = self._planned.get(point)
+        if kind is not None:
+            self.struck.append(f"{kind} at {point} of {client.name}")
+        return kind

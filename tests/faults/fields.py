@@ -1,0 +1,189 @@
+"""Who owns which field of an object: server-side apply's merge, on plain JSON.
+
+A field is a path of keys; an entry of an associative list is named by its key, other lists are one
+value. Source: kubernetes.io, "Server-Side Apply"; structured-merge-diff. Left out, as nothing here
+needs it: lists with several keys, sets, and ownership of maps and list entries apart from what they
+hold.
+"""
+
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+from msgspec import Struct
+
+Body: TypeAlias = dict[str, Any]
+Path: TypeAlias = tuple[str | tuple[str, str], ...]
+Fields: TypeAlias = frozenset[Path]
+
+# The key of each associative list that our objects have, by the list's own name.
+LIST_KEYS = {
+    "conditions": "type",
+    "ownerReferences": "uid",
+    "containers": "name",
+    "initContainers": "name",
+    "containerStatuses": "name",
+    "env": "name",
+    "volumes": "name",
+    "volumeMounts": "mountPath",
+}
+# What an apply says to name its object, and what only the server writes.
+_NOT_OWNED = frozenset({"apiVersion", "kind"})
+_OF_SERVER = frozenset(
+    {
+        "name",
+        "namespace",
+        "uid",
+        "resourceVersion",
+        "generation",
+        "creationTimestamp",
+        "deletionTimestamp",
+        "deletionGracePeriodSeconds",
+        "managedFields",
+    }
+)
+
+
+class Manager(Struct, frozen=True):
+    """A field manager: one name may own by apply and by update, and apart from that in the status."""
+
+    name: str
+    operation: str  # Apply or Update
+    subresource: str = ""
+
+
+Owners: TypeAlias = dict[Manager, Fields]
+
+
+class ConflictError(Exception):
+    """Another manager owns a field and says something else."""
+
+    def __init__(self, path: Path, manager: Manager) -> None:
+        super().__init__(f'conflict with "{manager.name}": {spoken(path)}')
+
+
+def applied(
+    present: Body, wanted: Body, owners: Owners, manager: Manager, *, force: bool
+) -> tuple[Body, Owners]:
+    """The object after `manager` said that it wants exactly `wanted`. Raises ConflictError."""
+    said = dict(leaves(wanted))
+    others = {other: held for other, held in owners.items() if other != manager}
+    for other, held in others.items():
+        lost = {path for path in said if path in held and _differs(present, path, said[path])}
+        if lost and not force:
+            raise ConflictError(min(lost, key=str), other)
+        others[other] = held - lost
+    elsewhere = frozenset().union(*others.values())
+    merged = present
+    for path in sorted(owners.get(manager, frozenset()) - said.keys() - elsewhere, key=str):
+        if not _holds_more(value_at(merged, path)):
+            merged = without(merged, path)
+    for path, value in said.items():
+        found = value_at(merged, path)
+        if found != value and (value != {} or not _holds_more(found)):
+            merged = with_value(merged, path, value)
+    return merged, _kept({**others, manager: frozenset(said)})
+
+
+def updated(before: Body, after: Body, owners: Owners, manager: Manager) -> Owners:
+    """Who owns what after a plain write: the writer owns what it changed."""
+    # A part that is the same object in both is left alone: most writes touch one of three.
+    parts = {key for key in before.keys() | after.keys() if before.get(key) is not after.get(key)}
+    old, new = (
+        dict(leaves({key: body[key] for key in parts if key in body})) for body in (before, after)
+    )
+    changed = frozenset(path for path, value in new.items() if old.get(path) != value)
+    kept = {
+        other: frozenset(p for p in held if p[0] not in parts or p in new) - changed
+        for other, held in owners.items()
+    }
+    return _kept({**kept, manager: kept.get(manager, frozenset()) | changed})
+
+
+def _differs(present: Body, path: Path, said: Any) -> bool:
+    found = value_at(present, path)
+    return bool(found != said and not (said == {} and _holds_more(found)))
+
+
+def _holds_more(value: Any) -> bool:
+    """Whether a map is not empty: then it is its fields that have owners."""
+    return isinstance(value, dict) and bool(value)
+
+
+def _kept(owners: Owners) -> Owners:
+    return {manager: held for manager, held in owners.items() if held}
+
+
+def leaves(body: Body) -> Iterator[tuple[Path, Any]]:
+    """Every field that can be owned, with its value."""
+    for key, value in body.items():
+        if key in _NOT_OWNED:
+            continue
+        if key == "metadata":
+            value = {name: each for name, each in value.items() if name not in _OF_SERVER}
+        yield from _leaves((key,), key, value)
+
+
+def _leaves(path: Path, name: str, value: Any) -> Iterator[tuple[Path, Any]]:
+    if isinstance(value, dict) and value:
+        for key, each in value.items():
+            yield from _leaves((*path, key), key, each)
+    elif isinstance(value, list) and name in LIST_KEYS and _have(LIST_KEYS[name], value):
+        key = LIST_KEYS[name]
+        for entry in value:
+            yield from _leaves((*path, (key, entry[key])), "", entry)
+    else:
+        yield path, value
+
+
+def _have(key: str, entries: list[Any]) -> bool:
+    """Whether each entry has a key of its own; else the list, which no schema lets in, is one value."""
+    keys = [entry.get(key) for entry in entries if isinstance(entry, dict)]
+    texts = {each for each in keys if isinstance(each, str)}
+    return len(texts) == len(entries)
+
+
+def value_at(body: Any, path: Path) -> Any:
+    """The value at a path; None where there is none."""
+    for step in path:
+        if isinstance(step, tuple):
+            body = next((e for e in body or () if e.get(step[0]) == step[1]), None)
+        else:
+            body = body.get(step) if isinstance(body, dict) else None
+    return body
+
+
+def with_value(body: Any, path: Path, value: Any) -> Any:
+    """A copy of the body with the value at the path."""
+    if not path:
+        return value
+    step, rest = path[0], path[1:]
+    if isinstance(step, str):
+        known = body if isinstance(body, dict) else {}
+        return {**known, step: with_value(known.get(step), rest, value)}
+    entries = list(body or ())
+    for at, entry in enumerate(entries):
+        if entry.get(step[0]) == step[1]:
+            entries[at] = with_value(entry, rest, value)
+            return entries
+    return [*entries, with_value({step[0]: step[1]}, rest, value)]
+
+
+def without(body: Any, path: Path) -> Any:
+    """A copy of the body without what is at the path, and without what that leaves empty."""
+    step, rest = path[0], path[1:]
+    if isinstance(step, str):
+        if not isinstance(body, dict) or step not in body:
+            return body
+        left = without(body[step], rest) if rest else None
+        kept = {key: value for key, value in body.items() if key != step}
+        return kept | {step: left} if left else kept
+    entries = [
+        entry if entry.get(step[0]) != step[1] else without(entry, rest) for entry in body or ()
+    ]
+    return [entry for entry in entries if entry]
+
+
+def spoken(path: Path) -> str:
+    """A path as the API server writes it."""
+    steps = (f'[{s[0]}="{s[1]}"]' if isinstance(s, tuple) else f".{s}" for s in path)
+    return "".join(steps)

@@ -1,0 +1,172 @@
+"""Random histories: users, pods and faults in any order, and then a time in which all is well.
+
+Nothing is compared with a run without faults, which would have gone another way. What must hold at
+every change is the oracle's; in the end every job must be over, and a new leader must find nothing
+to do.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from msgspec import Struct
+
+import virtual_time
+from faults.cluster import JOBS, PODS, End
+from faults.faults import OF_EVENTS, OF_REQUESTS, FaultPlan
+from faults.fields import Body
+from faults.network import Call, EventFault, RequestFault, Stream
+from faults.oracle import TORCHRUN_QUEUES
+from faults.scenarios import ZIP, well
+from faults.simulation import NAMESPACE, Scenario, Simulation, quiet
+from faults.store import Change
+from torchrun_api import names
+from torchrun_controller.reconcile.phases import TERMINAL
+
+ACTIONS = (
+    "submit",
+    "submit",
+    "delete",
+    "suspend",
+    "resume",
+    "scale",
+    "fail",
+    "evict",
+    "delete-gang",
+    "edit-queue",
+    "kill",
+    "terminate",
+)
+REST = 65.0  # seconds without a write: what was refused of a queue is tried again after 60
+NAMES = ("one", "two")
+SHAPES = (
+    {"elastic": {"minNodes": 1, "maxNodes": 3}},
+    {"numNodes": 3, "head": {"nodeResources": {"cpus": 1}}},
+)
+Strikes: TypeAlias = dict[int, int]  # kinds of faults by the number of the request or event
+
+
+class Step(Struct, frozen=True):
+    """Something that happens, so many seconds after the step before; `which` chooses among what is."""
+
+    after: float
+    action: str
+    which: int
+
+
+class RandomFaults(FaultPlan):
+    """Strikes at the n-th of all requests and events."""
+
+    def __init__(self, strikes: Strikes) -> None:
+        super().__init__()
+        self._strikes = strikes
+
+    def request(self, call: Call) -> RequestFault:
+        usual = super().request(call)
+        number = self._strikes.get(len(self.met))
+        return usual if number is None else list(OF_REQUESTS.values())[number % len(OF_REQUESTS)]()
+
+    def event(self, stream: Stream, change: Change) -> EventFault:
+        usual = super().event(stream, change)
+        number = self._strikes.get(len(self.met))
+        return usual if number is None else list(OF_EVENTS.values())[number % len(OF_EVENTS)](self)
+
+    def stop(self) -> None:
+        """From now on all is well."""
+        self._strikes = {}
+
+
+def serves(pod: Body) -> End | None:
+    """As `well`, but for workers beside a head, who go on until they are ended."""
+    return None if pod["metadata"]["labels"].get(names.ROLE_LABEL) == names.WORKER else well(pod)
+
+
+def play(steps: Sequence[Step], strikes: Strikes) -> list[str]:
+    """One history; what went wrong, nothing if nothing did."""
+
+    async def run() -> list[str]:
+        plan = RandomFaults(strikes)
+        history = _History(steps, plan)
+        simulation = Simulation(Scenario("history", history.play, serves, replicas=2), plan)
+        await simulation.run()
+        # Two faults of the lease may cost it, and then the process has to go.
+        return [each for each in simulation.oracle.wrong if "NotLeader" not in each]
+
+    with quiet():
+        return virtual_time.run(run())
+
+
+class _History:
+    def __init__(self, steps: Sequence[Step], plan: RandomFaults) -> None:
+        self._steps = steps
+        self._plan = plan
+
+    async def play(self, world: Simulation) -> None:
+        world.make_queue()
+        for step in self._steps:
+            await asyncio.sleep(step.after)
+            self._act(world, step)
+        self._plan.stop()
+        for name in NAMES:
+            if world.job(name) is not None:
+                world.edit(name, suspend=False)
+        for name in NAMES:
+            await world.until(f"{name} is over", lambda name=name: _over(world, name))
+        await world.rest(REST)
+        before = world.writes
+        (await world.leader()).client.kill()
+        await world.leader()
+        await world.rest()
+        if world.writes != before:
+            world.oracle.wrong.append(f"a new leader writes {world.writes - before} times at rest")
+
+    def _act(self, world: Simulation, step: Step) -> None:
+        name = NAMES[step.which % len(NAMES)]
+        job = world.job(name)
+        match step.action:
+            case "submit" if job is None:
+                spec = {"volumes": ZIP} if step.which % 3 == 0 else {}
+                world.submit(name, reliability={"maxRestarts": 2}, **SHAPES[step.which % 2], **spec)
+            case "delete" if job is not None:
+                world.delete(name)
+            case "suspend" | "resume" if job is not None:
+                world.edit(name, suspend=step.action == "suspend")
+            case "scale" if job is not None and "elastic" in job["spec"]:
+                world.edit(name, numNodes=1 + step.which % 3)
+            case "edit-queue":
+                world.edit("gpu", TORCHRUN_QUEUES, image=f"trainer:{step.which}")
+            case "fail" | "evict":
+                self._end_worker(world, step)
+            case "delete-gang":
+                self._delete_gang(world, name)
+            case "kill" | "terminate":
+                replica = world.replicas[step.which % len(world.replicas)]
+                for process in replica.processes[-1:]:
+                    process.client.kill() if step.action == "kill" else process.terminate()
+
+    def _end_worker(self, world: Simulation, step: Step) -> None:
+        working = [
+            pod
+            for pod in world.store.bodies(PODS)
+            if pod["metadata"]["labels"].get(names.COMPONENT_LABEL) == names.WORKER
+            and pod["status"]["phase"] == "Running"
+        ]
+        if not working:
+            return
+        pod = working[step.which % len(working)]
+        if step.action == "fail":
+            world.nodes.end(pod["metadata"]["uid"], End(0, 1, "boom"))
+        else:
+            world.hands.delete(PODS, pod)
+
+    def _delete_gang(self, world: Simulation, name: str) -> None:
+        """Only one that the status tells of: else nothing is left that knows its number."""
+        status = world.status(name)
+        child = world.store.get(JOBS, (NAMESPACE, names.child_job(name, status.get("attempt", 0))))
+        if child is not None and status.get("workers") is not None:
+            world.hands.delete(JOBS, child.body)
+
+
+def _over(world: Simulation, name: str) -> bool:
+    job: Body | None = world.job(name)
+    return job is None or job.get("status", {}).get("phase") in TERMINAL

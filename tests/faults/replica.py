@@ -1,0 +1,97 @@
+"""One controller process: the real thing on a simulated network, and whoever starts it again."""
+
+import asyncio
+import random
+from collections.abc import Callable
+from datetime import datetime
+
+from faults.api_server import ApiServer
+from faults.network import Client, Faults
+from torchrun_controller.assembly import Controller, Parts, Sessions, assemble
+from torchrun_controller.clock import Clock
+from torchrun_controller.metrics import Metrics
+from torchrun_controller.reader import Answers
+from torchrun_controller.settings import Settings, parse
+
+SETTINGS: Settings = parse(["--runtime-image", "runtime:1", "--lease-namespace", "system"], {})
+RESTART = 1.0  # seconds until a process that has ended is started again
+
+
+class Process:
+    """One life of a controller."""
+
+    def __init__(
+        self, name: str, server: ApiServer, faults: Faults, now: Callable[[], datetime]
+    ) -> None:
+        self.client = Client(name, server, faults)
+        self.metrics = Metrics()
+        answers = Answers(self.metrics.observe_request)
+        sessions = Sessions(
+            self.client.session("watch", answers.observe),
+            self.client.session("write", self.metrics.observe_request),
+            self.client.session("lease", self.metrics.observe_request),
+            answers,
+        )
+        loop = asyncio.get_running_loop()
+        clock = Clock(monotonic=loop.time, wall=now, jitter=random.Random(name).random)
+        self.parts: Parts = assemble(SETTINGS, sessions, self.metrics, clock, name)
+        self._told = asyncio.Event()
+        self.exit: BaseException | None = None
+        self._dead = asyncio.Event()
+        self.client.ended = self._dead.set
+
+    async def run(self) -> None:
+        """Live to the end of it; `exit` says what that was."""
+        working = asyncio.create_task(Controller(self.parts, self._until_told).run())
+        dying = asyncio.create_task(self._dead.wait())
+        try:
+            await asyncio.wait((working, dying), return_when=asyncio.FIRST_COMPLETED)
+            if working.done() and not self.killed:
+                self.exit = working.exception() or self._unless_told()
+        finally:
+            self.client.alive = False
+            dying.cancel()
+            while not working.done():  # what is told to end already may miss that it is killed
+                working.cancel()
+                await asyncio.wait((working,), timeout=0.1)
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        self._told.set()
+
+    @property
+    def leads(self) -> bool:
+        return self.client.alive and self.parts.leader.may_write()
+
+    def _unless_told(self) -> Exception | None:
+        return None if self._told.is_set() else RuntimeError("it ended for no reason")
+
+    @property
+    def killed(self) -> bool:
+        return self._dead.is_set()
+
+    async def _until_told(self) -> None:
+        await self._told.wait()
+
+
+class Replica:
+    """A pod of the Deployment: process after process, each with an identity of its own."""
+
+    def __init__(
+        self, name: str, server: ApiServer, faults: Faults, now: Callable[[], datetime]
+    ) -> None:
+        self.name = name
+        self.processes: list[Process] = []
+        self._make = lambda number: Process(f"{name}-{number}", server, faults, now)
+
+    @property
+    def process(self) -> Process:
+        """The one that lives, or the last that did."""
+        return self.processes[-1]
+
+    async def run(self) -> None:
+        """Start a process whenever there is none."""
+        while True:
+            self.processes.append(self._make(len(self.processes)))
+            await self.process.run()
+            await asyncio.sleep(RESTART)

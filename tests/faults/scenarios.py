@@ -1,0 +1,141 @@
+"""The reference scenarios: what users do with jobs, and how their pods fare.
+
+Pods work for longer than a new leader needs to take over, so that a fault finds them at work.
+"""
+
+from collections.abc import Iterator
+
+from faults.cluster import PODS, End
+from faults.fields import Body
+from faults.oracle import TORCHRUN_JOBS, TORCHRUN_QUEUES
+from faults.simulation import NAMESPACE, Scenario, Simulation
+from torchrun_api import names
+
+TRAINING = 40.0  # seconds of a worker, others take SYNCING
+SYNCING = 3.0
+ZIP = {"workspace": {"source": "zip", "delivery": "shared"}}
+
+
+def well(pod: Body) -> End:
+    """Everything succeeds."""
+    component = pod["metadata"]["labels"][names.COMPONENT_LABEL]
+    return End(TRAINING if component == names.WORKER else SYNCING)
+
+
+def first_gang_stays(pod: Body) -> End | None:
+    """It ends when it is told to."""
+    return None if pod["metadata"]["labels"].get(names.ATTEMPT_LABEL) == "0" else well(pod)
+
+
+def first_gang_fails(pod: Body) -> End:
+    """One worker of the first gang fails by itself."""
+    labels = pod["metadata"]["labels"]
+    if (labels[names.ATTEMPT_LABEL], labels[names.COMPLETION_INDEX_LABEL]) == ("0", "1"):
+        return End(20.0, 1, "Traceback: no such file")
+    return well(pod)
+
+
+async def success(world: Simulation) -> None:
+    world.make_queue()
+    world.submit()
+    await world.reaches("Succeeded")
+
+
+async def restart(world: Simulation) -> None:
+    world.make_queue()
+    world.submit()
+    await world.reaches("Succeeded", attempt=1)
+
+
+async def suspend(world: Simulation) -> None:
+    world.make_queue()
+    world.submit()
+    await world.reaches("Running")
+    world.edit(suspend=True)
+    await world.reaches("Suspended")
+    await world.until("no pods", lambda: not list(world.store.bodies(PODS, NAMESPACE)))
+    world.edit(suspend=False)
+    await world.reaches("Succeeded")
+
+
+async def scale(world: Simulation) -> None:
+    world.make_queue()
+    world.submit(elastic={"minNodes": 1, "maxNodes": 3})
+    await world.reaches("Running")
+    world.edit(numNodes=3)
+    await world.reaches("Succeeded", numNodes=3)
+
+
+async def delete(world: Simulation) -> None:
+    world.make_queue()
+    world.submit()
+    await world.reaches("Running")
+    world.delete()
+    await world.until("nothing is left", lambda: not list(_made(world)))
+
+
+async def queue(world: Simulation) -> None:
+    """It is missing, comes, and changes under a job that runs."""
+    world.submit()
+    await world.reaches("Pending", reason="QueueNotFound")
+    world.make_queue()
+    await world.reaches("Running")
+    world.edit("gpu", TORCHRUN_QUEUES, image="trainer:2")
+    await world.until(
+        "the edit is seen", lambda: world.queue_status().get("observedGeneration") == 2
+    )
+    world.submit("later")
+    await world.reaches("Succeeded")
+    await world.reaches("Succeeded", "later")
+
+
+async def leader(world: Simulation) -> None:
+    """The leader is told to end while a job runs."""
+    world.make_queue()
+    world.submit()
+    await world.reaches("Running")
+    (await world.leader()).terminate()
+    await world.reaches("Succeeded")
+
+
+async def workspace(world: Simulation) -> None:
+    world.make_queue()
+    world.submit(volumes=ZIP)
+    await world.reaches("Succeeded")
+
+
+async def gangs(world: Simulation) -> None:
+    """Two jobs, and room for one: the second is admitted when the first has ended."""
+    world.make_queue(
+        quota={"nodes": 2}, scheduling={"scheduler": "scheduler-plugins", "gang": "coscheduling"}
+    )
+    world.submit()
+    await world.reaches("Running")
+    world.submit("later")
+    await world.reaches("Succeeded", "later")
+
+
+def _made(world: Simulation) -> Iterator[Body]:
+    """Whatever belongs to a job, and jobs."""
+    for resource, body in world.store.everything():
+        labels = body["metadata"].get("labels", {})
+        if resource == TORCHRUN_JOBS or names.MANAGED_BY_LABEL in labels:
+            yield body
+
+
+COSCHEDULING = (("scheduling.x-k8s.io/v1alpha1", "podgroups"),)
+
+SCENARIOS = {
+    scenario.name: scenario
+    for scenario in (
+        Scenario("success", success, well),
+        Scenario("restart", restart, first_gang_fails),
+        Scenario("suspend", suspend, first_gang_stays),
+        Scenario("scale", scale, first_gang_stays),
+        Scenario("delete", delete, well),
+        Scenario("queue", queue, well),
+        Scenario("leader", leader, well, replicas=2),
+        Scenario("workspace", workspace, well),
+        Scenario("gangs", gangs, well, installed=COSCHEDULING),
+    )
+}

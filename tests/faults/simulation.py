@@ -1,0 +1,305 @@
+"""One run: a scenario, played on a cluster of actors to real controllers, in virtual time."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import structlog
+from msgspec import Struct
+
+import virtual_time
+from faults import oracle
+from faults.api_server import ApiServer
+from faults.cluster import JOBS, GarbageCollector, Hands, JobController, Nodes, Script
+from faults.faults import FaultPlan, Planned, Point
+from faults.fields import Body
+from faults.oracle import EVENTS, LEASES, TORCHRUN_JOBS, TORCHRUN_QUEUES, Oracle
+from faults.replica import Process, Replica
+from faults.store import Change, Resource
+from torchrun_api import names
+
+START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+NAMESPACE = "team"
+# Virtual seconds.
+PATIENCE = 1200.0  # for one step of a scenario
+REST = 12.0  # without a write: longer than any pause of the controller between two steps
+RESTLESS = 900.0  # at the most until rest
+CONVERGENCE = 400.0  # at the most until the wanted end
+
+
+class Stuck(Exception):  # noqa: N818 named for the state
+    """What a scenario waits for does not come."""
+
+
+class Scenario(Struct, frozen=True):
+    """What users do, and what their pods do. `installed` are kinds of gang schedulers."""
+
+    name: str
+    play: Callable[["Simulation"], Awaitable[None]]
+    script: Script
+    replicas: int = 1
+    installed: tuple[Resource, ...] = ()
+
+
+class Outcome(Struct, frozen=True):
+    """What came of a run. `sent` are requests to write, `writes` those that changed something.
+
+    The lease and events are not counted.
+    """
+
+    wrong: list[str]
+    state: dict[str, Any]
+    points: list[Point]
+    struck: list[str]
+    sent: int
+    writes: int
+    seconds: float
+
+
+class Simulation:
+    """A cluster, the users of a namespace, and the controller's replicas."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        plan: FaultPlan,
+        wanted: dict[str, Any] | None = None,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.server = ApiServer(self.now, scenario.installed)
+        self.store = self.server.store
+        self.oracle = Oracle(self.store, self._is_ours)
+        self.hands = Hands(self.server, "a-user")
+        self.plan = plan
+        self.replicas = [
+            Replica(name, self.server, plan, self.now)
+            for name in ("a", "b", "c")[: scenario.replicas]
+        ]
+        GarbageCollector(self.server, self.now, "garbage-collector")
+        JobController(self.server, self.now)
+        self.nodes = Nodes(self.server, self.now, scenario.script)
+        self._scenario = scenario
+        self._wanted = wanted
+        self._changed = asyncio.Event()
+        self._last_write = 0.0
+        self.writes = 0
+        self._tell = tell
+        self.store.subscribe(self._note)
+        self._make_strangers()
+
+    def now(self) -> datetime:
+        """The time of day."""
+        return START + timedelta(seconds=self._loop.time())
+
+    def _make_strangers(self) -> None:
+        """Objects of somebody else that bear the label of our jobs."""
+        labels = {names.JOB_LABEL: "train", names.ATTEMPT_LABEL: "0"}
+        meta = {"name": "stranger", "namespace": NAMESPACE, "labels": labels}
+        container = {"name": "main", "image": "theirs:1"}
+        template = {"metadata": {"labels": {}}, "spec": {"containers": [container]}}
+        spec = {"completions": 1, "parallelism": 1, "suspend": True, "template": template}
+        for resource, kind in ((JOBS, "Job"), (("v1", "services"), "Service")):
+            body = {"apiVersion": resource[0], "kind": kind, "metadata": meta, "spec": spec}
+            self.hands.create(resource, body)
+
+    async def run(self) -> None:
+        """Play the scenario and wait for rest; what goes wrong is in the oracle's notes."""
+        tasks = [asyncio.create_task(self._start(at)) for at in range(len(self.replicas))]
+        try:
+            await self._scenario.play(self)
+            await self.rest()
+        except Stuck as error:
+            self.oracle.wrong.append(f"stuck: {error}")
+        finally:
+            self._check_processes()
+            for task in tasks:
+                task.cancel()
+            ends = await asyncio.gather(*tasks, return_exceptions=True)
+        for end in ends:
+            if isinstance(end, Exception):
+                self.oracle.wrong.append(f"a replica broke: {end!r}")
+
+    async def _start(self, number: int) -> None:
+        """The first replica gets the lease."""
+        await asyncio.sleep(0.1 * number)
+        await self.replicas[number].run()
+
+    # What users do
+
+    def submit(self, name: str = "train", **spec: Any) -> None:
+        """Create a TorchrunJob."""
+        wanted = {"jobQueue": "gpu", "command": "python train.py", "numNodes": 2, **spec}
+        self._create(TORCHRUN_JOBS, "TorchrunJob", name, wanted)
+
+    def make_queue(self, **spec: Any) -> None:
+        """Create the TorchrunQueue."""
+        self._create(TORCHRUN_QUEUES, "TorchrunQueue", "gpu", {"image": "trainer:1", **spec})
+
+    def _create(self, resource: Resource, kind: str, name: str, spec: Body) -> None:
+        meta = {"name": name, "namespace": NAMESPACE}
+        body = {"apiVersion": resource[0], "kind": kind, "metadata": meta, "spec": spec}
+        self.hands.create(resource, body)
+
+    def edit(self, name: str = "train", resource: Resource = TORCHRUN_JOBS, **spec: Any) -> None:
+        """Change the spec of a job, or of something else."""
+        known = self.store.get(resource, (NAMESPACE, name))
+        assert known is not None
+        self.hands.patch(resource, known.body, {"spec": spec})
+
+    def delete(self, name: str = "train") -> None:
+        """Delete a TorchrunJob."""
+        known = self.store.get(TORCHRUN_JOBS, (NAMESPACE, name))
+        assert known is not None
+        self.hands.delete(TORCHRUN_JOBS, known.body)
+
+    def job(self, name: str = "train") -> Body | None:
+        """The TorchrunJob."""
+        known = self.store.get(TORCHRUN_JOBS, (NAMESPACE, name))
+        return known.body if known else None
+
+    def status(self, name: str = "train") -> Body:
+        """Its status, as far as there is one."""
+        status: Body = (self.job(name) or {}).get("status", {})
+        return status
+
+    def queue_status(self) -> Body:
+        """Status of the TorchrunQueue."""
+        known = self.store.get(TORCHRUN_QUEUES, (NAMESPACE, "gpu"))
+        status: Body = known.body.get("status", {}) if known else {}
+        return status
+
+    async def reaches(self, phase: str, name: str = "train", **status: Any) -> None:
+        """Wait for a phase, and for other fields of the status. Raises Stuck."""
+        wanted = {"phase": phase, **status}
+
+        def there() -> bool:
+            found = self.status(name)
+            return all(found.get(field) == value for field, value in wanted.items())
+
+        await self.until(f"{name} {wanted}", there)
+
+    async def until(self, what: str, holds: Callable[[], bool]) -> None:
+        """Wait until something holds. Raises Stuck."""
+        try:
+            async with asyncio.timeout(PATIENCE):
+                while not holds():
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            raise Stuck(f"{what}; {self.status()}") from None
+
+    async def leader(self) -> Process:
+        """Wait until a process leads."""
+        while (found := self._leader()) is None:  # noqa: ASYNC110 no change tells of it
+            await asyncio.sleep(0.1)
+        return found
+
+    def _leader(self) -> Process | None:
+        living = (replica.process for replica in self.replicas if replica.processes)
+        return next((process for process in living if process.leads), None)
+
+    # The end
+
+    async def rest(self, idle: float = REST) -> None:
+        """Until nothing was written for a while and the leader has nothing to do. Raises Stuck."""
+        deadline = self._loop.time() + RESTLESS
+        self._late = self._loop.time() + CONVERGENCE
+        while left := self._unfinished(idle):
+            if self._loop.time() > deadline:
+                raise Stuck(f"no rest: {left}")
+            await asyncio.sleep(1.0)
+
+    def _unfinished(self, idle: float) -> str:
+        """What keeps all from being at rest, "" for nothing."""
+        if self._loop.time() - self._last_write < idle:
+            return "writes go on"
+        leader = self._leader()
+        if leader is None:
+            return "nobody leads"
+        for name, queue in leader.parts.queues.items():
+            if len(queue) or queue._processing or queue._limiter._failures:
+                return f"the keys of {name}: {queue._dirty} {queue._processing}"
+        if self._wanted is not None and self._loop.time() < self._late:
+            found = oracle.differences(self._wanted, oracle.end_state(self.store))
+            self._last_write = self._loop.time()
+            return found[0] if found else ""
+        return ""
+
+    def _check_processes(self) -> None:
+        """None may have ended by itself, or met a bug."""
+        for process in (p for replica in self.replicas for p in replica.processes):
+            if process.exit is not None:
+                self.oracle.wrong.append(f"process {process.client.name} ended: {process.exit!r}")
+            if bugs := process.metrics.reconcile_panics._value.get():
+                self.oracle.wrong.append(f"process {process.client.name} met {bugs} bugs")
+
+    def _is_ours(self, writer: str) -> bool:
+        return any(writer == p.client.name for r in self.replicas for p in r.processes)
+
+    def _note(self, change: Change) -> None:
+        self._changed.set()
+        if change.resource not in (LEASES, EVENTS):
+            self._last_write = self._loop.time()
+            self.writes += self._is_ours(change.writer)
+            if self._tell is not None:
+                self._tell(self._told(change))
+
+    def _told(self, change: Change) -> str:
+        status = change.body.get("status", {})
+        said = [str(status[field]) for field in ("phase", "reason", "message") if field in status]
+        what = f"{change.writer} {change.verb} {change.name}"
+        return f"{self._loop.time():8.3f} s  {what}  {': '.join(said)}"
+
+    def outcome(self) -> Outcome:
+        """What came of it."""
+        sent = [point for point in self.plan.met if is_write(point)]
+        return Outcome(
+            wrong=self.oracle.wrong,
+            state=oracle.end_state(self.store),
+            points=self.plan.met,
+            struck=self.plan.struck,
+            sent=len(sent),
+            writes=self.writes,
+            seconds=self._loop.time(),
+        )
+
+
+def is_write(point: Point) -> bool:
+    """Whether a request wrote, the lease and events apart."""
+    session, verb, about = point.what.split(" ", 2)
+    return session == "write" and verb != "GET" and not about.startswith("events")
+
+
+def simulate(
+    scenario: Scenario,
+    planned: Planned | None = None,
+    wanted: dict[str, Any] | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> Outcome:
+    """One run in virtual time; it is given time to come to the `wanted` end.
+
+    `tell` hears of every change, in a line each.
+    """
+
+    async def play() -> Outcome:
+        simulation = Simulation(scenario, FaultPlan(planned), wanted, tell)
+        await simulation.run()
+        return simulation.outcome()
+
+    with quiet():
+        return virtual_time.run(play())
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without log lines: formatting them would take half of the time."""
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    try:
+        yield
+    finally:
+        structlog.configure(**before)

@@ -1,0 +1,136 @@
+"""Objects by version, and every change in order: what etcd and the watch cache are to an API server.
+
+Objects are never changed in place, so whoever holds one holds a state of the past.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from faults.fields import Body, Owners
+
+Resource: TypeAlias = tuple[str, str]  # apiVersion and plural
+Key: TypeAlias = tuple[str, str]  # namespace and name
+Verb: TypeAlias = Literal["ADDED", "MODIFIED", "DELETED"]
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Stored(Struct, frozen=True):
+    """One state of an object."""
+
+    body: Body
+    owners: Owners
+
+    @property
+    def version(self) -> int:
+        return int(self.body["metadata"]["resourceVersion"])
+
+
+class Change(Struct):
+    """One step of the world: what an object was and is."""
+
+    version: int
+    resource: Resource
+    verb: Verb
+    old: Body | None
+    body: Body  # of a deleted object the last state, with the version of its end
+    writer: str
+    _text: bytes = b""
+
+    @property
+    def text(self) -> bytes:
+        """The object as JSON."""
+        if not self._text:
+            self._text = _encode(self.body)
+        return self._text
+
+    @property
+    def name(self) -> str:
+        return spoken(self.resource[1], self.body["metadata"]["name"])
+
+
+Listener: TypeAlias = Callable[[Change], None]
+
+
+class Store:
+    """All objects and all their past. The first version is 2: 1 is that of the empty store."""
+
+    def __init__(self) -> None:
+        self.version = 1
+        self.changes: list[Change] = []
+        self._objects: dict[Resource, dict[Key, Stored]] = {}
+        self._listeners: list[Listener] = []
+
+    def subscribe(self, listener: Listener) -> None:
+        """Have each change told at once."""
+        self._listeners.append(listener)
+
+    def unsubscribe(self, listener: Listener) -> None:
+        self._listeners.remove(listener)
+
+    def get(self, resource: Resource, key: Key) -> Stored | None:
+        return self._objects.get(resource, {}).get(key)
+
+    def bodies(self, resource: Resource, namespace: str = "") -> Iterator[Body]:
+        """All objects of a kind, in order of their names."""
+        for key, stored in sorted(self._objects.get(resource, {}).items()):
+            if namespace in ("", key[0]):
+                yield stored.body
+
+    def everything(self) -> Iterator[tuple[Resource, Body]]:
+        for resource in sorted(self._objects):
+            for body in self.bodies(resource):
+                yield resource, body
+
+    def past(self, resource: Resource, version: int) -> dict[Key, Body]:
+        """The objects of a kind as they were at a version."""
+        found: dict[Key, Body] = {}
+        for change in self.changes:
+            if change.version > version:
+                break
+            if change.resource == resource:
+                key = key_of(change.body)
+                found[key] = change.body
+                if change.verb == "DELETED":
+                    del found[key]
+        return found
+
+    def put(self, resource: Resource, body: Body, owners: Owners, writer: str) -> Body:
+        """Create or replace; gives the object its new version."""
+        objects = self._objects.setdefault(resource, {})
+        key = key_of(body)
+        known = objects.get(key)
+        body = self._stamped(body)
+        objects[key] = Stored(body, owners)
+        verb: Verb = "MODIFIED" if known else "ADDED"
+        self._tell(Change(self.version, resource, verb, known and known.body, body, writer))
+        return body
+
+    def remove(self, resource: Resource, key: Key, writer: str) -> Body:
+        """Take an object out for good; KeyError if it is not there."""
+        old = self._objects[resource].pop(key).body
+        body = self._stamped(old)
+        self._tell(Change(self.version, resource, "DELETED", old, body, writer))
+        return body
+
+    def _stamped(self, body: Body) -> Body:
+        self.version += 1
+        return {**body, "metadata": {**body["metadata"], "resourceVersion": str(self.version)}}
+
+    def _tell(self, change: Change) -> None:
+        self.changes.append(change)
+        for listener in list(self._listeners):
+            listener(change)
+
+
+def spoken(plural: str, name: str) -> str:
+    """An object in short; names of events end in a random part."""
+    return f"{plural}/{name.rpartition('.')[0] if plural == 'events' else name}"
+
+
+def key_of(body: Body) -> Key:
+    meta: dict[str, Any] = body["metadata"]
+    return meta.get("namespace", ""), meta["name"]

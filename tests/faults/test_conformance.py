@@ -1,0 +1,30 @@
+"""The checks of conformance.py over the simulation; tests/integration/test_simulation.py: the truth."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+import virtual_time
+from faults.api_server import ApiServer
+from faults.cluster import GarbageCollector, JobController
+from faults.conformance import CHECKS, Api
+from faults.faults import FaultPlan
+from faults.network import Client
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_simulation(check: str) -> None:
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+
+        def now() -> datetime:
+            return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=loop.time())
+
+        server = ApiServer(now)
+        GarbageCollector(server, now, "garbage-collector")
+        JobController(server, now)
+        transport = Client("test", server, FaultPlan()).session("test")
+        await CHECKS[check](Api(transport, "team"))
+
+    virtual_time.run(run())

@@ -1,0 +1,34 @@
+"""Two faults at a time, drawn at random; TORCHRUN_FAULTS_SEED draws others, TORCHRUN_FAULTS_PAIRS says
+how many."""
+
+import os
+import random
+
+import pytest
+
+from faults import campaign
+from faults.scenarios import SCENARIOS
+
+SEED = os.environ.get("TORCHRUN_FAULTS_SEED", "1")
+PAIRS = int(os.environ.get("TORCHRUN_FAULTS_PAIRS", "10000"))
+PARTS = 50
+
+
+def drawn(part: int) -> list[campaign.Trial]:
+    """The pairs of one part, from seeds of its own."""
+    chance = random.Random(f"{SEED}/{part}")
+    scenarios = sorted(SCENARIOS)
+    return [campaign.pair(chance.choice(scenarios), chance) for _ in range(PAIRS // PARTS)]
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_two_faults(part: int) -> None:
+    print(f"seed {SEED}/{part}, {PAIRS // PARTS} pairs")
+    wrong = 0
+    for trial in drawn(part):
+        found = campaign.judge(trial)
+        if found:
+            wrong += 1
+            print(f"seed {SEED}, {campaign.shrunk(trial)}", *found, sep="\n    ")
+    assert not wrong, f"{wrong} went wrong, see above"

@@ -1,0 +1,73 @@
+"""The instrument itself: bugs that are planted in the controller are found.
+
+Each is the kind of bug that a change may bring; a few faults of one kind must show it.
+"""
+
+from collections.abc import Callable
+
+import pytest
+
+from faults import campaign
+from torchrun_api.meta import ChildMeta
+from torchrun_controller.controllers import doubt
+from torchrun_controller.own_writes import ReadYourWrites
+from torchrun_controller.reconcile.workspace import preparation
+from torchrun_controller.watch.watcher import Watcher
+from torchrun_controller.workqueue import WorkQueue
+
+
+def owner_check_is_dropped(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(ChildMeta, "controlled_by", lambda self, uid: True)
+
+
+def requeue_is_forgotten(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(WorkQueue, "add_rate_limited", lambda self, key, priority=0: None)
+
+
+def job_is_applied_before_the_sync(plant: pytest.MonkeyPatch) -> None:
+    ready = preparation.Workspace(progress=preparation.Progress.READY, why=preparation.SYNCED)
+    plant.setattr(preparation, "prepare", lambda *_: ready)
+
+
+def expired_is_ignored(plant: pytest.MonkeyPatch) -> None:
+    original = Watcher._back_off
+
+    def back_off(self: object, now: float, reason: str, message: str, **how: object) -> object:
+        return original(self, now, reason, message, **{**how, "relist": reason != "Expired"})
+
+    plant.setattr(Watcher, "_back_off", back_off)
+
+
+def caches_are_trusted(plant: pytest.MonkeyPatch) -> None:
+    async def settle(*_: object) -> None:
+        return
+
+    plant.setattr(ReadYourWrites, "behind", lambda self, owner: None)
+    plant.setattr(doubt, "settle", settle)
+
+
+PLANTED: list[tuple[Callable[[pytest.MonkeyPatch], None], str, str]] = [
+    (owner_check_is_dropped, "success", "dropped"),
+    (requeue_is_forgotten, "success", "500"),
+    (job_is_applied_before_the_sync, "workspace", "dropped"),
+    (expired_is_ignored, "success", "watch-compacted"),
+    (caches_are_trusted, "success", "watch-delayed"),
+]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("plant", "scenario", "kind"), PLANTED, ids=[plant.__name__ for plant, *_ in PLANTED]
+)
+def test_a_planted_bug_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+    plant: Callable[[pytest.MonkeyPatch], None],
+    scenario: str,
+    kind: str,
+) -> None:
+    trials = list(campaign.singles(scenario, kind))
+    campaign.without_faults(scenario)
+    plant(monkeypatch)
+    found = (campaign.judge(trial) for trial in trials)
+    wrong = next(each for each in found if each)
+    print(*wrong[:5], sep="\n")

@@ -1,0 +1,28 @@
+"""The checks that the simulation of faults passes, over the real API server and its controllers."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from faults.conformance import CHECKS, Api
+from integration.team import Team
+from torchrun_cluster import LocalCluster
+from torchrun_controller.transport import ApiError, Connection, Transport
+
+
+@pytest.fixture
+async def transport(crds: LocalCluster) -> AsyncIterator[Transport]:
+    connection = await Connection.load(str(crds.kubeconfig), None)
+    async with connection.session("write") as session:
+        yield session
+
+
+@pytest.mark.parametrize("check", CHECKS)
+async def test_truth(transport: Transport, team: Team, check: str) -> None:
+    team.has(f"{team.core}/serviceaccounts/default")  # without it no pod is taken
+    try:
+        await CHECKS[check](Api(transport, team.name))
+    except ApiError as error:
+        if "WatchList" in error.message:  # before 1.34, where nobody has enabled it
+            pytest.skip("this API server streams no lists")
+        raise
