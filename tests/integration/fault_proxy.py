@@ -1,0 +1,211 @@
+"""HTTP between a controller and the API server, where faults strike.
+
+A `FaultProxy` speaks plain HTTP to its clients and TLS to the API server, as the administrator.
+What becomes of each request, and of each event of a watch, is asked of its `Faults`. The relay of
+relay.py is beneath TLS: it can cut connections, and knows nothing of what they carry.
+"""
+
+import asyncio
+import json
+import random
+import re
+import threading
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import aiohttp
+import yarl
+from aiohttp import web
+
+from torchrun_cluster import LocalCluster
+from torchrun_controller.transport.credentials import tls_context
+
+LARGEST = 64 << 20  # bytes of a request
+_AGENT = re.compile(r"torchrun-controller/(\w+)(?: \((\S+)\))?")
+_OF_CONNECTION = frozenset(
+    {"connection", "content-length", "host", "keep-alive", "transfer-encoding", "upgrade"}
+)
+
+
+class Severed(Exception):  # noqa: N818 named for the state
+    """The connection breaks here, without a word."""
+
+
+class Call(NamedTuple):
+    """A request on its way. `session` and `who` are a controller's, "" for other clients."""
+
+    session: str
+    who: str
+    method: str  # WATCH for one that opens a stream
+    path: str
+    query: str
+
+
+class RequestFault:
+    """What happens to one request: nothing. Each step may raise Severed, wait, or end a process."""
+
+    async def sent(self, call: Call) -> web.Response | None:
+        """The client has sent it; an answer is given in the place of the server's."""
+
+    async def carried_out(self, call: Call) -> None:
+        """The server has done it, and the client does not know yet."""
+
+    async def received(self, call: Call) -> None:
+        """The client has its answer."""
+
+
+class Faults:
+    """What goes wrong: nothing."""
+
+    def request(self, call: Call) -> RequestFault:
+        """What happens to this request."""
+        return RequestFault()
+
+    async def event(self, call: Call, line: bytes) -> bytes:
+        """What the client gets for this line of a watch; may raise Severed, or wait."""
+        return line
+
+
+class FaultProxy:
+    """Runs in a thread of its own; clients use its `kubeconfig`."""
+
+    def __init__(self, cluster: LocalCluster, folder: Path, faults: Faults | None = None) -> None:
+        self.kubeconfig = folder / "kubeconfig-of-the-proxy"
+        self.cut = 0  # watches so far
+        self.faults = faults or Faults()
+        self._cluster = cluster
+        self._loop = asyncio.new_event_loop()
+        self._watches: list[web.Request] = []
+        self._server: aiohttp.ClientSession
+
+    @contextmanager
+    def running(self) -> Iterator["FaultProxy"]:
+        """Until the end of the block."""
+        ready, over = threading.Event(), asyncio.Event()
+        thread = threading.Thread(target=lambda: self._loop.run_until_complete(serve()))
+
+        async def serve() -> None:
+            async for port in self._serving():
+                self._write_kubeconfig(port)
+                ready.set()
+                await over.wait()
+
+        thread.start()
+        try:
+            assert ready.wait(30)
+            yield self
+        finally:
+            self._loop.call_soon_threadsafe(over.set)
+            thread.join()
+            self._loop.close()
+
+    def cut_watches(self, chance: random.Random, share: float) -> None:
+        """Break each open watch with this probability."""
+
+        def cut() -> None:
+            for watch in sorted(self._watches, key=lambda request: request.raw_path):
+                if chance.random() < share:
+                    self.cut += 1
+                    _sever(watch)
+
+        self._loop.call_soon_threadsafe(cut)
+
+    async def _serving(self) -> AsyncIterator[int]:
+        tls = tls_context(str(self._cluster.ca_file))
+        tls.load_cert_chain(self._cluster.client_certificate, self._cluster.client_key)
+        application = web.Application(client_max_size=LARGEST)
+        application.router.add_route("*", "/{path:.*}", self._handle)
+        # A client that dies takes its watches with it.
+        runner = web.AppRunner(
+            application, handler_cancellation=True, access_log=None, shutdown_timeout=0.1
+        )
+        async with aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(ssl=tls, limit=0),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
+            auto_decompress=False,
+            skip_auto_headers=("Accept-Encoding", "User-Agent"),
+        ) as self._server:
+            await runner.setup()
+            site = web.TCPSite(runner, "127.0.0.1", 0)
+            await site.start()
+            yield runner.addresses[0][1]
+            for watch in list(self._watches):
+                _sever(watch)
+            await runner.cleanup()
+
+    def _write_kubeconfig(self, port: int) -> None:
+        config = json.loads(self._cluster.kubeconfig.read_text())
+        for known in config["clusters"]:
+            known["cluster"] = {"server": f"http://127.0.0.1:{port}"}
+        self.kubeconfig.write_text(json.dumps(config))
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        call = _call(request)
+        try:
+            fault = self.faults.request(call)
+            instead = await fault.sent(call)
+            return instead or await self._forward(request, call, fault)
+        except (Severed, aiohttp.ClientError, OSError):
+            _sever(request)
+            return web.Response(status=502)  # nobody is there to read it
+
+    async def _forward(
+        self, request: web.Request, call: Call, fault: RequestFault
+    ) -> web.StreamResponse:
+        url = yarl.URL(self._cluster.server + request.raw_path, encoded=True)
+        body = await request.read() if request.can_read_body else None
+        headers = _without_hops(request.headers.items())
+        async with self._server.request(
+            request.method, url, headers=headers, data=body, allow_redirects=False
+        ) as answer:
+            headers = _without_hops(answer.headers.items())
+            if call.method == "WATCH" and answer.status == 200:
+                response = web.StreamResponse(status=answer.status, headers=headers)
+                await fault.carried_out(call)
+                await response.prepare(request)
+                await fault.received(call)
+                await self._stream(request, call, answer, response)
+                return response
+            whole = web.Response(status=answer.status, headers=headers, body=await answer.read())
+        await fault.carried_out(call)
+        await whole.prepare(request)
+        await whole.write_eof()
+        await fault.received(call)
+        return whole
+
+    async def _stream(
+        self,
+        request: web.Request,
+        call: Call,
+        answer: aiohttp.ClientResponse,
+        response: web.StreamResponse,
+    ) -> None:
+        self._watches.append(request)
+        try:
+            buffered = b""
+            async for chunk in answer.content.iter_any():
+                *lines, buffered = (buffered + chunk).split(b"\n")
+                for line in lines:
+                    if handed := await self.faults.event(call, line + b"\n"):
+                        await response.write(handed)
+        finally:
+            self._watches.remove(request)
+
+
+def _call(request: web.Request) -> Call:
+    agent = _AGENT.match(request.headers.get("User-Agent", ""))
+    method = "WATCH" if request.query.get("watch") == "true" else request.method
+    session, who = (agent[1], agent[2] or "") if agent else ("", "")
+    return Call(session, who, method, request.path, request.query_string)
+
+
+def _without_hops(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
+    return {name: value for name, value in headers if name.lower() not in _OF_CONNECTION}
+
+
+def _sever(request: web.Request) -> None:
+    if request.transport is not None:
+        request.transport.abort()
