@@ -1,0 +1,175 @@
+"""Two replicas: whatever becomes of the leader, the other goes on, and nothing is made twice.
+
+Take-overs are measured by the API server's audit log, from the event to the next leader's first
+write; a stream of jobs sees to it that there always is something to write.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from integration.audit import AuditLog, Write, made, tenures, without_lease
+from integration.background import repeating
+from integration.controller_process import eventually, install_crds
+from integration.relay import Relay
+from integration.replicas import Replicas, Stream, identity, lasting, ready
+from integration.team import Team
+from torchrun_cluster import LocalCluster, Size
+
+QUICK = lasting("6s", "4s", "1s")
+
+
+@pytest.fixture(scope="module")
+def audit(tmp_path_factory: pytest.TempPathFactory) -> AuditLog:
+    return AuditLog(tmp_path_factory.mktemp("audit"))
+
+
+@pytest.fixture(scope="module")
+def cluster(audit: AuditLog) -> Iterator[LocalCluster]:
+    name, extra = f"test-ha-{os.getpid()}", {"kube-apiserver": audit.flags}
+    with LocalCluster(name=name, size=Size.CONTROL_PLANE, extra_args=extra) as running:
+        install_crds(running)
+        yield running
+
+
+class Observed:
+    """What the audit log says of one test."""
+
+    def __init__(self, audit: AuditLog, team: Team) -> None:
+        self._audit, self._team = audit, team
+        self._start = audit.size()
+
+    def writes(self) -> list[Write]:
+        return self._audit.writes(self._start)
+
+    def first_write(self, who: str) -> float:
+        """When this process first wrote anything but the lease."""
+
+        def look() -> float | None:
+            writes = (w for w in self.writes() if w.who == who and w.resource != "leases")
+            return next((write.began for write in writes), None)
+
+        return eventually(f"a write of {who}", look)
+
+    def check(self, submitted: list[str]) -> None:
+        """Every job has its child Job, each was made once, and nobody wrote without the lease."""
+        jobs = f"{self._team.batch}/jobs"
+        eventually(
+            "a Job for each",
+            lambda: {j["metadata"]["name"] for j in self._team.api.items(jobs)} == set(submitted),
+        )
+        writes = self.writes()
+        created = made(writes, "jobs")
+        not_once = [w for w in writes if w.resource == "jobs" and created[w.name] != 1]
+        assert not_once == []
+        assert set(created) == set(submitted)
+        assert without_lease(writes) == []
+        others = len({w.who for w in writes if w.resource != "leases"})
+        print(f"{len(writes)} writes of {others} leaders, {len(submitted)} jobs")
+
+
+@pytest.fixture
+def observed(audit: AuditLog, team: Team) -> Observed:
+    return Observed(audit, team)
+
+
+@contextmanager
+def at_work(replicas: Replicas, stream: Stream, observed: Observed) -> Iterator[Replicas]:
+    """The replicas, with jobs for them until the end of the block; then all is checked."""
+    with replicas.running():
+        with stream.running():
+            yield replicas
+        observed.check(stream.names)
+
+
+def took(observed: Observed, replicas: Replicas, old: str, began: float, what: str) -> float:
+    """Seconds from `began` to the first write of the next leader; printed."""
+    new = identity(replicas.leader(other_than=old))
+    seconds = observed.first_write(new) - began
+    print(f"{what}: the next leader's first write {seconds:.3f} s later")
+    return seconds
+
+
+@pytest.mark.parametrize(
+    "tries", [1, pytest.param(5, marks=[pytest.mark.long, pytest.mark.timeout(400)])]
+)
+def test_a_killed_leader_is_replaced_within_20_seconds(
+    tries: int, cluster: LocalCluster, team: Team, observed: Observed, tmp_path: Path
+) -> None:
+    with at_work(Replicas(cluster, team, tmp_path, 2), Stream(team), observed) as replicas:
+        for _ in range(tries):
+            leader = replicas.leader()
+            old, began = identity(leader), time.time()
+            leader.kill()
+            replicas.revive()
+            assert 10 < took(observed, replicas, old, began, "killed") < 20
+
+
+@pytest.mark.parametrize(
+    "tries", [4, pytest.param(20, marks=[pytest.mark.long, pytest.mark.timeout(400)])]
+)
+def test_a_leader_that_is_told_to_end_is_replaced_within_2_seconds(
+    tries: int, cluster: LocalCluster, team: Team, observed: Observed, tmp_path: Path
+) -> None:
+    with at_work(Replicas(cluster, team, tmp_path, 2), Stream(team), observed) as replicas:
+        for _ in range(tries):
+            leader = replicas.leader()
+            old, began = identity(leader), time.time()
+            leader.send(signal.SIGTERM)
+            assert took(observed, replicas, old, began, "told to end") < 2
+            assert leader.wait() == 0
+            replicas.revive()
+            ready(leader)
+
+
+@pytest.mark.parametrize(
+    "tries", [2, pytest.param(10, marks=[pytest.mark.long, pytest.mark.timeout(400)])]
+)
+def test_a_leader_that_was_frozen_writes_nothing_any_more(
+    tries: int, cluster: LocalCluster, team: Team, observed: Observed, tmp_path: Path
+) -> None:
+    two, stream = Replicas(cluster, team, tmp_path, 2, *QUICK), Stream(team, pause=0.01)
+    with at_work(two, stream, observed) as replicas:
+        for _ in range(tries):
+            leader = replicas.leader()
+            old, began = identity(leader), time.time()
+            leader.send(signal.SIGSTOP)
+            # A busy machine loses a lease as short as this one at times, the other's too.
+            with repeating(replicas.revive, 0.2):
+                took(observed, replicas, old, began, "frozen")
+            leader.send(signal.SIGCONT)
+            assert leader.wait() == 1
+            assert leader.lines()[-1]["message"] == "ends at once: another may lead"
+            replicas.revive()
+            for replica in replicas.all:
+                ready(replica)
+
+
+def test_a_leader_that_is_cut_off_ends_before_another_begins(
+    cluster: LocalCluster, team: Team, observed: Observed, tmp_path: Path
+) -> None:
+    replicas, stream = Replicas(cluster, team, tmp_path, 2, *QUICK), Stream(team)
+    with Relay(cluster, tmp_path).running() as relay:
+        cut_off = replicas.all[0]
+        cut_off.through(relay.kubeconfig)
+        cut_off.start()
+        cut_off.wait_for_line("works")
+        with at_work(replicas, stream, observed):
+            assert replicas.leader() is cut_off
+            old, began = identity(cut_off), time.time()
+            relay.cut()
+            assert cut_off.wait() == 1
+            last = cut_off.lines()[-1]
+            assert last["message"] == "ends at once: another may lead"
+            took(observed, replicas, old, began, "cut off")
+            (_, following) = tenures(observed.writes())
+            assert datetime.fromisoformat(last["time"]).timestamp() < following.since
+            relay.heal()
+            cut_off.start()
+            ready(cut_off)
