@@ -1,0 +1,79 @@
+"""Plants bugs in a copy of the controller, one after the other, and sees whether tests notice.
+
+    make mutants                                     # all of them
+    make mutants ONLY="410-is-ignored the-gate-is-open"
+
+Exit code 1 where more than one in twenty survives, or one no longer applies.
+"""
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+from mutants.mutant import Mutant
+from mutants.table import MUTANTS
+from mutants.trial import Copy, Verdict, judge
+
+LEAST_KILLED = 0.95
+
+
+def main(arguments: list[str]) -> int:
+    """Run them; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m mutants",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--only", metavar="NAME", nargs="*", help="these and no others")
+    parser.add_argument("--list", action="store_true", help="name them, and what harm they do")
+    options = parser.parse_args(arguments)
+    chosen = [mutant for mutant in MUTANTS if not options.only or mutant.name in options.only]
+    unknown = set(options.only or ()) - {mutant.name for mutant in chosen}
+    if unknown:
+        parser.error(f"no such mutant: {', '.join(sorted(unknown))}; see --list")
+    if options.list:
+        for mutant in chosen:
+            print(f"{mutant.name:40} {mutant.file:36} {mutant.harm}")
+        return 0
+    for mutant in chosen:  # before minutes are spent
+        mutant.mutated()
+    with tempfile.TemporaryDirectory(prefix="mutants-") as root:
+        return _report(_run(Copy(Path(root)), chosen))
+
+
+def _run(copy: Copy, mutants: list[Mutant]) -> dict[Mutant, Verdict]:
+    wanted = sorted({test for mutant in mutants for test in mutant.tests})
+    print(f"without a bug: {len(wanted)} files and folders of tests", flush=True)
+    sound = copy.test(wanted)
+    if sound.killer:
+        sys.exit(f"{sound.killer} fails without any bug: nothing can be said of mutants")
+    found: dict[Mutant, Verdict] = {}
+    for number, mutant in enumerate(mutants, start=1):
+        found[mutant] = verdict = judge(copy, mutant)
+        said = f"killed by {_short(verdict.killer)}" if verdict.killer else "SURVIVES"
+        print(
+            f"{number:3}/{len(mutants)} {verdict.seconds:6.1f} s  {mutant.name}: {said}", flush=True
+        )
+    return found
+
+
+def _short(test: str) -> str:
+    return test.removeprefix("tests/").removeprefix("unit/")
+
+
+def _report(found: dict[Mutant, Verdict]) -> int:
+    """A table, as docs/faults.md has it."""
+    print("\n| bug | what a user would see | found by | s |\n|---|---|---|---|")
+    for mutant, verdict in found.items():
+        killer = f"`{_short(verdict.killer)}`" if verdict.killer else "**nothing**"
+        print(f"| {mutant.name} | {mutant.harm} | {killer} | {verdict.seconds:.0f} |")
+    killed = sum(bool(verdict.killer) for verdict in found.values())
+    seconds = sum(verdict.seconds for verdict in found.values())
+    share = killed / len(found)
+    print(f"\n{killed} of {len(found)} killed ({share:.0%}), {seconds / 60:.1f} min")
+    return 0 if share >= LEAST_KILLED else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,105 @@
+"""A mutant's trial: its bug in a copy of the controller, and tests that run on that copy."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from msgspec import Struct
+
+from mutants.mutant import CHECKOUT, PACKAGE, SOURCE, Mutant
+
+# What a survivor of its own tests is tried by: all of the fast tests of the controller, then faults.
+ROOMS = "transport watch store informer observe workqueue worker apply leader events app reconcile"
+EVERYTHING = (
+    *(f"tests/unit/{room}" for room in ROOMS.split()),
+    "tests/faults/test_regressions.py",
+    "tests/faults/test_singles.py",
+)
+ONE_TEST = 120  # seconds, after which it counts as failed: a bug may well wait for ever
+ALL_TESTS = 1800.0
+
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+_TESTS_FAILED = 1  # pytest's exit code; others mean that no test was run
+
+
+class Verdict(Struct, frozen=True):
+    """`killer` is the test that failed, "" where none did."""
+
+    killer: str
+    seconds: float
+
+
+class Unusable(Exception):  # noqa: N818 named for the state
+    """The tests did not run, or do not pass without any bug."""
+
+
+class Copy:
+    """A copy of the controller that tests import in the place of the checkout's."""
+
+    def __init__(self, root: Path) -> None:
+        self.package = root / PACKAGE
+        self._root = root
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(SOURCE, self.package, ignore=ignored)
+        imported = self._python("-c", f"import {PACKAGE}; print({PACKAGE}.__file__)").stdout
+        if not imported.startswith(str(self.package)):
+            raise Unusable(f"tests would import {imported.strip()}, which has no bug")
+
+    @contextmanager
+    def with_bug(self, mutant: Mutant) -> Iterator[None]:
+        """While the bug is in it. Raises DoesNotApplyError."""
+        mutant.plant(self.package)
+        try:
+            yield
+        finally:
+            shutil.copyfile(SOURCE / mutant.file, self.package / mutant.file)
+
+    def test(self, tests: Sequence[str]) -> Verdict:
+        """Run tests until one fails. Raises Unusable."""
+        began = time.monotonic()
+        options = ("-x", "-q", "--no-header", "--tb=no", f"--timeout={ONE_TEST}", "-n", "0")
+        quiet = ("-p", "no:cacheprovider", "--hypothesis-seed=0")
+        try:
+            done = self._python("-m", "pytest", *options, *quiet, *tests)
+        except subprocess.TimeoutExpired:
+            return Verdict(f"none ended within {ALL_TESTS:.0f} s", time.monotonic() - began)
+        failed = _FAILED.search(done.stdout)
+        if done.returncode not in (0, _TESTS_FAILED) or bool(failed) != bool(done.returncode):
+            raise Unusable(f"pytest ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+        return Verdict(failed[1] if failed else "", time.monotonic() - began)
+
+    def _python(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        environment = os.environ | {
+            "PYTHONPATH": str(self._root),
+            "PYTHONHASHSEED": "0",
+            # Compiled anew after each change, whatever the clock's steps are.
+            "PYTHONDONTWRITEBYTECODE": "1",
+            # An example that a bug has brought up is none of the checkout's.
+            "HYPOTHESIS_STORAGE_DIRECTORY": str(self._root / "hypothesis"),
+        }
+        environment.pop("KUBECONFIG", None)
+        return subprocess.run(
+            [sys.executable, *arguments],
+            cwd=CHECKOUT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=ALL_TESTS,
+            check=False,
+        )
+
+
+def judge(copy: Copy, mutant: Mutant) -> Verdict:
+    """Run its own tests, then all others. Raises DoesNotApplyError and Unusable."""
+    with copy.with_bug(mutant):
+        first = copy.test(mutant.tests)
+        if first.killer:
+            return first
+        second = copy.test(EVERYTHING)
+        return Verdict(second.killer, first.seconds + second.seconds)
