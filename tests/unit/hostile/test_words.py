@@ -1,0 +1,168 @@
+"""Last words of containers are what users' programs write, and annotations what anybody does.
+
+A few hundred hostile ones here, as many as `HOSTILE_OBJECTS` says by `make hostile`.
+"""
+
+import json
+import os
+import random
+from typing import Any
+
+import msgspec
+import pytest
+
+from hostile.values import ANY, BOMBS, NUMBERS, anywhere_else, changed
+from torchrun_api.core import Job
+from torchrun_api.json import JsonObject
+from torchrun_api.kinds import JOBS
+from torchrun_api.status import TorchrunJobStatus
+from torchrun_controller.reconcile.attempts import fence, gang
+from unit.reconcile.attempts.test_restarts import fail, running
+from world import ZIP, World, make_job, make_queue
+
+SEED = int(os.environ.get("HOSTILE_SEED", "0"))
+COUNT = int(os.environ.get("HOSTILE_OBJECTS", "300")) // 3
+LONGEST = 4096  # bytes of a termination message
+SAID: JsonObject = {
+    "rank": 1,
+    "exitCode": 7,
+    "signal": 9,
+    "reason": "Exception",
+    "message": "ValueError: bad batch",
+    "time": "2026-01-02T03:04:05Z",
+    "commit": "abc",
+    "sha256": "def",
+    "manifest": "ghi",
+    "revision": 3,
+    "bytes": 12,
+    "permanent": False,
+}
+TIMES = (
+    "0001-01-01T00:00:00Z",
+    "9999-12-31T23:59:59Z",
+    "2026-01-02T03:04:05",
+    "2099-01-01T00:00:00Z",
+)
+
+
+def words(chance: random.Random) -> str:
+    """A termination message."""
+    odd = changed(chance, SAID, anywhere_else, chance.randint(1, 2))
+    match chance.randrange(6):
+        case 0:
+            text = json.dumps(changed(chance, SAID, lambda _: "@", 1))
+            return text.replace('"@"', chance.choice(NUMBERS))[:LONGEST]
+        case 1:
+            bomb = chance.choice(BOMBS)[:3000].decode()
+            return json.dumps({**SAID, "x": "@"}).replace('"@"', bomb)[:LONGEST]
+        case 2:
+            return json.dumps({**SAID, "time": chance.choice(TIMES)})
+        case 3:
+            return str(chance.choice(ANY))[:LONGEST]
+        case _:
+            return json.dumps(odd)[:LONGEST]
+
+
+def check(world: World) -> None:
+    """The API server would take this status."""
+    status = world.job.status
+    msgspec.json.decode(msgspec.json.encode(status), type=TorchrunJobStatus)
+    for number in numbers(msgspec.to_builtins(status)):
+        assert -(2**63) <= number < 2**63, status
+    left = world.plan().requeue_after
+    assert left is None or 0 <= left < 600, left
+    for condition in status.conditions:
+        assert len(condition.message) <= 1024
+        assert len(condition.reason) <= 1024, condition
+
+
+def numbers(value: Any) -> list[int]:
+    if isinstance(value, dict | list | tuple):
+        inner = value.values() if isinstance(value, dict) else value
+        return [number for each in inner for number in numbers(each)]
+    return [value] if isinstance(value, int) else []
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        '{"x": ' + "[" * 4000,
+        '{"rank": 99999999999999999999, "message": "it broke"}',
+        '{"exitCode": -9223372036854775808, "message": "it broke"}',
+        '{"time": "2026-01-02T03:04:05", "message": "it broke"}',
+        '{"reason": "no word at all", "message": "it broke"}',
+    ],
+    ids=["deep", "rank", "exit code", "time without an offset", "reason"],
+)
+def test_words_that_no_status_can_hold_are_told_as_they_are(said: str) -> None:
+    world = running()
+    fail(world, 0, message=said, exit_code=3)
+    world.step()
+    (ended,) = world.job.status.attempts
+    assert (world.job.status.attempt, ended.reason) == (1, "ExitCode")
+    assert said[:50] in ended.message
+    check(world)
+
+
+def test_a_worker_does_not_end_after_its_container() -> None:
+    world = running()
+    fail(world, 0, message='{"time": "9999-12-31T23:59:59Z", "message": "later"}')
+    world.pass_time(seconds=1)
+    fail(world, 1, message='{"message": "first by its own clock"}', finished_at=world.now)
+    world.step()
+    failure = world.job.status.last_failure
+    assert failure is not None
+    assert "later" in failure.message
+
+
+def test_what_came_first_within_a_second_is_the_cause() -> None:
+    world = running()
+    fail(world, 0, message='{"time": "2026-01-02T03:04:05.7Z", "message": "second"}')
+    fail(world, 1, message='{"time": "2026-01-02T03:04:05.2Z", "message": "first"}')
+    world.step()
+    failure = world.job.status.last_failure
+    assert failure is not None
+    assert "first" in failure.message
+
+
+def test_those_of_workers_fail_their_job_or_have_it_restart() -> None:
+    chance = random.Random(SEED)
+    for _ in range(COUNT):
+        world = running(maxRestarts=1)
+        fail(world, 0, message=words(chance))
+        if chance.random() < 0.5:
+            fail(world, 1, message=words(chance))
+        world.step()
+        check(world)
+        world.pass_time(seconds=40)
+        world.step()
+        check(world)
+        assert (world.phase, world.job.status.attempt) != ("Running", 0)
+
+
+def test_those_of_sync_pods_are_told() -> None:
+    chance = random.Random(SEED)
+    for _ in range(COUNT):
+        world = World(make_job(numNodes=1, volumes=ZIP), make_queue())
+        world.settle()
+        phase = chance.choice((0, 1))
+        world.end_container("train-sync-0", "sync", exit_code=phase, message=words(chance))
+        world.step()
+        check(world)
+
+
+def test_those_in_annotations_are_read_or_not() -> None:
+    chance = random.Random(SEED)
+    for _ in range(COUNT):
+        world = running()
+        text = words(chance)
+        (key,) = [key for key in world.objects if key[0] == JOBS.plural]
+        child: Job = world.objects[key]
+        told = msgspec.structs.replace(child.metadata.annotations, cause=text, unfenced=f"[{text}]")
+        metadata = msgspec.structs.replace(child.metadata, annotations=told)
+        world.objects[key] = msgspec.structs.replace(child, metadata=metadata)
+        world.job = msgspec.structs.replace(world.job, status=TorchrunJobStatus(attempt=0))
+        gang.ended_before(world.observed())
+        fence.decode(text)
+        world.step()
+        check(world)
