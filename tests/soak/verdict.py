@@ -1,0 +1,144 @@
+"""What must hold at every moment of a soak, seen by a watch of each kind."""
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import httpx
+
+from e2e.history import History
+from soak.lives import NARROW, TERMINAL, trains
+from torchrun_api import names
+from torchrun_api.json import JsonObject
+from torchrun_api.kinds import JOBS, PODS, TORCHRUN_JOBS, Kind
+
+
+class Followed(History):
+    """A history that is judged as it comes and not kept: hours of it are too much.
+
+    `see` gets each state, and the last one once more with True when the object is gone; `settled`
+    is called when the states so far belong together.
+    """
+
+    def __init__(
+        self,
+        api: httpx.Client,
+        kind: Kind,
+        namespace: str,
+        see: Callable[[JsonObject, bool], None],
+        settled: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(api, kind, namespace)
+        self._see, self._settled = see, settled
+        self._live: dict[str, JsonObject] = {}
+
+    def __str__(self) -> str:
+        return f"the {self._thread.name} has ended"
+
+    @property
+    def blind(self) -> bool:
+        """Whether it was begun and sees nothing any more, by a bug of the soak."""
+        return self._thread.ident is not None and not self._thread.is_alive()
+
+    def _list(self, items: list[JsonObject]) -> None:
+        present = {item["metadata"]["uid"] for item in items}
+        for uid in self._live.keys() - present:
+            self._see(self._live.pop(uid), True)
+        for item in items:
+            self._live[item["metadata"]["uid"]] = item
+            self._see(item, False)
+        self._settled()
+
+    def _add(self, state: JsonObject, *, deleted: bool = False) -> None:
+        uid = state["metadata"]["uid"]
+        if deleted:
+            self._live.pop(uid, None)
+        else:
+            self._live[uid] = state
+        self._see(state, deleted)
+        self._settled()
+
+
+class Verdict:
+    """Of one namespace. `wrong` says what was violated, each once."""
+
+    def __init__(self, api: httpx.Client, namespace: str) -> None:
+        self._namespace = namespace
+        self._said: dict[str, None] = {}
+        self._lock = threading.Lock()
+        self._gangs: dict[tuple[str, str], set[str]] = defaultdict(set)
+        self._training: dict[str, dict[str, str]] = defaultdict(dict)
+        self._last: dict[str, tuple[str, int]] = {}  # phase and attempt by UID
+        self._admitted: set[str] = set()
+        self._followed = (
+            Followed(api, TORCHRUN_JOBS, namespace, self._job, self._quota),
+            Followed(api, JOBS, namespace, self._child),
+            Followed(api, PODS, namespace, self._pod, self._one_gang_at_a_time),
+        )
+
+    @property
+    def wrong(self) -> list[str]:
+        with self._lock:
+            blind = [str(each) for each in self._followed if each.blind]
+            return [*self._said, *blind]
+
+    @property
+    def gangs(self) -> int:
+        """Child Jobs so far."""
+        return sum(map(len, list(self._gangs.values())))
+
+    @contextmanager
+    def watching(self) -> Iterator["Verdict"]:
+        """Until the end of the block."""
+        with ExitStack() as stack:
+            for each in self._followed:
+                stack.enter_context(each.running())
+            yield self
+
+    def _say(self, what: str) -> None:
+        with self._lock:
+            self._said[f"{self._namespace}: {what}"] = None
+
+    def _job(self, job: JsonObject, gone: bool) -> None:
+        meta, status = job["metadata"], job.get("status", {})
+        phase, attempt = status.get("phase", ""), status.get("attempt", 0)
+        before, last = self._last.get(meta["uid"], ("", 0))
+        if before in TERMINAL and phase != before:
+            self._say(f"{meta['name']} leaves {before} for {phase}")
+        if attempt < last:
+            self._say(f"{meta['name']} goes back from attempt {last} to {attempt}")
+        self._last[meta["uid"]] = (phase, attempt)
+        if job["spec"]["jobQueue"] == "narrow":
+            said = {c["type"]: c["status"] for c in status.get("conditions", ())}
+            held = said.get("Admitted") == "True" and phase not in TERMINAL and not gone
+            (self._admitted.add if held else self._admitted.discard)(meta["name"])
+
+    def _quota(self) -> None:
+        if len(self._admitted) > NARROW:
+            self._say(f"more are admitted than {NARROW}: {sorted(self._admitted)}")
+
+    def _child(self, job: JsonObject, gone: bool) -> None:
+        meta = job["metadata"]
+        attempt = meta["labels"][names.ATTEMPT_LABEL]
+        # Beside that of a head there is one of its workers.
+        part = f"{attempt} {meta['labels'].get(names.ROLE_LABEL, '')}"
+        gang = (meta["ownerReferences"][0]["uid"], part)
+        self._gangs[gang].add(meta["uid"])
+        if len(self._gangs[gang]) > 1:
+            self._say(f"attempt {attempt} of {meta['name']} has {len(self._gangs[gang])} Jobs")
+
+    def _pod(self, pod: JsonObject, gone: bool) -> None:
+        meta = pod["metadata"]
+        live = self._training[meta["labels"][names.JOB_LABEL]]
+        if trains(pod) and not gone:
+            live[meta["uid"]] = meta["labels"][names.ATTEMPT_LABEL]
+        else:
+            live.pop(meta["uid"], None)
+        if not live:
+            del self._training[meta["labels"][names.JOB_LABEL]]
+
+    def _one_gang_at_a_time(self) -> None:
+        for job, live in self._training.items():
+            if len(set(live.values())) > 1:
+                self._say(f"{job} has two gangs that train: {live}")
