@@ -1,54 +1,145 @@
 """The bare client: a minimal loop that makes the controller's writes and nothing else.
 
 It decides nothing, keeps no cache, retries nothing: the floor for a program in Python.
-Usage: python -m torchrun_bench.bare SERVER.json NAMESPACE PLAN.json
+
+Usage: python -m torchrun_bench.bare SERVER.json NAMESPACE PLAN.json MODE
+
+follow   write for each job that is created from now on, and for each whose gang fails
+resume   list all jobs, write for those of the namespace that have no phase yet
+list     read what a controller lists, split it into lines, and end with the line "synced"
 """
 
 import asyncio
 import sys
 from pathlib import Path
+from typing import TypeAlias
 
 import aiohttp
 import msgspec
 import uvloop
 
 from torchrun_api.json import JsonObject
-from torchrun_bench.http import APPLY, Server, read, send, watch
+from torchrun_api.names import JOB_LABEL
+from torchrun_bench.http import APPLY, Server, events, read, send, watch
 
 WORKERS = 16
+JOBS = "/apis/torchrun.ai/v1alpha1"
 # Of the template, filled in for each job. No name is part of another.
 NAME, NAMESPACE, UID = b"template-name.", b"template-namespace.", b"template-uid."
+# What the controller lists of a namespace, with its selectors.
+CHILDREN = {"labelSelector": JOB_LABEL}
+LISTED: tuple[tuple[str, dict[str, str]], ...] = (
+    (JOBS + "/namespaces/{}/torchrunjobs", {}),
+    (JOBS + "/namespaces/{}/torchrunqueues", {}),
+    ("/api/v1/namespaces/{}/pods", CHILDREN),
+    ("/apis/batch/v1/namespaces/{}/jobs", CHILDREN),
+    ("/api/v1/namespaces/{}/persistentvolumeclaims", CHILDREN),
+    ("/api/v1/namespaces/{}/services", CHILDREN),
+)
+_END = b'"k8s.io/initial-events-end":"true"'
 
 
 class Write(msgspec.Struct, frozen=True):
-    """One server-side apply as the controller sends it; name and UID are filled in."""
+    """One request as the controller sends it; name and UID are filled in."""
 
     path: str
     body: msgspec.Raw
+    method: str = "PATCH"
 
 
-async def main(server: Server, namespace: str, writes: list[Write]) -> None:
+class Writes(msgspec.Struct, frozen=True):
+    """What is written for a new job, and for one whose first worker has failed."""
+
+    created: list[Write] = []
+    failed: list[Write] = []
+
+
+Todo: TypeAlias = "asyncio.Queue[tuple[JsonObject, list[Write]]]"  # metadata of the job
+
+
+async def follow(server: Server, namespace: str, writes: Writes) -> None:
     """Watch the jobs of one namespace and write for each, WORKERS at a time."""
     # The API server drops a watcher that reads too slowly, so reading never waits for writing.
-    jobs: asyncio.Queue[JsonObject] = asyncio.Queue()
+    todo: Todo = asyncio.Queue()
+    known: dict[str, JsonObject] = {}
     async with server.session() as session, asyncio.TaskGroup() as tasks:
         for _ in range(WORKERS):
-            tasks.create_task(_work(session, namespace, jobs, writes))
-        path = f"/apis/torchrun.ai/v1alpha1/namespaces/{namespace}/torchrunjobs"
+            tasks.create_task(_work(session, namespace, todo))
+        if writes.failed:
+            tasks.create_task(_follow_pods(session, namespace, known, todo, writes.failed))
         print("ready", flush=True)
-        async for job in watch(session, path):
-            jobs.put_nowait(job)
+        async for job in watch(session, f"{JOBS}/namespaces/{namespace}/torchrunjobs"):
+            metadata = job["metadata"]
+            assert isinstance(metadata, dict)
+            known[str(metadata["name"])] = metadata
+            todo.put_nowait((metadata, writes.created))
+
+
+async def _follow_pods(
+    session: aiohttp.ClientSession,
+    namespace: str,
+    known: dict[str, JsonObject],
+    todo: Todo,
+    writes: list[Write],
+) -> None:
+    path = f"/api/v1/namespaces/{namespace}/pods"
+    async for kind, pod in events(session, path):
+        status, metadata = pod.get("status"), pod["metadata"]
+        assert isinstance(status, dict)
+        assert isinstance(metadata, dict)
+        labels = metadata.get("labels")
+        if kind == "MODIFIED" and status.get("phase") == "Failed" and isinstance(labels, dict):
+            # Of a gang the first one counts.
+            job = known.pop(str(labels[JOB_LABEL]), None)
+            if job is not None:
+                todo.put_nowait((job, writes))
+
+
+async def resume(server: Server, namespace: str, writes: list[Write]) -> None:
+    """Write for the jobs that wait."""
+    async with server.session() as session:
+        async with session.get(f"{JOBS}/torchrunjobs") as answer:
+            listed = msgspec.json.decode(await answer.read())
+        for job in listed["items"]:
+            metadata = job["metadata"]
+            if metadata["namespace"] == namespace and not job.get("status"):
+                await _write(session, namespace, metadata, writes)
+
+
+async def read_all(server: Server, namespace: str) -> None:
+    """The lists of a controller's start, streamed as it has them; no object is decoded."""
+    async with server.session() as session, asyncio.TaskGroup() as tasks:
+        for path, selector in LISTED:
+            tasks.create_task(_read_list(session, path.format(namespace), selector))
+    print("synced", flush=True)
+
+
+async def _read_list(session: aiohttp.ClientSession, path: str, selector: dict[str, str]) -> None:
+    streamed = {
+        "watch": "1",
+        "sendInitialEvents": "true",
+        "resourceVersionMatch": "NotOlderThan",
+        "allowWatchBookmarks": "true",
+    }
+    # A server that has just started ends the watches of kinds that it has just come to know.
+    for _ in range(100):
+        async with session.get(path, params=selector | streamed) as answer:
+            rest = b""
+            async for chunk in answer.content.iter_any():
+                *lines, rest = (rest + chunk).split(b"\n")
+                if any(_END in line for line in lines[-2:]):
+                    return
+        await asyncio.sleep(0.1)
+    raise RuntimeError(f"the list of {path} breaks off")
 
 
 async def _work(
     session: aiohttp.ClientSession,
     namespace: str,
-    jobs: asyncio.Queue[JsonObject],
-    writes: list[Write],
+    todo: Todo,
 ) -> None:
     while True:
-        metadata = (await jobs.get())["metadata"]
-        assert isinstance(metadata, dict)
+        metadata, writes = await todo.get()
         await _write(session, namespace, metadata, writes)
 
 
@@ -60,9 +151,17 @@ async def _write(
         body = bytes(write.body).replace(UID, str(metadata["uid"]).encode())
         body = body.replace(NAMESPACE, namespace.encode()).replace(NAME, name.encode())
         path = write.path.format(namespace=namespace, name=name)
-        await send(session, "PATCH", path, body, APPLY)
+        kind = APPLY if write.method == "PATCH" else "application/json"
+        await send(session, write.method, path, body, kind)
 
 
 if __name__ == "__main__":
-    template = msgspec.json.decode(Path(sys.argv[3]).read_bytes(), type=list[Write])
-    uvloop.run(main(read(Path(sys.argv[1])), sys.argv[2], template))
+    _server, _plan = read(Path(sys.argv[1])), Path(sys.argv[3]).read_bytes()
+    _writes = msgspec.json.decode(_plan, type=Writes)
+    match sys.argv[4]:
+        case "follow":
+            uvloop.run(follow(_server, sys.argv[2], _writes))
+        case "resume":
+            uvloop.run(resume(_server, sys.argv[2], _writes.created))
+        case _:
+            uvloop.run(read_all(_server, sys.argv[2]))

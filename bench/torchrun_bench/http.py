@@ -62,15 +62,23 @@ async def events(
     metadata = listed["metadata"]
     assert isinstance(metadata, dict)
     version = str(metadata["resourceVersion"])
-    query = {"watch": "1", "resourceVersion": version, "timeoutSeconds": "3600"}
-    async with session.get(path, params=query) as answer:
-        rest = b""
-        async for chunk in answer.content.iter_any():
-            *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines:
-                event = msgspec.json.decode(line)
-                yield event["type"], event["object"]
-    raise RuntimeError(f"the API server ended the watch of {path}")
+    # A server ends the watches of kinds that it has just come to know.
+    while True:
+        query = {"watch": "1", "resourceVersion": version, "timeoutSeconds": "3600"}
+        async with session.get(path, params=query) as answer:
+            if answer.status != 200:
+                await asyncio.sleep(0.1)
+                continue
+            rest = b""
+            async for chunk in answer.content.iter_any():
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    event = msgspec.json.decode(line)
+                    if event["type"] == "ERROR":
+                        raise RuntimeError(f"the watch of {path}: {event['object']}")
+                    version = event["object"]["metadata"]["resourceVersion"]
+                    yield event["type"], event["object"]
+        await asyncio.sleep(0.01)
 
 
 async def _list(session: aiohttp.ClientSession, path: str) -> JsonObject:

@@ -6,9 +6,28 @@ import time
 import aiohttp
 import msgspec
 
+from torchrun_api.json import JsonObject
 from torchrun_bench.http import send, watch
 
 CREATORS = 32
+MOST_SECONDS = 300  # for a burst of any size
+
+
+def job(name: str, nodes: int = 1) -> JsonObject:
+    """A job of the bench: no workspace, a queue that asks for little."""
+    return {
+        "apiVersion": "torchrun.ai/v1alpha1",
+        "kind": "TorchrunJob",
+        "metadata": {"name": name},
+        "spec": {"jobQueue": "bench", "numNodes": nodes, "command": "python train.py"},
+    }
+
+
+async def create(session: aiohttp.ClientSession, namespace: str, name: str, nodes: int = 1) -> None:
+    """POST a job."""
+    path = f"/apis/torchrun.ai/v1alpha1/namespaces/{namespace}/torchrunjobs"
+    body = msgspec.json.encode(job(name, nodes))
+    await send(session, "POST", path, body, "application/json")
 
 
 class Watched:
@@ -21,48 +40,42 @@ class Watched:
 
     async def follow(self) -> None:
         """Run until cancelled."""
-        async for job in watch(self._session, f"/apis/batch/v1/namespaces/{self._namespace}/jobs"):
-            metadata = job["metadata"]
+        async for child in watch(
+            self._session, f"/apis/batch/v1/namespaces/{self._namespace}/jobs"
+        ):
+            metadata = child["metadata"]
             assert isinstance(metadata, dict)
             future = self._future(str(metadata["name"]))
             if not future.done():
                 future.set_result(time.monotonic())
 
-    def _future(self, name: str) -> asyncio.Future[float]:
-        if name not in self._seen:
-            self._seen[name] = asyncio.get_running_loop().create_future()
-        return self._seen[name]
+    async def seen(self, name: str) -> float:
+        """When the child Job of this name was seen; waits for it."""
+        async with asyncio.timeout(MOST_SECONDS):
+            return await self._future(name)
 
     async def run(self, name: str) -> float:
         """Create one job; seconds until its child Job was seen."""
         started = time.monotonic()
-        await self._create(name)
-        async with asyncio.timeout(60):
-            return await self._future(name) - started
+        await create(self._session, self._namespace, name)
+        return await self.seen(name) - started
 
     async def burst(self, prefix: str, jobs: int) -> float:
         """Create many jobs at once; seconds until the last child Job was seen."""
         names = [f"{prefix}-{number}" for number in range(jobs)]
         slots = asyncio.Semaphore(CREATORS)
 
-        async def create(name: str) -> None:
+        async def one(name: str) -> None:
             async with slots:
-                await self._create(name)
+                await create(self._session, self._namespace, name)
 
         started = time.monotonic()
         async with asyncio.TaskGroup() as tasks:
             for name in names:
-                tasks.create_task(create(name))
-        async with asyncio.timeout(600):
-            ends = [await self._future(name) for name in names]
-        return max(ends) - started
+                tasks.create_task(one(name))
+        return max([await self.seen(name) for name in names]) - started
 
-    async def _create(self, name: str) -> None:
-        body = {
-            "apiVersion": "torchrun.ai/v1alpha1",
-            "kind": "TorchrunJob",
-            "metadata": {"name": name},
-            "spec": {"jobQueue": "bench", "numNodes": 1, "command": "python train.py"},
-        }
-        path = f"/apis/torchrun.ai/v1alpha1/namespaces/{self._namespace}/torchrunjobs"
-        await send(self._session, "POST", path, msgspec.json.encode(body), "application/json")
+    def _future(self, name: str) -> asyncio.Future[float]:
+        if name not in self._seen:
+            self._seen[name] = asyncio.get_running_loop().create_future()
+        return self._seen[name]

@@ -1,38 +1,115 @@
-"""The two programs that are compared, each as a process of its own on a namespace of its own."""
+"""The programs that are compared, each as a process of its own, and what they cost."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import aiohttp
 import msgspec
 
 from torchrun_bench.http import Server
+from torchrun_cluster.places import cache_home
 
 CONTROLLER_NAMESPACE, BARE_NAMESPACE = "bench-controller", "bench-bare"
+POST_NAMESPACE = "bench-post"  # of the bare client that only creates the Job
+NAMESPACES = (CONTROLLER_NAMESPACE, BARE_NAMESPACE, POST_NAMESPACE)
 TICKS = os.sysconf("SC_CLK_TCK")
+# Made by `make bench`: what the controller needs and nothing else, as in its image.
+_INSTALLED = Path(sys.prefix) / "controller" / "bin" / "python"
+PYTHON = str(_INSTALLED) if _INSTALLED.exists() else sys.executable
+WRITE_VERBS = frozenset({"post", "put", "patch", "delete"})
+NOT_COUNTED = ("events", "leases", "selfsubjectaccessreviews")
+
+_SAMPLE = re.compile(r"^torchrun_api_requests_total\{(.*)\} (\S+)$", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """CPU seconds since its start, and peak resident memory in MiB."""
+    """CPU seconds since its start, and resident memory in MiB: the most, and now."""
 
     cpu_seconds: float
     peak_mib: float
+    mib: float
 
 
 def usage(pid: int) -> Usage:
     """Read /proc of a process that runs."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    peak = next(
-        line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "VmHWM" in line
+    status = dict(
+        line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
     )
     ticks = int(fields[11]) + int(fields[12])
-    return Usage(cpu_seconds=ticks / TICKS, peak_mib=int(peak.split()[1]) / 1024)
+    peak, now = (int(status[name].split()[0]) / 1024 for name in ("VmHWM", "VmRSS"))
+    return Usage(cpu_seconds=ticks / TICKS, peak_mib=peak, mib=now)
+
+
+def settled(pid: int, *, still: float = 1.0, longest: float = 120.0) -> Usage:
+    """Wait until the process has used next to no CPU for `still` seconds; what it has used then."""
+    end = time.monotonic() + longest
+    before = usage(pid).cpu_seconds
+    while time.monotonic() < end:
+        time.sleep(still)
+        now = usage(pid)
+        if now.cpu_seconds - before <= 0.02 * still:
+            return now
+        before = now.cpu_seconds
+    raise RuntimeError(f"process {pid} was not at rest after {longest:.0f} s")
+
+
+class Requests(msgspec.Struct, frozen=True):
+    """Requests of a controller so far, by verb and resource as its own metrics name them."""
+
+    by_kind: dict[tuple[str, str], int]
+
+    def since(self, before: "Requests") -> "Requests":
+        """What came after `before`."""
+        kinds = self.by_kind.items()
+        left = {kind: number - before.by_kind.get(kind, 0) for kind, number in kinds}
+        return Requests({kind: number for kind, number in left.items() if number})
+
+    @property
+    def all(self) -> int:
+        """Without the opening of watches, and what comes with time: discovery, lease."""
+        return sum(
+            n for (verb, what), n in self.by_kind.items() if verb != "watch" and what != "apis"
+        )
+
+    @property
+    def writes(self) -> int:
+        """Without events and leases."""
+        return sum(self.written().values())
+
+    def written(self) -> dict[str, int]:
+        """The same by resource."""
+        kinds = self.by_kind.items()
+        return {
+            f"{verb} {what}": n
+            for (verb, what), n in kinds
+            if verb in WRITE_VERBS and not what.startswith(NOT_COUNTED)
+        }
+
+
+def requests(port: int) -> Requests:
+    """Read the controller's metrics."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        text = answer.read().decode()
+    found: dict[tuple[str, str], int] = {}
+    for labels, value in _SAMPLE.findall(text):
+        named = dict(_LABEL.findall(labels))
+        kind = named["verb"], named["resource"]
+        found[kind] = found.get(kind, 0) + int(float(value))
+    return Requests(found)
 
 
 def free_port() -> int:
@@ -42,11 +119,13 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@contextmanager
-def controller(kubeconfig: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """The controller as users run it, without leader election."""
-    command = [
-        sys.executable, "-m", "torchrun_controller",
+def controller_command(
+    kubeconfig: Path, port: int, *, plant: float = 0.0, options: Sequence[str] = ()
+) -> list[str]:
+    """The controller as users run it, without leader election; `plant` as of `planted.py`."""
+    module = ["torchrun_bench.planted", str(plant)] if plant else ["torchrun_controller"]
+    return [
+        PYTHON, "-m", *module,
         "--kubeconfig", str(kubeconfig),
         "--namespaces", CONTROLLER_NAMESPACE,
         "--runtime-image", "bench/none",
@@ -54,42 +133,106 @@ def controller(kubeconfig: Path, port: int) -> Iterator[subprocess.Popen[bytes]]
         "--listen-address", "127.0.0.1",
         "--listen-port", str(port),
         "--log-level", "warning",
+        *options,
     ]  # fmt: skip
+
+
+@contextmanager
+def controller(
+    kubeconfig: Path, port: int, *, plant: float = 0.0, options: Sequence[str] = ()
+) -> Iterator[subprocess.Popen[bytes]]:
+    """The controller for the time of the block."""
+    _compiled()
+    command = controller_command(kubeconfig, port, plant=plant, options=options)
     with running(command) as process:
         yield process
 
 
+BareMode = Literal["follow", "resume", "list"]
+
+
 @contextmanager
-def bare(server: Server, plan: bytes, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The bare client, ready to write."""
-    (folder / "server.json").write_bytes(msgspec.json.encode(server))
-    (folder / "plan.json").write_bytes(plan)
-    command = [
-        sys.executable, "-m", "torchrun_bench.bare",
-        str(folder / "server.json"), BARE_NAMESPACE, str(folder / "plan.json"),
-    ]  # fmt: skip
-    with running(command, subprocess.PIPE) as process:
-        assert process.stdout is not None
-        if process.stdout.readline() != b"ready\n":
-            raise RuntimeError("the bare client did not start")
-        yield process
+def bare(
+    server: Server, namespace: str, mode: BareMode = "follow", plan: bytes = b"{}"
+) -> Iterator[subprocess.Popen[bytes]]:
+    """The bare client, see `bare.py`; in "follow" it is ready to write."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "server.json").write_bytes(msgspec.json.encode(server))
+        (folder / "plan.json").write_bytes(plan)
+        command = [
+            PYTHON, "-m", "torchrun_bench.bare",
+            str(folder / "server.json"), namespace, str(folder / "plan.json"), mode,
+        ]  # fmt: skip
+        with running(command, subprocess.PIPE) as process:
+            if mode == "follow":
+                said(process, "ready")
+            yield process
+
+
+def said(process: subprocess.Popen[bytes], word: str) -> None:
+    """Wait until the process has written this line; raises RuntimeError where it ended before."""
+    assert process.stdout is not None
+    if process.stdout.readline().decode().strip() != word:
+        raise RuntimeError(f"the bare client did not say {word!r}")
+
+
+@cache
+def _bytecode() -> Path:
+    """Users' installations are compiled; so is what is measured, whatever this shell says."""
+    folder = cache_home() / "bench-bytecode"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@cache
+def _compiled() -> None:
+    imports = "import torchrun_controller.app, kubernetes_asyncio, torchrun_bench.bare"
+    subprocess.run([PYTHON, "-c", imports], env=compiled_environment(), check=True)
+
+
+def compiled_environment() -> dict[str, str]:
+    """This process's environment, with the bench on its path and bytecode kept."""
+    root = Path(__file__).resolve().parent.parent.parent
+    path = os.pathsep.join(str(root / folder) for folder in ("bench", "cluster"))
+    kept = {n: v for n, v in os.environ.items() if n != "PYTHONDONTWRITEBYTECODE"}
+    return kept | {"PYTHONPATH": path, "PYTHONPYCACHEPREFIX": str(_bytecode())}
 
 
 @contextmanager
 def running(command: list[str], stdout: int | None = None) -> Iterator[subprocess.Popen[bytes]]:
     """A process for the time of the block; raises RuntimeError where it ended by itself."""
-    bench = str(Path(__file__).resolve().parent.parent)
-    process = subprocess.Popen(command, stdout=stdout, env=os.environ | {"PYTHONPATH": bench})
+    process = subprocess.Popen(command, stdout=stdout, env=compiled_environment())
     try:
         yield process
-        if process.poll() is not None:
+        if process.poll() not in (None, 0):
             raise RuntimeError(f"{command[:3]} ended with {process.returncode} during the bench")
     finally:
         process.terminate()
-        process.wait(timeout=30)
+        process.wait(timeout=60)
+        if process.stdout is not None:
+            process.stdout.close()
 
 
-async def ready(port: int, seconds: float = 30) -> None:
+def is_ready(port: int) -> bool:
+    """Whether the controller of this port says so, and thereby that its caches are filled."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def until_ready(port: int, seconds: float = 300) -> None:
+    """Wait for it; raises RuntimeError."""
+    end = time.monotonic() + seconds
+    while not is_ready(port):
+        if time.monotonic() > end:
+            raise RuntimeError(f"the controller was not ready after {seconds} s")
+        time.sleep(0.005)
+
+
+async def ready(port: int, seconds: float = 60) -> None:
     """Wait until the controller says that it is ready."""
     end = time.monotonic() + seconds
     async with aiohttp.ClientSession() as session:

@@ -1,9 +1,12 @@
 """Figures of a run: ratios for people, JSON for comparisons."""
 
 import json
+import math
+import os
 import platform
 import statistics
 import subprocess
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -24,29 +27,87 @@ class Row(msgspec.Struct, frozen=True):
     met: bool
 
 
-def percentile(values: list[float], percent: int) -> float:
+def row(
+    what: str,
+    unit: str,
+    ours: float,
+    bare: float | None = None,
+    *,
+    ratio: tuple[str, float] | None = None,
+    most: float | None = None,
+    least: float | None = None,
+) -> Row:
+    """A figure with at most one target: `ratio` ("<=" or ">=", bound), or `most`, or `least`.
+
+    A smoke run (see `is_smoke`) has no targets: its sizes are none to be judged by.
+    """
+    of = None if not bare else ours / bare
+    target, met = "", True
+    if is_smoke():
+        pass
+    elif ratio is not None and of is not None:
+        sign, bound = ratio
+        target, met = f"{sign} {bound:g} x", of <= bound if sign == "<=" else of >= bound
+    elif most is not None:
+        target, met = f"<= {most:g} {unit}", ours <= most
+    elif least is not None:
+        target, met = f">= {least:g} {unit}", ours >= least
+    digits = 0 if abs(ours) >= 1000 else 3
+    rounded = None if bare is None else round(bare, digits)
+    return Row(what, unit, round(ours, digits), rounded, of, target, met)
+
+
+def is_smoke() -> bool:
+    """Whether this run only shows that the bench works; `--quick` says so."""
+    return os.environ.get("TORCHRUN_BENCH_QUICK") == "1"
+
+
+def say(text: str) -> None:
+    """A line of progress."""
+    print(f"{datetime.now(UTC):%H:%M:%S} {text}", flush=True)
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
     """The value below which `percent` of the sorted values lie."""
+    if len(values) == 1:
+        return values[0]
     return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
-def table(rows: list[Row]) -> str:
+def exponent(sizes: Sequence[float], costs: Sequence[float]) -> float:
+    """k of the power law cost = c * size^k that fits best: least squares of the logarithms."""
+    return statistics.linear_regression(
+        [math.log(size) for size in sizes], [math.log(max(cost, 1e-9)) for cost in costs]
+    ).slope
+
+
+def table(rows: Sequence[Row]) -> str:
     """A markdown table."""
     lines = [
         "| what | unit | controller | bare client | ratio | target | met |",
         "|---|---|---|---|---|---|---|",
     ]
-    for row in rows:
-        bare = "" if row.bare is None else f"{row.bare:.2f}"
-        ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
-        met = "yes" if row.met else "NO"
+    for each in rows:
+        bare = "" if each.bare is None else f"{each.bare:g}"
+        ratio = "" if each.ratio is None else f"{each.ratio:.2f}"
+        met = "" if not each.target else "yes" if each.met else "NO"
         lines.append(
-            f"| {row.what} | {row.unit} | {row.controller:.2f} | {bare} | {ratio}"
-            f" | {row.target} | {met} |"
+            f"| {each.what} | {each.unit} | {each.controller:g} | {bare} | {ratio}"
+            f" | {each.target} | {met} |"
         )
     return "\n".join(lines)
 
 
-def save(rows: list[Row]) -> Path:
+def machine() -> str:
+    """What the figures belong to: processor, cores, memory."""
+    info = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.partition(":")[2].strip() for line in info if line.startswith("model name")]
+    gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    cores = len(os.sched_getaffinity(0))
+    return f"{names[0] if names else platform.machine()}, {cores} cores, {gib:.0f} GiB"
+
+
+def save(rows: Sequence[Row], parts: Sequence[str]) -> Path:
     """Keep the figures with the commit and the machine they belong to."""
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
@@ -57,9 +118,11 @@ def save(rows: list[Row]) -> Path:
     about = {
         "time": now.isoformat(timespec="seconds"),
         "commit": commit,
+        "parts": list(parts),
         "python": platform.python_version(),
-        "machine": platform.machine(),
-        "rows": [msgspec.to_builtins(row) for row in rows],
+        "machine": machine(),
+        "load": [round(load, 1) for load in os.getloadavg()],
+        "rows": [msgspec.to_builtins(each) for each in rows],
     }
     path.write_text(json.dumps(about, indent=1) + "\n")
     return path

@@ -1,48 +1,42 @@
-"""Gang restarts: from the first failed pod to all pods of the new gang.
+"""Gang restarts, and what a job costs from its creation to its end.
 
 Nodes and pods are kwok's; API server, Job controller, scheduler and the controller are real. Each
 job is restarted once, for the first restart of a job is the one without a delay. All times are
 when the events came by the bench's own watches, on its monotonic clock.
+
+The bare client deletes the old Job and applies the next one as soon as it sees a failed pod.
 """
 
 import asyncio
-import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import aiohttp
 import msgspec
+import uvloop
 
 from torchrun_api import names
-from torchrun_api.json import JsonObject
-from torchrun_bench.http import Server, events, send
-from torchrun_bench.processes import CONTROLLER_NAMESPACE, ready, running
-from torchrun_bench.report import Row, percentile
-from torchrun_cluster import LocalCluster, Size, binaries
+from torchrun_bench import kwok, plans
+from torchrun_bench.control_plane import cluster, prepare
+from torchrun_bench.gangs import FAILED, SUCCEEDED, Gangs
+from torchrun_bench.http import Server
+from torchrun_bench.load import create
+from torchrun_bench.options import Options
+from torchrun_bench.processes import (
+    BARE_NAMESPACE,
+    CONTROLLER_NAMESPACE,
+    bare,
+    controller,
+    free_port,
+    ready,
+    requests,
+    settled,
+)
+from torchrun_bench.report import Row, percentile, row, say
 
-STAGES = Path(__file__).with_name("kwok.yaml")
-NODES = 16
 GANG = 8
 FAILING = 3  # index of the pod that fails
 WARM_UP = 5
-JSON, MERGE = "application/json", "application/merge-patch+json"
-JOBS_PATH = f"/apis/torchrun.ai/v1alpha1/namespaces/{CONTROLLER_NAMESPACE}/torchrunjobs"
-PODS_PATH = f"/api/v1/namespaces/{CONTROLLER_NAMESPACE}/pods"
-CHILDREN_PATH = f"/apis/batch/v1/namespaces/{CONTROLLER_NAMESPACE}/jobs"
-FAILED = {
-    "phase": "Failed",
-    "containerStatuses": [
-        {
-            "name": "trainer",
-            "image": "bench/none",
-            "imageID": "bench/none",
-            "ready": False,
-            "restartCount": 0,
-            "state": {"terminated": {"exitCode": 1, "reason": "Error"}},
-        }
-    ],
-}
 
 
 class Restart(msgspec.Struct, frozen=True):
@@ -51,154 +45,146 @@ class Restart(msgspec.Struct, frozen=True):
     child_job: float
     first_pod: float
     all_pods: float
+
+
+class Whole(Restart, frozen=True):
+    """The rest, which a client that keeps no state does not do."""
+
     ranks: float
     running: float
 
 
-def cluster(name: str) -> LocalCluster:
-    """A control plane whose Job controller is not held up by its own client's limits."""
-    limits = ["--kube-api-qps=1000", "--kube-api-burst=2000"]
-    return LocalCluster(
-        name=name,
-        size=Size.CONTROL_PLANE,
-        scheduler=True,
-        extra_args={"kube-controller-manager": limits},
+class Sides(msgspec.Struct, frozen=True):
+    """What runs beside the API server."""
+
+    server: Server
+    port: int
+    controller: int
+
+
+@contextmanager
+def sides(part: str, options: Options) -> Iterator[Sides]:
+    """With the Job controller, on nodes that kwok plays."""
+    say(f"{part}: starts an API server, scheduler, Job controller and kwok")
+    with cluster(part, scheduler=True) as made:
+        server, port = prepare(made), free_port()
+        with (
+            kwok.playing(made),
+            controller(made.kubeconfig, port, plant=options.plant) as process,
+            bare(server, BARE_NAMESPACE, plan=plans.same_writes(GANG)),
+        ):
+            yield Sides(server, port, process.pid)
+
+
+def restarts(options: Options) -> list[Row]:
+    """Part 6: one restart after the other, the sides in turn."""
+    with sides("restart", options) as on:
+        return uvloop.run(_restarts(on, options.restarts))
+
+
+async def _restarts(on: Sides, count: int) -> list[Row]:
+    await ready(on.port)
+    ours: list[Whole] = []
+    floor: list[Restart] = []
+    async with on.server.session() as session:
+        left, right = Gangs(session, CONTROLLER_NAMESPACE), Gangs(session, BARE_NAMESPACE)
+        async with left.following(), right.following():
+            for number in range(WARM_UP + count):
+                name = f"gang-{number}"
+                ours.append(await _whole(session, left, name))
+                floor.append(await _bare(session, right, name))
+                if number % 20 == 19:
+                    say(f"restart: {number + 1} of {WARM_UP + count} gangs")
+    return rows(ours[WARM_UP:], floor[WARM_UP:])
+
+
+async def _whole(session: aiohttp.ClientSession, gangs: Gangs, job: str) -> Whole:
+    """A job of the controller's from its creation to the second gang that runs."""
+    await create(session, CONTROLLER_NAMESPACE, job, GANG)
+    await gangs.until(lambda: (job, 0) in gangs.running)
+    await gangs.end(sorted(gangs.pods[job, "0"])[FAILING], FAILED)
+    await gangs.until(lambda: (job, 1) in gangs.running)
+    seen = _seen(gangs, job)
+    began = gangs.failed[job]
+    await gangs.delete(job)
+    return Whole(
+        *(seen.child_job, seen.first_pod, seen.all_pods),
+        ranks=max(gangs.started[job, "1"].values()) - began,
+        running=gangs.running[job, 1] - began,
     )
 
 
-def kwok(on: LocalCluster) -> AbstractContextManager[object]:
-    """NODES nodes whose pods run at once."""
-    node = {"apiVersion": "v1", "kind": "Node"}
-    nodes = [{**node, "metadata": {"name": f"node-{number}"}} for number in range(NODES)]
-    listed = {"apiVersion": "v1", "kind": "List", "items": nodes}
-    on.kubectl("apply", "-f", "-", stdin=msgspec.json.encode(listed).decode())
-    program = binaries.ensure(["kwok"])["kwok"]
-    files = ["--kubeconfig", str(on.kubeconfig), "--config", str(STAGES)]
-    # Above ERROR: that the Job controller was first to remove a pod is no news.
-    return running([str(program), "--manage-all-nodes", "-v", "12", *files])
+async def _bare(session: aiohttp.ClientSession, gangs: Gangs, job: str) -> Restart:
+    await create(session, BARE_NAMESPACE, job, GANG)
+    await gangs.until(lambda: len(gangs.up.get((job, "0"), ())) == GANG)
+    await gangs.end(sorted(gangs.pods[job, "0"])[FAILING], FAILED)
+    await gangs.until(lambda: len(gangs.up.get((job, "1"), ())) == GANG)
+    seen = _seen(gangs, job)
+    await gangs.delete(job)
+    return seen
 
 
-class Watched:
-    """What the watches of one namespace have shown, with the second of the monotonic clock."""
-
-    def __init__(self, session: aiohttp.ClientSession) -> None:
-        self._session = session
-        self._changed = asyncio.Condition()
-        self.jobs: dict[str, tuple[str, int]] = {}
-        self.children: dict[str, float] = {}
-        self.pods: dict[tuple[str, str], dict[str, float]] = {}
-        self.started: dict[tuple[str, str], dict[str, float]] = {}
-        self.failed: dict[str, float] = {}
-        self.running: dict[tuple[str, int], float] = {}
-
-    async def follow(self, path: str, note: Callable[[JsonObject], None]) -> None:
-        """Note every object that comes by; run until cancelled."""
-        async for kind, found in events(self._session, path):
-            if kind in ("ADDED", "MODIFIED"):
-                note(found)
-                async with self._changed:
-                    self._changed.notify_all()
-
-    def note_job(self, job: JsonObject) -> None:
-        """Phase and attempt of a TorchrunJob."""
-        status = _part(job, "status")
-        attempt = status.get("attempt", 0)
-        assert isinstance(attempt, int)
-        if status.get("phase") == "Running":
-            self.running.setdefault((_name(job), attempt), time.monotonic())
-
-    def note_child(self, child: JsonObject) -> None:
-        """A child Job."""
-        self.children.setdefault(_name(child), time.monotonic())
-
-    def note_pod(self, pod: JsonObject) -> None:
-        """A worker: when it was first seen, and its failure."""
-        labels = _part(_part(pod, "metadata"), "labels")
-        job, attempt = str(labels[names.JOB_LABEL]), str(labels[names.ATTEMPT_LABEL])
-        self.pods.setdefault((job, attempt), {}).setdefault(_name(pod), time.monotonic())
-        phase = _part(pod, "status").get("phase")
-        if phase == "Failed":
-            self.failed.setdefault(job, time.monotonic())
-        if phase == "Running" and names.START in _part(_part(pod, "metadata"), "annotations"):
-            self.started.setdefault((job, attempt), {}).setdefault(_name(pod), time.monotonic())
-
-    async def until(self, holds: Callable[[], bool]) -> None:
-        """Wait for what the watches bring, for up to a minute."""
-        async with asyncio.timeout(60), self._changed:
-            await self._changed.wait_for(holds)
-
-    async def restart(self, job: str) -> Restart:
-        """A job from its creation to the second gang that runs."""
-        spec = {"jobQueue": "bench", "numNodes": GANG, "command": "python train.py"}
-        body = {
-            "apiVersion": "torchrun.ai/v1alpha1",
-            "kind": "TorchrunJob",
-            "metadata": {"name": job},
-            "spec": spec,
-        }
-        await send(self._session, "POST", JOBS_PATH, msgspec.json.encode(body), JSON)
-        await self.until(lambda: (job, 0) in self.running)
-        victim = sorted(self.pods[job, "0"])[FAILING]
-        failed = msgspec.json.encode({"status": FAILED})
-        await send(self._session, "PATCH", f"{PODS_PATH}/{victim}/status", failed, MERGE)
-        await self.until(lambda: (job, 1) in self.running)
-        pods = sorted(self.pods[job, "1"].values())
-        assert len(pods) == GANG, f"{job}: {len(pods)} pods in the second gang"
-        began = self.failed[job]
-        await send(self._session, "DELETE", f"{JOBS_PATH}/{job}", b"", JSON)
-        return Restart(
-            child_job=self.children[names.child_job(job, 1)] - began,
-            first_pod=pods[0] - began,
-            all_pods=pods[-1] - began,
-            ranks=max(self.started[job, "1"].values()) - began,
-            running=self.running[job, 1] - began,
-        )
+def _seen(gangs: Gangs, job: str) -> Restart:
+    pods = sorted(gangs.pods[job, "1"].values())
+    assert len(pods) == GANG, f"{job}: {len(pods)} pods in the second gang"
+    began = gangs.failed[job]
+    child = gangs.children[names.child_job(job, 1)]
+    return Restart(child - began, pods[0] - began, pods[-1] - began)
 
 
-async def measure(server: Server, port: int, restarts: int) -> list[Row]:
-    """One restart after the other."""
-    async with server.session() as session, asyncio.TaskGroup() as tasks:
-        await ready(port)
-        watched = Watched(session)
-        followers = [
-            tasks.create_task(watched.follow(path, note))
-            for path, note in (
-                (JOBS_PATH, watched.note_job),
-                (CHILDREN_PATH, watched.note_child),
-                (PODS_PATH, watched.note_pod),
-            )
-        ]
-        seen = [await watched.restart(f"gang-{number}") for number in range(WARM_UP + restarts)]
-        for follower in followers:
-            follower.cancel()
-    return rows(seen[WARM_UP:])
-
-
-def rows(seen: list[Restart]) -> list[Row]:
+def rows(ours: list[Whole], floor: list[Restart]) -> list[Row]:
     """The figures, those with a target first."""
     made = []
     for percent, most in ((50, 0.4), (99, 1.0)):
-        value = percentile([restart.all_pods for restart in seen], percent)
-        what = (
-            f"gang of {GANG}, first failed pod to all pods of the next, p{percent} of {len(seen)}"
+        what = f"gang of {GANG}, first failed pod to all pods of the next, p{percent}, {len(ours)}"
+        left, right = (
+            percentile([each.all_pods for each in side], percent) for side in (ours, floor)
         )
-        made.append(Row(what, "s", round(value, 3), None, None, f"<= {most}", value <= most))
+        made.append(row(what, "s", left, right, most=most))
+    for percent in (50, 99):
+        what = f"of which until the new Job is seen, p{percent}"
+        left, right = (
+            percentile([each.child_job for each in side], percent) for side in (ours, floor)
+        )
+        made.append(row(what, "s", left, right))
     for part, what in (
-        ("child_job", "of which until the new Job is seen"),
-        ("first_pod", "until the first new pod is seen"),
         ("ranks", "until every rank may start"),
         ("running", "until the phase is Running again"),
     ):
-        value = percentile([getattr(restart, part) for restart in seen], 50)
-        made.append(Row(f"{what}, p50", "s", round(value, 3), None, None, "", True))
+        made.append(row(f"{what}, p50", "s", percentile([getattr(r, part) for r in ours], 50)))
     return made
 
 
-def _part(value: JsonObject, field: str) -> JsonObject:
-    found = value.get(field, {})
-    assert isinstance(found, dict)
-    return found
+def lives(options: Options) -> list[Row]:
+    """Part 9: writes of a plain life, from creation over its gang's start to success."""
+    with sides("life", options) as on:
+        return uvloop.run(_lives(on, options.lives))
 
 
-def _name(value: JsonObject) -> str:
-    return str(_part(value, "metadata")["name"])
+async def _lives(on: Sides, count: int) -> list[Row]:
+    await ready(on.port)
+    made = []
+    async with on.server.session() as session:
+        gangs = Gangs(session, CONTROLLER_NAMESPACE)
+        async with gangs.following():
+            for nodes, most in ((1, 6.0), (GANG, None)):
+                await _life(session, gangs, f"first-of-{nodes}", nodes)
+                await asyncio.to_thread(settled, on.controller)
+                before = requests(on.port)
+                for number in range(count):
+                    await _life(session, gangs, f"life-{nodes}-{number}", nodes)
+                await asyncio.to_thread(settled, on.controller)
+                seen = requests(on.port).since(before)
+                for kind, number in sorted(seen.by_kind.items()):
+                    say(f"life of {nodes}: {number / count:.2f} requests a job: {' '.join(kind)}")
+                what = f"writes of a plain life of {nodes} nodes, created to Succeeded"
+                made.append(row(f"{what}, without events", "", seen.writes / count, most=most))
+    return made
+
+
+async def _life(session: aiohttp.ClientSession, gangs: Gangs, job: str, nodes: int) -> None:
+    await create(session, CONTROLLER_NAMESPACE, job, nodes)
+    await gangs.until(lambda: (job, 0) in gangs.running)
+    for pod in sorted(gangs.pods[job, "0"]):
+        await gangs.end(pod, SUCCEEDED)
+    await gangs.until(lambda: gangs.phases[job] == "Succeeded")

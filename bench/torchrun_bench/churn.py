@@ -1,0 +1,188 @@
+"""Pod events per second of one core: bytes to keys, without a network.
+
+Each side is a process of its own that is fed the same frames, in the chunks in which they come
+from a socket: MODIFIED events of pods as the API server sends them, managedFields and all.
+
+controller   informer, watch, store with its indexes, and work queue; keys are taken as they come
+models       kubernetes_asyncio's Watch.unmarshal_event into V1Pod
+dicts        json.loads of each line
+floor        the lines of the bytes, and nothing else
+
+Usage: python -m torchrun_bench.churn SIDE EVENTS PLANT
+"""
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+
+import msgspec
+
+from torchrun_api.kinds import PODS
+from torchrun_bench import planted
+from torchrun_bench.frames import FIRST_VERSION, PODS_OF_ALL, chunks
+from torchrun_bench.options import Options
+from torchrun_bench.processes import PYTHON, compiled_environment
+from torchrun_bench.report import Row, row, say
+from torchrun_controller.informer import Informer
+from torchrun_controller.observe import JOB_INDEX, NODE_INDEX, by_job, by_node
+from torchrun_controller.store import Store
+from torchrun_controller.transport import Response
+from torchrun_controller.workqueue import AsyncWorkQueue
+
+SLOW = {"models": 50, "dicts": 5}  # one event in so many is enough for a figure
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """What one side has done."""
+
+    events: int
+    cpu_seconds: float
+    bytes: int
+
+
+class _Memory:
+    """A transport whose watch is `events` frames from memory; making them counts for nobody."""
+
+    def __init__(self, events: int) -> None:
+        self._events = events
+        self.made = 0.0  # CPU seconds spent on making frames
+        self.bytes = 0
+        self.ended = asyncio.Event()
+
+    async def request(self, *arguments: object, **options: object) -> Response:
+        """No list is asked for."""
+        raise AssertionError(arguments)
+
+    @asynccontextmanager
+    async def stream(
+        self, path: str, *, query: Mapping[str, str], silence: float = 0.0, total: float
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """An empty list, then the frames, then nothing for ever."""
+        yield self._chunks()
+
+    async def _chunks(self) -> AsyncIterator[bytes]:
+        end = {
+            "metadata": {
+                "resourceVersion": "1",
+                "annotations": {"k8s.io/initial-events-end": "true"},
+            }
+        }
+        yield msgspec.json.encode({"type": "BOOKMARK", "object": end}) + b"\n"
+        frames = chunks(0, self._events)
+        while True:
+            began = time.process_time()
+            chunk = next(frames, None)
+            self.made += time.process_time() - began
+            if chunk is None:
+                break
+            self.bytes += len(chunk)
+            yield chunk
+            # As a socket does: the other tasks have their turn.
+            await asyncio.sleep(0)
+        self.ended.set()
+        await asyncio.Event().wait()
+
+
+async def _controller(events: int, plant: float) -> Seen:
+    memory = _Memory(events)
+    queue: AsyncWorkQueue[tuple[str, str]] = AsyncWorkQueue(time.monotonic)
+    store = Store({JOB_INDEX: by_job, NODE_INDEX: by_node})
+    informer = Informer(
+        PODS,
+        memory,  # type: ignore[arg-type] # the part of a Transport that an informer uses
+        store,
+        lambda change, initial: queue.add(
+            (change.object.metadata.namespace, change.object.metadata.labels.torchrun_job)
+        ),
+        plain_pages=0,
+    )
+
+    async def take() -> None:
+        while True:
+            queue.done(await queue.take())
+
+    began = time.process_time()
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(informer.run()), tasks.create_task(take())]
+        await memory.ended.wait()
+        # Making them was slowed down as well.
+        used = time.process_time() - began - memory.made * plant
+        for task in running:
+            task.cancel()
+    assert len(store) == min(events, PODS_OF_ALL), f"{len(store)} pods in the store"
+    assert store.resource_version == FIRST_VERSION + events
+    return Seen(events, used, memory.bytes)
+
+
+def _lines(events: int, take: Callable[[bytes], object] | None) -> Seen:
+    """Each line of the same bytes, handed to `take`."""
+    used, size, count, rest = 0.0, 0, 0, b""
+    for chunk in chunks(0, events):
+        size += len(chunk)
+        began = time.process_time()
+        *lines, rest = (rest + chunk).split(b"\n")
+        if take is not None:
+            for line in lines:
+                take(line)
+        count += len(lines)
+        used += time.process_time() - began
+    assert count == events, f"{count} lines"
+    return Seen(events, used, size)
+
+
+async def _models(events: int) -> Seen:
+    from kubernetes_asyncio.watch import Watch
+
+    watch = Watch()  # needs an event loop
+    return _lines(events, lambda line: watch.unmarshal_event(line.decode(), "V1Pod"))
+
+
+def side(name: str, events: int, plant: float = 0.0) -> Seen:
+    """Feed one side in this process, which was slowed down by the factor `plant`."""
+    match name:
+        case "controller":
+            return asyncio.run(_controller(events, plant or 1.0))
+        case "models":
+            return asyncio.run(_models(events))
+        case "dicts":
+            return _lines(events, json.loads)
+        case _:
+            return _lines(events, None)
+
+
+def churn(options: Options) -> list[Row]:
+    """Part 5: the sides one after the other, three times."""
+    names = "controller", "models", "dicts", "floor"
+    rates: dict[str, list[float]] = {name: [] for name in names}
+    for _ in range(options.rounds):
+        for name in names:
+            seen = measured(name, max(options.events // SLOW.get(name, 1), 100), options.plant)
+            rates[name].append(seen.events / seen.cpu_seconds)
+            say(
+                f"churn: {name} {rates[name][-1]:.0f} events/s of {seen.bytes // seen.events} bytes"
+            )
+    ours, models, dicts, floor = (sorted(rates[name])[len(rates[name]) // 2] for name in names)
+    of = f"{options.events} pod events through watch, store and queue, of one core"
+    return [
+        row(f"{of}, beside reading and splitting the bytes", "1/s", ours, floor),
+        row(f"{of}, beside kubernetes_asyncio's models", "1/s", ours, models),
+        row(f"{of}, beside json.loads alone", "1/s", ours, dicts),
+    ]
+
+
+def measured(side: str, events: int, plant: float) -> Seen:
+    """Run one side as a process of its own."""
+    command = [PYTHON, "-m", "torchrun_bench.churn", side, str(events), str(plant)]
+    done = subprocess.run(command, env=compiled_environment(), check=True, capture_output=True)
+    return msgspec.json.decode(done.stdout, type=Seen)
+
+
+if __name__ == "__main__":
+    _plant = float(sys.argv[3])
+    if sys.argv[1] == "controller" and _plant:
+        planted.slow_down(_plant)
+    sys.stdout.write(msgspec.json.encode(side(sys.argv[1], int(sys.argv[2]), _plant)).decode())

@@ -1,0 +1,65 @@
+"""The API server of a part: real etcd and kube-apiserver, our CRDs, a queue, and no other work."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from torchrun_api.json import JsonObject
+from torchrun_bench.http import Server
+from torchrun_bench.processes import CONTROLLER_NAMESPACE, NAMESPACES
+from torchrun_bench.report import say
+from torchrun_cluster import LocalCluster, Size
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+QUEUE: JsonObject = {"image": "bench/none", "nodeResources": {"cpus": 1, "memory": "1Gi"}}
+
+
+def name_of(part: str) -> str:
+    """The name of the part's cluster."""
+    return f"bench-{part}-{os.getpid()}"
+
+
+def cluster(part: str, *, scheduler: bool = False) -> LocalCluster:
+    """A control plane whose Job controller is not held up by its own client's limits."""
+    limits = ["--kube-api-qps=1000", "--kube-api-burst=2000"]
+    return LocalCluster(
+        name=name_of(part),
+        size=Size.CONTROL_PLANE,
+        scheduler=scheduler,
+        extra_args={"kube-controller-manager": limits},
+    )
+
+
+@contextmanager
+def serving(part: str) -> Iterator[tuple[LocalCluster, Server]]:
+    """Without the Job controller, so that nothing but the two sides and the load works."""
+    say(f"{part}: starts an API server")
+    with cluster(part) as made:
+        server = prepare(made)
+        made.stop("kube-controller-manager")
+        yield made, server
+
+
+def prepare(on: LocalCluster) -> Server:
+    """CRDs, namespaces and the queue."""
+    for crd in sorted((ROOT / "manifests" / "crd").glob("*.yaml")):
+        on.kubectl("apply", "--server-side", "-f", str(crd))
+    on.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+    for namespace in NAMESPACES:
+        on.kubectl("create", "namespace", namespace)
+    queue = {
+        "apiVersion": "torchrun.ai/v1alpha1",
+        "kind": "TorchrunQueue",
+        "metadata": {"name": "bench", "namespace": CONTROLLER_NAMESPACE},
+        "spec": QUEUE,
+    }
+    on.kubectl("apply", "-f", "-", stdin=msgspec.json.encode(queue).decode())
+    return Server(
+        url=on.server,
+        ca_file=str(on.ca_file),
+        certificate=str(on.client_certificate),
+        key=str(on.client_key),
+    )

@@ -1,0 +1,148 @@
+"""A cluster full of running jobs, made by copying one in etcd.
+
+One gang is made by the real controller, Job controller and scheduler, and runs on nodes that kwok
+plays. Then all of those are stopped, and what the gang left in etcd (TorchrunJob, Job, Service,
+pods) is written again under other names and UIDs of the same length, which keeps the encodings
+whole. So each copy is, byte for byte, what a job at rest looks like to the controller.
+"""
+
+import asyncio
+import contextlib
+import re
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import aiohttp
+import msgspec
+import uvloop
+
+from torchrun_bench import kwok
+from torchrun_bench.control_plane import cluster, name_of, prepare
+from torchrun_bench.etcd import Etcd
+from torchrun_bench.http import Server
+from torchrun_bench.load import create
+from torchrun_bench.processes import (
+    CONTROLLER_NAMESPACE,
+    controller,
+    free_port,
+    ready,
+    settled,
+)
+from torchrun_bench.report import say
+from torchrun_cluster import ClusterError, LocalCluster
+
+MOST_SECONDS = 400.0  # until the API server serves what it was filled with
+ORIGINAL = "gang-xxxxx"
+COPIED = (
+    "/registry/torchrun.ai/torchrunjobs/",
+    "/registry/jobs/",
+    "/registry/services/specs/",
+    "/registry/pods/",
+)
+# What copies refer to as it is.
+KEPT = ("/registry/torchrun.ai/torchrunqueues/", "/registry/minions/", "/registry/namespaces/")
+JOBS = f"/apis/torchrun.ai/v1alpha1/namespaces/{CONTROLLER_NAMESPACE}/torchrunjobs"
+PODS = f"/api/v1/namespaces/{CONTROLLER_NAMESPACE}/pods"
+
+_UID = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+
+
+class Crowd:
+    """A cluster that can be filled up; nothing runs on it but etcd and the API server."""
+
+    def __init__(self, on: LocalCluster, name: str, server: Server, gang: int) -> None:
+        self.cluster = on
+        self.server = server
+        self.gang = gang
+        self.jobs = 1
+        self._name = name
+        etcd = Etcd(name)
+        self._original = {
+            key: value
+            for prefix in COPIED
+            for key, value in etcd.under(f"{prefix}{CONTROLLER_NAMESPACE}/").items()
+        }
+        others = [value for prefix in KEPT for value in etcd.under(prefix).values()]
+        etcd.close()
+        self._uids = sorted(_uids(self._original.values()) - _uids(others))
+
+    def fill(self, jobs: int) -> None:
+        """Have this many jobs, each with its pods. The API server is stopped meanwhile."""
+        began = time.monotonic()
+        self.cluster.stop("kube-apiserver")
+        etcd = Etcd(self._name)
+        written = etcd.put(pair for number in range(self.jobs, jobs) for pair in self._copy(number))
+        etcd.close()
+        # It reads all of them before it is ready, which a busy machine takes minutes for.
+        with contextlib.suppress(ClusterError):
+            self.cluster.start("kube-apiserver")
+        self.cluster.wait_ready(MOST_SECONDS)
+        self.jobs = jobs
+        seen = uvloop.run(self._seen(jobs))
+        say(
+            f"crowd: {jobs} jobs with {seen - jobs} pods,"
+            f" {written} objects written in {time.monotonic() - began:.0f} s"
+        )
+
+    def _copy(self, number: int) -> Iterator[tuple[bytes, bytes]]:
+        name = f"gang-{number:05d}".encode()
+        uids = [(uid, f"{number:08x}".encode() + uid[8:]) for uid in self._uids]
+        for key, value in self._original.items():
+            copied = value.replace(ORIGINAL.encode(), name)
+            for old, new in uids:
+                copied = copied.replace(old, new)
+            yield key.replace(ORIGINAL.encode(), name), copied
+
+    async def _seen(self, jobs: int) -> int:
+        """Objects that the API server lists, once it lists them all."""
+        async with self.server.session() as session:
+            counts = []
+            for path, least in ((JOBS, jobs), (PODS, jobs * self.gang)):
+                end = time.monotonic() + 300
+                while (count := await _count(session, path)) < least:
+                    if time.monotonic() > end:
+                        raise RuntimeError(f"{path} has {count} objects, not {least}")
+                counts.append(count)
+            return sum(counts)
+
+
+def _uids(values: Iterable[bytes]) -> set[bytes]:
+    return {uid for value in values for uid in _UID.findall(value)}
+
+
+async def _count(session: aiohttp.ClientSession, path: str) -> int:
+    async with session.get(path, params={"limit": "1"}) as answer:
+        if answer.status != 200:
+            return 0
+        listed = msgspec.json.decode(await answer.read())
+        return len(listed["items"]) + int(listed["metadata"].get("remainingItemCount", 0))
+
+
+async def _one_gang(server: Server, port: int, gang: int) -> None:
+    """The job that is copied, until it is at rest."""
+    await ready(port)
+    async with server.session() as session:
+        await create(session, CONTROLLER_NAMESPACE, ORIGINAL, gang)
+        async with asyncio.timeout(60):
+            while True:
+                async with session.get(f"{JOBS}/{ORIGINAL}") as answer:
+                    job = msgspec.json.decode(await answer.read())
+                if job.get("status", {}).get("workersStatus") == f"{gang}/{gang} ready":
+                    return
+                await asyncio.sleep(0.1)
+
+
+@contextmanager
+def crowd(part: str, gang: int) -> Iterator[Crowd]:
+    """A cluster with one running job of `gang` pods, to be filled up."""
+    say(f"{part}: starts an API server, and one gang of {gang} to be copied")
+    made = cluster(part, scheduler=True)
+    with made:
+        server, port = prepare(made), free_port()
+        with kwok.playing(made), controller(made.kubeconfig, port) as process:
+            uvloop.run(_one_gang(server, port, gang))
+            settled(process.pid)
+        for component in ("kube-controller-manager", "kube-scheduler"):
+            made.stop(component)
+        yield Crowd(made, name_of(part), server, gang)

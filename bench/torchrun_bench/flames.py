@@ -1,0 +1,176 @@
+"""Flame graphs: where the controller's CPU goes, from py-spy's samples, as small SVG pictures.
+
+py-spy's own picture of a run is some 300 KB of script and frames that are too narrow to be seen;
+this one leaves out what is under half a percent. Widths are shares of the samples, a frame stands
+on its caller, and hovering shows its whole name.
+"""
+
+import contextlib
+import html
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from torchrun_bench.options import Options
+from torchrun_bench.processes import PYTHON, compiled_environment
+from torchrun_bench.report import Row, say
+from torchrun_bench.starts import Follow, run, sides
+
+PICTURES = Path(__file__).resolve().parent.parent.parent / "docs" / "flames"
+WIDTH, HEIGHT = 1200, 16  # of the picture, of a frame
+LEAST = 0.005  # share of the samples
+RATE = 500  # samples a second
+
+
+class Frame:
+    """A function where it was called from, and how many samples it was on the stack of."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.samples = 0
+        self.callees: dict[str, Frame] = {}
+
+    def add(self, stack: list[str], samples: int) -> None:
+        """One line of collapsed stacks, the outermost caller first."""
+        self.samples += samples
+        if stack:
+            self.callees.setdefault(stack[0], Frame(stack[0])).add(stack[1:], samples)
+
+
+def read(collapsed: str) -> Frame:
+    """py-spy's raw format: frames between semicolons, then the number of samples."""
+    root = Frame("all")
+    for line in collapsed.splitlines():
+        stack, _, samples = line.rpartition(" ")
+        root.add([_short(frame) for frame in stack.split(";")], int(samples))
+    return root
+
+
+def _short(frame: str) -> str:
+    """Function and file, without the line: what the frames of one function have in common."""
+    name, _, where = frame.partition(" (")
+    path = where.rpartition(":")[0] or where.rstrip(")")
+    parts = Path(path).parts
+    return f"{name} ({'/'.join(parts[-2:])})" if parts else name
+
+
+def picture(root: Frame, title: str) -> str:
+    """An SVG of text, without scripts."""
+    boxes: list[str] = []
+    depth = _draw(root, 0.0, 0, root.samples, boxes)
+    height = (depth + 2) * HEIGHT
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}"'
+            ' font-family="monospace" font-size="11">',
+            f'<rect width="{WIDTH}" height="{height}" fill="#fff"/>',
+            f'<text x="4" y="12">{html.escape(title)} ({root.samples} samples)</text>',
+            *boxes,
+            "</svg>\n",
+        ]
+    )
+
+
+def _draw(frame: Frame, left: float, depth: int, whole: int, boxes: list[str]) -> int:
+    """Returns the depth of the deepest frame that is shown."""
+    width, deepest = WIDTH * frame.samples / whole, depth
+    share = f"{100 * frame.samples / whole:.1f}%"
+    # A colour by the name, so that a function looks the same wherever it stands.
+    hue = 15 + sum(frame.name.encode()) % 40
+    boxes.append(
+        f'<g><title>{html.escape(frame.name)} {share}</title><rect x="{left:.1f}"'
+        f' y="{(depth + 1) * HEIGHT}" width="{max(width - 0.5, 0.5):.1f}" height="{HEIGHT - 1}"'
+        f' fill="hsl({hue},80%,70%)"/>'
+    )
+    letters = int(width / 6.8)
+    if letters > 4:
+        shown = html.escape(frame.name[:letters])
+        boxes.append(f'<text x="{left + 2:.1f}" y="{(depth + 1) * HEIGHT + 11}">{shown}</text>')
+    boxes.append("</g>")
+    for callee in sorted(frame.callees.values(), key=lambda each: -each.samples):
+        if callee.samples >= LEAST * whole:
+            deepest = max(deepest, _draw(callee, left, depth + 1, whole, boxes))
+            left += WIDTH * callee.samples / whole
+    return deepest
+
+
+def heaviest(root: Frame, most: int = 12) -> list[tuple[str, float]]:
+    """Functions by their own share of the samples, without what they call."""
+    own: dict[str, int] = {}
+    todo = [root]
+    while todo:
+        frame = todo.pop()
+        callees = frame.callees.values()
+        left = frame.samples - sum(callee.samples for callee in callees)
+        own[frame.name] = own.get(frame.name, 0) + left
+        todo += callees
+    found = sorted(own.items(), key=lambda pair: -pair[1])[:most]
+    return [(name, samples / root.samples) for name, samples in found]
+
+
+@contextlib.contextmanager
+def recording(pid: int, name: str, title: str) -> Iterator[None]:
+    """Record a process for the time of the block, and keep its picture."""
+    with tempfile.TemporaryDirectory() as folder:
+        raw = Path(folder) / "raw"
+        spy = _spy("--pid", str(pid), raw=raw)
+        try:
+            time.sleep(1)  # for it to begin
+            yield
+        finally:
+            spy.send_signal(2)
+            spy.communicate(timeout=60)
+        _keep(raw.read_text(), name, title)
+
+
+def _spy(*what: str, raw: Path) -> "subprocess.Popen[bytes]":
+    program = Path(sys.executable).with_name("py-spy")
+    if not program.exists():
+        raise RuntimeError(f"{program} is missing: make flames installs it")
+    command = [str(program), "record", "--format", "raw", "--rate", str(RATE), "--output", str(raw)]
+    return subprocess.Popen(
+        [*command, *what], env=compiled_environment(), stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+def _keep(collapsed: str, name: str, title: str) -> None:
+    root = read(collapsed)
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    path = PICTURES / f"{name}.svg"
+    path.write_text(picture(root, title))
+    say(f"flames: {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
+    for function, share in heaviest(root):
+        say(f"flames: {share:6.1%} {function}")
+
+
+def flames(options: Options) -> list[Row]:
+    """Part 8: pictures of the burst and of the churn. No figures."""
+    with sides("flames", options) as on:
+
+        async def burst(follow: Follow) -> list[Row]:
+            await follow.controller.burst("warm", options.burst // 10)
+            title = f"burst of {options.burst} jobs: the controller's CPU"
+            with recording(on.controller, "burst", title):
+                await follow.controller.burst("flames", options.burst)
+            return []
+
+        run(on, burst)
+    with tempfile.TemporaryDirectory() as folder:
+        raw = Path(folder) / "raw"
+        churn = ["-m", "torchrun_bench.churn", "controller", str(options.events), "0"]
+        spy = _spy("--", PYTHON, *churn, raw=raw)
+        output, _ = spy.communicate(timeout=600)
+        if not raw.exists():
+            raise RuntimeError(f"py-spy: {output.decode()[-500:]}")
+        # Neither the imports nor the making of the frames.
+        lines = raw.read_text().splitlines(keepends=True)
+        made = "torchrun_bench/"
+        fed = [
+            line for line in lines if "Informer.run" in line and made not in line.rpartition(";")[2]
+        ]
+        _keep("".join(fed), "churn", f"churn of {options.events} pod events")
+    return []

@@ -1,0 +1,122 @@
+"""What the watches of one namespace show of gangs, and what is done to them."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import aiohttp
+import msgspec
+
+from torchrun_api import names
+from torchrun_api.json import JsonObject
+from torchrun_bench.http import events, send
+
+JSON, MERGE = "application/json", "application/merge-patch+json"
+
+
+def _terminated(phase: str, code: int, reason: str) -> JsonObject:
+    container: JsonObject = {
+        "name": "trainer",
+        "image": "bench/none",
+        "imageID": "bench/none",
+        "ready": False,
+        "restartCount": 0,
+        "state": {"terminated": {"exitCode": code, "reason": reason}},
+    }
+    return {"phase": phase, "containerStatuses": [container]}
+
+
+FAILED = _terminated("Failed", 1, "Error")
+SUCCEEDED = _terminated("Succeeded", 0, "Completed")
+
+
+class Gangs:
+    """Jobs, child Jobs and pods of a namespace, with the second of the monotonic clock."""
+
+    def __init__(self, session: aiohttp.ClientSession, namespace: str) -> None:
+        self._session = session
+        scope = f"namespaces/{namespace}"
+        self.jobs_path = f"/apis/torchrun.ai/v1alpha1/{scope}/torchrunjobs"
+        self._pods_path = f"/api/v1/{scope}/pods"
+        self._children_path = f"/apis/batch/v1/{scope}/jobs"
+        self._changed = asyncio.Condition()
+        self.phases: dict[str, str] = {}
+        self.children: dict[str, float] = {}
+        # By job and attempt, then by pod.
+        self.pods: dict[tuple[str, str], dict[str, float]] = {}
+        self.up: dict[tuple[str, str], dict[str, float]] = {}  # its process runs
+        self.started: dict[tuple[str, str], dict[str, float]] = {}  # its rank may run
+        self.failed: dict[str, float] = {}
+        self.running: dict[tuple[str, int], float] = {}
+
+    @asynccontextmanager
+    async def following(self) -> AsyncIterator[None]:
+        """Watch for the time of the block."""
+        async with asyncio.TaskGroup() as tasks:
+            followers = [
+                tasks.create_task(self._follow(path, note))
+                for path, note in (
+                    (self.jobs_path, self._note_job),
+                    (self._children_path, self._note_child),
+                    (self._pods_path, self._note_pod),
+                )
+            ]
+            yield
+            for follower in followers:
+                follower.cancel()
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Wait for what the watches bring, for up to a minute."""
+        async with asyncio.timeout(60), self._changed:
+            await self._changed.wait_for(holds)
+
+    async def end(self, pod: str, status: JsonObject) -> None:
+        """Have the containers of a pod end."""
+        body = msgspec.json.encode({"status": status})
+        await send(self._session, "PATCH", f"{self._pods_path}/{pod}/status", body, MERGE)
+
+    async def delete(self, job: str) -> None:
+        """Delete a TorchrunJob."""
+        await send(self._session, "DELETE", f"{self.jobs_path}/{job}", b"", JSON)
+
+    async def _follow(self, path: str, note: Callable[[JsonObject], None]) -> None:
+        async for kind, found in events(self._session, path):
+            if kind in ("ADDED", "MODIFIED"):
+                note(found)
+                async with self._changed:
+                    self._changed.notify_all()
+
+    def _note_job(self, job: JsonObject) -> None:
+        status = _part(job, "status")
+        attempt = status.get("attempt", 0)
+        assert isinstance(attempt, int)
+        self.phases[_name(job)] = str(status.get("phase", ""))
+        if status.get("phase") == "Running":
+            self.running.setdefault((_name(job), attempt), time.monotonic())
+
+    def _note_child(self, child: JsonObject) -> None:
+        self.children.setdefault(_name(child), time.monotonic())
+
+    def _note_pod(self, pod: JsonObject) -> None:
+        now, metadata = time.monotonic(), _part(pod, "metadata")
+        labels = _part(metadata, "labels")
+        job, attempt = str(labels[names.JOB_LABEL]), str(labels[names.ATTEMPT_LABEL])
+        self.pods.setdefault((job, attempt), {}).setdefault(_name(pod), now)
+        phase = _part(pod, "status").get("phase")
+        if phase == "Failed":
+            self.failed.setdefault(job, now)
+        if phase == "Running":
+            self.up.setdefault((job, attempt), {}).setdefault(_name(pod), now)
+            if names.START in _part(metadata, "annotations"):
+                self.started.setdefault((job, attempt), {}).setdefault(_name(pod), now)
+
+
+def _part(value: JsonObject, field: str) -> JsonObject:
+    found = value.get(field, {})
+    assert isinstance(found, dict)
+    return found
+
+
+def _name(value: JsonObject) -> str:
+    return str(_part(value, "metadata")["name"])

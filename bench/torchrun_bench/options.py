@@ -1,0 +1,35 @@
+"""How large a run is."""
+
+import msgspec
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes; the defaults are those of the published figures."""
+
+    jobs: int = 200  # one at a time
+    burst: int = 1000
+    rounds: int = 3  # bursts of each side
+    restarts: int = 100  # gangs
+    lives: int = 50  # jobs from creation to success
+    scales: tuple[int, ...] = (100, 1000, 10_000)  # jobs in the cluster
+    gang: int = 10  # pods of each
+    rest: float = 60.0  # seconds
+    resumes: int = 7  # starts of the controller with a job that waits
+    grown: int = 50  # jobs one at a time at each scale
+    events: int = 100_000  # of pods
+    plant: float = 0.0  # see planted.py
+
+
+QUICK = Options(
+    jobs=10,
+    burst=40,
+    rounds=1,
+    restarts=2,
+    lives=2,
+    scales=(10, 20),
+    gang=2,
+    rest=3.0,
+    resumes=1,
+    grown=5,
+    events=2000,
+)

@@ -1,0 +1,77 @@
+"""The controller's own writes for one job of the bench, as the bare client's template."""
+
+from datetime import UTC, datetime
+
+import msgspec
+
+from torchrun_api.json import JsonObject
+from torchrun_api.kinds import JOBS, TORCHRUN_JOBS
+from torchrun_api.queue import TorchrunQueue
+from torchrun_bench.bare import NAME, NAMESPACE, UID, Write, Writes
+from torchrun_bench.control_plane import QUEUE
+from torchrun_bench.load import job
+from torchrun_controller.reconcile import Defaults, Observed, Plan, reconcile
+
+_HERE = "{namespace}", "{name}"
+_AS_BARE = "?fieldManager=bare"
+
+
+def decided(nodes: int = 1) -> Plan:
+    """What reconcile decides of a new job."""
+    body = job(NAME.decode(), nodes)
+    metadata = {"name": NAME.decode(), "namespace": NAMESPACE.decode(), "uid": UID.decode()}
+    new = msgspec.convert({**body, "metadata": metadata}, TORCHRUN_JOBS.type)
+    queue = msgspec.convert({"spec": QUEUE}, TorchrunQueue)
+    now = datetime.now(UTC).replace(microsecond=0)
+    return reconcile(Observed(job=new, queue=queue), now, Defaults(runtime_image="bench/none"))
+
+
+def same_writes(nodes: int = 1) -> bytes:
+    """What the controller sends by server-side apply: children and status.
+
+    For a gang that fails: the status, the old Job's deletion and the Job of the next attempt.
+    """
+    plan = decided(nodes)
+    status = Write(
+        TORCHRUN_JOBS.path(*_HERE, "status") + "?fieldManager=bare-status&force=true",
+        _raw(
+            {
+                "apiVersion": TORCHRUN_JOBS.api_version,
+                "kind": TORCHRUN_JOBS.kind,
+                "metadata": {"name": NAME.decode(), "namespace": NAMESPACE.decode()},
+                "status": plan.status,
+            }
+        ),
+    )
+    applies = [
+        Write(apply.kind.path(*_HERE) + _AS_BARE, _raw(apply.body)) for apply in plan.applies
+    ]
+    gone = Write(JOBS.path(*_HERE), _raw({"propagationPolicy": "Background"}), "DELETE")
+    following = Write(JOBS.path(_HERE[0], f"{_HERE[1]}-r1") + _AS_BARE, _raw(_next(plan)))
+    return msgspec.json.encode(Writes([*applies, status], [status, gone, following]))
+
+
+def only_the_job() -> bytes:
+    """The child Job and nothing else, by POST: the least that any client can do."""
+    body = _job(decided())
+    write = Write(JOBS.path(_HERE[0]) + "?fieldManager=post", _raw(body), "POST")
+    return msgspec.json.encode(Writes([write]))
+
+
+def _job(plan: Plan) -> JsonObject:
+    return next(apply.body for apply in plan.applies if apply.kind == JOBS)
+
+
+def _next(plan: Plan) -> JsonObject:
+    """The Job of the next attempt: another name, and its pods bear the attempt's number."""
+    text = msgspec.json.encode(_job(plan))
+    text = text.replace(b'"torchrun.ai/attempt":"0"', b'"torchrun.ai/attempt":"1"')
+    body = msgspec.json.decode(text, type=JsonObject)
+    metadata = body["metadata"]
+    assert isinstance(metadata, dict)
+    metadata["name"] = f"{NAME.decode()}-r1"
+    return body
+
+
+def _raw(body: object) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(body))
