@@ -1,0 +1,101 @@
+"""The page on troubleshooting has every reason that the code can write.
+
+Whatever looks like a reason in the code that writes them is one, unless it is listed here as another
+word: of Kubernetes, of git, ssh or S3, or of ours.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from pages import ROOT
+from torchrun_controller.reconcile.attempts.failures import DISRUPTIONS, POD_VERDICTS
+from torchrun_controller.reconcile.phases import PHASES
+
+PAGE = ROOT / "docs" / "troubleshooting.md"
+CONTROLLER = ROOT / "controller" / "torchrun_controller"
+RUNTIME = ROOT / "runtime" / "torchrun_runtime"
+WRITERS = (CONTROLLER / "reconcile", CONTROLLER / "controllers", RUNTIME)
+# Settings of ssh and values of the Pod Security Standards, which are words of this form.
+LEFT_OUT = {RUNTIME / "sync" / "git_login.py", CONTROLLER / "reconcile" / "security.py"}
+REASON = re.compile(r"([A-Z][a-z]+)([A-Z][A-Za-z]*)*|OOMKilled")
+OTHER_WORDS = """
+AccessKey Always Authorization Background Bearer Bound Cc Cf ClusterFirstWithHostNet Code
+Complete ContainerCreating Contents Cs DirectoryOrCreate DisruptionTarget ErrImageNeverPull
+ErrImagePull Error Exact Exists FailedAttachVolume FailedCreate FailedMount
+FallbackToLogsOnError False Finished FullSize Gone IfNotPresent ImageInspectError
+ImagePullBackOff In Indexed Ingress InvalidImageName IsTruncated Job KaiQueueReady Key MainProcess
+Memory Message Never NextContinuationToken NoExecute NoSchedule NoSuchBucket Node None Normal
+NotIn NotYetSupported OnFailure OnRootMismatch PersistentVolumeClaim Pod
+PodGroupInitiallyScheduled PodGroupScheduled PodInitializing PodReadyToStartContainers
+PodScheduled QueueReady QuotaReserved ReadOnlyMany ReadWriteMany ReadWriteOnce Ready
+RegistryUnavailable ResourcesReady Running RuntimeDefault Scheduled Service Size Succeeded
+TemplateValid True Unknown UnschedulableOnNodePool Updating Warning Workload WorkspaceReady
+Written
+"""
+NO_REASONS = frozenset(OTHER_WORDS.split())
+
+
+def words(path: Path) -> Iterator[str]:
+    """The strings of this form in a module, without those that are types."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    hints = {
+        id(inner)
+        for node in ast.walk(tree)
+        for hint in (getattr(node, "annotation", None), getattr(node, "returns", None))
+        if hint is not None
+        for inner in ast.walk(hint)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            hints |= {id(inner) for inner in ast.walk(node)}
+    for node in ast.walk(tree):
+        value = getattr(node, "value", None) if isinstance(node, ast.Constant) else None
+        if isinstance(value, str) and id(node) not in hints and REASON.fullmatch(value):
+            yield value
+
+
+def reasons() -> set[str]:
+    paths = {path for folder in WRITERS for path in folder.rglob("*.py")} - LEFT_OUT
+    found = {word for path in paths for word in words(path)}
+    return (found - NO_REASONS) | DISRUPTIONS | POD_VERDICTS
+
+
+def source() -> str:
+    return "\n".join(path.read_text() for folder in WRITERS for path in folder.rglob("*.py"))
+
+
+def explained() -> set[str]:
+    cells = re.findall(r"^\| ([^|]+) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    return {word.strip() for cell in cells for word in cell.split(",")}
+
+
+def test_every_reason_stands_in_the_page() -> None:
+    left = reasons() - explained()
+    assert not left, f"say in {PAGE.name} what these mean, or list them here as no reasons: {left}"
+
+
+def test_no_reason_is_explained_that_nothing_writes() -> None:
+    named = {word for word in explained() if REASON.fullmatch(word)}
+    assert {word for word in named - set(PHASES) if f'"{word}"' not in source()} == set()
+
+
+def test_the_list_of_other_words_is_no_longer_than_it_must_be() -> None:
+    assert {word for word in NO_REASONS if f'"{word}"' not in source()} == set()
+    assert NO_REASONS & explained() <= set(PHASES)
+
+
+def test_what_the_plugin_is_said_to_say_it_says() -> None:
+    section = PAGE.read_text(encoding="utf-8").partition("## The plugin\n")[2]
+    said = re.findall(r"^\| ([^|]+) \|", section, re.MULTILINE)[1:]
+    modules = (ROOT / "plugin" / "kubectl_torchrun").rglob("*.py")
+    words = "\n".join(
+        "".join(str(part.value) for part in ast.walk(node) if isinstance(part, ast.Constant))
+        for path in modules
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant | ast.JoinedStr)
+    )
+    phrases = {phrase for phrase in said if not phrase.startswith(("exit code", "---"))}
+    assert len(phrases) > 8
+    assert {phrase for phrase in phrases if phrase not in words} == set()
