@@ -112,7 +112,7 @@ def tear_down() -> None:
         )
     elif CURRENT:
         kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found")
-        print("\nthe controller stays installed; kubectl delete -k manifests removes it")
+        print("\nthe controller stays installed; docs/install.md says how it is removed")
     else:
         cluster("down", "--name", "demo")
 
