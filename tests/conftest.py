@@ -8,12 +8,24 @@ import profiles  # noqa: F401  registered before hypothesis reads its options
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--update-golden` writes the golden files anew."""
+    """`--update-golden` writes the golden files anew, `--long` runs what takes minutes as well."""
     parser.addoption("--update-golden", action="store_true", help="write golden files anew")
+    parser.addoption("--long", action="store_true", help="run the tests that take minutes as well")
 
 
-def pytest_configure() -> None:
-    """Undo what nohup or a shell's background hands down: ignored signals reach every child."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the long tests unless they are asked for."""
+    for item in items:
+        if item.get_closest_marker("long") and not config.getoption("--long"):
+            item.add_marker(pytest.mark.skip(reason="takes minutes: run with --long"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the marker `long`, and undo what nohup or a shell's background hands down.
+
+    Ignored signals reach every child.
+    """
+    config.addinivalue_line("markers", "long: takes minutes; runs with --long only")
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)

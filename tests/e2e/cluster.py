@@ -60,6 +60,14 @@ class Cluster:
         return ended
 
 
+def manifests(cluster: Cluster, image: str) -> str:
+    """What `kubectl apply -k manifests` would apply, of this image and with one replica."""
+    text = cluster.kubectl("kustomize", str(ROOT / "manifests")).stdout
+    # One process is looked at and killed; what two do, tests of high availability say.
+    assert text.count("replicas: 2") == 1
+    return text.replace("replicas: 2", "replicas: 1").replace(CONTROLLER_IMAGE, image)
+
+
 @contextmanager
 def start(kept: str) -> Iterator[Cluster]:
     """A cluster by CLUSTER's rules; skips with the reason where this machine can have none.

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from e2e import cluster as clusters
-from e2e.cluster import CONTROLLER_IMAGE, ROOT, Cluster
+from e2e.cluster import Cluster
 from e2e.manifests import queue
 from e2e.space import CONTROLLER, Space
 from kubectl_torchrun.kubectl import Target, proxy
@@ -20,23 +20,15 @@ PROFILE = "pod-security.kubernetes.io/enforce"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--long` runs what takes minutes as well, `--cluster` spares the start of a cluster."""
-    parser.addoption("--long", action="store_true", help="run the tests that take minutes as well")
+    """`--cluster` spares the start of a cluster."""
     parser.addoption("--cluster", default="", help="use the cluster of this name, and keep it")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Declare the marker of tests that only `--long` runs."""
-    config.addinivalue_line("markers", "long: takes minutes; runs with --long only")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the long tests unless they are asked for; bound tests, but not the first builds."""
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Bound tests, but not the first builds."""
     for item in items:
         if not item.path.is_relative_to(HERE):
             continue
-        if item.get_closest_marker("long") and not config.getoption("--long"):
-            item.add_marker(pytest.mark.skip(reason="takes minutes: run with --long"))
         if not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SECONDS, func_only=True))
 
@@ -56,8 +48,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """The cluster with the controller running in it."""
     kept = request.config.getoption("--cluster")
     with clusters.start(kept) as running:
-        manifests = running.kubectl("kustomize", str(ROOT / "manifests")).stdout
-        manifests = manifests.replace(CONTROLLER_IMAGE, running.controller)
+        manifests = clusters.manifests(running, running.controller)
         running.kubectl("apply", "--server-side", "-f", "-", stdin=manifests)
         if kept:
             running.kubectl("rollout", "restart", *CONTROLLER)

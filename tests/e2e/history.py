@@ -92,8 +92,7 @@ class History:
 
     def _list_and_watch(self) -> None:
         listed = self._api.get(self._path).raise_for_status().json()
-        for item in listed["items"]:
-            self._add(item)
+        self._list(listed["items"])
         query = {
             "watch": "true",
             "resourceVersion": listed["metadata"]["resourceVersion"],
@@ -114,6 +113,10 @@ class History:
                         version = event["object"]["metadata"]["resourceVersion"]
             except httpx.ReadTimeout:
                 continue
+
+    def _list(self, items: list[JsonObject]) -> None:
+        for item in items:
+            self._add(item)
 
     def _add(self, state: JsonObject, *, deleted: bool = False) -> None:
         meta = state["metadata"]

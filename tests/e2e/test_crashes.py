@@ -101,6 +101,7 @@ def test_killed_at_every_moment_of_a_run(space: Space, tmp_path: Path):
         assert process.kills == 7
 
 
+@pytest.mark.long
 def test_the_container_restarts_and_goes_on(space: Space, tmp_path: Path):
     with (
         space.histories(PODS, JOBS) as (pods, children),

@@ -63,6 +63,7 @@ def asks_without_a_token(space: Space, pod: str) -> int:
     return answer.status_code
 
 
+@pytest.mark.long
 def test_two_nodes_train_from_a_directory_where_no_claim_binds(
     space: Space, storage_class: str, tmp_path: Path
 ) -> None:
@@ -91,7 +92,8 @@ def test_two_nodes_train_from_a_directory_where_no_claim_binds(
     space.wait("pod/train-serve-0", "delete")
 
 
-@pytest.mark.parametrize("bound", [True, False])
+# Storage of the pod's own is what the run above has; edits go the same way.
+@pytest.mark.parametrize("bound", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_an_edit_reaches_the_workers_that_run(
     space: Space, storage_class: str, tmp_path: Path, bound: bool
 ) -> None:
@@ -122,6 +124,7 @@ def test_an_edit_reaches_the_workers_that_run(
     assert (status.get("attempt", 0), status.get("restarts", 0)) == (0, 0)
 
 
+@pytest.mark.long
 def test_a_serve_pod_that_is_lost_takes_up_its_claim_again(space: Space, tmp_path: Path) -> None:
     project(tmp_path, train_py=HANGS_ONCE)
     volumes = {"workspace": {"source": "zip", "delivery": "direct"}}

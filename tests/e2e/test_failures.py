@@ -19,7 +19,10 @@ EXITS = RAISES.replace('raise ValueError("loss is nan after step 7")', "os._exit
 
 @pytest.mark.parametrize(
     ("script", "exit_code", "said"),
-    [(RAISES, 1, "ValueError: loss is nan after step 7"), (EXITS, 9, "9")],
+    [
+        (RAISES, 1, "ValueError: loss is nan after step 7"),
+        pytest.param(EXITS, 9, "9", marks=pytest.mark.long),
+    ],
     ids=["exception", "exit"],
 )
 def test_the_first_rank_that_failed_is_named(

@@ -62,7 +62,7 @@ def evict(space: Space, pod: str) -> None:
     ("harm", "restarts", "disruptions", "reason"),
     [
         (kill_rank, 1, 0, "Signaled"),
-        (delete_pod, 0, 1, "PodDeleted"),
+        pytest.param(delete_pod, 0, 1, "PodDeleted", marks=pytest.mark.long),
         (evict, 0, 1, "EvictionByEvictionAPI"),
     ],
     ids=["killed", "deleted", "evicted"],

@@ -151,6 +151,7 @@ def gang_trains(
         return log.whole(120)
 
 
+@pytest.mark.long
 def test_the_line_of_an_exception_is_told_within_five_seconds(torch_space: Space):
     space = torch_space
     command = ["python3", "-c", RAISES]
@@ -170,6 +171,7 @@ def test_the_line_of_an_exception_is_told_within_five_seconds(torch_space: Space
     assert space.wait_phase("dies", "Failed")["reason"] == "Exception"
 
 
+@pytest.mark.long
 def test_a_rank_that_exits_is_a_new_gang_and_counts(torch_space: Space):
     space = torch_space
     with space.history(PODS) as pods:

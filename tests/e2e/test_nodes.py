@@ -42,6 +42,7 @@ def submit(space: Space, directory: Path, script: str, command: str, *options: s
     space.cluster.kubectl(*words, command)
 
 
+@pytest.mark.long
 def test_a_newer_epoch_ends_a_gang_and_the_next_one_runs(space: Space, tmp_path: Path):
     with space.history(PODS) as pods:
         # A shell line, so that it runs without torchrun.

@@ -83,6 +83,7 @@ def said_at(space: Space, pod: str, start: str) -> float:
     return float(lines[-1].rsplit(" ", 1)[1]) if lines else 0.0
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400, func_only=True)
 def test_edits_run_in_the_pods_that_are_there(space: Space, tmp_path: Path) -> None:
     space.apply(torch_queue(space))

@@ -44,6 +44,7 @@ def run_sum(space: Space, distributed: JsonObject) -> str:
     return space.cluster.kubectl("torchrun", "logs", "sum", "-n", space.name).stdout
 
 
+@pytest.mark.long
 def test_c10d(space: Space):
     space.apply(queue("torch", space.cluster.trainer, nodeResources=RESOURCES))
     log = run_sum(space, {"rdzvBackend": "c10d"})

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import yaml
 
 from e2e.manifests import job, queue
@@ -44,6 +45,7 @@ def logs(space: Space, name: str) -> str:
     return space.kubectl("logs", "-l", workers, "-c", "trainer", "--tail=-1")
 
 
+@pytest.mark.long
 def test_what_is_set_up_once_is_found_by_every_rank_of_every_attempt(
     space: Space, tmp_path: Path
 ) -> None:
@@ -67,6 +69,7 @@ def test_what_is_set_up_once_is_found_by_every_rank_of_every_attempt(
     assert told[0].endswith("prefix /torchrun/env")
 
 
+@pytest.mark.long
 def test_a_setup_that_fails_says_why_and_waits_for_its_mending(
     space: Space, tmp_path: Path
 ) -> None:

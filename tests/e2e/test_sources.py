@@ -126,6 +126,7 @@ def servers(space: Space, tmp_path: Path) -> tuple[str, bytes, str]:
     return host, authority.read_bytes(), space.kubectl("logs", "servers").split()[-1]
 
 
+@pytest.mark.long
 def test_git_heals_when_its_secret_appears_and_its_ref_is_mended(
     space: Space, servers: tuple[str, bytes, str]
 ):
@@ -181,7 +182,9 @@ def everywhere(space: Space, pods: dict[str, str], number: int) -> bool:
     return all(f"new code: {number} " in log(space, pod) for pod in pods)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400, func_only=True)
+# Shared, the mended branch is fetched at the next retry, after a minute; a bucket is tried by default.
 @pytest.mark.parametrize("delivery", ["shared", "direct"])
 def test_a_running_job_takes_what_is_pushed(
     space: Space, servers: tuple[str, bytes, str], tmp_path: Path, delivery: str
@@ -215,8 +218,9 @@ def test_a_running_job_takes_what_is_pushed(
     assert refused.returncode != 0
     assert "RefNotFound" in out
     assert "main" in up_to_date(space)["message"]
-    rename_branch(space, "gone", "main")
+    # Once main is there again it is what is new: it may be fetched the moment it appears.
     committed(space, 3)
+    rename_branch(space, "gone", "main")
     until(lambda: everywhere(space, pods, 3), "the third code, by itself", 150)
     until(lambda: not up_to_date(space), "the condition")
     assert workers(space) == pods
@@ -226,6 +230,7 @@ def test_a_running_job_takes_what_is_pushed(
     assert all(log(space, pod).count("new code:") == 3 for pod in pods), "what was the same"
 
 
+@pytest.mark.long
 def test_git_over_ssh_in_a_sync_pod(space: Space, tmp_path: Path):
     if space.cluster.local is None:
         pytest.skip("only the local cluster has a network that a process of this machine can enter")
@@ -270,6 +275,7 @@ def uploaded(space: Space, number: int) -> None:
     space.kubectl("exec", "servers", "--", "python3", "-c", script, program)
 
 
+@pytest.mark.long
 def test_a_running_job_takes_what_is_in_the_bucket(
     space: Space, servers: tuple[str, bytes, str], tmp_path: Path
 ):

@@ -5,6 +5,8 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from e2e.space import Space
 from e2e.test_reload import STEP, ended, log, plugin, until, workers
 from torchrun_api.kinds import TORCHRUN_JOBS
@@ -32,6 +34,7 @@ def everywhere(space: Space, pods: dict[str, str], text: str) -> Callable[[], bo
     return lambda: all(text in log(space, pod) for pod in pods)
 
 
+@pytest.mark.long
 def test_each_edit_arrives_while_sync_watches(space: Space, tmp_path: Path) -> None:
     pods = submitted(space, tmp_path)
     watching = plugin(space, tmp_path, "sync", "run", "--watch")
@@ -71,6 +74,7 @@ def assert_ends_clean(watching: "subprocess.Popen[str]") -> None:
     assert "run goes on with what it has." in out
 
 
+@pytest.mark.long
 def test_a_job_outside_development_takes_an_edit_when_told(space: Space, tmp_path: Path) -> None:
     pods = submitted(space, tmp_path)
     for number in (2, 3):

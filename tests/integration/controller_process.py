@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import ssl
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from typing import Any, TypeVar
 import httpx
 
 from torchrun_cluster import LocalCluster
+from torchrun_controller.transport.credentials import tls_context
 
 T = TypeVar("T")
 
@@ -62,39 +62,38 @@ class Api:
     """Plain HTTP to the API server with the administrator's certificate."""
 
     def __init__(self, cluster: LocalCluster) -> None:
-        context = ssl.create_default_context(cafile=str(cluster.ca_file))
-        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+        context = tls_context(str(cluster.ca_file))
         context.load_cert_chain(cluster.client_certificate, cluster.client_key)
-        self._client = httpx.Client(base_url=cluster.server, verify=context, timeout=30)
+        self.client = httpx.Client(base_url=cluster.server, verify=context, timeout=30)
 
     def close(self) -> None:
-        self._client.close()
+        self.client.close()
 
     def get(self, path: str) -> Any:
-        answer = self._client.get(path)
+        answer = self.client.get(path)
         return None if answer.status_code == 404 else answer.raise_for_status().json()
 
     def text(self, path: str) -> str:
-        return self._client.get(path).raise_for_status().text
+        return self.client.get(path).raise_for_status().text
 
     def items(self, path: str, selector: str = "") -> list[Any]:
-        answer = self._client.get(path, params={"labelSelector": selector})
+        answer = self.client.get(path, params={"labelSelector": selector})
         items: list[Any] = answer.raise_for_status().json()["items"]
         return items
 
     def create(self, path: str, body: object) -> Any:
-        answer = self._client.post(path, json=body)
+        answer = self.client.post(path, json=body)
         assert answer.is_success, answer.text
         return answer.json()
 
     def patch(self, path: str, body: object) -> Any:
         kind = {"Content-Type": "application/merge-patch+json"}
-        answer = self._client.patch(path, content=json.dumps(body), headers=kind)
+        answer = self.client.patch(path, content=json.dumps(body), headers=kind)
         assert answer.is_success, answer.text
         return answer.json()
 
     def delete(self, path: str) -> None:
-        self._client.delete(path).raise_for_status()
+        self.client.delete(path).raise_for_status()
 
 
 class ControllerProcess:
@@ -110,6 +109,10 @@ class ControllerProcess:
         ]
         self._process: subprocess.Popen[bytes] | None = None
         self._began = 0
+
+    def through(self, kubeconfig: Path) -> None:
+        """Have it reach the API server as this kubeconfig says, from the next start on."""
+        self._command[self._command.index("--kubeconfig") + 1] = str(kubeconfig)
 
     @property
     def pid(self) -> int:

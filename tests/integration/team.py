@@ -1,13 +1,18 @@
 """A user's namespace, and what a kubelet would do in it."""
 
 import uuid
+from collections import defaultdict
 from typing import Any
 
 from integration.controller_process import Api, eventually
+from torchrun_api import names
 
 GROUP = "/apis/torchrun.ai/v1alpha1"
 # Nothing binds claims here: left to itself a job would do without its one.
 WORKSPACE = {"workspace": {"source": "zip", "delivery": "shared"}}
+
+TERMINAL = ("Succeeded", "Failed", "TimedOut")
+WORKERS = f"{names.COMPONENT_LABEL}={names.WORKER}"
 
 
 class Team:
@@ -21,23 +26,26 @@ class Team:
         self.batch = f"/apis/batch/v1/namespaces/{name}"
         self.group = f"{GROUP}/namespaces/{name}"
 
-    def make_queue(self, **spec: object) -> None:
+    def make_queue(self, name: str = "research", **spec: object) -> None:
         body = {
             "apiVersion": "torchrun.ai/v1alpha1",
             "kind": "TorchrunQueue",
-            "metadata": {"name": "research"},
+            "metadata": {"name": name},
             "spec": {"image": "trainer:1", "nodeResources": {"cpus": 1}, **spec},
         }
         self.api.create(f"{self.group}/torchrunqueues", body)
 
-    def submit(self, name: str, **spec: object) -> Any:
-        body = {
+    def body(self, name: str, **spec: object) -> dict[str, Any]:
+        """A TorchrunJob."""
+        return {
             "apiVersion": "torchrun.ai/v1alpha1",
             "kind": "TorchrunJob",
             "metadata": {"name": name},
             "spec": {"jobQueue": "research", "numNodes": 2, "command": "python train.py", **spec},
         }
-        return self.api.create(f"{self.group}/torchrunjobs", body)
+
+    def submit(self, name: str, **spec: object) -> Any:
+        return self.api.create(f"{self.group}/torchrunjobs", self.body(name, **spec))
 
     def job(self, name: str) -> Any:
         return self.api.get(f"{self.group}/torchrunjobs/{name}")
@@ -64,7 +72,7 @@ class Team:
 
     def workers(self, job: str, count: int = 2) -> list[str]:
         """Names of the pods that the Job controller has made."""
-        selector = f"torchrun-job-name={job},app.kubernetes.io/component=worker"
+        selector = f"{names.JOB_LABEL}={job},{WORKERS}"
 
         def look() -> list[str] | None:
             pods = [p["metadata"]["name"] for p in self.api.items(f"{self.core}/pods", selector)]
@@ -72,12 +80,31 @@ class Team:
 
         return eventually(f"{count} workers of {job}", look)
 
+    def newest_gangs(self) -> dict[str, tuple[int, list[Any]]]:
+        """By job: the highest attempt that has pods, and these."""
+        gangs: dict[str, dict[int, list[Any]]] = defaultdict(lambda: defaultdict(list))
+        for pod in self.api.items(f"{self.core}/pods", WORKERS):
+            labels = pod["metadata"]["labels"]
+            gangs[labels[names.JOB_LABEL]][int(labels[names.ATTEMPT_LABEL])].append(pod)
+        return {job: (max(attempts), attempts[max(attempts)]) for job, attempts in gangs.items()}
+
     def pod_becomes(self, pod: str, phase: str, message: str = "") -> None:
-        state: dict[str, object] = {"running": {}}
-        if phase in ("Succeeded", "Failed"):
-            ended = {"exitCode": int(phase == "Failed"), "message": message, "reason": "Ended"}
-            state = {"terminated": ended}
-        container = {"name": "sync" if "-sync-" in pod else "trainer", "state": state}
-        required = {"image": "i", "imageID": "i", "ready": False, "restartCount": 0}
-        status = {"phase": phase, "containerStatuses": [container | required]}
+        status = pod_status(pod, phase, message)
         self.api.patch(f"{self.core}/pods/{pod}/status", {"status": status})
+
+
+def trains(pod: Any) -> bool:
+    """Whether its ranks may run, and its containers do."""
+    started = names.START in pod["metadata"].get("annotations", {})
+    return started and pod["status"].get("phase") == "Running"
+
+
+def pod_status(pod: str, phase: str, message: str = "") -> dict[str, Any]:
+    """As a kubelet tells of it."""
+    state: dict[str, object] = {"running": {}}
+    if phase in ("Succeeded", "Failed"):
+        ended = {"exitCode": int(phase == "Failed"), "message": message, "reason": "Ended"}
+        state = {"terminated": ended}
+    container = {"name": "sync" if "-sync-" in pod else "trainer", "state": state}
+    required = {"image": "i", "imageID": "i", "ready": False, "restartCount": 0}
+    return {"phase": phase, "containerStatuses": [container | required]}

@@ -226,3 +226,12 @@ def test_a_failed_job_takes_those_along_that_need_it(
     assert "no data" in team.reaches("child", "Failed", "DependencyFailed")["message"]
     assert "child is Failed" in team.reaches("grandchild", "Failed", "DependencyFailed")["message"]
     team.workers("cleanup", 1)
+
+
+def test_without_uvloop_a_run_starts_too(cluster: LocalCluster, team: Team, tmp_path: Path) -> None:
+    team.make_queue()
+    process = ControllerProcess(cluster, tmp_path, *NO_ELECTION, "--uvloop", "false")
+    with process.running():
+        team.submit("run")
+        assert len(team.workers("run")) == 2
+        team.reaches("run", "Queued")

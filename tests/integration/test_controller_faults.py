@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from integration.audit import AuditLog
 from integration.controller_process import (
     NO_ELECTION,
     Api,
@@ -29,26 +30,13 @@ FINISHED_JOBS = 1000
 
 
 @pytest.fixture(scope="module")
-def audit(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the API server notes each write."""
-    return tmp_path_factory.mktemp("audit")
+def audit(tmp_path_factory: pytest.TempPathFactory) -> AuditLog:
+    return AuditLog(tmp_path_factory.mktemp("audit"))
 
 
 @pytest.fixture(scope="module")
-def cluster(audit: Path) -> Iterator[LocalCluster]:
-    policy = {
-        "apiVersion": "audit.k8s.io/v1",
-        "kind": "Policy",
-        "omitStages": ["RequestReceived"],
-        "rules": [
-            {"level": "Metadata", "verbs": ["create", "update", "patch", "delete"]},
-            {"level": "None"},
-        ],
-    }
-    (audit / "policy.json").write_text(json.dumps(policy))
-    flags = [f"--audit-policy-file={audit}/policy.json", f"--audit-log-path={audit}/log"]
-    name = f"test-faults-{os.getpid()}"
-    extra = {"kube-apiserver": flags}
+def cluster(audit: AuditLog) -> Iterator[LocalCluster]:
+    name, extra = f"test-faults-{os.getpid()}", {"kube-apiserver": audit.flags}
     with LocalCluster(name=name, size=Size.CONTROL_PLANE, extra_args=extra) as running:
         install_crds(running)
         yield running
@@ -158,6 +146,13 @@ def test_it_waits_for_its_kinds_and_says_so(tmp_path: Path) -> None:
             assert "torchrunjobs.torchrun.ai" in said
             assert "torchrunqueues.torchrun.ai" in said
             assert httpx.get(f"{site}/healthz").status_code == 200
+            logged = {
+                line["resource"]: line.get("error", "")
+                for line in process.lines()
+                if "resource" in line
+            }
+            for kind in ("torchrunjobs.torchrun.ai", "torchrunqueues.torchrun.ai"):
+                assert f"install the CustomResourceDefinition of {kind}" in logged[kind]
             install_crds(cluster)
             eventually("ready", lambda: httpx.get(f"{site}/readyz").status_code == 200)
 
@@ -206,7 +201,7 @@ def test_a_second_signal_ends_it_by_force(cluster: LocalCluster, tmp_path: Path)
 
 
 def test_silence_while_nothing_happens(
-    cluster: LocalCluster, team: Team, audit: Path, tmp_path: Path
+    cluster: LocalCluster, team: Team, audit: AuditLog, tmp_path: Path
 ) -> None:
     """A thousand finished jobs and one that runs: not one write, from the start on."""
     first = ControllerProcess(cluster, tmp_path, *NO_ELECTION)
@@ -222,17 +217,15 @@ def test_silence_while_nothing_happens(
     cluster.stop("kube-controller-manager")
     try:
         _make_finished(team, FINISHED_JOBS)
-        _rest = (audit / "log").stat().st_size
+        rest = audit.size()
         second = ControllerProcess(cluster, tmp_path, "--lease-namespace", team.name)
         with second.running():
             site = f"http://127.0.0.1:{second.wait_for_line('serves')['port']}"
             second.wait_for_line("works")
             eventually("every job was looked at", lambda: _reconciles(site) > FINISHED_JOBS)
             signal.sigtimedwait([], SILENCE_SECONDS)
-            with (audit / "log").open("rb") as log:
-                log.seek(_rest)
-                writes = _writes_of_ours(log.readlines())
-        assert writes == Counter()
+            writes = [w for w in audit.writes(rest) if w.resource != "leases"]
+        assert writes == []
     finally:
         cluster.start("kube-controller-manager")
 
@@ -241,16 +234,6 @@ def _reconciles(site: str) -> float:
     lines = httpx.get(f"{site}/metrics").text.splitlines()
     name = "torchrun_reconcile_total{"
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
-
-
-def _writes_of_ours(lines: list[bytes]) -> Counter[str]:
-    requests = [json.loads(line) for line in lines]
-    return Counter(
-        f"{r['verb']} {r['objectRef']['resource']}"
-        for r in requests
-        if r["userAgent"].startswith("torchrun-controller")
-        and r["objectRef"]["resource"] != "leases"
-    )
 
 
 def _make_finished(team: Team, count: int) -> None:

@@ -79,9 +79,10 @@ def test_a_queue_says_how_it_stands(cluster: LocalCluster, team: Team) -> None:
         team.pod_becomes(pod, "Running")
     eventually("a running job", lambda: queue(team)["status"]["jobs"]["running"] == 1)
     head, line = cluster.kubectl("get", "trq", "-n", team.name).stdout.splitlines()
-    assert head.split() == ["NAME", "WEIGHT", "QUOTA", "PENDING", "RUNNING", "PHASE", "AGE"]
+    counts = ["PENDING", "STARTING", "RUNNING"]
+    assert head.split() == ["NAME", "WEIGHT", "QUOTA", *counts, "PHASE", "AGE"]
     shown = line.split()
-    assert (shown[0], shown[-4:-1]) == ("research", ["0", "1", "Active"])
+    assert (shown[0], shown[-5:-1]) == ("research", ["0", "0", "1", "Active"])
 
 
 def test_nothing_is_written_at_rest(team: Team) -> None:
