@@ -6,12 +6,15 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-CLUSTER := PYTHONPATH=cluster $(PYTHON) -m torchrun_cluster
-CODE := api controller runtime plugin cluster bench examples tests
+CLUSTER_CLI := PYTHONPATH=cluster $(PYTHON) -m torchrun_cluster
+CODE := api controller runtime plugin sdk cluster bench docs examples manifests tests
 # Processes that run tests side by side; those of the integration tests have control planes of their own.
 WORKERS ?= 2
 # The same for e2e, with a node each; 0: one after the other, as its time limits are meant.
 E2E_WORKERS ?= 0
+# What `make matrix` tries beside Kubernetes 1.35, which all other targets use.
+PYTHONS ?= 3.11 3.12 3.13
+RELEASES ?= 1.33 1.36
 export PYTHONDONTWRITEBYTECODE := 1
 
 ##@ The two commands
@@ -19,7 +22,7 @@ export PYTHONDONTWRITEBYTECODE := 1
 demo: $(BIN)/.plugin ## A real two-node PyTorch run from a local directory, from nothing to Succeeded
 	$(PYTHON) examples/demo.py
 
-test: lint types walls unit integration e2e ## Everything that must hold before a change lands
+test: lint types walls docs unit integration e2e ## Everything that must hold before a change lands
 
 ##@ Parts of the test
 
@@ -28,10 +31,15 @@ lint: $(VENV)/.ready ## Format and lint
 	$(BIN)/ruff check $(CODE)
 
 types: $(VENV)/.ready ## mypy, strict
-	$(BIN)/mypy api controller runtime plugin cluster bench
+	cd manifests/monitoring && ../../$(BIN)/mypy --strict --cache-dir ../../.mypy_cache generate.py
+	$(BIN)/mypy api controller runtime plugin sdk cluster bench
 
 walls: $(VENV)/.ready ## Who may import whom
 	$(BIN)/lint-imports
+
+docs: $(VENV)/.docs ## The site, in build/site; a link or an anchor that leads nowhere fails
+	$(BIN)/sphinx-build -q -E -W --keep-going -c docs . build/site
+	@echo "build/site/index.html"
 
 unit: $(VENV)/.ready ## No cluster, no network; the pure core at 100% of its branches
 	$(BIN)/pytest tests/unit -n $(WORKERS) --dist worksteal --cov --cov-report=
@@ -43,17 +51,54 @@ thorough: $(VENV)/.ready ## Each property of the pure core with 1,000 examples
 
 # Before the tests, none of which may take as long as the first build does.
 programs: ## The programs of a cluster, built once and kept in the cache
-	$(CLUSTER) binaries
-	$(CLUSTER) binaries kwok versitygw
+	$(CLUSTER_CLI) binaries
+	$(CLUSTER_CLI) binaries helm kwok versitygw
 
 integration: $(VENV)/.ready programs ## A real API server, no pods
 	$(BIN)/pytest tests/integration -n $(WORKERS) --dist loadfile
+
+integration-all: $(VENV)/.ready programs ## The long integration tests as well
+	$(BIN)/pytest tests/integration -n $(WORKERS) --dist loadfile --long
+
+ha: $(VENV)/.ready programs ## Replicas: 50 kills of the leader under 200 running jobs, take-overs measured
+	$(BIN)/pytest tests/integration/test_high_availability.py tests/integration/test_many_kills.py --long -rP
 
 e2e: $(VENV)/.ready $(BIN)/.plugin ## Real pods and real torch
 	$(BIN)/pytest tests/e2e -n $(E2E_WORKERS) --dist loadfile
 
 e2e-all: $(VENV)/.ready $(BIN)/.plugin ## The long end-to-end suite as well
 	$(BIN)/pytest tests/e2e -n $(E2E_WORKERS) --dist loadfile --long
+
+monitoring: $(VENV)/.ready ## Every panel and alert, by a real Prometheus that scrapes real controllers
+	$(CLUSTER_CLI) binaries kwok prometheus promtool
+	$(BIN)/pytest tests/monitoring
+
+##@ Every supported version
+
+matrix: $(PYTHONS:%=matrix-python-%) $(RELEASES:%=matrix-kubernetes-%) ## Unit and integration on each Python, integration and a real run on each Kubernetes
+
+# Environments of their own, in .venv/pythonX.Y.
+matrix-python-%: programs
+	@python$* -c 'import venv, ensurepip' || { echo "python$* does not run here: install it with its venv module and put it on PATH" \
+	  "(Debian: apt-get install python$*-venv; uv python install $*; pyenv shell with all of $(PYTHONS))"; exit 1; }
+	$(MAKE) VENV=.venv/python$* PYTHON=python$* unit integration
+
+matrix-kubernetes-%: $(VENV)/.ready $(BIN)/.plugin
+	KUBERNETES=$* $(MAKE) integration
+	KUBERNETES=$* CLUSTER=local $(BIN)/pytest tests/e2e/test_run.py
+
+##@ The image
+
+IMAGE ?= docker.io/library/torchrun-controller:0.1.0
+IMAGE_INPUTS := pyproject.toml README.md LICENSE requirements api controller runtime
+IMAGE_BUILD = $(CLUSTER_CLI) image build --tag $(IMAGE) $(addprefix --input=,$(IMAGE_INPUTS)) \
+	$(if $(BASE),--build-arg BASE=$(BASE)) --build-arg REVISION=$$(git rev-parse HEAD)
+
+image: ## The controller's image by Docker or buildah, as an archive (IMAGE=..., BASE=...); prints its size
+	archive=$$($(IMAGE_BUILD)) && echo $$archive && $(CLUSTER_CLI) image size $$archive --base $$($(CLUSTER_CLI) image base)
+
+sbom: ## The image's Python packages as CycloneDX, from the image itself, in sbom.cdx.json
+	$(CLUSTER_CLI) image cat $$($(IMAGE_BUILD)) /opt/torchrun/sbom.cdx.json > sbom.cdx.json
 
 ##@ Working on it
 
@@ -63,24 +108,74 @@ format: $(VENV)/.ready ## Format and mend what can be mended
 	$(BIN)/ruff format $(CODE)
 	$(BIN)/ruff check --fix $(CODE)
 
-generate: $(VENV)/.ready ## CRDs and API reference from the types
+generate: $(VENV)/.ready ## CRDs, references of API and metrics, golden Plans
 	$(BIN)/python -m torchrun_api.crd manifests/crd
+	$(BIN)/python -m torchrun_controller.metrics_reference docs/metrics.md
+	$(BIN)/python manifests/monitoring/generate.py
 	$(BIN)/pytest -q tests/unit/reconcile --update-golden
 
 run: $(VENV)/.ready ## The controller on this machine against the current cluster (RUNTIME_IMAGE=...)
 	$(BIN)/torchrun-controller --runtime-image $${RUNTIME_IMAGE:?set RUNTIME_IMAGE to an image of this project that the cluster can pull}
 
-bench: $(VENV)/.ready ## Starts beside a bare client in the same run, and restarts of gangs
-	PYTHONPATH=bench:cluster $(BIN)/python -m torchrun_bench
+debug: $(BIN)/.plugin ## The controller on this machine on a local cluster: breakpoint() opens pdb, or DEBUGPY=5678
+	$(BIN)/python examples/debug.py
+
+record: $(VENV)/.ready ## FILE=...: keep what the controller would read of the current cluster, until Ctrl-C (ARGS=--redact)
+	$(BIN)/python -m torchrun_controller.replay record $(FILE) $(ARGS)
+
+replay: $(VENV)/.ready ## FILE=...: the Plans that a recording leads to (ARGS="--job team/train --brief")
+	$(BIN)/python -m torchrun_controller.replay plans $(FILE) $(ARGS)
+
+hooks: $(VENV)/.ready ## Format, lint, types and walls before each commit
+	$(BIN)/pre-commit install
+
+# One hash seed: what a run does may not depend on it, but where a fault strikes is named by a run.
+faults: $(VENV)/.ready ## Faults at every request and every event, in virtual time
+	PYTHONHASHSEED=0 $(BIN)/pytest tests/faults -n $(WORKERS) --dist worksteal
+
+# PAIRS=1000 SEED=7 make faults-pairs: as many, and others than make faults draws.
+faults-pairs: export TORCHRUN_FAULTS_PAIRS = $(or $(PAIRS),10000)
+faults-pairs: export TORCHRUN_FAULTS_SEED = $(or $(SEED),1)
+faults-pairs: $(VENV)/.ready ## Two faults at a time, in virtual time
+	PYTHONHASHSEED=0 $(BIN)/pytest tests/faults/test_pairs.py -n $(WORKERS) --dist worksteal -rP
+
+# RUNS=100 SEED=7 make faults-proxied
+faults-proxied: export TORCHRUN_PROXIED = $(or $(RUNS),12)
+faults-proxied: export TORCHRUN_TEST_SEED = $(or $(SEED),1)
+faults-proxied: $(VENV)/.ready programs ## Single faults at random points of the scenarios on a real API server
+	$(BIN)/pytest tests/integration/test_proxied.py -n 0 --long -rP
+
+mutants: $(VENV)/.ready ## Bugs planted in a copy of the controller: do tests notice? (ONLY="NAME ...", ARGS=--list)
+	PYTHONPATH=tests $(BIN)/python -m mutants $(if $(ONLY),--only $(ONLY)) $(ARGS)
+
+# HOSTILE_SEED=7 HOSTILE_FRAMES=20000 HOSTILE_OBJECTS=300 are of the same meaning in make unit and make integration.
+hostile: export HOSTILE_SEED ?= $(shell date +%s)
+hostile: export HOSTILE_FRAMES ?= 1000000
+hostile: export HOSTILE_OBJECTS ?= 10000
+hostile: $(VENV)/.ready programs ## A million malformed frames, 10,000 hostile objects with CEL on and off
+	$(BIN)/pytest tests/unit/hostile tests/integration/test_hostile.py -n 0 --timeout=7200 -rP
+
+# An hour by hand, MINUTES=3 for CI; memory is judged from 20 minutes on.
+MINUTES ?= 60
+soak: $(VENV)/.ready programs ## Jobs arrive while controllers are killed, the API server restarts, watches break
+	PYTHONPATH=tests:cluster:bench $(BIN)/python -m soak --minutes $(MINUTES) $(SOAK)
+
+# make bench PART="burst churn" measures some parts, BENCH=--quick sees that they work; --help lists them.
+bench: $(BIN)/.controller programs ## The controller beside bare clients, in the same run
+	PYTHONPATH=bench:cluster $(BIN)/python -m torchrun_bench $(PART:%=--part %) $(BENCH)
+
+flames: $(BIN)/.controller programs ## Flame graphs of burst and churn, to docs/flames
+	$(BIN)/pip install --quiet --group bench
+	PYTHONPATH=bench:cluster $(BIN)/python -m torchrun_bench --part flames
 
 cluster-up: ## A Kubernetes: CLUSTER=current, kind or local
-	$(CLUSTER) up
+	$(CLUSTER_CLI) up
 
 cluster-status: ## What runs
-	$(CLUSTER) status
+	$(CLUSTER_CLI) status
 
 cluster-down: ## Remove it again
-	$(CLUSTER) down
+	$(CLUSTER_CLI) down
 
 clean: ## Remove what was built in the checkout
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage* build dist
@@ -92,9 +187,14 @@ help: ## This list
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed" if sys.version_info < (3, 11) else 0)'
+	@echo "The development environment is made in $(VENV), once: some minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade 'pip>=25.1'
 	$(BIN)/pip install --quiet --editable . --group dev
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.ready
+	$(BIN)/pip install --quiet --group docs
 	touch $@
 
 # The plugin as users have it: in an environment of its own, with a kubectl-torchrun to put on PATH.
@@ -103,5 +203,12 @@ $(BIN)/.plugin: $(VENV)/.ready $(shell find plugin api -name '*.py' -o -name pyp
 	$(VENV)/plugin/bin/pip install --quiet ./plugin
 	touch $@
 
-.PHONY: demo test lint types walls unit thorough programs integration e2e e2e-all venv format generate run bench \
+# The controller as its image has it: without what its developers need.
+$(BIN)/.controller: $(VENV)/.ready
+	$(PYTHON) -m venv $(VENV)/controller
+	$(VENV)/controller/bin/pip install --quiet --editable .
+	touch $@
+
+.PHONY: demo test lint types walls docs unit thorough programs integration ha e2e e2e-all image sbom matrix monitoring venv \
+	format generate run debug record replay hooks faults faults-pairs faults-proxied mutants hostile soak bench flames \
 	cluster-up cluster-status cluster-down clean help
