@@ -22,7 +22,7 @@ import structlog
 from torchrun_api.kinds import Kind, Object
 from torchrun_api.meta import ObjectMeta, Wire
 from torchrun_controller.store import Change, Store
-from torchrun_controller.transport import ApiError, Disconnected, Transport
+from torchrun_controller.transport import ApiError, Disconnected, Silent, Transport
 from torchrun_controller.watch import (
     CLIENT_GO,
     PLAIN_PAGES,
@@ -136,7 +136,8 @@ class Informer(Generic[T]):
         # Set once the first list has been handed on, and what follows it is heard: whoever works
         # from a list alone does not see that it has become old.
         self.synced = asyncio.Event()
-        self.last_seen = clock()  # when the server last sent anything, on `clock`
+        # When the server last sent anything or opened a watch, on `clock`.
+        self.last_seen = clock()
         self._transport = transport
         self._on_change = on_change
         self._observer = observer or Unobserved()
@@ -165,7 +166,7 @@ class Informer(Generic[T]):
                     await self._stream(stream)
 
     def silence(self) -> float:
-        """Seconds since the server last sent anything."""
+        """Seconds since the server last sent anything, or opened a watch."""
         return self._clock() - self.last_seen
 
     async def wait_for(self, resource_version: int, seconds: float) -> bool:
@@ -218,7 +219,8 @@ class Informer(Generic[T]):
             async with self._transport.stream(
                 self.path, query=stream.query, silence=stream.silence, total=stream.total
             ) as chunks:
-                self._watcher.opened(self._clock())
+                self.last_seen = self._clock()
+                self._watcher.opened(self.last_seen)
                 self._follow()
                 async for chunk in chunks:
                     self.last_seen = self._clock()
@@ -297,7 +299,8 @@ class Informer(Generic[T]):
 
     def _report_interruption(self, interrupted: Interrupted) -> None:
         self._observer.interrupted(self.kind.resource, interrupted.reason, interrupted.relist)
-        log.warning(
+        say = log.debug if interrupted.reason == Interrupted.SILENT else log.warning
+        say(
             "list or watch interrupted",
             resource=self.kind.resource,
             reason=interrupted.reason,
@@ -319,4 +322,4 @@ def _failure(error: ApiError | Disconnected, resource: str) -> Failure:
             said = f"{error}; install the CustomResourceDefinition of {resource}"
             return Failure(said, error.status, error.retry_after)
         return Failure(str(error), error.status, error.retry_after)
-    return Failure(str(error))
+    return Failure(str(error), silent=isinstance(error, Silent))

@@ -171,7 +171,8 @@ class Metrics:
         self.watch_restarts = self._counter(
             "torchrun_watch_restarts",
             "Watches and lists that broke, by cause. Ordinary ends, which the server makes every 5 "
-            "to 10 minutes, do not count; many in a row are trouble between here and there.",
+            "to 10 minutes, do not count; many in a row are trouble between here and there. Not so "
+            "Silent: nothing was heard for 90 s, most of the time because nothing happened.",
             "resource",
             "cause",
         )

@@ -8,12 +8,13 @@
                 ...
 
 Everything that goes wrong is one of two: `ApiError`, the server answered and refused, or
-`Disconnected`, no whole answer came and a write may or may not have happened. A configuration
+`Disconnected`, no whole answer came and a write may or may not have happened (of a watch that
+is open `Silent`, where nothing has come over it for too long). A configuration
 that cannot be used is a `ConfigError`, raised by `Connection.load` alone.
 """
 
 from torchrun_controller.transport.connection import Connection
-from torchrun_controller.transport.errors import ApiError, Cause, ConfigError, Disconnected
+from torchrun_controller.transport.errors import ApiError, Cause, ConfigError, Disconnected, Silent
 from torchrun_controller.transport.session import Observe, Response, Transport
 
 __all__ = [
@@ -24,5 +25,6 @@ __all__ = [
     "Disconnected",
     "Observe",
     "Response",
+    "Silent",
     "Transport",
 ]

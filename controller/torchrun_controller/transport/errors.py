@@ -18,6 +18,10 @@ class Disconnected(Exception):  # noqa: N818 named for a state
     """The server was not reached, or its answer was lost: a write may have happened."""
 
 
+class Silent(Disconnected):
+    """Nothing came over a watch for as long as it may be silent: it is dead, or nothing happens."""
+
+
 class Cause(NamedTuple):
     """One entry of `details.causes` of a Status: which field was refused and why."""
 

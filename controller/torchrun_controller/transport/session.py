@@ -10,7 +10,7 @@ import yarl
 from msgspec import Struct
 
 from torchrun_controller.transport.credentials import Endpoint
-from torchrun_controller.transport.errors import ApiError, Disconnected
+from torchrun_controller.transport.errors import ApiError, Disconnected, Silent
 
 # Called with verb ("get", "patch", "watch"), resource ("jobs.batch"), HTTP code (0: no answer) and
 # the seconds until the answer's headers.
@@ -91,8 +91,9 @@ class Transport:
     ) -> AsyncIterator[AsyncIterator[bytes]]:
         """Open a watch; its bytes come as they arrive and end when the server ends it.
 
-        A watch on which nothing comes for `silence` seconds is dead even if TCP says otherwise;
-        `total` bounds it altogether. Opening and iterating raise as `request` does.
+        A watch on which nothing comes for `silence` seconds may be dead even if TCP says otherwise:
+        iterating raises Silent then. `total` bounds it altogether. Opening and iterating raise as
+        `request` does.
         """
         limits = aiohttp.ClientTimeout(total=total, sock_connect=CONNECT_SECONDS, sock_read=silence)
         call = _Request("watch", "GET", path, query, limits)
@@ -166,7 +167,10 @@ class _Chunks(AsyncIterator[bytes]):
 
     async def __anext__(self) -> bytes:
         with _translated(self._call):
-            chunk = await self._content.readany()
+            try:
+                chunk = await self._content.readany()
+            except aiohttp.SocketTimeoutError as error:
+                raise Silent(f"{self._call.method} {self._call.path}: {_words(error)}") from error
         if not chunk:
             raise StopAsyncIteration
         return chunk

@@ -1,7 +1,7 @@
 """What a watcher tells its driver, and what it tells it to do."""
 
 from collections.abc import Mapping
-from typing import Generic, TypeAlias, TypeVar
+from typing import ClassVar, Generic, TypeAlias, TypeVar
 
 from msgspec import Struct
 
@@ -55,6 +55,9 @@ class Interrupted(Struct, frozen=True, gc=False):
     `reason` is one CamelCase word for a metric, `relist` whether a whole list comes next.
     """
 
+    # Of a watch alone, opened anew at once: it may be dead, but most of the time nothing happens.
+    SILENT: ClassVar[str] = "Silent"
+
     reason: str
     message: str
     delay: float
@@ -89,8 +92,12 @@ Action: TypeAlias = Wait | FetchPage | OpenStream
 
 
 class Failure(Struct, frozen=True, gc=False):
-    """Why a request or stream ended other than well; `status` 0 means that no answer came."""
+    """Why a request or stream ended other than well; `status` 0 means that no answer came.
+
+    `silent` is a stream on which nothing came for as long as it may be silent.
+    """
 
     message: str
     status: int = 0
     retry_after: float | None = None
+    silent: bool = False

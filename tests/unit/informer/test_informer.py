@@ -2,6 +2,7 @@
 
 import asyncio
 
+import structlog
 from aiohttp import web
 
 from frames import bookmark, error, frame, page, pod
@@ -174,12 +175,35 @@ class TestKnownFaults:
             return response
 
         async with informing(
-            silent, sends(added("a", 10)), timings=Timings(silence=0.05, short_lived=0.0)
+            silent, sends(added("a", 10)), timings=Timings(silence=0.5, short_lived=0.0)
         ) as harness:
             play.server = harness.server
             assert await harness.next() == ("add", "a", False)
             assert harness.queries[:2] == ["list", "9"]
-            assert ("interrupted", "pods", "Broken", False) in harness.observed.told
+            assert ("interrupted", "pods", "Silent", False) in harness.observed.told
+
+    async def test_quiet_watch_taken_for_a_dead_one(self) -> None:
+        """Not a word for 100 s, as of a kind without changes: heard again with each new watch."""
+        again = asyncio.Event()
+
+        async def quiet(request: web.Request) -> web.StreamResponse:
+            harness.clock.now += 100
+            response = await streamed(request)
+            await harness.server.hang()
+            return response
+
+        async def opened_again(request: web.Request) -> web.StreamResponse:
+            again.set()
+            return await streamed(request, added("a", 10))
+
+        steps = (sends(bookmark(9, end=True)), quiet, opened_again)
+        async with informing(*steps, timings=Timings(silence=0.5, short_lived=0.0)) as harness:
+            with structlog.testing.capture_logs() as lines:
+                async with asyncio.timeout(PATIENCE):
+                    await again.wait()
+            assert harness.informer.silence() == 0
+            assert ("interrupted", "pods", "Silent", False) in harness.observed.told
+            assert [(line["log_level"], line["reason"]) for line in lines] == [("debug", "Silent")]
 
     async def test_410_retried_at_the_same_version(self) -> None:
         first = sends(added("a", 5), bookmark(9, end=True), error(410, "Expired"))

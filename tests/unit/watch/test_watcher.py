@@ -10,6 +10,7 @@ from torchrun_controller.watch import (
     Failure,
     Faulted,
     FetchPage,
+    Interrupted,
     OpenStream,
     State,
     Synced,
@@ -19,6 +20,7 @@ from torchrun_controller.watch import (
 )
 from unit.watch.watchers import (
     EXPIRED,
+    SILENT,
     UNREACHED,
     interrupted,
     listing,
@@ -226,6 +228,20 @@ class TestWatching:
         event = interrupted(watch.failed(UNREACHED, 300))
         assert (event.reason, event.delay, event.relist) == ("Broken", 0, False)
         assert query(watch, 300)["resourceVersion"] == "10"
+
+    def test_silence_is_told_apart_and_goes_on_at_once(self) -> None:
+        watch = watching()
+        event = interrupted(watch.failed(SILENT, 300))
+        assert (event.reason, event.delay, event.relist) == (Interrupted.SILENT, 0, False)
+        assert query(watch, 300)["resourceVersion"] == "10"
+
+    def test_a_list_that_comes_by_a_silent_stream_is_broken(self) -> None:
+        watch = streaming()
+        watch.next(0)
+        watch.opened(0)
+        event = interrupted(watch.failed(SILENT, 300))
+        assert (event.reason, event.relist) == ("Broken", True)
+        assert event.delay > 0
 
     def test_short_life_without_event_is_an_error(self) -> None:
         watch = watching()

@@ -16,6 +16,7 @@ from torchrun_controller.watch import (
 
 EXPIRED = Failure("too old", 410)
 UNREACHED = Failure("connection refused")
+SILENT = Failure("timeout on reading", silent=True)
 
 
 def watcher(random: float = 0.0, max_line: int = 2**20) -> Watcher[Pod]:
