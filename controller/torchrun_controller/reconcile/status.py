@@ -19,7 +19,7 @@ from torchrun_controller.reconcile.observed import Observed
 from torchrun_controller.reconcile.phases import TERMINAL, Finding, Row
 from torchrun_controller.reconcile.placement import avoid, local
 from torchrun_controller.reconcile.plan import Event
-from torchrun_controller.reconcile.workers import Why, count, scheduled
+from torchrun_controller.reconcile.workers import Why, alive, count, scheduled
 from torchrun_controller.reconcile.workspace import delivery, reload, storage
 
 KEPT_ATTEMPTS = 5
@@ -126,8 +126,13 @@ def _workers(observed: Observed, decision: Decision) -> tuple[int | None, Worker
 
 
 def _beside_head(observed: Observed) -> WorkersStatus:
-    """Once the head has succeeded; a worker that is gone by then is not waited for."""
-    return count(observed.workers, 0)
+    """Once the head has succeeded; a worker that is gone by then is not waited for.
+
+    One that was ended with the head counts while it runs: neither its end nor how long it is seen
+    after that says anything.
+    """
+    told = (p for p in observed.workers if alive(p) or p.metadata.deletion_timestamp is None)
+    return count(tuple(told), 0)
 
 
 def _attempts(known: tuple[Attempt, ...], ended: tuple[Attempt, ...]) -> tuple[Attempt, ...]:

@@ -192,6 +192,10 @@ def test_workers_end_by_themselves_or_a_grace_period_after_the_head(world):
     assert (world.job.status.workers.succeeded, world.job.status.workers.running) == (2, 1)
     world.pass_time(seconds=30)
     assert [d.name for d in world.step().deletes] == [workers[1].metadata.name]
+    world.pod(workers[1].metadata.name, phase="Failed")
+    world.settle()
+    status = world.job.status.workers
+    assert (status.succeeded, status.failed, status.running) == (2, 0, 0), "ended, and not yet gone"
     world.containers_stop()
     assert world.settle().requeue_after is None
     assert (world.job.status.workers.succeeded, world.job.status.workers.running) == (2, 0)
