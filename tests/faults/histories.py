@@ -17,7 +17,7 @@ from faults.faults import OF_EVENTS, OF_REQUESTS, FaultPlan
 from faults.fields import Body
 from faults.network import Call, EventFault, RequestFault, Stream
 from faults.oracle import TORCHRUN_QUEUES
-from faults.scenarios import ZIP, well
+from faults.scenarios import ZIP, serves
 from faults.simulation import NAMESPACE, Scenario, Simulation, quiet
 from faults.store import Change
 from torchrun_api import names
@@ -74,11 +74,6 @@ class RandomFaults(FaultPlan):
     def stop(self) -> None:
         """From now on all is well."""
         self._strikes = {}
-
-
-def serves(pod: Body) -> End | None:
-    """As `well`, but for workers beside a head, who go on until they are ended."""
-    return None if pod["metadata"]["labels"].get(names.ROLE_LABEL) == names.WORKER else well(pod)
 
 
 def play(steps: Sequence[Step], strikes: Strikes) -> list[str]:

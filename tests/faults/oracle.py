@@ -132,13 +132,21 @@ def _is_ours(job: Body) -> bool:
     return job["metadata"].get("labels", {}).get(names.MANAGED_BY_LABEL) == names.MANAGED_BY
 
 
-def end_state(store: Store) -> dict[str, Any]:
-    """All there is, by kind and name, without what tells one run from another."""
-    return {
+def end_state(store: Store, *, renumbered: bool = False) -> dict[str, Any]:
+    """All there is, by kind and name, without what tells one run from another.
+
+    Of gangs that may be `renumbered` neither the number nor what there is of each counts.
+    """
+    left_out = (LEASES, EVENTS, *((JOBS, PODS) if renumbered else ()))
+    state = {
         f"{resource[1]}/{body['metadata']['name']}": _masked(body)
         for resource, body in store.everything()
-        if resource not in (LEASES, EVENTS)
+        if resource not in left_out
     }
+    if renumbered:
+        for body in state.values():
+            body.get("status", {}).pop("attempt", None)
+    return state
 
 
 def differences(wanted: Any, found: Any, path: str = "") -> list[str]:

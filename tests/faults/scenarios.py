@@ -22,6 +22,11 @@ def well(pod: Body) -> End:
     return End(TRAINING if component == names.WORKER else SYNCING)
 
 
+def serves(pod: Body) -> End | None:
+    """As `well`, but for workers beside a head, who go on until they are ended."""
+    return None if pod["metadata"]["labels"].get(names.ROLE_LABEL) == names.WORKER else well(pod)
+
+
 def first_gang_stays(pod: Body) -> End | None:
     """It ends when it is told to."""
     return None if pod["metadata"]["labels"].get(names.ATTEMPT_LABEL) == "0" else well(pod)
@@ -115,6 +120,20 @@ async def gangs(world: Simulation) -> None:
     await world.reaches("Succeeded", "later")
 
 
+async def head(world: Simulation) -> None:
+    """The head has pods of its own, and ends its workers with itself."""
+    world.make_queue()
+    world.submit(numNodes=3, head={"nodeResources": {"cpus": 1}})
+    await world.reaches("Succeeded")
+    await world.until("its workers have ended", lambda: not list(_at_work(world)))
+
+
+def _at_work(world: Simulation) -> Iterator[Body]:
+    for pod in world.store.bodies(PODS, NAMESPACE):
+        if pod["status"]["phase"] not in ("Succeeded", "Failed"):
+            yield pod
+
+
 def _made(world: Simulation) -> Iterator[Body]:
     """Whatever belongs to a job, and jobs."""
     for resource, body in world.store.everything():
@@ -137,5 +156,6 @@ SCENARIOS = {
         Scenario("leader", leader, well, replicas=2),
         Scenario("workspace", workspace, well),
         Scenario("gangs", gangs, well, installed=COSCHEDULING),
+        Scenario("head", head, serves, renumbered=True),
     )
 }

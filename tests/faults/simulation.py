@@ -35,13 +35,17 @@ class Stuck(Exception):  # noqa: N818 named for the state
 
 
 class Scenario(Struct, frozen=True):
-    """What users do, and what their pods do. `installed` are kinds of gang schedulers."""
+    """What users do, and what their pods do. `installed` are kinds of gang schedulers.
+
+    `renumbered`: a fault may have the gang, of which no rank has begun, made anew as the next one.
+    """
 
     name: str
     play: Callable[["Simulation"], Awaitable[None]]
     script: Script
     replicas: int = 1
     installed: tuple[Resource, ...] = ()
+    renumbered: bool = False
 
 
 class Outcome(Struct, frozen=True):
@@ -224,10 +228,13 @@ class Simulation:
             if len(queue) or queue._processing or queue._limiter._failures:
                 return f"the keys of {name}: {queue._dirty} {queue._processing}"
         if self._wanted is not None and self._loop.time() < self._late:
-            found = oracle.differences(self._wanted, oracle.end_state(self.store))
+            found = oracle.differences(self._wanted, self._end_state())
             self._last_write = self._loop.time()
             return found[0] if found else ""
         return ""
+
+    def _end_state(self) -> dict[str, Any]:
+        return oracle.end_state(self.store, renumbered=self._scenario.renumbered)
 
     def _check_processes(self) -> None:
         """None may have ended by itself, or met a bug."""
@@ -259,7 +266,7 @@ class Simulation:
         sent = [point for point in self.plan.met if is_write(point)]
         return Outcome(
             wrong=self.oracle.wrong,
-            state=oracle.end_state(self.store),
+            state=self._end_state(),
             points=self.plan.met,
             struck=self.plan.struck,
             sent=len(sent),
