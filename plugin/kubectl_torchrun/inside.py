@@ -11,7 +11,8 @@ from kubectl_torchrun.api import Api
 from kubectl_torchrun.errors import SUCCEEDED, ClusterProblem, UsageProblem
 from kubectl_torchrun.kubectl import Target, find_kubectl
 from kubectl_torchrun.mirror import attempt_of, end_of, has_started, rank_of
-from kubectl_torchrun.reading import processes, workers
+from kubectl_torchrun.ranks import ranks_of
+from kubectl_torchrun.reading import workers
 from kubectl_torchrun.session import session
 from kubectl_torchrun.slices import JOBS
 from kubectl_torchrun.terminal import Terminal
@@ -65,7 +66,7 @@ def find(target: Target, name: str, node: int | None, rank: int | None) -> Worke
             newest = max(map(attempt_of, pods), default=0)
             wanted = node or 0
             if rank is not None:
-                wanted = rank // await processes(api, job)
+                wanted = (await ranks_of(api, job)).node_of(rank)
             return wanted, [
                 (rank_of(pod), pod.metadata.name)
                 for pod in pods

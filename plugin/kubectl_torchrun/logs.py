@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 import anyio
 
 from kubectl_torchrun.api import Api, ApiError
+from kubectl_torchrun.ranks import Ranks
 from torchrun_api.names import TRAINER_CONTAINER
 
 _HOLD_SECONDS = 0.2
@@ -20,13 +21,13 @@ RANK_MARK = re.compile(rb"\[[a-zA-Z_]*(\d+)\]:")  # torchrun's --tee: role and l
 class View(NamedTuple):
     """What is shown of a gang's logs.
 
-    `nodes`, `ranks`: chosen ones; all where both are empty. `processes`: ranks of each node.
+    `nodes`, `ranks`: chosen ones; all where both are empty. `of_nodes`: which ranks a node has.
     `tail`: last lines of each node; `since`: age in seconds. Both bound what is read at first.
     """
 
     nodes: frozenset[int] = frozenset()
     ranks: frozenset[int] = frozenset()
-    processes: int = 1
+    of_nodes: Ranks = Ranks()
     tail: int | None = None
     since: float | None = None
 
@@ -34,14 +35,14 @@ class View(NamedTuple):
         """Whether this node's log is read at all."""
         if not self.nodes and not self.ranks:
             return True
-        return node in self.nodes or any(rank // self.processes == node for rank in self.ranks)
+        return node in self.nodes or any(self.of_nodes.node_of(rank) == node for rank in self.ranks)
 
     def shows(self, node: int, line: bytes) -> bool:
         """Whether a line is shown: marked lines of other ranks of the node are not."""
         if not self.ranks or node in self.nodes:
             return True
         mark = RANK_MARK.match(line)
-        return mark is None or node * self.processes + int(mark[1]) in self.ranks
+        return mark is None or self.of_nodes.first_of(node) + int(mark[1]) in self.ranks
 
     def query(self) -> dict[str, str]:
         """Where the kubelet begins."""

@@ -6,14 +6,15 @@ from typing import NamedTuple
 import anyio
 
 from kubectl_torchrun import copies
-from kubectl_torchrun.api import Api, ApiError
+from kubectl_torchrun.api import Api
 from kubectl_torchrun.errors import DETACHED, Problem, UsageProblem
 from kubectl_torchrun.follow import MOST_STREAMS, Narrator, follow
 from kubectl_torchrun.kubectl import Target
 from kubectl_torchrun.logs import Cursor, Lines, View, merged
 from kubectl_torchrun.mirror import Mirror, attempt_of, has_started, rank_of
+from kubectl_torchrun.ranks import Ranks, ranks_of
 from kubectl_torchrun.session import Cluster, session
-from kubectl_torchrun.slices import JOBS, PODS, QUEUES, Job, QueueSpecSlice
+from kubectl_torchrun.slices import JOBS, PODS, Job
 from kubectl_torchrun.terminal import Terminal
 from torchrun_api import names
 from torchrun_api.core import Pod
@@ -39,10 +40,10 @@ def logs(target: Target, name: str, wanted: Wanted, terminal: Terminal, *, follo
     """Print the logs; the exit code (of the run with `follow_it`). Raises Problem."""
     with session(target) as cluster:
         job = cluster.run(lambda api: api.get(JOBS, name))
-        each = 1
+        of_nodes = Ranks()
         if wanted.ranks:
-            each = cluster.run(lambda api: processes(api, job))
-        view = View(wanted.nodes, wanted.ranks, each, wanted.tail, wanted.since)
+            of_nodes = cluster.run(lambda api: ranks_of(api, job))
+        view = View(wanted.nodes, wanted.ranks, of_nodes, wanted.tail, wanted.since)
         if not follow_it:
             return _print(cluster, job, wanted, view, terminal)
 
@@ -179,20 +180,3 @@ async def workers(api: Api, job: Job) -> list[Pod]:
     """The workers of all attempts that there still are."""
     selector = f"{names.JOB_LABEL}={job.metadata.name},{names.COMPONENT_LABEL}={names.WORKER}"
     return list((await api.list(PODS, {"labelSelector": selector})).items)
-
-
-async def processes(api: Api, job: Job) -> int:
-    """Ranks on each node: laid down by the job, or as many as its GPUs, or one."""
-    said = job.spec.distributed.nproc_per_node
-    if isinstance(said, int):
-        return max(said, 1)
-    try:
-        queue = (await api.get(QUEUES, job.spec.job_queue)).spec
-    except ApiError:  # it may be gone, or not ours to see
-        queue = QueueSpecSlice()
-    said = queue.distributed.nproc_per_node
-    if isinstance(said, int):
-        return max(said, 1)
-    if job.status.gpus and job.status.num_nodes:
-        return max(job.status.gpus // job.status.num_nodes, 1)
-    return 1

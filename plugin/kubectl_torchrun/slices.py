@@ -46,6 +46,18 @@ class DistributedSlice(Wire, frozen=True, kw_only=True):
     nproc_per_node: int | str | None = None
 
 
+class OwnNodeSlice(Wire, frozen=True, kw_only=True):
+    """What a job wants of a node; None: what the queue's nodes have."""
+
+    gpus: int | None = None
+
+
+class HeadSlice(Wire, frozen=True, kw_only=True):
+    """Node 0, where it has pods of its own."""
+
+    node_resources: OwnNodeSlice = OwnNodeSlice()
+
+
 class JobSpecSlice(Wire, frozen=True, kw_only=True):
     """What a job asks for."""
 
@@ -53,6 +65,7 @@ class JobSpecSlice(Wire, frozen=True, kw_only=True):
     num_nodes: int | None = None
     num_gpus: int | None = field(default=None, name="numGPUs")
     elastic: ElasticSlice | None = None
+    head: HeadSlice | None = None
     image: str | None = None
     suspend: bool = False
     development: bool = False
