@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from operator import attrgetter
-from typing import TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from msgspec import Struct
 
@@ -116,33 +116,25 @@ def observe(
     jobs, other_jobs = _part(caches.child_jobs.by_index(JOB_INDEX, key), owned)
     jobs.sort(key=lambda child: names.number_in(child.metadata.labels.attempt))
     of_workers, attempts = _part(jobs, lambda meta: meta.labels.role == names.WORKER)
-    pods = caches.pods.by_index(JOB_INDEX, key)
-    gangs = [pod for pod in pods if pod.metadata.labels.component == names.WORKER]
     latest = attempts[-1].metadata.uid if attempts else ""
-    present = _gang_of(attempts, of_workers)
-    workers, others = _part(gangs, lambda meta: any(meta.controlled_by(j) for j in present))
-    preparing, other_pods = _part(
-        (pod for pod in pods if pod.metadata.labels.component != names.WORKER), owned
-    )
-    preparing.sort(key=lambda pod: names.number_of(pod.metadata.name))
-    setting_up, others_of = _part(preparing, lambda meta: meta.labels.component == names.SETUP)
-    probes, syncing = _part(others_of, lambda meta: meta.labels.component == names.PROBE)
+    pods = _pods(caches.pods.by_index(JOB_INDEX, key), _gang_of(attempts, of_workers), owned)
     claims, other_claims = _part(caches.claims.by_index(JOB_INDEX, key), owned)
     services, other_services = _part(caches.services.by_index(JOB_INDEX, key), owned)
     found = (
         *conflicts,
         *(_conflict(JOBS, other) for other in other_jobs),
-        *(_conflict(PODS, other) for other in other_pods),
+        *(_conflict(PODS, other) for other in pods.others),
         *(_conflict(CLAIMS, other) for other in other_claims),
         *(_conflict(SERVICES, other) for other in other_services),
     )
-    told_of: tuple[Child, ...] = (*claims, *attempts[-1:], *of_workers, *workers, *syncing)
-    mattering = _nodes_of(job, [*gangs, *syncing], attempts)
-    warnings = [
-        warning
-        for child in told_of
-        for warning in caches.warnings.by_index(REGARDING_INDEX, child.metadata.uid)
-    ]
+    told_of: tuple[Child, ...] = (
+        *claims,
+        *attempts[-1:],
+        *of_workers,
+        *pods.workers,
+        *pods.syncing,
+    )
+    mattering = _nodes_of(job, [*pods.workers, *pods.of_old_gangs, *pods.syncing], attempts)
     queue = caches.queues.get(namespace, job.spec.job_queue)
     roomy = {node.metadata.name for node in nodes or ()} if _stays_on_nodes(job, queue) else set()
     return Observed(
@@ -150,16 +142,16 @@ def observe(
         queue=queue,
         claims=tuple(claims),
         service=next(iter(services), None),
-        sync_pods=tuple(syncing),
-        setup_pods=tuple(setting_up),
-        probes=tuple(probes),
+        sync_pods=tuple(pods.syncing),
+        setup_pods=tuple(pods.setting_up),
+        probes=tuple(pods.probes),
         child_jobs=tuple(attempts),
         worker_jobs=tuple(of_workers),
-        workers=tuple(sorted(workers, key=attrgetter("metadata.name"))),
-        ghosts=tuple(pod for pod in others if alive(pod) or collected(pod)),
+        workers=tuple(sorted(pods.workers, key=attrgetter("metadata.name"))),
+        ghosts=tuple(pod for pod in pods.of_old_gangs if alive(pod) or collected(pod)),
         conflicts=found,
         rejection=rejection,
-        warnings=tuple(sorted(warnings, key=_when)),
+        warnings=_warnings(caches, told_of),
         base=_base(caches, job),
         parents=_parents(caches.jobs, job),
         nodes=None if nodes is None else _named(nodes, mattering | roomy),
@@ -168,6 +160,39 @@ def observe(
         installed=installed,
         groups=(*groups(uid), *(groups(latest) if latest else ())),
     )
+
+
+class _Pods(NamedTuple):
+    """Those with the job's label, by what they do; `others` are not the job's."""
+
+    workers: list[Pod]
+    of_old_gangs: list[Pod]
+    syncing: list[Pod]
+    setting_up: list[Pod]
+    probes: list[Pod]
+    others: list[Pod]
+
+
+def _pods(
+    pods: Iterable[Pod], present: tuple[str, ...], owned: Callable[[ChildMeta], bool]
+) -> _Pods:
+    gangs, apart = _part(pods, lambda meta: meta.labels.component == names.WORKER)
+    workers, of_old_gangs = _part(gangs, lambda meta: any(meta.controlled_by(j) for j in present))
+    preparing, others = _part(apart, owned)
+    preparing.sort(key=lambda pod: names.number_of(pod.metadata.name))
+    setting_up, rest = _part(preparing, lambda meta: meta.labels.component == names.SETUP)
+    probes, syncing = _part(rest, lambda meta: meta.labels.component == names.PROBE)
+    return _Pods(workers, of_old_gangs, syncing, setting_up, probes, others)
+
+
+def _warnings(caches: Caches, children: Iterable[Child]) -> tuple[CoreEvent, ...]:
+    """What is said of these objects, the oldest first."""
+    found = (
+        warning
+        for child in children
+        for warning in caches.warnings.by_index(REGARDING_INDEX, child.metadata.uid)
+    )
+    return tuple(sorted(found, key=_when))
 
 
 def _gang_of(attempts: list[Job], of_workers: list[Job]) -> tuple[str, ...]:

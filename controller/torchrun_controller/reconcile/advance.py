@@ -13,7 +13,7 @@ from torchrun_controller.reconcile.attempts import admitted, fence, gang
 from torchrun_controller.reconcile.attempts.failures import Cause
 from torchrun_controller.reconcile.attempts.restarts import Counts
 from torchrun_controller.reconcile.decision import Decision
-from torchrun_controller.reconcile.environment import environment_of
+from torchrun_controller.reconcile.environment import Environment, environment_of
 from torchrun_controller.reconcile.invalid import InvalidSpecError
 from torchrun_controller.reconcile.job import child_job, worker_template
 from torchrun_controller.reconcile.observed import Conflict, Defaults, Observed, Rejection
@@ -107,17 +107,8 @@ def _checked(
 def _step(
     observed: Observed, run: Run, successor: Successor, now: datetime, defaults: Defaults
 ) -> Decision:
-    job, queue = observed.job, observed.queue
-    assert queue is not None
-    step = workspace.prepare(observed, run.workspace, now, defaults)
-    if step.failed and run.workspace is not None:
-        step = workspace.last_good(observed, run.workspace, now) or step
-    if step.served is not None:
-        assert run.workspace is not None
-        run = replace(run, workspace=replace(run.workspace, served=step.served))
-    environment = environment_of(run, step.content)
-    if environment is not None and step.progress is workspace.Progress.READY:
-        step = setup.prepare(observed, run, environment, now, defaults, step)
+    job = observed.job
+    run, environment, step = _prepare(observed, run, now, defaults)
     if step.progress is not workspace.Progress.READY:
         refused = step.progress is workspace.Progress.REFUSED
         return Decision(
@@ -144,6 +135,36 @@ def _step(
             dependencies=None if waits else dependencies.why_met(observed),
             commit=step.commit,
         )
+    decision = _next_gang(observed, run, environment, successor, now, defaults)
+    return replace(decision, workspace=step.why, commit=step.commit)
+
+
+def _prepare(
+    observed: Observed, run: Run, now: datetime, defaults: Defaults
+) -> tuple[Run, Environment | None, workspace.Workspace]:
+    """The workspace and what is set up above it, and the run as it is with them."""
+    step = workspace.prepare(observed, run.workspace, now, defaults)
+    if step.failed and run.workspace is not None:
+        step = workspace.last_good(observed, run.workspace, now) or step
+    if step.served is not None:
+        assert run.workspace is not None
+        run = replace(run, workspace=replace(run.workspace, served=step.served))
+    environment = environment_of(run, step.content)
+    if environment is not None and step.progress is workspace.Progress.READY:
+        step = setup.prepare(observed, run, environment, now, defaults, step)
+    return run, environment, step
+
+
+def _next_gang(
+    observed: Observed,
+    run: Run,
+    environment: Environment | None,
+    successor: Successor,
+    now: datetime,
+    defaults: Defaults,
+) -> Decision:
+    """All that it needs is there."""
+    job = observed.job
     attempt = gang.next_attempt(observed)
     avoided = avoid.failed_twice((*job.status.attempts, *filter(None, [successor.ended])))
     made = tuple(
@@ -176,9 +197,7 @@ def _step(
         attempt=attempt,
         run=run,
         queue=QUEUE_FOUND,
-        workspace=step.why,
         dependencies=dependencies.why_met(observed),
-        commit=step.commit,
         applies=(*_beside(observed, run), *bind(observed, run, attempt, made)),
         deletes=(*gang.end_survivors(observed), *gang.forget_oldest(observed)),
         ended=() if successor.ended is None else (successor.ended,),
