@@ -2,7 +2,11 @@
 
 from mutants.mutant import Mutant
 
-TRANSPORT = ("tests/unit/transport/test_session.py", "tests/unit/transport/test_errors.py")
+TRANSPORT = (
+    "tests/unit/transport/test_session.py",
+    "tests/unit/transport/test_streams.py",
+    "tests/unit/transport/test_errors.py",
+)
 WATCHER = (
     "tests/unit/watch/test_known_faults.py",
     "tests/unit/watch/test_watcher.py",
