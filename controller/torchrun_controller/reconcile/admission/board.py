@@ -11,13 +11,14 @@ from torchrun_controller.reconcile.admission.turns import Runner, start
 class Ask:
     """What a request still asks for: all its pods, or those that it wishes to grow by."""
 
-    __slots__ = ("cost", "line", "need", "pods", "request", "seconds", "shape")
+    __slots__ = ("cost", "line", "need", "pods", "request", "seconds", "shape", "slots")
 
     def __init__(self, line: "Line", request: Request, shape: Shape) -> None:
         self.line = line
         self.request = request
         self.shape = shape
         self.pods = request.nodes - request.admitted
+        self.slots = self.pods if request.admitted else request.slots(self.pods)
         self.need = need_of(request, self.pods, 0 if request.admitted else 1)
         self.cost = cost_of(self.need)
         self.seconds = inf if request.seconds_left is None else max(0.0, request.seconds_left)
@@ -135,7 +136,8 @@ class Board:
         """Pods that have no node yet are taken to get one, the longest admitted jobs' first."""
         self.held.sort(key=lambda held: (held.since, held.request.uid))
         for held in self.held:
-            missing = held.request.admitted - sum(held.request.placed.values())
+            request = held.request
+            missing = request.slots(request.admitted) - sum(request.placed.values())
             if missing > 0:
                 more = self.room.claim(held.shape, missing)
                 self.room.take(held.shape, more)

@@ -94,7 +94,7 @@ class Coordinator:
         for line in self.open:
             for request in [request for request in line.waiting if request.nominated]:
                 ask = self.board.ask(line, request)
-                fits = self.board.room.capacity(ask.shape) >= ask.pods
+                fits = self.board.room.capacity(ask.shape) >= ask.slots
                 if fits and line.account.lacks(ask.need) is None:
                     self._grant(ask, turn=True)
                     continue
@@ -117,7 +117,7 @@ class Coordinator:
             if not able:
                 return
             head = max(able, key=lambda head: rank(head.line.turn, head.cost))
-            if self.board.room.capacity(head.shape) >= head.pods:
+            if self.board.room.capacity(head.shape) >= head.slots:
                 self._grant(head, turn=True)
             elif not self._preempt(head):
                 self._wait(head)
@@ -159,7 +159,8 @@ class Coordinator:
                 continue
             request = line.waiting[line.next]
             # Most fail by this, which is cheap.
-            if self.board.room.capacity(self.board.machines.shape(request)) >= request.nodes:
+            room = self.board.room.capacity(self.board.machines.shape(request))
+            if room >= request.slots(request.nodes):
                 ask = self._first(line)
                 if ask is not None and self._passes(ask):
                     return ask
@@ -205,7 +206,7 @@ class Coordinator:
         kind = ask.line.account.exceeds(need_of(ask.request, nodes))
         if kind is not None:
             wait = self.teller.exceeds_quota(ask, kind)
-        elif self.board.bare.capacity(ask.shape) < nodes:
+        elif self.board.bare.capacity(ask.shape) < ask.request.slots(nodes):
             wait = self.teller.exceeds_nodes(ask)
         if wait is None:
             return False
@@ -217,7 +218,7 @@ class Coordinator:
         """Whether it fits, by quota and by nodes, and makes no head wait longer."""
         kept = self._kept.get(ask.line)
         return (
-            self.reservations.room(ask).capacity(ask.shape) >= ask.pods
+            self.reservations.room(ask).capacity(ask.shape) >= ask.slots
             and ask.line.account.lacks(ask.need) is None
             and (kept is None or kept.allows(ask))
             and self._lender(ask) is None
@@ -246,7 +247,7 @@ class Coordinator:
         elif lender is not None:
             self._block(head, Blocked("LenderFirst", head, lender=lender))
         elif over is not None:
-            fits = self.board.room.capacity(head.shape) >= head.pods
+            fits = self.board.room.capacity(head.shape) >= head.slots
             self._block(
                 head, Blocked("WaitingForTurn" if fits else "WaitingForNodes", head, over=over)
             )
@@ -280,7 +281,7 @@ class Coordinator:
         self.waits[ask.request.uid] = self.teller.promised(ask, self.board.leaving)
 
     def _grant(self, ask: Ask, *, turn: bool = False) -> None:
-        placement = self.reservations.room(ask).place(ask.shape, ask.pods)
+        placement = self.reservations.room(ask).place(ask.shape, ask.slots)
         self._charge(ask, turn)
         self.reservations.take(ask, placement)
         self._granted += 1

@@ -98,7 +98,7 @@ class Teller:
         return Wait(
             "ExceedsNodes",
             f"needs {needs(ask)}; on the {len(members)} {matching} there would be room for {room}"
-            f" of its {ask.pods} pods: ask for less on each or for fewer nodes",
+            f" of its {_counted(ask)}: ask for less on each or for fewer nodes",
         )
 
     def growth(self, ask: Ask) -> Wait:
@@ -106,7 +106,7 @@ class Teller:
         kind = ask.line.account.lacks(ask.need)
         if kind is not None:
             return Wait("QuotaUsed", f"runs on; for {needs(ask)} more {self._left(ask, kind)}")
-        if self.board.room.capacity(ask.shape) >= ask.pods:
+        if self.board.room.capacity(ask.shape) >= ask.slots:
             text = "what is free is kept for jobs that wait"
             return Wait("WaitingForTurn", f"runs on; for {needs(ask)} more, {text}")
         free = self._free(ask)
@@ -191,10 +191,14 @@ class Teller:
         return f"{left} of {limit} are left of {whose}"
 
     def _free(self, ask: Ask) -> str:
-        pods = min(ask.pods, self.board.room.capacity(ask.shape))
+        pods = min(ask.slots, self.board.room.capacity(ask.shape))
         if ask.request.gpus:
             return f"{told(1, pods * ask.request.gpus)} free"
-        return f"room for {pods} of {ask.pods} pods"
+        return f"room for {pods} of {_counted(ask)}"
+
+
+def _counted(ask: Ask) -> str:
+    return f"{ask.slots} pods" + (" beside its head" if ask.pods > ask.slots else "")
 
 
 def ordinal(number: int) -> str:

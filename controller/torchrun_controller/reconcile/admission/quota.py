@@ -13,9 +13,18 @@ Need = tuple[int, int, int, int, int]
 
 
 def need_of(request: Request, pods: int, jobs: int = 1) -> Need:
-    """What so many pods of a request count for, in the order of KINDS."""
-    pod = request.pod
-    return pods, request.gpus * pods, pod.get("cpu", 0) * pods, pod.get("memory", 0) * pods, jobs
+    """What so many pods of a request count for, in the order of KINDS.
+
+    With `jobs` 0 they are more pods of a job that is counted already.
+    """
+    head = request.head if jobs else None
+    alike = pods if head is None else pods - 1
+    cpu, memory = (
+        request.pod.get(name, 0) * alike + (0 if head is None else head.get(name, 0))
+        for name in ("cpu", "memory")
+    )
+    gpus = request.gpus * alike + (0 if head is None else request.head_gpus)
+    return pods, gpus, cpu, memory, jobs
 
 
 def cost_of(need: Need) -> int:

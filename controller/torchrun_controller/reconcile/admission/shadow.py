@@ -55,13 +55,13 @@ class Reservations:
             if held.request.uid in self._left:  # for another head, on nodes of both
                 last = held
         for held in leaving:
-            if later.capacity(ask.shape) >= ask.pods:
+            if later.capacity(ask.shape) >= ask.slots:
                 break
             if held.request.uid not in self._left:
                 later.take(held.shape, held.placement, -1)
                 self._left.add(held.request.uid)
                 last = held if last is None else max(last, held, key=lambda held: held.release)
-        placement = later.place(ask.shape, ask.pods)
+        placement = later.place(ask.shape, ask.slots)
         assert last is not None
         later.take(ask.shape, placement)
         self._later = later
@@ -138,11 +138,11 @@ class Trial:
 
     def fits(self) -> bool:
         """Whether the ask would have room."""
-        return self._both.capacity(self._ask.shape) >= self._ask.pods
+        return self._both.capacity(self._ask.shape) >= self._ask.slots
 
     def place(self) -> Placement:
         """Where."""
-        return self._both.place(self._ask.shape, self._ask.pods)
+        return self._both.place(self._ask.shape, self._ask.slots)
 
 
 class Kept:

@@ -7,6 +7,7 @@ reasons and phases below are these words.
 
 from collections import Counter
 from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -24,7 +25,7 @@ from torchrun_controller.reconcile.attempts import admitted
 from torchrun_controller.reconcile.invalid import InvalidSpecError
 from torchrun_controller.reconcile.phases import TERMINAL
 from torchrun_controller.reconcile.policy import policy_of
-from torchrun_controller.reconcile.size import size_of
+from torchrun_controller.reconcile.size import Size, size_of
 from torchrun_controller.reconcile.workers import alive, attempt_of
 
 LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
@@ -46,12 +47,16 @@ class Standing(Struct, frozen=True, kw_only=True):
 
 
 class Gang(Struct, frozen=True, kw_only=True):
-    """What runs of a job, whatever attempt it is of; `made` are the nodes of the present Job."""
+    """What runs of a job, whatever attempt it is of; `made` are the nodes of the present Job.
+
+    `placed` are living pods by node, `heads` those of them with pods of their own.
+    """
 
     nodes: int = 0
     made: int = 0
     since: datetime | None = None
     placed: dict[str, int] = {}
+    heads: dict[str, int] = {}
 
 
 def stand(
@@ -88,13 +93,18 @@ def running(child_jobs: tuple[Job, ...], pods: tuple[Pod, ...], lost: frozenset[
         and pod.spec.node_name not in lost
     ]
     sizes = Counter(attempt_of(pod.metadata) for pod in living)
-    placed = Counter(pod.spec.node_name for pod in living if pod.spec.node_name)
+    with_node = [pod for pod in living if pod.spec.node_name]
+    placed = Counter(pod.spec.node_name for pod in with_node)
+    heads = Counter(
+        pod.spec.node_name for pod in with_node if pod.metadata.labels.role == names.HEAD
+    )
     made = sum(roles.nodes_of(child) for child in child_jobs[-1:] if not _is_finished(child))
     return Gang(
         nodes=max([*sizes.values(), made]),
         made=made,
         since=child_jobs[-1].metadata.creation_timestamp if child_jobs else None,
         placed=dict(placed),
+        heads=dict(heads),
     )
 
 
@@ -127,7 +137,9 @@ def _standing(
     job: TorchrunJob, queue: TorchrunQueue | None, present: Gang, held: int, *, takes_part: bool
 ) -> Standing:
     """Of a job that waits (`held` is 0) or holds so much."""
-    wanted, pod, gpus = _size(job, queue)
+    pods = _pods(job, queue)
+    wanted, head = pods.nodes, pods.head
+    placed = present.placed if head is None else _less(present.placed, present.heads)
     meta, status = job.metadata, job.status
     admission = status.admission or Admission()
     return Standing(
@@ -139,12 +151,14 @@ def _standing(
             queue=job.spec.job_queue,
             created=meta.creation_timestamp or LONG_AGO,
             nodes=_asked(job, wanted, held, present) if takes_part else held,
-            pod=pod,
-            gpus=gpus,
+            pod=pods.requests,
+            gpus=pods.gpus,
+            head=head,
+            head_gpus=pods.head_gpus,
             priority=_priority(job, queue),
             node_selector=_selector(job, queue),
             admitted=held,
-            placed=present.placed,
+            placed=placed,
             since=(admission.time or present.since) if held else None,
             running=status.phase == "Running",
             preempted_for=admission.preempted_for,
@@ -166,17 +180,42 @@ def _asked(job: TorchrunJob, wanted: int | None, held: int, present: Gang) -> in
     return max(wanted, present.nodes) if told else held
 
 
-def _size(job: TorchrunJob, queue: TorchrunQueue | None) -> tuple[int | None, dict[str, int], int]:
-    """Pods, what each requests, its GPUs; of a spec that makes no run what the status knows."""
+class _Pods(NamedTuple):
+    """As in Request; `nodes` is None where the spec makes no run."""
+
+    nodes: int | None
+    requests: dict[str, int]
+    gpus: int
+    head: dict[str, int] | None = None
+    head_gpus: int = 0
+
+
+def _pods(job: TorchrunJob, queue: TorchrunQueue | None) -> _Pods:
+    """What the spec asks for; of one that makes no run, what the status knows."""
     if queue is not None:
         try:
-            # A head counts like a worker, and each of them for the larger of the two.
-            size = size_of(job.spec, queue.spec.node_resources).largest
-            return size.nodes, pod_of(size.requests), size.gpus_per_node
+            return _pods_of(size_of(job.spec, queue.spec.node_resources))
         except (InvalidSpecError, QuantityError):
             pass
     gpus = (job.status.gpus or 0) // max(1, job.status.num_nodes or 1)
-    return None, {"pods": 1}, gpus
+    return _Pods(None, {"pods": 1}, gpus)
+
+
+def _pods_of(size: Size) -> _Pods:
+    head = None if size.head is None else pod_of(size.head.requests)
+    pod = pod_of(size.requests)
+    if size.head is None or head is None:
+        return _Pods(size.nodes, pod, size.gpus_per_node)
+    if all(amount <= pod.get(name, 0) for name, amount in head.items()):
+        return _Pods(size.nodes, pod, size.gpus_per_node, head, size.head.gpus_per_node)
+    # Each of them counts for the larger of the two.
+    most = size.largest
+    return _Pods(size.nodes, pod_of(most.requests), most.gpus_per_node)
+
+
+def _less(placed: dict[str, int], heads: dict[str, int]) -> dict[str, int]:
+    left = {node: pods - heads.get(node, 0) for node, pods in placed.items()}
+    return {node: pods for node, pods in left.items() if pods}
 
 
 def _priority(job: TorchrunJob, queue: TorchrunQueue | None) -> int:

@@ -102,6 +102,11 @@ class Request(Struct, frozen=True, kw_only=True):
     `since` is when it was admitted, None while it waits. `seconds_left` is how long it may still
     run by its deadline, None without one. `preempted_for` is the uid that Decisions.preempts said,
     as long as it holds. `nominated` repeats the Wait.nominated that was last said of it.
+
+    `head` is what the first pod requests, and `head_gpus` its GPUs, where it has less of some and
+    more of nothing than the others: None where all are alike. A quota is charged with just that.
+    No room is looked for it, which is the scheduler's matter, and it is not in `placed`: it may go
+    where none of the others could.
     """
 
     namespace: str
@@ -112,6 +117,8 @@ class Request(Struct, frozen=True, kw_only=True):
     nodes: int
     pod: dict[str, int] = field(default_factory=dict)
     gpus: int = 0
+    head: dict[str, int] | None = None
+    head_gpus: int = 0
     priority: int = 0
     node_selector: dict[str, str] = field(default_factory=dict)
     admitted: int = 0
@@ -121,6 +128,10 @@ class Request(Struct, frozen=True, kw_only=True):
     running: bool = False
     preempted_for: str = ""
     nominated: bool = False
+
+    def slots(self, pods: int) -> int:
+        """Of so many pods of a whole gang, those that room is looked for."""
+        return pods - (self.head is not None)
 
 
 class State(Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import asdict, replace
 
-from queueing import NOW, holds, node, queue, request
+from queueing import GPU, NOW, holds, node, queue, request
 from torchrun_controller.reconcile.admission.coordinator import admit
 from torchrun_controller.reconcile.admission.quota import KINDS, need_of
 from torchrun_controller.reconcile.admission.state import Decisions, State
@@ -44,9 +44,13 @@ def requests(draw, number, names):
         seconds_left=draw(st.none() | st.integers(0, 20)),
         node_selector=draw(st.sampled_from([{}, {}, {"zone": "a"}])),
     )
+    if nodes > 1 and draw(st.booleans()):
+        gpus = draw(st.integers(0, made.gpus))
+        made = replace(made, head={GPU: gpus} if gpus else {"cpu": 500}, head_gpus=gpus)
     if kind is request:
         return replace(made, nominated=draw(st.booleans()))
-    placed = Counter(draw(st.lists(st.sampled_from([*names, "gone"]), max_size=nodes)))
+    most = made.slots(nodes)
+    placed = Counter(draw(st.lists(st.sampled_from([*names, "gone"]), max_size=most)))
     asked = draw(st.sampled_from([nodes, nodes, nodes + 1, max(1, nodes - 1)]))
     leaving = draw(st.sampled_from(["", "", "j0", "nobody"]))
     return replace(made, nodes=asked, placed=dict(placed), preempted_for=leaving)
@@ -107,7 +111,9 @@ def gangs_are_whole_and_fit(state, asked, admitted):
     used = {name: Counter() for name in machines}
     placements = [(one, one.placed) for one in state.requests]
     for uid, one in admitted.items():
-        assert sum(one.placement.values()) == max(0, one.nodes - asked[uid].admitted)
+        wanted = asked[uid]
+        more = one.nodes - wanted.admitted if wanted.admitted else wanted.slots(one.nodes)
+        assert sum(one.placement.values()) == max(0, more)
         placements.append((asked[uid], one.placement))
         for name in one.placement:
             machine = machines[name]

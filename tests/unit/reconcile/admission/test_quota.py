@@ -55,6 +55,35 @@ def test_jobs_without_gpus_pass_a_queue_whose_gpus_are_overdrawn():
     assert admitted(decisions) == ["cpu"]
 
 
+RAY = {"head": {"cpu": 1000}}  # without GPUs, beside workers that have 8
+
+
+def test_a_head_is_charged_with_what_it_requests_and_needs_no_workers_room():
+    state = nodes(4), [queue("a", quota={"gpus": 32})]
+    decisions = decide(*state, request("ray", "a", 5, **RAY))
+    assert admitted(decisions) == ["ray"]
+    assert decisions.admits[0].nodes == 5
+    assert sorted(decisions.admits[0].placement.values()) == [1, 1, 1, 1]
+    (summary,) = decisions.queues
+    assert (summary.used.gpus, summary.used.nodes, summary.used.cpu) == (32, 5, 1000)
+    running = holds("ray", "a", 5, placed={"n000": 1, "n001": 1, "n002": 1}, **RAY)
+    decisions = decide(nodes(5), state[1], running, request("next", "a"))
+    assert decisions.waits["next"].reason == "QuotaUsed"
+    more = [queue("a", quota={"gpus": 64})]
+    assert admitted(decide(nodes(5), more, running, request("next", "a"))) == ["next"]
+    assert not admitted(decide(nodes(4), more, running, request("next", "a")))
+
+
+def test_a_head_stands_apart_where_nodes_are_too_few():
+    decisions = decide(nodes(3), [queue("a")], request("ray", "a", 5, **RAY))
+    wait = decisions.waits["ray"]
+    assert wait.reason == "ExceedsNodes"
+    assert wait.message.startswith(
+        "needs 32 GPUs on 5 nodes; on the 3 nodes that are ready there would be room for 3 of its"
+        " 4 pods beside its head"
+    )
+
+
 def cohort(**quotas):
     return [queue(name, quota={"gpus": gpus}, cohort="c") for name, gpus in quotas.items()]
 

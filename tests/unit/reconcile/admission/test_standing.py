@@ -60,13 +60,26 @@ class TestInLine:
         assert (request.nodes, request.admitted, request.priority) == (2, 0, 3)
         assert request.pod == {"pods": 1}
 
-    def test_a_head_and_its_workers_count_for_the_larger_of_the_two(self):
+    def test_a_head_that_asks_for_no_more_than_a_worker_counts_for_itself(self):
+        head = {"nodeResources": {"gpus": 0, "cpus": 2, "memory": "1Gi"}}
+        world = running(numNodes=3, head=head)
+        node = {"gpus": 8, "cpus": 96, "memory": "512Gi"}
+        world.queue = make_queue(**QUOTA, nodeResources=node)
+        for pod, where in zip(world.workers(), ["a", "b", "b"], strict=True):
+            world.place(pod.metadata.name, where)
+        request = standing(world).request
+        assert (request.nodes, request.admitted, request.gpus, request.head_gpus) == (3, 3, 8, 0)
+        assert request.pod["nvidia.com/gpu"] == 8
+        assert request.head == {"pods": 1, "cpu": 2000, "memory": 1 << 30}
+        assert request.placed == {"b": 2}, "its head may be where no worker could"
+
+    def test_a_larger_head_and_its_workers_count_for_the_larger_of_the_two(self):
         world = submitted(numNodes=3, head={"nodeResources": {"gpus": 0, "cpus": 64}})
         node = {"gpus": 8, "cpus": 96, "memory": "512Gi"}
         world.queue = make_queue(**QUOTA, nodeResources=node)
         world.spec(node_resources=JobNodeResources(gpus=4))
         request = standing(world).request
-        assert (request.nodes, request.gpus) == (3, 4)
+        assert (request.nodes, request.gpus, request.head) == (3, 4, None)
         gib = 1 << 30
         assert request.pod == {
             "pods": 1, "cpu": 64_000, "memory": 512 * gib, "nvidia.com/gpu": 4,
