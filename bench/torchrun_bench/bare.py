@@ -67,8 +67,8 @@ async def follow(server: Server, namespace: str, writes: Writes) -> None:
             tasks.create_task(_work(session, namespace, todo))
         if writes.failed:
             tasks.create_task(_follow_pods(session, namespace, known, todo, writes.failed))
-        print("ready", flush=True)
-        async for job in watch(session, f"{JOBS}/namespaces/{namespace}/torchrunjobs"):
+        jobs = f"{JOBS}/namespaces/{namespace}/torchrunjobs"
+        async for job in watch(session, jobs, lambda: print("ready", flush=True)):
             metadata = job["metadata"]
             assert isinstance(metadata, dict)
             known[str(metadata["name"])] = metadata

@@ -53,15 +53,17 @@ class Gangs:
     @asynccontextmanager
     async def following(self) -> AsyncIterator[None]:
         """Watch for the time of the block."""
+        watched = (
+            (self.jobs_path, self._note_job),
+            (self._children_path, self._note_child),
+            (self._pods_path, self._note_pod),
+        )
         async with asyncio.TaskGroup() as tasks:
-            followers = [
-                tasks.create_task(self._follow(path, note))
-                for path, note in (
-                    (self.jobs_path, self._note_job),
-                    (self._children_path, self._note_child),
-                    (self._pods_path, self._note_pod),
-                )
-            ]
+            followers = []
+            for path, note in watched:
+                begun = asyncio.Event()
+                followers.append(tasks.create_task(self._follow(path, note, begun)))
+                await begun.wait()
             yield
             for follower in followers:
                 follower.cancel()
@@ -80,8 +82,10 @@ class Gangs:
         """Delete a TorchrunJob."""
         await send(self._session, "DELETE", f"{self.jobs_path}/{job}", b"", JSON)
 
-    async def _follow(self, path: str, note: Callable[[JsonObject], None]) -> None:
-        async for kind, found in events(self._session, path):
+    async def _follow(
+        self, path: str, note: Callable[[JsonObject], None], begun: asyncio.Event
+    ) -> None:
+        async for kind, found in events(self._session, path, begun.set):
             if kind in ("ADDED", "MODIFIED"):
                 note(found)
                 async with self._changed:

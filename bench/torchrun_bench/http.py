@@ -2,7 +2,7 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -46,22 +46,29 @@ async def send(
         return text
 
 
-async def watch(session: aiohttp.ClientSession, path: str) -> AsyncIterator[JsonObject]:
-    """Objects that are added under `path` from now on, for up to an hour."""
-    async for kind, found in events(session, path):
+def _nothing() -> None:
+    pass
+
+
+async def watch(
+    session: aiohttp.ClientSession, path: str, begun: Callable[[], None] = _nothing
+) -> AsyncIterator[JsonObject]:
+    """Objects that are added under `path`, for up to an hour, from when `begun` is called."""
+    async for kind, found in events(session, path, begun):
         if kind == "ADDED":
             yield found
 
 
 async def events(
-    session: aiohttp.ClientSession, path: str
+    session: aiohttp.ClientSession, path: str, begun: Callable[[], None] = _nothing
 ) -> AsyncIterator[tuple[str, JsonObject]]:
-    """Type and object of every change under `path` from now on, for up to an hour."""
+    """Type and object of every change under `path`, for up to an hour, from `begun` on."""
     async with asyncio.timeout(30):
         listed = await _list(session, path)
     metadata = listed["metadata"]
     assert isinstance(metadata, dict)
     version = str(metadata["resourceVersion"])
+    begun()
     # A server ends the watches of kinds that it has just come to know.
     while True:
         query = {"watch": "1", "resourceVersion": version, "timeoutSeconds": "3600"}

@@ -37,12 +37,17 @@ class Watched:
         self._session = session
         self._namespace = namespace
         self._seen: dict[str, asyncio.Future[float]] = {}
+        self._begun = asyncio.Event()
 
-    async def follow(self) -> None:
-        """Run until cancelled."""
-        async for child in watch(
-            self._session, f"/apis/batch/v1/namespaces/{self._namespace}/jobs"
-        ):
+    async def follow(self, tasks: asyncio.TaskGroup) -> asyncio.Task[None]:
+        """Begin; what is made after this is seen, until the task is cancelled."""
+        task = tasks.create_task(self._follow())
+        await self._begun.wait()
+        return task
+
+    async def _follow(self) -> None:
+        path = f"/apis/batch/v1/namespaces/{self._namespace}/jobs"
+        async for child in watch(self._session, path, self._begun.set):
             metadata = child["metadata"]
             assert isinstance(metadata, dict)
             future = self._future(str(metadata["name"]))

@@ -30,7 +30,7 @@ def planted(options: Options) -> list[Row]:
                 async def burst(pid: int = process.pid, plant: float = plant) -> Burst:
                     async with server.session() as session, asyncio.TaskGroup() as tasks:
                         watched = Watched(session, CONTROLLER_NAMESPACE)
-                        follower = tasks.create_task(watched.follow())
+                        follower = await watched.follow(tasks)
                         await one_burst(watched, pid, f"warm-{plant:g}", options.burst // 10)
                         made = await one_burst(watched, pid, f"plant-{plant:g}", options.burst)
                         follower.cancel()

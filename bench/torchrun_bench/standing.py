@@ -172,7 +172,7 @@ def _idle(on: Crowd, options: Options) -> float:
                 left, right = (
                     Watched(session, name) for name in (CONTROLLER_NAMESPACE, BARE_NAMESPACE)
                 )
-                followers = [tasks.create_task(side.follow()) for side in (left, right)]
+                followers = [await side.follow(tasks) for side in (left, right)]
                 seen = await in_turn(left, right, f"idle-{on.jobs}", options.grown)
                 for follower in followers:
                     follower.cancel()
@@ -234,7 +234,7 @@ def _served(
     async def measure() -> float:
         async with on.server.session() as session, asyncio.TaskGroup() as tasks:
             watched = Watched(session, namespace)
-            follower = tasks.create_task(watched.follow())
+            follower = await watched.follow(tasks)
             await create(session, namespace, name)
             await asyncio.sleep(0.5)
             began = time.monotonic()

@@ -72,7 +72,7 @@ async def following(on: Sides) -> AsyncIterator[Follow]:
     async with on.server.session() as session, asyncio.TaskGroup() as tasks:
         names = CONTROLLER_NAMESPACE, BARE_NAMESPACE, POST_NAMESPACE
         watched = [Watched(session, name) for name in names]
-        followers = [tasks.create_task(side.follow()) for side in watched]
+        followers = [await side.follow(tasks) for side in watched]
         await ready(on.port)
         yield Follow(*watched)
         for follower in followers:
