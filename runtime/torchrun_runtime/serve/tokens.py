@@ -28,7 +28,7 @@ class Verifier:
 
     def __init__(self, namespace: str, job: str, keys: Keys) -> None:
         self._namespace = namespace
-        self._pods = re.compile(rf"{re.escape(job)}(-r\d+)?-\d+-[a-z0-9]+")
+        self._pods = re.compile(rf"{re.escape(job)}(-r\d+)?(-w)?-\d+-[a-z0-9]+")
         self._keys = keys
 
     async def check(self, token: str) -> str:

@@ -7,6 +7,7 @@ import hmac
 import json
 import ssl
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import jwt
@@ -16,6 +17,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.x509.oid import NameOID
 
+from torchrun_api import names
 from torchrun_runtime.serve.keys import ApiServer, Keys, KeysUnavailableError
 from torchrun_runtime.serve.tokens import DeniedError, Verifier
 from unit.runtime.serving import EC, POD, RSA, fetched, public_keys, token
@@ -65,6 +67,15 @@ def bound(**body: object) -> str:
 )
 async def test_a_worker_is_served(good: str) -> None:
     assert (await verifier().check(good)).startswith("train-")
+
+
+@pytest.mark.parametrize("attempt", [0, 12])
+@pytest.mark.parametrize("of_job", [names.child_job, names.workers_job])
+async def test_workers_of_every_gang_are_served(
+    of_job: Callable[[str, int], str], attempt: int
+) -> None:
+    pod = f"{of_job('train', attempt)}-7-abcde"
+    assert await verifier().check(bound(namespace="ml", pod={"name": pod})) == pod
 
 
 @pytest.mark.parametrize(
