@@ -234,7 +234,9 @@ def _sign(state: str, gang: Gang, index: str) -> None:
     folder = os.path.join(state, "watchers")
     with suppress(FileExistsError):
         os.mkdir(folder)
-        os.chmod(folder, 0o1777)  # noqa: S103  # the next gang may run as another user
+        # The next gang may run as another user; a share of one user's for all has no modes to set.
+        with suppress(PermissionError):
+            os.chmod(folder, 0o1777)  # noqa: S103
     path = _signature(state, gang.job, Worker(gang.attempt, int(index or 0)))
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))
 

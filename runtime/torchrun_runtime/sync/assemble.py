@@ -12,6 +12,7 @@ from torchrun_api.contents import Entry, Manifest
 from torchrun_runtime.sync.claim import Claim
 from torchrun_runtime.sync.errors import ArchiveError
 from torchrun_runtime.sync.extract import extract, make_directories, workspace_full
+from torchrun_runtime.sync.modes import give
 from torchrun_runtime.sync.paths import shown
 from torchrun_runtime.sync.settings import Limits
 from torchrun_runtime.sync.upload import FULL
@@ -170,5 +171,5 @@ def _copy_checked(source: Path, target: Path, entry: Entry) -> bool:
     if digest.hexdigest() != entry.sha256:
         target.unlink()
         return False
-    target.chmod(0o755 if entry.mode == "755" else 0o644)
+    give(target, 0o755 if entry.mode == "755" else 0o644)
     return True

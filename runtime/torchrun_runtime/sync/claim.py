@@ -18,12 +18,12 @@ import json
 import os
 import shutil
 import socket
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from torchrun_api.contents import Manifest, parse
 from torchrun_runtime.sync.errors import SyncError
+from torchrun_runtime.sync.modes import give
 from torchrun_runtime.sync.report import now
 
 MARKER = ".sync_success"
@@ -129,8 +129,7 @@ class Claim:
         """
         for directory in self.shared:
             directory.mkdir(exist_ok=True)
-            with suppress(PermissionError):
-                directory.chmod(0o1777)
+            give(directory, 0o1777)
 
     def publish(
         self, held: Manifest, sha256: str = "", *, commit: str = "", source: str = ""
@@ -183,7 +182,7 @@ def write_durably(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    temporary.chmod(0o644)
+    give(temporary, 0o644)
     temporary.replace(path)
     _sync_directory(path.parent)
 

@@ -13,6 +13,7 @@ from torchrun_api.contents import Entry, Manifest
 from torchrun_runtime.sync.directory import count_entries, not_a_zip
 from torchrun_runtime.sync.errors import ArchiveError, SyncError
 from torchrun_runtime.sync.members import Member, accept
+from torchrun_runtime.sync.modes import give
 from torchrun_runtime.sync.settings import Limits
 from torchrun_runtime.sync.upload import FULL
 
@@ -86,7 +87,7 @@ def _write_file(opened: zipfile.ZipFile, member: Member, target: Path) -> str:
             opened.open(member.info) as source,
             os.fdopen(os.open(target, flags, mode), "wb", buffering=0) as file,
         ):
-            os.fchmod(file.fileno(), mode)
+            give(file.fileno(), mode)
             while piece := source.read(_PIECE):
                 written += len(piece)
                 if written > member.size:

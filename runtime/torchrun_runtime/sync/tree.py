@@ -9,6 +9,7 @@ from torchrun_api.contents import Entry, Manifest
 from torchrun_runtime.sync import paths
 from torchrun_runtime.sync.errors import ArchiveError, SyncError
 from torchrun_runtime.sync.extract import make_directories, write_all
+from torchrun_runtime.sync.modes import give
 from torchrun_runtime.sync.paths import Place
 from torchrun_runtime.sync.settings import Limits
 
@@ -45,7 +46,7 @@ class Tree:
             raise ArchiveError("DuplicateMember", message) from error
         written, digest = 0, hashlib.sha256()
         try:
-            os.fchmod(descriptor, mode)
+            give(descriptor, mode)
             for piece in pieces:
                 written += len(piece)
                 if written > place.size:
