@@ -230,10 +230,37 @@ def test_silence_while_nothing_happens(
         cluster.start("kube-controller-manager")
 
 
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_kinds_without_changes_since_the_api_servers_start_are_heard(
+    cluster: LocalCluster, team: Team, tmp_path: Path
+) -> None:
+    """It sends no bookmarks of them, until etcd next tells of its progress."""
+    controller = ControllerProcess(cluster, tmp_path, *NO_ELECTION)
+    with controller.running():
+        site = f"http://127.0.0.1:{controller.wait_for_line('serves')['port']}"
+        controller.wait_for_line("works")
+        cluster.restart("kube-apiserver")
+        oldest = 0.0
+
+        def silent_twice() -> bool:
+            nonlocal oldest
+            signal.sigtimedwait([], 1)
+            oldest = max(oldest, *_values(site, "torchrun_watch_age_seconds{"))
+            silent = 'torchrun_watch_restarts_total{cause="Silent",resource="torchrunqueues"'
+            return sum(_values(site, silent)) >= 2
+
+        eventually("a watch was silent twice", silent_twice, 300)
+    assert 80 < oldest < 120
+
+
 def _reconciles(site: str) -> float:
+    return sum(_values(site, "torchrun_reconcile_total{"))
+
+
+def _values(site: str, series: str) -> list[float]:
     lines = httpx.get(f"{site}/metrics").text.splitlines()
-    name = "torchrun_reconcile_total{"
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
+    return [float(line.rpartition(" ")[2]) for line in lines if line.startswith(series)]
 
 
 def _make_finished(team: Team, count: int) -> None:
