@@ -16,7 +16,7 @@ from torchrun_controller.reconcile.attempts.restarts import Counts
 from torchrun_controller.reconcile.environment import Environment
 from torchrun_controller.reconcile.invalid import InvalidSpecError
 from torchrun_controller.reconcile.merge import merge
-from torchrun_controller.reconcile.objects import RESTRICTED_CONTAINER, env, labels, metadata
+from torchrun_controller.reconcile.objects import KEEP, RESTRICTED_CONTAINER, env, labels, metadata
 from torchrun_controller.reconcile.observed import Defaults, Observed
 from torchrun_controller.reconcile.placement.affinity import prefer
 from torchrun_controller.reconcile.placement.local import prefer_local
@@ -28,6 +28,7 @@ from torchrun_controller.reconcile.workspace import reload, storage
 # Seconds of the grace period that the launcher keeps for itself, to tell how it ended.
 LAST_WORDS = 5
 AVOIDED = 100  # weight of the wish for other nodes
+LAUNCHER_NEEDS: JsonObject = {"cpu": "100m", "memory": "64Mi"}
 GPU_TYPE_LABEL = f"{names.GROUP}/gpu-type"
 
 
@@ -134,7 +135,7 @@ def worker_template(
         InvalidSpecError: the job sets what is the controller's, or asks for more than its queue's
             podSecurity allows.
     """
-    template: JsonObject = {}
+    template: JsonObject = {"metadata": {"annotations": KEEP}}
     layers = [queue.spec.pod_template, job.spec.pod_template]
     if job.spec.head is not None and role == names.HEAD:
         layers.append(job.spec.head.pod_template)
@@ -206,6 +207,8 @@ def _launcher(defaults: Defaults) -> JsonObject:
         "image": defaults.runtime_image,
         "imagePullPolicy": defaults.runtime_image_pull_policy,
         "command": ["cp", "-r", "/opt/torchrun/launch", f"{storage.LAUNCHER_DIR}/launch"],
+        # A namespace with a quota of CPU or memory takes no container without them.
+        "resources": {"requests": dict(LAUNCHER_NEEDS), "limits": dict(LAUNCHER_NEEDS)},
         "securityContext": RESTRICTED_CONTAINER,
         "volumeMounts": [{"name": "torchrun", "mountPath": storage.LAUNCHER_DIR}],
     }

@@ -20,6 +20,17 @@ RESTRICTED_CONTAINER: JsonObject = {
 }
 
 
+# The autoscalers' words for pods whose end costs more than a node that is half empty (Karpenter,
+# cluster-autoscaler).
+KEEP: JsonObject = {
+    "karpenter.sh/do-not-disrupt": "true",
+    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+}
+# A mesh's proxy goes on beside a container that has ended, and so would the pod (Istio, Linkerd).
+NO_PROXY_LABEL: JsonObject = {"sidecar.istio.io/inject": "false"}
+NO_PROXY: JsonObject = {"linkerd.io/inject": "disabled"}
+
+
 def labels(job: TorchrunJob, component: str) -> JsonObject:
     """The mission's own label and the recommended ones."""
     return {

@@ -29,7 +29,8 @@ ImagePullBackOff In Indexed Ingress InvalidImageName IsTruncated Job KaiQueueRea
 Memory Message Never NextContinuationToken NoExecute NoSchedule NoSuchBucket Node None Normal
 NotIn NotYetSupported OnFailure OnRootMismatch PersistentVolumeClaim Pod
 PodGroupInitiallyScheduled PodGroupScheduled PodInitializing PodReadyToStartContainers
-PodScheduled QueueReady QuotaReserved ReadOnlyMany ReadWriteMany ReadWriteOnce Ready
+PodScheduled QueueReady QuotaReserved ReadOnlyMany ReadWriteMany ReadWriteOnce
+ReadWriteOncePod Ready
 RegistryUnavailable ResourcesReady Running RuntimeDefault Scheduled Service Size Succeeded
 TemplateValid True Unknown UnschedulableOnNodePool Updating Warning Workload WorkspaceReady
 Written

@@ -246,3 +246,18 @@ def test_no_name_stands_twice_in_a_list_that_apply_merges_by_name(name):
     for container in jobs[0]["spec"]["template"]["spec"]["containers"]:
         names = [variable["name"] for variable in container.get("env", [])]
         assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"annotations": {"karpenter.sh/do-not-disrupt": "false"}},
+        {"podTemplate": {"metadata": {"annotations": {"karpenter.sh/do-not-disrupt": "false"}}}},
+    ],
+)
+def test_a_user_may_let_autoscalers_move_a_gang(spec):
+    plans = plans_until_the_gang(World(make_job(numNodes=1, **spec), make_queue()))
+    (job,) = (a.body for plan in plans for a in plan.applies if a.body["kind"] == "Job")
+    annotations = job["spec"]["template"]["metadata"]["annotations"]
+    assert annotations["karpenter.sh/do-not-disrupt"] == "false"
+    assert annotations["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "false"

@@ -197,7 +197,9 @@ def _pod(
     latest = observed.sync_pods[-1] if observed.sync_pods else None
     commit = made.pinned(observed.job, latest)
     if not way.store:
-        return sync_pod(observed.job, wanted, number, defaults, commit, base=base)
+        return sync_pod(
+            observed.job, wanted, number, defaults, commit, queue=observed.queue, base=base
+        )
     return serve_pod(
         observed.job,
         wanted,
@@ -205,6 +207,7 @@ def _pod(
         number,
         defaults,
         commit,
+        queue=observed.queue,
         known=made.revision(observed),
         node=delivery.node(observed) if way.store == "claim" else "",
     )

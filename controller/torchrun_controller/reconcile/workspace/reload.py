@@ -88,10 +88,20 @@ def _stand_by(observed: Observed, wanted: Claim, defaults: Defaults) -> Apply:
     number = names.number_of(latest.metadata.name) + 1
     known, kept_on = made.revision(observed), latest.metadata.annotations.delivery
     if not kept_on:
-        return sync_pod(job, wanted, number, defaults, after=known)
+        return sync_pod(job, wanted, number, defaults, queue=observed.queue, after=known)
     store: Store = "claim" if kept_on == "claim" else "ephemeral"
     node = delivery.node(observed) if store == "claim" else ""
-    return serve_pod(job, wanted, store, number, defaults, known=known, node=node, stands_by=True)
+    return serve_pod(
+        job,
+        wanted,
+        store,
+        number,
+        defaults,
+        queue=observed.queue,
+        known=known,
+        node=node,
+        stands_by=True,
+    )
 
 
 def why_older(observed: Observed, step: Workspace) -> Claimed | None:

@@ -3,6 +3,7 @@
 from torchrun_api import names
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject, JsonValue, object_at, objects_at
+from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.reconcile.objects import RESTRICTED_CONTAINER, env
 from torchrun_controller.reconcile.observed import Defaults
 from torchrun_controller.reconcile.plan import Apply
@@ -22,6 +23,7 @@ def serve_pod(
     defaults: Defaults,
     commit: str = "",
     *,
+    queue: TorchrunQueue | None,
     known: int = 0,
     node: str = "",
     stands_by: bool = False,
@@ -34,7 +36,8 @@ def serve_pod(
     That one has a token of the pod's service account, without which the API server does not tell
     the keys that its workers' tokens are signed with. It needs no role for that.
     """
-    made = sync_pod(job, wanted, number, defaults, commit, after=known if stands_by else None)
+    after = known if stands_by else None
+    made = sync_pod(job, wanted, number, defaults, commit, queue=queue, after=after, alone=True)
     meta, spec = object_at(made.body, "metadata"), object_at(made.body, "spec")
     annotations = object_at(meta, "annotations") | {names.DELIVERY: store}
     containers, volumes = objects_at(spec, "containers"), objects_at(spec, "volumes")

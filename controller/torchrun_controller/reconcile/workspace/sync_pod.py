@@ -2,9 +2,18 @@
 
 from torchrun_api import names
 from torchrun_api.job import TorchrunJob
-from torchrun_api.json import JsonObject, JsonValue
+from torchrun_api.json import JsonObject, JsonValue, object_at
 from torchrun_api.kinds import PODS
-from torchrun_controller.reconcile.objects import RESTRICTED_CONTAINER, RUNTIME_USER, env, metadata
+from torchrun_api.queue import TorchrunQueue
+from torchrun_controller.reconcile.objects import (
+    KEEP,
+    NO_PROXY,
+    NO_PROXY_LABEL,
+    RESTRICTED_CONTAINER,
+    RUNTIME_USER,
+    env,
+    metadata,
+)
 from torchrun_controller.reconcile.observed import Defaults
 from torchrun_controller.reconcile.plan import Apply
 from torchrun_controller.reconcile.run import Claim
@@ -12,6 +21,7 @@ from torchrun_controller.reconcile.workspace import source
 
 SYNC_DIR = "/workspace"
 BASE_DIR = "/torchrun-base"
+FOR_ONE_NODE = ("ReadWriteOnce", "ReadWriteOncePod")
 # Memory of a sync pod: git's index-pack holds objects and their bases in it.
 UPLOAD_MEMORY = "512Mi"
 FETCH_MEMORY = "1Gi"
@@ -32,13 +42,17 @@ def sync_pod(
     defaults: Defaults,
     commit: str = "",
     *,
+    queue: TorchrunQueue | None,
     after: int | None = None,
     base: str = "",
+    alone: bool = False,
 ) -> Apply:
     """Under the restricted Pod Security profile, without a token; it alone sees the Secret.
 
     `commit`, if any, is the only content that is taken. With `after` it stands by for any upload,
-    which becomes a revision later than that. `base` is a job whose workspace it may reuse.
+    which becomes a revision later than that. `base` is a job whose workspace it may reuse. Without
+    a `queue`, which may be gone, it has no place of its own choice. With `alone` no worker mounts
+    the claim.
     """
     upload = source.upload_digest(job) if after is None else ""
     meta = metadata(job, names.sync_pod(job.metadata.name, number), names.SYNC)
@@ -49,8 +63,9 @@ def sync_pod(
         names.COMMIT: commit,
         names.AFTER_REVISION: "" if after is None else str(after),
     }
-    if any(made_for.values()):
-        meta["annotations"] = {name: value for name, value in made_for.items() if value}
+    meta["labels"] = object_at(meta, "labels") | NO_PROXY_LABEL
+    told: JsonObject = {name: value for name, value in made_for.items() if value}
+    meta["annotations"] = KEEP | NO_PROXY | told
     body: JsonObject = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -74,9 +89,29 @@ def sync_pod(
                 *source.secret_volumes(job),
                 *_base_volumes(base),
             ],
+            **_place(job, queue, with_workers=wanted.access_mode in FOR_ONE_NODE and not alone),
         },
     }
     return Apply(PODS, body)
+
+
+def _place(job: TorchrunJob, queue: TorchrunQueue | None, *, with_workers: bool) -> JsonObject:
+    """Where it may run, and how its image is pulled.
+
+    A claim for one node is bound in the zone, or to the node, of its first pod: that goes where
+    workers may go.
+    """
+    if queue is None:
+        return {}
+    ours, theirs = job.spec.scheduling, queue.spec.scheduling
+    place: JsonObject = {
+        "imagePullSecrets": [{"name": secret.name} for secret in queue.spec.image_pull_secrets],
+        "tolerations": [dict(each) for each in (*theirs.tolerations, *ours.tolerations)],
+    }
+    if with_workers:
+        place["nodeSelector"] = dict(theirs.node_selector | ours.node_selector)
+        place["affinity"] = theirs.affinity if ours.affinity is None else ours.affinity
+    return {name: value for name, value in place.items() if value}
 
 
 def _base_volumes(base: str) -> list[JsonValue]:

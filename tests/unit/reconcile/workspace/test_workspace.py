@@ -1,5 +1,6 @@
 """The workspace: a claim and the sync pod that fills it, before there is any gang."""
 
+import pytest
 from msgspec.structs import replace
 
 from torchrun_api import names
@@ -22,6 +23,35 @@ def test_a_zip_workspace_is_synced_before_the_gang_exists():
     assert world.phase == "Queued"
     assert world.condition("WorkspaceReady").status == "True"
     assert (JOBS.plural, "train") in world.created
+
+
+TOLERATES = {"tolerations": [{"key": "night", "operator": "Exists"}]}
+PLACED = {
+    "imagePullSecrets": [{"name": "registry"}],
+    "scheduling": {
+        "nodeSelector": {"pool": "gpu"},
+        "tolerations": [{"key": "gpu", "operator": "Exists"}],
+        "affinity": {"nodeAffinity": {}},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "delivery", "with_workers"),
+    [(1, "shared", True), (2, "shared", False), (1, "direct", False)],
+)
+def test_a_sync_pod_is_where_a_claim_for_one_node_is_of_use(nodes, delivery, with_workers):
+    """And wherever it is, its image is pulled and taints are tolerated as for the workers."""
+    volumes = {"workspace": {"source": "zip", "delivery": delivery}}
+    job = make_job(
+        numNodes=nodes, volumes=volumes, scheduling={"nodeSelector": {"zone": "a"}, **TOLERATES}
+    )
+    (pod,) = (apply.body for apply in World(job, make_queue(**PLACED)).plan().applies[1:])
+    assert pod["spec"]["imagePullSecrets"] == [{"name": "registry"}]
+    assert [each["key"] for each in pod["spec"]["tolerations"]] == ["gpu", "night"]
+    selector = {"pool": "gpu", "zone": "a"} if with_workers else None
+    assert pod["spec"].get("nodeSelector") == selector
+    assert ("affinity" in pod["spec"]) == with_workers
 
 
 def test_a_failed_sync_is_tried_again_with_growing_delay():
