@@ -48,6 +48,27 @@ def test_a_quota_that_refuses_a_part_of_the_gang(team: Team) -> None:
     team.reaches("run", "Queued", "WorkersStarting")
 
 
+def test_a_quota_of_cpu_and_memory_takes_every_container(team: Team, api: Api) -> None:
+    spec = {"spec": {"nodeResources": {"cpus": 1, "memory": "1Gi"}}}
+    api.patch(f"{team.group}/torchrunqueues/research", spec)
+    limit(team, **{"requests.cpu": "9", "requests.memory": "9Gi", "limits.memory": "9Gi"})
+    team.submit("run")
+    team.workers("run")
+    team.submit("code", volumes=WORKSPACE)
+    eventually("a sync pod", lambda: team.api.get(f"{team.core}/pods/code-sync-0"))
+
+
+def test_a_quota_of_cpu_limits_wants_a_default(team: Team) -> None:
+    limit(team, **{"limits.cpu": "9"})
+    team.submit("run")
+    status = team.reaches("run", "Queued", "PodsRefused")
+    assert "must specify limits.cpu for: trainer" in status["message"]
+    default = {"type": "Container", "default": {"cpu": "2"}}
+    body = {"metadata": {"name": "default"}, "spec": {"limits": [default]}}
+    team.api.create(f"{team.core}/limitranges", body)
+    team.workers("run")
+
+
 def test_a_profile_that_refuses_the_gang(team: Team, api: Api) -> None:
     label = {"pod-security.kubernetes.io/enforce": "restricted"}
     api.patch(f"/api/v1/namespaces/{team.name}", {"metadata": {"labels": label}})
