@@ -92,6 +92,23 @@ def test_two_nodes_train_from_a_directory_where_no_claim_binds(
     space.wait("pod/train-serve-0", "delete")
 
 
+@pytest.mark.long
+def test_workers_beside_a_head_are_served_as_it_is(space: Space, tmp_path: Path) -> None:
+    said = "import os, time\nprint('served to the', os.environ['TORCHRUN_ROLE'], flush=True)\n"
+    (tmp_path / "train.py").write_text(said + "time.sleep(600)\n")
+    volumes = {"workspace": {"source": "zip", "delivery": "direct"}}
+    space.apply(job("run", "plain", "exec python3 train.py", 2, volumes=volumes, head={}))
+    ended(reloading(space, tmp_path, "sync", "run"))
+    space.wait_phase("run", "Running", 150)
+    wanted = {"served to the head", "served to the worker"}
+
+    def heard() -> bool:
+        logs = "".join(log(space, pod) for pod in workers(space))
+        return all(line in logs for line in wanted)
+
+    until(heard, "both say what they run")
+
+
 # Storage of the pod's own is what the run above has; edits go the same way.
 @pytest.mark.parametrize("bound", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_an_edit_reaches_the_workers_that_run(
