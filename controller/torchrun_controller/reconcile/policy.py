@@ -35,33 +35,34 @@ def policy_of(job: TorchrunJob, queue: TorchrunQueue | None) -> Policy:
     mine = job.spec.reliability
     base = queue.spec.reliability if queue is not None else Reliability()
 
-    def pick(own: T | None, queues: T | None, default: T) -> T:
-        chosen = own if own is not None else queues
-        return default if chosen is None else chosen
-
     deadline, set_by = _deadline(
-        pick(mine.active_deadline_seconds, base.active_deadline_seconds, -1), queue
+        _pick(mine.active_deadline_seconds, base.active_deadline_seconds, -1), queue
     )
     return Policy(
-        max_restarts=pick(mine.max_restarts, base.max_restarts, DEFAULT_MAX_RESTARTS),
-        never_restart=pick(mine.restart_policy, base.restart_policy, "OnFailure") == "Never",
-        rules=pick(mine.rules, base.rules, ()),
+        max_restarts=_pick(mine.max_restarts, base.max_restarts, DEFAULT_MAX_RESTARTS),
+        never_restart=_pick(mine.restart_policy, base.restart_policy, "OnFailure") == "Never",
+        rules=_pick(mine.rules, base.rules, ()),
         time_to_live=_seconds(
-            pick(mine.ttl_seconds_after_finished, base.ttl_seconds_after_finished, -1)
+            _pick(mine.ttl_seconds_after_finished, base.ttl_seconds_after_finished, -1)
         ),
         deadline=deadline,
         deadline_set_by=set_by,
-        sync_timeout=_seconds(pick(mine.sync_timeout_seconds, base.sync_timeout_seconds, -1)),
-        allow_unfenced_restart=pick(
+        sync_timeout=_seconds(_pick(mine.sync_timeout_seconds, base.sync_timeout_seconds, -1)),
+        allow_unfenced_restart=_pick(
             mine.allow_unfenced_restart, base.allow_unfenced_restart, False
         ),
-        grace_seconds=pick(
+        grace_seconds=_pick(
             mine.termination_grace_period_seconds,
             base.termination_grace_period_seconds,
             DEFAULT_GRACE_SECONDS,
         ),
-        hang_seconds=pick(mine.hang_timeout_seconds, base.hang_timeout_seconds, None),
+        hang_seconds=_pick(mine.hang_timeout_seconds, base.hang_timeout_seconds, None),
     )
+
+
+def _pick(own: T | None, queues: T | None, default: T) -> T:
+    chosen = own if own is not None else queues
+    return default if chosen is None else chosen
 
 
 def _deadline(asked: int, queue: TorchrunQueue | None) -> tuple[timedelta | None, str]:
