@@ -29,10 +29,9 @@ class Size(Struct, frozen=True, kw_only=True):
 
     @property
     def largest(self) -> "Size":
-        """With what no pod of the gang requests more of."""
+        """With what no pod of the gang requests more of; of one with a head."""
         head = self.head
-        if head is None:
-            return self
+        assert head is not None, "without one all are alike"
         pairs = head.requests.items()
         larger = {k: v for k, v in pairs if parse(v) > parse(self.requests.get(k, "0"))}
         most = max(head.gpus_per_node, self.gpus_per_node)

@@ -67,6 +67,15 @@ def test_a_gang_begins_with_the_revision_that_is_there() -> None:
     assert world.job.status.workspace_revision == 1
 
 
+def test_newer_code_comes_where_the_queue_is_gone() -> None:
+    world = running()
+    world.queue = None
+    annotate(world, workspace_sha256="b" * 64)
+    world.settle()
+    assert syncing(world) == ["train-sync-0", "train-sync-1"]
+    assert "nodeSelector" not in body(world, PODS, "train-sync-1")["spec"]
+
+
 def test_newer_code_reaches_the_workers_that_live() -> None:
     world = running()
     annotate(world, workspace_sha256="b" * 64)
