@@ -62,7 +62,7 @@ def test_a_quota_of_cpu_limits_wants_a_default(team: Team) -> None:
     limit(team, **{"limits.cpu": "9"})
     team.submit("run")
     status = team.reaches("run", "Queued", "PodsRefused")
-    assert "must specify limits.cpu for: trainer" in status["message"]
+    assert "must specify limits.cpu for: launcher,trainer" in status["message"]
     default = {"type": "Container", "default": {"cpu": "2"}}
     body = {"metadata": {"name": "default"}, "spec": {"limits": [default]}}
     team.api.create(f"{team.core}/limitranges", body)

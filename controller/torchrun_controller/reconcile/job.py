@@ -4,7 +4,7 @@ import msgspec
 
 from torchrun_api import names
 from torchrun_api.job import TorchrunJob
-from torchrun_api.json import JsonObject, JsonValue
+from torchrun_api.json import JsonObject, JsonValue, object_at, objects_at
 from torchrun_api.kinds import JOBS
 from torchrun_api.quantity import parse
 from torchrun_api.queue import TorchrunQueue
@@ -157,7 +157,30 @@ def worker_template(
         meta["annotations"] = annotations
     pod = _pod(job, queue, run, environment, defaults)
     pod["containers"] = [_trainer(job, queue, run, environment, attempt, defaults, role)]
-    return secured(merge(template, {"metadata": meta, "spec": pod}), queue)
+    return secured(_sized(merge(template, {"metadata": meta, "spec": pod})), queue)
+
+
+def _sized(template: JsonObject) -> JsonObject:
+    """The launcher requests and limits what the trainer does, as little as it needs.
+
+    A namespace with a quota of CPU or memory takes no container without them; a scheduler with
+    quotas of its own (Kueue) takes none that requests what it does not know.
+    """
+    spec = object_at(template, "spec")
+    trainers = (
+        c for c in objects_at(spec, "containers") if c.get("name") == names.TRAINER_CONTAINER
+    )
+    asked = object_at(next(trainers), "resources")
+    resources: JsonObject = {}
+    for kind in ("requests", "limits"):
+        said = object_at(asked, kind)
+        needs: JsonObject = {name: need for name, need in LAUNCHER_NEEDS.items() if name in said}
+        if needs:
+            resources[kind] = needs
+    for container in objects_at(spec, "initContainers"):
+        if container.get("name") == names.LAUNCHER_CONTAINER and resources:
+            container.setdefault("resources", resources)
+    return template
 
 
 def _pod(
@@ -207,8 +230,6 @@ def _launcher(defaults: Defaults) -> JsonObject:
         "image": defaults.runtime_image,
         "imagePullPolicy": defaults.runtime_image_pull_policy,
         "command": ["cp", "-r", "/opt/torchrun/launch", f"{storage.LAUNCHER_DIR}/launch"],
-        # A namespace with a quota of CPU or memory takes no container without them.
-        "resources": {"requests": dict(LAUNCHER_NEEDS), "limits": dict(LAUNCHER_NEEDS)},
         "securityContext": RESTRICTED_CONTAINER,
         "volumeMounts": [{"name": "torchrun", "mountPath": storage.LAUNCHER_DIR}],
     }
