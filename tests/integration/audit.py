@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 GIVEN_UP = 504
+# How late an API server that stalls may come to a request: the limit of its client, which is gone.
+UNREAD_SECONDS = 30.0
 WRITES = ["create", "update", "patch", "delete"]
 POLICY = {
     "apiVersion": "audit.k8s.io/v1",
@@ -119,7 +121,8 @@ def without_lease(writes: Iterable[Write]) -> list[Write]:
 
     What the API server refused is no write: a leader that is frozen between its look at the gate and
     its send has one request left when it goes on, which the object's resourceVersion or UID stops.
-    Of one that it gave up, nobody was there any more for the answer.
+    Of one that it gave up, nobody was there any more for the answer, and it may have read it long
+    after it was sent.
     """
     writes = list(writes)
     held: dict[str, list[Tenure]] = {}
@@ -127,8 +130,8 @@ def without_lease(writes: Iterable[Write]) -> list[Write]:
         held.setdefault(tenure.who, []).append(tenure)
 
     def within(write: Write) -> bool:
-        ended = write.began if write.code == GIVEN_UP else write.ended
-        return any(t.since <= write.began <= ended <= t.until for t in held.get(write.who, ()))
+        ended = write.began - UNREAD_SECONDS if write.code == GIVEN_UP else write.ended
+        return any(t.since <= write.began and ended <= t.until for t in held.get(write.who, ()))
 
     return [
         write
