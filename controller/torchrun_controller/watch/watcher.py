@@ -22,8 +22,8 @@ Guarantees:
 - One frame that cannot be used costs its own object only.
 
 A watch that is silent for long is opened anew, as it may be dead. Where nothing has changed since
-an API server's start it sends no bookmarks, until etcd next tells of its progress (every 10 minutes
-by default; measured with 1.35).
+an API server's start it sends no bookmarks to the watches of before; to one that is opened anew it
+sends one a minute (measured with 1.35).
 
 Facts: client-go's reflector, https://kubernetes.io/docs/reference/using-api/api-concepts/.
 """
