@@ -38,7 +38,7 @@ from torchrun_cluster import LocalCluster
 
 BRIEF = lasting("4s", "3s", "500ms")
 PACE = 0.3  # of a script's seconds: a busy machine must see a gang at work
-PATIENCE = 90.0  # seconds for one step
+PATIENCE = 390.0  # seconds for one step: what is refused with 422 is tried again after 300
 CONVERGENCE = 60.0  # seconds at the most until the wanted end
 SERVICES: Resource = ("v1", "services")
 LISTED = (TORCHRUN_JOBS, TORCHRUN_QUEUES, JOBS, PODS, SERVICES)
