@@ -57,6 +57,13 @@ class Limits(Wire, frozen=True, kw_only=True):
         ]
         | None
     ) = None
+    max_priority: (
+        Annotated[
+            JobPriority,
+            Meta(description="A job whose spec.priority is higher is refused. Default: no limit."),
+        ]
+        | None
+    ) = None
 
 
 class Topology(Wire, frozen=True, kw_only=True):
@@ -127,13 +134,47 @@ class Dependency(Wire, frozen=True, kw_only=True):
     ] = "Succeeded"
 
 
+class MetDependency(Wire, frozen=True, kw_only=True):
+    """A dependency that was met once; what becomes of the other job afterwards does not matter."""
+
+    name: Annotated[str, Meta(description="The other TorchrunJob.")] = ""
+    condition: Annotated[str, Meta(description="The condition that was met.")] = ""
+    uid: Annotated[str, Meta(description="UID of the job that met it.")] = ""
+
+
+class AdmittedHead(Wire, frozen=True, kw_only=True):
+    """What the first node was admitted for, where it asks for less than the others."""
+
+    requests: Annotated[
+        dict[str, Quantity], Meta(description="Requests of its pod, GPUs included.")
+    ] = field(default_factory=dict)
+    gpus: Annotated[int, Meta(description="GPUs of its pod.")] = 0
+
+
 class Admission(Wire, frozen=True, kw_only=True):
-    """What a job was admitted for; its quota is charged with this until it is given back."""
+    """What a job was admitted for; its quota is charged with this until it is given back.
+
+    A gang that asks for more of anything, or runs by another queue, is admitted again first.
+    """
 
     nodes: Annotated[
         int, Meta(description="Nodes that the quota is charged with; none while it waits.")
     ] = 0
+    queue: Annotated[str, Meta(description="TorchrunQueue whose quota is charged.")] = ""
+    requests: Annotated[
+        dict[str, Quantity],
+        Meta(description="Requests of each node's pod as admitted, GPUs included."),
+    ] = field(default_factory=dict)
+    gpus: Annotated[int, Meta(description="GPUs of each node as admitted.")] = 0
+    head: AdmittedHead | None = None
     time: Annotated[Time | None, Meta(description="Since when.")] = None
+    limit: Annotated[
+        int,
+        Meta(
+            description="Most nodes of the next gang, where it runs with fewer than it was "
+            "admitted for: what is beyond is being given back to jobs that wait."
+        ),
+    ] = 0
     preempted_for: Annotated[
         str, Meta(description="UID of the job that it gives way to, until its pods are gone.")
     ] = ""

@@ -255,7 +255,8 @@ class TorchrunJobSpec(Wire, frozen=True, kw_only=True):
         JobPriority | None,
         Meta(
             description="Order among the jobs of the queue: higher first, then older. A waiting "
-            "job may preempt running ones of a lower priority. Default: the queue's."
+            "job may preempt running ones of a lower priority. At most limits.maxPriority of the "
+            "queue. Default: the queue's."
         ),
     ] = None
     depends_on: Annotated[
@@ -269,10 +270,23 @@ class TorchrunJobSpec(Wire, frozen=True, kw_only=True):
     pod_template: PodTemplate = PodTemplate()
 
 
-# Status is written by the controller alone, so a job counts as started once its phase says so.
-_WAITS = "oldSelf.?status.?phase.orValue('Pending') == 'Pending'"
-# What the code is may be mended for longer: until there are workers that use it.
-_SYNCS = "oldSelf.?status.?phase.orValue('Pending') in ['Pending', 'Syncing']"
+def has_started(job: str) -> str:
+    """CEL: whether this job has had a gang (status.workers stays), or is admitted for one.
+
+    The phase is no answer: an object that the API server refuses sets a job back to Pending.
+    Status is written by the controller alone.
+    """
+    admission = f"{job}.status.admission"
+    admitted = f"has({admission}) && has({admission}.nodes) && {admission}.nodes > 0"
+    return f"(has({job}.status) && (has({job}.status.workers) || ({admitted})))"
+
+
+_WAITS = f"!{has_started('oldSelf')}"
+_PHASE = "oldSelf.?status.?phase.orValue('Pending')"
+# A workspace is prepared before the job has workers: its source is fixed from then on, and what
+# the source refers to once the workspace is ready.
+_UNPREPARED = f"({_WAITS} && {_PHASE} == 'Pending')"
+_SYNCS = f"({_WAITS} && {_PHASE} in ['Pending', 'Syncing'])"
 
 
 def _source(job: str) -> str:
@@ -331,7 +345,7 @@ class TorchrunJob(Wire, frozen=True, kw_only=True):
             field=".spec.elastic",
         ),
         Rule(
-            f"{_WAITS} || {_source('self')} == {_source('oldSelf')}",
+            f"{_UNPREPARED} || {_source('self')} == {_source('oldSelf')}",
             f"enabled and source {_FIXED}",
             field=".spec.volumes.workspace",
         ),

@@ -66,6 +66,7 @@ class ChildAnnotations(Wire, frozen=True, kw_only=True):
     """The annotations of a child object that are read; the others are not kept."""
 
     workspace_sha256: str = field(default="", name="torchrun.ai/workspace-sha256")
+    upload_token_sha256: str = field(default="", name="torchrun.ai/upload-token-sha256")
     source: str = field(default="", name="torchrun.ai/source")
     workspace_base: str = field(default="", name="torchrun.ai/workspace-base")
     after_revision: str = field(default="", name="torchrun.ai/after-revision")
@@ -82,12 +83,12 @@ class ChildAnnotations(Wire, frozen=True, kw_only=True):
     delivery: str = field(default="", name="torchrun.ai/delivery")
     setup_key: str = field(default="", name="torchrun.ai/setup-key")
     generation: str = field(default="", name="torchrun.ai/generation")
-    unfenced: str = field(default="", name="torchrun.ai/unfenced")
     state: str = field(default="", name="torchrun.ai/state")
     fence: str = field(default="", name="torchrun.ai/fence")
     local_checkpoints: str = field(default="", name="torchrun.ai/local-checkpoints")
     told: str = field(default="", name="torchrun.ai/told")
     gang: str = field(default="", name="torchrun.ai/gang")
+    charge: str = field(default="", name="torchrun.ai/charge")
 
 
 class ChildMeta(Wire, frozen=True, kw_only=True):
@@ -103,6 +104,11 @@ class ChildMeta(Wire, frozen=True, kw_only=True):
     creation_timestamp: datetime | None = None
     deletion_timestamp: datetime | None = None
     deletion_grace_period_seconds: int = 0
+
+    @property
+    def terminating(self) -> bool:
+        """Whether it is being deleted; finalizers or a grace period may keep it for long."""
+        return self.deletion_timestamp is not None
 
     def controlled_by(self, uid: str) -> bool:
         """Whether the controller owner reference names the object with this UID."""

@@ -1,5 +1,7 @@
 """Names, labels and annotations that the controller, the plugin and the pods agree on."""
 
+import re
+
 GROUP = "torchrun.ai"
 
 # Labels of every object that the controller makes.
@@ -37,8 +39,14 @@ GANG = "gang"
 
 # Set by the plugin on a TorchrunJob: only an upload with this digest is taken as its workspace.
 WORKSPACE_SHA256 = f"{GROUP}/workspace-sha256"
+# Set by the plugin on a TorchrunJob: SHA-256 of a token by which any upload is taken.
+UPLOAD_TOKEN_SHA256 = f"{GROUP}/upload-token-sha256"
 # Set by the plugin on a TorchrunJob: another job, whose workspace the first sync pod may reuse.
 WORKSPACE_BASE = f"{GROUP}/workspace-base"
+
+# Set by an administrator on a TorchrunJob: machines that are off and have no Node object any more,
+# as "0/node-1,0/node-2": the attempt whose workers were there, and the node.
+MACHINES_OFF = f"{GROUP}/machines-off"
 
 # Set by kubectl torchrun sync on a TorchrunJob: any new value fetches the workspace once more.
 SYNC_REQUESTED = f"{GROUP}/sync-requested"
@@ -49,15 +57,16 @@ SOURCE = f"{GROUP}/source"
 RESTARTS = f"{GROUP}/restarts"
 DISRUPTIONS = f"{GROUP}/disruptions"
 CAUSE = f"{GROUP}/cause"
-# Of a child Job: workers of older gangs that may still run on lost nodes, and whether its own
-# share a state directory.
-UNFENCED = f"{GROUP}/unfenced"
+# Of a child Job: whether its workers share a state directory.
 STATE = f"{GROUP}/state"
 LOCAL_CHECKPOINTS = f"{GROUP}/local-checkpoints"  # bytes
 # numNodes when a gang was made of fewer.
 WANTED_NODES = f"{GROUP}/wanted-nodes"
 # Of the child Job of a head: the nodes of its gang, of which it has one.
 NODES = f"{GROUP}/nodes"
+# Of a child Job and its workers: the job and the queue whose quota is charged for the gang, and
+# with what. They may run for a while after the job is deleted.
+CHARGE = f"{GROUP}/charge"
 # Of a child Job: who schedules its gang, as spec.scheduling.gang names them.
 GANG_SCHEDULER = f"{GROUP}/gang"
 # Of a worker: the go-ahead of the start gate, once nothing of an older gang can run any more.
@@ -75,7 +84,7 @@ DEVELOPMENT = f"{GROUP}/development"
 # Of a worker whose workspace a pod serves: the URL and the manifest's SHA-256 of that revision.
 SERVED = f"{GROUP}/served"
 # Of a worker, with the go-ahead: the ranks wait out the fence first. When it was given, and the
-# workers that it is for, as "2026-01-02T03:04:05Z 1-0 1-3": attempt and index of each.
+# workers that it is for, as "2026-01-02T03:04:05Z 0:1 1:0-3,7": attempts, and indexes of each.
 FENCE = f"{GROUP}/fence"
 # Of a worker: when it was told any of these, until it has been told again.
 TOLD = f"{GROUP}/told"
@@ -104,6 +113,8 @@ SERVE_PORT = 8081
 
 # An Indexed Job's pods are named "<job>-r<k>-w-<index>-<5 letters>", in 63 characters.
 MAX_JOB_NAME = 45
+# The value of a label.
+MAX_LABEL = 63
 
 # Digits of a number that a label or an annotation may hold; anybody may write one.
 _DIGITS = 15
@@ -169,6 +180,11 @@ def workers_job(job: str, attempt: int) -> str:
     return f"{child_job(job, attempt)}-w"
 
 
+def is_worker(job: str, name: str) -> bool:
+    """Whether a pod's name is that of a worker of this job: of its Jobs an index, and a suffix."""
+    return re.fullmatch(rf"{re.escape(job)}(-r\d+)?(-w)?-\d+-[a-z0-9]+", name) is not None
+
+
 def worker_host(job: str, attempt: int, index: int, namespace: str) -> str:
     """DNS name of one worker; index 0 is the master."""
     return f"{child_job(job, attempt)}-{index}.{service(job)}.{namespace}.svc"
@@ -176,4 +192,4 @@ def worker_host(job: str, attempt: int, index: int, namespace: str) -> str:
 
 def label_value(name: str) -> str:
     """A name as a label's value: its first 63 characters, which no selector can tell apart."""
-    return name[:63].rstrip("-.")
+    return name[:MAX_LABEL].rstrip("-.")

@@ -17,6 +17,7 @@ from torchrun_api.admission import (
     Weight,
 )
 from torchrun_api.meta import Condition, ObjectMeta, Wire
+from torchrun_api.names import MAX_LABEL
 from torchrun_api.reliability import Reliability
 from torchrun_api.schema import BY_NAME, BY_TYPE, Embedded, Quantity, Rule
 from torchrun_api.shared import (
@@ -31,6 +32,7 @@ from torchrun_api.shared import (
     Distributed,
     HostPath,
     ImageName,
+    LabelledName,
     LabelValue,
     LocalObjectReference,
     MountPath,
@@ -126,6 +128,15 @@ class Storage(Wire, frozen=True, kw_only=True):
 class QueueScheduling(Wire, frozen=True, kw_only=True):
     """Where and by whom the pods are scheduled."""
 
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "!has(self.gang) || self.gang != 'kueue' || !has(self.queueName)"
+            f" || self.queueName.size() <= {MAX_LABEL}",
+            f"queueName may have at most {MAX_LABEL} characters for gang kueue:"
+            " Kueue reads it from a label",
+        ),
+    )
+
     scheduler: Annotated[SchedulerName | None, Meta(description="schedulerName of the pods.")] = (
         None
     )
@@ -185,13 +196,19 @@ class TorchrunQueueSpec(Wire, frozen=True, kw_only=True):
             " || !has(self.storage.checkpoints.hostPath)",
             "storage.checkpoints.hostPath contradicts podSecurity: leave one of them out",
         ),
+        Rule(
+            "!has(self.priority) || !has(self.limits) || !has(self.limits.maxPriority)"
+            " || self.priority <= self.limits.maxPriority",
+            "priority must not be above limits.maxPriority",
+        ),
     )
 
     kai_queue: Annotated[
-        ObjectName | None,
+        LabelledName | None,
         Meta(
             description="KAI queue this maps to: made and kept for the eldest TorchrunQueue that "
-            "names it, where KAI is installed. One that is there already is used as it is."
+            "names it, where KAI is installed. One that is there already is used as it is. Pods "
+            "name it in a label, which holds 63 characters."
         ),
     ] = None
     parent_kai_queue: Annotated[
@@ -255,8 +272,9 @@ class TorchrunQueueSpec(Wire, frozen=True, kw_only=True):
     cohort: Annotated[
         ObjectName | None,
         Meta(
-            description="Queues with the same cohort lend each other the quota that they do not "
-            "use, and take it back when they need it."
+            description="Queues of the namespace with the same cohort lend each other the quota "
+            "that they do not use, and take it back when they need it. Across namespaces only "
+            "between those that the controller's --cohort-namespaces names."
         ),
     ] = None
     limits: Limits = Limits()
@@ -304,7 +322,16 @@ class TorchrunQueue(Wire, frozen=True, kw_only=True):
     Jobs name it in spec.jobQueue and may override part of it.
     """
 
-    RULES: ClassVar[tuple[Rule, ...]] = ()
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "!has(self.spec.scheduling) || !has(self.spec.scheduling.gang)"
+            " || self.spec.scheduling.gang != 'kueue' || has(self.spec.scheduling.queueName)"
+            f" || self.metadata.name.size() <= {MAX_LABEL}",
+            f"metadata.name may have at most {MAX_LABEL} characters for scheduling.gang kueue,"
+            " as Kueue reads its LocalQueue's name from a label: set scheduling.queueName to the"
+            " LocalQueue, or choose a shorter name",
+        ),
+    )
     REQUIRED: ClassVar[tuple[str, ...]] = ("spec",)
 
     metadata: ObjectMeta = ObjectMeta()

@@ -65,6 +65,40 @@ def _in_one_rule(field: str, what: str) -> Rule:
 _NEVER = "has(self.restartPolicy) && self.restartPolicy == 'Never'"
 
 
+class QueuePolicy(Wire, frozen=True, kw_only=True):
+    """What a queue said of ends and repetition when the job's first gang was created."""
+
+    max_restarts: (
+        Annotated[RestartCount, Meta(description="Of the queue's reliability.")] | None
+    ) = None
+    restart_policy: (
+        Annotated[Literal["OnFailure", "Never"], Meta(description="Of the queue's reliability.")]
+        | None
+    ) = None
+    rules: (
+        Annotated[
+            tuple[FailureRule, ...],
+            Meta(max_length=16, description="Of the queue's reliability."),
+        ]
+        | None
+    ) = None
+    ttl_seconds_after_finished: (
+        Annotated[SecondsOrNone, Meta(description="Of the queue's reliability.")] | None
+    ) = None
+    active_deadline_seconds: (
+        Annotated[Seconds, Meta(description="Of the queue's reliability.")] | None
+    ) = None
+    sync_timeout_seconds: (
+        Annotated[Seconds, Meta(description="Of the queue's reliability.")] | None
+    ) = None
+    max_run_seconds: (
+        Annotated[int, Meta(ge=1, le=100000000, description="Of the queue's limits.")] | None
+    ) = None
+    max_nodes_per_job: (
+        Annotated[int, Meta(ge=1, le=10000, description="Of the queue's limits.")] | None
+    ) = None
+
+
 class Reliability(Wire, frozen=True, kw_only=True):
     """When a gang is started again, and when the job ends. Unset fields are the queue's."""
 
@@ -130,7 +164,10 @@ class Reliability(Wire, frozen=True, kw_only=True):
     sync_timeout_seconds: (
         Annotated[
             Seconds,
-            Meta(description="Time in phase Syncing after which the job fails. Default: none."),
+            Meta(
+                description="Time in phase Syncing after which the job fails: of each preparation "
+                "of the workspace, before the first gang or a later one. Default: none."
+            ),
         ]
         | None
     ) = None
@@ -161,7 +198,10 @@ class Reliability(Wire, frozen=True, kw_only=True):
     termination_grace_period_seconds: (
         Annotated[
             SecondsOrNone,
-            Meta(description="From SIGTERM to SIGKILL, for a last checkpoint. Default: 30."),
+            Meta(
+                description="From SIGTERM to SIGKILL, for a last checkpoint. Where podTemplate "
+                "sets it too, the longer one counts. Default: 30."
+            ),
         ]
         | None
     ) = None

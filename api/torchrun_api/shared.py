@@ -16,6 +16,10 @@ MountPath = Annotated[str, Meta(min_length=1, max_length=512, pattern="^/[^:]*$"
 ObjectName = Annotated[
     str, Meta(min_length=1, max_length=253, pattern="^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
 ]
+# Of an object whose name other controllers read from a label.
+LabelledName = Annotated[
+    str, Meta(min_length=1, max_length=63, pattern="^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
+]
 SchedulerName = Annotated[str, Meta(min_length=1, max_length=253)]
 LabelValue = Annotated[
     str, Meta(max_length=63, pattern="^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$")

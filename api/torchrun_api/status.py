@@ -4,9 +4,10 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from torchrun_api.admission import Admission
+from torchrun_api.admission import Admission, MetDependency
 from torchrun_api.meta import Condition, Time, Wire
-from torchrun_api.schema import BY_TYPE
+from torchrun_api.reliability import QueuePolicy
+from torchrun_api.schema import BY_NAME, BY_TYPE
 
 Phase = Literal[
     "Pending",
@@ -21,7 +22,9 @@ Phase = Literal[
 ]
 
 # No job comes near; who writes more in a status, which names the next gang, is refused.
-Gangs = Annotated[int, Meta(ge=0, le=1_000_000)]
+# The largest count of gangs; counters stop there.
+MOST_GANGS = 1_000_000
+Gangs = Annotated[int, Meta(ge=0, le=MOST_GANGS)]
 
 
 class WorkersStatus(Wire, frozen=True, kw_only=True, omit_defaults=False):
@@ -53,6 +56,9 @@ class Attempt(Wire, frozen=True, kw_only=True):
     node: Annotated[str, Meta(description="Node of the failure that ended it.")] = ""
     start_time: Annotated[Time | None, Meta(description="When it was created.")] = None
     end_time: Annotated[Time | None, Meta(description="When it was given up.")] = None
+    running_seconds: Annotated[
+        int, Meta(ge=0, le=10_000_000_000, description="For how long all its workers ran.")
+    ] = 0
     counted: Annotated[bool, Meta(description="Whether maxRestarts counts its end.")] = False
     reason: Annotated[str, Meta(description="Why it ended, in one word.")] = ""
     message: Annotated[str, Meta(description="Why it ended.")] = ""
@@ -104,9 +110,13 @@ class TorchrunJobStatus(Wire, frozen=True, kw_only=True):
     workers: WorkersStatus | None = None
     workers_status: Annotated[str, Meta(description='The counts in words, as "3/4 ready".')] = ""
     attempt: Annotated[Gangs, Meta(description="Number of the present gang, from 0.")] = 0
-    restarts: Annotated[Gangs, Meta(description="New gangs that maxRestarts counts.")] = 0
+    restarts: Annotated[
+        Gangs,
+        Meta(description="Gangs that failed and that maxRestarts counts; a new one follows each."),
+    ] = 0
     disruptions: Annotated[
-        Gangs, Meta(description="New gangs after disruptions and ignored failures, not counted.")
+        Gangs,
+        Meta(description="Gangs that ended by disruptions and ignored failures, not counted."),
     ] = 0
     running_seconds: Annotated[
         int,
@@ -122,6 +132,14 @@ class TorchrunJobStatus(Wire, frozen=True, kw_only=True):
     unfenced: Annotated[
         tuple[UnfencedWorker, ...],
         Meta(description="Workers on lost nodes that may still run and write checkpoints."),
+    ] = ()
+    worker_nodes: Annotated[
+        tuple[str, ...],
+        Meta(
+            max_length=10000,
+            description="Nodes of the present gang's workers that may run their command, by index; "
+            "empty for others, and for those in unfenced.",
+        ),
     ] = ()
     avoided_nodes: Annotated[
         tuple[str, ...],
@@ -153,11 +171,30 @@ class TorchrunJobStatus(Wire, frozen=True, kw_only=True):
         ),
     ] = ""
     start_time: Annotated[Time | None, Meta(description="When all workers first ran.")] = None
+    queue_policy: Annotated[
+        QueuePolicy | None,
+        Meta(
+            description="What the queue lent to the job when its first gang was created: this "
+            "holds to the job's end, whatever becomes of the queue. The job's own spec goes first."
+        ),
+    ] = None
+    sync_start_time: Annotated[
+        Time | None,
+        Meta(description="When the preparation of the workspace began that is under way."),
+    ] = None
     completion_time: Annotated[
         Time | None, Meta(description="When the job succeeded or failed for good.")
     ] = None
     last_failure: LastFailure | None = None
     progress: Progress | None = None
+    dependencies_met: Annotated[
+        tuple[MetDependency, ...],
+        Meta(
+            max_length=64,
+            description="Those of spec.dependsOn that have been met.",
+            extra_json_schema=BY_NAME,
+        ),
+    ] = ()
     admission: Admission | None = None
     queue_position: Annotated[
         int | None, Meta(description="Place in its queue's line while it is not admitted, from 1.")

@@ -24,13 +24,16 @@ _BOUNDS: Mapping[type[inspect.Type], Mapping[str, str]] = {
 
 
 def structural(shape: inspect.Type, *, defaults: bool = True) -> JsonObject:
-    """The schema of one type; `defaults` False where the API server shall fill nothing in (status).
+    """The schema of one type; `defaults` False for a status, which the controller alone writes.
+
+    There the API server fills nothing in, and refuses nothing for a rule of the spec that a value
+    was copied from: a status that is refused would never be written.
 
     Raises TypeError for a type that a structural schema cannot hold.
     """
     match shape:
         case inspect.Metadata(type=inner, extra_json_schema=extra):
-            schema = structural(inner, defaults=defaults) | (extra or {})
+            schema = _with_keys(structural(inner, defaults=defaults) | (extra or {}))
             if "x-kubernetes-int-or-string" in schema:
                 schema.pop("x-kubernetes-preserve-unknown-fields", None)
             return schema
@@ -65,7 +68,7 @@ def structural(shape: inspect.Type, *, defaults: bool = True) -> JsonObject:
 def struct(shape: inspect.StructType, *, defaults: bool = True) -> JsonObject:
     """An object with its docstring, its properties, its required fields and its CEL rules."""
     required = [f.encode_name for f in shape.fields if f.required]
-    required += getattr(shape.cls, "REQUIRED", ())
+    required += getattr(shape.cls, "REQUIRED", ()) if defaults else ()
     properties: JsonObject = {
         f.encode_name: _property(f, defaults=defaults and f.encode_name not in required)
         for f in shape.fields
@@ -78,9 +81,20 @@ def struct(shape: inspect.StructType, *, defaults: bool = True) -> JsonObject:
     }
     if required:
         schema["required"] = list(required)
-    if rules := validations(getattr(shape.cls, "RULES", ())):
+    if defaults and (rules := validations(getattr(shape.cls, "RULES", ()))):
         schema["x-kubernetes-validations"] = rules
     return schema
+
+
+def _with_keys(schema: JsonObject) -> JsonObject:
+    """Require the keys of a list map, as API servers do of a CRD."""
+    keys, items = schema.get("x-kubernetes-list-map-keys"), schema.get("items")
+    if not isinstance(keys, list) or not isinstance(items, dict):
+        return schema
+    required = items.get("required")
+    known = required if isinstance(required, list) else []
+    missing: list[JsonValue] = [key for key in keys if key not in known]
+    return schema | {"items": items | {"required": [*known, *missing]}}
 
 
 def validations(rules: Iterable[Rule]) -> list[JsonValue]:

@@ -1,10 +1,11 @@
-"""The one list of fields that are accepted and not honoured yet.
+"""The one list of fields that are accepted and not honoured.
 
 A field leaves this list in the change that honours it, so that nothing is ever ignored in silence.
 """
 
 from torchrun_api.job import TorchrunJobSpec
 from torchrun_api.queue import TorchrunQueueSpec
+from torchrun_api.shared import RdzvBackend
 
 
 def not_yet_supported(job: TorchrunJobSpec, queue: TorchrunQueueSpec) -> tuple[str, ...]:
@@ -12,8 +13,28 @@ def not_yet_supported(job: TorchrunJobSpec, queue: TorchrunQueueSpec) -> tuple[s
 
     For the message of the condition NotYetSupported.
     """
-    if queue.parent_kai_queue is not None and queue.kai_queue is None:
-        return (
-            "queue spec.parentKaiQueue: without spec.kaiQueue there is no queue to be its child",
+    found = []
+    etcd = etcd_without_endpoint(job, queue)
+    if etcd is not None:
+        found.append(
+            f"distributed.rdzvBackend {etcd}: no etcd comes with a job;"
+            f" {usual_rendezvous(job)} is used instead. Set distributed.rdzvEndpoint to your etcd,"
+            " or leave rdzvBackend out"
         )
-    return ()
+    if queue.parent_kai_queue is not None and queue.kai_queue is None:
+        found.append(
+            "queue spec.parentKaiQueue: without spec.kaiQueue there is no queue to be its child"
+        )
+    return tuple(found)
+
+
+def etcd_without_endpoint(job: TorchrunJobSpec, queue: TorchrunQueueSpec) -> RdzvBackend | None:
+    """The etcd backend that is asked for where nothing says where etcd is."""
+    backend = job.distributed.rdzv_backend or queue.distributed.rdzv_backend
+    endpoint = job.distributed.rdzv_endpoint or queue.distributed.rdzv_endpoint
+    return backend if backend in ("etcd", "etcd-v2") and endpoint is None else None
+
+
+def usual_rendezvous(job: TorchrunJobSpec) -> RdzvBackend:
+    """The backend where none is asked for."""
+    return "static" if job.elastic is None else "c10d"
