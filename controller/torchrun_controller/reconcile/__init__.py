@@ -9,23 +9,18 @@ from datetime import datetime
 from msgspec.structs import replace
 
 from torchrun_api.status import TorchrunJobStatus
-from torchrun_controller.reconcile import progress, status
-from torchrun_controller.reconcile.advance import Successor, advance
-from torchrun_controller.reconcile.attempts import admitted, elastic, fence, gang, halves
+from torchrun_controller.reconcile import progress, refusals, status
+from torchrun_controller.reconcile.attempts import elastic, fence, gang, halves
+from torchrun_controller.reconcile.between import proceed
 from torchrun_controller.reconcile.decision import Decision, soonest
-from torchrun_controller.reconcile.ends import (
-    after_the_end,
-    deadline_left,
-    preempt,
-    suspend,
-    sync_left,
-)
+from torchrun_controller.reconcile.ends import after_the_end
 from torchrun_controller.reconcile.observed import Conflict, Defaults, Observed, Rejection
 from torchrun_controller.reconcile.phases import TERMINAL, Finding, transition
 from torchrun_controller.reconcile.placement import nodes
 from torchrun_controller.reconcile.plan import Apply, Delete, Event, Plan
 from torchrun_controller.reconcile.policy import Policy, policy_of
 from torchrun_controller.reconcile.schedulers import groups
+from torchrun_controller.reconcile.times import deadline_left, sync_left, without_future
 from torchrun_controller.reconcile.watching import watch
 from torchrun_controller.reconcile.workers import Why
 
@@ -54,22 +49,24 @@ def reconcile(observed: Observed, now: datetime, defaults: Defaults) -> Plan:
         deletes += halves.delete_headless(observed)
         told = status.after_the_end(observed, now)
         return Plan(
-            deletes=deletes,
+            deletes=refusals.accepted_deletes(observed, deletes),
             status=None if told == status.own(present) else told,
             requeue_after=left,
         )
-    decision = _decide(observed, policy, now, defaults)
+    observed = without_future(observed, now)
+    decision = _unless_late(observed, _decide(observed, policy, now, defaults), policy, now)
     row = transition(present.phase, decision.finding)
     assert row is not None, "terminal phases were dealt with"
     composed = status.compose(observed, decision, row, now)
+    deletes = (
+        *decision.deletes,
+        *elastic.leftovers(observed, decision),
+        *groups.leftovers(observed, decision.applies),
+        *halves.delete_headless(observed),
+    )
     return Plan(
-        applies=decision.applies,
-        deletes=(
-            *decision.deletes,
-            *elastic.leftovers(observed, decision),
-            *groups.leftovers(observed, decision.applies),
-            *halves.delete_headless(observed),
-        ),
+        applies=refusals.accepted(observed, decision.applies),
+        deletes=refusals.accepted_deletes(observed, deletes),
         tells_first=decision.tells_first,
         status=None if composed == status.own(present) else composed,
         events=status.events(present, composed, decision, row),
@@ -95,18 +92,18 @@ def _decide(observed: Observed, policy: Policy, now: datetime, defaults: Default
     """The first finding that holds."""
     if gang.is_there(observed):
         return watch(observed, policy, now, defaults)
-    if observed.job.spec.suspend:
-        return suspend(observed, now)
-    taken = admitted.preempted(observed.job)
-    if taken:
-        return preempt(observed, taken, now)
-    decision = advance(observed, Successor(counts=gang.counts_of(observed)), now, defaults)
+    return proceed(observed, policy, now, defaults)
+
+
+def _unless_late(observed: Observed, decision: Decision, policy: Policy, now: datetime) -> Decision:
+    """The decision, but for a workspace that is not ready in time: then the job fails."""
+    if decision.finding not in (Finding.WORKSPACE_SYNCING, Finding.WORKSPACE_REFUSED):
+        return decision
     left = sync_left(observed.job.status, policy, now)
-    late = left is not None and left <= 0
-    if late and decision.finding in (Finding.WORKSPACE_SYNCING, Finding.WORKSPACE_REFUSED):
-        assert policy.sync_timeout is not None
-        seconds = policy.sync_timeout.total_seconds()
-        message = f"the workspace was not ready within {seconds:.0f} s (syncTimeoutSeconds); "
-        why = Why("SyncTimeout", message + decision.why.message)
-        return replace(decision, finding=Finding.SYNC_TIMED_OUT, why=why, applies=(), deletes=())
-    return decision
+    if left is None or left > 0:
+        return decision
+    assert policy.sync_timeout is not None
+    seconds = policy.sync_timeout.total_seconds()
+    message = f"the workspace was not ready within {seconds:.0f} s (syncTimeoutSeconds); "
+    why = Why("SyncTimeout", message + decision.why.message)
+    return replace(decision, finding=Finding.SYNC_TIMED_OUT, why=why, applies=(), deletes=())

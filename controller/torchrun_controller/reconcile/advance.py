@@ -6,19 +6,19 @@ from msgspec import Struct, structs
 from msgspec.structs import replace
 
 from torchrun_api import names
-from torchrun_api.kinds import SERVICES
 from torchrun_api.status import Attempt, LastFailure
-from torchrun_controller.reconcile import dependencies, network, roles
+from torchrun_controller.reconcile import dependencies, network, refusals, roles
 from torchrun_controller.reconcile.attempts import admitted, fence, gang
 from torchrun_controller.reconcile.attempts.failures import Cause
 from torchrun_controller.reconcile.attempts.restarts import Counts
 from torchrun_controller.reconcile.decision import Decision
 from torchrun_controller.reconcile.environment import Environment, environment_of
+from torchrun_controller.reconcile.gang_requests import requests_of
 from torchrun_controller.reconcile.invalid import InvalidSpecError
 from torchrun_controller.reconcile.job import child_job, worker_template
-from torchrun_controller.reconcile.observed import Conflict, Defaults, Observed, Rejection
+from torchrun_controller.reconcile.observed import Defaults, Observed
 from torchrun_controller.reconcile.phases import Finding
-from torchrun_controller.reconcile.placement import avoid, waiting
+from torchrun_controller.reconcile.placement import avoid
 from torchrun_controller.reconcile.plan import Apply
 from torchrun_controller.reconcile.run import Run, resolve
 from torchrun_controller.reconcile.schedulers.bind import bind
@@ -81,6 +81,7 @@ def _checked(
     # What no pod can be made of is said before a workspace is prepared for it.
     for role in _roles(run):
         worker_template(job, queue, run, None, 0, "", defaults, role)
+    requests_of(job, queue, run.size)
     hold = dependencies.hold(observed)
     if hold is not None and hold.finding is not Finding.DEPENDENCY_WAITING:
         return Decision(
@@ -119,9 +120,10 @@ def _step(
             queue=QUEUE_FOUND,
             applies=step.applies,
             deletes=step.deletes,
+            tells_first=step.tells_first,
             requeue_after=step.requeue_after,
         )
-    held = _held(observed, run, successor)
+    held = _held(observed, run, successor, now)
     if held is not None:
         finding, why = held
         waits = finding is Finding.DEPENDENCY_WAITING
@@ -177,7 +179,6 @@ def _next_gang(
             ended=_cause(successor),
             may_start=gang.is_over(observed) and not fence.holders(observed, attempt, now),
             environment=environment,
-            unfenced=fence.outstanding(observed, now),
             avoided=avoid.hostnames(observed, avoided),
             role=role,
         )
@@ -214,25 +215,34 @@ def _cause(successor: Successor) -> Cause | None:
     return None if ended is None else Cause(**structs.asdict(ended), failure=successor.failure)
 
 
-def _held(observed: Observed, run: Run, successor: Successor) -> tuple[Finding, Why] | None:
-    """What else a gang waits for when its workspace is ready: other jobs, then the queue."""
+def _held(
+    observed: Observed, run: Run, successor: Successor, now: datetime
+) -> tuple[Finding, Why] | None:
+    """What else a gang waits for when its workspace is ready: other jobs, its claim, the queue."""
     hold = dependencies.hold(observed)
     if hold is not None:
         return hold.finding, hold.why
-    why = admitted.missing(observed, run.size.nodes)
+    ending = _ending_checkpoints(observed, run)
+    if ending is not None:
+        return Finding.CLAIM_ENDING, ending
+    why = admitted.missing(observed, run.size)
     if why is None:
-        return None
+        return _unless_told(observed, now)
     gave_way = successor.ended is None and admitted.was_preempted(observed)
     return Finding.PREEMPTED_WAITING if gave_way else Finding.ADMISSION_WAITING, why
 
 
+def _unless_told(observed: Observed, now: datetime) -> tuple[Finding, Why] | None:
+    """The next gang takes the place of the pods that alone tell of workers on lost nodes."""
+    if not fence.untold(observed, now):
+        return None
+    message = "workers on lost nodes are recorded in status.unfenced before the next gang is made"
+    return Finding.RECORDING_UNFENCED, Why("Restarting", message)
+
+
 def _beside(observed: Observed, run: Run) -> tuple[Apply, ...]:
     """What must be there before the gang and is not."""
-    missing: list[Apply] = []
-    wanted = run.checkpoints
-    known = {claim.metadata.name for claim in observed.claims}
-    if wanted is not None and not wanted.existing and wanted.name not in known:
-        missing.append(storage.claim(observed.job, wanted, names.CHECKPOINTS))
+    missing = [*_checkpoints(observed, run)]
     if network.needs_service(run) and observed.service is None:
         missing.append(network.service(observed.job))
     if observed.queue is not None and observed.queue.spec.networking.isolate:
@@ -240,37 +250,48 @@ def _beside(observed: Observed, run: Run) -> tuple[Apply, ...]:
     return tuple(missing)
 
 
+def _checkpoints(observed: Observed, run: Run) -> tuple[Apply, ...]:
+    wanted = run.checkpoints
+    if wanted is None or wanted.existing or storage.named(observed.claims, wanted.name) is not None:
+        return ()
+    return (storage.claim(observed.job, wanted, names.CHECKPOINTS),)
+
+
+def _ending_checkpoints(observed: Observed, run: Run) -> Why | None:
+    wanted = run.checkpoints
+    if wanted is None or wanted.existing:
+        return None
+    return storage.terminating(observed.claims, wanted.name)
+
+
+def missing_checkpoints(observed: Observed) -> tuple[Apply, ...]:
+    """The claim for checkpoints beside a gang that lives: its pods may not have mounted it yet."""
+    if observed.queue is None:
+        return ()
+    try:
+        return _checkpoints(observed, resolve(observed.job, observed.queue))
+    except InvalidSpecError:
+        return ()
+
+
 def missing_service(observed: Observed) -> tuple[Apply, ...]:
     """The Service of a gang that lives, where somebody has deleted it."""
-    name = names.service(observed.job.metadata.name)
     several = roles.nodes_of(observed.child_jobs[-1]) > 1
-    if several and observed.service is None and held(observed, SERVICES.resource, name) is None:
-        return (network.service(observed.job),)
-    return ()
+    return (network.service(observed.job),) if several and observed.service is None else ()
 
 
 def _unless_blocked(observed: Observed, decision: Decision) -> Decision:
     """Nothing is made while one of its names is held by others, or one of its parts is refused.
 
-    The worker knows when it is to be tried again.
+    The controller knows when it is to be tried again.
     """
     for apply in decision.applies:
-        conflict = held(observed, apply.kind.resource, apply.name)
-        if conflict is not None:
-            why = Why("NameConflict", conflict.message)
-            return _blocked(observed, decision, Finding.NAME_TAKEN, why)
-    refused = observed.rejection
-    if refused is not None and not names.is_probe(observed.job.metadata.name, refused.name):
-        return _blocked(observed, decision, Finding.REJECTED, _why_refused(refused))
+        why = refusals.refusal_of(observed, apply)
+        if why is not None:
+            taken = why.reason == "NameConflict"
+            finding = Finding.NAME_TAKEN if taken else Finding.REJECTED
+            return _blocked(observed, decision, finding, why)
     return decision
-
-
-def _why_refused(refused: Rejection) -> Why:
-    why = waiting.refusal(refused.message)
-    if why.reason == "QuotaExceeded":
-        return Why(why.reason, f"{refused.resource} {refused.name}: {why.message}")
-    message = f"the API server refused {refused.resource} {refused.name}: {refused.message}"
-    return Why("Rejected", message)
 
 
 def _blocked(observed: Observed, decision: Decision, finding: Finding, why: Why) -> Decision:
@@ -284,9 +305,3 @@ def _blocked(observed: Observed, decision: Decision, finding: Finding, why: Why)
         ended=(),
         requeue_after=None,
     )
-
-
-def held(observed: Observed, resource: str, name: str) -> Conflict | None:
-    """Who holds a name of ours."""
-    found = (c for c in observed.conflicts if (c.resource, c.name) == (resource, name))
-    return next(found, None)

@@ -46,14 +46,24 @@ def _without_head(spec: TorchrunJobSpec, queue: TorchrunQueue) -> str | None:
     return None
 
 
-def over_limit(nodes: int, queue: TorchrunQueue) -> str | None:
+def over_limit(nodes: int, most: int | None, queue: TorchrunQueue) -> str | None:
     """A gang of more nodes than the queue's administrator allows."""
-    most = queue.spec.limits.max_nodes_per_job
     if most is None or nodes <= most:
         return None
     return (
         f"spec: {nodes} nodes, but limits.maxNodesPerJob {most} of TorchrunQueue"
         f" {queue.metadata.name} allows no more; ask for fewer, or choose another queue"
+    )
+
+
+def over_priority(job: TorchrunJobSpec, queue: TorchrunQueue) -> str | None:
+    """A priority above what the queue's administrator allows."""
+    most = queue.spec.limits.max_priority
+    if most is None or job.priority is None or job.priority <= most:
+        return None
+    return (
+        f"spec.priority: {job.priority}, but limits.maxPriority {most} of TorchrunQueue"
+        f" {queue.metadata.name} allows no more; lower it, or choose another queue"
     )
 
 

@@ -37,6 +37,7 @@ class Decision(Struct, frozen=True, kw_only=True):
     failure: LastFailure | None = None
     capacity: Claimed | None = None
     newer: Claimed | None = None  # of newer code that workers do not have yet
+    storage: Why | None = None  # what is wrong with the claims of a gang that lives
     probes: int = 0
 
 

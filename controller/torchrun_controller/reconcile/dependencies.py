@@ -1,13 +1,14 @@
 """spec.dependsOn: what must have become of other jobs before the first gang of this one.
 
-Once a gang was made nothing of this matters any more: a job that runs needs no parent.
+The status remembers each dependency from the first moment that it is met. Once a gang was
+made nothing of this matters any more: a job that runs needs no parent.
 """
 
 from collections.abc import Mapping
 
 from msgspec import Struct
 
-from torchrun_api.admission import Dependency
+from torchrun_api.admission import Dependency, MetDependency
 from torchrun_api.job import TorchrunJob
 from torchrun_controller.reconcile.attempts import gang
 from torchrun_controller.reconcile.observed import Observed
@@ -36,18 +37,33 @@ def hold(observed: Observed) -> Hold | None:
             " remove one of the dependencies"
         )
         return Hold(Finding.SPEC_INVALID, Why("InvalidSpec", message))
-    if _were_met(observed):
-        return None
-    failed = [_failure(d, parents[d.name]) for d in job.spec.depends_on if d.name in parents]
+    known = {one.name for one in met(observed)}
+    unmet = [dependency for dependency in job.spec.depends_on if dependency.name not in known]
+    failed = [_failure(d, parents[d.name]) for d in unmet if d.name in parents]
     lost = next((message for message in failed if message), "")
     if lost:
         return Hold(Finding.DEPENDENCY_FAILED, Why("DependencyFailed", lost))
-    waits = [w for w in (_wait(d, parents.get(d.name)) for d in job.spec.depends_on) if w]
-    if not waits:
+    if not unmet:
         return None
-    missing = [d.name for d in job.spec.depends_on if d.name not in parents]
+    waits = [_wait(dependency, parents.get(dependency.name)) for dependency in unmet]
+    missing = any(dependency.name not in parents for dependency in unmet)
     reason = "DependencyNotFound" if missing else "WaitingForDependencies"
     return Hold(Finding.DEPENDENCY_WAITING, Why(reason, "waits for " + "; ".join(waits)))
+
+
+def met(observed: Observed) -> tuple[MetDependency, ...]:
+    """Dependencies that are met now or were before, in the order of the spec.
+
+    One that was met stays so: a TTL may have removed its job since. An edit that asks for another
+    condition, or removes a dependency, forgets it.
+    """
+    known = {(one.name, one.condition): one for one in observed.job.status.dependencies_met}
+    found = (
+        known.get((dependency.name, dependency.condition))
+        or _met_now(dependency, observed.parents.get(dependency.name))
+        for dependency in observed.job.spec.depends_on
+    )
+    return tuple(one for one in found if one is not None)
 
 
 def why_met(observed: Observed) -> Why | None:
@@ -57,11 +73,17 @@ def why_met(observed: Observed) -> Why | None:
     return Why("DependenciesMet", "every job of spec.dependsOn has come so far")
 
 
-def _were_met(observed: Observed) -> bool:
-    """Whether this spec was found met before: a parent that has gone since, by its TTL, did run."""
-    status = observed.job.status
-    return status.observed_generation == observed.job.metadata.generation and any(
-        c.type == CONDITION and c.status == "True" for c in status.conditions
+def why_gang(observed: Observed) -> Why | None:
+    """The same of a gang that exists: the status with which it was created may be lost."""
+    every_one = len(met(observed)) == len(observed.job.spec.depends_on)
+    return why_met(observed) if every_one else None
+
+
+def _met_now(dependency: Dependency, parent: TorchrunJob | None) -> MetDependency | None:
+    if parent is None or _wait(dependency, parent):
+        return None
+    return MetDependency(
+        name=dependency.name, condition=dependency.condition, uid=parent.metadata.uid
     )
 
 

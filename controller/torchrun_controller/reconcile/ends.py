@@ -6,8 +6,8 @@ from msgspec.structs import replace
 
 from torchrun_api.core import Pod
 from torchrun_api.kinds import TORCHRUN_JOBS
-from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.reconcile.attempts import admitted, fence, gang, halves
+from torchrun_controller.reconcile.attempts.orphans import orphans, way_out
 from torchrun_controller.reconcile.decision import Decision, soonest
 from torchrun_controller.reconcile.observed import Observed
 from torchrun_controller.reconcile.phases import Finding
@@ -72,10 +72,13 @@ def _end_gang(observed: Observed, ending: Decision, cause: Why, now: datetime) -
         # Only its Job knows its number and its counts, and only its pods who may run on although
         # their node is lost: all of it stays until the status has that.
         return noted
+    standing = [job for job in observed.child_jobs if job.metadata.deletion_timestamp is None]
+    if not standing and gang.recorded(observed) is not None:
+        return None  # the Jobs go when their pods have: these are waited for
     ended = gang.record(observed, cause, now, counted=False)
     return replace(
         noted,
-        deletes=(*noted.deletes, *(gang.delete(job) for job in observed.child_jobs)),
+        deletes=(*noted.deletes, *(gang.delete(job) for job in standing)),
         tells_first=True,
         ended=(*noted.ended, ended),
     )
@@ -86,59 +89,28 @@ def _wait_for_pods(
 ) -> Decision | None:
     """While pods of the gang, or those that prepare one, still end; None once nothing runs."""
     # A pod on a lost node never tells of its end: it is remembered, and holds the next gang.
-    ghosts = (p for p in observed.ghosts if nodes.loss(observed, p, now) is None)
-    waiting = [pod for pod in (*ghosts, *preparing) if alive(pod)]
+    gangs = (*observed.workers, *observed.ghosts)
+    heard_of = (pod for pod in gangs if nodes.loss(observed, pod, now) is None)
+    waiting = [pod for pod in (*heard_of, *preparing) if alive(pod)]
     if not waiting:
         return None
     names = ", ".join(sorted(pod.metadata.name for pod in waiting)[:4])
-    return replace(ending, why=_and(ending.why, f"{len(waiting)} pods still end: {names}"))
+    message = f"{len(waiting)} pods still end: {names}"
+    advice = way_out(tuple(pod for pod in orphans(observed) if pod in waiting))
+    return replace(ending, why=_and(ending.why, f"{message}. {advice}" if advice else message))
 
 
 def _and(why: Why, message: str) -> Why:
     return Why(why.reason, f"{why.message}; {message}" if why.message else message)
 
 
-def running_since(status: TorchrunJobStatus) -> datetime | None:
-    """Since when the gang runs, where it does."""
-    if status.phase != "Running":
-        return None
-    return next(
-        (c.last_transition_time for c in status.conditions if c.type == "Running"),
-        None,
-    )
-
-
-def seconds_run(status: TorchrunJobStatus, now: datetime) -> float:
-    """Running time of all gangs; pauses and waits are not counted, and no clock that goes back."""
-    since = running_since(status)
-    passed = (now - since).total_seconds() if since else 0.0
-    return status.running_seconds + max(passed, 0.0)
-
-
-def deadline_left(status: TorchrunJobStatus, policy: Policy, now: datetime) -> float | None:
-    """Seconds of running time that are left; None without a deadline or while nothing runs."""
-    if policy.deadline is None or running_since(status) is None:
-        return None
-    return policy.deadline.total_seconds() - seconds_run(status, now)
-
-
-def sync_left(status: TorchrunJobStatus, policy: Policy, now: datetime) -> float | None:
-    """Seconds that are left for the workspace; None without a limit or outside Syncing."""
-    if policy.sync_timeout is None or status.phase != "Syncing":
-        return None
-    since = next(
-        (c.last_transition_time for c in status.conditions if c.type == "WorkspaceReady"), None
-    )
-    passed = (now - since).total_seconds() if since else 0.0
-    return policy.sync_timeout.total_seconds() - passed
-
-
 def _end_what_runs(
     observed: Observed, policy: Policy, now: datetime
 ) -> tuple[tuple[Delete, ...], float | None]:
     """Workers beside a head that has succeeded have their grace period to end by themselves."""
-    status = observed.job.status
-    if status.phase != "Succeeded":
+    status, succeeded = observed.job.status, gang.completed(observed)
+    has_successor = succeeded is not None and succeeded is not observed.child_jobs[-1]
+    if status.phase != "Succeeded" or has_successor:
         return gang.end_survivors(observed), None
     workers, ended = halves.end_workers(observed), status.completion_time or now
     left = policy.grace_seconds - (now - ended).total_seconds()

@@ -4,19 +4,28 @@ import msgspec
 
 from torchrun_api import names
 from torchrun_api.job import TorchrunJob
-from torchrun_api.json import JsonObject, JsonValue, object_at, objects_at
+from torchrun_api.json import JsonObject, JsonValue, object_at
 from torchrun_api.kinds import JOBS
 from torchrun_api.quantity import parse
 from torchrun_api.queue import TorchrunQueue
-from torchrun_api.status import Attempt, UnfencedWorker
+from torchrun_api.status import Attempt
 from torchrun_controller.reconcile import environment as environments
-from torchrun_controller.reconcile import network, progress
-from torchrun_controller.reconcile.attempts import fence
+from torchrun_controller.reconcile import network, pod_template, progress
+from torchrun_controller.reconcile.attempts import admitted
 from torchrun_controller.reconcile.attempts.restarts import Counts
 from torchrun_controller.reconcile.environment import Environment
+from torchrun_controller.reconcile.gang_requests import encode_charge, requests_of
 from torchrun_controller.reconcile.invalid import InvalidSpecError
 from torchrun_controller.reconcile.merge import merge
-from torchrun_controller.reconcile.objects import KEEP, RESTRICTED_CONTAINER, env, labels, metadata
+from torchrun_controller.reconcile.objects import (
+    KEEP,
+    RESTRICTED_CONTAINER,
+    container_of,
+    env,
+    labels,
+    metadata,
+    pull_secrets,
+)
 from torchrun_controller.reconcile.observed import Defaults, Observed
 from torchrun_controller.reconcile.placement.affinity import prefer
 from torchrun_controller.reconcile.placement.local import prefer_local
@@ -42,7 +51,6 @@ def child_job(
     ended: Attempt | None,
     may_start: bool,
     environment: Environment | None,
-    unfenced: tuple[UnfencedWorker, ...] = (),
     avoided: tuple[str, ...] = (),
     role: str = "",
 ) -> Apply:
@@ -54,20 +62,20 @@ def child_job(
     What was counted until now and how the gang before it ended stand in its annotations, so that
     nothing is lost or counted twice if the status is not written. Unless `may_start`, its ranks
     wait for the annotation torchrun.ai/start of their pods, as they do wherever there is a head: it
-    comes when both Jobs are there. `unfenced` workers of older gangs are
-    remembered in an annotation too. Nodes with the `avoided` hostnames are taken last.
+    comes when both Jobs are there. Nodes with the `avoided` hostnames are taken last.
 
     Raises:
         InvalidSpecError: as of `worker_template`.
     """
     job, queue = observed.job, observed.queue
     assert queue is not None
+    charge = _charge(job, queue, run)
     if role == names.HEAD:
         run = of_head(run, job, queue)
     named = names.workers_job if role == names.WORKER else names.child_job
     meta = metadata(job, named(job.metadata.name, attempt), names.WORKER)
     meta["labels"] = _labels(job, attempt, role)
-    annotations = _memory(attempt, counts, ended, unfenced) | _asked(job, run)
+    annotations = _memory(attempt, counts, ended) | _asked(job, run) | charge
     if storage.keeps_state(run):
         annotations[names.STATE] = "true"
     if role == names.HEAD:
@@ -76,6 +84,7 @@ def child_job(
         meta["annotations"] = annotations
     start = str(attempt) if may_start and not role else ""
     template = worker_template(job, queue, run, environment, attempt, start, defaults, role)
+    template = merge(template, {"metadata": {"annotations": charge}} if charge else {})
     template = prefer_local(prefer(template, "NotIn", avoided, AVOIDED), observed, run)
     pods = {names.HEAD: 1, names.WORKER: run.size.nodes - 1}.get(role, run.size.nodes)
     body: JsonObject = {
@@ -94,18 +103,22 @@ def child_job(
     return Apply(JOBS, body)
 
 
-def _memory(
-    attempt: int, counts: Counts, ended: Attempt | None, unfenced: tuple[UnfencedWorker, ...]
-) -> JsonObject:
+def _memory(attempt: int, counts: Counts, ended: Attempt | None) -> JsonObject:
     """What must outlive a status that is never written."""
     made: JsonObject = {}
     if attempt:
         made = {names.RESTARTS: str(counts.restarts), names.DISRUPTIONS: str(counts.disruptions)}
     if attempt and ended is not None:
         made[names.CAUSE] = msgspec.json.encode(ended).decode()
-    if unfenced:
-        made[names.UNFENCED] = fence.encode(unfenced)
     return made
+
+
+def _charge(job: TorchrunJob, queue: TorchrunQueue, run: Run) -> JsonObject:
+    """What the gang is charged with, where its queue takes part in admission."""
+    if not admitted.takes_part(queue.spec):
+        return {}
+    requests = requests_of(job, queue, run.size)
+    return {names.CHARGE: encode_charge(job.metadata.uid, requests, queue.metadata.name)}
 
 
 def _asked(job: TorchrunJob, run: Run) -> JsonObject:
@@ -133,9 +146,13 @@ def worker_template(
 
     Raises:
         InvalidSpecError: the job sets what is the controller's, or asks for more than its queue's
-            podSecurity allows.
+            podSecurity allows, or for what no worker can have.
     """
-    template: JsonObject = {"metadata": {"annotations": KEEP}}
+    pod_template.check(job, queue)
+    template: JsonObject = {
+        "metadata": {"annotations": KEEP},
+        "spec": pod_template.defaults(queue),
+    }
     layers = [queue.spec.pod_template, job.spec.pod_template]
     if job.spec.head is not None and role == names.HEAD:
         layers.append(job.spec.head.pod_template)
@@ -167,19 +184,17 @@ def _sized(template: JsonObject) -> JsonObject:
     quotas of its own (Kueue) takes none that requests what it does not know.
     """
     spec = object_at(template, "spec")
-    trainers = (
-        c for c in objects_at(spec, "containers") if c.get("name") == names.TRAINER_CONTAINER
-    )
-    asked = object_at(next(trainers), "resources")
+    trainer = container_of(spec, "containers", names.TRAINER_CONTAINER)
+    asked = object_at(trainer, "resources")
     resources: JsonObject = {}
     for kind in ("requests", "limits"):
         said = object_at(asked, kind)
         needs: JsonObject = {name: need for name, need in LAUNCHER_NEEDS.items() if name in said}
         if needs:
             resources[kind] = needs
-    for container in objects_at(spec, "initContainers"):
-        if container.get("name") == names.LAUNCHER_CONTAINER and resources:
-            container.setdefault("resources", resources)
+    if resources:
+        launcher = container_of(spec, "initContainers", names.LAUNCHER_CONTAINER)
+        launcher.setdefault("resources", resources)
     return template
 
 
@@ -195,7 +210,6 @@ def _pod(
     pod: JsonObject = {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": run.grace_seconds,
-        "enableServiceLinks": False,
         "initContainers": [_launcher(defaults)],
         "volumes": [
             *storage.volumes(job, run),
@@ -207,10 +221,8 @@ def _pod(
         pod["subdomain"] = names.service(job.metadata.name)
     if spec.service_account_name:
         pod["serviceAccountName"] = spec.service_account_name
-    else:
-        pod["automountServiceAccountToken"] = False
     optional: JsonObject = {
-        "imagePullSecrets": [{"name": secret.name} for secret in spec.image_pull_secrets],
+        "imagePullSecrets": pull_secrets(queue),
         "schedulerName": spec.scheduling.scheduler,
         "priorityClassName": run.priority_class_name,
         "nodeSelector": dict(run.node_selector),

@@ -2,8 +2,9 @@
 
 from torchrun_api import names
 from torchrun_api.job import TorchrunJob
-from torchrun_api.json import JsonObject
+from torchrun_api.json import JsonObject, JsonValue, objects_at
 from torchrun_api.kinds import TORCHRUN_JOBS
+from torchrun_api.queue import TorchrunQueue
 
 # uid and gid of the runtime image's own user.
 RUNTIME_USER = 65532
@@ -58,6 +59,16 @@ def metadata(job: TorchrunJob, name: str, component: str) -> JsonObject:
             }
         ],
     }
+
+
+def container_of(pod: JsonObject, kind: str, name: str) -> JsonObject:
+    """The container of this name, the very one; `kind` is "containers" or "initContainers"."""
+    return next(each for each in objects_at(pod, kind) if each.get("name") == name)
+
+
+def pull_secrets(queue: TorchrunQueue) -> JsonValue:
+    """What images of the queue's jobs are pulled with, as v1 LocalObjectReferences."""
+    return [{"name": secret.name} for secret in queue.spec.image_pull_secrets]
 
 
 def env(**values: str | None) -> list[JsonObject]:

@@ -1,6 +1,7 @@
 """What reconcile may look at: one job with everything of its own, as one frozen value."""
 
 from datetime import timedelta
+from typing import Literal
 
 from msgspec import Struct, field
 
@@ -29,11 +30,12 @@ class Conflict(Struct, frozen=True):
 
 
 class Rejection(Struct, frozen=True):
-    """The API server refused an object of the Plan (422, or 403 by admission or quota)."""
+    """The API server refused a write of the Plan (422, or 403 by a right, admission or quota)."""
 
     resource: str
     name: str
     message: str
+    verb: Literal["apply", "delete"] = "apply"
 
 
 class Base(Struct, frozen=True, kw_only=True):
@@ -58,7 +60,8 @@ class Observed(Struct, frozen=True, kw_only=True):
     `worker_jobs`. `workers` are the pods of the latest gang, `ghosts` those of any other gang under
     the job's name that may still run, an earlier job's of that name and collected ones included. A
     retained claim has no owner and is listed by its label. `conflicts` are the names held by
-    others, as the cache or the last apply showed. `warnings` regard its claims, its latest child
+    others, as the cache or the last apply showed; `rejections` are all writes that the API server
+    refused and that are not tried again yet. `warnings` regard its claims, its latest child
     Job and that Job's pods, in the order of time. `progress` is what a worker of the latest child
     Job has told this process last. `nodes` holds those of its pods, of unfenced workers and of
     earlier failures, as far as they exist; it is None where nothing is known of nodes, as none may
@@ -82,7 +85,7 @@ class Observed(Struct, frozen=True, kw_only=True):
     workers: tuple[Pod, ...] = ()
     ghosts: tuple[Pod, ...] = ()
     conflicts: tuple[Conflict, ...] = ()
-    rejection: Rejection | None = None
+    rejections: tuple[Rejection, ...] = ()
     warnings: tuple[CoreEvent, ...] = ()
     progress: Progress | None = None
     nodes: dict[str, Node] | None = None

@@ -30,11 +30,11 @@ class Finding(Enum):
     GANG_RUNNING = "every worker runs or has succeeded"
     GANG_STARTING = "the child Job is there, not all workers run"
     GANG_SUSPENDED = "the child Job is suspended by somebody else"
-    GANG_ENDING = "the child Job is being deleted by somebody else"
     QUEUE_MISSING = "the queue does not exist"
     SPEC_INVALID = "job and queue make no run"
     DEPENDENCY_FAILED = "a job that this one depends on has failed for good"
     DEPENDENCY_WAITING = "a job that this one depends on has not come so far"
+    CLAIM_ENDING = "a claim that the gang mounts is being deleted"
     SCHEDULER_MISSING = "the gang scheduler that is asked for is not installed"
     NAME_TAKEN = "a name of ours is held by a foreign object"
     REJECTED = "the API server refused an object of ours"
@@ -43,6 +43,7 @@ class Finding(Enum):
     WORKSPACE_SYNCING = "the workspace is not ready"
     PREEMPTED_WAITING = "nothing is missing but the queue's admission, which another job took"
     ADMISSION_WAITING = "nothing is missing but the queue's admission"
+    RECORDING_UNFENCED = "workers that may still run are recorded before the gang is created"
     READY = "nothing is missing: the gang is created"
 
 
@@ -66,11 +67,11 @@ ROWS: dict[Finding, Row] = {
     Finding.GANG_RUNNING: Row("Running", "Running", "True"),
     Finding.GANG_STARTING: Row("Queued", "Running", "False"),
     Finding.GANG_SUSPENDED: Row("Preempted", "Running", "False"),
-    Finding.GANG_ENDING: Row("Queued", "Running", "False"),
     Finding.QUEUE_MISSING: Row("Pending", "QueueReady", "False"),
     Finding.SPEC_INVALID: Row("Pending", "Running", "False"),
     Finding.DEPENDENCY_FAILED: Row("Failed", "Failed", "True"),
     Finding.DEPENDENCY_WAITING: Row("Queued", "DependenciesMet", "False"),
+    Finding.CLAIM_ENDING: Row("Queued", "Running", "False"),
     Finding.SCHEDULER_MISSING: Row("Pending", "Running", "False"),
     Finding.NAME_TAKEN: Row("Pending", "Running", "False"),
     Finding.REJECTED: Row("Pending", "Running", "False"),
@@ -79,6 +80,7 @@ ROWS: dict[Finding, Row] = {
     Finding.WORKSPACE_SYNCING: Row("Syncing", "WorkspaceReady", "False"),
     Finding.PREEMPTED_WAITING: Row("Preempted", "Running", "False"),
     Finding.ADMISSION_WAITING: Row("Queued", "Running", "False"),
+    Finding.RECORDING_UNFENCED: Row("Queued", "Running", "False"),
     Finding.READY: Row("Queued", "Running", "False"),
 }
 

@@ -11,9 +11,11 @@ from torchrun_api.json import JsonObject
 from torchrun_api.quantity import QuantityError, format_bytes, parse
 from torchrun_api.queue import TorchrunQueue, TorchrunQueueSpec
 from torchrun_api.shared import Dataset, DeliveryMode, RdzvBackend
+from torchrun_api.unsupported import etcd_without_endpoint, usual_rendezvous
 from torchrun_controller.reconcile.attempts.restarts import unreachable
-from torchrun_controller.reconcile.contradictions import contradiction, over_limit
+from torchrun_controller.reconcile.contradictions import contradiction, over_limit, over_priority
 from torchrun_controller.reconcile.invalid import InvalidSpecError
+from torchrun_controller.reconcile.placement.scheduling import scheduling_of
 from torchrun_controller.reconcile.policy import Policy, policy_of
 from torchrun_controller.reconcile.size import Size, size_of
 
@@ -100,10 +102,15 @@ def resolve(job: TorchrunJob, queue: TorchrunQueue) -> Run:
     except QuantityError as error:
         raise InvalidSpecError(str(error)) from error
     _check_command(spec)
-    contradicting = over_limit(size.nodes, queue) or contradiction(spec, queue)
+    policy = policy_of(job, queue)
+    contradicting = (
+        over_limit(size.nodes, policy.max_nodes, queue)
+        or over_priority(spec, queue)
+        or contradiction(spec, queue)
+    )
     if contradicting is not None:
         raise InvalidSpecError(contradicting)
-    policy = policy_of(job, queue)
+    scheduling = scheduling_of(job, queue)
     _check_rules(policy)
     return Run(
         size=size,
@@ -126,9 +133,9 @@ def resolve(job: TorchrunJob, queue: TorchrunQueue) -> Run:
         or (workspace.mount_path if workspace else None),
         priority_class_name=spec.scheduling.priority_class_name
         or template.scheduling.priority_class_name,
-        node_selector=template.scheduling.node_selector | spec.scheduling.node_selector,
-        tolerations=template.scheduling.tolerations + spec.scheduling.tolerations,
-        affinity=_first(spec.scheduling.affinity, template.scheduling.affinity, None),
+        node_selector=scheduling.node_selector,
+        tolerations=scheduling.tolerations,
+        affinity=scheduling.affinity,
         grace_seconds=policy.grace_seconds,
         hang_seconds=policy.hang_seconds,
     )
@@ -247,12 +254,13 @@ def _shm_size(template: TorchrunQueueSpec, size: Size) -> str | None:
 
 
 def _rendezvous(spec: TorchrunJobSpec, template: TorchrunQueueSpec) -> Rendezvous:
-    usual: RdzvBackend = "static" if spec.elastic is None else "c10d"
+    usual = usual_rendezvous(spec)
     backend = _first(spec.distributed.rdzv_backend, template.distributed.rdzv_backend, usual)
     endpoint = spec.distributed.rdzv_endpoint or template.distributed.rdzv_endpoint
     port = _first(spec.distributed.port, template.distributed.port, DEFAULT_PORT)
-    if backend in ("etcd", "etcd-v2") and endpoint is None:
-        return Rendezvous(backend=usual, endpoint=None, port=port, fallback_from=backend)
+    etcd = etcd_without_endpoint(spec, template)
+    if etcd is not None:
+        return Rendezvous(backend=usual, endpoint=None, port=port, fallback_from=etcd)
     return Rendezvous(backend=backend, endpoint=endpoint, port=port)
 
 

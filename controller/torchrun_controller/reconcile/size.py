@@ -27,16 +27,6 @@ class Size(Struct, frozen=True, kw_only=True):
             return self.head.gpus_per_node + (self.nodes - 1) * self.gpus_per_node
         return self.nodes * self.gpus_per_node
 
-    @property
-    def largest(self) -> "Size":
-        """With what no pod of the gang requests more of; of one with a head."""
-        head = self.head
-        assert head is not None, "without one all are alike"
-        pairs = head.requests.items()
-        larger = {k: v for k, v in pairs if parse(v) > parse(self.requests.get(k, "0"))}
-        most = max(head.gpus_per_node, self.gpus_per_node)
-        return structs.replace(self, gpus_per_node=most, requests=self.requests | larger)
-
 
 def size_of(spec: TorchrunJobSpec, queues: NodeResources) -> Size:
     """Nodes of the gang, and what each of them requests; `queues` is what one of its nodes has.

@@ -7,32 +7,38 @@ from msgspec.structs import replace
 from torchrun_api import names
 from torchrun_api.meta import Condition
 from torchrun_api.queue import TorchrunQueueSpec
+from torchrun_api.reliability import QueuePolicy
 from torchrun_api.status import Attempt, TorchrunJobStatus, WorkersStatus
 from torchrun_api.unsupported import not_yet_supported
-from torchrun_controller.reconcile import dependencies, progress, roles
+from torchrun_controller.reconcile import dependencies, progress, refusals, roles
 from torchrun_controller.reconcile.attempts import fence, gang
 from torchrun_controller.reconcile.attempts.failures import precedence, root_cause
 from torchrun_controller.reconcile.conditions import ADMITTED, Claimed, update
 from torchrun_controller.reconcile.decision import Decision
-from torchrun_controller.reconcile.ends import seconds_run
 from torchrun_controller.reconcile.observed import Observed
 from torchrun_controller.reconcile.phases import TERMINAL, Finding, Row
 from torchrun_controller.reconcile.placement import avoid, local
 from torchrun_controller.reconcile.plan import Event
+from torchrun_controller.reconcile.policy import lent_by
+from torchrun_controller.reconcile.times import seconds_run, sync_start
 from torchrun_controller.reconcile.workers import Why, alive, count, scheduled
 from torchrun_controller.reconcile.workspace import delivery, reload, storage
 
 KEPT_ATTEMPTS = 5
 MOST_NODES = 1024  # an affinity with more names would not help the scheduler
 # Conditions that are there only while there is something to warn of.
-WARNINGS = frozenset({"NotYetSupported", "StorageShared", "FullSize", names.UP_TO_DATE})
+WARNINGS = frozenset(
+    {
+        *("NotYetSupported", "StorageShared", "StorageReady", "FullSize"),
+        *(names.UP_TO_DATE, refusals.CONDITION),
+    }
+)
 ALREADY_FINISHED = Why("AlreadyFinished", "spec.suspend came after the end and changes nothing")
 
 # Findings, and reasons of a waiting gang, that somebody has to do something about.
 TROUBLE = frozenset(
     {
         Finding.GANG_FAILED,
-        Finding.GANG_ENDING,
         Finding.BACKING_OFF,
         Finding.DEADLINE_EXCEEDED,
         Finding.SYNC_TIMED_OUT,
@@ -55,6 +61,8 @@ TROUBLE_REASONS = frozenset(
             "ProvisioningFailed",
             "NoStorageClass",
             "ClaimNotFound",
+            "ClaimTerminating",
+            "OrphanedWorkers",
         ),
         "DependencyNotFound",
     }
@@ -68,6 +76,14 @@ def compose(observed: Observed, decision: Decision, row: Row, now: datetime) -> 
     nodes, workers = _workers(observed, decision)
     ended = phase in TERMINAL
     attempts = _attempts(present.attempts, decision.ended)
+    unfenced = fence.outstanding(observed, now)
+    counts = decision.counts
+    succeeded = gang.completed(observed)
+    if decision.finding is Finding.GANG_SUCCEEDED and succeeded is not None:
+        # Another end may have been recorded of the gang before it was known to succeed.
+        number = gang.attempt_of(succeeded)
+        counts = counts.without(a for a in attempts if a.number >= number)
+        attempts = tuple(a for a in attempts if a.number < number)
     return TorchrunJobStatus(
         phase=phase,
         observed_generation=job.metadata.generation,
@@ -87,8 +103,8 @@ def compose(observed: Observed, decision: Decision, row: Row, now: datetime) -> 
         workers_status=f"{workers.ready}/{nodes} ready" if workers else "",
         selector=f"{names.JOB_LABEL}={job.metadata.name},{names.COMPONENT_LABEL}={names.WORKER}",
         attempt=decision.attempt,
-        restarts=decision.counts.restarts,
-        disruptions=decision.counts.disruptions,
+        restarts=counts.restarts,
+        disruptions=counts.disruptions,
         running_seconds=round(seconds_run(present, now))
         if phase != "Running"
         else present.running_seconds,
@@ -96,13 +112,26 @@ def compose(observed: Observed, decision: Decision, row: Row, now: datetime) -> 
         workspace_revision=reload.running(observed),
         workspace_commit=decision.commit or present.workspace_commit,
         start_time=present.start_time or (now if phase in ("Running", "Succeeded") else None),
+        queue_policy=_queue_policy(observed, decision, ended=ended),
+        sync_start_time=sync_start(present, phase, now),
         completion_time=now if ended else None,
-        unfenced=fence.outstanding(observed, now),
+        unfenced=unfenced,
+        worker_nodes=() if ended else fence.worker_nodes(observed, decision.attempt, unfenced),
         avoided_nodes=avoid.failed_twice(attempts),
         checkpoint_nodes=local.nodes_with_checkpoints(observed)[:MOST_NODES],
         last_failure=decision.failure or present.last_failure,
         progress=progress.shown(observed, now, ended=ended),
+        dependencies_met=dependencies.met(observed),
     )
+
+
+def _queue_policy(observed: Observed, decision: Decision, *, ended: bool) -> QueuePolicy | None:
+    """What the queue lends, from the first gang on, or from the end of a job that had none."""
+    known = observed.job.status.queue_policy
+    started = decision.finding is Finding.READY or bool(observed.child_jobs)
+    if known is None and (ended or (started and observed.queue is not None)):
+        return lent_by(observed.queue)
+    return known
 
 
 def _workers(observed: Observed, decision: Decision) -> tuple[int | None, WorkersStatus | None]:
@@ -113,9 +142,10 @@ def _workers(observed: Observed, decision: Decision) -> tuple[int | None, Worker
         nodes = decision.run.size.nodes
         return nodes, count((), nodes)
     if observed.child_jobs:
-        nodes = roles.nodes_of(observed.child_jobs[-1])
+        child = gang.completed(observed) or observed.child_jobs[-1]
+        nodes = roles.nodes_of(child)
         if decision.finding is Finding.GANG_SUCCEEDED:
-            if roles.has_head(observed.child_jobs[-1]):
+            if roles.has_head(child):
                 return nodes, _beside_head(observed)
             # The Job's word: what is known of its pods may be older, and is not told any more.
             return nodes, WorkersStatus(succeeded=nodes)
@@ -171,8 +201,7 @@ def _conditions(observed: Observed, decision: Decision, row: Row, nodes: int) ->
         _claim(claims, dependencies.CONDITION, holds=True, why=decision.dependencies)
     made = decision.finding is Finding.READY
     if observed.child_jobs or made:
-        over = decision.finding is Finding.BACKING_OFF
-        placed = 0 if made or over else scheduled(observed.workers)
+        placed = _placed(observed, decision, nodes)
         why = _why_placed(decision, placed, nodes)
         _claim(claims, "Scheduled", holds=placed == nodes, why=why)
     if row.phase in TERMINAL or row.phase == "Suspended":
@@ -180,17 +209,31 @@ def _conditions(observed: Observed, decision: Decision, row: Row, nodes: int) ->
     if "Suspended" in claims and row.condition != "Suspended":
         _claim(claims, "Suspended", holds=False, why=Why("NotSuspended", "spec.suspend is false"))
     claims[row.condition] = Claimed(row.condition, row.status, decision.why)
-    for warning in filter(None, (decision.capacity, decision.newer)):
+    refused = refusals.condition(observed, decision.applies)
+    for warning in filter(None, (decision.capacity, decision.newer, refused)):
         claims[warning.type] = warning
     unshared = storage.unshared(delivery.mounted_claims(observed), nodes)
     if unshared is not None:
         _claim(claims, "StorageShared", holds=False, why=unshared)
+    if decision.storage is not None:
+        _claim(claims, "StorageReady", holds=False, why=decision.storage)
     template = observed.queue.spec if observed.queue else TorchrunQueueSpec()
     fields = not_yet_supported(observed.job.spec, template)
     if fields:
-        message = "accepted, but not acted on yet: " + "; ".join(fields)
+        message = "accepted, but not acted on: " + "; ".join(fields)
         _claim(claims, "NotYetSupported", holds=True, why=Why("FieldsNotHonoured", message))
     return list(claims.values())
+
+
+def _placed(observed: Observed, decision: Decision, nodes: int) -> int:
+    """Workers with a node."""
+    match decision.finding:
+        case Finding.READY | Finding.BACKING_OFF:
+            return 0
+        case Finding.GANG_SUCCEEDED:
+            return nodes  # whatever the cache of pods, which may lag behind that of Jobs
+        case _:
+            return scheduled(observed.workers)
 
 
 def _why_placed(decision: Decision, placed: int, nodes: int) -> Why:
@@ -211,12 +254,17 @@ def _claim(claims: dict[str, Claimed], kind: str, *, holds: bool, why: Why) -> N
 def after_the_end(observed: Observed, now: datetime) -> TorchrunJobStatus:
     """What is still told of a job that is over: a better root cause, a pause that is too late."""
     refined = _recounted(_refined(observed), observed)
-    conditions = [c for c in refined.conditions if c.reason != ALREADY_FINISHED.reason]
-    if observed.job.spec.suspend:
-        late = Claimed("Suspended", "False", ALREADY_FINISHED)
-        others = [c for c in conditions if c.type != "Suspended"]
-        generation = observed.job.metadata.generation
-        conditions = [*others, *update(refined.conditions, [late], generation, now)]
+    late = Claimed("Suspended", "False", ALREADY_FINISHED) if observed.job.spec.suspend else None
+    claims = [claim for claim in (late, refusals.condition(observed, ())) if claim is not None]
+    claimed = {refusals.CONDITION, *(claim.type for claim in claims)}
+    conditions = [
+        *(
+            c
+            for c in refined.conditions
+            if c.type not in claimed and c.reason != ALREADY_FINISHED.reason
+        ),
+        *update(refined.conditions, claims, observed.job.metadata.generation, now),
+    ]
     return own(replace(refined, conditions=tuple(conditions)))
 
 
@@ -263,7 +311,7 @@ def events(
 
 
 def _new_warnings(before: TorchrunJobStatus, composed: TorchrunJobStatus) -> list[Event]:
-    told = {"StorageShared", names.UP_TO_DATE}
+    told = {"StorageShared", "StorageReady", names.UP_TO_DATE, refusals.CONDITION}
     known = {(condition.type, condition.reason) for condition in before.conditions}
     return [
         Event("Warning", condition.reason, condition.message)
@@ -285,8 +333,8 @@ def _change(before: TorchrunJobStatus, decision: Decision, row: Row) -> list[Eve
             Event(
                 "Warning",
                 "RendezvousFallback",
-                f"rdzvBackend {rendezvous.fallback_from} needs distributed.rdzvEndpoint"
-                f" (etcd's v2 API ended with etcd 3.5); {rendezvous.backend} is used instead",
+                f"rdzvBackend {rendezvous.fallback_from} needs distributed.rdzvEndpoint;"
+                f" {rendezvous.backend} is used instead",
             )
         )
     return made

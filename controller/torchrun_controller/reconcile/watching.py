@@ -4,24 +4,27 @@ from datetime import datetime
 
 from msgspec.structs import replace
 
+from torchrun_controller.reconcile import dependencies, refusals
 from torchrun_controller.reconcile.advance import (
     QUEUE_FOUND,
     Successor,
     advance,
+    missing_checkpoints,
     missing_service,
 )
-from torchrun_controller.reconcile.attempts import admitted, elastic, gang, gate, halves
+from torchrun_controller.reconcile.attempts import admitted, backoff, elastic, gang, gate, halves
 from torchrun_controller.reconcile.attempts.failures import Failure
-from torchrun_controller.reconcile.attempts.restarts import Counts, Sentence, delay, judge
+from torchrun_controller.reconcile.attempts.restarts import Sentence, judge, why_final
 from torchrun_controller.reconcile.decision import Decision, soonest
-from torchrun_controller.reconcile.ends import deadline_left, preempt, suspend
+from torchrun_controller.reconcile.ends import preempt, suspend
 from torchrun_controller.reconcile.invalid import InvalidSpecError
 from torchrun_controller.reconcile.observed import Defaults, Observed
 from torchrun_controller.reconcile.phases import Finding
 from torchrun_controller.reconcile.policy import Policy
 from torchrun_controller.reconcile.run import Run, resolve
+from torchrun_controller.reconcile.times import deadline_left
 from torchrun_controller.reconcile.workers import Why
-from torchrun_controller.reconcile.workspace import made, reload
+from torchrun_controller.reconcile.workspace import delivery, made, reload, storage
 from torchrun_controller.reconcile.workspace import preparation as workspace
 
 
@@ -36,6 +39,7 @@ def watch(observed: Observed, policy: Policy, now: datetime, defaults: Defaults)
         run=run,
         queue=QUEUE_FOUND if observed.queue else None,
         workspace=workspace.said(observed, run),
+        dependencies=dependencies.why_gang(observed),
         commit=made.commit_of(observed, reload.running(observed)),
         counts=gang.counts_of(observed),
         ended=gang.ended_before(observed),
@@ -53,11 +57,14 @@ def watch(observed: Observed, policy: Policy, now: datetime, defaults: Defaults)
         return preempt(observed, taken, now)
     if failure is not None:
         return _after_failure(observed, decision, failure, policy, now, defaults)
-    applies = (*missing_service(observed), *gate.instruct(observed, now))
+    claims = missing_checkpoints(observed)
     lives = replace(
         decision,
-        applies=applies,
-        deletes=(*gang.end_ghosts(observed), *halves.delete_half(observed, now)),
+        applies=(*claims, *missing_service(observed), *gate.instruct(observed, now)),
+        storage=storage.trouble(
+            delivery.mounted_claims(observed), refusals.accepted(observed, claims)
+        ),
+        deletes=gang.end_ghosts(observed),
         requeue_after=soonest(found.left, gate.next_look(observed, now)),
     )
     return _with_newer_code(elastic.adapt(observed, lives, now, defaults), observed, now, defaults)
@@ -72,11 +79,12 @@ def _with_newer_code(
     step = reload.sync(observed, now, defaults)
     if step is None:
         return decision
+    newer = refusals.all_or_refused(observed, step.applies)
     return replace(
         decision,
         newer=reload.why_older(observed, step),
         # A resize that waits for the workspace has asked for the same pod.
-        applies=(*decision.applies, *(a for a in step.applies if a not in decision.applies)),
+        applies=(*decision.applies, *(a for a in newer if a not in decision.applies)),
         deletes=(*decision.deletes, *(d for d in step.deletes if d not in decision.deletes)),
         requeue_after=soonest(decision.requeue_after, step.requeue_after),
     )
@@ -103,57 +111,43 @@ def _after_failure(
 ) -> Decision:
     """Fail, wait for the delay to pass, or make the next gang at once."""
     counts = decision.counts
-    survivors = gang.end_survivors(observed)
+    survivors = (*gang.end_survivors(observed), *halves.delete_half(observed, now))
     ended = gang.recorded(observed)
     if ended is None:
         sentence = judge(failure, policy, counts)
         if sentence is Sentence.FAIL:
-            why = Why(decision.why.reason, decision.why.message + _because(policy, counts))
+            because = why_final(policy, counts)
+            why = Why(decision.why.reason, decision.why.message + because)
             return replace(decision, why=why, deletes=survivors)
         counted = sentence is Sentence.RESTART
         node = failure.said.node
         ended = gang.record(observed, decision.why, now, counted=counted, node=node)
+        # The status has the count from now on, whatever becomes of the Job.
+        counts = counts.after(sentence)
+        decision = replace(decision, counts=counts)
     # The first judgement stands: what ends later in a gang that is over is collateral.
-    sentence = Sentence.RESTART if ended.counted else Sentence.IGNORE
-    before = tuple(a for a in observed.job.status.attempts if a.number != ended.number)
-    wait = delay(before, ended.start_time, ended.end_time or now)
-    left = (wait - (now - (ended.end_time or now))).total_seconds()
-    if left > 0:
-        message = (
-            f"attempt {decision.attempt + 1} starts {wait.total_seconds():.0f} s after the end"
-        )
+    wait = backoff.waits(observed, ended, now)
+    if wait is not None:
         return replace(
             decision,
             finding=Finding.BACKING_OFF,
-            why=Why("BackingOff", f"{message}; {ended.message}"),
+            why=wait.why,
             deletes=survivors,
             ended=(*decision.ended, ended),
-            requeue_after=left,
+            requeue_after=wait.left,
         )
     successor = Successor(
-        counts=counts.after(sentence),
+        counts=counts,
         ended=ended,
         failure=failure.said,
         nodes=elastic.kept(observed),
     )
     step = advance(observed, successor, now, defaults)
-    if step.finding is Finding.READY:
-        return replace(step, ended=(*decision.ended, ended))
-    # The gang is over, and something is missing for the next: the counts stay until it is made.
     return replace(
         step,
-        counts=counts,
         ended=(*decision.ended, ended),
-        deletes=(*step.deletes, *survivors),
+        deletes=(*step.deletes, *(d for d in survivors if d not in step.deletes)),
     )
-
-
-def _because(policy: Policy, counts: Counts) -> str:
-    if policy.never_restart:
-        return "; restartPolicy is Never"
-    if counts.restarts >= policy.max_restarts > 0:
-        return f"; all {policy.max_restarts} restarts are used up"
-    return ""
 
 
 def _resolved(observed: Observed) -> Run | None:

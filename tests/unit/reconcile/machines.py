@@ -16,6 +16,7 @@ from torchrun_api.core import Pod
 from torchrun_api.kinds import JOBS, PODS
 from torchrun_api.meta import ChildAnnotations, Condition
 from torchrun_controller.reconcile.workers import alive
+from torchrun_runtime.launch.gate import workers_in
 from world import World
 
 SUPERSEDED = timedelta(seconds=10)
@@ -287,12 +288,12 @@ class Machines:
             process.state, self.passed = State.TRAINS, max(self.passed, process.attempt)
 
     def _begin(self, process: Process, storage: bool) -> None:
-        unfenced = [tuple(map(int, w.split("-"))) for w in process.fence.split()[1:]]
+        unfenced = workers_in(process.fence)
         if not self.shares_state:
             assert not unfenced, "nobody could fence them"
             process.state = State.TRAINS
             return
-        alive = [worker for worker in unfenced if worker[0] >= self.passed]
+        alive = [worker for worker in unfenced if worker.attempt >= self.passed]
         if not storage or self.epoch > process.attempt:
             process.state, process.said = State.DEAD, "Fenced"
         elif not self.signed.issuperset(alive):  # type: ignore[arg-type]

@@ -1,9 +1,16 @@
 """A job of a queue with admission: it waits for its turn, keeps it, and gives way to another."""
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 from admitting import QUOTA, running, submitted
+from torchrun_api.admission import Admission
+from torchrun_api.core import Job, Pod
+from torchrun_api.job import Head, JobNodeResources
 from torchrun_api.kinds import JOBS, PODS
+from torchrun_api.shared import PodTemplate
+from torchrun_controller.reconcile.gang_requests import Charge
 from world import ZIP, World, make_job, make_queue
 
 
@@ -77,6 +84,131 @@ def test_a_smaller_gang_needs_no_admission():
     world.spec(num_nodes=1)
     world.settle()
     assert [gang.spec.completions for gang in world.gangs] == [2, 1]
+
+
+GPU = "nvidia.com/gpu"
+GPUS = {"quota": {"gpus": 0}, "nodeResources": {"gpus": 8, "cpus": 96, "memory": "512Gi"}}
+
+
+class TestOtherRequests:
+    """Requests of job and queue may change at any time; the admission stays what it was."""
+
+    def edited(self, **node: object) -> World:
+        """A gang without GPUs is gone, and the next one is to have other requests."""
+        world = running(GPUS, nodeResources={"gpus": 0, "cpus": 4, "memory": "8Gi"})
+        world.spec(node_resources=JobNodeResources(**node))
+        world.settle()
+        assert world.phase == "Running", "a gang that runs keeps what it has"
+        world.delete_child_job()
+        world.settle()
+        return world
+
+    @pytest.mark.parametrize(
+        ("node", "message"),
+        [
+            ({"gpus": 8}, "8 GPUs on each node are asked for, 0 were admitted"),
+            (
+                {"gpus": 0, "cpus": "4500m", "memory": "8Gi"},
+                "4500m of cpu on each node are asked for, 4 were admitted",
+            ),
+            (
+                {"gpus": 0, "cpus": 4, "memory": "9Gi"},
+                "9Gi of memory on each node are asked for, 8Gi were admitted",
+            ),
+        ],
+    )
+    def test_a_gang_that_asks_for_more_is_admitted_again_first(self, node, message):
+        world = self.edited(**node)
+        assert len(world.gangs) == 1
+        assert (world.phase, world.job.status.reason) == ("Queued", "WaitingForAdmission")
+        assert message in world.job.status.message
+
+    def test_a_gang_that_asks_for_less_needs_no_other(self):
+        world = self.edited(gpus=0, cpus=1, memory="1Gi")
+        assert len(world.gangs) == 2
+
+    def test_so_is_one_of_a_queue_whose_nodes_have_become_larger(self):
+        world = running({"quota": {"nodes": 2}, "nodeResources": {"gpus": 4}})
+        world.queue = make_queue(quota={"nodes": 2}, nodeResources={"gpus": 8})
+        world.pod(world.workers()[0].metadata.name, phase="Failed")
+        world.settle()
+        assert len(world.gangs) == 1
+        assert "8 GPUs on each node are asked for, 4 were admitted" in world.job.status.message
+
+    def test_an_admission_holds_in_its_queue_only(self):
+        world = submitted()
+        world.admit(2)
+        other = make_queue(quota={"nodes": 0})
+        world.queue = replace(other, metadata=replace(other.metadata, name="vip"))
+        world.spec(job_queue="vip")
+        world.settle()
+        assert world.gangs == []
+        assert "admission in TorchrunQueue vip is asked for" in world.job.status.message
+
+    def test_an_admission_that_does_not_say_for_what_admits_nothing(self):
+        world = submitted()
+        world.admit(2)
+        bare = replace(world.job.status, admission=Admission(nodes=2))
+        world.job = replace(world.job, status=bare)
+        world.settle()
+        assert world.gangs == []
+        assert "does not say yet what it is for" in world.job.status.message
+
+    def test_it_answers_that_its_admission_is_withdrawn(self):
+        world = self.edited(gpus=8)
+        world.admission(False, "AdmissionOutdated", "8 GPUs are asked for", 2)
+        world.settle()
+        assert (world.phase, world.job.status.reason) == ("Queued", "AdmissionOutdated")
+        assert world.job.status.message == "8 GPUs are asked for"
+
+    @pytest.mark.parametrize(
+        "spec",
+        [
+            {"containers": [{"name": "trainer", "resources": {"limits": {GPU: 8}}}]},
+            {"containers": [{"name": "beside", "resources": {"limits": {GPU: "8"}}}]},
+            {"initContainers": [{"name": "before", "resources": {"requests": {GPU: 8}}}]},
+        ],
+    )
+    def test_what_a_pod_template_adds_is_asked_for_too(self, spec):
+        world = running(GPUS, nodeResources={"gpus": 0})
+        world.spec(pod_template=PodTemplate(spec=spec))
+        world.delete_child_job()
+        world.settle()
+        assert len(world.gangs) == 1
+        assert "8 GPUs on each node are asked for, 0 were admitted" in world.job.status.message
+
+    def test_resources_of_a_pod_template_that_cannot_be_read_are_refused(self):
+        beside = {"name": "beside", "resources": {"limits": {GPU: "many"}}}
+        world = submitted(podTemplate={"spec": {"containers": [beside]}})
+        assert world.job.status.reason == "InvalidSpec"
+        assert "podTemplate: resources of the pods: 'many'" in world.job.status.message
+
+    def test_what_a_head_and_its_workers_ask_for_is_compared_apart(self):
+        head = {"nodeResources": {"gpus": 0, "cpus": 2, "memory": "1Gi"}}
+        world = running({**GPUS, "quota": {"nodes": 8}}, numNodes=3, head=head)
+        world.spec(head=Head(node_resources=JobNodeResources(gpus=8)))
+        world.delete_child_job()
+        world.settle()
+        assert len(world.gangs) == 1
+        assert "8 GPUs on the first node are asked for, 0 were admitted" in (
+            world.job.status.message
+        )
+
+
+def test_a_gang_says_what_it_is_charged_with():
+    """Job and pods: the TorchrunJob may be gone while they end."""
+    head = {"nodeResources": {"gpus": 0, "cpus": 2, "memory": "1Gi"}}
+    world = running({**GPUS, "quota": {"nodes": 8}}, numNodes=3, head=head)
+    charges = {
+        o.metadata.annotations.charge
+        for o in world.objects.values()
+        if isinstance(o, Job) or (isinstance(o, Pod) and o.metadata.labels.component == "worker")
+    }
+    (charge,) = (msgspec.json.decode(said, type=Charge) for said in charges)
+    assert charge.job == "uid-train"
+    assert charge.admission == replace(world.job.status.admission, time=None)
+    free = submitted({"image": "pytorch/pytorch"})
+    assert not any(gang.metadata.annotations.charge for gang in free.gangs)
 
 
 class TestPreemption:

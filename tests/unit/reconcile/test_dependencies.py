@@ -4,6 +4,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from torchrun_api.admission import Dependency
@@ -165,6 +167,81 @@ def test_a_parent_that_goes_after_it_was_met_holds_nobody_back():
     world.conflicts = ()
     world.settle()
     assert world.starts
+
+
+def test_a_gang_whose_first_status_was_lost_says_that_nothing_is_waited_for():
+    world = Family("prep")
+    world.know(job("prep", phase="Running"))
+    world.parents["prep"] = job("prep", phase="Succeeded")
+    world.step(writes=2)  # the Service and the Job, and no status
+    assert world.starts
+    assert world.condition("DependenciesMet").status == "False"
+    world.settle()
+    assert world.condition("DependenciesMet").status == "True"
+
+
+def test_a_dependency_that_was_met_stays_met_while_another_is_waited_for():
+    world = Family("first", "second")
+    world.know(job("first", phase="Succeeded"), job("second", phase="Running"))
+    del world.parents["first"]  # by its TTL
+    world.settle()
+    assert world.job.status.reason == "WaitingForDependencies"
+    assert world.job.status.message == "waits for second to be Succeeded (now Running)"
+    world.know(job("second", phase="Succeeded"))
+    assert world.starts
+
+
+def test_a_dependency_that_was_met_survives_a_failed_job_of_the_same_name():
+    world = Family("first", "second")
+    world.know(job("first", phase="Succeeded"), job("second", phase="Running"))
+    world.know(job("first", phase="Failed"))
+    assert world.job.status.reason == "WaitingForDependencies"
+    assert [one.name for one in world.job.status.dependencies_met] == ["first"]
+
+
+def test_a_dependency_is_remembered_while_the_job_is_suspended():
+    world = Family("first", "second", suspend=True)
+    world.know(job("first", phase="Succeeded"), job("second", phase="Running"))
+    assert world.phase == "Suspended"
+    del world.parents["first"]
+    world.spec(suspend=False)
+    world.know(job("second", phase="Succeeded"))
+    assert world.starts
+
+
+def test_another_condition_is_met_by_itself():
+    world = Family({"name": "first", "condition": "Running"}, "second")
+    world.know(job("first", phase="Running", startTime=START.isoformat()), job("second"))
+    world.spec(depends_on=(Dependency(name="first"), Dependency(name="second")))
+    world.settle()
+    assert world.job.status.dependencies_met == ()
+    assert world.job.status.message.startswith("waits for first to be Succeeded (now Running)")
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 1), st.sampled_from(["Running", "Succeeded", "gone", "Failed", ""])
+        ),
+        max_size=20,
+    )
+)
+def test_every_order_of_ends_and_removals_starts_the_job_once_each_parent_was_seen_to_succeed(
+    steps: list[tuple[int, str]],
+):
+    world = Family("p0", "p1")
+    succeeded: set[int] = set()
+    for number, phase in steps:
+        name = f"p{number}"
+        if phase == "gone":
+            world.parents.pop(name, None)
+        elif phase != "Failed" or number in succeeded:
+            world.parents[name] = job(name, phase=phase)
+        world.settle()
+        if phase == "Succeeded":
+            succeeded.add(number)
+        assert world.starts is (len(succeeded) == 2)
 
 
 def test_an_edit_asks_for_the_parents_anew():

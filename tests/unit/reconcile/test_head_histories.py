@@ -34,8 +34,8 @@ class Heads(Histories):
     @happens()
     def workers_job_is_deleted(self):
         seen = self.world.observed()
-        if seen.child_jobs and not gang.is_in_status(seen):
-            self.untold |= {seen.child_jobs[-1].metadata.uid}
+        if seen.child_jobs:
+            self.forget_untold(seen)
         self.world._delete(gang.delete(seen.worker_jobs[-1]))
         self.asked_by_users += 1
 

@@ -14,6 +14,7 @@ from torchrun_api.meta import Condition
 from torchrun_api.status import Attempt
 from torchrun_controller.reconcile import roles
 from torchrun_controller.reconcile.attempts import gang
+from torchrun_controller.reconcile.attempts.restarts import NO_FAILURES
 from torchrun_controller.reconcile.phases import TERMINAL
 from torchrun_controller.reconcile.workers import alive
 from torchrun_controller.reconcile.workspace import delivery
@@ -209,11 +210,20 @@ class Histories(RuleBasedStateMachine):
     def child_job_is_deleted(self):
         seen = self.world.observed()
         child = seen.child_jobs[-1]
-        if not gang.is_in_status(seen):
-            # Once its pods have ended nothing in the API tells of it: its number is free again.
-            self.untold |= {child.metadata.uid}
+        self.forget_untold(seen)
         self.world._delete(gang.delete(child))
         self.asked_by_users += 1
+
+    def forget_untold(self, seen):
+        """Once its pods have ended, nothing in the API tells of a gang that no status knew.
+
+        Nor of the one before it, which a resize has deleted. Their numbers are free again.
+        """
+        if not gang.is_in_status(seen):
+            status = self.world.job.status
+            known = -1 if status.workers is None else status.attempt
+            gangs = (child for child in self.world.gangs if gang.attempt_of(child) > known)
+            self.untold |= {child.metadata.uid for child in gangs}
 
     @precondition(lambda self: self.world.workers())
     @happens()
@@ -228,9 +238,7 @@ class Histories(RuleBasedStateMachine):
         workers = self.world.workers()
         pod = workers[index % len(workers)]
         if alive(pod):
-            condition = Condition(type="DisruptionTarget", status="True", reason="Drained")
-            self.world.pod(pod.metadata.name, conditions=(condition,))
-            self.world._ending((PODS.plural, pod.metadata.name), 30)
+            self.world.drain(pod.metadata.name)
 
     @happens()
     def containers_stop(self):
@@ -304,7 +312,9 @@ class Histories(RuleBasedStateMachine):
         resized = sum(reason in gang.RESIZES for reason in made)
         counted = status.restarts + status.disruptions
         assert len(world.gangs) - 1 <= counted + resized + self.asked_by_users
-        assert counted <= len(made) - resized, "no end of a gang counts twice"
+        ends = [a.reason for a in status.attempts if a.number == status.attempt]
+        pending = sum(reason not in NO_FAILURES for reason in ends)  # their gangs are yet to come
+        assert counted <= len(made) - resized + pending, "no end of a gang counts twice"
         self.sizes_are_within_bounds(world)
 
     def sizes_are_within_bounds(self, world):

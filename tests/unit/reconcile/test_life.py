@@ -5,6 +5,7 @@ from msgspec.structs import replace
 
 from torchrun_api.kinds import JOBS, SERVICES
 from torchrun_api.meta import Condition
+from torchrun_api.shared import Distributed
 from torchrun_controller.reconcile import Conflict
 from world import START, ZIP, World, make_job, make_queue
 
@@ -95,6 +96,11 @@ def test_a_queue_that_goes_does_not_touch_a_running_gang():
             {"nodeResources": {"gpus": 8}, "limits": {"maxNodesPerJob": 2}},
             "3 nodes, but limits.maxNodesPerJob 2 of TorchrunQueue gpu",
         ),
+        (
+            {"numNodes": 1, "priority": 1000000},
+            {"limits": {"maxPriority": 100}},
+            "spec.priority: 1000000, but limits.maxPriority 100 of TorchrunQueue gpu",
+        ),
     ],
 )
 def test_a_spec_that_makes_no_run_names_field_and_value(spec, queue, word):
@@ -149,7 +155,7 @@ def test_a_refused_object_says_what_the_server_said():
     rejection = Rejection(
         JOBS.resource, "train", "spec.template.spec.containers[0].image: Required"
     )
-    plan = reconcile(replace(world.observed(), rejection=rejection), world.now, DEFAULTS)
+    plan = reconcile(replace(world.observed(), rejections=(rejection,)), world.now, DEFAULTS)
     assert plan.applies == ()
     assert plan.status.reason == "Rejected"
     assert "containers[0].image" in plan.status.message
@@ -169,10 +175,11 @@ def test_a_child_job_deleted_by_hand_is_a_new_attempt(lost):
         for pod in world.workers():
             world.pod(pod.metadata.name, phase="Pending")
         world.settle()
-        assert (world.phase, world.job.status.reason) == ("Running", "JobDeleted") or (
-            world.job.status.reason == "JobDeleted"
-        )
-    world.delete_child_job()
+        assert (world.phase, world.job.status.attempts[0].reason) == ("Queued", "JobDeleted")
+        world.vanish("train-0-abcde", "train-1-abcde")
+        del world.objects[JOBS.plural, "train"]
+    else:
+        world.delete_child_job()
     world.settle()
     assert (world.phase, world.job.status.attempt) == ("Queued", 1)
     assert world.created[-1] == (JOBS.plural, "train-r1")
@@ -269,6 +276,22 @@ def test_etcd_without_an_endpoint_falls_back_and_says_so():
     plan = world.step()
     assert [event.reason for event in plan.events] == ["WorkersStarting", "RendezvousFallback"]
     assert "static" in plan.events[1].message
+
+
+def test_a_job_says_that_etcd_is_not_used_as_long_as_it_is_not():
+    asked = {"rdzvBackend": "etcd-v2"}
+    job = make_job(numNodes=2, distributed=asked, reliability={"maxRestarts": 1})
+    world = World(job, make_queue())
+    for phase in ("Running", "Failed", "Running", "Succeeded"):
+        world.settle()
+        told = world.condition("NotYetSupported")
+        assert (told.status, told.reason) == ("True", "FieldsNotHonoured")
+        assert "distributed.rdzvBackend etcd-v2" in told.message
+        assert "static is used" in told.message
+        world.all_workers(phase)
+    world.spec(distributed=Distributed(rdzv_backend="etcd-v2", rdzv_endpoint="etcd:2379"))
+    world.settle()
+    assert all(c.type != "NotYetSupported" for c in world.job.status.conditions)
 
 
 def test_a_gang_older_than_any_status_is_taken_up():

@@ -211,6 +211,16 @@ def test_the_job_is_believed_where_its_pods_are_not_known_to_have_ended():
     assert (world.phase, workers.succeeded, workers.running) == ("Succeeded", 2, 0)
 
 
+def test_every_worker_of_a_gang_that_succeeded_had_a_node():
+    """The pods' cache may never have shown it before the Job is seen Complete."""
+    world = World(make_job(numNodes=2), make_queue())
+    world.settle()
+    world.job_condition("Complete")
+    world.settle()
+    assert world.phase == "Succeeded"
+    assert world.condition("Scheduled").status == "True"
+
+
 def test_the_root_cause_outlives_a_status_that_is_never_written():
     """The next gang is made before the status; its Job tells what the one before failed of."""
     world = running(numNodes=2)

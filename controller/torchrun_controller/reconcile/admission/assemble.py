@@ -1,6 +1,6 @@
 """The State of a decision, put together from what is known of jobs, queues and nodes."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 from msgspec import Struct
@@ -15,7 +15,7 @@ from torchrun_controller.reconcile.admission.accounts import queue_of
 from torchrun_controller.reconcile.admission.standing import Standing
 from torchrun_controller.reconcile.admission.state import Request, State
 from torchrun_controller.reconcile.attempts.admitted import takes_part
-from torchrun_controller.reconcile.ends import seconds_run
+from torchrun_controller.reconcile.times import seconds_run
 
 
 class Entry(Struct, frozen=True):
@@ -31,14 +31,23 @@ def assemble(
     orphans: Iterable[Request],
     nodes: tuple[core.Node, ...] | None,
     now: datetime,
+    cohort_namespaces: frozenset[str] = frozenset(),
+    overhead: Mapping[str, int] = machines.NOTHING,
 ) -> State:
-    """`orphans` run, though their job is gone; `nodes` is None where nothing is known of them."""
+    """`orphans` run, though their job is gone; `nodes` is None where nothing is known of them.
+
+    Queues of `cohort_namespaces` may be of one cohort, whatever their namespace. `overhead` is what
+    pods of others take of each node.
+    """
     taints = machines.tolerable(nodes or ())
     kept_from = _Avoided(taints)
     return State(
-        nodes=None if nodes is None else tuple(machines.machine(node, taints) for node in nodes),
+        nodes=None
+        if nodes is None
+        else tuple(machines.machine(node, taints, overhead) for node in nodes),
         queues=tuple(queue_of(queue) for queue in queues if takes_part(queue.spec)),
         requests=(*orphans, *_requests(entries, kept_from, now)),
+        cohort_namespaces=tuple(sorted(cohort_namespaces)),
     )
 
 

@@ -93,7 +93,7 @@ class Board:
         self.machines = Machines(state.nodes, resources)
         self.bare = self.machines.empty()
         self.room = self.machines.empty()
-        self.lines = _lines(state.queues)
+        self.lines = _lines(state)
         self.held: list[Held] = []
         self.leaving: list[Held] = []
         self.admits: list[Admit] = []
@@ -137,7 +137,9 @@ class Board:
         self.held.sort(key=lambda held: (held.since, held.request.uid))
         for held in self.held:
             request = held.request
-            missing = request.slots(request.admitted) - sum(request.placed.values())
+            # What a gang does not use has no claim to a place: the scheduler is asked for one.
+            pods = request.admitted if request.uses is None else request.uses
+            missing = request.slots(pods) - sum(request.placed.values())
             if missing > 0:
                 more = self.room.claim(held.shape, missing)
                 self.room.take(held.shape, more)
@@ -152,11 +154,13 @@ def order(request: Request) -> tuple[int, float, str, str]:
     return -request.priority, request.created.timestamp(), request.name, request.uid
 
 
-def _lines(queues: tuple[Queue, ...]) -> list[Line]:
-    ordered = sorted(queues, key=lambda queue: (queue.namespace, queue.name))
-    cohorts: dict[str, Cohort] = {}
+def _lines(state: State) -> list[Line]:
+    ordered = sorted(state.queues, key=lambda queue: (queue.namespace, queue.name))
+    cohorts: dict[tuple[str, str], Cohort] = {}
     lines = []
     for queue, turn in zip(ordered, start(ordered), strict=True):
-        cohort = cohorts.setdefault(queue.cohort, Cohort()) if queue.cohort else Cohort()
+        shared = queue.namespace in state.cohort_namespaces
+        key = "" if shared else queue.namespace, queue.cohort
+        cohort = cohorts.setdefault(key, Cohort()) if queue.cohort else Cohort()
         lines.append(Line(queue, Account(queue.quota, cohort), turn))
     return lines

@@ -19,11 +19,12 @@ from math import inf
 from torchrun_controller.reconcile.admission import victims
 from torchrun_controller.reconcile.admission.board import Ask, Board, Held, Line, order
 from torchrun_controller.reconcile.admission.messages import Blocked, Teller
-from torchrun_controller.reconcile.admission.quota import Cohort, need_of
+from torchrun_controller.reconcile.admission.quota import Cohort, Need, need_of
 from torchrun_controller.reconcile.admission.shadow import Kept, Reservations
 from torchrun_controller.reconcile.admission.state import (
     Admit,
     Decisions,
+    GiveBack,
     Preempt,
     State,
     Wait,
@@ -54,6 +55,7 @@ class Coordinator:
         self.open = [line for line in self.board.lines if not line.closed]
         self.preempts: list[Preempt] = []
         self.waits: dict[str, Wait] = {}
+        self.gives_back: dict[str, int] = {}
         self.teller = Teller(self.board, now)
         self.blocked: dict[Line, Blocked] = {}  # why the head of a queue waits
         self.settled: set[str] = set()  # admitted, promised room, or never to fit
@@ -84,6 +86,9 @@ class Coordinator:
         return Decisions(
             admits=tuple(self.board.admits),
             preempts=tuple(self.preempts),
+            gives_back=tuple(
+                GiveBack(uid=uid, nodes=nodes) for uid, nodes in sorted(self.gives_back.items())
+            ),
             waits=self.waits,
             queues=tuple(self.teller.summary(line) for line in self.board.lines),
             requeue_after=0.0 if self.full else None,
@@ -130,8 +135,42 @@ class Coordinator:
                 lender = self._lender(head)
                 if kind is None and lender is None:
                     break
-                if kind is None or not self._preempt(head):
+                unused = kind is not None and self._take_unused(head)
+                if kind is None or unused or not self._preempt(head):
                     self._wait(head)
+
+    def _take_unused(self, head: Ask) -> bool:
+        """Have gangs that run with fewer nodes give back what they do not use, if that will do.
+
+        It is charged until it is given back.
+        """
+        account = head.line.account
+        taken: list[tuple[Held, Need]] = []
+        for held in self._unused(account.cohort):
+            if account.lacks(head.need) is None:
+                break
+            assert held.line is not None
+            assert held.request.uses is not None
+            need = need_of(held.request, held.request.admitted - held.request.uses, 0)
+            held.line.account.take(need, -1)
+            taken.append((held, need))
+        enough = account.lacks(head.need) is None
+        for held, need in taken:
+            assert held.line is not None
+            held.line.account.take(need)
+            if enough:
+                assert held.request.uses is not None
+                self.gives_back[held.request.uid] = held.request.uses
+        return enough
+
+    def _unused(self, cohort: Cohort) -> list[Held]:
+        """Gangs of the cohort that do not use all that they were admitted for."""
+        return [
+            held
+            for line in self._cohorts[cohort]
+            for held in line.held
+            if held.request.uses is not None and not held.leaving
+        ]
 
     def _backfill(self) -> None:
         """Whoever fits without making a head wait, as long as there are any."""

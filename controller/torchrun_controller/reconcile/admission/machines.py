@@ -4,8 +4,10 @@ A taint that some jobs tolerate becomes a label of every node: a job that does n
 for nodes without it, as it asks for labels.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from fractions import Fraction
 from math import ceil, floor
+from types import MappingProxyType
 
 from torchrun_api import core
 from torchrun_api.json import JsonObject
@@ -16,19 +18,40 @@ from torchrun_controller.reconcile.placement.nodes import ready_condition
 # Kubernetes' own taints say that the node takes nobody (kubernetes.io, "Taints and Tolerations").
 LIFECYCLE = "node.kubernetes.io/"
 KEEPS_AWAY = frozenset({"NoSchedule", "NoExecute"})
+NOTHING: Mapping[str, int] = MappingProxyType({})
 ABSENT, PRESENT = "absent", "present"
 
 
-def machine(node: core.Node, taints: frozenset[core.Taint]) -> Node:
-    """`taints` are those of all nodes that some jobs may tolerate."""
+def machine(
+    node: core.Node, taints: frozenset[core.Taint], overhead: Mapping[str, int] = NOTHING
+) -> Node:
+    """`taints` are those of all nodes that some jobs may tolerate; `overhead` is what others use.
+
+    Pods of others are not watched, as there may be ten times as many as ours: what DaemonSets take
+    of each node, an administrator says.
+    """
     own = set(node.spec.taints)
     marks = {label_of(taint): PRESENT if taint in own else ABSENT for taint in taints}
     return Node(
         name=node.metadata.name,
         labels=node.metadata.labels | marks,
-        allocatable=_amounts(node.status.allocatable),
+        allocatable={
+            name: max(0, amount - overhead.get(name, 0))
+            for name, amount in _amounts(node.status.allocatable).items()
+        },
         usable=_is_usable(node),
     )
+
+
+def parse_overhead(text: str) -> dict[str, int]:
+    """Read "cpu=2,memory=8Gi,pods=10", in the units of Node.allocatable. Raises ValueError."""
+    overhead = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, separator, value = part.partition("=")
+        if not name or not separator or name in overhead:
+            raise ValueError
+        overhead[name] = ceil(_amount(name, value))
+    return overhead
 
 
 def facts(node: core.Node | None) -> object:
@@ -78,27 +101,18 @@ def _tolerates(toleration: JsonObject, taint: core.Taint) -> bool:
     return bool(key) and (toleration.get("value") or "") == taint.value
 
 
-def pod_of(requests: dict[str, str]) -> dict[str, int]:
-    """What a pod takes of a node, itself included; rounded up.
-
-    Raises QuantityError.
-    """
-    return {"pods": 1} | {name: _whole(name, value, up=True) for name, value in requests.items()}
-
-
 def _amounts(allocatable: dict[str, str]) -> dict[str, int]:
     found = {}
     for name, value in allocatable.items():
         try:
-            found[name] = _whole(name, value, up=False)
+            found[name] = floor(_amount(name, value))
         except QuantityError:
             continue
     return found
 
 
-def _whole(name: str, value: int | str, *, up: bool) -> int:
-    amount = parse(value) * (1000 if name == "cpu" else 1)
-    return ceil(amount) if up else floor(amount)
+def _amount(name: str, value: int | str) -> Fraction:
+    return parse(value) * (1000 if name == "cpu" else 1)
 
 
 def _is_usable(node: core.Node) -> bool:

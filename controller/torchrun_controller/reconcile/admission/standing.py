@@ -7,7 +7,6 @@ reasons and phases below are these words.
 
 from collections import Counter
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -19,13 +18,18 @@ from torchrun_api.json import JsonObject
 from torchrun_api.quantity import QuantityError
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.reconcile import roles
-from torchrun_controller.reconcile.admission.machines import pod_of
 from torchrun_controller.reconcile.admission.state import Request
 from torchrun_controller.reconcile.attempts import admitted
+from torchrun_controller.reconcile.gang_requests import (
+    GangRequests,
+    pod_shortfall,
+    requests_of,
+)
 from torchrun_controller.reconcile.invalid import InvalidSpecError
 from torchrun_controller.reconcile.phases import TERMINAL
+from torchrun_controller.reconcile.placement.scheduling import scheduling_of
 from torchrun_controller.reconcile.policy import policy_of
-from torchrun_controller.reconcile.size import Size, size_of
+from torchrun_controller.reconcile.size import size_of
 from torchrun_controller.reconcile.workers import alive, attempt_of
 
 LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
@@ -36,12 +40,14 @@ class Standing(Struct, frozen=True, kw_only=True):
 
     What does not take part, or has no request, has nothing said of it: what was said is taken back,
     and with it what its quota was charged with. `requeued`: it has given way, and waits again once
-    it has heard that. `deadline` is of running time.
+    it has heard that. `outdated`: what its next gang asks for beyond what it was admitted for,
+    where nothing of it runs. `deadline` is of running time.
     """
 
     request: Request | None = None
     takes_part: bool = False
     requeued: bool = False
+    outdated: str = ""
     tolerations: tuple[JsonObject, ...] = ()
     deadline: timedelta | None = None
 
@@ -77,7 +83,7 @@ def stand(
         return Standing(takes_part=True, requeued=True)
     else:
         # Of a queue that has come to take part, what runs goes on.
-        held = 0 if _is_over(job, present) else charged or present.made
+        held = 0 if _is_over(job, present) else _charge(job, present) or present.made
     if held or (takes_part and queue is not None and _waits(job)):
         return _standing(job, queue, present, held, takes_part=takes_part)
     return Standing(takes_part=takes_part)
@@ -123,9 +129,27 @@ def _is_over(job: TorchrunJob, present: Gang) -> bool:
     return job.spec.suspend and told and status.phase == "Suspended"
 
 
+def _charge(job: TorchrunJob, present: Gang) -> int:
+    """What it is charged with, less what it does not use once reconcile has left it."""
+    admission = job.status.admission
+    if admission is None or not admitted.gives_back(job) or not admitted.has_given_back(job):
+        return admitted.charged(job)
+    return max(admission.limit, present.nodes)
+
+
+def _uses(job: TorchrunJob, held: int, present: Gang) -> int | None:
+    """Pods of a gang that is smaller than what was admitted, where it may give back the rest.
+
+    Not while an older gang of its ends, and not before reconcile has forgotten the last time.
+    """
+    shrunk = job.spec.elastic is not None and 0 < present.made == present.nodes < held
+    told = admitted.has_given_back(job) and not admitted.gives_back(job)
+    return present.made if shrunk and not told else None
+
+
 def _has_given_way(job: TorchrunJob, present: Gang) -> bool:
-    said = admitted.preempted(job)
-    return bool(said) and job.status.reason == admitted.PREEMPTED and not present.nodes
+    withdrawn = admitted.withdrawn(job)
+    return bool(withdrawn) and job.status.reason == withdrawn and not present.nodes
 
 
 def _waits(job: TorchrunJob) -> bool:
@@ -137,93 +161,95 @@ def _standing(
     job: TorchrunJob, queue: TorchrunQueue | None, present: Gang, held: int, *, takes_part: bool
 ) -> Standing:
     """Of a job that waits (`held` is 0) or holds so much."""
-    pods = _pods(job, queue)
-    wanted, head = pods.nodes, pods.head
-    placed = present.placed if head is None else _less(present.placed, present.heads)
+    asked, granted = _asked_of(job, queue), admitted.granted_to(job)
+    # The charge is what was admitted, whatever the spec says by now.
+    pods = granted or asked or _known_of(job)
+    head = pods.head
+    placed = Counter(present.placed) - Counter({} if head is None else present.heads)
+    scheduling = scheduling_of(job, queue)
     meta, status = job.metadata, job.status
     admission = status.admission or Admission()
     return Standing(
         takes_part=takes_part,
+        outdated=_outdated(job, queue, asked, present) if takes_part else "",
         request=Request(
             namespace=meta.namespace,
             name=meta.name,
             uid=meta.uid,
-            queue=job.spec.job_queue,
+            queue=admission.queue if granted is not None else job.spec.job_queue,
             created=meta.creation_timestamp or LONG_AGO,
-            nodes=_asked(job, wanted, held, present) if takes_part else held,
-            pod=pods.requests,
+            nodes=_nodes_asked(job, asked, held, present) if takes_part else held,
+            pod=pods.pod,
             gpus=pods.gpus,
             head=head,
             head_gpus=pods.head_gpus,
             priority=_priority(job, queue),
-            node_selector=_selector(job, queue),
+            node_selector=scheduling.node_selector,
             admitted=held,
-            placed=placed,
+            placed=dict(placed),
             since=(admission.time or present.since) if held else None,
             running=status.phase == "Running",
             preempted_for=admission.preempted_for,
             nominated=admission.nominated,
+            uses=_uses(job, held, present) if takes_part else None,
         ),
-        tolerations=(queue.spec.scheduling.tolerations if queue else ())
-        + job.spec.scheduling.tolerations,
+        tolerations=scheduling.tolerations,
         deadline=policy_of(job, queue).deadline,
     )
 
 
-def _asked(job: TorchrunJob, wanted: int | None, held: int, present: Gang) -> int:
-    """Less than is held only once no gang of the former size is there or under way."""
-    if wanted is None or job.metadata.deletion_timestamp is not None:
-        return held
-    if wanted >= held:
-        return wanted
+def _outdated(
+    job: TorchrunJob, queue: TorchrunQueue | None, asked: GangRequests | None, present: Gang
+) -> str:
+    """What the next gang lacks, once reconcile has said that it waits for just that."""
+    waits = job.status.reason in (admitted.WAITING, admitted.OUTDATED)
     told = job.status.observed_generation == job.metadata.generation
-    return max(wanted, present.nodes) if told else held
+    if queue is None or asked is None or present.nodes or not (waits and told):
+        return ""
+    if admitted.granted_to(job) is None:
+        return ""
+    return admitted.outdated(job, queue.metadata.name, asked)
 
 
-class _Pods(NamedTuple):
-    """As in Request; `nodes` is None where the spec makes no run."""
+def _nodes_asked(job: TorchrunJob, asked: GangRequests | None, held: int, present: Gang) -> int:
+    """More only for a gang that may grow, less once no gang of the former size is there.
 
-    nodes: int | None
-    requests: dict[str, int]
-    gpus: int
-    head: dict[str, int] | None = None
-    head_gpus: int = 0
-
-
-def _pods(job: TorchrunJob, queue: TorchrunQueue | None) -> _Pods:
-    """What the spec asks for; of one that makes no run, what the status knows."""
-    if queue is not None:
-        try:
-            return _pods_of(size_of(job.spec, queue.spec.node_resources))
-        except (InvalidSpecError, QuantityError):
-            pass
-    gpus = (job.status.gpus or 0) // max(1, job.status.num_nodes or 1)
-    return _Pods(None, {"pods": 1}, gpus)
+    A gang whose pods ask for more than those that were admitted can have no other size.
+    """
+    if asked is None or job.metadata.deletion_timestamp is not None:
+        return held
+    granted = admitted.granted_to(job)
+    if granted is not None and pod_shortfall(asked, granted):
+        return held
+    if not held or asked.nodes == held:
+        return asked.nodes
+    if asked.nodes > held:
+        return asked.nodes if job.spec.elastic is not None else held
+    told = job.status.observed_generation == job.metadata.generation
+    return max(asked.nodes, present.nodes) if told else held
 
 
-def _pods_of(size: Size) -> _Pods:
-    head = None if size.head is None else pod_of(size.head.requests)
-    pod = pod_of(size.requests)
-    if size.head is None or head is None:
-        return _Pods(size.nodes, pod, size.gpus_per_node)
-    if all(amount <= pod.get(name, 0) for name, amount in head.items()):
-        return _Pods(size.nodes, pod, size.gpus_per_node, head, size.head.gpus_per_node)
-    # Each of them counts for the larger of the two.
-    most = size.largest
-    return _Pods(size.nodes, pod_of(most.requests), most.gpus_per_node)
+def _asked_of(job: TorchrunJob, queue: TorchrunQueue | None) -> GangRequests | None:
+    """What the spec asks for; None where it makes no run."""
+    if queue is None:
+        return None
+    try:
+        return requests_of(job, queue, size_of(job.spec, queue.spec.node_resources))
+    except (InvalidSpecError, QuantityError):
+        return None
 
 
-def _less(placed: dict[str, int], heads: dict[str, int]) -> dict[str, int]:
-    left = {node: pods - heads.get(node, 0) for node, pods in placed.items()}
-    return {node: pods for node, pods in left.items() if pods}
+def _known_of(job: TorchrunJob) -> GangRequests:
+    """Of a job whose spec makes no run: what the status knows."""
+    nodes = job.status.num_nodes or 1
+    gpus = (job.status.gpus or 0) // max(1, nodes)
+    return GangRequests(nodes=nodes, pod={"pods": 1}, gpus=gpus)
 
 
 def _priority(job: TorchrunJob, queue: TorchrunQueue | None) -> int:
-    if job.spec.priority is not None:
-        return job.spec.priority
-    return queue.spec.priority if queue is not None else 0
-
-
-def _selector(job: TorchrunJob, queue: TorchrunQueue | None) -> dict[str, str]:
-    base = queue.spec.scheduling.node_selector if queue is not None else {}
-    return base | job.spec.scheduling.node_selector
+    """At most what the queue allows, also of a job that was admitted before it did."""
+    if queue is None:
+        return job.spec.priority or 0
+    wanted = queue.spec.priority if job.spec.priority is None else job.spec.priority
+    most = queue.spec.limits.max_priority
+    return wanted if most is None else min(wanted, most)

@@ -74,8 +74,9 @@ class Queue(Struct, frozen=True, kw_only=True):
     """A queue that takes part, which is one with a quota, a weight or a cohort.
 
     `weight` None counts as 1; 0 admits nothing. `paused` says why nothing is admitted for another
-    reason, and is empty otherwise. Queues of all namespaces with the same `cohort` lend each other
-    the quota that they do not use. `turn` is what Decisions.queues said of it last, None at first.
+    reason, and is empty otherwise. Queues of one namespace with the same `cohort` lend each other
+    the quota that they do not use; for other namespaces see State.cohort_namespaces. `turn` is what
+    Decisions.queues said of it last, None at first.
     """
 
     namespace: str
@@ -103,6 +104,11 @@ class Request(Struct, frozen=True, kw_only=True):
     run by its deadline, None without one. `preempted_for` is the uid that Decisions.preempts said,
     as long as it holds. `nominated` repeats the Wait.nominated that was last said of it.
 
+    `uses` is how many pods the present gang of an elastic job has, where it is smaller than what
+    was admitted and the rest may be given back: None where all is in use.
+
+    `gone`: the job does not exist any more, so nobody can tell its pods to make room.
+
     `head` is what the first pod requests, and `head_gpus` its GPUs, where it has less of some and
     more of nothing than the others: None where all are alike. A quota is charged with just that.
     No room is looked for it, which is the scheduler's matter, and it is not in `placed`: it may go
@@ -128,6 +134,8 @@ class Request(Struct, frozen=True, kw_only=True):
     running: bool = False
     preempted_for: str = ""
     nominated: bool = False
+    gone: bool = False
+    uses: int | None = None
 
     def slots(self, pods: int) -> int:
         """Of so many pods of a whole gang, those that room is looked for."""
@@ -139,11 +147,15 @@ class State(Struct, frozen=True, kw_only=True):
 
     `nodes` is None where nothing is known of nodes: then quota alone decides. Of a request whose
     queue is not in `queues` nothing is decided; what it holds takes up room.
+
+    A cohort is of one namespace: who writes queues in another must not reach its quota. Only the
+    namespaces that an administrator names in `cohort_namespaces` share their cohorts.
     """
 
     nodes: tuple[Node, ...] | None = None
     queues: tuple[Queue, ...] = ()
     requests: tuple[Request, ...] = ()
+    cohort_namespaces: tuple[str, ...] = ()
 
 
 class Admit(Struct, frozen=True, kw_only=True):
@@ -164,6 +176,13 @@ class Preempt(Struct, frozen=True, kw_only=True):
     for_uid: str
     reason: Literal["HigherPriority", "Reclaimed"]
     message: str
+
+
+class GiveBack(Struct, frozen=True, kw_only=True):
+    """The request is to keep `nodes` pods, which is all that it uses; others wait for the rest."""
+
+    uid: str
+    nodes: int
 
 
 class Wait(Struct, frozen=True):
@@ -201,7 +220,7 @@ class QueueSummary(Struct, frozen=True, kw_only=True):
 
 
 class Decisions(Struct, frozen=True, kw_only=True):
-    """To be carried out in this order: `waits` and `queues`, `preempts`, `admits`.
+    """To be carried out in this order: `waits` and `queues`, `preempts`, `gives_back`, `admits`.
 
     `waits` has an entry for every request that does not hold what it asks for, by uid. The text
     of one far behind in its queue says only roughly where it stands, and so seldom changes.
@@ -210,6 +229,7 @@ class Decisions(Struct, frozen=True, kw_only=True):
 
     admits: tuple[Admit, ...] = ()
     preempts: tuple[Preempt, ...] = ()
+    gives_back: tuple[GiveBack, ...] = ()
     waits: dict[str, Wait] = field(default_factory=dict)
     queues: tuple[QueueSummary, ...] = ()
     requeue_after: float | None = None

@@ -22,10 +22,12 @@ from torchrun_controller.reconcile.admission.state import (
     Admit,
     Decisions,
     Preempt,
+    Request,
     Wait,
 )
 from torchrun_controller.reconcile.attempts import admitted
 from torchrun_controller.reconcile.conditions import ADMITTED, Claimed, update
+from torchrun_controller.reconcile.gang_requests import GangRequests, admission_of
 from torchrun_controller.reconcile.workers import Why
 
 # The first of each queue are told their place exactly, as it changes. Of those further behind the
@@ -69,6 +71,7 @@ class Verdicts:
     def __init__(self, decisions: Decisions) -> None:
         self._admits = {admit.uid: admit for admit in decisions.admits}
         self._preempts = {preempt.uid: preempt for preempt in decisions.preempts}
+        self._limits = {one.uid: one.nodes for one in decisions.gives_back}
         self._waits = decisions.waits
 
     def on(self, job: TorchrunJob, standing: Standing, now: datetime) -> Word | None:
@@ -78,6 +81,9 @@ class Verdicts:
         wait = self._waits.get(uid)
         before = said_of(job)
         after = _say(job, standing, before, admit, preempt, wait, now)
+        if after.admission is not None:
+            limit = _limit(standing, after.admission, self._limits.get(uid, 0))
+            after = replace(after, admission=replace(after.admission, limit=limit))
         if after == before or (wait and _close_enough(before, after)):
             return None
         rank = after.position if after.position is not None else 0
@@ -119,14 +125,50 @@ def _say(
         return before if wait is None else _waiting(wait)
     charge = before.admission or Admission(time=request.since)
     since = now if request.admitted == 0 else charge.time
-    charge = replace(charge, nodes=held, time=since, nominated=False)
+    charge = replace(_recorded(charge, request), nodes=held, time=since, nominated=False)
     if preempt is not None:
         why = Why(admitted.PREEMPTED, preempt.message)
         charge = replace(charge, preempted_for=preempt.for_uid)
         return Said(claim=Claimed(ADMITTED, "False", why), admission=charge)
     if admitted.preempted(job):
         return Said(claim=before.claim, admission=charge)
+    if standing.outdated and admit is None:
+        return Said(claim=Claimed(ADMITTED, "False", _why_outdated(standing)), admission=charge)
     return Said(claim=_holding(held, request.nodes, wait), admission=charge)
+
+
+def _limit(standing: Standing, charge: Admission, decided: int) -> int:
+    """Once set it stays until that much is given back, or another gang is there."""
+    request = standing.request
+    uses = None if request is None else request.uses
+    limit = decided or charge.limit
+    return limit if uses is not None and uses <= limit < charge.nodes else 0
+
+
+def _recorded(charge: Admission, request: Request) -> Admission:
+    """With what is admitted, where it does not say that yet."""
+    if charge.queue:
+        return charge
+    asked = GangRequests(
+        nodes=request.nodes,
+        pod=request.pod,
+        gpus=request.gpus,
+        head=request.head,
+        head_gpus=request.head_gpus,
+    )
+    record = admission_of(asked, request.queue)
+    return replace(
+        charge,
+        queue=record.queue,
+        requests=record.requests,
+        gpus=record.gpus,
+        head=record.head,
+    )
+
+
+def _why_outdated(standing: Standing) -> Why:
+    message = f"{standing.outdated}; gives back what it was admitted for, and is admitted again"
+    return Why(admitted.OUTDATED, message)
 
 
 def _waiting(wait: Wait) -> Said:

@@ -1,10 +1,14 @@
-"""Whom to preempt, so that a head fits: as few as do, the least important and youngest first.
+"""Whom to preempt, so that a head fits: as few as do.
+
+Within a queue the least important leaves first, then the youngest. Priorities of different queues
+are not compared, as the users of each queue set them: there the youngest goes first.
 
 Two kinds of jobs may have to leave: those of lower priority in the head's own queue; and, where the
 head stays within its queue's own quota, those of queues that borrow from its cohort, as long as
 they borrow. What is being preempted already leaves first: nobody new goes for what it frees.
 """
 
+import heapq
 from collections.abc import Iterator
 
 from torchrun_controller.reconcile.admission.board import Ask, Held
@@ -90,9 +94,7 @@ class _Search:
         own = self.ask.line
         everywhere = own.account.lacks(self.ask.need) is not None
         if not own.account.borrows(self.ask.need):
-            lines = [line for line in self.board.lines if line.account.cohort is own.account.cohort]
-            others = [held for line in lines if line is not own for held in line.held]
-            for held in sorted(others, key=worth):
+            for held in self._of_cohort():
                 assert held.line is not None
                 if self._useful(held, everywhere) and any(held.line.account.beyond()):
                     yield held
@@ -101,11 +103,25 @@ class _Search:
             if self._useful(held, everywhere):
                 yield held
 
+    def _of_cohort(self) -> Iterator[Held]:
+        """Jobs of the other queues of the cohort, each queue's in the order of their worth."""
+        own = self.ask.line
+        lines = [line for line in self.board.lines if line.account.cohort is own.account.cohort]
+        queues = [sorted(line.held, key=worth) for line in lines if line is not own]
+        # The youngest of the first of each queue, whatever comes behind it there.
+        return heapq.merge(*queues, key=youngest)
+
     def _useful(self, held: Held, everywhere: bool) -> bool:
         members = self.ask.shape.pool.members
-        return not held.leaving and (everywhere or not members.isdisjoint(held.placement))
+        stays = held.leaving or held.request.gone
+        return not stays and (everywhere or not members.isdisjoint(held.placement))
 
 
 def worth(held: Held) -> tuple[int, float, str]:
-    """The order in which jobs have to leave: lowest priority, then youngest."""
-    return held.request.priority, -held.since, held.request.uid
+    """The order in which jobs of a queue have to leave: lowest priority, then youngest."""
+    return held.request.priority, *youngest(held)
+
+
+def youngest(held: Held) -> tuple[float, str]:
+    """The order in which jobs of several queues have to leave."""
+    return -held.since, held.request.uid

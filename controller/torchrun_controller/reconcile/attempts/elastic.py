@@ -14,11 +14,11 @@ from msgspec.structs import replace
 
 from torchrun_api import names
 from torchrun_api.core import Job, Pod
-from torchrun_api.job import Elastic
+from torchrun_api.job import Elastic, TorchrunJob
 from torchrun_api.meta import ConditionStatus
 from torchrun_controller.reconcile import roles
 from torchrun_controller.reconcile.advance import Successor, advance
-from torchrun_controller.reconcile.attempts import gang
+from torchrun_controller.reconcile.attempts import admitted, gang
 from torchrun_controller.reconcile.attempts.probe import missing_probes
 from torchrun_controller.reconcile.conditions import Claimed
 from torchrun_controller.reconcile.decision import Decision, soonest
@@ -35,8 +35,6 @@ SHRINK_AFTER = timedelta(seconds=30)
 SETTLE = timedelta(seconds=10)
 MOST_PROBES = 16
 
-FULL_SIZE = "FullSize"
-
 
 class Outlook(Struct, frozen=True, kw_only=True):
     """What follows for the size of a gang: a resize to `nodes`, or what it says and waits for."""
@@ -51,7 +49,7 @@ class Outlook(Struct, frozen=True, kw_only=True):
 def adapt(observed: Observed, decision: Decision, now: datetime, defaults: Defaults) -> Decision:
     """The decision on a gang that lives, with what its size calls for."""
     spec = observed.job.spec
-    if spec.elastic is None or spec.num_nodes is None or decision.finding is Finding.GANG_ENDING:
+    if spec.elastic is None or spec.num_nodes is None:
         return decision
     seen = outlook(observed, decision.finding, spec.elastic, now, defaults.grow_after)
     if decision.why.reason == "WorkersStarting":
@@ -99,14 +97,28 @@ def outlook(
         return _placing(observed, nodes, elastic.min_nodes, now)
     if nodes == wanted:
         return Outlook(condition=_condition("True", "AllNodes", f"{nodes} of {wanted} nodes"))
+    most = admitted.most_nodes(observed)
+    if most is not None and most <= nodes:
+        return Outlook(condition=_not_admitted(observed.job, nodes, wanted))
     if finding is Finding.GANG_RUNNING:
-        return _growing(observed, nodes, wanted, now, grow_after)
+        return _growing(
+            observed, nodes, wanted if most is None else min(wanted, most), now, grow_after
+        )
     message = f"{nodes} of {wanted} nodes, waits for capacity"
     return Outlook(condition=_condition("False", "WaitingForCapacity", message))
 
 
+def _not_admitted(job: TorchrunJob, nodes: int, wanted: int) -> Claimed:
+    """No room is looked for that the queue has not admitted."""
+    short = f"{nodes} of {wanted} nodes"
+    if admitted.gives_back(job):
+        message = f"{short}; gives back the others that it was admitted for to jobs that wait"
+        return _condition("False", admitted.GIVES_BACK, message)
+    return _condition("False", admitted.WAITING, f"{short}, waits for its queue to admit more")
+
+
 def _condition(status: ConditionStatus, reason: str, message: str) -> Claimed:
-    return Claimed(FULL_SIZE, status, Why(reason, message))
+    return Claimed(admitted.FULL_SIZE, status, Why(reason, message))
 
 
 def asked_of(child: Job) -> int:
@@ -148,7 +160,7 @@ def _placing(observed: Observed, nodes: int, fewest: int, now: datetime) -> Outl
 def _placing_since(observed: Observed, now: datetime) -> datetime:
     """Since when nothing of ours keeps the nodes from the gang, as the condition remembers it."""
     made = observed.child_jobs[-1].metadata.creation_timestamp or now
-    known = {c.type: c for c in observed.job.status.conditions}.get(FULL_SIZE)
+    known = {c.type: c for c in observed.job.status.conditions}.get(admitted.FULL_SIZE)
     if known is None or known.status == "True" or known.last_transition_time is None:
         return made
     return now if known.status == "Unknown" else max(made, known.last_transition_time)

@@ -2,13 +2,16 @@
 
 That a pod is gone proves nothing once its node is silent: whoever deletes a Node object has its
 pods removed from the API, and a forced deletion asks no kubelet. So such workers are remembered,
-from the first moment of NotReady on, in `status.unfenced` and in an annotation of the child Job
-that is made before the status is written, until one of these holds:
+from the first moment of NotReady on, in `status.unfenced`, until one of these holds:
 
 - its node is tainted out-of-service: somebody vouches that the machine is off;
+- its Node object is gone, and an annotation of the TorchrunJob vouches for its machine;
 - its node is Ready again and knows the pod: from now on the kubelet's word on its end counts;
 - its node has been Ready again for longer than a kubelet takes to end what nobody wants any more;
 - the user allows an unfenced restart.
+
+No gang is made before the status has all of them. `status.workerNodes` has the nodes of the present
+gang, so that workers are found whose pods went while no controller ran.
 
 Meanwhile the launchers of a new gang can fence such a worker themselves, where all share a state
 directory (torchrun_runtime.launch.epoch): its own launcher, which proved that it watches for newer
@@ -16,15 +19,15 @@ gangs, kills its ranks. They know when that is done, so the memory stays: it cos
 them nothing.
 """
 
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from torchrun_api import names
 from torchrun_api.core import Pod
 from torchrun_api.status import UnfencedWorker
-from torchrun_controller.reconcile import words
 from torchrun_controller.reconcile.attempts.failures import UNPROVEN, words_of
 from torchrun_controller.reconcile.observed import Observed
 from torchrun_controller.reconcile.placement import nodes
@@ -71,42 +74,44 @@ def outstanding(observed: Observed, now: datetime) -> tuple[UnfencedWorker, ...]
     if policy.allow_unfenced_restart:
         return ()
     clearing = timedelta(seconds=policy.grace_seconds) + CLEARING
-    kept = [w for w in _judged(observed) if not _released(observed, w, now, clearing)]
+    off = _machines_off(observed)
+    kept = [w for w in _judged(observed) if not _released(observed, w, now, clearing, off)]
     known = {_identity(worker) for worker in kept}
-    new = [
-        worker
-        for pod in (*observed.workers, *observed.ghosts)
-        if (worker := _silent(observed, pod, now)) is not None
-        and _identity(worker) not in known
-        and not _released(observed, worker, now, clearing)
-    ]
-    return (*kept, *sorted(new, key=_order))
-
-
-def remembered(observed: Observed) -> tuple[UnfencedWorker, ...]:
-    """What the status says, or a child Job that is newer than it."""
-    status = observed.job.status
-    if observed.child_jobs:
-        child = observed.child_jobs[-1].metadata
-        if attempt_of(child) > status.attempt:
-            return decode(child.annotations.unfenced)
-    return status.unfenced
+    new = {
+        _identity(worker): worker
+        for worker in (*_vanished(observed, now), *_all_silent(observed, now))
+        if _identity(worker) not in known and not _released(observed, worker, now, clearing, off)
+    }
+    return (*kept, *sorted(new.values(), key=_order))
 
 
 def untold(observed: Observed, now: datetime) -> bool:
-    """Whether there are workers to be remembered of whom nothing tells yet but their pods."""
-    known = {_identity(worker) for worker in remembered(observed)}
+    """Whether there are workers to be remembered that the status does not have yet."""
+    known = {_identity(worker) for worker in observed.job.status.unfenced}
     return any(_identity(worker) not in known for worker in outstanding(observed, now))
 
 
-def decode(annotation: str) -> tuple[UnfencedWorker, ...]:
-    """Of a child Job, as `encode` made it; nothing where it is not ours to read."""
-    return words.read(annotation, tuple[UnfencedWorker, ...]) or ()
+def worker_nodes(
+    observed: Observed, attempt: int, unfenced: tuple[UnfencedWorker, ...]
+) -> tuple[str, ...]:
+    """The nodes of the workers of an attempt that may run ranks, by index; "" for no such worker.
 
-
-def encode(workers: tuple[UnfencedWorker, ...]) -> str:
-    """For the annotation of a child Job."""
-    return msgspec.json.encode(workers).decode()
+    The `unfenced` ones are remembered already. Of a worker without a pod it has been judged whether
+    it is one of these.
+    """
+    if observed.nodes is None:
+        return ()
+    known = {_identity(worker) for worker in unfenced}
+    found = {
+        index_of(pod): pod.spec.node_name
+        for pod in (*observed.workers, *observed.ghosts)
+        if attempt_of(pod.metadata) == attempt
+        and _may_train(pod)
+        and not stopped(pod)
+        and not of_earlier_job(observed, pod)
+        and (attempt, index_of(pod), pod.spec.node_name) not in known
+    }
+    return tuple(found.get(index, "") for index in range(max(found, default=-1) + 1))
 
 
 def unproven_loss(observed: Observed, pod: Pod, now: datetime) -> nodes.Loss | None:
@@ -138,14 +143,32 @@ def fencing_since(observed: Observed) -> datetime | None:
         return None
     last = attempt_of(observed.child_jobs[-1].metadata) - 1
     told = (pod.metadata.annotations.fence.partition(" ") for pod in observed.workers)
-    times = [time_of(time) for time, _, who in told if f" {last}-" in f" {who}"]
+    times = [time_of(time) for time, _, who in told if f" {last}:" in f" {who}"]
     return max((time for time in times if time is not None), default=None)
 
 
 def instruction(workers: tuple[UnfencedWorker, ...], now: datetime) -> str:
-    """The annotation that tells a launcher to wait out the fence, and for whom."""
-    told = " ".join(f"{worker.attempt}-{worker.index}" for worker in workers)
-    return f"{stamp(now)} {told}"
+    """The annotation that tells a launcher to wait out the fence, and for whom.
+
+    Less than 32 KiB for any workers of one attempt, as ranges of their indexes.
+    """
+    indexes: dict[int, set[int]] = {}
+    for worker in workers:
+        assert worker.attempt is not None, "launchers know nothing of an earlier job"
+        indexes.setdefault(worker.attempt, set()).add(worker.index)
+    told = (f"{attempt}:{_ranges(indexes[attempt])}" for attempt in sorted(indexes))
+    return " ".join([stamp(now), *told])
+
+
+def _ranges(indexes: Iterable[int]) -> str:
+    """As 0-3,7."""
+    ranges: list[tuple[int, int]] = []
+    for index in sorted(indexes):
+        if ranges and ranges[-1][1] == index - 1:
+            ranges[-1] = ranges[-1][0], index
+        else:
+            ranges.append((index, index))
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
 
 
 def stamp(time: datetime) -> str:
@@ -163,7 +186,7 @@ def time_of(stamped: str) -> datetime | None:
 
 def _judged(observed: Observed) -> tuple[UnfencedWorker, ...]:
     """What is remembered, after what the present gang found out about it."""
-    workers = remembered(observed)
+    workers = observed.job.status.unfenced
     if not observed.child_jobs or not workers:
         return workers
     present = attempt_of(observed.child_jobs[-1].metadata)
@@ -175,9 +198,38 @@ def _judged(observed: Observed) -> tuple[UnfencedWorker, ...]:
     return workers
 
 
+def _vanished(observed: Observed, now: datetime) -> Iterator[UnfencedWorker]:
+    """Workers whose pods are gone unseen, on nodes of which nothing is heard.
+
+    A pod that goes while its node is Ready has stopped.
+    """
+    status, known = observed.job.status, observed.nodes
+    if known is None:
+        return
+    pods = (*observed.workers, *observed.ghosts)
+    there = {index_of(pod) for pod in pods if attempt_of(pod.metadata) == status.attempt}
+    for index, name in enumerate(status.worker_nodes):
+        node = known.get(name)
+        if name and index not in there and (node is None or not nodes.is_ready(node)):
+            yield UnfencedWorker(attempt=status.attempt, index=index, node=name, since=now)
+
+
+def _all_silent(observed: Observed, now: datetime) -> Iterator[UnfencedWorker]:
+    for pod in (*observed.workers, *observed.ghosts):
+        worker = _silent(observed, pod, now)
+        if worker is not None:
+            yield worker
+
+
+def _may_train(pod: Pod) -> bool:
+    """Whether it has the go-ahead, and a node to go ahead on."""
+    meta = pod.metadata
+    return meta.annotations.start == meta.labels.attempt and bool(pod.spec.node_name)
+
+
 def _silent(observed: Observed, pod: Pod, now: datetime) -> UnfencedWorker | None:
     meta = pod.metadata
-    if meta.annotations.start != meta.labels.attempt or observed.nodes is None or stopped(pod):
+    if not _may_train(pod) or observed.nodes is None or stopped(pod):
         return None
     silence = nodes.silence(observed, pod, now)
     if silence is None and not collected(pod):
@@ -204,15 +256,35 @@ def of_earlier_job(observed: Observed, pod: Pod) -> bool:
 
 
 def _released(
-    observed: Observed, worker: UnfencedWorker, now: datetime, clearing: timedelta
+    observed: Observed,
+    worker: UnfencedWorker,
+    now: datetime,
+    clearing: timedelta,
+    off: frozenset[str],
 ) -> bool:
-    node = observed.nodes.get(worker.node) if observed.nodes else None
-    if node is None:
+    if observed.nodes is None:
         return False
+    node = observed.nodes.get(worker.node)
+    if node is None:
+        return vouched(worker) in off
     if nodes.out_of_service(node):
         return True
     since = _ready_since(observed, worker)
     return since is not None and (_is_there(observed, worker) or now - since >= clearing)
+
+
+def _machines_off(observed: Observed) -> frozenset[str]:
+    """The machines for which an annotation of the job vouches, as `vouched` writes them."""
+    said = observed.job.metadata.annotations.get(names.MACHINES_OFF, "")
+    return frozenset(word.strip() for word in said.split(","))
+
+
+def vouched(worker: UnfencedWorker) -> str:
+    """A worker's machine as that annotation has it: no attempt for one of an earlier job.
+
+    The attempt keeps an old annotation from vouching for a later loss of the same node.
+    """
+    return f"{'' if worker.attempt is None else worker.attempt}/{worker.node}"
 
 
 def _ready_since(observed: Observed, worker: UnfencedWorker) -> datetime | None:

@@ -9,7 +9,7 @@ from torchrun_api.core import Job, Pod
 from torchrun_api.kinds import JOBS
 from torchrun_api.status import Attempt, LastFailure
 from torchrun_controller.reconcile import roles, words, workers
-from torchrun_controller.reconcile.attempts import collateral, fence, gate
+from torchrun_controller.reconcile.attempts import collateral, deletion, fence, gate
 from torchrun_controller.reconcile.attempts.failures import (
     POD_DELETED,
     Cause,
@@ -23,6 +23,7 @@ from torchrun_controller.reconcile.phases import Finding
 from torchrun_controller.reconcile.placement import waiting
 from torchrun_controller.reconcile.plan import Delete
 from torchrun_controller.reconcile.schedulers import groups
+from torchrun_controller.reconcile.times import seconds_of_gang
 from torchrun_controller.reconcile.workers import Why, alive, count, scheduled
 from torchrun_controller.reconcile.workers import delete as delete_pod
 from torchrun_controller.reconcile.workspace import delivery
@@ -130,6 +131,15 @@ def next_attempt(observed: Observed) -> int:
     return attempt
 
 
+def completed(observed: Observed) -> Job | None:
+    """The child Job that has succeeded; an older one may have while its successor was created."""
+    return next((job for job in observed.child_jobs if _is_complete(job)), None)
+
+
+def _is_complete(child: Job) -> bool:
+    return any((c.type, c.status) == ("Complete", "True") for c in child.status.conditions)
+
+
 class Found(msgspec.Struct, frozen=True):
     """How a gang stands; `left` are seconds until a failure is judged by its victim's word."""
 
@@ -147,24 +157,24 @@ def find(observed: Observed, now: datetime) -> Found:
     Failure is taken from the first failed pod, well before the Job says so; a pod that only lost
     a peer waits a moment for the word of that peer, and one that was told to end for Kueue's.
     """
+    succeeded = completed(observed)
+    if succeeded is not None:
+        nodes = roles.nodes_of(succeeded)
+        all_of_them = f"{nodes} of {nodes} workers succeeded"
+        message = "the head succeeded" if roles.has_head(succeeded) else all_of_them
+        return Found(Finding.GANG_SUCCEEDED, Why("Completed", message))
     child = observed.child_jobs[-1]
     nodes = roles.nodes_of(child)
-    verdicts = {c.type: c for c in child.status.conditions if c.status == "True"}
-    if "Complete" in verdicts:
-        all_of_them = f"{nodes} of {nodes} workers succeeded"
-        message = "the head succeeded" if roles.has_head(child) else all_of_them
-        return Found(Finding.GANG_SUCCEEDED, Why("Completed", message))
-    going = roles.being_deleted(observed)
-    if going:
-        message = f"Job {going} is being deleted; a new attempt follows"
-        return Found(Finding.GANG_ENDING, Why("JobDeleted", message))
-    if roles.head_has_succeeded(observed):
+    deleted = deletion.of_gang(observed)
+    if roles.head_has_succeeded(observed) and child.metadata.deletion_timestamp is None:
         return Found(*_progress(observed, now))
     failed = roles.failed(observed)
-    if child.spec.suspend and failed is None:
+    if child.spec.suspend and failed is None and deleted is None:
         # Its pods are told to end, which is no failure of theirs.
         return Found(*_suspended(observed))
     failure = _failure(observed, now)
+    if deleted is not None and (failure is None or deletion.comes_before(deleted, failure)):
+        return Found(Finding.GANG_FAILED, why_failed(deleted.said), deleted)
     left = None if failure is None else _left(observed, failure.said, now)
     if left is not None:
         return Found(*_progress(observed, now), left=left)
@@ -279,14 +289,20 @@ def _suspended(observed: Observed) -> tuple[Finding, Why]:
 
 
 def end_survivors(observed: Observed, grace: int = SURVIVOR_GRACE) -> tuple[Delete, ...]:
-    """Pods of the present gang that still run; `grace` in seconds."""
+    """Pods of the present gang that still run; `grace` in seconds.
+
+    Where somebody has deleted a Job of the gang, its pods go or stay with that, as was asked for.
+    """
+    if observed.child_jobs and roles.being_deleted(observed):
+        return ()
     return end(observed.workers, grace)
 
 
 def end_ghosts(observed: Observed) -> tuple[Delete, ...]:
     """Pods of ended gangs that nobody has told to end, as the process died in between."""
     resized = left_by_resize(observed)
-    older = [child for child in observed.child_jobs[:-1] if child not in resized]
+    standing = (c for c in observed.child_jobs[:-1] if c.metadata.deletion_timestamp is None)
+    older = [child for child in standing if child not in resized]
     numbers = {attempt_of(child) for child in older}
     beside = (job for job in observed.worker_jobs if attempt_of(job) in numbers)
     ended = {job.metadata.uid for job in (*older, *beside)}
@@ -306,7 +322,11 @@ def left_by_resize(observed: Observed) -> tuple[Job, ...]:
     )
     ends = {attempt.number: attempt.reason for attempt in known}
     older = (c for c in observed.child_jobs[:-1] if c.metadata.deletion_timestamp is None)
-    return tuple(child for child in older if ends.get(attempt_of(child)) in RESIZES)
+    return tuple(
+        child
+        for child in older
+        if ends.get(attempt_of(child)) in RESIZES and not _is_complete(child)
+    )
 
 
 def end(pods: tuple[Pod, ...], grace: int) -> tuple[Delete, ...]:
@@ -319,9 +339,18 @@ def end(pods: tuple[Pod, ...], grace: int) -> tuple[Delete, ...]:
 
 
 def delete(child: Job) -> Delete:
-    """The child Job with its pods, which get their full grace period."""
+    """The child Job with its pods, which get their full grace period.
+
+    Only as it was observed: one that has succeeded meanwhile is looked at again.
+    """
     meta = child.metadata
-    return Delete(kind=JOBS, namespace=meta.namespace, name=meta.name, uid=meta.uid)
+    return Delete(
+        kind=JOBS,
+        namespace=meta.namespace,
+        name=meta.name,
+        uid=meta.uid,
+        resource_version=meta.resource_version,
+    )
 
 
 def forget_oldest(observed: Observed) -> tuple[Delete, ...]:
@@ -333,12 +362,15 @@ def record(
     observed: Observed, why: Why, now: datetime, *, counted: bool, node: str = ""
 ) -> Attempt:
     """The present gang as an attempt that ended; `node` is that of its failure."""
-    child = observed.child_jobs[-1]
+    child, status = observed.child_jobs[-1], observed.job.status
+    number = attempt_of(child)
+    ran = seconds_of_gang(status, now) if number == status.attempt else 0.0
     return Attempt(
-        number=attempt_of(child),
+        number=number,
         node=node,
         start_time=child.metadata.creation_timestamp,
         end_time=now,
+        running_seconds=round(ran),
         counted=counted,
         reason=why.reason,
         message=why.message[:512],

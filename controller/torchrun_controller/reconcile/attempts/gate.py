@@ -12,7 +12,9 @@ from torchrun_api.kinds import PODS
 from torchrun_api.status import UnfencedWorker
 from torchrun_controller.reconcile import roles
 from torchrun_controller.reconcile.attempts import fence
+from torchrun_controller.reconcile.attempts.orphans import orphans, way_out
 from torchrun_controller.reconcile.observed import Observed
+from torchrun_controller.reconcile.placement import nodes
 from torchrun_controller.reconcile.plan import Apply
 from torchrun_controller.reconcile.workers import Why, alive, attempt_of
 from torchrun_controller.reconcile.workspace import reload
@@ -36,7 +38,7 @@ def instruct(observed: Observed, now: datetime) -> tuple[Apply, ...]:
     safe = not holders.pods and _by_epoch(child, holders.unfenced)
     opens = safe and roles.is_whole(observed)
     start: JsonObject = {names.START: str(attempt_of(child.metadata))}
-    if holders.unfenced:
+    if opens and holders.unfenced:
         start[names.FENCE] = fence.instruction(holders.unfenced, now)
     together = all(alive(pod) for pod in observed.workers)
     code = reload.told(observed) if together else {}
@@ -117,8 +119,11 @@ def why_closed(observed: Observed, now: datetime) -> Why | None:
     if holders.pods:
         told = ", ".join(sorted(pod.metadata.name for pod in holders.pods)[:NAMED])
         message = f"{len(holders.pods)} workers of an earlier gang still end: {told}"
+        left = tuple(pod for pod in orphans(observed) if pod in holders.pods)
+        if left:
+            return Why("OrphanedWorkers", f"{message}. {way_out(left)}")
         return Why("WaitingForOldGang", message)
-    return None if _by_epoch(child, holders.unfenced) else _why_held(holders.unfenced)
+    return None if _by_epoch(child, holders.unfenced) else _why_held(observed, holders.unfenced)
 
 
 def _by_epoch(child: Job, unfenced: tuple[UnfencedWorker, ...]) -> bool:
@@ -129,19 +134,37 @@ def _by_epoch(child: Job, unfenced: tuple[UnfencedWorker, ...]) -> bool:
     return shared and all(w.attempt is not None and not w.unproven for w in unfenced)
 
 
-def _why_held(unfenced: tuple[UnfencedWorker, ...]) -> Why:
+def _why_held(observed: Observed, unfenced: tuple[UnfencedWorker, ...]) -> Why:
     first = unfenced[0]
     since = f" since {first.since:%Y-%m-%dT%H:%M:%SZ}" if first.since else ""
-    nodes = sorted({worker.node for worker in unfenced})
-    more = f" and {len(nodes) - 1} more" if len(nodes) > 1 else ""
+    lost = {worker.node for worker in unfenced}
+    more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
     return Why(
         "WaitingForFence",
         f"{len(unfenced)} workers of an earlier gang may still run and write checkpoints on node"
         f" {first.node}{more}, lost{since}. Any of these starts the new gang: the node comes back;"
-        f" the machine is off and you say so (kubectl taint nodes {first.node}"
-        " node.kubernetes.io/out-of-service=nodeshutdown:NoExecute);"
+        f" the machine is off and you say so ({_vouch(observed, unfenced)});"
         " spec.reliability.allowUnfencedRestart is set to true",
     )
+
+
+def _vouch(observed: Observed, unfenced: tuple[UnfencedWorker, ...]) -> str:
+    """How to say that the machines are off: at their Nodes, or where they have none any more."""
+    known = observed.nodes or {}
+    there = next((worker.node for worker in unfenced if worker.node in known), None)
+    gone = [worker for worker in unfenced if worker.node not in known]
+    ways = []
+    if there is not None:
+        ways.append(f"kubectl taint nodes {there} {nodes.OUT_OF_SERVICE}=nodeshutdown:NoExecute")
+    if gone:
+        meta = observed.job.metadata
+        machines = sorted({fence.vouched(worker) for worker in gone})
+        more = f" and {len(machines) - NAMED} more" if len(machines) > NAMED else ""
+        ways.append(
+            f"without a Node object: kubectl annotate torchrunjob {meta.name} -n {meta.namespace}"
+            f" --overwrite {names.MACHINES_OFF}={','.join(machines[:NAMED])}{more}"
+        )
+    return "; ".join(ways)
 
 
 def _why_fencing(observed: Observed, now: datetime) -> Why | None:

@@ -32,8 +32,8 @@ def missing_probes(
         return (), ""
     job, queue = observed.job, observed.queue
     wanted = [names.probe(job.metadata.name, index) for index in range(count)]
-    refused = observed.rejection
-    if refused is not None and refused.name in wanted:
+    refused = next((r for r in observed.rejections if r.name in wanted), None)
+    if refused is not None:
         return (), f"the API server refused pod {refused.name}: {refused.message}"
     if queue is None:
         return (), f"there is no TorchrunQueue {job.spec.job_queue}"

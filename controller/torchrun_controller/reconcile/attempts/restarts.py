@@ -1,12 +1,13 @@
 """Whether a gang that failed is followed by another, when, and what that counts for."""
 
-from datetime import datetime, timedelta
+from collections.abc import Iterable
+from datetime import timedelta
 from enum import Enum
 
 from msgspec import Struct
 
 from torchrun_api.reliability import FailureRule
-from torchrun_api.status import Attempt, LastFailure
+from torchrun_api.status import MOST_GANGS, Attempt, LastFailure
 from torchrun_controller.reconcile.attempts.failures import Failure
 from torchrun_controller.reconcile.policy import Policy
 
@@ -32,9 +33,19 @@ class Counts(Struct, frozen=True):
     disruptions: int = 0
 
     def after(self, sentence: Sentence) -> "Counts":
-        """The counts of the gang that follows."""
+        """The counts of the gang that follows. They stop at what the status may show."""
         counted = sentence is Sentence.RESTART
-        return Counts(self.restarts + counted, self.disruptions + (not counted))
+        return Counts(
+            min(self.restarts + counted, MOST_GANGS),
+            min(self.disruptions + (not counted), MOST_GANGS),
+        )
+
+    def without(self, ends: Iterable[Attempt]) -> "Counts":
+        """The counts as they were before these ends were recorded."""
+        failures = [end for end in ends if end.reason not in NO_FAILURES]
+        counted = sum(end.counted for end in failures)
+        ignored = len(failures) - counted
+        return Counts(max(self.restarts - counted, 0), max(self.disruptions - ignored, 0))
 
 
 def judge(failure: Failure, policy: Policy, counts: Counts) -> Sentence:
@@ -51,6 +62,15 @@ def judge(failure: Failure, policy: Policy, counts: Counts) -> Sentence:
     return sentence
 
 
+def why_final(policy: Policy, counts: Counts) -> str:
+    """Why no gang follows, to be added to what failed; "" where a rule says so."""
+    if policy.never_restart:
+        return "; restartPolicy is Never"
+    if counts.restarts >= policy.max_restarts > 0:
+        return f"; all {policy.max_restarts} restarts are used up"
+    return ""
+
+
 def matches(rule: FailureRule, failure: Failure) -> bool:
     """Whether any entry of the rule fits."""
     said: LastFailure = failure.said
@@ -61,17 +81,16 @@ def matches(rule: FailureRule, failure: Failure) -> bool:
     )
 
 
-def delay(attempts: tuple[Attempt, ...], began: datetime | None, ended: datetime) -> timedelta:
-    """From the end of a gang to its successor.
+def delay(before: tuple[Attempt, ...], ended: Attempt) -> timedelta:
+    """From the end of a gang to its successor; `before` are the gangs before it.
 
-    `attempts` are the gangs before it, `began` is its own creation. Failures in a row count, from
-    the last gang that lasted on; what the user ended does not.
+    Failures in a row count, from the last gang that lasted on; what the user ended does not.
     """
-    if _lasted(began, ended):
+    if ended.reason in NO_FAILURES or _lasted(ended):
         return timedelta()
     quick = 0
-    for attempt in reversed(attempts):
-        if _lasted(attempt.start_time, attempt.end_time):
+    for attempt in reversed(before):
+        if _lasted(attempt):
             break
         quick += attempt.reason not in NO_FAILURES
     if quick == 0:
@@ -80,8 +99,9 @@ def delay(attempts: tuple[Attempt, ...], began: datetime | None, ended: datetime
     return min(FIRST_DELAY * (1 << doublings), LONGEST_DELAY)
 
 
-def _lasted(began: datetime | None, ended: datetime | None) -> bool:
-    return began is not None and ended is not None and ended - began >= SOON
+def _lasted(attempt: Attempt) -> bool:
+    """Whether all its workers ran for long: the time before that says nothing of the job."""
+    return attempt.running_seconds >= SOON.total_seconds()
 
 
 def unreachable(rules: tuple[FailureRule, ...]) -> int | None:

@@ -94,6 +94,12 @@ def ready_condition(node: Node) -> NodeCondition | None:
     return next((c for c in node.status.conditions if c.type == "Ready"), None)
 
 
+def is_ready(node: Node) -> bool:
+    """Whether its kubelet is heard of, and nobody says that the machine is off."""
+    ready = ready_condition(node)
+    return (ready is None or ready.status == "True") and not out_of_service(node)
+
+
 def out_of_service(node: Node) -> bool:
     """Whether somebody vouches that nothing runs on the node any more."""
     return any(taint.key == OUT_OF_SERVICE for taint in node.spec.taints)

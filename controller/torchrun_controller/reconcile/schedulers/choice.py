@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from msgspec import Struct
 
+from torchrun_api import names
 from torchrun_api.admission import GangScheduling
 from torchrun_api.core import SchedulingGroup
 from torchrun_api.job import TorchrunJob
@@ -84,6 +85,8 @@ def choose(
     named, wanted = _scheduler_name(queue, job), queue.spec.scheduling.gang
     if wanted is not None:
         _check(queue, wanted, named)
+    if wanted == "kueue":
+        _check_local_queue(queue)
     gang = wanted or _BY_NAME.get(named) or _of_the_cluster(named, installed)
     return Choice(
         gang=gang,
@@ -120,6 +123,19 @@ def _check(queue: TorchrunQueue, wanted: GangScheduling, named: str) -> None:
             f"scheduling.gang {wanted} of TorchrunQueue {queue.metadata.name}: its pods are"
             f" scheduled by {named} (scheduling.scheduler or podTemplate), which is no {wanted};"
             f" set gang to {_BY_NAME.get(named, 'native')} or none, or name another scheduler"
+        )
+
+
+def _check_local_queue(queue: TorchrunQueue) -> None:
+    """Kueue reads the LocalQueue's name from a label."""
+    asked = queue.spec.scheduling.queue_name
+    name, field = (queue.metadata.name, "name") if asked is None else (asked, "queueName")
+    if len(name) > names.MAX_LABEL:
+        raise InvalidSpecError(
+            f"scheduling.gang kueue of TorchrunQueue {queue.metadata.name}: the {field} of"
+            f" {len(name)} characters does not fit into the label by which Kueue finds its"
+            f" LocalQueue, which holds {names.MAX_LABEL}; set scheduling.queueName to a LocalQueue"
+            " with a shorter name"
         )
 
 

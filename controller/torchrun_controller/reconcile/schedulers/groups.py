@@ -43,7 +43,14 @@ def leftovers(observed: Observed, applies: tuple[Apply, ...]) -> tuple[Delete, .
     older = (child for child in observed.child_jobs[:-1] if child.spec.suspend)
     over += [(JOBS, child.metadata) for child in older if not _ended(child)]
     return tuple(
-        Delete(kind=kind, namespace=meta.namespace, name=meta.name, uid=meta.uid)
+        Delete(
+            kind=kind,
+            namespace=meta.namespace,
+            name=meta.name,
+            uid=meta.uid,
+            # A Job may have ended well meanwhile; a group changes often, and its end tells nothing.
+            resource_version=meta.resource_version if kind is JOBS else "",
+        )
         for kind, meta in over
     )
 

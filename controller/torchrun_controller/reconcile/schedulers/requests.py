@@ -31,6 +31,7 @@ class _PodSpec(Wire, frozen=True, kw_only=True):
     containers: tuple[_Container, ...] = ()
     init_containers: tuple[_Container, ...] = ()
     overhead: Quantities = field(default_factory=dict)
+    resources: _Resources = _Resources()  # of the pod as a whole
 
 
 class _Template(Wire, frozen=True, kw_only=True):
@@ -43,17 +44,21 @@ def total(parts: tuple[tuple[JsonObject, int], ...]) -> JsonObject:
     Raises:
         InvalidSpecError: the template's resources cannot be read.
     """
-    try:
-        sums = [(_of_pod(msgspec.convert(part, _Template).spec), pods) for part, pods in parts]
-    except (msgspec.ValidationError, QuantityError) as error:
-        raise InvalidSpecError(f"podTemplate: resources of the pods: {error}") from error
     together: Amounts = {}
-    for one, pods in sums:
+    for one, pods in [(of_pod(part), pods) for part, pods in parts]:
         together = _sum(together, {name: amount * pods for name, amount in one.items()})
     return {name: _written(name, together[name]) for name in sorted(together)}
 
 
-def _of_pod(spec: _PodSpec) -> Amounts:
+def of_pod(template: JsonObject) -> Amounts:
+    """Requests of one pod of a v1 PodTemplateSpec. Raises InvalidSpecError as `total` does."""
+    try:
+        return _of_spec(msgspec.convert(template, _Template).spec)
+    except (msgspec.ValidationError, QuantityError) as error:
+        raise InvalidSpecError(f"podTemplate: resources of the pods: {error}") from error
+
+
+def _of_spec(spec: _PodSpec) -> Amounts:
     """kubernetes.io, "Resource sharing within containers": the larger of start and running."""
     running: Amounts = {}
     peak: Amounts = {}
@@ -65,23 +70,28 @@ def _of_pod(spec: _PodSpec) -> Amounts:
     for container in spec.containers:
         running = _sum(running, _of_container(container))
     overhead = {name: parse(value) for name, value in spec.overhead.items()}
-    return _sum(_larger(peak, running), overhead)
+    together = _larger(_larger(peak, running), _requested(spec.resources))
+    return _sum(together, overhead)
 
 
 def _of_container(container: _Container) -> Amounts:
+    return _requested(container.resources)
+
+
+def _requested(resources: _Resources) -> Amounts:
     """The API server takes limits for requests that are not given."""
-    resources = container.resources
     return {name: parse(value) for name, value in (resources.limits | resources.requests).items()}
 
 
 def _sum(one: Amounts, other: Amounts) -> Amounts:
+    # In the order of the containers, not of a set: the same job gives the same Plan everywhere.
     zero = Fraction(0)
-    return {name: one.get(name, zero) + other.get(name, zero) for name in {*one, *other}}
+    return {name: one.get(name, zero) + other.get(name, zero) for name in {**one, **other}}
 
 
 def _larger(one: Amounts, other: Amounts) -> Amounts:
     zero = Fraction(0)
-    return {name: max(one.get(name, zero), other.get(name, zero)) for name in {*one, *other}}
+    return {name: max(one.get(name, zero), other.get(name, zero)) for name in {**one, **other}}
 
 
 def _written(name: str, amount: Fraction) -> str:

@@ -49,14 +49,20 @@ def route(
     given = "delivery is direct"
     latest = observed.sync_pods[-1] if observed.sync_pods else None
     pending = held is not None and held.status.phase == "Pending"
-    alone = latest is not None and latest.metadata.annotations.delivery == "ephemeral"
-    if alone or (pending and not (latest and alive(latest)) and decided(observed)):
+    if needs_no_claim(observed) or (
+        pending and not (latest and alive(latest)) and decided(observed)
+    ):
         why = given if asked else f"claim {wanted.name} was not bound"
         return Route(store="ephemeral", why=why)
     failure, left = _never_bound(observed, held, now)
     if failure:
         return Route(store="ephemeral", why=failure)
     return Route(store="claim" if asked else "", why=given if asked else "", left=left)
+
+
+def needs_no_claim(observed: Observed) -> bool:
+    """Whether the last pod keeps the workspace on storage of its own."""
+    return any(p.metadata.annotations.delivery == "ephemeral" for p in observed.sync_pods[-1:])
 
 
 def decided(observed: Observed) -> bool:
@@ -95,6 +101,11 @@ def is_serving(pod: Pod) -> bool:
     ready = _container(pod, names.SERVE_CONTAINER).ready
     # Not the pod's own Ready: with a container that has ended it never is.
     return has_content(pod) and ready and bool(pod.status.pod_ip)
+
+
+def takes_upload(pod: Pod) -> bool:
+    """Whether the pod listens for an upload; a pod that runs may not listen yet."""
+    return _container(pod, names.SYNC_CONTAINER).ready
 
 
 def has_content(pod: Pod) -> bool:

@@ -4,7 +4,7 @@ from torchrun_api import names
 from torchrun_api.core import Pod
 from torchrun_api.job import TorchrunJob
 from torchrun_controller.reconcile.observed import Observed
-from torchrun_controller.reconcile.workspace import delivery, source
+from torchrun_controller.reconcile.workspace import delivery, source, storage
 from torchrun_controller.reconcile.workspace.tries import Verdict, end_of
 
 
@@ -19,7 +19,7 @@ def done(observed: Observed, store: str | None = None) -> list[Pod]:
     What those before the present claim made is gone with theirs.
     """
     name = names.workspace_claim(observed.job.metadata.name)
-    held = next((c for c in observed.claims if c.metadata.name == name), None)
+    held = storage.named(observed.claims, name)
     since = held.metadata.creation_timestamp if held else None
     return [
         pod
@@ -36,7 +36,8 @@ def newest(observed: Observed, store: str) -> Pod | None:
     if not pods:
         return None
     job, last = observed.job, pods[-1]
-    same = verdict(last).sha256 == source.upload_digest(job) and takes(job, last)
+    stood_by = bool(last.metadata.annotations.after_revision) and not source.is_fetched(job)
+    same = stood_by and verdict(last).sha256 == source.upload_digest(job)
     return last if same or is_current(job, last) else None
 
 
@@ -56,9 +57,22 @@ def commit_of(observed: Observed, number: int) -> str:
 
 
 def takes(job: TorchrunJob, pod: Pod) -> bool:
-    """Whether the pod takes what the job asks for, be it among other things."""
-    stands_by = bool(pod.metadata.annotations.after_revision)
-    return is_current(job, pod) or (stands_by and not source.is_fetched(job))
+    """Whether the pod takes what the job asks for, be it among other things.
+
+    One that takes no particular upload takes any by the token that it was made with.
+    """
+    said = pod.metadata.annotations
+    by_token = not (said.workspace_sha256 or source.is_fetched(job))
+    if by_token and said.upload_token_sha256 != source.upload_token(job):
+        return False
+    return is_current(job, pod) or stands_by(job, pod)
+
+
+def stands_by(job: TorchrunJob, pod: Pod) -> bool:
+    """Whether the pod takes any upload by the token that the job announces now."""
+    token = source.upload_token(job)
+    said = pod.metadata.annotations
+    return bool(said.after_revision and token) and said.upload_token_sha256 == token
 
 
 def is_current(job: TorchrunJob, pod: Pod) -> bool:

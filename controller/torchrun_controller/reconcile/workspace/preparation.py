@@ -13,11 +13,12 @@ from torchrun_controller.reconcile.observed import Defaults, Observed
 from torchrun_controller.reconcile.placement import nodes, waiting
 from torchrun_controller.reconcile.plan import Apply, Delete
 from torchrun_controller.reconcile.run import Claim, Run, Served
+from torchrun_controller.reconcile.times import seconds_left
 from torchrun_controller.reconcile.workers import Why, alive, delete
 from torchrun_controller.reconcile.workspace import delivery, made, source, tries
 from torchrun_controller.reconcile.workspace.delivery import Route, route
 from torchrun_controller.reconcile.workspace.serve_pod import serve_pod
-from torchrun_controller.reconcile.workspace.storage import claim
+from torchrun_controller.reconcile.workspace.storage import claim, named, terminating
 from torchrun_controller.reconcile.workspace.sync_pod import sync_pod
 from torchrun_controller.reconcile.workspace.tries import Verdict, end_of
 
@@ -50,6 +51,7 @@ class Workspace(msgspec.Struct, frozen=True, kw_only=True):
     failed: bool = False
     applies: tuple[Apply, ...] = ()
     deletes: tuple[Delete, ...] = ()
+    tells_first: bool = False  # see Plan
     requeue_after: float | None = None
 
 
@@ -61,8 +63,12 @@ def prepare(
     if given is not None:
         return Workspace(progress=Progress.READY, why=given)
     assert wanted is not None, "nothing is to be prepared"
-    held = next((c for c in observed.claims if c.metadata.name == wanted.name), None)
+    held = named(observed.claims, wanted.name)
     way = route(observed, wanted, held, now)
+    ending = terminating(observed.claims, wanted.name)
+    if ending is not None and way.store != "ephemeral":
+        # What mounts it would keep it for ever.
+        return replace(_syncing(ending), deletes=end_preparations(observed))
     latest = observed.sync_pods[-1] if observed.sync_pods else None
     if held is None and way.store != "ephemeral":
         number = 0 if latest is None else names.number_of(latest.metadata.name) + 1
@@ -123,7 +129,7 @@ def _is_at_hand(observed: Observed, pod: Pod, now: datetime) -> bool:
 
 def last_good(observed: Observed, wanted: Claim, now: datetime) -> Workspace | None:
     """What the gang before ran with, for the next one where newer code did not come."""
-    held = next((c for c in observed.claims if c.metadata.name == wanted.name), None)
+    held = named(observed.claims, wanted.name)
     way = route(observed, wanted, held, now)
     done = made.done(observed, way.store) if observed.job.status.workers is not None else []
     if not done or not _is_at_hand(observed, done[-1], now):
@@ -139,9 +145,7 @@ def _base(observed: Observed) -> str:
     base = observed.base
     if base is None or base.claim.status.phase != "Bound":
         return ""
-    if base.claim.metadata.deletion_timestamp or base.claim.metadata.labels.component != (
-        names.WORKSPACE
-    ):
+    if base.claim.metadata.terminating or base.claim.metadata.labels.component != (names.WORKSPACE):
         return ""
     shared = {"ReadWriteMany", "ReadOnlyMany"} & {*base.claim.spec.access_modes}
     return "" if base.in_use and not shared else base.claim.metadata.labels.torchrun_job
@@ -152,7 +156,7 @@ def _base_left(pod: Pod, now: datetime) -> float | None:
     created = pod.metadata.creation_timestamp
     if not pod.metadata.annotations.workspace_base or created is None:
         return None
-    return (created + BASE_WAIT - now).total_seconds()
+    return seconds_left(BASE_WAIT, created, now)
 
 
 def _ready(job: TorchrunJob, pod: Pod, way: Route) -> Workspace:
@@ -246,7 +250,11 @@ def _replace(pod: Pod, way: Route) -> Workspace:
     if pod.metadata.annotations.delivery != way.store:
         told = f"{way.why}; a pod will serve the workspace" if way.store else "a claim is used now"
         why = Why(delivery.REASON if way.store else "Replacing", told)
-    return Workspace(progress=Progress.SYNCING, why=why, deletes=(delete(pod),))
+    # Without the pod only the status tells that the claim was given up; else the next waits again.
+    gives_up = way.store == "ephemeral"
+    return Workspace(
+        progress=Progress.SYNCING, why=why, deletes=(delete(pod),), tells_first=gives_up
+    )
 
 
 def end_preparations(observed: Observed, *, serving: bool = True) -> tuple[Delete, ...]:
@@ -335,12 +343,12 @@ def _why_syncing(observed: Observed, pod: Pod) -> Why:
     """What the workspace waits for."""
     job = observed.job
     name = names.workspace_claim(job.metadata.name)
-    held = next((c for c in observed.claims if c.metadata.name == name), None)
+    held = named(observed.claims, name)
     if delivery.serves(pod) and delivery.has_content(pod):
         return Why("SyncPodStarting", f"pod {pod.metadata.name} is about to serve the workspace")
     if pod.status.phase == "Running" and source.is_fetched(job):
         return Why("Fetching", f"pod {pod.metadata.name} fetches {source.described(job)}")
-    if pod.status.phase == "Running":
+    if pod.status.phase == "Running" and delivery.takes_upload(pod):
         return Why(
             "WaitingForUpload",
             f"pod {pod.metadata.name} takes the upload; if none runs:"

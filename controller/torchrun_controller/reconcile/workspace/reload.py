@@ -17,7 +17,7 @@ from torchrun_controller.reconcile.observed import Defaults, Observed
 from torchrun_controller.reconcile.plan import Apply, Delete
 from torchrun_controller.reconcile.run import Claim, resolve
 from torchrun_controller.reconcile.workers import Why, alive, delete
-from torchrun_controller.reconcile.workspace import delivery, made, source
+from torchrun_controller.reconcile.workspace import delivery, made, source, storage
 from torchrun_controller.reconcile.workspace import preparation as workspace
 from torchrun_controller.reconcile.workspace.delivery import Store
 from torchrun_controller.reconcile.workspace.preparation import Progress, Workspace
@@ -34,11 +34,10 @@ def sync(observed: Observed, now: datetime, defaults: Defaults) -> Workspace | N
     if step.progress is not Progress.READY:
         return step
     job = observed.job
-    stands_by = job.spec.development and not source.is_fetched(job)
     others = [pod for pod in observed.sync_pods if alive(pod) and pod not in _in_use(observed)]
-    if not stands_by:
+    if not source.stands_by(job):
         return Workspace(progress=step.progress, why=step.why, deletes=_ends(others))
-    ready = [pod for pod in others if pod.metadata.annotations.after_revision]
+    ready = [pod for pod in others if made.stands_by(job, pod)]
     ends = _ends([pod for pod in others if pod not in ready])
     left = workspace.retry_left(observed, now)
     if ready or not made.revision(observed) or left > 0:
@@ -57,15 +56,17 @@ def _wanted(observed: Observed) -> Claim | None:
     job = observed.job
     if source.source_of(job).source not in ("zip", "git", "s3"):
         return None
+    name = names.workspace_claim(job.metadata.name)
+    held = storage.named(observed.claims, name)
+    if held is not None and held.metadata.terminating and not delivery.needs_no_claim(observed):
+        return None
     if delivery.decided(observed):
         try:
             wanted = resolve(job, observed.queue).workspace if observed.queue else None
         except InvalidSpecError:
             return None
         return None if wanted is None or wanted.delivery == "shared" else wanted
-    name = names.workspace_claim(job.metadata.name)
-    held = next((c for c in observed.claims if c.metadata.name == name), None)
-    if held is None or held.metadata.deletion_timestamp is not None:
+    if held is None:
         return None
     # Its workers mount the claim already: no other way is looked for.
     return Claim(name=name, mount_path="", delivery="shared")

@@ -9,7 +9,7 @@ from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.reconcile import environment, network
 from torchrun_controller.reconcile.environment import Environment
 from torchrun_controller.reconcile.job import worker_template
-from torchrun_controller.reconcile.objects import labels, metadata
+from torchrun_controller.reconcile.objects import container_of, labels, metadata
 from torchrun_controller.reconcile.observed import Defaults
 from torchrun_controller.reconcile.plan import Apply
 from torchrun_controller.reconcile.run import Run
@@ -47,9 +47,9 @@ def setup_pod(
         names.GENERATION: str(job.metadata.generation),
     }
     unused = {"checkpoints", *(f"dataset-{dataset.name}" for dataset in run.datasets)}
-    trainer = _named(spec, "containers", names.TRAINER_CONTAINER)
+    trainer = container_of(spec, "containers", names.TRAINER_CONTAINER)
     pod = {name: value for name, value in spec.items() if name not in DROPPED_OF_POD}
-    pod["initContainers"] = [_named(spec, "initContainers", names.LAUNCHER_CONTAINER)]
+    pod["initContainers"] = [container_of(spec, "initContainers", names.LAUNCHER_CONTAINER)]
     pod["containers"] = [_container(job, run, wanted, trainer, unused)]
     pod["volumes"] = [v for v in objects_at(spec, "volumes") if v["name"] not in unused]
     return Apply(PODS, {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": pod})
@@ -84,7 +84,3 @@ def _resources(size: Size) -> JsonObject:
     if "memory" in size.limits:
         resources["limits"] = {"memory": size.limits["memory"]}
     return resources
-
-
-def _named(spec: JsonObject, kind: str, name: str) -> JsonObject:
-    return next(container for container in objects_at(spec, kind) if container["name"] == name)

@@ -28,6 +28,18 @@ def upload_digest(job: TorchrunJob) -> str:
     return job.metadata.annotations.get(names.WORKSPACE_SHA256, "")
 
 
+def upload_token(job: TorchrunJob) -> str:
+    """Sha256 of the token by which any upload is taken; "" where none is, or none is awaited."""
+    if is_fetched(job):
+        return ""
+    return job.metadata.annotations.get(names.UPLOAD_TOKEN_SHA256, "")
+
+
+def stands_by(job: TorchrunJob) -> bool:
+    """Whether a pod is kept for the next edit, which takes an upload by the job's token only."""
+    return job.spec.development and bool(upload_token(job))
+
+
 def digest(job: TorchrunJob) -> str:
     """Another value calls for another sync pod; "" for an upload that nobody asked for anew."""
     wanted = source_of(job)

@@ -13,8 +13,10 @@ from torchrun_controller.reconcile.objects import (
     RUNTIME_USER,
     env,
     metadata,
+    pull_secrets,
 )
 from torchrun_controller.reconcile.observed import Defaults
+from torchrun_controller.reconcile.placement.scheduling import scheduling_of
 from torchrun_controller.reconcile.plan import Apply
 from torchrun_controller.reconcile.run import Claim
 from torchrun_controller.reconcile.workspace import source
@@ -49,15 +51,16 @@ def sync_pod(
 ) -> Apply:
     """Under the restricted Pod Security profile, without a token; it alone sees the Secret.
 
-    `commit`, if any, is the only content that is taken. With `after` it stands by for any upload,
-    which becomes a revision later than that. `base` is a job whose workspace it may reuse. Without
-    a `queue`, which may be gone, it has no place of its own choice. With `alone` no worker mounts
-    the claim.
+    `commit`, if any, is the only content that is taken. With `after` it stands by for any upload
+    by the job's token, which becomes a revision later than that. `base` is a job whose workspace it
+    may reuse. Without a `queue`, which may be gone, it has no place of its own choice. With `alone`
+    no worker mounts the claim.
     """
     upload = source.upload_digest(job) if after is None else ""
     meta = metadata(job, names.sync_pod(job.metadata.name, number), names.SYNC)
     made_for = {
         names.WORKSPACE_SHA256: upload,
+        names.UPLOAD_TOKEN_SHA256: source.upload_token(job),
         names.SOURCE: source.digest(job),
         names.WORKSPACE_BASE: base,
         names.COMMIT: commit,
@@ -103,14 +106,14 @@ def _place(job: TorchrunJob, queue: TorchrunQueue | None, *, with_workers: bool)
     """
     if queue is None:
         return {}
-    ours, theirs = job.spec.scheduling, queue.spec.scheduling
+    scheduling = scheduling_of(job, queue)
     place: JsonObject = {
-        "imagePullSecrets": [{"name": secret.name} for secret in queue.spec.image_pull_secrets],
-        "tolerations": [dict(each) for each in (*theirs.tolerations, *ours.tolerations)],
+        "imagePullSecrets": pull_secrets(queue),
+        "tolerations": [dict(each) for each in scheduling.tolerations],
     }
     if with_workers:
-        place["nodeSelector"] = dict(theirs.node_selector | ours.node_selector)
-        place["affinity"] = theirs.affinity if ours.affinity is None else ours.affinity
+        place["nodeSelector"] = dict(scheduling.node_selector)
+        place["affinity"] = scheduling.affinity
     return {name: value for name, value in place.items() if value}
 
 
@@ -140,6 +143,7 @@ def _container(
                 TORCHRUN_SYNC_DIR=SYNC_DIR,
                 TORCHRUN_SYNC_PORT=str(names.SYNC_PORT),
                 TORCHRUN_SYNC_SHA256=upload or None,
+                TORCHRUN_SYNC_UPLOAD_TOKEN_SHA256=source.upload_token(job) or None,
                 TORCHRUN_SYNC_AFTER=None if after is None else str(after),
                 TORCHRUN_SYNC_BASE=BASE_DIR if base else None,
             ),

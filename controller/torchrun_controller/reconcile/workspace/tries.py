@@ -10,6 +10,7 @@ from torchrun_api import names
 from torchrun_api.core import Pod
 from torchrun_api.meta import Wire
 from torchrun_controller.reconcile import words
+from torchrun_controller.reconcile.times import seconds_left
 
 FIRST_RETRY = timedelta(seconds=10)
 LONGEST_RETRY = timedelta(minutes=5)
@@ -74,4 +75,4 @@ def delay(pod: Pod) -> timedelta:
 
 def left(pod: Pod, end: End, now: datetime) -> float:
     """Seconds of the same that are still to pass."""
-    return ((end.time or now) + delay(pod) - now).total_seconds()
+    return seconds_left(delay(pod), end.time, now)

@@ -53,7 +53,15 @@ def requests(draw, number, names):
     placed = Counter(draw(st.lists(st.sampled_from([*names, "gone"]), max_size=most)))
     asked = draw(st.sampled_from([nodes, nodes, nodes + 1, max(1, nodes - 1)]))
     leaving = draw(st.sampled_from(["", "", "j0", "nobody"]))
-    return replace(made, nodes=asked, placed=dict(placed), preempted_for=leaving)
+    uses = draw(st.sampled_from([None, None, 1])) if nodes > 1 and asked >= nodes else None
+    return replace(
+        made,
+        nodes=asked,
+        placed=dict(placed),
+        preempted_for=leaving,
+        uses=uses,
+        gone=draw(st.sampled_from([False, False, True])),
+    )
 
 
 @st.composite
@@ -83,6 +91,7 @@ def check(state: State, decisions: Decisions) -> None:
     everybody_gets_an_answer(state, decisions, asked, admitted)
     gangs_are_whole_and_fit(state, asked, admitted)
     quotas_hold(state, asked, admitted)
+    only_what_is_not_used_is_given_back(state, decisions, asked)
     victims_are_fair_game(state, decisions, asked)
 
 
@@ -157,6 +166,16 @@ def quotas_hold(state, asked, admitted):
             assert used(limited, index) <= sum(limited.values())
 
 
+def only_what_is_not_used_is_given_back(state, decisions, asked):
+    for one in decisions.gives_back:
+        lender = asked[one.uid]
+        assert lender.uses == one.nodes < lender.admitted
+        assert not lender.preempted_for
+    assert not decisions.gives_back or any(
+        wait.reason == "QuotaUsed" for wait in decisions.waits.values()
+    )
+
+
 def victims_are_fair_game(state, decisions, asked):
     by_name = {one.name: one for one in state.queues}
     seen = set()
@@ -164,6 +183,7 @@ def victims_are_fair_game(state, decisions, asked):
         victim, winner = asked[one.uid], asked[one.for_uid]
         assert victim.admitted
         assert not victim.preempted_for
+        assert not victim.gone
         assert one.uid not in seen
         seen.add(one.uid)
         assert decisions.waits[one.for_uid].nominated

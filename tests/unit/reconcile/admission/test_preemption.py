@@ -143,3 +143,11 @@ def test_what_a_job_of_a_queue_that_is_gone_leaves_counts_as_well():
     running = holds("stops", "gone", preempted_for="deleted")
     decisions = decide(nodes(1), [queue("a")], running, request("j", "a"))
     assert decisions.waits["j"].nominated
+
+
+def test_nobody_leaves_whose_job_is_gone():
+    """No status could tell its pods to: they are waited for."""
+    running = holds("gone", "a", gone=True)
+    decisions = decide(nodes(1), [queue("a")], running, request("vip", "a", priority=9))
+    assert preempted(decisions) == []
+    assert decisions.waits["vip"].reason == "WaitingForNodes"

@@ -6,10 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from admitting import QUOTA, running, submitted
-from torchrun_api.admission import Admission
+from torchrun_api.admission import Admission, AdmittedHead
 from torchrun_api.core import Pod
 from torchrun_api.job import JobNodeResources
 from torchrun_api.kinds import PODS
+from torchrun_api.shared import PodTemplate
 from torchrun_controller.reconcile.admission.assemble import Entry, assemble
 from torchrun_controller.reconcile.admission.coordinator import admit
 from torchrun_controller.reconcile.admission.standing import Standing, stand
@@ -18,6 +19,7 @@ from torchrun_controller.reconcile.admission.told import Said, Stage, Verdicts, 
 from torchrun_controller.reconcile.attempts.admitted import charged
 from world import START, World, make_queue
 
+GPU = "nvidia.com/gpu"
 NOBODY: frozenset[str] = frozenset()
 
 
@@ -62,9 +64,8 @@ class TestInLine:
 
     def test_a_head_that_asks_for_no_more_than_a_worker_counts_for_itself(self):
         head = {"nodeResources": {"gpus": 0, "cpus": 2, "memory": "1Gi"}}
-        world = running(numNodes=3, head=head)
         node = {"gpus": 8, "cpus": 96, "memory": "512Gi"}
-        world.queue = make_queue(**QUOTA, nodeResources=node)
+        world = running({**QUOTA, "nodeResources": node}, numNodes=3, head=head)
         for pod, where in zip(world.workers(), ["a", "b", "b"], strict=True):
             world.place(pod.metadata.name, where)
         request = standing(world).request
@@ -86,6 +87,24 @@ class TestInLine:
         }  # fmt: skip
         assert request.created.tzinfo is not None
 
+    def test_what_pod_templates_add_counts(self):
+        beside = {"name": "beside", "resources": {"requests": {"cpu": 1}, "limits": {GPU: 1}}}
+        queue = {
+            **QUOTA,
+            "nodeResources": {"gpus": 2, "cpus": 4},
+            "podTemplate": {"spec": {"containers": [beside]}},
+        }
+        world = submitted(queue)
+        request = standing(world).request
+        assert request.pod == {"pods": 1, "cpu": 5000, GPU: 3}
+        assert request.gpus == 3
+
+    def test_of_templates_that_cannot_be_read_nothing_is_asked(self):
+        world = submitted()
+        beside = {"name": "beside", "resources": {"limits": {GPU: "many"}}}
+        world.spec(pod_template=PodTemplate(spec={"containers": [beside]}))
+        assert standing(world).request.pod == {"pods": 1}
+
     def test_priority_and_selector_come_from_queue_and_job(self):
         queue = {
             **QUOTA,
@@ -99,6 +118,15 @@ class TestInLine:
         assert request.node_selector == {"zone": "a", "kind": "h100"}
         assert request.pod == {"pods": 1, "cpu": 1500, "memory": 1024, "nvidia.com/gpu": 4}
         assert request.gpus == 4
+
+    @pytest.mark.parametrize(
+        ("own", "counts"), [(None, 5), (3, 3), (5, 5), (1_000_000, 5)], ids=str
+    )
+    def test_no_priority_counts_for_more_than_the_queue_allows(self, own, counts):
+        """Refused before its admission; the limit may be newer than that."""
+        world = submitted(priority=own)
+        world.queue = make_queue(**QUOTA, priority=7, limits={"maxPriority": 5})
+        assert standing(world).request.priority == counts
 
     def test_who_lacks_something_else_does_not(self):
         world = submitted()
@@ -142,7 +170,7 @@ class TestInLine:
         world.pass_time(seconds=9)
         assert hear(world, admits=(Admit(uid="uid-train", nodes=2),)) is Stage.ADMIT
         assert world.condition("Admitted").message == "admitted for 2 nodes"
-        assert world.job.status.admission == Admission(nodes=2, time=world.now)
+        assert world.job.status.admission == Admission(nodes=2, queue="gpu", time=world.now)
         assert world.job.status.queue_position is None
         world.settle()
         assert len(world.gangs) == 1
@@ -173,7 +201,7 @@ class TestHolding:
         assert world.condition("Admitted").status == "True"
         assert world.condition("Admitted").message == "admitted for 2 nodes of 4; no room"
         hear(world, admits=(Admit(uid="uid-train", nodes=4),))
-        assert world.job.status.admission == Admission(nodes=4, time=START)
+        assert world.job.status.admission == Admission(nodes=4, queue="gpu", time=START)
 
     def test_less_is_given_back_once_the_larger_gang_is_gone(self):
         world = running(elastic={"minNodes": 1, "maxNodes": 4})
@@ -194,12 +222,21 @@ class TestHolding:
         world.job = replace(world.job, metadata=meta)
         assert standing(world).request.nodes == 2
 
-    def test_a_spec_that_makes_no_run_any_more_counts_as_it_ran(self):
-        world = running()
-        world.job = replace(world.job, status=replace(world.job.status, gpus=16))
+    def test_a_spec_that_makes_no_run_any_more_counts_as_it_was_admitted(self):
+        world = running({"quota": {"gpus": 16}, "nodeResources": {"gpus": 8}})
         world.spec(num_nodes=None)
         request = standing(world).request
         assert (request.nodes, request.gpus) == (2, 8)
+
+    def test_without_a_record_it_counts_as_it_ran_and_is_recorded(self):
+        world = running()
+        status = replace(world.job.status, gpus=16, admission=Admission(nodes=2, time=START))
+        world.job = replace(world.job, status=status)
+        world.spec(num_nodes=None)
+        request = standing(world).request
+        assert (request.nodes, request.gpus) == (2, 8)
+        assert hear(world) is Stage.TELL
+        assert world.job.status.admission == Admission(nodes=2, queue="gpu", gpus=8, time=START)
 
     def test_a_pause_gives_back_when_nothing_runs(self):
         world = running()
@@ -275,7 +312,7 @@ class TestGivingWay:
         )
         assert hear(world, preempts=(gives_way,)) is Stage.PREEMPT
         assert world.job.status.admission == Admission(
-            nodes=2, time=START, preempted_for="uid-urgent"
+            nodes=2, queue="gpu", time=START, preempted_for="uid-urgent"
         )
         return world
 
@@ -310,6 +347,121 @@ class TestGivingWay:
         world.objects = gangs
         world.settle()
         assert [a.reason for a in world.job.status.attempts] == ["Preempted"]
+
+
+EIGHT_GPUS = {"quota": {"gpus": 8}, "nodeResources": {"gpus": 8}}
+
+
+class TestOtherRequests:
+    """The spec, or the queue's nodes, ask for more than was admitted."""
+
+    def outdated(self) -> World:
+        world = running(EIGHT_GPUS, numNodes=4, nodeResources={"gpus": 0})
+        world.spec(node_resources=JobNodeResources(gpus=8))
+        world.settle()
+        return world
+
+    def test_a_charge_is_what_was_admitted_while_the_gang_runs(self):
+        world = self.outdated()
+        found = standing(world)
+        assert (found.request.admitted, found.request.nodes, found.request.gpus) == (4, 4, 0)
+        assert found.request.queue == "gpu"
+        assert found.outdated == ""
+        assert word(world) is None
+
+    def test_it_is_withdrawn_once_reconcile_waits_for_another(self):
+        world = self.outdated()
+        world.delete_child_job()
+        assert standing(world).outdated == "", "reconcile has not said that it waits"
+        world.settle()
+        assert hear(world) is Stage.TELL
+        assert world.condition("Admitted").reason == "AdmissionOutdated"
+        assert "8 GPUs on each node are asked for, 0 were admitted" in (
+            world.condition("Admitted").message
+        )
+        assert charged(world.job) == 4, "a gang may be under way that fits"
+        assert standing(world).requeued is False
+        world.settle()
+        assert standing(world).requeued
+        assert hear(world) is Stage.GIVE_BACK
+        world.settle()
+        request = standing(world).request
+        assert (request.admitted, request.nodes, request.gpus) == (0, 4, 8)
+
+    def test_a_queue_that_is_edited_back_loses_no_gang(self):
+        """Withdrawn at the moment in which reconcile makes a gang that fits again."""
+        world = running(EIGHT_GPUS, numNodes=1, nodeResources={})
+        world.queue = make_queue(quota={"gpus": 8}, nodeResources={"gpus": 16})
+        world.delete_child_job()
+        world.settle()
+        withdraws = word(world)
+        world.queue = make_queue(**EIGHT_GPUS)
+        world.step(writes=9)
+        assert len(world.gangs) == 2
+        world.job = replace(
+            world.job,
+            status=replace(
+                world.job.status,
+                admission=withdraws.status.admission,
+                conditions=withdraws.status.conditions,
+            ),
+        )
+        world.settle()
+        assert charged(world.job) == 1
+        assert standing(world).requeued is False
+        assert hear(world) is Stage.TELL
+        assert world.condition("Admitted").status == "True"
+
+    def test_a_larger_size_with_larger_pods_is_no_wish_to_grow(self):
+        world = running(
+            {"quota": {"nodes": 8}, "nodeResources": {"gpus": 8}},
+            nodeResources={"gpus": 4},
+            elastic={"minNodes": 1, "maxNodes": 4},
+        )
+        world.spec(num_nodes=4, node_resources=JobNodeResources(gpus=8))
+        assert standing(world).request.nodes == 2
+        world.spec(num_nodes=4, node_resources=JobNodeResources(gpus=2))
+        request = standing(world).request
+        assert (request.nodes, request.gpus) == (4, 4)
+
+    def test_only_an_elastic_gang_grows(self):
+        """GPUs in all, on nodes that have become smaller: more nodes."""
+        queue = {"quota": {"nodes": 8}, "nodeResources": {"gpus": 8}}
+        world = submitted(queue, numNodes=None, numGPUs=16)
+        world.admit(2)
+        world.queue = make_queue(quota={"nodes": 8}, nodeResources={"gpus": 4})
+        assert standing(world).request.nodes == 2
+
+    def test_a_wish_to_grow_that_is_granted_needs_no_other_admission(self):
+        world = running(elastic={"minNodes": 1, "maxNodes": 4})
+        world.spec(num_nodes=4)
+        world.delete_child_job()
+        world.settle()
+        assert standing(world).outdated == "4 nodes are asked for"
+        hear(world, admits=(Admit(uid="uid-train", nodes=4),))
+        assert world.condition("Admitted").status == "True"
+        world.settle()
+        assert [gang.spec.completions for gang in world.gangs] == [2, 4]
+
+    def test_a_head_is_recorded_as_it_was_admitted(self):
+        head = {"nodeResources": {"gpus": 0, "cpus": "500m", "memory": "1Gi"}}
+        node = {"gpus": 8, "cpus": 96, "memory": "512Gi"}
+        world = submitted({**QUOTA, "nodeResources": node}, numNodes=3, head=head)
+        before = standing(world).request
+        hear(world, admits=(Admit(uid="uid-train", nodes=3),))
+        admission = world.job.status.admission
+        assert admission.requests == {"cpu": "96", "memory": "512Gi", "nvidia.com/gpu": 8}
+        assert admission.head == AdmittedHead(requests={"cpu": "500m", "memory": "1Gi"})
+        after = standing(world).request
+        assert (after.pod, after.head, after.head_gpus) == (before.pod, before.head, 0)
+        world.settle()
+        assert len(world.gangs) == 1
+
+    def test_a_record_that_cannot_be_read_is_none(self):
+        world = running()
+        admission = replace(world.job.status.admission, requests={"cpu": "lots"})
+        world.job = replace(world.job, status=replace(world.job.status, admission=admission))
+        assert standing(world).request.admitted == 2
 
 
 @pytest.mark.parametrize("forged", [{"nodes": -5}, {"preempted_for": "x"}])

@@ -298,13 +298,13 @@ def test_a_probe_that_is_refused_says_so_and_holds_up_nothing():
     world.told()
     world.pass_time(seconds=GROW_AFTER.total_seconds())
     refused = Rejection("pods", "train-probe-0", "exceeded quota")
-    plan = reconcile(replace(world.observed(), rejection=refused), world.now, DEFAULTS)
+    plan = reconcile(replace(world.observed(), rejections=(refused,)), world.now, DEFAULTS)
     assert plan.applies == ()
     assert "exceeded quota" in next(
         c.message for c in plan.status.conditions if c.type == "FullSize"
     )
     world.pod("train-r1-0-abcde", phase="Failed")
-    plan = reconcile(replace(world.observed(), rejection=refused), world.now, DEFAULTS)
+    plan = reconcile(replace(world.observed(), rejections=(refused,)), world.now, DEFAULTS)
     assert [a.name for a in plan.applies] == ["train-r2"]
 
 

@@ -7,8 +7,6 @@ from msgspec.structs import replace
 
 from torchrun_api.kinds import JOBS, PODS
 from torchrun_api.meta import Condition, OwnerReference
-from torchrun_api.status import UnfencedWorker
-from torchrun_controller.reconcile.attempts import fence
 from torchrun_controller.reconcile.attempts.gate import REPEAT_SECONDS
 from unit.reconcile.losing import OUT_OF_SERVICE, lose, replaced, running, started
 from world import World, make_queue
@@ -164,13 +162,6 @@ def test_the_memory_outlives_a_status_that_was_never_written():
     assert survivor.metadata.deletion_timestamp is not None, "nobody else would end it"
 
 
-def test_an_annotation_that_is_not_ours_is_no_memory():
-    assert fence.decode("[{") == ()
-    assert fence.decode(fence.encode((UnfencedWorker(attempt=2, index=1, node="n"),))) == (
-        UnfencedWorker(attempt=2, index=1, node="n"),
-    )
-
-
 def test_a_node_that_is_back_answers_for_the_pods_that_it_knows():
     world = replaced()
     world.node("node-1")
@@ -220,7 +211,7 @@ def test_launchers_fence_where_they_share_a_directory():
     world = replaced(zipped=True)
     assert started(world) == {"1"}
     orders = {pod.metadata.annotations.fence for pod in world.workers()}
-    assert orders == {"2026-01-02T03:04:45Z 0-1"}
+    assert orders == {"2026-01-02T03:04:45Z 0:1"}
     assert (world.phase, world.job.status.reason) == ("Queued", "Fencing")
     assert "within 50 s of 2026-01-02T03:04:45Z" in world.job.status.message
     assert world.told().requeue_after == 50 - REPEAT_SECONDS
@@ -235,7 +226,7 @@ def test_launchers_fence_where_they_share_a_directory():
 def test_an_order_that_is_not_ours_is_waited_for_by_nobody():
     world = replaced(zipped=True)
     for pod in world.workers():
-        annotations = replace(pod.metadata.annotations, fence="soon 0-1")
+        annotations = replace(pod.metadata.annotations, fence="soon 0:1")
         meta = replace(pod.metadata, annotations=annotations)
         world.objects[PODS.plural, pod.metadata.name] = replace(pod, metadata=meta)
     world.settle()
@@ -252,7 +243,7 @@ def test_what_was_not_waited_out_is_waited_out_by_the_next_gang():
     world.containers_stop()
     world.settle()
     assert world.job.status.attempt == 2
-    assert {p.metadata.annotations.fence.partition(" ")[2] for p in world.workers()} == {"0-1"}
+    assert {p.metadata.annotations.fence.partition(" ")[2] for p in world.workers()} == {"0:1"}
 
 
 def test_a_worker_without_proof_that_it_watches_is_not_left_to_the_launchers():
@@ -317,5 +308,5 @@ def test_a_pause_does_not_wait_for_a_lost_node_and_a_resume_remembers_it():
         world.place(pod.metadata.name, "node-2")
     world.settle()
     assert world.job.status.reason == "WaitingForFence"
-    child = world.objects[JOBS.plural, "train-r1"]
-    assert [w.index for w in fence.decode(child.metadata.annotations.unfenced)] == [1]
+    assert [w.index for w in world.job.status.unfenced] == [1]
+    assert (JOBS.plural, "train-r1") in world.created

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from torchrun_api import names
 from torchrun_api.kinds import JOBS, PODS
 from torchrun_api.meta import Condition
+from torchrun_api.status import MOST_GANGS
 from torchrun_controller.reconcile.attempts.restarts import unreachable
 from torchrun_controller.reconcile.invalid import InvalidSpecError
 from torchrun_controller.reconcile.run import resolve
@@ -106,6 +107,15 @@ def test_failures_are_counted_and_bounded():
     assert world.phase == "Failed"
     assert "all 2 restarts are used up" in world.job.status.message
     assert world.job.status.restarts == 2
+
+
+def test_counts_stop_at_what_the_status_may_show():
+    world = running()
+    world.job = replace(world.job, status=replace(world.job.status, disruptions=MOST_GANGS))
+    world.delete_child_job()
+    world.settle()
+    assert world.job.status.disruptions == MOST_GANGS
+    assert world.job.status.attempts
 
 
 def test_disruptions_restart_without_counting():
@@ -260,6 +270,8 @@ def test_a_deleted_job_leaves_the_failure_before_it_counted_once():
     assert (world.job.status.attempt, world.job.status.restarts) == (1, 1)
     world.delete_child_job()
     world.settle()
+    world.pass_time(seconds=10)
+    world.settle()
     assert (world.phase, world.job.status.attempt, world.job.status.restarts) == ("Queued", 2, 1)
     world.delete_child_job()
     world.spec(suspend=True)
@@ -280,13 +292,13 @@ def test_only_the_last_attempts_and_their_jobs_are_kept():
     assert kept == ["train-r4", "train-r5", "train-r6", "train-r7", "train-r8"]
 
 
-def test_a_restart_waits_for_its_queue_without_counting():
+def test_a_failure_whose_restart_waits_for_the_queue_is_counted_once():
     world = running()
     fail(world)
     world.queue = None
     world.settle()
     assert (world.phase, world.job.status.reason) == ("Pending", "QueueNotFound")
-    assert world.job.status.restarts == 0
+    assert world.job.status.restarts == 1
     world.queue = make_queue()
     world.settle()
     assert (world.phase, world.job.status.restarts, world.job.status.attempt) == ("Queued", 1, 1)

@@ -39,9 +39,11 @@ def test_the_next_gang_avoids_a_node_that_failed_twice_and_keeps_the_users_affin
     world.node("node-1", hostname="machine-1")
     world.settle()
     for _ in range(2):
+        world.all_workers("Running")
+        world.settle()
+        world.pass_time(minutes=20)
         pod = world.workers()[0].metadata.name
         world.end_container(pod, "trainer", exit_code=137, finished_at=world.now)
-        world.pass_time(minutes=20)
         plan = world.step()
     status = world.job.status
     assert status.avoided_nodes == ("node-1",)

@@ -24,8 +24,10 @@ def test_a_lost_node_is_a_new_gang_and_counts_for_nothing():
     world.node("node-1", False)
     world.pass_time(seconds=40)
     plan = world.step()
-    assert [apply.name for apply in plan.applies] == ["train-r1"]
+    assert not plan.applies
     assert sorted(delete.name for delete in plan.deletes) == ["train-0-abcde", "train-1-abcde"]
+    assert [worker.node for worker in world.job.status.unfenced] == ["node-1"], "first of all"
+    assert [apply.name for apply in world.step().applies] == ["train-r1"]
     status = world.job.status
     assert (status.attempt, status.restarts, status.disruptions) == (1, 0, 1)
     assert status.last_failure is not None

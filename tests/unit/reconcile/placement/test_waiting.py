@@ -215,7 +215,7 @@ def test_a_quota_that_refuses_an_object_of_ours_reads_alike():
     world = World(make_job(numNodes=1, volumes=ZIP), make_queue())
     said = QUOTA.removeprefix("Error creating: ")
     refused = Rejection("pods", "train-sync-0", said)
-    plan = reconcile(replace(world.observed(), rejection=refused), world.now, DEFAULTS)
+    plan = reconcile(replace(world.observed(), rejections=(refused,)), world.now, DEFAULTS)
     assert plan.status is not None
     assert plan.status.reason == "QuotaExceeded"
     assert plan.status.message.startswith("pods train-sync-0: ResourceQuota team is used up")

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from torchrun_api import kinds
 from torchrun_controller.reconcile.invalid import InvalidSpecError
@@ -214,6 +215,27 @@ def test_kai_cannot_keep_workers_together_without_a_topology():
     world.settle()
     assert world.job.status.reason == "InvalidSpec"
     assert "Topology" in world.job.status.message
+
+
+@pytest.mark.parametrize("length", [63, 64])
+def test_a_local_queue_whose_name_is_no_label_is_refused(length):
+    long = "team." + "a" * (length - 5)
+    named = world_of({"gang": "kueue", "queueName": long})
+    called = world_of({"gang": "kueue"}, jobQueue=long)
+    called.queue = replace(called.queue, metadata=replace(called.queue.metadata, name=long))
+    for world, field in ((named, "queueName"), (called, "name")):
+        world.settle()
+        assert (world.job.status.reason == "InvalidSpec") is (length > 63)
+        assert (f"the {field} of 64 characters" in world.job.status.message) is (length > 63)
+        assert bool(world.created) is (length == 63)
+
+
+def test_the_name_of_a_queue_of_others_than_kueue_is_in_no_label():
+    long = "team." + "a" * 70
+    world = world_of({"gang": "volcano", "queueName": long}, jobQueue=long)
+    world.queue = replace(world.queue, metadata=replace(world.queue.metadata, name=long))
+    world.settle()
+    assert world.created
 
 
 # What a gang requests

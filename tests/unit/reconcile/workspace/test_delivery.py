@@ -77,6 +77,16 @@ def test_storage_that_says_no_is_not_waited_for():
     assert pods(world) == ["train-sync-0", "train-serve-0"]
 
 
+def test_the_status_tells_of_a_claim_that_is_given_up_before_its_pod_goes():
+    """Else the next pod would wait for the same claim, and so on until a status is written."""
+    world = submitted(DIRECT)
+    world.claim_is("Pending", storage_class=None)
+    world.step(writes=1)  # and no status, as when one was written a moment ago
+    world.settle()
+    assert pods(world) == ["train-serve-0", "train-serve-0"]
+    assert world.observed().sync_pods[0].metadata.annotations.delivery == "ephemeral"
+
+
 @pytest.mark.parametrize(
     ("verdict", "seconds", "expected"),
     [(UNBOUND, 30, 2), ("0/1 nodes are available: 1 Insufficient cpu.", 3600, 1)],
@@ -94,7 +104,7 @@ def test_workers_fetch_from_the_pod_what_its_manifest_names():
     world = unbound()
     world.pass_time(seconds=30)
     world.settle()
-    world.pod("train-serve-0", phase="Running")
+    world.takes_upload()
     world.settle()
     assert world.job.status.reason == "WaitingForUpload"
     assert (JOBS.plural, "train") not in world.created
@@ -186,7 +196,7 @@ def test_what_keeps_a_serve_pod_from_its_workspace_is_said():
     world.settle()
     assert world.job.status.message == "full; it is tried again"
     again = ContainerState(running=StateRunning())
-    sync_container(world, state=again, last_state=ended(refused))
+    sync_container(world, ready=True, state=again, last_state=ended(refused))
     world.settle()
     assert world.job.status.reason == "WaitingForUpload"
     sync_container(world, state=ended('{"sha256": "aa"}', exit_code=0))

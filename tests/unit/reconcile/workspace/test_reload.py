@@ -7,11 +7,12 @@ import pytest
 from msgspec.structs import replace
 
 from torchrun_api import names
-from torchrun_api.core import ClaimSpec, ClaimStatus, PersistentVolumeClaim
+from torchrun_api.core import ClaimSpec, ClaimStatus, PersistentVolumeClaim, Pod
 from torchrun_api.kinds import CLAIMS, JOBS, PODS
 from torchrun_api.meta import ChildLabels, ChildMeta
-from torchrun_controller.reconcile.observed import Base
-from world import ZIP, World, make_job, make_queue
+from world import START, ZIP, World, make_job, make_queue
+
+TOKEN = "e" * 64
 
 
 def annotate(world: World, **values: str) -> None:
@@ -30,7 +31,7 @@ def made(world: World, revision: int, sha256: str) -> None:
 
 def running(**spec: Any) -> World:
     world = World(make_job(numNodes=2, volumes=ZIP, **spec), make_queue())
-    annotate(world, workspace_sha256="a" * 64)
+    annotate(world, workspace_sha256="a" * 64, upload_token_sha256=TOKEN)
     world.settle()
     made(world, 1, "a" * 64)
     world.settle()
@@ -159,6 +160,39 @@ def test_in_development_a_sync_pod_stands_by() -> None:
     assert len(syncing(world)) == 3
 
 
+def test_a_pod_that_stands_by_takes_uploads_by_the_jobs_token_alone() -> None:
+    world = running(development=True)
+    name = "TORCHRUN_SYNC_UPLOAD_TOKEN_SHA256"
+    assert variables(body(world, PODS, "train-sync-1")["spec"])[name] == TOKEN
+    world.pod("train-sync-1", phase="Running")
+    annotate(world, upload_token_sha256="f" * 64)
+    world.settle()
+    assert syncing(world) == ["train-sync-0", "train-sync-2"], "who edits the job is heard"
+    assert variables(body(world, PODS, "train-sync-2")["spec"])[name] == "f" * 64
+    assert told(world) == {"1"}
+    annotate(world, upload_token_sha256="")
+    world.settle()
+    assert syncing(world) == ["train-sync-0"], "nobody could upload to it"
+    annotate(world, workspace_sha256="b" * 64)
+    world.settle()
+    pod = body(world, PODS, syncing(world)[-1])
+    assert variables(pod["spec"])["TORCHRUN_SYNC_SHA256"] == "b" * 64
+    assert name not in variables(pod["spec"])
+
+
+def test_another_token_and_another_workspace_together_come_to_a_pod_of_their_own() -> None:
+    world = running(development=True)
+    world.pod("train-sync-1", phase="Running")
+    annotate(world, workspace_sha256="b" * 64, upload_token_sha256="f" * 64)
+    world.settle()
+    pod = world.observed().sync_pods[-1]
+    said = pod.metadata.annotations
+    assert (said.workspace_sha256, said.upload_token_sha256) == ("b" * 64, "f" * 64)
+    made(world, 2, "b" * 64)
+    world.settle()
+    assert told(world) == {"2"}
+
+
 def test_what_the_plugin_saw_made_is_told_before_its_pod_has_ended() -> None:
     world = running(development=True)
     world.pod("train-sync-1", phase="Running")
@@ -222,49 +256,52 @@ def test_sync_pods_removed_by_hand_leave_the_revision_known() -> None:
     assert variables(body(world, PODS, "train-sync-1")["spec"])["TORCHRUN_SYNC_AFTER"] == "1"
 
 
-def lent(mode: str = "ReadWriteMany", phase: Any = "Bound", in_use: bool = False) -> Base:
+def lent(mode: str = "ReadWriteMany", phase: Any = "Bound", **meta: Any) -> PersistentVolumeClaim:
     labels = ChildLabels(torchrun_job="before", component="workspace")
-    claim = PersistentVolumeClaim(
-        metadata=ChildMeta(name="before-workspace", namespace="ml", labels=labels),
+    named = ChildMeta(name="before-workspace", namespace="ml", labels=labels)
+    return PersistentVolumeClaim(
+        metadata=replace(named, **meta),
         spec=ClaimSpec(access_modes=(mode,)),
         status=ClaimStatus(phase=phase),
     )
-    return Base(claim=claim, in_use=in_use)
 
 
-def with_base(base: Base | None) -> World:
+def with_base(base: PersistentVolumeClaim | None, *, in_use: bool = False) -> World:
     world = World(make_job(numNodes=1, volumes=ZIP), make_queue())
-    world.base = base
+    annotate(world, workspace_base="before")
+    if base is not None:
+        world.objects[CLAIMS.plural, base.metadata.name] = base
+    if in_use:
+        labels = ChildLabels(torchrun_job="before", component=names.WORKER)
+        meta = ChildMeta(name="before-0-abcde", namespace="ml", labels=labels)
+        world.objects[PODS.plural, meta.name] = Pod(metadata=meta)
     world.settle()
     return world
 
 
 @pytest.mark.parametrize(
-    ("base", "used"),
+    ("base", "in_use", "used"),
     [
-        (lent(), True),
-        (lent(in_use=True), True),
-        (lent("ReadWriteOnce"), True),
-        (lent("ReadWriteOnce", in_use=True), False),
-        (lent(phase="Pending"), False),
-        (None, False),
+        (lent(), False, True),
+        (lent(), True, True),
+        (lent("ReadWriteOnce"), False, True),
+        (lent("ReadWriteOnce"), True, False),
+        (lent(phase="Pending"), False, False),
+        (None, False, False),
     ],
 )
-def test_a_base_is_mounted_where_it_can_be(base: Base | None, used: bool) -> None:
-    pod = body(with_base(base), PODS, "train-sync-0")["spec"]
+def test_a_base_is_mounted_where_it_can_be(
+    base: PersistentVolumeClaim | None, in_use: bool, used: bool
+) -> None:
+    pod = body(with_base(base, in_use=in_use), PODS, "train-sync-0")["spec"]
     claims = [v["persistentVolumeClaim"] for v in pod["volumes"] if "persistentVolumeClaim" in v]
     assert ({"claimName": "before-workspace", "readOnly": True} in claims) == used
     assert ("TORCHRUN_SYNC_BASE" in variables(pod)) == used
 
 
 def test_a_claim_that_goes_or_is_no_workspace_is_no_base() -> None:
-    going = lent()
-    meta = going.claim.metadata
-    for changed in (
-        replace(meta, deletion_timestamp=World(make_job(), None).now),
-        replace(meta, labels=ChildLabels(torchrun_job="before", component="checkpoints")),
-    ):
-        base = Base(claim=replace(going.claim, metadata=changed), in_use=False)
+    checkpoints = ChildLabels(torchrun_job="before", component="checkpoints")
+    for base in (lent(deletion_timestamp=START), lent(labels=checkpoints)):
         pod = body(with_base(base), PODS, "train-sync-0")["spec"]
         assert "TORCHRUN_SYNC_BASE" not in variables(pod)
 

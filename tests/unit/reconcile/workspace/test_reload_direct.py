@@ -47,7 +47,7 @@ def running(source: str = "zip", *, bound: bool = False, **spec: Any) -> World:
         workspace["url"] = "https://git.example/train"
     world = World(make_job(numNodes=2, volumes={"workspace": workspace}, **spec), make_queue())
     if source == "zip":
-        annotate(world, workspace_sha256="a" * 64)
+        annotate(world, workspace_sha256="a" * 64, upload_token_sha256="e" * 64)
     world.step()
     world.claim_is("Bound" if bound else "Pending")
     world.pass_time(seconds=30)

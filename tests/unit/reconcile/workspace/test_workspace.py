@@ -14,7 +14,7 @@ def test_a_zip_workspace_is_synced_before_the_gang_exists():
     world.settle()
     assert world.phase == "Syncing"
     assert world.created == [(CLAIMS.plural, "train-workspace"), (PODS.plural, "train-sync-0")]
-    world.pod("train-sync-0", phase="Running")
+    world.takes_upload()
     world.settle()
     assert world.job.status.reason == "WaitingForUpload"
     assert "kubectl torchrun sync train" in world.job.status.message
@@ -23,6 +23,18 @@ def test_a_zip_workspace_is_synced_before_the_gang_exists():
     assert world.phase == "Queued"
     assert world.condition("WorkspaceReady").status == "True"
     assert (JOBS.plural, "train") in world.created
+
+
+def test_an_upload_is_asked_for_once_the_pod_listens():
+    world = World(make_job(numNodes=2, volumes=ZIP), make_queue())
+    world.settle()
+    world.takes_upload(ready=False)
+    world.settle()
+    assert world.job.status.reason == "SyncPodStarting"
+    assert "kubectl torchrun sync" not in world.job.status.message
+    world.takes_upload()
+    world.settle()
+    assert world.job.status.reason == "WaitingForUpload"
 
 
 TOLERATES = {"tolerations": [{"key": "night", "operator": "Exists"}]}
@@ -114,6 +126,30 @@ def test_a_new_upload_replaces_a_sync_pod_that_waits_for_the_old_one():
     world.job = replace(world.job, metadata=meta)
     world.settle()
     assert world.phase == "Syncing", "what was synced is not what the job names"
+
+
+@pytest.mark.parametrize(("digest", "pods"), [("", 1), ("b" * 64, 0)], ids=["any", "one"])
+def test_another_upload_token_replaces_a_sync_pod_that_takes_any_upload(digest: str, pods: int):
+    """A pod that takes a single upload also takes it by its digest: it is left alone."""
+    named = {names.WORKSPACE_SHA256: digest} if digest else {}
+    world = World(make_job(numNodes=1, volumes=ZIP, annotations_=named), make_queue())
+    world.settle()
+    world.pod("train-sync-0", phase="Running")
+    for token in ("c", "d"):
+        annotations = named | {names.UPLOAD_TOKEN_SHA256: token * 64}
+        meta = replace(world.job.metadata, annotations=annotations)
+        world.job = replace(world.job, metadata=meta)
+        world.settle()
+        world.pod(world.observed().sync_pods[-1].metadata.name, phase="Running")
+    latest = world.observed().sync_pods[-1].metadata
+    assert latest.annotations.upload_token_sha256 == ("d" * 64 if pods else "")
+    world.sync_done()
+    world.settle()
+    assert world.phase == "Queued"
+    meta = replace(world.job.metadata, annotations=named | {names.UPLOAD_TOKEN_SHA256: "e" * 64})
+    world.job = replace(world.job, metadata=meta)
+    world.settle()
+    assert world.phase == "Queued", "what was uploaded stays"
 
 
 def test_a_sync_pod_that_is_being_deleted_is_waited_for():

@@ -1,0 +1,28 @@
+"""Where pods of a job may run, by the word of the job over that of its queue."""
+
+from typing import NamedTuple
+
+from torchrun_api.job import TorchrunJob
+from torchrun_api.json import JsonObject
+from torchrun_api.queue import TorchrunQueue
+
+
+class Scheduling(NamedTuple):
+    """Fields of a v1 PodSpec."""
+
+    node_selector: dict[str, str]
+    tolerations: tuple[JsonObject, ...]
+    affinity: JsonObject | None
+
+
+def scheduling_of(job: TorchrunJob, queue: TorchrunQueue | None) -> Scheduling:
+    """Without its queue a job goes by its own word."""
+    mine = job.spec.scheduling
+    if queue is None:
+        return Scheduling(mine.node_selector, mine.tolerations, mine.affinity)
+    base = queue.spec.scheduling
+    return Scheduling(
+        base.node_selector | mine.node_selector,
+        base.tolerations + mine.tolerations,
+        base.affinity if mine.affinity is None else mine.affinity,
+    )

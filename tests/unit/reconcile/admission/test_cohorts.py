@@ -1,0 +1,77 @@
+"""Cohorts of several namespaces: nobody reaches the quota of another tenant by a name."""
+
+import pytest
+from msgspec.structs import replace
+
+from queueing import NOW, admitted, decide, holds, nodes, queue, request
+from torchrun_controller.reconcile.admission.coordinator import admit
+from torchrun_controller.reconcile.admission.state import Decisions, Request, State
+
+PROD = (
+    replace(queue("a", quota={"gpus": 32}, cohort="lab"), namespace="prod"),
+    replace(queue("b", quota={"gpus": 32}, cohort="lab"), namespace="prod"),
+)
+OTHER = replace(queue("a", quota={"gpus": 1_000_000}, cohort="lab"), namespace="other")
+# Eight nodes: queue a uses its own four, and four that it borrows of b.
+RUNNING = tuple(
+    replace(holds(f"prod-{i}", "a", held=i, placed={f"n{i:03}": 1}), namespace="prod")
+    for i in range(8)
+)
+
+
+def decided(*requests: Request, shared: tuple[str, ...] = ()) -> Decisions:
+    state = State(
+        nodes=nodes(8),
+        queues=(*PROD, OTHER),
+        requests=(*RUNNING, *requests),
+        cohort_namespaces=shared,
+    )
+    return admit(state, NOW)
+
+
+@pytest.mark.parametrize("shared", [(), ("prod",), ("other",), ("prod", "third")])
+def test_a_queue_of_another_namespace_takes_nothing_back(shared):
+    grab = replace(request("grab", "a", 4), namespace="other")
+    decisions = decided(grab, shared=shared)
+    assert decisions.preempts == ()
+    assert decisions.waits["grab"].reason == "WaitingForNodes"
+
+
+@pytest.mark.parametrize("shared", [(), ("prod",)])
+def test_a_queue_of_another_namespace_lends_nothing(shared):
+    more = replace(request("more", "b", 1), namespace="prod")
+    decisions = decided(more, shared=shared)
+    assert decisions.waits["more"].reason == "Preempting", "it takes back what is its own"
+    wide = replace(request("wide", "b", 9), namespace="prod")
+    assert decided(wide, shared=shared).waits["wide"].reason == "ExceedsQuota"
+
+
+def test_an_administrator_may_let_namespaces_share_their_cohorts():
+    grab = replace(request("grab", "a", 4), namespace="other")
+    decisions = decided(grab, shared=("other", "prod"))
+    assert {one.reason for one in decisions.preempts} == {"Reclaimed"}
+
+
+def test_within_a_namespace_queues_lend_as_ever():
+    asked = [request("j", "a", 2)]
+    queues = [queue(name, quota={"gpus": 8}, cohort="lab") for name in ("a", "b")]
+    assert admitted(decide(nodes(2), queues, *asked)) == ["j"]
+
+
+def test_priorities_of_different_queues_are_not_compared():
+    """Users of a queue cannot have another's jobs leave first by a priority of their own."""
+    queues = [
+        queue("a", quota={"gpus": 8}, cohort="lab"),
+        queue("b", quota={"gpus": 8}, cohort="lab"),
+        queue("c", quota={"gpus": 16}, cohort="lab"),
+    ]
+    running = [
+        holds("a-old", "a", held=9, priority=1_000_000),
+        holds("a-young", "a", held=1, priority=1_000_000),
+        holds("b-old", "b", held=8),
+        holds("b-young", "b", held=2),
+    ]
+    decisions = decide(nodes(4), queues, *running, request("mine", "c"))
+    assert [one.uid for one in decisions.preempts] == ["a-young"]
+    decisions = decide(nodes(4), queues, *running, request("mine", "c", 2))
+    assert sorted(one.uid for one in decisions.preempts) == ["a-young", "b-young"]

@@ -1,0 +1,175 @@
+"""An elastic gang that has shrunk lends what it does not use to jobs that wait."""
+
+import random
+
+from msgspec.structs import replace
+
+from queue_lab import Lab, pods_of
+from queueing import admitted, decide, holds, nodes, queue, request
+from torchrun_api.queue import TorchrunQueue
+from torchrun_controller.reconcile.admission.standing import running
+from torchrun_controller.reconcile.attempts.admitted import charged
+from world import World, make_job, make_queue
+
+QUOTA = 4
+
+
+class Pair(Lab):
+    """An elastic job and another of the same queue, which comes later."""
+
+    def __init__(self) -> None:
+        super().__init__(random.Random(0), 0)
+        queue = make_queue(quota={"nodes": QUOTA})
+        self.queues: dict[str, TorchrunQueue] = {"gpu": queue}
+        self.elastic = World(
+            make_job(numNodes=QUOTA, elastic={"minNodes": 1, "maxNodes": QUOTA}), queue
+        )
+        self.worlds = [self.elastic]
+
+    def submit(self, size: int) -> World:
+        job = make_job(numNodes=size)
+        meta = replace(job.metadata, name="other", uid="uid-other")
+        other = World(replace(job, metadata=meta), self.queues["gpu"])
+        self.worlds.append(other)
+        other.settle()
+        return other
+
+    def check(self) -> None:
+        assert sum(charged(world.job) for world in self.worlds) <= QUOTA
+        for world in self.worlds:
+            gang = running(world.observed().child_jobs, pods_of(world), frozenset())
+            assert gang.nodes <= charged(world.job)
+
+    def rounds(self, count: int = 3) -> None:
+        """The coordinator and the controller of jobs, one after the other."""
+        for _ in range(count):
+            self.coordinate()
+            for world in self.worlds:
+                world.settle()
+                self.check()
+
+    def shrink(self) -> World:
+        """One worker of four finds a node."""
+        world = self.elastic
+        world.settle()
+        self.rounds(1)
+        world.placed(world.workers()[0].metadata.name)
+        world.not_placed("0/1 nodes are available: 1 Insufficient cpu.", 1, 2, 3)
+        world.settle()
+        world.pass_time(seconds=60)
+        world.settle()
+        world.containers_stop()
+        world.placed(world.workers()[0].metadata.name)
+        world.all_workers("Running")
+        world.settle()
+        assert [gang.spec.completions for gang in world.gangs] == [4, 1]
+        return world
+
+
+def test_nobody_else_waits_so_it_keeps_what_it_was_admitted_for():
+    pair = Pair()
+    world = pair.shrink()
+    pair.rounds()
+    assert charged(world.job) == 4
+    assert world.job.status.admission.limit == 0
+    world.pass_time(seconds=600)
+    world.settle()
+    assert len(world.observed().probes) == 3, "it looks for room"
+
+
+def test_what_it_does_not_use_goes_to_a_job_that_waits():
+    pair = Pair()
+    world = pair.shrink()
+    other = pair.submit(3)
+    pair.coordinate()
+    assert (charged(world.job), world.job.status.admission.limit) == (4, 1)
+    pair.coordinate()
+    assert (charged(world.job), charged(other.job)) == (4, 0), "a larger gang may be under way"
+    world.settle()
+    assert world.condition("FullSize").reason == "GivesBackNodes"
+    pair.coordinate()
+    assert (charged(world.job), charged(other.job)) == (1, 3)
+    assert world.job.status.admission.limit == 0
+    pair.rounds()
+    assert world.condition("FullSize").reason == "WaitingForAdmission"
+    assert len(other.gangs) == 1
+    world.pass_time(seconds=600)
+    world.settle()
+    assert world.observed().probes == (), "no room is looked for that is not admitted"
+
+
+def test_it_grows_when_the_other_has_ended():
+    pair = Pair()
+    world = pair.shrink()
+    other = pair.submit(3)
+    pair.rounds()
+    other.all_workers("Succeeded")
+    other.job_condition("Complete")
+    other.settle()
+    pair.rounds()
+    assert (charged(world.job), charged(other.job)) == (4, 0)
+    world.pass_time(seconds=600)
+    world.settle()
+    assert len(world.observed().probes) == 3
+
+
+def test_it_gives_back_nothing_where_that_is_not_enough():
+    pair = Pair()
+    world = pair.shrink()
+    other = pair.submit(4)
+    pair.rounds()
+    assert (charged(world.job), world.job.status.admission.limit) == (4, 0)
+    assert charged(other.job) == 0
+
+
+def test_a_gang_that_grows_at_that_moment_keeps_all():
+    pair = Pair()
+    world = pair.shrink()
+    world.pass_time(seconds=600)
+    world.settle()
+    for probe in world.observed().probes:
+        world.placed(probe.metadata.name)
+    other = pair.submit(3)
+    # It has not heard of the limit when it makes the larger gang.
+    pair.coordinate(meanwhile=lambda: world.step(writes=9))
+    pair.rounds()
+    assert world.gangs[-1].spec.completions == 4
+    assert (charged(world.job), charged(other.job)) == (4, 0)
+
+
+def test_a_gang_that_fails_meanwhile_goes_on_with_what_it_uses():
+    pair = Pair()
+    world = pair.shrink()
+    other = pair.submit(3)
+    pair.coordinate()
+    world.all_workers("Failed")
+    pair.rounds(4)
+    assert [gang.spec.completions for gang in world.gangs] == [4, 1, 1]
+    assert charged(world.job) + charged(other.job) == 4
+
+
+SHRUNK = holds("shrunk", "a", 4, 8, uses=1, placed={"n000": 1})
+
+
+def test_a_gang_has_no_claim_to_places_that_it_does_not_use():
+    queues = [queue("a", quota={"gpus": 32}), queue("b", quota={"gpus": 8})]
+    assert admitted(decide(nodes(2), queues, SHRUNK, request("j", "b"))) == ["j"]
+
+
+def test_what_is_not_used_is_taken_back_before_anybody_is_preempted():
+    low = holds("low", "a", 1, 8, held=1)
+    vip = request("vip", "a", 1, 8, priority=9)
+    decisions = decide(nodes(9), [queue("a", quota={"gpus": 40})], SHRUNK, low, vip)
+    assert [(one.uid, one.nodes) for one in decisions.gives_back] == [("shrunk", 1)]
+    assert decisions.preempts == ()
+    assert decisions.waits["vip"].reason == "QuotaUsed"
+
+
+def test_no_more_gangs_give_back_than_it_takes():
+    other = holds("other", "a", 4, 8, uses=2)
+    queues = [queue("a", quota={"gpus": 64}), queue("b", quota={"gpus": 64})]
+    decisions = decide(None, queues, SHRUNK, other, request("j", "a", 2, 8))
+    assert len(decisions.gives_back) == 1
+    leaving = replace(SHRUNK, preempted_for="x")
+    decisions = decide(None, queues, leaving, other, request("j", "a", 2, 8))
+    assert [one.uid for one in decisions.gives_back] == ["other"]

@@ -1,0 +1,263 @@
+"""What is remembered of workers that may still run, whatever went while nobody looked."""
+
+from collections.abc import Iterable
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from torchrun_api import names
+from torchrun_api.status import TorchrunJobStatus, UnfencedWorker
+from torchrun_controller.reconcile.attempts import fence
+from torchrun_runtime.launch.gate import workers_in
+from unit.reconcile.losing import OUT_OF_SERVICE, begin, replaced, running, started
+from world import START, World, make_job, make_queue
+
+# Pods and Nodes that go while nobody looks
+
+
+def take_away(world: World, *indexes: int) -> None:
+    """Node objects and their pods are gone, and no reconcile has seen it."""
+    assert world.nodes is not None
+    for index in indexes:
+        del world.nodes[f"node-{index}"]
+        world.vanish(f"train-{index}-abcde")
+
+
+@pytest.mark.parametrize("end", ["the Job fails", "the Job is deleted", "a pause", "a new leader"])
+def test_a_node_and_its_pod_that_go_unseen_hold_the_next_gang(end: str):
+    world = running()
+    assert world.job.status.worker_nodes == ("node-0", "node-1")
+    take_away(world, 1)
+    if end == "the Job fails":
+        world.job_condition("Failed", "BackoffLimitExceeded")
+    elif end == "the Job is deleted":
+        world.delete_child_job()
+    elif end == "a pause":
+        world.spec(suspend=True)
+        world.settle()
+        world.containers_stop()
+        world.settle()
+        world.spec(suspend=False)
+    else:
+        world.pod("train-0-abcde", phase="Failed")
+        world.step(writes=1)  # it dies before it writes a status
+    world.settle()
+    world.containers_stop()
+    world.pass_time(minutes=2)
+    world.settle()
+    assert [(w.attempt, w.index, w.node) for w in world.job.status.unfenced] == [(0, 1, "node-1")]
+    assert world.job.status.reason == "WaitingForFence"
+    assert started(world) == {""}
+
+
+def test_launchers_fence_what_went_unseen():
+    world = running(zipped=True)
+    take_away(world, 1)
+    world.job_condition("Failed", "BackoffLimitExceeded")
+    world.settle()
+    world.containers_stop()
+    for pod in world.workers():
+        world.place(pod.metadata.name, "node-2")
+    world.all_workers("Running")
+    world.settle()
+    assert {p.metadata.annotations.fence.partition(" ")[2] for p in world.workers()} == {"0:1"}
+
+
+@pytest.mark.parametrize("node", ["node-1", "another"])
+def test_a_pod_that_goes_unseen_from_a_node_that_works_has_stopped(node: str):
+    world = running()
+    world.vanish("train-1-abcde")
+    if node == "another":
+        world.node("node-9", False)
+    world.job_condition("Failed", "BackoffLimitExceeded")
+    world.settle()
+    assert world.job.status.unfenced == ()
+    assert world.job.status.worker_nodes == ()
+
+
+def test_a_worker_that_was_seen_to_stop_is_no_matter_of_its_node():
+    world = running()
+    world.end_container("train-1-abcde", "trainer", exit_code=0)
+    world.pod("train-1-abcde", phase="Succeeded")
+    world.settle()
+    assert world.job.status.worker_nodes == ("node-0",)
+    take_away(world, 1)
+    world.settle()
+    assert world.job.status.unfenced == ()
+
+
+def test_an_unseen_loss_that_is_vouched_for_holds_nobody():
+    world = running()
+    take_away(world, 1)
+    world.node("node-1", False, OUT_OF_SERVICE)
+    world.job_condition("Failed", "BackoffLimitExceeded")
+    world.settle()
+    assert world.job.status.unfenced == ()
+
+
+def test_a_controller_that_reads_no_nodes_remembers_none():
+    world = running()
+    world.nodes = None
+    world.settle()
+    assert world.job.status.worker_nodes == ()
+
+
+def test_a_controller_that_reads_no_nodes_any_more_forgets_nobody():
+    world = replaced()
+    world.nodes = None
+    world.settle()
+    assert [worker.node for worker in world.job.status.unfenced] == ["node-1"]
+
+
+def test_no_gang_is_made_before_the_status_has_its_unfenced_workers():
+    world = running()
+    world.node("node-1", False)
+    world.pass_time(seconds=40)
+    world.step(writes=9)
+    assert len(world.gangs) == 1
+    world.settle()
+    assert len(world.gangs) == 2
+    assert [w.index for w in world.job.status.unfenced] == [1]
+
+
+# A machine without a Node object
+
+
+def vouch(world: World, *machines: str) -> None:
+    annotations = {**world.job.metadata.annotations, names.MACHINES_OFF: ", ".join(machines)}
+    meta = replace(world.job.metadata, annotations=annotations)
+    world.job = replace(world.job, metadata=meta)
+
+
+def without_node() -> World:
+    """The runbook's last step, taken too early: there is no Node to taint any more."""
+    world = replaced()
+    take_away(world, 1)
+    world.settle()
+    return world
+
+
+def test_a_machine_without_a_node_can_be_vouched_for():
+    world = without_node()
+    assert world.job.status.reason == "WaitingForFence"
+    assert (
+        "the machine is off and you say so (without a Node object: kubectl annotate torchrunjob"
+        " train -n ml --overwrite torchrun.ai/machines-off=0/node-1)"
+    ) in world.job.status.message
+    assert "kubectl taint" not in world.job.status.message
+    vouch(world, "0/node-1")
+    world.settle()
+    assert world.job.status.unfenced == ()
+    assert started(world) == {"1"}
+
+
+@pytest.mark.parametrize("said", ["", "0/node-9", "1/node-1", "node-1", "/node-1", "*", "0/", ","])
+def test_other_words_vouch_for_nothing(said: str):
+    world = without_node()
+    vouch(world, said)
+    world.pass_time(days=1)
+    world.settle()
+    assert started(world) == {""}
+
+
+def test_a_machine_with_a_node_is_vouched_for_at_its_node():
+    world = replaced()
+    vouch(world, "0/node-1")
+    world.settle()
+    assert started(world) == {""}
+    assert "kubectl taint nodes node-1" in world.job.status.message
+
+
+def test_an_old_word_vouches_for_no_later_loss():
+    world = without_node()
+    vouch(world, "0/node-1")
+    world.settle()
+    world.node("node-1")
+    for index, pod in enumerate(world.workers()):
+        world.place(pod.metadata.name, f"node-{index}")
+    world.all_workers("Running")
+    world.settle()
+    assert world.phase == "Running"
+    assert world.nodes is not None
+    del world.nodes["node-1"]
+    world.vanish("train-r1-1-abcde")
+    world.job_condition("Failed", "BackoffLimitExceeded")
+    world.settle()
+    world.containers_stop()
+    world.pass_time(minutes=10)
+    world.settle()
+    assert [(w.attempt, w.node) for w in world.job.status.unfenced] == [(1, "node-1")]
+    assert "torchrun.ai/machines-off=1/node-1)" in world.job.status.message
+
+
+def test_machines_with_and_without_a_node_are_told_apart():
+    world = running(nodes=4)
+    take_away(world, 1)
+    for node in ("node-2", "node-3"):
+        world.node(node, False)
+    world.pass_time(seconds=40)
+    world.settle()
+    world.containers_stop()
+    world.settle()
+    message = world.job.status.message
+    assert "kubectl taint nodes node-2" in message
+    assert "torchrun.ai/machines-off=0/node-1)" in message
+
+
+def test_only_the_first_machines_are_in_the_message():
+    world = World(make_job(numNodes=8), make_queue())
+    for index in range(8):
+        world.node(f"node-{index}")
+    world.settle()
+    begin(world)
+    take_away(world, *range(1, 8))
+    world.job_condition("Failed", "BackoffLimitExceeded")
+    world.settle()
+    world.containers_stop()
+    world.settle()
+    assert "=0/node-1,0/node-2,0/node-3,0/node-4 and 3 more)" in world.job.status.message
+
+
+# Bounds
+
+
+def unfenced_workers(indexes: Iterable[int]) -> tuple[UnfencedWorker, ...]:
+    return tuple(
+        UnfencedWorker(attempt=1, index=i, node=f"{i:063}", since=START, unproven=True)
+        for i in indexes
+    )
+
+
+MOST = 10_000  # nodes of a job
+
+
+@pytest.mark.parametrize(
+    ("indexes", "longest"), [(range(MOST), 64), (range(0, MOST, 2), 32 * 1024), ([7], 64)]
+)
+def test_the_order_to_fence_is_bounded(indexes: Iterable[int], longest: int):
+    workers = unfenced_workers(indexes)
+    order = fence.instruction(workers, START)
+    assert len(order) <= longest
+    assert [(w.attempt, w.completion_index) for w in workers_in(order)] == [
+        (1, index) for index in indexes
+    ]
+
+
+@settings(deadline=None)
+@given(st.sets(st.tuples(st.integers(0, 5), st.integers(0, 40))))
+def test_the_launcher_reads_the_order_that_the_controller_writes(workers: set[tuple[int, int]]):
+    told = tuple(UnfencedWorker(attempt=attempt, index=index) for attempt, index in workers)
+    assert workers_in(fence.instruction(told, START)) == sorted(workers)
+
+
+def test_the_memory_of_a_lost_cluster_fits_into_etcd():
+    """etcd takes requests of 1.5 MiB. A worker is in one of the two lists."""
+    lost = TorchrunJobStatus(unfenced=unfenced_workers(range(MOST)))
+    works = TorchrunJobStatus(worker_nodes=tuple(f"{index:063}" for index in range(MOST)))
+    assert len(msgspec.json.encode(lost)) < 1.45 * 1024 * 1024
+    assert len(msgspec.json.encode(works)) < len(msgspec.json.encode(lost))
+    world = replaced()
+    assert world.job.status.worker_nodes == ()

@@ -1,0 +1,164 @@
+"""Pods that have a job's labels and no Job of it: left-over workers, and copies that are none."""
+
+import pytest
+from msgspec.structs import replace
+
+from torchrun_api.core import Pod
+from torchrun_api.kinds import JOBS, PODS
+from torchrun_api.meta import OwnerReference
+from world import World, make_job, make_queue
+
+
+def running(**spec: object) -> World:
+    job = make_job(**{"numNodes": 2, "reliability": {"maxRestarts": 5}, **spec})
+    world = World(job, make_queue())
+    world.settle()
+    world.all_workers("Running")
+    world.settle()
+    assert world.phase == "Running"
+    return world
+
+
+def orphaned(**spec: object) -> World:
+    """kubectl delete job --cascade=orphan."""
+    world = running(**spec)
+    del world.objects[JOBS.plural, "train"]
+    for key, obj in list(world.objects.items()):
+        if isinstance(obj, Pod):
+            world.objects[key] = replace(obj, metadata=replace(obj.metadata, owner_references=()))
+    return world
+
+
+def add_copy(world: World, name: str, *owners: OwnerReference) -> None:
+    """Another pod with the labels and annotations of a worker."""
+    pod = world.objects[PODS.plural, "train-0-abcde"]
+    meta = replace(pod.metadata, name=name, uid=f"uid-of-{name}", owner_references=owners)
+    world.objects[PODS.plural, name] = replace(pod, metadata=meta)
+
+
+def start_next(world: World) -> None:
+    world.all_workers("Running")
+    world.settle()
+
+
+def test_orphaned_workers_hold_the_next_gang_and_the_job_says_who_ends_them():
+    world = orphaned()
+    world.settle()
+    start_next(world)
+    world.pass_time(hours=24)
+    plan = world.settle()
+    assert not plan.deletes
+    status = world.job.status
+    assert (world.phase, status.reason) == ("Queued", "OrphanedWorkers")
+    assert "2 workers of an earlier gang still end" in status.message
+    assert "kubectl delete pod -n ml train-0-abcde train-1-abcde" in status.message
+    assert {pod.metadata.annotations.start for pod in world.workers()} == {""}
+    events = [(e.type, e.reason) for plan in world.plans for e in plan.events]
+    assert ("Warning", "OrphanedWorkers") in events
+    world.vanish("train-0-abcde", "train-1-abcde")
+    world.settle()
+    assert world.phase == "Running"
+
+
+def test_orphans_that_end_are_waited_for_as_any_worker():
+    world = orphaned()
+    world.settle()
+    start_next(world)
+    for name in ("train-0-abcde", "train-1-abcde"):
+        pod = world.objects[PODS.plural, name]
+        meta = replace(pod.metadata, deletion_timestamp=world.now)
+        world.objects[PODS.plural, name] = replace(pod, metadata=meta)
+    world.settle()
+    assert world.job.status.reason == "WaitingForOldGang"
+    assert "kubectl delete" not in world.job.status.message
+    world.containers_stop()
+    world.settle()
+    assert world.phase == "Running"
+
+
+def test_a_suspension_names_orphans_too():
+    world = orphaned()
+    world.spec(suspend=True)
+    world.settle()
+    said = world.condition("Suspended")
+    assert said.status == "False"
+    assert "2 pods still end: train-0-abcde, train-1-abcde" in said.message
+    assert "kubectl delete pod -n ml train-0-abcde train-1-abcde" in said.message
+    world.vanish("train-0-abcde", "train-1-abcde")
+    world.settle()
+    assert world.phase == "Suspended"
+
+
+def test_only_the_first_orphans_are_named():
+    world = orphaned(numNodes=6)
+    world.settle()
+    start_next(world)
+    assert world.job.status.message.endswith("train-2-abcde train-3-abcde, and 2 more")
+
+
+REPLICA_SET = OwnerReference(kind="ReplicaSet", name="mine", uid="uid-rs", controller=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "owners"),
+    [
+        ("my-debug-copy", ()),
+        ("train-0-abcde-debug", ()),
+        ("train-0", ()),
+        ("other-0-abcde", ()),
+        ("train-0-fghij", (REPLICA_SET,)),
+    ],
+)
+def test_a_copy_with_the_labels_holds_nobody(name: str, owners: tuple[OwnerReference, ...]):
+    world = running()
+    add_copy(world, name, *owners)
+    world.settle()
+    world.spec(suspend=True)
+    world.settle()
+    world.containers_stop()
+    world.settle()
+    assert world.phase == "Suspended"
+    world.spec(suspend=False)
+    world.settle()
+    start_next(world)
+    assert world.phase == "Running"
+    assert (PODS.plural, name) in world.objects
+
+
+@pytest.mark.parametrize("name", ["train-0-fghij", "train-r7-1-fghij", "train-r7-w-1-fghij"])
+@pytest.mark.parametrize("there", [True, False])
+def test_a_worker_of_an_earlier_job_of_this_name_is_waited_for(name: str, there: bool):
+    """The garbage collector ends it where its Job is gone; nobody does where that was kept."""
+    world = running()
+    owner = OwnerReference(kind="Job", name="train-r7", uid="uid-of-another", controller=True)
+    add_copy(world, name, owner)
+    if there:
+        job = world.objects[JOBS.plural, "train"]
+        meta = replace(job.metadata, name="train-r7", uid="uid-of-another", owner_references=())
+        world.objects[JOBS.plural, "train-r7"] = replace(job, metadata=meta)
+    world.spec(suspend=True)
+    world.settle()
+    world.containers_stop()
+    world.settle()
+    said = world.condition("Suspended")
+    assert said.status == "False"
+    assert (f"kubectl delete pod -n ml {name}" in said.message) is there
+    world.vanish(name)
+    world.settle()
+    assert world.phase == "Suspended"
+
+
+def test_pods_whose_job_has_just_gone_are_the_garbage_collectors():
+    world = running()
+    del world.objects[JOBS.plural, "train"]
+    world.settle()
+    start_next(world)
+    assert world.job.status.reason == "WaitingForOldGang"
+
+
+def test_survivors_that_their_job_still_controls_are_no_orphans():
+    world = running()
+    world.pod("train-0-abcde", phase="Failed")
+    world.settle()
+    start_next(world)
+    assert world.job.status.reason == "WaitingForOldGang"

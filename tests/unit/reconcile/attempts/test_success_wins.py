@@ -1,0 +1,99 @@
+"""A gang that succeeds while it is told to end has succeeded: it is never trained again."""
+
+import pytest
+
+from torchrun_api.kinds import JOBS
+from torchrun_api.status import Attempt
+from torchrun_controller.reconcile import Plan
+from torchrun_controller.reconcile.attempts.restarts import Counts
+from world import World, make_job, make_queue
+
+
+def running(nodes: int = 1, **spec: object) -> World:
+    world = World(make_job(numNodes=nodes, **spec), make_queue())
+    world.settle()
+    world.all_workers("Running")
+    world.settle()
+    return world
+
+
+def carry_out_late(world: World, plan: Plan) -> None:
+    """The gang succeeds between the look and the writes, which know nothing of it."""
+    world.all_workers("Succeeded")
+    world.job_condition("Complete")
+    for apply in plan.applies:
+        world.write(apply)
+    if plan.tells_first:
+        world.write_status(plan.status)
+    for delete in plan.deletes:
+        world.write(delete)
+
+
+def test_a_child_job_is_deleted_only_as_it_was_observed():
+    world = running()
+    world.spec(suspend=True)
+    deletes = {delete.kind: delete for delete in world.plan().deletes}
+    assert (
+        deletes[JOBS].resource_version
+        == world.objects[JOBS.plural, "train"].metadata.resource_version
+    )
+
+
+@pytest.mark.parametrize("by", ["suspension", "preemption"])
+def test_a_success_beats_what_would_free_its_nodes(by):
+    world = running()
+    if by == "suspension":
+        world.spec(suspend=True)
+    else:
+        world.admit(1)
+        world.preempt()
+    carry_out_late(world, world.plan())
+    world.settle()
+    assert world.phase == "Succeeded"
+    assert world.job.status.attempts == (), "it did not end by the pause"
+    world.spec(suspend=False)
+    world.settle()
+    assert len(world.gangs) == 1
+
+
+def test_a_success_beats_a_resize_whose_gang_is_there_already():
+    world = running(2, elastic={"minNodes": 1, "maxNodes": 4})
+    world.spec(num_nodes=3)
+    carry_out_late(world, world.plan())
+    assert (JOBS.plural, "train-r1") in world.objects
+    world.settle()
+    status = world.job.status
+    assert (status.phase, status.message) == ("Succeeded", "2 of 2 workers succeeded")
+    assert (status.workers.succeeded, status.attempts) == (2, ())
+    world.settle()
+    world.containers_stop()
+    left = [pod for pod in world.workers() if pod.status.phase != "Succeeded"]
+    assert left == [], "the gang that was to follow is ended"
+
+
+@pytest.mark.parametrize("end", ["drained", "failed"])
+def test_an_end_that_was_recorded_of_a_gang_that_succeeded_does_not_count(end):
+    """A drained pod may finish within its grace period, while the next gang waits its turn."""
+    world = running(reliability={"maxRestarts": 5})
+    world.delete_child_job()
+    world.settle()  # attempt 1; a second end so soon is followed by a wait
+    name = world.workers()[0].metadata.name
+    world.all_workers("Running")
+    if end == "drained":
+        world.drain(name)
+    else:
+        world.end_container(name, "trainer", exit_code=1, finished_at=world.now)
+    world.step()
+    before = world.job.status
+    assert (before.reason, before.restarts + before.disruptions) == ("BackingOff", 2)
+    world.all_workers("Succeeded")
+    world.job_condition("Complete")
+    world.settle()
+    after = world.job.status
+    assert (after.phase, after.restarts, after.disruptions) == ("Succeeded", 0, 1)
+    assert [attempt.number for attempt in after.attempts] == [0]
+
+
+def test_counts_that_somebody_wrote_do_not_fall_below_nothing():
+    end = Attempt(number=3, reason="Exited", counted=True)
+    assert Counts(0, 4).without([end]) == Counts(0, 4)

@@ -1,0 +1,66 @@
+"""A Job that failed without a word of its pods: who may still be heard of, and for how long."""
+
+import pytest
+
+from unit.reconcile.attempts.test_restarts import fail, running
+from unit.reconcile.test_regressions import fail_now
+from world import World, make_job, make_queue
+
+PATIENCE = 70  # seconds, as for pods that are heard of late
+
+
+def starting(nodes: int = 1) -> World:
+    """The gang is made; of its pods nothing has been heard but that they are there."""
+    world = World(make_job(numNodes=nodes), make_queue())
+    world.settle()
+    return world
+
+
+def waits(world: World) -> bool:
+    """Whether the gang is still judged by nothing, for a time with an end."""
+    plan = world.step()
+    waits = not any(apply.name == "train-r1" for apply in plan.applies)
+    assert not waits or 0 < (plan.requeue_after or 0) <= PATIENCE
+    return waits
+
+
+def test_pods_that_have_all_ended_are_not_waited_for_whatever_the_status_says_of_them():
+    world = starting()
+    assert world.job.status.workers.pending == 1
+    world.all_workers("Succeeded")
+    fail_now(world)
+    assert not waits(world)
+
+
+def test_one_pod_that_was_never_seen_to_start_is_waited_for_beside_those_that_ended():
+    world = starting(nodes=2)
+    first, second = world.workers()
+    world.pod(first.metadata.name, phase="Succeeded")
+    world.settle()
+    assert world.job.status.workers.pending == 1
+    fail_now(world)
+    world.vanish(second.metadata.name)
+    assert waits(world)
+
+
+def test_a_gang_that_no_status_tells_of_is_waited_for():
+    world = running(1)
+    fail(world)
+    world.step(99)
+    assert world.job.status.attempt == 0, "the status was not written"
+    fail_now(world)
+    for pod in world.workers():
+        world.vanish(pod.metadata.name)
+    plan = world.step()
+    assert [apply.name for apply in plan.applies if apply.name == "train-r2"] == []
+    assert 0 < plan.requeue_after <= PATIENCE
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(PATIENCE - 1, True), (PATIENCE, False)])
+def test_the_wait_has_an_end(seconds: int, expected: bool):
+    world = starting()
+    fail_now(world)
+    world.vanish(world.workers()[0].metadata.name)
+    assert waits(world)
+    world.pass_time(seconds=seconds)
+    assert waits(world) is expected

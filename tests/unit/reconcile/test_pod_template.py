@@ -1,0 +1,147 @@
+"""Fields of a pod's life in podTemplate: honoured, or refused with the reason."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torchrun_controller.reconcile.invalid import InvalidSpecError
+from torchrun_controller.reconcile.job import worker_template
+from torchrun_controller.reconcile.policy import policy_of
+from torchrun_controller.reconcile.run import resolve
+from world import DEFAULTS, World, make_job, make_queue
+
+GRACE = "terminationGracePeriodSeconds"
+TOKEN = "automountServiceAccountToken"
+
+
+def pod(
+    job: dict[str, Any] | None = None, queue: dict[str, Any] | None = None, role: str = ""
+) -> dict[str, Any]:
+    """The workers' PodSpec; `job` and `queue` are fields of their specs."""
+    asked, laid_down = make_job(**{"numNodes": 2, **(job or {})}), make_queue(**(queue or {}))
+    run = resolve(asked, laid_down)
+    template = worker_template(asked, laid_down, run, None, 0, "", DEFAULTS, role)
+    return msgspec.json.decode(msgspec.json.encode(template["spec"]))
+
+
+def of(**spec: Any) -> dict[str, Any]:
+    """A spec whose podTemplate says this."""
+    return {"podTemplate": {"spec": spec}}
+
+
+def launcher_grace(made: dict[str, Any]) -> int:
+    trainer = next(c for c in made["containers"] if c["name"] == "trainer")
+    return int(next(e["value"] for e in trainer["env"] if e["name"] == "TORCHRUN_GRACE_SECONDS"))
+
+
+def reliability(seconds: int) -> dict[str, Any]:
+    return {"reliability": {GRACE: seconds}}
+
+
+@pytest.mark.parametrize(
+    ("job", "queue", "seconds"),
+    [
+        ({}, {}, 30),
+        (of(**{GRACE: 120}), {}, 120),
+        (of(**{GRACE: 10}), {}, 10),
+        (of(**{GRACE: 0}), {}, 0),
+        (of(**{GRACE: None}), {}, 30),
+        ({}, of(**{GRACE: 90}), 90),
+        # The job goes before its queue; of two words of one object the longer counts.
+        (of(**{GRACE: 10}), of(**{GRACE: 90}), 10),
+        (of(**{GRACE: 120}) | reliability(60), reliability(600), 120),
+        (of(**{GRACE: 20}) | reliability(60), {}, 60),
+        (reliability(60), of(**{GRACE: 600}), 60),
+        ({}, of(**{GRACE: 20}) | reliability(300), 300),
+        ({"head": {"podTemplate": {"spec": {GRACE: 500}}}}, reliability(60), 500),
+    ],
+)
+def test_the_grace_period_of_a_template_counts_for_pod_launcher_and_controller(
+    job: dict[str, Any], queue: dict[str, Any], seconds: int
+):
+    for role in ("head", "worker") if "head" in job else ("",):
+        made = pod(job, queue, role)
+        assert made[GRACE] == seconds
+        assert launcher_grace(made) == max(seconds - 5, 0)
+    asked = make_job(numNodes=2, **job)
+    assert policy_of(asked, make_queue(**queue)).grace_seconds == seconds
+
+
+@pytest.mark.parametrize("value", ["120", -1, True, 1.5, 31536001, [], {}])
+def test_a_grace_period_that_is_none_is_refused(value: object):
+    with pytest.raises(InvalidSpecError, match=f"^spec.podTemplate.spec.{GRACE} is "):
+        pod(of(**{GRACE: value}))
+    assert policy_of(make_job(numNodes=1, **of(**{GRACE: value})), None).grace_seconds == 30
+
+
+def test_a_deadline_gives_the_template_s_grace_period():
+    job = make_job(numNodes=1, reliability={"activeDeadlineSeconds": 60}, **of(**{GRACE: 120}))
+    world = World(job, make_queue())
+    world.settle()
+    world.all_workers("Running")
+    world.settle()
+    world.pass_time(seconds=61)
+    assert [d.grace_seconds for d in world.step().deletes] == [120]
+
+
+@pytest.mark.parametrize("field", [TOKEN, "enableServiceLinks"])
+def test_tokens_and_service_variables_come_only_where_a_template_asks_for_them(field: str):
+    assert pod()[field] is False
+    assert pod(of(**{field: True}))[field] is True
+    assert pod({}, of(**{field: True}))[field] is True
+    assert pod(of(**{field: False}), of(**{field: True}))[field] is False
+
+
+def test_service_variables_are_the_jobs_to_choose():
+    asked, laid_down = of(enableServiceLinks=True), of(enableServiceLinks=False)
+    assert pod(asked, laid_down)["enableServiceLinks"] is True
+
+
+def test_a_service_account_of_the_queue_has_its_token_unless_a_template_says_otherwise():
+    queue = {"serviceAccountName": "trainer"}
+    assert TOKEN not in pod({}, queue)
+    assert pod(of(**{TOKEN: False}), queue)[TOKEN] is False
+    assert pod({}, queue | of(**{TOKEN: False}))[TOKEN] is False
+
+
+@pytest.mark.parametrize("asked", [True, None])
+@pytest.mark.parametrize("account", [{}, {"serviceAccountName": "trainer"}])
+def test_a_job_mounts_no_token_where_its_queue_says_that_none_is_mounted(
+    asked: bool | None, account: dict[str, Any]
+):
+    with pytest.raises(InvalidSpecError, match=f"^spec.podTemplate.spec.{TOKEN} is .* gpu says"):
+        pod(of(**{TOKEN: asked}), of(**{TOKEN: False}) | account)
+
+
+@pytest.mark.parametrize("policy", ["OnFailure", "Always"])
+def test_workers_are_never_restarted_in_place(policy: str):
+    with pytest.raises(InvalidSpecError, match=r"^spec.podTemplate.spec.restartPolicy is .*max"):
+        pod(of(restartPolicy=policy))
+    with pytest.raises(InvalidSpecError, match=r"^TorchrunQueue gpu: podTemplate.spec.restartP"):
+        pod({}, of(restartPolicy=policy))
+    with pytest.raises(InvalidSpecError, match=r"^spec.head.podTemplate.spec.restartPolicy"):
+        pod({"head": of(restartPolicy=policy)}, role="head")
+    assert pod(of(restartPolicy="Never"))["restartPolicy"] == "Never"
+
+
+def test_what_is_refused_is_told_before_anything_is_made():
+    world = World(make_job(numNodes=1, **of(restartPolicy="OnFailure")), make_queue())
+    world.settle()
+    assert (world.phase, world.job.status.reason) == ("Pending", "InvalidSpec")
+    assert not world.created
+
+
+VALUES = st.one_of(st.none(), st.booleans(), st.integers(-1, 200), st.just("30"))
+
+
+@settings(deadline=None)
+@given(job=VALUES, queue=VALUES)
+def test_a_value_is_honoured_or_refused_and_never_dropped(job: object, queue: object):
+    try:
+        made = pod(of(**{GRACE: job}), of(**{GRACE: queue}))
+    except InvalidSpecError:
+        return
+    assert made[GRACE] == next((v for v in (job, queue) if v is not None), 30)

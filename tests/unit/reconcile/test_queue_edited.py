@@ -1,0 +1,125 @@
+"""A queue that is edited or deleted: what a job started with holds to its end."""
+
+import pytest
+from msgspec.structs import replace
+
+from torchrun_controller.reconcile.policy import policy_of
+from world import World, make_job, make_queue
+
+
+def running(queue: object = None, **spec: object) -> World:
+    world = World(make_job(numNodes=1, **spec), queue or make_queue())
+    world.settle()
+    world.all_workers("Running")
+    world.settle()
+    return world
+
+
+def finished(queue: object = None) -> World:
+    world = running(queue)
+    world.job_condition("Complete")
+    world.settle()
+    assert world.phase == "Succeeded"
+    return world
+
+
+def test_a_shorter_limit_ends_no_job_that_runs():
+    world = running()
+    world.pass_time(hours=10)
+    world.queue = make_queue(limits={"maxRunSeconds": 3600, "maxNodesPerJob": 1})
+    world.settle()
+    assert world.phase == "Running"
+    # Nor does it end the next gang of the job, which has run for longer already.
+    world.all_workers("Failed")
+    world.settle()
+    world.all_workers("Running")
+    world.settle()
+    world.pass_time(hours=1)
+    world.settle()
+    assert (world.phase, world.job.status.attempt) == ("Running", 1)
+
+
+def test_a_longer_limit_gives_no_job_more_either():
+    world = running(make_queue(limits={"maxRunSeconds": 3600}))
+    world.queue = make_queue()
+    world.pass_time(hours=1)
+    world.settle()
+    assert world.phase == "TimedOut"
+    assert "limits.maxRunSeconds of the queue" in world.job.status.message
+
+
+def test_a_smaller_size_limit_does_not_refuse_the_next_gang():
+    world = World(make_job(numNodes=2), make_queue())
+    world.settle()
+    world.all_workers("Running")
+    world.settle()
+    world.queue = make_queue(limits={"maxNodesPerJob": 1})
+    world.all_workers("Failed")
+    world.settle()
+    assert (world.job.status.attempt, len(world.gangs)) == (1, 2)
+    later = World(make_job(numNodes=2), world.queue)
+    later.settle()
+    assert later.job.status.reason == "InvalidSpec"
+
+
+def test_a_new_ttl_deletes_nothing_that_has_finished():
+    world = finished()
+    world.pass_time(days=30)
+    world.queue = make_queue(reliability={"ttlSecondsAfterFinished": 60})
+    assert world.settle().requeue_after is None
+    assert not world.gone
+
+
+def test_jobs_of_a_deleted_queue_go_by_the_ttl_that_they_started_with():
+    world = finished(make_queue(reliability={"ttlSecondsAfterFinished": 60}))
+    world.queue = None
+    assert world.settle().requeue_after == 60
+    world.pass_time(seconds=60)
+    world.step()
+    assert world.gone
+
+
+def test_a_job_that_ended_without_a_gang_keeps_what_holds_at_its_end():
+    world = World(
+        make_job(
+            numNodes=1,
+            volumes={"workspace": {"enabled": True, "source": "zip"}},
+            reliability={"syncTimeoutSeconds": 60},
+        ),
+        make_queue(reliability={"ttlSecondsAfterFinished": 5}),
+    )
+    world.settle()
+    assert world.job.status.queue_policy is None
+    world.pass_time(seconds=60)
+    world.settle()
+    assert world.phase == "Failed"
+    world.queue = make_queue()
+    assert world.settle().requeue_after == 5
+
+
+def test_restarts_are_counted_by_what_the_job_started_with():
+    world = running(make_queue(reliability={"maxRestarts": 1}))
+    world.queue = make_queue(reliability={"restartPolicy": "Never"})
+    world.all_workers("Failed")
+    world.settle()
+    assert (world.phase, len(world.gangs)) == ("Queued", 2)
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_the_jobs_own_edit_holds_at_once(recorded):
+    world = running(make_queue(reliability={"ttlSecondsAfterFinished": 60}))
+    if not recorded:  # a job that an earlier release started
+        world.job = replace(world.job, status=replace(world.job.status, queue_policy=None))
+    mine = replace(world.job.spec.reliability, active_deadline_seconds=10)
+    world.spec(reliability=mine)
+    world.pass_time(seconds=10)
+    world.settle()
+    assert world.phase == "TimedOut"
+    assert world.job.status.queue_policy.ttl_seconds_after_finished == 60
+
+
+def test_before_its_first_gang_a_job_goes_by_the_queue_as_it_is():
+    job = make_job(numNodes=1)
+    queue = make_queue(reliability={"maxRestarts": 7})
+    assert policy_of(job, queue).max_restarts == 7
+    assert policy_of(job, None).max_restarts == 3

@@ -1,0 +1,196 @@
+"""Claims that are deleted, lost or still going while a job needs them."""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from torchrun_api.core import PersistentVolumeClaim
+from torchrun_api.kinds import CLAIMS, JOBS, PODS
+from torchrun_api.meta import ChildLabels, ChildMeta
+from torchrun_controller.reconcile.plan import Plan
+from world import ZIP, World, make_job, make_queue
+
+WORKSPACE, CHECKPOINTS = "train-workspace", "train-checkpoints"
+LABELS = ChildLabels(torchrun_job="train")
+
+
+def running(**spec: Any) -> World:
+    """A gang that runs, with a workspace and checkpoints."""
+    job = make_job(**{"numNodes": 1, "volumes": ZIP, "reliability": {"maxRestarts": 5}, **spec})
+    world = World(job, make_queue(storage={"checkpoints": {"size": "1Gi"}}))
+    world.settle()
+    if "volumes" not in spec:
+        world.claim_is("Bound")
+        world.sync_done()
+        world.settle()
+    world.all_workers("Running")
+    world.settle()
+    assert world.phase == "Running"
+    return world
+
+
+def no_workspace() -> World:
+    return running(volumes={})
+
+
+def delete(world: World, name: str) -> None:
+    """Somebody deletes a claim; pods that mount it keep it for now."""
+    claim = world.objects[CLAIMS.plural, name]
+    meta = replace(claim.metadata, deletion_timestamp=world.now)
+    world.objects[CLAIMS.plural, name] = replace(claim, metadata=meta)
+
+
+def gone(world: World, name: str) -> None:
+    del world.objects[CLAIMS.plural, name]
+
+
+def applied(plan: Plan) -> list[str]:
+    return [f"{apply.kind.kind}/{apply.name}" for apply in plan.applies]
+
+
+def storage_ready(world: World) -> tuple[str, str] | None:
+    found = [c for c in world.job.status.conditions if c.type == "StorageReady"]
+    return (found[0].reason, found[0].message) if found else None
+
+
+@pytest.mark.parametrize("name", [WORKSPACE, CHECKPOINTS])
+def test_a_running_gang_says_that_a_claim_goes_with_it(name: str):
+    world = running()
+    delete(world, name)
+    plan = world.step()
+    assert not plan.applies
+    assert world.phase == "Running"
+    told = storage_ready(world)
+    assert told is not None
+    assert told[0] == "ClaimTerminating"
+    assert f"claim {name} is being deleted" in told[1]
+    assert [(e.type, e.reason) for e in plan.events] == [("Warning", "ClaimTerminating")]
+    assert not world.step().events
+
+
+def test_no_gang_is_made_with_checkpoints_that_are_being_deleted():
+    world = no_workspace()
+    delete(world, CHECKPOINTS)
+    world.all_workers("Failed")
+    world.settle()
+    assert (world.phase, world.job.status.reason) == ("Queued", "ClaimTerminating")
+    assert "kubectl describe pvc train-checkpoints" in world.job.status.message
+    assert len(world.gangs) == 1
+    assert world.job.status.restarts == 1
+    gone(world, CHECKPOINTS)
+    assert applied(world.step()) == [f"PersistentVolumeClaim/{CHECKPOINTS}", "Job/train-r1"]
+    world.settle()
+    assert world.job.status.restarts == 1
+
+
+def test_a_workspace_that_is_being_deleted_is_not_ready():
+    world = running()
+    delete(world, WORKSPACE)
+    world.all_workers("Failed")
+    world.settle()
+    condition = world.condition("WorkspaceReady")
+    assert (world.phase, condition.status, condition.reason) == (
+        "Syncing",
+        "False",
+        "ClaimTerminating",
+    )
+    assert len(world.gangs) == 1
+    gone(world, WORKSPACE)
+    assert applied(world.step()) == [f"PersistentVolumeClaim/{WORKSPACE}", "Pod/train-sync-1"]
+
+
+def test_pods_that_prepare_let_go_of_a_claim_that_is_being_deleted():
+    world = World(make_job(numNodes=1, volumes=ZIP), make_queue())
+    world.settle()
+    world.claim_is("Bound")
+    world.pod("train-sync-0", phase="Running")
+    delete(world, WORKSPACE)
+    plan = world.step()
+    assert [d.name for d in plan.deletes] == ["train-sync-0"]
+    assert world.job.status.reason == "ClaimTerminating"
+    assert (PODS.plural, "train-sync-0") not in world.objects
+    gone(world, WORKSPACE)
+    world.settle()
+    assert (CLAIMS.plural, WORKSPACE) in world.objects
+
+
+def test_checkpoints_that_are_gone_are_made_again_beside_a_gang():
+    world = no_workspace()
+    gone(world, CHECKPOINTS)
+    plan = world.step()
+    assert applied(plan) == [f"PersistentVolumeClaim/{CHECKPOINTS}"]
+    assert [(e.type, e.reason) for e in plan.events] == [("Warning", "ClaimDeleted")]
+    assert "What was on it is gone" in plan.events[0].message
+    world.settle()
+    assert storage_ready(world) is None
+
+
+def test_a_gang_that_waits_for_its_claim_starts_with_the_one_made_again():
+    """The old pods let go of the claim only after the new gang was made."""
+    world = World(make_job(numNodes=1), make_queue(storage={"checkpoints": {"size": "1Gi"}}))
+    world.settle()
+    gone(world, CHECKPOINTS)
+    verdict = f'0/1 nodes are available: persistentvolumeclaim "{CHECKPOINTS}" not found.'
+    world.not_placed(verdict, 0)
+    world.settle()
+    assert (CLAIMS.plural, CHECKPOINTS) in world.objects
+    world.all_workers("Running")
+    world.settle()
+    assert world.phase == "Running"
+
+
+def test_a_claim_that_lost_its_volume_is_named():
+    world = no_workspace()
+    claim = world.objects[CLAIMS.plural, CHECKPOINTS]
+    lost = replace(claim, status=replace(claim.status, phase="Lost"))
+    world.objects[CLAIMS.plural, CHECKPOINTS] = lost
+    world.settle()
+    told = storage_ready(world)
+    assert told is not None
+    assert told[0] == "ClaimLost"
+    assert "kubectl delete pvc train-checkpoints" in told[1]
+
+
+@pytest.mark.parametrize("case", ["no queue", "no run", "taken", "existing", "none"])
+def test_nothing_is_made_again_where_it_is_not_known_what(case: str):
+    world = no_workspace()
+    gone(world, CHECKPOINTS)
+    if case == "no queue":
+        world.queue = None
+    elif case == "no run":
+        world.spec(command="")
+    elif case == "taken":
+        foreign = ChildMeta(name=CHECKPOINTS, namespace="ml", uid="foreign", labels=LABELS)
+        world.objects[CLAIMS.plural, CHECKPOINTS] = PersistentVolumeClaim(metadata=foreign)
+    elif case == "existing":
+        world.queue = make_queue(storage={"checkpoints": {"claimName": "shared"}})
+    else:
+        world.queue = make_queue()
+    assert not applied(world.step())
+
+
+def test_a_deleted_claim_stays_deleted_after_the_end():
+    world = no_workspace()
+    world.all_workers("Succeeded")
+    world.job_condition("Complete")
+    world.settle()
+    assert world.phase == "Succeeded"
+    gone(world, CHECKPOINTS)
+    assert not applied(world.step())
+
+
+def test_a_claim_that_is_going_is_no_matter_of_a_suspended_job():
+    world = no_workspace()
+    world.spec(suspend=True)
+    world.settle()
+    world.containers_stop()
+    delete(world, CHECKPOINTS)
+    world.settle()
+    assert world.phase == "Suspended"
+    world.spec(suspend=False)
+    world.settle()
+    assert world.job.status.reason == "ClaimTerminating"
+    gone(world, CHECKPOINTS)
+    world.settle()
+    assert [key for key in world.created if key[0] == JOBS.plural][-1][1] == "train-r1"
