@@ -9,12 +9,20 @@
 
 Everything that goes wrong is one of two: `ApiError`, the server answered and refused, or
 `Disconnected`, no whole answer came and a write may or may not have happened (of a watch that
-is open `Silent`, where nothing has come over it for too long). A configuration
-that cannot be used is a `ConfigError`, raised by `Connection.load` alone.
+is open `Silent`, where nothing has come over it for too long; of an answer that does not decode
+`Garbled`, raised by `Response.read`). A configuration that cannot be used is a `ConfigError`,
+raised by `Connection.load` alone.
 """
 
 from torchrun_controller.transport.connection import Connection
-from torchrun_controller.transport.errors import ApiError, Cause, ConfigError, Disconnected, Silent
+from torchrun_controller.transport.errors import (
+    ApiError,
+    Cause,
+    ConfigError,
+    Disconnected,
+    Garbled,
+    Silent,
+)
 from torchrun_controller.transport.session import Observe, Response, Transport
 
 __all__ = [
@@ -23,6 +31,7 @@ __all__ = [
     "ConfigError",
     "Connection",
     "Disconnected",
+    "Garbled",
     "Observe",
     "Response",
     "Silent",

@@ -11,6 +11,7 @@ from pathlib import Path
 import aiohttp
 import structlog
 from aiohttp.abc import AbstractStreamWriter
+from msgspec.structs import replace
 
 from torchrun_controller.transport.credentials import (
     SERVICE_ACCOUNT,
@@ -29,6 +30,9 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 # How often client-go re-reads a token file, too.
 REREAD_SECONDS = 60.0
+# A request waits so long for credentials that are only to be fresher; then the old ones go. Reading
+# a mounted token takes no time; a credential plugin may take a minute, and the lease has not that.
+REREAD_PATIENCE = 1.0
 
 
 class Connection:
@@ -43,7 +47,10 @@ class Connection:
         self.endpoint = endpoint
         self._credentials = credentials
         self._clock = clock
-        self._lock = asyncio.Lock()
+        self._lock = asyncio.Lock()  # the reader of a kubeconfig does one thing at a time
+        # One of each kind at a time. They go on when the request that waits for them ends.
+        self._reading: asyncio.Task[None] | None = None
+        self._renewing: asyncio.Task[None] | None = None
         self._authorization: str | None = None  # None: never read
         self._read_at = 0.0
 
@@ -64,7 +71,8 @@ class Connection:
         if path is None and context is None:
             endpoint = in_cluster(environ, service_account)
             if endpoint is not None:
-                return await cls(endpoint, ServiceAccount(service_account))._authorized()
+                account = ServiceAccount(service_account, endpoint.tls)
+                return await cls(endpoint, account)._authorized()
         credentials = Kubeconfig(path or home_kubeconfig(environ), context)
         return await cls(await credentials.endpoint(), credentials)._authorized()
 
@@ -78,27 +86,53 @@ class Connection:
         return self
 
     async def authorization(self, refused: str | None = None) -> str:
-        """Return the Authorization header, "" for none, not older than 60 s.
+        """Return the Authorization header, "" for none, read again once it is 60 s old.
 
         `refused` is the value that the server has just answered with 401: it is renewed, once,
-        however many requests were refused with it. After `load` a failure keeps the old value.
+        however many requests were refused with it, and all of them wait. After `load` a failure
+        keeps the old value, and so does a credential plugin that takes its time.
         """
-        async with self._lock:
-            if refused is not None and refused == self._authorization:
-                await self._read(self._credentials.renew)
-            elif self._authorization is None or self._clock() - self._read_at >= REREAD_SECONDS:
-                await self._read(self._credentials.read)
-            assert self._authorization is not None
-            return self._authorization
+        if self._authorization is None:
+            await asyncio.shield(self._read_again())
+        elif refused is not None and refused == self._authorization:
+            await asyncio.shield(self._renew(refused))
+        elif self._clock() - self._read_at >= REREAD_SECONDS:
+            await asyncio.wait({self._read_again()}, timeout=REREAD_PATIENCE)
+        assert self._authorization is not None
+        return self._authorization
 
-    async def _read(self, read: Callable[[], Awaitable[str]]) -> None:
-        self._read_at = self._clock()
-        try:
-            self._authorization = await read()
-        except ConfigError as error:
-            if self._authorization is None:
-                raise
-            log.warning("credentials could not be read again, the old ones stay", error=str(error))
+    def _read_again(self) -> asyncio.Task[None]:
+        if self._reading is None or self._reading.done():
+            self._read_at = self._clock()
+            self._reading = asyncio.create_task(self._read(self._credentials.read))
+        return self._reading
+
+    def _renew(self, refused: str) -> asyncio.Task[None]:
+        if self._renewing is None or self._renewing.done():
+            self._read_at = self._clock()
+            self._renewing = asyncio.create_task(self._read(self._credentials.renew, refused))
+        return self._renewing
+
+    async def _read(self, read: Callable[[], Awaitable[str]], refused: str | None = None) -> None:
+        async with self._lock:
+            if refused is not None and refused != self._authorization:
+                return  # what was read meanwhile is another value
+            try:
+                self._authorization = await read()
+                self._trust_anew()
+            except Exception as error:
+                if self._authorization is None:
+                    raise
+                said = "credentials could not be read again, the old ones stay"
+                # What is no ConfigError is a bug, and no reason to have every request fail.
+                unexpected = not isinstance(error, ConfigError)
+                log.warning(said, error=str(error), exc_info=unexpected)
+
+    def _trust_anew(self) -> None:
+        """New connections go by the present CA; those that are open stay as they are."""
+        tls = self._credentials.tls
+        if tls is not None and tls is not self.endpoint.tls:
+            self.endpoint = replace(self.endpoint, tls=tls)
 
     @asynccontextmanager
     async def session(

@@ -1,14 +1,17 @@
 """Where the server's address, its CA and our credentials come from."""
 
 import asyncio
+import ipaddress
 import os
 import ssl
 import urllib.parse
 import urllib.request
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+import structlog
 from msgspec import Struct
 
 from torchrun_controller.transport import slim
@@ -17,6 +20,8 @@ from torchrun_controller.transport.errors import ConfigError
 if TYPE_CHECKING:
     from kubernetes_asyncio.client import Configuration
     from kubernetes_asyncio.config.kube_config import KubeConfigLoader
+
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 T = TypeVar("T")
 
@@ -38,6 +43,10 @@ class Endpoint(Struct, frozen=True):
 class Credentials(Protocol):
     """The value of the Authorization header, "" where a client certificate or nothing is used."""
 
+    @property
+    def tls(self) -> ssl.SSLContext | None:
+        """What new connections go by, as of the last `read` or `renew`; None: as at the start."""
+
     async def read(self) -> str:
         """Return the present value; called about once a minute. Raises ConfigError."""
 
@@ -45,18 +54,60 @@ class Credentials(Protocol):
         """Return a value that owes nothing to memory, after the server refused the last one."""
 
 
-class ServiceAccount:
-    """In a pod: the mounted token, which the kubelet replaces long before it expires."""
+class Trust:
+    """A TLS context that follows the file of the cluster's CA."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, ca_file: str | None, tls: ssl.SSLContext | None = None) -> None:
+        """`tls` is what was made of the file already. Raises ConfigError if it cannot be read."""
+        self.tls = tls or tls_context(ca_file)
+        self._content = _content(ca_file)
+
+    def refresh(self, ca_file: str | None) -> None:
+        """Make another context if the CA is another one; one that cannot be read stays out.
+
+        A context only ever learns to trust more, so it is replaced: connections go by a CA that
+        was taken away until they end, new ones do not.
+        """
+        content = _content(ca_file)
+        if content == self._content or not content:
+            return
+        try:
+            self.tls = tls_context(ca_file)
+        except ConfigError as error:
+            log.warning("the cluster's CA was replaced, the old one stays", error=str(error))
+            return
+        self._content = content
+        log.info("the cluster's CA was replaced", file=ca_file)
+
+
+def _content(file: str | None) -> bytes:
+    try:
+        return Path(file).read_bytes() if file else b""
+    except OSError:
+        return b""
+
+
+class ServiceAccount:
+    """In a pod: the mounted token and CA, which the kubelet replaces long before they expire."""
+
+    def __init__(self, folder: Path, tls: ssl.SSLContext | None = None) -> None:
         self._token = folder / "token"
+        self._ca = str(folder / "ca.crt")
+        self._trust = Trust(self._ca, tls)
+
+    @property
+    def tls(self) -> ssl.SSLContext:
+        """By the CA that is mounted."""
+        return self._trust.tls
 
     async def read(self) -> str:
         """Raises ConfigError if the token is not there."""
         try:
-            return f"Bearer {self._token.read_text().strip()}"
+            token = self._token.read_text().strip()
         except OSError as error:
             raise ConfigError(f"cannot read the service account's token: {error}") from error
+        self._trust.refresh(self._ca)
+        return f"Bearer {token}"
 
     async def renew(self) -> str:
         """Read it again."""
@@ -73,7 +124,7 @@ class Kubeconfig:
         self._path = path
         self._patience = patience
         self._context = context
-        self._tls: ssl.SSLContext | None = None
+        self._trust: Trust | None = None  # with https
         self._loader: KubeConfigLoader
         self._configuration: Configuration
 
@@ -88,16 +139,21 @@ class Kubeconfig:
                     f"kubeconfig {self._path}: insecure-skip-tls-verify is not supported; "
                     "put the cluster's CA in certificate-authority instead"
                 )
-            self._tls = tls_context(configuration.ssl_ca_cert)
+            self._trust = Trust(configuration.ssl_ca_cert)
             self._load_certificate()
         current = (self._loader.current_context or {}).get("context") or {}
         return Endpoint(
             server=host,
-            tls=self._tls,
+            tls=self.tls,
             server_hostname=configuration.tls_server_name,
             proxy=configuration.proxy or _environment_proxy(host),
             namespace=current.get("namespace") or "default",
         )
+
+    @property
+    def tls(self) -> ssl.SSLContext | None:
+        """By the kubeconfig's CA, with its client certificate."""
+        return self._trust.tls if self._trust is not None else None
 
     async def read(self) -> str:
         """Let the loader renew what has expired; raises ConfigError."""
@@ -143,10 +199,13 @@ class Kubeconfig:
     def _load_certificate(self) -> None:
         # Certificates are replaced on disk, or by a plugin; new connections then use the new one.
         configuration = self._configuration
-        if self._tls is None or not configuration.cert_file:
+        if self._trust is None:
+            return
+        self._trust.refresh(configuration.ssl_ca_cert)
+        if not configuration.cert_file:
             return
         try:
-            self._tls.load_cert_chain(configuration.cert_file, configuration.key_file)
+            self._trust.tls.load_cert_chain(configuration.cert_file, configuration.key_file)
         except OSError as error:
             raise self._unusable(error) from error
 
@@ -187,10 +246,29 @@ def home_kubeconfig(environ: Mapping[str, str]) -> str:
 
 def _environment_proxy(server: str) -> str | None:
     # aiohttp would also read ~/.netrc, in a thread, for each request.
-    url = urllib.parse.urlsplit(server)
-    if urllib.request.proxy_bypass(url.hostname or ""):
+    url, proxies = urllib.parse.urlsplit(server), urllib.request.getproxies()
+    host = url.hostname or ""
+    if urllib.request.proxy_bypass(f"{host}:{url.port}" if url.port else host):
         return None
-    return urllib.request.getproxies().get(url.scheme)
+    if _in_networks(host, proxies.get("no", "").split(",")):
+        return None
+    return proxies.get(url.scheme)
+
+
+def _in_networks(host: str, entries: Iterable[str]) -> bool:
+    """Whether the host is an address in one of these, as Go's programs read NO_PROXY.
+
+    Python's own reading knows names and single addresses; networks such as 10.0.0.0/8 are common.
+    """
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    for entry in entries:
+        with suppress(ValueError):  # a name
+            if address in ipaddress.ip_network(entry.strip(" []"), strict=False):
+                return True
+    return False
 
 
 def tls_context(ca_file: str | None) -> ssl.SSLContext:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import msgspec
 
+_START = 40  # characters of an answer that is not what was asked for
 _EXCERPT = 200  # characters of an answer that is not a Status
 # Whoever asks for a longer wait, or for a number that is none, is asked again after this.
 LONGEST_WAIT = 600  # seconds
@@ -20,6 +21,19 @@ class Disconnected(Exception):  # noqa: N818 named for a state
 
 class Silent(Disconnected):
     """Nothing came over a watch for as long as it may be silent: it is dead, or nothing happens."""
+
+
+class Garbled(Disconnected):
+    """The answer is not what was asked for: a proxy's page, or bytes that do not decode.
+
+    A write may have happened, as with any answer that is lost.
+    """
+
+    @classmethod
+    def of(cls, request: str, body: bytes, error: Exception) -> "Garbled":
+        """Say what was asked and how the answer begins; too little of it to hold a token."""
+        start = body[:_START].decode(errors="replace")
+        return cls(f"{request}: not the answer that was asked for, {start!r}... ({error})")
 
 
 class Cause(NamedTuple):

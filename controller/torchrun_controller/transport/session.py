@@ -3,18 +3,20 @@
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
 import aiohttp
 import yarl
 from msgspec import Struct
 
 from torchrun_controller.transport.credentials import Endpoint
-from torchrun_controller.transport.errors import ApiError, Disconnected, Silent
+from torchrun_controller.transport.errors import ApiError, Disconnected, Garbled, Silent
 
 # Called with verb ("get", "patch", "watch"), resource ("jobs.batch"), HTTP code (0: no answer) and
 # the seconds until the answer's headers.
 Observe: TypeAlias = Callable[[str, str, int, float], None]
+
+T = TypeVar("T")
 
 CONNECT_SECONDS = 10.0
 _NO_QUERY: Mapping[str, str] = {}
@@ -33,11 +35,22 @@ class Authority(Protocol):
 
 
 class Response(Struct, frozen=True):
-    """A whole answer below 300."""
+    """A whole answer below 300; `request` names in messages what it answers."""
 
     status: int
     body: bytes
     etag: str = ""
+    request: str = "the API server"
+
+    def read(self, parse: Callable[[bytes], T]) -> T:
+        """Parse the body. Raises Garbled where `parse` raises ValueError or RecursionError.
+
+        Those are all that msgspec raises, for bytes that are no UTF-8 and deep nesting, too.
+        """
+        try:
+            return parse(self.body)
+        except (ValueError, RecursionError) as error:
+            raise Garbled.of(self.request, self.body, error) from error
 
 
 class _Request(Struct, frozen=True):
@@ -83,7 +96,8 @@ class Transport:
         async with self._answer(call) as response:
             with _translated(call):
                 etag = response.headers.get("ETag", "")
-                return Response(response.status, await response.read(), etag)
+                what = f"{call.method} {call.path}"
+                return Response(response.status, await response.read(), etag, what)
 
     @asynccontextmanager
     async def stream(
@@ -137,6 +151,7 @@ class Transport:
                     data=call.body,
                     timeout=call.limits,
                     allow_redirects=False,
+                    ssl=self._authority.endpoint.tls or True,  # it may have been replaced
                     proxy=self._authority.endpoint.proxy,
                     server_hostname=self._authority.endpoint.server_hostname,
                 )

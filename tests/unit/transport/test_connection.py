@@ -10,19 +10,27 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+import yarl
 from aiohttp import web
 
 from scripted_server import ScriptedServer, Token, json_response, serving
 from torchrun_api.json import JsonObject
 from torchrun_controller.transport import ConfigError, Connection, Disconnected
-from torchrun_controller.transport.credentials import Endpoint, Kubeconfig, tls_context
+from torchrun_controller.transport.credentials import (
+    Endpoint,
+    Kubeconfig,
+    _environment_proxy,
+    tls_context,
+)
 
 
 @pytest.fixture(scope="session")
 def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A CA without the extensions of RFC 5280, as many clusters have; a server and a client."""
-    folder = tmp_path_factory.mktemp("pki")
+    return make_pki(tmp_path_factory.mktemp("pki"))
 
+
+def make_pki(folder: Path) -> Path:
     def openssl(*arguments: str) -> None:
         subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
 
@@ -46,22 +54,27 @@ def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def server(pki: Path) -> AsyncIterator[ScriptedServer]:
     """An https server that says who asks: its client certificate and its Authorization header."""
 
-    async def who(request: web.Request) -> web.Response:
-        assert request.transport is not None
-        peer = request.transport.get_extra_info("peercert")
-        subject = dict(pair for part in peer["subject"] for pair in part) if peer else {}
-        authorization = request.headers.get("Authorization", "")
-        return json_response(
-            {"certificate": subject.get("commonName", ""), "authorization": authorization}
-        )
+    async with serving(who, serving_tls(pki)) as running:
+        yield running
 
+
+def serving_tls(pki: Path) -> ssl.SSLContext:
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(pki / "ca.crt"))
     tls.load_cert_chain(pki / "server.crt", pki / "server.key")
     # From Python 3.13 on it is stricter than any API server with the certificates of clients.
     tls.verify_flags &= ~ssl.VERIFY_X509_STRICT
     tls.verify_mode = ssl.CERT_OPTIONAL
-    async with serving(who, tls) as running:
-        yield running
+    return tls
+
+
+async def who(request: web.Request) -> web.Response:
+    assert request.transport is not None
+    peer = request.transport.get_extra_info("peercert")
+    subject = dict(pair for part in peer["subject"] for pair in part) if peer else {}
+    authorization = request.headers.get("Authorization", "")
+    return json_response(
+        {"certificate": subject.get("commonName", ""), "authorization": authorization}
+    )
 
 
 Write = Callable[..., str]
@@ -177,6 +190,30 @@ class TestInCluster:
         (pod / "token").write_text("replaced")
         assert await connection.authorization() == "Bearer mounted"
         assert await connection.authorization(refused="Bearer mounted") == "Bearer replaced"
+
+    async def test_the_ca_is_read_again_for_new_connections(
+        self, server: ScriptedServer, pod: Path, tmp_path: Path
+    ) -> None:
+        (tmp_path / "new").mkdir()
+        other = make_pki(tmp_path / "new")
+        now = [0.0]
+        first = await Connection.load(environ=self.environ(server), service_account=pod)
+        aged = Connection(first.endpoint, first._credentials, clock=lambda: now[0])
+        async with aged.session("write") as transport, serving(who, serving_tls(other)) as replaced:
+            assert (await transport.request("GET", "/who")).status == 200
+            transport._server = yarl.URL(replaced.url)
+            with pytest.raises(Disconnected, match="certificate verify failed"):
+                await transport.request("GET", "/who")
+            (pod / "ca.crt").write_text("not a certificate")
+            now[0] += 60
+            with pytest.raises(Disconnected, match="certificate verify failed"):
+                await transport.request("GET", "/who")
+            (pod / "ca.crt").write_bytes((other / "ca.crt").read_bytes())
+            now[0] += 60
+            assert (await transport.request("GET", "/who")).status == 200
+            transport._server = yarl.URL(server.url.replace("127.0.0.1", "localhost"))
+            with pytest.raises(Disconnected, match="certificate verify failed"):
+                await transport.request("GET", "/who")
 
 
 class TestFreshness:
@@ -358,6 +395,32 @@ class TestProxy:
         assert connection.endpoint.proxy == "http://127.0.0.1:1"
         with pytest.raises(Disconnected, match=r"127\.0\.0\.1:1"):
             await who_am_i(connection)
+
+    @pytest.mark.parametrize(
+        ("server", "bypass", "is_used"),
+        [
+            ("https://10.96.0.1:443", "10.0.0.0/8,.svc,.cluster.local", False),
+            ("https://10.96.0.1:443", " 192.168.0.0/16 , 10.96.0.1/32", False),
+            ("https://10.96.0.1:443", "10.96.0.77/24", False),
+            ("https://10.96.0.1:443", "10.96.0.1:443", False),
+            ("https://10.96.0.1:443", "10.96.0.1:6443", True),
+            ("https://10.96.0.1:443", "11.0.0.0/8,10.0.0.0/33,fd00::/8,nonsense/8", True),
+            ("https://[fd00::1]:6443", "fd00::/8", False),
+            ("https://[fd00::1]:6443", "[fd00::1]", False),
+            ("https://[fd00::1]:6443", "10.0.0.0/8", True),
+            ("https://api.example.test", "10.0.0.0/8,.example.test", False),
+            ("https://api.example.test", "10.0.0.0/8", True),
+            ("https://api.example.test:6443", "*", False),
+        ],
+    )
+    def test_the_networks_of_no_proxy_are_reached_without_it(
+        self, monkeypatch: pytest.MonkeyPatch, server: str, bypass: str, is_used: bool
+    ) -> None:
+        for name in ("no_proxy", "https_proxy"):
+            monkeypatch.delitem(os.environ, name, raising=False)
+        monkeypatch.setitem(os.environ, "HTTPS_PROXY", "http://p.test:1")
+        monkeypatch.setitem(os.environ, "NO_PROXY", bypass)
+        assert _environment_proxy(server) == ("http://p.test:1" if is_used else None)
 
     @pytest.mark.parametrize(("bypass", "proxy"), [("", "http://p.test:1"), ("127.0.0.1", None)])
     async def test_of_the_environment(

@@ -1,10 +1,14 @@
 """Error answers: a Status becomes an ApiError, and everything else too."""
 
+from contextlib import suppress
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchrun_controller.transport import ApiError, Cause
+from garbled import GARBLED
+from torchrun_controller.answers import read_deleted, read_holder, read_object
+from torchrun_controller.transport import ApiError, Cause, Disconnected, Garbled, Response
 
 INVALID = b"""{"kind":"Status","apiVersion":"v1","status":"Failure","code":422,"reason":"Invalid",
 "message":"Job.batch \\"x\\" is invalid","details":{"name":"x","causes":[
@@ -60,3 +64,29 @@ def test_what_is_no_status(status: int, body: bytes, words: str) -> None:
 @given(st.integers(300, 999), st.binary(), st.text())
 def test_no_answer_is_too_bad(status: int, body: bytes, header: str) -> None:
     assert ApiError.from_answer(status, body, header).status == status
+
+
+@pytest.mark.parametrize("body", GARBLED)
+def test_an_answer_that_does_not_decode_is_an_answer_that_was_lost(body: bytes) -> None:
+    answer = Response(200, body, request="GET /api/v1/pods/a")
+    with pytest.raises(Disconnected, match=r"GET /api/v1/pods/a: not the answer that was asked"):
+        answer.read(read_object)
+
+
+def test_what_is_said_of_it_holds_no_token() -> None:
+    review = b'{"kind":"TokenReview","apiVersion":"authentication.k8s.io/v1","spec":{"token":"ey"}'
+    with pytest.raises(Garbled) as error:
+        Response(201, review).read(read_object)
+    assert "TokenReview" in str(error.value)
+    assert "ey" not in str(error.value)
+
+
+@given(st.binary())
+def test_no_bytes_raise_anything_else(body: bytes) -> None:
+    for parse in (read_deleted, read_holder, read_object):
+        with suppress(Garbled):
+            Response(200, body).read(parse)
+
+
+def test_the_status_that_answers_a_delete_needs_no_identity() -> None:
+    assert Response(200, b'{"kind":"Status","metadata":{}}').read(read_deleted).uid == ""

@@ -9,6 +9,7 @@ import pytest
 from aiohttp import web
 
 from scripted_server import (
+    OK,
     Token,
     connection,
     json_response,
@@ -17,8 +18,6 @@ from scripted_server import (
 )
 from torchrun_controller.transport import ApiError, Disconnected
 from torchrun_controller.transport.session import resource_of
-
-OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 
 
 async def ok(request: web.Request) -> web.Response:

@@ -7,6 +7,7 @@ import pytest
 from aiohttp import web
 
 from scripted_server import (
+    OK,
     connection,
     json_response,
     serving,
@@ -14,8 +15,6 @@ from scripted_server import (
     streamed,
 )
 from torchrun_controller.transport import ApiError, Disconnected, Silent
-
-OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 
 
 class TestStream:

@@ -1,0 +1,105 @@
+"""A credential plugin that takes its time, and who waits for it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import structlog
+
+from scripted_server import Token
+from torchrun_controller.transport import Connection
+from torchrun_controller.transport import connection as transport_connection
+from torchrun_controller.transport.credentials import Endpoint
+
+
+class Slow(Token):
+    """Credentials of a plugin that takes its time after the first reading."""
+
+    def __init__(self) -> None:
+        super().__init__(renewed="Bearer renewed")
+        self.goes_on = asyncio.Event()
+        self.goes_on.set()
+
+    async def read(self) -> str:
+        await self.goes_on.wait()
+        return await super().read()
+
+    async def renew(self) -> str:
+        await self.goes_on.wait()
+        return await super().renew()
+
+
+class TestSlowPlugin:
+    """One that takes a minute holds nobody up whose credentials may still be good."""
+
+    @pytest.fixture
+    async def aged(self, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Connection, Slow]]:
+        monkeypatch.setattr(transport_connection, "REREAD_PATIENCE", 0.01)
+        now = [0.0]
+        plugin = Slow()
+        made = Connection(Endpoint("http://x"), plugin, clock=lambda: now[0])
+        assert await made.authorization() == "Bearer one"
+        plugin.goes_on.clear()
+        plugin.value = "Bearer two"
+        now[0] += 60
+        async with asyncio.timeout(5):
+            yield made, plugin
+
+    async def test_requests_go_with_the_old_value_meanwhile(
+        self, aged: tuple[Connection, Slow]
+    ) -> None:
+        connection, plugin = aged
+        for _ in range(3):
+            assert await connection.authorization() == "Bearer one"
+        plugin.goes_on.set()
+        while await connection.authorization() != "Bearer two":  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert plugin.reads == 2, "it was asked once"
+
+    async def test_a_request_that_ends_does_not_end_the_reading(
+        self, aged: tuple[Connection, Slow]
+    ) -> None:
+        connection, plugin = aged
+        request = asyncio.create_task(connection.authorization())
+        await asyncio.sleep(0)
+        request.cancel()
+        await asyncio.gather(request, return_exceptions=True)
+        plugin.goes_on.set()
+        while await connection.authorization() != "Bearer two":  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert plugin.reads == 2
+
+    async def test_who_was_refused_waits_and_all_of_them_for_one_renewal(
+        self, aged: tuple[Connection, Slow]
+    ) -> None:
+        connection, plugin = aged
+        refused = [
+            asyncio.create_task(connection.authorization(refused="Bearer one")) for _ in range(3)
+        ]
+        await asyncio.sleep(0)
+        assert await connection.authorization() == "Bearer one"
+        plugin.goes_on.set()
+        assert await asyncio.gather(*refused) == ["Bearer renewed"] * 3
+        assert plugin.renewals == 1
+
+    async def test_what_is_read_meanwhile_needs_no_renewal(
+        self, aged: tuple[Connection, Slow]
+    ) -> None:
+        connection, plugin = aged
+        assert await connection.authorization() == "Bearer one"
+        refused = asyncio.create_task(connection.authorization(refused="Bearer one"))
+        await asyncio.sleep(0)
+        plugin.goes_on.set()
+        assert await refused == "Bearer two"
+        assert plugin.renewals == 0
+
+    async def test_a_bug_in_it_leaves_the_old_value(self) -> None:
+        class Broken(Token):
+            async def renew(self) -> str:
+                raise ZeroDivisionError
+
+        connection = Connection(Endpoint("http://x"), Broken())
+        value = await connection.authorization()
+        with structlog.testing.capture_logs() as lines:
+            assert await connection.authorization(refused=value) == value
+        assert lines[0]["exc_info"]
