@@ -10,11 +10,13 @@
 
 It has a port of its own, as job pods may reach this and nothing else. A standby refuses and does
 not forward: it does not know the leader's address, a report is worth no hop more, and the next
-connection goes by the Service to any replica. Connections are bounded in number and in time, since
-whoever runs a job may open them.
+connection goes by the Service to any replica. Connections are bounded in number and in time, see
+`door`, since any pod of a job may open them.
 """
 
 import asyncio
+import math
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -28,6 +30,7 @@ from msgspec import Meta
 from torchrun_api.meta import Wire
 from torchrun_api.status import Progress
 from torchrun_controller.metrics import Metrics
+from torchrun_controller.progress.door import Door
 from torchrun_controller.progress.reports import Key, Reports, Worker
 from torchrun_controller.progress.tokens import BusyError, PodIdentity, Tokens
 from torchrun_controller.server import listen
@@ -35,9 +38,9 @@ from torchrun_controller.server import listen
 PATH = "/v1/progress"
 LONGEST_BODY = 1024
 BODY_SECONDS = 5.0
-CONNECTIONS = 500
-CONNECTION_SECONDS = 20.0
 TOO_SOON = 1.0  # seconds between two reports of a job
+WARNING_SECONDS = 60.0
+NO_WORKER = "the token's pod is no worker of a TorchrunJob's present attempt"
 Count = Annotated[int, Meta(ge=0, le=2**53)]  # what every reader of JSON holds
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
@@ -54,6 +57,9 @@ class Body(Wire, frozen=True, kw_only=True):
 
 class Findings(Protocol):
     """The part of the Reader that is needed."""
+
+    def job_of(self, namespace: str, pod: str, uid: str) -> Key | None:
+        """See `Reader.job_of`."""
 
     def worker(self, namespace: str, pod: str, uid: str) -> Worker | None:
         """See `Reader.worker`."""
@@ -85,6 +91,7 @@ class ProgressServer:
         reports: Reports,
         accepted: Callable[[Key], None],
         metrics: Metrics,
+        clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC).replace(microsecond=0),
     ) -> None:
         self.port = port  # the real one while running, where 0 was asked for
@@ -95,6 +102,8 @@ class ProgressServer:
         self._reports = reports
         self._accepted = accepted
         self._metrics = metrics
+        self._clock = clock
+        self._warned_at = -math.inf
         self._now = now
 
     @asynccontextmanager
@@ -103,9 +112,8 @@ class ProgressServer:
         listening = listen(self._address, self.port)
         self.port = listening.getsockname()[1]
         handler = web.Server(self._answer, access_log=None)
-        server = await asyncio.get_running_loop().create_server(
-            lambda: _bounded(handler), sock=listening
-        )
+        door = Door(handler)
+        server = await asyncio.get_running_loop().create_server(door.open, sock=listening)
         try:
             yield
         finally:
@@ -129,8 +137,13 @@ class ProgressServer:
             raise Refused(404, f"only POST {PATH}")
         if not self._leads():
             raise Refused(503, "this replica stands by; another one leads")
-        worker = await self._sender(request.headers.get("Authorization", ""))
+        authorization = request.headers.get("Authorization", "")
+        sender = await self._sender(authorization, request.remote or "")
         body = _decode(await _read(request))
+        # Only now: its job may be gone by the time that the body is there.
+        worker = self._workers.worker(sender.namespace, sender.name, sender.uid)
+        if worker is None:
+            raise Refused(403, NO_WORKER)
         progress = Progress(
             step=body.step,
             total_steps=body.total_steps,
@@ -141,46 +154,35 @@ class ProgressServer:
         self._reports.put(worker.job, worker.child_uid, progress)
         self._accepted(worker.job)
 
-    async def _sender(self, authorization: str) -> Worker:
-        """The worker that the token proves to be. Raises Refused."""
+    async def _sender(self, authorization: str, source: str) -> PodIdentity:
+        """The pod that the token proves to be. Raises Refused.
+
+        Until the token is verified nothing is done that costs more than a look into the cache, and
+        nothing is logged: anybody can make up its claims.
+        """
         scheme, _, token = authorization.partition(" ")
         claims = self._tokens.claims(token) if scheme.lower() == "bearer" else None
         if claims is None:
             raise Refused(401, "a bearer token of the audience torchrun.ai/progress is needed")
-        claimed = self._worker(claims.pod)
-        if self._reports.age(claimed.job) < TOO_SOON:
+        job = self._workers.job_of(claims.pod.namespace, claims.pod.name, claims.pod.uid)
+        if job is None:
+            raise Refused(403, NO_WORKER)
+        if self._reports.age(job) < TOO_SOON:
             raise Refused(429, "one report in a second is enough", wait=1)
         try:
-            proved = await self._tokens.pod_of(token, claims)
+            proved = await self._tokens.pod_of(token, claims, source)
         except BusyError as error:
-            log.warning(
-                "a report of progress is refused", job="/".join(claimed.job), error=str(error)
-            )
+            self._warn(str(error))
             raise Refused(503, str(error), wait=10) from error
         if proved is None:
             raise Refused(401, "the API server does not know this token")
-        return self._worker(proved)
+        return proved
 
-    def _worker(self, pod: PodIdentity) -> Worker:
-        worker = self._workers.worker(pod.namespace, pod.name, pod.uid)
-        if worker is None:
-            raise Refused(403, "the token's pod is no worker of a TorchrunJob's present attempt")
-        return worker
-
-
-def _bounded(handler: web.Server) -> asyncio.BaseProtocol:
-    """A connection that ends by itself, or at once where there are too many."""
-    if len(handler.connections) >= CONNECTIONS:
-        return _Closed()
-    protocol = handler()
-    asyncio.get_running_loop().call_later(CONNECTION_SECONDS, protocol.force_close)
-    return protocol
-
-
-class _Closed(asyncio.Protocol):
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        transport.abort()
+    def _warn(self, error: str) -> None:
+        """Log that reports are refused, once a minute: those who may cause it are not known."""
+        if self._clock() - self._warned_at >= WARNING_SECONDS:
+            self._warned_at = self._clock()
+            log.warning("reports of progress are refused", error=error)
 
 
 async def _read(request: web.BaseRequest) -> bytes:

@@ -11,15 +11,17 @@ from typing import Any
 
 import aiohttp
 import pytest
+import structlog
 from aiohttp import web
 
 from scripted_server import connection, json_response, serving
 from torchrun_api.status import Progress
 from torchrun_controller.metrics import Metrics
-from torchrun_controller.progress import endpoint, tokens
+from torchrun_controller.progress import door, endpoint, tokens
+from torchrun_controller.progress.buckets import Buckets, Rate
 from torchrun_controller.progress.endpoint import ProgressServer
 from torchrun_controller.progress.reports import Reports, Worker
-from torchrun_controller.progress.tokens import Tokens
+from torchrun_controller.progress.tokens import BusyError, Tokens
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 JOB = ("ml", "train")
@@ -52,6 +54,7 @@ class World:
     workers: dict[tuple[str, str, str], Worker] = field(
         default_factory=lambda: {POD: Worker(JOB, "uid-child")}
     )
+    bound_to: dict[str, tuple[str, str, str]] = field(default_factory=dict)  # others than POD
     good: set[str] = field(default_factory=lambda: {token()})
     audiences: list[str] = field(default_factory=lambda: ["torchrun.ai/progress"])
     review_code: int = 201
@@ -59,8 +62,14 @@ class World:
     accepted: list[tuple[str, str]] = field(default_factory=list)
     metrics: Metrics = field(default_factory=Metrics)
     reports: Reports = field(default_factory=Reports)
+    observed: int = 0
+
+    def job_of(self, namespace: str, pod: str, uid: str) -> tuple[str, str] | None:
+        worker = self.workers.get((namespace, pod, uid))
+        return worker.job if worker else None
 
     def worker(self, namespace: str, pod: str, uid: str) -> Worker | None:
+        self.observed += 1
         return self.workers.get((namespace, pod, uid))
 
     async def review(self, request: web.Request) -> web.Response:
@@ -71,11 +80,12 @@ class World:
         assert spec["audiences"] == ["torchrun.ai/progress"]
         if spec["token"] not in self.good:
             return json_response({"status": {"error": "invalid"}}, 201)
+        namespace, *identity = self.bound_to.get(spec["token"], POD)
         extra = {
             f"authentication.kubernetes.io/pod-{k}": [v]
-            for k, v in zip(("name", "uid"), POD[1:], strict=True)
+            for k, v in zip(("name", "uid"), identity, strict=True)
         }
-        user = {"username": f"system:serviceaccount:{POD[0]}:default", "extra": extra}
+        user = {"username": f"system:serviceaccount:{namespace}:default", "extra": extra}
         status = {"authenticated": True, "audiences": self.audiences, "user": user}
         return json_response({"status": status}, 201)
 
@@ -109,11 +119,19 @@ async def running(world: World) -> AsyncIterator[World]:
             reports=world.reports,
             accepted=world.accepted.append,
             metrics=world.metrics,
+            clock=lambda: world.time,
             now=lambda: NOW,
         )
         async with server.running():
             world.port = server.port
             yield world
+
+
+@asynccontextmanager
+async def connection_to(world: World) -> AsyncIterator[Tokens]:
+    """Verdicts on tokens without an endpoint before them."""
+    async with serving(world.review) as api, connection(api.url).session("review") as transport:
+        yield Tokens(transport, clock=lambda: world.time, now=NOW.timestamp)
 
 
 async def test_a_workers_report_is_taken() -> None:
@@ -216,21 +234,91 @@ async def test_one_report_in_a_second_is_enough() -> None:
         assert [(await world.post())[0] for _ in range(3)] == [204, 429, 429]
 
 
-async def test_reviews_are_bounded_in_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, "BURST", 3.0)
-    async with running(World()) as world:
-        forged = [f"Bearer {token()}{n}" for n in range(6)]
-        codes = [(await world.post(authorization=a))[0] for a in forged]
-        assert codes == [401, 401, 401, 503, 503, 503]
-        world.time += 1
+THEIRS = ("evil", "theirs-0", "uid-theirs")
+
+
+async def test_who_forges_tokens_of_its_own_pod_silences_nobody_else() -> None:
+    workers = {POD: Worker(JOB, "uid-child"), THEIRS: Worker(("evil", "theirs"), "uid-other")}
+    async with running(World(workers=workers)) as world:
+        with structlog.testing.capture_logs() as lines:
+            forged = [f"Bearer {token(THEIRS)}{n}" for n in range(100)]
+            codes = [(await world.post(authorization=a))[0] for a in forged]
+        assert codes == [401] * 3 + [503] * 97
+        assert world.reviews == 3
+        assert world.observed == 0, "nothing is looked at before the token is verified"
+        assert [line["event"] for line in lines] == ["reports of progress are refused"]
         assert (await world.post())[0] == 204
+
+
+async def test_neither_do_many_pods_of_a_namespace() -> None:
+    theirs = [("evil", f"theirs-{n}", f"uid-{n}") for n in range(120)]
+    workers = {pod: Worker(("evil", "theirs"), "uid-other") for pod in theirs}
+    async with running(World(workers={POD: Worker(JOB, "uid-child"), **workers})) as world:
+        codes = [
+            (await world.post(authorization=f"Bearer {token(pod)}{n}"))[0]
+            for n in range(3)
+            for pod in theirs
+        ]
+        assert codes.count(401) == world.reviews == 50
+        assert (await world.post())[0] == 204
+
+
+async def test_a_token_that_was_verified_is_reviewed_again_whatever_others_forge() -> None:
+    async with running(World()) as world:
+        assert (await world.post())[0] == 204
+        world.time += 61
+        for n in range(5):
+            await world.post(authorization=f"Bearer {token()}{n}")
+        assert world.reviews == 4
+        assert (await world.post())[0] == 204
+        assert world.reviews == 5
+
+
+async def test_who_names_another_pod_takes_nothing_of_that_pods_bucket() -> None:
+    async with running(World()) as world, connection_to(world) as verdicts:
+        claims = verdicts.claims(token())
+        assert claims is not None
+        for n in range(3):
+            assert await verdicts.pod_of(f"{token()}{n}", claims, "10.0.0.66") is None
+        with pytest.raises(BusyError, match="too many tokens that name pod train-0-abcde"):
+            await verdicts.pod_of(f"{token()}4", claims, "10.0.0.66")
+        assert await verdicts.pod_of(token(), claims, "10.0.0.7") is not None
+
+
+async def test_a_token_that_is_not_believed_any_more_is_forgotten() -> None:
+    async with running(World()) as world:
+        assert (await world.post())[0] == 204
+        world.good.clear()
+        world.time += 61
+        assert (await world.post())[0] == 401
+        world.time += 5
+        assert (await world.post())[0] == 401
+        assert world.reviews == 2, "a refusal is believed for a while"
+
+
+@pytest.mark.parametrize("junk", [b"\xff", b"\xc3\xa9", b"\x7f", b" x", b".x"])
+async def test_a_token_of_other_bytes_is_no_token(junk: bytes) -> None:
+    async with running(World()) as world:
+        reader, writer = await asyncio.open_connection("127.0.0.1", world.port)
+        head = (
+            b"POST /v1/progress HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nAuthorization: Bearer "
+        )
+        writer.write(head + token().encode() + junk + b"\r\n\r\n{}")
+        answer = await reader.readline()
+        # A byte that no header may have is refused by the HTTP parser.
+        assert answer.split()[1] in ((b"400",) if junk == b"\x7f" else (b"401",))
+        assert world.reviews == 0
+        writer.close()
 
 
 async def test_kept_verdicts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokens, "KEPT_VERDICTS", 2)
-    async with running(World()) as world:
-        for n in (1, 2, 3, 1):
-            assert (await world.post(authorization=f"Bearer {token()}{n}"))[0] == 401
+    world = World()
+    async with connection_to(world) as verdicts:
+        claims = verdicts.claims(token())
+        assert claims is not None
+        for source, n in enumerate((1, 2, 3, 1)):
+            assert await verdicts.pod_of(f"{token()}{n}", claims, str(source)) is None
         assert world.reviews == 4
 
 
@@ -273,8 +361,8 @@ async def test_a_slow_body_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_connections_are_bounded_in_number_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint, "CONNECTIONS", 2)
-    monkeypatch.setattr(endpoint, "CONNECTION_SECONDS", 0.3)
+    monkeypatch.setattr(door, "CONNECTIONS", 2)
+    monkeypatch.setattr(door, "CONNECTION_SECONDS", 0.3)
     async with running(World()) as world:
         held = [await asyncio.open_connection("127.0.0.1", world.port) for _ in range(2)]
         await asyncio.sleep(0)
@@ -284,6 +372,52 @@ async def test_connections_are_bounded_in_number_and_time(monkeypatch: pytest.Mo
             assert await reader.read() == b"", "ended by the server"
             writer.close()
         assert (await world.post())[0] == 204
+
+
+async def test_who_opens_many_connections_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "CONNECTIONS", 4)
+    async with running(World()) as world:
+        held = [
+            await asyncio.open_connection("127.0.0.1", world.port, local_addr=("127.0.0.2", 0))
+            for _ in range(6)
+        ]
+        assert (await world.post())[0] == 204
+        ended = [reader.at_eof() for reader, _ in held]
+        for _, writer in held:
+            writer.close()
+        assert sum(ended) >= 3, "its oldest gave way, and what came too late was turned away"
+
+
+def test_uvloop_serves_and_ends_connections_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The controller's own loop, whose transports are of other classes."""
+    uvloop = pytest.importorskip("uvloop")
+    monkeypatch.setattr(door, "CONNECTIONS", 2)
+
+    async def play() -> None:
+        async with running(World()) as world:
+            assert (await world.post())[0] == 204
+            held = [await asyncio.open_connection("127.0.0.1", world.port) for _ in range(3)]
+            assert await held[2][0].read() == b"", "turned away"
+            for _, writer in held:
+                writer.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(asyncio.wait_for(play(), 10))
+
+
+async def test_nothing_is_kept_of_a_job_that_ends_while_its_report_comes() -> None:
+    async with running(World()) as world:
+        reader, writer = await asyncio.open_connection("127.0.0.1", world.port)
+        head = f"POST /v1/progress HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token()}\r\n"
+        writer.write(f"{head}Content-Length: 10\r\n\r\n".encode())
+        async with asyncio.timeout(5):
+            while not world.reviews:  # noqa: ASYNC110 it is over the wire
+                await asyncio.sleep(0)
+        world.workers.clear()
+        writer.write(b'{"step":1}')
+        assert b" 403 " in await reader.readline()
+        assert world.reports.totals().jobs == 0
+        writer.close()
 
 
 def test_totals_leave_out_who_fell_silent() -> None:
@@ -300,3 +434,20 @@ def test_totals_leave_out_who_fell_silent() -> None:
     assert (totals.jobs, totals.samples_per_second) == (2, 5)
     reports.forget(("ml", "b"))
     assert reports.age(("ml", "b")) == float("inf")
+
+
+def test_buckets_fill_up_again_and_full_ones_are_forgotten() -> None:
+    time = [0.0]
+    buckets: Buckets[str] = Buckets(Rate(per_second=0.5, burst=2), lambda: time[0], kept=3)
+    for _ in range(2):
+        assert buckets.may_take("a")
+        buckets.take("a")
+    assert not buckets.may_take("a")
+    time[0] = 2
+    assert buckets.may_take("a")
+    time[0] = 4
+    buckets.take("b")
+    assert len(buckets) == 1, "a is full"
+    for key in "cdefg":
+        buckets.take(key)
+    assert len(buckets) == 3
