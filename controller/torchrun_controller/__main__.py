@@ -7,6 +7,9 @@ import sys
 
 def main() -> None:
     """Read the settings, then run until told to end."""
+    from torchrun_controller.signals import Signals
+
+    signals = Signals().install()
     # Nothing that imports make is garbage: to look for it costs a tenth of the start.
     gc.disable()
     from torchrun_controller import app
@@ -24,7 +27,7 @@ def main() -> None:
     except SettingsError as error:
         sys.stderr.write(f"torchrun-controller: {error}\n")
         sys.exit(app.UNUSABLE)
-    sys.exit(app.main(settings))
+    sys.exit(app.main(settings, signals))
 
 
 if __name__ == "__main__":

@@ -5,8 +5,9 @@ only when something of it has changed. Where no queue takes part and nothing was
 admission, no change wakes the key.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
+from typing import TypeVar
 
 from msgspec import Struct
 
@@ -19,7 +20,8 @@ from torchrun_controller.observe import JOB_INDEX, QUEUE_INDEX, Key, index_key
 from torchrun_controller.reader import Child, Reader
 from torchrun_controller.reconcile.admission import machines
 from torchrun_controller.reconcile.admission.assemble import Entry, assemble
-from torchrun_controller.reconcile.admission.standing import running, stand
+from torchrun_controller.reconcile.admission.orphans import foreign_charge, of_other_jobs
+from torchrun_controller.reconcile.admission.standing import stand
 from torchrun_controller.reconcile.admission.state import Request, State
 from torchrun_controller.reconcile.admission.told import Said, said_of
 from torchrun_controller.reconcile.attempts import admitted
@@ -27,6 +29,8 @@ from torchrun_controller.reconcile.placement.nodes import LOST_AFTER, ready_cond
 from torchrun_controller.reconcile.workers import alive
 from torchrun_controller.store import Change
 from torchrun_controller.workqueue import WorkQueue
+
+T = TypeVar("T")
 
 ADMISSION = "all queues"  # the one key
 COALESCE = 0.02  # seconds: what changes together is decided on together
@@ -41,30 +45,35 @@ class Seen(Struct, frozen=True, kw_only=True):
     next_look: float | None = None  # seconds until a node counts as lost, as things stand
 
 
-class _Orphans(Struct, frozen=True):
-    """Pods that go on for their grace period although their job is gone; `children` are UIDs."""
-
-    job: TorchrunJob
-    children: frozenset[str]
-
-
 class AdmissionWatch:
     """Feeds the work queue of admission with its one key.
 
     Unless `by_nodes`, it is as if nothing were known of nodes: they come when pods wait for them.
+    Queues of `cohort_namespaces` may be of one cohort; other namespaces have their own cohorts.
+    `node_overhead` is what pods of others take of each node.
     """
 
-    def __init__(self, reader: Reader, work: WorkQueue[str], *, by_nodes: bool = True) -> None:
+    def __init__(
+        self,
+        reader: Reader,
+        work: WorkQueue[str],
+        *,
+        by_nodes: bool = True,
+        cohort_namespaces: frozenset[str] = frozenset(),
+        node_overhead: Mapping[str, int] = machines.NOTHING,
+    ) -> None:
         self._reader = reader
         self._by_nodes = by_nodes
+        self._cohort_namespaces = cohort_namespaces
+        self._node_overhead = node_overhead
         self._work = work
         # By the job's key. All of them hold what the caches hold, and no more.
         self._entries: dict[Key, Entry] = {}
         self._stale: set[Key] = set()
         self._said: set[Key] = set()
         self._taking_part: set[Key] = set()
-        # By the UID of the job that is gone, until its last pod is.
-        self._orphans: dict[str, _Orphans] = {}
+        # What runs of jobs that are gone, by the key that they had.
+        self._orphans: dict[Key, tuple[Request, ...]] = {}
         self._lost: frozenset[str] = frozenset()
         reader.subscribe(
             jobs=self._job_changed, queues=self._queue_changed, children=self._child_changed
@@ -72,15 +81,19 @@ class AdmissionWatch:
         reader.nodes.subscribe(self._node_changed)
 
     def observe(self, now: datetime) -> Seen | None:
-        """Everything as the caches have it; None while nodes are still to be listed."""
-        if self._reader.nodes.is_awaited:
+        """Everything as the caches have it; None while nodes matter and are not known.
+
+        Without the right to read them quota alone decides. Any other failure passes: what was
+        decided in the meantime would ignore the nodes.
+        """
+        if self._by_nodes and self._reader.nodes.is_awaited:
             return None
         view = self._reader.nodes.view
         nodes = None if view is None else tuple(view)
         lost, next_look = _lost(nodes or (), now)
         if lost != self._lost:
             self._lost = lost
-            self._stale.update(self._entries)
+            self._stale.update(self._entries, self._orphans)
         for key in self._stale:
             self._work_out(key)
         self._stale.clear()
@@ -88,7 +101,13 @@ class AdmissionWatch:
         entries = tuple(self._entries.values())
         return Seen(
             state=assemble(
-                queues, entries, self._running_on(), nodes if self._by_nodes else None, now
+                queues,
+                entries,
+                [request for requests in self._orphans.values() for request in requests],
+                nodes if self._by_nodes else None,
+                now,
+                self._cohort_namespaces,
+                self._node_overhead,
             ),
             entries=entries,
             queues=queues,
@@ -108,64 +127,47 @@ class AdmissionWatch:
     def _work_out(self, key: Key) -> None:
         caches = self._reader.caches(key[0])
         job = caches.jobs.get(*key)
+        uid = "" if job is None else job.metadata.uid
+        # Of a gang with a head, that of the head is last: it has the number of nodes.
+        named = caches.child_jobs.by_index(JOB_INDEX, index_key(*key))
+        children = tuple(sorted(named, key=_by_attempt))
+        pods = caches.pods.by_index(JOB_INDEX, index_key(*key))
+        orphans = of_other_jobs(uid, children, pods, self._lost)
+        _keep(self._orphans, key, orphans or None)
         if job is None:
             self._entries.pop(key, None)
             return
-        children = self._children(key, job.metadata.uid)
-        pods = caches.pods.by_index(JOB_INDEX, index_key(*key))
+        children = tuple(child for child in children if child.metadata.controlled_by(uid))
+        if orphans:
+            pods = tuple(pod for pod in pods if foreign_charge(uid, pod.metadata) is None)
         queue = caches.queues.get(key[0], job.spec.job_queue)
         standing = stand(job, queue, children, pods, self._lost)
-        if standing.request is None and not standing.requeued and key not in self._said:
-            self._entries.pop(key, None)
-        else:
-            self._entries[key] = Entry(job, standing)
-
-    def _children(self, key: Key, uid: str) -> tuple[Job, ...]:
-        found = self._reader.caches(key[0]).child_jobs.by_index(JOB_INDEX, index_key(*key))
-        ours = [child for child in found if child.metadata.controlled_by(uid)]
-        # Of a gang with a head, that of the head is last: it has the number of nodes.
-        return tuple(sorted(ours, key=_by_attempt))
-
-    def _running_on(self) -> Iterable[Request]:
-        for uid, orphans in list(self._orphans.items()):
-            job = orphans.job
-            caches = self._reader.caches(job.metadata.namespace)
-            key = job.metadata.namespace, job.metadata.name
-            queue = caches.queues.get(key[0], job.spec.job_queue)
-            pods = tuple(
-                pod
-                for pod in caches.pods.by_index(JOB_INDEX, index_key(*key))
-                if any(o.uid in orphans.children for o in pod.metadata.owner_references)
-            )
-            children = self._children(key, uid)
-            request = stand(job, queue, children, pods, self._lost).request
-            if request is not None and running(children, pods, self._lost).nodes:
-                yield request
-            else:
-                del self._orphans[uid]
+        silent = standing.request is None and not standing.requeued and key not in self._said
+        _keep(self._entries, key, None if silent else Entry(job, standing))
 
     def _job_changed(self, change: Change[TorchrunJob], initial: bool) -> None:
         job = change.object
         key = job.metadata.namespace, job.metadata.name
+        # What is written is written to the newest state, though nothing that matters has changed.
+        self._mark(key)
         if change.new is None:
             self._said.discard(key)
-            if admitted.charged(job):
-                children = self._children(key, job.metadata.uid)
-                uids = frozenset(child.metadata.uid for child in children)
-                self._orphans[job.metadata.uid] = _Orphans(job, uids)
         elif said_of(job) != Said():
             self._said.add(key)
         else:
             self._said.discard(key)
-        # What is written is written to the newest state, though nothing that matters has changed.
-        self._stale.add(key)
         if initial or _facts(change.old) != _facts(change.new):
             self._wake()
 
     def _child_changed(self, change: Change[Child], initial: bool) -> None:
-        child = change.object
-        if isinstance(child, Job) or _place(change.old) != _place(change.new):
-            self._touch((child.metadata.namespace, child.metadata.labels.torchrun_job))
+        moved = _label(change.old) != _label(change.new)
+        if not (
+            moved or isinstance(change.object, Job) or _place(change.old) != _place(change.new)
+        ):
+            return
+        for child in (change.old, change.new):
+            if child is not None:
+                self._touch((child.metadata.namespace, _label(child)))
 
     def _queue_changed(self, change: Change[TorchrunQueue], initial: bool) -> None:
         """Its own account, which follows a decision, asks for none."""
@@ -187,12 +189,38 @@ class AdmissionWatch:
             self._wake()
 
     def _touch(self, key: Key) -> None:
-        self._stale.add(key)
+        self._mark(key)
         self._wake()
+
+    def _mark(self, key: Key) -> None:
+        """Have it worked out, or forget it: nobody takes the key where no queue takes part."""
+        if self._exists(key):
+            self._stale.add(key)
+            return
+        self._stale.discard(key)
+        self._entries.pop(key, None)
+        self._orphans.pop(key, None)
+
+    def _exists(self, key: Key) -> bool:
+        """Whether there is such a job, or something that a job of this name was charged for."""
+        caches, index = self._reader.caches(key[0]), index_key(*key)
+        if caches.jobs.get(*key) is not None:
+            return True
+        gangs = caches.child_jobs.by_index(JOB_INDEX, index)
+        pods = caches.pods.by_index(JOB_INDEX, index)
+        metas = [child.metadata for child in gangs] + [pod.metadata for pod in pods]
+        return any(meta.annotations.charge for meta in metas)
 
     def _wake(self) -> None:
         if self._taking_part or self._said:
             self._work.add_after(ADMISSION, COALESCE)
+
+
+def _keep(kept: dict[Key, T], key: Key, value: T | None) -> None:
+    if value is None:
+        kept.pop(key, None)
+    else:
+        kept[key] = value
 
 
 def _lost(nodes: Iterable[Node], now: datetime) -> tuple[frozenset[str], float | None]:
@@ -230,6 +258,11 @@ def _facts(job: TorchrunJob | None) -> object:
         status.running_seconds,
         said_of(job),
     )
+
+
+def _label(child: Child | None) -> str:
+    """The name of the job that it says to be of."""
+    return child.metadata.labels.torchrun_job if child is not None else ""
 
 
 def _place(child: Child | None) -> object:

@@ -1,11 +1,10 @@
 """The process: its event loop, its connection, its ports, its signals and its exit codes.
 
-SIGTERM and SIGINT tell the controller to end. A second signal ends at once. The loss of the lease
-does too.
+SIGTERM and SIGINT tell the controller to end. A second signal ends at once, and so does one that
+comes before the controller runs. The loss of the lease does too.
 """
 
 import asyncio
-import signal
 import socket
 import sys
 import uuid
@@ -13,7 +12,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 
-import anyio
 import structlog
 
 from torchrun_controller import logs
@@ -27,6 +25,7 @@ from torchrun_controller.reader import Answers
 from torchrun_controller.rights import Rights
 from torchrun_controller.server import Server, leads_or_stands_by
 from torchrun_controller.settings import Settings
+from torchrun_controller.signals import Signals
 from torchrun_controller.transport import ConfigError, Connection, Transport
 
 # Exit codes.
@@ -37,12 +36,13 @@ CRASHED = 70  # sysexits.h: an internal error
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
-def main(settings: Settings) -> int:
-    """Run on uvloop where there is one; returns the exit code."""
+def main(settings: Settings, signals: Signals | None = None) -> int:
+    """Run on uvloop where there is one; returns the exit code. `signals` are installed already."""
+    signals = signals or Signals().install()
     logs.configure(settings.log_level, settings.log_format)
     try:
         with asyncio.Runner(loop_factory=_loop_factory(settings.uvloop)) as runner:
-            return runner.run(run(settings))
+            return runner.run(run(settings, signals))
     except (ConfigError, OSError) as error:
         sys.stderr.write(f"torchrun-controller: {error}\n")
         return UNUSABLE
@@ -52,7 +52,7 @@ def main(settings: Settings) -> int:
         return CRASHED
 
 
-async def run(settings: Settings) -> int:
+async def run(settings: Settings, signals: Signals) -> int:
     """Run the controller until a signal or the loss of the lease; returns the exit code.
 
     Raises ConfigError if there is no usable connection, OSError if the port is taken.
@@ -65,6 +65,9 @@ async def run(settings: Settings) -> int:
     identity = f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
     session = partial(connection.session, identity=identity)
     grace = settings.lease_durations.grace
+
+    async def told() -> None:
+        log.info("told to end", signal=(await signals.wait()).name)
 
     def gate() -> None:
         parts.leader.check()
@@ -92,19 +95,11 @@ async def run(settings: Settings) -> int:
                 progress_port=progress.port if progress else None,
             )
             try:
-                await Controller(parts, _signal).run()
+                await Controller(parts, told).run()
             except NotLeader as error:
                 log.error("ends at once: another may lead", error=str(error))
                 return LOST_LEASE
     return 0
-
-
-async def _signal() -> None:
-    """Wait for SIGTERM or SIGINT. Afterwards they have their usual, sudden effect again."""
-    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async for number in signals:
-            log.info("told to end", signal=number.name)
-            return
 
 
 def _loop_factory(wanted: bool) -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -7,19 +7,25 @@ replacement then answers 409 as well. Every write first asks the leader gate.
 """
 
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Any, Protocol, TypeAlias
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import Kind, UserObject, kind_of
-from torchrun_api.meta import OwnerReference, Wire
+from torchrun_api.meta import OwnerReference
 from torchrun_api.names import RETAINED_LABEL
 from torchrun_api.queue import TorchrunQueueStatus
 from torchrun_api.status import TorchrunJobStatus
+from torchrun_controller.answers import (
+    HolderMeta,
+    Meta,
+    read_deleted,
+    read_holder,
+    read_object,
+)
 from torchrun_controller.reconcile.observed import Conflict, Rejection
 from torchrun_controller.reconcile.plan import Apply, Delete
 from torchrun_controller.transport import ApiError, Disconnected, Response
@@ -93,36 +99,6 @@ class SupersededError(Exception):
     """What the Plan was made from has changed meanwhile: observe again, then decide again."""
 
 
-class _Manager(Wire, frozen=True, kw_only=True):
-    manager: str = ""
-
-
-class _AnswerMeta(Wire, frozen=True, kw_only=True):
-    uid: str = ""
-    resource_version: str = ""
-    deletion_timestamp: datetime | None = None
-    owner_references: tuple[OwnerReference, ...] = ()
-
-
-class _HolderMeta(_AnswerMeta, frozen=True, kw_only=True):
-    labels: dict[str, str] = field(default_factory=dict)
-    managed_fields: tuple[_Manager, ...] = ()
-
-
-class _Answer(Wire, frozen=True, kw_only=True):
-    """What is read of the answer to a write."""
-
-    metadata: _AnswerMeta = _AnswerMeta()
-
-
-class _Holder(Wire, frozen=True, kw_only=True):
-    """What is read of an object that holds a name of ours."""
-
-    metadata: _HolderMeta = _HolderMeta()
-
-
-_decode_answer = msgspec.json.Decoder(_Answer).decode
-_decode_holder = msgspec.json.Decoder(_Holder).decode
 _encode = msgspec.json.Encoder().encode
 
 
@@ -145,6 +121,7 @@ class Found(Struct, frozen=True):
     uid: str
     controller: str
     is_ending: bool
+    version: str = ""
 
 
 class Applier:
@@ -195,15 +172,16 @@ class Applier:
         """
         try:
             answer = await self._transport.request("GET", kind.path(namespace, name))
+            meta = answer.read(read_object)
         except ApiError as error:
             if error.status == 404:
                 return None
             raise _unavailable(error) or error from error
         except Disconnected as error:
             raise UnavailableError(str(error)) from error
-        meta = _decode_answer(answer.body).metadata
         controllers = (owner.uid for owner in meta.owner_references if owner.controller)
-        return Found(meta.uid, next(controllers, ""), meta.deletion_timestamp is not None)
+        is_ending = meta.deletion_timestamp is not None
+        return Found(meta.uid, next(controllers, ""), is_ending, meta.resource_version)
 
     async def apply_status(
         self, owner: UserObject, status: Status, manager: str = STATUS_FIELD_MANAGER
@@ -235,6 +213,7 @@ class Applier:
         path = kind.path(meta.namespace, meta.name, "status")
         try:
             answer = await self._patch(path, body, manager, force=True)
+            return _written(kind, meta.name, answer.read(read_object))
         except ApiError as error:
             if error.status == 404:
                 return None
@@ -243,12 +222,14 @@ class Applier:
             raise _unavailable(error) or error from error
         except Disconnected as error:
             raise UnavailableError(str(error)) from error
-        return _written(kind, meta.name, answer)
 
     async def delete(self, delete: Delete) -> Written | None:
         """Delete exactly this object; None if it is gone or replaced.
 
-        Raises: as `apply`, without NameConflictError.
+        Raises:
+            SupersededError: the object is there and has another resourceVersion than expected.
+            UnavailableError: try again later.
+            ApiError: any other refusal.
         """
         preconditions = {"uid": delete.uid}
         if delete.resource_version:
@@ -266,13 +247,26 @@ class Applier:
                 delete.kind.path(delete.namespace, delete.name),
                 body=_encode(options),
             )
+            return _written(delete.kind, delete.name, answer.read(read_deleted))
         except ApiError as error:
+            if error.status == 409:
+                await self._explain_conflict(delete, error)
+                return None
             if error.status == 404 or _names_another(error):
                 return None
             raise _unavailable(error) or error from error
         except Disconnected as error:
             raise UnavailableError(str(error)) from error
-        return _written(delete.kind, delete.name, answer)
+
+    async def _explain_conflict(self, delete: Delete, error: ApiError) -> None:
+        """Say which precondition failed: the server answers 409 to either, in words that vary.
+
+        Returns if the object is gone or replaced; raises SupersededError if it has changed.
+        """
+        present = await self.find(delete.kind, delete.namespace, delete.name)
+        if present is not None and present.uid == delete.uid:
+            changed = f"{delete.kind.kind} {delete.name!r} has changed meanwhile"
+            raise SupersededError(changed) from error
 
     async def _create(self, intent: Apply) -> Written:
         meta = _metadata(intent)
@@ -283,13 +277,14 @@ class Applier:
             if error.status != 409:
                 raise
             return await self._settle(intent)
-        return replace(_written(intent.kind, intent.name, answer), created=True)
+        written = _written(intent.kind, intent.name, answer.read(read_object))
+        return replace(written, created=True)
 
     async def _update(self, intent: Apply) -> Written:
         meta = _metadata(intent)
         body = {**intent.body, "metadata": {**meta, "uid": intent.uid}}
         answer = await self._patch(_path(intent), body, FIELD_MANAGER, force=True)
-        return _written(intent.kind, intent.name, answer)
+        return _written(intent.kind, intent.name, answer.read(read_object))
 
     async def _patch(
         self, path: str, body: JsonObject, manager: str, *, force: bool, dry_run: bool = False
@@ -314,7 +309,7 @@ class Applier:
             if error.status == 404:
                 raise SupersededError(f"{intent.kind.kind} {name!r} went away meanwhile") from error
             raise
-        holder = _decode_holder(answer.body).metadata
+        holder = answer.read(read_holder)
         owner = _controller_of(meta.get("ownerReferences"))
         if holder.deletion_timestamp is not None or _is_predecessor(holder, owner):
             raise SupersededError(f"an older {intent.kind.kind} {name!r} is being deleted")
@@ -333,8 +328,7 @@ def _path(intent: Apply) -> str:
     return intent.kind.path(str(_metadata(intent).get("namespace", "")), intent.name)
 
 
-def _written(kind: Kind[Any], name: str, answer: Response) -> Written:
-    meta = _decode_answer(answer.body).metadata
+def _written(kind: Kind[Any], name: str, meta: Meta) -> Written:
     return Written(kind, name, meta.uid, meta.resource_version)
 
 
@@ -343,7 +337,7 @@ def _controller_of(references: object) -> OwnerReference | None:
     return next((owner for owner in owners if owner.controller), None)
 
 
-def _is_ours(holder: _HolderMeta, owner: OwnerReference | None, meta: JsonObject) -> bool:
+def _is_ours(holder: HolderMeta, owner: OwnerReference | None, meta: JsonObject) -> bool:
     if owner is not None:
         return any(held.controller and held.uid == owner.uid for held in holder.owner_references)
     labels = meta.get("labels")
@@ -351,7 +345,7 @@ def _is_ours(holder: _HolderMeta, owner: OwnerReference | None, meta: JsonObject
     return retained_from is not None and holder.labels.get(RETAINED_LABEL) == retained_from
 
 
-def _is_predecessor(holder: _HolderMeta, owner: OwnerReference | None) -> bool:
+def _is_predecessor(holder: HolderMeta, owner: OwnerReference | None) -> bool:
     """Whether an earlier job of the same name owns it: the garbage collector is on its way."""
     return owner is not None and any(
         held.controller
@@ -362,13 +356,12 @@ def _is_predecessor(holder: _HolderMeta, owner: OwnerReference | None) -> bool:
     )
 
 
-def _conflict(kind: Kind[Any], name: str, holder: _HolderMeta) -> Conflict:
+def _conflict(kind: Kind[Any], name: str, holder: HolderMeta) -> Conflict:
     controller = next((owner for owner in holder.owner_references if owner.controller), None)
-    managers = ", ".join(sorted({entry.manager for entry in holder.managed_fields} - {""}))
     if controller is not None:
         whose = f"belongs to {controller.kind} {controller.name!r}"
     else:
-        whose = f"was made by {managers or 'somebody else'}"
+        whose = f"was made by {', '.join(holder.managers) or 'somebody else'}"
     return Conflict(
         resource=kind.resource,
         name=name,

@@ -48,6 +48,7 @@ DRAIN_SECONDS = 10.0  # for reconciles under way when the process is told to end
 QUEUE_WORKERS = 2  # queues are few and change seldom
 FLUSH_SECONDS = 1.0  # for events that wait, likewise
 CATCH_UP_RETRY = 0.5
+FORGET_SECONDS = 60.0  # between two looks of a standby for keys of what is gone
 CATCH_UP_WARNING = 5.0
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
@@ -89,7 +90,13 @@ def assemble(
         sessions.watch, sessions.answers, queues["job"], metrics, settings.namespaces, clock
     )
     queue_watch = QueueWatch(sessions.watch, reader.observer, reader, queues["queue"])
-    admission_watch = AdmissionWatch(reader, queues["admission"], by_nodes=settings.admit_by_nodes)
+    admission_watch = AdmissionWatch(
+        reader,
+        queues["admission"],
+        by_nodes=settings.admit_by_nodes,
+        cohort_namespaces=frozenset(settings.cohort_namespaces),
+        node_overhead=settings.node_overhead,
+    )
     events = EventRecorder(sessions.write, leader, clock.monotonic, clock.wall)
     census = _census(settings, reader, leader, metrics, clock)
     make = _Maker(settings, Applier(sessions.write, leader), events, metrics, clock)
@@ -112,6 +119,7 @@ class Controller:
         self._queue_watch = parts.queue_watch
         self._leader = parts.leader
         self._events = parts.events
+        self._queues = parts.queues
         self._workers = parts.workers
         self._told = told
         self._works = False
@@ -173,7 +181,10 @@ class Controller:
         await self._reader.synced()
         await self._reader.discovery.looked.wait()
         await self._queue_watch.settled()
-        await self._leader.elected.wait()
+        async with anyio.create_task_group() as standby:
+            standby.start_soon(self._forget_what_is_gone)
+            await self._leader.elected.wait()
+            standby.cancel_scope.cancel()
         if not alone:
             for informer in self._reader.memories:
                 await _catch_up(informer)
@@ -182,6 +193,22 @@ class Controller:
         for worker in self._workers:
             for _ in range(worker.concurrency):
                 tasks.start_soon(worker.run)
+
+    async def _forget_what_is_gone(self) -> None:
+        """Keep a standby's queues as small as its caches: it takes no keys, and may stand by long.
+
+        The leader forgets by reconciling the key of what is gone.
+        """
+        caches = self._reader.caches
+        present: dict[str, Callable[[Key], bool]] = {
+            "job": lambda key: caches(key[0]).jobs.get(*key) is not None,
+            "queue": lambda key: caches(key[0]).queues.get(*key) is not None,
+        }
+        while True:
+            await anyio.sleep(FORGET_SECONDS)
+            for name, keep in present.items():
+                if name in self._queues:
+                    self._queues[name].retain(keep)
 
 
 async def _catch_up(informer: Informer[Any]) -> None:

@@ -63,6 +63,15 @@ _decode = msgspec.json.Decoder(_Document).decode
 _decode_list = msgspec.json.Decoder(_Listed).decode
 
 
+def _read_document(body: bytes) -> _Document:
+    document = _decode(body)
+    if document.kind != "APIGroupDiscoveryList":
+        raise ValueError(
+            f"{document.kind or 'no'} list: aggregated discovery needs Kubernetes 1.26 or newer"
+        )
+    return document
+
+
 class Discovery:
     """The last answer, and who is told of another.
 
@@ -112,7 +121,7 @@ class Discovery:
         try:
             self._resources = await self._ask()
             found = Installed(resources=self._resources, topologies=await self._topologies())
-        except (ApiError, Disconnected, msgspec.DecodeError) as error:
+        except (ApiError, Disconnected) as error:
             self._problem = f"cannot get it from the API server: {error}"
             if before != self._problem:
                 log.warning(self.shortcoming())
@@ -132,11 +141,7 @@ class Discovery:
             if error.status == 304:
                 return self._resources
             raise
-        document = _decode(answer.body)
-        if document.kind != "APIGroupDiscoveryList":
-            raise msgspec.DecodeError(
-                f"{document.kind or 'no'} list: aggregated discovery needs Kubernetes 1.26 or newer"
-            )
+        document = answer.read(_read_document)
         self._etag = answer.etag
         return frozenset(
             (f"{group.metadata.name}/{version.version}", resource.resource)
@@ -156,7 +161,7 @@ class Discovery:
             if error.status in (403, 404):
                 return ()
             raise
-        return tuple(sorted(item.metadata.name for item in _decode_list(answer.body).items))
+        return tuple(sorted(item.metadata.name for item in answer.read(_decode_list).items))
 
     def _change(self, found: Installed) -> None:
         before = self.installed.resources if self.installed is not None else frozenset()

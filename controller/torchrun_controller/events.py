@@ -1,9 +1,10 @@
 """Events regarding jobs and queues (events.k8s.io/v1): best effort, in a task of their own.
 
 A reconcile hands an event over and goes on at once; whatever happens to it then, the reconcile
-never knows. The same (type, reason, message) again within the window becomes a series on the first
-event instead of another object, and a token bucket for each ends storms. The figures are
-client-go's: a burst of 25 for an object, one more each 5 minutes.
+never knows. A write that fails is tried again for a while, and the others wait behind it. The same
+(type, reason, message) again within the window becomes a series on the first event instead of
+another object, and a token bucket for each ends storms. The figures are client-go's: a burst of 25
+for an object, one more each 5 minutes.
 """
 
 import math
@@ -34,6 +35,9 @@ REFILL = 1 / 300  # tokens a second
 MAX_QUEUED = 1000
 MAX_REMEMBERED = 4096
 MAX_NOTE = 1024  # bytes, the API server's limit
+TRIES = 8  # of a write that the server is too busy for, or does not answer: one and a half minutes
+FIRST_PAUSE = 1.0  # seconds after the first of them, then twice as long each time
+LONGEST_PAUSE = 30.0
 
 log = structlog.get_logger(__name__)
 
@@ -51,6 +55,7 @@ class _Series(Struct):
     count: int = 1
     posted: bool = False
     queued: bool = False
+    failures: int = 0  # in a row
 
 
 class _Bucket(Struct):
@@ -82,6 +87,7 @@ class EventRecorder:
         self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
         self._queue: deque[_Series] = deque()
         self._wake = anyio.Event()
+        self._told = anyio.Event()  # to end
         self._ends = math.inf  # when no more writes begin
         self.dropped = 0
 
@@ -109,11 +115,14 @@ class EventRecorder:
             await self._wait()
             if not self._queue or self._clock() >= self._ends:
                 return
-            await self._write_next()
+            if pause := await self._write_next():
+                with anyio.move_on_after(pause):
+                    await self._told.wait()
 
     def shut_down(self, seconds: float) -> None:
         """Have `run` write what waits, begin no write after this many seconds, and end."""
         self._ends = self._clock() + seconds
+        self._told.set()
         self._wake.set()
 
     def _begin(self, about: UserObject, event: Event) -> _Series:
@@ -179,35 +188,62 @@ class EventRecorder:
             self._wake = anyio.Event()
             await self._wake.wait()
 
-    async def _write_next(self) -> None:
+    async def _write_next(self) -> float:
+        """Write the first event that waits; return the seconds to let pass before the next."""
         series = self._queue.popleft()
         series.queued = False
         try:
             self._gate.check()
             await self._write(series)
         except (ApiError, Disconnected) as error:
+            if _may_pass(error) and series.failures + 1 < TRIES and math.isinf(self._ends):
+                return self._put_back(series, error)
             self.dropped += 1
             log.debug("event not written", event_name=series.name, error=str(error))
         except Exception:
             self.dropped += 1
             log.debug("event not written", event_name=series.name, exc_info=True)
+        series.failures = 0
+        return 0.0
+
+    def _put_back(self, series: _Series, error: ApiError | Disconnected) -> float:
+        """Have it be the next again; return the seconds until then."""
+        asked = error.retry_after or 0.0 if isinstance(error, ApiError) else 0.0
+        pause = max(asked, min(FIRST_PAUSE * 2.0**series.failures, LONGEST_PAUSE))
+        series.failures += 1
+        if not series.queued:  # it may have happened again meanwhile
+            series.queued = True
+            self._queue.appendleft(series)
+        return pause
 
     async def _write(self, series: _Series) -> None:
-        collection = f"/apis/events.k8s.io/v1/namespaces/{series.namespace}/events"
-        if series.posted:
-            try:
-                await self._send(
-                    "PATCH", f"{collection}/{series.name}", {"series": _series(series)}
-                )
-            except ApiError as error:
-                if error.status != 404:
-                    raise
-            else:
-                return
+        if series.posted and await self._patch(series):
+            return
         # First, or expired since: the API server keeps events for an hour only.
         body = series.body if series.count == 1 else {**series.body, "series": _series(series)}
-        await self._send("POST", collection, body)
+        try:
+            await self._send("POST", self._collection(series), body)
+        except ApiError as error:
+            # The name is random, so it is ours: the answer to an earlier POST was lost.
+            if error.status != 409:
+                raise
+            if series.count > 1:
+                await self._patch(series)
         series.posted = True
+
+    async def _patch(self, series: _Series) -> bool:
+        """Bring the count of an Event up to date; whether it was there."""
+        path = f"{self._collection(series)}/{series.name}"
+        try:
+            await self._send("PATCH", path, {"series": _series(series)})
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            return False
+        return True
+
+    def _collection(self, series: _Series) -> str:
+        return f"/apis/events.k8s.io/v1/namespaces/{series.namespace}/events"
 
     async def _send(self, method: str, path: str, body: JsonObject) -> None:
         await self._transport.request(
@@ -216,6 +252,11 @@ class EventRecorder:
             body=msgspec.json.encode(body),
             content_type=MERGE_PATCH if method == "PATCH" else "application/json",
         )
+
+
+def _may_pass(error: ApiError | Disconnected) -> bool:
+    """Whether the same write may succeed later: not if it was refused for what it says."""
+    return isinstance(error, Disconnected) or error.status == 429 or error.status >= 500
 
 
 def _series(series: _Series) -> JsonObject:

@@ -14,7 +14,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import Generic, NoReturn, Protocol, TypeVar
+from typing import Generic, NamedTuple, NoReturn, Protocol, TypeVar
 
 import msgspec
 import structlog
@@ -64,10 +64,24 @@ class _PageMeta(Wire, frozen=True):
 
 class _Page(Wire, frozen=True):
     metadata: _PageMeta
-    items: tuple[_Item, ...] | None = None  # null where there are none
+    items: tuple[_Item, ...] | None  # null where there are none
+
+
+class _Versions(NamedTuple):
+    """Of one page of a list: the newest version of its objects, and the token of the next page."""
+
+    newest: int
+    next: str
 
 
 _decode_page = msgspec.json.Decoder(_Page).decode
+
+
+def _read_versions(body: bytes) -> _Versions:
+    """Raises ValueError if it is no list, or a version is not a number."""
+    page = _decode_page(body)
+    versions = (int(item.metadata.resource_version) for item in page.items or ())
+    return _Versions(max(versions, default=0), page.metadata.next)
 
 
 class Observer(Protocol):
@@ -138,6 +152,7 @@ class Informer(Generic[T]):
         self.synced = asyncio.Event()
         # When the server last sent anything or opened a watch, on `clock`.
         self.last_seen = clock()
+        self._last_turn = self.last_seen  # when `run` last began or took in something
         self._transport = transport
         self._on_change = on_change
         self._observer = observer or Unobserved()
@@ -157,7 +172,8 @@ class Informer(Generic[T]):
     async def run(self) -> NoReturn:
         """Go on until cancelled, whatever the server does."""
         while True:
-            match self._watcher.next(self._clock()):
+            self._last_turn = self._clock()
+            match self._watcher.next(self._last_turn):
                 case Wait(seconds=seconds):
                     await self._sleep(seconds)
                 case FetchPage() as fetch:
@@ -168,6 +184,13 @@ class Informer(Generic[T]):
     def silence(self) -> float:
         """Seconds since the server last sent anything, or opened a watch."""
         return self._clock() - self.last_seen
+
+    def idle(self) -> float:
+        """Seconds since `run` last did anything: a minute or two, whatever the server does.
+
+        A server that is away is tried again and again, and a silent watch is opened again.
+        """
+        return self._clock() - max(self._last_turn, self.last_seen)
 
     async def wait_for(self, resource_version: int, seconds: float) -> bool:
         """Wait until the store has reached a version that a write returned; False after `seconds`.
@@ -195,12 +218,11 @@ class Informer(Generic[T]):
             answer = await self._transport.request(
                 "GET", self.path, query=query, headers=_METADATA_ONLY
             )
-            page = _decode_page(answer.body)
-            versions = (int(item.metadata.resource_version) for item in page.items or ())
-            newest = max(newest, max(versions, default=0))
-            if not page.metadata.next:
+            page = answer.read(_read_versions)
+            newest = max(newest, page.newest)
+            if not page.next:
                 return newest
-            query = {**query, "continue": page.metadata.next}
+            query = {**query, "continue": page.next}
 
     async def _fetch(self, fetch: FetchPage) -> None:
         try:

@@ -234,8 +234,8 @@ class Metrics:
         self.progress_reports = self._counter(
             "torchrun_progress_reports",
             "Reports of workers by the HTTP code of the answer. 204: taken. 503: this replica "
-            "stands by, or tokens cannot be reviewed (see the log; RBAC may lack create on "
-            "tokenreviews). 401 and 403: somebody else than a worker tries.",
+            "stands by, more tokens come than are reviewed, or they cannot be (see the log; RBAC "
+            "may lack create on tokenreviews). 401 and 403: somebody else than a worker tries.",
             "code",
         )
         self._reporting_jobs = self._gauge(

@@ -27,7 +27,10 @@ _LONGEST_EXEMPLAR = 110  # OpenMetrics allows 128 characters for names and value
 
 # Conditions that change within a phase and so do not tell since when it has been.
 _WITHIN = frozenset(
-    {"Scheduled", "Admitted", "NotYetSupported", "StorageShared", "FullSize", "WorkspaceUpToDate"}
+    {
+        *("Scheduled", "Admitted", "NotYetSupported", "StorageShared", "FullSize"),
+        *("WorkspaceUpToDate", "WritesAccepted", "StorageReady"),
+    }
 )
 
 

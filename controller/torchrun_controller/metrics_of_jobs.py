@@ -275,7 +275,7 @@ class _Families:
         self.unfenced = GaugeMetricFamily(
             "torchrun_unfenced_workers",
             "Workers on lost nodes that may still run and write checkpoints: their jobs wait until "
-            "the node is back, gone, or tainted out-of-service.",
+            "the node is back, or somebody says that its machine is off.",
         )
         self.nodes = GaugeMetricFamily(
             "torchrun_node_gpus",

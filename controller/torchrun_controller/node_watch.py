@@ -6,7 +6,7 @@ ClusterRole is bound cluster-wide) works all the same, without noticing lost nod
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 import structlog
 
@@ -28,6 +28,16 @@ _LOOK_SECONDS = 5.0
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
+class Answers(Protocol):
+    """How the API server last answered lists and watches."""
+
+    def problem(self, resource: str) -> str:
+        """Why the last request failed, "" if it did not."""
+
+    def refused(self, resource: str) -> bool:
+        """Whether the last request was refused with 403 or 404."""
+
+
 class NodeWatch:
     """The cache of nodes. `concerned` gives the keys of jobs with workers on a node; "" all."""
 
@@ -37,7 +47,7 @@ class NodeWatch:
         observer: Observer,
         queue: WorkQueue[Key],
         concerned: Callable[[str], Iterable[Key]],
-        problem: Callable[[str], str],
+        answers: Answers,
         clock: Clock = SYSTEM,
     ) -> None:
         self.informer: Informer[Node] = Informer(
@@ -51,7 +61,7 @@ class NodeWatch:
         )
         self._queue = queue
         self._concerned = concerned
-        self._problem = problem
+        self._answers = answers
         self._listeners: list[Callable[[Change[Node] | None], None]] = []
 
     def subscribe(self, listener: Callable[[Change[Node] | None], None]) -> None:
@@ -67,15 +77,23 @@ class NodeWatch:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether the first list is under way, and nothing speaks against its coming."""
-        return not self.informer.synced.is_set() and not self._problem(NODES.resource)
+        """Whether nodes are not known now, but may be read: a server that fails will recover."""
+        return self.view is None and not self._answers.refused(NODES.resource)
+
+    @property
+    def _is_starting(self) -> bool:
+        """Whether the first list is on its way and no request for it has failed."""
+        return not self.informer.synced.is_set() and not self._answers.problem(NODES.resource)
 
     def shortcoming(self) -> str:
         """What the controller does without, and why; "" if nothing."""
         if self.view is not None:
             return ""
-        why = self._problem(NODES.resource) or "no answer yet"
-        return f"lost nodes are not noticed: {why}"
+        why = self._answers.problem(NODES.resource) or "no answer yet"
+        missing = "lost nodes are not noticed"
+        if self.is_awaited:
+            missing += ", and admission by nodes waits"
+        return f"{missing}: {why}"
 
     async def follow(self) -> NoReturn:
         """Look again at every job once nodes are known, or known again; say when they are not."""
@@ -90,7 +108,7 @@ class NodeWatch:
                     log.info("sees nodes", nodes=len(self.informer.store))
                     self._add("", INITIAL)
                     warned = False
-            if not (known or warned or self.is_awaited):
+            if not (known or warned or self._is_starting):
                 warned = True
                 log.warning("does not see nodes", why=shortcoming)
             await asyncio.sleep(_LOOK_SECONDS)

@@ -14,7 +14,6 @@ from torchrun_api.kinds import CLAIMS, JOBS, PODS, SERVICES, Kind
 from torchrun_api.meta import ChildMeta
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.progress.reports import Reports
-from torchrun_controller.reconcile.attempts import fence
 from torchrun_controller.reconcile.observed import Base, Conflict, Group, Observed, Rejection
 from torchrun_controller.reconcile.schedulers.installed import Installed
 from torchrun_controller.reconcile.workers import alive, collected
@@ -30,6 +29,8 @@ QUEUE_INDEX = "queue"
 PARENT_INDEX = "parent"
 # Pods by the node that they are bound to, jobs by those of their unfenced workers.
 NODE_INDEX = "node"
+# Bytes that were promised to local checkpoints, summed up by node.
+PROMISED = "promised"
 # Warnings by the UID of what they regard.
 REGARDING_INDEX = "regarding"
 
@@ -55,6 +56,12 @@ def by_node(pod: Pod) -> Iterable[str]:
     missed = pod.metadata.labels.component in (names.WORKER, names.SYNC)
     bound = pod.spec.node_name and missed
     return (pod.spec.node_name,) if bound else ()
+
+
+def promise_of(pod: Pod) -> tuple[str, int] | None:
+    """Tally of the bytes that a living pod was promised for checkpoints on its node."""
+    size = names.number_in(pod.metadata.annotations.local_checkpoints)
+    return (pod.spec.node_name, size) if size and pod.spec.node_name and alive(pod) else None
 
 
 def by_unfenced(job: TorchrunJob) -> Iterable[str]:
@@ -89,6 +96,19 @@ class Caches(Struct, frozen=True, kw_only=True):
     warnings: Store[CoreEvent]
 
 
+def empty_caches() -> Caches:
+    """Stores with every index that `observe` and the wake-up rules read."""
+    return Caches(
+        jobs=Store({QUEUE_INDEX: by_queue, PARENT_INDEX: by_parent, NODE_INDEX: by_unfenced}),
+        queues=Store(),
+        pods=Store({JOB_INDEX: by_job, NODE_INDEX: by_node}, {PROMISED: promise_of}),
+        child_jobs=Store({JOB_INDEX: by_job}),
+        claims=Store({JOB_INDEX: by_job}),
+        services=Store({JOB_INDEX: by_job}),
+        warnings=Store({REGARDING_INDEX: by_regarding}),
+    )
+
+
 def observe(
     caches: Caches,
     namespace: str,
@@ -96,7 +116,7 @@ def observe(
     *,
     nodes: Store[Node] | None = None,
     conflicts: tuple[Conflict, ...] = (),
-    rejection: Rejection | None = None,
+    rejections: tuple[Rejection, ...] = (),
     reports: Reports | None = None,
     installed: Installed | None = None,
     groups: Callable[[str], tuple[Group, ...]] = lambda owner: (),
@@ -117,7 +137,7 @@ def observe(
     jobs.sort(key=lambda child: names.number_in(child.metadata.labels.attempt))
     of_workers, attempts = _part(jobs, lambda meta: meta.labels.role == names.WORKER)
     latest = attempts[-1].metadata.uid if attempts else ""
-    pods = _pods(caches.pods.by_index(JOB_INDEX, key), _gang_of(attempts, of_workers), owned)
+    pods = _pods(name, caches.pods.by_index(JOB_INDEX, key), _gang_of(attempts, of_workers), owned)
     claims, other_claims = _part(caches.claims.by_index(JOB_INDEX, key), owned)
     services, other_services = _part(caches.services.by_index(JOB_INDEX, key), owned)
     found = (
@@ -134,7 +154,7 @@ def observe(
         *pods.workers,
         *pods.syncing,
     )
-    mattering = _nodes_of(job, [*pods.workers, *pods.of_old_gangs, *pods.syncing], attempts)
+    mattering = _nodes_of(job, [*pods.workers, *pods.of_old_gangs, *pods.syncing])
     queue = caches.queues.get(namespace, job.spec.job_queue)
     roomy = {node.metadata.name for node in nodes or ()} if _stays_on_nodes(job, queue) else set()
     return Observed(
@@ -150,12 +170,12 @@ def observe(
         workers=tuple(sorted(pods.workers, key=attrgetter("metadata.name"))),
         ghosts=tuple(pod for pod in pods.of_old_gangs if alive(pod) or collected(pod)),
         conflicts=found,
-        rejection=rejection,
+        rejections=rejections,
         warnings=_warnings(caches, told_of),
         base=_base(caches, job),
         parents=_parents(caches.jobs, job),
         nodes=None if nodes is None else _named(nodes, mattering | roomy),
-        promised=_promised(caches.pods) if roomy else {},
+        promised=caches.pods.sums(PROMISED) if roomy else {},
         progress=reports.of((namespace, name), latest) if reports is not None else None,
         installed=installed,
         groups=(*groups(uid), *(groups(latest) if latest else ())),
@@ -174,15 +194,29 @@ class _Pods(NamedTuple):
 
 
 def _pods(
-    pods: Iterable[Pod], present: tuple[str, ...], owned: Callable[[ChildMeta], bool]
+    job: str, pods: Iterable[Pod], present: tuple[str, ...], owned: Callable[[ChildMeta], bool]
 ) -> _Pods:
     gangs, apart = _part(pods, lambda meta: meta.labels.component == names.WORKER)
-    workers, of_old_gangs = _part(gangs, lambda meta: any(meta.controlled_by(j) for j in present))
+    workers, older = _part(gangs, lambda meta: any(meta.controlled_by(j) for j in present))
+    of_old_gangs, copies = _part(older, lambda meta: _was_worker(job, meta))
     preparing, others = _part(apart, owned)
     preparing.sort(key=lambda pod: names.number_of(pod.metadata.name))
     setting_up, rest = _part(preparing, lambda meta: meta.labels.component == names.SETUP)
     probes, syncing = _part(rest, lambda meta: meta.labels.component == names.PROBE)
-    return _Pods(workers, of_old_gangs, syncing, setting_up, probes, others)
+    return _Pods(workers, of_old_gangs, syncing, setting_up, probes, [*others, *copies])
+
+
+def _was_worker(job: str, meta: ChildMeta) -> bool:
+    """Whether a Job made a pod of no present gang for this TorchrunJob, or an earlier one.
+
+    The labels alone prove nothing: a copy for debugging may have them. What a Job makes has it for
+    owner. It loses that where the Job is deleted without its pods, and keeps the Job's name in its
+    own.
+    """
+    owners = [owner for owner in meta.owner_references if owner.controller]
+    if owners:
+        return any(owner.kind == JOBS.kind for owner in owners)
+    return names.is_worker(job, meta.name)
 
 
 def _warnings(caches: Caches, children: Iterable[Child]) -> tuple[CoreEvent, ...]:
@@ -250,14 +284,12 @@ def _came_so_far(job: TorchrunJob | None) -> tuple[object, ...]:
     return () if job is None else (job.status.phase, job.status.reason, job.status.start_time)
 
 
-def _nodes_of(job: TorchrunJob, pods: list[Pod], attempts: list[Job]) -> set[str]:
+def _nodes_of(job: TorchrunJob, pods: list[Pod]) -> set[str]:
     """Names of the nodes that matter to a job: of its pods, past and present."""
-    remembered = [*job.status.unfenced]
-    for child in attempts[-1:]:
-        remembered += fence.decode(child.metadata.annotations.unfenced)
     return {
         *(pod.spec.node_name for pod in pods),
-        *(worker.node for worker in remembered),
+        *job.status.worker_nodes,
+        *(worker.node for worker in job.status.unfenced),
         *(attempt.node for attempt in job.status.attempts),
     }
 
@@ -266,16 +298,6 @@ def _stays_on_nodes(job: TorchrunJob, queue: TorchrunQueue | None) -> bool:
     """Whether the checkpoints of the job may be node-local; what comes of it, reconcile decides."""
     wanted = (job.spec.volumes.checkpoints, queue.spec.storage.checkpoints if queue else None)
     return any(storage is not None and storage.host_path for storage in wanted)
-
-
-def _promised(pods: Store[Pod]) -> dict[str, int]:
-    """Bytes by node."""
-    made: dict[str, int] = {}
-    for pod in pods:
-        node, size = pod.spec.node_name, names.number_in(pod.metadata.annotations.local_checkpoints)
-        if node and size and alive(pod):
-            made[node] = made.get(node, 0) + size
-    return made
 
 
 def _named(nodes: Store[Node], wanted: set[str]) -> dict[str, Node]:

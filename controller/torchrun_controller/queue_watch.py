@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, NoReturn
 
+import anyio
 from msgspec import Struct
 
 from torchrun_api import names
@@ -86,11 +87,11 @@ class QueueWatch:
         """Those that are to be run from the start."""
         return [informer for scope in self._scopes.values() for informer in scope.informers]
 
-    async def run_kai(self) -> NoReturn:
+    async def run_kai(self) -> None:
         """Keep KAI's queues, once there are any."""
         await self._kai_installed.wait()
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._look_again_with_kai())
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._look_again_with_kai)
             await self._kai.run()
 
     async def _look_again_with_kai(self) -> None:

@@ -44,19 +44,11 @@ from torchrun_controller.informer import Informer
 from torchrun_controller.metrics import Metrics
 from torchrun_controller.node_watch import NodeWatch
 from torchrun_controller.observe import (
-    JOB_INDEX,
     NODE_INDEX,
-    PARENT_INDEX,
     QUEUE_INDEX,
-    REGARDING_INDEX,
     Caches,
     Key,
-    by_job,
-    by_node,
-    by_parent,
-    by_queue,
-    by_regarding,
-    by_unfenced,
+    empty_caches,
     followers,
     index_key,
     observe,
@@ -65,6 +57,7 @@ from torchrun_controller.progress.reports import Reports, Worker
 from torchrun_controller.reconcile.observed import Observed
 from torchrun_controller.reconcile.phases import TERMINAL
 from torchrun_controller.reconcile.schedulers.installed import Installed
+from torchrun_controller.reconcile.workers import alive
 from torchrun_controller.server import Check, caches_synced, refusal, watches_alive
 from torchrun_controller.store import Change, Store
 from torchrun_controller.transport import Transport
@@ -111,6 +104,10 @@ class Answers:
         verb, code = self._last.get(resource, ("list", 200))
         return "" if 200 <= code < 300 else refusal(verb, resource, code, f"HTTP {code}")
 
+    def refused(self, resource: str) -> bool:
+        """Whether it may not be read, or is not served; all other errors pass."""
+        return self._last.get(resource, ("list", 200))[1] in (403, 404)
+
 
 class Reader:
     """What is known of the cluster, and how fresh that is; feeds the work queue."""
@@ -136,7 +133,7 @@ class Reader:
         self._scopes = {namespace: self._scope(namespace) for namespace in namespaces or ("",)}
         self._everywhere = self._scopes.get("")
         self.nodes = NodeWatch(
-            transport, self.observer, queue, self._with_workers_on, answers.problem, clock
+            transport, self.observer, queue, self._with_workers_on, answers, clock
         )
         self.reports = Reports(clock.monotonic)
         self.discovery = Discovery(transport)
@@ -202,17 +199,31 @@ class Reader:
             groups=partial(self.groups.owned_by, namespace),
         )
 
+    def job_of(self, namespace: str, pod: str, uid: str) -> Key | None:
+        """The key of the job whose worker this pod looks like, if it lives; costs next to nothing.
+
+        It goes by labels: what has come of a token's claims is only to be trusted after a review.
+        """
+        known = self._pod(namespace, pod, uid)
+        if known is None or known.metadata.labels.component != names.WORKER or not alive(known):
+            return None
+        return namespace, known.metadata.labels.torchrun_job
+
     def worker(self, namespace: str, pod: str, uid: str) -> Worker | None:
         """Whose worker this pod is, if it is of the present attempt of one of our jobs."""
-        scope = self._everywhere or self._scopes.get(namespace)
-        known = scope.caches.pods.get(namespace, pod) if scope else None
-        if known is None or not uid or known.metadata.uid != uid:
+        known = self._pod(namespace, pod, uid)
+        if known is None:
             return None
         job = known.metadata.labels.torchrun_job
         observed = self.observe(namespace, job)
         if observed is None or not observed.child_jobs or known not in observed.workers:
             return None
         return Worker((namespace, job), observed.child_jobs[-1].metadata.uid)
+
+    def _pod(self, namespace: str, name: str, uid: str) -> Pod | None:
+        scope = self._everywhere or self._scopes.get(namespace)
+        known = scope.caches.pods.get(namespace, name) if scope else None
+        return known if known is not None and uid and known.metadata.uid == uid else None
 
     def stores(self, key: Key) -> Mapping[str, Store[Any]]:
         """The caches that show the objects of this job, by resource."""
@@ -228,9 +239,9 @@ class Reader:
         metrics.age_of_watch(NODES.resource, partial(_silence, [self.nodes.informer]))
 
     def liveness(self) -> Check:
-        """Fails where nothing was heard for so long that only a restart can help."""
+        """Fails where an informer hangs, so that only a restart can help."""
         groups = self._by_resource().items()
-        return watches_alive({resource: partial(_silence, group) for resource, group in groups})
+        return watches_alive({resource: partial(_idle, group) for resource, group in groups})
 
     def readiness(self) -> Check:
         """Fails until every cache is filled, and says what keeps it."""
@@ -257,15 +268,7 @@ class Reader:
         return self._everywhere or self._scopes[namespace]
 
     def _scope(self, namespace: str) -> Scope:
-        caches = Caches(
-            jobs=Store({QUEUE_INDEX: by_queue, PARENT_INDEX: by_parent, NODE_INDEX: by_unfenced}),
-            queues=Store(),
-            pods=Store({JOB_INDEX: by_job, NODE_INDEX: by_node}),
-            child_jobs=Store({JOB_INDEX: by_job}),
-            claims=Store({JOB_INDEX: by_job}),
-            services=Store({JOB_INDEX: by_job}),
-            warnings=Store({REGARDING_INDEX: by_regarding}),
-        )
+        caches = empty_caches()
         own = partial(
             Informer,
             transport=self._transport,
@@ -348,6 +351,8 @@ class Reader:
 
     def _child_changed(self, change: Change[Child], initial: bool) -> None:
         self._add_owner(change.object, initial)
+        if change.old is not None and _job(change.old) != _job(change.object):
+            self._add_owner(change.old, initial)  # its label has changed
         for listener in self._child_listeners:
             listener(change, initial)
 
@@ -369,6 +374,10 @@ class Reader:
             self._add_owner(child, initial)
 
 
+def _job(child: Child) -> str:
+    return child.metadata.labels.torchrun_job
+
+
 def _template(queue: TorchrunQueue | None) -> object:
     """What jobs go by: not the status, which changes with every one of them."""
     if queue is None:
@@ -388,6 +397,10 @@ class _Objects(Sized):
 def _silence(informers: list[Informer[Any]]) -> float:
     """Seconds; before the first list there is nothing to go silent."""
     return max((i.silence() for i in informers if i.synced.is_set()), default=0.0)
+
+
+def _idle(informers: list[Informer[Any]]) -> float:
+    return max(informer.idle() for informer in informers)
 
 
 def _all_synced(informers: list[Informer[Any]]) -> bool:

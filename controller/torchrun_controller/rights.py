@@ -5,11 +5,11 @@ by SelfSubjectAccessReviews, which everybody may make: after the start, every fe
 a request was refused.
 """
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager
 from typing import Protocol, TypeAlias
 
+import anyio
 import msgspec
 import structlog
 from msgspec import Struct
@@ -122,11 +122,11 @@ class Requests(Protocol):
 
 
 class _Verdict(Wire, frozen=True, kw_only=True):
-    allowed: bool = False
+    allowed: bool
 
 
 class _Review(Wire, frozen=True, kw_only=True):
-    status: _Verdict = _Verdict()
+    status: _Verdict
 
 
 _decode = msgspec.json.Decoder(_Review).decode
@@ -183,32 +183,39 @@ class Rights:
     @asynccontextmanager
     async def running(self, transport: Requests, served: Served) -> AsyncIterator[None]:
         """Ask again and again."""
-        task = asyncio.create_task(self._run(transport, served))
-        try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._run, transport, served)
             yield
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            tasks.cancel_scope.cancel()
 
     async def look(self, transport: Requests, groups: Collection[str]) -> None:
         """Ask for every right once. Never raises for what the server does."""
         await self._ask(transport, tuple(self._questions(groups)))
 
     async def _run(self, transport: Requests, served: Served) -> None:
-        await asyncio.sleep(START_SECONDS)
+        await anyio.sleep(START_SECONDS)
         while True:
-            self._refused, groups = False, served()
-            await self.look(transport, groups)
-            for _ in range(LOOKS):
-                await asyncio.sleep(SECONDS)
-                if self._refused or served() != groups:
-                    break
-                await self._ask(transport, self._missing)
+            try:
+                await self._look_for_a_while(transport, served)
+            except Exception:
+                # What is known of the rights stands; readiness must not go blind for good.
+                log.exception("a bug in the check of rights; please report it")
+                await anyio.sleep(SECONDS)
+
+    async def _look_for_a_while(self, transport: Requests, served: Served) -> None:
+        """Ask for every right, then for those that are missing, until all are due again."""
+        self._refused, groups = False, served()
+        await self.look(transport, groups)
+        for _ in range(LOOKS):
+            await anyio.sleep(SECONDS)
+            if self._refused or served() != groups:
+                break
+            await self._ask(transport, self._missing)
 
     async def _ask(self, transport: Requests, questions: tuple[Asked, ...]) -> None:
         try:
             missing = [asked for asked in questions if not await _may(transport, asked)]
-        except (ApiError, Disconnected, msgspec.DecodeError) as error:
+        except (ApiError, Disconnected) as error:
             log.debug("rights are not known", error=str(error))
         else:
             self._set(tuple(missing))
@@ -250,7 +257,7 @@ async def _may(transport: Requests, asked: Asked) -> bool:
         "spec": {"resourceAttributes": attributes},
     }
     answer = await transport.request("POST", _PATH, body=msgspec.json.encode(body))
-    return _decode(answer.body).status.allowed
+    return answer.read(_decode).status.allowed
 
 
 def _told(missing: list[Asked]) -> str:

@@ -31,19 +31,21 @@ from torchrun_controller.metrics import Metrics
 Check: TypeAlias = Callable[[], str]
 """Called at each probe; returns why it fails, "" if it does not."""
 
-STALE_WATCH = 600.0  # seconds without a byte after which only a restart can help
+STUCK = 600.0  # seconds without a turn after which only a restart can help
 
 
-def watches_alive(ages: Mapping[str, Callable[[], float]], bound: float = STALE_WATCH) -> Check:
-    """Liveness: seconds since each watch's last byte, by resource, against a bound.
+def watches_alive(idle: Mapping[str, Callable[[], float]], bound: float = STUCK) -> Check:
+    """Liveness: seconds since each informer last did anything, by resource, against a bound.
 
-    A watch notices its own death after 90 s and reconnects for as long as it takes; the bound only
-    catches one that does not.
+    It does not depend on the API server: a watch notices its own death after 90 s and is opened
+    again, a request that fails is repeated, and each of that is a turn. The bound only catches an
+    informer that hangs. If the server's silence counted, an outage of ten minutes would have every
+    replica killed, with caches that are needed when it is back.
     """
 
     def check() -> str:
-        stale = [f"{name} for {age():.0f} s" for name, age in ages.items() if age() > bound]
-        return f"nothing heard of {', '.join(stale)}" if stale else ""
+        stuck = [f"{name} for {age():.0f} s" for name, age in idle.items() if age() > bound]
+        return f"the watch hangs of {', '.join(stuck)}" if stuck else ""
 
     return check
 

@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from torchrun_controller.leader.election import Durations
 from torchrun_controller.metrics_of_each_job import MOST_JOBS
+from torchrun_controller.reconcile.admission.machines import parse_overhead
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "json", "console"]
@@ -47,6 +48,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     listen_port: int
     grow_after: float
     admit_by_nodes: bool
+    cohort_namespaces: tuple[str, ...]
+    node_overhead: dict[str, int]
     progress_url: str  # "": workers do not report
     progress_port: int
     metrics_jobs: int
@@ -150,6 +153,7 @@ def _base_url(text: str) -> str:
 
 
 _SECONDS = "a duration such as 15s, 500ms or 1m"
+_NAMESPACES = "names of namespaces, separated by commas"
 _SWITCH = "true or false"
 _PODS, _CLUSTER = "pods that the controller makes", "cluster"
 _HA, _PROCESS, _PROGRESS = "leader election", "process", "progress of jobs"
@@ -191,10 +195,26 @@ _OPTIONS: Final = (
         "pods wait for them (cluster autoscaler): then quota alone decides.",
     ),
     _Option(
+        _PODS,
+        "node_overhead",
+        parse_overhead,
+        "amounts such as cpu=2,memory=8Gi,pods=10",
+        "",
+        "What DaemonSets and other pods take of each node: admission counts no room there.",
+    ),
+    _Option(
+        _PODS,
+        "cohort_namespaces",
+        _names,
+        _NAMESPACES,
+        "",
+        "Namespaces whose queues may be of one cohort. Empty: each namespace has its own cohorts.",
+    ),
+    _Option(
         _CLUSTER,
         "namespaces",
         _names,
-        "names of namespaces, separated by commas",
+        _NAMESPACES,
         "",
         "Namespaces to work in, such as team-a,team-b. Empty: all, which needs a ClusterRole.",
     ),

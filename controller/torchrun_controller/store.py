@@ -21,6 +21,10 @@ Indexer: TypeAlias = Callable[[T], Iterable[str]]
 """The values under which an object is found. It may not raise: objects are what users write."""
 
 
+Tally: TypeAlias = Callable[[T], tuple[str, int] | None]
+"""What an object adds to the sum of which group, None for nothing. It may not raise either."""
+
+
 class Change(Struct, Generic[T], frozen=True, gc=False):
     """What one object was and is; `old` is None for a new object, `new` for one that is gone."""
 
@@ -36,15 +40,22 @@ class Change(Struct, Generic[T], frozen=True, gc=False):
 
 
 class Store(Generic[T]):
-    """Objects by namespace and name, and by the values of each index.
+    """Objects by namespace and name, by the values of each index, and sums over groups of them.
 
-    Its size is bounded by what the server holds under the informer's selector.
+    Sums are kept up to date with each change, so that reading one does not depend on the number of
+    objects. The store's size is bounded by what the server holds under the informer's selector.
     """
 
-    def __init__(self, indexers: Mapping[str, Indexer[T]] | None = None) -> None:
+    def __init__(
+        self,
+        indexers: Mapping[str, Indexer[T]] | None = None,
+        tallies: Mapping[str, Tally[T]] | None = None,
+    ) -> None:
         self._indexers = dict(indexers or {})
+        self._tallies = dict(tallies or {})
         self._objects: dict[Key, T] = {}
         self._indexes = self._no_entries()
+        self._sums = self._no_sums()
         self._resource_version = 0
 
     @property
@@ -65,6 +76,10 @@ class Store(Generic[T]):
     def by_index(self, index: str, value: str) -> tuple[T, ...]:
         """Return what `index` finds under `value`. Raises KeyError if there is no such index."""
         return tuple(self._indexes[index].get(value, {}).values())
+
+    def sums(self, tally: str) -> dict[str, int]:
+        """Return a copy of the sums by group; those of 0 are left out. Raises KeyError."""
+        return self._sums[tally].copy()
 
     def upsert(self, obj: T, resource_version: int) -> Change[T]:
         """Put an object in the place of what was there under its name."""
@@ -105,7 +120,7 @@ class Store(Generic[T]):
             Change(old, None) for key, old in known.items() if key not in listed and key not in kept
         ]
         self._objects = kept | listed
-        self._indexes = self._no_entries()
+        self._indexes, self._sums = self._no_entries(), self._no_sums()
         for key, obj in self._objects.items():
             self._index(key, obj)
         self._resource_version = resource_version
@@ -118,10 +133,14 @@ class Store(Generic[T]):
     def _no_entries(self) -> dict[str, dict[str, dict[Key, T]]]:
         return {index: {} for index in self._indexers}
 
+    def _no_sums(self) -> dict[str, dict[str, int]]:
+        return {tally: {} for tally in self._tallies}
+
     def _index(self, key: Key, obj: T) -> None:
         for index, indexer in self._indexers.items():
             for value in indexer(obj):
                 self._indexes[index].setdefault(value, {})[key] = obj
+        self._count(obj, 1)
 
     def _unindex(self, key: Key, obj: T) -> None:
         for index, indexer in self._indexers.items():
@@ -131,6 +150,18 @@ class Store(Generic[T]):
                 found.pop(key, None)
                 if not found:
                     entries.pop(value, None)
+        self._count(obj, -1)
+
+    def _count(self, obj: T, sign: int) -> None:
+        for tally, share_of in self._tallies.items():
+            share = share_of(obj)
+            if share is None:
+                continue
+            group, amount = share
+            sums = self._sums[tally]
+            sums[group] = sums.get(group, 0) + sign * amount
+            if sums[group] == 0:
+                del sums[group]
 
 
 def _key(obj: Object) -> Key:

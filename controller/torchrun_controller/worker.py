@@ -47,7 +47,7 @@ class Behind(Struct, frozen=True):
 
 
 class Retry(Struct, frozen=True):
-    """Failed; again with backoff, or after as many seconds as the API server asked for."""
+    """Failed; again with backoff, and not before as many seconds as the API server asked for."""
 
     error: Exception
     after: float | None = None
@@ -134,10 +134,7 @@ class Worker(Generic[K]):
                 self._metrics.stale_sync_skips.inc()
                 queue.add_after(key, after)
             case Retry(error, wait):
-                if wait is None:
-                    queue.add_rate_limited(key)
-                else:
-                    queue.add_after(key, wait)
+                queue.add_rate_limited(key, at_least=wait)
                 # Others are at work on the same objects: no trouble, unlike the rest.
                 say = log.debug if isinstance(error, SupersededError) else log.warning
                 say("retried later", **self._named(key), error=str(error), after=wait)

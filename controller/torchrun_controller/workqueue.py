@@ -16,9 +16,12 @@ What holds, always:
   An `add` in between does not cancel it: a deadline may cost a needless look, never a missed one.
 - **Rate limit**, for failures only. `add_rate_limited` waits 5 ms x 2^n, at most 1000 s, where n
   counts the key's failures since `forget`, or until the overall bucket (10/s, burst 100) has a
-  token, whichever is later. A success calls `forget`.
+  token, whichever is later. Where the server asked for a wait, that counts instead of the bucket.
+  A success calls `forget`.
 - **Shutdown.** `shut_down` ignores further adds and drops deadlines. What waits is still handed
   out, and a key marked before the shutdown is still put back by `done`; then `take` raises.
+
+- **Standby.** `retain` drops keys of objects that are gone, for a queue that nobody takes from.
 
 Bounds: a key stands at most once in a line and once among the deadlines, so the queue is bounded by
 the number of keys in use; failures are kept until `forget`.
@@ -86,13 +89,17 @@ class RateLimiter(Generic[K]):
         self._tokens = float(limit.burst)  # at most the burst; below zero: lent to waiting keys
         self._counted_at = clock()
 
-    def delay(self, key: K) -> float:
-        """Count a failure of the key and return the seconds until it may be tried again."""
+    def delay(self, key: K, at_least: float | None = None) -> float:
+        """Count a failure of the key and return the seconds until it may be tried again.
+
+        `at_least` is the wait that the server asked for. It takes the place of the overall bucket,
+        since the server paces all of its clients.
+        """
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         # Past 2^63 the product is beyond any bound: the exponent must not grow into an overflow.
         backoff = min(self._limit.base * 2.0 ** min(failures, 63), self._limit.longest)
-        return max(backoff, self._reserve())
+        return max(backoff, self._reserve() if at_least is None else at_least)
 
     def failures(self, key: K) -> int:
         """Failures of the key since it was last forgotten."""
@@ -151,6 +158,11 @@ class Delayed(Generic[K]):
         """Remove the key that `first` spoke of; returns it with its priority."""
         _, _, key = heapq.heappop(self._heap)
         return key, self._due.pop(key)[1]
+
+    def retain(self, keep: Callable[[K], bool]) -> None:
+        """Drop the deadlines of keys that are not to be kept."""
+        self._due = {key: due for key, due in self._due.items() if keep(key)}
+        self._sweep()
 
     def clear(self) -> None:
         """Drop every deadline."""
@@ -214,13 +226,16 @@ class WorkQueue(Generic[K]):
         if before is None or deadline < before:
             self._earlier()
 
-    def add_rate_limited(self, key: K, priority: int = 0) -> None:
-        """Add the key again after a failure, when the rate limit allows."""
+    def add_rate_limited(self, key: K, priority: int = 0, *, at_least: float | None = None) -> None:
+        """Add the key again after a failure, when the rate limit allows.
+
+        `at_least` is the wait in seconds that the server asked for, if it did.
+        """
         if self._stopping:
             return
         if self._observer is not None:
             self._observer.retried()
-        self.add_after(key, self._limiter.delay(key), priority)
+        self.add_after(key, self._limiter.delay(key, at_least), priority)
 
     def get(self) -> K | None:
         """Hand out the next key, to be given back by `done`; None if none is ready."""
@@ -247,6 +262,17 @@ class WorkQueue(Generic[K]):
         marked = self._dirty.get(key)
         if marked is not None:
             self._line_up(key, marked[0])
+
+    def retain(self, keep: Callable[[K], bool]) -> None:
+        """Drop the keys that wait, or have a deadline, and are not to be kept.
+
+        For a queue that nobody takes from: it would grow with all objects that ever were.
+        """
+        waiting = [key for key in self._dirty if key not in self._processing]
+        for key in waiting:
+            if not keep(key):
+                self._leave_line(key, self._dirty.pop(key)[0])
+        self._delayed.retain(keep)
 
     def forget(self, key: K) -> None:
         """Drop the key's failures; called on success and when its object is gone."""
@@ -297,11 +323,14 @@ class WorkQueue(Generic[K]):
         self._dirty[key] = (priority, held[1])
         if key in self._processing:
             return
-        line = self._lines[held[0]]
+        self._leave_line(key, held[0])
+        self._line_up(key, priority)
+
+    def _leave_line(self, key: K, priority: int) -> None:
+        line = self._lines[priority]
         del line[key]
         if not line:
-            del self._lines[held[0]]
-        self._line_up(key, priority)
+            del self._lines[priority]
 
     def _line_up(self, key: K, priority: int) -> None:
         line = self._lines.get(priority)

@@ -1,17 +1,17 @@
 """One TorchrunJob: observe, reconcile, apply.
 
-A refusal of the API server becomes a condition of its job, and is not hammered at.
+A refusal of the API server becomes a condition of its job and is tried again later; the rest of the
+Plan is carried out.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Protocol, TypeAlias
 
 import structlog
-from msgspec import Struct
-from msgspec.structs import replace
+from msgspec import Struct, field
 
 from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import TORCHRUN_JOBS
@@ -19,25 +19,18 @@ from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.apply import NameConflictError, RejectedError, Written
 from torchrun_controller.controllers import decisions, doubt
 from torchrun_controller.controllers.pacing import STATUS_INTERVAL, StatusPace
+from torchrun_controller.controllers.refusals import Refusals, is_refusal
 from torchrun_controller.controllers.writes import ObjectWriter, Writes
 from torchrun_controller.metrics import Metrics
 from torchrun_controller.observe import Key
-from torchrun_controller.reconcile.observed import Conflict, Observed, Rejection
-from torchrun_controller.reconcile.plan import Event, Plan
+from torchrun_controller.reconcile.observed import Observed
+from torchrun_controller.reconcile.plan import Apply, Delete, Event, Plan
+from torchrun_controller.reconcile.refusals import Identity, identity
 from torchrun_controller.transport import ApiError
-from torchrun_controller.worker import (
-    FORBIDDEN_RETRY,
-    Done,
-    Outcome,
-    RequeueAfter,
-    Terminal,
-    named,
-)
+from torchrun_controller.worker import Done, Outcome, RequeueAfter, Terminal, named
 
-CONFLICT_RETRY = 30.0  # seconds until a name that somebody else holds is tried again
-# Seconds until an object that the API server calls invalid is tried again although nothing of it
-# has changed: admission policies and webhooks answer so too, and change by themselves.
-REJECTED_RETRY = 300.0
+# Rounds of deciding and writing in one attempt: each but the last was refused something else.
+MOST_ROUNDS = 8
 
 log = structlog.get_logger(__name__)
 
@@ -60,20 +53,18 @@ Observe: TypeAlias = Callable[[str, str], Observed | None]
 Decide: TypeAlias = Callable[[Observed, datetime], Plan]
 
 
-class _Obstacle(Struct, frozen=True):
-    """Why the last attempt failed, so that the status goes on saying so and nothing is hammered."""
+class _Round(Struct):
+    """What one attempt has written so far, and what it was refused."""
 
-    made_from: tuple[object, ...]  # what the refused Plan was made from, see `_made_from`
-    until: float  # by the clock; then try again
-    conflict: Conflict | None = None
-    rejection: Rejection | None = None
+    done: set[Identity] = field(default_factory=set)
+    created: bool = False
+    refused: list[Exception] = field(default_factory=list)
 
-    def shown(self, observed: Observed) -> Observed:
-        """What reconcile shall see, so that the status says why nothing moves."""
-        if self.conflict is not None:
-            conflicts = (self.conflict, *observed.conflicts)
-            return replace(observed, conflicts=conflicts)
-        return replace(observed, rejection=self.rejection)
+    @property
+    def permanent(self) -> RejectedError | None:
+        """The first refusal that stays until what users write changes."""
+        found = (e for e in self.refused if isinstance(e, RejectedError) and e.permanent)
+        return next(found, None)
 
 
 class JobReconciler:
@@ -105,7 +96,7 @@ class JobReconciler:
         self._is_busy = is_busy
         self._clock = clock
         self._now = now
-        self._obstacles: dict[Key, _Obstacle] = {}  # of jobs that are there, no others
+        self._refusals: Refusals[Key] = Refusals(clock)
         self._pace: StatusPace[Key] = StatusPace(clock)
 
     async def attempt(self, key: Key) -> Outcome:
@@ -117,94 +108,134 @@ class JobReconciler:
         if observed is None:
             self._forget(key)
             return Done()
-        obstacle = self._obstacle(key, observed)
-        if obstacle is not None:
-            return self._held(obstacle, await self._reconcile(key, obstacle.shown(observed)))
         try:
             return await self._reconcile(key, observed)
-        except (NameConflictError, RejectedError) as error:
-            obstacle = self._met(error, observed)
-            self._obstacles[key] = obstacle
-            outcome = self._held(obstacle, await self._reconcile(key, obstacle.shown(observed)))
-            if isinstance(error, RejectedError) and error.permanent:
-                return Terminal(error, outcome.seconds)
-            return outcome
         except ApiError as error:
-            if error.status == HTTPStatus.FORBIDDEN:
-                # A right was taken away: no condition says so, and the status may not be ours.
-                event = Event("Warning", "Forbidden", error.message)
-                self._events.record(observed.job, event)
+            self._say_forbidden(observed.job, error)
             raise
 
-    async def _reconcile(self, key: Key, observed: Observed) -> Done | RequeueAfter:
-        plan = self._decide(observed, self._now())
-        about, first = named("job", observed.job), plan.tells_first
-        await doubt.settle(self._applier, observed, plan)
-        deletes = () if first else plan.deletes
-        creates = await self._writes.carry_out(key, plan.applies, deletes, about)
-        if creates and not first and self._is_busy():
+    async def _reconcile(self, key: Key, observed: Observed) -> Outcome:
+        """Decide and write, again after each refusal, until a Plan is carried out as it stands.
+
+        The status is that of the last Plan, which knows all refusals: it is written whatever was
+        refused. Raises what the single writes raise, but for refusals.
+        """
+        about, work = named("job", observed.job), _Round()
+        for _ in range(MOST_ROUNDS):
+            shown = self._refusals.show(key, observed)
+            plan = self._decide(shown, self._now())
+            await doubt.settle(self._applier, shown, plan)
+            if await self._carry_out(key, shown, plan, work, about):
+                break
+        else:
+            return RequeueAfter(STATUS_INTERVAL)
+        if work.created and not (plan.tells_first or work.refused) and self._is_busy():
             # Others wait to be started. What was created brings the key back, behind them, as it
             # shows in the cache, and the status with it; the time is for one that never shows it.
             held_back: float | None = STATUS_INTERVAL
         else:
-            held_back = await self._write_status(key, observed, plan)
-        if first and held_back is None:
-            await self._writes.carry_out(key, (), plan.deletes, about)
+            held_back = await self._write_status(key, shown, plan)
+        waits = [plan.requeue_after, held_back]
         if held_back is None:
             # They tell of the change that the status shows, so they are held back with it.
             for event in plan.events:
-                self._events.record(observed.job, event)
-        waits = [seconds for seconds in (plan.requeue_after, held_back) if seconds is not None]
-        return RequeueAfter(min(waits)) if waits else Done()
+                self._events.record(shown.job, event)
+            if plan.tells_first and not await self._delete(key, shown, plan.deletes, work, about):
+                waits.append(STATUS_INTERVAL)  # the status is yet to tell of the refusal
+        waits.append(self._refusals.left(key))
+        seconds = min((wait for wait in waits if wait is not None), default=None)
+        if work.permanent is not None:
+            return Terminal(work.permanent, seconds)
+        return Done() if seconds is None else RequeueAfter(seconds)
+
+    async def _carry_out(
+        self, key: Key, observed: Observed, plan: Plan, work: _Round, about: Mapping[str, str]
+    ) -> bool:
+        """Apply and delete; False if something was refused that was not refused before.
+
+        Objects are created in the Plan's order, each only if those before it are there: the Job of
+        a gang comes after all that it needs. What exists is brought up to date whatever else was
+        refused. Nothing is deleted before all is applied, as a gang that makes room for another.
+        """
+        before, complete = len(work.refused), True
+        for intent in plan.applies:
+            if complete or intent.uid:
+                written = await self._try(key, observed, intent, work, about)
+                complete = complete and (written or bool(intent.uid))
+        if len(work.refused) > before:
+            return False
+        if not complete:  # the Plan asks for what it knows to be refused
+            return True
+        return plan.tells_first or await self._delete(key, observed, plan.deletes, work, about)
+
+    async def _delete(
+        self,
+        key: Key,
+        observed: Observed,
+        deletes: tuple[Delete, ...],
+        work: _Round,
+        about: Mapping[str, str],
+    ) -> bool:
+        """Delete each; False if something was refused that was not refused before."""
+        before = len(work.refused)
+        for delete in deletes:
+            await self._try(key, observed, delete, work, about)
+        return len(work.refused) == before
+
+    async def _try(
+        self,
+        key: Key,
+        observed: Observed,
+        write: Apply | Delete,
+        work: _Round,
+        about: Mapping[str, str],
+    ) -> bool:
+        """Write one object once in an attempt, unless it is refused; whether it is written."""
+        what = identity(write)
+        if what in work.done:
+            return True
+        if self._refusals.holds(key, write):
+            return False
+        applies, deletes = ((), (write,)) if isinstance(write, Delete) else ((write,), ())
+        try:
+            created = await self._writes.carry_out(key, applies, deletes, about)
+        except (NameConflictError, RejectedError, ApiError) as error:
+            if not is_refusal(error, write):
+                raise
+            self._refusals.add(key, observed, write, error)
+            work.refused.append(error)
+            self._say_forbidden(observed.job, error)
+            resource, name = write.kind.resource, write.name
+            log.warning("object refused", **about, resource=resource, name=name, error=str(error))
+            return False
+        work.done.add(what)
+        work.created = work.created or created
+        return True
+
+    def _say_forbidden(self, job: TorchrunJob, error: Exception) -> None:
+        """A right was taken away: the status may not be ours to write either."""
+        if isinstance(error, ApiError) and error.status == HTTPStatus.FORBIDDEN:
+            self._events.record(job, Event("Warning", "Forbidden", error.message))
 
     async def _write_status(self, key: Key, observed: Observed, plan: Plan) -> float | None:
         """Write the status, or return for how many seconds it is held back."""
         job, status = observed.job, plan.status
         if status is None:
             return None
-        held_back = self._pace.begin(key, same_phase=status.phase == job.status.phase)
+        held_back = self._pace.held_back(key, same_phase=status.phase == job.status.phase)
         if held_back is not None:
             return held_back
         write = self._applier.apply_status(job, status)
-        if await self._writes.write(key, TORCHRUN_JOBS, write) is not None:
+        written = await self._writes.write(key, TORCHRUN_JOBS, write)
+        self._pace.wrote(key)
+        if written is not None:
             _log(job, status)
             self._metrics.changes.wrote(observed, status, self._now())
         return None
 
-    def _obstacle(self, key: Key, observed: Observed) -> _Obstacle | None:
-        """What still stands in the way; forgotten once it may be gone."""
-        obstacle = self._obstacles.get(key)
-        if obstacle is None:
-            return None
-        if obstacle.made_from == _made_from(observed) and self._clock() < obstacle.until:
-            return obstacle
-        del self._obstacles[key]
-        return None
-
-    def _met(self, error: NameConflictError | RejectedError, observed: Observed) -> _Obstacle:
-        made_from, now = _made_from(observed), self._clock()
-        if isinstance(error, NameConflictError):
-            return _Obstacle(made_from, now + CONFLICT_RETRY, conflict=error.conflict)
-        wait = REJECTED_RETRY if error.permanent else FORBIDDEN_RETRY
-        return _Obstacle(made_from, now + wait, rejection=error.rejection)
-
-    def _held(self, obstacle: _Obstacle, outcome: Done | RequeueAfter) -> RequeueAfter:
-        """Come back when the obstacle is to be tried again, if that is earlier."""
-        left = max(0.0, obstacle.until - self._clock())
-        if isinstance(outcome, RequeueAfter):
-            return RequeueAfter(min(left, outcome.seconds))
-        return RequeueAfter(left)
-
     def _forget(self, key: Key) -> None:
-        self._obstacles.pop(key, None)
+        self._refusals.forget(key)
         self._pace.forget(key)
-
-
-def _made_from(observed: Observed) -> tuple[object, ...]:
-    """Identity and generation of what users write: a change of these may remove an obstacle."""
-    job, queue = observed.job.metadata, observed.queue
-    of_queue = (queue.metadata.uid, queue.metadata.generation) if queue is not None else ()
-    return (job.uid, job.generation, *of_queue)
 
 
 def _log(job: TorchrunJob, status: TorchrunJobStatus) -> None:

@@ -19,14 +19,14 @@ class StatusPace(Generic[K]):
         self._clock = clock
         self._written: dict[K, float] = {}
 
-    def begin(self, key: K, *, same_phase: bool) -> float | None:
-        """Note that a status is written now; or, held back, return for how many seconds more."""
-        now = self._clock()
-        left = self._written.get(key, -math.inf) + STATUS_INTERVAL - now
-        if same_phase and left > 0:
-            return left
-        self._written[key] = now
-        return None
+    def held_back(self, key: K, *, same_phase: bool) -> float | None:
+        """Return the seconds until a status may be written; None if it may be written now."""
+        left = self._written.get(key, -math.inf) + STATUS_INTERVAL - self._clock()
+        return left if same_phase and left > 0 else None
+
+    def wrote(self, key: K) -> None:
+        """Note that a status was written: a write that failed is left to the queue's backoff."""
+        self._written[key] = self._clock()
 
     def forget(self, key: K) -> None:
         """The object is gone, or is another: the next status is written at once."""

@@ -185,11 +185,12 @@ class QueueReconciler:
         status = plan.status
         if status is None:
             return None
-        held_back = self._pace.begin(key, same_phase=status.phase == queue.status.phase)
+        held_back = self._pace.held_back(key, same_phase=status.phase == queue.status.phase)
         if held_back is not None:
             return held_back
         write = self._applier.apply_status(queue, status)
         written = await self._writes.write(key, TORCHRUN_QUEUES, write)
+        self._pace.wrote(key)
         if written is not None and status.phase != queue.status.phase:
             about = named("queue", queue)
             log.info("phase changed", **about, was=queue.status.phase, phase=status.phase)

@@ -4,10 +4,11 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from typing import Protocol, assert_never
 
+import anyio
 import msgspec
 import structlog
 
@@ -144,7 +145,7 @@ class Leader:
         self._clock = clock
         self._now = now
         self._jitter = jitter
-        self._changed = asyncio.Event()  # the watch has shown something
+        self._changed = anyio.Event()  # the watch has shown something
         self._holder = ""  # the last one that was reported
         self._has_written = False
 
@@ -159,15 +160,11 @@ class Leader:
 
     async def run(self) -> None:
         """Become the leader and stay it, until cancelled. Raises NotLeader on loss."""
-        tasks = [asyncio.create_task(self._elect()), asyncio.create_task(self._follow())]
-        try:
-            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in ended:
-                task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._follow)
+            reason = await self._elect()
+            tasks.cancel_scope.cancel()
+        raise NotLeader(f"lease {self._lease} is lost: {reason}")
 
     async def release(self) -> None:
         """Let a standby take over; for after the last write and the end of `run`.
@@ -178,28 +175,28 @@ class Leader:
         if not self._has_written:
             return
         try:
-            async with asyncio.timeout(self._election.durations.renew_deadline / 2):
+            with anyio.fail_after(self._election.durations.renew_deadline / 2):
                 await self._hand_over()
         except TROUBLE as error:
             log.warning("lease not released", lease=self._lease, error=_words(error))
 
-    async def _elect(self) -> None:
+    async def _elect(self) -> str:
+        """Do what the election decides until the lease is lost; returns why it is."""
         while True:
             now = self._clock()
             self._report()
             match self._election.decide(now):
                 case Wait(seconds):
-                    self._changed.clear()
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(seconds):
-                            await self._changed.wait()
+                    self._changed = anyio.Event()
+                    with anyio.move_on_after(seconds):
+                        await self._changed.wait()
                 case Read():
                     await self._attempt("get", self._read(), now)
                 case Write(version):
                     verb = "patch" if version else "create"
                     await self._attempt(verb, self._write(version, now), now)
                 case Lost(reason):
-                    raise NotLeader(f"lease {self._lease} is lost: {reason}")
+                    return reason
                 case decision:
                     assert_never(decision)
 
@@ -211,7 +208,7 @@ class Leader:
         if until > sent:
             patience = min(patience, until - sent)
         try:
-            async with asyncio.timeout(patience):
+            with anyio.fail_after(patience):
                 await request
         except TROUBLE as error:
             problem = f"cannot {verb} lease {self._lease}: {_words(error)}"
@@ -229,7 +226,7 @@ class Leader:
                 raise
             self._election.absent(self._clock(), self._jitter())
             return
-        self._election.read(_LEASE.decode(response.body), self._clock(), self._jitter())
+        self._election.read(response.read(_LEASE.decode), self._clock(), self._jitter())
 
     async def _write(self, version: str, sent: float) -> None:
         self._has_written = True
@@ -268,7 +265,7 @@ class Leader:
             method, path, content = "POST", LEASES.path(self._namespace), "application/json"
         encoded = msgspec.json.encode(body)
         response = await self._api.request(method, path, body=encoded, content_type=content)
-        return _LEASE.decode(response.body)
+        return response.read(_LEASE.decode)
 
     async def _follow(self) -> None:
         """Watch the lease; when that ends or fails, again at the pace of a standby's polling."""
@@ -284,7 +281,7 @@ class Leader:
                         "cannot watch the lease, polling it", lease=self._lease, error=problem
                     )
             pace = self._election.pace(self._jitter())
-            await asyncio.sleep(max(0.0, started + pace - self._clock()))
+            await anyio.sleep(max(0.0, started + pace - self._clock()))
 
     async def _watch(self) -> None:
         # Without a resourceVersion a watch begins with the present state, as an ADDED frame.

@@ -9,7 +9,7 @@ import asyncio
 import sys
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -93,7 +93,8 @@ class Player:
                     tell(decision)
         finally:
             groups.cancel()
-            await asyncio.wait([groups])
+            with suppress(asyncio.CancelledError):
+                await groups  # a bug in it is raised
 
     def _until(self, time: float) -> Iterable[Decision]:
         """Let time pass, and look where a Plan asked for it."""

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
 from torchrun_api.core import Job, Node, Pod
@@ -14,15 +15,17 @@ from torchrun_controller.admission_watch import ADMISSION, COALESCE, AdmissionWa
 from torchrun_controller.clock import Clock
 from torchrun_controller.metrics import Metrics
 from torchrun_controller.reader import Answers, Reader
+from torchrun_controller.reconcile.gang_requests import GangRequests, encode_charge
 from torchrun_controller.workqueue import WorkQueue
 
+GPU = "nvidia.com/gpu"
 NEVER_SENT: Any = None  # no informer runs here
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 THEN = "2026-01-02T03:04:00Z"
 
 
 class World:
-    def __init__(self, *, by_nodes: bool = True) -> None:
+    def __init__(self, *, by_nodes: bool = True, **options: Any) -> None:
         self.time = 0.0
         metrics = Metrics(CollectorRegistry())
         keys: WorkQueue[tuple[str, str]] = WorkQueue(lambda: 0.0)
@@ -30,7 +33,7 @@ class World:
         still = Clock(monotonic=lambda: 0.0)
         answers = Answers(metrics.observe_request)
         self.reader = Reader(NEVER_SENT, answers, keys, metrics, clock=still)
-        self.watch = AdmissionWatch(self.reader, self.work, by_nodes=by_nodes)
+        self.watch = AdmissionWatch(self.reader, self.work, by_nodes=by_nodes, **options)
         self.reader.nodes.informer.synced.set()
         self.version = 0
 
@@ -203,20 +206,80 @@ def test_the_state_follows_what_is_cached(world: World) -> None:
     assert world.seen().state.requests == ()
 
 
+CHARGE = encode_charge(
+    "uid-run", GangRequests(nodes=2, pod={"pods": 1, GPU: 8}, gpus=8), queue="lab"
+)
+
+
+def charged(child: Any, charge: str = CHARGE, **meta: object) -> Any:
+    """With what the gang says that it is charged with."""
+    annotations = replace(child.metadata.annotations, charge=charge)
+    return replace(child, metadata=replace(child.metadata, annotations=annotations, **meta))
+
+
 def test_pods_of_a_job_that_is_gone_are_charged_until_they_are_too(world: World) -> None:
     world.change(a_queue(quota={"nodes": 4}))
     world.change(a_job(**HELD))
-    world.change(a_gang())
-    world.change(a_pod(0))
-    world.change(a_job(**HELD), gone=True)
-    world.change(a_gang(), gone=True)
+    world.change(charged(a_gang()))
+    world.change(charged(a_pod(0)))
     (request,) = world.seen().state.requests
-    assert (request.name, request.admitted) == ("run", 2)
-    world.change(a_job(version=9))  # another one of the same name waits
-    assert len(world.seen().state.requests) == 2
-    world.change(a_pod(0), gone=True)
+    assert (request.uid, request.gone) == ("uid-run", False)
+    world.change(a_job(**HELD), gone=True)
+    world.change(charged(a_gang()), gone=True)
+    (request,) = world.seen().state.requests
+    assert (request.name, request.admitted, request.gpus, request.gone) == ("run", 2, 8, True)
+    other = a_job(version=9)  # of the same name, and it waits
+    world.change(replace(other, metadata=replace(other.metadata, uid="uid-other")))
+    assert [r.admitted for r in world.seen().state.requests] == [2, 0]
+    world.change(charged(a_pod(0)), gone=True)
     (request,) = world.seen().state.requests
     assert request.admitted == 0
+
+
+@pytest.mark.parametrize("left", ["the child Job", "a pod"])
+def test_a_controller_that_starts_later_charges_what_a_job_that_is_gone_has_left(
+    world: World, left: str
+) -> None:
+    """It never saw the job: nothing of it is in the memory of the process."""
+    world.change(a_queue(quota={"nodes": 4}))
+    world.change(charged(a_gang() if left == "the child Job" else a_pod(1, node="n")))
+    (request,) = world.seen().state.requests
+    assert (request.queue, request.admitted, request.uid) == ("lab", 2, "uid-run")
+    assert request.pod == {"pods": 1, GPU: 8}
+    assert request.placed == ({} if left == "the child Job" else {"n": 1})
+
+
+def test_what_runs_of_a_job_that_is_gone_is_no_part_of_the_next_of_its_name(world: World) -> None:
+    world.change(a_queue(quota={"nodes": 4}))
+    other = a_job(version=9, **HELD)
+    world.change(replace(other, metadata=replace(other.metadata, uid="uid-other")))
+    world.change(charged(a_pod(0, node="n")))
+    state = world.seen().state
+    assert {r.uid: r.placed for r in state.requests} == {"uid-run": {"n": 1}, "uid-other": {}}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "{",
+        "[]",
+        "{}",
+        '{"job": "x"}',
+        '{"job": "x", "admission": {"nodes": 1, "queue": "lab", "gpus": -8}}',
+        '{"job": "x", "admission": {"nodes": 1, "queue": "lab", "requests": {"cpu": "-1"}}}',
+        '{"job": "x", "admission": {"queue": "lab", "head": {"gpus": -1}}}',
+    ],
+)
+def test_a_charge_that_makes_no_sense_is_none(world: World, said: str) -> None:
+    world.change(a_queue(quota={"nodes": 4}))
+    world.change(charged(a_pod(0), said))
+    assert world.seen().state.requests == ()
+
+
+def test_a_gang_of_which_nothing_runs_is_not_charged(world: World) -> None:
+    world.change(a_queue(quota={"nodes": 4}))
+    world.change(charged(a_pod(0, phase="Succeeded")))
+    assert world.seen().state.requests == ()
 
 
 def test_pods_on_lost_nodes_hold_nothing_up(world: World) -> None:
@@ -239,6 +302,32 @@ def test_nodes_are_waited_for_unless_they_may_not_be_read(world: World) -> None:
     assert world.seen().state.nodes is None
 
 
+@pytest.mark.parametrize("code", [0, 401, 410, 429, 500, 503])
+@pytest.mark.parametrize("known", [False, True])
+def test_nodes_are_waited_for_while_the_server_fails(world: World, code: int, known: bool) -> None:
+    """A server that is busy or away for a moment must not have admission ignore the nodes."""
+    if known:
+        world.reader.nodes.informer.last_seen -= 1000
+    else:
+        world.reader.nodes.informer.synced.clear()
+    world.reader.answers.observe("list", "nodes", code, 0.1)
+    assert world.watch.observe(NOW) is None
+    assert "admission by nodes waits" in world.reader.nodes.shortcoming()
+
+
+def test_quota_alone_does_not_wait_for_nodes() -> None:
+    world = World(by_nodes=False)
+    world.reader.nodes.informer.synced.clear()
+    assert world.seen().state.nodes is None
+
+
+def test_what_others_take_of_each_node_is_no_room() -> None:
+    world = World(node_overhead={"cpu": 1500, "memory": 4 << 30})
+    world.change(a_node(cpu="4", memory="1Gi", pods="110"))
+    (machine,) = world.seen().state.nodes or ()
+    assert machine.allocatable == {"cpu": 2500, "memory": 0, "pods": 110}
+
+
 def test_nodes_may_be_of_no_account() -> None:
     world = World(by_nodes=False)
     world.change(a_node(cpu="4"))
@@ -252,6 +341,44 @@ def test_what_is_written_is_written_to_the_newest_state(world: World) -> None:
     world.change(a_job(version=2, workersStatus="1/2 ready"))
     (entry,) = world.seen().entries
     assert entry.job.metadata.resource_version == "2"
+
+
+@pytest.mark.parametrize("taking_part", [False, True])
+def test_nothing_is_kept_of_jobs_that_are_gone(world: World, taking_part: bool) -> None:
+    if taking_part:
+        world.change(a_queue(quota={"nodes": 4}))
+    for number in range(50):
+        job = a_job(f"run-{number}", 1, **(HELD if number % 2 else {}))
+        world.change(charged(a_gang(f"run-{number}")))
+        world.change(job)
+        world.change(charged(a_pod(job=f"run-{number}")))
+        if number % 3 == 0:
+            world.seen()
+        world.change(job, gone=True)
+        world.change(a_gang(f"run-{number}"), gone=True)
+        world.change(a_pod(job=f"run-{number}"), gone=True)
+    kept = {
+        name: value for name, value in vars(world.watch).items() if isinstance(value, dict | set)
+    }
+    assert {n for n, value in kept.items() if value} <= {"_taking_part"}
+
+
+def test_a_pod_whose_label_changes_concerns_both_jobs(world: World) -> None:
+    world.change(a_queue(quota={"nodes": 4}))
+    for name in ("run", "other"):
+        world.change(a_job(name, **HELD))
+        world.change(a_gang(name))
+    world.change(a_pod(job="run"))
+    placed = {r.name: dict(r.placed) for r in world.seen().state.requests}
+    assert placed == {"run": {"n": 1}, "other": {}}
+    pod = a_pod(job="run")
+    labels = msgspec.structs.replace(pod.metadata.labels, torchrun_job="other")
+    owners = a_pod(job="other").metadata.owner_references
+    moved = msgspec.structs.replace(pod.metadata, labels=labels, owner_references=owners)
+    world.change(msgspec.structs.replace(pod, metadata=moved))
+    assert world.awake()
+    placed = {r.name: dict(r.placed) for r in world.seen().state.requests}
+    assert placed == {"run": {}, "other": {"n": 1}}
 
 
 def test_versions_of_what_is_cached(world: World) -> None:

@@ -47,7 +47,7 @@ def test_a_wrong_setting_is_one_line(arguments: tuple[str, ...], said: str) -> N
 def test_a_bug_is_one_line_with_its_traceback() -> None:
     program = (
         "from torchrun_controller import app, settings;"
-        "app.run = lambda settings: 1 / 0;"
+        "app.run = lambda settings, signals: 1 / 0;"
         "raise SystemExit(app.main(settings.parse(['--runtime-image', 'i'], {})))"
     )
     answer = subprocess.run(

@@ -95,7 +95,10 @@ def test_a_node_that_has_just_come_has_no_conditions(world):
 def test_nodes_are_seen_once_listed_and_not_when_their_watch_is_silent(world):
     watch = world.reader.nodes
     assert watch.view is None
-    assert watch.shortcoming() == "lost nodes are not noticed: no answer yet"
+    waits = "lost nodes are not noticed, and admission by nodes waits"
+    assert watch.shortcoming() == f"{waits}: no answer yet"
+    world.answers.observe("list", "nodes", 500, 0.1)
+    assert watch.shortcoming() == f"{waits}: cannot list nodes: HTTP 500 (HTTP 500)"
     world.answers.observe("watch", "nodes", 403, 0.1)
     assert "grant the controller's role the verb watch on nodes" in watch.shortcoming()
     synced(world)

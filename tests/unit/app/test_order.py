@@ -7,10 +7,14 @@ import anyio
 import pytest
 import structlog
 
+from torchrun_api.job import TorchrunJob
+from torchrun_api.meta import ObjectMeta
 from torchrun_controller import assembly
 from torchrun_controller.assembly import Controller, Parts
 from torchrun_controller.leader import NotLeader
+from torchrun_controller.store import Store
 from torchrun_controller.transport import Disconnected
+from torchrun_controller.workqueue import AsyncWorkQueue
 
 
 class Memory:
@@ -51,6 +55,8 @@ class Process:
         self.written.set()
         self.ends, self.working = anyio.Event(), anyio.Event()
         self.memory = Memory(self.log)
+        self.jobs: Store[TorchrunJob] = Store()
+        self.queues: dict[str, AsyncWorkQueue[tuple[str, str]]] = {}
 
     async def run(self) -> None:
         looked = anyio.Event()
@@ -58,6 +64,7 @@ class Process:
         reader = SimpleNamespace(
             informers=[],
             memories=[self.memory],
+            caches=lambda namespace: SimpleNamespace(jobs=self.jobs),
             nodes=SimpleNamespace(follow=anyio.sleep_forever),
             discovery=SimpleNamespace(run=anyio.sleep_forever, looked=looked),
             groups=SimpleNamespace(run=anyio.sleep_forever),
@@ -72,7 +79,7 @@ class Process:
         leader = SimpleNamespace(elected=self.elected, run=self._lead, release=self._release)
         events = SimpleNamespace(run=self._report, shut_down=lambda seconds: self.ends.set())
         worker = SimpleNamespace(name="job", concurrency=1, run=self._work, shut_down=self._shut)
-        parts = Parts(*cast("Any", (reader, watch, leader, events, {}, [worker])))
+        parts = Parts(*cast("Any", (reader, watch, leader, events, self.queues, [worker])))
         await Controller(parts, self.told.wait).run()
 
     def _shut(self) -> None:
@@ -176,3 +183,23 @@ async def test_the_only_replica_has_nobody_to_catch_up_with(process: Process) ->
     process.told.set()
     await process.run()
     assert "looked" not in process.log
+
+
+async def test_a_standby_forgets_keys_of_what_is_gone(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(assembly, "FORGET_SECONDS", 0.01)
+    jobs: Store[TorchrunJob] = Store()
+    jobs.upsert(TorchrunJob(metadata=ObjectMeta(name="here", namespace="team")), 1)
+    process.jobs = jobs
+    queue: AsyncWorkQueue[tuple[str, str]] = AsyncWorkQueue(lambda: 0.0)
+    process.queues["job"] = queue
+    for name in ("gone", "here"):
+        queue.add(("team", name))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(process.run)
+        with anyio.fail_after(5):
+            while len(queue) > 1:  # noqa: ASYNC110 the queue has no such event
+                await anyio.sleep(0.005)
+        process.told.set()
+    assert queue.get() == ("team", "here")

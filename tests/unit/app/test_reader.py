@@ -8,7 +8,7 @@ from msgspec import structs
 from prometheus_client import CollectorRegistry
 
 from torchrun_api import names
-from torchrun_api.core import CoreEvent, Job, Pod
+from torchrun_api.core import CoreEvent, Job, Pod, PodStatus
 from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import EVENTS
 from torchrun_api.queue import TorchrunQueue
@@ -118,12 +118,13 @@ def test_readiness_names_what_is_missing_and_why(world: World) -> None:
     assert world.reader.is_synced
 
 
-def test_a_kind_that_never_came_is_no_reason_to_be_killed(world: World) -> None:
+def test_a_watch_that_hangs_has_the_process_restarted(world: World) -> None:
+    assert world.reader.liveness()() == ""
     for informer in world.reader.informers:
         informer.last_seen -= 10_000
-    assert world.reader.liveness()() == "", "a restart would not install it"
+    assert world.reader.liveness()() == "", "it is the server that is silent"
     for informer in world.reader.informers:
-        informer.synced.set()
+        informer._last_turn -= 10_000
     assert "pods" in world.reader.liveness()()
 
 
@@ -160,7 +161,7 @@ def test_nobody_waits_for_warnings(world: World) -> None:
     for informer in world.reader.informers:
         if informer.kind is EVENTS:
             informer.synced.set()
-            informer.last_seen -= 10_000
+            informer.last_seen = informer._last_turn = -10_000
     assert world.reader.liveness()() == ""
 
 
@@ -217,8 +218,32 @@ def test_workers_are_of_the_present_attempt_of_a_job_of_ours(world: World) -> No
     assert world.reader.worker("team", "train-r2-0", "uid-2-pod") is not None
 
 
+def test_a_child_whose_label_changes_concerns_both_jobs(world: World) -> None:
+    def a_pod(job: str) -> Pod:
+        meta = {"name": "p", "namespace": "team", "labels": {"torchrun-job-name": job}}
+        return msgspec.convert({"metadata": meta}, Pod)
+
+    world.reader._child_changed(Change(a_pod("train"), a_pod("other")), False)
+    assert sorted(world.keys()) == [("team", "other"), ("team", "train")]
+    world.reader._child_changed(Change(a_pod("other"), a_pod("other")), False)
+    assert world.keys() == [("team", "other")]
+
+
 def test_namespaces_that_are_not_ours_have_no_workers() -> None:
     assert World("team").reader.worker("elsewhere", "a", "b") is None
+    assert World("team").reader.job_of("elsewhere", "a", "b") is None
+
+
+def test_what_a_token_claims_is_looked_up_among_living_workers(world: World) -> None:
+    _, pod = a_gang(1, "uid-1")
+    world.change(pod)
+    job_of = world.reader.job_of
+    assert job_of("team", "train-r1-0", "uid-1-pod") == ("team", "train")
+    assert job_of("team", "train-r1-0", "another") is None
+    assert job_of("team", "train-r1-0", "") is None
+    assert job_of("team", "train-r1-1", "uid-1-pod") is None
+    world.change(structs.replace(pod, status=PodStatus(phase="Failed")))
+    assert job_of("team", "train-r1-0", "uid-1-pod") is None
 
 
 def test_the_report_of_a_job_that_is_gone_is_forgotten(world: World) -> None:

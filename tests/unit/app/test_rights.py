@@ -5,7 +5,9 @@ import json
 from collections.abc import Callable
 
 import pytest
+import structlog
 
+from garbled import GARBLED
 from roles import granted
 from torchrun_controller.rights import LEASE, PROGRESS, RIGHTS, Right, Rights
 from torchrun_controller.transport import Disconnected, Response
@@ -18,10 +20,17 @@ class Reviewer:
         self.denied = set(denied)
         self.asked: list[tuple[str, str, str]] = []
         self.is_down = False
+        self.garbage = b""
+        self.bugs = 0
 
     async def request(self, method: str, path: str, *, body: bytes | None = None) -> Response:
         if self.is_down:
             raise Disconnected("no answer")
+        if self.bugs:
+            self.bugs -= 1
+            raise ZeroDivisionError
+        if self.garbage:
+            return Response(201, self.garbage)
         asked = json.loads(body or b"")["spec"]["resourceAttributes"]
         group = f".{asked['group']}" if asked["group"] else ""
         part = f"/{asked['subresource']}" if asked["subresource"] else ""
@@ -119,3 +128,26 @@ async def test_while_running_it_looks_again_at_what_is_missing_and_after_a_refus
         groups.add("scheduling.volcano.sh")
         await until(lambda: "podgroups.scheduling.volcano.sh" in rights.shortcoming())
     assert seen == [("patch", "services", 403, 0.1)]
+
+
+@pytest.mark.parametrize("body", GARBLED)
+async def test_garbage_changes_nothing(body: bytes) -> None:
+    reviewer, rights = Reviewer(("list", "pods")), Rights()
+    await rights.look(reviewer, ())
+    reviewer.garbage = body
+    await rights.look(reviewer, ())
+    assert rights.missing() == "grant the controller's role list pods"
+
+
+async def test_a_bug_is_said_and_the_looks_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchrun_controller.rights.SECONDS", 0.001)
+    monkeypatch.setattr("torchrun_controller.rights.START_SECONDS", 0)
+    reviewer, rights = Reviewer(("list", "pods")), Rights()
+    reviewer.bugs = 2
+    with structlog.testing.capture_logs() as lines:
+        async with rights.running(reviewer, frozenset), asyncio.timeout(10):
+            while not rights.missing():  # noqa: ASYNC110 the world has no such event
+                await asyncio.sleep(0.001)
+    bugs = [line for line in lines if line["event"].startswith("a bug in the check of rights")]
+    assert len(bugs) == 2
+    assert all(line["exc_info"] for line in bugs)

@@ -5,13 +5,16 @@ from collections.abc import Mapping
 
 import pytest
 
+from garbled import GARBLED
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import JOBS, SERVICES
 from torchrun_api.meta import ObjectMeta
 from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.apply import (
+    ABSENT,
     APPLY_PATCH,
+    FIELD_MANAGER,
     Applier,
     NameConflictError,
     RejectedError,
@@ -44,7 +47,7 @@ class Request:
 class Wire:
     """Answers what it was told to, in order, and keeps the requests."""
 
-    def __init__(self, *answers: JsonObject | Exception) -> None:
+    def __init__(self, *answers: JsonObject | bytes | Exception) -> None:
         self.answers = list(answers)
         self.requests: list[Request] = []
         self.content_types: list[str] = []
@@ -63,7 +66,7 @@ class Wire:
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
-        return Response(200, json.dumps(answer).encode())
+        return Response(200, answer if isinstance(answer, bytes) else json.dumps(answer).encode())
 
 
 class Open:
@@ -101,6 +104,28 @@ def intent(uid: str = "") -> Apply:
         "spec": {"clusterIP": "None"},
     }
     return Apply(SERVICES, body, uid)
+
+
+async def test_a_judgement_makes_nothing() -> None:
+    wire = Wire(answer())
+    await Applier(wire, Open()).judge(intent())
+    (request,) = wire.requests
+    assert request.method == "PATCH"
+    assert request.query == {"fieldManager": FIELD_MANAGER, "dryRun": "All"}
+    assert request.body["metadata"]["resourceVersion"] == ABSENT
+
+
+async def test_a_write_is_no_judgement() -> None:
+    wire = Wire(answer())
+    await Applier(wire, Open()).apply(intent())
+    assert "dryRun" not in wire.requests[0].query
+
+
+async def test_a_taken_name_whose_holder_cannot_be_seen_is_tried_again() -> None:
+    wire = Wire(refusal(409), refusal(503))
+    with pytest.raises(UnavailableError):
+        await Applier(wire, Open()).apply(intent())
+    assert [request.method for request in wire.requests] == ["PATCH", "GET"]
 
 
 async def test_creation_asks_for_absence_and_does_not_force() -> None:
@@ -161,7 +186,32 @@ async def test_delete_carries_its_preconditions() -> None:
     }
 
 
-@pytest.mark.parametrize("error", [refusal(404), refusal(409), OTHER_UID])
+@pytest.mark.parametrize("present", [answer(uid="another"), refusal(404)])
+async def test_a_conflict_means_gone_if_the_object_is_gone_or_replaced(
+    present: JsonObject | ApiError,
+) -> None:
+    wire = Wire(refusal(409), present)
+    delete = Delete(kind=JOBS, namespace="n", name="x", uid="u", resource_version="5")
+    assert await Applier(wire, Open()).delete(delete) is None
+    assert [request.method for request in wire.requests] == ["DELETE", "GET"]
+
+
+@pytest.mark.parametrize("version", ["", "5"])
+async def test_a_conflict_over_the_same_object_asks_for_another_look(version: str) -> None:
+    """The object has changed since it was observed: a Job may have completed, for example."""
+    wire = Wire(refusal(409), answer(uid="u"))
+    delete = Delete(kind=JOBS, namespace="n", name="x", uid="u", resource_version=version)
+    with pytest.raises(SupersededError, match="Job 'x' has changed"):
+        await Applier(wire, Open()).delete(delete)
+
+
+async def test_a_conflict_that_cannot_be_looked_into_is_retried() -> None:
+    wire = Wire(refusal(409), Disconnected("reset"))
+    with pytest.raises(UnavailableError, match="reset"):
+        await Applier(wire, Open()).delete(Delete(kind=JOBS, namespace="n", name="x", uid="u"))
+
+
+@pytest.mark.parametrize("error", [refusal(404), OTHER_UID])
 async def test_what_is_gone_needs_no_delete(error: ApiError) -> None:
     applier = Applier(Wire(error), Open())
     assert await applier.delete(Delete(kind=JOBS, namespace="n", name="x", uid="u")) is None
@@ -301,3 +351,16 @@ async def test_a_retained_claim_is_known_by_its_label() -> None:
     other = {"torchrun.ai/retained-from": "other"}
     with pytest.raises(NameConflictError):
         await Applier(Wire(refusal(409), answer(labels=other)), Open()).apply(wish)
+
+
+@pytest.mark.parametrize("body", GARBLED)
+async def test_a_write_whose_answer_is_garbage_is_tried_again(body: bytes) -> None:
+    for uid in ("", "u"):
+        with pytest.raises(UnavailableError, match="not the answer that was asked for"):
+            await Applier(Wire(body), Open()).apply(intent(uid))
+    with pytest.raises(UnavailableError):
+        await Applier(Wire(refusal(409), body), Open()).apply(intent())
+    with pytest.raises(UnavailableError):
+        await Applier(Wire(body), Open()).apply_status(JOB, TorchrunJobStatus())
+    with pytest.raises(UnavailableError):
+        await Applier(Wire(body), Open()).find(JOBS, "team", "run")

@@ -1,15 +1,18 @@
 """What is taken from the API server's list of what it serves, and what becomes of bad answers."""
 
 from collections.abc import AsyncIterator
+from typing import cast
 
 import pytest
 from aiohttp import web
 
+from garbled import GARBLED
 from scripted_server import ScriptedServer, connection, json_response, serving
 from torchrun_api.json import JsonObject, JsonValue
 from torchrun_api.kinds import PODS, Kind
 from torchrun_controller.discovery import Discovery
 from torchrun_controller.reconcile.schedulers.installed import Installed
+from torchrun_controller.transport import Response, Transport
 
 VOLCANO = ("scheduling.volcano.sh/v1beta1", "podgroups")
 
@@ -52,6 +55,25 @@ class Api:
         if self.status == 200 and tag == etag:
             return web.Response(status=304)
         return json_response(self.body, self.status, {"ETag": etag})
+
+
+class Garbage:
+    """A transport whose every answer is garbage."""
+
+    def __init__(self, body: bytes) -> None:
+        self.body = body
+
+    async def request(self, method: str, path: str, **options: object) -> Response:
+        return Response(200, self.body)
+
+
+@pytest.mark.parametrize("body", GARBLED)
+async def test_garbage_is_said_and_asked_for_again(body: bytes) -> None:
+    discovery = Discovery(cast("Transport", Garbage(body)))
+    await discovery.look()
+    assert discovery.installed is None
+    assert discovery.looked.is_set()
+    assert "is unknown: cannot get it from the API server" in discovery.shortcoming()
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from torchrun_controller import events
 from torchrun_controller.events import EventRecorder
 from torchrun_controller.reconcile.plan import Event
 from torchrun_controller.transport import ApiError, Disconnected, Response
+from virtual_time import in_virtual_time
 
 START = datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
 
@@ -24,6 +25,8 @@ class Server:
         self.objects: dict[str, dict[str, object]] = {}
         self.methods: list[str] = []
         self.failure: Exception | None = None
+        self.failures: list[Exception] = []  # of the next requests
+        self.lost = 0  # answers of the next requests, which do happen
         self.takes = lambda: None
 
     async def request(
@@ -39,11 +42,18 @@ class Server:
         self.takes()
         if self.failure is not None:
             raise self.failure
+        if self.failures:
+            raise self.failures.pop(0)
         sent = json.loads(body or b"{}")
         name = path.rpartition("/")[2] if method == "PATCH" else sent["metadata"]["name"]
         if method == "PATCH" and name not in self.objects:
             raise ApiError(404, "NotFound", "gone", None, ())
+        if method == "POST" and name in self.objects:
+            raise ApiError(409, "AlreadyExists", "exists", None, ())
         self.objects.setdefault(name, {}).update(sent)
+        if self.lost:
+            self.lost -= 1
+            raise Disconnected("the answer was lost")
         return Response(201, b"{}")
 
 
@@ -241,3 +251,88 @@ async def test_run_writes_as_events_come(world: World) -> None:
                 while len(world.objects) <= number:
                     await anyio.lowlevel.checkpoint()
         tasks.cancel_scope.cancel()
+
+
+def busy(retry_after: float | None = None) -> ApiError:
+    return ApiError(503, "ServiceUnavailable", "later", retry_after)
+
+
+async def waited(world: World) -> float:
+    """Seconds until nothing waits any more."""
+    began = anyio.current_time()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(world.recorder.run)
+        while world.recorder._queue or anyio.current_time() < began + 0.1:  # noqa: ASYNC110
+            await anyio.sleep(0.1)
+        tasks.cancel_scope.cancel()
+    return anyio.current_time() - began
+
+
+@in_virtual_time
+async def test_an_event_whose_answer_was_lost_is_there_once_and_goes_on_to_count() -> None:
+    world = World()
+    world.server.lost = 1
+    for _ in range(3):
+        world.recorder.record(a_job(), Event("Warning", "Broken", "it broke"))
+        await waited(world)
+    (event,) = world.objects
+    assert event["series"]["count"] == 3  # type: ignore[index]
+    assert world.server.methods == ["POST", "POST", "PATCH", "PATCH"]
+    assert world.recorder.dropped == 0
+
+
+@in_virtual_time
+async def test_a_repetition_while_the_answer_is_awaited_counts_too() -> None:
+    world = World()
+    world.server.lost = 1
+    again = [True]
+
+    def repeat() -> None:
+        if again:
+            again.pop()
+            world.recorder.record(a_job(), Event("Warning", "Broken", "it broke"))
+
+    world.server.takes = repeat
+    world.recorder.record(a_job(), Event("Warning", "Broken", "it broke"))
+    await waited(world)
+    (event,) = world.objects
+    assert event["series"]["count"] == 2  # type: ignore[index]
+    assert world.recorder.dropped == 0
+
+
+@in_virtual_time
+@pytest.mark.parametrize("failure", [busy(), busy(5), ApiError(429, "", ""), Disconnected("reset")])
+async def test_a_server_that_is_away_for_a_moment_costs_no_event(failure: Exception) -> None:
+    world = World()
+    world.server.failures = [failure] * 3
+    for message in ("one", "two"):
+        world.recorder.record(a_job(), Event("Warning", "Broken", message))
+    seconds = await waited(world)
+    assert [event["note"] for event in world.objects] == ["one", "two"], "in their order"
+    asked = isinstance(failure, ApiError) and failure.retry_after
+    assert seconds == pytest.approx(15 if asked else 7, abs=0.3)
+    assert world.recorder.dropped == 0
+
+
+@in_virtual_time
+async def test_one_that_never_succeeds_gives_way_to_the_others() -> None:
+    world = World()
+    world.server.failures = [busy()] * events.TRIES
+    for message in ("poison", "other"):
+        world.recorder.record(a_job(), Event("Warning", "Broken", message))
+    assert await waited(world) < 120
+    assert [event["note"] for event in world.objects] == ["other"]
+    assert world.recorder.dropped == 1
+
+
+@in_virtual_time
+async def test_the_end_does_not_wait_for_a_server_that_is_away() -> None:
+    world = World()
+    world.server.failure = busy(600)
+    world.recorder.record(a_job(), Event("Warning", "Broken", "lost"))
+    with anyio.fail_after(2):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(world.recorder.run)
+            await anyio.sleep(1)
+            world.recorder.shut_down(1.0)
+    assert world.server.methods == ["POST", "POST"], "once more, then it is over"

@@ -1,17 +1,21 @@
 """The informer against a real HTTP server that misbehaves."""
 
 import asyncio
+from typing import NoReturn, cast
 
+import pytest
 import structlog
 from aiohttp import web
 
 from frames import bookmark, error, frame, page, pod
+from garbled import GARBLED
 from informing import PATIENCE, Play, added, breaks, gives, informing, refuses, running, sends
 from scripted_server import Token, connection, serving, streamed
 from torchrun_api.core import Pod
 from torchrun_api.kinds import PODS
 from torchrun_controller.informer import Informer
 from torchrun_controller.store import Change, Store
+from torchrun_controller.transport import Disconnected, Transport
 from torchrun_controller.watch import Timings
 
 
@@ -97,6 +101,19 @@ class TestFollowing:
             assert await informer.newest() == 0
         assert "resourceVersion" not in "".join(server.requests), "the server's own store is asked"
 
+    @pytest.mark.parametrize("body", GARBLED)
+    async def test_garbage_tells_no_newest_version(self, body: bytes) -> None:
+        async def listed(request: web.Request) -> web.Response:
+            return web.Response(body=body)
+
+        async with (
+            serving(listed) as server,
+            connection(server.url).session("watch") as transport,
+        ):
+            informer = Informer(PODS, transport, Store(), lambda change, initial: None)
+            with pytest.raises(Disconnected, match="not the answer that was asked for"):
+                await informer.newest()
+
     async def test_last_seen_is_when_the_server_last_spoke(self) -> None:
         first = sends(added("a", 5), bookmark(9, end=True), error(500, "InternalError"))
         async with informing(first, refuses(500, "InternalError")) as harness:
@@ -106,6 +123,67 @@ class TestFollowing:
                 await harness.clock.sleeps.get()
             assert harness.informer.last_seen == 1000.0
             assert harness.clock.now > 1000.0
+
+
+class TestLiveness:
+    """An outage is no reason to restart a process, however long it is; one that hangs is."""
+
+    async def silent_for(self, seconds: float, transport: object) -> tuple[float, float]:
+        """Silence of the server and idleness of the informer, both at the longest."""
+        now = 0.0
+
+        async def sleep(wait: float) -> None:
+            nonlocal now
+            idle.append(informer.idle())
+            now += wait
+            await asyncio.sleep(0)
+
+        idle: list[float] = []
+        informer = Informer(
+            PODS,
+            cast("Transport", transport),
+            Store(),
+            lambda change, initial: None,
+            clock=lambda: now,
+            sleep=sleep,
+        )
+        task = asyncio.create_task(informer.run())
+        while now < seconds:  # noqa: ASYNC110 its clock is not the loop's
+            await asyncio.sleep(0)
+        task.cancel()
+        return informer.silence(), max(idle)
+
+    async def test_an_outage_is_tried_again_and_again(self) -> None:
+        class Away:
+            async def request(self, *_: object, **__: object) -> NoReturn:
+                raise Disconnected("refused")
+
+            stream = request
+
+        silence, idle = await self.silent_for(3600, Away())
+        assert silence > 3600
+        assert idle < 100
+
+    async def test_one_that_hangs_is_idle(self) -> None:
+        now = 0.0
+
+        class Hangs:
+            async def request(self, *_: object, **__: object) -> NoReturn:
+                await asyncio.Event().wait()
+                raise AssertionError
+
+        informer = Informer(
+            PODS,
+            cast("Transport", Hangs()),
+            Store(),
+            lambda change, initial: None,
+            clock=lambda: now,
+        )
+        task = asyncio.create_task(informer.run())
+        await asyncio.sleep(0)
+        now = 700.0
+        assert informer.idle() == 700
+        task.cancel()
 
 
 class TestMisbehavingServer:

@@ -5,10 +5,11 @@ import random
 from collections.abc import Callable
 from contextlib import suppress
 
+import anyio
 import pytest
 
 from torchrun_controller.leader import Durations, Leader, NotLeader
-from torchrun_controller.transport import Disconnected
+from torchrun_controller.transport import Disconnected, Response
 from unit.leader.electing import disconnect, leading, make, now, refuse, running, until
 from unit.leader.lease_server import Client, LeaseServer
 from virtual_time import in_virtual_time
@@ -211,8 +212,43 @@ async def test_a_bug_ends_run_and_is_not_hidden() -> None:
 
     client = Client(LeaseServer(), "a")
     client.fault = bug
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ExceptionGroup) as bugs:
         await make(client).run()
+    assert [type(bug) for bug in bugs.value.exceptions] == [ZeroDivisionError]
+
+
+class Tidy(Client):
+    """A transport whose requests take a moment to clean up after themselves."""
+
+    open = 0
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: bytes | None = None,
+        content_type: str = "application/json",
+    ) -> Response:
+        self.open += 1
+        try:
+            return await super().request(method, path, body=body, content_type=content_type)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.sleep(0.05)
+            self.open -= 1
+
+
+@in_virtual_time
+async def test_run_ends_after_what_its_requests_clean_up() -> None:
+    client = Tidy(LeaseServer(), "a")
+    client.delay = 1.0
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(make(client).run)
+        await until(0.1)
+        assert client.open == 1
+        tasks.cancel_scope.cancel()
+    assert client.open == 0
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -214,12 +214,12 @@ async def test_a_taken_port_is_named_and_nothing_stays_open() -> None:
         assert (await fetch(second, "/healthz"))[0] == 200
 
 
-def test_a_watch_is_stale_beyond_the_bound() -> None:
+def test_a_watch_hangs_beyond_the_bound() -> None:
     ages = {"pods": 5.0, "jobs.batch": 20.0}
     check = watches_alive({name: partial(ages.__getitem__, name) for name in ages}, bound=20)
     assert check() == ""
     ages["jobs.batch"] = 20.6
-    assert check() == "nothing heard of jobs.batch for 21 s"
+    assert check() == "the watch hangs of jobs.batch for 21 s"
 
 
 def test_caches_that_are_not_synced_are_named_with_what_keeps_them() -> None:

@@ -1,5 +1,7 @@
 """The cache: map and indexes in step, replacement as a whole, the newest version."""
 
+import tracemalloc
+
 import msgspec
 import pytest
 from hypothesis import settings
@@ -22,6 +24,11 @@ def attempts(obj: Pod) -> list[str]:
     return [obj.metadata.labels.attempt]
 
 
+def version_of(obj: Pod) -> tuple[str, int] | None:
+    attempt = obj.metadata.labels.attempt
+    return None if attempt == "2" else (attempt, int(obj.metadata.resource_version))
+
+
 @pytest.fixture
 def store() -> Store[Pod]:
     return Store({"attempt": attempts})
@@ -31,6 +38,20 @@ def test_starts_empty(store: Store[Pod]) -> None:
     assert (len(store), list(store), store.resource_version) == (0, [], 0)
     assert store.get("team-a", "a") is None
     assert store.by_index("attempt", "0") == ()
+
+
+def test_values_that_nothing_has_any_more_take_no_room(store: Store[Pod]) -> None:
+    """A cache lives for months, and each job is a value of an index."""
+    for number in range(200):
+        store.upsert(make("a", number, str(number)), number)
+    tracemalloc.start()
+    for number in range(200, 2200):
+        store.upsert(make("a", number, str(number)), number)
+        if number % 2:
+            store.delete("team-a", "a", number)
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 100_000, "bytes"
 
 
 def test_an_unknown_index_is_a_mistake(store: Store[Pod]) -> None:
@@ -77,6 +98,19 @@ def test_an_index_may_find_by_several_values_or_none() -> None:
     store.upsert(one, 1)
     store.delete("team-a", "a", 2)
     assert store.by_index("all", "x") == ()
+
+
+def test_sums_are_by_group_and_a_copy() -> None:
+    store: Store[Pod] = Store(tallies={"versions": version_of})
+    for name, version, attempt in (("a", 3, "0"), ("b", 4, "0"), ("c", 5, "1"), ("d", 6, "2")):
+        store.upsert(make(name, version, attempt), version)
+    sums = store.sums("versions")
+    assert sums == {"0": 7, "1": 5}
+    sums.clear()
+    store.delete("team-a", "c", 9)
+    assert store.sums("versions") == {"0": 7}, "what is 0 is left out"
+    with pytest.raises(KeyError, match="another"):
+        store.sums("another")
 
 
 class TestReplace:
@@ -131,7 +165,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.store: Store[Pod] = Store({"attempt": attempts})
+        self.store: Store[Pod] = Store({"attempt": attempts}, {"versions": version_of})
         self.model: dict[str, Pod] = {}
         self.told: dict[str, Pod] = {}
         self.version = 0
@@ -167,6 +201,14 @@ class StoreMachine(RuleBasedStateMachine):
         keys = {("team-a", name) for name in unreadable}
         for change in self.store.replace(listed, self.version, keys):
             self.tell(change)
+
+    @invariant()
+    def sums_in_step(self) -> None:
+        wanted: dict[str, int] = {}
+        for obj in self.model.values():
+            if share := version_of(obj):
+                wanted[share[0]] = wanted.get(share[0], 0) + share[1]
+        assert self.store.sums("versions") == wanted
 
     @invariant()
     def in_step(self) -> None:

@@ -218,6 +218,57 @@ def test_ten_thousand_failures_do_not_overflow(clock: Clock) -> None:
     assert queue.failures("a") == 10_000
 
 
+def test_a_wait_that_the_server_asks_for_is_a_failure_like_others(
+    queue: WorkQueue[str], clock: Clock
+) -> None:
+    waits = []
+    for _ in range(10):
+        queue.add_rate_limited("a", at_least=1.0)
+        wait = queue.next_ready()
+        assert wait is not None
+        waits.append(wait)
+        clock.now += wait
+        assert drain(queue) == ["a"]
+    assert waits == pytest.approx([1] * 8 + [0.005 * 2**8, 0.005 * 2**9])
+    assert queue.failures("a") == 10
+
+
+def test_waits_that_the_server_asks_for_leave_the_bucket_to_others(
+    queue: WorkQueue[str], clock: Clock
+) -> None:
+    for number in range(200):
+        queue.add_rate_limited(f"key-{number}", at_least=1.0)
+    queue.add_rate_limited("another")
+    assert queue.next_ready() == pytest.approx(0.005)
+
+
+def test_retain_drops_what_waits_and_deadlines_of_what_is_gone(
+    queue: WorkQueue[str], clock: Clock
+) -> None:
+    queue.add("gone")
+    queue.add("low and gone", INITIAL)
+    queue.add_after("late and gone", 1)
+    queue.add_after("late", 2)
+    queue.add("here")
+    queue.retain(lambda key: "gone" not in key)
+    assert (len(queue), queue.delayed) == (1, 1)
+    assert drain(queue) == ["here"]
+    assert queue.next_ready() == 2
+    clock.now += 3
+    assert drain(queue) == ["late"]
+    queue.add("gone")
+    assert drain(queue) == ["gone"], "it may come again"
+
+
+def test_retain_leaves_alone_what_is_being_processed(queue: WorkQueue[str]) -> None:
+    queue.add("gone")
+    assert queue.get() == "gone"
+    queue.add("gone")
+    queue.retain(lambda key: False)
+    queue.done("gone")
+    assert drain(queue) == ["gone"]
+
+
 def test_success_forgets_failures(queue: WorkQueue[str], clock: Clock) -> None:
     for _ in range(5):
         queue.add_rate_limited("a")

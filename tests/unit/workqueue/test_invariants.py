@@ -110,6 +110,12 @@ class QueueMachine(RuleBasedStateMachine):
         if key in self.marked:
             self.waiting.append((self.marked.pop(key), key))
 
+    @rule(kept=st.sets(KEYS))
+    def retain(self, kept: set[str]) -> None:
+        self.queue.retain(kept.__contains__)
+        self.waiting = [(priority, key) for priority, key in self.waiting if key in kept]
+        self.deadlines = {key: at for key, at in self.deadlines.items() if key in kept}
+
     @rule()
     def shut_down(self) -> None:
         self.queue.shut_down()

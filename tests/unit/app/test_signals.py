@@ -1,0 +1,142 @@
+"""What a signal does, in an ordinary process and as PID 1, where the kernel has no defaults."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+AS_PID_1 = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"]
+# Says what it comes to; a line of its input lets it go on.
+PROGRAM = """
+import asyncio, os, sys
+from torchrun_controller.signals import Signals
+
+def say(word):
+    print(word, os.getpid(), flush=True)
+
+async def main():
+    await asyncio.to_thread(sys.stdin.readline)
+    waits = asyncio.ensure_future(signals.wait())
+    await asyncio.sleep(0)
+    say("waits")
+    say((await waits).name)
+    await asyncio.to_thread(sys.stdin.readline)
+
+def loop():
+    if "uvloop" in sys.argv:
+        import uvloop
+        return uvloop.new_event_loop()
+    return asyncio.new_event_loop()
+
+signals = Signals().install()
+say("starts")
+with asyncio.Runner(loop_factory=loop) as runner:
+    runner.run(main())
+"""
+
+
+def may_unshare() -> bool:
+    try:
+        answer = subprocess.run([*AS_PID_1, "true"], capture_output=True, check=False, timeout=10)
+    except FileNotFoundError:
+        return False
+    return answer.returncode == 0
+
+
+class Process:
+    def __init__(self, process: "subprocess.Popen[str]", *, is_pid_1: bool) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self.stdin: IO[str] = process.stdin
+        self.stdout: IO[str] = process.stdout
+        self.is_pid_1 = is_pid_1
+        self.process = process
+        self.expect("starts")
+        self.pid = self._child() if is_pid_1 else process.pid
+
+    def _child(self) -> int:
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        return int(children.read_text())
+
+    def expect(self, word: str) -> None:
+        said, pid = self.stdout.readline().split()
+        assert said == word
+        assert (pid == "1") == self.is_pid_1
+
+    def go_on(self) -> None:
+        self.stdin.write("\n")
+        self.stdin.flush()
+
+    def send(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def ended_by(self, number: int) -> bool:
+        # unshare says so in its exit code, and cannot end itself by a signal as its child did.
+        return self.process.wait(10) in (-number, 128 + number)
+
+
+@contextmanager
+def started(mode: str, loop: str = "asyncio") -> Iterator[Process]:
+    before = AS_PID_1 if mode == "PID 1" else []
+    with subprocess.Popen(
+        [*before, sys.executable, "-c", PROGRAM, loop],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield Process(process, is_pid_1=bool(before))
+        finally:
+            process.kill()
+
+
+modes = pytest.mark.parametrize(
+    "mode",
+    [
+        "ordinary",
+        pytest.param(
+            "PID 1",
+            marks=pytest.mark.skipif(not may_unshare(), reason="needs a PID namespace of its own"),
+        ),
+    ],
+)
+
+
+@modes
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_first_is_told_and_the_second_ends(
+    mode: str, loop: str, number: signal.Signals
+) -> None:
+    with started(mode, loop) as process:
+        process.go_on()
+        process.expect("waits")
+        process.send(number)
+        process.expect(number.name)
+        process.send(number)
+        assert process.ended_by(number)
+
+
+@modes
+def test_the_end_takes_the_time_that_it_needs(mode: str) -> None:
+    with started(mode) as process:
+        process.go_on()
+        process.expect("waits")
+        process.send(signal.SIGTERM)
+        process.expect("SIGTERM")
+        process.go_on()
+        assert process.process.wait(10) == 0
+
+
+@modes
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_one_that_comes_before_there_is_anything_to_end_is_not_lost(mode: str, loop: str) -> None:
+    with started(mode, loop) as process:
+        process.send(signal.SIGTERM)
+        assert process.ended_by(signal.SIGTERM)
