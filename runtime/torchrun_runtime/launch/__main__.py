@@ -1,6 +1,34 @@
 """`python3 <this folder>` in a pod, `python3 -m torchrun_runtime.launch` elsewhere."""
 
 import sys
+
+if sys.version_info < (3, 8):  # noqa: UP036  # the image is the user's
+    # In words that every Python 3 can parse: the rest of the launcher is a SyntaxError to them.
+    import json
+    import os
+    import time
+
+    _EXIT_CODE = 78  # EX_CONFIG of sysexits.h
+    _MESSAGE = (
+        "python3 of this image is {}.{}, and the launcher needs Python 3.8 or newer;"
+        " use an image with a newer python3"
+    ).format(*sys.version_info[:2])
+    sys.stderr.write("torchrun-launch: error: " + _MESSAGE + "\n")
+    _BODY = {
+        "rank": None,
+        "exitCode": _EXIT_CODE,
+        "signal": None,
+        "reason": "PythonTooOld",
+        "message": _MESSAGE,
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+    try:
+        with open(os.environ.get("TORCHRUN_TERMINATION_LOG", "/dev/termination-log"), "r+") as _log:
+            json.dump(_BODY, _log)
+    except OSError:
+        pass  # nobody made the file: the exit code and the log say it
+    sys.exit(_EXIT_CODE)
+
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path

@@ -204,10 +204,17 @@ def _take(answer: http.client.HTTPResponse, path: str, file: _File) -> None:
             os.unlink(temporary)
 
 
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """The token is for the server of the job alone: a redirect is an error, not followed."""
+
+    def redirect_request(self, *_: object, **__: object) -> None:
+        return None
+
+
 def _request(server: Server, path: str, body: bytes | None = None) -> http.client.HTTPResponse:
     """An answer of the server. Raises _BrokenError, LaunchError where it refuses for good."""
     # A proxy of the user's environment is not for addresses of pods.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects)
     try:
         # Read for each request: the kubelet renews it.
         with open(server.token, encoding="utf-8") as file:

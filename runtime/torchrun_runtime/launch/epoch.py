@@ -267,9 +267,12 @@ def _write(state: str, name: str, gang: Gang) -> None:
     try:
         _fill(descriptor, content)
         os.replace(temporary, path)
-    except PermissionError:
+    except OSError as error:
+        with suppress(OSError):  # a full disk shall not fill up with what did not fit
+            os.unlink(temporary)
+        if not isinstance(error, PermissionError):
+            raise
         # The directory is sticky: what another user's gang made can be written, not replaced.
-        os.unlink(temporary)
         _fill(os.open(path, os.O_WRONLY | os.O_CLOEXEC), content)
 
 

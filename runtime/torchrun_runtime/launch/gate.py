@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .epoch import Worker
+from .errors import LaunchError
 from .output import say, wait_until
 from .podinfo import START, annotation
 
@@ -31,14 +32,26 @@ def pass_gate(start_file: str, attempt: str) -> list[Worker]:
             pause=_POLL,
             longest_pause=_POLL,
         )
-    return _unfenced(start_file)
+    return workers_in(annotation(start_file, FENCE))
 
 
 def _may_start(start_file: str, attempt: str) -> bool:
     return bool(attempt) and annotation(start_file, START) == attempt
 
 
-def _unfenced(start_file: str) -> list[Worker]:
-    """As the controller wrote it: a time, then attempt and index of each, as in 0-1 0-3."""
-    words = annotation(start_file, FENCE).split()[1:]
-    return [Worker(*map(int, word.split("-"))) for word in words]
+def workers_in(order: str) -> list[Worker]:
+    """The workers of an order to fence: a time, then attempts with indexes, as in 0:1 1:0-3,7.
+
+    Raises LaunchError where it cannot be read: nobody knows then whom it is for.
+    """
+    found = []
+    for word in order.split()[1:]:
+        attempt, _, ranges = word.partition(":")
+        try:
+            for each in ranges.split(","):
+                first, _, last = each.partition("-")
+                indexes = range(int(first), int(last or first) + 1)
+                found += [Worker(int(attempt), index) for index in indexes]
+        except ValueError as error:
+            raise LaunchError("Fenced", f"the order to fence {word[:80]!r} is none") from error
+    return found

@@ -23,28 +23,45 @@ class Process(NamedTuple):
 
 def descendants(root: int) -> list[Process]:
     """Living processes below `root`, parents before children."""
-    children: dict[int, list[Process]] = {}
-    for process in _all():
-        children.setdefault(process.parent, []).append(process)
+    children = _children(_all())
     found = list(children.get(root, ()))
     for process in found:  # grows while it is walked
         found.extend(children.get(process.pid, ()))
     return found
 
 
-def foremost(tree: list[Process]) -> list[Process]:
+def foremost(tree: list[Process], number: int) -> list[Process]:
     """The processes that a signal is meant for: the ranks, or the command itself without ranks.
 
     A rank is the topmost process that carries LOCAL_RANK, which torchrun sets. Where that is a
-    shell, it is what the shell runs: a shell that is signalled dies at once and leaves its
-    program running, unsignalled.
+    shell, see `_inside`.
     """
+    children = _children(tree)
+    tops = ranks(tree) or tree[:1]
+    return [inner for process in tops for inner in _inside(process, children, number)]
+
+
+def ranks(tree: list[Process]) -> list[Process]:
+    """The ranks of torchrun, none where nothing carries LOCAL_RANK."""
     marked = {p.pid for p in tree if variable(p.pid, "LOCAL_RANK") is not None}
-    ranks = [process for process in tree if process.pid in marked and process.parent not in marked]
-    children: dict[int, list[Process]] = {}
-    for process in tree:
-        children.setdefault(process.parent, []).append(process)
-    return [inner for process in ranks or tree[:1] for inner in _inside(process, children)]
+    return [process for process in tree if process.pid in marked and process.parent not in marked]
+
+
+def agents(tree: list[Process]) -> list[Process]:
+    """What started the ranks and watches them: their parents and those above, but for shells."""
+    known = {process.pid: process for process in tree}
+    found: dict[int, Process] = {}
+    for rank in ranks(tree):
+        above = known.get(rank.parent)
+        while above is not None and above.pid not in found:
+            found[above.pid] = above
+            above = known.get(above.parent)
+    return [process for process in found.values() if process.name not in _SHELLS]
+
+
+def trapping(tree: list[Process], number: int) -> list[Process]:
+    """The shells that have a trap for the signal."""
+    return [p for p in tree if p.name in _SHELLS and _has(p.pid, "SigCgt", number)]
 
 
 def programs(tree: list[Process]) -> list[Process]:
@@ -53,10 +70,48 @@ def programs(tree: list[Process]) -> list[Process]:
     return [p for p in tree if p.name not in _SHELLS or p.pid not in parents]
 
 
-def _inside(process: Process, children: dict[int, list[Process]]) -> list[Process]:
-    if process.name not in _SHELLS or process.pid not in children:
+def catches(process: Process, number: int) -> bool:
+    """Whether the signal does not end it at once: it has a handler for it, or ignores it."""
+    return _has(process.pid, "SigCgt", number) or _has(process.pid, "SigIgn", number)
+
+
+def _inside(process: Process, children: dict[int, list[Process]], number: int) -> list[Process]:
+    """What is signalled of a shell and what it runs.
+
+    Without a trap it is what the shell runs: the shell itself would die at once and leave its
+    program running, unsignalled. A shell with a trap is signalled, too. It runs the trap once its
+    program in the foreground has ended, so that one is signalled as well. What it runs in the
+    background is the business of the trap, as in a container without a launcher.
+    """
+    inner = children.get(process.pid, ())
+    if process.name not in _SHELLS or not inner:
         return [process]
-    return [inner for child in children[process.pid] for inner in _inside(child, children)]
+    found = []
+    if _has(process.pid, "SigCgt", number):
+        found = [process]
+        inner = [child for child in inner if not _in_background(child)]
+    return found + [deeper for child in inner for deeper in _inside(child, children, number)]
+
+
+def _in_background(process: Process) -> bool:
+    """Started by a shell with `&`: those ignore SIGQUIT and SIGINT (POSIX, Asynchronous Lists)."""
+    return _has(process.pid, "SigIgn", signal.SIGQUIT)
+
+
+def _children(tree: list[Process]) -> dict[int, list[Process]]:
+    children: dict[int, list[Process]] = {}
+    for process in tree:
+        children.setdefault(process.parent, []).append(process)
+    return children
+
+
+def _has(pid: int, field: str, number: int) -> bool:
+    """Whether a signal is in a set of /proc/PID/status."""
+    with suppress(OSError, ValueError), open(f"/proc/{pid}/status") as file:
+        for line in file:
+            if line.startswith(field + ":"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
 
 
 def alive(process: Process) -> bool:

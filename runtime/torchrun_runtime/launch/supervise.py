@@ -14,13 +14,28 @@ from typing import Callable, Mapping, NamedTuple, Protocol, Sequence
 
 from .errors import LaunchError
 from .output import say
-from .processes import adopt_orphans, alive, descendants, foremost, programs, send, signal_name
+from .processes import (
+    Process,
+    adopt_orphans,
+    agents,
+    alive,
+    catches,
+    descendants,
+    foremost,
+    programs,
+    send,
+    signal_name,
+    trapping,
+)
 from .streams import Streams
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 _TAKEN = frozenset({signal.SIGCHLD, *STOPPING})
 _IDLE = 1.0  # seconds between two looks without a signal, should one have been lost
-_POLL = 0.1  # seconds between two looks while ranks end: they are not our children
+_POLL = 0.1  # seconds between two looks for a reload, or while killed processes go
+# The same while ranks end: they are not our children. Their agent looks every 0.1 s, and must not
+# be the first to see one fail while another saves.
+_POLL_RANKS = 0.005
 _CLEAR_SECONDS = 2.0
 RELOAD_GRACE = 5.0  # seconds that ranks have to end before newer code
 _AGENT_SECONDS = 10.0  # for torchrun to end once its ranks are gone
@@ -80,7 +95,8 @@ def supervise(
     verdict: Verdict | None = None
     looked = time.monotonic()
     while True:
-        taken = signal.sigtimedwait(_TAKEN, _POLL if stop or verdict or reload else _IDLE)
+        pause = _POLL_RANKS if stop else _POLL if verdict or reload else _IDLE
+        taken = signal.sigtimedwait(_TAKEN, pause)
         free = verdict is None and (stop is None or stop.for_reload)
         if taken is not None and taken.si_signo in STOPPING and free:
             for watch in watches:
@@ -120,39 +136,73 @@ class _Stop:
     """First the ranks, which may want to write a checkpoint; the rest when they are gone.
 
     torchrun kills its ranks 30 s after a SIGTERM of its own, in old releases with no way to
-    change that. It is therefore told last. For a reload it is not even asked.
+    change that. It is therefore told last. It does the same where one of its ranks dies of the
+    signal while another still saves, so it is halted (SIGSTOP) for that time: neither a second
+    SIGTERM nor a SIGKILL of its own meets a rank that saves. For a reload it is not even asked.
     """
 
     def __init__(self, number: int, grace: float | None, *, for_reload: bool = False) -> None:
         self.number = number
         self.for_reload = for_reload
         self._deadline = None if grace is None else time.monotonic() + grace
-        self._first = foremost(descendants(os.getpid()))
+        tree = descendants(os.getpid())
+        self._first = foremost(tree, number)
+        self._agents = [] if for_reload else agents(tree)
+        self._halted = False
+        self._rest: list[Process] = []
         self._rest_since: float | None = None
         names = ", ".join(f"{process.name}[{process.pid}]" for process in self._first)
         passed_on = (
             "newer code: SIGTERM sent" if for_reload else f"{signal_name(number)}: passed on"
         )
         say(f"{passed_on} to {names or 'nobody'}")
+        saving = [process for process in self._first if catches(process, number)]
+        if 0 < len(saving) < len(self._first):
+            self._halt()
         send(self._first, number)
 
     def advance(self) -> None:
         """One look; never blocks."""
-        now = time.monotonic()
         if self._rest_since is None:
-            late = self._deadline is not None and now >= self._deadline
-            if late:
-                say("the time for a graceful end is over: killing what is left")
-                send(descendants(os.getpid()), signal.SIGKILL)
-            if late or not any(alive(process) for process in self._first):
-                self._rest_since = now
-                left = descendants(os.getpid())
-                if self.for_reload:
-                    send(left, signal.SIGKILL)
-                else:
-                    send(programs(left), signal.SIGTERM)
-        elif now - self._rest_since > _AGENT_SECONDS:
+            self._await_first()
+        elif self._is_late():
             send(descendants(os.getpid()), signal.SIGKILL)
+        elif time.monotonic() - self._rest_since > _AGENT_SECONDS:
+            self._end_rest()
+
+    def _await_first(self) -> None:
+        left = [process for process in self._first if alive(process)]
+        if self._is_late():
+            say("the time for a graceful end is over: killing what is left")
+            send(descendants(os.getpid()), signal.SIGKILL)
+        elif left:
+            if len(left) < len(self._first):
+                self._halt()
+            return
+        self._rest_since = time.monotonic()
+        tree = descendants(os.getpid())
+        if self.for_reload:
+            send(tree, signal.SIGKILL)
+            return
+        shells = [shell for shell in trapping(tree, signal.SIGTERM) if shell not in self._first]
+        self._rest = [*programs(tree), *shells]
+        send(self._rest, signal.SIGTERM)
+        send(self._agents if self._halted else [], signal.SIGCONT)
+
+    def _end_rest(self) -> None:
+        """Kill what does not end, but for shells in their traps and what those run."""
+        left = descendants(os.getpid())
+        shells = trapping(left, signal.SIGTERM)
+        kept = shells if self._rest else []
+        send([p for p in (self._rest if kept else left) if p not in kept], signal.SIGKILL)
+
+    def _halt(self) -> None:
+        if self._agents and not self._halted:
+            self._halted = True
+            send(self._agents, signal.SIGSTOP)
+
+    def _is_late(self) -> bool:
+        return self._deadline is not None and time.monotonic() >= self._deadline
 
 
 def _start(argv: list[str], environment: Mapping[str, str], streams: Streams | None) -> int:

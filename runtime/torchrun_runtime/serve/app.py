@@ -14,6 +14,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import TypeVar
 
 import msgspec
@@ -34,7 +35,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """Body of POST /v1/files: ranges of the manifest's entries, both ends in them."""
+    """Body of POST /v1/files: ascending ranges of the manifest's entries, both ends in them."""
 
     manifest: str
     entries: list[tuple[int, int]]
@@ -98,6 +99,9 @@ class _Face:
         except msgspec.MsgspecError as error:
             shape = '{"manifest": SHA256, "entries": [[FIRST, LAST], ...]}'
             return _refusal(400, "BadRequest", f"the body must be {shape}: {error}")
+        if not _ascending(wanted.entries):
+            message = "the ranges of entries must ascend, and none may overlap another"
+            return _refusal(400, "BadRequest", message)
         try:
             selection = await self._in_thread(
                 lambda: self._tree.select(wanted.manifest, wanted.entries)
@@ -128,6 +132,11 @@ class _Face:
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def _ascending(ranges: list[tuple[int, int]]) -> bool:
+    """Whether each entry is asked for once: else a short request could ask for any amount."""
+    return all(before[1] < after[0] for before, after in pairwise(ranges))
 
 
 def _refusal(status: int, reason: str, message: str) -> web.Response:

@@ -84,7 +84,9 @@ class ApiServer:
         try:
             token = (self._directory / "token").read_text().strip()
             headers = {"Authorization": f"Bearer {token}"}
-            async with self._session.get(self._url, headers=headers) as answer:
+            async with self._session.get(
+                self._url, headers=headers, allow_redirects=False
+            ) as answer:
                 answer.raise_for_status()
                 return jwt.PyJWKSet.from_dict(await answer.json(content_type=None))
         except (ClientError, TimeoutError, OSError, ValueError, jwt.PyJWTError) as error:

@@ -6,11 +6,9 @@ pod, whose name and namespace it holds. (A pod's name can be chosen by whoever m
 namespace; they could mount the job's claim just as well.)
 """
 
-import re
-
 import jwt
 
-from torchrun_api.names import WORKSPACE_AUDIENCE
+from torchrun_api import names
 from torchrun_runtime.serve.keys import Keys
 
 # What kube-apiserver signs with: RSA and ECDSA keys, never a shared secret, never "none".
@@ -28,7 +26,7 @@ class Verifier:
 
     def __init__(self, namespace: str, job: str, keys: Keys) -> None:
         self._namespace = namespace
-        self._pods = re.compile(rf"{re.escape(job)}(-r\d+)?(-w)?-\d+-[a-z0-9]+")
+        self._job = job
         self._keys = keys
 
     async def check(self, token: str) -> str:
@@ -43,7 +41,7 @@ class Verifier:
                 token,
                 key,
                 algorithms=_ALGORITHMS,
-                audience=WORKSPACE_AUDIENCE,
+                audience=names.WORKSPACE_AUDIENCE,
                 leeway=_LEEWAY_SECONDS,
                 options={"require": ["exp", "aud"]},
             )
@@ -57,6 +55,6 @@ class Verifier:
         name = pod.get("name") if isinstance(pod, dict) else None
         if body.get("namespace") != self._namespace or not isinstance(name, str):
             raise DeniedError("the token is not one of a pod of this namespace")
-        if not self._pods.fullmatch(name):
+        if not names.is_worker(self._job, name):
             raise DeniedError(f"pod {name} is no worker of this job")
         return name

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 from torchrun_api.contents import Manifest
 from torchrun_runtime.sync.announced import Announced
 from torchrun_runtime.sync.assemble import Assembly, ranges
+from torchrun_runtime.sync.authorization import Authorization
 from torchrun_runtime.sync.claim import Claim, Marker
 from torchrun_runtime.sync.errors import ArchiveError, SyncError
 from torchrun_runtime.sync.extract import extract
@@ -36,6 +38,8 @@ Environment (default):
   TORCHRUN_SYNC_DIR (/workspace)   the claim, writable
   TORCHRUN_SYNC_PORT (8080)        port to listen on
   TORCHRUN_SYNC_SHA256 ()          take this archive, or this manifest, only
+  TORCHRUN_SYNC_UPLOAD_TOKEN_SHA256 ()   SHA-256 of the token that a client shows as
+                                   X-Torchrun-Upload-Token, or else names the digest above
   TORCHRUN_SYNC_AFTER (0)          make a revision later than this one
   TORCHRUN_SYNC_BASE ()            another workspace claim, whose files need not be sent again
   TORCHRUN_SYNC_READ_TIMEOUT_SECONDS (60)   silence after which a client is given up
@@ -62,6 +66,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         fault = unavailable(settings, error)
         return _failed(settings, fault.reason, fault.message, fault.permanent)
+    except Exception as error:
+        # The condition of the job shows this message, and no user reads a traceback there.
+        traceback.print_exc()
+        message = (
+            f"the sync pod failed by a fault of its own: {error!r}; see its log, and report it"
+        )
+        return _failed(settings, "SyncFailed", message, permanent=False)
     log("workspace ready", **asdict(marker))
     terminate_with(
         settings.termination_log,
@@ -88,8 +99,10 @@ def prepare(settings: Settings) -> Marker:
         return marker
     claim.prepare()
     workflow = open_workflow(settings, claim)
-    with Server(settings.host, settings.port, workflow, settings.read_timeout) as server:
-        threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True).start()
+    authorization = Authorization(settings.token_sha256, settings.sha256)
+    with Server(
+        settings.host, settings.port, workflow, settings.read_timeout, authorization
+    ) as server:
         log("listening", port=server.port, **workflow.describe())
         try:
             return take_until_good(settings, claim, workflow)
@@ -99,7 +112,6 @@ def prepare(settings: Settings) -> Marker:
             raise fault from error
         finally:
             workflow.seen.wait(settings.linger)
-            server.shutdown()
 
 
 def _is_wanted(marker: Marker, settings: Settings) -> bool:

@@ -9,6 +9,7 @@ addresses are refused under every spelling: they hand out the credentials of the
 import ipaddress
 import re
 import socket
+import urllib.request
 from dataclasses import dataclass
 from urllib.parse import unquote_to_bytes, urlsplit
 
@@ -37,7 +38,13 @@ _METADATA = frozenset(
         "fd20:ce::254",
     )
 )
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+# Prefixes whose last 32 bits are an IPv4 address: NAT64 (RFC 6052, RFC 8215), translated (RFC 2765)
+# and compatible ones (RFC 4291).
+_IPV4_AT_THE_END = tuple(
+    ipaddress.ip_network(text)
+    for text in ("64:ff9b::/96", "64:ff9b:1::/48", "::ffff:0:0:0/96", "::/96")
+)
+_LOOPBACK = ipaddress.ip_address("::1")
 
 
 @dataclass(frozen=True)
@@ -89,7 +96,7 @@ def _parse(url: str, pattern: str, accepted: str) -> Location:
         raise _invalid(url, "its port must be one of 1 to 65535")
     if not path.isprintable() or "\\" in path:
         raise _invalid(url, "it has control characters or backslashes in its path")
-    if "::" in url or any(part in (".", "..") for part in path.split("/")):
+    if "::" in path or any(part in (".", "..") for part in path.split("/")):
         raise _invalid(url, "it has '::', or '.' or '..' as a component of its path")
     return Location(
         url=url,
@@ -135,14 +142,30 @@ def resolve(host: str, port: int) -> tuple[str, ...]:
     return addresses
 
 
+def https_proxy(host: str, port: int) -> str:
+    """URL of the proxy that the pod's HTTPS_PROXY and NO_PROXY name for the host; "" for none."""
+    proxies = urllib.request.getproxies_environment()
+    if urllib.request.proxy_bypass(f"{host}:{port}", proxies):
+        return ""
+    return proxies.get("https") or proxies.get("all") or ""
+
+
+def resolve_literal(host: str, port: int) -> None:
+    """Judge a host that is an address; a name is left to the proxy, which alone can resolve it.
+
+    Raises SyncError (ForbiddenAddress).
+    """
+    try:
+        socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except (OSError, UnicodeError):
+        return
+    resolve(host, port)
+
+
 def is_forbidden(address: _Address) -> bool:
     """Whether nothing may be fetched from the address, under whatever form it hides."""
-    if isinstance(address, ipaddress.IPv6Address):
-        inner = address.ipv4_mapped or address.sixtofour
-        if inner is None and address in _NAT64:
-            inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
-        if inner is not None and is_forbidden(inner):
-            return True
+    if isinstance(address, ipaddress.IPv6Address) and any(map(is_forbidden, _inner(address))):
+        return True
     return (
         address.is_link_local
         or address.is_multicast
@@ -150,3 +173,11 @@ def is_forbidden(address: _Address) -> bool:
         or (address.version == 4 and (address.is_reserved or int(address) >> 24 == 0))
         or address in _METADATA
     )
+
+
+def _inner(address: ipaddress.IPv6Address) -> list[ipaddress.IPv4Address]:
+    """The IPv4 addresses that an IPv6 address may lead to."""
+    found = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
+    if address != _LOOPBACK and any(address in network for network in _IPV4_AT_THE_END):
+        found.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
+    return [inner for inner in found if inner is not None]

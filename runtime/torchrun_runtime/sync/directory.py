@@ -68,14 +68,30 @@ def _locate(file: BinaryIO) -> tuple[int, int]:
     (size,) = struct.unpack_from("<L", tail, at + 12)
     end = start + at
     end64 = end - _LOCATOR_SIZE - _END64_SIZE
-    if end64 >= 0:
-        file.seek(end64)
-        records = file.read(_END64_SIZE + _LOCATOR_SIZE)
-        if records.startswith(_END64_SIGNATURE) and records[_END64_SIZE:].startswith(
-            _LOCATOR_SIGNATURE
-        ):
-            (size,) = struct.unpack_from("<Q", records, 40)
-            end = end64
+    if end64 >= 0 and _has_end64(file, end64):
+        file.seek(end64 + 40)
+        (size,) = struct.unpack("<Q", file.read(8))
+        end = end64
     if size > end:
         raise not_a_zip("its central directory is longer than the file")
     return end - size, size
+
+
+def _has_end64(file: BinaryIO, at: int) -> bool:
+    """Whether a zip64 end record lies at `at`, right before its locator.
+
+    Newer releases of zipfile follow the locator's offset, older ones look right before it. So an
+    archive in which the two differ is refused: it would be counted by one and read by the other.
+    """
+    file.seek(at)
+    records = file.read(_END64_SIZE + _LOCATOR_SIZE)
+    if not records[_END64_SIZE:].startswith(_LOCATOR_SIGNATURE):
+        return False
+    if not records.startswith(_END64_SIGNATURE):
+        raise not_a_zip("its zip64 record does not lie before its locator")
+    (offset,) = struct.unpack_from("<Q", records, _END64_SIZE + 8)
+    if offset < at:
+        file.seek(offset)
+        if file.read(len(_END64_SIGNATURE)) == _END64_SIGNATURE:
+            raise not_a_zip("it has two zip64 records")
+    return True

@@ -31,11 +31,12 @@ def extract(archive: Path, tree: Path, limits: Limits) -> Manifest:
     """
     try:
         with archive.open("rb") as file:
-            count_entries(file, limits.entries)
+            counted = count_entries(file, limits.entries)
             with _opened(file) as opened:
-                members = accept(
-                    opened.infolist(), archive.stat().st_size, opened.start_dir, limits
-                )
+                listed = opened.infolist()
+                if len(listed) != counted:
+                    raise not_a_zip("it has two central directories that differ; zip it again")
+                members = accept(listed, archive.stat().st_size, opened.start_dir, limits)
                 check_space(tree.parent, sum(member.size for member in members))
                 return _write(opened, members, tree)
     except OSError as error:

@@ -9,7 +9,13 @@ from pathlib import Path
 
 from torchrun_api.contents import Manifest
 from torchrun_runtime.sync import git_login
-from torchrun_runtime.sync.address import parse_git, resolve, shown_url
+from torchrun_runtime.sync.address import (
+    https_proxy,
+    parse_git,
+    resolve,
+    resolve_literal,
+    shown_url,
+)
 from torchrun_runtime.sync.claim import Claim, Marker
 from torchrun_runtime.sync.errors import ArchiveError, SyncError
 from torchrun_runtime.sync.git import Checkout, Git, check_ref
@@ -128,13 +134,16 @@ def _from_git(settings: Settings, work: Path, tree: Path) -> Fetched:
     check_ref(settings.ref, settings.commit)
     checkout = Checkout(location, settings.ref, settings.commit, settings.sub_path)
     secret = Secret(settings.secret, settings.secret_directory)
-    addresses = resolve(location.host, location.port)
-    log("fetching", source=checkout.shown)
+    proxy = https_proxy(location.host, location.port) if location.scheme == "https" else ""
+    if proxy:
+        resolve_literal(location.host, location.port)
+    addresses = () if proxy else resolve(location.host, location.port)
+    log("fetching", source=checkout.shown, proxied=bool(proxy))
     with tempfile.TemporaryDirectory(prefix="torchrun-sync-") as home:
         way = git_login.over_https if location.scheme == "https" else git_login.over_ssh
         added, configuration = way(location, addresses, secret, Path(home))
         programs = Programs(
-            git_login.environment(Path(home), location.scheme) | added,
+            git_login.environment(Path(home), location.scheme, proxy) | added,
             deadline=time.monotonic() + settings.fetch_timeout,
             largest=settings.limits.bytes,
         )

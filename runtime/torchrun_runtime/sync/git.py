@@ -210,7 +210,7 @@ class Git:
             assert process.stdout
             objects = _Objects(process.stdin, process.stdout)
             repository.read_links(objects.read)
-            files = list(repository.files())
+            files = list(repository.files(self._programs.check_time))
             judge([_place(path, blob) for path, blob in files], limits)
             written = Tree(tree)
             for path, blob in files:

@@ -29,9 +29,13 @@ os.execv({ssh!r}, [{ssh!r}, *{options!r}, *sys.argv[1:]])
 _DEFAULT_SSH_PORT = 22
 
 
-def environment(home: Path, scheme: str) -> dict[str, str]:
-    """What git and its helpers see: nothing of ours, no file of anybody's configuration."""
+def environment(home: Path, scheme: str, proxy: str = "") -> dict[str, str]:
+    """What git and its helpers see: nothing of ours, no file of anybody's configuration.
+
+    proxy: a variable, and no argument of git, since it may hold a password.
+    """
     return {
+        **({"https_proxy": proxy} if proxy else {}),
         "PATH": os.environ.get("PATH", os.defpath),
         "HOME": str(home),
         "LC_ALL": "C",
@@ -47,7 +51,7 @@ def environment(home: Path, scheme: str) -> dict[str, str]:
 def over_https(
     location: Location, addresses: Sequence[str], secret: Secret, home: Path
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Environment and configuration. Raises SyncError."""
+    """Environment and configuration. addresses: none where a proxy connects. Raises SyncError."""
     added: dict[str, str] = {}
     configuration: dict[str, str] = {}
     authority = secret.path("ca.crt")
@@ -59,7 +63,7 @@ def over_https(
         directory = str(secret.directory)
         _write_program(script, _ASKPASS.format(python=sys.executable, directory=directory))
         added["GIT_ASKPASS"] = str(script)
-    if not _is_address(location.host):
+    if addresses and not _is_address(location.host):
         listed = ",".join(f"[{a}]" if ":" in a else a for a in addresses)
         configuration["http.curloptResolve"] = f"{location.host}:{location.port}:{listed}"
     return added, configuration

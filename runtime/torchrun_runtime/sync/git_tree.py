@@ -7,6 +7,7 @@ of the repository points to inside of the workspace takes its place; any other l
 import unicodedata
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torchrun_runtime.sync.errors import ArchiveError
 from torchrun_runtime.sync.paths import Path, components, refused
@@ -34,6 +35,13 @@ class Link:
     target: str = ""
 
 
+class Resolved(NamedTuple):
+    """Where a link leads, and how many links lie on the way, itself among them."""
+
+    path: Path
+    hops: int
+
+
 class Folder(dict[str, "Node"]):
     """What a directory holds, by name."""
 
@@ -49,6 +57,8 @@ class Repository:
         self._root = Folder()
         self._links: list[tuple[Path, Link]] = []
         self._entries = 0
+        self._resolved: dict[Path, Resolved] = {}
+        self._resolving: list[Path] = []
         self.submodules: list[str] = []
 
     def add(self, record: bytes) -> None:
@@ -101,32 +111,58 @@ class Repository:
                 target = "is a link whose target is not UTF-8"
                 raise refused("UnsafeMember", "/".join(path), target) from None
 
-    def files(self) -> Iterator[tuple[Path, Blob]]:
-        """Every file at its place, and at those of links to it. Raises ArchiveError."""
+    def files(self, check_time: Callable[[], None] = lambda: None) -> Iterator[tuple[Path, Blob]]:
+        """Every file at its place, and at those of links to it. Raises ArchiveError.
+
+        check_time: called for each file; it raises where there is no more time.
+        """
         for made, (path, blob) in enumerate(self._flat((), self._root, (), 0)):
+            check_time()
             if made >= self._limits.entries:
                 raise too_many(self._limits)
             yield path, blob
 
     def _flat(self, out: Path, node: Node, real: Path, hops: int) -> Iterator[tuple[Path, Blob]]:
-        """`node`, which is at `real`, as it shall appear at `out`."""
+        """`node`, which is at `real`, as it appears at `out`. hops: links followed up to here."""
         if isinstance(node, Blob):
             components("/".join(out), self._limits)
             yield out, node
         elif isinstance(node, Link):
-            if hops >= _MOST_HOPS:
-                raise refused("UnsafeMember", "/".join(out), "is a link that leads to itself")
-            found = self._follow(real[:-1], node.target, "/".join(real), hops + 1)
-            yield from self._flat(out, self._at(found), found, hops + 1)
+            found = self._resolve(real, node)
+            if hops + found.hops > _MOST_HOPS:
+                raise _too_many_hops(out)
+            yield from self._flat(out, self._at(found.path), found.path, hops + found.hops)
         else:
+            if len(out) > self._limits.depth:
+                components("/".join(out), self._limits)  # which refuses it
             for name, child in node.items():
                 yield from self._flat((*out, name), child, (*real, name), hops)
 
-    def _follow(self, start: Path, target: str, name: str, hops: int) -> Path:
-        """Where a target leads from a real directory. Raises ArchiveError where that is outside."""
-        if target.startswith("/") or hops > _MOST_HOPS:
+    def _resolve(self, at: Path, link: Link) -> Resolved:
+        """Where a link leads, through all others on its way. Raises ArchiveError.
+
+        Each link is resolved once, so that the time is linear in the targets' lengths. Links of
+        the repository nest at most `_MOST_HOPS` deep here.
+        """
+        known = self._resolved.get(at)
+        if known is not None:
+            return known
+        if at in self._resolving or len(self._resolving) >= _MOST_HOPS:
+            raise _too_many_hops(at)
+        self._resolving.append(at)
+        resolved = self._follow(at, link.target)
+        self._resolving.pop()
+        if resolved.hops > _MOST_HOPS:
+            raise _too_many_hops(at)
+        self._resolved[at] = resolved
+        return resolved
+
+    def _follow(self, at: Path, target: str) -> Resolved:
+        """Walk a target from the link's own directory. Raises ArchiveError where it leaves."""
+        name = "/".join(at)
+        if target.startswith("/"):
             raise self._leaves(name, target)
-        current = start
+        current, hops = at[:-1], 1
         for part in target.split("/"):
             if part in ("", "."):
                 continue
@@ -138,8 +174,9 @@ class Repository:
             current = (*current, part)
             node = self._at(current, name, target)
             if isinstance(node, Link):
-                current = self._follow(current[:-1], node.target, name, hops + 1)
-        return current
+                inner = self._resolve(current, node)
+                current, hops = inner.path, hops + inner.hops
+        return Resolved(current, hops)
 
     def _at(self, path: Path, name: str = "", target: str = "") -> Node:
         node: Node = self._root
@@ -157,6 +194,11 @@ class Repository:
             f"is a symbolic link to {target[:120]!a}, which is not in the workspace;"
             " put a copy in its place, or choose a subPath that holds both",
         )
+
+
+def _too_many_hops(path: Path) -> ArchiveError:
+    why = f"leads to itself, or through more than {_MOST_HOPS} links; put a copy in its place"
+    return refused("UnsafeMember", "/".join(path), f"is a link that {why}")
 
 
 def _is_git_dir(part: str) -> bool:

@@ -63,6 +63,12 @@ class Programs:
             process.stdout.close()
             return printed.decode(errors="replace").strip() if process.wait() == 0 else ""
 
+    def check_time(self) -> None:
+        """Raises SyncError (TimedOut) after the deadline: for work between two programs."""
+        if time.monotonic() > self._deadline:
+            message = "the files of the source were not listed in time; choose a part by subPath"
+            raise SyncError("TimedOut", message, permanent=False)
+
     @contextmanager
     def _started(self, command: Sequence[str], stdout: int) -> Iterator["subprocess.Popen[bytes]"]:
         """A process group that is gone at the end, and at the deadline."""

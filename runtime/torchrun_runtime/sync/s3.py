@@ -35,10 +35,10 @@ _BATCH = 64
 def open_bucket(url: str, secret: Secret, deadline: float) -> tuple[Bucket, str]:
     """The bucket of a URL, and the key or prefix in it. Raises SyncError."""
     location = parse_s3(url)
-    region = secret.text(_REGION) or _DEFAULT_REGION
+    region = secret.word(_REGION) or _DEFAULT_REGION
     if location.scheme == "s3":
         bucket, key = location.host, location.path
-        named = secret.text(_ENDPOINT) or f"https://s3.{region}.amazonaws.com"
+        named = secret.word(_ENDPOINT) or f"https://s3.{region}.amazonaws.com"
         location = parse_endpoint(named)
     else:
         bucket, _, key = location.path.partition("/")
@@ -58,7 +58,7 @@ def _credentials(secret: Secret, region: str) -> Credentials | None:
     if not secret.name or (held and held <= _PUBLIC):
         return None
     secret.require(_KEY_ID, _KEY, why="a bucket that is not public is read with a key pair")
-    return Credentials(secret.text(_KEY_ID), secret.text(_KEY), region, secret.text(_TOKEN))
+    return Credentials(secret.word(_KEY_ID), secret.text(_KEY), region, secret.word(_TOKEN))
 
 
 def _tls(location: Location, secret: Secret) -> ssl.SSLContext | None:

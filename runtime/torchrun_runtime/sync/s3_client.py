@@ -20,7 +20,7 @@ from xml.etree import ElementTree
 
 from torchrun_runtime.sync.address import Location
 from torchrun_runtime.sync.errors import SyncError
-from torchrun_runtime.sync.paths import refused
+from torchrun_runtime.sync.paths import refused, shown
 from torchrun_runtime.sync.report import log
 from torchrun_runtime.sync.s3_errors import changed, explain
 from torchrun_runtime.sync.signature import Credentials, sign, target
@@ -34,6 +34,7 @@ _ATTEMPTS = 5
 PAUSE = 0.5  # seconds before the first retry; twice as long before each further one
 _PASSING = (429, 500, 502, 503, 504)
 _MD5 = re.compile(r"[0-9a-f]{32}")
+_ETAG = re.compile(r"[ -~]{0,1024}")  # what a header can carry
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ class Bucket:
             size = response.headers.get("Content-Length", "")
             if not size.isdecimal():
                 raise SyncError("FetchFailed", f"{key!r} has no size", permanent=False)
-            return Object(key, int(size), response.headers.get("ETag", "").strip('"'))
+            return Object(key, int(size), _etag(response.headers.get("ETag"), key))
 
         return self._retried(ask, key)
 
@@ -279,7 +280,7 @@ def _connect(addresses: tuple[str, ...], port: int) -> socket.socket:
     return socket.create_connection((addresses[-1], port), _CONNECT_SECONDS)
 
 
-def _objects(page: ElementTree.Element, shown: str) -> Iterator[Object]:
+def _objects(page: ElementTree.Element, bucket: str) -> Iterator[Object]:
     for element in page.iter("Contents"):
         key, size = element.findtext("Key") or "", element.findtext("Size") or ""
         try:
@@ -287,6 +288,18 @@ def _objects(page: ElementTree.Element, shown: str) -> Iterator[Object]:
         except UnicodeDecodeError:
             raise refused("UnsafeName", key, "has a name that is not UTF-8") from None
         if not decoded or not size.isascii() or not size.isdecimal():
-            message = f"{shown} lists an object without key or size"
+            message = f"{bucket} lists an object without key or size"
             raise SyncError("FetchFailed", message, permanent=False)
-        yield Object(decoded, int(size), (element.findtext("ETag") or "").strip('"'))
+        yield Object(decoded, int(size), _etag(element.findtext("ETag"), decoded))
+
+
+def _etag(text: str | None, key: str) -> str:
+    """An ETag without its quotes. Raises SyncError where no request could name it again."""
+    etag = (text or "").strip('"')
+    if not _ETAG.fullmatch(etag):
+        message = (
+            f"the gateway gives object {shown(key)} the ETag {shown(etag)}, which is none: letters,"
+            " digits and punctuation are; check the gateway, or upload the object again"
+        )
+        raise SyncError("FetchFailed", message, permanent=False)
+    return etag

@@ -29,6 +29,11 @@ def explain(status: int, headers: Mapping[str, str], body: str, key: str, bucket
 
 
 def _by_status(status: int, code: str, message: str) -> tuple[str, str]:
+    if code == "RequestTimeTooSkewed":
+        return "ClockSkew", (
+            "the clock of the sync pod's node and that of the gateway differ by more than the"
+            " gateway allows (15 minutes): set the node's clock by NTP"
+        )
     # Some gateways know no such key by another status than 403.
     if status in (401, 403) or "AccessKey" in code or "access key" in message.lower():
         return "AccessDenied", (

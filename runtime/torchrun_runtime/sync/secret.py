@@ -38,6 +38,17 @@ class Secret:
             message = f"key {key} of Secret {self.name} is not UTF-8 text"
             raise SyncError("SecretInvalid", message, permanent=False) from None
 
+    def word(self, key: str) -> str:
+        """Value of a key that goes into a header of a request; "" where there is none.
+
+        Raises SyncError (SecretInvalid) where it has more than one line, or other than ASCII.
+        """
+        value = self.text(key)
+        if not (value.isascii() and value.isprintable()):
+            message = f"key {key} of Secret {self.name} must be one line of ASCII characters"
+            raise SyncError("SecretInvalid", message, permanent=False)
+        return value
+
     def require(self, *keys: str, why: str) -> None:
         """Raises SyncError (SecretNotFound, SecretKeyMissing) unless all of the keys are there.
 

@@ -2,20 +2,25 @@
 
 Clients come through the API server's pod proxy, die in the middle, send twice, or send nothing for
 minutes. So every body is written piece by piece as it comes, every read has a timeout, and no
-request waits for another.
+request waits for another. Strangers come past the proxy; see `authorization` and `connections`.
 """
 
-import json
+import asyncio
+import logging
 import re
 import socket
 import threading
-import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
 
+from aiohttp import ClientError, web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from torchrun_runtime.sync.authorization import TOKEN_HEADER, Authorization
+from torchrun_runtime.sync.connections import Connections
 from torchrun_runtime.sync.errors import UploadError
 from torchrun_runtime.sync.report import log
 from torchrun_runtime.sync.settings import SHA256
@@ -26,48 +31,235 @@ if TYPE_CHECKING:
     from torchrun_api.json import JsonObject
 
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})", re.ASCII)
-_PIECE = 1 << 20
+_ARCHIVE, _WORKSPACE = "X-Torchrun-Sha256", "X-Torchrun-Workspace"
 _LARGEST_MANIFEST = 32 << 20  # compressed; of 200,000 files it has about 9 MB
+_BUFFER = 1 << 18
 _CONNECTIONS = 64
-_DRAIN_SECONDS = 5.0
+_GRACE_SECONDS = 1.0  # for answers that are under way at the end
+_BACKLOG = 128
+
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+# What aiohttp logs is what strangers send; what goes wrong here is logged by `report`.
+_NO_LOG = logging.Logger("torchrun-sync", level=logging.CRITICAL + 1)
 
 
-class Server(ThreadingHTTPServer):
-    """Listens on all addresses, both families where there are both; at most 64 connections."""
+class Server:
+    """Listens on all addresses, both families where there are both, in a thread of its own."""
 
-    daemon_threads = True
-    block_on_close = False
-
-    def __init__(self, host: str, port: int, workflow: Workflow, read_timeout: float) -> None:
-        self.workflow = workflow
-        self.read_timeout = read_timeout
-        self._slots = threading.BoundedSemaphore(_CONNECTIONS)
-        super().__init__((host, port), Handler, bind_and_activate=False)
-        self.socket.close()
-        self.socket = _listen(host, port)
-        self.server_address = self.socket.getsockname()
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        workflow: Workflow,
+        read_timeout: float,
+        authorization: Authorization,
+    ) -> None:
+        self._face = _Face(workflow, read_timeout, authorization)
+        self._connections = Connections(_CONNECTIONS, read_timeout)
+        self._socket = _listen(host, port)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="http", daemon=True)
+        self._runner: web.AppRunner | None = None
+        self._listener: asyncio.Server | None = None
 
     @property
     def port(self) -> int:
         """The port in use, also where 0 asked for any."""
-        return int(self.socket.getsockname()[1])
+        return int(self._socket.getsockname()[1])
 
-    def process_request(self, request: object, client_address: object) -> None:
-        """Serve the connection in a thread of its own, or close it where there are too many."""
-        if self._slots.acquire(blocking=False):
-            super().process_request(request, client_address)  # type: ignore[arg-type]
-        else:
-            self.shutdown_request(request)  # type: ignore[arg-type]
+    def __enter__(self) -> Self:
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result()
+        return self
 
-    def process_request_thread(self, request: object, client_address: object) -> None:
-        """Give the slot back at the connection's end."""
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _start(self) -> None:
+        app = web.Application(middlewares=[self._count])
+        app.router.add_route("*", "/{path:.*}", self._face.answer)
+        app.on_response_prepare.append(_name)
+        self._runner = web.AppRunner(
+            app,
+            access_log=None,
+            logger=_NO_LOG,
+            auto_decompress=False,
+            read_bufsize=_BUFFER,
+            shutdown_timeout=_GRACE_SECONDS,
+        )
+        await self._runner.setup()
+        server = self._runner.server
+        assert server is not None
+        self._listener = await self._loop.create_server(
+            lambda: self._connections.protocol(server), sock=self._socket, backlog=_BACKLOG
+        )
+
+    async def _stop(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    @web.middleware
+    async def _count(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        with self._connections.serving(request.transport):
+            return await handler(request)
+
+
+class _Face:
+    """Requests and answers. What reads or writes the claim runs in threads."""
+
+    def __init__(
+        self, workflow: Workflow, read_timeout: float, authorization: Authorization
+    ) -> None:
+        self._workflow = workflow
+        self._read_timeout = read_timeout
+        self._authorization = authorization
+        self._routes: dict[tuple[str, str], _Handler] = {
+            ("GET", "/readyz"): self._ready,
+            ("GET", "/v1/upload"): self._describe,
+            ("PUT", "/v1/upload"): self._take_archive,
+            ("PUT", "/v1/manifest"): self._take_manifest,
+        }
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        """The answer to any request."""
         try:
-            super().process_request_thread(request, client_address)  # type: ignore[arg-type]
-        finally:
-            self._slots.release()
+            return await self._route(request)(request)
+        except UploadError as error:
+            return _refusal(error)
+        except (ConnectionError, TimeoutError, ClientError, HttpProcessingError) as error:
+            offset = self._workflow.upload.offset
+            log("upload interrupted", "warning", cause=str(error) or repr(error), offset=offset)
+            if request.transport is not None:
+                # No answer: the client, or the proxy between, notices and asks for the offset.
+                request.transport.close()
+            return web.Response(status=408)
+        except OSError as error:
+            message = f"the workspace claim cannot be written: {error.strerror}"
+            return _refusal(UploadError(500, "WorkspaceUnavailable", message))
+        except Exception as error:
+            traceback.print_exc()
+            message = f"the sync pod failed by a fault of its own: {error!r}; see its log"
+            return _refusal(UploadError(500, "SyncFailed", message))
 
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A connection that breaks is daily business: its upload is resumed."""
+    def _route(self, request: web.Request) -> _Handler:
+        if request.method == "GET" and request.can_read_body:
+            raise UploadError(400, "BadRequest", "a GET has no body")
+        route = self._routes.get((request.method, request.path))
+        if route is not None:
+            return route
+        if request.method not in ("GET", "PUT"):
+            raise UploadError(405, "BadRequest", "there are GET and PUT")
+        message = "there are /v1/upload, /v1/manifest and /readyz"
+        raise UploadError(404, "NotFound", message)
+
+    async def _ready(self, _: web.Request) -> web.StreamResponse:
+        return web.json_response({"ready": True})
+
+    async def _describe(self, request: web.Request) -> web.StreamResponse:
+        self._authorize(request)
+        final = self._workflow.final
+        body = await asyncio.to_thread(self._workflow.describe)
+        response = web.json_response(body)
+        if final:
+            await response.prepare(request)
+            await response.write_eof()
+            self._workflow.seen.set()
+        return response
+
+    async def _take_archive(self, request: web.Request) -> web.StreamResponse:
+        length = _content_length(request)
+        identity, start = _identity_and_start(request, length)
+        self._authorize(request)
+        writer = await asyncio.to_thread(self._workflow.begin, identity, start)
+        offset = start
+        async for piece in self._pieces(request, length):
+            offset = await asyncio.to_thread(self._workflow.upload.append, writer, piece)
+        if await asyncio.to_thread(self._workflow.finish, writer):
+            log("upload complete", sha256=identity.sha256, bytes=offset)
+            return web.json_response({"state": "extracting"}, status=202)
+        return web.json_response({"offset": offset})
+
+    async def _take_manifest(self, request: web.Request) -> web.StreamResponse:
+        length = _content_length(request)
+        sha256 = _sha256(request, _WORKSPACE)
+        self._authorize(request)
+        if length > _LARGEST_MANIFEST:
+            message = f"a manifest may have {_LARGEST_MANIFEST} bytes, not {length}"
+            raise UploadError(413, "ManifestTooLarge", message)
+        body = b"".join([piece async for piece in self._pieces(request, length)])
+        await asyncio.to_thread(self._workflow.announce, sha256, body)
+        log("announced", workspace=sha256, bytes=length)
+        return web.json_response({"state": "comparing"}, status=202)
+
+    def _authorize(self, request: web.Request) -> None:
+        """Raises UploadError (403). Comes before anything that the job's own client would miss."""
+        named = [request.headers.get(header, "") for header in (_ARCHIVE, _WORKSPACE)]
+        token = request.headers.get(TOKEN_HEADER, "")
+        self._authorization.check(token, *(name.strip().lower() for name in named))
+
+    async def _pieces(self, request: web.Request, length: int) -> AsyncIterator[bytes]:
+        """The body as it comes. Raises ConnectionError where it ends too early, TimeoutError."""
+        left = length
+        while left:
+            async with asyncio.timeout(self._read_timeout):
+                piece = await request.content.readany()
+            if not piece:
+                raise ConnectionError("the client closed the connection")
+            left -= len(piece)
+            yield piece
+
+
+async def _name(_: web.Request, response: web.StreamResponse) -> None:
+    """Server header without versions."""
+    response.headers["Server"] = "torchrun-sync"
+
+
+def _content_length(request: web.Request) -> int:
+    if request.content_length is None:
+        raise UploadError(411, "LengthRequired", "send the body with a Content-Length")
+    return request.content_length
+
+
+def _sha256(request: web.Request, header: str) -> str:
+    sha256 = request.headers.get(header, "").strip().lower()
+    if not SHA256.fullmatch(sha256):
+        message = f"{header} must be a SHA-256, 64 hexadecimal digits"
+        raise UploadError(400, "BadRequest", message)
+    return sha256
+
+
+def _identity_and_start(request: web.Request, length: int) -> tuple[Identity, int]:
+    sha256 = _sha256(request, _ARCHIVE)
+    workspace = _sha256(request, _WORKSPACE) if _WORKSPACE in request.headers else ""
+    match = _CONTENT_RANGE.fullmatch(request.headers.get("Content-Range", "").strip())
+    first, last, total = (int(group) for group in match.groups()) if match else (0, -1, 0)
+    if not first <= last < total:
+        message = "Content-Range must be 'bytes FIRST-LAST/TOTAL', FIRST <= LAST < TOTAL"
+        raise UploadError(400, "BadRequest", message)
+    if length != last - first + 1:
+        message = f"Content-Length must be the range's length, {last - first + 1}"
+        raise UploadError(400, "BadRequest", message)
+    return Identity(sha256, total, workspace), first
+
+
+def _refusal(error: UploadError) -> web.Response:
+    body: JsonObject = {"reason": error.reason, "message": error.message}
+    if error.offset is not None:
+        body["offset"] = error.offset
+    if error.status != 409:
+        log("upload refused", "warning", status=error.status, **body)
+    return web.json_response(body, status=error.status)
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -75,154 +267,3 @@ def _listen(host: str, port: int) -> socket.socket:
         with suppress(OSError):  # IPv6 compiled in, but switched off
             return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server((host, port))
-
-
-class Handler(BaseHTTPRequestHandler):
-    """One connection."""
-
-    protocol_version = "HTTP/1.1"
-    server: Server
-
-    def setup(self) -> None:
-        """Bound every read and write of this connection."""
-        self.request.settimeout(self.server.read_timeout)
-        super().setup()
-
-    def do_GET(self) -> None:
-        """GET /v1/upload, GET /readyz."""
-        path = self.path.partition("?")[0]
-        if path == "/readyz":
-            self._reply(200, {"ready": True})
-        elif path == "/v1/upload":
-            final = self.server.workflow.final
-            self._reply(200, self.server.workflow.describe())
-            if final:
-                self.server.workflow.seen.set()
-        else:
-            self._reply(404, {"reason": "NotFound", "message": "there is /v1/upload and /readyz"})
-
-    def do_PUT(self) -> None:
-        """PUT /v1/manifest, and PUT /v1/upload: one range of the archive."""
-        self._body_left = 0
-        path = self.path.partition("?")[0]
-        try:
-            if path not in ("/v1/upload", "/v1/manifest"):
-                message = "archives are PUT to /v1/upload, manifests to /v1/manifest"
-                raise UploadError(404, "NotFound", message)
-            self._body_left = self._content_length()
-            if path == "/v1/manifest":
-                self._take_manifest()
-                return
-            identity, start = self._identity_and_start()
-            writer = self.server.workflow.begin(identity, start)
-            offset = self._receive(writer, start)
-            if self.server.workflow.finish(writer):
-                log("upload complete", sha256=identity.sha256, bytes=offset)
-                self._reply(202, {"state": "extracting"})
-            else:
-                self._reply(200, {"offset": offset})
-        except UploadError as error:
-            self._refuse(error)
-        except (ConnectionError, TimeoutError) as error:
-            self.close_connection = True
-            offset = self.server.workflow.upload.offset
-            log("upload interrupted", "warning", cause=str(error), offset=offset)
-        except OSError as error:
-            message = f"the workspace claim cannot be written: {error.strerror}"
-            self._refuse(UploadError(500, "WorkspaceUnavailable", message))
-
-    def _take_manifest(self) -> None:
-        sha256 = self._sha256("X-Torchrun-Workspace")
-        if self._body_left > _LARGEST_MANIFEST:
-            message = f"a manifest may have {_LARGEST_MANIFEST} bytes, not {self._body_left}"
-            raise UploadError(413, "ManifestTooLarge", message)
-        body = b"".join(self._pieces())
-        self.server.workflow.announce(sha256, body)
-        log("announced", workspace=sha256, bytes=len(body))
-        self._reply(202, {"state": "comparing"})
-
-    def _sha256(self, header: str) -> str:
-        sha256 = self.headers.get(header, "").strip().lower()
-        if not SHA256.fullmatch(sha256):
-            message = f"{header} must be a SHA-256, 64 hexadecimal digits"
-            raise UploadError(400, "BadRequest", message)
-        return sha256
-
-    def _content_length(self) -> int:
-        text = self.headers.get("Content-Length", "")
-        if not (text.isascii() and text.isdigit() and len(text) < 19):
-            self.close_connection = True
-            raise UploadError(411, "LengthRequired", "send the body with a Content-Length")
-        return int(text)
-
-    def _identity_and_start(self) -> tuple[Identity, int]:
-        sha256 = self._sha256("X-Torchrun-Sha256")
-        given = self.headers.get("X-Torchrun-Workspace")
-        workspace = "" if given is None else self._sha256("X-Torchrun-Workspace")
-        match = _CONTENT_RANGE.fullmatch(self.headers.get("Content-Range", "").strip())
-        first, last, total = (int(group) for group in match.groups()) if match else (0, -1, 0)
-        if not first <= last < total:
-            message = "Content-Range must be 'bytes FIRST-LAST/TOTAL', FIRST <= LAST < TOTAL"
-            raise UploadError(400, "BadRequest", message)
-        if self._body_left != last - first + 1:
-            message = f"Content-Length must be the range's length, {last - first + 1}"
-            raise UploadError(400, "BadRequest", message)
-        return Identity(sha256, total, workspace), first
-
-    def _receive(self, writer: object, offset: int) -> int:
-        for piece in self._pieces():
-            offset = self.server.workflow.upload.append(writer, piece)
-        return offset
-
-    def _pieces(self) -> Iterator[bytes]:
-        """The body as it comes. Raises ConnectionError where it ends too early."""
-        while self._body_left:
-            piece = self.rfile.read1(min(_PIECE, self._body_left))
-            if not piece:
-                raise ConnectionError("the client closed the connection")
-            self._body_left -= len(piece)
-            yield piece
-
-    def _refuse(self, error: UploadError) -> None:
-        body: JsonObject = {"reason": error.reason, "message": error.message}
-        if error.offset is not None:
-            body["offset"] = error.offset
-        if error.status != 409:
-            log("upload refused", "warning", status=error.status, **body)
-        self._reply(error.status, body)
-        self._drain()
-
-    def _drain(self) -> None:
-        """Read on for a moment: closing on unread bytes resets the connection, answer and all."""
-        end = time.monotonic() + _DRAIN_SECONDS
-        self.connection.settimeout(_DRAIN_SECONDS)
-        with suppress(OSError):
-            while self._body_left and time.monotonic() < end:
-                piece = self.rfile.read1(min(_PIECE, self._body_left))
-                if not piece:
-                    break
-                self._body_left -= len(piece)
-            self.connection.settimeout(self.server.read_timeout)
-        self.close_connection = self.close_connection or self._body_left > 0
-
-    def _reply(self, status: int, body: "JsonObject") -> None:
-        content = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What the base class refuses (bad syntax, unknown methods), in our form."""
-        self.close_connection = True
-        text = message or HTTPStatus(code).phrase
-        with suppress(OSError):
-            self._reply(code, {"reason": "BadRequest", "message": text})
-
-    def version_string(self) -> str:
-        """Server header without the interpreter's version."""
-        return "torchrun-sync"
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Uploads are logged as events; polls are not logged."""

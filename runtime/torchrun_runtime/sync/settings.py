@@ -32,7 +32,8 @@ class Limits:
 class Settings:
     """What to make a workspace of, and where. Times in seconds.
 
-    sha256: the only upload that is taken, or "". after: a revision that is known of. base:
+    sha256: the only upload that is taken, or "". token_sha256: of the token by which any is taken,
+    or "". after: a revision that is known of. base:
     another workspace claim, mounted read-only, whose files need not be sent again.
 
     commit: the only content that is taken from elsewhere, or "". digest: of the source's own
@@ -53,6 +54,7 @@ class Settings:
     host: str = ""
     port: int = 8080
     sha256: str = ""
+    token_sha256: str = ""
     after: int = 0
     base: Path | None = None
     limits: Limits = field(default_factory=Limits)
@@ -66,9 +68,6 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
     source = environment.get("TORCHRUN_SYNC_SOURCE", "zip")
     if source not in ("zip", "git", "s3"):
         raise _invalid("TORCHRUN_SYNC_SOURCE", source, "zip, git or s3")
-    sha256 = environment.get("TORCHRUN_SYNC_SHA256", "").lower()
-    if sha256 and not SHA256.fullmatch(sha256):
-        raise _invalid("TORCHRUN_SYNC_SHA256", sha256, "64 hexadecimal digits")
     base = environment.get("TORCHRUN_SYNC_BASE", "")
     defaults = Settings()
     secret_directory = environment.get("TORCHRUN_SYNC_SECRET_DIR", "")
@@ -85,7 +84,8 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
         directory=Path(environment.get("TORCHRUN_SYNC_DIR", defaults.directory)),
         host=environment.get("TORCHRUN_SYNC_HOST", defaults.host),
         port=_number(environment, "TORCHRUN_SYNC_PORT", defaults.port, lowest=0),
-        sha256=sha256,
+        sha256=_digest(environment, "TORCHRUN_SYNC_SHA256"),
+        token_sha256=_digest(environment, "TORCHRUN_SYNC_UPLOAD_TOKEN_SHA256"),
         after=_number(environment, "TORCHRUN_SYNC_AFTER", 0, lowest=0),
         base=Path(base) if base else None,
         limits=_limits(environment),
@@ -110,6 +110,13 @@ def _limits(environment: Mapping[str, str]) -> Limits:
         ratio=_number(environment, prefix + "RATIO", default.ratio),
         ratio_floor=_number(environment, prefix + "RATIO_FLOOR", default.ratio_floor, lowest=0),
     )
+
+
+def _digest(environment: Mapping[str, str], name: str) -> str:
+    text = environment.get(name, "").lower()
+    if text and not SHA256.fullmatch(text):
+        raise _invalid(name, text, "64 hexadecimal digits")
+    return text
 
 
 def _number(environment: Mapping[str, str], name: str, default: int, lowest: int = 1) -> int:

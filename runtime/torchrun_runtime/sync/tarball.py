@@ -40,6 +40,10 @@ def extract_tar(archive: Path, tree: Path, limits: Limits) -> Manifest:
         check_space(tree.parent, sum(place.size for place in places))
         with _opened(archive, limits) as opened:
             return _write(opened, places, tree, limits)
+    except RecursionError as error:
+        # tarfile calls itself for each header that only describes the next one.
+        message = "the archive is not a tar archive that can be read: headers follow headers"
+        raise ArchiveError("NotATar", f"{message} without end; make it again with tar") from error
     except _FAULTS as error:
         message = f"the archive is not a tar archive that can be read: {error}"
         raise ArchiveError("NotATar", message) from error

@@ -191,8 +191,8 @@ def refuse_other(wanted: str, sha256: str) -> None:
     """Raises UploadError where the job names another workspace than this one."""
     if wanted and sha256 != wanted:
         message = (
-            f"this job takes the workspace with sha256 {wanted} only, not {sha256}; "
-            "submit the job again to run other code"
+            f"this job takes another workspace than the one with sha256 {sha256};"
+            " submit the job again to run other code"
         )
         raise UploadError(422, "WrongArchive", message)
 

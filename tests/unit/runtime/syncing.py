@@ -17,13 +17,16 @@ from pathlib import Path
 import pytest
 
 from torchrun_runtime.sync import __main__ as sync
+from torchrun_runtime.sync.authorization import TOKEN_HEADER, Authorization
 from torchrun_runtime.sync.claim import Claim, Marker
 from torchrun_runtime.sync.errors import SyncError
 from torchrun_runtime.sync.server import Server
 from torchrun_runtime.sync.settings import Settings
+from torchrun_runtime.sync.workflow import Workflow
 from unit.runtime.launching import measured
 
 Json = dict[str, object]
+TOKEN = "the job's"
 
 
 def digest(data: bytes) -> str:
@@ -40,9 +43,10 @@ def archive(files: dict[str, bytes]) -> bytes:
 
 @dataclass
 class Client:
-    """Speaks to one server, a new connection for each request."""
+    """Speaks to one server, a new connection for each request. proof: of the right to upload."""
 
     port: int
+    proof: dict[str, str] = field(default_factory=lambda: {TOKEN_HEADER: TOKEN}, kw_only=True)
 
     def get(self, path: str = "/v1/upload") -> Json:
         return self.request("GET", path)[1]
@@ -62,8 +66,9 @@ class Client:
         self, method: str, path: str, body: bytes | None = None, headers: Json | None = None
     ) -> tuple[int, Json]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        shown = {k: str(v) for k, v in (headers or {}).items()}
         try:
-            connection.request(method, path, body, {k: str(v) for k, v in (headers or {}).items()})
+            connection.request(method, path, body, self.proof | shown)
             response = connection.getresponse()
             return response.status, json.loads(response.read())
         finally:
@@ -76,6 +81,8 @@ class Client:
         connection.putheader("Content-Length", str(len(data) - start))
         connection.putheader("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
         connection.putheader("X-Torchrun-Sha256", digest(data))
+        for name, value in self.proof.items():
+            connection.putheader(name, value)
         connection.endheaders()
         connection.send(data[start : start + send])
         return connection
@@ -107,9 +114,7 @@ def pod(settings: Settings) -> Iterator[Pod]:
     claim = Claim(settings.directory)
     claim.prepare()
     workflow = sync.open_workflow(settings, claim)
-    with Server("127.0.0.1", 0, workflow, settings.read_timeout) as server:
-        serving = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-        serving.start()
+    with listening(settings, workflow) as server:
         running = Pod(server.port)
 
         def work() -> None:
@@ -121,10 +126,13 @@ def pod(settings: Settings) -> Iterator[Pod]:
 
         running.thread = threading.Thread(target=work, daemon=True)
         running.thread.start()
-        try:
-            yield running
-        finally:
-            server.shutdown()
+        yield running
+
+
+def listening(settings: Settings, workflow: Workflow, host: str = "127.0.0.1") -> Server:
+    """A server on a port of its own; not started yet."""
+    authorization = Authorization(settings.token_sha256, settings.sha256)
+    return Server(host, 0, workflow, settings.read_timeout, authorization)
 
 
 @dataclass
@@ -164,6 +172,7 @@ def process(directory: Path, *prefix: str, **environment: str) -> Iterator[Proce
             "TORCHRUN_SYNC_DIR": str(directory / "claim"),
             "TORCHRUN_SYNC_PORT": "0",
             "TORCHRUN_SYNC_HOST": "127.0.0.1",
+            "TORCHRUN_SYNC_UPLOAD_TOKEN_SHA256": digest(TOKEN.encode()),
             "TORCHRUN_TERMINATION_LOG": str(log),
             **measured(),
             **environment,
@@ -183,7 +192,8 @@ def process(directory: Path, *prefix: str, **environment: str) -> Iterator[Proce
 def settings(directory: Path, **changes: object) -> Settings:
     """For a claim in `directory`, with no waiting."""
     directory.mkdir(exist_ok=True)
-    return replace(Settings(directory=directory, linger=0.0), **changes)  # type: ignore[arg-type]
+    made = Settings(directory=directory, linger=0.0, token_sha256=digest(TOKEN.encode()))
+    return replace(made, **changes)  # type: ignore[arg-type]
 
 
 SMALL_DISK = ["unshare", "--mount", "sh", "-c"]

@@ -1,6 +1,7 @@
 """The way of a workspace from the job's server to a worker, as both really run."""
 
 import http.client
+import http.server
 import os
 import random
 import signal
@@ -165,6 +166,10 @@ def test_who_shows_no_good_token_is_not_served(claim: Path, tmp_path: Path) -> N
         (b'{"manifest": "%s", "entries": [[0, 9999]]}', 409),
         (b'{"manifest": "%s", "entries": [[-1, 0]]}', 409),
         (b'{"manifest": "%s", "entries": []}', 200),
+        (b'{"manifest": "%s", "entries": [[0, 1], [2, 2]]}', 200),
+        (b'{"manifest": "%s", "entries": [[0, 2], [2, 3]]}', 400),
+        (b'{"manifest": "%s", "entries": [[2, 2], [0, 1]]}', 400),
+        (b'{"manifest": "%s", "entries": [' + b"[0, 9]," * 20_000 + b"[0, 9]]}", 400),
     ],
 )
 def test_what_a_server_is_asked_is_checked(claim: Path, body: bytes, expected: int) -> None:
@@ -184,6 +189,32 @@ def test_a_manifest_that_leaves_the_target_is_not_followed(claim: Path, tmp_path
             str(tmp_path / "app"),
             5,
         )
+
+
+@pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
+def test_a_redirect_is_not_followed_with_the_token(tmp_path: Path, code: int) -> None:
+    seen: list[str] = []
+
+    class Elsewhere(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            seen.append(f"{self.path} {self.headers.get('Authorization')}")
+            self.send_response(code)
+            if self.path == "/v1/manifest":
+                self.send_header("Location", "/elsewhere")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere) as listening:
+        threading.Thread(target=listening.serve_forever, args=(0.01,), daemon=True).start()
+        url = f"http://127.0.0.1:{listening.server_address[1]}"
+        wanted = server(url, tmp_path, Manifest(()), "secret")
+        with pytest.raises(LaunchError, match=f"answers {code}"):
+            fetch(wanted, str(tmp_path / "app"), 0.1)
+        listening.shutdown()
+    assert seen == ["/v1/manifest Bearer secret"]
 
 
 def test_a_target_that_takes_no_files_is_said(claim: Path, tmp_path: Path) -> None:

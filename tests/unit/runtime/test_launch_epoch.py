@@ -152,6 +152,55 @@ def test_the_fence_is_waited_out_once(state: str, capfd: pytest.CaptureFixture[s
     assert "fenced" not in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("passed", ['{"attempt": 7, "job": "another"}', '{"attempt"'])
+def test_what_another_job_has_waited_out_counts_for_nothing(
+    state: str, capfd: pytest.CaptureFixture[str], passed: str
+) -> None:
+    begin(state, OLD)
+    Path(state, "passed").write_text(passed)
+    begin(state, NEW, Worker(1, 0), wait=0.2)
+    assert "until they are fenced" in capfd.readouterr().err
+
+
+def test_a_gang_that_is_overtaken_as_it_starts_does_not_start(
+    state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = epoch._write
+
+    def overtaken(state: str, name: str, gang: Gang) -> None:
+        write(state, name, gang)
+        write(state, name, NEW)
+
+    monkeypatch.setattr(epoch, "_write", overtaken)
+    with pytest.raises(LaunchError) as caught:
+        begin(state, OLD)
+    assert caught.value.reason == "Fenced"
+
+
+def test_a_silence_as_long_as_the_fence_is_not_yet_the_end(
+    state: str, ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(epoch, "now", lambda: HUGE)
+    watch_of(state, OLD, ends, fence=0.0)
+    assert not ends.told.wait(0.3)
+
+
+def test_reading_and_writing_leave_no_file_open(state: str) -> None:
+    opened = len(os.listdir("/proc/self/fd"))
+    for _ in range(200):
+        epoch._write(state, "epoch", OLD)
+        epoch.read(state, "epoch")
+    # Threads of other tests' watches have a few for a moment.
+    assert len(os.listdir("/proc/self/fd")) < opened + 100
+
+
+def test_the_next_gang_waits_until_the_slowest_watch_has_ended_its_ranks() -> None:
+    """docs/troubleshooting.md and docs/design.md say 30 s and 45 s."""
+    assert (epoch.FENCE_SECONDS, epoch.WAIT_SECONDS) == (30.0, 45.0)
+    slowest = epoch.FENCE_SECONDS + epoch._LOOK_SECONDS + epoch._TAKE_SECONDS + 8.0
+    assert slowest < epoch.WAIT_SECONDS
+
+
 def test_without_storage_nobody_is_fenced(state: str) -> None:
     assert take_over("", NEW, "0", [], lambda verdict: None) is None
     with pytest.raises(LaunchError) as caught:
@@ -191,9 +240,12 @@ def test_another_users_files_are_written_and_not_replaced(
 
 def test_the_order_to_fence_stands_beside_the_go_ahead(tmp_path: Path) -> None:
     annotations = tmp_path / "annotations"
-    order = 'torchrun.ai/fence="2026-01-02T03:04:05Z 0-1 1-12"'
+    order = 'torchrun.ai/fence="2026-01-02T03:04:05Z 0:1 1:3-5,12"'
     annotations.write_text(f'torchrun.ai/start="2"\n{order}\n')
-    assert pass_gate(str(annotations), "2") == [Worker(0, 1), Worker(1, 12)]
+    assert pass_gate(str(annotations), "2") == [
+        Worker(0, 1),
+        *(Worker(1, index) for index in (3, 4, 5, 12)),
+    ]
     annotations.write_text('torchrun.ai/start="2"\n')
     assert pass_gate(str(annotations), "2") == []
     assert pass_gate("", "2") == []

@@ -1,10 +1,13 @@
 """The launcher as a process: exit codes, signals, the workspace, and what it leaves to read."""
 
+import json
 import os
 import shutil
 import signal
 import socket
 import stat
+import subprocess
+import sys
 import textwrap
 import time
 from collections.abc import Iterator
@@ -39,6 +42,30 @@ def test_runs_as_a_folder_whatever_lies_beside_it(tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text("raise ImportError('not this one')")
     result = Launcher(PYTHONS[0], tmp_path, folder=copy).run("exit 5")
     assert result.exit_code == 5, result.err
+
+
+OLD = [path for name in ("python3.7", "python3.6") if (path := shutil.which(name))]
+PRETEND = """
+import runpy, sys
+sys.version_info = (3, 7, 16, "final", 0)
+runpy.run_path({!r}, run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("python", [*OLD, ""], ids=lambda path: Path(path).name or "pretended")
+def test_a_python_that_is_too_old_is_named(python: str, tmp_path: Path) -> None:
+    if python and subprocess.run([python, "-V"], capture_output=True).returncode:
+        pytest.skip(f"{python} does not start here")
+    log = tmp_path / "termination-log"
+    log.touch()
+    argv = [python, str(FOLDER)] if python else [sys.executable, "-c", PRETEND.format(str(FOLDER))]
+    environment = {**os.environ, "TORCHRUN_TERMINATION_LOG": str(log), "TORCHRUN_COMMAND": '"true"'}
+    ended = subprocess.run(argv, env=environment, capture_output=True, text=True)
+    message = json.loads(log.read_text())
+    assert (ended.returncode, message["exitCode"], message["reason"]) == (78, 78, "PythonTooOld")
+    assert "needs Python 3.8 or newer" in message["message"]
+    assert message["message"] in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 def test_a_worker_beside_a_head_is_one_above_its_index(launcher: Launcher) -> None:
@@ -179,6 +206,98 @@ def test_signals_the_ranks_first_and_their_parent_after_them(launcher: Launcher)
     assert result.exit_code == 143
 
 
+# As torchrun: where a rank fails, the others get SIGTERM, and SIGKILL after a while.
+HASTY_AGENT = """
+    import os, signal, subprocess, sys, time
+    programs = [("rank.py", 0), ("other.py", 1)]
+    ranks = [
+        subprocess.Popen([sys.executable, name], env=dict(os.environ, LOCAL_RANK=str(n)))
+        for name, n in programs
+    ]
+    while not any(rank.poll() for rank in ranks):
+        time.sleep(0.5)
+    for rank in ranks:
+        if rank.poll() is None:
+            rank.terminate()
+    time.sleep(0.5)
+    for rank in ranks:
+        if rank.poll() is None:
+            rank.kill()
+    sys.exit(1)
+"""
+SAVING = """
+    import os, signal, sys, time
+    def save(number, frame):
+        os.write(1, b"saving\\n")
+        time.sleep(2)
+        os.write(1, b"saved\\n")
+        sys.exit(0)
+    signal.signal(signal.SIGTERM, save)
+    os.write(1, b"ready\\n")
+    while True:
+        time.sleep(60)
+"""
+# One that dies of the signal, and one that has a handler and fails some time after it.
+OTHERS = {
+    "dies": "signal.signal(signal.SIGTERM, signal.SIG_DFL)",
+    "fails": "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), os._exit(1)))",
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_rank_saves_to_its_end_whatever_becomes_of_the_others(
+    launcher: Launcher, other: str
+) -> None:
+    """A second SIGTERM would call its handler once more, in the midst of the first call."""
+    handler = "signal.signal(signal.SIGTERM, save)"
+    script(launcher.directory, SAVING, "rank.py")
+    script(launcher.directory, SAVING.replace(handler, OTHERS[other]), "other.py")
+    agent = script(launcher.directory, HASTY_AGENT, "agent.py")
+    launched = launcher.start([launcher.python, agent], TORCHRUN_LAUNCHER="none")
+    assert [launched.line(), launched.line()] == ["ready", "ready"]
+    launched.stop()
+    result = launched.end()
+    assert result.out.splitlines() == ["saving", "saved"]
+    assert (result.exit_code, result.message["reason"]) == (143, "Stopped")
+
+
+@pytest.mark.parametrize(
+    ("line", "lines"),
+    [
+        ("trap 'echo trapped' TERM; {python} {name}; echo after", ["trapped", "after"]),
+        (
+            "trap 'kill -TERM $child; wait $child; echo trapped; exit' TERM;"
+            " {python} {name} & child=$!; wait $child",
+            ["trapped"],
+        ),
+        ("trap 'echo trapped' TERM; cd . && sh -c '{python} {name}; true'", ["trapped"]),
+    ],
+    ids=["foreground", "background", "shell in a shell"],
+)
+def test_runs_the_trap_of_a_shell_and_signals_its_program_once(
+    launcher: Launcher, line: str, lines: "list[str]"
+) -> None:
+    name = script(launcher.directory, SAVING)
+    command = line.format(python=launcher.python, name=name)
+    launched = launcher.start(command, TORCHRUN_LAUNCHER="none")
+    assert launched.line() == "ready"
+    launched.stop()
+    result = launched.end()
+    assert result.out.splitlines() == ["saving", "saved", *lines]
+    assert (result.exit_code, result.message["reason"]) == (143, "Stopped")
+
+
+def test_runs_the_trap_around_ranks_when_they_are_gone(launcher: Launcher) -> None:
+    script(launcher.directory, RANKS, "rank.py")
+    agent = script(launcher.directory, AGENT, "agent.py")
+    line = f"trap 'sleep 1; echo trapped' TERM; {launcher.python} {agent}; echo after"
+    launched = launcher.start(line, TORCHRUN_LAUNCHER="none")
+    assert [launched.line(), launched.line()] == ["ready", "ready"]
+    launched.stop()
+    said = launched.end().out.splitlines()
+    assert said == ["saving 15", "saving 15", "agent told, ranks left: 0", "trapped", "after"]
+
+
 def test_kills_ranks_that_outstay_their_grace(launcher: Launcher) -> None:
     name = script(
         launcher.directory,
@@ -193,8 +312,10 @@ def test_kills_ranks_that_outstay_their_grace(launcher: Launcher) -> None:
         [launcher.python, name], TORCHRUN_LAUNCHER="none", TORCHRUN_GRACE_SECONDS="0.2"
     )
     assert launched.line() == "ready"
+    began = time.monotonic()
     launched.stop()
     assert launched.end().exit_code == 143
+    assert time.monotonic() - began < 9, "long before the time of an agent is over as well"
 
 
 def test_leaves_no_process_behind_and_reaps_orphans(launcher: Launcher) -> None:

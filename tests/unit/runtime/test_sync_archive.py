@@ -196,3 +196,34 @@ def test_refuses_what_does_not_fit_before_writing(tmp_path: Path) -> None:
     assert failure.value.reason == "WorkspaceFull"
     assert not failure.value.permanent
     assert not (tmp_path / "tree").exists()
+
+
+def disagreeing(entries: int) -> bytes:
+    """An archive whose zip64 record lies where its locator says, not right before it.
+
+    Its other end record announces no member at all.
+    """
+    data = zipped({f"f{number}": b"" for number in range(entries)})
+    body, (size, start) = data[:-22], struct.unpack("<LL", data[-10:-2])
+    at, extra = len(body), b"E" * 64
+    numbers = (44 + len(extra), 45, 45, 0, 0, entries, entries, size, start)
+    record = struct.pack("<4sQHHLLQQQQ", b"PK\x06\x06", *numbers) + extra
+    locator = struct.pack("<4sLQL", b"PK\x06\x07", 0, at, 1)
+    return body + record + locator + struct.pack("<4sHHHHLLH", b"PK\x05\x06", 0, 0, 0, 0, 0, at, 0)
+
+
+def test_refuses_a_zip64_record_that_releases_of_python_find_at_two_places(tmp_path: Path) -> None:
+    with pytest.raises(ArchiveError, match="zip64 record") as caught:
+        extracted(disagreeing(50), tmp_path, Limits(entries=10))
+    assert caught.value.reason == "NotAZip"
+
+
+def test_refuses_more_members_than_were_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever zipfile finds that the count did not: the cap holds for what is extracted."""
+    monkeypatch.setattr("torchrun_runtime.sync.extract.count_entries", lambda file, most: 1)
+    with pytest.raises(ArchiveError, match="two central directories") as caught:
+        extracted(zipped({"a": b"", "b": b""}), tmp_path)
+    assert caught.value.reason == "NotAZip"
+    assert not (tmp_path / "tree").exists()

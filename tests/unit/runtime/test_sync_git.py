@@ -3,7 +3,11 @@
 import json
 import os
 import random
+import socket
+import socketserver
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -211,6 +215,61 @@ def test_submodules_and_lfs_are_left_out_and_said(
     said = capsys.readouterr().out
     assert "submodules are left out" in said
     assert "pointers of Git LFS" in said
+
+
+@contextmanager
+def connecting() -> Iterator[tuple[str, list[str]]]:
+    """A proxy that knows CONNECT alone; its URL, and what it was asked for."""
+    asked: list[str] = []
+
+    class Proxy(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            asked.append(self.rfile.readline().decode().strip())
+            while self.rfile.readline().strip():
+                pass
+            host, _, port = asked[-1].split()[1].rpartition(":")
+            with socket.create_connection((host, int(port))) as far:
+                self.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
+                back = threading.Thread(target=pump, args=(far, self.connection))
+                back.start()
+                pump(self.connection, far)
+                back.join()
+
+    def pump(source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while piece := source.recv(1 << 16):
+                target.sendall(piece)
+        with suppress(OSError):
+            target.shutdown(socket.SHUT_WR)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Proxy) as proxy:
+        threading.Thread(target=proxy.serve_forever, args=(0.02,), daemon=True).start()
+        yield f"http://127.0.0.1:{proxy.server_address[1]}", asked
+        proxy.shutdown()
+
+
+@pytest.mark.parametrize("excepted", [False, True], ids=["proxied", "no proxy"])
+def test_a_repository_behind_the_proxy_of_the_pod(
+    settings: Settings, server: GitServer, monkeypatch: pytest.MonkeyPatch, excepted: bool
+):
+    repository(server.root / "train", {"train.py": b"1"})
+    with connecting() as (url, asked):
+        monkeypatch.setenv("HTTPS_PROXY", url)
+        monkeypatch.setenv("NO_PROXY", "localhost" if excepted else "")
+        assert tree(settings, fetch(settings)) == {"train.py": b"1"}
+    line = f"CONNECT localhost:{server.port} HTTP/1.1"
+    assert set(asked) == (set() if excepted else {line})
+
+
+def test_a_name_that_only_the_proxy_can_resolve(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+):
+    """An address is judged here all the same."""
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
+    named = replace(settings, url="https://git.invalid/train", secret="", secret_directory=None)
+    assert failure(named).reason == "ConnectionFailed"
+    for host in ("169.254.169.254", "2852039166", "[::ffff:169.254.169.254]"):
+        assert failure(replace(named, url=f"https://{host}/a")).reason == "ForbiddenAddress"
 
 
 def test_a_private_repository(settings: Settings, server: GitServer, secret: Path):

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from torchrun_runtime.sync import programs, s3_client
+from torchrun_runtime.sync.address import parse_git, resolve
 from torchrun_runtime.sync.claim import Claim
 from torchrun_runtime.sync.errors import ArchiveError, SyncError
 from torchrun_runtime.sync.extract import extract
@@ -174,6 +175,20 @@ def test_every_forbidden_address_by_its_name(settings: Settings, address: str):
     refuse(replace(settings, source="s3", url=f"http://{address}/bucket/a"), "ForbiddenAddress")
 
 
+@pytest.mark.parametrize(
+    ("url", "host", "port"),
+    [
+        ("https://[2001:db8::1]/acme/train.git", "2001:db8::1", 443),
+        ("ssh://git@[2001:db8::1]:2222/acme/train.git", "2001:db8::1", 2222),
+        ("https://[::1]/train.git", "::1", 443),
+    ],
+)
+def test_addresses_of_ipv6_in_their_usual_form(url: str, host: str, port: int):
+    found = parse_git(url)
+    assert (found.host, found.port) == (host, port)
+    assert resolve(found.host, found.port) == (host,)
+
+
 def test_a_name_that_leads_to_a_forbidden_address(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ):
@@ -284,3 +299,60 @@ def test_paths_of_a_hostile_repository(name: str, mode: str):
 def test_modes_of_a_hostile_repository(mode: str):
     with pytest.raises(ArchiveError):
         Repository(FOLDER_LIMITS).add(f"{mode} blob {'0' * 40} 1\tname".encode())
+
+
+def linked(links: dict[str, str], *files: str) -> Repository:
+    found = Repository(FOLDER_LIMITS)
+    for name in files:
+        found.add(f"100644 blob {'a' * 40} 1\t{name}".encode())
+    targets = {f"{number:040}": target.encode() for number, target in enumerate(links.values())}
+    for number, name in enumerate(links):
+        found.add(f"120000 blob {number:040} 10\t{name}".encode())
+    found.read_links(lambda blob: targets[blob.name])
+    return found
+
+
+def test_links_through_links_take_no_more_time_than_their_targets_are_long():
+    """Each goes eight times through the one before: 8 ** 30 steps to walk them all."""
+    links = {"l0": "/".join(["d", ".."] * 8 + ["d"])}
+    links |= {f"l{n}": "/".join([f"l{n - 1}", ".."] * 8 + [f"l{n - 1}"]) for n in range(1, 30)}
+    with pytest.raises(ArchiveError, match="more than 40 links") as caught:
+        list(linked(links, "d/x").files())
+    assert caught.value.reason == "UnsafeMember"
+
+
+@pytest.mark.parametrize(("count", "fine"), [(40, True), (41, False)])
+def test_as_many_links_of_one_path_as_the_kernel_follows(count: int, fine: bool):
+    links = {f"l{number:02}": f"l{number + 1:02}" for number in range(count - 1)}
+    found = linked(links | {f"l{count - 1:02}": "file"}, "file")
+    if fine:
+        assert len(list(found.files())) == count + 1
+    else:
+        with pytest.raises(ArchiveError, match="more than 40 links"):
+            list(found.files())
+
+
+def test_links_are_listed_until_the_deadline_only():
+    ended = programs.Programs({}, deadline=time.monotonic() - 1, largest=1)
+    with pytest.raises(SyncError) as caught:
+        list(linked({"l": "d"}, "d/x").files(ended.check_time))
+    assert (caught.value.reason, caught.value.permanent) == ("TimedOut", False)
+
+
+@pytest.mark.parametrize("kind", [b"L", b"x", b"g"], ids=["long name", "pax", "global"])
+def test_tar_headers_that_follow_each_other_without_end(tmp_path: Path, kind: bytes):
+    content = b"6 a=b\n" if kind != b"L" else b"a\0"
+    one = hostile_tars.header(b"x", b"%011o\0" % len(content), kind) + content.ljust(512, b"\0")
+    archive = tmp_path / "archive"
+    archive.write_bytes(one * 3000 + bytes(1024))
+    with pytest.raises(ArchiveError) as caught:
+        extract_tar(archive, tmp_path / "tree", LIMITS)
+    assert caught.value.reason == "NotATar"
+
+
+@pytest.mark.parametrize("etag", ["a&#10;b", "&#8364;", "a" * 2000])
+def test_etags_of_a_hostile_gateway(bucket: Settings, gateway: Gateway, etag: str):
+    gateway.answer = lambda _: Reply(listing({"code/a": b"x"}, etag=etag))
+    error = refuse(bucket, "FetchFailed")
+    assert "ETag" in error.message
+    assert error.message.isprintable()

@@ -170,6 +170,25 @@ def test_a_missing_claim_is_named(tmp_path: Path) -> None:
     assert (code, message["reason"], message["permanent"]) == (1, "WorkspaceNotWritable", False)
 
 
+def test_a_fault_of_its_own_is_in_the_termination_message(tmp_path: Path) -> None:
+    program = (
+        "import sys, torchrun_runtime.sync.__main__ as sync\n"
+        "def fetch(settings): raise KeyError('planted')\n"
+        "sync.fetch = fetch\n"
+        "sys.exit(sync.main([]))\n"
+    )
+    log = tmp_path / "termination-log"
+    log.write_text("")
+    environment = {"TORCHRUN_SYNC_SOURCE": "git", "TORCHRUN_TERMINATION_LOG": str(log)}
+    ended = subprocess.run(
+        [sys.executable, "-c", program], env=os.environ | environment, capture_output=True
+    )
+    message = json.loads(log.read_text())
+    assert (ended.returncode, message["reason"], message["permanent"]) == (1, "SyncFailed", False)
+    assert "planted" in message["message"]
+    assert b"Traceback" in ended.stderr
+
+
 def test_help_teaches() -> None:
     text = subprocess.run(
         [sys.executable, "-m", "torchrun_runtime.sync", "--help"], capture_output=True, text=True

@@ -238,6 +238,21 @@ def test_a_secret_of_the_wrong_kind(settings: Settings, tmp_path: Path):
     assert failure(replace(named, url="s3://bucket/c")).reason == "InvalidURL"
 
 
+@pytest.mark.parametrize("key", ["AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", "AWS_REGION"])
+@pytest.mark.parametrize("value", ["two\nlines", "\u20ac"])
+def test_a_secret_that_no_header_can_carry(
+    settings: Settings, tmp_path: Path, key: str, value: str
+):
+    directory = tmp_path / "keys"
+    directory.mkdir()
+    values = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "key", key: value}
+    for name, text in values.items():
+        (directory / name).write_text(text)
+    error = failure(replace(settings, secret="keys", secret_directory=directory))
+    assert (error.reason, error.permanent) == ("SecretInvalid", False)
+    assert key in error.message
+
+
 def test_the_host_header_names_the_port_where_it_is_not_the_usual_one():
     def host(url: str, tls: ssl.SSLContext | None = None) -> str:
         location = parse_endpoint(url)
@@ -289,6 +304,7 @@ def test_an_archive_without_that_folder(settings: Settings, gateway: Gateway):
         (404, "NoSuchKey", "ObjectNotFound"),
         (404, "", "ObjectNotFound"),
         (404, "InvalidAccessKeyId", "AccessDenied"),
+        (403, "RequestTimeTooSkewed", "ClockSkew"),
         (418, "Teapot", "FetchFailed"),
     ],
 )

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from torchrun_runtime.sync.__main__ import open_workflow
+from torchrun_runtime.sync.authorization import TOKEN_HEADER
 from torchrun_runtime.sync.claim import Claim, Marker
 from torchrun_runtime.sync.errors import SyncError
-from torchrun_runtime.sync.server import Server
 from torchrun_runtime.sync.settings import Limits
 from unit.runtime import hostile
-from unit.runtime.syncing import Client, Pod, archive, digest, pod, settings
+from unit.runtime.syncing import TOKEN, Client, Pod, archive, digest, listening, pod, settings
 
 CODE = archive({"train.py": b"print('hello')", "pkg/data.bin": random.Random(0).randbytes(300_000)})
 
@@ -75,13 +75,11 @@ def test_goes_on_after_connections_that_break(tmp_path: Path) -> None:
         while (held := int(str(server.get()["offset"]))) < len(CODE):
             cut = randomness.randint(1, 60_000)
             connection = server.begin(CODE, held, cut)
-            if held + cut < len(CODE):
-                connection.close()
-            else:
-                assert connection.getresponse().status == 202
-                connection.close()
             while int(str(server.get()["offset"])) < min(held + cut, len(CODE)):
                 pass
+            if held + cut >= len(CODE):
+                assert connection.getresponse().status == 202
+            connection.close()
         assert finished(server).files == 2
 
 
@@ -188,15 +186,13 @@ def test_a_refused_archive_that_the_job_names_ends_the_pod(tmp_path: Path) -> No
 
 def test_an_archive_that_is_there_already_is_not_taken_again(tmp_path: Path) -> None:
     workflow = open_workflow(settings(tmp_path / "claim"), prepared(tmp_path / "claim"))
-    with Server("127.0.0.1", 0, workflow, 10) as server:
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    with listening(settings(tmp_path / "claim"), workflow) as server:
         client = Client(server.port)
         assert client.put(CODE)[0] == 202
         assert client.get()["state"] == "extracting"
         assert client.put(CODE)[0] == 409
         status, body = client.put(archive({"other.py": b""}))
         assert (status, body["reason"]) == (503, "Busy")
-        server.shutdown()
 
 
 def test_caps_and_full_disks_have_statuses_of_their_own(tmp_path: Path) -> None:
@@ -222,20 +218,21 @@ def test_caps_and_full_disks_have_statuses_of_their_own(tmp_path: Path) -> None:
         ({"Content-Range": "bytes -1-2/9"}, 400),
         ({"X-Torchrun-Sha256": None}, 400),
         ({"X-Torchrun-Sha256": "../../etc/passwd"}, 400),
-        ({"Content-Length": "-1"}, 411),
+        ({"Content-Length": "-1"}, 400),
         ({"Content-Length": "٣"}, 400),
-        ({"Content-Length": "1e3"}, 411),
+        ({"Content-Length": "1e3"}, 400),
     ],
 )
 def test_refuses_malformed_requests(
     tmp_path: Path, changes: dict[str, str | None], status: int
 ) -> None:
     headers = {"Content-Range": "bytes 0-3/9", "X-Torchrun-Sha256": "0" * 64, "Content-Length": "4"}
+    headers[TOKEN_HEADER] = TOKEN
     lines = [f"{k}: {v}" for k, v in {**headers, **changes}.items() if v is not None]
     request = "PUT /v1/upload HTTP/1.1\r\n" + "\r\n".join(lines) + "\r\n\r\nabcd"
-    with pod(settings(tmp_path / "claim")) as server:
+    with pod(settings(tmp_path / "claim", read_timeout=0.5)) as server:
         answer = raw(server.port, request.encode())
-        assert int(answer.split()[1]) in (status, 411), answer
+        assert int(answer.split()[1]) == status, answer
         assert server.get()["offset"] == 0
 
 
@@ -253,46 +250,122 @@ def test_refuses_malformed_requests(
     ],
 )
 def test_survives_what_is_no_upload(tmp_path: Path, request_: bytes) -> None:
-    with pod(settings(tmp_path / "claim", read_timeout=5)) as server:
+    with pod(settings(tmp_path / "claim", read_timeout=0.5)) as server:
         answer = raw(server.port, request_)
         assert b" 2" not in answer.partition(b"\r\n")[0]
         assert server.get()["state"] == "waiting"
 
 
 def raw(port: int, request: bytes) -> bytes:
+    """All that the server answers until it closes the connection, for its silence at the latest."""
     with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
         connection.sendall(request)
-        connection.shutdown(socket.SHUT_WR)
         answer = b""
         while piece := connection.recv(65536):
             answer += piece
         return answer
 
 
-def test_a_flood_of_connections_is_turned_away_not_queued(tmp_path: Path) -> None:
+def test_who_only_holds_connections_keeps_nobody_out(tmp_path: Path) -> None:
     with pod(settings(tmp_path / "claim")) as server:
+        upload = server.begin(CODE, 0, 5000)
+        while server.get()["offset"] != 5000:
+            pass
         flood = [
             socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(80)
         ]
-        turned_away = [connection for connection in flood[64:] if connection.recv(1) == b""]
-        assert len(turned_away) == 16
+        assert server.get("/readyz") == {"ready": True}
+        first = [connection for connection in flood[:16] if connection.recv(1) == b""]
+        assert len(first) == 16, "the oldest make room"
+        upload.send(CODE[5000:])
+        assert upload.getresponse().status == 202, "an upload under way is none of them"
+        upload.close()
         for connection in flood:
             connection.close()
-        while True:
-            try:
-                assert server.get()["state"] == "waiting"
-                break
-            except (OSError, ValueError):
-                continue
+        assert finished(server).files == 2
+
+
+def test_a_connection_that_asks_for_nothing_is_closed(tmp_path: Path) -> None:
+    with pod(settings(tmp_path / "claim", read_timeout=0.2)) as server:
+        for said in (b"", b"GET /readyz HTTP/1.1\r\nHost:"):
+            with socket.create_connection(("127.0.0.1", server.port), timeout=10) as silent:
+                silent.sendall(said)
+                assert silent.recv(1) == b""
+
+
+def uploaded(data: bytes, **headers: str) -> bytes:
+    """A PUT of a whole archive, as bytes."""
+    fields = {
+        "Host": "pod",
+        "Content-Length": str(len(data)),
+        "X-Torchrun-Sha256": digest(data),
+        "Content-Range": f"bytes 0-{len(data) - 1}/{len(data)}",
+        **headers,
+    }
+    lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+    return f"PUT /v1/upload HTTP/1.1\r\n{lines}\r\n".encode() + data
+
+
+EVIL = archive({"train.py": b"print('not yours')"})
+
+
+@pytest.mark.parametrize("wanted", ["", digest(CODE)], ids=["any", "one"])
+@pytest.mark.parametrize("token", ["", digest(TOKEN.encode())], ids=["no token", "token"])
+@pytest.mark.parametrize("shown", [{}, {TOKEN_HEADER: "guessed"}], ids=["nothing", "guessed"])
+def test_a_stranger_gets_and_changes_nothing(
+    tmp_path: Path, wanted: str, token: str, shown: dict[str, str]
+) -> None:
+    """A stranger at the port, for each thing that the job announces; and the owner goes on after."""
+    proof = {TOKEN_HEADER: TOKEN} if token else {"X-Torchrun-Sha256": wanted}
+    with pod(settings(tmp_path / "claim", sha256=wanted, token_sha256=token)) as server:
+        owner, stranger = Client(server.port, proof=proof), Client(server.port, proof=shown)
+        if wanted or token:
+            assert owner.put(CODE, 0, 1000)[0] == 200
+        named = {"X-Torchrun-Workspace": digest(b"other")}
+        answers = [
+            stranger.put(EVIL),
+            stranger.put(CODE, 0, 1000, sha256=digest(EVIL)),
+            stranger.request("PUT", "/v1/manifest", b"x", dict(named)),
+            stranger.request("GET", "/v1/upload"),
+        ]
+        reasons = {str(body["reason"]) for _, body in answers}
+        assert {status for status, _ in answers} == {403}
+        assert reasons == {"UploadDenied"}
+        assert not any(digest(CODE) in str(body) for _, body in answers)
+        if wanted or token:
+            assert owner.put(CODE, 1000)[0] == 202, "the upload goes on where it was"
+            assert finished(server).sha256 == digest(CODE)
+
+
+@pytest.mark.parametrize(
+    "framing",
+    [
+        b"GET /v1/upload HTTP/1.1\r\nHost: pod\r\nContent-Length: %d\r\n\r\n%s",
+        b"GET /readyz HTTP/1.1\r\nHost: pod\r\nContent-Length: %d\r\n\r\n%s",
+        b"PUT /v1/upload HTTP/1.1\r\nHost: pod\r\nContent-Length: %d\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n%s",
+        b"PUT /v1/upload HTTP/1.1\r\nHost: pod\r\nTransfer-Encoding: chunked\r\n"
+        b"Content-Length: %d\r\n\r\n0\r\n\r\n%s",
+        b"PUT /v1/upload HTTP/1.1\r\nHost: pod\r\nContent-Length: 0\r\n"
+        b"Content-Length: %d\r\n\r\n%s",
+    ],
+    ids=["get", "readyz", "length first", "chunked first", "two lengths"],
+)
+def test_no_request_hides_in_the_body_of_another(tmp_path: Path, framing: bytes) -> None:
+    """What a proxy takes for a body is one for the pod, even with the right token in it."""
+    hidden = uploaded(CODE, **{TOKEN_HEADER: TOKEN})
+    with pod(settings(tmp_path / "claim", read_timeout=0.5)) as server:
+        answer = raw(server.port, framing % (len(hidden), hidden))
+        assert answer.count(b"HTTP/1.") == 1
+        assert answer.split()[1] in (b"400", b"411")
+        assert server.get()["state"] == "waiting"
 
 
 def test_listens_on_both_families(tmp_path: Path) -> None:
     workflow = open_workflow(settings(tmp_path / "claim"), prepared(tmp_path / "claim"))
-    with Server("", 0, workflow, 10) as server:
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    with listening(settings(tmp_path / "claim"), workflow, "") as server:
         assert Client(server.port).get()["state"] == "waiting"
         if socket.has_dualstack_ipv6() and os.path.exists("/proc/net/if_inet6"):
             with socket.create_connection(("::1", server.port), timeout=10) as connection:
                 connection.sendall(b"GET /readyz HTTP/1.0\r\n\r\n")
                 assert b"200" in connection.recv(100)
-        server.shutdown()

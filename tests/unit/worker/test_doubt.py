@@ -5,8 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from torchrun_api.core import Job
+from torchrun_api.core import Job, Pod
 from torchrun_api.kinds import CLAIMS, JOBS, SERVICES, TORCHRUN_JOBS, Kind
+from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.apply import Found, SupersededError
 from torchrun_controller.controllers import doubt
 from torchrun_controller.reconcile import Observed, Plan
@@ -76,6 +77,19 @@ async def test_caches_that_are_behind_decide_nothing(server, observed, plan):
         await doubt.settle(server, observed, plan)
 
 
+@pytest.mark.parametrize("end", [{"phase": "Failed"}, {"attempts": [{"number": 1}]}])
+async def test_a_gang_is_not_given_up_that_is_only_not_shown(end):
+    """Its Job seems to be deleted; with restartPolicy Never the job would fail for good."""
+    plan = Plan(status=msgspec.convert(end, TorchrunJobStatus))
+    with pytest.raises(SupersededError, match="is there"):
+        await doubt.settle(Server(gang=GANG), seen(HAD_A_GANG, 0), plan)
+    await doubt.settle(Server(gang=None), seen(HAD_A_GANG, 0), plan)
+    told = seen({**HAD_A_GANG, "attempts": [{"number": 1}]})
+    server = Server(gang=GANG)
+    await doubt.settle(server, told, Plan(status=told.job.status))
+    assert server.asked == []
+
+
 @pytest.mark.parametrize(
     "gang",
     [
@@ -89,3 +103,45 @@ async def test_a_gang_that_is_gone_is_followed_by_another(gang):
     server = Server(gang=gang)
     await doubt.settle(server, seen(HAD_A_GANG), makes(JOBS))
     assert server.asked == [(TORCHRUN_JOBS.kind, "train"), (JOBS.kind, "train-r1")]
+
+
+def short_of_a_node() -> Observed:
+    """An elastic gang; the cache shows the node of one worker of two."""
+    job = make_job(numNodes=2, elastic={"minNodes": 1, "maxNodes": 2})
+    status = msgspec.convert({"phase": "Queued", "attempt": 1, "workers": {}}, type(job.status))
+    child = msgspec.convert({"metadata": {"labels": {"torchrun.ai/attempt": "1"}}}, Job)
+    pods = tuple(
+        msgspec.convert(
+            {
+                "metadata": {"name": f"train-r1-{index}", "resourceVersion": "7"},
+                "spec": {"nodeName": node},
+                "status": {"phase": "Pending"},
+            },
+            Pod,
+        )
+        for index, node in enumerate(("node-0", ""))
+    )
+    job = msgspec.structs.replace(job, status=status)
+    return Observed(job=job, child_jobs=(child,), workers=pods)
+
+
+@pytest.mark.parametrize("version", ["8", None], ids=["changed", "gone"])
+async def test_no_gang_shrinks_by_a_pod_that_the_cache_shows_as_it_was(version):
+    server = Server()
+    found = None if version is None else Found("uid-pod", "uid-gang", False, version)
+    server.has["Pod", "train-r1-1"] = found
+    with pytest.raises(SupersededError, match="train-r1-1"):
+        await doubt.settle(server, short_of_a_node(), makes(JOBS))
+
+
+async def test_a_pod_that_has_no_node_in_truth_is_asked_for_once():
+    server = Server()
+    server.has["Pod", "train-r1-1"] = Found("uid-pod", "uid-gang", False, "7")
+    await doubt.settle(server, short_of_a_node(), makes(JOBS))
+    assert server.asked == [("Pod", "train-r1-1")]
+
+
+async def test_pods_are_not_asked_for_where_no_gang_is_made():
+    server = Server()
+    await doubt.settle(server, short_of_a_node(), Plan())
+    assert server.asked == []

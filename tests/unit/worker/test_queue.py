@@ -257,3 +257,16 @@ async def test_counts_are_written_once_a_second_and_phases_at_once(world: World)
     world.plan = lambda _: QueuePlan(status=TorchrunQueueStatus(phase="Terminating"))
     assert await world.reconciler.attempt(KEY) == Done()
     assert len(world.log) == 2
+
+
+async def test_a_status_that_failed_is_tried_again_by_the_queues_backoff(world: World) -> None:
+    assert world.queue is not None
+    world.queue = replace(world.queue, status=ACTIVE)
+    world.plan = lambda _: QueuePlan(status=ACTIVE)
+    world.failures = {"status": ApiError(422, "Invalid", "status.message: Too long")}
+    for _ in range(3):
+        with pytest.raises(ApiError, match="Too long"):
+            await world.reconciler.attempt(KEY)
+    world.failures = {}
+    assert await world.reconciler.attempt(KEY) == Done()
+    assert world.log == [ACTIVE]

@@ -8,7 +8,7 @@ import pytest
 from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import JOBS, SERVICES
 from torchrun_api.meta import ObjectMeta
-from torchrun_api.status import TorchrunJobStatus
+from torchrun_api.status import Phase, TorchrunJobStatus
 from torchrun_controller.apply import (
     NameConflictError,
     RejectedError,
@@ -16,7 +16,7 @@ from torchrun_controller.apply import (
     UnavailableError,
     Written,
 )
-from torchrun_controller.controllers.job import CONFLICT_RETRY, REJECTED_RETRY
+from torchrun_controller.controllers.refusals import CONFLICT_RETRY, REJECTED_RETRY
 from torchrun_controller.own_writes import PATIENCE
 from torchrun_controller.reconcile.observed import Conflict, Observed, Rejection
 from torchrun_controller.reconcile.plan import Apply, Delete, Event, Plan
@@ -110,6 +110,22 @@ class TestStatus:
         assert await world.reconciler.attempt(KEY) == Done()
         assert world.log[1:] == [status("Running", "2/2 ready")]
 
+    @pytest.mark.parametrize("phase", ["Running", "Succeeded"])
+    async def test_a_write_that_fails_for_good_backs_off(self, world: World, phase: Phase) -> None:
+        world.present[KEY] = observed("Running")
+        world.plan = lambda _: Plan(status=status(phase, "too long"))
+        world.failures = [ApiError(422, "Invalid", "status.message: Too long")] * 100
+        world.queue.add(KEY)
+        end = world.time + 3600
+        while world.time < end:
+            await world.attempts()
+            wait = world.queue.next_ready()
+            assert wait is not None
+            world.time += wait
+        writes = 100 - len(world.failures)
+        assert writes < 25, "an hour of waits that double"
+        assert world.queue.failures(KEY) == writes
+
     async def test_a_change_of_phase_is_written_at_once(self, world: World) -> None:
         world.present[KEY] = observed("Running")
         world.cache.resource_version = 100
@@ -153,7 +169,7 @@ class TestStatus:
 
 def waiting_for(seen: Observed) -> Plan:
     """As reconcile does: nothing is made while something stands in the way."""
-    if seen.conflicts or seen.rejection:
+    if seen.conflicts or seen.rejections:
         return Plan(status=status("Pending", "blocked"))
     return Plan(applies=(SERVICE,), status=status("Running"))
 
@@ -189,7 +205,7 @@ class TestObstacles:
         error = RejectedError(REJECTION, permanent=True)
         world.failures = [error]
         assert await world.reconciler.attempt(KEY) == Terminal(error, REJECTED_RETRY)
-        assert world.seen[-1].rejection == REJECTION
+        assert world.seen[-1].rejections == (REJECTION,)
         world.cache.resource_version = 100
         world.time += 10
         assert await world.reconciler.attempt(KEY) == RequeueAfter(REJECTED_RETRY - 10)
@@ -232,12 +248,11 @@ class TestObstacles:
 
     async def test_a_plan_that_insists_is_no_hot_loop(self, world: World) -> None:
         world.plan = lambda _: Plan(applies=(SERVICE,))
-        world.failures = [RejectedError(REJECTION, permanent=True) for _ in range(2)]
+        world.failures = [RejectedError(REJECTION, permanent=True)]
         world.queue.add(KEY)
         await world.attempts()
-        ready = world.queue.next_ready()
-        assert ready is not None
-        assert ready == FORBIDDEN_RETRY
+        assert world.queue.next_ready() == REJECTED_RETRY
+        assert world.log == [], "it is refused once, and not sent again"
         assert world.value("torchrun_reconcile_panics_total") == 0
 
 
@@ -275,7 +290,23 @@ class TestSettling:
         world.queue.add(KEY)
         await world.attempts()
         assert world.events == [Event("Warning", "Forbidden", message)]
-        assert world.queue.failures(KEY) == 1
+        assert world.queue.next_ready() == FORBIDDEN_RETRY
+
+    async def test_a_refusal_that_nobody_deals_with_is_no_hot_loop(self) -> None:
+        class Refused:
+            async def attempt(self, key: str) -> Outcome:
+                raise RejectedError(REJECTION, permanent=True)
+
+        world = World()
+        queue: AsyncWorkQueue[str] = AsyncWorkQueue(world.clock)
+        worker = Worker("queue", queue, Refused(), world.metrics, clock=world.clock)
+        queue.add("gpu")
+        with anyio.fail_after(5):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(worker.run)
+                while queue.next_ready() != FORBIDDEN_RETRY:
+                    await anyio.lowlevel.checkpoint()
+                tasks.cancel_scope.cancel()
 
     async def test_the_server_says_when(self, world: World) -> None:
         world.plan = lambda _: Plan(applies=(SERVICE,))
@@ -283,6 +314,20 @@ class TestSettling:
         world.queue.add(KEY)
         await world.attempts()
         assert world.queue.next_ready() == 3
+        assert world.queue.failures(KEY) == 1
+
+    async def test_a_server_that_goes_on_asking_for_a_second_gets_less_and_less(
+        self, world: World
+    ) -> None:
+        world.plan = lambda _: Plan(applies=(SERVICE,))
+        world.queue.add(KEY)
+        for _ in range(12):
+            world.failures = [UnavailableError("429", retry_after=1)]
+            await world.attempts()
+            wait = world.queue.next_ready()
+            assert wait is not None
+            world.time += wait
+        assert wait == pytest.approx(0.005 * 2**11)
 
     async def test_a_bug_costs_its_own_job_only(
         self, world: World, capsys: pytest.CaptureFixture[str]

@@ -1,0 +1,48 @@
+"""Who may upload: a client that knows a secret of the job.
+
+Any pod of the cluster can reach the sync pod's port. What it is told by the controller comes from
+annotations of the job, which only those who may edit the job can set:
+
+- The SHA-256 of a token. A client that shows the token may upload any workspace.
+- The SHA-256 of the only workspace that is taken. A client that names it may upload that one. It is
+  never in an answer or a log line, so that only those who may read the job, or have the files, know
+  it.
+
+Without either nobody may upload.
+"""
+
+import hashlib
+import hmac
+from dataclasses import dataclass
+
+from torchrun_runtime.sync.errors import UploadError
+
+TOKEN_HEADER = "X-Torchrun-Upload-Token"  # noqa: S105  # the header's name
+
+_HOW = (
+    "run: kubectl torchrun sync JOB; or announce the archive's SHA-256 first: kubectl annotate tj"
+    " JOB torchrun.ai/workspace-sha256=SHA256 --overwrite"
+)
+
+
+@dataclass(frozen=True)
+class Authorization:
+    """token_sha256: of the upload token; wanted: of the only workspace; each "" for none."""
+
+    token_sha256: str
+    wanted: str
+
+    def check(self, token: str, *named: str) -> None:
+        """Raises UploadError (403) unless the token is right, or one of the digests is `wanted`."""
+        shown = hashlib.sha256(token.encode(errors="replace")).hexdigest()
+        if token and self.token_sha256 and hmac.compare_digest(shown, self.token_sha256):
+            return
+        if self.wanted and any(hmac.compare_digest(name, self.wanted) for name in named):
+            return
+        if not (self.token_sha256 or self.wanted):
+            message = f"the job announces neither a workspace nor an upload token; {_HOW}"
+            raise UploadError(403, "UploadDenied", message)
+        message = (
+            f"the request has neither the job's upload token nor the SHA-256 that it takes; {_HOW}"
+        )
+        raise UploadError(403, "UploadDenied", message)

@@ -1,0 +1,98 @@
+"""Connections of the sync pod's server: a bound on their number, and on their silence.
+
+Anybody in the cluster can connect. A connection that asks for nothing is closed after a while, and
+at once where a new one needs its place. So strangers who only hold connections keep nobody out.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+Factory = Callable[[], asyncio.Protocol]
+
+
+class Connections:
+    """At most `most` connections; one without a request ends after `silence` seconds.
+
+    Used in the thread of one event loop.
+    """
+
+    def __init__(self, most: int, silence: float) -> None:
+        self._most = most
+        self._silence = silence
+        # Those without a request, the longest idle first, each with the timer that ends it.
+        self._idle: dict[asyncio.Transport, asyncio.TimerHandle] = {}
+        self._busy: set[asyncio.Transport] = set()
+
+    def protocol(self, factory: Factory) -> asyncio.Protocol:
+        """A protocol of the factory that is counted here."""
+        return _Counted(factory(), self)
+
+    @contextmanager
+    def serving(self, transport: asyncio.BaseTransport | None) -> Iterator[None]:
+        """A request is served on it: how long that takes is the request's business."""
+        if not isinstance(transport, asyncio.Transport) or transport not in self._idle:
+            yield
+            return
+        self._idle.pop(transport).cancel()
+        self._busy.add(transport)
+        try:
+            yield
+        finally:
+            if transport in self._busy:
+                self._busy.remove(transport)
+                self._wait(transport)
+
+    def opened(self, transport: asyncio.Transport) -> None:
+        """Take it, in the place of the longest idle one where there are too many."""
+        if len(self._idle) + len(self._busy) >= self._most:
+            self._end(next(iter(self._idle), transport))
+        if not transport.is_closing():
+            self._wait(transport)
+
+    def closed(self, transport: asyncio.Transport) -> None:
+        """Forget it."""
+        self._busy.discard(transport)
+        timer = self._idle.pop(transport, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _wait(self, transport: asyncio.Transport) -> None:
+        loop = asyncio.get_running_loop()
+        self._idle[transport] = loop.call_later(self._silence, self._end, transport)
+
+    def _end(self, transport: asyncio.Transport) -> None:
+        self.closed(transport)
+        transport.close()
+
+
+class _Counted(asyncio.Protocol):
+    """Hands everything on to another protocol."""
+
+    def __init__(self, inner: asyncio.Protocol, connections: Connections) -> None:
+        self._inner = inner
+        self._connections = connections
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._connections.opened(transport)
+        self._inner.connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._transport is not None:
+            self._connections.closed(self._transport)
+        self._inner.connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self._inner.eof_received()
+
+    def pause_writing(self) -> None:
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._inner.resume_writing()

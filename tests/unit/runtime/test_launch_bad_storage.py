@@ -1,0 +1,156 @@
+"""The fence where the shared directory misbehaves under a real launcher: stale, gone, full.
+
+A layer between the launcher and its files does the harm that a file holds the name of. The
+launcher's clock runs faster than the test's.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from torchrun_runtime.launch import epoch
+from torchrun_runtime.launch.epoch import Gang
+from unit.runtime.launching import PYTHONS, Launched, Launcher
+
+SPEED = 5  # the fence of 30 s takes 6
+LAYER = f"""
+import errno, os, time
+
+harm_file, state = os.environ["TEST_HARM"], os.environ["TORCHRUN_STATE_DIR"]
+real_open, real_write, real_clock = os.open, os.write, time.clock_gettime
+begin = real_clock(time.CLOCK_MONOTONIC)
+
+def harm():
+    with open(harm_file) as file:
+        return file.read()
+
+def opened(path, flags, *rest, **more):
+    if str(path) == os.path.join(state, "epoch") and not flags & os.O_WRONLY:
+        if harm() == "ESTALE":
+            raise OSError(errno.ESTALE, "Stale file handle", path)
+        if harm() == "cache":
+            path = os.path.join(state, "cached")
+    return real_open(path, flags, *rest, **more)
+
+def write(descriptor, data):
+    name = os.readlink(f"/proc/self/fd/{{descriptor}}")
+    if harm() == "ENOSPC" and name.startswith(state):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    return real_write(descriptor, data)
+
+def clock(which):
+    return begin + (real_clock(which) - begin) * {SPEED}
+
+os.open, os.write, time.clock_gettime = opened, write, clock
+"""
+OLD, NEW = Gang("uid", 1), Gang("uid", 2)
+
+
+class Storage:
+    """A state directory and what is wrong with it."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        self.state = launcher.directory / "state"
+        self.state.mkdir()
+        self._launcher = launcher
+        self._harm = launcher.directory / "harm"
+        self._layer = launcher.directory / "layer"
+        self._layer.mkdir()
+        (self._layer / "sitecustomize.py").write_text(LAYER)
+        self.harm("")
+
+    def harm(self, name: str) -> None:
+        """From now on every read or write goes wrong in this way."""
+        if name == "cache":
+            (self.state / "cached").write_bytes((self.state / "epoch").read_bytes())
+        following = self._harm.with_suffix(".new")
+        following.write_text(name)
+        os.replace(following, self._harm)
+
+    def start(self, **environment: str) -> Launched:
+        return self._launcher.start(
+            "echo runs; trap '' TERM; sleep 100",
+            PYTHONPATH=str(self._layer),
+            TEST_HARM=str(self._harm),
+            TORCHRUN_STATE_DIR=str(self.state),
+            TORCHRUN_JOB_UID="uid",
+            TORCHRUN_ATTEMPT="1",
+            NODE_RANK="0",
+            **environment,
+        )
+
+    def reads(self) -> None:
+        """Wait until the launcher has read the epoch once more: it repairs what another wrote."""
+        epoch._write(str(self.state), "epoch", Gang("uid", 0))
+        deadline = time.monotonic() + 30
+        while epoch.read(str(self.state), "epoch") != OLD:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+
+@pytest.fixture(params=PYTHONS, ids=lambda path: Path(path).parents[1].name)
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Storage]:
+    launcher = Launcher(request.param, tmp_path)
+    yield Storage(launcher)
+    launcher.clear()
+
+
+def test_ranks_are_killed_where_the_handle_stays_stale(storage: Storage) -> None:
+    launched = storage.start()
+    assert launched.line() == "runs"
+    storage.harm("ESTALE")
+    result = launched.end()
+    assert (result.exit_code, result.message["reason"]) == (125, "Fenced")
+    assert "no word from the state directory" in str(result.message["message"])
+
+
+def test_a_stale_handle_that_recovers_costs_nothing(storage: Storage) -> None:
+    launched = storage.start()
+    assert launched.line() == "runs"
+    storage.harm("ESTALE")
+    time.sleep(2 * epoch.POLL_SECONDS / SPEED)
+    storage.harm("")
+    storage.reads()
+    assert launched.process.poll() is None
+
+
+def test_a_cache_delays_the_fence_for_as_long_as_it_is_stale(storage: Storage) -> None:
+    launched = storage.start()
+    assert launched.line() == "runs"
+    storage.harm("cache")
+    epoch._write(str(storage.state), "epoch", NEW)
+    time.sleep(2 * epoch.POLL_SECONDS / SPEED)
+    assert launched.process.poll() is None, "nothing tells it of the newer gang"
+    storage.harm("")
+    result = launched.end()
+    assert (result.exit_code, result.message["reason"]) == (125, "Fenced")
+    assert "attempt 2 of this job has taken over" in str(result.message["message"])
+    assert epoch.read(str(storage.state), "epoch") == NEW, "it never wrote over it"
+
+
+def test_a_full_disk_starts_a_gang_that_has_nobody_to_fence(storage: Storage) -> None:
+    storage.harm("ENOSPC")
+    launched = storage.start()
+    assert launched.line() == "runs"
+    launched.stop()
+    launched.process.kill()
+    _, err = launched.process.communicate(timeout=60)
+    assert "does without the fence" in err
+    left = [name for name in os.listdir(storage.state) if "epoch" in name]
+    assert left == [], "a full disk does not fill up with what did not fit"
+
+
+def test_a_full_disk_fences_nobody(storage: Storage) -> None:
+    epoch._write(str(storage.state), "epoch", Gang("uid", 0))
+    (storage.state / "watchers").mkdir()
+    (storage.state / "watchers" / "uid.0.1").touch()
+    annotations = storage.state.parent / "annotations"
+    annotations.write_text('torchrun.ai/start="1"\ntorchrun.ai/fence="2026-01-02T03:04:05Z 0:1"\n')
+    storage.harm("ENOSPC")
+    result = storage.start(TORCHRUN_START_FILE=str(annotations)).end()
+    assert (result.exit_code, result.out) == (125, "")
+    assert result.message["reason"] == "Fenced"
+    assert "older workers cannot be fenced" in str(result.message["message"])

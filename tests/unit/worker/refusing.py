@@ -1,0 +1,89 @@
+"""A job under the real JobReconciler and reconcile, with an API server that refuses some writes."""
+
+from datetime import timedelta
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from torchrun_api.job import TorchrunJob
+from torchrun_api.kinds import JOBS, TORCHRUN_JOBS, Kind
+from torchrun_api.status import TorchrunJobStatus
+from torchrun_controller.apply import Found, RejectedError, Written
+from torchrun_controller.controllers.job import JobReconciler
+from torchrun_controller.controllers.writes import Writes
+from torchrun_controller.metrics import Metrics
+from torchrun_controller.own_writes import ReadYourWrites
+from torchrun_controller.reconcile import reconcile
+from torchrun_controller.reconcile.observed import Rejection
+from torchrun_controller.reconcile.plan import Apply, Delete, Event
+from torchrun_controller.transport import ApiError
+from torchrun_controller.worker import Outcome
+from world import DEFAULTS, World
+
+KEY = ("ml", "train")
+QUOTA = "exceeded quota: few"
+
+
+class Cluster:
+    """The world of one job, whose API server refuses what `refuses` names: (kind, name)."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.refuses: set[tuple[str, str]] = set()
+        self.forbids_deletes: set[tuple[str, str]] = set()
+        self.asked: list[tuple[str, str]] = []  # every apply and delete that was sent
+        self.events: list[Event] = []
+        metrics = Metrics(CollectorRegistry())
+        own_writes: ReadYourWrites[tuple[str, str]] = ReadYourWrites(lambda _: {}, self.clock)
+        self.reconciler = JobReconciler(
+            observe=lambda namespace, name: world.observed(),
+            decide=lambda observed, now: reconcile(observed, now, DEFAULTS),
+            applier=self,
+            writes=Writes(self, own_writes, metrics),
+            events=self,
+            metrics=metrics,
+            clock=self.clock,
+            now=lambda: world.now,
+        )
+
+    def clock(self) -> float:
+        return self.world.now.timestamp()
+
+    async def attempt(self) -> Outcome:
+        """One, when the status may be written again."""
+        self.world.pass_time(seconds=2)
+        return await self.reconciler.attempt(KEY)
+
+    async def attempts(self, minutes: int) -> None:
+        """One a minute, as the requeue after a refusal has it."""
+        for _ in range(minutes):
+            await self.attempt()
+            self.world.now += timedelta(minutes=1)
+
+    async def apply(self, intent: Apply) -> Written:
+        self.asked.append((intent.kind.kind, intent.name))
+        if (intent.kind.kind, intent.name) in self.refuses:
+            rejection = Rejection(intent.kind.resource, intent.name, QUOTA)
+            raise RejectedError(rejection, permanent=False)
+        self.world.write(intent)
+        return Written(intent.kind, intent.name, "u", "", created=not intent.uid)
+
+    async def delete(self, delete: Delete) -> Written | None:
+        self.asked.append((delete.kind.kind, delete.name))
+        if (delete.kind.kind, delete.name) in self.forbids_deletes:
+            raise ApiError(403, "Forbidden", f"{delete.name} may not be deleted")
+        self.world.write(delete)
+        return Written(delete.kind, delete.name, delete.uid, "")
+
+    async def find(self, kind: Kind[Any], namespace: str, name: str) -> Found | None:
+        if kind is TORCHRUN_JOBS:
+            return Found(self.world.job.metadata.uid, "", is_ending=False)
+        found = self.world.objects.get((JOBS.plural, name))
+        return None if found is None else Found(found.metadata.uid, "uid-train", is_ending=False)
+
+    async def apply_status(self, job: TorchrunJob, status: TorchrunJobStatus) -> Written | None:
+        self.world.write_status(status)
+        return Written(TORCHRUN_JOBS, job.metadata.name, "u", "")
+
+    def record(self, job: TorchrunJob, event: Event) -> None:
+        self.events.append(event)

@@ -1,0 +1,186 @@
+"""A refused write concerns its own object: the status and the rest of the job go on."""
+
+from typing import Any
+
+from torchrun_api.kinds import JOBS, PODS, SERVICES
+from torchrun_controller.apply import NameConflictError, Written
+from torchrun_controller.controllers.job import MOST_ROUNDS
+from torchrun_controller.controllers.pacing import STATUS_INTERVAL
+from torchrun_controller.reconcile.observed import Conflict
+from torchrun_controller.reconcile.plan import Apply
+from torchrun_controller.worker import FORBIDDEN_RETRY, RequeueAfter
+from unit.worker.refusing import Cluster
+from world import START, World, make_job, make_queue
+
+SERVICE = ("Service", "train")
+
+
+def cluster_of(**spec: Any) -> Cluster:
+    """A gang of two whose workers run, and whose Service is gone and may not be created again."""
+    world = World(make_job(numNodes=2, **spec), make_queue())
+    world.settle()
+    world.all_workers("Running")
+    del world.objects[SERVICES.plural, "train"]
+    cluster = Cluster(world)
+    cluster.refuses = {SERVICE}
+    return cluster
+
+
+async def test_a_gang_that_lives_has_its_status_whatever_is_refused() -> None:
+    cluster = cluster_of()
+    assert await cluster.attempt() == RequeueAfter(FORBIDDEN_RETRY)
+    world = cluster.world
+    assert world.phase == "Running"
+    warning = world.condition("WritesAccepted")
+    assert (warning.status, warning.reason) == ("False", "Rejected")
+    assert "services train: exceeded quota: few" in warning.message
+    assert [e.reason for e in cluster.events if e.type == "Warning"] == ["Rejected"]
+
+
+async def test_it_is_tried_once_a_minute_and_the_warning_goes_with_it() -> None:
+    cluster = cluster_of()
+    for _ in range(50):
+        await cluster.attempt()
+    assert cluster.asked.count(SERVICE) == 2
+    cluster.refuses = set()
+    cluster.world.pass_time(minutes=1)
+    await cluster.attempt()
+    await cluster.attempt()
+    assert (SERVICES.plural, "train") in cluster.world.objects
+    assert "WritesAccepted" not in {c.type for c in cluster.world.job.status.conditions}
+
+
+async def test_a_refused_write_and_the_deadline() -> None:
+    cluster = cluster_of(reliability={"activeDeadlineSeconds": 90})
+    await cluster.attempts(minutes=3)
+    assert cluster.world.phase == "TimedOut"
+    assert (cluster.world.job.status.completion_time - START).total_seconds() == 126
+
+
+async def test_a_refused_write_and_a_suspension() -> None:
+    cluster = cluster_of()
+    await cluster.attempt()
+    cluster.world.spec(suspend=True)
+    await cluster.attempt()
+    assert (JOBS.plural, "train") not in cluster.world.objects
+    cluster.world.containers_stop()
+    await cluster.attempt()
+    assert cluster.world.phase == "Suspended"
+    # The next gang needs the Service: it waits for it, and says so.
+    cluster.world.spec(suspend=False)
+    await cluster.attempt()
+    assert (cluster.world.phase, cluster.world.job.status.reason) == ("Pending", "Rejected")
+    assert len(cluster.world.gangs) == 1
+    cluster.refuses = set()
+    cluster.world.pass_time(minutes=1)
+    await cluster.attempt()
+    assert len(cluster.world.gangs) == 2
+
+
+async def test_a_refused_write_and_a_restart() -> None:
+    """The end of a gang is recorded; the next is created when all that it needs is accepted."""
+    cluster = cluster_of(reliability={"maxRestarts": 2})
+    await cluster.attempt()
+    cluster.world.all_workers("Failed")
+    await cluster.attempts(minutes=2)
+    status = cluster.world.job.status
+    assert (status.phase, status.reason, len(cluster.world.gangs)) == ("Pending", "Rejected", 1)
+    assert [attempt.counted for attempt in status.attempts] == [True]
+    cluster.refuses = set()
+    cluster.world.pass_time(minutes=1)
+    await cluster.attempt()
+    assert (len(cluster.world.gangs), cluster.world.job.status.restarts) == (2, 1)
+    assert (SERVICES.plural, "train") in cluster.world.objects
+
+
+async def test_each_refusal_is_named_and_concerns_its_own_object() -> None:
+    cluster = cluster_of(reliability={"maxRestarts": 2})
+    cluster.refuses = set()
+    await cluster.attempt()
+    world = cluster.world
+    world.pod("train-0-abcde", phase="Failed")
+    await cluster.attempt()
+    assert len(world.gangs) == 2
+    world.containers_stop()
+    world.all_workers("Running")
+    del world.objects[SERVICES.plural, "train"]
+    cluster.refuses = {SERVICE, ("Pod", "train-r1-0-abcde")}
+    await cluster.attempt()
+    message = world.condition("WritesAccepted").message
+    assert "services train" in message
+    assert "pods train-r1-0-abcde" in message
+    assert world.objects[PODS.plural, "train-r1-1-abcde"].metadata.annotations.start == "1"
+    assert world.phase == "Queued", "a worker without its go-ahead does not run"
+    cluster.refuses = {SERVICE}
+    world.pass_time(minutes=1)
+    await cluster.attempt()
+    await cluster.attempt()
+    assert world.phase == "Running"
+
+
+async def test_a_pod_that_may_not_be_deleted_does_not_silence_the_end() -> None:
+    cluster = cluster_of(reliability={"maxRestarts": 0})
+    cluster.refuses = set()
+    await cluster.attempt()
+    first, second = (pod.metadata.name for pod in cluster.world.workers())
+    cluster.world.pod(first, phase="Failed")
+    cluster.forbids_deletes = {("Pod", second)}
+    await cluster.attempt()
+    assert cluster.world.phase == "Failed"
+    assert f"delete pods {second}" in cluster.world.condition("WritesAccepted").message
+    assert "Forbidden" in {event.reason for event in cluster.events}
+    await cluster.attempt()
+    assert cluster.asked.count(("Pod", second)) == 1
+    cluster.forbids_deletes = set()
+    cluster.world.pass_time(minutes=1)
+    await cluster.attempt()
+    cluster.world.containers_stop()
+    await cluster.attempt()
+    assert (PODS.plural, second) not in cluster.world.objects
+    assert "WritesAccepted" not in {c.type for c in cluster.world.job.status.conditions}
+
+
+async def test_a_job_that_may_not_be_deleted_is_told_of_while_the_suspension_waits() -> None:
+    cluster = cluster_of()
+    cluster.refuses = set()
+    await cluster.attempt()
+    cluster.forbids_deletes = {("Job", "train")}
+    cluster.world.spec(suspend=True)
+    assert await cluster.attempt() == RequeueAfter(1.0)
+    await cluster.attempt()
+    assert cluster.world.job.status.reason == "Suspending"
+    assert "delete jobs.batch train" in cluster.world.condition("WritesAccepted").message
+    assert cluster.asked.count(("Job", "train")) == 1
+
+
+async def test_a_gang_is_never_created_without_what_it_needs() -> None:
+    world = World(make_job(numNodes=2), make_queue())
+    cluster = Cluster(world)
+    cluster.refuses = {SERVICE}
+    await cluster.attempts(minutes=5)
+    assert {kind for kind, _ in cluster.asked} == {"Service"}
+    assert (world.phase, world.gangs) == ("Pending", [])
+
+
+class Taken(Cluster):
+    """Every name of a child Job is held by somebody else."""
+
+    async def apply(self, intent: Apply) -> Written:
+        self.asked.append((intent.kind.kind, intent.name))
+        if intent.kind is not JOBS:
+            return await super().apply(intent)
+        raise NameConflictError(Conflict(intent.kind.resource, intent.name, "another's"))
+
+
+async def test_taken_names_are_found_a_few_in_each_attempt() -> None:
+    """The number of an attempt whose name is taken is passed over; the search is bounded."""
+    world = World(make_job(numNodes=1), make_queue())
+    world.settle()
+    world.all_workers("Running")
+    world.settle()
+    world.all_workers("Failed")
+    cluster = Taken(world)
+    assert await cluster.attempt() == RequeueAfter(STATUS_INTERVAL)
+    assert len(cluster.asked) == MOST_ROUNDS
+    await cluster.attempt()
+    assert len(set(cluster.asked)) == len(cluster.asked) == 2 * MOST_ROUNDS
