@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from torchrun_sdk.apps import RUN, App
-from torchrun_sdk.errors import CallError, Detached, SdkError
+from torchrun_sdk.errors import CallError, ClusterError, Detached, SdkError, UsageError
 from torchrun_sdk.function import Remote, attach
 from torchrun_sdk.inside import CallInImport, importing
 from torchrun_sdk.kubectl import Kubectl
 from torchrun_sdk.manifest import LABEL
 from torchrun_sdk.spec import SCRIPT_NAME
 
+_CLUSTER = 4  # exit code
 _EPILOG = """examples:
   kt run python my_script.py        run a script; an app that it defines runs in the cluster
   kt deploy my_script.py            start each remote function and app of a file, and return
@@ -44,6 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CallError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
+    except ClusterError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return _CLUSTER
     except SdkError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
@@ -70,6 +74,11 @@ def _parser() -> argparse.ArgumentParser:
     logs.set_defaults(work=_logs)
     results = verbs.add_parser("results", help="what a job's last call returned, as JSON")
     results.add_argument("job")
+    results.add_argument(
+        "--trust",
+        action="store_true",
+        help="open a pickle of a job that you did not make here: it runs code that its pods choose",
+    )
     results.set_defaults(work=_results)
     verbs.add_parser("list", help="jobs that this package made").set_defaults(work=_list)
     down = verbs.add_parser("down", help="delete jobs")
@@ -80,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(asked: argparse.Namespace, kubectl: Kubectl) -> int:
     if not asked.command:
-        raise SdkError("kt run: which command? As in kt run python my_script.py")
+        raise UsageError("kt run: which command? As in kt run python my_script.py")
     environment = {**os.environ, RUN: "1"}
     return subprocess.run(asked.command, env=environment, check=False).returncode
 
@@ -88,7 +97,9 @@ def _run(asked: argparse.Namespace, kubectl: Kubectl) -> int:
 def _deploy(asked: argparse.Namespace, kubectl: Kubectl) -> int:
     found = deployable(Path(asked.script))
     if not found:
-        raise SdkError(f"{asked.script} defines no remote function (kt.fn, decorators) and no app")
+        raise UsageError(
+            f"{asked.script} defines no remote function (kt.fn, decorators) and no app"
+        )
     for one in found:
         print(one.deploy())
     return 0
@@ -111,19 +122,22 @@ def _logs(asked: argparse.Namespace, kubectl: Kubectl) -> int:
 
 
 def _results(asked: argparse.Namespace, kubectl: Kubectl) -> int:
-    returned = attach(asked.job, stream_logs=False)
+    returned = attach(asked.job, stream_logs=False, trust=asked.trust)
     print(json.dumps(returned, default=repr))
     return 0
 
 
 def _list(asked: argparse.Namespace, kubectl: Kubectl) -> int:
-    command = kubectl.command("get", "torchrunjobs", "--selector", LABEL)
-    return subprocess.run(command, check=False).returncode
+    return _kubectl(kubectl.command("get", "torchrunjobs", "--selector", LABEL))
 
 
 def _down(asked: argparse.Namespace, kubectl: Kubectl) -> int:
-    command = kubectl.command("delete", "torchrunjobs", *asked.job, "--wait=false")
-    return subprocess.run(command, check=False).returncode
+    return _kubectl(kubectl.command("delete", "torchrunjobs", *asked.job, "--wait=false"))
+
+
+def _kubectl(command: list[str]) -> int:
+    """kubectl itself says why it was refused."""
+    return _CLUSTER if subprocess.run(command, check=False).returncode else 0
 
 
 if __name__ == "__main__":

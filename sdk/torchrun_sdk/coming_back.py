@@ -7,11 +7,20 @@ import re
 import time
 from typing import Any
 
-from torchrun_sdk.errors import CallError, ClusterError, Detached, JobFailed
+from torchrun_sdk import trust
+from torchrun_sdk.errors import (
+    CallError,
+    ClusterError,
+    Detached,
+    JobFailed,
+    ProtocolError,
+    UntrustedPickle,
+)
 from torchrun_sdk.kubectl import Kubectl
 from torchrun_sdk.manifest import ENDED, GANG, LABEL
-from torchrun_sdk.spec import KEPT, Exited, Frame, Raised, Result, Started, decode
-from torchrun_sdk.values import unpack
+from torchrun_sdk.results import open_results
+from torchrun_sdk.spec import KEPT, Exited, Frame, FrameError, Raised, Result, Started, decode
+from torchrun_sdk.values import FORMATS
 from torchrun_sdk.verdict import MISSING, Limits, Verdict
 from torchrun_sdk.waiting import Line, Note, Waiting
 
@@ -21,19 +30,35 @@ _LATER = 1e6  # seconds: nothing more will come
 
 
 def attach(
-    job: str, kubectl: Kubectl, line: Line | None, note: Note, *, timeout: float | None = None
+    job: str,
+    kubectl: Kubectl,
+    line: Line | None,
+    note: Note,
+    *,
+    timeout: float | None = None,
+    trusted: bool = False,
 ) -> Any:
     """What the last call of a job returned, waited for if it runs still.
 
-    Raises CallError as the call itself would, ClusterError, Detached at Ctrl-C.
+    trusted: open pickles, whosever job it is. Raises CallError as the call itself would,
+    ClusterError, UntrustedPickle, Detached at Ctrl-C.
     """
     body = json.loads(kubectl.run("get", "torchrunjob", job, "--output=json"))
     status, labels = body.get("status") or {}, body["metadata"].get("labels") or {}
     if LABEL not in labels:
         raise ClusterError(f"{job} is no call of this package: kt list shows those there are")
     results = _results(job, kubectl, status, line, note, timeout, stays=GANG in labels)
-    values = [unpack(result.value) for result in results]
-    return values if labels[LABEL] == "pytorch" else values[0]
+    formats = FORMATS if trusted else trust.accepted(str(body["metadata"].get("uid") or ""))
+    all_ranks = labels[LABEL] == "pytorch" and not results[0].head
+    try:
+        values = open_results(results if all_ranks else results[:1], formats, job)
+    except UntrustedPickle as error:
+        raise UntrustedPickle(
+            f"{error} If you trust the pods of {job} with your account on this machine:"
+            f" kt.attach({job!r}, trust=True), or kt results --trust {job}",
+            job=job,
+        ) from error
+    return values if all_ranks else values[0]
 
 
 def _results(
@@ -73,7 +98,13 @@ def kept(job: str, kubectl: Kubectl, status: dict[str, Any], call: str = "") -> 
                 f"{job} succeeded, and its results are not kept: {error}", reason=MISSING, job=job
             ) from error
         calls = {}
-    verdict = Verdict(job, Limits(_FOR_EVER, _FOR_EVER), 0.0)
+    except FrameError as error:
+        raise ProtocolError(
+            f"what the ranks of {job} have kept cannot be read by this version of torchrun-sdk:"
+            f" {error}. To see it: kubectl torchrun kept {job} {KEPT}",
+            job=job,
+        ) from error
+    verdict = Verdict(job, Limits(_FOR_EVER, _FOR_EVER), 0.0, kept=True)
     verdict.job(status, 0.0)
     for frame in calls.get(call or max(calls, default=""), []):
         verdict.frame(verdict.attempt, frame, 0.0)
@@ -85,7 +116,7 @@ def kept(job: str, kubectl: Kubectl, status: dict[str, Any], call: str = "") -> 
 
 
 def parse(text: str) -> dict[str, list[Frame]]:
-    """What ranks left, by the ids of their calls, of the plugin's output."""
+    """What ranks left, by the ids of their calls, of the plugin's output. Raises FrameError."""
     calls: dict[str, list[Frame]] = {}
     call = ""
     for line in text.split("\n"):

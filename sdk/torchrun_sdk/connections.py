@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Callable
 
-from torchrun_sdk.errors import ClusterError
+from torchrun_sdk.errors import ClusterError, SdkError
 from torchrun_sdk.kubectl import Child, Kubectl
 from torchrun_sdk.manifest import ATTEMPT, CONTAINER, node_of
 from torchrun_sdk.spec import (
@@ -21,6 +21,7 @@ from torchrun_sdk.spec import (
     FREE,
     Call,
     Exited,
+    FrameError,
     Here,
     Lines,
     Raised,
@@ -29,6 +30,7 @@ from torchrun_sdk.spec import (
     Result,
     Started,
     Wants,
+    Word,
     decode,
     dump_call,
 )
@@ -40,7 +42,8 @@ _PIECE = 256 << 10  # bytes of a file in one line
 _COLLECT = f'exec python3 -S "$TORCHRUN_WORKSPACE_TARGET/{FOLDER}/{ENTRY}" collect "$0"'
 
 # What was heard: "frame" (attempt, frame), "lines" (attempt, node's index, Lines), "here" and
-# "ready" (attempt, pod), "refused" (state), "failed" (an exception of this side).
+# "ready" (attempt, pod), "refused" (state), "unreadable" (pod, why), "failed" (an exception of this
+# side).
 Heard = tuple[str, Any]
 
 
@@ -108,13 +111,18 @@ class Connections:
         self._pods: dict[str, _Pod] = {}
 
     def pod(self, pod: dict[str, Any], *, gone: bool) -> None:
-        """A pod has changed."""
+        """A pod has changed. One that no Job made only carries the labels of a worker."""
         metadata, status = pod["metadata"], pod.get("status") or {}
         name = metadata["name"]
         running = status.get("phase") == "Running" and not gone
         if running and name not in self._pods:
-            labels = metadata.get("labels", {})
-            attempt, index = int(labels.get(ATTEMPT, 0)), str(node_of(labels))
+            labels = metadata.get("labels") or {}
+            try:
+                attempt, index = int(labels.get(ATTEMPT, 0)), str(node_of(labels))
+            except ValueError:
+                return
+            if not _is_of_job(metadata):
+                return
             made = self._pods[name] = _Pod(name, attempt, index)
             threading.Thread(target=self._collect, args=(made,), daemon=True).start()
         elif not running and name in self._pods:
@@ -149,29 +157,37 @@ class Connections:
             "/bin/sh", "-c", _COLLECT, self._call,
         )  # fmt: skip
         while not (self._closed.is_set() or pod.over.is_set()):
-            child = pod.child = Child(command, lambda line: self._line(line, pod))
+            # What is cut where a connection breaks comes again by the next one.
+            child = pod.child = Child(command, lambda line: self._line(line, pod), whole=True)
             child.wait()
             child.close()
             self._closed.wait(_AGAIN)
 
     def _line(self, line: str, pod: _Pod) -> str | None:
-        """Hand a word on; the answer to a last word lets its rank go."""
-        if line in ("", "."):
+        """Hand a word on; the answer to a last word lets its rank go.
+
+        Nothing is raised, as this thread alone would hear of it: what fails here ends the call.
+        """
+        if not line.startswith("{"):  # the beat of the connection
             return None
         try:
-            word = decode(line)
-        except ValueError:  # cut where the connection broke: it comes again
-            return None
+            return self._take(decode(line), pod)
+        except (SdkError, OSError) as error:
+            self._heard.put(("failed", error))
+        except FrameError as error:
+            self._heard.put(("unreadable", (pod.name, str(error))))
+        except Exception as error:
+            self._heard.put(("unreadable", (pod.name, repr(error))))
+        return None
+
+    def _take(self, word: Word | None, pod: _Pod) -> str | None:
         if isinstance(word, (Started, Result, Raised, Exited)):
             self._heard.put(("frame", (pod.attempt, word)))
             return None if isinstance(word, Started) else str(word.rank)
         if isinstance(word, Lines):
             self._heard.put(("lines", (pod.attempt, pod.index, word)))
         elif self._bring is not None and word is not None:
-            try:
-                self._deliver(word, pod, self._bring)
-            except (ClusterError, OSError) as error:
-                self._heard.put(("failed", error))
+            self._deliver(word, pod, self._bring)
         return None
 
     def _deliver(self, word: object, pod: _Pod, bring: Bring) -> None:
@@ -190,6 +206,11 @@ class Connections:
             self._heard.put(("ready", (pod.attempt, pod.name)))
         elif isinstance(word, Refused):
             self._heard.put(("failed", ClusterError(f"{pod.name}: {word.why}")))
+
+
+def _is_of_job(metadata: dict[str, Any]) -> bool:
+    owners = metadata.get("ownerReferences") or ()
+    return any(owner.get("controller") and owner.get("kind") == "Job" for owner in owners)
 
 
 class _Pod:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from torchrun_sdk.text import escape
+
 
 class SdkError(Exception):
-    """Base of all errors of this package. The message says what to do."""
+    """Base of all errors of this package. The message says what to do.
+
+    It may quote pods and the cluster, so its control characters are escaped.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(escape(message))
 
 
 class UsageError(SdkError):
@@ -30,8 +38,20 @@ class CallError(SdkError):
         self.node = node
 
 
+class UntrustedPickle(SdkError):
+    """A pod of `job` answers with a pickle that was not asked for. It was not opened."""
+
+    def __init__(self, message: str, *, job: str = "") -> None:
+        super().__init__(message)
+        self.job = job
+
+
+class ProtocolError(CallError):
+    """What a pod says cannot be read. The job is left as it is."""
+
+
 class RemoteException(CallError):
-    """The function raised. The first exception by time of all ranks; others often follow from it.
+    """The function raised. The first exception of all ranks; others often follow from it.
 
     type: its class, as `builtins.ValueError`. text: what it says. traceback: as it was formatted
     in the pod.

@@ -9,22 +9,25 @@ import os
 import secrets
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
-from torchrun_sdk import coming_back, inside
+from torchrun_sdk import coming_back, inside, trust
+from torchrun_sdk.cancel import Cancellation
 from torchrun_sdk.compute import Compute, Seconds, cpu_only, seconds
 from torchrun_sdk.errors import UsageError
 from torchrun_sdk.gang import Gang
 from torchrun_sdk.kubectl import Kubectl, quiet
 from torchrun_sdk.manifest import GANG, gang_key, job_name
-from torchrun_sdk.spec import Call, Result
+from torchrun_sdk.results import open_results
+from torchrun_sdk.spec import ALL, HEAD, Call, Result
+from torchrun_sdk.text import escape
 from torchrun_sdk.travel import locate
-from torchrun_sdk.values import FORMATS, JSON, Unpackable, pack, unpack
+from torchrun_sdk.values import FORMATS, JSON, PICKLE, Unpackable, pack
 from torchrun_sdk.waiting import UnavailableError
 
 Function = Callable[..., Any]
-ALL, HEAD = "all", "head"
 
 
 class Options(NamedTuple):
@@ -79,8 +82,10 @@ class Remote:
         """The same with other options of a call. Raises UsageError.
 
         timeout: how long the function may run. stream_logs: print the pods' log meanwhile.
-        returns: "all" ranks or the "head". serialization: of arguments and results, "json" or
-        "pickle". linger: how long results wait in the pods for a client that went away.
+        returns: of "all" ranks, or of the "head", rank 0, alone: what the others return stays in
+        the pods. serialization: of arguments and results, "json" or "pickle"; a pickle from the
+        pods runs code here, so take it only where you trust them. linger: how long results wait in
+        the pods for a client that went away.
         """
         for value, known, what in (
             (returns, (ALL, HEAD), "returns"),
@@ -105,9 +110,25 @@ class Remote:
         return self.torchrun_function(*args, **kwargs)
 
     async def acall(self, *args: Any, **kwargs: Any) -> Any:
-        """The same as calling it, for `await`."""
-        call = functools.partial(self, *args, **kwargs)
-        return await asyncio.get_running_loop().run_in_executor(None, call)
+        """The same as calling it, for `await`.
+
+        Cancelling it ends the call: a job that was made for it is deleted, pods that stay from an
+        earlier call stay.
+        """
+        cancellation = Cancellation()
+        # A thread of its own: the loop's have other work, and may be few.
+        threads = ThreadPoolExecutor(1, "torchrun-sdk")
+        loop = asyncio.get_running_loop()
+        work = loop.run_in_executor(threads, self._run, args, kwargs, cancellation)
+        threads.shutdown(wait=False)
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            cancellation.cancel()
+            await asyncio.wait([work])
+            if not work.cancelled():
+                work.exception()  # nobody asks for it
+            raise
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run it in the pods and return what it returns there.
@@ -115,22 +136,26 @@ class Remote:
         Raises UsageError before anything is made; ClusterError; CallError and its kinds; Detached
         at Ctrl-C, and the call goes on.
         """
+        return self._run(args, kwargs, Cancellation())
+
+    def _run(self, args: Any, kwargs: Any, cancellation: Cancellation) -> Any:
         function = self.torchrun_function
         inside.met(function.__module__, function.__qualname__)
         compute = self._effective()
         root, call = self._made(compute, args, kwargs)
         line = _print if self._options.stream_logs else None
         while True:
+            cancellation.check()
             gang = self._take_gang(compute, root, call)
             try:
-                results = gang.run(call, self._options.timeout, line)
+                results = gang.run(call, self._options.timeout, line, cancellation)
                 break
             except UnavailableError as error:
                 _note(f"{gang.name}: {error}; other pods are looked for")
             finally:
                 gang.busy.release()
                 self._gangs[:] = [kept for kept in self._gangs if kept.is_warm]
-        return self._returned(results)
+        return self._returned(results, gang.name)
 
     def deploy(self, *args: Any, **kwargs: Any) -> str:
         """Start it and return: the name of the job. What it returns is for nobody.
@@ -161,6 +186,8 @@ class Remote:
             workers=compute.distribution.workers,
             worker_gpus=_counted_gpus(compute),
             quorum=compute.distribution.quorum_timeout,
+            returns=self._options.returns,
+            secret=secrets.token_hex(32) if compute.distribution.framework == "ray" else "",
         )
 
     def down(self) -> None:
@@ -185,30 +212,39 @@ class Remote:
             if gang.is_warm and gang.busy.acquire(blocking=False):
                 return gang
         key = gang_key(compute, call.function, root) if compute.idle_time else ""
-        found = self._others_gang(compute, key) if key else ""
-        name = found or job_name(self._name)
-        gang = Gang(name, compute, root, _note, key=key, created=bool(found))
+        name, uid = self._others_gang(compute, key) if key else ("", "")
+        found = bool(name)
+        name = name or job_name(self._name)
+        gang = Gang(name, compute, root, _note, key=key, created=found, uid=uid)
         gang.busy.acquire()
         self._gangs.append(gang)
         return gang
 
-    def _others_gang(self, compute: Compute, key: str) -> str:
-        """A job whose pods another program has left warm; "" where there is none to try."""
+    def _others_gang(self, compute: Compute, key: str) -> tuple[str, str]:
+        """Name and UID of a job whose pods another program has left warm; "" where none is to try.
+
+        Anyone in the namespace can give a job this label. So a call that opens pickles takes only
+        what this user has made here.
+        """
         words = ["get", "torchrunjobs", "--selector", f"{GANG}={key}", "--output=json"]
         listed = json.loads(Kubectl(compute.namespace).run(*words))["items"]
         for job in listed:
             name = str(job["metadata"]["name"])
             runs = (job.get("status") or {}).get("phase") == "Running"
             leaves = "deletionTimestamp" in job["metadata"]
-            if runs and not leaves and name not in self._tried:
+            uid = str(job["metadata"].get("uid") or "")
+            trusted = self._options.serialization != PICKLE or trust.is_own(uid)
+            if runs and not leaves and trusted and name not in self._tried:
                 self._tried.add(name)
-                return name
-        return ""
+                return name, uid
+        return "", ""
 
-    def _returned(self, results: list[Result]) -> Any:
-        found = [unpack(result.value) for result in results]
+    def _returned(self, results: list[Result], job: str) -> Any:
         distributed = self._effective().distribution.framework == "pytorch"
-        return found if distributed and self._options.returns == ALL else found[0]
+        all_ranks = distributed and self._options.returns == ALL
+        wanted = results if all_ranks else results[:1]
+        found = open_results(wanted, (self._options.serialization,), job)
+        return found if all_ranks else found[0]
 
 
 def fn(function: Function, *, name: str = "", directory: str | Path | None = None) -> Remote:
@@ -238,15 +274,23 @@ def _counted_gpus(compute: Compute) -> int | None:
 
 
 def attach(
-    job: str, *, namespace: str = "", stream_logs: bool = True, timeout: Seconds | None = None
+    job: str,
+    *,
+    namespace: str = "",
+    stream_logs: bool = True,
+    timeout: Seconds | None = None,
+    trust: bool = False,
 ) -> Any:
     """What a job's last call returned, as the call would have: after Detached, or `deploy`.
 
-    It is waited for, `timeout` at most once all ranks have begun. Raises as a call.
+    It is waited for, `timeout` at most once all ranks have begun. A pickle is opened if you made
+    the job on this machine with a call that asked for pickle, or with `trust`: it runs code that
+    the job's pods choose. Raises as a call, and UntrustedPickle.
     """
     where = Kubectl(namespace or os.environ.get("TORCHRUN_NAMESPACE", ""))
     limit = None if timeout is None else seconds(timeout, "timeout")
-    return coming_back.attach(job, where, _print if stream_logs else None, _note, timeout=limit)
+    line = _print if stream_logs else None
+    return coming_back.attach(job, where, line, _note, timeout=limit, trusted=trust)
 
 
 def _print(line: str) -> None:
@@ -255,4 +299,4 @@ def _print(line: str) -> None:
 
 def _note(text: str) -> None:
     if not quiet():
-        print(text, file=sys.stderr, flush=True)
+        print(escape(text), file=sys.stderr, flush=True)

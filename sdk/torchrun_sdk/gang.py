@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 
 import torchrun_sdk
-from torchrun_sdk import kuberay
+from torchrun_sdk import kuberay, trust
+from torchrun_sdk.cancel import Cancellation, Cancelled
 from torchrun_sdk.coming_back import kept
 from torchrun_sdk.compute import Compute
 from torchrun_sdk.connections import Bring
@@ -54,8 +55,8 @@ _KEPT_SECONDS = 24 * 3600
 class Gang:
     """One job. `run` makes it with the first call, and brings each later call into its pods.
 
-    created: the job is there, and its pods stay for another call. key: by which another program
-    finds them.
+    created: the job is there, and its pods stay for another call; `uid` is its own. key: by which
+    another program finds them.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Gang:
         *,
         key: str = "",
         created: bool = False,
+        uid: str = "",
     ) -> None:
         self.name = name
         self.busy = threading.Lock()
@@ -76,6 +78,8 @@ class Gang:
         self._key = key
         self._kubectl = Kubectl(compute.namespace)
         self._created = created
+        self._uid = uid
+        self._own = not created or trust.is_own(uid)
         self._ended = False
 
     @property
@@ -83,20 +87,29 @@ class Gang:
         """Whether its pods may take another call."""
         return self._created and not self._ended
 
-    def run(self, call: Call, timeout: float | None, line: Line | None) -> list[Result]:
+    def run(
+        self,
+        call: Call,
+        timeout: float | None,
+        line: Line | None,
+        cancellation: Cancellation | None = None,
+    ) -> list[Result]:
         """Carry out one call: the results of all ranks, sorted. Hold `busy` meanwhile.
 
         line: is given each line of the pods' log. Raises CallError, ClusterError, UsageError;
-        UnavailableError where the pods stayed and cannot take it; Detached at Ctrl-C.
+        UnavailableError where the pods stayed and cannot take it; Detached at Ctrl-C; Cancelled,
+        and then the call is ended, with a job that was made for it.
         """
         stays = bool(call.idle)
         first = not self._created
         bring = Bring(call, self._root, self._kubectl) if stays else None
         try:
             if first:
-                self.start(call)
+                self.start(call, cancellation)
             elif bring is not None:
                 bring.look()
+            if self._own:
+                trust.remember(self._uid, call.arguments.format)
             verdict = self._verdict(timeout, stays=stays)
             waiting = Waiting(
                 self._kubectl,
@@ -106,6 +119,7 @@ class Gang:
                 nodes=self._compute.distribution.nodes,
                 bring=bring,
                 first=first,
+                cancellation=cancellation,
             )
             try:
                 return waiting.run(line)
@@ -120,6 +134,10 @@ class Gang:
             raise Detached(self.name) from None
         except UnavailableError:
             self._ended = True
+            raise
+        except Cancelled:
+            if first or not stays:
+                self.down()
             raise
         except CallError as error:
             if isinstance(error, _ABANDONED):
@@ -156,8 +174,8 @@ class Gang:
         except ClusterError as error:
             self._note(f"Its results are kept for an hour after its end: {error}")
 
-    def start(self, call: Call) -> None:
-        """Create the job for a call. Raises ClusterError, UsageError."""
+    def start(self, call: Call, cancellation: Cancellation | None = None) -> None:
+        """Create the job for a call. Raises ClusterError, UsageError, Cancelled."""
         if self._compute.distribution.operator:
             kuberay.check(self._compute, self._kubectl)
             call = call._replace(
@@ -165,26 +183,30 @@ class Gang:
             )
         with tempfile.TemporaryDirectory() as overlay:
             lay(Path(overlay) / FOLDER, call)
-            self._send(Path(overlay))
+            self._send(Path(overlay), call, cancellation)
 
     def down(self) -> None:
         """Delete the job, and with it its pods."""
         self._ended = True
         self._kubectl.run("delete", "torchrunjob", self.name, "--ignore-not-found", "--wait=false")
 
-    def _send(self, overlay: Path) -> None:
+    def _send(self, overlay: Path, call: Call, cancellation: Cancellation | None) -> None:
         self._make_claims()
         body = build(self.name, self._compute, self._key)
         words = ["submit", "--filename", "-", "--no-follow"]
         words += ["--directory", str(self._root), "--overlay", str(overlay)]
         self._created = True
         try:
-            self._kubectl.run_plugin(*words, given=json.dumps(body))
+            self._kubectl.run_plugin(*words, given=json.dumps(body), cancellation=cancellation)
+            get = ("get", "torchrunjob", self.name, "--output=jsonpath={.metadata.uid}")
+            self._uid = self._kubectl.run(*get).strip()
             if self._compute.distribution.operator:
-                kuberay.create(self.name, self._compute, self._kubectl)
-        except ClusterError:
+                rayjob = kuberay.build(self.name, self._uid, self._compute, call.secret)
+                self._kubectl.run("create", "-f", "-", given=json.dumps(rayjob))
+        except (ClusterError, Cancelled):
             self.down()  # it may be there, without what it waits for
             raise
+        trust.remember(self._uid, call.arguments.format)
         self._note(f"{self.name}: {self._compute.distribution.workers} worker(s) asked for")
 
     def _make_claims(self) -> None:

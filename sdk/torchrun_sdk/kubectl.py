@@ -9,13 +9,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import IO, Any, Callable
 
+from torchrun_sdk.cancel import Cancellation
 from torchrun_sdk.errors import ClusterError
 
 _PAUSE = 1.0  # between two watches
+_CHANGES = ("ADDED", "MODIFIED", "DELETED")
 
 
 class Kubectl:
@@ -38,22 +40,35 @@ class Kubectl:
         """What kubectl says on stdout. Raises ClusterError with its stderr."""
         return _run(self.command(*words), given)
 
-    def run_plugin(self, *words: str, given: str | None = None) -> str:
-        """The same of the plugin."""
-        return _run(self.plugin(*words), given)
+    def run_plugin(
+        self, *words: str, given: str | None = None, cancellation: Cancellation | None = None
+    ) -> str:
+        """The same of the plugin. Raises Cancelled, too: the plugin is ended then."""
+        return _run(self.plugin(*words), given, cancellation)
 
 
-def _run(command: list[str], given: str | None) -> str:
-    ended = subprocess.run(
-        command,
-        input=given,
-        stdin=subprocess.DEVNULL if given is None else None,
-        capture_output=True,
-        text=True,
-    )
-    if ended.returncode:
-        raise ClusterError(ended.stderr.strip() or f"{command[0]} ended with {ended.returncode}")
-    return ended.stdout
+def _run(command: list[str], given: str | None, cancellation: Cancellation | None = None) -> str:
+    with (
+        subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL if given is None else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+        ) as process,
+        cancellation.waking(process.terminate) if cancellation else nullcontext(),
+    ):
+        try:
+            said, why = process.communicate(given)
+        except BaseException:
+            process.kill()
+            raise
+    if cancellation is not None:
+        cancellation.check()
+    if process.returncode:
+        raise ClusterError(why.strip() or f"{command[0]} ended with {process.returncode}")
+    return said
 
 
 def _find(program: str, install: str) -> str:
@@ -67,17 +82,22 @@ def _find(program: str, install: str) -> str:
 class Child:
     """A program whose lines of stdout are handed on by a thread, until it ends or is closed.
 
-    What `line` answers goes to its stdin, as a line.
+    What `line` answers goes to its stdin, as a line. whole: a last line without its end is cut,
+    and not handed on.
     """
 
-    def __init__(self, command: list[str], line: Callable[[str], str | None]) -> None:
+    def __init__(
+        self, command: list[str], line: Callable[[str], str | None], *, whole: bool = False
+    ) -> None:
         self._line = line
+        self._whole = whole
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            universal_newlines=True,
+            encoding="utf-8",
+            errors="replace",  # a pod may write anything
             bufsize=1,
             start_new_session=True,  # Ctrl-C is for this program alone
         )
@@ -121,6 +141,8 @@ class Child:
 
     def _read(self) -> None:
         for text in _lines(self._process.stdout):
+            if self._whole and not text.endswith("\n"):
+                continue
             answer = self._line(text.rstrip("\n"))
             if answer is not None:
                 self.send(answer)
@@ -169,7 +191,7 @@ class Watch:
 
     def _run(self) -> None:
         while not self._closed.is_set():
-            self._child = Child(self._command, self._event)
+            self._child = Child(self._command, self._event, whole=True)
             self._child.wait()
             if "NotFound" in self._child.says() and not self._closed.is_set():
                 self._changed("DELETED", {})
@@ -177,9 +199,17 @@ class Watch:
             self._closed.wait(_PAUSE)
 
     def _event(self, line: str) -> None:
-        """One event, in one line as kubectl prints them."""
-        event = json.loads(line)
-        self._changed(str(event.get("type", "")), event.get("object") or {})
+        """One event, in one line as kubectl prints them.
+
+        An error of the API server comes as an event too: the watch ends after it and begins again.
+        """
+        try:
+            event = json.loads(line)
+        except ValueError:
+            return
+        found = event.get("object") if isinstance(event, dict) else None
+        if isinstance(found, dict) and event.get("type") in _CHANGES:
+            self._changed(event["type"], found)
 
 
 def quiet() -> bool:

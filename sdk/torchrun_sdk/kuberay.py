@@ -46,19 +46,17 @@ def check(compute: Compute, kubectl: Kubectl) -> None:
         ) from error
 
 
-def create(name: str, compute: Compute, kubectl: Kubectl) -> None:
-    """The RayJob of a TorchrunJob, which goes with it. Raises ClusterError."""
-    uid = kubectl.run("get", "torchrunjob", name, "--output=jsonpath={.metadata.uid}").strip()
-    kubectl.run("create", "-f", "-", given=json.dumps(build(name, uid, compute)))
-
-
 def service(name: str) -> str:
     """The host name of the cluster's head."""
     return f"{name}-ray"
 
 
-def build(name: str, uid: str, compute: Compute) -> dict[str, Any]:
-    """The RayJob. The head has what the Compute says, a worker its worker_node_options above it."""
+def build(name: str, uid: str, compute: Compute, secret: str) -> dict[str, Any]:
+    """The RayJob of a TorchrunJob, which goes with it.
+
+    The head has what the Compute says, a worker its worker_node_options above it. secret:
+    of the call.
+    """
     workers, options = compute.distribution.workers, compute.distribution.worker_node_options or {}
     own = {"gpus": compute.gpus, "cpus": compute.cpus, "memory": compute.memory}
     head = _template(name, "ray-head", compute, own)
@@ -73,7 +71,8 @@ def build(name: str, uid: str, compute: Compute) -> dict[str, Any]:
         "kind": "RayJob",
         "metadata": {"name": name, "ownerReferences": [owner]},
         "spec": {
-            "entrypoint": f"python3 -c {program} {compute.launch_timeout:g} {_AGAIN} {hold.PORT}",
+            "entrypoint": f"python3 -c {program} {compute.launch_timeout:g} {_AGAIN} {hold.PORT}"
+            f" {hold.digest(secret)}",
             "submissionMode": "HTTPMode",
             "shutdownAfterJobFinishes": True,
             "rayClusterSpec": {
@@ -151,4 +150,4 @@ def _trouble(pod: dict[str, Any]) -> str:
         for condition in status.get("conditions") or ()
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False"
     ]
-    return ", ".join(f"{each['reason']}: {each.get('message', '')}" for each in found[:1])
+    return ", ".join(f"{each.get('reason')}: {each.get('message', '')}" for each in found[:1])

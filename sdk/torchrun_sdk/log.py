@@ -6,6 +6,7 @@ from typing import Callable
 
 from torchrun_sdk.kubectl import Child, Kubectl
 from torchrun_sdk.spec import END_OF_CALL, Lines
+from torchrun_sdk.text import log_line
 
 _END = END_OF_CALL.format(call="")
 _LAST_LINES = 5.0  # for the log's end to come
@@ -45,7 +46,8 @@ class CallLog:
             if text.startswith(_END):
                 self._ended.add(rank)
             else:
-                self._line(f"[{node}] {text}" if self._several else text)
+                shown = log_line(text)
+                self._line(f"[{node}] {shown}" if self._several else shown)
 
     def ended(self, attempt: int) -> int:
         """How many ranks have said all."""

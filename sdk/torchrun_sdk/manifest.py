@@ -73,7 +73,7 @@ def gang_key(compute: Compute, function: Reference, root: Path) -> str:
     """For calls of one function of one user's directory in pods like these, with this package."""
     parts = [
         build("", compute),
-        kuberay.build("", "", compute) if compute.distribution.operator else None,
+        kuberay.build("", "", compute, "") if compute.distribution.operator else None,
         function._replace(cell=""),
         str(root),
         getpass.getuser(),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, Union
+from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from torchrun_sdk.values import Packed
 
@@ -30,6 +31,10 @@ IN_CALL = "TORCHRUN_SDK_CALL"
 CPU_ONLY = "TORCHRUN_SDK_CPU_ONLY"
 
 
+class FrameError(ValueError):
+    """A line that is no word of this protocol; the message says why."""
+
+
 class Reference(NamedTuple):
     """How a function is found again: an importable module, or a script's path, and its name.
 
@@ -50,7 +55,8 @@ class Call(NamedTuple):
     id: later ones are greater. linger: how long results wait for a client. idle: how long the pods
     wait for another call; with 0 a rank is one call. quorum: how long the workers of Ray may take
     to come. number: of the call in its gang, 0 for the one that came with the job.
-    cluster: host name of the head of a RayCluster that is there for the call.
+    cluster: host name of the head of a RayCluster that is there for the call. returns: ALL ranks
+    or the HEAD. secret: by which Ray's pods of the job know each other; see `worker.hold`.
     """
 
     id: str
@@ -67,28 +73,37 @@ class Call(NamedTuple):
     quorum: float = 600.0
     number: int = 0
     cluster: str = ""
+    returns: str = "all"
+    secret: str = ""
 
 
 class Started(NamedTuple):
-    """A rank is about to call the function."""
+    """A rank is about to call the function. monotonic: of its node, as in Raised."""
 
     rank: int
     world_size: int
     node: str
     local_world_size: int
     time: float
+    monotonic: float = 0.0
 
 
 class Result(NamedTuple):
-    """What a rank's function returned."""
+    """What a rank's function returned. head: the caller wants rank 0's alone; others have None."""
 
     rank: int
     node: str
     value: Packed
+    head: bool = False
 
 
 class Raised(NamedTuple):
-    """What a rank's function raised, or why it could not be called."""
+    """What a rank's function raised, or why it could not be called.
+
+    time is for people: the clocks of nodes differ. Ends of ranks are ordered by seconds that one
+    node counts. elapsed: since the rank's start. monotonic: when it was, by the clock that all
+    processes of a node share. age: how long ago that was when the node sent the frame.
+    """
 
     rank: int
     node: str
@@ -97,12 +112,15 @@ class Raised(NamedTuple):
     text: str
     traceback: str
     incompatible: bool = False
+    elapsed: float = 0.0
+    monotonic: float = 0.0
+    age: float = 0.0
 
 
 class Exited(NamedTuple):
     """A rank's process ended without a word. code: 128 + number for a signal.
 
-    out_of_memory: the kernel killed a process of the pod meanwhile.
+    out_of_memory: the kernel killed a process of the pod meanwhile. Times are as in Raised.
     """
 
     rank: int
@@ -110,6 +128,9 @@ class Exited(NamedTuple):
     time: float
     code: int
     out_of_memory: bool = False
+    elapsed: float = 0.0
+    monotonic: float = 0.0
+    age: float = 0.0
 
 
 class Lines(NamedTuple):
@@ -150,6 +171,7 @@ class Refused(NamedTuple):
 # The last line of a rank's output in pods that stay: a client has seen all of it then.
 END_OF_CALL = "torchrun-sdk: end of call {call}"
 FREE, BUSY, CLOSED = "free", "busy", "closed"
+ALL, HEAD = "all", "head"
 Frame = Union[Started, Result, Raised, Exited]
 Word = Union[Frame, Lines, Here, Wants, Ready, Refused]
 _KINDS: dict[str, Any] = {
@@ -181,10 +203,20 @@ def dump_call(call: Call) -> str:
 
 def load_call(text: str) -> Call:
     """The call of a text. Raises ValueError."""
-    body: dict[str, Any] = json.loads(text)
-    body["function"] = Reference(**body["function"])
-    body["arguments"] = Packed(**body["arguments"])
-    return Call(**body)
+    body = json.loads(text)
+    if not isinstance(body, dict):
+        raise FrameError(f"a call is {type(body).__name__}")
+    function = _known(Reference, body.get("function"))
+    arguments = _known(Packed, body.get("arguments"))
+    call: Call = _made(
+        Call,
+        {
+            **_known(Call, body),
+            "function": _made(Reference, function),
+            "arguments": _made(Packed, arguments),
+        },
+    )
+    return call
 
 
 def encode(word: Word) -> str:
@@ -196,12 +228,53 @@ def encode(word: Word) -> str:
 
 
 def decode(line: str) -> Word | None:
-    """What a line says; None for anything else. Raises ValueError where it is cut."""
-    body = json.loads(line)
-    kind = _KINDS.get(body.pop("kind", "")) if isinstance(body, dict) else None
+    """What a line says; None for a kind that this version does not know.
+
+    Fields that it does not know are ignored, so that pods may have a newer package than the client.
+    Raises FrameError where a field is missing or has another type, or the line is cut.
+    """
+    try:
+        body = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise FrameError(f"it is not JSON ({error})") from error
+    kind = _KINDS.get(str(body.get("kind"))) if isinstance(body, dict) else None
     if kind is None:
         return None
+    fields = _known(kind, body)
     if kind is Result:
-        body["value"] = Packed(**body["value"])
-    word: Word = kind(**body)
+        fields["value"] = _made(Packed, _known(Packed, fields.get("value")))
+    word: Word = _made(kind, fields)
+    for name, hint in _hints(kind).items():
+        value = getattr(word, name)
+        if not _fits(value, hint):
+            raise FrameError(f"{name} of {kind.__name__} is {type(value).__name__}")
     return word
+
+
+def _known(kind: Any, body: Any) -> dict[str, Any]:
+    """The fields of a body that a kind has. Raises FrameError."""
+    if not isinstance(body, dict):
+        raise FrameError(f"{kind.__name__} is {type(body).__name__}")
+    return {name: body[name] for name in kind._fields if name in body}
+
+
+def _made(kind: Any, fields: dict[str, Any]) -> Any:
+    try:
+        return kind(**fields)
+    except TypeError as error:
+        raise FrameError(str(error)) from error
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    if get_origin(hint) is list:
+        return isinstance(value, list) and all(_fits(each, get_args(hint)[0]) for each in value)
+    if hint is Packed:
+        return isinstance(value, Packed) and all(isinstance(part, str) for part in value)
+    if hint is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return type(value) is hint

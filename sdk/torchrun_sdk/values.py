@@ -6,6 +6,7 @@ import base64
 import json
 import pickle
 import sys
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 JSON = "json"
@@ -23,6 +24,10 @@ class Packed(NamedTuple):
 
 class Unpackable(ValueError):
     """A value that this format cannot carry; the message says which and what to do."""
+
+
+class UnwantedFormat(Unpackable):
+    """A value in a format that is not accepted. It was not opened."""
 
 
 class OtherPython(Unpackable):
@@ -55,10 +60,18 @@ def pack(value: Any, format: str, what: str) -> Packed:
     return Packed(format, here(), data)
 
 
-def unpack(packed: Packed) -> Any:
-    """The value. Raises OtherPython, or Unpackable where its class is not here."""
+def unpack(packed: Packed, formats: Sequence[str] = (JSON,)) -> Any:
+    """The value. formats: those that are accepted; a pickle runs code of its author.
+
+    Raises UnwantedFormat, OtherPython, or Unpackable where its class is not here.
+    """
+    if packed.format not in formats or packed.format not in FORMATS:
+        raise UnwantedFormat(f"its format is {packed.format!r}, which is not accepted")
     if packed.format == JSON:
-        return json.loads(packed.data)
+        try:
+            return json.loads(packed.data)
+        except (ValueError, RecursionError) as error:
+            raise Unpackable(f"it is not JSON: {error}") from error
     if packed.python != here():
         raise OtherPython(
             f"pickled by Python {packed.python}, and this is Python {here()}: use an image with the"

@@ -51,25 +51,30 @@ class Wait(NamedTuple):
 class Verdict:
     """Tell `job`, `deleted` and `frame`, then ask `decide`. Times are seconds of one clock.
 
-    stays: whether the pods stay for another call, so that the job's end is not waited for.
+    stays: whether the pods stay for another call, so that the job's end is not waited for. kept:
+    the frames are of the past, so that it is unknown when they were sent.
     """
 
-    def __init__(self, name: str, limits: Limits, now: float, *, stays: bool = False) -> None:
+    def __init__(
+        self, name: str, limits: Limits, now: float, *, stays: bool = False, kept: bool = False
+    ) -> None:
         self.name = name
         self.attempt = 0
         self._limits = limits
         self.stays = stays
+        self._kept = kept
         self._since = now
         self._status: dict[str, Any] = {}
         self._gone = False
         self._ended_at: float | None = None
-        self._early: list[tuple[int, Frame]] = []
+        self._early: list[tuple[int, Frame, float]] = []
         self._forget()
 
     def _forget(self) -> None:
         self._started: dict[int, Started] = {}
         self._results: dict[int, Result] = {}
         self._raised: dict[int, Raised | Exited] = {}
+        self._happened: dict[int, float] = {}
         self._first_at: float | None = None
         self._all_at: float | None = None
         self._raised_at: float | None = None
@@ -104,7 +109,9 @@ class Verdict:
             self._forget()
             self._since = now
             early, self._early = self._early, []
-            for number, frame in early:
+            for number, frame, heard in early:
+                if isinstance(frame, (Raised, Exited)):
+                    frame = frame._replace(age=frame.age + now - heard)
                 self.frame(number, frame, now)
         if self.phase in ENDED and self._ended_at is None:
             self._ended_at = now
@@ -118,7 +125,7 @@ class Verdict:
     def frame(self, attempt: int, frame: Frame, now: float) -> None:
         """A rank of this attempt said something; of an earlier one it counts no more."""
         if attempt > self.attempt:  # the pods may be heard of before their job's status
-            self._early.append((attempt, frame))
+            self._early.append((attempt, frame, now))
         if attempt != self.attempt:
             return
         if isinstance(frame, Started):
@@ -127,6 +134,7 @@ class Verdict:
             self._results[frame.rank] = frame
         else:
             self._raised[frame.rank] = frame
+            self._happened.setdefault(frame.rank, now - max(frame.age, 0.0))
             self._raised_at = self._raised_at or now
         world = self.world
         if world and len(self._started) == world and self._all_at is None:
@@ -136,10 +144,11 @@ class Verdict:
 
     def _began(self, frame: Started, now: float) -> None:
         before = self._started.get(frame.rank)
-        if before is not None and before.time < frame.time:
+        if before is not None and _is_later(frame, before):
             # torchrun started its ranks again: what this one left before is no result.
             self._results.pop(frame.rank, None)
             self._raised.pop(frame.rank, None)
+            self._happened.pop(frame.rank, None)
         self._started[frame.rank] = frame
         self._first_at = self._first_at or now
 
@@ -192,7 +201,7 @@ class Verdict:
         return f"{reason}: {message}" if reason else "its status says nothing yet"
 
     def _exception(self) -> CallError:
-        first = min(self._raised.values(), key=_order)
+        first = min(self._raised.values(), key=self._order)
         if isinstance(first, Exited):
             return _exited(self.name, first)
         if first.type == _QUORUM:
@@ -208,6 +217,19 @@ class Verdict:
             node=first.node,
         )
 
+    def _order(self, end: Raised | Exited) -> tuple[bool, float]:
+        """What ended first. The clocks of two nodes are never compared.
+
+        While the pods are there, they say how long ago it was, and the clock here does the rest. Of
+        the past it is known which rank the controller names, and how long each ran: ranks of a gang
+        start together.
+        """
+        sooner = _COLLATERAL if isinstance(end, Exited) else 0.0
+        if not self._kept:
+            return (False, self._happened[end.rank] - sooner)
+        cause = (self._status.get("lastFailure") or {}).get("rank")
+        return (end.rank != cause, end.elapsed - sooner)
+
     def _failure(self) -> CallError:
         if self._gone:
             return JobFailed(f"{self.name} was deleted", reason="Deleted", job=self.name)
@@ -221,8 +243,11 @@ class Verdict:
         return failure(self.name, self._status)
 
 
-def _order(end: Raised | Exited) -> float:
-    return end.time - (_COLLATERAL if isinstance(end, Exited) else 0.0)
+def _is_later(frame: Started, before: Started) -> bool:
+    """Whether a rank has started again: later by the clock of its node, or on another one."""
+    if frame.node != before.node:
+        return True
+    return (frame.monotonic or frame.time) > (before.monotonic or before.time)
 
 
 def _exited(name: str, end: Exited) -> CallError:

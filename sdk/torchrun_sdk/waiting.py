@@ -7,8 +7,9 @@ import time
 from contextlib import ExitStack
 from typing import Any, Callable
 
+from torchrun_sdk.cancel import Cancellation, Cancelled
 from torchrun_sdk.connections import Bring, Connections, Heard
-from torchrun_sdk.errors import CallError
+from torchrun_sdk.errors import CallError, ProtocolError
 from torchrun_sdk.kubectl import Kubectl, Watch
 from torchrun_sdk.log import CallLog, JobLog
 from torchrun_sdk.manifest import ENDED, workers_of
@@ -31,6 +32,7 @@ class Waiting:
 
     call: its id, "" for the newest of the job. bring: for pods that stay; nodes: how many there
     are. first: whether the job was made for it, so that it need not be brought to the first gang.
+    cancellation: wakes it.
     """
 
     def __init__(
@@ -43,8 +45,10 @@ class Waiting:
         nodes: int = 0,
         bring: Bring | None = None,
         first: bool = True,
+        cancellation: Cancellation | None = None,
     ) -> None:
         self._kubectl = kubectl
+        self._cancellation = cancellation or Cancellation()
         self._verdict = verdict
         self._call = call
         self._note = note
@@ -60,9 +64,14 @@ class Waiting:
         self._times: dict[str, float] = {}
 
     def run(self, line: Line | None) -> list[Result]:
-        """The results of all ranks, sorted. Raises CallError, ClusterError, UnavailableError."""
+        """The results of all ranks, sorted.
+
+        Raises CallError, ClusterError, UnavailableError, Cancelled.
+        """
         with ExitStack() as until:
             until.callback(self._pods.close)
+            wake = self._cancellation.waking(lambda: self._heard.put(("cancelled", None)))
+            until.enter_context(wake)
             for watch in self._watches():
                 until.callback(watch.close)
             log = None
@@ -151,10 +160,22 @@ class Waiting:
             self._note(f"{self._verdict.name}: {self._verdict.phase}")
 
     def _answer(self, what: str, it: Any) -> None:
-        """Of a pod that the call is brought to."""
+        """Of a pod that the call is brought to, and what ends it here."""
         self._time(what)
+        if what == "cancelled":
+            if self._bring is not None:
+                self._pods.end()
+            raise Cancelled
         if what == "failed":
             raise it
+        if what == "unreadable":
+            name = self._verdict.name
+            raise ProtocolError(
+                f"{name}: pod {it[0]} sends what this version of torchrun-sdk cannot read: {it[1]}."
+                f" The job is left as it is; come back with the version that made it: kt results"
+                f" {name}",
+                job=name,
+            )
         if what == "refused":
             raise UnavailableError(f"the pods are {it}")
         if what == "here":

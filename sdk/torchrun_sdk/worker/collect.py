@@ -26,12 +26,16 @@ from torchrun_sdk.spec import (
     FREE,
     RESULTS,
     Call,
+    Exited,
+    FrameError,
     Here,
     Lines,
+    Raised,
     Ready,
     Refused,
     Wants,
     Word,
+    decode,
     encode,
     load_call,
     read_call,
@@ -90,7 +94,7 @@ class _Client:
             mark = f"{path.name} {path.stat().st_mtime_ns}"
             if mark not in self._sent:
                 self._sent.add(mark)
-                print(path.read_text(encoding="utf-8"), flush=True)
+                print(_aged(path.read_text(encoding="utf-8")), flush=True)
 
     def _hear(self) -> bool:
         """Whether the client is still there."""
@@ -121,6 +125,17 @@ class _Client:
                 (self._results / "end").touch()
         except (OSError, ValueError) as error:
             _say(Refused(str(error)))
+
+
+def _aged(line: str) -> str:
+    """What a rank has left, with the time since its end as this node counts it."""
+    try:
+        word = decode(line)
+    except FrameError:  # for the client to tell
+        return line
+    if isinstance(word, (Raised, Exited)) and word.monotonic:
+        return encode(word._replace(age=time.monotonic() - word.monotonic))
+    return line
 
 
 class _Tail:

@@ -1,30 +1,142 @@
-"""What a RayJob of KubeRay runs: it keeps the RayCluster for as long as a call's pod is there.
+"""The control port of Ray's pods; and what a RayJob of KubeRay runs to keep its RayCluster.
 
-That pod connects, says DONE at its end, and has a successor where it is lost. This file travels as
-text into an image that has nothing else of this package.
+A pod connects, shows the call's secret, and says DONE at its end. Others can reach the port: what
+they send is never obeyed and they are never counted. The server's side knows the SHA-256 of the
+secret alone, so that it may stand in a RayJob, which more people can read than the workspace.
+
+This file travels as text into an image that has nothing else of this package.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import queue
 import socket
 import sys
+import threading
+import time
+from contextlib import suppress
 
 PORT = 6378  # beside Ray's own
+HERE = b"here\n"  # the answer to the secret
 DONE = b"done\n"
+_SHOW_SECONDS = 5.0  # for a connection to show the secret
+_LONGEST = 256  # bytes of it
+_STRANGERS = 64  # connections that have shown nothing yet; the oldest gives way to the next
 # A pod whose node is lost does not hang up: it is asked.
 _ASKED = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 6))
 
 
-def hold(seconds: float, again: float, port: int) -> int:
-    """Until a pod has said DONE (0), or none has come for so long, `again` after one (1)."""
-    dual = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if dual else socket.AF_INET
-    with socket.create_server(("", port), family=family, dualstack_ipv6=dual) as server:
+def digest(secret: str) -> str:
+    """What the server's side knows of a secret."""
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def show(connection: socket.socket, secret: str, seconds: float) -> bool:
+    """Show the secret to the server; whether it was taken. Raises OSError."""
+    connection.settimeout(seconds)
+    connection.sendall(secret.encode() + b"\n")
+    taken = connection.recv(len(HERE)) == HERE
+    connection.settimeout(None)
+    return taken
+
+
+class Door:
+    """A port on all addresses of the pod: the connections that have shown the secret."""
+
+    def __init__(self, port: int, digest: str) -> None:
+        dual = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if dual else socket.AF_INET
+        self._server = socket.create_server(("", port), family=family, dualstack_ipv6=dual)
+        self._digest = digest
+        self._lock = threading.Lock()
+        self._strangers: list[socket.socket] = []
+        self._known: queue.Queue[socket.socket] = queue.Queue()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def __enter__(self) -> Door:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        _cut(self._server)  # which wakes accept; close alone does not
+        self._server.close()
+        with self._lock:
+            for stranger in self._strangers:
+                _cut(stranger)
+
+    def accept(self, seconds: float) -> socket.socket | None:
+        """The next connection that has shown the secret; None where none does in time."""
+        try:
+            return self._known.get(timeout=max(seconds, 0.0))
+        except queue.Empty:
+            return None
+
+    def _listen(self) -> None:
         while True:
-            server.settimeout(seconds)
             try:
-                pod, _ = server.accept()
-            except socket.timeout:
+                connection, _ = self._server.accept()
+            except OSError:
+                if self._server.fileno() < 0:  # closed
+                    return
+                time.sleep(0.1)  # no descriptors are left, for one
+                continue
+            with self._lock:
+                self._strangers.append(connection)
+                if len(self._strangers) > _STRANGERS:
+                    _cut(self._strangers.pop(0))
+            threading.Thread(target=self._ask, args=(connection,), daemon=True).start()
+
+    def _ask(self, connection: socket.socket) -> None:
+        known = False
+        with suppress(OSError):
+            known = self._knows(connection)
+        with self._lock:
+            if connection in self._strangers:
+                self._strangers.remove(connection)
+            else:
+                known = False
+        if known:
+            with suppress(OSError):
+                connection.settimeout(None)
+                _watch(connection)
+                connection.sendall(HERE)
+                self._known.put(connection)
+                return
+        connection.close()
+
+    def _knows(self, connection: socket.socket) -> bool:
+        until = time.monotonic() + _SHOW_SECONDS
+        shown = b""
+        while not shown.endswith(b"\n") and len(shown) < _LONGEST:
+            connection.settimeout(max(until - time.monotonic(), 0.001))
+            part = connection.recv(_LONGEST - len(shown))
+            if not part:
+                return False
+            shown += part
+        found = hashlib.sha256(shown[:-1]).hexdigest()
+        return hmac.compare_digest(found, self._digest)
+
+
+def _cut(connection: socket.socket) -> None:
+    """End a connection on which another thread waits, and which that thread closes."""
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def _watch(connection: socket.socket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _ASKED:
+        if hasattr(socket, option):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
+def hold(seconds: float, again: float, port: int, digest: str) -> int:
+    """Until a pod has said DONE (0), or none has come for so long, `again` after one (1)."""
+    with Door(port, digest) as door:
+        while True:
+            pod = door.accept(seconds)
+            if pod is None:
                 print(f"no pod has come for {seconds:g} s", flush=True)
                 return 1
             if _is_done(pod):
@@ -34,11 +146,6 @@ def hold(seconds: float, again: float, port: int) -> int:
 
 def _is_done(pod: socket.socket) -> bool:
     with pod:
-        pod.settimeout(None)
-        pod.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in _ASKED:
-            if hasattr(socket, option):
-                pod.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
         try:
             return pod.recv(len(DONE)) == DONE
         except OSError:
@@ -46,4 +153,4 @@ def _is_done(pod: socket.socket) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(hold(float(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])))
+    sys.exit(hold(float(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), sys.argv[4]))

@@ -18,6 +18,7 @@ from torchrun_sdk import values
 from torchrun_sdk.inside import CallInImport, importing
 from torchrun_sdk.spec import (
     END_OF_CALL,
+    HEAD,
     IN_CALL,
     RAISED,
     RESULTS,
@@ -43,7 +44,7 @@ def run(folder: Path) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if call.framework == "ray" and ray.index() > 0:
         return ray.work(call, os.environ["PET_MASTER_ADDR"])
-    place = _place(folder, call)
+    place, began = _place(folder, call), time.monotonic()
     try:
         with _surroundings(call, folder):
             if call.idle > 0:
@@ -52,7 +53,7 @@ def run(folder: Path) -> int:
             place.wait(call.linger, failed=code != 0)
             return code
     except Exception as error:  # of the surroundings alone: the function's are told by now
-        place.leave(encode(_raised(error, place.rank)))
+        place.leave(encode(_raised(error, place.rank, began)))
         place.wait(call.linger, failed=True)
         return RAISED
 
@@ -75,12 +76,13 @@ def _place(folder: Path, call: Call) -> Place:
 
 
 def _attempt(call: Call, root: Path, place: Place) -> int:
+    began = time.monotonic()
     place.leave_start(encode(_started(place.rank)))
     try:
         left: Result | Raised = _call(call, root, place.rank)
     except BaseException as error:
         traceback.print_exc()
-        left = _raised(error, place.rank)
+        left = _raised(error, place.rank, began)
     if call.idle:
         print(END_OF_CALL.format(call=call.id))
     _flush()
@@ -91,7 +93,7 @@ def _attempt(call: Call, root: Path, place: Place) -> int:
 def _started(rank: int) -> Started:
     world = int(os.environ.get("WORLD_SIZE", "1"))
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return Started(rank, world, node(), local, time.time())
+    return Started(rank, world, node(), local, time.time(), time.monotonic())
 
 
 def _call(call: Call, root: Path, rank: int) -> Result:
@@ -102,11 +104,14 @@ def _call(call: Call, root: Path, rank: int) -> Result:
     function = find(call.function, root)
     if call.framework == "ray" and call.function.script:
         ray.send_by_value(sys.modules[SCRIPT_NAME])
-    arguments, keywords = values.unpack(call.arguments)
+    arguments, keywords = values.unpack(call.arguments, values.FORMATS)
     returned = function(*arguments, **keywords)
+    head = call.returns == HEAD
+    if head and rank:
+        returned = None
     value = values.pack(returned, call.arguments.format, f"the result of rank {rank}")
     _leave_group()
-    return Result(rank, node(), value)
+    return Result(rank, node(), value, head)
 
 
 def find(reference: Reference, root: Path) -> Callable[..., Any]:
@@ -147,8 +152,9 @@ def _module(reference: Reference, root: Path) -> ModuleType:
     return module
 
 
-def _raised(error: BaseException, rank: int) -> Raised:
-    kind = type(error)
+def _raised(error: BaseException, rank: int, began: float) -> Raised:
+    """began: when the rank did, by the monotonic clock."""
+    kind, now = type(error), time.monotonic()
     return Raised(
         rank,
         node(),
@@ -157,6 +163,8 @@ def _raised(error: BaseException, rank: int) -> Raised:
         str(error),
         "".join(traceback.format_exception(kind, error, _users(error.__traceback__))),
         isinstance(error, values.OtherPython),
+        now - began,
+        now,
     )
 
 

@@ -2,7 +2,10 @@
 
 Workers keep a connection to the head beside Ray's own: it counts them, and by its last word they
 know a head that has finished, which ends them well, from one that died. (Without it they would fail
-about a minute after the head, seen with Ray 2.)
+about a minute after the head, seen with Ray 2.) They show the call's secret there, see `hold`.
+
+Ray itself asks nobody for a secret: who reaches its ports runs code in its pods. A queue with
+`networking.isolate` keeps them to the pods of the job.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ from torchrun_sdk.spec import FOLDER, IN_CALL, Call
 from torchrun_sdk.worker import hold
 
 PORT = 6379
+# Of the dashboard, whose API runs jobs for anyone who reaches it: those who may forward a port.
+_DASHBOARD_HOST = "127.0.0.1"
 DASHBOARD = 8265
 # Of the connections to the head.
 _CONTROL = hold.PORT
@@ -43,8 +48,9 @@ def head(call: Call) -> Iterator[None]:
 
     Raises QuorumTimeout, and CalledProcessError where Ray does not start.
     """
-    with _Workers() as connected:
-        _ray("start", "--head", f"--port={PORT}", "--dashboard-host=0.0.0.0", *_PORTS, *_gpus(None))
+    with _Workers(call.secret) as connected:
+        dashboard = f"--dashboard-host={_DASHBOARD_HOST}"
+        _ray("start", "--head", f"--port={PORT}", dashboard, *_PORTS, *_gpus(None))
         try:
             connected.wait(call.workers, call.quorum)
             yield
@@ -59,7 +65,7 @@ def joined(call: Call, folder: Path) -> Iterator[None]:
 
     Raises QuorumTimeout, and CalledProcessError where Ray does not start.
     """
-    with _connect(call.cluster, call.quorum) as connection:
+    with _connect(call.cluster, call.secret, call.quorum) as connection:
         nothing = ("--num-cpus=0", "--num-gpus=0")
         _ray("start", f"--address={call.cluster}:{PORT}", *nothing, *_PORTS)
         os.environ.setdefault(_USERS_WORD, "1")
@@ -88,7 +94,7 @@ def send_by_value(script: ModuleType) -> None:
 
 def work(call: Call, address: str) -> int:
     """A worker, until the head says that it has finished (0) or is gone (1)."""
-    with _connect(address, call.quorum) as connection:
+    with _connect(address, call.secret, call.quorum) as connection:
         over = threading.Event()
         ray = threading.Thread(target=_keep, args=(address, call.worker_gpus, over), daemon=True)
         ray.start()
@@ -124,62 +130,54 @@ def _gpus(count: int | None) -> list[str]:
     return [] if count is None else [f"--num-gpus={count}"]
 
 
-def _connect(address: str, seconds: float) -> socket.socket:
+def _connect(address: str, secret: str, seconds: float) -> socket.socket:
     """The connection to the head, once that is there. Raises QuorumTimeout."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         with suppress(OSError):
             connection = socket.create_connection((address, _CONTROL), timeout=5)
-            connection.settimeout(None)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            return connection
+            with suppress(OSError):
+                if hold.show(connection, secret, 5.0):
+                    return connection
+            connection.close()
         time.sleep(_PAUSE)
     raise QuorumTimeout(f"the head {address} does not answer after {seconds:g} s")
 
 
 class _Workers:
-    """Who is connected to the head."""
+    """Who is connected to the head and has shown the call's secret."""
 
-    def __init__(self) -> None:
-        family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
-        dual = family == socket.AF_INET6
-        self._server = socket.create_server(
-            ("", _CONTROL), family=family, dualstack_ipv6=dual, reuse_port=True
-        )
+    def __init__(self, secret: str) -> None:
+        self._door = hold.Door(_CONTROL, hold.digest(secret))
         self._connections: list[socket.socket] = []
-        self._came = threading.Condition()
 
     def __enter__(self) -> _Workers:
-        threading.Thread(target=self._accept, daemon=True).start()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        for connection in [self._server, *self._connections]:
+        self._door.__exit__()
+        for connection in self._connections:
             connection.close()
 
     def wait(self, count: int, seconds: float) -> None:
         """Until so many are there. Raises QuorumTimeout."""
-        with self._came:
-            if not self._came.wait_for(lambda: len(self._connections) >= count, seconds):
+        until = time.monotonic() + seconds
+        while len(self._connections) < count:
+            connection = self._door.accept(until - time.monotonic())
+            if connection is None:
                 raise QuorumTimeout(
                     f"{len(self._connections)} of {count} workers came within {seconds:g} s"
                 )
+            self._connections.append(connection)
 
     def dismiss(self) -> None:
-        """Tell them that all is done."""
+        """Tell them that all is done, and those who came since."""
+        while (connection := self._door.accept(0.0)) is not None:
+            self._connections.append(connection)
         for connection in self._connections:
             with suppress(OSError):
                 connection.sendall(_DONE)
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._server.accept()
-            except OSError:  # closed
-                return
-            with self._came:
-                self._connections.append(connection)
-                self._came.notify()
 
 
 def index() -> int:

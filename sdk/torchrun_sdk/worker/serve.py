@@ -106,7 +106,7 @@ class _Server:
             place.run(False)
 
     def _carry_out(self, call: Call, file: Path, place: Place) -> int | None:
-        kills = _oom_kills()
+        kills, began = _oom_kills(), time.monotonic()
         entry = self._folder / ENTRY
         self._child = child = subprocess.Popen(
             [sys.executable, str(entry), "call", str(file)],
@@ -118,11 +118,15 @@ class _Server:
         copying = threading.Thread(target=_copy, args=(child, place, call), daemon=True)
         copying.start()
         self._wait(child, place)
+        ended = time.monotonic()
         self._clear(child)
         copying.join(_COPY_SECONDS)
         code = child.returncode if child.returncode >= 0 else 128 - child.returncode
         if not (place.has_left or place.is_ended):
-            left = Exited(self._rank, node(), time.time(), code, _oom_kills() > kills)
+            out_of_memory = _oom_kills() > kills
+            left = Exited(
+                self._rank, node(), time.time(), code, out_of_memory, ended - began, ended
+            )
             place.leave(encode(left))
         heard = place.wait(call.linger, failed=code != 0)
         return None if heard or not code else code

@@ -11,6 +11,7 @@ Run as one of the two programs, it does what the SDK asks of them:
     said                what was asked for, a line each
     refuse              if there: words of a command that fails with the rest of the line
     slow                if there: no pod starts
+    hangs               if there: an upload comes to no end
 """
 
 import hashlib
@@ -101,7 +102,10 @@ def watch(files: dict[str, Path] | None) -> int:
 def plugin(words: list[str]) -> int:
     match words[0]:
         case "submit":
+            while (ROOT / "hangs").exists():
+                time.sleep(POLL)
             job = json.load(sys.stdin)
+            job["metadata"]["uid"] = "uid-1"
             job["status"] = {"phase": "Queued", "reason": "Waiting", "message": "for a node"}
             _write(JOB, json.dumps(job))
             where = dict(itertools.pairwise(words))
@@ -151,6 +155,7 @@ def prepare(job: dict, directory: Path, overlay: Path) -> None:
 def gang() -> None:
     """Be the kubelet and the controller: run the ranks, tell how they ended."""
     job = json.loads(JOB.read_text())
+    name_of_job = job["metadata"]["name"]
     nodes = job["spec"]["numNodes"]
     log = (ROOT / "log").open("ab")
     ranks: list[subprocess.Popen[bytes]] = []
@@ -171,10 +176,12 @@ def gang() -> None:
         threading.Thread(target=tell, args=(index, ranks[-1], log), daemon=True).start()
         labels = {"torchrun.ai/attempt": "0"}
         labels["batch.kubernetes.io/job-completion-index"] = str(index)
-        pod = {"metadata": {"name": name, "labels": labels}, "status": {"phase": "Running"}}
+        owners = [{"kind": "Job", "name": "j", "uid": "u", "controller": True}]
+        metadata = {"name": name, "labels": labels, "ownerReferences": owners}
+        pod = {"metadata": metadata, "status": {"phase": "Running"}}
         _write(PODS / f"{name}.json", json.dumps(pod))
-    status(phase="Running", reason="WorkersRunning", message="all")
-    while JOB.exists() and any(rank.poll() is None for rank in ranks):
+    status(name_of_job, phase="Running", reason="WorkersRunning", message="all")
+    while _name() == name_of_job and any(rank.poll() is None for rank in ranks):
         if any(rank.poll() for rank in ranks):
             break
         time.sleep(POLL)
@@ -188,9 +195,10 @@ def gang() -> None:
     if any(codes) or None in codes:
         first = next((index for index, code in enumerate(codes) if code), 0)
         failure = {"exitCode": codes[first], "reason": "Error", "rank": first, "node": "here"}
-        status(phase="Failed", reason="Error", message="a rank failed", lastFailure=failure)
+        said = {"reason": "Error", "message": "a rank failed", "lastFailure": failure}
+        status(name_of_job, phase="Failed", **said)
     else:
-        status(phase="Succeeded", reason="Completed", message="done")
+        status(name_of_job, phase="Succeeded", reason="Completed", message="done")
 
 
 def tell(index: int, rank: "subprocess.Popen[bytes]", log) -> None:
@@ -199,11 +207,16 @@ def tell(index: int, rank: "subprocess.Popen[bytes]", log) -> None:
         log.flush()
 
 
-def status(**changed: object) -> None:
-    if JOB.exists():
+def status(name: str, **changed: object) -> None:
+    """Of this job, if it is still the one that is there."""
+    if _name() == name:
         job = json.loads(JOB.read_text())
         job["status"].update(changed)
         _write(JOB, json.dumps(job))
+
+
+def _name() -> str:
+    return json.loads(_text(JOB) or '{"metadata": {}}')["metadata"].get("name", "")
 
 
 def _phase() -> str:

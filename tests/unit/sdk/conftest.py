@@ -54,6 +54,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     monkeypatch.setenv("FAKE_CLUSTER", str(root))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
     for name in ("TORCHRUN_SDK_CPU_ONLY", "TORCHRUN_SDK_IMAGE", "TORCHRUN_NAMESPACE"):
         monkeypatch.delenv(name, raising=False)
     yield root

@@ -17,6 +17,7 @@ from torchrun_sdk.spec import Reference
 from torchrun_sdk.worker import hold
 
 SECONDS = 30
+SECRET = "of-this-call"
 LARGE = {"gpus": 8, "cpus": 32, "memory": "256Gi"}
 
 
@@ -33,7 +34,7 @@ def _no_switches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_head_and_workers_get_what_each_is_to_have() -> None:
-    body = kuberay.build("run", "u1", compute(launch_timeout=90))
+    body = kuberay.build("run", "u1", compute(launch_timeout=90), "s")
     (owner,) = body["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["name"], owner["uid"]) == ("TorchrunJob", "run", "u1")
     cluster = body["spec"]["rayClusterSpec"]
@@ -50,8 +51,9 @@ def test_head_and_workers_get_what_each_is_to_have() -> None:
         assert container["volumeMounts"] == [{"name": "shared", "mountPath": "/data"}]
     assert workers["rayStartParams"] == {}
     assert body["spec"]["shutdownAfterJobFinishes"] is True
-    *_, limit, _, _ = shlex.split(body["spec"]["entrypoint"])
+    *_, limit, _, _, shown = shlex.split(body["spec"]["entrypoint"])
     assert limit == "90"
+    assert shown == hold.digest("s")  # what a RayJob says is read by more people than may use it
 
 
 def test_the_job_itself_is_one_pod_without_gpus() -> None:
@@ -63,7 +65,7 @@ def test_the_job_itself_is_one_pod_without_gpus() -> None:
 
 def test_gpus_are_counted_where_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHRUN_SDK_CPU_ONLY", "1")
-    spec = kuberay.build("run", "u1", compute())["spec"]["rayClusterSpec"]
+    spec = kuberay.build("run", "u1", compute(), SECRET)["spec"]["rayClusterSpec"]
     (workers,) = spec["workerGroupSpecs"]
     assert workers["rayStartParams"] == {"num-gpus": "8"}
     assert workers["template"]["spec"]["containers"][0]["resources"]["limits"] == {}
@@ -144,14 +146,24 @@ class Held:
         with socket.socket() as found:
             found.bind(("127.0.0.1", 0))
             self.port = found.getsockname()[1]
-        words = shlex.split(kuberay.build("run", "u1", compute())["spec"]["entrypoint"])
-        words = [sys.executable, "-u", *words[1:-3], str(first), str(again), str(self.port)]
+        words = shlex.split(kuberay.build("run", "u1", compute(), SECRET)["spec"]["entrypoint"])
+        words = [
+            sys.executable,
+            "-u",
+            *words[1:-4],
+            str(first),
+            str(again),
+            str(self.port),
+            words[-1],
+        ]
         self.process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
 
     def connect(self) -> socket.socket:
         while True:
             try:
-                return socket.create_connection(("127.0.0.1", self.port), timeout=SECONDS)
+                pod = socket.create_connection(("127.0.0.1", self.port), timeout=SECONDS)
+                assert hold.show(pod, SECRET, SECONDS)
+                return pod
             except ConnectionRefusedError:
                 assert self.process.poll() is None
 

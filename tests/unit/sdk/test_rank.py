@@ -141,7 +141,7 @@ def test_classes_of_the_script_travel_pickled(make) -> None:
     """
     pod = make(script, arguments=pack([(), {}], "pickle", "x"))
     pod.rank()
-    assert unpack(frames(pod.collect(), Result)[-1].value)[0] == 3
+    assert unpack(frames(pod.collect(), Result)[-1].value, ["pickle"])[0] == 3
 
 
 def test_the_main_block_is_the_clients(make) -> None:

@@ -289,8 +289,9 @@ def test_results_are_kept_beyond_the_pod(make, tmp_path: Path) -> None:
     pod = make("def f(): return 7")
     state = tmp_path / "state"
     state.mkdir()
-    pod.rank(TORCHRUN_STATE_DIR=str(state))
+    rank = pod.rank(TORCHRUN_STATE_DIR=str(state))
     frames(pod.collect(), Result)
+    assert rank.wait(SECONDS) == 0  # it ends once they are kept
     kept = sorted((state / KEPT / "c1").iterdir())
     assert [path.name for path in kept] == ["0.left", "0.started"]
     assert unpack(decode(kept[0].read_text()).value) == 7

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchrun_sdk.values import OtherPython, Unpackable, pack, unpack
+from torchrun_sdk.values import OtherPython, Packed, Unpackable, UnwantedFormat, pack, unpack
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -16,7 +16,7 @@ plain = st.recursive(
 
 @given(plain, st.sampled_from(["json", "pickle"]))
 def test_plain_values_arrive_as_they_were(value: object, format: str) -> None:
-    arrived = unpack(pack(value, format, "x"))
+    arrived = unpack(pack(value, format, "x"), [format])
     assert arrived == value
     assert type(arrived) is type(value)
 
@@ -24,7 +24,7 @@ def test_plain_values_arrive_as_they_were(value: object, format: str) -> None:
 def test_nan_and_tuples_travel() -> None:
     assert math.isnan(unpack(pack(math.nan, "json", "x")))
     assert unpack(pack((1, (2,)), "json", "x")) == [1, [2]]
-    assert unpack(pack((1, (2,)), "pickle", "x")) == (1, (2,))
+    assert unpack(pack((1, (2,)), "pickle", "x"), ["pickle"]) == (1, (2,))
 
 
 @pytest.mark.parametrize("value", [{1: 2}, object(), {"a": {(1,): 2}}, b"x", {1, 2}])
@@ -36,5 +36,21 @@ def test_what_json_would_change_is_refused(value: object) -> None:
 def test_another_pythons_pickle_is_refused() -> None:
     packed = pack({1, 2}, "pickle", "x")
     with pytest.raises(OtherPython, match=r"pickled by Python 3\.2"):
-        unpack(packed._replace(python="3.2"))
-    assert unpack(packed) == {1, 2}
+        unpack(packed._replace(python="3.2"), ["pickle"])
+    assert unpack(packed, ["json", "pickle"]) == {1, 2}
+
+
+@pytest.mark.parametrize("formats", [(), ["json"]])
+def test_only_the_formats_that_are_asked_for_are_opened(formats: list[str]) -> None:
+    with pytest.raises(UnwantedFormat, match="'pickle', which is not accepted"):
+        unpack(pack({1}, "pickle", "x"), formats)
+    with pytest.raises(UnwantedFormat):
+        unpack(Packed("yaml", "3.11", "1"), ["yaml"])
+
+
+@pytest.mark.parametrize(
+    ("format", "data"), [("json", "{"), ("json", "[" * 100_000), ("pickle", "!")]
+)
+def test_what_cannot_be_read_is_one_kind_of_error(format: str, data: str) -> None:
+    with pytest.raises(Unpackable):
+        unpack(pack(1, format, "x")._replace(data=data), [format])

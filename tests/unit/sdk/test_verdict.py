@@ -1,6 +1,8 @@
 """What becomes of a call, by what was heard."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from torchrun_sdk import errors
 from torchrun_sdk.spec import RAISED, Raised, Result, Started
@@ -57,15 +59,61 @@ def test_a_rank_that_is_missing_is_no_success() -> None:
     assert error.reason == "ResultsMissing"
 
 
-def test_the_first_exception_by_time_is_the_one() -> None:
+@pytest.mark.parametrize("ahead", [-3600.0, 0.0, 5.0])
+def test_the_first_exception_is_the_one_however_the_nodes_clocks_stand(ahead: float) -> None:
     call = verdict()
-    call.frame(0, raised(0, 20.0, "torch.DistBackendError"), 1)
-    call.frame(0, raised(1, 10.0), 1.5)
+    # Node 1 was first, by 1.3 s, and its connection is slower.
+    call.frame(0, raised(0, 101.3, "torch.DistBackendError")._replace(age=0.1), 1)
+    call.frame(0, raised(1, 100.0 + ahead)._replace(age=1.9), 1.5)
     assert isinstance(call.decide(1.5), Wait)
     error = call.decide(2)
     assert isinstance(error, errors.RemoteException)
     assert (error.type, error.rank, error.node) == ("builtins.ValueError", 1, "node-1")
     assert "ValueError: bad (rank 1 on node-1)" in str(error)
+
+
+def test_what_is_heard_before_the_status_keeps_its_time() -> None:
+    call = verdict()
+    call.frame(1, raised(1, 50.0), 1)
+    call.frame(1, raised(0, 10.0, "torch.DistBackendError"), 2)
+    call.job({"phase": "Running", "attempt": 1}, 9)
+    error = call.decide(10)
+    assert isinstance(error, errors.RemoteException)
+    assert error.rank == 1
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=3, max_size=3), st.permutations([0, 1, 2]))
+def test_no_clock_of_a_node_decides(skews: list[float], order: list[int]) -> None:
+    call = verdict()
+    for place, rank in enumerate(order):
+        ago = (3 - rank) + place * 0.01  # rank 0 raised first, and all are heard at about once
+        call.frame(0, raised(rank, 100 + rank + skews[rank])._replace(age=ago), place * 0.01)
+    error = call.decide(5)
+    assert isinstance(error, errors.RemoteException)
+    assert error.rank == 0
+
+
+@pytest.mark.parametrize(("cause", "rank"), [({"rank": 1}, 1), ({}, 2), ({"rank": 7}, 2)])
+def test_of_the_past_the_controllers_cause_and_then_how_long_each_ran(
+    cause: dict, rank: int
+) -> None:
+    call = Verdict("job", LIMITS, 0.0, kept=True)
+    call.job({"phase": "Failed", "lastFailure": cause}, 0.0)
+    for number, (time, elapsed) in enumerate([(1.0, 9.0), (3.0, 8.0), (2.0, 7.0)]):
+        call.frame(0, raised(number, time)._replace(elapsed=elapsed), 0.0)
+    error = call.decide(1e6)
+    assert isinstance(error, errors.RemoteException)
+    assert error.rank == rank
+
+
+def test_a_rank_that_starts_again_on_a_node_whose_clock_is_behind_has_no_result_yet() -> None:
+    call = verdict(stays=True)
+    call.frame(0, started(0, time=500), 1)
+    call.frame(0, result(0), 2)
+    call.frame(0, started(0, time=3)._replace(node="node-9"), 3)
+    call.frame(0, started(1, time=3), 3)
+    call.frame(0, result(1), 4)
+    assert isinstance(call.decide(4), Wait)
 
 
 def test_a_new_attempt_begins_again() -> None:

@@ -1,0 +1,48 @@
+"""Ending a call from another thread than the one that waits for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Callable
+
+
+class Cancelled(Exception):
+    """Nobody waits for the call any more."""
+
+
+class Cancellation:
+    """Whether a call is to end, and what wakes those who wait for something in it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._actions: list[Callable[[], object]] = []
+        self._asked = False
+
+    def cancel(self) -> None:
+        """End the call. Returns at once."""
+        with self._lock:
+            self._asked = True
+            actions = list(self._actions)
+        for action in actions:
+            action()
+
+    def check(self) -> None:
+        """Raises Cancelled where the call is to end."""
+        if self._asked:
+            raise Cancelled
+
+    @contextmanager
+    def waking(self, action: Callable[[], object]) -> Iterator[None]:
+        """Have `cancel` do this while the block runs; at once where it was called before."""
+        with self._lock:
+            self._actions.append(action)
+            asked = self._asked
+        try:
+            if asked:
+                action()
+            yield
+        finally:
+            with self._lock:
+                self._actions.remove(action)

@@ -1,0 +1,63 @@
+"""Jobs that this user has made on this machine, by their UIDs.
+
+A pickle runs code of its author. Those of one's own jobs are opened where a call asked for
+pickle; those of any other job take the user's word.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from torchrun_sdk.values import JSON, PICKLE
+
+_KEPT_SECONDS = 90 * 24 * 3600.0
+
+
+def remember(uid: str, serialization: str) -> None:
+    """A job of this user's, and what a call of it asked for.
+
+    A home that cannot be written is no reason to stop: `attach` asks for the user's word then.
+    """
+    path = _path(uid)
+    if not uid or _read(path) in (serialization, PICKLE):
+        return
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _forget_old(path.parent)
+        temporary = path.with_name(f"{path.name}.{os.getpid()}")
+        temporary.write_text(serialization, encoding="utf-8")
+        temporary.replace(path)
+
+
+def is_own(uid: str) -> bool:
+    """Whether this user has made the job here."""
+    return bool(_read(_path(uid)))
+
+
+def accepted(uid: str) -> tuple[str, ...]:
+    """The formats in which results of the job are opened without asking."""
+    return (JSON, PICKLE) if _read(_path(uid)) == PICKLE else (JSON,)
+
+
+def _path(uid: str) -> Path:
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    name = hashlib.sha256(uid.encode()).hexdigest()[:32]
+    return Path(state) / "torchrun-sdk" / "jobs" / name
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return ""
+
+
+def _forget_old(folder: Path) -> None:
+    now = time.time()
+    for path in folder.iterdir():
+        if now - path.stat().st_mtime > _KEPT_SECONDS:
+            path.unlink()

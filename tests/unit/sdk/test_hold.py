@@ -1,0 +1,112 @@
+"""The control port of Ray's pods: those of the call, and strangers."""
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from torchrun_sdk.errors import QuorumTimeout
+from torchrun_sdk.spec import Call, Reference
+from torchrun_sdk.values import pack
+from torchrun_sdk.worker import hold, ray
+
+SECRET = "of-this-call"
+SECONDS = 30
+
+
+@pytest.fixture
+def port(monkeypatch: pytest.MonkeyPatch) -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        free: int = found.getsockname()[1]
+    monkeypatch.setattr(ray, "_CONTROL", free)
+    return free
+
+
+@pytest.fixture
+def workers(port: int) -> Iterator[ray._Workers]:
+    with ray._Workers(SECRET) as workers:
+        yield workers
+
+
+def stranger(port: int, said: bytes = b"") -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", port), timeout=SECONDS)
+    connection.sendall(said)
+    return connection
+
+
+def is_closed(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(100) == b""
+    except ConnectionError:
+        return True
+
+
+def test_strangers_are_no_workers(port: int, workers: ray._Workers) -> None:
+    said = [b"", b"done\n", b"\n", b"x" * 1000, b"wrong\n", hold.digest(SECRET).encode() + b"\n"]
+    strangers = [stranger(port, each) for each in said]
+    with pytest.raises(QuorumTimeout, match="0 of 1 workers"):
+        workers.wait(1, 0.5)
+    with ray._connect("127.0.0.1", SECRET, SECONDS) as worker:
+        workers.wait(1, SECONDS)
+        workers.dismiss()
+        assert worker.recv(100) == hold.DONE
+    assert all(is_closed(each) for each in strangers[1:])
+    for each in strangers:
+        each.close()
+
+
+def test_silent_strangers_keep_no_worker_out(
+    port: int, workers: ray._Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hold, "_SHOW_SECONDS", 10 * SECONDS)
+    strangers = [stranger(port) for _ in range(2 * hold._STRANGERS)]
+    assert is_closed(strangers[0])  # the oldest give way
+    with ray._connect("127.0.0.1", SECRET, SECONDS):
+        workers.wait(1, SECONDS)
+    for each in strangers:
+        each.close()
+
+
+def test_a_worker_with_another_secret_gives_up(port: int, workers: ray._Workers) -> None:
+    with pytest.raises(QuorumTimeout, match="does not answer"):
+        ray._connect("127.0.0.1", "of-another-call", 1.0)
+
+
+def test_the_port_is_free_again(port: int) -> None:
+    for _ in range(3):
+        with ray._Workers(SECRET):
+            pass
+
+
+def test_a_strangers_last_word_ends_nothing(port: int) -> None:
+    ended: list[int] = []
+    arguments = (SECONDS, SECONDS, port, hold.digest(SECRET))
+    holding = threading.Thread(target=lambda: ended.append(hold.hold(*arguments)))
+    holding.start()
+    with ray._connect("127.0.0.1", SECRET, SECONDS) as pod:
+        for said in (hold.DONE, b"wrong\n" + hold.DONE):
+            stranger(port, said).close()
+        holding.join(0.5)
+        assert holding.is_alive()
+        pod.sendall(hold.DONE)
+        holding.join(SECONDS)
+    assert ended == [0]
+
+
+def test_rays_dashboard_is_for_the_pod_alone(
+    port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "ray"
+    program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/said\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    call = Call("c1", Reference("f"), pack(None, "json", "x"), workers=0, secret=SECRET)
+    with ray.head(call):
+        pass
+    started, stopped = (tmp_path / "said").read_text().splitlines()
+    assert "--dashboard-host=127.0.0.1" in started.split()
+    assert stopped == "stop --force"

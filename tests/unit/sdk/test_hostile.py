@@ -1,0 +1,337 @@
+"""Pods that are not what they should be: what their client opens, reads and prints."""
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import torchrun_sdk as kt
+from torchrun_sdk import cli, trust
+from torchrun_sdk.kubectl import Child, Kubectl, Watch
+from torchrun_sdk.log import CallLog
+from torchrun_sdk.spec import FrameError, Lines, Raised, Result, Started, decode, encode
+from torchrun_sdk.values import pack
+
+from .test_gang import FAST, asked, until, user  # noqa: F401  a fixture
+
+MARK = "opened"
+
+
+class Bomb:
+    """Leaves a mark where it is unpickled."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> tuple[Callable[..., None], tuple[Path]]:
+        return (Path.touch, (self.folder / MARK,))
+
+
+MODULE = """
+import json, os, time
+from pathlib import Path
+
+def swaps(folder):
+    from torchrun_sdk import values
+    true = values.pack
+    class Bomb:
+        def __reduce__(self):
+            return (Path.touch, (Path(folder, "opened"),))
+    values.pack = lambda value, format, what: true(Bomb(), "pickle", what)
+
+def pickles(): return {1, 2}
+def ranks(): return int(os.environ["RANK"])
+def mine():
+    rank = int(os.environ["RANK"])
+    return object() if rank else rank
+
+def garbles(line):
+    (results,) = Path(".torchrun-sdk", "results").iterdir()
+    (results / "0.left").write_text(line)
+    time.sleep(600)
+
+def paints():
+    print("\\x1b]0;owned\\x07\\x1b[2Jplain\\rlast")
+    raise ValueError("\\x1b]52;c;AAAA\\x07")
+
+def sleeps(mark):
+    Path(mark).write_text(str(os.getpid()))
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def theirs(user: ModuleType) -> ModuleType:  # noqa: F811
+    Path(user.__file__).write_text(MODULE)
+    exec(compile(MODULE, user.__file__, "exec"), user.__dict__)
+    return user
+
+
+@pytest.fixture
+def keep(cluster: Path) -> Callable[..., None]:
+    """Put an ended job there with what its one rank has kept."""
+
+    def keep(value: object, format: str, label: str = "function") -> None:
+        folder = cluster / "state" / "sdk" / "c1"
+        folder.mkdir(parents=True)
+        (folder / "0.started").write_text(encode(Started(0, 1, "a", 1, 1.0)))
+        (folder / "0.left").write_text(encode(Result(0, "a", pack(value, format, "x"))))
+        metadata = {"name": "j", "uid": "u1", "labels": {"torchrun.ai/sdk": label}}
+        body = {"metadata": metadata, "status": {"phase": "Succeeded"}}
+        (cluster / "job.json").write_text(json.dumps(body))
+
+    return keep
+
+
+def test_a_pod_that_answers_json_with_a_pickle_is_not_opened(
+    theirs: ModuleType, tmp_path: Path
+) -> None:
+    with pytest.raises(kt.UntrustedPickle, match="'pickle', and this call accepts json") as refused:
+        kt.fn(theirs.swaps).to(kt.Compute())(str(tmp_path))
+    assert refused.value.job.startswith("swaps-")
+    assert not (tmp_path / MARK).exists()
+
+
+def test_a_pickle_of_a_strangers_job_takes_the_users_word(
+    keep: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep(Bomb(tmp_path), "pickle")
+    with pytest.raises(kt.UntrustedPickle, match="kt results --trust j"):
+        kt.attach("j")
+    assert cli.main(["results", "j"]) == 2
+    assert not (tmp_path / MARK).exists()
+    assert cli.main(["results", "--trust", "j"]) == 0
+    assert (tmp_path / MARK).exists()
+
+
+def test_own_jobs_are_known_by_their_uid_and_by_what_was_asked_for(
+    keep: Callable[..., None],
+) -> None:
+    keep({1, 2}, "pickle")
+    for uid, serialization in (("u2", "pickle"), ("u1", "json")):
+        trust.remember(uid, serialization)
+        with pytest.raises(kt.UntrustedPickle):
+            kt.attach("j")
+    trust.remember("u1", "pickle")
+    assert kt.attach("j") == {1, 2}
+    trust.remember("u1", "json")  # another call of the same job
+    assert kt.attach("j") == {1, 2}
+
+
+def test_ones_own_pickles_come_back_without_asking(cluster: Path, theirs: ModuleType) -> None:
+    (cluster / "state").mkdir()
+    remote = kt.fn(theirs.pickles).to(kt.Compute()).options(serialization="pickle")
+    assert remote() == {1, 2}
+    job = json.loads((cluster / "job.json").read_text())["metadata"]["name"]
+    assert kt.attach(job) == {1, 2}
+
+
+def test_a_home_that_cannot_be_written_only_asks(
+    keep: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    trust.remember("u1", "pickle")
+    assert trust.accepted("u1") == ("json",)
+
+
+def test_warm_pods_that_another_has_labelled_get_no_call_with_pickles(
+    cluster: Path, theirs: ModuleType
+) -> None:
+    remote = kt.fn(theirs.pickles).to(FAST)
+    key = "k"
+    labels = {"torchrun.ai/sdk-gang": key}
+    metadata = {"name": "theirs", "uid": "u9", "labels": labels}
+    body = {"metadata": metadata, "status": {"phase": "Running"}}
+    (cluster / "job.json").write_text(json.dumps(body))
+    opens = remote.options(serialization="pickle")
+    assert kt.fn(theirs.ranks).to(FAST)._others_gang(FAST, key) == ("theirs", "u9")
+    assert opens._others_gang(FAST, key) == ("", "")
+    trust.remember("u9", "json")
+    assert opens._others_gang(FAST, key) == ("theirs", "u9")
+
+
+def test_the_heads_result_alone_travels(cluster: Path, theirs: ModuleType) -> None:
+    (cluster / "state").mkdir()
+    remote = kt.fn(theirs.mine).to(kt.Compute()).distribute(workers=2).options(returns="head")
+    assert remote() == 0  # what rank 1 returned is no JSON, and nobody asked for it
+    left = sorted((cluster / "state" / "sdk").glob("*/*.left"))
+    assert [json.loads(path.read_text())["value"]["data"] for path in left] == ["0", "null"]
+    job = json.loads((cluster / "job.json").read_text())["metadata"]["name"]
+    assert kt.attach(job) == 0
+
+
+def test_a_newer_packages_fields_are_ignored() -> None:
+    word = Raised(0, "n", 1.0, "builtins.ValueError", "bad", "")
+    body = json.loads(encode(word))
+    assert decode(json.dumps({**body, "seconds": 1.0})) == word
+    assert decode('{"kind": "News", "rank": 1}') is None
+
+
+WORDS = [
+    Started(0, 1, "n", 1, 1.0), Result(0, "n", pack(1, "json", "x")), Lines(0, 1, ["a"]),
+    Raised(0, "n", 1.0, "t", "x", ""),
+]  # fmt: skip
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner),
+)
+
+
+@given(st.sampled_from(WORDS), st.data())
+def test_a_frame_is_whole_or_refused(word: Started | Result, data: st.DataObject) -> None:
+    body = json.loads(encode(word))
+    name = data.draw(st.sampled_from(sorted(body)))
+    if data.draw(st.booleans()):
+        del body[name]
+    else:
+        body[name] = data.draw(anything)
+    try:
+        found = decode(json.dumps(body))
+    except FrameError:
+        return
+    if found is not None:
+        assert decode(encode(found)) == found
+
+
+@pytest.mark.parametrize(
+    "line", ['{"kind": "Result", "rank": 0}', '{"kind": "Raised", "rank": "0"}', '{"kind"']
+)
+def test_a_frame_that_cannot_be_read_ends_the_call(
+    cluster: Path, theirs: ModuleType, line: str
+) -> None:
+    with pytest.raises(kt.ProtocolError, match="pod-0 sends what this version") as error:
+        kt.fn(theirs.garbles).to(kt.Compute())(line)
+    assert error.value.job.startswith("garbles-")
+    assert (cluster / "job.json").exists()  # it may be read with another version
+
+
+def test_what_is_kept_and_cannot_be_read_is_told(cluster: Path, keep: Callable[..., None]) -> None:
+    keep(1, "json")
+    (cluster / "state" / "sdk" / "c1" / "0.left").write_text('{"kind": "Result", "rank": 0}')
+    with pytest.raises(kt.ProtocolError, match="kubectl torchrun kept j sdk"):
+        kt.attach("j")
+
+
+def test_a_line_that_is_cut_or_no_text_does_not_stop_the_reader() -> None:
+    heard: list[str] = []
+    program = r"import os; os.write(1, b'\xff\n{}\n{\"kind\"')"
+    child = Child([sys.executable, "-c", program], heard.append, whole=True)
+    assert child.wait(30)
+    child.close()
+    assert heard == ["\ufffd", "{}"]
+
+
+def test_a_watch_hands_on_changes_alone(cluster: Path, tmp_path: Path) -> None:
+    gone = {"kind": "Status", "status": "Failure", "code": 410}
+    job = {"metadata": {"name": "j"}, "status": {}}
+    events = [{"type": "ERROR", "object": gone}, {"type": "ADDED", "object": None}, 5, "",
+              {"type": "MODIFIED", "object": job}]  # fmt: skip
+    lines = "\n".join(["no JSON", *map(json.dumps, events), '{"type": "ADDED", "ob'])
+    (tmp_path / "events").write_text(lines)
+    kubectl = tmp_path / "bin" / "kubectl"
+    kubectl.write_text(f"#!/bin/sh\ncat {tmp_path}/events\n")
+    heard: list[tuple[str, object]] = []
+    watch = Watch(Kubectl(), ["torchrunjob", "j"], lambda *change: heard.append(change))
+    until(lambda: heard)
+    watch.close()
+    assert heard[0] == ("MODIFIED", job)
+
+
+@pytest.mark.parametrize(
+    ("owners", "attempt", "index"),
+    [(False, "0", "0"), (True, "first", "0"), (True, "0", "last"), (False, "0", "7")],
+)
+def test_a_pod_that_only_carries_the_labels_is_no_rank(
+    cluster: Path, theirs: ModuleType, owners: bool, attempt: str, index: str
+) -> None:
+    workspace = cluster / "workspace" / "stranger" / ".torchrun-sdk"
+    workspace.mkdir(parents=True)
+    (workspace / "run.py").write_text('print(\'{"kind": "Raised"}\', flush=True)')
+    labels = {"torchrun.ai/attempt": attempt, "batch.kubernetes.io/job-completion-index": index}
+    metadata = {"name": "stranger", "labels": labels}
+    if owners:
+        metadata["ownerReferences"] = [{"kind": "Job", "name": "j", "controller": True}]
+    stranger = {"metadata": metadata, "status": {"phase": "Running"}}
+    (cluster / "pods" / "stranger.json").write_text(json.dumps(stranger))
+    assert kt.fn(theirs.ranks).to(kt.Compute())() == 0
+
+
+def test_pods_paint_no_terminal(theirs: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(kt.RemoteException) as raised:
+        kt.fn(theirs.paints).to(FAST)()
+    assert "\x1b" not in str(raised.value)
+    assert r"\u001b]52;c;AAAA\u0007" in str(raised.value)
+    said = capsys.readouterr()
+    assert "\x1b" not in said.out + said.err
+    assert "last\n" in said.out
+
+
+@given(st.text())
+def test_a_line_of_a_log_is_one_line_without_control_characters(text: str) -> None:
+    shown: list[str] = []
+    CallLog(shown.append, several=True).take(0, "0", Lines(0, 0, [text]))
+    assert not any(ord(mark) < 32 and mark not in "\t\n" for line in shown for mark in line)
+
+
+async def test_a_call_that_is_cancelled_ends_and_its_job_with_it(
+    cluster: Path, theirs: ModuleType, tmp_path: Path
+) -> None:
+    mark = tmp_path / "runs"
+    task = asyncio.create_task(kt.fn(theirs.sleeps).to(kt.Compute()).acall(str(mark)))
+    await asyncio.to_thread(until, mark.exists)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not (cluster / "job.json").exists()
+
+
+async def test_an_upload_that_is_cancelled_ends(
+    cluster: Path, theirs: ModuleType, tmp_path: Path
+) -> None:
+    (cluster / "hangs").touch()
+    task = asyncio.create_task(kt.fn(theirs.sleeps).to(kt.Compute()).acall("x"))
+    said = cluster / "said"
+    await asyncio.to_thread(until, lambda: said.exists() and "submit" in said.read_text())
+    began = time.monotonic()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert time.monotonic() - began < 20
+    assert "delete torchrunjob" in asked(cluster)
+
+
+async def test_warm_pods_outlive_a_call_that_is_cancelled(
+    cluster: Path, theirs: ModuleType, tmp_path: Path
+) -> None:
+    mark = tmp_path / "runs"
+    remote = kt.fn(theirs.sleeps).to(FAST)
+    other = kt.fn(theirs.ranks).to(FAST)
+    assert await other.acall() == 0
+    remote._gangs = other._gangs
+    task = asyncio.create_task(remote.acall(str(mark)))
+    await asyncio.to_thread(until, lambda: mark.exists() and mark.read_text())
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    process = Path("/proc", mark.read_text())
+    await asyncio.to_thread(until, lambda: not process.exists())
+    assert await other.acall() == 0
+    assert asked(cluster).count("submit") == 1
+
+
+def test_exit_codes_of_kt(cluster: Path, keep: Callable[..., None]) -> None:
+    keep(1, "json")
+    assert cli.main(["list"]) == 0
+    (cluster / "refuse").write_text("get torchrunjob:Forbidden\ndelete:Forbidden")
+    assert cli.main(["results", "j"]) == 4
+    assert cli.main(["list"]) == 4
+    assert cli.main(["down", "j"]) == 4
+    assert cli.main(["run"]) == 2
