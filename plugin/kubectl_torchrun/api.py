@@ -10,7 +10,7 @@ import httpx
 import msgspec
 
 from kubectl_torchrun.retry import PATIENT, Backoff
-from kubectl_torchrun.slices import Listed, Status, WatchEvent
+from kubectl_torchrun.slices import PODS, Listed, NamedSlice, Status, WatchEvent
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import Kind, Object
 from torchrun_api.names import SYNC_PORT
@@ -50,10 +50,15 @@ class Unreachable(Exception):  # noqa: N818 - named for the state, as in client 
     """The server was not reached, or its answer was lost: the request may have been carried out."""
 
 
+class Unreadable(Exception):  # noqa: N818 - as Unreachable
+    """An object has other fields than this plugin knows, as of a newer kind; names it and where."""
+
+
 class Api:
     """One namespace of a cluster. Made by `connect`.
 
-    Every method raises ApiError and Unreachable; reads wait while the server is busy.
+    Every method raises ApiError and Unreachable, and Unreadable where it returns an object; reads
+    wait while the server is busy.
     """
 
     def __init__(self, client: httpx.AsyncClient, namespace: str, backoff: Backoff) -> None:
@@ -63,15 +68,21 @@ class Api:
 
     async def get(self, kind: Kind[T], name: str) -> T:
         """One object."""
-        return _decode(await self._request("GET", kind.path(self.namespace, name)), kind.type)
+        return _object(await self._request("GET", kind.path(self.namespace, name)), kind)
 
     async def list(
         self, kind: Kind[T], query: Mapping[str, str] | None = None, *, everywhere: bool = False
     ) -> Listed[T]:
-        """All objects of the kind, or those that the query's selectors choose."""
+        """All objects of the kind, or those that the query's selectors choose.
+
+        One that cannot be read costs the others nothing.
+        """
         path = kind.path("" if everywhere else self.namespace)
         answer = await self._request("GET", path, query=query)
-        return _decode(answer, Listed[kind.type])  # type: ignore[name-defined]
+        try:
+            return msgspec.json.decode(answer, type=Listed[kind.type])  # type: ignore[name-defined]
+        except msgspec.DecodeError:
+            return _one_by_one(_decode(answer, Listed[msgspec.Raw]), kind)
 
     async def read(self, path: str, query: Mapping[str, str] | None = None) -> JsonObject:
         """What a path of the API server answers, with all its fields."""
@@ -92,11 +103,10 @@ class Api:
         path = kind.path(self.namespace)
         return await self._request("POST", path, query=query, content=msgspec.json.encode(body))
 
-    async def annotate(self, kind: Kind[T], name: str, key: str, value: str) -> None:
-        """Set one annotation."""
-        await self.merge(
-            kind, name, msgspec.json.encode({"metadata": {"annotations": {key: value}}})
-        )
+    async def annotate(self, kind: Kind[T], name: str, annotations: Mapping[str, str]) -> None:
+        """Set some annotations, all at once."""
+        body = {"metadata": {"annotations": annotations}}
+        await self.merge(kind, name, msgspec.json.encode(body))
 
     async def merge(
         self, kind: Kind[T], name: str, body: bytes, *, dry_run: bool = False
@@ -120,6 +130,7 @@ class Api:
     async def watch(self, kind: Kind[T], query: Mapping[str, str]) -> AsyncIterator[dict[str, T]]:
         """The objects that the query's selectors choose, by name: now, and after every change.
 
+        A pod that cannot be read is left out; of other kinds Unreadable is raised.
         Outlives lost connections and restarts of the API server, for `backoff.give_up` seconds.
         """
         failures, well_at = 0, anyio.current_time()
@@ -139,6 +150,8 @@ class Api:
         self, kind: Kind[T], query: Mapping[str, str]
     ) -> AsyncIterator[dict[str, T]]:
         listed = await self.list(kind, query)
+        if listed.unreadable and kind.type is not PODS.type:
+            raise Unreadable(listed.unreadable[0])
         objects = {item.metadata.name: item for item in listed.items}
         yield dict(objects)
         watching = {
@@ -157,7 +170,12 @@ class Api:
                 if event.type == "ERROR":
                     status = _decode(event.object, Status)
                     raise ApiError(status.code or 500, status)
-                item = _decode(event.object, kind.type)
+                try:
+                    item = _object(event.object, kind)
+                except Unreadable:
+                    if kind.type is not PODS.type:
+                        raise
+                    continue
                 if event.type == "DELETED":
                     objects.pop(item.metadata.name, None)
                 else:
@@ -312,6 +330,28 @@ def _raise_for_server(status: int, body: bytes) -> None:
 
 def _dry(dry_run: bool) -> dict[str, str]:
     return {"dryRun": "All"} if dry_run else {}
+
+
+def _object(body: bytes | msgspec.Raw, kind: Kind[T]) -> T:
+    try:
+        return msgspec.json.decode(body, type=kind.type)
+    except msgspec.ValidationError as error:
+        name = _decode(body, NamedSlice).metadata.name
+        raise Unreadable(f"{kind.kind} {name} cannot be read: {error}") from error
+    except msgspec.DecodeError:
+        return _decode(body, kind.type)  # which says so
+
+
+def _one_by_one(listed: Listed[msgspec.Raw], kind: Kind[T]) -> Listed[T]:
+    items: list[T] = []
+    unreadable: list[str] = []
+    for raw in listed.items:
+        try:
+            items.append(_object(raw, kind))
+        except (Unreadable, Unreachable) as error:
+            unreadable.append(str(error))
+    found = tuple(unreadable)
+    return Listed(metadata=listed.metadata, items=tuple(items), unreadable=found)
 
 
 def _decode(body: bytes | msgspec.Raw, kind: type[V]) -> V:

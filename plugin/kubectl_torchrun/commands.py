@@ -5,7 +5,16 @@ from typing import NamedTuple
 
 import anyio
 
-from kubectl_torchrun import interrupt, manifest, output, pack, refetch, tree, waiting
+from kubectl_torchrun import (
+    interrupt,
+    manifest,
+    output,
+    pack,
+    refetch,
+    tree,
+    upload_token,
+    waiting,
+)
 from kubectl_torchrun.api import Api, ApiError, Unreachable
 from kubectl_torchrun.deliver import deliver
 from kubectl_torchrun.errors import DETACHED, Problem, RunProblem, UploadProblem, UsageProblem
@@ -61,12 +70,15 @@ def submit(target: Target, request: Request, options: SubmitOptions, terminal: T
         memory = Memory(where, options.directory)
         workspace = look(memory, found, terminal)
         base = workspace.before.job if workspace.before else ""
-        body = manifest.build(request, where.namespace, workspace.manifest.sha256, base)
+        token = upload_token.upload_token(where, request.name)
+        said = upload_token.announced(token)
+        sha256 = workspace.manifest.sha256
+        body = manifest.build(request, where.namespace, sha256, base, said)
         if options.dry_run == "server":
             cluster.run(lambda api: api.create(JOBS, body, dry_run=True))
             output.write(body, options.output or "yaml")
             return 0
-        delivery = Delivery(cluster, request.name, workspace, memory, terminal, options)
+        delivery = Delivery(cluster, request.name, workspace, memory, terminal, options, token)
         return delivery.run(body)
 
 
@@ -100,6 +112,7 @@ def sync(target: Target, name: str, options: SubmitOptions, terminal: Terminal) 
             terminal.note(f"{name} fetches its workspace from {source} again, {when}.")
             return 0
         memory = Memory(where, options.directory)
+        token = upload_token.upload_token(where, name)
         if job.workspace_ready or options.watch:
             edits = Reload(
                 cluster,
@@ -108,6 +121,7 @@ def sync(target: Target, name: str, options: SubmitOptions, terminal: Terminal) 
                 memory,
                 terminal,
                 options.pod_wait,
+                token,
                 options.overlay,
             )
             return edits.watch() if options.watch else edits.once()
@@ -121,9 +135,13 @@ def sync(target: Target, name: str, options: SubmitOptions, terminal: Terminal) 
             terminal.note(
                 f"{name} waits for another content of this directory; it shall take this one now."
             )
-            key = names.WORKSPACE_SHA256
-            cluster.run(lambda api: api.annotate(JOBS, name, key, sha256))
-        return Delivery(cluster, name, workspace, memory, terminal, options).run()
+        if named != sha256:
+            said = {
+                names.WORKSPACE_SHA256: sha256,
+                names.UPLOAD_TOKEN_SHA256: upload_token.announced(token),
+            }
+            cluster.run(lambda api: api.annotate(JOBS, name, said))
+        return Delivery(cluster, name, workspace, memory, terminal, options, token).run()
 
 
 async def _queue(api: Api, wanted: str) -> str:
@@ -190,8 +208,10 @@ class Delivery:
         memory: Memory,
         terminal: Terminal,
         options: SubmitOptions,
+        token: str,
     ) -> None:
         self._cluster = cluster
+        self._token = token
         self._name = name
         self._workspace = workspace
         self._memory = memory
@@ -245,7 +265,9 @@ class Delivery:
             tasks.start_soon(mirror.keep)
             narrator = Narrator(mirror, terminal, frozenset({"WaitingForUpload"}))
             tasks.start_soon(narrator.run)
-            done = await deliver(api, mirror, terminal, self._workspace, pod_wait=options.pod_wait)
+            done = await deliver(
+                api, mirror, terminal, self._workspace, pod_wait=options.pod_wait, token=self._token
+            )
             self._uploaded = True
             self._memory.remember(Sent(self._name, self._workspace.manifest))
             terminal.note(f"Uploaded {files_of(done.files)}, {human(done.sent)}")

@@ -9,6 +9,7 @@ import sys
 from click.shell_completion import ShellComplete
 
 from kubectl_torchrun.__main__ import cli
+from kubectl_torchrun.text import escape
 
 _NO_FILES = 4
 _FILES = 0
@@ -24,5 +25,5 @@ def main() -> None:
             directive = _FILES
             continue
         said = " ".join((item.help or "").split())
-        print(f"{item.value}\t{said}" if said else item.value)
+        print(escape(f"{item.value}\t{said}" if said else item.value))
     print(f":{directive}")

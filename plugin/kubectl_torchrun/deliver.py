@@ -20,6 +20,7 @@ from kubectl_torchrun.remembered import Workspace
 from kubectl_torchrun.retry import PATIENT, Backoff
 from kubectl_torchrun.terminal import Bar, Terminal
 from kubectl_torchrun.upload import Announce, Answer, Ask, Done, Pack, Refused, Send, Upload, Wait
+from kubectl_torchrun.upload_token import announced
 from torchrun_api import contents, names
 from torchrun_api.core import Pod
 
@@ -59,16 +60,18 @@ async def deliver(
     workspace: Workspace,
     *,
     pod_wait: float,
+    token: str,
     backoff: Backoff = PATIENT,
 ) -> Delivered:
-    """Upload what the pod misses, until it has made the workspace.
+    """Upload what the pod misses, until it has made the workspace. token: the job's, of uploads.
 
     Raises UploadProblem: no sync pod for `pod_wait` seconds, the archive refused, no progress for
     `backoff.give_up` seconds. UsageProblem: a file changed or cannot be read. RunProblem: the job
     has come to nothing meanwhile. ApiError where the API server forbids it.
     """
     with tempfile.TemporaryFile() as file:
-        return await _Delivery(api, mirror, terminal, workspace, file, pod_wait, backoff).run()
+        made = _Delivery(api, mirror, terminal, workspace, file, pod_wait, token, backoff)
+        return await made.run()
 
 
 class _Delivery:
@@ -80,6 +83,7 @@ class _Delivery:
         workspace: Workspace,
         file: BufferedRandom,
         pod_wait: float,
+        token: str,
         backoff: Backoff,
     ) -> None:
         self._api = api
@@ -88,6 +92,7 @@ class _Delivery:
         self._workspace = workspace
         self._file = file
         self._pod_wait = pod_wait
+        self._token = token
         known = workspace.before.manifest.sha256 if workspace.before else ""
         now = anyio.current_time()
         self._upload = Upload(workspace.manifest.sha256, now, known, backoff)
@@ -115,7 +120,9 @@ class _Delivery:
                     case Ask() | Announce() | Send():
                         since = anyio.current_time()
                         sha256 = self._workspace.manifest.sha256
-                        pod = await wait_for_pod(self._mirror, sha256, self._pod_wait)
+                        pod = await wait_for_pod(
+                            self._mirror, sha256, self._pod_wait, announced(self._token)
+                        )
                         if isinstance(pod, Arrived):
                             return self._delivered(pod.revision)
                         self._upload.waited(anyio.current_time() - since)
@@ -157,16 +164,19 @@ class _Delivery:
         upload.answered(status, _answer(body), anyio.current_time())
 
     async def _request(self, step: Ask | Announce | Send, pod: str, bar: Bar) -> tuple[int, bytes]:
-        workspace = self._workspace.manifest.sha256
+        proof = {
+            "X-Torchrun-Workspace": self._workspace.manifest.sha256,
+            "X-Torchrun-Upload-Token": self._token,
+        }
         match step:
             case Ask():
-                return await self._api.ask_pod(pod, "GET", PATH)
+                return await self._api.ask_pod(pod, "GET", PATH, headers=proof)
             case Announce(base):
                 before = self._workspace.before
                 differs_from = before.manifest if before and base else None
                 data = contents.pack(self._workspace.manifest, differs_from)
                 self._sent += len(data)
-                headers = {"X-Torchrun-Workspace": workspace, "Content-Length": str(len(data))}
+                headers = {**proof, "Content-Length": str(len(data))}
                 return await self._api.ask_pod(
                     pod, "PUT", MANIFEST_PATH, headers=headers, content=data
                 )
@@ -177,17 +187,19 @@ class _Delivery:
                     "Content-Length": str(stop - start),
                     "Content-Type": "application/octet-stream",
                     "X-Torchrun-Sha256": self._upload.sha256,
-                    "X-Torchrun-Workspace": workspace,
+                    **proof,
                 }
                 content = _blocks(self._file, step, bar)
                 return await self._api.ask_pod(pod, "PUT", PATH, headers=headers, content=content)
 
 
-async def wait_for_pod(mirror: Mirror, sha256: str, seconds: float) -> str | Arrived:
-    """The name of the pod that takes this archive now."""
+async def wait_for_pod(
+    mirror: Mirror, sha256: str, seconds: float, token: str = ""
+) -> str | Arrived:
+    """The name of the pod that takes this archive now. token: the digest of the upload token."""
     with anyio.move_on_after(seconds):
         while True:
-            found = find_pod(mirror, sha256)
+            found = find_pod(mirror, sha256, token)
             if found is not None:
                 return found
             await mirror.changed(seconds)
@@ -197,7 +209,7 @@ async def wait_for_pod(mirror: Mirror, sha256: str, seconds: float) -> str | Arr
     raise UploadProblem(f"No sync pod took the upload within {seconds:.0f} s{why}.")
 
 
-def find_pod(mirror: Mirror, sha256: str) -> str | Arrived | None:
+def find_pod(mirror: Mirror, sha256: str, token: str = "") -> str | Arrived | None:
     """The pod that takes this archive, or None so far. Raises as `deliver`."""
     job = mirror.job
     if not mirror.seen:
@@ -215,7 +227,7 @@ def find_pod(mirror: Mirror, sha256: str) -> str | Arrived | None:
     pods = mirror.of_component(names.SYNC)
     if mirror.reloads and pods:  # what earlier pods made is not what runs
         pods = [max(pods, key=_number)]
-    pods = [pod for pod in pods if _takes(pod, sha256)]
+    pods = [pod for pod in pods if _takes(pod, sha256, token)]
     if not pods:
         return None
     latest = max(pods, key=_number)
@@ -250,9 +262,11 @@ def _answer(body: bytes) -> Answer:
         return Answer(message=body.decode(errors="replace").strip()[:500])
 
 
-def _takes(pod: Pod, sha256: str) -> bool:
-    named = pod.metadata.annotations.workspace_sha256
-    return pod.metadata.deletion_timestamp is None and named in ("", sha256)
+def _takes(pod: Pod, sha256: str, token: str) -> bool:
+    """Whether it takes this archive by its name, or any by the token."""
+    said = pod.metadata.annotations
+    by_token = said.workspace_sha256 == "" and said.upload_token_sha256 == token
+    return pod.metadata.deletion_timestamp is None and (said.workspace_sha256 == sha256 or by_token)
 
 
 def _number(pod: Pod) -> int:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import anyio
-import click
 
 from kubectl_torchrun import checks, checks_controller, output
 from kubectl_torchrun.api import Api, ApiError
@@ -12,6 +11,7 @@ from kubectl_torchrun.errors import RUN_FAILED, SUCCEEDED
 from kubectl_torchrun.kubectl import Target
 from kubectl_torchrun.session import session
 from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.text import escape, style
 from torchrun_api.json import JsonObject, JsonValue
 
 _COLOURS = {"ok": "green", "note": "blue", "warn": "yellow", "fail": "red"}
@@ -147,13 +147,13 @@ def report(findings: Sequence[Finding], width: int | None) -> list[str]:
 
     size = max((len(finding.subject) for finding in findings), default=0)
     indent = " " * (6 + size + 2)
-    lines = []
+    lines: list[str] = []
     for finding in findings:
-        mark = click.style(f"{finding.verdict:<4}", fg=_COLOURS[finding.verdict])
+        mark = style(f"{finding.verdict:<4}", fg=_COLOURS[finding.verdict])
         texts = [finding.text, *([f"→ {finding.fix}"] if finding.fix else [])]
         room = max((width or 10_000) - len(indent), 24)
-        parts = [part for text in texts for part in textwrap.wrap(text, room)] or [""]
-        lines.append(f"{mark}  {finding.subject:<{size}}  {parts[0]}")
+        parts = [part for text in texts for part in textwrap.wrap(escape(text), room)] or [""]
+        lines.append(mark + f"  {finding.subject:<{size}}  {parts[0]}")
         lines += [f"{indent}{part}" for part in parts[1:]]
     return lines
 

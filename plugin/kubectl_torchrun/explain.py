@@ -1,6 +1,6 @@
 """The API server's refusals in words that say what to do."""
 
-from kubectl_torchrun.api import ApiError, Unreachable
+from kubectl_torchrun.api import ApiError, Unreachable, Unreadable
 from kubectl_torchrun.errors import ClusterProblem, Problem, UsageProblem
 
 NOT_INSTALLED = (
@@ -20,6 +20,11 @@ def explain(error: BaseException, namespace: str, jobs: str) -> Problem | None:
         return ClusterProblem(
             f"{error}\nIs the cluster up, and is this the right context?"
             " See: kubectl cluster-info; kubectl config current-context"
+        )
+    if isinstance(error, Unreadable):
+        return ClusterProblem(
+            f"{error}\nIs this plugin older than the controller's CRDs? To see the object as it is,"
+            " use kubectl get -o yaml."
         )
     if isinstance(error, ApiError):
         return _refusal(error, namespace, jobs)

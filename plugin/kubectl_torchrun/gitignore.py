@@ -7,6 +7,7 @@ paths only: with them `data/` followed by `!data/` leaves the directory out.
 import os
 import re
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +25,8 @@ _CLASSES = {
     "upper": "A-Z",
     "xdigit": "0-9a-fA-F",
 }
+
+_IN_NAME, _DIRECTORIES, _REST = "[^/]*", "(?:.*/)?", ".*"
 
 
 class Rule(NamedTuple):
@@ -126,6 +129,35 @@ def _translate(pattern: str, *, anchored: bool) -> str | None:
         else:
             part, position = re.escape(character), position + 1
         out.append(part)
+    return _bounded(out)
+
+
+def _bounded(parts: list[str]) -> str:
+    """The parts as one regular expression that never takes more than quadratic time.
+
+    The first place where a piece between two wildcards fits is as good as any other: what follows
+    it starts with a wildcard of the same reach. So the engine need not come back to it (`(?>`).
+    """
+    total = len(parts)
+    at = [number for number, part in enumerate(parts) if part in (_DIRECTORIES, _REST)]
+    out = [_bounded_names(parts[: at[0] if at else total])]
+    for number, end in pairwise([*at, total]):
+        block = _bounded_names(parts[number + 1 : end])
+        last = end == total
+        out.append(parts[number] + block if last else f"(?>(?:.*?/)??{block})")
+    return "".join(out)
+
+
+def _bounded_names(parts: list[str]) -> str:
+    """The same for parts whose only wildcards match within one name."""
+    total = len(parts)
+    at = [number for number, part in enumerate(parts) if part == _IN_NAME]
+    out = parts[: at[0] if at else total]
+    for number, end in pairwise([*at, total]):
+        piece = parts[number + 1 : end]
+        # A piece with a slash fits at one place only.
+        once = end != total and "/" not in piece
+        out += ["(?>[^/]*?", *piece, ")"] if once else [_IN_NAME, *piece]
     return "".join(out)
 
 
@@ -135,10 +167,10 @@ def _stars(pattern: str, start: int, end: int, *, anchored: bool) -> tuple[str, 
     starts = pattern[:start].endswith("/") or not set(pattern[:start]) & set("*?[\\")
     whole = starts and pattern[end : end + 1] in ("", "/")
     if end - start == 1 or not (anchored and whole):
-        return "[^/]*", end
+        return _IN_NAME, end
     if end == len(pattern):
-        return ".*", end
-    return "(?:.*/)?", end + 1
+        return _REST, end
+    return _DIRECTORIES, end + 1
 
 
 def _bracket(pattern: str, position: int) -> tuple[str, int] | None:

@@ -3,13 +3,14 @@
 import subprocess
 import sys
 
-from kubectl_torchrun import copies
+from kubectl_torchrun import copies, output
 from kubectl_torchrun.errors import ClusterProblem, UsageProblem
 from kubectl_torchrun.kubectl import Target
 from kubectl_torchrun.reading import workers
 from kubectl_torchrun.session import session
 from kubectl_torchrun.slices import JOBS
-from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.terminal import Terminal, has_colour
+from kubectl_torchrun.text import echo, log_text
 
 _SHOW = """
 cd "$0" && [ -e "$1" ] || exit 3
@@ -35,5 +36,9 @@ def show(target: Target, name: str, path: str, terminal: Terminal) -> int:
     if ended.returncode:
         said = ended.stderr.decode(errors="replace").strip().splitlines()
         raise ClusterProblem(f"kubectl exec says: {said[-1] if said else 'nothing'}")
-    sys.stdout.buffer.write(ended.stdout)
+    if sys.stdout.isatty():
+        for line in ended.stdout.splitlines():
+            echo(log_text(line, colour=has_colour(sys.stdout)))
+    else:
+        output.put_bytes(ended.stdout)
     return 0

@@ -8,6 +8,7 @@ import re
 import select
 import shutil
 import subprocess
+import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -15,9 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, NamedTuple
 
-import click
-
 from kubectl_torchrun.errors import ClusterProblem
+from kubectl_torchrun.text import echo
 
 _START_SECONDS = 15.0
 _SERVING = re.compile(rb"Starting to serve on (.+)\n")
@@ -162,4 +162,4 @@ class _Words:
                 text = line.decode(errors="replace").rstrip()
                 self._kept.append(text)
                 if not _LOG_LINE.match(text) and not text.lower().startswith("error:"):
-                    click.echo(text, err=True)
+                    echo(text, file=sys.stderr)

@@ -4,7 +4,6 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import click
 import msgspec
 
 from kubectl_torchrun import output, waiting
@@ -14,6 +13,7 @@ from kubectl_torchrun.kubectl import Target
 from kubectl_torchrun.session import Cluster, session
 from kubectl_torchrun.slices import CLAIMS, JOBS, Job
 from kubectl_torchrun.terminal import Terminal, ask
+from kubectl_torchrun.text import echo
 from torchrun_api import names
 from torchrun_api.json import JsonObject
 
@@ -128,7 +128,7 @@ def _delete(
     for name in jobs:
         cluster.run(lambda api, name=name: api.delete(JOBS, name, dry_run=dry))  # type: ignore[misc]
         if options.form:
-            click.echo(f"torchrunjob.torchrun.ai/{name}")
+            echo(f"torchrunjob.torchrun.ai/{name}")
         word = "Would delete" if dry else "Deleted"
         terminal.note(f"{word} torchrunjob.torchrun.ai/{name}")
     if dry:
@@ -164,7 +164,7 @@ def _confirmed(jobs: Sequence[str], stays: str) -> bool:
     try:
         return ask(question).lower() in ("y", "yes")
     except KeyboardInterrupt:
-        click.echo(err=True)
+        echo(file=sys.stderr)
         return False
 
 

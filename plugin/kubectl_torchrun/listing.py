@@ -32,7 +32,7 @@ def jobs(target: Target, choice: Choice, form: str, terminal: Terminal) -> int:
             listed = cluster.run(lambda api: _raw(api, choice))
             output.write(listed, form)
             return 0
-        found = cluster.run(lambda api: _jobs(api, choice))
+        found = cluster.run(lambda api: _jobs(api, choice, terminal))
         if not found:
             where = "" if choice.everywhere else f" in the namespace {cluster.namespace}"
             terminal.note(f"No jobs{where}.")
@@ -52,8 +52,11 @@ def queues(target: Target, choice: Choice, form: str, terminal: Terminal) -> int
 
         async def ask(api: Api) -> tuple[Sequence[Queue], Sequence[Job]]:
             found = await _allowed(api.list(QUEUES, everywhere=choice.everywhere), choice)
+            tell_unreadable(found.unreadable, terminal)
             try:
-                jobs = (await api.list(JOBS, everywhere=choice.everywhere)).items
+                listed = await api.list(JOBS, everywhere=choice.everywhere)
+                tell_unreadable(listed.unreadable, terminal)
+                jobs = listed.items
             except ApiError as error:
                 if error.status != 403:
                     raise
@@ -131,8 +134,15 @@ async def _allowed(asked: Awaitable[R], choice: Choice) -> R:
         raise
 
 
-async def _jobs(api: Api, choice: Choice) -> list[Job]:
+def tell_unreadable(lines: Sequence[str], terminal: Terminal) -> None:
+    """Say which objects are missing from what is shown."""
+    for line in lines:
+        terminal.note(f"Left out: {line}")
+
+
+async def _jobs(api: Api, choice: Choice, terminal: Terminal) -> list[Job]:
     listed = await _allowed(api.list(JOBS, _query(choice), everywhere=choice.everywhere), choice)
+    tell_unreadable(listed.unreadable, terminal)
     return [job for job in listed.items if _chosen(choice, job.spec.job_queue, job.status.phase)]
 
 
@@ -152,7 +162,8 @@ async def _raw(api: Api, choice: Choice) -> JsonObject:
 def _list(listed: JsonObject, kind: str, wanted: Callable[[JsonObject], bool]) -> JsonObject:
     """A v1 List, as kubectl prints it: each item says what it is."""
     items = listed.get("items")
-    assert isinstance(items, list)
+    if not isinstance(items, list):
+        raise ClusterProblem("The API server's answer is no list.")
     whole = ({"apiVersion": JOBS.api_version, "kind": kind, **item} for item in items
              if isinstance(item, dict) and wanted(item))  # fmt: skip
     return {

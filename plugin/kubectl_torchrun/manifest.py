@@ -9,7 +9,12 @@ from typing import NamedTuple
 from kubectl_torchrun import written
 from kubectl_torchrun.errors import UsageProblem
 from torchrun_api.json import JsonObject, JsonValue
-from torchrun_api.names import MAX_JOB_NAME, WORKSPACE_BASE, WORKSPACE_SHA256
+from torchrun_api.names import (
+    MAX_JOB_NAME,
+    UPLOAD_TOKEN_SHA256,
+    WORKSPACE_BASE,
+    WORKSPACE_SHA256,
+)
 
 # As Kubernetes' own generated names: no vowels, so no words; nothing that is misread.
 _LETTERS = "bcdfghjklmnpqrstvwxz2456789"
@@ -34,10 +39,13 @@ class Request(NamedTuple):
     written: JsonObject | None = None  # the job as the user wrote it, in place of all but its name
 
 
-def build(request: Request, namespace: str, sha256: str, base: str = "") -> JsonObject:
+def build(
+    request: Request, namespace: str, sha256: str, base: str = "", token: str = ""
+) -> JsonObject:
     """The object as it is sent; it names the only workspace that it takes.
 
-    base: a job whose workspace may share files with it. Raises UsageProblem as `written.filled`.
+    token: the digest of its upload token. base: a job whose workspace may share files with it.
+    Raises UsageProblem as `written.filled`.
     """
     if request.written is None:
         body = _made(request, namespace)
@@ -49,6 +57,7 @@ def build(request: Request, namespace: str, sha256: str, base: str = "") -> Json
     metadata["annotations"] = {
         **(given if isinstance(given, dict) else {}),
         WORKSPACE_SHA256: sha256,
+        **({UPLOAD_TOKEN_SHA256: token} if token else {}),
         **({WORKSPACE_BASE: base} if base else {}),
     }
     return body

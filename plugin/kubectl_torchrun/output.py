@@ -4,9 +4,8 @@ import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-import click
-
 from kubectl_torchrun.terminal import has_colour
+from kubectl_torchrun.text import echo, escape, join
 from torchrun_api.json import JsonObject, JsonValue
 
 GAP = "   "
@@ -34,8 +33,18 @@ def write(body: JsonObject, output: str) -> None:
         import yaml
 
         text = yaml.safe_dump(body, sort_keys=False, allow_unicode=True)
-    sys.stdout.write(text)
+    put(text)
+
+
+def put(text: str) -> None:
+    """Print text for programs as it is; on a terminal its control characters are escaped."""
+    sys.stdout.write(escape(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
+
+
+def put_bytes(content: bytes) -> None:
+    """Print content for programs as it is."""
+    sys.stdout.buffer.write(content)
 
 
 def without_noise(body: JsonObject) -> JsonObject:
@@ -57,7 +66,7 @@ def columns(
 
     Then the last column is cut, with an ellipsis. Without a width nothing is left out.
     """
-    table = [[*head], *([" ".join(cell.split()) for cell in row] for row in rows)]
+    table = [[*head], *([str(escape(" ".join(cell.split()))) for cell in row] for row in rows)]
     gone = list(spare)
     while width and gone and _needs(table) > width:
         name = gone.pop(0)
@@ -95,6 +104,8 @@ def age(since: datetime | None, now: datetime | None = None) -> str:
     """As kubectl writes it: 45s, 3m20s, 5h, 2d."""
     if since is None:
         return ""
+    if since.tzinfo is None:
+        since = since.replace(tzinfo=UTC)
     seconds = int(((now or datetime.now(UTC)) - since).total_seconds())
     return duration(max(seconds, 0))
 
@@ -116,4 +127,4 @@ def duration(seconds: int) -> str:
 
 def say(lines: Sequence[str]) -> None:
     """Print lines on stdout; colours go where it has none."""
-    click.echo("\n".join(lines), color=has_colour(sys.stdout))
+    echo(join(lines), colour=has_colour(sys.stdout))

@@ -17,7 +17,7 @@ from torchrun_api.meta import Condition
 async def ask(api: Api, name: str) -> None:
     """Have the newest code fetched. Raises ApiError."""
     now = datetime.now(UTC).isoformat(timespec="microseconds")
-    await api.annotate(JOBS, name, names.SYNC_REQUESTED, now)
+    await api.annotate(JOBS, name, {names.SYNC_REQUESTED: now})
 
 
 async def refetch(api: Api, job: Job, terminal: Terminal, seconds: float) -> int:

@@ -9,7 +9,7 @@ import anyio.from_thread
 import anyio.to_thread
 import msgspec
 
-from kubectl_torchrun import pack, tree
+from kubectl_torchrun import pack, tree, upload_token
 from kubectl_torchrun.api import Api
 from kubectl_torchrun.deliver import deliver
 from kubectl_torchrun.errors import DETACHED, RunProblem, UploadProblem, UsageProblem
@@ -29,7 +29,10 @@ _LOOK_SHARE = 4
 
 
 class Reload:
-    """One job and one directory. `pod_wait`: seconds for the pod that takes the upload."""
+    """One job and one directory.
+
+    pod_wait: seconds for the pod that takes the upload. token: by which it is taken.
+    """
 
     def __init__(
         self,
@@ -39,6 +42,7 @@ class Reload:
         memory: Memory,
         terminal: Terminal,
         pod_wait: float,
+        token: str,
         overlay: Path | None = None,
     ) -> None:
         self._cluster = cluster
@@ -47,6 +51,7 @@ class Reload:
         self._memory = memory
         self._terminal = terminal
         self._pod_wait = pod_wait
+        self._token = token
         self._overlay = overlay
 
     def once(self) -> int:
@@ -95,7 +100,12 @@ class Reload:
             return DETACHED
 
     async def _watch(self, api: Api, mirror: Mirror) -> None:
-        development: JsonObject = {"spec": {"development": True}}
+        token: JsonObject = {names.UPLOAD_TOKEN_SHA256: upload_token.announced(self._token)}
+        # Both at once: a pod stands by for edits only where there is a token to take them by.
+        development: JsonObject = {
+            "metadata": {"annotations": token},
+            "spec": {"development": True},
+        }
         await api.merge(JOBS, self._job, msgspec.json.encode(development))
         self._terminal.note(f"Watching {self._directory.resolve()}; Ctrl-C ends it.")
         sent = ""
@@ -134,12 +144,18 @@ class Reload:
         if named == sha256 and self._has_arrived(sha256):
             self._terminal.note(f"{self._job} has this content already.")
             return
-        await api.annotate(JOBS, self._job, names.WORKSPACE_SHA256, sha256)
-        done = await deliver(api, mirror, self._terminal, workspace, pod_wait=self._pod_wait)
+        said = {
+            names.WORKSPACE_SHA256: sha256,
+            names.UPLOAD_TOKEN_SHA256: upload_token.announced(self._token),
+        }
+        await api.annotate(JOBS, self._job, said)
+        done = await deliver(
+            api, mirror, self._terminal, workspace, pod_wait=self._pod_wait, token=self._token
+        )
         self._memory.remember(Sent(self._job, workspace.manifest))
         if done.revision:
             revision = str(done.revision)
-            await api.annotate(JOBS, self._job, names.WORKSPACE_REVISION, revision)
+            await api.annotate(JOBS, self._job, {names.WORKSPACE_REVISION: revision})
         await self._wait_told(mirror, done.revision)
         self._terminal.note(
             f"Revision {done.revision}: {files_of(done.files)}, {human(done.sent)} sent, "

@@ -48,8 +48,8 @@ class Memory:
     def __init__(self, where: Where, directory: Path) -> None:
         here = str(directory.resolve())
         key = "\0".join([*where, here])
-        self._sent = _folder() / f"sent-{_short(key)}"
-        self._digests = _folder() / f"digests-{_short(here)}"
+        self._sent = state_folder() / f"sent-{_short(key)}"
+        self._digests = state_folder() / f"digests-{_short(here)}"
 
     def look(self, tree: Tree, advance: Callable[[int], None] = lambda _: None) -> Workspace:
         """The directory's files by their digests. `advance` is told of the bytes of each file.
@@ -109,7 +109,8 @@ def _digest(file: File, known: Known | None) -> tuple[int, str, os.stat_result]:
         ) from None
 
 
-def _folder() -> Path:
+def state_folder() -> Path:
+    """Where the plugin keeps what it remembers of this user."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state) / "kubectl-torchrun"
 

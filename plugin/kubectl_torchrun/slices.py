@@ -222,10 +222,20 @@ class ListMeta(Wire, frozen=True, kw_only=True):
 
 
 class Listed(Wire, Generic[T], frozen=True, kw_only=True):
-    """A list as the API server sends it."""
+    """A list as the API server sends it.
+
+    unreadable: a line for each object that this plugin cannot read, and that `items` lacks.
+    """
 
     metadata: ListMeta = ListMeta()
     items: tuple[T, ...] = ()
+    unreadable: tuple[str, ...] = ()
+
+
+class NamedSlice(Wire, frozen=True, kw_only=True):
+    """An object of which the name alone is read."""
+
+    metadata: NameSlice = NameSlice()
 
 
 class WatchEvent(Struct, frozen=True):

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import anyio
-import click
 
 from kubectl_torchrun import edits, output
 from kubectl_torchrun.api import Api
@@ -19,6 +18,7 @@ from kubectl_torchrun.session import Cluster, session
 from kubectl_torchrun.slices import JOBS, PODS, Job, ProgressSlice
 from kubectl_torchrun.story import story
 from kubectl_torchrun.terminal import Terminal, phase_style
+from kubectl_torchrun.text import escape, join, style
 from torchrun_api import names
 from torchrun_api.core import Pod
 
@@ -108,7 +108,7 @@ async def _redraw(api: Api, cluster: Cluster, name: str, terminal: Terminal) -> 
         size = shutil.get_terminal_size()
         pods = list(mirror.pods.values())
         lines = view(mirror.job, pods, size.columns, size.lines - 1, edited.said)
-        return Text.from_ansi("\n".join(lines), no_wrap=True, overflow="ellipsis")
+        return Text.from_ansi(join(lines), no_wrap=True, overflow="ellipsis")
 
     with Live(picture(), console=console, auto_refresh=False) as drawing:
         async with anyio.create_task_group() as tasks:
@@ -139,7 +139,7 @@ def _code(mirror: Mirror, terminal: Terminal) -> int:
 def view(
     job: Job, pods: Sequence[Pod], width: int | None, height: int | None, edit: str = ""
 ) -> list[str]:
-    """The lines of one view, at most `height`; styled, which `click.echo` undoes off terminals.
+    """The lines of one view, at most `height`; styled, which `echo` undoes off terminals.
 
     edit: what is to be told of a broken one.
     """
@@ -152,9 +152,12 @@ def view(
     _, *said = story(job)
     said += [f"  {edit}"] if edit else []
     phase = status.phase or "New"
-    told = f"{phase}   {status.workers_status}".rstrip()
-    lines = [output.cut(head, width), output.cut(told, width)]
-    lines[1] = lines[1].replace(phase, click.style(phase, **phase_style(phase)), 1)
+    told = output.cut(escape(f"{phase}   {status.workers_status}".rstrip()), width)
+    shown = told[: len(escape(phase))]
+    lines: list[str] = [
+        output.cut(escape(head), width),
+        style(shown, **phase_style(phase)) + told[len(shown) :],
+    ]
     if status.progress is not None:
         lines.append(output.cut(progress_line(status.progress, width), width))
     for line in said:
@@ -233,6 +236,7 @@ def progress_line(said: ProgressSlice, width: int | None) -> str:
 def _wrapped(line: str, width: int | None) -> list[str]:
     import textwrap
 
+    line = escape(line)
     if not width or len(line) <= width:
         return [line]
     return textwrap.wrap(line, width, subsequent_indent="    ")

@@ -22,7 +22,7 @@ def story(job: Job) -> list[str]:
         f"  attempt {attempt.number} ended {_clock(attempt.end_time)}: {attempt.message}"
         for attempt in status.attempts
     ]
-    return lines
+    return [part for line in lines for part in line.replace("\n", "\n    ").split("\n")]
 
 
 def _clock(time: datetime | None) -> str:

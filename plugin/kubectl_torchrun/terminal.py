@@ -1,7 +1,6 @@
 """What the user sees: logs on stdout, all else on stderr; a spinner and a bar on terminals only."""
 
 import os
-import re
 import select
 import signal
 import sys
@@ -11,9 +10,8 @@ from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, TextIO, TypedDict
 
-import click
-
 from kubectl_torchrun.pack import human
+from kubectl_torchrun.text import echo, escape, log_text, style
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,11 +19,6 @@ if TYPE_CHECKING:
 
 _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_cyan", "bright_magenta")
 _PHASE_COLOURS = {"Succeeded": "green", "Failed": "red", "TimedOut": "red", "Running": "cyan"}
-_CONTROL = re.compile(
-    r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, and all that moves the cursor
-    r"|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"  # OSC: titles, links
-    r"|\x1b.?|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
-)
 _QUIET_SECONDS = 5.0
 _REPEAT_SECONDS = 60.0
 _BAR_SECONDS = 5.0
@@ -67,15 +60,15 @@ class Terminal:
         if self._spinner is not None or self._barred:
             from rich.text import Text
 
-            self._console.print(Text.from_ansi(text), soft_wrap=True)
+            self._console.print(Text.from_ansi(escape(text)), soft_wrap=True)
         else:
-            click.echo(text, file=self._err, color=self._err_colour)
+            echo(text, file=self._err, colour=self._err_colour)
 
     def transition(self, phase: str, text: str) -> None:
         """The job has entered a phase, or says something new in it."""
         self._waiting = ("", 0.0)
         padded = f"{phase:<9} " if text else phase
-        self.note(click.style(padded, **phase_style(phase)) + text)
+        self.note(style(padded, **phase_style(phase)) + text)
 
     def waiting(self, brief: str, text: str, seconds: float) -> None:
         """Nothing has happened for so many seconds, because of `text`, which starts with `brief`.
@@ -109,13 +102,10 @@ class Terminal:
     def log(self, rank: int, line: bytes) -> None:
         """One line of a rank's log. Of one that draws over itself, as bars do, the end."""
         self.at_rest()
-        text = line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]
-        text = _keep_colours(text) if self._out_colour else _CONTROL.sub("", text)
-        prefix = f"[{rank}]"
+        prefix = escape(f"[{rank}]")
         if self._out_colour:
-            prefix = click.style(prefix, fg=_COLOURS[rank % len(_COLOURS)])
-            text += "\x1b[0m" if "\x1b" in text else ""
-        self._out.write(f"{prefix} {text}\n")
+            prefix = style(prefix, fg=_COLOURS[rank % len(_COLOURS)])
+        self._out.write(f"{prefix} {log_text(line, colour=self._out_colour)}\n")
         self._out.flush()
 
     @contextmanager
@@ -142,7 +132,7 @@ class Terminal:
     def _spin(self, text: str) -> None:
         from rich.text import Text
 
-        line = Text(text)
+        line = Text(escape(text))
         line.truncate(max(self._console.width - 4, 8), overflow="ellipsis")
         if self._spinner is None:
             self._spinner = self._console.status(line, spinner="dots", refresh_per_second=8)
@@ -174,7 +164,7 @@ def ask(question: str) -> str:
 
     input() may sleep through a Ctrl-C that comes just before it begins to read.
     """
-    click.echo(f"{question} ", nl=False, err=True)
+    echo(f"{question} ", nl=False, file=sys.stderr)
     woken, wakes = os.pipe()
     os.set_blocking(wakes, False)
     before = signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
@@ -182,7 +172,7 @@ def ask(question: str) -> str:
         select.select([sys.stdin, woken], [], [])
         line = sys.stdin.readline()
         if not line.endswith("\n"):
-            click.echo(err=True)
+            echo(file=sys.stderr)
         return line.strip()
     finally:
         signal.set_wakeup_fd(before)
@@ -191,7 +181,7 @@ def ask(question: str) -> str:
 
 
 def phase_style(phase: str) -> "PhaseStyle":
-    """Arguments for click.style."""
+    """Arguments for `style`."""
     return {"fg": _PHASE_COLOURS.get(phase), "bold": True}
 
 
@@ -226,12 +216,3 @@ def _is_terminal(stream: TextIO) -> bool:
 def has_colour(stream: TextIO) -> bool:
     """Whether a stream shows colours: a terminal, and its user wants them."""
     return _is_terminal(stream) and not os.environ.get("NO_COLOR")
-
-
-def _keep_colours(text: str) -> str:
-    """A training script's colours pass; what would move the cursor or set a title does not."""
-    return _CONTROL.sub(lambda match: match[0] if _is_colour(match[0]) else "", text)
-
-
-def _is_colour(sequence: str) -> bool:
-    return sequence.startswith("\x1b[") and sequence.endswith("m")

@@ -2,8 +2,7 @@
 
 import itertools
 import re
-
-import click
+import sys
 
 from kubectl_torchrun import edits
 from kubectl_torchrun.api import Api, ApiError
@@ -16,6 +15,8 @@ from kubectl_torchrun.session import Cluster, session
 from kubectl_torchrun.slices import JOBS, PODS, Job
 from kubectl_torchrun.status import progress_line
 from kubectl_torchrun.story import story
+from kubectl_torchrun.terminal import has_colour
+from kubectl_torchrun.text import Styled, echo, log_text
 from torchrun_api import names
 from torchrun_api.core import Pod
 
@@ -31,9 +32,9 @@ def why(target: Target, name: str) -> int:
     with session(target) as cluster:
         job = cluster.run(lambda api: api.get(JOBS, name))
         for line in story(job):
-            click.echo(line)
+            echo(line)
         if job.status.progress is not None:
-            click.echo(f"  progress: {progress_line(job.status.progress, None)}")
+            echo(f"  progress: {progress_line(job.status.progress, None)}")
         _last_lines(cluster, job)
         cluster.run(lambda api: _broken_edit(api, cluster, job))
     return 0
@@ -46,11 +47,10 @@ async def _broken_edit(api: Api, cluster: Cluster, job: Job) -> None:
     pod = await edits.broken(api, job, await _workers(api, job))
     if pod is None:
         return
-    click.echo(f"  {edits.told(cluster, job, pod)}")
-    click.echo(f"last lines of pod {pod.metadata.name}:")
+    echo(f"  {edits.told(cluster, job, pod)}")
+    echo(f"last lines of pod {pod.metadata.name}:")
     lines = await edits.tail(api, pod, _READ)
-    for line in [line for line in lines if not edits.is_word_of_waiting(line)][-TAIL:]:
-        click.echo(f"  {line.decode(errors='replace')}")
+    _print([line for line in lines if not edits.is_word_of_waiting(line)][-TAIL:])
 
 
 def _last_lines(cluster: Cluster, job: Job) -> None:
@@ -66,10 +66,10 @@ def _last_lines(cluster: Cluster, job: Job) -> None:
     found = copied(job.metadata.name, failure.message)
     running = next((pod for pod in pods if edits.runs(pod)), None)
     if found is None:
-        click.echo("  its pod is gone, and its log with it")
+        echo("  its pod is gone, and its log with it")
     elif running is None:
         hint = cluster.command(f"torchrun logs {job.metadata.name} --attempt {found[0]}")
-        click.echo(f"  its pod is gone; a copy of its log may be on the job's claim: {hint}")
+        echo(f"  its pod is gone; a copy of its log may be on the job's claim: {hint}")
     else:
         place = Place(cluster, running.metadata.name, names.TRAINER_CONTAINER, STATE)
         _tail_of_copy(place, *found)
@@ -79,14 +79,20 @@ def _tail_of_copy(place: Place, attempt: int, node: int) -> None:
     try:
         lines = [*place.lines(attempt, node, _READ)]
     except ClusterProblem as problem:
-        click.echo(f"  its pod is gone, and the copy of its log cannot be read: {problem}")
+        echo(f"  its pod is gone, and the copy of its log cannot be read: {problem}")
         return
     if not lines:
-        click.echo("  its pod is gone, and there is no copy of its log")
+        echo("  its pod is gone, and there is no copy of its log")
         return
-    click.echo(f"last lines of node {node} in attempt {attempt}:")
-    for line in of_ranks(lines):
-        click.echo(f"  {line.decode(errors='replace').rstrip()}")
+    echo(f"last lines of node {node} in attempt {attempt}:")
+    _print(of_ranks(lines))
+
+
+def _print(lines: list[bytes]) -> None:
+    """Lines of a log."""
+    colour = has_colour(sys.stdout)
+    for line in lines:
+        echo(Styled("  ") + log_text(line.rstrip(), colour=colour))
 
 
 def of_ranks(lines: list[bytes]) -> list[bytes]:
@@ -111,15 +117,14 @@ def copied(job: str, message: str) -> tuple[int, int] | None:
 
 
 async def _tail(api: Api, pod: str) -> None:
-    click.echo(f"last lines of pod {pod}:")
+    echo(f"last lines of pod {pod}:")
     try:
         query = {"tailLines": str(_READ)}
         async with api.log(pod, names.TRAINER_CONTAINER, query) as read:
             lines = [line async for line in read]
-        for line in of_ranks(lines):
-            click.echo(f"  {line.decode(errors='replace').rstrip()}")
+        _print(of_ranks(lines))
     except ApiError as error:
-        click.echo(f"  no log: {error}")
+        echo(f"  no log: {error}")
 
 
 def _is_of(pod: Pod, message: str) -> bool:

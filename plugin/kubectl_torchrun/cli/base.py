@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
+from click.core import ParameterSource
 
-from kubectl_torchrun.cli import complete, defaults
+from kubectl_torchrun.cli import complete, defaults, trusted
 
 if TYPE_CHECKING:
     from kubectl_torchrun.kubectl import Target
@@ -54,6 +55,7 @@ class Command(click.Command):
         rest.setdefault("epilog", EXIT_CODES)
         rest.setdefault("context_settings", CONTEXT_SETTINGS)
         super().__init__(*given, **rest)  # type: ignore[arg-type]
+        self.params.append(trusted.option())
 
     def make_context(
         self,
@@ -100,15 +102,19 @@ def cluster_options(command: Work) -> Work:
 
     @functools.wraps(command)
     def wrapped(*, kubeconfig: str, context: str, namespace: str, **rest: object) -> None:
-        outer = click.get_current_context().find_root().params
-        where = Where(
-            kubeconfig or outer.get("kubeconfig") or "",
-            context or outer.get("context") or "",
-            namespace or outer.get("namespace") or "",
-        )
-        command(where=where, **rest)
+        given = {"kubeconfig": kubeconfig, "context": context, "namespace": namespace}
+        command(where=Where(*(_chosen(name, value) for name, value in given.items())), **rest)
 
     return bare_cluster_options(wrapped)
+
+
+def _chosen(name: str, own: str) -> str:
+    """The command's own value, else the one before its name; a file's goes behind both."""
+    ctx = click.get_current_context()
+    outer = str(ctx.find_root().params.get(name) or "")
+    if ctx.get_parameter_source(name) == ParameterSource.DEFAULT_MAP:
+        return outer or own
+    return own or outer
 
 
 def bare_cluster_options(command: Work) -> Work:
@@ -217,21 +223,23 @@ def run(work: "Callable[[Target, Terminal], int]", where: Where, stopped: str = 
     from kubectl_torchrun.errors import DETACHED, Problem
     from kubectl_torchrun.kubectl import Target
     from kubectl_torchrun.terminal import Terminal
+    from kubectl_torchrun.text import echo
 
     with Terminal() as terminal:
         try:
+            trusted.check(click.get_current_context(), terminal)
             code = work(Target(*where), terminal)
             sys.stdout.flush()
         except Problem as problem:
             terminal.at_rest()
-            click.echo(f"error: {problem}", err=True)
+            echo(f"error: {problem}", file=sys.stderr)
             code = problem.exit_code
         except BrokenPipeError:
             code = _closed_pipe()
         except KeyboardInterrupt:
             terminal.interrupted()
             with contextlib.suppress(BrokenPipeError):
-                click.echo(f"Stopped{stopped}.", err=True)
+                echo(f"Stopped{stopped}.", file=sys.stderr)
             code = DETACHED
     sys.exit(code)
 

@@ -13,11 +13,15 @@ from pathlib import Path
 
 import click
 
+from kubectl_torchrun.text import escape
+
 FILE = "torchrun.toml"
+_RUNS = ("submit", "run")  # the commands that a `command` outside of any table is for
 # A file that came with somebody's repository must not choose a kubeconfig: that may start programs.
 _REFUSED = {
     "kubeconfig": "give it by --kubeconfig or KUBECONFIG: a kubeconfig may start programs, so it is"
     " not taken from a file that may have come with a repository",
+    "trust": "it is the user's word on this file",
     "help": "it is no default",
     "version": "it is no default",
 }
@@ -45,7 +49,7 @@ def of_command(group: click.Group, command: click.Command) -> dict[str, object]:
     path = find()
     if path is None:
         return {}
-    content = _read(path)
+    content = read(path)
     flags = {name: _flags(member) for name, member in group.commands.items()}
     everywhere = set().union(*flags.values())
     found: dict[str, object] = {}
@@ -56,35 +60,55 @@ def of_command(group: click.Group, command: click.Command) -> dict[str, object]:
                 _check(name, known, f"{path}: [{key}]")
         else:
             _check(key, everywhere, str(path), [*flags])
-    own = _flags(command)
+    own = _parameters(command)
     table = content.get(command.name or "")
-    for name, value in [*content.items(), *(table.items() if isinstance(table, dict) else ())]:
-        if name in own and not (isinstance(value, dict) and name in flags):
-            found[_parameter(command, name)] = _plain(path, name, value)
+    own_table = table if isinstance(table, dict) else {}
+    for name, value in [*content.items(), *own_table.items()]:
+        parameter = own.get(name)
+        if parameter is None or (isinstance(value, dict) and name in flags):
+            continue
+        if name == "command" and name not in own_table and command.name not in _RUNS:
+            continue  # what the project runs is not what `exec` is to run
+        found[parameter] = _plain(path, name, value)
     return found
 
 
-def _read(path: Path) -> dict[str, object]:
+def parameter(command: click.Command, flag: str) -> str | None:
+    """Name of the parameter that a key of the file sets; None where the command has none."""
+    return _parameters(command).get(flag)
+
+
+def read(path: Path) -> dict[str, object]:
+    """What the file says. Raises click.UsageError."""
     import tomllib
 
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise click.UsageError(f"{path} cannot be read: {error}") from error
+        raise _mistake(f"{path} cannot be read: {error}") from error
+
+
+def _mistake(message: str) -> click.UsageError:
+    """The file may have come with a repository: what it says commands no terminal."""
+    return click.UsageError(escape(message))
 
 
 def _check(name: str, known: set[str], where: str, tables: list[str] | None = None) -> None:
     if name in _REFUSED:
-        raise click.UsageError(f"{where}: {name} is not taken; {_REFUSED[name]}.")
+        raise _mistake(f"{where}: {name} is not taken; {_REFUSED[name]}.")
     if name not in known:
         near = difflib.get_close_matches(name, [*known, *(tables or ())], 1)
         hint = f" Is {near[0]} meant?" if near else f" There are: {', '.join(sorted(known))}."
-        raise click.UsageError(f"{where}: there is no flag --{name} for the key {name}.{hint}")
+        raise _mistake(f"{where}: there is no flag --{name} for the key {name}.{hint}")
 
 
 def _flags(command: click.Command) -> set[str]:
     """Long flags without their dashes, and the argument COMMAND."""
-    return {flag for param in command.params for flag in _names(param)}
+    return set(_parameters(command))
+
+
+def _parameters(command: click.Command) -> dict[str, str]:
+    return {flag: param.name or "" for param in command.params for flag in _names(param)}
 
 
 def _names(param: click.Parameter) -> list[str]:
@@ -93,16 +117,12 @@ def _names(param: click.Parameter) -> list[str]:
     return [flag.removeprefix("--") for flag in param.opts if flag.startswith("--")]
 
 
-def _parameter(command: click.Command, flag: str) -> str:
-    return next(param.name or "" for param in command.params if flag in _names(param))
-
-
 def _plain(path: Path, name: str, value: object) -> object:
     """As click takes it: a table is a list of K=V; directories are relative to the file."""
     if isinstance(value, dict):
         return [f"{key}={part}" for key, part in value.items()]
     if name == "command":
         return [str(part) for part in value] if isinstance(value, list) else [str(value)]
-    if name == "directory":
+    if name in ("directory", "overlay"):
         return str(path.parent / str(value))
     return value

@@ -353,14 +353,14 @@ def files(directory: str | None) -> None:
     """
 
     def work(target: "Target", terminal: "Terminal") -> int:
-        from kubectl_torchrun import pack, remembered, tree
+        from kubectl_torchrun import output, pack, remembered, tree
         from kubectl_torchrun.kubectl import Where
 
         place = _sent(directory, terminal)
         found = tree.scan(place)
         pack.check(found)
         workspace = remembered.Memory(Where("", ""), place).look(found)
-        click.echo(workspace.manifest.text, nl=False)
+        output.put(workspace.manifest.text)
         return 0
 
     base.run(work, base.Where())

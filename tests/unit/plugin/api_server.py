@@ -38,6 +38,7 @@ class ApiServer:
         self.announced: contents.Manifest | None = None
         self.on_create: Callable[[str], None] = lambda name: None
         self.on_upload: Callable[[], None] = lambda: None
+        self.on_patch: Callable[[], None] = lambda: None
         self.requests: list[str] = []
         self.forbidden: frozenset[str] = frozenset()  # as "pods/exec create"
         self._version = 0
@@ -211,6 +212,7 @@ class ApiServer:
             changed["metadata"]["annotations"] = {**known, **changed["metadata"]["annotations"]}
         if request.query.get("dryRun") != "All":
             self.put("torchrunjobs", name, **changed)
+            self.on_patch()
         return web.json_response({**self.objects["torchrunjobs", name], **changed})
 
     async def _log(self, request: web.Request) -> web.Response:

@@ -38,7 +38,7 @@ class Laptop:
 
     def run(self, *arguments: str, namespace: str = "ns") -> Result:
         command, *rest = arguments
-        flags = [f"--kubeconfig={self.kubeconfig}", "-n", namespace]
+        flags = [f"--kubeconfig={self.kubeconfig}", *(["-n", namespace] if namespace else [])]
         return CliRunner().invoke(cli, [command, *flags, *rest], catch_exceptions=False)
 
     def job(self, name: str, **parts: object) -> None:

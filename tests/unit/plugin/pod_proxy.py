@@ -27,13 +27,14 @@ def free_port() -> int:
 class SyncPod:
     """torchrun-sync as a process on a directory; it can be killed and started again."""
 
-    def __init__(self, directory: Path, sha256: str = "") -> None:
+    def __init__(self, directory: Path, sha256: str = "", token_sha256: str = "") -> None:
         self.directory = directory
         self.directory.mkdir(exist_ok=True)
         self.termination = directory.parent / "termination-log"
         self.termination.touch()
         self.port = free_port()
         self._sha256 = sha256
+        self._token_sha256 = token_sha256
         self._process: subprocess.Popen[bytes] | None = None
 
     def spawn(self) -> None:
@@ -44,6 +45,7 @@ class SyncPod:
             "TORCHRUN_SYNC_HOST": "127.0.0.1",
             "TORCHRUN_SYNC_PORT": str(self.port),
             "TORCHRUN_SYNC_SHA256": self._sha256,
+            "TORCHRUN_SYNC_UPLOAD_TOKEN_SHA256": self._token_sha256,
             "TORCHRUN_TERMINATION_LOG": str(self.termination),
         }
         command = [sys.executable, "-m", "torchrun_runtime.sync"]
@@ -137,8 +139,12 @@ class PodProxy:
                     self.pod.kill()
                     await self.pod.start()
 
-        names = ("Content-Range", "Content-Length", "X-Torchrun-Sha256", "X-Torchrun-Workspace")
-        headers = {name: request.headers[name] for name in names if name in request.headers}
+        names = ("Content-Range", "Content-Length")
+        headers = {
+            name: value
+            for name, value in request.headers.items()
+            if name in names or name.startswith("X-Torchrun-")
+        }
         url = f"http://127.0.0.1:{self.pod.port}/v1/{request.match_info['what']}"
         data = body() if request.method == "PUT" else None
         async with self._session.request(

@@ -17,7 +17,7 @@ def toml(text: str, directory: Path | None = None) -> None:
 
 
 def dry(laptop: Laptop, *arguments: str) -> dict[str, object]:
-    result = laptop.run("submit", "--dry-run=client", *arguments)
+    result = laptop.run("submit", "--trust", "--dry-run=client", *arguments)
     assert result.exit_code == 0, result.output
     body: dict[str, object] = yaml.safe_load(result.stdout)["spec"]
     return body

@@ -11,6 +11,7 @@ import anyio
 import httpx
 import msgspec
 import pytest
+from msgspec import structs
 
 from kubectl_torchrun.api import Api
 from kubectl_torchrun.deliver import Arrived, deliver, find_pod
@@ -22,6 +23,7 @@ from kubectl_torchrun.retry import Backoff
 from kubectl_torchrun.slices import Job
 from kubectl_torchrun.terminal import Terminal
 from kubectl_torchrun.tree import scan
+from kubectl_torchrun.upload_token import announced
 from torchrun_api.core import Pod
 from torchrun_api.json import JsonObject
 
@@ -53,14 +55,23 @@ async def pod(tmp_path: Path, workspace: Workspace) -> AsyncIterator[SyncPod]:
     running.kill()
 
 
-def sync_pod(sha256: str = SHA, phase: str = "Running", message: str = "", number: int = 0) -> Pod:
+def sync_pod(
+    sha256: str = SHA,
+    phase: str = "Running",
+    message: str = "",
+    number: int = 0,
+    token: str = "",
+) -> Pod:
     state: JsonObject = (
         {"running": {}} if phase == "Running" else {"terminated": {"message": message}}
     )
     metadata: JsonObject = {
         "name": f"job-sync-{number}",
         "labels": {"app.kubernetes.io/component": "sync"},
-        "annotations": {"torchrun.ai/workspace-sha256": sha256} if sha256 else {},
+        "annotations": {
+            "torchrun.ai/workspace-sha256": sha256,
+            "torchrun.ai/upload-token-sha256": token,
+        },
     }
     statuses: JsonObject = {"name": "sync", "ready": phase == "Running", "state": state}
     status: JsonObject = {"phase": phase, "containerStatuses": [statuses]}
@@ -115,7 +126,7 @@ def check_tree(pod: SyncPod, workspace: Workspace) -> None:
 
 async def test_an_upload_becomes_the_workspace(pod: SyncPod, workspace: Workspace) -> None:
     async with within_reach(pod, workspace) as (api, mirror, _):
-        await deliver(api, mirror, terminal(), workspace, pod_wait=5, backoff=HASTY)
+        await deliver(api, mirror, terminal(), workspace, pod_wait=5, token="t", backoff=HASTY)
     await pod.success()
     check_tree(pod, workspace)
 
@@ -125,7 +136,7 @@ async def test_it_survives_bad_days_of_the_api_server(
     pod: SyncPod, workspace: Workspace, seed: int
 ) -> None:
     async with within_reach(pod, workspace, trouble=0.5, seed=seed) as (api, mirror, proxy):
-        await deliver(api, mirror, terminal(), workspace, pod_wait=5, backoff=HASTY)
+        await deliver(api, mirror, terminal(), workspace, pod_wait=5, token="t", backoff=HASTY)
     assert proxy.went_wrong
     check_tree(pod, workspace)
 
@@ -133,7 +144,7 @@ async def test_it_survives_bad_days_of_the_api_server(
 async def test_it_goes_on_in_the_next_pod(pod: SyncPod, workspace: Workspace) -> None:
     async with within_reach(pod, workspace) as (api, mirror, proxy):
         proxy.kill_at = [5 << 20]
-        await deliver(api, mirror, terminal(), workspace, pod_wait=5, backoff=HASTY)
+        await deliver(api, mirror, terminal(), workspace, pod_wait=5, token="t", backoff=HASTY)
         assert not proxy.kill_at
     check_tree(pod, workspace)
 
@@ -145,15 +156,41 @@ async def test_an_archive_that_the_job_does_not_name_is_not_taken(
     await pod.start()
     try:
         async with within_reach(pod, workspace) as (api, mirror, _):
-            with pytest.raises(UploadProblem, match=r"WrongArchive"):
-                await deliver(api, mirror, terminal(), workspace, pod_wait=5, backoff=HASTY)
+            with pytest.raises(UploadProblem, match=r"UploadDenied"):
+                await deliver(
+                    api, mirror, terminal(), workspace, pod_wait=5, token="t", backoff=HASTY
+                )
+    finally:
+        pod.kill()
+
+
+@pytest.mark.parametrize("right", [True, False], ids=["the token", "another token"])
+async def test_a_pod_that_stands_by_takes_an_upload_by_the_token(
+    tmp_path: Path, workspace: Workspace, right: bool
+) -> None:
+    pod = SyncPod(tmp_path / "claim", "", announced("t" if right else "another"))
+    await pod.start()
+    try:
+        async with within_reach(pod, workspace) as (api, mirror, _):
+            mirror.show_pods({"job-sync-0": sync_pod("", token=announced("t"))})
+            sending = deliver(
+                api, mirror, terminal(), workspace, pod_wait=5, token="t", backoff=HASTY
+            )
+            if right:
+                await sending
+                check_tree(pod, workspace)
+            else:
+                with pytest.raises(UploadProblem, match=r"UploadDenied.*kubectl torchrun sync"):
+                    await sending
     finally:
         pod.kill()
 
 
 async def test_only_the_edit_is_sent(tmp_path: Path, workspace: Workspace, pod: SyncPod) -> None:
     async with within_reach(pod, workspace) as (api, mirror, _):
-        first = await deliver(api, mirror, terminal(), workspace, pod_wait=5, backoff=HASTY)
+        first = await deliver(
+            api, mirror, terminal(), workspace, pod_wait=5, token="t", backoff=HASTY
+        )
     assert first.revision == 1
     assert first.sent > len(WEIGHTS)
     await pod.success()
@@ -167,7 +204,9 @@ async def test_only_the_edit_is_sent(tmp_path: Path, workspace: Workspace, pod: 
     await again.start()
     try:
         async with within_reach(again, edited) as (api, mirror, _):
-            second = await deliver(api, mirror, terminal(), edited, pod_wait=5, backoff=HASTY)
+            second = await deliver(
+                api, mirror, terminal(), edited, pod_wait=5, token="t", backoff=HASTY
+            )
     finally:
         again.kill()
     assert (second.revision, second.files) == (2, 1)
@@ -181,7 +220,7 @@ async def test_an_upload_broken_ten_times_at_random_arrives_identical(
     random = Random(3)
     async with within_reach(pod, workspace) as (api, mirror, proxy):
         proxy.kill_at = [random.randrange(1, 1 << 20) for _ in range(10)]
-        await deliver(api, mirror, terminal(), workspace, pod_wait=5, backoff=HASTY)
+        await deliver(api, mirror, terminal(), workspace, pod_wait=5, token="t", backoff=HASTY)
         assert not proxy.kill_at
     check_tree(pod, workspace)
 
@@ -191,7 +230,9 @@ async def test_nobody_listening_is_given_up_in_time(pod: SyncPod, workspace: Wor
     impatient = Backoff(first=0.01, longest=0.05, give_up=0.3)
     async with within_reach(pod, workspace) as (api, mirror, _):
         with pytest.raises(UploadProblem, match=r"GaveUp"):
-            await deliver(api, mirror, terminal(), workspace, pod_wait=5, backoff=impatient)
+            await deliver(
+                api, mirror, terminal(), workspace, pod_wait=5, token="t", backoff=impatient
+            )
 
 
 async def test_no_pod_in_time_says_what_the_job_says(pod: SyncPod, workspace: Workspace) -> None:
@@ -199,7 +240,7 @@ async def test_no_pod_in_time_says_what_the_job_says(pod: SyncPod, workspace: Wo
         mirror.pods = {}
         mirror.job = job(reason="ClaimPending", sha256=workspace.manifest.sha256)
         with pytest.raises(UploadProblem, match=r"within 0 s \(ClaimPending: m\)"):
-            await deliver(api, mirror, terminal(), workspace, pod_wait=0.2)
+            await deliver(api, mirror, terminal(), workspace, pod_wait=0.2, token="t")
 
 
 async def found(observed: Job | None, *pods: Pod) -> str | Arrived | None:
@@ -214,9 +255,20 @@ async def test_which_pod_takes_the_upload() -> None:
     assert await found(job(), sync_pod()) == "job-sync-0"
     assert await found(job(), sync_pod("")) == "job-sync-0"
     assert await found(job(), sync_pod("cd" * 32)) is None
+    assert await found(job(), sync_pod("", token="another")) is None, "it would refuse"
+    assert await found(job(), sync_pod(token="another")) == "job-sync-0", "by its digest"
     assert await found(job(), sync_pod(phase="Pending")) is None
     assert await found(job(), sync_pod(phase="Failed"), sync_pod(number=1)) == "job-sync-1"
     assert await found(job(), sync_pod(number=9), sync_pod(number=10)) == "job-sync-10"
+
+
+async def test_a_pod_that_runs_is_not_asked_before_it_listens() -> None:
+    (status,) = sync_pod().status.container_statuses
+    starting = structs.replace(status, ready=False)
+    pod = sync_pod()
+    deaf = structs.replace(pod, status=structs.replace(pod.status, container_statuses=(starting,)))
+    assert await found(job(), deaf) is None
+    assert await found(job(), pod) == "job-sync-0"
 
 
 async def test_when_no_upload_is_needed_any_more() -> None:

@@ -1,7 +1,10 @@
 """The ignore rules against git itself."""
 
+import itertools
 import subprocess
+import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, given
@@ -39,6 +42,12 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).touch()
     return root
+
+
+SHORT = ("a", "b", "ab", "aab", "abab")
+DEEP = [
+    "/".join(names) for depth in (1, 2, 3, 4) for names in itertools.product(SHORT, repeat=depth)
+]
 
 
 def kept_by_git(root: Path) -> set[str]:
@@ -98,3 +107,33 @@ def test_a_byte_order_mark_and_windows_line_ends_are_no_part_of_a_pattern(tmp_pa
 
 def test_no_file_means_no_rules(tmp_path: Path) -> None:
     assert gitignore.read(tmp_path / ".gitignore").rules == ()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path"),
+    [
+        ("*a*a*a*a*a*a*a*a*a*a*a*a*b", "a" * 250),
+        ("**/" * 20 + "x", "/".join("a" * 100)),
+        ("/".join(["**/*a*a*a*a*b"] * 6), "/".join(["a" * 60] * 30)),
+    ],
+)
+def test_a_hostile_pattern_takes_no_time(pattern: str, path: str) -> None:
+    """By steps that a backtracking match would take, each of these runs for years."""
+    rules = gitignore.parse([pattern])
+    started = time.process_time()
+    assert rules.verdict(path, directory=False) is None
+    assert time.process_time() - started < 2
+
+
+WILD = st.lists(st.sampled_from(["a", "b", "*", "?", "**/", "/", "[ab]"]), min_size=3, max_size=9)
+
+
+@examples(300)
+@given(WILD.map("".join))
+def test_a_bounded_match_keeps_what_a_backtracking_one_keeps(pattern: str) -> None:
+    bounded = gitignore.parse([pattern])
+    with mock.patch.object(gitignore, "_bounded", "".join):
+        backtracking = gitignore.parse([pattern])
+    for path in DEEP:
+        verdicts = [rules.verdict(path, directory=True) for rules in (bounded, backtracking)]
+        assert verdicts[0] is verdicts[1], path

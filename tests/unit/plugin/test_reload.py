@@ -10,9 +10,11 @@ from aiohttp import web
 from kubectl_torchrun import tree
 from kubectl_torchrun.kubectl import Where
 from kubectl_torchrun.remembered import Memory
+from torchrun_api.json import JsonObject
 
 from .laptop import READY, Laptop
 
+TOKEN = "torchrun.ai/upload-token-sha256"
 LABELS = {"torchrun-job-name": "run", "app.kubernetes.io/component": "sync"}
 
 
@@ -21,12 +23,21 @@ def play_controller(laptop: Laptop, tells: bool = True) -> None:
     server = laptop.server
     laptop.job("run", status={"phase": "Running", "conditions": READY})
     state = {"name": "sync", "ready": True, "state": {"running": {}}}
-    server.put(
-        "pods",
-        "run-sync-1",
-        metadata={"labels": LABELS, "annotations": {}},
-        status={"phase": "Running", "containerStatuses": [state]},
-    )
+
+    def stand_by(annotations: JsonObject) -> None:
+        server.put(
+            "pods",
+            "run-sync-1",
+            metadata={"labels": LABELS, "annotations": annotations},
+            status={"phase": "Running", "containerStatuses": [state]},
+        )
+
+    def replace() -> None:
+        said = server.objects["torchrunjobs", "run"]["metadata"]["annotations"]  # type: ignore[index,call-overload]
+        stand_by({TOKEN: said[TOKEN]})  # type: ignore[index,call-overload]
+
+    stand_by({TOKEN: "of another machine"})
+    server.on_patch = replace
 
     def see(request: web.Request) -> None:
         job = server.objects["torchrunjobs", "run"]

@@ -1,0 +1,146 @@
+"""The user's word on a torchrun.toml, which may have come with somebody's repository.
+
+Keys that choose what runs, where, or what is sent take it once: at a terminal by a question,
+elsewhere by --trust. It is remembered for the file's path and for what these keys say.
+"""
+
+import hashlib
+import json
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from click.core import ParameterSource
+
+from kubectl_torchrun.cli import defaults
+
+if TYPE_CHECKING:
+    from kubectl_torchrun.terminal import Terminal
+
+FLAG = "--trust"
+# Others say how much, how long or how it looks, within the cluster that the user has chosen.
+_KEYS = frozenset({"address", "command", "context", "filename", "image", "namespace", "yes"})
+_DIRECTORIES = frozenset({"directory", "overlay"})
+# What a job's own file says instead, where one is given.
+_OF_JOBS = frozenset({"command", "image"})
+_ASKED = "torchrun.trust"  # in the meta of a context
+
+
+def option() -> click.Option:
+    """--trust, for every command."""
+
+    def keep(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+        ctx.meta[_ASKED] = value
+
+    return click.Option(
+        [FLAG],
+        is_flag=True,
+        expose_value=False,
+        callback=keep,
+        help=f"Take what runs and where from {defaults.FILE}, from now on.",
+    )
+
+
+def check(ctx: click.Context, terminal: "Terminal") -> None:
+    """Ask for the user's word where this command takes one of these keys from the file.
+
+    Raises UsageProblem without it.
+    """
+    path = defaults.find()
+    if path is None or path.parent == Path.home().resolve():  # the user's own, for all projects
+        return
+    found = _relevant(path, defaults.read(path))
+    memory = _memory(path)
+    if ctx.meta.get(_ASKED):
+        _remember(memory, path, found)
+        return
+    wanted = {key: value for key, value in found.items() if _takes(ctx, key)}
+    if not wanted or _is_known(memory, path, found):
+        return
+    said = "".join(f"\n  {key} = {json.dumps(value)}" for key, value in wanted.items())
+    why = (
+        f"{path} sets{said}\nThis chooses what runs, where, or what is sent, and the file may have"
+        " come with a repository, so it takes your word."
+    )
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        _refuse(f"{why} Look at the file. Then add {FLAG} to the command, once, or give these flags"
+                " on the command line.")  # fmt: skip
+    from kubectl_torchrun.terminal import ask
+
+    terminal.note(why)
+    if ask("Take it from there until it changes? [y/N]:").lower() not in ("y", "yes"):
+        _refuse("Nothing was done. Give these flags on the command line instead.")
+    _remember(memory, path, found)
+
+
+def _refuse(why: str) -> None:
+    from kubectl_torchrun.errors import UsageProblem
+
+    raise UsageProblem(why)
+
+
+def _relevant(path: Path, content: dict[str, object]) -> dict[str, object]:
+    """What the file says of these keys; those of a command's table as `command.key`."""
+    found: dict[str, object] = {}
+    for key, value in content.items():
+        if isinstance(value, dict) and key not in _KEYS:
+            inner = {f"{key}.{name}": each for name, each in value.items()}
+        else:
+            inner = {key: value}
+        for full, each in inner.items():
+            name = full.rpartition(".")[2]
+            if name in _KEYS:
+                found[full] = each
+            elif name in _DIRECTORIES and _leads_out(path.parent, str(each)):
+                # A link may lead elsewhere tomorrow.
+                found[full] = [str(each), str((path.parent / str(each)).resolve())]
+    return found
+
+
+def _leads_out(top: Path, directory: str) -> bool:
+    if Path(directory).is_absolute():
+        return True
+    return not (top / directory).resolve().is_relative_to(top.resolve())
+
+
+def _takes(ctx: click.Context, key: str) -> bool:
+    """Whether the command's own value of the key is the file's."""
+    table, _, name = key.rpartition(".")
+    if table not in ("", ctx.command.name):
+        return False
+    param = defaults.parameter(ctx.command, name)
+    if param is None or ctx.get_parameter_source(param) != ParameterSource.DEFAULT_MAP:
+        return False
+    if name in _OF_JOBS and ctx.params.get("filename"):
+        return False
+    return not ctx.find_root().params.get(param)  # given before the command's name
+
+
+def _digest(path: Path, found: dict[str, object]) -> str:
+    text = json.dumps([str(path), found], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _memory(path: Path) -> Path:
+    config = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    name = hashlib.sha256(os.fsencode(path)).hexdigest()[:24]
+    return Path(config) / "kubectl-torchrun" / "trusted" / name
+
+
+def _is_known(memory: Path, path: Path, found: dict[str, object]) -> bool:
+    try:
+        return memory.read_text(encoding="utf-8").split("\n")[0] == _digest(path, found)
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _remember(memory: Path, path: Path, found: dict[str, object]) -> None:
+    """A home that cannot be written is no reason to stop: the word is asked for again."""
+    temporary = memory.with_name(f"{memory.name}.{os.getpid()}")
+    with suppress(OSError, UnicodeEncodeError):
+        memory.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(f"{_digest(path, found)}\n{path}\n", encoding="utf-8")
+        temporary.replace(memory)

@@ -1,0 +1,72 @@
+"""Text as a terminal may have it: what others wrote is escaped, colours are our own.
+
+All that is printed passes through `escape` or `log_text`.
+"""
+
+import re
+import sys
+from collections.abc import Sequence
+from typing import TextIO
+
+import click
+
+# Control characters but tab and newline, and what reorders or breaks a line.
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+_SEQUENCE = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, and all that moves the cursor
+    r"|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"  # OSC: titles, links, the clipboard
+    r"|\x1b.?|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
+)
+_RESET = "\x1b[0m"
+
+
+class Styled(str):
+    """Text without control characters but the colours that `style` gave it.
+
+    What is added to it is escaped. An f-string makes plain text of it, whose colours are escaped.
+    """
+
+    __slots__ = ()
+
+    def __add__(self, other: str) -> "Styled":
+        return Styled(str.__add__(self, escape(other)))
+
+
+def escape(text: str) -> Styled:
+    """The text with each control character as its number: an escape character is `\\u001b`."""
+    if isinstance(text, Styled):
+        return text
+    return Styled(_CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
+
+
+def style(text: str, *, fg: str | None = None, bold: bool | None = None) -> Styled:
+    """Escaped text in a colour."""
+    return Styled(click.style(escape(text), fg=fg, bold=bold))
+
+
+def join(lines: Sequence[str]) -> Styled:
+    """Lines, escaped, one below the other."""
+    return Styled("\n".join(escape(line) for line in lines))
+
+
+def log_text(line: bytes, *, colour: bool) -> Styled:
+    """A line of a log without control sequences; with `colour`, its colours stay.
+
+    Of one that draws over itself, as bars do, the end.
+    """
+    text = line.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2]
+    shown = _SEQUENCE.sub(lambda found: _colour(found[0]) if colour else "", text)
+    return Styled(shown + _RESET if "\x1b" in shown else shown)
+
+
+def echo(
+    text: str = "", *, file: TextIO | None = None, nl: bool = True, colour: bool | None = None
+) -> None:
+    """Print it on stdout or this file. colour: whether ours stay; None: where it is a terminal."""
+    click.echo(escape(text), file=file or sys.stdout, nl=nl, color=colour)
+
+
+def _colour(sequence: str) -> str:
+    return sequence if sequence.startswith("\x1b[") and sequence.endswith("m") else ""

@@ -1,0 +1,132 @@
+"""Text of the cluster on a terminal: it says something and commands nothing."""
+
+import ast
+import io
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import kubectl_torchrun
+from kubectl_torchrun import output, text
+from kubectl_torchrun.cli import defaults
+from kubectl_torchrun.terminal import Terminal
+
+from .laptop import Laptop
+from .test_terminal import Screen, terminal_type  # noqa: F401  a fixture
+
+EVIL = "\x1b]0;owned\x07\x1b[2J\x9b1;1H\x1b[31mall good\r\x08\u202e"
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2028\u2029]")
+
+
+def commands(shown: str) -> list[str]:
+    """What is left of control characters beside our own colours, which begin no text of EVIL."""
+    return COMMANDS.findall(COLOURS.sub("", shown))
+
+
+def evil_job(laptop: Laptop) -> None:
+    failure = {"node": EVIL, "reason": EVIL, "message": f"pod run-r0-0: {EVIL}", "exitCode": 1}
+    attempt = {"number": 0, "message": EVIL}
+    condition = {"type": "Admitted", "status": "False", "reason": EVIL, "message": EVIL}
+    status = {
+        "phase": f"Failed{EVIL}", "reason": EVIL, "message": EVIL, "workersStatus": EVIL,
+        "lastFailure": failure, "attempts": [attempt], "conditions": [condition],
+    }  # fmt: skip
+    laptop.job("run", status=status, spec={"jobQueue": EVIL, "numNodes": 1})
+    pod = laptop.worker(
+        "run",
+        0,
+        0,
+        "2026-01-01T00:00:00.000000000Z \x1b[2J\x9b\x1b]0;owned\x07all good\x08\n",
+        terminated={"exitCode": 1, "reason": EVIL},
+    )
+    assert pod == "run-r0-0"
+    quota = {"nodes": EVIL}
+    laptop.server.put("torchrunqueues", "q", spec={"quota": quota, "image": EVIL})
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["list"], ["status", "run", "--no-watch"], ["why", "run"], ["queues"], ["logs", "run"]],
+)
+def test_no_command_hands_control_characters_on(laptop: Laptop, words: list[str]) -> None:
+    evil_job(laptop)
+    result = laptop.run(*words)
+    assert result.exit_code in (0, 1), result.output
+    assert "all good" in result.stdout
+    assert not commands(result.stdout + result.stderr)
+    assert "\x1b" not in result.stdout + result.stderr
+
+
+@pytest.mark.usefixtures("terminal_type")
+def test_what_a_terminal_is_told_has_our_colours_alone() -> None:
+    out, err = Screen(), Screen()
+    with Terminal(out, err) as terminal:
+        terminal.note(f"Root cause: {EVIL}")
+        terminal.transition(f"Failed{EVIL}", EVIL)
+        with terminal.bar("Reading", 10):
+            terminal.note(EVIL)
+    assert "\x1b[31mall" not in err.getvalue()
+    assert "\x1b]" not in err.getvalue()
+    assert (
+        r"\u001b]0;owned\u0007\u001b[2J\u009b1;1H\u001b[31mall good\u000d\u0008" in err.getvalue()
+    )
+
+
+@pytest.mark.usefixtures("terminal_type")
+def test_the_spinner_shows_text_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    out, err = Screen(), Screen()
+    with Terminal(out, err) as terminal:
+        terminal.waiting(EVIL, EVIL, 0)
+    assert "owned" in err.getvalue()
+    assert "\x1b]" not in err.getvalue()
+
+
+def test_objects_on_a_terminal_are_escaped_and_in_a_pipe_as_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for stream, control in ((Screen(), False), (io.StringIO(), True)):
+        monkeypatch.setattr(sys, "stdout", stream)
+        output.put("\x9b")
+        assert ("\x9b" in stream.getvalue()) is control
+
+
+@given(st.text())
+def test_escaped_text_is_safe_and_stays_as_it_is(given: str) -> None:
+    once = text.escape(given)
+    assert not commands(once)
+    assert "\x1b" not in once
+    assert text.escape(once) == once
+    once.encode()
+    assert text.escape(str(once)) == once
+    coloured = text.style(given, fg="red") + given
+    assert isinstance(coloured, text.Styled)
+    assert COLOURS.sub("", coloured) == once + once
+
+
+def test_keys_of_a_repositorys_file_are_escaped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, laptop: Laptop
+) -> None:
+    Path(defaults.FILE).write_text('"\\u001b]0;owned\\u0007" = 1\n')
+    result = laptop.run("list")
+    assert result.exit_code == 2
+    assert "\x1b" not in result.output
+    assert r"\u001b]0;owned" in result.output
+
+
+def test_all_that_is_printed_goes_through_text_and_terminal() -> None:
+    """Nothing else writes to the streams, where text of the cluster would have no guard."""
+    top = Path(kubectl_torchrun.__file__).parent
+    prints = {"click.echo", "click.secho", "print", "sys.stdout.write", "sys.stderr.write",
+              "sys.stdout.buffer.write", "click.style"}  # fmt: skip
+    found = {
+        (path.name, ast.unparse(node.func))
+        for path in top.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in prints
+    }
+    assert {name for name, _ in found} == {"text.py", "output.py", "completion.py"}
