@@ -11,8 +11,8 @@ def submitted(queue: dict[str, object] | None = None, **spec: object) -> World:
     return world
 
 
-def running(**spec: object) -> World:
-    world = submitted(**spec)
+def running(queue: dict[str, object] | None = None, **spec: object) -> World:
+    world = submitted(queue, **spec)
     world.admit(world.job.spec.num_nodes or 1)
     world.settle()
     world.all_workers("Running")

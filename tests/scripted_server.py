@@ -12,6 +12,9 @@ from torchrun_api.json import JsonObject
 from torchrun_controller.transport.connection import Connection
 from torchrun_controller.transport.credentials import Endpoint
 
+# How the answer of a server begins that is played byte by byte.
+OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -80,6 +83,8 @@ async def streamed(request: web.Request, *chunks: bytes) -> web.StreamResponse:
 
 class Token:
     """Credentials whose value a test sets; counts how often it was read and renewed."""
+
+    tls: SSLContext | None = None
 
     def __init__(self, value: str = "Bearer one", renewed: str = "Bearer one") -> None:
         self.value = value

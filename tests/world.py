@@ -5,8 +5,9 @@ no more. Time stands still unless a test moves it.
 """
 
 import itertools
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -35,17 +36,33 @@ from torchrun_api.core import (
 )
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import CLAIMS, JOBS, NETWORK_POLICIES, PODS, SERVICES, TORCHRUN_JOBS, Kind
-from torchrun_api.meta import Condition
+from torchrun_api.kinds import (
+    CLAIMS,
+    JOBS,
+    NETWORK_POLICIES,
+    PODS,
+    SERVICES,
+    TORCHRUN_JOBS,
+    Kind,
+    Object,
+)
+from torchrun_api.meta import ChildMeta, Condition
 from torchrun_api.queue import TorchrunQueue
-from torchrun_controller.reconcile import Conflict, Defaults, Observed, Plan, reconcile
+from torchrun_api.status import TorchrunJobStatus
+from torchrun_controller.observe import Caches, empty_caches, observe
+from torchrun_controller.reconcile import Conflict, Defaults, Observed, Plan, Rejection, reconcile
 from torchrun_controller.reconcile.attempts.gate import REPEAT_SECONDS
 from torchrun_controller.reconcile.conditions import ADMITTED
-from torchrun_controller.reconcile.observed import Base, Group
+from torchrun_controller.reconcile.gang_requests import admission_of, requests_of
+from torchrun_controller.reconcile.observed import Group
 from torchrun_controller.reconcile.placement.avoid import HOSTNAME
 from torchrun_controller.reconcile.plan import Apply, Delete
 from torchrun_controller.reconcile.schedulers.installed import Installed
-from torchrun_controller.reconcile.workers import alive, collected, index_of
+from torchrun_controller.reconcile.size import size_of
+from torchrun_controller.reconcile.workers import alive, index_of
+from torchrun_controller.store import Store
+
+T = TypeVar("T", bound=Object)
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 DEFAULTS = Defaults(runtime_image="registry.example/torchrun:1")
@@ -85,8 +102,10 @@ def make_queue(**spec: Any) -> TorchrunQueue:
     return msgspec.convert(body, TorchrunQueue)
 
 
-def _is_of(pod: Pod, jobs: set[str]) -> bool:
-    return any(pod.metadata.controlled_by(uid) for uid in jobs)
+def _filled(store: Store[T], objects: Iterable[T]) -> Store[T]:
+    for obj in objects:
+        store.upsert(obj, 0)
+    return store
 
 
 ZIP: JsonObject = {"workspace": {"enabled": True, "source": "zip"}}
@@ -102,66 +121,56 @@ class World:
         self.objects: dict[tuple[str, str], Any] = {}
         self.gone = False
         self.conflicts: tuple[Conflict, ...] = ()
-        self.base: Base | None = None
+        self.neighbours: list[TorchrunJob] = []  # other jobs of the namespace
+        self.rejections: tuple[Rejection, ...] = ()
         self.warnings: list[CoreEvent] = []
         self.nodes: dict[str, Node] | None = None
         self.installed: Installed | None = Installed()
         self.kinds: dict[str, Kind[SchedulingGroup]] = {}  # of groups, by their plurals
         self.created: list[tuple[str, str]] = []
         self.gangs: list[Job] = []
+        self.templates: dict[str, Any] = {}  # of pods, by the UID of their Job
         self.plans: list[Plan] = []
         self._uids = itertools.count(1)
 
     def observed(self) -> Observed:
-        """What the caches would show."""
-        made = sorted(self._all(Job), key=lambda j: int(j.metadata.labels.attempt))
-        jobs = [job for job in made if job.metadata.labels.role != names.WORKER]
-        beside = [job for job in made if job.metadata.labels.role == names.WORKER]
-        pods = self._all(Pod)
-        attempt = jobs[-1].metadata.labels.attempt if jobs else ""
-        latest = {
-            job.metadata.uid
-            for job in (*jobs[-1:], *(b for b in beside if b.metadata.labels.attempt == attempt))
-        }
-        gangs = [p for p in pods if p.metadata.labels.component == names.WORKER]
-        return Observed(
-            job=self.job,
-            queue=self.queue,
-            claims=tuple(self._all(PersistentVolumeClaim)),
-            service=next(iter(self._all(Service)), None),
-            sync_pods=tuple(
-                sorted(
-                    (p for p in pods if p.metadata.labels.component == names.SYNC),
-                    key=lambda p: int(p.metadata.name.rpartition("-")[2]),
-                )
-            ),
-            setup_pods=tuple(
-                sorted(
-                    (p for p in pods if p.metadata.labels.component == names.SETUP),
-                    key=lambda p: int(p.metadata.name.rpartition("-")[2]),
-                )
-            ),
-            probes=tuple(p for p in pods if p.metadata.labels.component == names.PROBE),
-            child_jobs=tuple(jobs),
-            worker_jobs=tuple(beside),
-            workers=tuple(p for p in gangs if _is_of(p, latest)),
-            ghosts=tuple(
-                pod for pod in gangs if not _is_of(pod, latest) and (alive(pod) or collected(pod))
-            ),
+        """What the real caches and the real `observe` make of all there is."""
+        seen = observe(
+            self._caches(),
+            self.job.metadata.namespace,
+            self.job.metadata.name,
+            nodes=None if self.nodes is None else _filled(Store(), self.nodes.values()),
             conflicts=self.conflicts,
-            base=self.base,
-            warnings=tuple(self.warnings),
-            nodes=None if self.nodes is None else dict(self.nodes),
+            rejections=self.rejections,
             installed=self.installed,
-            groups=tuple(
-                Group(self.kinds[plural], group)
-                for (plural, _), group in self.objects.items()
-                if plural in self.kinds
-            ),
+            groups=self._groups_of,
         )
+        assert seen is not None, "the job is always there"
+        return seen
 
-    def _all(self, kind: type[Any]) -> list[Any]:
-        return [o for o in self.objects.values() if isinstance(o, kind)]
+    def _caches(self) -> Caches:
+        caches = empty_caches()
+        queues = () if self.queue is None else (self.queue,)
+        stores: dict[type[Any], Store[Any]] = {
+            Job: caches.child_jobs,
+            Pod: caches.pods,
+            PersistentVolumeClaim: caches.claims,
+            Service: caches.services,
+        }
+        for obj in self.objects.values():
+            if type(obj) in stores:
+                stores[type(obj)].upsert(obj, 0)
+        _filled(caches.jobs, (self.job, *self.neighbours))
+        _filled(caches.queues, queues)
+        _filled(caches.warnings, self.warnings)
+        return caches
+
+    def _groups_of(self, owner: str) -> tuple[Group, ...]:
+        return tuple(
+            Group(self.kinds[plural], group)
+            for (plural, _), group in self.objects.items()
+            if plural in self.kinds and group.metadata.controlled_by(owner)
+        )
 
     def plan(self) -> Plan:
         """What reconcile decides now, not carried out."""
@@ -172,24 +181,31 @@ class World:
         plan = self.plan()
         deletes = () if plan.tells_first and writes is not None else plan.deletes
         for write in (*plan.applies, *deletes)[:writes]:
-            if isinstance(write, Apply):
-                self._create(write)
-            else:
-                self._delete(write)
+            self.write(write)
         if plan.status is not None and writes is None:
-            # Through JSON, as the API server would keep it, beside what is another manager's.
-            wire = msgspec.json.decode(msgspec.json.encode(plan.status), type=type(plan.status))
-            present = self.job.status
-            others = tuple(c for c in present.conditions if c.type == ADMITTED)
-            status = replace(
-                wire,
-                conditions=wire.conditions + others,
-                admission=present.admission,
-                queue_position=present.queue_position,
-            )
-            self.job = replace(self.job, status=status)
+            self.write_status(plan.status)
         self.plans.append(plan)
         return plan
+
+    def write(self, write: Apply | Delete) -> None:
+        """Carry out one write of a Plan."""
+        if isinstance(write, Apply):
+            self._create(write)
+        else:
+            self._delete(write)
+
+    def write_status(self, status: TorchrunJobStatus) -> None:
+        """Through JSON, as the API server would keep it, beside what is another manager's."""
+        wire = msgspec.json.decode(msgspec.json.encode(status), type=type(status))
+        present = self.job.status
+        others = tuple(c for c in present.conditions if c.type == ADMITTED)
+        status = replace(
+            wire,
+            conditions=wire.conditions + others,
+            admission=present.admission,
+            queue_position=present.queue_position,
+        )
+        self.job = replace(self.job, status=status)
 
     def settle(self) -> Plan:
         """Reconcile until nothing is left to do."""
@@ -208,6 +224,8 @@ class World:
     def _delete(self, delete: Delete) -> None:
         """As the API server and the garbage collector do; containers take their time to stop."""
         key = (delete.kind.plural, delete.name)
+        if delete.kind is JOBS and delete.resource_version != self._version(key):
+            return  # 409: the caller looks again
         if delete.kind is TORCHRUN_JOBS:
             self.gone = True
         elif delete.kind is PODS and self.objects[key].metadata.labels.component == names.WORKER:
@@ -217,6 +235,9 @@ class World:
             for other, pod in list(self.objects.items()):
                 if isinstance(pod, Pod) and pod.metadata.controlled_by(removed.metadata.uid):
                     self._ending(other, 30)
+
+    def _version(self, key: tuple[str, str]) -> str:
+        return str(self.objects[key].metadata.resource_version)
 
     def _ending(self, key: tuple[str, str], grace: int) -> None:
         pod: Pod = self.objects[key]
@@ -244,13 +265,20 @@ class World:
             known = self.objects[key]
             assert known.metadata.uid == apply.uid
             said = msgspec.convert(apply.body, TYPES[apply.kind.plural]).metadata.annotations
+            # Of the template, so the Job controller's to keep.
+            said = replace(said, charge=known.metadata.annotations.charge)
             self.objects[key] = replace(known, metadata=replace(known.metadata, annotations=said))
             return
         if apply.kind is NETWORK_POLICIES and key in self.objects:
             return  # not watched, so applied with each gang
         assert key not in self.objects, f"{key} made twice"
         made = msgspec.convert(apply.body, TYPES[apply.kind.plural])
-        meta = replace(made.metadata, uid=f"uid-{next(self._uids)}", creation_timestamp=self.now)
+        meta = replace(
+            made.metadata,
+            uid=f"uid-{next(self._uids)}",
+            creation_timestamp=self.now,
+            resource_version="1",
+        )
         self.objects[key] = replace(made, metadata=meta)
         self.created.append(key)
         if isinstance(made, SchedulingGroup):
@@ -258,6 +286,7 @@ class World:
         if apply.kind is JOBS:
             if meta.labels.role != names.WORKER:
                 self.gangs.append(self.objects[key])
+            self.templates[meta.uid] = apply.body["spec"]["template"]
             self._spawn(self.objects[key], apply.body)
 
     def _spawn(self, child: Job, body: JsonObject) -> None:
@@ -290,10 +319,19 @@ class World:
             type=ADMITTED, status="True" if holds else "False", reason=reason, message=message
         )
         others = tuple(c for c in status.conditions if c.type != ADMITTED)
-        charged = None if nodes is None else Admission(nodes=nodes, time=self.now)
+        charged = None if nodes is None else replace(self._record(), nodes=nodes, time=self.now)
         self.job = replace(
             self.job, status=replace(status, conditions=(*others, said), admission=charged)
         )
+
+    def _record(self) -> Admission:
+        """What is admitted: what was before, or what the spec asks for now."""
+        present = self.job.status.admission
+        if present is not None and present.queue:
+            return present
+        assert self.queue is not None
+        size = size_of(self.job.spec, self.queue.spec.node_resources)
+        return admission_of(requests_of(self.job, self.queue, size), self.queue.metadata.name)
 
     def admit(self, nodes: int) -> None:
         """Admit the job, or admit it for another size."""
@@ -313,6 +351,13 @@ class World:
         pod: Pod = self.objects[key]
         spec = replace(pod.spec, node_name=pod.spec.node_name or "node-1")
         self.objects[key] = replace(pod, spec=spec, status=replace(pod.status, **status))
+
+    def drain(self, name: str) -> None:
+        """A drain ends a pod, which keeps its grace period."""
+        self.pod(
+            name, conditions=(Condition(type="DisruptionTarget", status="True", reason="Drained"),)
+        )
+        self._ending((PODS.plural, name), 30)
 
     def node(self, name: str, ready: bool = True, *taints: str, hostname: str = "") -> None:
         """A Node comes or changes."""
@@ -369,7 +414,12 @@ class World:
         """A controller or the kubelet writes an event regarding an object."""
         uid = self.objects[kind.plural, name].metadata.uid
         regarding = ObjectReference(kind=kind.kind, namespace="ml", name=name, uid=uid)
-        self.warnings.append(CoreEvent(involved_object=regarding, reason=reason, message=message))
+        meta = ChildMeta(
+            name=f"{name}.{len(self.warnings)}", namespace="ml", creation_timestamp=self.now
+        )
+        self.warnings.append(
+            CoreEvent(metadata=meta, involved_object=regarding, reason=reason, message=message)
+        )
 
     def workers(self) -> list[Pod]:
         """Pods of the latest attempt, by index."""
@@ -383,6 +433,12 @@ class World:
     def sync_done(self) -> None:
         """The last sync pod succeeds and its claim is bound."""
         self.pod(self.observed().sync_pods[-1].metadata.name, phase="Succeeded")
+
+    def takes_upload(self, *, ready: bool = True) -> None:
+        """The last sync pod runs, and listens if `ready`."""
+        name = self.observed().sync_pods[-1].metadata.name
+        sync = ContainerStatus(name="sync", ready=ready)
+        self.pod(name, phase="Running", container_statuses=(sync,))
 
     def claim_is(self, phase: str, storage_class: str | None = "fast") -> None:
         """What storage makes of the workspace claim."""
@@ -434,7 +490,11 @@ class World:
         child: Job = self.observed().child_jobs[-1]
         condition = Condition(type=kind, status="True", reason=reason, message=message)
         status = replace(child.status, conditions=(*child.status.conditions, condition))
-        self.objects[JOBS.plural, child.metadata.name] = replace(child, status=status)
+        version = str(int(child.metadata.resource_version or 0) + 1)
+        meta = replace(child.metadata, resource_version=version)
+        self.objects[JOBS.plural, child.metadata.name] = replace(
+            child, metadata=meta, status=status
+        )
 
     def delete_child_job(self) -> None:
         """Somebody deletes the child Job, and its pods have gone with it."""

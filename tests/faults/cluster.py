@@ -1,16 +1,12 @@
-"""What else lives in a cluster, as scripted actors: the garbage collector, the Job controller, a
-scheduler and the kubelets.
+"""What else lives in a cluster, as scripted actors: the garbage collector and the Job controller.
 
 They decide from the present state, a moment after each change, and see everything at once: nothing
-here fails. What a pod's containers do is said by a `Script`.
+here fails.
 """
 
 import asyncio
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any
-
-from msgspec import Struct
 
 from faults.api_server import ApiServer, Target, Write, stamp
 from faults.fields import Body
@@ -22,20 +18,10 @@ PODS: Resource = ("v1", "pods")
 CLAIMS: Resource = ("v1", "persistentvolumeclaims")
 JOBS: Resource = ("batch/v1", "jobs")
 NODES: Resource = ("v1", "nodes")
-NODE_COUNT = 4
+TORCHRUN_JOBS: Resource = ("torchrun.ai/v1alpha1", "torchrunjobs")
+TORCHRUN_QUEUES: Resource = ("torchrun.ai/v1alpha1", "torchrunqueues")
 
-COLLECTS, COUNTS, BINDS, STARTS, STOPS = 0.5, 0.1, 0.3, 0.5, 1.0  # seconds until each acts
-
-
-class End(Struct, frozen=True):
-    """How a pod's containers end, so many seconds after they began their work."""
-
-    seconds: float
-    exit_code: int = 0
-    message: str = ""
-
-
-Script = Callable[[Body], End | None]  # of a pod; None: it goes on for ever
+COLLECTS, COUNTS = 0.5, 0.1  # seconds until each acts
 
 
 class Hands:
@@ -138,7 +124,7 @@ class JobController(Actor):
         pods = {index_of(b): b for b in self.store.bodies(PODS) if uid in owners(b)}
         made = self._made.setdefault(uid, set())
         ended = [pods[i]["status"]["phase"] if i in pods else "Failed" for i in made]
-        alive = [i for i in made if i in pods and not _over(pods[i])]
+        alive = [i for i in made if i in pods and not is_over(pods[i])]
         failed = ended.count("Failed")
         if failed:
             for index in alive:
@@ -192,92 +178,6 @@ class JobController(Actor):
         return next(n for n in found if self.store.get(PODS, (namespace, n)) is None)
 
 
-class Nodes(Actor):
-    """The scheduler, which always finds a node, and the kubelets."""
-
-    def __init__(self, server: ApiServer, now: Callable[[], datetime], script: Script) -> None:
-        super().__init__(server, now, "kubelet")
-        self._script = script
-        self._working: set[str] = set()  # UIDs of pods whose containers have begun their work
-        for number in range(NODE_COUNT):
-            ready = {"type": "Ready", "status": "True", "lastTransitionTime": self.time()}
-            node = {"metadata": {"name": f"node-{number}"}, "spec": {}}
-            room = {"cpu": "8", "memory": "32Gi", "pods": "110"}
-            status = {"conditions": [ready], "allocatable": room}
-            body = {"apiVersion": "v1", "kind": "Node", **node, "status": status}
-            self.hands.create(NODES, body)
-
-    def changed(self, change: Change) -> None:
-        if change.resource != PODS or change.verb == "DELETED":
-            return
-        uid, meta = change.body["metadata"]["uid"], change.body["metadata"]
-        if "deletionTimestamp" in meta and change.body["spec"].get("nodeName"):
-            self.soon(min(STOPS, meta["deletionGracePeriodSeconds"]), self.stop, uid)
-        elif not change.body["spec"].get("nodeName"):
-            self.soon(BINDS, self.bind, uid)
-        elif change.body["status"]["phase"] == "Pending":
-            self.soon(STARTS, self.start, uid)
-        elif change.body["status"]["phase"] == "Running":
-            self._work(change.body)
-
-    def bind(self, uid: str) -> None:
-        pod = self.find(PODS, uid)
-        if pod is None or pod["spec"].get("nodeName"):
-            return
-        for volume in pod["spec"].get("volumes", ()):
-            self._provide(pod, volume.get("persistentVolumeClaim", {}).get("claimName"))
-        self.hands.patch(PODS, pod, {"spec": {"nodeName": f"node-{index_of(pod)}"}})
-        scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": self.time()}
-        self.hands.patch(PODS, pod, {"status": {"conditions": [scheduled]}}, "status")
-
-    def _provide(self, pod: Body, claim: str | None) -> None:
-        """A volume for a claim that waits for its first consumer."""
-        found = claim and self.store.get(CLAIMS, (pod["metadata"]["namespace"], claim))
-        if found and found.body.get("status", {}).get("phase") != "Bound":
-            self.hands.patch(CLAIMS, found.body, {"status": {"phase": "Bound"}}, "status")
-
-    def start(self, uid: str) -> None:
-        pod = self.find(PODS, uid)
-        if pod is None or pod["status"]["phase"] != "Pending":
-            return
-        ready = {"type": "Ready", "status": "True", "lastTransitionTime": self.time()}
-        running = {"running": {"startedAt": self.time()}}
-        self._say(pod, "Running", running, conditions=[*pod["status"].get("conditions", ()), ready])
-
-    def _work(self, pod: Body) -> None:
-        """Workers begin with their go-ahead, everything else at once."""
-        meta = pod["metadata"]
-        is_worker = meta["labels"].get(names.COMPONENT_LABEL) == names.WORKER
-        told = meta.get("annotations", {}).get(names.START)
-        if meta["uid"] in self._working or (is_worker and not told):
-            return
-        self._working.add(meta["uid"])
-        end = self._script(pod)
-        if end is not None:
-            self._loop.call_later(end.seconds, self.end, meta["uid"], end)
-
-    def end(self, uid: str, end: End) -> None:
-        pod = self.find(PODS, uid)
-        if pod is not None and not _over(pod):
-            said = {"exitCode": end.exit_code, "message": end.message, "finishedAt": self.time()}
-            self._say(pod, "Failed" if end.exit_code else "Succeeded", {"terminated": said})
-
-    def stop(self, uid: str) -> None:
-        """Containers get SIGTERM and end by it; then the pod goes."""
-        self.end(uid, End(0, 143))
-        pod = self.find(PODS, uid)
-        if pod is not None:
-            self.hands.delete(PODS, pod, grace=0)
-
-    def _say(self, pod: Body, phase: str, state: Body, **more: Any) -> None:
-        containers = [
-            {"name": container["name"], "ready": phase == "Running", "state": state}
-            for container in pod["spec"]["containers"]
-        ]
-        status = {"phase": phase, "containerStatuses": containers, "podIP": "10.0.0.7", **more}
-        self.hands.patch(PODS, pod, {"status": status}, "status")
-
-
 def owners(body: Body) -> set[str]:
     """UIDs of what owns an object."""
     return {owner["uid"] for owner in body["metadata"].get("ownerReferences", ())}
@@ -290,7 +190,13 @@ def index_of(pod: Body) -> str:
     return label or str(names.number_of(meta["name"]))
 
 
-def _over(pod: Body) -> bool:
+def is_worker(pod: Body) -> bool:
+    """Whether the pod trains."""
+    labels: Body = pod["metadata"].get("labels", {})
+    return labels.get(names.COMPONENT_LABEL) == names.WORKER
+
+
+def is_over(pod: Body) -> bool:
     return pod["status"]["phase"] in ("Succeeded", "Failed")
 
 

@@ -7,10 +7,12 @@ of the controller it concerns. Names are stable: a run without faults gives the 
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import TypeAlias
 
 from msgspec import Struct
 
+from faults.api_server import target_of
 from faults.network import Call, Client, EventFault, RequestFault, Stream, error_frame
 from faults.store import Change
 from torchrun_controller.transport import ApiError, Disconnected
@@ -80,6 +82,13 @@ class Dropped(RequestFault):
         raise Disconnected(f"{call.method} {call.path}: reset by a fault")
 
 
+class RefusedAfterCommit(RequestFault):
+    """A gateway gives up when the server has done it."""
+
+    async def carried_out(self, call: Call) -> None:
+        raise ApiError(504, "Timeout", "by a fault", None)
+
+
 class Late(RequestFault):
     """The answer takes longer than a lease lasts."""
 
@@ -132,14 +141,113 @@ class Stale(EventFault):
         return error_frame(410, "Expired")
 
 
+class Unseen(EventFault):
+    """The connection breaks, nothing is listed for a while, and the states until then are lost."""
+
+    def __init__(self, plan: "FaultPlan") -> None:
+        self._plan = plan
+
+    async def arrives(self, stream: Stream, change: Change) -> bytes | None:
+        loop, server = asyncio.get_running_loop(), stream.call.client.server
+
+        def compact() -> None:
+            server.compacted = server.store.version
+
+        self._plan.closed[stream.call.path] = loop.time() + LATE
+        loop.call_later(LATE, compact)
+        stream.drop()
+
+
+class AllLag(EventFault):
+    """This event and those of all other watches come late."""
+
+    def __init__(self, plan: "FaultPlan") -> None:
+        self._plan = plan
+
+    async def arrives(self, stream: Stream, change: Change) -> bytes | None:
+        self._plan.trouble = Trouble(LATE, lambda call: True, cuts=False)
+        return await self._plan.trouble.arrives(stream, change)
+
+
+class Trouble(EventFault):
+    """What lasts `seconds`: `hits` tells which requests; `cuts` whether those are answered at all.
+
+    Events of watches that are hit are held back until it is over. With `breaks` connections are
+    lost at its start.
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        hits: Callable[[Call], bool],
+        *,
+        cuts: bool = True,
+        breaks: bool = False,
+        delay: float = 0.0,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._until = self._loop.time() + seconds
+        self._hits = hits
+        self._cuts = cuts
+        self._breaks = breaks
+        self._delay = delay
+
+    @property
+    def lasts(self) -> bool:
+        return self._loop.time() < self._until
+
+    def request(self, call: Call) -> RequestFault | None:
+        """What happens to a request meanwhile."""
+        if not self._hits(call):
+            return None
+        return Unanswered() if self._cuts else Slow(self._delay)
+
+    async def arrives(self, stream: Stream, change: Change) -> bytes | None:
+        if self._hits(stream.call):
+            if self._breaks:
+                stream.drop()
+            left = self._until - self._loop.time()
+            await asyncio.sleep(self._delay or max(0.0, left))
+        return None
+
+
+class Unanswered(RequestFault):
+    """Nobody listens: the request fails at once."""
+
+    async def sent(self, call: Call) -> None:
+        raise Disconnected(f"{call.method} {call.path}: refused by a fault")
+
+
+class Slow(RequestFault):
+    """The answer takes its time."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    async def carried_out(self, call: Call) -> None:
+        await asyncio.sleep(self._seconds)
+
+
+def _reads_many(call: Call) -> bool:
+    is_list = call.method == "GET" and call.path != "/apis" and not target_of(call.path).name
+    return call.method == "WATCH" or is_list
+
+
+def _is_no_lease(call: Call) -> bool:
+    return call.session != "lease"
+
+
 OF_REQUESTS: Mapping[str, Callable[[], RequestFault]] = {
     "crash-before": CrashBefore,
     "crash-after-commit": CrashAfterCommit,
     "crash-after-answer": CrashAfterAnswer,
     "409": lambda: Refused(409, "Conflict"),
+    "401": lambda: Refused(401, "Unauthorized"),
     "422": lambda: Refused(422, "Invalid"),
     "429": lambda: Refused(429, "TooManyRequests", 2.0),
     "500": lambda: Refused(500, "InternalError"),
+    "503": lambda: Refused(503, "ServiceUnavailable", 1.0),
+    "504-committed": RefusedAfterCommit,
     "timeout": TimedOut,
     "dropped": Dropped,
     "late": Late,
@@ -150,10 +258,26 @@ OF_EVENTS: Mapping[str, Callable[["FaultPlan"], EventFault]] = {
     "watch-relisted": lambda _: Relisted(),
     "watch-compacted": lambda _: Compacted(),
     "watch-stale": lambda plan: Stale(plan),
+    "watch-unseen": lambda plan: Unseen(plan),
+    "watches-lag": lambda plan: AllLag(plan),
+}
+
+# Begin with a request and last, so they strike at a part of the points only.
+LASTING: Mapping[str, Callable[[], Trouble]] = {
+    "outage": lambda: Trouble(45.0, lambda call: True, breaks=True),
+    "watches-dead": lambda: Trouble(60.0, _reads_many),
+    "lease-alone": lambda: Trouble(60.0, _is_no_lease),
+    "slow-etcd": lambda: Trouble(60.0, lambda call: True, cuts=False, delay=3.0),
+}
+# From a request on the controllers' time of day is another one. Times of the API server are compared
+# with it, so a clock that is behind delays what waits for time: by no more than it is behind.
+CLOCKS: Mapping[str, timedelta] = {
+    "clock-ahead": timedelta(hours=1),
+    "clock-back": timedelta(minutes=-2),
 }
 
 Planned: TypeAlias = Mapping[Point, str]
-_NO_REQUEST_FAULT, _NO_EVENT_FAULT = RequestFault(), EventFault()
+NO_REQUEST_FAULT, _NO_EVENT_FAULT = RequestFault(), EventFault()
 
 
 class FaultPlan:
@@ -163,6 +287,9 @@ class FaultPlan:
         self.behind: dict[
             str, tuple[int, float]
         ] = {}  # by the path of the list and watch that come next
+        self.closed: dict[str, float] = {}  # until when a path is not listed or watched
+        self.trouble: Trouble | None = None
+        self.skew = timedelta()
         self.met: list[Point] = []
         self.struck: list[str] = []
         self._planned = dict(planned or {})
@@ -170,11 +297,27 @@ class FaultPlan:
 
     def request(self, call: Call) -> RequestFault:
         kind = self._meet(f"{call.session} {call.method} {call.about}", call.client)
-        return OF_REQUESTS[kind]() if kind else _NO_REQUEST_FAULT
+        if kind in LASTING:
+            self.trouble = LASTING[kind]()
+        elif kind in CLOCKS:
+            self.skew = CLOCKS[kind]
+        elif kind is not None:
+            return OF_REQUESTS[kind]()
+        return self._troubled(call) or NO_REQUEST_FAULT
+
+    def _troubled(self, call: Call) -> RequestFault | None:
+        if self.closed.get(call.path, 0.0) > asyncio.get_running_loop().time():
+            return Unanswered()
+        if self.trouble is None or not self.trouble.lasts:
+            return None
+        return self.trouble.request(call)
 
     def event(self, stream: Stream, change: Change) -> EventFault:
         kind = self._meet(f"event {change.verb} {change.name}", stream.call.client)
-        return OF_EVENTS[kind](self) if kind else _NO_EVENT_FAULT
+        if kind:
+            return OF_EVENTS[kind](self)
+        lasts = self.trouble is not None and self.trouble.lasts
+        return self.trouble if self.trouble and lasts else _NO_EVENT_FAULT
 
     def as_of(self, call: Call) -> tuple[int, float] | None:
         if call.method == "GET":  # the same server is watched next

@@ -12,12 +12,13 @@ from typing import TypeAlias
 from msgspec import Struct
 
 import virtual_time
-from faults.cluster import JOBS, PODS, End
+from faults.cluster import JOBS, PODS, TORCHRUN_QUEUES
 from faults.faults import OF_EVENTS, OF_REQUESTS, FaultPlan
 from faults.fields import Body
 from faults.network import Call, EventFault, RequestFault, Stream
-from faults.oracle import TORCHRUN_QUEUES
-from faults.scenarios import ZIP, serves
+from faults.nodes import End
+from faults.scenarios import ZIP
+from faults.scripts import serves
 from faults.simulation import NAMESPACE, Scenario, Simulation, quiet
 from faults.store import Change
 from torchrun_api import names
@@ -82,7 +83,9 @@ def play(steps: Sequence[Step], strikes: Strikes) -> list[str]:
     async def run() -> list[str]:
         plan = RandomFaults(strikes)
         history = _History(steps, plan)
-        simulation = Simulation(Scenario("history", history.play, serves, replicas=2), plan)
+        simulation = Simulation(
+            Scenario("history", history.play, serves, replicas=2, exact=False), plan
+        )
         await simulation.run()
         # Two faults of the lease may cost it, and then the process has to go.
         return [each for each in simulation.oracle.wrong if "NotLeader" not in each]

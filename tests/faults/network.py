@@ -9,6 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from typing import Any, NoReturn, Protocol
 
 import msgspec
@@ -67,7 +68,9 @@ class EventFault:
 
 
 class Faults(Protocol):
-    """What goes wrong."""
+    """What goes wrong. `skew` is how far the controllers' time of day is off."""
+
+    skew: timedelta
 
     def request(self, call: Call) -> RequestFault:
         """What happens to this request."""

@@ -2,27 +2,37 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from datetime import datetime
 from typing import Any
 
 import msgspec
 
-from faults.cluster import JOBS, PODS, owners
+from faults.cluster import JOBS, PODS, TORCHRUN_JOBS, TORCHRUN_QUEUES, owners
 from faults.fields import Body
+from faults.ledger import Ledger
 from faults.store import Change, Resource, Store
 from torchrun_api import names
 from torchrun_controller.reconcile.phases import TERMINAL
 
 LEASES: Resource = ("coordination.k8s.io/v1", "leases")
 EVENTS: Resource = ("v1", "events")
-TORCHRUN_JOBS: Resource = ("torchrun.ai/v1alpha1", "torchrunjobs")
-TORCHRUN_QUEUES: Resource = ("torchrun.ai/v1alpha1", "torchrunqueues")
+KAI_QUEUES: Resource = ("scheduling.run.ai/v2", "queues")
 LEASE = ("system", "torchrun-controller")
 
 # What tells one run from another and means nothing.
 _VARIES = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z|uid-\d+")
+# Of an attempt, as the annotation of the next gang tells of it in JSON.
+_LASTED = re.compile(rb'\\"runningSeconds\\":\d+,?')
 _TOLD = (names.START, names.TOLD, "runningSeconds")
-_OF_SERVER = ("uid", "resourceVersion", "managedFields", "creationTimestamp", "generation")
+_OF_SERVER = (
+    "uid",
+    "resourceVersion",
+    "managedFields",
+    "creationTimestamp",
+    "generation",
+    "deletionGracePeriodSeconds",  # of a pod on a silent node: by the first who deleted it
+)
 
 
 class Oracle:
@@ -31,8 +41,13 @@ class Oracle:
     `is_ours` tells whether a writer is the controller.
     """
 
-    def __init__(self, store: Store, is_ours: Callable[[str], bool]) -> None:
+    def __init__(
+        self, store: Store, is_ours: Callable[[str], bool], now: Callable[[], datetime]
+    ) -> None:
         self.wrong: list[str] = []
+        self.ledger = Ledger(store, now, self._say)
+        # Workers that are gone from the API and whose containers may still run.
+        self.unseen: Callable[[], list[Body]] = list
         self._store = store
         self._is_ours = is_ours
         # By UID of the job, attempt and role
@@ -59,6 +74,9 @@ class Oracle:
         if change.resource in (TORCHRUN_JOBS, TORCHRUN_QUEUES):
             if change.old is not None and change.old["spec"] != change.body["spec"]:
                 self._say(f"{change.writer} writes the spec of {change.name}")
+        elif change.resource == KAI_QUEUES:
+            if names.KAI_OWNER not in change.body["metadata"].get("annotations", {}):
+                self._say(f"{change.writer} writes {change.name}, which is not ours")
         elif change.resource != EVENTS:
             held = self._root(change.old or change.body)
             if held not in (TORCHRUN_JOBS, TORCHRUN_QUEUES):
@@ -105,7 +123,10 @@ class Oracle:
             self._at_most_one("sync pod", _living(self._store, names.SYNC), lambda pod: "")
         elif component == names.WORKER:
             training = [pod for pod in _living(self._store, names.WORKER) if _trains(pod)]
-            self._at_most_one("gang that trains", training, _attempt)
+            training += self.unseen()
+            fenced = {worker for pod in training for worker in _fenced_by(pod)}
+            unfenced = [pod for pod in training if _worker(pod) not in fenced]
+            self._at_most_one("gang that trains", unfenced, _attempt)
 
     def _at_most_one(self, what: str, pods: list[Body], part: Callable[[Body], str]) -> None:
         """For each job."""
@@ -132,10 +153,13 @@ def _is_ours(job: Body) -> bool:
     return job["metadata"].get("labels", {}).get(names.MANAGED_BY_LABEL) == names.MANAGED_BY
 
 
-def end_state(store: Store, *, renumbered: bool = False) -> dict[str, Any]:
+def end_state(
+    store: Store, *, renumbered: bool = False, varies: tuple[str, ...] = ()
+) -> dict[str, Any]:
     """All there is, by kind and name, without what tells one run from another.
 
-    Of gangs that may be `renumbered` neither the number nor what there is of each counts.
+    Of gangs that may be `renumbered` neither the number nor what there is of each counts. Fields of
+    spec or status and conditions that `varies` names are left out.
     """
     left_out = (LEASES, EVENTS, *((JOBS, PODS) if renumbered else ()))
     state = {
@@ -146,6 +170,11 @@ def end_state(store: Store, *, renumbered: bool = False) -> dict[str, Any]:
     if renumbered:
         for body in state.values():
             body.get("status", {}).pop("attempt", None)
+    for name in varies:
+        for body in state.values():
+            body.get("spec", {}).pop(name, None)
+            body.get("status", {}).pop(name, None)
+            body.get("status", {}).get("conditions", {}).pop(name, None)
     return state
 
 
@@ -167,7 +196,7 @@ def differences(wanted: Any, found: Any, path: str = "") -> list[str]:
 def _masked(body: Body) -> Any:
     meta = {name: each for name, each in body["metadata"].items() if name not in _OF_SERVER}
     text = msgspec.json.encode({**body, "metadata": meta})
-    return _ordered(msgspec.json.decode(_VARIES.sub(b"*", text)))
+    return _ordered(msgspec.json.decode(_VARIES.sub(b"*", _LASTED.sub(b"", text))))
 
 
 def _ordered(value: Any) -> Any:
@@ -176,6 +205,8 @@ def _ordered(value: Any) -> Any:
     A gang has its go-ahead from the start where no pod of an older one is left, else later, and
     then again unless it has ended by then.
     """
+    if isinstance(value, list):
+        return [_ordered(each) for each in value]
     if not isinstance(value, dict):
         return value
     ordered = {key: _ordered(each) for key, each in value.items() if key not in _TOLD}
@@ -197,6 +228,23 @@ def _living(store: Store, component: str) -> list[Body]:
 
 def _trains(pod: Body) -> bool:
     return names.START in pod["metadata"].get("annotations", {})
+
+
+def _worker(pod: Body) -> str:
+    """Attempt and index."""
+    labels = pod["metadata"]["labels"]
+    return f"{labels[names.ATTEMPT_LABEL]}-{labels[names.COMPLETION_INDEX_LABEL]}"
+
+
+def _fenced_by(pod: Body) -> Iterator[str]:
+    """The workers that the pod's launcher fences before its ranks start, of "<time> 0:1,3-5 ..."."""
+    said: str = pod["metadata"].get("annotations", {}).get(names.FENCE, "")
+    for part in said.split()[1:]:
+        attempt, _, ranges = part.partition(":")
+        for each in ranges.split(","):
+            first, _, last = each.partition("-")
+            for index in range(int(first), int(last or first) + 1):
+                yield f"{attempt}-{index}"
 
 
 def _attempt(pod: Body) -> str:

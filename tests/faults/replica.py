@@ -33,7 +33,9 @@ class Process:
             answers,
         )
         loop = asyncio.get_running_loop()
-        clock = Clock(monotonic=loop.time, wall=now, jitter=random.Random(name).random)
+        clock = Clock(
+            monotonic=loop.time, wall=lambda: now() + faults.skew, jitter=random.Random(name).random
+        )
         self.parts: Parts = assemble(SETTINGS, sessions, self.metrics, clock, name)
         self._told = asyncio.Event()
         self.exit: BaseException | None = None

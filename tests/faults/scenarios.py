@@ -5,39 +5,14 @@ Pods work for longer than a new leader needs to take over, so that a fault finds
 
 from collections.abc import Iterator
 
-from faults.cluster import PODS, End
+from faults import scenarios_nodes, scenarios_queues, scenarios_workspace
+from faults.cluster import PODS, TORCHRUN_JOBS, TORCHRUN_QUEUES
 from faults.fields import Body
-from faults.oracle import TORCHRUN_JOBS, TORCHRUN_QUEUES
+from faults.scripts import first_gang_fails, first_gang_stays, serves, well
 from faults.simulation import NAMESPACE, Scenario, Simulation
 from torchrun_api import names
 
-TRAINING = 40.0  # seconds of a worker, others take SYNCING
-SYNCING = 3.0
 ZIP = {"workspace": {"source": "zip", "delivery": "shared"}}
-
-
-def well(pod: Body) -> End:
-    """Everything succeeds."""
-    component = pod["metadata"]["labels"][names.COMPONENT_LABEL]
-    return End(TRAINING if component == names.WORKER else SYNCING)
-
-
-def serves(pod: Body) -> End | None:
-    """As `well`, but for workers beside a head, who go on until they are ended."""
-    return None if pod["metadata"]["labels"].get(names.ROLE_LABEL) == names.WORKER else well(pod)
-
-
-def first_gang_stays(pod: Body) -> End | None:
-    """It ends when it is told to."""
-    return None if pod["metadata"]["labels"].get(names.ATTEMPT_LABEL) == "0" else well(pod)
-
-
-def first_gang_fails(pod: Body) -> End:
-    """One worker of the first gang fails by itself."""
-    labels = pod["metadata"]["labels"]
-    if (labels[names.ATTEMPT_LABEL], labels[names.COMPLETION_INDEX_LABEL]) == ("0", "1"):
-        return End(20.0, 1, "Traceback: no such file")
-    return well(pod)
 
 
 async def success(world: Simulation) -> None:
@@ -74,7 +49,7 @@ async def scale(world: Simulation) -> None:
 async def delete(world: Simulation) -> None:
     world.make_queue()
     world.submit()
-    await world.reaches("Running")
+    await world.trains()
     world.delete()
     await world.until("nothing is left", lambda: not list(_made(world)))
 
@@ -84,7 +59,7 @@ async def queue(world: Simulation) -> None:
     world.submit()
     await world.reaches("Pending", reason="QueueNotFound")
     world.make_queue()
-    await world.reaches("Running")
+    await world.trains()
     world.edit("gpu", TORCHRUN_QUEUES, image="trainer:2")
     await world.until(
         "the edit is seen", lambda: world.queue_status().get("observedGeneration") == 2
@@ -98,7 +73,7 @@ async def leader(world: Simulation) -> None:
     """The leader is told to end while a job runs."""
     world.make_queue()
     world.submit()
-    await world.reaches("Running")
+    await world.trains()
     (await world.leader()).terminate()
     await world.reaches("Succeeded")
 
@@ -115,7 +90,7 @@ async def gangs(world: Simulation) -> None:
         quota={"nodes": 2}, scheduling={"scheduler": "scheduler-plugins", "gang": "coscheduling"}
     )
     world.submit()
-    await world.reaches("Running")
+    await world.trains()
     world.submit("later")
     await world.reaches("Succeeded", "later")
 
@@ -147,6 +122,9 @@ COSCHEDULING = (("scheduling.x-k8s.io/v1alpha1", "podgroups"),)
 SCENARIOS = {
     scenario.name: scenario
     for scenario in (
+        *scenarios_nodes.SCENARIOS,
+        *scenarios_queues.SCENARIOS,
+        *scenarios_workspace.SCENARIOS,
         Scenario("success", success, well),
         Scenario("restart", restart, first_gang_fails),
         Scenario("suspend", suspend, first_gang_stays),
@@ -159,3 +137,4 @@ SCENARIOS = {
         Scenario("head", head, serves, renumbered=True),
     )
 }
+SOUND = {name: scenario for name, scenario in SCENARIOS.items() if not scenario.known}

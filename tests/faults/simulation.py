@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
 from typing import Any
 
 import structlog
@@ -13,10 +14,19 @@ from msgspec import Struct
 import virtual_time
 from faults import oracle
 from faults.api_server import ApiServer
-from faults.cluster import JOBS, GarbageCollector, Hands, JobController, Nodes, Script
+from faults.cluster import (
+    JOBS,
+    PODS,
+    TORCHRUN_JOBS,
+    TORCHRUN_QUEUES,
+    GarbageCollector,
+    Hands,
+    JobController,
+)
 from faults.faults import FaultPlan, Planned, Point
 from faults.fields import Body
-from faults.oracle import EVENTS, LEASES, TORCHRUN_JOBS, TORCHRUN_QUEUES, Oracle
+from faults.nodes import End, Nodes, Script
+from faults.oracle import EVENTS, LEASES, Oracle
 from faults.replica import Process, Replica
 from faults.store import Change, Resource
 from torchrun_api import names
@@ -37,7 +47,7 @@ class Stuck(Exception):  # noqa: N818 named for the state
 class Scenario(Struct, frozen=True):
     """What users do, and what their pods do. `installed` are kinds of gang schedulers.
 
-    `renumbered`: a fault may have the gang, of which no rank has begun, made anew as the next one.
+    `renumbered`: a fault may have a gang replaced once more, so that the last has another number.
     """
 
     name: str
@@ -46,6 +56,11 @@ class Scenario(Struct, frozen=True):
     replicas: int = 1
     installed: tuple[Resource, ...] = ()
     renumbered: bool = False
+    varies: tuple[
+        str, ...
+    ] = ()  # fields of spec or status, and conditions, that a fault may change
+    known: str = ""  # the defect because of which it goes wrong even without faults
+    exact: bool = True  # every failure of a worker has to be counted
 
 
 class Outcome(Struct, frozen=True):
@@ -76,7 +91,7 @@ class Simulation:
         self._loop = asyncio.get_running_loop()
         self.server = ApiServer(self.now, scenario.installed)
         self.store = self.server.store
-        self.oracle = Oracle(self.store, self._is_ours)
+        self.oracle = Oracle(self.store, self._is_ours, self.now)
         self.hands = Hands(self.server, "a-user")
         self.plan = plan
         self.replicas = [
@@ -86,6 +101,7 @@ class Simulation:
         GarbageCollector(self.server, self.now, "garbage-collector")
         JobController(self.server, self.now)
         self.nodes = Nodes(self.server, self.now, scenario.script)
+        self.oracle.unseen = lambda: self.nodes.unseen
         self._scenario = scenario
         self._wanted = wanted
         self._changed = asyncio.Event()
@@ -116,6 +132,7 @@ class Simulation:
         try:
             await self._scenario.play(self)
             await self.rest()
+            self.oracle.ledger.close(exact=self._scenario.exact)
         except Stuck as error:
             self.oracle.wrong.append(f"stuck: {error}")
         finally:
@@ -136,15 +153,25 @@ class Simulation:
 
     def submit(self, name: str = "train", **spec: Any) -> None:
         """Create a TorchrunJob."""
+        annotations = spec.pop("annotations_", {})
         wanted = {"jobQueue": "gpu", "command": "python train.py", "numNodes": 2, **spec}
-        self._create(TORCHRUN_JOBS, "TorchrunJob", name, wanted)
+        self._create(TORCHRUN_JOBS, "TorchrunJob", name, wanted, annotations)
 
-    def make_queue(self, **spec: Any) -> None:
-        """Create the TorchrunQueue."""
-        self._create(TORCHRUN_QUEUES, "TorchrunQueue", "gpu", {"image": "trainer:1", **spec})
+    def make_queue(self, name: str = "gpu", **spec: Any) -> None:
+        """Create a TorchrunQueue."""
+        self._create(TORCHRUN_QUEUES, "TorchrunQueue", name, {"image": "trainer:1", **spec})
 
-    def _create(self, resource: Resource, kind: str, name: str, spec: Body) -> None:
-        meta = {"name": name, "namespace": NAMESPACE}
+    def _create(
+        self,
+        resource: Resource,
+        kind: str,
+        name: str,
+        spec: Body,
+        annotations: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        meta: Body = {"name": name, "namespace": NAMESPACE}
+        if annotations:
+            meta["annotations"] = dict(annotations)
         body = {"apiVersion": resource[0], "kind": kind, "metadata": meta, "spec": spec}
         self.hands.create(resource, body)
 
@@ -154,11 +181,18 @@ class Simulation:
         assert known is not None
         self.hands.patch(resource, known.body, {"spec": spec})
 
-    def delete(self, name: str = "train") -> None:
-        """Delete a TorchrunJob."""
-        known = self.store.get(TORCHRUN_JOBS, (NAMESPACE, name))
+    def annotate(self, name: str = "train", **values: str) -> None:
+        """Set annotations of ours on a job, as the plugin does."""
+        known = self.job(name)
         assert known is not None
-        self.hands.delete(TORCHRUN_JOBS, known.body)
+        said = {f"{names.GROUP}/{key.replace('_', '-')}": each for key, each in values.items()}
+        self.hands.patch(TORCHRUN_JOBS, known, {"metadata": {"annotations": said}})
+
+    def delete(self, name: str = "train", resource: Resource = TORCHRUN_JOBS) -> None:
+        """Delete a TorchrunJob, or something else."""
+        known = self.store.get(resource, (NAMESPACE, name))
+        assert known is not None
+        self.hands.delete(resource, known.body)
 
     def job(self, name: str = "train") -> Body | None:
         """The TorchrunJob."""
@@ -185,6 +219,31 @@ class Simulation:
             return all(found.get(field) == value for field, value in wanted.items())
 
         await self.until(f"{name} {wanted}", there)
+
+    async def trains(self, name: str = "train", nodes: int = 2) -> None:
+        """Wait until all pods of a gang run, which the status may tell late or never."""
+        await self.until(f"{name} trains", lambda: len(self._workers(name)) == nodes)
+
+    async def finish(self, name: str = "train", nodes: int = 2) -> None:
+        """Wait until all pods of a gang run, and have them succeed."""
+        await self.trains(name, nodes)
+        for pod in self._workers(name):
+            self.nodes.end(pod["metadata"]["uid"], End(0))
+
+    def _workers(self, name: str) -> list[Body]:
+        """Pods of its gang, if all of them run and have their go-ahead."""
+        wanted = {names.JOB_LABEL: name, names.COMPONENT_LABEL: names.WORKER}
+        pods = [
+            pod
+            for pod in self.store.bodies(PODS, NAMESPACE)
+            if wanted.items() <= pod["metadata"].get("labels", {}).items()
+        ]
+        started = all(
+            pod["status"]["phase"] == "Running"
+            and names.START in pod["metadata"].get("annotations", {})
+            for pod in pods
+        )
+        return pods if started else []
 
     async def until(self, what: str, holds: Callable[[], bool]) -> None:
         """Wait until something holds. Raises Stuck."""
@@ -234,7 +293,8 @@ class Simulation:
         return ""
 
     def _end_state(self) -> dict[str, Any]:
-        return oracle.end_state(self.store, renumbered=self._scenario.renumbered)
+        scenario = self._scenario
+        return oracle.end_state(self.store, renumbered=scenario.renumbered, varies=scenario.varies)
 
     def _check_processes(self) -> None:
         """None may have ended by itself, or met a bug."""

@@ -1,6 +1,7 @@
 """Long random histories; TORCHRUN_FAULTS_SEED draws others, and hypothesis shrinks what fails."""
 
 import os
+from collections.abc import Callable
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
@@ -28,7 +29,7 @@ STRIKES = st.dictionaries(st.integers(1, 600), st.integers(0, 29), max_size=12)
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("part", range(PARTS))
-def test_histories(part: int) -> None:
+def test_histories(part: int, record_property: Callable[[str, object], None]) -> None:
     @seed(1000 * SEED + part)
     @settings(
         max_examples=HISTORIES // PARTS,
@@ -41,4 +42,5 @@ def test_histories(part: int) -> None:
     def nothing_goes_wrong(steps: list[Step], strikes: dict[int, int]) -> None:
         assert histories.play(steps, strikes) == []
 
+    record_property("histories runs", HISTORIES // PARTS)
     nothing_goes_wrong()

@@ -11,6 +11,9 @@ from faults import campaign
 from torchrun_api.meta import ChildMeta
 from torchrun_controller.controllers import doubt
 from torchrun_controller.own_writes import ReadYourWrites
+from torchrun_controller.reconcile import dependencies
+from torchrun_controller.reconcile.admission.quota import Account
+from torchrun_controller.reconcile.attempts.restarts import Counts
 from torchrun_controller.reconcile.workspace import preparation
 from torchrun_controller.watch.watcher import Watcher
 from torchrun_controller.workqueue import WorkQueue
@@ -46,12 +49,28 @@ def caches_are_trusted(plant: pytest.MonkeyPatch) -> None:
     plant.setattr(doubt, "settle", settle)
 
 
+def quotas_are_ignored(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(Account, "lacks", lambda self, need: None)
+    plant.setattr(Account, "exceeds", lambda self, need: None)
+
+
+def failures_are_not_counted(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(Counts, "after", lambda self, counted: self)
+
+
+def a_wait_names_no_way_out(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(dependencies, "_wait", lambda dependency, parent: dependency.name)
+
+
 PLANTED: list[tuple[Callable[[pytest.MonkeyPatch], None], str, str]] = [
     (owner_check_is_dropped, "success", "dropped"),
     (requeue_is_forgotten, "success", "500"),
     (job_is_applied_before_the_sync, "workspace", "dropped"),
     (expired_is_ignored, "success", "watch-compacted"),
     (caches_are_trusted, "success", "watch-delayed"),
+    (quotas_are_ignored, "gangs", "dropped"),
+    (a_wait_names_no_way_out, "waiting", "dropped"),
+    (failures_are_not_counted, "restart", "dropped"),
 ]
 
 
@@ -69,5 +88,6 @@ def test_a_planted_bug_is_found(
     campaign.without_faults(scenario)
     plant(monkeypatch)
     found = (campaign.judge(trial) for trial in trials)
-    wrong = next(each for each in found if each)
+    wrong = next((each for each in found if each), [])
     print(*wrong[:5], sep="\n")
+    assert wrong, "no run shows it"

@@ -7,7 +7,7 @@ import pytest
 from faults import campaign
 from faults.cluster import JOBS
 from faults.faults import Point
-from faults.scenarios import well
+from faults.scripts import well
 from faults.simulation import NAMESPACE, Scenario, Simulation, simulate
 
 CASES = {

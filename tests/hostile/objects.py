@@ -36,7 +36,14 @@ _POD_FIELDS = (
     *("terminationGracePeriodSeconds", "schedulerName", "subdomain", "", "operator", "values"),
 )
 _ANNOTATIONS = (
-    *(names.WORKSPACE_BASE, names.START, names.REVISION, names.CAUSE, names.UNFENCED, names.FENCE),
+    *(
+        names.WORKSPACE_BASE,
+        names.START,
+        names.REVISION,
+        names.CAUSE,
+        names.MACHINES_OFF,
+        names.FENCE,
+    ),
     *("torchrun.ai/workspace-sha256", "torchrun.ai/workspace-generation", "a"),
 )
 _LARGE = 2**20

@@ -11,10 +11,10 @@ from typing import Any
 
 import virtual_time
 from faults.api_server import ApiServer
-from faults.cluster import JOBS, GarbageCollector, Hands
+from faults.cluster import JOBS, TORCHRUN_JOBS, TORCHRUN_QUEUES, GarbageCollector, Hands
 from faults.faults import FaultPlan
 from faults.fields import Body
-from faults.oracle import EVENTS, LEASES, TORCHRUN_JOBS, TORCHRUN_QUEUES
+from faults.oracle import EVENTS, LEASES
 from faults.replica import Replica
 from faults.simulation import NAMESPACE, START, quiet
 from faults.store import Change

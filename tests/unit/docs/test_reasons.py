@@ -25,15 +25,16 @@ AccessKey Always Authorization Background Bearer Bound Cc Cf ClusterFirstWithHos
 Complete ContainerCreating Contents Cs DirectoryOrCreate DisruptionTarget ErrImageNeverPull
 ErrImagePull Error Exact Exists FailedAttachVolume FailedCreate FailedMount
 FallbackToLogsOnError False Finished FullSize Gone IfNotPresent ImageInspectError
-ImagePullBackOff In Indexed Ingress InvalidImageName IsTruncated Job KaiQueueReady Key MainProcess
+ImagePullBackOff In Indexed Ingress InvalidImageName IsTruncated Job KaiQueueReady Key Lost
+MainProcess
 Memory Message Never NextContinuationToken NoExecute NoSchedule NoSuchBucket Node None Normal
 NotIn NotYetSupported OnFailure OnRootMismatch PersistentVolumeClaim Pod
 PodGroupInitiallyScheduled PodGroupScheduled PodInitializing PodReadyToStartContainers
 PodScheduled QueueReady QuotaReserved ReadOnlyMany ReadWriteMany ReadWriteOnce
-ReadWriteOncePod Ready
-RegistryUnavailable ResourcesReady Running RuntimeDefault Scheduled Service Size Succeeded
-TemplateValid True Unknown UnschedulableOnNodePool Updating Warning Workload WorkspaceReady
-Written
+ReadWriteOncePod Ready StorageReady
+RegistryUnavailable RequestTimeTooSkewed ResourcesReady Running RuntimeDefault Scheduled Server
+Service SigCgt SigIgn Size Succeeded TemplateValid True Unknown UnschedulableOnNodePool Updating
+Warning Workload WorkspaceReady WritesAccepted Written
 """
 NO_REASONS = frozenset(OTHER_WORDS.split())
 

@@ -16,7 +16,7 @@ from torchrun_api.core import Job
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import JOBS
 from torchrun_api.status import TorchrunJobStatus
-from torchrun_controller.reconcile.attempts import fence, gang
+from torchrun_controller.reconcile.attempts import gang
 from unit.reconcile.attempts.test_restarts import fail, running
 from world import ZIP, World, make_job, make_queue
 
@@ -158,11 +158,10 @@ def test_those_in_annotations_are_read_or_not() -> None:
         text = words(chance)
         (key,) = [key for key in world.objects if key[0] == JOBS.plural]
         child: Job = world.objects[key]
-        told = msgspec.structs.replace(child.metadata.annotations, cause=text, unfenced=f"[{text}]")
+        told = msgspec.structs.replace(child.metadata.annotations, cause=text)
         metadata = msgspec.structs.replace(child.metadata, annotations=told)
         world.objects[key] = msgspec.structs.replace(child, metadata=metadata)
         world.job = msgspec.structs.replace(world.job, status=TorchrunJobStatus(attempt=0))
         gang.ended_before(world.observed())
-        fence.decode(text)
         world.step()
         check(world)

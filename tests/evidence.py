@@ -1,0 +1,51 @@
+"""What a failed test leaves: the end of each text in its report, the whole of it in build/NAME/TEST."""
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+BUILD = Path(__file__).parents[1] / "build"
+LINES = 60
+CHARACTERS = 12_000
+"""Of one text in a report."""
+
+Texts = Iterator[tuple[str, str]]
+"""Titles and texts. One that raises is the last; what it raised is kept in its place."""
+
+
+def attach(
+    report: pytest.TestReport, folder: Path, texts: Texts, quiet: tuple[str, ...] = ()
+) -> None:
+    """Keep texts in a folder of the test's own, and show how each ends. Never raises.
+
+    What has a title that begins with one of `quiet` is kept and not shown.
+    """
+    path, _, test = report.nodeid.partition("::")
+    kept = folder / _file_name(f"{Path(path).stem}-{test}")
+    try:
+        shutil.rmtree(kept, ignore_errors=True)
+        kept.mkdir(parents=True)
+        for title, text in texts:
+            file = kept / f"{_file_name(title)}.txt"
+            file.write_text(text)
+            if not title.startswith(quiet):
+                report.sections.append((title, end_of(text, file)))
+        (kept / "test.txt").write_text(f"{report.nodeid}: {report.when}\n\n{report.longreprtext}\n")
+    except Exception as error:  # the test's own failure is what counts
+        report.sections.append(("evidence", f"nothing more was kept: {error!r}"))
+    report.sections.append(("evidence", f"all of it is in {kept}"))
+
+
+def _file_name(title: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.=-]+", "-", title).strip("-")[:150]
+
+
+def end_of(text: str, whole: Path) -> str:
+    """The last lines; where some are left out, where they are."""
+    shown = "\n".join(text.splitlines()[-LINES:])[-CHARACTERS:]
+    if len(shown) >= len(text.rstrip("\n")):
+        return shown
+    return f"... the last lines of {whole}\n{shown}"

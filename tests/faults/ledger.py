@@ -1,0 +1,250 @@
+"""What queues allow, what their jobs take and how their gangs end, counted from the store alone.
+
+None of the controller's own sums is used. A `Ledger` looks at every change, so that a quota which
+is exceeded for a second is noticed although the end of the run is right.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from typing import Any, TypeAlias
+
+from faults.cluster import JOBS, PODS, TORCHRUN_JOBS, TORCHRUN_QUEUES, is_worker, owners
+from faults.fields import Body
+from faults.store import Change, Store, key_of
+from torchrun_api import names
+from torchrun_controller.reconcile.phases import TERMINAL
+
+Amounts: TypeAlias = dict[str, int]  # nodes, gpus and jobs
+KINDS = ("nodes", "gpus", "jobs")
+GPU = "nvidia.com/gpu"
+# A cache may be so old: a decision by an earlier quota is no fault.
+LAG = timedelta(seconds=150)
+# A running job may be charged for more than it has for so long: a gang is replaced meanwhile.
+OVERCHARGED = timedelta(seconds=300)
+
+
+# What a message asks people for, or the scheduler's own word on nodes that may come.
+ADVICE = re.compile(
+    r"\b(ask for|choose|create|delete|fix|free|install|kubectl|nodes? available|raise|remove|set"
+    r"|submit|taint|upload)\b"
+)
+
+
+class Ledger:
+    """Watches a store; `say` is called with each violation."""
+
+    def __init__(
+        self, store: Store, now: Callable[[], datetime], say: Callable[[str], None]
+    ) -> None:
+        self._store = store
+        self._now = now
+        self._say = say
+        # Every quota that a queue ever had, with the time from which it held.
+        self._quotas: dict[tuple[str, str], list[tuple[datetime, Body]]] = defaultdict(list)
+        self._left: dict[str, Body] = {}  # jobs that were deleted, by UID
+        self._failed: dict[str, set[str]] = defaultdict(set)  # attempts by the job's UID
+        self._overcharged: dict[str, datetime] = {}  # since when, by UID
+        store.subscribe(self._changed)
+
+    def _changed(self, change: Change) -> None:
+        if change.resource == TORCHRUN_QUEUES:
+            self._quotas[key_of(change.body)].append((self._now(), change.body["spec"]))
+        elif change.resource == TORCHRUN_JOBS:
+            self._job(change)
+        elif change.resource == JOBS and change.verb == "ADDED":
+            self._gang(change.body)
+        elif change.resource == PODS:
+            self._pod(change.body)
+
+    # What is watched
+
+    def _job(self, change: Change) -> None:
+        job, uid = change.body, change.body["metadata"]["uid"]
+        if change.verb == "DELETED":
+            self._left[uid] = job
+            return
+        before, after = charge_of(change.old), charge_of(job)
+        if after > before and not (before == 0 and self._gang_of(job)):
+            self._within_quota(job, f"{change.name} is charged for {after} nodes")
+        living = self._living(uid) if before or after else []
+        if after < before and len(living) > after:
+            self._say(f"{change.name} is charged for {after} of its {len(living)} pods")
+        for count in ("restarts", "disruptions"):
+            old, new = (body.get("status", {}).get(count, 0) for body in (change.old or {}, job))
+            if new < old:
+                self._say(f"{change.name} has {new} {count} after {old}")
+        if (restarts := _restarts(job)) > len(self._failed[uid]):
+            self._say(f"{change.name} counts {restarts} of {len(self._failed[uid])} failures")
+        self._note_overcharge(change.name, job, len(living))
+
+    def _gang(self, child: Body) -> None:
+        job = self._job_of(child)
+        if job is None or not self._takes_part(job):
+            return
+        size = sum(each["spec"]["completions"] for each in self._gang_of(job))
+        name = child["metadata"]["name"]
+        if size > charge_of(job):
+            self._say(f"gang {name} has {size} pods and is charged for {charge_of(job)}")
+        self._within_quota(job, f"gang {name} is created", since=_admitted(job))
+
+    def _pod(self, pod: Body) -> None:
+        """Remember the attempts in which a worker failed by itself."""
+        meta, status = pod["metadata"], pod["status"]
+        if status["phase"] != "Failed" or "deletionTimestamp" in meta or not is_worker(pod):
+            return
+        ends = [each["state"].get("terminated", {}) for each in status["containerStatuses"]]
+        if any(end.get("exitCode") for end in ends):
+            child = next((c for c in self._children() if c["metadata"]["uid"] in owners(pod)), None)
+            for uid in owners(child) if child else ():
+                self._failed[uid].add(meta["labels"][names.ATTEMPT_LABEL])
+
+    def _note_overcharge(self, name: str, job: Body, living: int) -> None:
+        uid, status = job["metadata"]["uid"], job.get("status", {})
+        if "elastic" in job["spec"]:
+            return  # a gang that lacks nodes keeps what it was admitted for, see docs/admission.md
+        if status.get("phase") != "Running" or charge_of(job) <= living:
+            self._overcharged.pop(uid, None)
+            return
+        since = self._overcharged.setdefault(uid, self._now())
+        if self._now() - since > OVERCHARGED:
+            self._say(f"{name} is charged for {charge_of(job)} nodes and has {living}")
+
+    # What is counted
+
+    def _within_quota(self, job: Body, what: str, since: datetime | None = None) -> None:
+        """What the job's cohort takes now is within a quota that it had lately, or `since`."""
+        queue = _queue_of(job)
+        if not self._takes_part(job):
+            return
+        members = self._cohort(queue)
+        start = min(since or self._now(), self._now()) - LAG
+        taken = self._taken(members)
+        for kind in KINDS:
+            limits = [self._largest(member, kind, start) for member in members]
+            if self._largest(queue, kind, start) is None:
+                continue  # neither lends nor borrows it
+            allowed = sum(limit for limit in limits if limit is not None)
+            if taken[kind] > allowed:
+                self._say(f"{what}: {taken[kind]} {kind} are taken of {allowed}")
+
+    def _taken(self, members: set[tuple[str, str]]) -> Amounts:
+        """By what is admitted, and by pods that deleted jobs have left behind."""
+        taken = dict.fromkeys(KINDS, 0)
+        for job in self._store.bodies(TORCHRUN_JOBS):
+            if _queue_of(job) in members and (nodes := charge_of(job)):
+                taken["nodes"] += nodes
+                taken["jobs"] += 1
+                taken["gpus"] += sum(map(_gpus_of, self._gang_of(job)))
+        for uid, job in self._left.items():
+            if _queue_of(job) in members and self._takes_part(job):
+                taken["nodes"] += len(self._living(uid))
+        return taken
+
+    def _cohort(self, queue: tuple[str, str]) -> set[tuple[str, str]]:
+        cohort = self._quotas[queue][-1][1].get("cohort") if self._quotas[queue] else None
+        if cohort is None:
+            return {queue}
+        return {key for key, said in self._quotas.items() if said[-1][1].get("cohort") == cohort}
+
+    def _largest(self, queue: tuple[str, str], kind: str, since: datetime) -> int | None:
+        """The largest limit of a queue that held at some time since; None without one."""
+        said = self._quotas[queue]
+        starts = [time for time, _ in said[1:]] + [None]
+        held = [
+            spec.get("quota", {}).get(kind)
+            for (_, spec), until in zip(said, starts, strict=True)
+            if until is None or until >= since
+        ]
+        return None if None in held or not held else max(held)
+
+    def _takes_part(self, job: Body) -> bool:
+        said = self._quotas[_queue_of(job)]
+        return bool(said) and all(
+            {"quota", "weight", "cohort"} & spec.keys() for _, spec in said[-2:]
+        )
+
+    def _children(self) -> Iterator[Body]:
+        for child in self._store.bodies(JOBS):
+            if names.MANAGED_BY_LABEL in child["metadata"].get("labels", {}):
+                yield child
+
+    def _gang_of(self, job: Body) -> list[Body]:
+        """The child Jobs of its latest attempt."""
+        uid = job["metadata"]["uid"]
+        children = [child for child in self._children() if uid in owners(child)]
+        latest = max(map(_attempt_of, children), default=0)
+        return [child for child in children if _attempt_of(child) == latest]
+
+    def _living(self, uid: str) -> list[Body]:
+        """Workers of the job that have not ended."""
+        children = {c["metadata"]["uid"] for c in self._children() if uid in owners(c)}
+        return [
+            pod
+            for pod in self._store.bodies(PODS)
+            if owners(pod) & children and pod["status"]["phase"] not in ("Succeeded", "Failed")
+        ]
+
+    def _job_of(self, child: Body) -> Body | None:
+        held = owners(child)
+        jobs = self._store.bodies(TORCHRUN_JOBS)
+        return next((job for job in jobs if job["metadata"]["uid"] in held), None)
+
+    # The end
+
+    def close(self, *, exact: bool = True) -> None:
+        """Everything is at rest. With `exact` no user has ended a gang while it failed."""
+        for job in self._store.bodies(TORCHRUN_JOBS):
+            status, name = job.get("status", {}), job["metadata"]["name"]
+            phase, living = status.get("phase"), self._living(job["metadata"]["uid"])
+            if phase in TERMINAL and charge_of(job) and not living:
+                self._say(f"{name} is {phase} and charged for {charge_of(job)} nodes")
+            waits = phase not in (*TERMINAL, "Suspended") and not living
+            if waits and not self._has_way_out(job):
+                self._say(f"{name} waits without a way out: {phase}: {status.get('message')}")
+            failed = len(self._failed[job["metadata"]["uid"]])
+            counted = _restarts(job) + (phase == "Failed")
+            if exact and phase in TERMINAL and failed > counted:
+                self._say(f"{name} counts {counted} of {failed} failures")
+
+    def _has_way_out(self, job: Body) -> bool:
+        """Whether a job that waits says what helps, or waits for others that are at work."""
+        others = (
+            other
+            for other in self._store.bodies(TORCHRUN_JOBS)
+            if other["metadata"]["uid"] != job["metadata"]["uid"]
+        )
+        at_work = any(self._living(other["metadata"]["uid"]) for other in others)
+        return at_work or bool(ADVICE.search(job.get("status", {}).get("message", "")))
+
+
+def charge_of(job: Body | None) -> int:
+    """Nodes that the job's queue is charged with."""
+    admission: Body = (job or {}).get("status", {}).get("admission") or {}
+    charged: int = admission.get("nodes", 0)
+    return charged
+
+
+def _admitted(job: Body) -> datetime | None:
+    time: str | None = (job.get("status", {}).get("admission") or {}).get("time")
+    return datetime.fromisoformat(time) if time else None
+
+
+def _restarts(job: Body) -> int:
+    count: int = job.get("status", {}).get("restarts", 0)
+    return count
+
+
+def _queue_of(job: Body) -> tuple[str, str]:
+    return job["metadata"]["namespace"], job["spec"]["jobQueue"]
+
+
+def _attempt_of(child: Body) -> int:
+    return int(child["metadata"]["labels"][names.ATTEMPT_LABEL])
+
+
+def _gpus_of(child: Body) -> int:
+    containers: list[Any] = child["spec"]["template"]["spec"]["containers"]
+    each = sum(int(c.get("resources", {}).get("limits", {}).get(GPU, 0)) for c in containers)
+    return each * int(child["spec"]["completions"])

@@ -1,0 +1,249 @@
+"""The scheduler and the kubelets, as one scripted actor.
+
+What a pod's containers do is said by a `Script`. Nodes can fall silent, come back and be switched
+off; a silent node's containers go on although the API server knows nothing of them.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+from msgspec import Struct
+
+from faults.api_server import ApiServer
+from faults.cluster import CLAIMS, NODES, PODS, Actor, index_of, is_over, is_worker
+from faults.fields import Body
+from faults.store import Change
+from torchrun_api import names
+
+NODE_COUNT = 4
+BINDS, STARTS, STOPS = 0.3, 0.5, 1.0  # seconds until each step
+
+
+class End(Struct, frozen=True):
+    """How a pod's containers end, so many seconds after they began their work.
+
+    With `container` that one ends alone, and the others of the pod are ready from then on.
+    """
+
+    seconds: float
+    exit_code: int = 0
+    message: str = ""
+    container: str = ""
+
+
+Script: TypeAlias = Callable[[Body], End | None]  # of a pod; None: it goes on for ever
+
+
+class Nodes(Actor):
+    """The scheduler and the kubelets.
+
+    The scheduler prefers the node with the worker's own index. Without `alone` a node has room for
+    any number of pods, with it for one worker.
+    """
+
+    def __init__(self, server: ApiServer, now: Callable[[], datetime], script: Script) -> None:
+        super().__init__(server, now, "kubelet")
+        self.alone = False
+        # Workers that are deleted from the API and whose containers may still run.
+        self.unseen: list[Body] = []
+        self._script = script
+        self._working: set[str] = set()  # UIDs of pods whose containers have begun their work
+        self._silent: set[str] = set()  # nodes that the API server hears nothing of
+        self._missed: list[tuple[str, Callable[[str], None]]] = []  # what silent kubelets would do
+        self._unbound: set[str] = set()  # UIDs of pods without a node
+        for number in range(NODE_COUNT):
+            self.add(f"node-{number}")
+
+    # What happens to nodes
+
+    def add(self, name: str) -> None:
+        """A node comes."""
+        room = {"cpu": "8", "memory": "32Gi", "pods": "110", "nvidia.com/gpu": "8"}
+        status = {"conditions": [self._ready("True")], "allocatable": room}
+        body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "spec": {}}
+        self.hands.create(NODES, {**body, "status": status})
+
+    def lose(self, name: str) -> None:
+        """A node falls silent; its containers go on."""
+        self._silent.add(name)
+        self._patch(name, {"status": {"conditions": [self._ready("Unknown")]}}, "status")
+
+    def come_back(self, name: str) -> None:
+        """The kubelet answers again, catches up, and ends what the API has no pod for."""
+        self._silent.discard(name)
+        self._patch(name, {"status": {"conditions": [self._ready("True")]}}, "status")
+        missed, self._missed = self._missed, []
+        for uid, look in missed:
+            self.soon(STOPS, look, uid)
+        self._loop.call_later(STOPS, self._forget_unseen, name)
+
+    def switch_off(self, name: str) -> None:
+        """Somebody switches a silent machine off and says so; its pods are removed by force."""
+        self._forget_unseen(name)
+        taint = {"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute", "value": "off"}
+        self._patch(name, {"spec": {"taints": [taint]}})
+        for pod in list(self.store.bodies(PODS)):
+            if pod["spec"].get("nodeName") == name:
+                self._working.discard(pod["metadata"]["uid"])
+                self.hands.delete(PODS, pod, grace=0)
+
+    def cordon(self, name: str, *, closed: bool = True) -> None:
+        """Take a node out of scheduling, or back."""
+        self._patch(name, {"spec": {"unschedulable": closed}})
+
+    def _ready(self, status: str) -> Body:
+        return {"type": "Ready", "status": status, "lastTransitionTime": self.time()}
+
+    def _patch(self, name: str, patch: Body, subresource: str = "") -> None:
+        self.hands.patch(NODES, {"metadata": {"name": name}}, patch, subresource)
+
+    def _forget_unseen(self, name: str) -> None:
+        self.unseen = [pod for pod in self.unseen if pod["spec"]["nodeName"] != name]
+
+    # What they do with pods
+
+    def changed(self, change: Change) -> None:
+        if change.resource == NODES:
+            self._retry()
+        if change.resource != PODS:
+            return
+        if change.verb == "DELETED":
+            self._removed(change.body)
+            return
+        uid, meta = change.body["metadata"]["uid"], change.body["metadata"]
+        if "deletionTimestamp" in meta and change.body["spec"].get("nodeName"):
+            self.soon(min(STOPS, meta["deletionGracePeriodSeconds"]), self.stop, uid)
+        elif not change.body["spec"].get("nodeName"):
+            if uid not in self._unbound:
+                self.soon(BINDS, self.bind, uid)
+        elif change.body["status"]["phase"] == "Pending":
+            self.soon(STARTS, self.start, uid)
+        elif change.body["status"]["phase"] == "Running":
+            self._work(change.body)
+        else:
+            self._retry()
+
+    def _removed(self, pod: Body) -> None:
+        uid = pod["metadata"]["uid"]
+        self._unbound.discard(uid)
+        if pod["spec"].get("nodeName") in self._silent and uid in self._working:
+            self.unseen.append(pod)
+        self._retry()
+
+    def _retry(self) -> None:
+        for uid in sorted(self._unbound):
+            self.soon(BINDS, self.bind, uid)
+
+    def bind(self, uid: str) -> None:
+        pod = self.find(PODS, uid)
+        if pod is None or pod["spec"].get("nodeName"):
+            return
+        scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": self.time()}
+        node = next(self._free(pod), None)
+        if node is None:
+            why = {"status": "False", "reason": "Unschedulable", "message": "0/4 nodes available"}
+            if uid not in self._unbound:
+                self._unbound.add(uid)
+                status = {"conditions": [{**scheduled, **why}]}
+                self.hands.patch(PODS, pod, {"status": status}, "status")
+            return
+        self._unbound.discard(uid)
+        for volume in pod["spec"].get("volumes", ()):
+            self._provide(pod, volume.get("persistentVolumeClaim", {}).get("claimName"))
+        self.hands.patch(PODS, pod, {"spec": {"nodeName": node}})
+        self.hands.patch(PODS, pod, {"status": {"conditions": [scheduled]}}, "status")
+
+    def _free(self, pod: Body) -> Iterator[str]:
+        """Nodes where the pod may run, the best first."""
+        full = {
+            other["spec"].get("nodeName")
+            for other in self.store.bodies(PODS)
+            if self.alone and takes_a_node(other) and takes_a_node(pod) and not is_over(other)
+        }
+        own = f"node-{index_of(pod)}"
+        nodes = sorted(self.store.bodies(NODES), key=lambda node: node["metadata"]["name"] != own)
+        for node in nodes:
+            name, spec = node["metadata"]["name"], node["spec"]
+            closed = spec.get("unschedulable") or spec.get("taints") or name in self._silent
+            if not closed and name not in full:
+                yield name
+
+    def _provide(self, pod: Body, claim: str | None) -> None:
+        """A volume for a claim that waits for its first consumer."""
+        found = claim and self.store.get(CLAIMS, (pod["metadata"]["namespace"], claim))
+        if found and found.body.get("status", {}).get("phase") != "Bound":
+            self.hands.patch(CLAIMS, found.body, {"status": {"phase": "Bound"}}, "status")
+
+    def start(self, uid: str) -> None:
+        pod = self.find(PODS, uid)
+        if pod is None or pod["status"]["phase"] != "Pending" or self._misses(pod, self.start):
+            return
+        ready = {"type": "Ready", "status": "True", "lastTransitionTime": self.time()}
+        running = {"running": {"startedAt": self.time()}}
+        self._say(pod, "Running", running, conditions=[*pod["status"].get("conditions", ()), ready])
+
+    def _misses(self, pod: Body, look: Callable[[str], None]) -> bool:
+        """Whether the pod's kubelet is silent; it looks when it is back."""
+        silent = pod["spec"].get("nodeName") in self._silent
+        if silent:
+            self._missed.append((pod["metadata"]["uid"], look))
+        return silent
+
+    def _work(self, pod: Body) -> None:
+        """Workers begin with their go-ahead, everything else at once."""
+        meta = pod["metadata"]
+        told = meta.get("annotations", {}).get(names.START)
+        if meta["uid"] in self._working or (is_worker(pod) and not told):
+            return
+        self._working.add(meta["uid"])
+        end = self._script(pod)
+        if end is not None:
+            self._loop.call_later(end.seconds, self.end, meta["uid"], end)
+
+    def end(self, uid: str, end: End) -> None:
+        pod = self.find(PODS, uid)
+        if pod is None or is_over(pod) or self._misses(pod, lambda uid: self.end(uid, end)):
+            return
+        said = {"exitCode": end.exit_code, "message": end.message, "finishedAt": self.time()}
+        phase = "Failed" if end.exit_code else "Succeeded"
+        if end.container:
+            self._say(pod, "Running", {"running": {}}, ended={end.container: {"terminated": said}})
+        else:
+            self._say(pod, phase, {"terminated": said})
+
+    def stop(self, uid: str) -> None:
+        """Containers get SIGTERM and end by it; then the pod goes."""
+        pod = self.find(PODS, uid)
+        if pod is None or self._misses(pod, self.stop):
+            return
+        self.end(uid, End(0, 143))
+        pod = self.find(PODS, uid)
+        if pod is not None:
+            self.hands.delete(PODS, pod, grace=0)
+
+    def _say(
+        self,
+        pod: Body,
+        phase: str,
+        state: Body,
+        ended: Mapping[str, Body] = MappingProxyType({}),
+        **more: Any,
+    ) -> None:
+        containers = [
+            {
+                "name": container["name"],
+                "ready": phase == "Running" and container["name"] not in ended,
+                "state": ended.get(container["name"], state),
+            }
+            for container in pod["spec"]["containers"]
+        ]
+        status = {"phase": phase, "containerStatuses": containers, "podIP": "10.0.0.7", **more}
+        self.hands.patch(PODS, pod, {"status": status}, "status")
+
+
+def takes_a_node(pod: Body) -> bool:
+    """Whether nothing else has room beside it where nodes are for one worker."""
+    labels: Body = pod["metadata"].get("labels", {})
+    return labels.get(names.COMPONENT_LABEL) in (names.WORKER, names.PROBE)

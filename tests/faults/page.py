@@ -1,0 +1,70 @@
+"""The numbers of docs/faults.md, from the counts of a run that was kept.
+
+    make faults             or a part of it writes build/faults.json
+    make faults-page        keeps its parts beside those that were kept, and writes the page
+
+The numbers stand between two comments of the page; everything else there is written by people.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+LATEST = ROOT / "build" / "faults.json"
+KEPT = ROOT / "bench" / "results" / "faults.json"
+PAGE = ROOT / "docs" / "faults.md"
+BEGIN, END = "<!-- counts: written by tests/faults/page.py -->", "<!-- end of counts -->"
+PARTS = {
+    "singles": "single faults",
+    "pairs": "pairs of faults",
+    "histories": "random histories",
+    "time travel": "time travel",
+}
+
+
+def block(counts: Any) -> str:
+    """The table of what was kept."""
+    parts = counts["parts"]
+    rows = [
+        f"| {title} | {parts[part]['runs']:,} | {parts[part]['wrong']:,} | {parts[part]['date']} |"
+        for part, title in PARTS.items()
+        if part in parts
+    ]
+    return "\n".join(
+        [
+            BEGIN,
+            "",
+            f"{counts['scenarios']} scenarios, {counts['points']:,} places for a fault,"
+            f" {counts['kinds']} kinds of faults.",
+            "",
+            "| what | runs | wrong | on |",
+            "|---|---|---|---|",
+            *rows,
+            "",
+            END,
+        ]
+    )
+
+
+def with_counts(page: str, counts: Any) -> str:
+    """The page with the numbers of a run. Raises ValueError without the two comments."""
+    before, after = page.index(BEGIN), page.index(END) + len(END)
+    return page[:before] + block(counts) + page[after:]
+
+
+def main() -> int:
+    """Keep the parts of the latest run, and write the page."""
+    kept = json.loads(KEPT.read_text()) if KEPT.exists() else {"parts": {}}
+    if LATEST.exists():
+        latest = json.loads(LATEST.read_text())
+        del latest["seconds"]  # tells of the machine
+        kept |= {**latest, "parts": kept["parts"] | latest["parts"]}
+        KEPT.write_text(json.dumps(kept, indent=2) + "\n")
+    PAGE.write_text(with_counts(PAGE.read_text(), kept))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+"""How many places each scenario has for a fault, so that none vanishes unnoticed.
+
+A change of the controller may add or save a request: when `test_points_are_there` fails, see which
+ones came or went (`python -m faults.points` with `tests` on the path prints the numbers), and write
+the new number here.
+"""
+
+from faults import campaign
+from faults.scenarios import SCENARIOS
+
+POINTS = {
+    "node returns": 116,
+    "node off": 111,
+    "fence": 123,
+    "elastic": 180,
+    "preemption": 186,
+    "reclaim": 200,
+    "deletion under quota": 116,
+    "depends": 115,
+    "ttl": 71,
+    "deadline": 70,
+    "suspend backing off": 144,
+    "queue edited": 117,
+    "queue deleted": 124,
+    "waiting": 84,
+    "volcano": 115,
+    "kai queue": 95,
+    "setup": 134,
+    "direct": 126,
+    "reload": 93,
+    "success": 65,
+    "restart": 105,
+    "suspend": 116,
+    "scale": 113,
+    "delete": 61,
+    "queue": 105,
+    "leader": 103,
+    "workspace": 82,
+    "gangs": 129,
+    "head": 96,
+}
+SLACK = 0.04  # a status more or less is no news
+
+if __name__ == "__main__":
+    for name in SCENARIOS:
+        print(f'    "{name}": {len(campaign.points(name))},')

@@ -1,0 +1,68 @@
+"""Scenarios of nodes: lost ones, and too few for an elastic job."""
+
+from faults.fields import Body
+from faults.nodes import End
+from faults.scripts import first_gang_stays
+from faults.simulation import Scenario, Simulation
+
+# Seconds: longer than a gang has to be old to grow (5 min), and than an overcharge may last.
+LONG = 330.0
+ZIP = {"workspace": {"source": "zip", "delivery": "shared"}}
+
+
+async def node_returns(world: Simulation) -> None:
+    """A node falls silent, and its worker may still write: the next gang waits until it is back."""
+    world.make_queue()
+    world.submit()
+    await world.reaches("Running")
+    world.nodes.lose("node-1")
+    await world.reaches("Queued", reason="WaitingForFence")
+    world.nodes.come_back("node-1")
+    await world.reaches("Succeeded")
+
+
+async def node_off(world: Simulation) -> None:
+    """The same, and somebody switches the machine off and says so."""
+    world.make_queue()
+    world.submit()
+    await world.reaches("Running")
+    world.nodes.lose("node-1")
+    await world.reaches("Queued", reason="WaitingForFence")
+    world.nodes.switch_off("node-1")
+    await world.reaches("Succeeded")
+
+
+async def fence(world: Simulation) -> None:
+    """The same, with a workspace: launchers fence the silent worker themselves."""
+    world.make_queue()
+    world.submit(volumes=ZIP)
+    await world.reaches("Running")
+    world.nodes.lose("node-1")
+    await world.reaches("Succeeded")
+
+
+async def elastic(world: Simulation) -> None:
+    """A node too few: a smaller gang follows, and a larger one when the node is back."""
+    world.nodes.alone = True
+    world.nodes.cordon("node-2")
+    world.nodes.cordon("node-3")
+    world.make_queue(quota={"nodes": 4})
+    world.submit(numNodes=3, elastic={"minNodes": 1, "maxNodes": 3})
+    await world.reaches("Running", numNodes=2)
+    world.nodes.cordon("node-2", closed=False)
+    await world.finish(nodes=3)
+    await world.reaches("Succeeded")
+
+
+def stays(pod: Body) -> End | None:
+    """Until it is told to end."""
+    return None
+
+
+SCENARIOS = (
+    Scenario("node returns", node_returns, first_gang_stays),
+    Scenario("node off", node_off, first_gang_stays),
+    Scenario("fence", fence, first_gang_stays),
+    # By a view that is late a gang may be resized once more.
+    Scenario("elastic", elastic, stays, renumbered=True, varies=("attempts",)),
+)

@@ -1,0 +1,213 @@
+"""Scenarios of queues: who runs when, jobs that follow others, other schedulers, the end of a queue."""
+
+import asyncio
+from collections.abc import Iterator
+
+from faults.cluster import PODS, TORCHRUN_QUEUES, is_worker
+from faults.fields import Body
+from faults.nodes import End
+from faults.oracle import KAI_QUEUES
+from faults.scripts import (
+    TRAINING,
+    first_gang_fails,
+    first_gang_stays,
+    first_gangs_of,
+    two_gangs_fail,
+    well,
+)
+from faults.simulation import NAMESPACE, Scenario, Simulation
+from faults.store import Resource
+from torchrun_api import names
+
+KAI: tuple[Resource, ...] = (KAI_QUEUES, ("scheduling.run.ai/v2alpha2", "podgroups"))
+VOLCANO: tuple[Resource, ...] = (("scheduling.volcano.sh/v1beta1", "podgroups"),)
+
+
+async def preemption(world: Simulation) -> None:
+    """An urgent job takes the place of another, which goes on after it."""
+    world.make_queue(quota={"nodes": 2})
+    world.submit("batch", priority=1)
+    await world.reaches("Running", "batch")
+    world.submit("urgent", priority=10)
+    await world.reaches("Preempted", "batch")
+    await world.reaches("Succeeded", "urgent")
+    await world.reaches("Succeeded", "batch")
+
+
+async def reclaim(world: Simulation) -> None:
+    """A queue takes back what another one of its cohort has borrowed."""
+    world.make_queue("gpu", quota={"nodes": 2}, cohort="all")
+    world.make_queue("guest", quota={"nodes": 0}, cohort="all")
+    world.submit("batch", jobQueue="guest")
+    await world.reaches("Running", "batch")
+    world.submit("owner")
+    await world.reaches("Preempted", "batch")
+    await world.reaches("Succeeded", "owner")
+    await world.reaches("Succeeded", "batch")
+
+
+async def deletion_under_quota(world: Simulation) -> None:
+    """A job is deleted at work while another waits for its nodes."""
+    world.make_queue(quota={"nodes": 2})
+    world.submit("batch")
+    await world.reaches("Running", "batch")
+    world.submit("later")
+    await world.reaches("Queued", "later")
+    world.delete("batch")
+    await world.reaches("Succeeded", "later")
+
+
+async def depends(world: Simulation) -> None:
+    """A job follows two others, of which one is removed before the other ends."""
+    world.make_queue()
+    world.submit("early", numNodes=1, reliability={"ttlSecondsAfterFinished": 20})
+    world.submit("late", numNodes=1)
+    world.submit("both", numNodes=1, dependsOn=[{"name": "early"}, {"name": "late"}])
+    await world.until("early is removed", lambda: world.job("early") is None)
+    await world.reaches("Succeeded", "both")
+
+
+def late_takes_long(pod: Body) -> End | None:
+    job = pod["metadata"]["labels"][names.JOB_LABEL]
+    return (
+        End(TRAINING / 2) if job == "early" else End(3 * TRAINING) if job == "late" else well(pod)
+    )
+
+
+async def ttl(world: Simulation) -> None:
+    world.make_queue()
+    world.submit(reliability={"ttlSecondsAfterFinished": 30})
+    await world.reaches("Succeeded")
+    await world.until("the job is removed", lambda: world.job() is None)
+    await world.until("nothing is left", lambda: not list(_workers(world)))
+
+
+async def deadline(world: Simulation) -> None:
+    world.make_queue()
+    world.submit(reliability={"activeDeadlineSeconds": 30})
+    await world.reaches("TimedOut")
+    await world.until("no worker is left", lambda: not list(_workers(world)))
+
+
+async def suspend_backing_off(world: Simulation) -> None:
+    """A pause between a failure and the next gang forgets no failure."""
+    world.make_queue()
+    world.submit()
+    await world.reaches("Queued", reason="BackingOff")
+    world.edit(suspend=True)
+    await world.reaches("Suspended")
+    world.edit(suspend=False)
+    await world.reaches("Succeeded")
+
+
+async def edited(world: Simulation) -> None:
+    """Limits and quota of a queue change under a job that runs."""
+    world.make_queue(quota={"nodes": 4})
+    world.submit()
+    await world.trains()
+    world.edit("gpu", TORCHRUN_QUEUES, quota={"nodes": 2}, limits={"maxNodesPerJob": 2})
+    await world.until(
+        "the edit is seen", lambda: world.queue_status().get("observedGeneration") == 2
+    )
+    world.submit("later")
+    await world.reaches("Queued", "later")
+    await world.finish()
+    await world.reaches("Succeeded")
+    await world.reaches("Succeeded", "later")
+
+
+async def queue_deleted(world: Simulation) -> None:
+    """A queue goes when the job that runs by it has ended; another job waits for its return."""
+    world.make_queue(quota={"nodes": 2})
+    world.submit()
+    await world.trains()
+    world.submit("later")
+    await world.reaches("Queued", "later")
+    world.delete("gpu", TORCHRUN_QUEUES)
+    await world.until("it is marked", lambda: _is_ending(world))
+    await world.finish()
+    await world.reaches("Succeeded")
+    await world.until("the queue is gone", lambda: not world.store.get(*_GPU))
+    await world.reaches("Pending", "later", reason="QueueNotFound")
+    world.make_queue()
+    await world.reaches("Succeeded", "later")
+
+
+def _is_ending(world: Simulation) -> bool:
+    queue = world.store.get(*_GPU)
+    return queue is None or "deletionTimestamp" in queue.body["metadata"]
+
+
+_GPU = TORCHRUN_QUEUES, (NAMESPACE, "gpu")
+
+
+async def volcano(world: Simulation) -> None:
+    world.make_queue(scheduling={"scheduler": "volcano"})
+    world.submit()
+    await world.reaches("Succeeded", attempt=1)
+
+
+async def kai_queue(world: Simulation) -> None:
+    """A KAI queue is made, kept as it should be, and removed with its queue."""
+    meta = {"name": "default"}
+    parent = {"apiVersion": KAI_QUEUES[0], "kind": "Queue", "metadata": meta, "spec": {}}
+    world.hands.create(KAI_QUEUES, parent)
+    world.make_queue(
+        kaiQueue="team-gpu", quota={"gpus": 8}, scheduling={"scheduler": "kai-scheduler"}
+    )
+    world.submit()
+    await world.trains()
+    await world.until("the KAI queue is there", lambda: world.store.get(*_KAI) is not None)
+    world.edit("gpu", TORCHRUN_QUEUES, quota={"gpus": 16})
+    await world.reaches("Succeeded")
+    world.delete("gpu", TORCHRUN_QUEUES)
+    await world.until("the KAI queue is gone", lambda: world.store.get(*_KAI) is None)
+    await world.until("the queue is gone", lambda: world.store.get(*_GPU) is None)
+
+
+_KAI = KAI_QUEUES, ("", "team-gpu")
+
+
+async def waiting(world: Simulation) -> None:
+    """Jobs that wait for what only people can bring: each has to say what that is."""
+    world.make_queue(quota={"nodes": 2})
+    world.submit("lost", jobQueue="missing")
+    world.submit("large", numNodes=3)
+    world.submit("orphan", dependsOn=[{"name": "nobody"}])
+    world.submit("circle", dependsOn=[{"name": "circle"}])
+    world.submit("code", volumes={"workspace": {"source": "git", "url": "https://git.example/a"}})
+    world.submit("unplaced", numNodes=1)
+    for number in range(4):
+        world.nodes.cordon(f"node-{number}")
+    for name in ("lost", "large", "orphan", "circle", "code", "unplaced"):
+        await world.until(f"{name} says why", lambda name=name: bool(world.status(name)))
+    await asyncio.sleep(60.0)
+
+
+def _workers(world: Simulation) -> Iterator[Body]:
+    return (pod for pod in world.store.bodies(PODS, NAMESPACE) if is_worker(pod))
+
+
+SCENARIOS = (
+    Scenario("preemption", preemption, first_gangs_of("batch")),
+    Scenario("reclaim", reclaim, first_gangs_of("batch")),
+    Scenario("deletion under quota", deletion_under_quota, first_gangs_of("batch")),
+    Scenario("depends", depends, late_takes_long),
+    Scenario("ttl", ttl, well),
+    # Pods are ended before the status is written: a deadline has to hold where no status can be
+    # written. A process that dies in between leaves a gang that seems to have failed.
+    Scenario(
+        "deadline",
+        deadline,
+        first_gang_stays,
+        varies=("workers", "workersStatus", "lastFailure", "Scheduled"),
+    ),
+    Scenario("suspend backing off", suspend_backing_off, two_gangs_fail),
+    # A job's share of the queue's policy is in its status alone: where that is lost or late, it is
+    # taken from the queue as it is by then.
+    Scenario("queue edited", edited, first_gangs_of("train"), varies=("queuePolicy",)),
+    Scenario("queue deleted", queue_deleted, first_gangs_of("train")),
+    Scenario("waiting", waiting, well),
+    Scenario("volcano", volcano, first_gang_fails, installed=VOLCANO),
+    Scenario("kai queue", kai_queue, well, installed=KAI),
+)

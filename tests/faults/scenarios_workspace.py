@@ -1,0 +1,72 @@
+"""Scenarios of workspaces: environments, pods that serve code, and code that changes under a run."""
+
+import json
+
+from faults.cluster import is_worker
+from faults.fields import Body
+from faults.nodes import End
+from faults.scripts import SYNCING, first_gang_fails, well
+from faults.simulation import Scenario, Simulation
+from torchrun_api import names
+
+ZIP = {"workspace": {"source": "zip", "delivery": "shared"}}
+DIRECT = {"workspace": {"source": "zip", "delivery": "direct"}}
+OLD, NEW = "a" * 64, "b" * 64
+UPLOADED = {names.WORKSPACE_SHA256: OLD}
+
+
+def prepares(pod: Body) -> End | None:
+    """As `well`; sync pods say what they have made, and go on where they serve it."""
+    meta = pod["metadata"]
+    if meta["labels"][names.COMPONENT_LABEL] != names.SYNC:
+        return well(pod)
+    number = names.number_of(meta["name"])
+    sha256 = (OLD, NEW)[min(number, 1)]
+    made = {"sha256": sha256, "files": 1, "bytes": 1, "revision": number + 1, "manifest": sha256}
+    serves = len(pod["spec"]["containers"]) > 1
+    return End(SYNCING, 0, json.dumps(made), names.SYNC_CONTAINER if serves else "")
+
+
+def fails_prepared(pod: Body) -> End | None:
+    """The same, and a worker of the first gang fails."""
+    labels = pod["metadata"]["labels"]
+    if labels[names.COMPONENT_LABEL] == names.WORKER:
+        return first_gang_fails(pod)
+    return prepares(pod)
+
+
+async def setup(world: Simulation) -> None:
+    """A job makes an environment of its own, once for both of its gangs."""
+    world.make_queue()
+    world.submit(volumes=ZIP, setupCommand="make", annotations_=UPLOADED)
+    await world.reaches("Succeeded", attempt=1)
+
+
+async def direct(world: Simulation) -> None:
+    """A pod serves the workspace to both gangs."""
+    world.make_queue()
+    world.submit(volumes=DIRECT, annotations_=UPLOADED)
+    await world.reaches("Succeeded", attempt=1)
+
+
+async def reload(world: Simulation) -> None:
+    """Newer code reaches workers that live."""
+    world.make_queue()
+    world.submit(volumes=ZIP, annotations_=UPLOADED)
+    await world.trains()
+    world.annotate(workspace_sha256=NEW)
+    await world.reaches("Running", workspaceRevision=2)
+    await world.finish()
+    await world.reaches("Succeeded")
+
+
+def workers_stay(pod: Body) -> End | None:
+    """As `prepares`, and workers go on until they are ended."""
+    return None if is_worker(pod) else prepares(pod)
+
+
+SCENARIOS = (
+    Scenario("setup", setup, fails_prepared),
+    Scenario("direct", direct, fails_prepared),
+    Scenario("reload", reload, workers_stay),
+)

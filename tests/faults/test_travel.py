@@ -1,0 +1,48 @@
+"""Restarts against an API server that lives in the past; TORCHRUN_FAULTS_TRAVELS says how many,
+TORCHRUN_FAULTS_SEED draws others."""
+
+import os
+from collections.abc import Callable
+
+import pytest
+
+from faults import travel
+from faults.test_planted import caches_are_trusted
+
+SEED = os.environ.get("TORCHRUN_FAULTS_SEED", "1")
+TRAVELS = int(os.environ.get("TORCHRUN_FAULTS_TRAVELS", "2000"))
+PARTS = 20
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_time_travel(part: int, record_property: Callable[[str, object], None]) -> None:
+    drawn = travel.journeys(TRAVELS, SEED)[part::PARTS]
+    print(f"seed {SEED}, part {part}: {len(drawn)} runs")
+    wrong = {str(journey): found for journey in drawn if (found := travel.judge(journey))}
+    record_property("time travel runs", len(drawn))
+    record_property("time travel wrong", len(wrong))
+    for journey, found in wrong.items():
+        print(journey, *found, sep="\n    ")
+    assert not wrong, f"{len(wrong)} went wrong, see above"
+
+
+@pytest.mark.parametrize(
+    "journey",
+    [
+        pytest.param(journey, marks=pytest.mark.xfail(reason=reason, strict=True))
+        for journey, reason in travel.KNOWN.items()
+    ],
+    ids=str,
+)
+def test_known_defects(journey: travel.Journey) -> None:
+    assert travel.judge(journey) == []
+
+
+@pytest.mark.timeout(600)
+def test_the_control_caches_that_are_trusted_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = [j for j in travel.journeys(10_000, SEED) if j.scenario == "restart"]
+    caches_are_trusted(monkeypatch)
+    wrong = next((found for journey in drawn if (found := travel.judge(journey))), [])
+    print(*wrong[:5], sep="\n")
+    assert wrong, "no run shows it"

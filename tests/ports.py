@@ -1,0 +1,17 @@
+"""Ports of this machine for programs that must be told one before they listen."""
+
+import random
+import socket
+from contextlib import suppress
+
+
+def free_port() -> int:
+    """One that no connection of another process is given until it is bound.
+
+    The kernel hands out ports from 32768 on; one of those may be gone before the program has it.
+    """
+    for port in random.sample(range(10_000, 30_000), 100):
+        with socket.socket() as listener, suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("100 ports are in use")
