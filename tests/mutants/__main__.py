@@ -1,4 +1,4 @@
-"""Plants bugs in a copy of the controller, one after the other, and sees whether tests notice.
+"""Plants bugs in a copy of the code, one after the other, and sees whether tests notice.
 
     make mutants                                     # all of them
     make mutants ONLY="410-is-ignored the-gate-is-open"
@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
         parser.error(f"no such mutant: {', '.join(sorted(unknown))}; see --list")
     if options.list:
         for mutant in chosen:
-            print(f"{mutant.name:40} {mutant.file:36} {mutant.harm}")
+            print(f"{mutant.name:40} {mutant.package + '/' + mutant.file:56} {mutant.harm}")
         return 0
     for mutant in chosen:  # before minutes are spent
         mutant.mutated()

@@ -1,12 +1,19 @@
-"""One seeded bug: a change of a few words in the controller, and the tests that should notice it."""
+"""One seeded bug: a change of a few words of the code, and the tests that should notice it."""
 
 from pathlib import Path
 
 from msgspec import Struct
 
 CHECKOUT = Path(__file__).parents[2]
-PACKAGE = "torchrun_controller"
-SOURCE = CHECKOUT / "controller" / PACKAGE
+CONTROLLER = "torchrun_controller"
+# The folder of each package in the checkout.
+PACKAGES = {
+    "torchrun_api": "api",
+    CONTROLLER: "controller",
+    "torchrun_runtime": "runtime",
+    "kubectl_torchrun": "plugin",
+    "torchrun_sdk": "sdk",
+}
 
 
 class DoesNotApplyError(Exception):
@@ -14,9 +21,9 @@ class DoesNotApplyError(Exception):
 
 
 class Mutant(Struct, frozen=True):
-    """`old` of `file` (relative to the package) becomes `new`; `harm` is what a user would see.
+    """`old` of `file` becomes `new`; `harm` is what a user would see.
 
-    `tests` are run in their order, the fastest first.
+    `file` is relative to its package, `tests` are run in their order, the fastest first.
     """
 
     name: str
@@ -25,16 +32,21 @@ class Mutant(Struct, frozen=True):
     new: str
     harm: str
     tests: tuple[str, ...]
+    package: str = CONTROLLER
 
-    def mutated(self, package: Path = SOURCE) -> str:
+    @property
+    def origin(self) -> Path:
+        """The file in the checkout."""
+        return CHECKOUT / PACKAGES[self.package] / self.package / self.file
+
+    def mutated(self) -> str:
         """The file's text with the bug. Raises DoesNotApplyError."""
-        text = (package / self.file).read_text()
+        text = self.origin.read_text()
         if (found := text.count(self.old)) != 1:
             message = f"{self.name}: {self.file} has {found} times, not once: {self.old!r}"
             raise DoesNotApplyError(message)
         return text.replace(self.old, self.new)
 
-    def plant(self, package: Path) -> None:
-        """Write the bug into a copy of the package. Raises DoesNotApplyError."""
-        mutated = self.mutated(package)
-        (package / self.file).write_text(mutated)
+    def plant(self, root: Path) -> None:
+        """Write the bug into copies of the packages. Raises DoesNotApplyError."""
+        (root / self.package / self.file).write_text(self.mutated())

@@ -1,8 +1,20 @@
-"""All of them, along the way from the API server to a write."""
+"""All of them: along the way from the API server to a write, then around it."""
 
+from mutants.calling import CALLING
 from mutants.deciding import DECIDING
+from mutants.describing import DESCRIBING
+from mutants.launching import LAUNCHING
 from mutants.mutant import Mutant
 from mutants.reading import READING
+from mutants.submitting import SUBMITTING
 from mutants.working import WORKING
 
-MUTANTS: tuple[Mutant, ...] = (*READING, *WORKING, *DECIDING)
+MUTANTS: tuple[Mutant, ...] = (
+    *READING,
+    *WORKING,
+    *DECIDING,
+    *LAUNCHING,
+    *SUBMITTING,
+    *CALLING,
+    *DESCRIBING,
+)

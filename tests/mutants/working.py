@@ -4,6 +4,7 @@ from mutants.mutant import Mutant
 
 QUEUE = ("tests/unit/workqueue",)
 WORKER = ("tests/unit/worker/test_worker.py", "tests/unit/worker/test_queue.py")
+REFUSALS = ("tests/unit/worker/test_refusals.py", "tests/unit/worker/test_queue.py")
 OWN_WRITES = ("tests/unit/apply/test_own_writes.py", "tests/unit/worker")
 APPLY = ("tests/unit/apply/test_apply.py",)
 ADMISSION = ("tests/unit/worker/test_admission.py",)
@@ -96,7 +97,7 @@ WORKING = (
     Mutant(
         "failures-are-not-retried",
         "worker.py",
-        "queue.add_rate_limited(key)",
+        "queue.add_rate_limited(key, at_least=wait)",
         "queue.forget(key)",
         "a job stands still after one answer of 500",
         WORKER,
@@ -231,42 +232,58 @@ WORKING = (
         APPLY,
     ),
     Mutant(
-        "an-obstacle-is-for-ever",
-        "controllers/job.py",
-        "_made_from(observed) and self._clock() < obstacle.until:",
-        "_made_from(observed):",
+        "a-refusal-is-for-ever",
+        "controllers/refusals.py",
+        "for what, told in memory.refused.items() if told[1] > now}",
+        "for what, told in memory.refused.items()}",
         "a job waits after the name that it needs is free again",
         WORKER,
     ),
     Mutant(
-        "an-obstacle-stays-after-an-edit",
-        "controllers/job.py",
-        "if obstacle.made_from == _made_from(observed) and self",
-        "if self",
-        "a job that was refused and is mended waits for minutes",
+        "a-refusal-stays-after-an-edit",
+        "controllers/refusals.py",
+        "if memory.made_from != made_from or not kept:",
+        "if not kept:",
+        "a job that was refused and is corrected waits for minutes",
         WORKER,
+    ),
+    Mutant(
+        "a-gang-without-its-service",
+        "controllers/job.py",
+        "if complete or intent.uid:",
+        "if complete or intent:",
+        "the Job of a gang is created although its Service was refused",
+        REFUSALS,
+    ),
+    Mutant(
+        "a-refused-delete-silences-the-job",
+        "controllers/refusals.py",
+        "return isinstance(write, Delete) and error.status in REFUSED_DELETE",
+        "return False",
+        "a pod that may not be deleted keeps the end of its job out of the status",
+        REFUSALS,
     ),
     Mutant(
         "the-gang-goes-before-it-is-told",
         "controllers/job.py",
-        "deletes = () if first else plan.deletes",
-        "deletes = plan.deletes",
+        "return plan.tells_first or await self._delete(",
+        "return await self._delete(",
         "how an attempt ended is lost if the process dies in between",
         WORKER,
     ),
     Mutant(
         "phases-are-held-back",
         "controllers/pacing.py",
-        "if same_phase and left > 0:",
-        "if left > 0:",
+        "if same_phase and left > 0 else",
+        "if left > 0 else",
         "Running is shown a second late",
         WORKER,
     ),
     Mutant(
         "statuses-have-no-pace",
         "controllers/pacing.py",
-        "if same_phase and left > 0:",
-        "if same_phase and left > 1000:",
+        "if same_phase and left > 0 else",
+        "if same_phase and left > 1000 else",
         "a gang of 1,000 pods writes its status 1,000 times as it starts",
         WORKER,
     ),

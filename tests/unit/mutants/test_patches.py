@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from mutants.mutant import CHECKOUT, DoesNotApplyError, Mutant
+from mutants.mutant import CHECKOUT, PACKAGES, DoesNotApplyError, Mutant
 from mutants.table import MUTANTS
+from mutants.targets import copy_packages
 
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
 
@@ -24,14 +25,19 @@ def test_there_are_enough_and_each_has_a_name_of_its_own() -> None:
 
 
 def test_one_whose_code_has_changed_is_an_error(tmp_path: Path) -> None:
-    mutant = Mutant("gone", "code.py", "x = 1", "x = 2", "none", ())
-    for text in ("y = 1", "x = 1; x = 1"):
-        (tmp_path / "code.py").write_text(text)
+    for old in ("there is no such line", "import "):
+        mutant = Mutant("gone", "store.py", old, "x = 2", "none", ())
         with pytest.raises(DoesNotApplyError, match="gone"):
             mutant.plant(tmp_path)
 
 
-def test_a_bug_is_planted_in_the_copy_alone(tmp_path: Path) -> None:
-    (tmp_path / "code.py").write_text("x = 1")
-    Mutant("other", "code.py", "x = 1", "x = 2", "none", ()).plant(tmp_path)
-    assert (tmp_path / "code.py").read_text() == "x = 2"
+@pytest.mark.parametrize("package", PACKAGES)
+def test_each_package_has_bugs_and_they_are_planted_in_the_copy_alone(
+    tmp_path: Path, package: str
+) -> None:
+    mutant = next(mutant for mutant in MUTANTS if mutant.package == package)
+    copy_packages(tmp_path, [package])
+    before = mutant.origin.read_text()
+    mutant.plant(tmp_path)
+    assert (tmp_path / package / mutant.file).read_text() == mutant.mutated() != before
+    assert mutant.origin.read_text() == before

@@ -1,0 +1,166 @@
+"""Test runs in forks of a process that has imported the code and collected the tests.
+
+A fork costs milliseconds where a process of its own costs seconds. The bug is put into the functions that
+are loaded already, by their code objects, and into the file, for what runs as a process of its own.
+"""
+
+import gc
+import os
+import traceback
+from collections.abc import Sequence
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import CodeType, FunctionType
+
+import pytest
+from msgspec import Struct
+
+from mutants import fork_server
+from mutants.fork_server import KILLED_BY_COLLECTION, KILLED_BY_TIME
+
+_Key = tuple[str, int]
+"""Qualified name and first line."""
+
+
+class Request(Struct, frozen=True):
+    """Tests to run in this order until one fails; `mutated`, if any, is the text of `file`."""
+
+    tests: tuple[str, ...]
+    seconds: float
+    file: str = ""
+    mutated: str = ""
+
+
+class Collected:
+    """A process that has collected `tests`, on the copy of the code in `copy`."""
+
+    def __init__(self, copy: Path, tests: Sequence[str]) -> None:
+        self._ours, theirs = Pipe()
+        (copy / "tests").write_text("".join(f"{test}\n" for test in tests))
+        self._pid = os.fork()
+        if not self._pid:
+            self._ours.close()
+            code = 70
+            try:
+                code = fork_server.run_pytest(copy, copy / "log", [_Loop(copy, theirs)], stop=False)
+            except BaseException:  # a fork never returns into its parent's code
+                (copy / "log").write_text(traceback.format_exc())
+            os._exit(code)
+        theirs.close()
+        self._log = copy / "log"
+        if self._receive(300) != "ready":
+            raise RuntimeError(f"the tests were not collected:\n{self._log.read_text()[-3000:]}")
+
+    def run(self, request: Request) -> "CollectedRun":
+        """Begin; one at a time."""
+        self._ours.send(request)
+        return CollectedRun(self._ours)
+
+    def end(self) -> None:
+        """Let it go. Later forks hold its connection too, so that closing it says nothing."""
+        self._ours.send(None)
+        os.waitpid(self._pid, 0)
+
+    def _receive(self, seconds: float) -> str:
+        if not self._ours.poll(seconds):
+            return ""
+        try:
+            said: str = self._ours.recv()
+        except EOFError:
+            return ""
+        return said
+
+
+class CollectedRun:
+    """One run, as `fork_server.Run`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def poll(self) -> str | None:
+        """What failed first: a test, "" for none, "time". None while it runs."""
+        if not self._connection.poll():
+            return None
+        said: str = self._connection.recv()
+        return said
+
+
+class _Loop:
+    """A plugin of pytest: in the place of its loop over tests, one over requests."""
+
+    def __init__(self, copy: Path, connection: Connection) -> None:
+        self._copy = copy
+        self._connection = connection
+        self._failed = ""
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """After each phase of each test."""
+        if report.failed and not self._failed:
+            self._failed = report.nodeid
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Answer requests until there is none."""
+        items = {item.nodeid: item for item in session.items}
+        gc.collect()
+        gc.freeze()
+        self._connection.send("ready")
+        while (request := self._connection.recv()) is not None:
+            self._connection.send(self._answer(items, request))
+        return True
+
+    def _answer(self, items: dict[str, pytest.Item], request: Request) -> str:
+        verdict = self._copy / "verdict"
+        verdict.unlink(missing_ok=True)
+        pid = os.fork()
+        if not pid:
+            self._connection.close()
+            os.setsid()
+            try:
+                verdict.write_text(self._run(items, request))
+            except BaseException:
+                traceback.print_exc()
+            os._exit(0)
+        if not fork_server.wait(pid, request.seconds):
+            return KILLED_BY_TIME
+        return verdict.read_text() if verdict.exists() else KILLED_BY_COLLECTION
+
+    def _run(self, items: dict[str, pytest.Item], request: Request) -> str:
+        if request.file:
+            put_into_functions(self._copy / request.file, request.mutated)
+        for test in request.tests:
+            item = items.get(test)
+            if item is None:
+                continue
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+            if self._failed:
+                break
+        return self._failed
+
+
+def put_into_functions(path: Path, mutated: str) -> int:
+    """Give the functions of a loaded module the code of its mutated text; how many have changed."""
+    new = _codes(compile(mutated, str(path), "exec", dont_inherit=True))
+    changed = 0
+    gc.unfreeze()  # else the collector does not list them
+    for function in gc.get_objects():
+        if not isinstance(function, FunctionType):
+            continue
+        old = function.__code__
+        if old.co_filename != str(path):
+            continue
+        code = new.get((old.co_qualname, old.co_firstlineno))
+        if code is not None and code != old and code.co_freevars == old.co_freevars:
+            function.__code__ = code
+            changed += 1
+    return changed
+
+
+def _codes(code: CodeType) -> dict[_Key, CodeType]:
+    """Codes of functions, also of those within others."""
+    found: dict[_Key, CodeType] = {}
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            found[constant.co_qualname, constant.co_firstlineno] = constant
+            found |= _codes(constant)
+    return found

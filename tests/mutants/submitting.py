@@ -1,0 +1,94 @@
+"""Bugs in the plugin, on a user's machine."""
+
+from functools import partial
+
+from mutants.mutant import Mutant
+
+PLUGIN = partial(Mutant, package="kubectl_torchrun")
+_TESTS = "tests/unit/plugin"
+UPLOAD = (f"{_TESTS}/test_upload.py", f"{_TESTS}/test_deliver.py")
+DELIVER = (f"{_TESTS}/test_deliver.py",)
+PACK = (f"{_TESTS}/test_pack.py", f"{_TESTS}/test_tree.py")
+
+SUBMITTING = (
+    PLUGIN(
+        "a-pod-that-runs-is-asked",
+        "deliver.py",
+        'case "Running" if _is_ready(latest):',
+        'case "Running":',
+        "the upload begins before the pod listens, and fails or waits for a retry",
+        (*DELIVER, f"{_TESTS}/test_commands.py"),
+    ),
+    PLUGIN(
+        "busy-servers-end-the-upload",
+        "api.py",
+        "return self.status == 429 or self.status >= 500",
+        "return self.status == 429",
+        "one restart of the API server breaks an upload of an hour off",
+        UPLOAD,
+    ),
+    PLUGIN(
+        "an-upload-begins-again-each-time",
+        "upload.py",
+        "held = answer.offset if answer.sha256 == self.sha256 else 0",
+        "held = 0",
+        "an upload over a bad line never ends",
+        UPLOAD,
+    ),
+    PLUGIN(
+        "an-offset-of-another-archive-counts",
+        "upload.py",
+        "held = answer.offset if answer.sha256 == self.sha256 else 0",
+        "held = answer.offset",
+        "two halves of two archives are joined, and the digest refuses them",
+        UPLOAD,
+    ),
+    PLUGIN(
+        "nothing-is-ever-given-up",
+        "upload.py",
+        "if now - self._progress_at > self._backoff.give_up:",
+        "if now < 0:",
+        "a submit in a script hangs for ever where the pod makes no progress",
+        UPLOAD,
+    ),
+    PLUGIN(
+        "retry-after-is-not-heeded",
+        "upload.py",
+        "self._then(Wait(max(delay, min(retry_after or 0.0, self._backoff.longest))), Ask())",
+        "self._then(Wait(delay), Ask())",
+        "a busy API server is asked again sooner than it says",
+        UPLOAD,
+    ),
+    PLUGIN(
+        "a-file-that-changes-is-sent",
+        "pack.py",
+        "if not unchanged:",
+        "if False:",
+        "half an edit is trained, and the manifest says another digest",
+        PACK,
+    ),
+    PLUGIN(
+        "zeros-are-sent-and-refused",
+        "pack.py",
+        "if unpacked > limits.ratio_floor and unpacked > size * limits.ratio:",
+        "if False:",
+        "an hour of upload ends in the refusal of a decompression bomb",
+        PACK,
+    ),
+    PLUGIN(
+        "keys-go-along",
+        "sensitive.py",
+        '        "*.pem",\n',
+        "",
+        "a private key in the directory lands in the workspace of everybody in the namespace",
+        (f"{_TESTS}/test_tree.py", f"{_TESTS}/test_gitignore.py"),
+    ),
+    PLUGIN(
+        "a-refused-workspace-is-waited-for",
+        "deliver.py",
+        "if verdict.permanent:",
+        "if not verdict.permanent:",
+        "a submit waits ten minutes for what the pod has refused for good",
+        (*DELIVER, f"{_TESTS}/test_commands.py"),
+    ),
+)

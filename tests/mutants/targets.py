@@ -1,0 +1,92 @@
+"""What random mutants are planted in, and the tests that are asked about it."""
+
+import hashlib
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from msgspec import Struct
+
+from mutants.mutant import CHECKOUT, PACKAGES
+
+
+class Target(Struct, frozen=True):
+    """Files, as patterns below a package's name, and folders and files of tests."""
+
+    name: str
+    files: tuple[str, ...]
+    tests: tuple[str, ...]
+
+    def sources(self) -> list[str]:
+        """The files by name, relative to a copy of the packages."""
+        found = (
+            f"{pattern.partition('/')[0]}/{path.relative_to(source(pattern))}"
+            for pattern in self.files
+            for path in source(pattern).glob(pattern.partition("/")[2])
+        )
+        return sorted({*found})
+
+    def test_files(self) -> list[str]:
+        """The files of tests, relative to the checkout."""
+        found = [path for pattern in self.tests for path in CHECKOUT.glob(pattern)]
+        return sorted(str(path.relative_to(CHECKOUT)) for path in found)
+
+    def digest(self) -> str:
+        """Of the code and of its tests, with what the tests share."""
+        digest = hashlib.sha256()
+        folders = {(CHECKOUT / test).parent for test in self.test_files()}
+        shared = [path for folder in folders for path in folder.glob("*.py")]
+        shared += (CHECKOUT / "tests").glob("*.py")
+        for path in sorted({*shared, *(origin(file) for file in self.sources())}):
+            digest.update(f"{path.relative_to(CHECKOUT)}\0".encode() + path.read_bytes())
+        return digest.hexdigest()
+
+
+TARGETS = (
+    Target(
+        "core",
+        (
+            "torchrun_controller/reconcile/attempts/fence.py",
+            "torchrun_controller/reconcile/attempts/gang.py",
+            "torchrun_controller/reconcile/attempts/gate.py",
+            "torchrun_controller/reconcile/admission/*.py",
+        ),
+        ("tests/unit/reconcile/**/test_*.py",),
+    ),
+    Target(
+        "pipeline",
+        ("torchrun_controller/apply.py", "torchrun_controller/store.py"),
+        tuple(
+            f"tests/unit/{room}/**/test_*.py"
+            for room in ("store", "apply", "informer", "observe", "worker", "app")
+        ),
+    ),
+    Target(
+        "launcher",
+        (
+            "torchrun_runtime/launch/epoch.py",
+            "torchrun_runtime/launch/gate.py",
+            "torchrun_runtime/launch/supervise.py",
+        ),
+        ("tests/unit/runtime/test_launch_*.py",),
+    ),
+)
+
+
+def source(file: str) -> Path:
+    """The folder of the package that a file or pattern belongs to."""
+    package = file.partition("/")[0]
+    return CHECKOUT / PACKAGES[package] / package
+
+
+def origin(file: str) -> Path:
+    """A file of a copy, in the checkout."""
+    return source(file) / file.partition("/")[2]
+
+
+def copy_packages(root: Path, packages: Iterable[str] = PACKAGES) -> Path:
+    """Copies of the packages, to be imported in the place of the checkout's; returns `root`."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    for package in packages:
+        shutil.copytree(source(package), root / package, ignore=ignored)
+    return root
