@@ -74,6 +74,11 @@ class AuditLog:
         """For the API server."""
         return [f"--audit-policy-file={self._policy}", f"--audit-log-path={self._log}"]
 
+    @property
+    def path(self) -> Path:
+        """Of the log, a line of JSON for each write."""
+        return self._log
+
     def size(self) -> int:
         """Where the log ends now."""
         return self._log.stat().st_size if self._log.exists() else 0

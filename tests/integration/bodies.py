@@ -6,7 +6,13 @@ from typing import Any
 
 from torchrun_cluster import LocalCluster
 
-STARTED = {"phase": "Running", "numNodes": 2, "workersStatus": "1/2 ready", "reason": "Starting"}
+STARTED = {
+    "phase": "Running",
+    "numNodes": 2,
+    "workers": {"pending": 0, "ready": 1, "running": 2, "failed": 0, "succeeded": 0},
+    "workersStatus": "1/2 ready",
+    "reason": "Starting",
+}
 
 
 def job(name: str = "a", **spec: Any) -> dict[str, Any]:

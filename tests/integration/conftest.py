@@ -6,9 +6,23 @@ from pathlib import Path
 
 import pytest
 
+from evidence import BUILD, attach
+from integration.audit import AuditLog
 from integration.controller_process import NO_ELECTION, Api, ControllerProcess, install_crds
+from integration.evidence import QUIET, gather
 from integration.team import Team
 from torchrun_cluster import LocalCluster, Size
+
+FAILURES = BUILD / "integration-failures"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> object:
+    """Keep what is needed to judge a failed test before its control plane goes."""
+    report: pytest.TestReport = yield
+    if report.failed:
+        attach(report, FAILURES, gather(getattr(item, "funcargs", {})), QUIET)
+    return report
 
 
 @pytest.fixture(scope="session")
@@ -31,6 +45,12 @@ def api(crds: LocalCluster) -> Iterator[Api]:
     client = Api(crds)
     yield client
     client.close()
+
+
+@pytest.fixture(scope="module")
+def audit(tmp_path_factory: pytest.TempPathFactory) -> AuditLog:
+    """For a module's own control plane, which is started with its flags."""
+    return AuditLog(tmp_path_factory.mktemp("audit"))
 
 
 @pytest.fixture

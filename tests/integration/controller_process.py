@@ -29,7 +29,7 @@ kind: TorchrunJob
 metadata: {name: probe}
 spec: {jobQueue: none, numNodes: 1, command: 5}
 """
-PATIENCE = 60.0  # seconds, for machines that are busy with other things too
+PATIENCE = 180.0  # seconds, for machines that are busy with other things too
 
 
 @cache
@@ -165,7 +165,7 @@ class ControllerProcess:
                 self.wait_for_line("serves")  # before that, a signal has its usual effect
                 self.send(signal.SIGTERM)
                 try:
-                    code = self.wait(30)
+                    code = self.wait(60)
                 except subprocess.TimeoutExpired:
                     self.kill()
                     raise

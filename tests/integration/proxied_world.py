@@ -20,10 +20,9 @@ import httpx
 from msgspec import Struct
 
 from faults import oracle
-from faults.cluster import JOBS, PODS
+from faults.cluster import JOBS, PODS, TORCHRUN_JOBS, TORCHRUN_QUEUES
 from faults.faults import Point
 from faults.fields import Body
-from faults.oracle import TORCHRUN_JOBS, TORCHRUN_QUEUES
 from faults.simulation import Scenario, Stuck
 from faults.store import Resource
 from integration.audit import AuditLog, Write, made, without_lease

@@ -194,6 +194,17 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "isolate contradicts hostNetwork, whose pods no NetworkPolicy selects:"
         " leave one of them out",
     ),
+    "KAI queue longer than a label": (queue(kaiQueue="a" * 64), "spec.kaiQueue: Too long"),
+    "LocalQueue longer than a label": (
+        queue(scheduling={"gang": "kueue", "queueName": "a" * 64}),
+        "queueName may have at most 63 characters for gang kueue: Kueue reads it from a label",
+    ),
+    "queue longer than a label": (
+        {**queue(scheduling={"gang": "kueue"}), "metadata": {"name": "a" * 64}},
+        "metadata.name may have at most 63 characters for scheduling.gang kueue, as Kueue reads its"
+        " LocalQueue's name from a label: set scheduling.queueName to the LocalQueue, or choose a"
+        " shorter name",
+    ),
     "no level": (queue(podSecurity="privileged"), "Unsupported value"),
     "negative quota": (queue(quota={"gpus": -1}), "should be greater than or equal to 0"),
     "unparsable quota": (queue(quota={"cpu": "many"}), "spec.quota.cpu"),
@@ -247,6 +258,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "negative quantity": (
         queue(nodeResources={"cpus": -1}),
         "spec.nodeResources.cpus in body should be greater than or equal to 0",
+    ),
+    "priority above the limit": (
+        queue(priority=5, limits={"maxPriority": 4}),
+        "priority must not be above limits.maxPriority",
     ),
     "no whole GPUs": (queue(nodeResources={"gpus": 1.5}), "must be of type integer"),
 }

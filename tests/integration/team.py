@@ -106,5 +106,5 @@ def pod_status(pod: str, phase: str, message: str = "") -> dict[str, Any]:
         ended = {"exitCode": int(phase == "Failed"), "message": message, "reason": "Ended"}
         state = {"terminated": ended}
     container = {"name": "sync" if "-sync-" in pod else "trainer", "state": state}
-    required = {"image": "i", "imageID": "i", "ready": False, "restartCount": 0}
+    required = {"image": "i", "imageID": "i", "ready": phase == "Running", "restartCount": 0}
     return {"phase": phase, "containerStatuses": [container | required]}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from integration.controller_process import Api, ControllerProcess, eventually, install_crds
+from integration.controller_process import Api, ControllerProcess, eventually
 from integration.kwok import STAGES, playing
 from integration.queue_history import QueueHistory, assert_quotas_held
 from integration.team import Team
@@ -26,15 +26,7 @@ ENDS_WELL = {"labels": {"ends": "well"}}
 def cluster() -> Iterator[LocalCluster]:
     name = f"test-admission-{os.getpid()}"
     with LocalCluster(name=name, size=Size.CONTROL_PLANE, scheduler=True) as running:
-        install_crds(running)
         yield running
-
-
-@pytest.fixture(scope="module")
-def api(cluster: LocalCluster) -> Iterator[Api]:
-    client = Api(cluster)
-    yield client
-    client.close()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -123,7 +123,14 @@ ALL_VALUES = {
     "imagePullSecrets": [{"name": "pull"}],
     "replicas": 3,
     "progress": False,
-    "settings": {"logLevel": "debug", "workers": 1000, "admitByNodes": False, "growAfter": "90s"},
+    "settings": {
+        "logLevel": "debug",
+        "workers": 1000,
+        "admitByNodes": False,
+        "cohortNamespaces": "prod,research",
+        "nodeOverhead": "cpu=2,memory=8Gi",
+        "growAfter": "90s",
+    },
     "extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy.example.com"}],
     "serviceAccount": {"name": "runner", "annotations": {"example.com/role": "runner"}},
     "resources": {"limits": {"memory": "1Gi"}},
@@ -155,6 +162,8 @@ def test_values_reach_their_fields(tmp_path: Path) -> None:
     assert variables["TORCHRUN_LOG_LEVEL"] == "debug"
     assert variables["TORCHRUN_WORKERS"] == "1000"
     assert variables["TORCHRUN_ADMIT_BY_NODES"] == "false"
+    assert variables["TORCHRUN_NODE_OVERHEAD"] == "cpu=2,memory=8Gi"
+    assert variables["TORCHRUN_COHORT_NAMESPACES"] == "prod,research"
     assert variables["TORCHRUN_GROW_AFTER"] == "90s"
     assert variables["HTTPS_PROXY"] == "http://proxy.example.com"
     assert made["spec"]["replicas"] == 3

@@ -80,6 +80,36 @@ def test_a_started_job_is_fixed(crds: LocalCluster, started: str, case: str) -> 
     assert message in patch(crds, started, {"spec": spec}, "--dry-run=server")
 
 
+# What an object that the API server refuses sets a job back to, whatever it has had.
+SET_BACK: dict[str, dict[str, Any]] = {
+    "a gang": {"workers": {"pending": 0, "ready": 0, "running": 0, "failed": 0, "succeeded": 0}},
+    "an admission": {"admission": {"nodes": 2}},
+}
+
+
+@pytest.mark.parametrize("had", SET_BACK)
+@pytest.mark.parametrize("case", CHANGES)
+def test_a_job_that_is_pending_again_stays_fixed(crds: LocalCluster, case: str, had: str) -> None:
+    name = f"again-{had.split()[1]}"
+    body = job(name, volumes={"workspace": {"source": "zip"}})
+    crds.kubectl("apply", "-f", "-", stdin=json.dumps(body))
+    status = {"phase": "Pending", "reason": "Rejected", **SET_BACK[had]}
+    patch(crds, name, {"status": status}, "--subresource=status")
+    spec, message = CHANGES[case]
+    assert message in patch(crds, name, {"spec": spec}, "--dry-run=server")
+
+
+@pytest.mark.parametrize("had", [{}, {"admission": {"nominated": True}}])
+@pytest.mark.parametrize("case", ["queue", "command", "nodes", "nodes to GPUs", "elastic added"])
+def test_a_job_that_waits_for_its_admission_may_be_mended(
+    crds: LocalCluster, case: str, had: dict[str, Any]
+) -> None:
+    name = "waits-" + ("nominated" if had else "behind")
+    crds.kubectl("apply", "-f", "-", stdin=json.dumps(job(name)))
+    patch(crds, name, {"status": {"phase": "Queued", **had}}, "--subresource=status")
+    assert patch(crds, name, {"spec": CHANGES[case][0]}, "--dry-run=server") == ""
+
+
 @pytest.mark.parametrize("case", CHANGES)
 def test_a_pending_job_may_be_mended(crds: LocalCluster, case: str) -> None:
     name = "mended"

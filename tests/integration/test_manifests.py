@@ -14,7 +14,7 @@ from torchrun_cluster import LocalCluster
 MANIFESTS = Path(__file__).parents[2] / "manifests"
 CONTROLLER = "system:serviceaccount:torchrun-system:torchrun-controller"
 NAMESPACE = "default"
-WITHIN = 30.0
+WITHIN = 120.0
 
 CHILDREN = {
     "service": {"apiVersion": "v1", "kind": "Service", "spec": {"clusterIP": "None"}},

@@ -48,11 +48,6 @@ class Script(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def audit(tmp_path_factory: pytest.TempPathFactory) -> AuditLog:
-    return AuditLog(tmp_path_factory.mktemp("audit"))
-
-
-@pytest.fixture(scope="module")
 def cluster(audit: AuditLog, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     name, extra = f"test-kills-{os.getpid()}", {"kube-apiserver": audit.flags}
     with LocalCluster(

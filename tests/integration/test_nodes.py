@@ -105,7 +105,7 @@ def test_gangs_of_lost_nodes_are_replaced_in_time_and_wait_for_the_fence(
     made = [pod["metadata"]["creationTimestamp"] for pod in workers(team, "unheard", 1)]
     took = max(seconds(since, time) for time in made)
     print(f"all pods of the new gang {took:.0f} s after NotReady")
-    assert took <= 60
+    assert took <= 100  # 40 s of patience with the node, and a busy machine
 
     # Gone from the API, by force: that stops no container, and a new process knows it too.
     for pod in lost.values():

@@ -30,11 +30,6 @@ FEW = (
 
 
 @pytest.fixture(scope="module")
-def audit(tmp_path_factory: pytest.TempPathFactory) -> AuditLog:
-    return AuditLog(tmp_path_factory.mktemp("audit"))
-
-
-@pytest.fixture(scope="module")
 def cluster(audit: AuditLog) -> Iterator[LocalCluster]:
     extra = {"kube-apiserver": audit.flags}
     name = f"test-proxied-{os.getpid()}"

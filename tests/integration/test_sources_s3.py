@@ -3,7 +3,6 @@
 import hashlib
 import io
 import json
-import socket
 import subprocess
 import tarfile
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from ports import free_port
 from torchrun_cluster import binaries
 from torchrun_controller.transport.credentials import tls_context
 from torchrun_runtime.sync.claim import Claim
@@ -26,7 +26,7 @@ from torchrun_runtime.sync.signature import Credentials, sign, target
 from unit.runtime.git_server import authority
 
 KEYS = Credentials("planted-access-key", "planted-secret-key", "us-east-1")
-UP_WITHIN = 30.0
+UP_WITHIN = 120.0
 FILES = {
     "train.py": b"print()",
     "pkg/a b+c=d&e.py": b"1",
@@ -73,9 +73,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     folder = tmp_path_factory.mktemp("gateway")
     ca = authority(folder / "pki")
     (folder / "data").mkdir()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [
         *(str(program), "--quiet", "--port", f"127.0.0.1:{port}"),
         *("--cert", str(folder / "pki" / "crt"), "--key", str(folder / "pki" / "key")),
