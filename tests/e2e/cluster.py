@@ -44,7 +44,7 @@ class Cluster:
         return {**os.environ, "KUBECONFIG": str(self.kubeconfig), "PATH": os.pathsep.join(folders)}
 
     def kubectl(
-        self, *arguments: str, stdin: str | None = None, check: bool = True, seconds: float = 120
+        self, *arguments: str, stdin: str | None = None, check: bool = True, seconds: float = 200
     ) -> subprocess.CompletedProcess[str]:
         """Run kubectl as the administrator; fails the test with its words if `check`."""
         ended = subprocess.run(

@@ -8,13 +8,16 @@ import pytest
 
 from e2e import cluster as clusters
 from e2e.cluster import Cluster
+from e2e.evidence import QUIET, gather
 from e2e.manifests import queue
 from e2e.space import CONTROLLER, Space
+from evidence import BUILD, attach
 from kubectl_torchrun.kubectl import Target, proxy
 
 HERE = Path(__file__).parent
-SECONDS = 240
+SECONDS = 600
 """Limit of a test, without the fixtures before it, which may build images."""
+FAILURES = BUILD / "e2e-failures"
 LABEL = "torchrun-e2e"
 PROFILE = "pod-security.kubernetes.io/enforce"
 
@@ -35,11 +38,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> object:
-    """Tell a failed test's story before its namespace goes."""
+    """Keep what is needed to judge a failed test before its namespace goes."""
     report = yield
     space = getattr(item, "funcargs", {}).get("space")
-    if report.when == "call" and report.failed and space is not None:
-        report.sections.append((f"namespace {space.name}", space.story()))
+    if report.failed and space is not None:
+        attach(report, FAILURES, gather(space), QUIET)
     return report
 
 
@@ -52,7 +55,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
         running.kubectl("apply", "--server-side", "-f", "-", stdin=manifests)
         if kept:
             running.kubectl("rollout", "restart", *CONTROLLER)
-        running.kubectl("rollout", "status", *CONTROLLER, "--timeout=90s")
+        running.kubectl("rollout", "status", *CONTROLLER, "--timeout=180s")
         yield running
         if running.local is None:
             running.kubectl("delete", "-f", "-", "--ignore-not-found", stdin=manifests)
@@ -78,7 +81,7 @@ def _no_namespace_stays(cluster: Cluster, request: pytest.FixtureRequest) -> Ite
         return  # they go with the cluster
     selector = ("namespace", "-l", f"{LABEL}=true")
     if cluster.kubectl("get", *selector, "-o", "name").stdout:
-        cluster.kubectl("wait", *selector, "--for=delete", "--timeout=120s", seconds=130)
+        cluster.kubectl("wait", *selector, "--for=delete", "--timeout=180s")
 
 
 @pytest.fixture
@@ -93,6 +96,8 @@ def space(
     name = f"{words[:40].strip('-')}-{request.node.stash.setdefault(_NUMBER, next(_numbers))}"
     cluster.kubectl("create", "namespace", name)
     cluster.kubectl("label", "namespace", name, f"{LABEL}=true", f"{PROFILE}=baseline")
+    # Pods of the tests' own are refused until the ServiceAccount is there.
+    cluster.kubectl("wait", "-n", name, "serviceaccount/default", "--for=create", "--timeout=180s")
     space = Space(cluster, api, name)
     space.apply(queue("plain", cluster.controller))
     yield space

@@ -6,10 +6,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import httpx
+
 from e2e.cluster import Cluster
+from e2e.history import History
 from e2e.space import CONTROLLER, Space
 from torchrun_api.json import JsonObject
 
@@ -58,7 +61,7 @@ class HostController:
         assert self._process is not None
         assert self._process.poll() is None, f"it had ended by itself; see {self._log}"
         self._process.send_signal(number)
-        self._process.wait(20)
+        self._process.wait(60)
 
 
 @contextmanager
@@ -67,12 +70,12 @@ def no_deployment(cluster: Cluster) -> Iterator[None]:
     scale = ("scale", *CONTROLLER)
     pods = ("-n", NAMESPACE, "pods", "-l", SELECTOR)
     cluster.kubectl(*scale, "--replicas=0")
-    cluster.kubectl("wait", *pods, "--for=delete", "--timeout=60s")
+    cluster.kubectl("wait", *pods, "--for=delete", "--timeout=180s")
     try:
         yield
     finally:
         cluster.kubectl(*scale, "--replicas=1")
-        cluster.kubectl("rollout", "status", *CONTROLLER, "--timeout=90s")
+        cluster.kubectl("rollout", "status", *CONTROLLER, "--timeout=180s")
 
 
 def pod_of_deployment(space: Space) -> JsonObject:
@@ -106,7 +109,7 @@ def metrics(space: Space) -> dict[str, float]:
     return {series: float(value) for series, _, value in pairs}
 
 
-def wait_restarted(space: Space, restarts: int, seconds: float = 60) -> None:
+def wait_restarted(space: Space, restarts: int, seconds: float = 180) -> None:
     """Wait until the container has been restarted so many times and is ready."""
     name = pod_of_deployment(space)["metadata"]["name"]
     for field in (f"restartCount}}={restarts}", "ready}=true"):
@@ -118,10 +121,22 @@ def wait_restarted(space: Space, restarts: int, seconds: float = 60) -> None:
         )
 
 
-def uploading(space: Space, pod: str, seconds: float = 30) -> None:
-    """Ask the sync pod until it holds the first bytes of an upload."""
-    from e2e.test_upload import SyncPod
+def uploading(space: Space, pods: History, pod: str, seconds: float = 180) -> None:
+    """Wait until the sync pod, which listens once it is ready, holds the first bytes of an upload.
 
+    The pod may have ended by then: it takes all of a small upload within a second.
+    """
+    from e2e.test_upload import SyncPod, is_ready
+
+    pods.until(lambda state: is_ready(state) or ended(state), seconds, pod)
     deadline = time.monotonic() + seconds
-    while not SyncPod(space, pod).state()["offset"]:
+    while not any(ended(state) for state in pods.states(pod)):
+        with suppress(httpx.HTTPStatusError):  # it ends as it is asked
+            if SyncPod(space, pod).state()["offset"]:
+                return
         assert time.monotonic() < deadline, "no upload began"
+
+
+def ended(pod: JsonObject) -> bool:
+    """Whether all of its containers have."""
+    return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")

@@ -85,7 +85,7 @@ def add_node(cluster: Cluster, number: int) -> None:
         "spec": {"taints": [TAINT]},
     }
     cluster.kubectl("create", "-f", "-", stdin=json.dumps(node))
-    cluster.kubectl("wait", f"node/{name}", "--for=condition=Ready", "--timeout=60s")
+    cluster.kubectl("wait", f"node/{name}", "--for=condition=Ready", "--timeout=180s")
 
 
 def gpu_queue(name: str, scheduling: Mapping[str, object], **spec: object) -> JsonObject:

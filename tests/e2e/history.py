@@ -1,9 +1,10 @@
 """What an object went through: every state that a watch has shown, in order."""
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 import httpx
@@ -15,6 +16,7 @@ from torchrun_api.kinds import Kind
 
 T = TypeVar("T")
 RETRY_SECONDS = 0.2
+SILENCE_SECONDS = 60.0
 
 
 class History:
@@ -32,6 +34,7 @@ class History:
         self._versions: set[tuple[str, str]] = set()
         self._changed = threading.Condition()
         self._stop = threading.Event()
+        self._connection: socket.socket | None = None
         self._thread = threading.Thread(target=self._run, name=f"history of {self._path}")
 
     @contextmanager
@@ -42,6 +45,7 @@ class History:
             yield self
         finally:
             self._stop.set()
+            self._hang_up()
             self._thread.join()
 
     def states(self, name: str = "") -> list[JsonObject]:
@@ -66,7 +70,7 @@ class History:
         return [p for p, before in zip(phases, [None, *phases], strict=False) if p and p != before]
 
     def until(
-        self, holds: Callable[[JsonObject], T | None], seconds: float = 60, name: str = ""
+        self, holds: Callable[[JsonObject], T | None], seconds: float = 180, name: str = ""
     ) -> T:
         """Wait for a state (one of the past will do) that `holds` finds something in; returns that."""
         deadline, looked_at = time.monotonic() + seconds, 0
@@ -98,13 +102,17 @@ class History:
             "resourceVersion": listed["metadata"]["resourceVersion"],
             "timeoutSeconds": "600",
         }
-        timeout = httpx.Timeout(10, read=0.5)
+        timeout = httpx.Timeout(SILENCE_SECONDS)
         version = query["resourceVersion"]
         while not self._stop.is_set():
             query["resourceVersion"] = version
             try:
                 with self._api.stream("GET", self._path, params=query, timeout=timeout) as answer:
                     answer.raise_for_status()
+                    stream = answer.extensions["network_stream"]
+                    self._connection = stream.get_extra_info("socket")
+                    if self._stop.is_set():
+                        return
                     for line in answer.iter_lines():
                         event = msgspec.json.decode(line)
                         if event["type"] == "ERROR":
@@ -113,6 +121,12 @@ class History:
                         version = event["object"]["metadata"]["resourceVersion"]
             except httpx.ReadTimeout:
                 continue
+
+    def _hang_up(self) -> None:
+        """End a read that waits for a change, which may never come."""
+        if self._connection is not None:
+            with suppress(OSError):
+                self._connection.shutdown(socket.SHUT_RDWR)
 
     def _list(self, items: list[JsonObject]) -> None:
         for item in items:

@@ -4,8 +4,6 @@ import json
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,7 @@ from e2e.space import Space
 from torchrun_api.json import JsonObject
 from torchrun_cluster import images
 
-SECONDS = 150
+SECONDS = 300
 RAY_IMAGE = "localhost/torchrun-ray:e2e"
 RAY = """ARG BASE
 FROM ${BASE}
@@ -87,13 +85,6 @@ def said(process: "subprocess.Popen[str]") -> str:
     print(out, err, sep="\n")
     assert process.returncode == 0, err
     return out
-
-
-def until(ready: Callable[[], object], what: str, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not ready():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import json
 import re
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
@@ -17,6 +17,10 @@ from torchrun_api.kinds import CLAIMS, JOBS, PODS, SERVICES, TORCHRUN_JOBS, Kind
 
 RANDOM_SUFFIX = re.compile(r"(?<=-\d)-[a-z0-9]{5}$")
 """Of an Indexed Job's pods."""
+PATIENCE = 180.0
+"""Seconds until what is waited for has failed to come: on a busy machine everything takes longer.
+
+A wait that is over early costs nothing, so only tests of a time limit have limits of their own."""
 CONTROLLER = ("-n", "torchrun-system", "deployment/torchrun-controller")
 
 
@@ -29,7 +33,7 @@ class Space:
         self.name = name
 
     def kubectl(
-        self, *arguments: str, stdin: str | None = None, check: bool = True, seconds: float = 120
+        self, *arguments: str, stdin: str | None = None, check: bool = True, seconds: float = 200
     ) -> str:
         """kubectl in this namespace; its output, with that on stderr after it."""
         ended = self.cluster.kubectl(
@@ -46,20 +50,33 @@ class Space:
         """An object as it is now."""
         return self.api.get(kind.path(self.name, name)).raise_for_status().json()
 
-    def wait(self, target: str, condition: str, seconds: float = 60) -> None:
+    def wait(self, target: str, condition: str, seconds: float = PATIENCE) -> None:
         """`kubectl wait`: target as pod/NAME, condition as jsonpath={.status.phase}=Running."""
         limit = f"--timeout={seconds:.0f}s"
         self.kubectl("wait", target, f"--for={condition}", limit, seconds=seconds + 20)
 
-    def wait_phase(self, job: str, phase: str, seconds: float = 60) -> JsonObject:
+    def wait_phase(self, job: str, phase: str, seconds: float = PATIENCE) -> JsonObject:
         """Wait until the TorchrunJob is in the phase; its status."""
         self.wait(f"torchrunjob/{job}", f"jsonpath={{.status.phase}}={phase}", seconds)
         return self.get(TORCHRUN_JOBS, job)["status"]
 
-    def wait_reason(self, job: str, reason: str, seconds: float = 60) -> JsonObject:
+    def wait_reason(self, job: str, reason: str, seconds: float = PATIENCE) -> JsonObject:
         """Wait until the TorchrunJob's Reason column says so; its status."""
         self.wait(f"torchrunjob/{job}", f"jsonpath={{.status.reason}}={reason}", seconds)
         return self.get(TORCHRUN_JOBS, job)["status"]
+
+    def wait_message(self, job: str, *texts: str, seconds: float = PATIENCE) -> None:
+        """Wait until the TorchrunJob's message has all of these.
+
+        A reason may come before all that its message tells of later.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            message = self.get(TORCHRUN_JOBS, job)["status"].get("message", "")
+            if all(text in message for text in texts):
+                return
+            assert time.monotonic() < deadline, f"{job}: no {texts} in {message!r}"
+            time.sleep(0.2)
 
     def history(self, kind: Kind) -> AbstractContextManager[History]:
         """Record what the objects of a kind go through."""
@@ -75,7 +92,7 @@ class Space:
             yield [first, *rest]
 
     def submit(
-        self, directory: Path, command: str, *options: str, seconds: float = 180
+        self, directory: Path, command: str, *options: str, seconds: float = 300
     ) -> subprocess.CompletedProcess[str]:
         """`kubectl torchrun submit --follow` in the directory."""
         started = time.monotonic()
@@ -106,19 +123,13 @@ class Space:
                 found.append(f"{kind.plural}/{name} {phase}".strip())
         return sorted(found)
 
-    def story(self) -> str:
-        """Everything that helps to see why a test failed."""
-        parts = [
-            ("torchrunjobs", ("describe", "torchrunjobs")),
-            ("objects", ("get", "jobs,pods,pvc,services", "-o", "wide")),
-            ("pods", ("describe", "pods")),
-            ("controller", ("logs", *CONTROLLER, "--tail=150")),
-        ]
-        texts = []
-        for title, arguments in parts:
-            # No namespace of ours before the controller's: kubectl takes the last one given.
-            texts.append(f"--- {title}\n{self.kubectl(*arguments, check=False)}")
-        return "\n".join(texts)
+
+def until(ready: Callable[[], object], what: str, seconds: float = PATIENCE) -> None:
+    """Wait until a look finds it. Fails with `what` did not come."""
+    deadline = time.monotonic() + seconds
+    while not ready():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
 
 
 CHILDREN = (JOBS, PODS, CLAIMS, SERVICES)

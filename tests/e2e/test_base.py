@@ -131,7 +131,7 @@ def test_a_job_before_that_was_deleted_is_not_missed(space: Space, project: Path
     grow(project, 8)
     submit(space, project, "one")
     space.kubectl("delete", "torchrunjob", "one")
-    space.kubectl("wait", f"pvc/{workspace_claim('one')}", "--for=delete", "--timeout=60s")
+    space.kubectl("wait", f"pvc/{workspace_claim('one')}", "--for=delete", "--timeout=180s")
     edit(project)
     _, sent, seconds = submit(space, project, "two")
     print(f"without the job before: {sent} B, {seconds:.1f} s")
@@ -145,7 +145,7 @@ def test_a_claim_that_cannot_be_mounted_costs_its_time_alone(space: Space, proje
     submit(space, project, "one")
     labels = space.get(CLAIMS, workspace_claim("one"))["metadata"]["labels"]
     space.kubectl("delete", "torchrunjob", "one")
-    space.kubectl("wait", f"pvc/{workspace_claim('one')}", "--for=delete", "--timeout=60s")
+    space.kubectl("wait", f"pvc/{workspace_claim('one')}", "--for=delete", "--timeout=180s")
     edit(project)
     with unmountable(space, workspace_claim("one"), labels), space.history(PODS) as pods:
         _, sent, seconds = submit(space, project, "two")

@@ -54,7 +54,7 @@ def submitted(space: Space, directory: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def assert_succeeds(process: subprocess.Popen[str]) -> None:
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=300)
     print(output)
     assert process.returncode == 0
     assert output.count("[0] done") == output.count("[1] done") == 1
@@ -84,7 +84,7 @@ def test_killed_at_every_moment_of_a_run(space: Space, tmp_path: Path):
         pods.until(component("sync"))
         process.kill()
         pods.until(component("sync", "Running"))
-        controller.uploading(space, "hardy-sync-0")
+        controller.uploading(space, pods, "hardy-sync-0")
         process.kill()
         children.until(lambda _: True)
         process.kill()
@@ -133,7 +133,7 @@ def test_the_api_server_restarts_and_has_forgotten(space: Space):
         jobs.until(lambda j: j.get("status", {}).get("phase") == "Running" or None)
         local.compact_etcd()
         local.restart("kube-apiserver")
-        jobs.until(lambda j: j.get("status", {}).get("phase") == "Succeeded" or None, 90)
+        jobs.until(lambda j: j.get("status", {}).get("phase") == "Succeeded" or None)
         assert_once(pods, children)
     after = lists(space)
     again = {kind: after[kind] - before.get(kind, 0) for kind in after}

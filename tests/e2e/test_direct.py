@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from e2e.manifests import job, queue
-from e2e.space import Space
+from e2e.space import Space, until
 from e2e.test_plugin import plugin, project
-from e2e.test_reload import STEP, ended, log, said_at, until, workers
+from e2e.test_reload import STEP, ended, log, said_at, workers
 from e2e.test_reload import plugin as reloading
 from torchrun_api import names
 from torchrun_api.kinds import CLAIMS, PODS, TORCHRUN_JOBS
@@ -83,7 +83,7 @@ def test_two_nodes_train_from_a_directory_where_no_claim_binds(
     assert run.returncode == 0, run.stderr
     assert "sum 2.0 from the package" in run.stdout
     assert {"train-sync-0", "train-serve-0"} <= made
-    status = space.wait_phase("train", "Succeeded", 10)
+    status = space.wait_phase("train", "Succeeded")
     assert (status["attempt"], status["restarts"]) == (1, 1), "a restart needs no upload"
     ready = next(c for c in status["conditions"] if c["type"] == "WorkspaceReady")
     assert (ready["status"], ready["reason"]) == ("True", "DirectDelivery")
@@ -99,7 +99,7 @@ def test_workers_beside_a_head_are_served_as_it_is(space: Space, tmp_path: Path)
     volumes = {"workspace": {"source": "zip", "delivery": "direct"}}
     space.apply(job("run", "plain", "exec python3 train.py", 2, volumes=volumes, head={}))
     ended(reloading(space, tmp_path, "sync", "run"))
-    space.wait_phase("run", "Running", 150)
+    space.wait_phase("run", "Running")
     wanted = {"served to the head", "served to the worker"}
 
     def heard() -> bool:
@@ -121,7 +121,7 @@ def test_an_edit_reaches_the_workers_that_run(
     (tmp_path / "train.py").write_text(STEP.format(number=1))
     space.apply(job("run", "plain", "exec python3 train.py", 2, volumes={"workspace": workspace}))
     ended(reloading(space, tmp_path, "sync", "run"))
-    space.wait_phase("run", "Running", 150)
+    space.wait_phase("run", "Running")
     pods = workers(space)
     until(lambda: all("new code: 1 " in log(space, pod) for pod in pods), "the first code")
     (tmp_path / "old.py").unlink()
@@ -148,12 +148,12 @@ def test_a_serve_pod_that_is_lost_takes_up_its_claim_again(space: Space, tmp_pat
     space.apply(job("train", "plain", "exec python3 train.py", 2, volumes=volumes))
     code, _, err = plugin(space, tmp_path, "sync", "train")
     assert code == 0, err
-    space.wait_phase("train", "Running", 120)
+    space.wait_phase("train", "Running")
     assert asks_without_a_token(space, "train-serve-0") == 401
     space.kubectl("delete", "pod", "train-serve-0")
     workers = f"{names.JOB_LABEL}=train,{names.COMPONENT_LABEL}={names.WORKER}"
     space.kubectl("delete", "pods", "-l", workers, "--wait=false")
-    status = space.wait_phase("train", "Succeeded", 150)
+    status = space.wait_phase("train", "Succeeded")
     assert status["attempt"] == 1
     told = space.kubectl("logs", "-l", workers, "-c", "trainer", "--tail=-1")
     assert told.count("ran the code that was served") == 2

@@ -78,7 +78,7 @@ def test_a_page(space: Space, gpus: None, tmp_path: Path, page: str) -> None:
     words = ("submit", "--queue", "cpu", "--nodes", "2", "--name", "train", "--no-follow")
     code, _, err = plugin(space, mine, *words, "python train.py --for-long")
     assert code == 0, err
-    space.wait_phase("train", "Running", 90)
+    space.wait_phase("train", "Running")
     ended = subprocess.run(
         ["bash", "-c", script(FOUND[page], space.name)],
         cwd=desk,

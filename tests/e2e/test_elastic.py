@@ -116,7 +116,7 @@ def impatient(space: Space) -> Iterator[None]:
     """A controller that lets gangs grow soon."""
     for value in (f"TORCHRUN_GROW_AFTER={GROW_AFTER}s", "TORCHRUN_GROW_AFTER-"):
         space.kubectl("set", "env", *CONTROLLER, value)
-        space.kubectl("rollout", "status", *CONTROLLER, "--timeout=90s")
+        space.kubectl("rollout", "status", *CONTROLLER, "--timeout=180s")
         if value.endswith("s"):
             yield
 
@@ -138,17 +138,17 @@ def test_it_shrinks_with_capacity_and_grows_when_that_returns(
         wait_size(space, "train", 3, 60)
         offer(space, 2)
         space.kubectl("delete", "pod", "-l", f"{names.COMPLETION_INDEX_LABEL}=1", "--wait=false")
-        space.wait("torchrunjob/train", "condition=FullSize=false", 90)
+        space.wait("torchrunjob/train", "condition=FullSize=false")
         status = space.get(TORCHRUN_JOBS, "train")["status"]
         assert status["reason"] == "Unschedulable"
         assert f"0 of 1 nodes: 1 lacks {SLOT}" in status["message"]
         assert "a gang of 2 follows unless" in status["message"]
         status = wait_size(space, "train", 2, 90)
-        space.wait_reason("train", "WaitingForCapacity", 30)
+        space.wait_reason("train", "WaitingForCapacity")
         assert (status["attempt"], status.get("restarts", 0), status["disruptions"]) == (2, 0, 1)
         probe = f"pod/{names.probe('train', 0)}"
         space.kubectl("wait", probe, "--for=create", f"--timeout={GROW_AFTER + 30}s")
-        space.wait(probe, "jsonpath={.status.conditions[0].reason}=Unschedulable", 30)
+        space.wait(probe, "jsonpath={.status.conditions[0].reason}=Unschedulable")
         assert (
             "probe"
             not in space.cluster.kubectl("torchrun", "logs", "train", "-n", space.name).stdout
@@ -157,5 +157,5 @@ def test_it_shrinks_with_capacity_and_grows_when_that_returns(
         status = wait_size(space, "train", 3, 90)
         assert (status["attempt"], status.get("restarts", 0), status["disruptions"]) == (3, 0, 1)
         assert [a["reason"] for a in status["attempts"]] == ["PodDeleted", "Shrinking", "Growing"]
-        space.kubectl("wait", probe, "--for=delete", "--timeout=30s")
+        space.kubectl("wait", probe, "--for=delete", "--timeout=180s")
         assert_gangs_never_overlap(pods)

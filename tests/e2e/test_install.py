@@ -57,7 +57,7 @@ class Release:
     def rolled_out(self) -> None:
         """Wait for all replicas of the present revision."""
         deployment = f"deployment/{NAME}"
-        self._space.kubectl("rollout", "status", deployment, "--timeout=90s", seconds=100)
+        self._space.kubectl("rollout", "status", deployment, "--timeout=180s")
 
 
 @contextmanager
@@ -65,12 +65,12 @@ def helm_alone(space: Space) -> Iterator[Release]:
     """The release, and no controller of the whole cluster beside it."""
     with controller.no_deployment(space.cluster):
         release = Release(space)
-        release.upgrade("--wait", "--timeout=90s")
+        release.upgrade("--wait", "--timeout=180s")
         try:
             yield release
         finally:
             print(space.kubectl("logs", f"deployment/{NAME}", "--tail=40", check=False))
-            space.kubectl("delete", "torchrunqueues,torchrunjobs", "--all", "--timeout=60s")
+            space.kubectl("delete", "torchrunqueues,torchrunjobs", "--all", "--timeout=180s")
             release.helm("uninstall", "--ignore-not-found", NAME)
 
 
@@ -134,7 +134,7 @@ def applied(space: Space, image: str) -> None:
     """`kubectl apply` the manifests with this image, and wait for its pod."""
     made = manifests(space.cluster, image)
     space.cluster.kubectl("apply", "--server-side", "-f", "-", stdin=made)
-    space.cluster.kubectl("rollout", "status", *CONTROLLER, "--timeout=90s", seconds=100)
+    space.cluster.kubectl("rollout", "status", *CONTROLLER, "--timeout=180s")
     (container,) = controller.pod_of_deployment(space)["spec"]["containers"]
     assert container["image"] == image
 
@@ -215,7 +215,7 @@ def test_uninstalled_it_leaves_what_users_made(space: Space) -> None:
         # What docs/install.md says of queues that nobody is left to let go.
         patch = json.dumps({"metadata": {"finalizers": []}})
         space.kubectl("patch", "trq", "plain", "--type=merge", "-p", patch)
-        space.kubectl("wait", "trq/plain", "--for=delete", "--timeout=30s")
+        space.kubectl("wait", "trq/plain", "--for=delete", "--timeout=180s")
 
 
 def test_the_image_adds_little_to_its_base(space: Space) -> None:

@@ -103,13 +103,13 @@ def test_quota_holds_a_gang_back_before_any_pod_is_made(space: Space):
     with space.histories(PODS, JOBS) as (pods, jobs):
         team(space)
         space.apply(gang("first", NODES))
-        space.wait_phase("first", "Running", 90)
+        space.wait_phase("first", "Running")
         space.apply(gang("large", NODES + 1), gang("second", NODES))
         for name in ("large", "second"):
             assert space.wait_reason(name, "WaitingForKueue")["phase"] == "Queued"
         gpus.end(space, "first", "Succeeded")
         space.wait_phase("first", "Succeeded")
-        space.wait_phase("second", "Running", 90)
+        space.wait_phase("second", "Running")
         gpus.end(space, "second", "Succeeded")
         space.wait_phase("second", "Succeeded")
         status = space.get(TORCHRUN_JOBS, "large")["status"]
@@ -124,17 +124,17 @@ def test_a_gang_that_kueue_preempts_runs_again_afterwards(space: Space):
     team(space)
     with space.histories(TORCHRUN_JOBS, PODS, JOBS) as (torchrun_jobs, pods, jobs):
         space.apply(gang("modest", NODES, scheduling=of_priority("low")))
-        space.wait_phase("modest", "Running", 90)
+        space.wait_phase("modest", "Running")
         space.apply(gang("urgent", NODES, scheduling=of_priority("high")))
-        space.wait_phase("modest", "Preempted", 90)
-        space.wait_phase("urgent", "Running", 90)
+        space.wait_phase("modest", "Preempted")
+        space.wait_phase("urgent", "Running")
         status = space.get(TORCHRUN_JOBS, "modest")["status"]
         assert status["phase"] == "Preempted"
         assert "suspended by Kueue" in status["message"]
         assert not status.get("restarts")
         gpus.end(space, "urgent", "Succeeded")
         space.wait_phase("urgent", "Succeeded")
-        space.wait_phase("modest", "Running", 90)
+        space.wait_phase("modest", "Running")
         gpus.end(space, "modest", "Succeeded")
         status = space.wait_phase("modest", "Succeeded")
         assert not status.get("restarts")
@@ -150,16 +150,16 @@ def test_a_gang_that_failed_goes_through_admission_again_behind_those_that_wait(
     team(space)
     with space.histories(PODS, JOBS) as (pods, jobs):
         space.apply(gang("again", NODES))
-        space.wait_phase("again", "Running", 90)
+        space.wait_phase("again", "Running")
         space.apply(gang("waits", NODES))
         space.wait_reason("waits", "WaitingForKueue")
         gpus.end(space, "again", "Failed", index=1)
-        space.wait("torchrunjob/again", "jsonpath={.status.attempt}=1", 90)
-        space.wait_phase("waits", "Running", 90)
+        space.wait("torchrunjob/again", "jsonpath={.status.attempt}=1")
+        space.wait_phase("waits", "Running")
         status = space.get(TORCHRUN_JOBS, "again")["status"]
         assert (status["phase"], status["restarts"]) == ("Queued", 1)
         gpus.end(space, "waits", "Succeeded")
-        space.wait_phase("again", "Running", 90)
+        space.wait_phase("again", "Running")
         gpus.end(space, "again", "Succeeded")
         assert space.wait_phase("again", "Succeeded")["restarts"] == 1
         assert len({name for name in gpus.bound(pods, "again") if "-r1-" in name}) == NODES

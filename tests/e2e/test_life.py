@@ -7,7 +7,7 @@ import pytest
 
 from e2e.history import assert_gangs_never_overlap
 from e2e.manifests import job, zip_job
-from e2e.space import Space
+from e2e.space import Space, until
 from torchrun_api import names
 from torchrun_api.kinds import JOBS, PODS, TORCHRUN_JOBS
 
@@ -22,7 +22,7 @@ HANGS = ["python3", "-c", "import time; time.sleep(600)"]
 
 def running(space: Space, name: str, command: object, nodes: int = 2, **spec: object) -> None:
     space.apply(job(name, "plain", command, nodes, **spec))
-    space.wait_phase(name, "Running", 90)
+    space.wait_phase(name, "Running")
 
 
 def pod_of(space: Space, name: str, index: int) -> str:
@@ -34,14 +34,26 @@ def pod_of(space: Space, name: str, index: int) -> str:
 def kill_rank(space: Space, pod: str) -> None:
     """SIGKILL of the user's process, from inside its container."""
     script = (
-        "import os, signal\n"
-        "for pid in filter(str.isdigit, os.listdir('/proc')):\n"
-        "    line = open(f'/proc/{pid}/cmdline').read()\n"
-        "    if 'time.sleep' in line and 'launch' not in line:\n"
-        "        os.kill(int(pid), signal.SIGKILL)\n"
+        "import os, signal, time\n"
+        "deadline, killed = time.monotonic() + 60, 0\n"
+        # The pod runs before the launcher in it has started the command.
+        "while not killed and time.monotonic() < deadline:\n"
+        "    for pid in filter(str.isdigit, os.listdir('/proc')):\n"
+        "        try:\n"
+        "            line = open(f'/proc/{pid}/cmdline').read()\n"
+        "            if 'time.sleep' in line and 'launch' not in line:\n"
+        "                os.kill(int(pid), signal.SIGKILL)\n"
+        "                killed += 1\n"
+        "                print('killed', pid, flush=True)\n"
+        "        except OSError:\n"  # it has ended meanwhile
+        "            pass\n"
+        "    time.sleep(0 if killed else 0.1)\n"
     )
     # The script's own line names what it looks for, so it comes by stdin.
-    space.kubectl("exec", "-i", pod, "-c", "trainer", "--", "python3", "-", stdin=script)
+    inside = ("exec", "-i", pod, "-c", "trainer", "--", "python3", "-")
+    # The container ends with its rank, and what was started in it ends with the container.
+    told = space.kubectl(*inside, stdin=script, check=False)
+    assert "killed" in told, told
 
 
 def delete_pod(space: Space, pod: str) -> None:
@@ -77,7 +89,7 @@ def test_a_lost_rank_is_a_new_gang_and_the_run_succeeds(
     with space.history(PODS) as pods, space.history(JOBS) as jobs:
         running(space, "train", FIRST_ATTEMPT_HANGS)
         harm(space, pod_of(space, "train", 1))
-        status = space.wait_phase("train", "Succeeded", 120)
+        status = space.wait_phase("train", "Succeeded")
         assert_gangs_never_overlap(pods)
         assert {name: len(uids) for name, uids in jobs.uids().items()} == {
             "train": 1,
@@ -102,22 +114,23 @@ def test_a_lost_rank_is_a_new_gang_and_the_run_succeeds(
 def test_out_of_memory_is_said_and_counted(space: Space):
     eats = ["python3", "-c", "b = bytearray(10**9); import time; time.sleep(60)"]
     space.apply(job("eats", "plain", eats, 1, reliability={"maxRestarts": 1}))
-    status = space.wait_phase("eats", "Failed", 120)
+    status = space.wait_phase("eats", "Failed")
     assert (status["restarts"], status["reason"]) == (1, "OOMKilled")
     assert "all 1 restarts are used up" in status["message"]
-    told = space.kubectl("get", "events", "--field-selector", "involvedObject.name=eats")
-    assert "OOMKilled" in told
+    words = ("get", "events", "--field-selector", "involvedObject.name=eats")
+    # Events are sent beside the status, and may come after it.
+    until(lambda: "OOMKilled" in space.kubectl(*words), "the event")
 
 
 def test_a_pause_frees_the_pods_and_a_resume_goes_on(space: Space):
     with space.history(PODS) as pods:
         running(space, "train", FIRST_ATTEMPT_HANGS)
         space.kubectl("patch", "tj", "train", "--type=merge", "-p", '{"spec":{"suspend":true}}')
-        status = space.wait_phase("train", "Suspended", 90)
-        space.kubectl("wait", "pods,jobs", "--all", "--for=delete", "--timeout=30s")
+        status = space.wait_phase("train", "Suspended")
+        space.kubectl("wait", "pods,jobs", "--all", "--for=delete", "--timeout=180s")
         assert status["runningSeconds"] >= 0
         space.kubectl("patch", "tj", "train", "--type=merge", "-p", '{"spec":{"suspend":false}}')
-        status = space.wait_phase("train", "Succeeded", 90)
+        status = space.wait_phase("train", "Succeeded")
         assert_gangs_never_overlap(pods)
     assert (status["attempt"], status.get("restarts", 0)) == (1, 0)
 
@@ -141,9 +154,10 @@ def test_a_deadline_and_a_time_to_live(space: Space):
     limits = {"activeDeadlineSeconds": 3, "ttlSecondsAfterFinished": 2}
     with space.history(TORCHRUN_JOBS) as jobs:
         space.apply(job("short", "plain", HANGS, 1, reliability=limits))
-        space.kubectl("wait", "torchrunjob/short", "--for=delete", "--timeout=90s")
+        space.kubectl("wait", "torchrunjob/short", "--for=delete", "--timeout=180s")
+        jobs.until(lambda state: jobs.is_last(state), name="short")
         assert jobs.phases("short")[-1] == "TimedOut"
-    space.kubectl("wait", "pods", "--all", "--for=delete", "--timeout=60s")
+    space.kubectl("wait", "pods", "--all", "--for=delete", "--timeout=180s")
 
 
 @pytest.mark.parametrize(
@@ -159,8 +173,8 @@ def test_a_job_may_be_deleted_in_any_phase(space: Space, phase: str):
     command = {"Succeeded": ["true"], "Failed": ["false"]}.get(phase, HANGS)
     make = zip_job if phase == "Syncing" else job
     space.apply(make("gone", queue, command, 2, **spec))
-    space.wait_phase("gone", phase, 90)
-    space.kubectl("delete", "torchrunjob", "gone", "--timeout=60s")
+    space.wait_phase("gone", phase)
+    space.kubectl("delete", "torchrunjob", "gone", "--timeout=180s")
     kinds = "pods,jobs,services,persistentvolumeclaims"
-    space.kubectl("wait", kinds, "--all", "--for=delete", "--timeout=60s")
+    space.kubectl("wait", kinds, "--all", "--for=delete", "--timeout=180s")
     assert space.end_state() == []

@@ -176,7 +176,7 @@ def test_a_rank_that_exits_is_a_new_gang_and_counts(torch_space: Space):
     space = torch_space
     with space.history(PODS) as pods:
         space.apply(job("exits", "torch", ["python3", "-c", EXITS], 2, launcher="torchrun"))
-        status = space.wait_phase("exits", "Succeeded", 120)
+        status = space.wait_phase("exits", "Succeeded")
         assert_gangs_never_overlap(pods)
     assert (status["attempt"], status["restarts"], status.get("disruptions", 0)) == (1, 1, 0)
     assert (status["lastFailure"]["rank"], status["lastFailure"]["exitCode"]) == (1, 9)
@@ -215,11 +215,11 @@ def test_a_paused_run_ends_with_the_loss_of_one_that_was_not(torch_space: Space)
     with space.histories(TORCHRUN_JOBS, PODS) as (jobs, pods):
         space.apply(gpt("train", steps, 2))
         first = gang_trains(space, jobs, 0, 2, lambda: suspend("true"))
-        space.wait_phase("train", "Suspended", 90)
-        space.kubectl("wait", "pods,jobs", "--all", "--for=delete", "--timeout=30s")
+        space.wait_phase("train", "Suspended")
+        space.kubectl("wait", "pods,jobs", "--all", "--for=delete", "--timeout=180s")
         suspend("false")
         second = gang_trains(space, jobs, 1, 2, lambda: None)
-        status = space.wait_phase("train", "Succeeded", 90)
+        status = space.wait_phase("train", "Succeeded")
         assert_gangs_never_overlap(pods)
     left = first.steps[-1]
     assert 20 <= left < steps, "it was paused in mid-run"
@@ -230,7 +230,7 @@ def test_a_paused_run_ends_with_the_loss_of_one_that_was_not(torch_space: Space)
     assert space.end_state() == ended("train-r1", 2)
 
     space.apply(gpt("whole", steps, 2))
-    space.wait_phase("whole", "Running", 60)
+    space.wait_phase("whole", "Running")
     with master_log(space, "whole") as log:
         undisturbed = log.whole(120)
     assert LOSS.findall(second.text) == LOSS.findall(undisturbed.text) != []
@@ -251,7 +251,7 @@ def test_scaled_up_and_down_no_step_is_missed_or_done_twice(torch_space: Space):
             gang_trains(space, jobs, 1, 3, lambda: scale(2)),
             gang_trains(space, jobs, 2, 2, lambda: None),
         ]
-        status = space.wait_phase("train", "Succeeded", 90)
+        status = space.wait_phase("train", "Succeeded")
         assert_gangs_never_overlap(pods)
     done = [step for log in logs for step in log.steps]
     assert done == list(range(1, steps + 1))

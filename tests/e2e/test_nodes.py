@@ -48,7 +48,7 @@ def test_a_newer_epoch_ends_a_gang_and_the_next_one_runs(space: Space, tmp_path:
         # A shell line, so that it runs without torchrun.
         command = "cd . && python3 run.py"
         submit(space, tmp_path, LASTS, command, "--queue", "plain", "--name", "fenced")
-        space.wait_phase("fenced", "Running", 90)
+        space.wait_phase("fenced", "Running")
         pod = pods.until(worker, 60)
         inside = ("exec", pod, "-c", names.TRAINER_CONTAINER, "--")
         epoch = json.loads(space.kubectl(*inside, "cat", f"{STATE}/epoch"))
@@ -57,7 +57,7 @@ def test_a_newer_epoch_ends_a_gang_and_the_next_one_runs(space: Space, tmp_path:
         assert f"{uid}.0.0" in space.kubectl(*inside, "ls", f"{STATE}/watchers")
         newer = json.dumps({**epoch, "attempt": 1})
         space.kubectl(*inside, "sh", "-c", f"echo '{newer}' > {STATE}/epoch")
-        status = space.wait_phase("fenced", "Succeeded", 90)
+        status = space.wait_phase("fenced", "Succeeded")
     assert status["attempts"][0]["reason"] == "Fenced"
     assert (status["attempt"], status.get("restarts", 0), status["disruptions"]) == (1, 0, 1)
 
@@ -78,7 +78,7 @@ def test_a_kubelet_that_is_gone_for_a_while_never_makes_two_gangs_train(
     space.apply(queue("torch", space.cluster.trainer, nodeResources=resources, storage=storage))
     options = ("--queue", "torch", "--nodes", "2", "--name", "unheard")
     submit(space, tmp_path, BEATS, "python3 run.py", *options)
-    space.wait_phase("unheard", "Running", 120)
+    space.wait_phase("unheard", "Running")
     with space.history(JOBS) as jobs:
         local.stop("kubelet")
         try:

@@ -14,11 +14,11 @@ import httpx
 import pytest
 
 from e2e.manifests import queue
-from e2e.space import Space
+from e2e.space import Space, until
 from torchrun_api.kinds import PODS, TORCHRUN_JOBS
 from torchrun_api.names import SYNC_PORT, WORKSPACE_SHA256
 
-SECONDS = 120
+SECONDS = 180
 WEIGHTS = Random(1).randbytes(64 << 20)
 CHECK = f"""
 import hashlib
@@ -71,8 +71,10 @@ def started(space: Space, directory: Path, *arguments: str) -> Iterator[subproce
 def sync_state(space: Space, job: str) -> dict[str, object]:
     """What the sync pod says of the upload; empty while there is none to ask."""
     try:
+        annotations = space.get(TORCHRUN_JOBS, job)["metadata"]["annotations"]
         answer = space.api.get(
-            f"{PODS.path(space.name, f'{job}-sync-0')}:{SYNC_PORT}/proxy/v1/upload"
+            f"{PODS.path(space.name, f'{job}-sync-0')}:{SYNC_PORT}/proxy/v1/upload",
+            headers={"X-Torchrun-Workspace": annotations[WORKSPACE_SHA256]},
         )
         said: dict[str, object] = answer.raise_for_status().json()
     except (httpx.HTTPError, json.JSONDecodeError):
@@ -93,10 +95,26 @@ def until_received(space: Space, job: str, size: int) -> int:
         time.sleep(0.02)
 
 
+# A failed worker ends the others: node 1 fails once node 0 has said all that it has to say.
+FAILS_LAST = """
+import os, pathlib, sys, time
+rank = os.environ["NODE_RANK"]
+for step in range(3):
+    print("step", step, "of node", rank, flush=True)
+said = pathlib.Path(os.environ["TORCHRUN_STATE_DIR"], "node-0-has-said-all")
+if rank == "0":
+    said.touch()
+    sys.exit(0)
+while not said.exists():
+    time.sleep(0.1)
+sys.exit(3)
+"""
+
+
 def test_every_ranks_log_and_the_runs_result_come_back(space: Space, tmp_path: Path) -> None:
-    project(tmp_path, train_py=STEPS)
+    project(tmp_path, train_py=FAILS_LAST)
     space.apply(queue("once", space.cluster.controller, reliability={"maxRestarts": 0}))
-    arguments = ["--queue", "once", "--nodes", "2", "--name", "run", f"{RUN} 3 1"]
+    arguments = ["--queue", "once", "--nodes", "2", "--name", "run", RUN]
     code, out, err = plugin(space, tmp_path, "submit", *arguments)
     assert code == 1
     for rank in (0, 1):
@@ -160,6 +178,8 @@ def test_the_rights_that_its_page_names_are_enough(space: Space, tmp_path: Path)
     config = json.loads(space.cluster.kubectl(*view).stdout)
     config["users"][0]["user"]["as"] = "alice"
     (tmp_path / "kubeconfig").write_text(json.dumps(config))
+    may = ("auth", "can-i", "update", "pods", "--subresource=proxy", "--as=alice")
+    until(lambda: "yes" in space.kubectl(*may, check=False), "the API server knows the binding")
     arguments = ["--kubeconfig", "kubeconfig", "--queue", "plain", "--name", "run", f"{RUN} 1"]
     code, out, err = plugin(space, tmp_path, "submit", *arguments)
     assert code == 0, err

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from e2e.manifests import queue
-from e2e.space import Space
+from e2e.space import Space, until
 from e2e.test_plugin import SECONDS, plugin, project
-from e2e.test_plugin_pods import answers, until
+from e2e.test_plugin_pods import answers
 from integration.test_plugin_examples import EXAMPLES, JOB, NEED_PODS
 from torchrun_api.kinds import TORCHRUN_JOBS
 
@@ -90,7 +90,7 @@ def test_the_examples_that_need_pods_work_as_they_stand(space: Space, tmp_path: 
     arguments = ["--queue", "two", "--nodes", "2", "--name", JOB, "-e", path, "--no-follow"]
     code, _, err = plugin(space, tmp_path, "submit", *arguments, "exec python3 train.py")
     assert code == 0, err
-    until(lambda: space.get(TORCHRUN_JOBS, JOB)["status"].get("attempt") == 1)
+    until(lambda: space.get(TORCHRUN_JOBS, JOB)["status"].get("attempt") == 1, "the restart")
     space.wait_phase(JOB, "Running")
     left = [line for line in EXAMPLES if line.split()[2] in NEED_PODS]
 
@@ -120,7 +120,7 @@ def test_the_examples_that_need_pods_work_as_they_stand(space: Space, tmp_path: 
         ("--tensorboard /app/runs 6007:6006", 6007),
     ):
         with example(space, tmp_path, take(words)) as process:
-            until(lambda port=port: answers(port))
+            until(lambda port=port: answers(port), "an answer")
             process.send_signal(signal.SIGINT)
             process.wait(SECONDS)
     with example(space, tmp_path, take("--follow")) as process:

@@ -4,18 +4,16 @@ import json
 import os
 import pty
 import signal
-import socket
 import subprocess
-import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from e2e.manifests import job, queue
-from e2e.space import Space
+from e2e.space import Space, until
 from e2e.test_plugin import SECONDS, plugin, project, started
+from ports import free_port
 from torchrun_api.kinds import PODS, TORCHRUN_JOBS
 
 TWICE = """
@@ -32,13 +30,6 @@ time.sleep(float(sys.argv[1]))
 """
 
 
-def until(what: Callable[[], bool], seconds: float = SECONDS) -> None:
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
 @pytest.mark.long
 def test_logs_of_the_attempt_before_come_from_a_worker_and_later_from_the_claim(
     space: Space, tmp_path: Path
@@ -47,7 +38,7 @@ def test_logs_of_the_attempt_before_come_from_a_worker_and_later_from_the_claim(
     arguments = ["--nodes", "2", "--name", "run", "--wait=Running", "exec python3 train.py 20"]
     code, _, err = plugin(space, tmp_path, "submit", *arguments)
     assert code == 0, err
-    until(lambda: space.get(TORCHRUN_JOBS, "run")["status"].get("attempt") == 1)
+    until(lambda: space.get(TORCHRUN_JOBS, "run")["status"].get("attempt") == 1, "the restart")
     space.wait_phase("run", "Running")
     code, out, err = plugin(space, tmp_path, "logs", "run", "--previous")
     assert code == 0, err
@@ -66,19 +57,15 @@ def test_logs_of_the_attempt_before_come_from_a_worker_and_later_from_the_claim(
     assert code == 0, err
     assert out == "[0] first words of node 0\n" or "[0] first words of node 0" in out
     assert "with the pod run-log-reader" in err
-    until(lambda: space.api.get(PODS.path(space.name, "run-log-reader")).status_code == 404)
+    until(
+        lambda: space.api.get(PODS.path(space.name, "run-log-reader")).status_code == 404, "its end"
+    )
     code, _, err = plugin(space, tmp_path, "exec", "run")
     assert code == 2
     assert "does not run: the job is Succeeded" in err
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
-
-
+CONNECTS = "import socket; socket.create_connection(('127.0.0.1', 8123)); print('connected')"
 SERVER = "exec python3 -m http.server 8123 --bind 127.0.0.1"
 FAKE_BOARD = """#!/usr/bin/env python3
 import http.server, sys
@@ -95,21 +82,25 @@ def test_ports_are_forwarded_and_tensorboard_ends_with_its_command(
     env = [{"name": "PATH", "value": "/tmp/bin:/usr/local/bin:/usr/bin:/bin:/opt/venv/bin"}]
     space.apply(job("web", "plain", SERVER, env=env))
     space.wait_phase("web", "Running")
-    port = free_port()
-    with started(space, tmp_path, "port-forward", "web", f"{port}:8123") as process:
-        until(lambda: answers(port))
+    pod = space.kubectl("get", "pods", "-l", "torchrun-job-name=web", "-o",
+                        "jsonpath={.items[0].metadata.name}").strip()  # fmt: skip
+    inside = ("exec", pod, "-c", "trainer", "--", "python3", "-c", CONNECTS)
+    # A pod runs before its server listens, and kubectl port-forward ends where nobody listens.
+    until(lambda: "connected" in space.kubectl(*inside, check=False), "the server in the pod")
+    with started(space, tmp_path, "port-forward", "web", ":8123") as process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline().split(" -> ")[0].rpartition(":")[2])
+        until(lambda: answers(port), "an answer")
         process.send_signal(signal.SIGINT)
         process.wait(SECONDS)
     code, _, err = plugin(space, tmp_path, "port-forward", "web", "--tensorboard", "/tmp")
     assert code == 2
     assert "The job's image has no tensorboard" in err
-    pod = space.kubectl("get", "pods", "-l", "torchrun-job-name=web", "-o",
-                        "jsonpath={.items[0].metadata.name}").strip()  # fmt: skip
     space.kubectl("exec", "-i", pod, "-c", "trainer", "--", "sh", "-c", board, stdin=FAKE_BOARD)
     port = free_port()
     arguments = ["port-forward", "web", "--tensorboard", "/tmp", str(port)]
     with started(space, tmp_path, *arguments) as process:
-        until(lambda: answers(port))
+        until(lambda: answers(port), "an answer")
         assert process.stderr is not None
         assert f"http://localhost:{port}/" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
@@ -118,7 +109,8 @@ def test_ports_are_forwarded_and_tensorboard_ends_with_its_command(
     until(
         lambda: (
             "logdir" not in space.kubectl("exec", pod, "-c", "trainer", "--", "sh", "-c", listed)
-        )
+        ),
+        "tensorboard's end",
     )
 
 

@@ -42,18 +42,20 @@ def test_each_obstacle_is_told_and_stops_no_neighbour(space: Space):
     space.apply(queue("late", space.cluster.controller))
     space.wait_phase("early", "Succeeded")
 
-    status = space.wait_reason("unbound", "ProvisioningFailed")
-    assert "unbound-workspace" in status["message"]
-    assert "no-such-class" in status["message"]
+    space.wait_reason("unbound", "ProvisioningFailed")
+    space.wait_message("unbound", "unbound-workspace", "no-such-class")
 
-    status = space.wait_reason("nodeless", "Unschedulable")
-    assert "0 of 2 workers have a node; 2 of 2 workers" in status["message"]
-    assert "0 of 1 nodes: 1 outside of nodeSelector or affinity" in status["message"]
+    space.wait_reason("nodeless", "Unschedulable")
+    # The scheduler looks at one pod after the other.
+    space.wait_message(
+        "nodeless",
+        "0 of 2 workers have a node; 2 of 2 workers",
+        "0 of 1 nodes: 1 outside of nodeSelector or affinity",
+    )
 
     # The kubelet tells of a pull that failed when it looks at the pod again, after ten seconds.
-    status = space.wait_reason("pull", "ImagePullFailed")
-    assert "localhost:1/no/such:image" in status["message"]
-    assert "pull-0" in status["message"]
+    space.wait_reason("pull", "ImagePullFailed")
+    space.wait_message("pull", "localhost:1/no/such:image", "pull-0")
 
 
 @pytest.mark.parametrize("which", FOREIGN)
@@ -89,5 +91,5 @@ def test_nothing_is_left_when_a_job_goes(space: Space):
     space.kubectl("delete", "torchrunjob", "gone")
     for kind in CHILDREN:
         selector = ("-l", "torchrun-job-name=gone")
-        space.kubectl("wait", kind.plural, *selector, "--for=delete", "--timeout=60s", check=False)
+        space.kubectl("wait", kind.plural, *selector, "--for=delete", "--timeout=180s", check=False)
         assert space.kubectl("get", kind.plural, *selector, "-o", "name").strip() == ""

@@ -2,7 +2,6 @@
 
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -10,10 +9,10 @@ import pytest
 import yaml
 
 from e2e.cluster import ROOT
-from e2e.space import Space
+from e2e.space import Space, until
 from torchrun_api.kinds import PODS, TORCHRUN_JOBS
 
-SECONDS = 90
+SECONDS = 180
 TRAIN = """
 import time
 print("new code:", {word}, time.time(), flush=True)
@@ -62,13 +61,6 @@ def workers(space: Space) -> dict[str, str]:
 
 def log(space: Space, pod: str) -> str:
     return space.kubectl("logs", pod, "-c", "trainer", check=False)
-
-
-def until(ready: Callable[[], bool], what: str, seconds: float = SECONDS) -> None:
-    deadline = time.monotonic() + seconds
-    while not ready():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
 
 
 def ready(space: Space, pod: str) -> None:

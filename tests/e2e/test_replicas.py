@@ -41,11 +41,11 @@ def replicas(space: Space) -> Iterator[list[str]]:
 
 def scale(space: Space, count: int) -> None:
     space.cluster.kubectl("scale", *CONTROLLER, f"--replicas={count}")
-    space.cluster.kubectl("rollout", "status", *CONTROLLER, "--timeout=90s")
+    space.cluster.kubectl("rollout", "status", *CONTROLLER, "--timeout=180s")
     gone = [name for name in pods(space, ending=True) if name not in pods(space)]
     for name in gone:
         target = ("-n", controller.NAMESPACE, "wait", f"pod/{name}", "--for=delete")
-        space.cluster.kubectl(*target, "--timeout=60s", check=False)
+        space.cluster.kubectl(*target, "--timeout=180s", check=False)
 
 
 def pods(space: Space, *, ending: bool = False) -> list[str]:
@@ -70,7 +70,7 @@ def test_progress_reaches_the_leader_through_the_service(space: Space, replicas:
     names = [f"run-{number}" for number in range(REPORTERS)]
     space.apply(*(job(name, "plain", [PYTHON, "-c", REPORTS]) for name in names))
     for name in names:
-        space.wait_phase(name, "Succeeded", 120)
+        space.wait_phase(name, "Succeeded")
     told = [space.get(TORCHRUN_JOBS, name)["status"].get("progress", {}) for name in names]
     assert [progress.get("step") for progress in told] == [3] * REPORTERS
     refused = [refused_reports(space, pod) for pod in replicas]
@@ -88,9 +88,9 @@ def test_a_rolling_update_hands_over_politely(space: Space, replicas: list[str])
         space.cluster.kubectl("rollout", "restart", *CONTROLLER)
         late = [f"late-{number}" for number in range(5)]
         space.apply(*(job(name, "plain", ["true"]) for name in late))
-        space.cluster.kubectl("rollout", "status", *CONTROLLER, "--timeout=90s")
+        space.cluster.kubectl("rollout", "status", *CONTROLLER, "--timeout=180s")
         for name in ("during", *late):
-            space.wait_phase(name, "Succeeded", 120)
+            space.wait_phase(name, "Succeeded")
         gaps = handovers([lease["spec"] for lease in leases.states("torchrun-controller")])
     print("seconds without a leader:", [round(gap, 3) for gap in gaps])
     assert gaps

@@ -7,7 +7,8 @@ import textwrap
 
 import pytest
 
-from e2e.sdk import Laptop, laptop, said, until  # noqa: F401  a fixture
+from e2e.sdk import Laptop, laptop, said  # noqa: F401  a fixture
+from e2e.space import until
 
 pytestmark = pytest.mark.long
 
@@ -136,7 +137,7 @@ def test_a_client_comes_back_to_a_later_call(laptop: Laptop, delivery: str) -> N
     script.communicate(timeout=30)
     (job,) = (job["metadata"]["name"] for job in laptop.jobs())
     assert "RESULTS [[1, '0'], [1, '1']]" in laptop.run(f"print('RESULTS', kt.attach({job!r}))")
-    laptop.space.wait_phase(job, "Succeeded", 90)
+    laptop.space.wait_phase(job, "Succeeded")
 
 
 def test_a_cell_of_a_notebook_is_called(laptop: Laptop) -> None:  # noqa: F811

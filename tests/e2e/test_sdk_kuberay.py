@@ -7,7 +7,8 @@ import pytest
 
 from e2e import gpus
 from e2e.cluster import Cluster
-from e2e.sdk import Laptop, laptop, ray_image, until  # noqa: F401  fixtures
+from e2e.sdk import Laptop, laptop, ray_image  # noqa: F401  fixtures
+from e2e.space import until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900, func_only=True)]
 
@@ -81,7 +82,7 @@ def test_results_come_from_a_raycluster_and_it_goes(
     listed = json.loads(user.space.kubectl("get", "rayjobs.ray.io", name, "-o", "json"))
     assert listed["status"]["jobDeploymentStatus"] == "Running"
     # With the job's own end, long before the job itself is deleted.
-    user.space.wait_phase(name, "Succeeded", 90)
+    user.space.wait_phase(name, "Succeeded")
     until(lambda: not clusters(user), "the RayCluster's end", 120)
     assert len(user.jobs()) == 1
 

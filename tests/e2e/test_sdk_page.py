@@ -76,7 +76,7 @@ def test_decorators(laptop: Laptop) -> None:  # noqa: F811
     write(laptop, block("## The `@distribute` Decorator"), kt=True)
     names = said(laptop.start("python3", "-m", "torchrun_sdk.cli", "deploy", "my_script.py"))
     (name,) = names.split()
-    laptop.space.wait_phase(name, "Succeeded", 120)
+    laptop.space.wait_phase(name, "Succeeded")
 
 
 def test_shared_storage(laptop: Laptop) -> None:  # noqa: F811

@@ -5,7 +5,8 @@ import statistics
 
 import pytest
 
-from e2e.sdk import Laptop, laptop, ray_image, said, until  # noqa: F401  fixtures
+from e2e.sdk import Laptop, laptop, ray_image, said  # noqa: F401  fixtures
+from e2e.space import until
 
 pytestmark = pytest.mark.long
 # Of a later call, without what its function imports; 2.8 s were measured on a busy machine.

@@ -58,7 +58,7 @@ def test_what_is_set_up_once_is_found_by_every_rank_of_every_attempt(
         )
         upload(space, tmp_path, "train")
         space.wait_reason("train", "SetupRunning")
-        status = space.wait_phase("train", "Succeeded", 180)
+        status = space.wait_phase("train", "Succeeded")
         setups = [pod for pod in pods.uids() if "-setup-" in pod]
     assert setups == ["train-setup-0"]
     assert (status["attempt"], status["restarts"]) == (1, 1)
@@ -78,12 +78,12 @@ def test_a_setup_that_fails_says_why_and_waits_for_its_mending(
     with space.history(PODS) as pods:
         space.apply(job("train", "plain", "python train.py", 1, **wanted))
         upload(space, tmp_path, "train")
-        status = space.wait_reason("train", "SetupFailed", 120)
+        status = space.wait_reason("train", "SetupFailed")
         assert status["phase"] == "Syncing"
         assert "setupCommand ended with exit code 4: no compiler here" in status["message"]
         mended = yaml.safe_dump({"spec": {"setupCommand": f"pip install --no-index {WHEEL}"}})
         space.kubectl("patch", "tj", "train", "--type=merge", "-p", mended)
-        space.wait_phase("train", "Succeeded", 120)
+        space.wait_phase("train", "Succeeded")
         assert sorted(pod for pod in pods.uids() if "-setup-" in pod) == [
             "train-setup-0",
             "train-setup-1",
@@ -95,7 +95,7 @@ def test_without_a_workspace_every_worker_sets_up(space: Space) -> None:
     line = 'echo "for node $NODE_RANK" > "$TORCHRUN_ENV_DIR/said"'
     command = 'cat "$TORCHRUN_ENV_DIR/said"; python -c "import sys; print(sys.prefix)"'
     space.apply(job("alone", "plain", command, 2, setupCommand=line))
-    status = space.wait_phase("alone", "Succeeded", 120)
+    status = space.wait_phase("alone", "Succeeded")
     ready = next(c for c in status["conditions"] if c["type"] == "WorkspaceReady")
     assert "every worker runs the setup" in ready["message"]
     told = logs(space, "alone")

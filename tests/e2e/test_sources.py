@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from e2e.manifests import job
-from e2e.space import Space
-from e2e.test_reload import STEP, ended, log, plugin, said_at, until, workers
+from e2e.space import Space, until
+from e2e.test_reload import STEP, ended, log, plugin, said_at, workers
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import PODS, TORCHRUN_JOBS
 from torchrun_api.names import UP_TO_DATE
@@ -144,7 +144,7 @@ def test_git_heals_when_its_secret_appears_and_its_ref_is_mended(
     assert url in status["message"]
     mended = {"spec": {"volumes": {"workspace": {"ref": "main"}}}}
     space.kubectl("patch", "tj", "git", "--type=merge", "-p", json.dumps(mended))
-    status = space.wait_phase("git", "Succeeded", seconds=90)
+    status = space.wait_phase("git", "Succeeded")
     assert status["workspaceCommit"] == commit
 
     pods = [pod for pod in sync_pods(space, "git") if pod["status"]["phase"] == "Succeeded"]
@@ -196,7 +196,7 @@ def test_a_running_job_takes_what_is_pushed(
     source = {"source": "git", "url": f"https://{host}:8443/train", "ref": "main"}
     workspace = {"workspace": {**source, "secretRef": {"name": "login"}, "delivery": delivery}}
     space.apply(job("git", "plain", "exec python3 train.py", 2, volumes=workspace))
-    space.wait_phase("git", "Running", 120)
+    space.wait_phase("git", "Running")
     pods = workers(space)
     until(lambda: everywhere(space, pods, 1), "the first code")
 
@@ -251,18 +251,18 @@ def test_git_over_ssh_in_a_sync_pod(space: Space, tmp_path: Path):
         assert state.NODE_ADDRESS in status["message"]
         login["known_hosts"] = sshd.known_hosts().encode()
         space.apply(opaque("deploy", login))
-        status = space.wait_reason("ssh", "AccessDenied", 90)
+        status = space.wait_reason("ssh", "AccessDenied")
         assert "check the Secret in volumes.workspace.secretRef" in status["message"]
         login["ssh-privatekey"] = (tmp_path / "user").read_bytes()
         space.apply(opaque("deploy", login))
-        status = space.wait_phase("ssh", "Succeeded", 150)
+        status = space.wait_phase("ssh", "Succeeded")
     assert len(status["workspaceCommit"]) == 40
 
 
 def test_s3(space: Space, servers: tuple[str, bytes, str]):
     url = f"http://{servers[0]}:9000/bucket/train"
     space.apply(fetched("s3", "from s3", source="s3", url=url))
-    status = space.wait_phase("s3", "Succeeded", seconds=90)
+    status = space.wait_phase("s3", "Succeeded")
     assert len(status["workspaceCommit"]) == 64
 
 
@@ -284,7 +284,7 @@ def test_a_running_job_takes_what_is_in_the_bucket(
     space.apply(
         job("s3", "plain", "exec python3 train.py", 2, volumes={"workspace": source}),
     )
-    before = space.wait_phase("s3", "Running", 120)
+    before = space.wait_phase("s3", "Running")
     pods = workers(space)
     until(lambda: everywhere(space, pods, 1), "the first code")
     uploaded(space, 2)
@@ -315,7 +315,7 @@ def test_a_claim_that_is_there(space: Space):
     volume: JsonObject = {"persistentVolumeClaim": {"claimName": "code"}}
     space.apply(claim, plain_pod(space, "filler", ["sh", "-c", FILL], claim=volume))
     space.wait("pod/filler", "jsonpath={.status.phase}=Succeeded")
-    space.wait_phase("existing", "Succeeded", seconds=120)
+    space.wait_phase("existing", "Succeeded")
     assert sync_pods(space, "existing") == []
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from e2e.space import Space
-from e2e.test_reload import STEP, ended, log, plugin, until, workers
+from e2e.space import Space, until
+from e2e.test_reload import STEP, ended, log, plugin, workers
 from torchrun_api.kinds import TORCHRUN_JOBS
 
-SECONDS = 60
+SECONDS = 180
 BROKEN = "def broken(:\n"
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from e2e.manifests import zip_job
 from e2e.space import Space
-from torchrun_api.json import JsonObject
+from torchrun_api.json import JsonObject, object_at
 from torchrun_api.kinds import PODS, TORCHRUN_JOBS
-from torchrun_api.names import SYNC_PORT
+from torchrun_api.names import SYNC_PORT, UPLOAD_TOKEN_SHA256, WORKSPACE_SHA256
 from unit.runtime.hostile import HOSTILE, build
 
 NOISE = hashlib.shake_256(b"noise").digest(3 << 20)
@@ -22,6 +22,9 @@ CHECK = (
     f"sys.exit(hashlib.sha256(open('noise','rb').read()).hexdigest()"
     f" != '{hashlib.sha256(NOISE).hexdigest()}')"
 )
+TOKEN = "the token of these tests"
+TOKEN_SHA256 = hashlib.sha256(TOKEN.encode()).hexdigest()
+PROOF = {"X-Torchrun-Upload-Token": TOKEN}
 RUN = ["python3", "-c", CHECK]
 BOMB_BYTES = 1100 << 20
 
@@ -52,6 +55,7 @@ class SyncPod:
 
     def __init__(self, space: Space, name: str) -> None:
         self._api = space.api
+        self._job = TORCHRUN_JOBS.path(space.name, name.rpartition("-sync-")[0])
         self._url = f"{PODS.path(space.name, name)}:{SYNC_PORT}/proxy/v1/upload"
 
     def put(
@@ -77,9 +81,12 @@ class SyncPod:
 
     def state(self) -> JsonObject:
         """What the pod says of itself."""
-        return self._api.get(self._url).raise_for_status().json()
+        job = self._api.get(self._job).raise_for_status().json()
+        wanted = job["metadata"].get("annotations", {}).get(WORKSPACE_SHA256)
+        proof = {"X-Torchrun-Workspace": wanted} if wanted else PROOF
+        return self._api.get(self._url, headers=proof).raise_for_status().json()
 
-    def state_in(self, *states: str, seconds: float = 30) -> JsonObject:
+    def state_in(self, *states: str, seconds: float = 180) -> JsonObject:
         """Ask until the pod is in one of the states."""
         deadline = time.monotonic() + seconds
         while (said := self.state())["state"] not in states:
@@ -91,13 +98,29 @@ def headers(archive: bytes, start: int, stop: int, sha256: str = "") -> dict[str
     return {
         "Content-Range": f"bytes {start}-{stop - 1}/{len(archive)}",
         "X-Torchrun-Sha256": sha256 or hashlib.sha256(archive).hexdigest(),
+        **PROOF,
     }
 
 
+def awaited(space: Space, name: str) -> SyncPod:
+    """A job that takes any upload by the token of this test, and its pod."""
+    body = zip_job(name, "plain", RUN)
+    object_at(body, "metadata")["annotations"] = {UPLOAD_TOKEN_SHA256: TOKEN_SHA256}
+    space.apply(body)
+    space.wait_reason(name, "WaitingForUpload")
+    return SyncPod(space, f"{name}-sync-0")
+
+
+def test_strangers_upload_nothing(space: Space):
+    space.apply(zip_job("open", "plain", RUN))
+    space.wait_reason("open", "WaitingForUpload")
+    answer = SyncPod(space, "open-sync-0").put(good())
+    assert (answer.status_code, answer.json()["reason"]) == (403, "UploadDenied")
+    assert "torchrun.ai/workspace-sha256" in answer.json()["message"]
+
+
 def test_refused_uploads_and_then_a_good_one(space: Space):
-    space.apply(zip_job("careful", "plain", RUN))
-    space.wait_reason("careful", "WaitingForUpload")
-    pod = SyncPod(space, "careful-sync-0")
+    pod = awaited(space, "careful")
 
     wrong = pod.put(good(), sha256="0" * 64)
     assert wrong.status_code == 422
@@ -123,17 +146,19 @@ def test_refused_uploads_and_then_a_good_one(space: Space):
 
 
 def test_an_upload_goes_on_where_it_was_cut(space: Space):
-    space.apply(zip_job("cut", "plain", RUN))
-    space.wait_reason("cut", "WaitingForUpload")
-    archive, pod = good(), SyncPod(space, "cut-sync-0")
+    archive, pod = good(), awaited(space, "cut")
 
     pod.cut(archive, start=0, after=1 << 20)
     pod.state_in("receiving")
     beyond = pod.put(archive, start=2 << 20)
     assert beyond.status_code == 409
-    held = beyond.json()["offset"]
+    # What was sent before the cut may still be on its way through the API server.
+    while (
+        answer := pod.put(archive, held := beyond.json()["offset"], held + 1000)
+    ).status_code == 409:
+        beyond = answer
     assert 0 < held <= 1 << 20
-    assert pod.put(archive, held, held + 1000).json()["offset"] == held + 1000
+    assert answer.json()["offset"] == held + 1000
 
     with space.history(PODS) as pods:
         first = pods.until(lambda p: p["metadata"]["uid"], name="cut-sync-0")

@@ -32,20 +32,20 @@ def test_a_gang_that_does_not_fit_starts_no_pod_until_there_is_room(space: Space
     space.apply(gpus.gpu_queue("gpus", VOLCANO), gang("large", NODES + 1), gang("small", NODES))
     with space.history(PODS) as pods:
         # As many as there are nodes come and go meanwhile: the scheduler had its chance.
-        space.wait_phase("small", "Running", 90)
+        space.wait_phase("small", "Running")
         status = space.wait_reason("large", "Unschedulable")
         assert status["phase"] == "Queued"
         assert "minAvailable" in status["message"]
         gpus.end(space, "small", "Succeeded")
         space.wait_phase("small", "Succeeded")
         space.apply(gang("next", NODES))
-        space.wait_phase("next", "Running", 90)
+        space.wait_phase("next", "Running")
         gpus.end(space, "next", "Succeeded")
         space.wait_phase("next", "Succeeded")
         assert not gpus.bound(pods, "large")
 
         gpus.add_node(cluster, NODES)
-        space.wait_phase("large", "Running", 90)
+        space.wait_phase("large", "Running")
         assert len(gpus.bound(pods, "large")) == NODES + 1
     cluster.kubectl("delete", "node", f"fake-gpus-{NODES}")
 
@@ -58,7 +58,7 @@ def test_two_gangs_that_each_need_all_nodes_run_one_after_the_other(space: Space
             second = "right" if first == "left" else "left"
             assert not gpus.bound(pods, second)
             gpus.end(space, first, "Succeeded")
-            space.wait_phase(second, "Running", 90)
+            space.wait_phase(second, "Running")
             gpus.end(space, second, "Succeeded")
             space.wait_phase(second, "Succeeded")
         gpus.assert_never_together(pods, "left", "right")
@@ -72,11 +72,11 @@ def running(state: dict) -> str | None:
 
 def test_a_gang_that_failed_starts_again_as_a_whole(space: Space):
     space.apply(gpus.gpu_queue("gpus", VOLCANO), gang("again", NODES))
-    space.wait_phase("again", "Running", 90)
+    space.wait_phase("again", "Running")
     with space.history(PODS) as pods:
         gpus.end(space, "again", "Failed", index=1)
-        space.wait("torchrunjob/again", "jsonpath={.status.attempt}=1", 90)
-        space.wait_phase("again", "Running", 90)
+        space.wait("torchrunjob/again", "jsonpath={.status.attempt}=1")
+        space.wait_phase("again", "Running")
         gpus.end(space, "again", "Succeeded")
         status = space.wait_phase("again", "Succeeded")
         assert status["restarts"] == 1

@@ -1,0 +1,145 @@
+"""What is needed to judge a failed test: the objects of its namespace, events, logs."""
+
+import json
+from collections.abc import Iterator
+
+from e2e.space import CONTROLLER, Space
+from torchrun_api.json import JsonObject
+
+KINDS = (
+    *("torchrunjobs", "torchrunqueues", "jobs", "pods", "persistentvolumeclaims", "services"),
+    *("leases", "events"),
+)
+QUIET = ("all ", "log of the node")
+"""Beginnings of titles that are kept and not shown."""
+COMPONENTS = (
+    "kubelet",
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+    "containerd",
+)
+SECONDS = 30.0
+"""For one command: a cluster that does not answer must not take the rest of the suite's time."""
+
+
+def gather(space: Space) -> Iterator[tuple[str, str]]:
+    """Titles and texts, the most telling ones last, where a report ends."""
+    listed = {kind: items(space, kind) for kind in KINDS}
+    for kind, found in listed.items():
+        yield f"all {kind}", json.dumps(found, indent=1) if isinstance(found, list) else found
+    yield from node_logs(space)
+    yield from pod_logs(space, listed["pods"])
+    yield "log of the controller", ask(space, "logs", *CONTROLLER, "--all-pods", "--tail=2000")
+    yield "jobs", ask(space, "get", "jobs,persistentvolumeclaims", "-o", "wide")
+    yield "events", rendered(listed["events"], event)
+    yield "pods", rendered(listed["pods"], pod)
+    yield "torchrunjobs", rendered(listed["torchrunjobs"], torchrunjob)
+
+
+def ask(space: Space, *words: str) -> str:
+    """What kubectl says, or what kept it from saying anything."""
+    try:
+        return space.kubectl(*words, check=False, seconds=SECONDS)
+    except Exception as error:  # evidence of its own
+        return f"kubectl {' '.join(words)}: {error!r}"
+
+
+def items(space: Space, kind: str) -> list[JsonObject] | str:
+    """All objects of a kind, or why there are none."""
+    text = ask(space, "get", kind, "-o", "json")
+    try:
+        found: list[JsonObject] = json.loads(text)["items"]
+    except (ValueError, KeyError, TypeError):
+        return text
+    return found
+
+
+def rendered(found: list[JsonObject] | str, line: object) -> str:
+    """One object after the other."""
+    assert callable(line)
+    if isinstance(found, str):
+        return found
+    return "\n".join(line(one) for one in sorted(found, key=changed)) or "none"
+
+
+def changed(one: JsonObject) -> str:
+    """When it was made, or last seen."""
+    return str(
+        one.get("lastTimestamp") or one.get("eventTime") or one["metadata"]["creationTimestamp"]
+    )
+
+
+def torchrunjob(job: JsonObject) -> str:
+    """Phase, reason, counts and conditions."""
+    status = job.get("status", {})
+    counts = {key: status.get(key, 0) for key in ("attempt", "restarts", "disruptions")}
+    lines = [
+        f"{job['metadata']['name']}: {status.get('phase', 'no phase')}"
+        f" ({status.get('reason', '')}: {status.get('message', '')}) {counts}"
+    ]
+    for condition in status.get("conditions", []):
+        told = " ".join(str(condition.get(key, "")) for key in ("type", "status", "reason"))
+        lines.append(f"  {condition.get('lastTransitionTime')} {told}: {condition.get('message')}")
+    return "\n".join(lines)
+
+
+def pod(one: JsonObject) -> str:
+    """Its phase and node, and each container's state."""
+    meta, status = one["metadata"], one.get("status", {})
+    ending = f", deleted {meta['deletionTimestamp']}" if "deletionTimestamp" in meta else ""
+    node = one["spec"].get("nodeName", "no node")
+    lines = [f"{meta['name']}: {status.get('phase')} on {node}{ending} {status.get('message', '')}"]
+    for field in ("initContainerStatuses", "containerStatuses"):
+        for container in status.get(field, []):
+            state = json.dumps(container.get("state"))[:600]
+            last = json.dumps(container["lastState"])[:300] if container.get("lastState") else ""
+            ready, again = container.get("ready"), container.get("restartCount")
+            lines.append(
+                f"  {container['name']}: ready {ready}, restarts {again}, {state}"
+                + (f", before {last}" if last else "")
+            )
+    lines += [
+        f"  {condition['type']} {condition['status']}: {condition.get('message', '')}"
+        for condition in status.get("conditions", [])
+        if condition.get("status") != "True"
+    ]
+    return "\n".join(lines)
+
+
+def event(one: JsonObject) -> str:
+    """When, of what, why."""
+    about = one.get("involvedObject", {})
+    times = f" x{one['count']}" if one.get("count", 1) != 1 else ""
+    return (
+        f"{changed(one)} {one.get('type')} {about.get('kind')}/{about.get('name')}"
+        f" {one.get('reason')}{times}: {one.get('message', '')[:300]}"
+    )
+
+
+def pod_logs(space: Space, pods: list[JsonObject] | str) -> Iterator[tuple[str, str]]:
+    """Of every container that has started, and of the one before a restart."""
+    if isinstance(pods, str):
+        return
+    for one in pods:
+        name, status = one["metadata"]["name"], one.get("status", {})
+        for field in ("initContainerStatuses", "containerStatuses"):
+            for container in status.get(field, []):
+                if "waiting" in container.get("state", {}) and not container.get("restartCount"):
+                    continue
+                words = ("logs", name, "-c", container["name"], "--timestamps", "--tail=2000")
+                yield f"log of {name} {container['name']}", ask(space, *words)
+                if container.get("restartCount"):
+                    before = ask(space, *words, "--previous")
+                    yield f"log of {name} {container['name']} before its restart", before
+
+
+def node_logs(space: Space) -> Iterator[tuple[str, str]]:
+    """Of the cluster's own components, where they run on this machine."""
+    if space.cluster.local is None:
+        return
+    for component in COMPONENTS:
+        log = space.cluster.local.log(component)
+        if log.exists():
+            lines = log.read_text(errors="replace").splitlines()[-3000:]
+            yield f"log of the node's {component}", "\n".join(lines)
