@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from torchrun_api.crd import (
@@ -15,6 +16,7 @@ from torchrun_api.crd import (
     main,
 )
 from torchrun_api.json import JsonObject
+from torchrun_api.reliability import FailureRule, QueuePolicy
 
 ROOT = Path(__file__).parents[3]
 CLIENT_SIDE_APPLY_LIMIT = 262_144
@@ -83,6 +85,31 @@ def test_every_value_in_a_spec_is_bounded(definition: Definition) -> None:
 def test_status_has_no_defaults(definition: Definition) -> None:
     status = schema(definition)["properties"]["status"]
     assert [path for path, node in fields(status) if "default" in node] == []
+
+
+@definitions
+def test_no_status_is_refused_for_a_rule_of_the_spec(definition: Definition) -> None:
+    status = schema(definition)["properties"]["status"]
+    assert [path for path, field in fields(status) if "x-kubernetes-validations" in field] == []
+
+
+def test_the_rules_that_a_queue_lends_are_accepted_in_a_status() -> None:
+    """Defaults are left out on the wire, so none of them may be required."""
+    policy = QueuePolicy(rules=(FailureRule(exit_codes=(3,)),))
+    (rule,) = msgspec.to_builtins(policy)["rules"]
+    (job,) = (each for each in DEFINITIONS if each.kind.kind == "TorchrunJob")
+    by_path = dict(fields(schema(job)["properties"]["status"]))
+    assert {*by_path[".queuePolicy.rules[]"].get("required", ())} <= {*rule}
+
+
+@definitions
+def test_keys_of_list_maps_are_required_or_have_a_default(definition: Definition) -> None:
+    """The API server refuses a whole CRD in which one is neither."""
+    for path, field in fields(schema(definition)):
+        for key in field.get("x-kubernetes-list-map-keys", ()):
+            item = field["items"]
+            has_default = "default" in item["properties"][key]
+            assert has_default or key in item.get("required", ()), f"{path}[].{key}"
 
 
 @definitions

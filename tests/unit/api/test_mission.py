@@ -82,7 +82,8 @@ def changed(value: Any) -> Any:
 
 def outcome(pair: Fields) -> list[bytes]:
     """Every Plan from submission to the gang."""
-    world = World(make_job(**pair["job"]), make_queue(**pair["queue"]))
+    job = {**pair["job"], "jobQueue": "gpu"}  # the name of the queue that make_queue makes
+    world = World(make_job(**job), make_queue(**pair["queue"]))
     kai = (KAI_POD_GROUPS.api_version, KAI_POD_GROUPS.plural)
     world.installed = Installed(resources=frozenset({kai}))
     world.step()
@@ -116,3 +117,23 @@ def test_every_field_shows(name: str, path: Path_) -> None:
     as_written = outcome(pair)
     others = [outcome(edited(pair, path, remove=remove)) for remove in (True, False)]
     assert any(other != as_written for other in others)
+
+
+def told(name: str) -> str:
+    """What the job of a document says that nobody acts on, once its gang is there."""
+    job, queue = PAIRS[name]
+    world = World(make_job(**{**job, "jobQueue": "gpu"}), make_queue(**queue))
+    kai = (KAI_POD_GROUPS.api_version, KAI_POD_GROUPS.plural)
+    world.installed = Installed(resources=frozenset({kai}))
+    world.step()
+    world.sync_done()
+    world.settle()
+    conditions = world.job.status.conditions
+    return next((c.message for c in conditions if c.type == "NotYetSupported"), "")
+
+
+@pytest.mark.parametrize("name", list(PAIRS))
+def test_what_is_not_acted_on_is_named(name: str) -> None:
+    backend = PAIRS[name][0].get("distributed", {}).get("rdzvBackend")
+    assert ("distributed.rdzvBackend etcd-v2" in told(name)) is (backend == "etcd-v2")
+    assert bool(told(name)) is (backend == "etcd-v2")

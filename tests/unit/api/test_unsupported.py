@@ -1,7 +1,10 @@
 """A field that is not honoured is named."""
 
-from torchrun_api.job import TorchrunJobSpec
+import pytest
+
+from torchrun_api.job import Elastic, TorchrunJobSpec
 from torchrun_api.queue import TorchrunQueueSpec
+from torchrun_api.shared import Distributed
 from torchrun_api.unsupported import not_yet_supported
 
 
@@ -16,3 +19,21 @@ def test_each_field_is_named_once() -> None:
     queue = TorchrunQueueSpec(parent_kai_queue="default")
     named = [entry.split(":")[0] for entry in not_yet_supported(job, queue)]
     assert named == ["queue spec.parentKaiQueue"]
+
+
+@pytest.mark.parametrize("backend", ["etcd", "etcd-v2"])
+def test_etcd_needs_an_endpoint_of_job_or_queue(backend: str) -> None:
+    asked = Distributed(rdzv_backend=backend)
+    named = Distributed(rdzv_endpoint="etcd.infra:2379")
+    both = Distributed(rdzv_backend=backend, rdzv_endpoint="etcd.infra:2379")
+    none, queue = TorchrunJobSpec(), TorchrunQueueSpec(distributed=asked)
+    for job in (none, TorchrunJobSpec(distributed=asked)):
+        (told,) = not_yet_supported(job, queue)
+        assert told.startswith(f"distributed.rdzvBackend {backend}: ")
+        assert "static is used" in told
+    elastic = TorchrunJobSpec(elastic=Elastic(min_nodes=1, max_nodes=2))
+    assert "c10d is used" in not_yet_supported(elastic, queue)[0]
+    assert not_yet_supported(TorchrunJobSpec(distributed=named), queue) == ()
+    assert not_yet_supported(none, TorchrunQueueSpec(distributed=both)) == ()
+    other = TorchrunJobSpec(distributed=Distributed(rdzv_backend="c10d"))
+    assert not_yet_supported(other, queue) == ()

@@ -68,7 +68,11 @@ def test_a_shim_is_no_part_of_the_containerd_that_started_it(tmp_path: Path) -> 
 def start_sleeper(owner: Path, component: str) -> int:
     program = [sys.executable, "-c", "import signal; signal.pause()"]
     processes.start(owner, component, program, owner / "log")
-    (process,) = processes.of_cluster(owner, component)
+    deadline = time.monotonic() + 60
+    # A process shows no environment for the instant of its exec, so one look may miss it.
+    while not (found := processes.of_cluster(owner, component)):
+        assert time.monotonic() < deadline, f"{component} does not start"
+    (process,) = found
     return process.pid
 
 
