@@ -139,6 +139,15 @@ faults-pairs: export TORCHRUN_FAULTS_SEED = $(or $(SEED),1)
 faults-pairs: $(VENV)/.ready ## Two faults at a time, in virtual time
 	PYTHONHASHSEED=0 $(BIN)/pytest tests/faults/test_pairs.py -n $(WORKERS) --dist worksteal -rP
 
+# RUNS=5000 SEED=7 make faults-time-travel
+faults-time-travel: export TORCHRUN_FAULTS_TRAVELS = $(or $(RUNS),2000)
+faults-time-travel: export TORCHRUN_FAULTS_SEED = $(or $(SEED),1)
+faults-time-travel: $(VENV)/.ready ## Restarts against an API server that lives in the past, in virtual time
+	PYTHONHASHSEED=0 $(BIN)/pytest tests/faults/test_travel.py -n $(WORKERS) --dist worksteal -rP
+
+faults-page: $(VENV)/.ready ## Keep the counts of the last make faults, and write them into docs/faults.md
+	PYTHONPATH=tests $(BIN)/python -m faults.page
+
 # RUNS=100 SEED=7 make faults-proxied
 faults-proxied: export TORCHRUN_PROXIED = $(or $(RUNS),12)
 faults-proxied: export TORCHRUN_TEST_SEED = $(or $(SEED),1)
@@ -147,6 +156,10 @@ faults-proxied: $(VENV)/.ready programs ## Single faults at random points of the
 
 mutants: $(VENV)/.ready ## Bugs planted in a copy of the controller: do tests notice? (ONLY="NAME ...", ARGS=--list)
 	PYTHONPATH=tests $(BIN)/python -m mutants $(if $(ONLY),--only $(ONLY)) $(ARGS)
+
+# MUTANTS=1000 SEED=7 make mutants-random ARGS="--minutes 9": goes on where the run before it stopped.
+mutants-random: $(VENV)/.ready ## Random small bugs, each tried by the tests that run its line, to build/mutants
+	PYTHONPATH=tests:. $(BIN)/python -m mutants.sampled --count $(or $(MUTANTS),300) --seed $(or $(SEED),1) $(ARGS)
 
 # HOSTILE_SEED=7 HOSTILE_FRAMES=20000 HOSTILE_OBJECTS=300 are of the same meaning in make unit and make integration.
 hostile: export HOSTILE_SEED ?= $(shell date +%s)
@@ -210,5 +223,6 @@ $(BIN)/.controller: $(VENV)/.ready
 	touch $@
 
 .PHONY: demo test lint types walls docs unit thorough programs integration ha e2e e2e-all image sbom matrix monitoring venv \
-	format generate run debug record replay hooks faults faults-pairs faults-proxied mutants hostile soak bench flames \
+	format generate run debug record replay hooks faults faults-pairs faults-time-travel faults-page faults-proxied mutants mutants-random \
+	hostile soak bench flames \
 	cluster-up cluster-status cluster-down clean help
