@@ -8,6 +8,7 @@ there is anything to end in order, or while that goes on, ends the process at on
 import asyncio
 import os
 import signal
+import socket
 from collections.abc import Callable
 from types import FrameType
 
@@ -30,6 +31,7 @@ class Signals:
     async def wait(self) -> signal.Signals:
         """Wait for the first signal, and return which it is. The next one ends the process."""
         loop, told = asyncio.get_running_loop(), asyncio.Event()
+        _wake_up_at_signals(loop)
         self._wake = lambda: loop.call_soon_threadsafe(told.set)
         await told.wait()
         assert self._received is not None
@@ -42,6 +44,25 @@ class Signals:
         else:
             self._received = signal.Signals(number)
             wake()
+
+
+def _wake_up_at_signals(loop: asyncio.AbstractEventLoop) -> None:
+    """Have each signal wake the loop, so that its handler runs.
+
+    Python runs a handler in the main thread, between two of its steps. A signal that comes just
+    before the loop begins to poll, or in another thread, does not end that poll.
+    """
+    reader, writer = socket.socketpair()
+    reader.setblocking(False)
+    writer.setblocking(False)
+    existing = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    if existing != -1:  # uvloop has its own
+        signal.set_wakeup_fd(existing, warn_on_full_buffer=False)
+        reader.close()
+        writer.close()
+        return
+    writer.detach()  # the signals use it until the process ends
+    loop.add_reader(reader, reader.recv, 4096)
 
 
 def _end_at_once(number: int) -> None:

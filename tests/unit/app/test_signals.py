@@ -14,7 +14,7 @@ import pytest
 AS_PID_1 = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"]
 # Says what it comes to; a line of its input lets it go on.
 PROGRAM = """
-import asyncio, os, sys
+import asyncio, os, signal, sys, threading
 from torchrun_controller.signals import Signals
 
 def say(word):
@@ -25,8 +25,17 @@ async def main():
     waits = asyncio.ensure_future(signals.wait())
     await asyncio.sleep(0)
     say("waits")
+    # A signal in a thread does not end the poll of the main thread, and is as one just before it.
+    if "in a thread" in sys.argv:
+        threading.Thread(target=signal_itself, daemon=True).start()
+        say((await waits).name)
+        await asyncio.Event().wait()
     say((await waits).name)
     await asyncio.to_thread(sys.stdin.readline)
+
+def signal_itself():
+    for line in sys.stdin:
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
 
 def loop():
     if "uvloop" in sys.argv:
@@ -82,10 +91,10 @@ class Process:
 
 
 @contextmanager
-def started(mode: str, loop: str = "asyncio") -> Iterator[Process]:
+def started(mode: str, *options: str) -> Iterator[Process]:
     before = AS_PID_1 if mode == "PID 1" else []
     with subprocess.Popen(
-        [*before, sys.executable, "-c", PROGRAM, loop],
+        [*before, sys.executable, "-c", PROGRAM, *options],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -121,6 +130,18 @@ def test_the_first_is_told_and_the_second_ends(
         process.expect(number.name)
         process.send(number)
         assert process.ended_by(number)
+
+
+@modes
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_a_signal_wakes_the_loop_that_polls(mode: str, loop: str) -> None:
+    with started(mode, loop, "in a thread") as process:
+        process.go_on()
+        process.expect("waits")
+        process.go_on()
+        process.expect("SIGTERM")
+        process.go_on()
+        assert process.ended_by(signal.SIGTERM)
 
 
 @modes
