@@ -40,7 +40,7 @@ from torchrun_sdk.spec import (
     load_call,
     read_call,
 )
-from torchrun_sdk.worker.places import Place, Stay
+from torchrun_sdk.worker.places import END, Place, Stay
 from torchrun_sdk.worker.receive import Receiver
 
 _POLL = 0.05
@@ -122,7 +122,7 @@ class _Client:
                 self._stay.put(self._brought._replace(number=asked["go"]))
             elif "end" in asked:
                 self._results.mkdir(parents=True, exist_ok=True)
-                (self._results / "end").touch()
+                (self._results / END).touch()
         except (OSError, ValueError) as error:
             _say(Refused(str(error)))
 

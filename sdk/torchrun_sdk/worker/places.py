@@ -19,6 +19,7 @@ _STORAGE_SECONDS = 10.0  # for what is kept; the storage may hang
 _LINGER = 15.0
 _POLL = 0.05
 _ENDING_SECONDS = 10.0
+END = "end"  # a client wants the ranks of the call to end
 
 
 def waiting() -> AbstractContextManager[None]:
@@ -41,7 +42,7 @@ class Place:
         self._left = folder / f"{rank}.left"
         self._taken = folder / f"{rank}.taken"
         self._running = folder / f"{rank}.running"
-        self._end = folder / "end"
+        self._end = folder / END
         self.log = folder / f"{rank}.log"
         self._keeps = folder / f"{rank}.kept"
         folder.mkdir(parents=True, exist_ok=True)
@@ -147,23 +148,34 @@ class Stay:
     def take_state(self) -> str:
         """FREE, and nobody else's from now on until `release`; or BUSY, or CLOSED.
 
-        Ranks that have said their last word may take seconds to end, torch's most of all: they are
-        waited for.
+        Ranks that have ended take a moment to exit, and so do clients whose call is over: both
+        are waited for. A rank that works on its call is not.
         """
         until = time.monotonic() + _ENDING_SECONDS
-        while running := list(self._results.glob("*/*.running")):
-            ending = all(path.with_suffix(".left").exists() for path in running)
-            if not ending or time.monotonic() >= until:
+        while not self._is_free():
+            if self._works() or time.monotonic() >= until:
                 return BUSY
+            if self._closed.exists():
+                return CLOSED
             time.sleep(_POLL)
-        if self._closed.exists():
-            return CLOSED
-        if not self._hold():
-            return BUSY
         if self._closed.exists():
             self.release()
             return CLOSED
         return FREE
+
+    def _is_free(self) -> bool:
+        """Whether no rank runs and the lock is taken for this client."""
+        return not self._running() and self._hold()
+
+    def _works(self) -> bool:
+        """Whether a rank runs that has neither said its last word nor been told to end."""
+        return any(
+            not (path.with_suffix(".left").exists() or (path.parent / END).exists())
+            for path in self._running()
+        )
+
+    def _running(self) -> list[Path]:
+        return list(self._results.glob("*/*.running"))
 
     def leave(self) -> bool:
         """Whether a rank may end: from now on no client brings a call."""

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import zlib
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from torchrun_sdk.spec import (
     CLOSED,
     FREE,
     KEPT,
+    RESULTS,
     Call,
     Exited,
     Here,
@@ -305,7 +307,8 @@ def test_each_later_call_has_a_port_of_its_own() -> None:
     assert environment({}, 3) == {}
 
 
-def test_two_clients_never_hold_one_pod(tmp_path: Path) -> None:
+def test_two_clients_never_hold_one_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchrun_sdk.worker.places._ENDING_SECONDS", 0.0)
     script = "import sys; from pathlib import Path; from torchrun_sdk.worker.places import Stay;"
     script += "s = Stay(Path(sys.argv[1])); print(s.take_state(), flush=True); sys.stdin.read()"
     sdk = {"PYTHONPATH": str(Path(__file__).parents[3] / "sdk"), "PATH": os.environ["PATH"]}
@@ -324,3 +327,31 @@ def test_two_clients_never_hold_one_pod(tmp_path: Path) -> None:
     stay.release()
     assert stay.leave()
     assert stay.take_state() == CLOSED
+
+
+@pytest.mark.parametrize("sign", ["0.left", "end"])
+def test_a_rank_that_ends_is_waited_for(tmp_path: Path, sign: str) -> None:
+    stay = Stay(tmp_path)
+    call = tmp_path / RESULTS / "c1"
+    call.mkdir(parents=True)
+    running = call / "0.running"
+    running.touch()
+    assert stay.take_state() == BUSY  # it works on its call
+    (call / sign).touch()
+    with ThreadPoolExecutor() as thread:
+        state = thread.submit(stay.take_state)
+        assert not wait([state], 0.2).done
+        running.unlink()
+        assert state.result(SECONDS) == FREE
+    stay.release()
+
+
+def test_a_client_that_leaves_is_waited_for(tmp_path: Path) -> None:
+    before, stay = Stay(tmp_path), Stay(tmp_path)
+    assert before.take_state() == FREE
+    with ThreadPoolExecutor() as thread:
+        state = thread.submit(stay.take_state)
+        assert not wait([state], 0.2).done
+        before.release()
+        assert state.result(SECONDS) == FREE
+    stay.release()
