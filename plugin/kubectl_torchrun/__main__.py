@@ -2,12 +2,12 @@
 
 import click
 
-from kubectl_torchrun.cli import base, change, cluster, look, pods, submit
+from kubectl_torchrun.cli import change, cluster, look, options, pods, submit
 
 
-@click.group(context_settings=base.CONTEXT_SETTINGS, epilog=base.EXIT_CODES)
+@click.group(context_settings=options.CONTEXT_SETTINGS, epilog=options.EXIT_CODES)
 @click.version_option(package_name="kubectl-torchrun", prog_name="kubectl torchrun")
-@base.bare_cluster_options
+@options.bare_cluster_options
 def cli(kubeconfig: str, context: str, namespace: str) -> None:
     """Run the code in the current directory with torchrun on many nodes of a cluster.
 

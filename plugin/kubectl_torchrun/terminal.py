@@ -10,8 +10,8 @@ from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, TextIO, TypedDict
 
-from kubectl_torchrun.pack import human
 from kubectl_torchrun.text import echo, escape, log_text, style
+from kubectl_torchrun.upload.pack import human
 
 if TYPE_CHECKING:
     from rich.console import Console

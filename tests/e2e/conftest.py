@@ -12,7 +12,7 @@ from e2e.evidence import QUIET, gather
 from e2e.manifests import queue
 from e2e.space import CONTROLLER, Space
 from evidence import BUILD, attach
-from kubectl_torchrun.kubectl import Target, proxy
+from kubectl_torchrun.cluster.kubectl import Target, proxy
 
 HERE = Path(__file__).parent
 SECONDS = 600

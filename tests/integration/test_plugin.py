@@ -16,9 +16,9 @@ import anyio
 import pytest
 import yaml
 
-from kubectl_torchrun.api import connect
-from kubectl_torchrun.kubectl import Target, proxy
-from kubectl_torchrun.mirror import Mirror
+from kubectl_torchrun.cluster.client import connect
+from kubectl_torchrun.cluster.kubectl import Target, proxy
+from kubectl_torchrun.cluster.mirror import Mirror
 from torchrun_api.json import JsonObject
 from torchrun_cluster import LocalCluster, Size
 

@@ -6,22 +6,22 @@ from mutants.mutant import Mutant
 
 PLUGIN = partial(Mutant, package="kubectl_torchrun")
 _TESTS = "tests/unit/plugin"
-UPLOAD = (f"{_TESTS}/test_upload.py", f"{_TESTS}/test_deliver.py")
-DELIVER = (f"{_TESTS}/test_deliver.py",)
-PACK = (f"{_TESTS}/test_pack.py", f"{_TESTS}/test_tree.py")
+UPLOAD = (f"{_TESTS}/upload/test_protocol.py", f"{_TESTS}/upload/test_deliver.py")
+DELIVER = (f"{_TESTS}/upload/test_deliver.py",)
+PACK = (f"{_TESTS}/upload/test_pack.py", f"{_TESTS}/upload/test_tree.py")
 
 SUBMITTING = (
     PLUGIN(
         "a-pod-that-runs-is-asked",
-        "deliver.py",
+        "upload/deliver.py",
         'case "Running" if _is_ready(latest):',
         'case "Running":',
         "the upload begins before the pod listens, and fails or waits for a retry",
-        (*DELIVER, f"{_TESTS}/test_commands.py"),
+        (*DELIVER, f"{_TESTS}/commands/test_submission.py"),
     ),
     PLUGIN(
         "busy-servers-end-the-upload",
-        "api.py",
+        "cluster/client.py",
         "return self.status == 429 or self.status >= 500",
         "return self.status == 429",
         "one restart of the API server breaks an upload of an hour off",
@@ -29,7 +29,7 @@ SUBMITTING = (
     ),
     PLUGIN(
         "an-upload-begins-again-each-time",
-        "upload.py",
+        "upload/protocol.py",
         "held = answer.offset if answer.sha256 == self.sha256 else 0",
         "held = 0",
         "an upload over a bad line never ends",
@@ -37,7 +37,7 @@ SUBMITTING = (
     ),
     PLUGIN(
         "an-offset-of-another-archive-counts",
-        "upload.py",
+        "upload/protocol.py",
         "held = answer.offset if answer.sha256 == self.sha256 else 0",
         "held = answer.offset",
         "two halves of two archives are joined, and the digest refuses them",
@@ -45,7 +45,7 @@ SUBMITTING = (
     ),
     PLUGIN(
         "nothing-is-ever-given-up",
-        "upload.py",
+        "upload/protocol.py",
         "if now - self._progress_at > self._backoff.give_up:",
         "if now < 0:",
         "a submit in a script hangs for ever where the pod makes no progress",
@@ -53,7 +53,7 @@ SUBMITTING = (
     ),
     PLUGIN(
         "retry-after-is-not-heeded",
-        "upload.py",
+        "upload/protocol.py",
         "self._then(Wait(max(delay, min(retry_after or 0.0, self._backoff.longest))), Ask())",
         "self._then(Wait(delay), Ask())",
         "a busy API server is asked again sooner than it says",
@@ -61,7 +61,7 @@ SUBMITTING = (
     ),
     PLUGIN(
         "a-file-that-changes-is-sent",
-        "pack.py",
+        "upload/pack.py",
         "if not unchanged:",
         "if False:",
         "half an edit is trained, and the manifest says another digest",
@@ -69,7 +69,7 @@ SUBMITTING = (
     ),
     PLUGIN(
         "zeros-are-sent-and-refused",
-        "pack.py",
+        "upload/pack.py",
         "if unpacked > limits.ratio_floor and unpacked > size * limits.ratio:",
         "if False:",
         "an hour of upload ends in the refusal of a decompression bomb",
@@ -77,18 +77,18 @@ SUBMITTING = (
     ),
     PLUGIN(
         "keys-go-along",
-        "sensitive.py",
+        "upload/sensitive.py",
         '        "*.pem",\n',
         "",
         "a private key in the directory lands in the workspace of everybody in the namespace",
-        (f"{_TESTS}/test_tree.py", f"{_TESTS}/test_gitignore.py"),
+        (f"{_TESTS}/upload/test_tree.py", f"{_TESTS}/upload/test_gitignore.py"),
     ),
     PLUGIN(
         "a-refused-workspace-is-waited-for",
-        "deliver.py",
+        "upload/deliver.py",
         "if verdict.permanent:",
         "if not verdict.permanent:",
         "a submit waits ten minutes for what the pod has refused for good",
-        (*DELIVER, f"{_TESTS}/test_commands.py"),
+        (*DELIVER, f"{_TESTS}/commands/test_submission.py"),
     ),
 )

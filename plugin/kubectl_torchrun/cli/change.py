@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from kubectl_torchrun.cli import base, complete
+from kubectl_torchrun.cli import complete, options
 
 if TYPE_CHECKING:
-    from kubectl_torchrun.kubectl import Target
+    from kubectl_torchrun.cluster.kubectl import Target
     from kubectl_torchrun.terminal import Terminal
 
 
@@ -20,29 +20,29 @@ class Asked(NamedTuple):
     timeout: float | None
     dry_run: str
     output: str
-    where: base.Where
+    where: options.Where
 
 
-def _changes(bare: str, *formats: str) -> Callable[[base.Work], base.Work]:
+def _changes(bare: str, *formats: str) -> Callable[[options.Work], options.Work]:
     """--wait, --timeout, --dry-run, -o and the cluster's flags, given as one `asked: Asked`.
 
     bare: what --wait means alone; formats: of -o.
     """
 
-    def add(command: base.Work) -> base.Work:
+    def add(command: options.Work) -> options.Work:
         @functools.wraps(command)
         def wrapped(**given: object) -> None:
             asked = Asked(*(given.pop(name) for name in Asked._fields))  # type: ignore[arg-type]
             command(asked=asked, **given)
 
-        result = base.output_option(*formats)(base.cluster_options(wrapped))
-        return base.wait_options(bare)(base.dry_run_option(result))
+        result = options.output_option(*formats)(options.cluster_options(wrapped))
+        return options.wait_options(bare)(options.dry_run_option(result))
 
     return add
 
 
-@click.command(cls=base.Command, short_help="Pause a job, keep its claims")
-@base.job_argument
+@click.command(cls=options.Command, short_help="Pause a job, keep its claims")
+@options.job_argument
 @_changes("Suspended", "name", "yaml", "json")
 def suspend(job: str, asked: Asked) -> None:
     """Pause JOB: ranks get SIGTERM and a grace period, then all but the claims is freed.
@@ -55,8 +55,8 @@ def suspend(job: str, asked: Asked) -> None:
     _change("suspend", job, None, asked)
 
 
-@click.command(cls=base.Command, short_help="Let a paused job go on")
-@base.job_argument
+@click.command(cls=options.Command, short_help="Let a paused job go on")
+@options.job_argument
 @_changes("Running", "name", "yaml", "json")
 def resume(job: str, asked: Asked) -> None:
     """Let JOB go on after a pause, as a new gang on the same workspace.
@@ -69,8 +69,8 @@ def resume(job: str, asked: Asked) -> None:
     _change("resume", job, None, asked)
 
 
-@click.command(cls=base.Command, short_help="Give a job another number of nodes")
-@base.job_argument
+@click.command(cls=options.Command, short_help="Give a job another number of nodes")
+@options.job_argument
 @click.option("--nodes", required=True, type=click.IntRange(min=1), help="How many nodes.")
 @_changes("Running", "name", "yaml", "json")
 def scale(job: str, nodes: int, asked: Asked) -> None:
@@ -88,14 +88,14 @@ def scale(job: str, nodes: int, asked: Asked) -> None:
 
 def _change(verb: str, job: str, nodes: int | None, asked: Asked) -> None:
     def work(target: "Target", terminal: "Terminal") -> int:
-        from kubectl_torchrun import life
+        from kubectl_torchrun.commands import lifecycle
 
-        return life.change(target, verb, job, nodes, life.Options(*asked[:4]), terminal)
+        return lifecycle.change(target, verb, job, nodes, lifecycle.Options(*asked[:4]), terminal)
 
-    base.run(work, asked.where, "; what was asked for is done by the controller all the same")
+    options.run(work, asked.where, "; what was asked for is done by the controller all the same")
 
 
-@click.command(cls=base.Command, short_help="Delete jobs")
+@click.command(cls=options.Command, short_help="Delete jobs")
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB...", shell_complete=complete.jobs)
 @click.option("--yes", "-y", is_flag=True, help="Do not ask. Only a terminal is asked at all.")
 @_changes("Deleted", "name")
@@ -113,11 +113,11 @@ def cancel(jobs: tuple[str, ...], yes: bool, asked: Asked) -> None:
         raise click.UsageError("cancel can wait for one thing: --wait=Deleted.")
 
     def work(target: "Target", terminal: "Terminal") -> int:
-        from kubectl_torchrun import life
+        from kubectl_torchrun.commands import lifecycle
 
-        return life.cancel(target, jobs, life.Options(*asked[:4]), terminal, sure=yes)
+        return lifecycle.cancel(target, jobs, lifecycle.Options(*asked[:4]), terminal, sure=yes)
 
-    base.run(work, asked.where, "; what is said to be deleted above is, the rest is as it was")
+    options.run(work, asked.where, "; what is said to be deleted above is, the rest is as it was")
 
 
 COMMANDS = (scale, suspend, resume, cancel)

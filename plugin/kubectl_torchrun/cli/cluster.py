@@ -4,18 +4,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kubectl_torchrun.cli import base
+from kubectl_torchrun.cli import options
 
 if TYPE_CHECKING:
-    from kubectl_torchrun.kubectl import Target
+    from kubectl_torchrun.cluster.kubectl import Target
     from kubectl_torchrun.terminal import Terminal
 
 
-@click.command(cls=base.Command, short_help="List queues with running and waiting jobs")
+@click.command(cls=options.Command, short_help="List queues with running and waiting jobs")
 @click.option("--all-namespaces", "-A", is_flag=True, help="Queues of all namespaces.")
-@base.output_option("name", "yaml", "json")
-@base.cluster_options
-def queues(all_namespaces: bool, output: str, where: base.Where) -> None:
+@options.output_option("name", "yaml", "json")
+@options.cluster_options
+def queues(all_namespaces: bool, output: str, where: options.Where) -> None:
     """List the TorchrunQueues: what is used of their quota, how many of their jobs run and wait;
     and below, each job that waits to be admitted, with its place and what it waits for.
 
@@ -26,17 +26,17 @@ def queues(all_namespaces: bool, output: str, where: base.Where) -> None:
     """
 
     def work(target: "Target", terminal: "Terminal") -> int:
-        from kubectl_torchrun import listing
+        from kubectl_torchrun.commands import listing
 
         return listing.queues(target, listing.Choice(all_namespaces), output, terminal)
 
-    base.run(work, where)
+    options.run(work, where)
 
 
-@click.command(cls=base.Command, short_help="Check the cluster and say what to mend")
-@base.output_option("yaml", "json")
-@base.cluster_options
-def doctor(output: str, where: base.Where) -> None:
+@click.command(cls=options.Command, short_help="Check the cluster and say what to mend")
+@options.output_option("yaml", "json")
+@options.cluster_options
+def doctor(output: str, where: options.Where) -> None:
     """Check whether jobs can run here, and say what to mend: kinds, controller, queues, storage,
     GPUs, schedulers, your rights, Pod Security.
 
@@ -49,11 +49,11 @@ def doctor(output: str, where: base.Where) -> None:
     """
 
     def work(target: "Target", terminal: "Terminal") -> int:
-        from kubectl_torchrun import doctor
+        from kubectl_torchrun.commands import doctor
 
         return doctor.doctor(target, output, terminal)
 
-    base.run(work, where)
+    options.run(work, where)
 
 
 COMMANDS = (queues, doctor)

@@ -4,15 +4,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kubectl_torchrun.cli import base, complete
+from kubectl_torchrun.cli import complete, options
 
 if TYPE_CHECKING:
-    from kubectl_torchrun.kubectl import Target
+    from kubectl_torchrun.cluster.kubectl import Target
     from kubectl_torchrun.terminal import Terminal
 
 
 @click.command(
-    "list", cls=base.Command, short_help="List jobs: phase, progress, what they wait for"
+    "list", cls=options.Command, short_help="List jobs: phase, progress, what they wait for"
 )
 @click.option("--all-namespaces", "-A", is_flag=True, help="Jobs of all namespaces.")
 @click.option("--selector", "-l", default="", metavar="K=V", help="Only jobs with these labels.")
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 @click.option(
     "--phase", "phases", multiple=True, metavar="PHASE", help="Only jobs in it; repeatable."
 )
-@base.output_option("name", "yaml", "json")
-@base.cluster_options
+@options.output_option("name", "yaml", "json")
+@options.cluster_options
 def list_(
     all_namespaces: bool,
     selector: str,
     queue: str,
     phases: tuple[str, ...],
     output: str,
-    where: base.Where,
+    where: options.Where,
 ) -> None:
     """List the jobs: queue, nodes, phase, progress, age and what they wait for. Newest last.
 
@@ -42,25 +42,25 @@ def list_(
     """
 
     def work(target: "Target", terminal: "Terminal") -> int:
-        from kubectl_torchrun import listing
+        from kubectl_torchrun.commands import listing
 
         choice = listing.Choice(all_namespaces, selector, queue, frozenset(phases))
         return listing.jobs(target, choice, output, terminal)
 
-    base.run(work, where)
+    options.run(work, where)
 
 
-@click.command(cls=base.Command, short_help="One job on a screen, live")
-@base.job_argument
+@click.command(cls=options.Command, short_help="One job on a screen, live")
+@options.job_argument
 @click.option(
     "--watch/--no-watch",
     "-w",
     default=None,
     help="Redraw until the run ends. Default: on a terminal.",
 )
-@base.output_option("name", "yaml", "json")
-@base.cluster_options
-def status(job: str, watch: bool | None, output: str, where: base.Where) -> None:
+@options.output_option("name", "yaml", "json")
+@options.cluster_options
+def status(job: str, watch: bool | None, output: str, where: options.Where) -> None:
     """Show JOB's phase, reason, progress, attempts and pods; live on a terminal.
 
     A live view ends with the run and has its exit code; elsewhere one view is printed, or with
@@ -76,15 +76,15 @@ def status(job: str, watch: bool | None, output: str, where: base.Where) -> None
         raise click.UsageError("-o prints one object; --watch many views: choose.")
 
     def work(target: "Target", terminal: "Terminal") -> int:
-        from kubectl_torchrun import status
+        from kubectl_torchrun.commands import status
 
         return status.show(target, job, terminal, watch=watch, form=output)
 
-    base.run(work, where, "; the job goes on")
+    options.run(work, where, "; the job goes on")
 
 
-@click.command(cls=base.Command, short_help="Logs of all ranks by time, of any attempt")
-@base.job_argument
+@click.command(cls=options.Command, short_help="Logs of all ranks by time, of any attempt")
+@options.job_argument
 @click.option(
     "--follow", "-f", is_flag=True, help="Go on until the run ends; exit with its result."
 )
@@ -106,8 +106,8 @@ def status(job: str, watch: bool | None, output: str, where: base.Where) -> None
 @click.option("--attempt", type=click.IntRange(min=0), help="This attempt. Default: the newest.")
 @click.option("--previous", "-p", is_flag=True, help="The attempt before the newest.")
 @click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Last N lines of each node.")
-@click.option("--since", type=base.DURATION, metavar="DURATION", help="Not older than this.")
-@base.cluster_options
+@click.option("--since", type=options.DURATION, metavar="DURATION", help="Not older than this.")
+@options.cluster_options
 def logs(
     job: str,
     follow: bool,
@@ -117,7 +117,7 @@ def logs(
     previous: bool,
     tail: int | None,
     since: float | None,
-    where: base.Where,
+    where: options.Where,
 ) -> None:
     """Print the logs of JOB's workers in one stream by time, each line with its node's [number].
 
@@ -136,18 +136,18 @@ def logs(
         raise click.UsageError("--follow shows the newest attempt; leave out --attempt.")
 
     def work(target: "Target", terminal: "Terminal") -> int:
-        from kubectl_torchrun import reading
+        from kubectl_torchrun.commands import logs
 
-        wanted = reading.Wanted(frozenset(nodes), frozenset(ranks), attempt, previous, tail, since)
-        return reading.logs(target, job, wanted, terminal, follow_it=follow)
+        wanted = logs.Wanted(frozenset(nodes), frozenset(ranks), attempt, previous, tail, since)
+        return logs.logs(target, job, wanted, terminal, follow_it=follow)
 
-    base.run(work, where)
+    options.run(work, where)
 
 
-@click.command(cls=base.Command, short_help="Why a job waits or died")
-@base.job_argument
-@base.cluster_options
-def why(job: str, where: base.Where) -> None:
+@click.command(cls=options.Command, short_help="Why a job waits or died")
+@options.job_argument
+@options.cluster_options
+def why(job: str, where: options.Where) -> None:
     """Say why JOB waits or died: reason, earlier attempts, last lines of the first failed rank.
 
     \b
@@ -156,18 +156,18 @@ def why(job: str, where: base.Where) -> None:
     """
 
     def work(target: "Target", terminal: "Terminal") -> int:
-        from kubectl_torchrun import why
+        from kubectl_torchrun.commands import why
 
         return why.why(target, job)
 
-    base.run(work, where)
+    options.run(work, where)
 
 
-@click.command(cls=base.Command, short_help="What a job's processes have kept on its claim")
-@base.job_argument
+@click.command(cls=options.Command, short_help="What a job's processes have kept on its claim")
+@options.job_argument
 @click.argument("path", default=".")
-@base.cluster_options
-def kept(job: str, path: str, where: base.Where) -> None:
+@options.cluster_options
+def kept(job: str, path: str, where: options.Where) -> None:
     """Print the files at PATH of JOB's state directory, each behind a line with its name.
 
     The job's processes have it as $TORCHRUN_STATE_DIR. It is on the workspace claim, outlives
@@ -180,11 +180,11 @@ def kept(job: str, path: str, where: base.Where) -> None:
     """
 
     def work(target: "Target", terminal: "Terminal") -> int:
-        from kubectl_torchrun import kept
+        from kubectl_torchrun.commands import kept
 
         return kept.show(target, job, path, terminal)
 
-    base.run(work, where)
+    options.run(work, where)
 
 
 COMMANDS = (list_, status, logs, why, kept)

@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kubectl_torchrun.cli import base
+from kubectl_torchrun.cli import options
 
 if TYPE_CHECKING:
-    from kubectl_torchrun.kubectl import Target
+    from kubectl_torchrun.cluster.kubectl import Target
     from kubectl_torchrun.terminal import Terminal
 
 _PORTS = re.compile(r"(\d*:)?\d+")
 
 
 @click.command(
-    "exec", cls=base.Command, short_help="Run a command or a shell in a node's container"
+    "exec", cls=options.Command, short_help="Run a command or a shell in a node's container"
 )
-@base.job_argument
+@options.job_argument
 @click.argument("command", nargs=-1)
 @click.option("--node", type=click.IntRange(min=0), help="Which node (worker). Default: 0.")
 @click.option("--rank", "-r", type=click.IntRange(min=0), help="The node that has this rank.")
@@ -29,7 +29,7 @@ _PORTS = re.compile(r"(\d*:)?\d+")
     default=None,
     help="Whether COMMAND gets a terminal. Default: where there is one.",
 )
-@base.cluster_options
+@options.cluster_options
 def exec_(
     job: str,
     command: tuple[str, ...],
@@ -37,7 +37,7 @@ def exec_(
     rank: int | None,
     stdin: bool,
     tty: bool | None,
-    where: base.Where,
+    where: options.Where,
 ) -> None:
     """Run COMMAND (default: a shell) in the trainer container of a node of JOB.
 
@@ -56,31 +56,31 @@ def exec_(
     flags = ["--stdin"] * (stdin or terminals) + ["--tty"] * terminals
 
     def work(target: "Target", terminal: "Terminal") -> int:
-        from kubectl_torchrun import inside
+        from kubectl_torchrun.commands import exec_forward
 
-        return inside.execute(target, job, node, rank, command, flags)
+        return exec_forward.execute(target, job, node, rank, command, flags)
 
-    base.run(work, where)
+    options.run(work, where)
 
 
 @click.command(
-    "port-forward", cls=base.Command, short_help="Forward ports, or TensorBoard, from a node"
+    "port-forward", cls=options.Command, short_help="Forward ports, or TensorBoard, from a node"
 )
-@base.job_argument
+@options.job_argument
 @click.argument("ports", nargs=-1, metavar="[LOCAL:]PORT...")
 @click.option("--node", type=click.IntRange(min=0), default=0, help="Which node. Default: 0.")
 @click.option("--address", default="localhost", show_default=True, help="As for kubectl.")
 @click.option(
     "--tensorboard", metavar="DIR", help="Run TensorBoard in the pod on this directory of it."
 )
-@base.cluster_options
+@options.cluster_options
 def port_forward(
     job: str,
     ports: tuple[str, ...],
     node: int,
     address: str,
     tensorboard: str | None,
-    where: base.Where,
+    where: options.Where,
 ) -> None:
     """Forward local ports to a node of JOB until Ctrl-C.
 
@@ -101,14 +101,14 @@ def port_forward(
         raise click.UsageError("TensorBoard has one port.")
 
     def work(target: "Target", terminal: "Terminal") -> int:
-        from kubectl_torchrun import inside
+        from kubectl_torchrun.commands import exec_forward
 
         if tensorboard is None:
-            return inside.forward(target, job, node, ports, address)
-        port = ports[0] if ports else str(inside.TENSORBOARD_PORT)
-        return inside.tensorboard(target, job, node, tensorboard, port, address, terminal)
+            return exec_forward.forward(target, job, node, ports, address)
+        port = ports[0] if ports else str(exec_forward.TENSORBOARD_PORT)
+        return exec_forward.tensorboard(target, job, node, tensorboard, port, address, terminal)
 
-    base.run(work, where)
+    options.run(work, where)
 
 
 COMMANDS = (exec_, port_forward)

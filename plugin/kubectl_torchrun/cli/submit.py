@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 from click.core import ParameterSource
 
-from kubectl_torchrun.cli import base, complete, defaults
+from kubectl_torchrun.cli import complete, defaults, options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kubectl_torchrun.kubectl import Target
-    from kubectl_torchrun.manifest import Request
+    from kubectl_torchrun.cluster.kubectl import Target
     from kubectl_torchrun.terminal import Terminal
+    from kubectl_torchrun.upload.job_manifest import Request
 
 NOTHING = "; nothing was created"
 
 
-class _Runs(base.Command):
+class _Runs(options.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Options of the user's own command are the usual surprise here."""
         try:
@@ -53,7 +53,7 @@ class Asked(NamedTuple):
 
 _upload_timeout = click.option(
     "--upload-timeout",
-    type=base.DURATION,
+    type=options.DURATION,
     default="30m",
     show_default=True,
     metavar="DURATION",
@@ -80,13 +80,13 @@ _overlay = click.option(
 _WRITTEN = ("command", "nodes", "gpus", "image", "env", "after", "dev")
 
 
-def _request_options(command: base.Work) -> base.Work:
+def _request_options(command: options.Work) -> options.Work:
     @functools.wraps(command)
     def wrapped(**given: object) -> None:
         asked = Asked(*(given.pop(name) for name in Asked._fields))  # type: ignore[arg-type]
         command(asked=asked, **given)
 
-    result: base.Work = wrapped
+    result: options.Work = wrapped
     for option in (
         _upload_timeout,
         _overlay,
@@ -137,10 +137,10 @@ def _request_options(command: base.Work) -> base.Work:
 @click.command(cls=_Runs, short_help="Send this directory, run COMMAND in it, follow")
 @_request_options
 @click.option("--follow/--no-follow", default=None, help="Follow the run to its end (the default).")
-@base.wait_options("Complete")
-@base.dry_run_option
-@base.output_option("name", "yaml", "json")
-@base.cluster_options
+@options.wait_options("Complete")
+@options.dry_run_option
+@options.output_option("name", "yaml", "json")
+@options.cluster_options
 def submit(
     asked: Asked,
     follow: bool | None,
@@ -148,7 +148,7 @@ def submit(
     timeout: float | None,
     dry_run: str,
     output: str,
-    where: base.Where,
+    where: options.Where,
 ) -> None:
     """Send the current directory and run COMMAND in it on one or more nodes.
 
@@ -174,9 +174,9 @@ def submit(
 @click.command(cls=_Runs, short_help="Send, run, follow; Ctrl-C twice deletes")
 @_request_options
 @click.option("--detach", "-d", is_flag=True, help="Return once the workspace is uploaded.")
-@base.output_option("name", "yaml", "json")
-@base.cluster_options
-def run(asked: Asked, detach: bool, output: str, where: base.Where) -> None:
+@options.output_option("name", "yaml", "json")
+@options.cluster_options
+def run(asked: Asked, detach: bool, output: str, where: options.Where) -> None:
     """Send the current directory, run COMMAND in it and follow its logs; exit with its result.
 
     One Ctrl-C detaches and the run goes on; a second one within 5 seconds deletes the job. With
@@ -196,7 +196,7 @@ def run(asked: Asked, detach: bool, output: str, where: base.Where) -> None:
 
 def _start(
     asked: Asked,
-    where: base.Where,
+    where: options.Where,
     follow: bool,
     dry_run: str,
     output: str,
@@ -209,15 +209,15 @@ def _start(
     make = request_of(asked)
 
     def work(target: "Target", terminal: "Terminal") -> int:
-        from kubectl_torchrun import commands
+        from kubectl_torchrun.commands import submission
 
-        options = commands.SubmitOptions(
+        options = submission.SubmitOptions(
             _sent(asked.directory, terminal), follow, dry_run, output, asked.upload_timeout,
             wait, timeout, deletes, overlay=_path(asked.overlay),
         )  # fmt: skip
-        return commands.submit(target, make(), options, terminal)
+        return submission.submit(target, make(), options, terminal)
 
-    base.run(work, where, NOTHING)
+    options.run(work, where, NOTHING)
 
 
 def _asked_for(asked: Asked) -> "Callable[[], Request]":
@@ -231,7 +231,7 @@ def _asked_for(asked: Asked) -> "Callable[[], Request]":
         )
 
     def make() -> "Request":
-        from kubectl_torchrun.manifest import Request, dependencies, variables
+        from kubectl_torchrun.upload.job_manifest import Request, dependencies, variables
 
         return Request(
             asked.name, asked.queue, line, nodes, gpus, asked.image, variables(asked.env),
@@ -252,12 +252,12 @@ def _written(asked: Asked) -> "Callable[[], Request]":
     chosen = asked.queue if source("queue") == ParameterSource.COMMANDLINE else ""
 
     def make() -> "Request":
-        from kubectl_torchrun import written
-        from kubectl_torchrun.manifest import Request
+        from kubectl_torchrun.upload import user_manifest
+        from kubectl_torchrun.upload.job_manifest import Request
 
-        body = written.read(asked.filename)
-        name = asked.name or written.name_of(body)
-        queue = chosen or written.queue_of(body) or asked.queue
+        body = user_manifest.read(asked.filename)
+        name = asked.name or user_manifest.name_of(body)
+        queue = chosen or user_manifest.queue_of(body) or asked.queue
         return Request(name, queue, "", written=body)
 
     return make
@@ -293,14 +293,14 @@ def _sent(directory: str | None, terminal: "Terminal") -> Path:
     return found
 
 
-@click.command(cls=base.Command, short_help="Send a directory to a job that waits or runs")
-@base.job_argument
+@click.command(cls=options.Command, short_help="Send a directory to a job that waits or runs")
+@options.job_argument
 @click.argument("directory", required=False, type=click.Path(exists=True, file_okay=False))
 @click.option("--watch", is_flag=True, help="Go on, and send each edit (development mode).")
 @_overlay
 @_upload_timeout
-@base.wait_options("Complete")
-@base.cluster_options
+@options.wait_options("Complete")
+@options.cluster_options
 def sync(
     job: str,
     directory: str | None,
@@ -309,7 +309,7 @@ def sync(
     upload_timeout: float,
     wait: str,
     timeout: float | None,
-    where: base.Where,
+    where: options.Where,
 ) -> None:
     """Send DIRECTORY (default: as submit) to JOB, which waits for its workspace or runs.
 
@@ -328,18 +328,19 @@ def sync(
     """
 
     def work(target: "Target", terminal: "Terminal") -> int:
-        from kubectl_torchrun import commands, waiting
+        from kubectl_torchrun.cluster import wait as waiting
+        from kubectl_torchrun.commands import submission
 
-        options = commands.SubmitOptions(
+        options = submission.SubmitOptions(
             _sent(directory, terminal), False, "none", "", upload_timeout,
             wait and waiting.check(wait), timeout, watch=watch, overlay=_path(overlay),
         )  # fmt: skip
-        return commands.sync(target, job, options, terminal)
+        return submission.sync(target, job, options, terminal)
 
-    base.run(work, where, "; nothing was sent")
+    options.run(work, where, "; nothing was sent")
 
 
-@click.command(cls=base.Command, short_help="The files that would be sent")
+@click.command(cls=options.Command, short_help="The files that would be sent")
 @click.argument("directory", required=False, type=click.Path(exists=True, file_okay=False))
 def files(directory: str | None) -> None:
     """Print what would be sent of DIRECTORY (default: as submit): digest, bytes, mode and path.
@@ -353,17 +354,18 @@ def files(directory: str | None) -> None:
     """
 
     def work(target: "Target", terminal: "Terminal") -> int:
-        from kubectl_torchrun import output, pack, remembered, tree
-        from kubectl_torchrun.kubectl import Where
+        from kubectl_torchrun import output
+        from kubectl_torchrun.cluster.kubectl import Where
+        from kubectl_torchrun.upload import cache, pack, tree
 
         place = _sent(directory, terminal)
         found = tree.scan(place)
         pack.check(found)
-        workspace = remembered.Memory(Where("", ""), place).look(found)
+        workspace = cache.Memory(Where("", ""), place).look(found)
         output.put(workspace.manifest.text)
         return 0
 
-    base.run(work, base.Where())
+    options.run(work, options.Where())
 
 
 COMMANDS = (submit, run, sync, files)

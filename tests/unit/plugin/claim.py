@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kubectl_torchrun import copies
+from kubectl_torchrun.logs import copies
 
 from .laptop import Laptop
 

@@ -11,8 +11,8 @@ import pytest
 from aiohttp import web
 from click.testing import CliRunner, Result
 
-from kubectl_torchrun import follow
 from kubectl_torchrun.__main__ import cli
+from kubectl_torchrun.logs import follow
 
 from .api_server import ApiServer
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubectl_torchrun.pack import human
 from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.upload.pack import human
 
 
 class Screen(io.StringIO):

@@ -128,7 +128,7 @@ def test_durations() -> None:
 
 @pytest.mark.parametrize("name", ["train_fn", "_x", "Übung", "9", "a" * 80])
 def test_job_names_are_taken_by_kubernetes(name: str) -> None:
-    from kubectl_torchrun.manifest import check_name
+    from kubectl_torchrun.upload.job_manifest import check_name
 
     check_name(manifest.job_name(name))
 

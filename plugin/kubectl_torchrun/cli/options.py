@@ -1,0 +1,256 @@
+"""What all commands share: their flags, their defaults from torchrun.toml, their end."""
+
+import contextlib
+import functools
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+from click.core import ParameterSource
+
+from kubectl_torchrun.cli import complete, defaults, trust
+
+if TYPE_CHECKING:
+    from kubectl_torchrun.cluster.kubectl import Target
+    from kubectl_torchrun.terminal import Terminal
+
+Work = Callable[..., None]
+CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+_CLOSED_PIPE = 128 + signal.SIGPIPE
+_HELP = frozenset({"-h", "--help"})
+
+EXIT_CODES = """\b
+Exit codes:
+  0    done; where a run is followed: it succeeded
+  1    the run failed or was deleted; doctor: something stands in the way; cancel: a wrong name
+  2    the command cannot be carried out as given; nothing was changed
+  3    the job exists, its workspace was not uploaded
+  4    the cluster was not reached, or it refused
+  5    --timeout ran out
+  130  stopped by Ctrl-C; the job goes on unless said otherwise
+"""
+
+
+class Optional(click.Option):
+    """An option whose value is given by `=` or not at all, as kubectl's: --wait, --wait=Running."""
+
+    def __init__(self, names: Sequence[str], *, bare: str, **rest: object) -> None:
+        super().__init__(names, **rest)  # type: ignore[arg-type]
+        self.bare = bare
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Without the space before the value, which would make a word of its own of it."""
+        record = super().get_help_record(ctx)
+        return record and (record[0].replace(" [=", "[="), record[1])
+
+
+class Command(click.Command):
+    """A command with defaults from torchrun.toml and the exit codes below its help."""
+
+    def __init__(self, *given: object, **rest: object) -> None:
+        rest.setdefault("epilog", EXIT_CODES)
+        rest.setdefault("context_settings", CONTEXT_SETTINGS)
+        super().__init__(*given, **rest)  # type: ignore[arg-type]
+        self.params.append(trust.option())
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: object,
+    ) -> click.Context:
+        """Help is to be had beside a torchrun.toml that cannot be read, too."""
+        own = args[: args.index("--")] if "--" in args else args
+        if parent is not None and not _HELP.intersection(own) and not parent.resilient_parsing:
+            group = parent.command
+            assert isinstance(group, click.Group)
+            extra["default_map"] = defaults.of_command(group, self)
+        return super().make_context(info_name, args, parent, **extra)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Fill in what a bare optional value means."""
+        bare = {
+            name: f"{name}={param.bare}"
+            for param in self.params
+            if isinstance(param, Optional)
+            for name in param.opts
+        }
+        end = args.index("--") if "--" in args else len(args)
+        return super().parse_args(
+            ctx, [bare.get(arg, arg) if at < end else arg for at, arg in enumerate(args)]
+        )
+
+
+class Where(NamedTuple):
+    """Flags that say which cluster and namespace are meant."""
+
+    kubeconfig: str = ""
+    context: str = ""
+    namespace: str = ""
+
+
+def cluster_options(command: Work) -> Work:
+    """--kubeconfig, --context and --namespace, given to the command as one `where: Where`.
+
+    Each may stand before the command's name, too.
+    """
+
+    @functools.wraps(command)
+    def wrapped(*, kubeconfig: str, context: str, namespace: str, **rest: object) -> None:
+        given = {"kubeconfig": kubeconfig, "context": context, "namespace": namespace}
+        command(where=Where(*(_chosen(name, value) for name, value in given.items())), **rest)
+
+    return bare_cluster_options(wrapped)
+
+
+def _chosen(name: str, own: str) -> str:
+    """The command's own value, else the one before its name; a file's goes behind both."""
+    ctx = click.get_current_context()
+    outer = str(ctx.find_root().params.get(name) or "")
+    if ctx.get_parameter_source(name) == ParameterSource.DEFAULT_MAP:
+        return outer or own
+    return own or outer
+
+
+def bare_cluster_options(command: Work) -> Work:
+    """The three options themselves."""
+    for option in (
+        click.option("--kubeconfig", default="", metavar="FILE", help="As for kubectl."),
+        click.option(
+            "--context",
+            default="",
+            metavar="NAME",
+            help="As for kubectl.",
+            shell_complete=complete.contexts,
+        ),
+        click.option(
+            "--namespace",
+            "-n",
+            default="",
+            metavar="NS",
+            help="As for kubectl.",
+            shell_complete=complete.namespaces,
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def output_option(*formats: str) -> Callable[[Work], Work]:
+    """-o with these formats; `name` prints `torchrunjob.torchrun.ai/NAME`."""
+    return click.option(
+        "--output",
+        "-o",
+        default="",
+        type=click.Choice(["", *formats]),
+        metavar="|".join(formats),
+        help="Print for programs, on stdout.",
+    )
+
+
+def job_argument(command: Work) -> Work:
+    """The argument JOB."""
+    return click.argument("job", shell_complete=complete.jobs)(command)
+
+
+dry_run_option = click.option(
+    "--dry-run",
+    cls=Optional,
+    bare="server",
+    default="none",
+    type=click.Choice(["none", "client", "server"]),
+    metavar="[=client|server]",
+    help="Change nothing: the API server judges it (server), or it is not even asked (client).",
+)
+
+
+class Duration(click.ParamType["float"]):
+    """Seconds, or kubectl's way to write them: 90, 90s, 5m, 1h30m."""
+
+    name = "duration"
+    _UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0}  # noqa: RUF012
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Seconds, more than none."""
+        text = str(value)
+        if re.fullmatch(r"\d+(\.\d+)?", text):
+            seconds = float(text)
+        elif re.fullmatch(r"(\d+(\.\d+)?[hms])+", text):
+            parts = re.findall(r"([\d.]+)([hms])", text)
+            seconds = sum(float(number) * self._UNITS[unit] for number, unit in parts)
+        else:
+            self.fail(f"{text!r} is no duration; write 90, 90s, 5m or 1h30m.", param, ctx)
+        if seconds <= 0:
+            self.fail(f"{text!r} is no time at all.", param, ctx)
+        return seconds
+
+
+DURATION = Duration()
+
+
+def wait_options(bare: str) -> Callable[[Work], Work]:
+    """--wait[=CONDITION] and --timeout; `bare` is what --wait means alone."""
+
+    def add(command: Work) -> Work:
+        command = click.option(
+            "--timeout",
+            type=DURATION,
+            default=None,
+            metavar="DURATION",
+            help="How long --wait waits, as 90s or 1h30m. Default: without end.",
+        )(command)
+        return click.option(
+            "--wait",
+            cls=Optional,
+            bare=bare,
+            default="",
+            metavar="[=CONDITION]",
+            help=f"Wait for a phase (Running) or condition (Complete); alone: {bare}.",
+        )(command)
+
+    return add
+
+
+def run(work: "Callable[[Target, Terminal], int]", where: Where, stopped: str = "") -> None:
+    """Do a command's work and exit with its code. `stopped` is added to `Stopped` at Ctrl-C."""
+    from kubectl_torchrun.cluster.kubectl import Target
+    from kubectl_torchrun.errors import DETACHED, Problem
+    from kubectl_torchrun.terminal import Terminal
+    from kubectl_torchrun.text import echo
+
+    with Terminal() as terminal:
+        try:
+            trust.check(click.get_current_context(), terminal)
+            code = work(Target(*where), terminal)
+            sys.stdout.flush()
+        except Problem as problem:
+            terminal.at_rest()
+            echo(f"error: {problem}", file=sys.stderr)
+            code = problem.exit_code
+        except BrokenPipeError:
+            code = _closed_pipe()
+        except KeyboardInterrupt:
+            terminal.interrupted()
+            with contextlib.suppress(BrokenPipeError):
+                echo(f"Stopped{stopped}.", file=sys.stderr)
+            code = DETACHED
+    sys.exit(code)
+
+
+def _closed_pipe() -> int:
+    """Who read our output has enough of it; Python must not complain when it closes its streams."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            try:
+                stream.flush()
+            except BrokenPipeError:
+                os.dup2(nowhere, stream.fileno())
+    return _CLOSED_PIPE

@@ -1,0 +1,1 @@
+"""The way to a cluster through kubectl, and what is read there."""

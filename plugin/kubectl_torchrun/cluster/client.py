@@ -1,0 +1,361 @@
+"""The API server over HTTP, as far as the plugin needs it."""
+
+from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import anyio
+import httpx
+import msgspec
+
+from kubectl_torchrun.cluster.backoff import PATIENT, Backoff
+from kubectl_torchrun.cluster.slices import PODS, Listed, NamedSlice, Status, WatchEvent
+from torchrun_api.json import JsonObject
+from torchrun_api.kinds import Kind, Object
+from torchrun_api.names import SYNC_PORT
+
+T = TypeVar("T", bound=Object)
+V = TypeVar("V")
+
+_WATCH_SECONDS = 240
+_WATCH_SILENCE = 120.0  # bookmarks come about every minute
+_BUSY_SECONDS = 20.0
+_POD_SECONDS = 60.0  # of silence; the last range is answered after a digest over all
+_LONGEST_LINE = 1 << 20
+
+
+class ApiError(Exception):
+    """The API server refused. `status` is HTTP's; reason and message are those of its Status."""
+
+    def __init__(self, status: int, answer: Status) -> None:
+        super().__init__(answer.message or f"HTTP {status}")
+        self.status = status
+        self.reason = answer.reason
+        self.message = answer.message or f"the API server answered {status}"
+        self.details = answer.details
+
+    @property
+    def passes(self) -> bool:
+        """Whether the same request may succeed later."""
+        return self.status == 429 or self.status >= 500
+
+    @property
+    def retry_after(self) -> float | None:
+        """Seconds that the server asks to wait."""
+        return float(self.details.retry_after_seconds) or None
+
+
+class Unreachable(Exception):  # noqa: N818 - named for the state, as in client libraries
+    """The server was not reached, or its answer was lost: the request may have been carried out."""
+
+
+class Unreadable(Exception):  # noqa: N818 - as Unreachable
+    """An object has other fields than this plugin knows, as of a newer kind; names it and where."""
+
+
+class Api:
+    """One namespace of a cluster. Made by `connect`.
+
+    Every method raises ApiError and Unreachable, and Unreadable where it returns an object; reads
+    wait while the server is busy.
+    """
+
+    def __init__(self, client: httpx.AsyncClient, namespace: str, backoff: Backoff) -> None:
+        self.namespace = namespace
+        self.backoff = backoff
+        self._client = client
+
+    async def get(self, kind: Kind[T], name: str) -> T:
+        """One object."""
+        return _object(await self._request("GET", kind.path(self.namespace, name)), kind)
+
+    async def list(
+        self, kind: Kind[T], query: Mapping[str, str] | None = None, *, everywhere: bool = False
+    ) -> Listed[T]:
+        """All objects of the kind, or those that the query's selectors choose.
+
+        One that cannot be read costs the others nothing.
+        """
+        path = kind.path("" if everywhere else self.namespace)
+        answer = await self._request("GET", path, query=query)
+        try:
+            return msgspec.json.decode(answer, type=Listed[kind.type])  # type: ignore[name-defined]
+        except msgspec.DecodeError:
+            return _one_by_one(_decode(answer, Listed[msgspec.Raw]), kind)
+
+    async def read(self, path: str, query: Mapping[str, str] | None = None) -> JsonObject:
+        """What a path of the API server answers, with all its fields."""
+        return _decode(await self._request("GET", path, query=query), JsonObject)
+
+    async def ask(self, path: str, body: JsonObject) -> JsonObject:
+        """The answer to a review: a POST that makes nothing."""
+        content = msgspec.json.encode(body)
+        return _decode(await self._request("POST", path, content=content), JsonObject)
+
+    async def create(self, kind: Kind[T], body: JsonObject, *, dry_run: bool = False) -> bytes:
+        """Create the object, or have it judged only. The answer is the object as JSON."""
+        query = {
+            "fieldManager": "kubectl-torchrun",
+            "fieldValidation": "Strict",
+            **_dry(dry_run),
+        }
+        path = kind.path(self.namespace)
+        return await self._request("POST", path, query=query, content=msgspec.json.encode(body))
+
+    async def annotate(self, kind: Kind[T], name: str, annotations: Mapping[str, str]) -> None:
+        """Set some annotations, all at once."""
+        body = {"metadata": {"annotations": annotations}}
+        await self.merge(kind, name, msgspec.json.encode(body))
+
+    async def merge(
+        self, kind: Kind[T], name: str, body: bytes, *, dry_run: bool = False
+    ) -> JsonObject:
+        """Change an object by a JSON merge patch; the object as it is then."""
+        headers = {"Content-Type": "application/merge-patch+json"}
+        query = {"fieldManager": "kubectl-torchrun", **_dry(dry_run)}
+        path = kind.path(self.namespace, name)
+        answer = await self._request("PATCH", path, query=query, content=body, headers=headers)
+        return _decode(answer, JsonObject)
+
+    async def delete(
+        self, kind: Kind[T], name: str, *, grace: int | None = None, dry_run: bool = False
+    ) -> None:
+        """Delete the object; the garbage collector deletes what it owns. `grace`: seconds."""
+        query = {"propagationPolicy": "Background", **_dry(dry_run)}
+        if grace is not None:
+            query["gracePeriodSeconds"] = str(grace)
+        await self._request("DELETE", kind.path(self.namespace, name), query=query)
+
+    async def watch(self, kind: Kind[T], query: Mapping[str, str]) -> AsyncIterator[dict[str, T]]:
+        """The objects that the query's selectors choose, by name: now, and after every change.
+
+        A pod that cannot be read is left out; of other kinds Unreadable is raised.
+        Outlives lost connections and restarts of the API server, for `backoff.give_up` seconds.
+        """
+        failures, well_at = 0, anyio.current_time()
+        while True:
+            try:
+                async for objects in self._list_and_watch(kind, query):
+                    failures, well_at = 0, anyio.current_time()
+                    yield objects
+            except (Unreachable, ApiError) as error:
+                lasting = isinstance(error, ApiError) and not (error.passes or error.status == 410)
+                if lasting or anyio.current_time() - well_at > self.backoff.give_up:
+                    raise
+                failures += 1
+                await anyio.sleep(self.backoff.delay(failures))
+
+    async def _list_and_watch(
+        self, kind: Kind[T], query: Mapping[str, str]
+    ) -> AsyncIterator[dict[str, T]]:
+        listed = await self.list(kind, query)
+        if listed.unreadable and kind.type is not PODS.type:
+            raise Unreadable(listed.unreadable[0])
+        objects = {item.metadata.name: item for item in listed.items}
+        yield dict(objects)
+        watching = {
+            **query,
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": listed.metadata.resource_version,
+            "timeoutSeconds": str(_WATCH_SECONDS),
+        }
+        path = kind.path(self.namespace)
+        async with self._stream(path, watching, silence=_WATCH_SILENCE) as lines:
+            async for line in lines:
+                event = _decode(line, WatchEvent)
+                if event.type == "BOOKMARK":
+                    continue
+                if event.type == "ERROR":
+                    status = _decode(event.object, Status)
+                    raise ApiError(status.code or 500, status)
+                try:
+                    item = _object(event.object, kind)
+                except Unreadable:
+                    if kind.type is not PODS.type:
+                        raise
+                    continue
+                if event.type == "DELETED":
+                    objects.pop(item.metadata.name, None)
+                else:
+                    objects[item.metadata.name] = item
+                yield dict(objects)
+
+    @asynccontextmanager
+    async def log(
+        self, pod: str, container: str, query: Mapping[str, str]
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """The lines of a container's log, as `split_lines` gives them."""
+        path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/log"
+        async with self._stream(path, {**query, "container": container}, silence=None) as lines:
+            yield lines
+
+    async def ask_pod(
+        self,
+        pod: str,
+        method: str,
+        path: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        content: bytes | AsyncIterable[bytes] | None = None,
+        namespace: str = "",
+        port: int = SYNC_PORT,
+    ) -> tuple[int, bytes]:
+        """A request to a pod's port through the API server: status and body as the pod sent them.
+
+        An error of the API server itself (pod gone or not reached, forbidden) is an ApiError.
+        """
+        where = namespace or self.namespace
+        proxied = f"/api/v1/namespaces/{where}/pods/{pod}:{port}/proxy{path}"
+        with _unreachable():
+            response = await self._client.request(
+                method, proxied, headers=headers, content=content, timeout=_POD_SECONDS
+            )
+        if response.status_code >= 400:
+            _raise_for_server(response.status_code, response.content)
+        return response.status_code, response.content
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        content: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> bytes:
+        """The answer's body. A GET is tried again while the server says that it is busy."""
+        failures = 0
+        until = anyio.current_time() + _BUSY_SECONDS
+        while True:
+            try:
+                return await self._try(method, path, query, content, headers)
+            except ApiError as error:
+                if method != "GET" or not error.passes or anyio.current_time() > until:
+                    raise
+                failures += 1
+                await anyio.sleep(error.retry_after or self.backoff.delay(failures))
+
+    async def _try(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None,
+        content: bytes | None,
+        headers: Mapping[str, str] | None,
+    ) -> bytes:
+        with _unreachable():
+            response = await self._client.request(
+                method,
+                path,
+                params=query,
+                content=content,
+                headers={"Content-Type": "application/json", **(headers or {})},
+            )
+        if response.status_code >= 400:
+            _raise_for_server(response.status_code, response.content)
+            raise ApiError(response.status_code, Status(message=response.text.strip()[:500]))
+        return response.content
+
+    @asynccontextmanager
+    async def _stream(
+        self, path: str, query: Mapping[str, str], *, silence: float | None
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        timeout = httpx.Timeout(30, read=silence)
+        with _unreachable():
+            async with self._client.stream("GET", path, params=query, timeout=timeout) as response:
+                if response.status_code >= 400:
+                    body = await response.aread()
+                    _raise_for_server(response.status_code, body)
+                    raise ApiError(response.status_code, Status(message=response.text[:500]))
+                yield split_lines(response.aiter_bytes())
+
+
+@asynccontextmanager
+async def connect(socket: Path, namespace: str, backoff: Backoff = PATIENT) -> AsyncIterator[Api]:
+    """A client to the API server behind `kubectl proxy` on this socket."""
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
+    transport = httpx.AsyncHTTPTransport(uds=str(socket), limits=limits)
+    async with httpx.AsyncClient(
+        transport=transport, base_url="http://localhost", timeout=30, trust_env=False
+    ) as client:
+        yield Api(client, namespace, backoff)
+
+
+async def split_lines(chunks: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+    """Lines with their `\\n`; the last has none if the stream ends within it.
+
+    Of a line longer than 1 MiB the beginning comes, with a `\\n`.
+    """
+    held, skipping = b"", False
+    async for chunk in chunks:
+        *lines, held = (held + chunk).split(b"\n")
+        for line in lines:
+            if not skipping:
+                yield line + b"\n"
+            skipping = False
+        if len(held) > _LONGEST_LINE:
+            if not skipping:
+                yield held[:_LONGEST_LINE] + b"\n"
+            held, skipping = b"", True
+    if held and not skipping:
+        yield held
+
+
+class _unreachable:  # noqa: N801 - reads as a statement: with _unreachable()
+    """Turns httpx's failures into Unreachable."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, _: object) -> None:
+        if isinstance(error, httpx.TransportError):
+            why = str(error) or type(error).__name__
+            raise Unreachable(f"the connection to the API server failed: {why}") from error
+
+
+def _raise_for_server(status: int, body: bytes) -> None:
+    """Raises what the API server or kubectl said; returns if the body is somebody else's."""
+    try:
+        answer = msgspec.json.decode(body, type=Status)
+    except msgspec.DecodeError:
+        if status in (500, 502):  # kubectl proxy's own words: it did not get through
+            text = body.decode(errors="replace").strip()
+            raise Unreachable(f"kubectl cannot reach the API server: {text[:500]}") from None
+        return
+    if answer.kind == "Status":
+        raise ApiError(status, answer)
+
+
+def _dry(dry_run: bool) -> dict[str, str]:
+    return {"dryRun": "All"} if dry_run else {}
+
+
+def _object(body: bytes | msgspec.Raw, kind: Kind[T]) -> T:
+    try:
+        return msgspec.json.decode(body, type=kind.type)
+    except msgspec.ValidationError as error:
+        name = _decode(body, NamedSlice).metadata.name
+        raise Unreadable(f"{kind.kind} {name} cannot be read: {error}") from error
+    except msgspec.DecodeError:
+        return _decode(body, kind.type)  # which says so
+
+
+def _one_by_one(listed: Listed[msgspec.Raw], kind: Kind[T]) -> Listed[T]:
+    items: list[T] = []
+    unreadable: list[str] = []
+    for raw in listed.items:
+        try:
+            items.append(_object(raw, kind))
+        except (Unreadable, Unreachable) as error:
+            unreadable.append(str(error))
+    found = tuple(unreadable)
+    return Listed(metadata=listed.metadata, items=tuple(items), unreadable=found)
+
+
+def _decode(body: bytes | msgspec.Raw, kind: type[V]) -> V:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.DecodeError as error:
+        raise Unreachable(f"the API server's answer could not be read: {error}") from error

@@ -1,0 +1,98 @@
+"""A job and its pods as they were last seen, kept up to date by two watches."""
+
+import anyio
+
+from kubectl_torchrun.cluster.client import Api
+from kubectl_torchrun.cluster.slices import JOBS, PODS, Job
+from torchrun_api import names
+from torchrun_api.core import Pod, StateTerminated
+
+
+class Mirror:
+    """One job of a namespace. Run `keep` in a task; `changed` wakes all who wait for a change.
+
+    `reloads`: it has a workspace already and is to get another. `seen` is False until the job has
+    been asked for. The two watches are not in step: a job may have ended before its pods show it.
+    """
+
+    def __init__(self, api: Api, name: str, *, reloads: bool = False) -> None:
+        self.name = name
+        self.reloads = reloads
+        self.seen = False
+        self.job: Job | None = None
+        self.pods: dict[str, Pod] = {}
+        self._api = api
+        self._selector = {"labelSelector": f"{names.JOB_LABEL}={name}"}
+        self._tick = anyio.Event()
+
+    async def keep(self) -> None:
+        """Watch until cancelled. Raises ApiError and Unreachable as `Api.watch` does."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._keep_job)
+            tasks.start_soon(self._keep_pods)
+
+    async def changed(self, seconds: float) -> bool:
+        """Wait for the next change, at most so long; whether there was one."""
+        tick = self._tick
+        with anyio.move_on_after(seconds):
+            await tick.wait()
+            return True
+        return False
+
+    def of_component(self, component: str) -> list[Pod]:
+        """The sync pods or the workers."""
+        return [pod for pod in self.pods.values() if pod.metadata.labels.component == component]
+
+    async def _keep_job(self) -> None:
+        query = {"fieldSelector": f"metadata.name={self.name}"}
+        async for jobs in self._api.watch(JOBS, query):
+            self.show_job(jobs.get(self.name))
+
+    async def _keep_pods(self) -> None:
+        async for pods in self._api.watch(PODS, self._selector):
+            self.show_pods(pods)
+
+    async def refresh_pods(self) -> None:
+        """See the pods as they are now, whatever the watch has brought so far."""
+        listed = await self._api.list(PODS, self._selector)
+        self.show_pods({pod.metadata.name: pod for pod in listed.items})
+
+    def show_job(self, job: Job | None) -> None:
+        """Take this as what there is, and wake who waits."""
+        self.seen = True
+        self.job = job
+        self._wake()
+
+    def show_pods(self, pods: dict[str, Pod]) -> None:
+        """Take these as all that there are, and wake who waits."""
+        self.pods = pods
+        self._wake()
+
+    def _wake(self) -> None:
+        self._tick.set()
+        self._tick = anyio.Event()
+
+
+def attempt_of(pod: Pod) -> int:
+    """Which gang the pod belongs to."""
+    text = pod.metadata.labels.attempt
+    return int(text) if text.isdecimal() else 0
+
+
+def rank_of(pod: Pod) -> int:
+    """The worker's number in its gang."""
+    return pod.metadata.labels.rank
+
+
+def has_started(pod: Pod, container: str) -> bool:
+    """Whether there is a log to read."""
+    states = [status.state for status in pod.status.container_statuses if status.name == container]
+    return any(state.running is not None or state.terminated is not None for state in states)
+
+
+def end_of(pod: Pod, container: str) -> StateTerminated | None:
+    """How the container ended, if it did."""
+    for status in pod.status.container_statuses:
+        if status.name == container:
+            return status.state.terminated
+    return None

@@ -1,0 +1,295 @@
+"""Logs of attempts whose pods are gone: the copies that launchers keep on the job's claim.
+
+`state/logs/<attempt>/node-<index>.log` of the workspace claim, and before it, where that has grown
+large, `node-<index>.log.1`. Running workers have `state` at /torchrun-state. Lines are written as
+container runtimes do (CRI): time, stream, F, text; older launchers wrote the text alone.
+"""
+
+import re
+import subprocess
+import tempfile
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import IO, NamedTuple
+
+import anyio
+
+from kubectl_torchrun.cluster.client import Api, ApiError
+from kubectl_torchrun.cluster.kubectl import find_kubectl
+from kubectl_torchrun.cluster.mirror import has_started
+from kubectl_torchrun.cluster.session import Cluster
+from kubectl_torchrun.cluster.slices import PODS, Job
+from kubectl_torchrun.commands.status import trouble
+from kubectl_torchrun.errors import ClusterProblem, Problem
+from kubectl_torchrun.logs.streams import View
+from kubectl_torchrun.terminal import Terminal
+from torchrun_api import names
+from torchrun_api.core import Pod
+from torchrun_api.json import JsonObject, JsonValue
+
+STATE = "/torchrun-state"
+_CLAIM = "/claim"
+_CONTAINER = "reader"
+_READY_SECONDS = 60.0
+_LIFETIME_SECONDS = 900  # it ends by itself then, if nobody is left to delete it
+_USER = 65532  # any that is not root: the files are readable to all
+_SPOOL_BYTES = 4 << 20
+_MARK = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z) std(?:out|err) F ")
+_NAME = re.compile(r"node-(\d+)\.log")
+# The attempts in one line, then the files of the one that is asked for.
+_LIST = 'cd "$0/logs" 2>/dev/null && echo * && cd "$1" 2>/dev/null && ls -1; true'
+_SHOW = 'cat "$0.1" "$0" 2>/dev/null; true'
+_TAIL = 'cat "$0.1" "$0" 2>/dev/null | tail -n "$1"; true'
+
+
+class Place(NamedTuple):
+    """A container in which the state directory is mounted at `root`."""
+
+    cluster: Cluster
+    pod: str
+    container: str
+    root: str
+
+    def command(self, *words: str) -> list[str]:
+        """A command line that runs the words in the container."""
+        flags = self.cluster.target.flags(namespace=False)
+        where = ["-n", self.cluster.namespace, self.pod, "-c", self.container]
+        return [find_kubectl(), *flags, "exec", *where, "--", *words]
+
+    def listing(self, attempt: int) -> tuple[list[int], list[int]]:
+        """The attempts that are kept, and the nodes of this one. Raises ClusterProblem."""
+        command = self.command("sh", "-c", _LIST, self.root, str(attempt))
+        ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        if ended.returncode:
+            raise ClusterProblem(_says(ended.stderr))
+        kept, _, files = ended.stdout.partition("\n")
+        nodes = [int(found[1]) for name in files.split() if (found := _NAME.fullmatch(name))]
+        return sorted(int(word) for word in kept.split() if word.isdecimal()), sorted(nodes)
+
+    def lines(self, attempt: int, node: int, tail: int | None) -> Iterator[bytes]:
+        """A node's copy without times, at most its last lines. Raises ClusterProblem."""
+        for line in self.stamped(attempt, node, tail):
+            yield split(line)[1]
+
+    def fetched(self, attempt: int, node: int, view: View, until: ExitStack) -> "Copied":
+        """A node's copy as far as it may be shown, kept here. Raises ClusterProblem."""
+        spool = tempfile.SpooledTemporaryFile(_SPOOL_BYTES)  # noqa: SIM115  # `until` closes it
+        until.enter_context(spool)
+        for line in self.stamped(attempt, node, view.tail):
+            spool.write(line + b"\n")
+        return Copied(spool, view)
+
+    def stamped(self, attempt: int, node: int, tail: int | None) -> Iterator[bytes]:
+        """The lines as they stand in the copy. Raises ClusterProblem."""
+        path = f"{self.root}/logs/{attempt}/node-{node}.log"
+        words = ["sh", "-c", _SHOW, path] if tail is None else ["sh", "-c", _TAIL, path, str(tail)]
+        with subprocess.Popen(
+            self.command(*words),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            try:
+                for line in process.stdout:
+                    yield line.removesuffix(b"\n")
+                if process.wait():
+                    raise ClusterProblem(_says(process.stderr.read().decode(errors="replace")))
+            finally:
+                process.terminate()
+
+
+def split(line: bytes) -> tuple[bytes, bytes]:
+    """Time and text of a line of a copy; the time is empty where an older launcher wrote it."""
+    mark = _MARK.match(line)
+    return (mark[1], line[mark.end() :]) if mark else (b"", line)
+
+
+class Copied:
+    """A copy that was brought here. `timed`: whether its lines have times; read it before use."""
+
+    def __init__(self, spool: IO[bytes], view: View) -> None:
+        self.stamp = b""
+        self._spool = spool
+        self._since = view.since
+        spool.seek(0)
+        self.timed = any(split(line)[0] for line in (spool.readline(), spool.readline()))
+
+    async def read(self, *, follow: bool, ended: bool) -> AsyncGenerator[bytes, None]:
+        """As a Cursor does. The oldest line, cut where older parts were dropped, is left out."""
+        del follow, ended
+        oldest = b""
+        if self._since is not None:
+            moment = datetime.now(UTC) - timedelta(seconds=self._since)
+            oldest = moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ").encode()
+        self._spool.seek(0)
+        for line in self._spool:
+            stamp, text = split(line.removesuffix(b"\n"))
+            self.stamp = stamp or self.stamp
+            if not self.timed or (self.stamp and self.stamp >= oldest):
+                yield text
+
+
+def _says(text: str) -> str:
+    said = text.strip().splitlines()
+    return f"kubectl exec says: {said[-1] if said else 'nothing'}"
+
+
+@contextmanager
+def place(
+    cluster: Cluster, job: Job, workers: Sequence[Pod], terminal: Terminal
+) -> Iterator[Place]:
+    """Where the copies can be read: a running worker, else a pod that is made for it and removed.
+
+    Raises Problem, which says why neither is possible.
+    """
+    for pod in workers:
+        if pod.status.phase == "Running" and has_started(pod, names.TRAINER_CONTAINER):
+            yield Place(cluster, pod.metadata.name, names.TRAINER_CONTAINER, STATE)
+            return
+    workspace = job.spec.volumes.workspace
+    name = job.metadata.name
+    if workspace is None or not workspace.enabled or workspace.source in ("none", "existing"):
+        raise ClusterProblem(
+            f"{name} has no workspace claim of its own, so no copies of its logs are kept, and no"
+            " pod of it is left."
+        )
+    reader = f"{name}-log-reader"
+    terminal.note(f"No worker of {name} runs: reading its claim with the pod {reader}")
+    try:
+        cluster.run(lambda api: _make(api, job, reader))
+        yield Place(cluster, reader, _CONTAINER, f"{_CLAIM}/state")
+    finally:
+        _remove(cluster, reader, terminal)
+
+
+def _remove(cluster: Cluster, reader: str, terminal: Terminal) -> None:
+    async def remove(api: Api) -> None:
+        try:
+            await api.delete(PODS, reader, grace=1)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+
+    try:
+        cluster.run(remove)
+    except (Problem, KeyboardInterrupt):
+        terminal.note(
+            f"The pod {reader} may be left; it ends by itself in {_LIFETIME_SECONDS // 60} minutes."
+            f" Remove it:\n  {cluster.command(f'delete pod {reader}')}"
+        )
+        raise
+
+
+async def _make(api: Api, job: Job, reader: str) -> None:
+    claim = names.workspace_claim(job.metadata.name)
+    image, secrets = await _image(api, job)
+    try:
+        await api.create(PODS, reader_pod(job, reader, claim, image, secrets))
+    except ApiError as error:
+        if error.status != 409:  # another reader is at work: use its pod
+            raise ClusterProblem(
+                f"No pod can be made to read the claim {claim}: {error}"
+            ) from error
+    why = "it does not start"
+    with anyio.move_on_after(_READY_SECONDS):
+        while True:
+            pod = await api.get(PODS, reader)
+            if pod.status.phase == "Running":
+                return
+            why = trouble(pod) or why
+            if pod.status.phase == "Failed":
+                break
+            await anyio.sleep(0.2)
+    raise ClusterProblem(f"The pod {reader} that was to read the claim {claim} failed: {why}")
+
+
+async def _image(api: Api, job: Job) -> tuple[str, list[JsonValue]]:
+    """An image that the job's nodes can pull, and with which secrets: the sync pod's, else its own.
+
+    Raises ClusterProblem where there is none to be seen.
+    """
+    from kubectl_torchrun.cluster.slices import QUEUES
+
+    selector = f"{names.JOB_LABEL}={job.metadata.name}"
+    pods = await api.read(PODS.path(api.namespace), {"labelSelector": selector})
+    ours = (names.SYNC_CONTAINER, names.LAUNCHER_CONTAINER)
+    for container in _containers(pods):
+        if container.get("name") in ours and container.get("image"):
+            return str(container["image"]), []
+    try:
+        queue = (await api.get(QUEUES, job.spec.job_queue)).spec
+    except ApiError as error:
+        raise ClusterProblem(f"No image is known to read the claim with: {error}") from error
+    image = job.spec.image or queue.image
+    if not image:
+        raise ClusterProblem(
+            f"No image is known to read the claim with: {job.spec.job_queue} names none."
+        )
+    return image, [{"name": secret.name} for secret in queue.image_pull_secrets]
+
+
+def _containers(pods: JsonObject) -> Iterator[JsonObject]:
+    items = pods.get("items")
+    for pod in items if isinstance(items, list) else []:
+        spec = pod.get("spec") if isinstance(pod, dict) else None
+        for key in ("containers", "initContainers"):
+            found = spec.get(key) if isinstance(spec, dict) else None
+            yield from (
+                c for c in (found if isinstance(found, list) else []) if isinstance(c, dict)
+            )
+
+
+def reader_pod(job: Job, name: str, claim: str, image: str, secrets: list[JsonValue]) -> JsonObject:
+    """A pod that mounts the claim read-only and sleeps, under the restricted profile."""
+    container: JsonObject = {
+        "name": _CONTAINER,
+        "image": image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["sleep", str(_LIFETIME_SECONDS)],
+        "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}, "limits": {"memory": "128Mi"}},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        # The whole claim: the kubelet would make a subPath that is not there.
+        "volumeMounts": [{"name": "claim", "mountPath": _CLAIM, "readOnly": True}],
+    }
+    owner: JsonObject = {
+        "apiVersion": "torchrun.ai/v1alpha1",
+        "kind": "TorchrunJob",
+        "name": job.metadata.name,
+        "uid": job.metadata.uid,
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "labels": {
+                names.NAME_LABEL: "kubectl-torchrun",
+                names.COMPONENT_LABEL: "log-reader",
+                names.INSTANCE_LABEL: job.metadata.name,
+            },
+            "ownerReferences": [owner],
+        },
+        "spec": {
+            "restartPolicy": "Never",
+            "activeDeadlineSeconds": _LIFETIME_SECONDS,
+            "terminationGracePeriodSeconds": 1,
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "imagePullSecrets": secrets,
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": _USER,
+                "runAsGroup": _USER,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "containers": [container],
+            "volumes": [{"name": "claim", "persistentVolumeClaim": {"claimName": claim}}],
+        },
+    }

@@ -1,0 +1,218 @@
+"""A run as its user sees it: phases and reasons as they change, and the logs of all ranks."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from types import MappingProxyType
+
+import anyio
+from anyio.abc import TaskGroup
+
+from kubectl_torchrun.cluster.client import Api, ApiError, Unreachable
+from kubectl_torchrun.cluster.mirror import Mirror, end_of, has_started, rank_of
+from kubectl_torchrun.cluster.slices import Job
+from kubectl_torchrun.errors import RUN_FAILED, SUCCEEDED
+from kubectl_torchrun.logs.streams import ALL, Cursor, View, Window
+from kubectl_torchrun.terminal import Terminal
+from torchrun_api.core import Pod
+from torchrun_api.names import TRAINER_CONTAINER, WORKER
+
+MOST_STREAMS = 64
+_LAST_LINES_SECONDS = 15.0
+_TICK_SECONDS = 1.0
+_REREAD_SECONDS = 0.2
+
+NO_CONTROLLER = (
+    "no controller has looked at the job yet; is one running?"
+    " kubectl get deployments -A -l app.kubernetes.io/name=torchrun-controller"
+)
+
+
+class Narrator:
+    """Says what a job does: every change once, and why it does not move.
+
+    `quiet`: reasons that are no news to the user of this command.
+    """
+
+    def __init__(
+        self, mirror: Mirror, terminal: Terminal, quiet: frozenset[str] = frozenset()
+    ) -> None:
+        self._mirror = mirror
+        self._terminal = terminal
+        self._quiet = quiet
+        self._said = ("", "", "", 0)
+        self._since = anyio.current_time()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            self.catch_up()
+            await self._mirror.changed(_TICK_SECONDS)
+
+    def catch_up(self) -> None:
+        """Say what is new now."""
+        job = self._mirror.job
+        if job is None:
+            return
+        status = job.status
+        headline = (status.phase, status.reason, status.message, status.attempt)
+        if headline != self._said:
+            if status.phase and status.reason not in self._quiet:
+                text = _text(job, status.attempt != self._said[3])
+                self._terminal.transition(status.phase, text)
+            self._said, self._since = headline, anyio.current_time()
+        if job.ended or status.phase == "Running":
+            self._terminal.at_rest()
+        else:
+            brief, text = _wait(job, self._quiet)
+            self._terminal.waiting(brief, text, anyio.current_time() - self._since)
+
+
+def _text(job: Job, new_attempt: bool) -> str:
+    status = job.status
+    attempt = f"attempt {status.attempt}: " if new_attempt else ""
+    said = ": ".join(part for part in (status.reason, status.message) if part)
+    return f"{attempt}{said}"
+
+
+def _wait(job: Job, quiet: frozenset[str]) -> tuple[str, str]:
+    """What the job waits for, in brief and in whole."""
+    status = job.status
+    if not status.phase:
+        return "waiting for the controller; is one running?", NO_CONTROLLER
+    if status.reason in quiet:
+        return status.phase, status.phase
+    brief = ": ".join(part for part in (status.phase, status.reason) if part)
+    return brief, ": ".join(part for part in (brief, status.message) if part)
+
+
+async def follow(
+    api: Api,
+    mirror: Mirror,
+    terminal: Terminal,
+    narrator: Narrator,
+    view: View = ALL,
+    cursors: Mapping[str, Cursor] = MappingProxyType({}),
+) -> int:
+    """Print the logs of these workers until the run ends; the exit code of its result.
+
+    Every attempt's logs are printed, each worker's from its beginning or from its cursor (by the
+    pod's UID). At most MOST_STREAMS workers are read at a time, the lowest first.
+    """
+    async with anyio.create_task_group() as tasks:
+        streams = _Streams(api, mirror, terminal, view, cursors, tasks)
+        tasks.start_soon(streams.window.run)
+        while not mirror.seen or (mirror.job is not None and not mirror.job.ended):
+            streams.start()
+            await mirror.changed(_TICK_SECONDS)
+        with anyio.move_on_after(_LAST_LINES_SECONDS):
+            with suppress(ApiError, Unreachable):  # then what the watch has brought is all
+                await mirror.refresh_pods()
+            streams.start()
+            while streams.open:
+                await mirror.changed(0.05)
+        tasks.cancel_scope.cancel()
+    narrator.catch_up()
+    return _result(mirror, terminal)
+
+
+def _result(mirror: Mirror, terminal: Terminal) -> int:
+    terminal.at_rest()
+    job = mirror.job
+    if job is None:
+        terminal.note(f"The job {mirror.name} was deleted.")
+        return RUN_FAILED
+    if job.status.phase == "Succeeded":
+        return SUCCEEDED
+    failure = job.status.last_failure
+    if failure is not None and failure.message and failure.message not in job.status.message:
+        where = "" if failure.rank is None else f"rank {failure.rank}"
+        where = ", ".join(part for part in (where, failure.node) if part)
+        code = "" if failure.exit_code is None else f", exit code {failure.exit_code}"
+        at = f" ({where}{code})" if where or code else ""
+        terminal.note(f"Root cause{at}: {failure.reason}: {failure.message}")
+    return RUN_FAILED
+
+
+class _Streams:
+    """One task for each worker whose log is read; `open` counts those that have not ended."""
+
+    def __init__(
+        self,
+        api: Api,
+        mirror: Mirror,
+        terminal: Terminal,
+        view: View,
+        cursors: Mapping[str, Cursor],
+        tasks: TaskGroup,
+    ) -> None:
+        self.open = 0
+        self.window = Window(terminal.log)
+        self._api = api
+        self._mirror = mirror
+        self._terminal = terminal
+        self._view = view
+        self._cursors = cursors
+        self._tasks = tasks
+        self._known: set[str] = set()
+        self._told = False
+
+    def start(self) -> None:
+        """Begin to read every worker that has come to have a log."""
+        for pod in sorted(self._mirror.of_component(WORKER), key=rank_of):
+            if (
+                pod.metadata.uid in self._known
+                or not self._view.takes(rank_of(pod))
+                or not has_started(pod, TRAINER_CONTAINER)
+            ):
+                continue
+            if self.open >= MOST_STREAMS:
+                self._tell_of_the_rest()
+                return
+            self._known.add(pod.metadata.uid)
+            self.open += 1
+            self._tasks.start_soon(self._read, pod)
+
+    def _tell_of_the_rest(self) -> None:
+        if not self._told:
+            self._told = True
+            self._terminal.note(
+                f"Reading {MOST_STREAMS} workers at a time; choose others with --node."
+            )
+
+    async def _read(self, pod: Pod) -> None:
+        name, rank = pod.metadata.name, rank_of(pod)
+        cursor = self._cursors.get(pod.metadata.uid) or Cursor(self._api, name, self._view)
+        failures = 0
+        try:
+            while True:
+                ended = self._has_ended(pod)
+                try:
+                    async for line in cursor.read(follow=True, ended=ended):
+                        failures = 0
+                        if self._view.shows(rank, line):
+                            self.window.add(cursor.stamp, rank, line)
+                    if ended:
+                        return
+                    failures = 0
+                except Unreachable:
+                    failures += 1
+                except ApiError as error:
+                    if error.status in (403, 404):
+                        self._explain(rank, error)
+                        return
+                    failures += 1
+                await anyio.sleep(
+                    self._api.backoff.delay(failures) if failures else _REREAD_SECONDS
+                )
+        finally:
+            self.open -= 1
+
+    def _has_ended(self, pod: Pod) -> bool:
+        latest = self._mirror.pods.get(pod.metadata.name)
+        if latest is None or latest.metadata.uid != pod.metadata.uid:
+            return True
+        return end_of(latest, TRAINER_CONTAINER) is not None
+
+    def _explain(self, rank: int, error: ApiError) -> None:
+        if error.status == 403:
+            self._terminal.note(f"The log of node {rank} cannot be read: {error.message}")

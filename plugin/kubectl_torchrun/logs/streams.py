@@ -1,0 +1,161 @@
+"""Container logs that survive a lost connection, and the merge of many by time."""
+
+import heapq
+import itertools
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, aclosing
+from typing import NamedTuple, Protocol
+
+import anyio
+
+from kubectl_torchrun.cluster.client import Api, ApiError
+from kubectl_torchrun.cluster.ranks import Ranks
+from torchrun_api.names import TRAINER_CONTAINER
+
+_HOLD_SECONDS = 0.2
+_MOST_HELD = 50_000
+RANK_MARK = re.compile(rb"\[[a-zA-Z_]*(\d+)\]:")  # torchrun's --tee: role and local rank
+
+
+class View(NamedTuple):
+    """What is shown of a gang's logs.
+
+    `nodes`, `ranks`: chosen ones; all where both are empty. `of_nodes`: which ranks a node has.
+    `tail`: last lines of each node; `since`: age in seconds. Both bound what is read at first.
+    """
+
+    nodes: frozenset[int] = frozenset()
+    ranks: frozenset[int] = frozenset()
+    of_nodes: Ranks = Ranks()
+    tail: int | None = None
+    since: float | None = None
+
+    def takes(self, node: int) -> bool:
+        """Whether this node's log is read at all."""
+        if not self.nodes and not self.ranks:
+            return True
+        return node in self.nodes or any(self.of_nodes.node_of(rank) == node for rank in self.ranks)
+
+    def shows(self, node: int, line: bytes) -> bool:
+        """Whether a line is shown: marked lines of other ranks of the node are not."""
+        if not self.ranks or node in self.nodes:
+            return True
+        mark = RANK_MARK.match(line)
+        return mark is None or self.of_nodes.first_of(node) + int(mark[1]) in self.ranks
+
+    def query(self) -> dict[str, str]:
+        """Where the kubelet begins."""
+        query = {}
+        if self.tail is not None:
+            query["tailLines"] = str(self.tail)
+        if self.since is not None:
+            query["sinceSeconds"] = str(max(round(self.since), 1))
+        return query
+
+
+ALL = View()
+
+
+class Cursor:
+    """A place in one worker's log. After a failure, `read` goes on behind the last line read."""
+
+    def __init__(self, api: Api, pod: str, view: View = ALL) -> None:
+        self.stamp = b""  # RFC 3339 with nine digits of a second, as the kubelet writes it
+        self._api = api
+        self._pod = pod
+        self._view = view
+
+    async def read(self, *, follow: bool, ended: bool) -> AsyncGenerator[bytes, None]:
+        """The lines from here; with `follow`, until the container ends or the connection does.
+
+        `ended`: the container has; else a last line without an end was torn off, and comes again.
+        """
+        query = {"timestamps": "true", "follow": str(follow).lower()}
+        behind = self.stamp
+        query |= {"sinceTime": behind.decode()} if behind else self._view.query()
+        async with self._api.log(self._pod, TRAINER_CONTAINER, query) as lines:
+            async for line in lines:
+                stamp, _, text = line.partition(b" ")
+                whole = ended or line.endswith(b"\n")
+                if whole and stamp > behind:  # sinceTime counts in whole seconds
+                    self.stamp = stamp
+                    yield text.removesuffix(b"\n")
+
+
+class Lines(Protocol):
+    """One node's log: `stamp` is the time of the line that was read last."""
+
+    stamp: bytes
+
+    def read(self, *, follow: bool, ended: bool) -> AsyncGenerator[bytes, None]:
+        """The lines from here, as a Cursor reads them."""
+        ...
+
+
+async def merged(
+    cursors: Sequence[tuple[int, Lines]], view: View = ALL
+) -> AsyncIterator[tuple[int, bytes]]:
+    """The logs so far of these workers (node and its lines), in the order of their times."""
+    async with AsyncExitStack() as stack:
+        heads: list[tuple[bytes, int, bytes]] = []
+        readers: dict[int, tuple[Lines, AsyncGenerator[bytes, None]]] = {}
+        for node, cursor in cursors:
+            lines = await stack.enter_async_context(aclosing(cursor.read(follow=False, ended=True)))
+            readers[node] = (cursor, lines)
+            first = await _next(lines)
+            if first is not None:
+                heads.append((cursor.stamp, node, first))
+        heapq.heapify(heads)
+        while heads:
+            _, node, line = heads[0]
+            if view.shows(node, line):
+                yield node, line
+            cursor, lines = readers[node]
+            following = await _next(lines)
+            if following is None:
+                heapq.heappop(heads)
+            else:
+                heapq.heapreplace(heads, (cursor.stamp, node, following))
+
+
+async def _next(lines: AsyncGenerator[bytes, None]) -> bytes | None:
+    """The next line; none also where the pod has gone or its container is not there yet."""
+    try:
+        return await anext(lines, None)
+    except ApiError as error:
+        if error.status in (400, 404):
+            return None
+        raise
+
+
+class Window:
+    """Lines of several workers as they come, each held for a moment so that they leave by time."""
+
+    def __init__(self, show: Callable[[int, bytes], None]) -> None:
+        self._show = show
+        self._held: list[tuple[bytes, int, int, bytes, float]] = []
+        self._count = itertools.count()
+
+    def add(self, stamp: bytes, node: int, line: bytes) -> None:
+        """Take a line with its time."""
+        entry = (stamp, next(self._count), node, line, anyio.current_time())
+        heapq.heappush(self._held, entry)
+        if len(self._held) > _MOST_HELD:
+            self.flush(0)
+
+    def flush(self, hold: float = _HOLD_SECONDS) -> None:
+        """Show those that were held long enough."""
+        until = anyio.current_time() - hold
+        while self._held and self._held[0][4] <= until:
+            _, _, node, line, _ = heapq.heappop(self._held)
+            self._show(node, line)
+
+    async def run(self) -> None:
+        """Until cancelled; nothing is left in it then."""
+        try:
+            while True:
+                await anyio.sleep(_HOLD_SECONDS / 4)
+                self.flush()
+        finally:
+            self.flush(0)

@@ -1,0 +1,1 @@
+"""From a directory to the workspace of a job."""

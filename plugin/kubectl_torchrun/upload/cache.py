@@ -1,0 +1,128 @@
+"""What is remembered between two commands: digests of files, and what a directory was sent to last.
+
+A memory that is lost, or wrong, costs time and nothing else: the pod checks what it is told.
+"""
+
+import hashlib
+import os
+import time
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from kubectl_torchrun.cluster.kubectl import Where
+from kubectl_torchrun.errors import UsageProblem
+from kubectl_torchrun.upload.tree import TORCHRUNIGNORE, File, Tree
+from torchrun_api.contents import Entry, Manifest, ManifestError, parse
+
+# A file that is younger may be changed once more within the grain of its time stamp.
+_SETTLED = 2 * 10**9
+_BLOCK = 1 << 20
+
+# Of one file: size, mtime_ns, inode, sha256.
+Known = tuple[int, int, int, str]
+
+
+class Sent(NamedTuple):
+    """A job that has the workspace `manifest` of a directory."""
+
+    job: str
+    manifest: Manifest
+
+
+class Workspace(NamedTuple):
+    """A directory as it is to be sent; `before`: what was sent from it last, if anything."""
+
+    tree: Tree
+    manifest: Manifest
+    before: Sent | None = None
+
+
+class Memory:
+    """The folder of one directory and namespace of a cluster; made when first written."""
+
+    def __init__(self, where: Where, directory: Path) -> None:
+        here = str(directory.resolve())
+        key = "\0".join([*where, here])
+        self._sent = state_folder() / f"sent-{_short(key)}"
+        self._digests = state_folder() / f"digests-{_short(here)}"
+
+    def look(self, tree: Tree, advance: Callable[[int], None] = lambda _: None) -> Workspace:
+        """The directory's files by their digests. `advance` is told of the bytes of each file.
+
+        Raises UsageProblem where a file cannot be read.
+        """
+        known = self._known()
+        fresh: dict[str, Known] = {}
+        settled = time.time_ns() - _SETTLED
+        entries = [Entry(path, "", 0, "dir") for path in tree.empty_directories]
+        for file in tree.files:
+            size, sha256, status = _digest(file, known.get(file.path))
+            if status.st_mtime_ns < settled:
+                fresh[file.path] = (size, status.st_mtime_ns, status.st_ino, sha256)
+            entries.append(Entry(file.path, sha256, size, "755" if file.executable else "644"))
+            advance(size)
+        if fresh != known:
+            _write(self._digests, msgspec.msgpack.encode(fresh))
+        return Workspace(tree, Manifest(entries), self.sent())
+
+    def sent(self) -> Sent | None:
+        """What was sent from the directory last."""
+        try:
+            job, _, text = zlib.decompress(self._sent.read_bytes()).decode().partition("\n")
+            return Sent(job, parse(text))
+        except (OSError, zlib.error, UnicodeDecodeError, ManifestError):
+            return None
+
+    def remember(self, sent: Sent) -> None:
+        """For the next command."""
+        _write(self._sent, zlib.compress(f"{sent.job}\n{sent.manifest.text}".encode(), 1))
+
+    def _known(self) -> dict[str, Known]:
+        try:
+            return msgspec.msgpack.decode(self._digests.read_bytes(), type=dict[str, Known])
+        except (OSError, msgspec.DecodeError):
+            return {}
+
+
+def _digest(file: File, known: Known | None) -> tuple[int, str, os.stat_result]:
+    try:
+        with file.source.open("rb", buffering=0) as opened:
+            status = os.fstat(opened.fileno())
+            stamp = (status.st_size, status.st_mtime_ns, status.st_ino)
+            if known and known[:3] == stamp:
+                return known[0], known[3], status
+            digest, size = hashlib.sha256(), 0
+            while block := opened.read(_BLOCK):
+                digest.update(block)
+                size += len(block)
+            return size, digest.hexdigest(), status
+    except FileNotFoundError:
+        raise UsageProblem(f"{file.source} went away while it was read. Try again.") from None
+    except PermissionError:
+        raise UsageProblem(
+            f"{file.source} cannot be read. Change its permissions, or name it in {TORCHRUNIGNORE}."
+        ) from None
+
+
+def state_folder() -> Path:
+    """Where the plugin keeps what it remembers of this user."""
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "kubectl-torchrun"
+
+
+def _short(text: str) -> str:
+    return hashlib.sha256(os.fsencode(text)).hexdigest()[:24]
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Whole or not at all; a home that cannot be written is no reason to stop."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(content)
+        temporary.replace(path)

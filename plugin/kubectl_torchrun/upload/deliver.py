@@ -1,0 +1,296 @@
+"""Bring an archive to a job's sync pod, whichever pod that is at the moment."""
+
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+from io import BufferedRandom
+from typing import NamedTuple
+
+import anyio
+import anyio.from_thread
+import anyio.to_thread
+import msgspec
+
+from kubectl_torchrun.cluster.backoff import PATIENT, Backoff
+from kubectl_torchrun.cluster.client import Api, ApiError, Unreachable
+from kubectl_torchrun.cluster.mirror import Mirror, end_of
+from kubectl_torchrun.errors import RunProblem, UploadProblem
+from kubectl_torchrun.terminal import Bar, Terminal
+from kubectl_torchrun.upload import pack
+from kubectl_torchrun.upload.cache import Workspace
+from kubectl_torchrun.upload.pack import Archive
+from kubectl_torchrun.upload.protocol import (
+    Announce,
+    Answer,
+    Ask,
+    Done,
+    Pack,
+    Refused,
+    Send,
+    Upload,
+    Wait,
+)
+from kubectl_torchrun.upload.upload_token import announced
+from torchrun_api import contents, names
+from torchrun_api.core import Pod
+
+PATH = "/v1/upload"
+MANIFEST_PATH = "/v1/manifest"
+_BLOCK = 256 << 10
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """The termination message of a sync pod."""
+
+    reason: str = ""
+    message: str = ""
+    permanent: bool = False
+    sha256: str = ""
+    revision: int = 0
+
+
+class Arrived(NamedTuple):
+    """No pod is needed any more: the workspace is there, as this revision (0: not known)."""
+
+    revision: int = 0
+
+
+class Delivered(NamedTuple):
+    """What came of it. files, sent: how many files and bytes had to go over the wire."""
+
+    revision: int
+    files: int = 0
+    sent: int = 0
+
+
+async def deliver(
+    api: Api,
+    mirror: Mirror,
+    terminal: Terminal,
+    workspace: Workspace,
+    *,
+    pod_wait: float,
+    token: str,
+    backoff: Backoff = PATIENT,
+) -> Delivered:
+    """Upload what the pod misses, until it has made the workspace. token: the job's, of uploads.
+
+    Raises UploadProblem: no sync pod for `pod_wait` seconds, the archive refused, no progress for
+    `backoff.give_up` seconds. UsageProblem: a file changed or cannot be read. RunProblem: the job
+    has come to nothing meanwhile. ApiError where the API server forbids it.
+    """
+    with tempfile.TemporaryFile() as file:
+        made = _Delivery(api, mirror, terminal, workspace, file, pod_wait, token, backoff)
+        return await made.run()
+
+
+class _Delivery:
+    def __init__(
+        self,
+        api: Api,
+        mirror: Mirror,
+        terminal: Terminal,
+        workspace: Workspace,
+        file: BufferedRandom,
+        pod_wait: float,
+        token: str,
+        backoff: Backoff,
+    ) -> None:
+        self._api = api
+        self._mirror = mirror
+        self._terminal = terminal
+        self._workspace = workspace
+        self._file = file
+        self._pod_wait = pod_wait
+        self._token = token
+        known = workspace.before.manifest.sha256 if workspace.before else ""
+        now = anyio.current_time()
+        self._upload = Upload(workspace.manifest.sha256, now, known, backoff)
+        self._files = 0
+        self._sent = 0
+
+    async def run(self) -> Delivered:
+        with ExitStack() as bars:
+            bar = Bar("", 0, None)
+            while True:
+                step = self._upload.next_step(anyio.current_time())
+                match step:
+                    case Done(revision):
+                        return self._delivered(revision)
+                    case Refused(reason, message):
+                        raise UploadProblem(f"The workspace was not taken ({reason}): {message}")
+                    case Wait(seconds):
+                        await anyio.sleep(seconds)
+                    case Pack(wanted):
+                        bars.close()
+                        # In a thread, where a Ctrl-C is heard between two blocks of a file.
+                        archive = await anyio.to_thread.run_sync(self._pack, wanted)
+                        self._upload.packed(archive.sha256, archive.size, anyio.current_time())
+                        bar = bars.enter_context(self._terminal.bar("Uploading", archive.size))
+                    case Ask() | Announce() | Send():
+                        since = anyio.current_time()
+                        sha256 = self._workspace.manifest.sha256
+                        pod = await wait_for_pod(
+                            self._mirror, sha256, self._pod_wait, announced(self._token)
+                        )
+                        if isinstance(pod, Arrived):
+                            return self._delivered(pod.revision)
+                        self._upload.waited(anyio.current_time() - since)
+                        await self._carry_out(step, pod, bar)
+                        bar.reached(self._upload.offset)
+
+    def _delivered(self, revision: int) -> Delivered:
+        return Delivered(revision, self._files, self._sent)
+
+    def _pack(self, wanted: tuple[int, ...]) -> Archive:
+        self._file.seek(0)
+        self._file.truncate()
+        entries = self._workspace.manifest.entries
+        with self._terminal.bar("Packing", sum(entries[number].size for number in wanted)) as bar:
+            done = 0
+
+            def advance(size: int) -> None:
+                nonlocal done
+                anyio.from_thread.check_cancelled()
+                done += size
+                bar.reached(done)
+
+            archive = pack.write(self._workspace, wanted, self._file, advance)
+        self._files += archive.files
+        return archive
+
+    async def _carry_out(self, step: Ask | Announce | Send, pod: str, bar: Bar) -> None:
+        upload = self._upload
+        try:
+            status, body = await self._request(step, pod, bar)
+        except Unreachable as error:
+            upload.lost(str(error), anyio.current_time())
+            return
+        except ApiError as error:
+            if not (error.passes or error.status == 404):  # 404: the pod has gone, another comes
+                raise
+            upload.lost(error.message, anyio.current_time(), error.retry_after)
+            return
+        upload.answered(status, _answer(body), anyio.current_time())
+
+    async def _request(self, step: Ask | Announce | Send, pod: str, bar: Bar) -> tuple[int, bytes]:
+        proof = {
+            "X-Torchrun-Workspace": self._workspace.manifest.sha256,
+            "X-Torchrun-Upload-Token": self._token,
+        }
+        match step:
+            case Ask():
+                return await self._api.ask_pod(pod, "GET", PATH, headers=proof)
+            case Announce(base):
+                before = self._workspace.before
+                differs_from = before.manifest if before and base else None
+                data = contents.pack(self._workspace.manifest, differs_from)
+                self._sent += len(data)
+                headers = {**proof, "Content-Length": str(len(data))}
+                return await self._api.ask_pod(
+                    pod, "PUT", MANIFEST_PATH, headers=headers, content=data
+                )
+            case Send(start, stop):
+                self._sent += stop - start
+                headers = {
+                    "Content-Range": f"bytes {start}-{stop - 1}/{self._upload.size}",
+                    "Content-Length": str(stop - start),
+                    "Content-Type": "application/octet-stream",
+                    "X-Torchrun-Sha256": self._upload.sha256,
+                    **proof,
+                }
+                content = _blocks(self._file, step, bar)
+                return await self._api.ask_pod(pod, "PUT", PATH, headers=headers, content=content)
+
+
+async def wait_for_pod(
+    mirror: Mirror, sha256: str, seconds: float, token: str = ""
+) -> str | Arrived:
+    """The name of the pod that takes this archive now. token: the digest of the upload token."""
+    with anyio.move_on_after(seconds):
+        while True:
+            found = find_pod(mirror, sha256, token)
+            if found is not None:
+                return found
+            await mirror.changed(seconds)
+    why = ""
+    if mirror.job is not None and mirror.job.status.reason:
+        why = f" ({mirror.job.status.reason}: {mirror.job.status.message})"
+    raise UploadProblem(f"No sync pod took the upload within {seconds:.0f} s{why}.")
+
+
+def find_pod(mirror: Mirror, sha256: str, token: str = "") -> str | Arrived | None:
+    """The pod that takes this archive, or None so far. Raises as `deliver`."""
+    job = mirror.job
+    if not mirror.seen:
+        return None
+    if job is None:
+        raise RunProblem(f"The job {mirror.name} was deleted.")
+    status = job.status
+    wanted = job.metadata.annotations.get(names.WORKSPACE_SHA256, "")
+    if job.workspace_ready and wanted in ("", sha256) and not mirror.reloads:
+        return Arrived()
+    if job.ended:
+        raise RunProblem(f"The job is {status.phase} ({status.reason}): {status.message}")
+    if status.reason == "InvalidSpec":
+        raise RunProblem(f"The job cannot run as it is: {status.message}")
+    pods = mirror.of_component(names.SYNC)
+    if mirror.reloads and pods:  # what earlier pods made is not what runs
+        pods = [max(pods, key=_number)]
+    pods = [pod for pod in pods if _takes(pod, sha256, token)]
+    if not pods:
+        return None
+    latest = max(pods, key=_number)
+    match latest.status.phase:
+        case "Running" if _is_ready(latest):
+            return latest.metadata.name
+        case "Succeeded" if (made := _verdict(latest)).sha256 == sha256:
+            return Arrived(made.revision)
+        case "Failed":
+            verdict = _verdict(latest)
+            if verdict.permanent:
+                raise UploadProblem(
+                    f"The workspace was not taken ({verdict.reason}): {verdict.message}"
+                )
+    return None
+
+
+async def _blocks(file: BufferedRandom, step: Send, bar: Bar) -> AsyncIterator[bytes]:
+    position = step.start
+    while position < step.stop:
+        file.seek(position)
+        block = file.read(min(_BLOCK, step.stop - position))
+        yield block
+        position += len(block)
+        bar.reached(position)
+
+
+def _answer(body: bytes) -> Answer:
+    try:
+        return msgspec.json.decode(body, type=Answer)
+    except msgspec.DecodeError:
+        return Answer(message=body.decode(errors="replace").strip()[:500])
+
+
+def _takes(pod: Pod, sha256: str, token: str) -> bool:
+    """Whether it takes this archive by its name, or any by the token."""
+    said = pod.metadata.annotations
+    by_token = said.workspace_sha256 == "" and said.upload_token_sha256 == token
+    return pod.metadata.deletion_timestamp is None and (said.workspace_sha256 == sha256 or by_token)
+
+
+def _number(pod: Pod) -> int:
+    suffix = pod.metadata.name.rpartition("-")[2]
+    return int(suffix) if suffix.isdecimal() else 0
+
+
+def _is_ready(pod: Pod) -> bool:
+    return any(status.ready for status in pod.status.container_statuses)
+
+
+def _verdict(pod: Pod) -> Verdict:
+    end = end_of(pod, names.SYNC_CONTAINER)
+    try:
+        return msgspec.json.decode(end.message if end else "", type=Verdict)
+    except msgspec.DecodeError:
+        return Verdict()

@@ -1,0 +1,135 @@
+"""The TorchrunJob that `submit` creates."""
+
+import re
+import secrets
+import unicodedata
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kubectl_torchrun.errors import UsageProblem
+from kubectl_torchrun.upload import user_manifest
+from torchrun_api.json import JsonObject, JsonValue
+from torchrun_api.names import (
+    MAX_JOB_NAME,
+    UPLOAD_TOKEN_SHA256,
+    WORKSPACE_BASE,
+    WORKSPACE_SHA256,
+)
+
+# As Kubernetes' own generated names: no vowels, so no words; nothing that is misread.
+_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
+_SUFFIX = 5
+_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+CONDITIONS = ("Succeeded", "Running", "Finished")
+_VARIABLE = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
+
+
+class Request(NamedTuple):
+    """What the user asks for. `nodes` and `gpus`: at most one is set; neither means one node."""
+
+    name: str
+    queue: str
+    command: str
+    nodes: int | None = None
+    gpus: int | None = None
+    image: str = ""
+    env: tuple[tuple[str, str], ...] = ()
+    development: bool = False
+    after: tuple[tuple[str, str], ...] = ()  # other jobs, each with the condition that it must meet
+    written: JsonObject | None = None  # the job as the user wrote it, in place of all but its name
+
+
+def build(
+    request: Request, namespace: str, sha256: str, base: str = "", token: str = ""
+) -> JsonObject:
+    """The object as it is sent; it names the only workspace that it takes.
+
+    token: the digest of its upload token. base: a job whose workspace may share files with it.
+    Raises UsageProblem as `written.filled`.
+    """
+    if request.written is None:
+        body = _made(request, namespace)
+    else:
+        body = user_manifest.filled(request.written, request.name, request.queue, namespace)
+    metadata = body["metadata"]
+    assert isinstance(metadata, dict)
+    given = metadata.get("annotations")
+    metadata["annotations"] = {
+        **(given if isinstance(given, dict) else {}),
+        WORKSPACE_SHA256: sha256,
+        **({UPLOAD_TOKEN_SHA256: token} if token else {}),
+        **({WORKSPACE_BASE: base} if base else {}),
+    }
+    return body
+
+
+def _made(request: Request, namespace: str) -> JsonObject:
+    size: JsonObject = (
+        {"numGPUs": request.gpus} if request.gpus else {"numNodes": request.nodes or 1}
+    )
+    spec: JsonObject = {"jobQueue": request.queue, **size, "command": request.command}
+    if request.image:
+        spec["image"] = request.image
+    if request.env:
+        env: list[JsonValue] = [{"name": name, "value": value} for name, value in request.env]
+        spec["env"] = env
+    if request.development:
+        spec["development"] = True
+    if request.after:
+        jobs: list[JsonValue] = [{"name": job, "condition": what} for job, what in request.after]
+        spec["dependsOn"] = jobs
+    spec["volumes"] = {"workspace": {"source": "zip"}}
+    return {
+        "apiVersion": "torchrun.ai/v1alpha1",
+        "kind": "TorchrunJob",
+        "metadata": {"name": request.name, "namespace": namespace},
+        "spec": spec,
+    }
+
+
+def generated_name(directory: str) -> str:
+    """A job name that says where it comes from: `my-project-x7k2p`."""
+    plain = unicodedata.normalize("NFKD", directory).encode("ascii", "ignore").decode().lower()
+    stem = re.sub(r"[^a-z0-9]+", "-", plain).lstrip("-0123456789")
+    stem = stem[: MAX_JOB_NAME - _SUFFIX - 1].strip("-") or "run"
+    return f"{stem}-{''.join(secrets.choice(_LETTERS) for _ in range(_SUFFIX))}"
+
+
+def check_name(name: str) -> None:
+    """Raises UsageProblem unless Kubernetes takes this as a job's name."""
+    if len(name) > MAX_JOB_NAME:
+        raise UsageProblem(
+            f"--name {name} has {len(name)} characters; {MAX_JOB_NAME} are the most,"
+            " as the names of its pods are longer."
+        )
+    if not _NAME.fullmatch(name):
+        raise UsageProblem(
+            f"--name {name!r} is not a job name: lower-case letters, digits and '-', starting with"
+            " a letter and not ending in '-', as in my-run-2."
+        )
+
+
+def variables(pairs: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """`K=V` pairs as names and values. Raises UsageProblem naming the one that is none."""
+    found: dict[str, str] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not _VARIABLE.fullmatch(name):
+            raise UsageProblem(f"--env {pair!r} is not NAME=VALUE, as in --env LR=0.1.")
+        found[name] = value
+    return tuple(found.items())
+
+
+def dependencies(pairs: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """`JOB[=CONDITION]` as names and conditions. Raises UsageProblem naming what is none."""
+    found: dict[str, str] = {}
+    for pair in pairs:
+        name, _, condition = pair.partition("=")
+        condition = condition or CONDITIONS[0]
+        if not _NAME.fullmatch(name) or condition not in CONDITIONS:
+            raise UsageProblem(
+                f"--after {pair!r} is not JOB or JOB=CONDITION, as in --after pretrain=Running;"
+                f" conditions: {', '.join(CONDITIONS)}."
+            )
+        found[name] = condition
+    return tuple(found.items())

@@ -1,0 +1,77 @@
+"""A job that fetches its workspace by itself is told to do so once more, while it runs."""
+
+import time
+from datetime import UTC, datetime
+
+import anyio
+
+from kubectl_torchrun.cluster.client import Api
+from kubectl_torchrun.cluster.mirror import Mirror
+from kubectl_torchrun.cluster.slices import JOBS, Job
+from kubectl_torchrun.errors import RunProblem, UploadProblem
+from kubectl_torchrun.terminal import Terminal
+from torchrun_api import names
+from torchrun_api.meta import Condition
+
+
+async def ask(api: Api, name: str) -> None:
+    """Have the newest code fetched. Raises ApiError."""
+    now = datetime.now(UTC).isoformat(timespec="microseconds")
+    await api.annotate(JOBS, name, {names.SYNC_REQUESTED: now})
+
+
+async def refetch(api: Api, job: Job, terminal: Terminal, seconds: float) -> int:
+    """Have it fetched, and wait for what comes of it; the exit code.
+
+    Raises UploadProblem: it cannot be fetched. RunProblem: the job has ended meanwhile, or nothing
+    has come of it within `seconds`.
+    """
+    name, before = job.metadata.name, job.status.workspace_revision
+    mirror = Mirror(api, name, reloads=True)
+    started = time.monotonic()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(mirror.keep)
+        await ask(api, name)
+        try:
+            with anyio.fail_after(seconds):
+                told = await _outcome(mirror, before)
+        except TimeoutError:
+            raise RunProblem(
+                f"Nothing new is there after {seconds:.0f} s. It goes on; see what it waits for:"
+                f" kubectl torchrun why {name}"
+            ) from None
+        tasks.cancel_scope.cancel()
+    status = told.status
+    what = f"revision {status.workspace_revision} (commit {status.workspace_commit})"
+    if status.workspace_revision == before:
+        terminal.note(f"Nothing has changed: {name} runs {what} already.")
+    else:
+        passed = time.monotonic() - started
+        terminal.note(f"{name} runs {what}, workers told in {passed:.1f} s.")
+    return 0
+
+
+async def _outcome(mirror: Mirror, before: int) -> Job:
+    """The job when its workers were told, or when there was nothing to tell them."""
+    asked = False  # the controller acts on it: what its condition says is of this request
+    while True:
+        job = mirror.job
+        if mirror.seen and job is None:
+            raise RunProblem(f"The job {mirror.name} was deleted.")
+        if job is not None:
+            if job.ended:
+                raise RunProblem(f"The job is {job.status.phase} meanwhile.")
+            if job.status.workspace_revision > before:
+                return job
+            behind = _behind(job)
+            if asked and behind is None:
+                return job
+            if asked and behind is not None and behind.status == "False":
+                raise UploadProblem(f"It cannot be fetched ({behind.reason}): {behind.message}")
+            asked = asked or (behind is not None and behind.status == "Unknown")
+        await mirror.changed(60)
+
+
+def _behind(job: Job) -> Condition | None:
+    found = (c for c in job.status.conditions if c.type == names.UP_TO_DATE)
+    return next(found, None)

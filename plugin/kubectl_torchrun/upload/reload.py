@@ -1,0 +1,187 @@
+"""Edits into a job that runs: the directory is sent, and the pods that are there run it."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import anyio.from_thread
+import anyio.to_thread
+import msgspec
+
+from kubectl_torchrun.cluster.client import Api
+from kubectl_torchrun.cluster.mirror import Mirror
+from kubectl_torchrun.cluster.session import Cluster
+from kubectl_torchrun.cluster.slices import JOBS
+from kubectl_torchrun.errors import DETACHED, RunProblem, UploadProblem, UsageProblem
+from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.upload import pack, tree, upload_token
+from kubectl_torchrun.upload.cache import Memory, Sent, Workspace
+from kubectl_torchrun.upload.deliver import deliver
+from kubectl_torchrun.upload.pack import files_of, human
+from torchrun_api import names
+from torchrun_api.json import JsonObject
+
+_TOLD_SECONDS = 60.0
+# Between two looks at the directory: at least this, and four times as long as a look takes.
+_LOOK_SECONDS = 0.3
+_LOOK_SHARE = 4
+
+
+class Reload:
+    """One job and one directory.
+
+    pod_wait: seconds for the pod that takes the upload. token: by which it is taken.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        job: str,
+        directory: Path,
+        memory: Memory,
+        terminal: Terminal,
+        pod_wait: float,
+        token: str,
+        overlay: Path | None = None,
+    ) -> None:
+        self._cluster = cluster
+        self._job = job
+        self._directory = directory
+        self._memory = memory
+        self._terminal = terminal
+        self._pod_wait = pod_wait
+        self._token = token
+        self._overlay = overlay
+
+    def once(self) -> int:
+        """Send what the directory holds now; the exit code. Raises Problem."""
+        workspace = self._look()
+
+        async def work(api: Api) -> int:
+            mirror = Mirror(api, self._job, reloads=True)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(mirror.keep)
+                await self._send(api, mirror, workspace)
+                tasks.cancel_scope.cancel()
+            return 0
+
+        try:
+            return self._cluster.run(work)
+        except KeyboardInterrupt:
+            self._terminal.interrupted()
+            self._terminal.note(f"Stopped. {self._goes_on()}")
+            return DETACHED
+        except UploadProblem as problem:
+            raise UploadProblem(f"{problem}\n{self._goes_on()}") from problem
+
+    def _goes_on(self) -> str:
+        return (
+            f"{self._job} goes on with what it has. To send the directory:\n"
+            f"  {self._cluster.command(f'torchrun sync {self._job}')}"
+        )
+
+    def watch(self) -> int:
+        """Send each edit, in development mode, until the job ends or somebody presses Ctrl-C."""
+
+        async def work(api: Api) -> int:
+            mirror = Mirror(api, self._job, reloads=True)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(mirror.keep)
+                await self._watch(api, mirror)
+                tasks.cancel_scope.cancel()
+            return 0
+
+        try:
+            return self._cluster.run(work)
+        except KeyboardInterrupt:
+            self._terminal.interrupted()
+            self._terminal.note(f"{self._job} goes on with what it has.")
+            return DETACHED
+
+    async def _watch(self, api: Api, mirror: Mirror) -> None:
+        token: JsonObject = {names.UPLOAD_TOKEN_SHA256: upload_token.announced(self._token)}
+        # Both at once: a pod stands by for edits only where there is a token to take them by.
+        development: JsonObject = {
+            "metadata": {"annotations": token},
+            "spec": {"development": True},
+        }
+        await api.merge(JOBS, self._job, msgspec.json.encode(development))
+        self._terminal.note(f"Watching {self._directory.resolve()}; Ctrl-C ends it.")
+        sent = ""
+        before = ""
+        while not (mirror.job and mirror.job.ended):
+            started = time.monotonic()
+            try:
+                workspace = await anyio.to_thread.run_sync(self._look, _check_cancelled)
+                sha256 = workspace.manifest.sha256
+                # What an editor is still writing is another at the next look.
+                if sha256 != sent and sha256 == before:
+                    await self._send(api, mirror, workspace)
+                    sent = sha256
+                before = sha256
+            except UsageProblem as problem:
+                self._terminal.note(str(problem))
+            except UploadProblem as problem:
+                self._terminal.note(str(problem))
+                sent = before
+            except RunProblem as problem:
+                if mirror.job is None or not mirror.job.ended:
+                    raise
+                self._terminal.note(str(problem))
+            await anyio.sleep(max(_LOOK_SECONDS, _LOOK_SHARE * (time.monotonic() - started)))
+
+    def _look(self, advance: Callable[[int], None] = lambda _: None) -> Workspace:
+        found = tree.scan(self._directory, self._overlay)
+        pack.check(found)
+        return self._memory.look(found, advance)
+
+    async def _send(self, api: Api, mirror: Mirror, workspace: Workspace) -> None:
+        started = time.monotonic()
+        sha256 = workspace.manifest.sha256
+        job = await api.get(JOBS, self._job)
+        named = job.metadata.annotations.get(names.WORKSPACE_SHA256)
+        if named == sha256 and self._has_arrived(sha256):
+            self._terminal.note(f"{self._job} has this content already.")
+            return
+        said = {
+            names.WORKSPACE_SHA256: sha256,
+            names.UPLOAD_TOKEN_SHA256: upload_token.announced(self._token),
+        }
+        await api.annotate(JOBS, self._job, said)
+        done = await deliver(
+            api, mirror, self._terminal, workspace, pod_wait=self._pod_wait, token=self._token
+        )
+        self._memory.remember(Sent(self._job, workspace.manifest))
+        if done.revision:
+            revision = str(done.revision)
+            await api.annotate(JOBS, self._job, {names.WORKSPACE_REVISION: revision})
+        await self._wait_told(mirror, done.revision)
+        self._terminal.note(
+            f"Revision {done.revision}: {files_of(done.files)}, {human(done.sent)} sent, "
+            f"workers told in {time.monotonic() - started:.1f} s"
+        )
+
+    def _has_arrived(self, sha256: str) -> bool:
+        """Whether the job has it by what is remembered: a command before this one may have been
+        cut between naming the content and sending it."""
+        sent = self._memory.sent()
+        return sent is not None and (sent.job, sent.manifest.sha256) == (self._job, sha256)
+
+    async def _wait_told(self, mirror: Mirror, revision: int) -> None:
+        """Until the status says that all workers have been told. Raises RunProblem."""
+        with anyio.move_on_after(_TOLD_SECONDS):
+            while mirror.job is None or mirror.job.status.workspace_revision < revision:
+                if mirror.job is not None and mirror.job.ended:
+                    raise RunProblem(f"The job is {mirror.job.status.phase} meanwhile.")
+                await mirror.changed(_TOLD_SECONDS)
+            return
+        raise RunProblem(
+            f"Revision {revision} is in the workspace, but the workers were not told within"
+            f" {_TOLD_SECONDS:.0f} s. Where one of them has ended, the next attempt runs it."
+        )
+
+
+def _check_cancelled(_: int) -> None:
+    """Between two files: a Ctrl-C ends the thread that looks."""
+    anyio.from_thread.check_cancelled()

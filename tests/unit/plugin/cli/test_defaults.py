@@ -1,0 +1,106 @@
+"""torchrun.toml."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from kubectl_torchrun.__main__ import cli
+from kubectl_torchrun.cli import defaults
+
+from ..laptop import Laptop
+
+
+def toml(text: str, directory: Path | None = None) -> None:
+    (directory or Path.cwd()).joinpath("torchrun.toml").write_text(text)
+
+
+def dry(laptop: Laptop, *arguments: str) -> dict[str, object]:
+    result = laptop.run("submit", "--trust", "--dry-run=client", *arguments)
+    assert result.exit_code == 0, result.output
+    body: dict[str, object] = yaml.safe_load(result.stdout)["spec"]
+    return body
+
+
+def test_defaults_of_flags_and_of_the_command_hold_in_directories_below(
+    laptop: Laptop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toml(
+        'queue = "gpu"\ncommand = "python train.py"\nnodes = 3\n'
+        '[env]\nLR = "0.1"\n[submit]\nimage = "mine"\n[logs]\ntail = 5\n'
+    )
+    below = Path("a/b")
+    below.mkdir(parents=True)
+    monkeypatch.chdir(below)
+    spec = dry(laptop)
+    assert (spec["jobQueue"], spec["numNodes"], spec["image"]) == ("gpu", 3, "mine")
+    assert spec["command"] == "python train.py"
+    assert spec["env"] == [{"name": "LR", "value": "0.1"}]
+
+
+def test_the_command_line_beats_the_file(laptop: Laptop) -> None:
+    toml('queue = "gpu"\nnodes = 3\ncommand = ["python", "a b.py"]\n')
+    assert dry(laptop)["command"] == "python 'a b.py'"
+    spec = dry(laptop, "--queue", "cpu", "--gpus", "4", "echo")
+    assert (spec["jobQueue"], spec.get("numNodes"), spec["numGPUs"]) == ("cpu", None, 4)
+    assert spec["command"] == "echo"
+    toml('queue = "gpu"\ngpus = 3\n')
+    assert dry(laptop, "--nodes", "2", "echo")["numNodes"] == 2
+
+
+def test_what_is_sent_is_where_the_file_lies(
+    laptop: Laptop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toml('queue = "q"\n')
+    Path("sub").mkdir()
+    monkeypatch.chdir("sub")
+    result = laptop.run("submit", "--dry-run", "x")
+    assert "Sending" in result.stderr
+    assert "files in Project," in result.stderr
+    Path("other.py").touch()
+    assert "1 file in sub," in laptop.run("submit", "--dry-run", "-C", ".", "x").stderr
+
+
+def test_a_file_at_home_makes_no_project_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toml("", tmp_path)
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    assert defaults.project() == tmp_path
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert defaults.project() == tmp_path / "work"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('quue = "x"', "there is no flag --quue for the key quue. Is queue meant?"),
+        ("[logs]\ntial = 3", "[logs]: there is no flag --tial for the key tial. Is tail meant?"),
+        ('[list]\nimage = "x"', "[list]: there is no flag --image for the key image. There are:"),
+        ('kubeconfig = "/x"', "kubeconfig is not taken; give it by --kubeconfig or KUBECONFIG"),
+        ("queue = ", "cannot be read"),
+        ("[sumbit]\nqueue = 'x'", "there is no flag --sumbit"),
+    ],
+)
+def test_mistakes_are_named_with_their_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    toml(text)
+    result = CliRunner().invoke(cli, ["submit", "x"])
+    assert result.exit_code == 2
+    assert str(tmp_path / "torchrun.toml") in result.output
+    assert message in result.output
+    assert CliRunner().invoke(cli, ["submit", "--help"]).exit_code == 0
+
+
+def test_a_value_of_the_wrong_type_is_told_by_flag(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    toml('nodes = "many"')
+    result = CliRunner().invoke(cli, ["submit", "x"])
+    assert result.exit_code == 2
+    assert "'many' is not a valid integer" in result.output

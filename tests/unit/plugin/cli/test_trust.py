@@ -1,0 +1,176 @@
+"""torchrun.toml of somebody's repository: what it may choose, and the user's word."""
+
+import shutil
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+
+from kubectl_torchrun.__main__ import cli
+from kubectl_torchrun.cli import defaults, trust
+
+from ..laptop import Laptop
+from ..test_pty import terminal
+
+DRY = ("submit", "--dry-run=client", "--queue", "q")
+
+
+def toml(text: str) -> None:
+    Path(defaults.FILE).write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('command = "rm -rf /"', DRY),
+        ('image = "evil"', (*DRY, "x")),
+        ('[submit]\nimage = "evil"', (*DRY, "x")),
+        ('context = "c"', ("list",)),
+        ('namespace = "theirs"', ("list",)),
+        ('filename = "job.yaml"', DRY),
+        ('directory = "/etc"', (*DRY, "x")),
+        ('directory = "../other"', (*DRY, "x")),
+        ('directory = "link"', (*DRY, "x")),
+        ('overlay = "../other"', (*DRY, "x")),
+        ("yes = true", ("cancel", "run")),
+        ('[exec]\ncommand = "evil"', ("exec", "run")),
+        ('address = "0.0.0.0"', ("port-forward", "run", "80")),
+    ],
+)
+def test_what_a_file_chooses_takes_the_users_word_once(
+    laptop: Laptop, tmp_path: Path, text: str, words: tuple[str, ...]
+) -> None:
+    (tmp_path / "other").mkdir()
+    Path("link").symlink_to(tmp_path / "other")
+    laptop.job("run")
+    toml(text)
+    namespace = "" if "namespace" in text else "ns"
+    before = len(laptop.server.requests)
+    refused = laptop.run(*words, namespace=namespace)
+    assert refused.exit_code == 2, refused.output
+    key, _, value = text.rpartition("\n")[2].partition(" = ")
+    assert f"{key} = " in refused.stderr
+    assert value.strip('"') in refused.stderr
+    assert "--trust" in refused.stderr
+    assert len(laptop.server.requests) == before
+    assert ("torchrunjobs", "run") in laptop.server.objects
+
+
+def test_the_word_holds_until_the_file_says_something_else(laptop: Laptop) -> None:
+    toml('command = "python train.py"\nnodes = 1\n')
+    assert laptop.run(*DRY, "--trust").exit_code == 0
+    assert laptop.run(*DRY).exit_code == 0
+    toml('command = "python train.py"\nnodes = 2\n')
+    assert yaml.safe_load(laptop.run(*DRY).stdout)["spec"]["numNodes"] == 2
+    for changed in (
+        'command = "python evil.py"\n',
+        'command = "python train.py"\nimage = "evil"\n',
+    ):
+        toml(changed)
+        assert laptop.run(*DRY).exit_code == 2
+    toml('command = "python train.py"\n')
+    assert laptop.run(*DRY).exit_code == 0
+    # Another repository with the same file is another's.
+    shutil.copytree(Path.cwd(), Path.cwd().parent / "copy")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(Path.cwd().parent / "copy")
+        assert laptop.run(*DRY).exit_code == 2
+
+
+def test_a_link_that_leads_elsewhere_later_is_another_word(laptop: Laptop, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").touch()
+    Path("link").symlink_to(tmp_path / "one")
+    toml('directory = "link"')
+    assert laptop.run(*DRY, "--trust", "x").exit_code == 0
+    Path("link").unlink()
+    Path("link").symlink_to(tmp_path / "two")
+    assert laptop.run(*DRY, "x").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('command = "x"', (*DRY, "y")),
+        ('context = "evil"', (*DRY, "--context", "c", "y")),
+        ('image = "x"', (*DRY, "--image", "mine", "y")),
+        ('command = "x"', ("list",)),
+        ('[logs]\ncontext = "x"', ("list",)),
+        ('directory = "sub"', (*DRY, "y")),
+        ('queue = "q"\nnodes = 2\n[env]\nA = "1"', (*DRY, "y")),
+    ],
+)
+def test_what_has_no_effect_or_no_danger_is_not_asked_for(
+    laptop: Laptop, text: str, words: tuple[str, ...]
+) -> None:
+    Path("sub").mkdir()
+    Path("sub/file").touch()
+    toml(text)
+    result = laptop.run(*words)
+    assert result.exit_code == 0, result.output
+
+
+def test_a_jobs_own_file_goes_before_the_command_of_the_project(laptop: Laptop) -> None:
+    toml('command = "evil"\nimage = "evil"')
+    body = {"apiVersion": "torchrun.ai/v1alpha1", "kind": "TorchrunJob", "spec": {"command": "x"}}
+    Path("job.yaml").write_text(yaml.safe_dump(body))
+    result = laptop.run(*DRY, "-f", "job.yaml")
+    assert result.exit_code == 0, result.output
+    assert yaml.safe_load(result.stdout)["spec"]["command"] == "x"
+
+
+def test_ones_own_file_at_home_is_trusted(laptop: Laptop, monkeypatch: pytest.MonkeyPatch) -> None:
+    toml('command = "x"')
+    monkeypatch.setenv("HOME", str(Path.cwd()))
+    assert laptop.run(*DRY).exit_code == 0
+
+
+def test_a_home_that_cannot_be_written_is_asked_again(
+    laptop: Laptop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "file"))
+    toml('command = "x"')
+    assert laptop.run(*DRY, "--trust").exit_code == 0
+    assert laptop.run(*DRY).exit_code == 2
+
+
+@pytest.mark.parametrize(("answer", "code"), [(b"y\n", 0), (b"n\n", 2), (b"\n", 2), (b"\x04", 2)])
+def test_a_terminal_is_asked(laptop: Laptop, answer: bytes, code: int) -> None:
+    toml('command = "python train.py"')
+    with terminal(laptop, *DRY) as screen:
+        screen.until(b"[y/N]")
+        assert b'command = "python train.py"' in screen.seen
+        screen.press(answer)
+        assert screen.end() == code
+    assert laptop.run(*DRY).exit_code == code
+
+
+def test_the_command_of_a_project_is_none_for_exec(laptop: Laptop) -> None:
+    toml('command = "python train.py"')
+    context = cli.commands["exec"].make_context("exec", ["run"], parent=click.Context(cli))
+    assert context.params["command"] == ()
+
+
+def test_a_cluster_that_is_named_before_the_command_goes_before_the_file(laptop: Laptop) -> None:
+    from click.testing import CliRunner
+
+    laptop.job("run", metadata={"namespace": "ns"})
+    toml('namespace = "theirs"')
+    words = [f"--kubeconfig={laptop.kubeconfig}", "-n", "ns", "list"]
+    result = CliRunner().invoke(cli, words, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert "/namespaces/ns/" in laptop.server.requests[-1]
+
+
+def test_every_flag_is_judged() -> None:
+    """A new flag may choose what runs and where: say here that it does not, or add it to _KEYS."""
+    harmless = {
+        "after", "all-namespaces", "attempt", "detach", "dev", "dry-run", "env", "follow", "gpus",
+        "name", "node", "nodes", "output", "phase", "previous", "queue", "rank", "selector",
+        "since", "stdin", "tail", "tensorboard", "timeout", "tty", "upload-timeout", "wait", "watch",
+    }  # fmt: skip
+    flags = {flag for command in cli.commands.values() for flag in defaults._flags(command)}
+    assert flags - harmless - set(defaults._REFUSED) == trust._KEYS | trust._DIRECTORIES

@@ -1,0 +1,264 @@
+"""kubectl itself as the way to the API server."""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from kubectl_torchrun.cluster.backoff import Backoff
+from kubectl_torchrun.cluster.client import ApiError, Unreachable, connect
+from kubectl_torchrun.cluster.kubectl import Target, namespace, proxy, resolve
+from kubectl_torchrun.cluster.slices import QUEUES
+from kubectl_torchrun.errors import ClusterProblem
+from kubectl_torchrun.upload.cache import Memory, Sent
+from kubectl_torchrun.upload.tree import scan
+
+pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+
+HASTY = Backoff(first=0.01, longest=0.05, give_up=1)
+
+
+def kubeconfig(directory: Path, server: str, namespace: str = "") -> Target:
+    context = {"cluster": "c", "user": "u", "namespace": namespace}
+    content = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "here",
+        "contexts": [
+            {"name": "here", "context": context},
+            {"name": "there", "context": {**context, "namespace": "far"}},
+        ],
+        "clusters": [{"name": "c", "cluster": {"server": server}}],
+        "users": [{"name": "u", "user": {}}],
+    }
+    path = directory / "kubeconfig"
+    path.write_text(json.dumps(content))
+    return Target(kubeconfig=str(path))
+
+
+@asynccontextmanager
+async def api_server(app: web.Application) -> AsyncIterator[str]:
+    runner = web.AppRunner(app, shutdown_timeout=1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+def running(socket: Path) -> bool:
+    command = ["ps", "-eo", "args"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return any(str(socket) in line for line in listed.splitlines())
+
+
+def gone(socket: Path) -> bool:
+    return not running(socket) and not socket.parent.exists()
+
+
+def test_the_proxy_lives_in_a_place_of_its_own_and_only_as_long_as_needed(tmp_path: Path) -> None:
+    with proxy(kubeconfig(tmp_path, "http://127.0.0.1:9")) as socket:
+        assert socket.is_socket()
+        assert socket.parent.stat().st_mode & 0o777 == 0o700
+        assert running(socket)
+    assert gone(socket)
+
+
+def test_it_ends_when_the_work_fails(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ZeroDivisionError),
+        proxy(kubeconfig(tmp_path, "http://127.0.0.1:9")) as socket,
+    ):
+        _ = 1 / 0
+    assert gone(socket)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_it_ends_with_this_program_however_that_ends(tmp_path: Path, number: int) -> None:
+    script = textwrap.dedent(
+        """
+        import sys, time
+        from kubectl_torchrun.cluster.kubectl import Target, proxy
+        with proxy(Target(kubeconfig=sys.argv[1])) as socket:
+            print(socket, flush=True)
+            time.sleep(60)
+        """
+    )
+    target = kubeconfig(tmp_path, "http://127.0.0.1:9")
+    with subprocess.Popen(
+        [sys.executable, "-c", script, target.kubeconfig],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as program:
+        assert program.stdout is not None
+        socket = Path(program.stdout.readline().strip())
+        assert running(socket)
+        os.kill(program.pid, number)
+    for _ in range(500):
+        if gone(socket):
+            return
+        os.sched_yield()
+        subprocess.run(["sleep", "0.01"], check=True)
+    raise AssertionError("the proxy is still there")
+
+
+def test_a_proxy_that_does_not_start_says_why(tmp_path: Path) -> None:
+    (tmp_path / "broken").write_text("{")
+    with (
+        pytest.raises(ClusterProblem, match=r"does not start: .*broken"),
+        proxy(Target(kubeconfig=str(tmp_path / "broken"))),
+    ):
+        pass
+
+
+def test_a_kubectl_that_talks_to_the_last_is_heard_in_peace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talker = tmp_path / "kubectl"
+    talker.write_text('#!/bin/sh\necho "Starting to serve on $2"\nyes "I0102 a log line" >&2\n')
+    talker.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    for _ in range(20):
+        with proxy(Target()):
+            pass
+
+
+def test_without_kubectl_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(ClusterProblem, match="kubectl is not on PATH"), proxy(Target()):
+        pass
+
+
+def test_the_namespace_is_the_flags_or_the_contexts_or_default(tmp_path: Path) -> None:
+    plain = kubeconfig(tmp_path, "http://127.0.0.1:9")
+    assert namespace(plain) == "default"
+    assert namespace(plain._replace(context="there")) == "far"
+    assert namespace(plain._replace(context="there", namespace="mine")) == "mine"
+    with pytest.raises(ClusterProblem, match="nowhere"):
+        namespace(plain._replace(context="nowhere"))
+
+
+def test_what_was_sent_is_remembered_by_cluster_and_namespace(tmp_path: Path) -> None:
+    """Not by the flags: another current context is another cluster, and back again."""
+    (tmp_path / "train.py").write_text("x")
+    contexts = {"a": "https://a", "b": "https://b", "again": "https://a"}
+    config = {
+        "contexts": [{"name": n, "context": {"cluster": n, "user": "u"}} for n in contexts],
+        "clusters": [{"name": n, "cluster": {"server": url}} for n, url in contexts.items()],
+        "users": [{"name": "u", "user": {}}],
+    }
+    path = tmp_path / "kubeconfig"
+
+    def memory(current: str, context: str = "", namespace: str = "") -> Memory:
+        path.write_text(json.dumps({**config, "current-context": current}))
+        return Memory(resolve(Target(str(path), context, namespace)), tmp_path)
+
+    look = memory("a").look(scan(tmp_path))
+    memory("a").remember(Sent("run", look.manifest))
+    for same in (memory("again"), memory("b", "a"), memory("a", namespace="default")):
+        sent = same.sent()
+        assert sent is not None
+        assert (sent.job, sent.manifest.sha256) == ("run", look.manifest.sha256)
+    for other in (memory("b"), memory("a", "b"), memory("a", namespace="ns")):
+        assert other.sent() is None
+
+
+async def test_a_refusal_comes_back_whole(
+    tmp_path: Path,
+) -> None:
+    async def handle(_: web.Request) -> web.Response:
+        status = {"kind": "Status", "code": 403, "reason": "Forbidden", "message": "not you"}
+        return web.json_response(status, status=403)
+
+    app = web.Application()
+    app.router.add_get("/apis/torchrun.ai/v1alpha1/namespaces/ns/torchrunqueues", handle)
+    async with api_server(app) as url:
+        with proxy(kubeconfig(tmp_path, url)) as socket:
+            async with connect(socket, "ns") as api:
+                with pytest.raises(ApiError, match="not you") as caught:
+                    await api.list(QUEUES)
+    assert (caught.value.status, caught.value.reason) == (403, "Forbidden")
+
+
+async def test_a_server_out_of_reach_is_told_from_one_that_refuses(tmp_path: Path) -> None:
+    with proxy(kubeconfig(tmp_path, "http://127.0.0.1:9")) as socket:
+        async with connect(socket, "ns") as api:
+            with pytest.raises(Unreachable, match="refused"):
+                await api.list(QUEUES)
+
+
+async def test_the_pod_proxy_takes_ranges_and_a_busy_server_is_asked_again(tmp_path: Path) -> None:
+    received = bytearray()
+    asked = 0
+
+    async def put(request: web.Request) -> web.Response:
+        assert request.headers["Content-Range"] == "bytes 0-8388607/8388608"
+        assert request.headers["X-Torchrun-Sha256"] == "ab"
+        received.extend(await request.read())
+        return web.json_response({"offset": len(received)}, status=409)
+
+    async def busy(_: web.Request) -> web.Response:
+        nonlocal asked
+        asked += 1
+        if asked < 3:
+            status = {"kind": "Status", "code": 429, "message": "storage is (re)initializing"}
+            return web.json_response(status, status=429)
+        return web.json_response({"items": [{"metadata": {"name": "q"}}]})
+
+    app = web.Application(client_max_size=1 << 30)
+    app.router.add_put("/api/v1/namespaces/ns/pods/p:8080/proxy/v1/upload", put)
+    app.router.add_get("/apis/torchrun.ai/v1alpha1/namespaces/ns/torchrunqueues", busy)
+
+    async def blocks() -> AsyncIterator[bytes]:
+        for _ in range(128):
+            yield b"x" * 65536
+
+    headers = {
+        "Content-Range": "bytes 0-8388607/8388608",
+        "Content-Length": "8388608",
+        "X-Torchrun-Sha256": "ab",
+    }
+    async with api_server(app) as url:
+        with proxy(kubeconfig(tmp_path, url)) as socket:
+            async with connect(socket, "ns", HASTY) as api:
+                answer = await api.ask_pod(
+                    "p", "PUT", "/v1/upload", headers=headers, content=blocks()
+                )
+                assert answer == (409, b'{"offset": 8388608}')
+                assert received == b"x" * 8388608
+                assert [queue.metadata.name for queue in (await api.list(QUEUES)).items] == ["q"]
+
+
+async def test_log_lines_come_through_as_they_are_written(tmp_path: Path) -> None:
+    read = asyncio.Event()
+
+    async def log(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/plain"})
+        await response.prepare(request)
+        await response.write(b"one\n")
+        await asyncio.wait_for(read.wait(), 10)  # the second is written once the first has come
+        await response.write(b"two\r\xe2\x80\xa8three\n")
+        return response
+
+    app = web.Application()
+    app.router.add_get("/api/v1/namespaces/ns/pods/p/log", log)
+    lines = []
+    async with api_server(app) as url:
+        with proxy(kubeconfig(tmp_path, url)) as socket:
+            async with connect(socket, "ns") as api, api.log("p", "trainer", {}) as stream:
+                async for line in stream:
+                    lines.append(line)
+                    read.set()
+    assert lines == [b"one\n", b"two\r\xe2\x80\xa8three\n"]

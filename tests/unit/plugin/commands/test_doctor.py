@@ -1,0 +1,246 @@
+"""doctor, with an API server that answers as clusters of several kinds do."""
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from aiohttp import web
+
+from kubectl_torchrun.cluster.checks import Finding
+from kubectl_torchrun.commands.doctor import report
+
+from ..api_server import Hook, refusal
+from ..laptop import Laptop
+
+POD = "/api/v1/namespaces/torchrun-system/pods/c-1"
+FRESH = "2999-01-01T00:00:00+00:00"  # however long the tests before this one take
+HOUR_AGO = (datetime.now(UTC) - timedelta(hours=1)).isoformat()
+DEPLOYMENT = {
+    "metadata": {"name": "torchrun-controller", "namespace": "torchrun-system"},
+    "spec": {"replicas": 1, "template": {"spec": {"containers": [{"image": "c:1"}]}}},
+    "status": {"readyReplicas": 1},
+}
+DEFAULT = {"storageclass.kubernetes.io/is-default-class": "true"}
+HEALTHY: dict[str, object] = {
+    "/version": {"gitVersion": "v1.35.0"},
+    "/apis/torchrun.ai": {"versions": [{"version": "v1alpha1"}]},
+    "/apis/torchrun.ai/v1alpha1": {
+        "resources": [
+            {"name": name} for name in ("torchrunjobs", "torchrunqueues", "torchrunjobs/status")
+        ]
+    },
+    "/apis/apps/v1/deployments": {"items": [DEPLOYMENT]},
+    "/apis/coordination.k8s.io/v1/namespaces/torchrun-system/leases/torchrun-controller": {
+        "spec": {"holderIdentity": "pod-1", "renewTime": FRESH}
+    },
+    "/apis/storage.k8s.io/v1/storageclasses": {
+        "items": [
+            {"metadata": {"name": "fast", "annotations": DEFAULT}, "provisioner": "ebs"},
+            {"metadata": {"name": "shared"}, "provisioner": "nfs.csi.k8s.io"},
+        ]
+    },
+    "/api/v1/namespaces/torchrun-system/pods": {"items": []},
+    "/api/v1/nodes": {
+        "items": [{"status": {"allocatable": {"nvidia.com/gpu": str(n)}}} for n in (0, 8, 4)]
+    },
+    "/apis": {"groups": [{"name": "scheduling.volcano.sh"}, {"name": "apps"}]},
+    "/api/v1/namespaces/ns": {"metadata": {"name": "ns"}},
+}
+
+
+def play_cluster(laptop: Laptop, *, forbidden: tuple[str, ...] = (), **changed: object) -> None:
+    """Healthy but for some paths (by their last word); None: not found. `forbidden`: resources."""
+    queue = {"image": "i", "nodeResources": {"gpus": 8}, "scheduling": {"scheduler": "volcano"}}
+    laptop.server.put("torchrunqueues", "q", spec=queue)
+
+    def answer(request: web.Request) -> web.Response | None:
+        if request.path.endswith("/selfsubjectaccessreviews"):
+            return None  # a POST: its body is read below
+        if request.path not in HEALTHY:
+            return None
+        word = request.path.rpartition("/")[2].replace("torchrun-controller", "lease")
+        body = changed.get(word, HEALTHY[request.path])
+        if body == 403:
+            return refusal(403, "you may not")
+        return refusal(404, "not found") if body is None else web.json_response(body)
+
+    laptop.server.hooks.append(answer)
+    laptop.server.forbidden = frozenset(forbidden)
+
+
+def test_a_cluster_in_which_all_is_well(laptop: Laptop) -> None:
+    play_cluster(laptop)
+    result = laptop.run("doctor")
+    assert result.exit_code == 0, result.output
+    assert "Jobs can run in the namespace ns." in result.stderr
+    assert not [line for line in result.stdout.splitlines() if line[:4] in ("fail", "warn")]
+    for said in (
+        *("Kubernetes v1.35.0", "v1alpha1", "1 of 1 ready, image c:1", "pod-1, renewed"),
+        *("default fast", "(RWX): shared", "12 nvidia.com/gpu on 2 nodes, at most 8 on one"),
+        *("volcano", "that the commands use"),
+    ):
+        assert said in result.stdout
+
+
+DEAD = {**DEPLOYMENT, "status": {}}
+NO_IMAGE = {"state": {"waiting": {"reason": "ErrImagePull", "message": "c:1: not found"}}}
+STALE = {"spec": {"holderIdentity": "p", "renewTime": HOUR_AGO}}
+RESTRICTED = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
+PLAIN = {"metadata": {"name": "local"}, "provisioner": "rancher.io/local-path"}
+
+
+def test_a_controller_that_does_not_start_says_why(laptop: Laptop) -> None:
+    pods = {"items": [{"status": {"containerStatuses": [NO_IMAGE]}}]}
+    play_cluster(laptop, deployments={"items": [DEAD]}, pods=pods)
+    assert "0 of 1 ready, image c:1; ErrImagePull: c:1: not found" in laptop.run("doctor").stdout
+
+
+WRONG = "torchrun-controller: --workers (TORCHRUN_WORKERS) is '0': it must be a whole number"
+ENDED = {"terminated": {"message": WRONG + "\n"}}
+BACK_OFF = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}}
+
+
+@pytest.mark.parametrize(
+    "status", [{"state": ENDED}, {"state": BACK_OFF, "lastState": ENDED}], ids=["ended", "waits"]
+)
+def test_a_controller_with_a_wrong_setting_is_quoted(
+    laptop: Laptop, status: dict[str, object]
+) -> None:
+    pods = {"items": [{"status": {"containerStatuses": [status]}}]}
+    play_cluster(laptop, deployments={"items": [DEAD]}, pods=pods)
+    result = laptop.run("doctor", "-o", "json")
+    (text,) = [f["text"] for f in json.loads(result.stdout)["findings"] if WRONG in f["text"]]
+    assert text.endswith(f"; {WRONG}")
+
+
+@pytest.mark.parametrize(
+    ("changed", "code", "verdict", "text"),
+    [
+        ({"torchrun.ai": None}, 1, "fail", "does not know TorchrunJobs"),
+        ({"torchrun.ai": {"versions": [{"version": "v2"}]}}, 1, "fail", "speaks v1alpha1"),
+        ({"v1alpha1": {"resources": []}}, 1, "fail", "not served: torchrunjobs"),
+        ({"deployments": {"items": []}}, 1, "fail", "no controller is installed"),
+        ({"deployments": {"items": [DEAD]}}, 1, "fail", "0 of 1 ready"),
+        ({"deployments": 403}, 0, "note", "not yours to see (you may not)"),
+        ({"lease": STALE}, 1, "fail", " ago"),
+        ({"lease": None}, 0, "note", "no lease in torchrun-system"),
+        ({"lease": {"spec": {}}}, 0, "warn", "no replica holds the lease"),
+        ({"storageclasses": {"items": []}}, 1, "fail", "no storage class"),
+        ({"storageclasses": {"items": [PLAIN]}}, 0, "warn", "no class is known to serve several"),
+        ({"storageclasses": 403}, 0, "note", "not yours to see"),
+        ({"nodes": {"items": []}}, 1, "fail", "0 nodes"),
+        ({"nodes": {"items": [{}]}}, 1, "fail", "asks 8 nvidia.com/gpu of a node; 0 is the most"),
+        ({"nodes": 403}, 0, "note", "not yours to see"),
+        ({"apis": {"groups": []}}, 1, "fail", "queues name volcano, which is not installed"),
+        ({"ns": RESTRICTED}, 0, "note", "may not run as root"),
+        ({"ns": None}, 1, "fail", "there is no namespace ns"),
+        ({"ns": 403}, 0, "note", "not yours to see"),
+    ],
+)
+def test_what_is_amiss_is_found(
+    laptop: Laptop, changed: dict[str, object], code: int, verdict: str, text: str
+) -> None:
+    play_cluster(laptop, **changed)
+    result = laptop.run("doctor", "-o", "json")
+    assert result.exit_code == code, result.output
+    findings = json.loads(result.stdout)["findings"]
+    assert [f for f in findings if f["verdict"] == verdict and text in f["text"]], findings
+    assert ("in the way" in result.stderr) == (code == 1)
+
+
+def test_a_controller_without_a_deployment_is_known_by_its_lease(laptop: Laptop) -> None:
+    lease = {
+        "metadata": {"namespace": "default"},
+        "spec": {"holderIdentity": "my-machine_1", "renewTime": FRESH},
+    }
+    play_cluster(laptop, deployments={"items": []})
+    laptop.server.hooks.append(leases(lease))
+    result = laptop.run("doctor")
+    assert result.exit_code == 0, result.output
+    assert "no Deployment; by its lease in default: my-machine_1" in result.stdout
+    laptop.server.hooks[-1] = leases({**lease, **STALE})
+    assert "no controller is installed" in laptop.run("doctor").stdout
+
+
+def leases(lease: dict[str, object]) -> Hook:
+    def answer(request: web.Request) -> web.Response | None:
+        path = "/apis/coordination.k8s.io/v1/leases"
+        return web.json_response({"items": [lease]}) if request.path == path else None
+
+    return answer
+
+
+def test_what_the_controller_says_that_it_lacks(laptop: Laptop) -> None:
+    lines = (
+        "[+] lease ok\n[-] rights: grant the controller's role create jobs.batch\n"
+        "[!] nodes: lost nodes are not noticed\n"
+    )
+    seen = f"{POD}:8080/proxy/readyz"
+
+    def answer(request: web.Request) -> web.Response | None:
+        if request.path == seen:
+            return web.Response(status=503, text=lines)
+        return None
+
+    replica = {"metadata": {"name": "c-1"}, "status": {"phase": "Running"}}
+    starting = {"metadata": {"name": "c-2"}, "status": {"phase": "Pending"}}
+    play_cluster(laptop, pods={"items": [replica, starting]})
+    laptop.server.hooks.append(answer)
+    result = laptop.run("doctor")
+    assert result.exit_code == 1
+    assert "rights: grant the controller's role create jobs.batch" in result.stdout
+    assert "nodes: lost nodes are not noticed" in result.stdout
+    laptop.server.hooks[-1] = lambda request: (
+        refusal(403, "no proxy for you") if request.path == seen else None
+    )
+    result = laptop.run("doctor")
+    assert result.exit_code == 0
+    assert "not yours to see (no proxy for you)" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("forbidden", "code", "text"),
+    [
+        ("torchrunjobs create", 1, "you may not create torchrunjobs (for: submit)"),
+        ("pods/exec create", 0, "you may not create pods/exec (for: exec"),
+    ],
+)
+def test_rights_are_asked_for_one_by_one(
+    laptop: Laptop, forbidden: str, code: int, text: str
+) -> None:
+    play_cluster(laptop, forbidden=(forbidden,))
+    result = laptop.run("doctor")
+    assert result.exit_code == code
+    assert text in result.stdout
+    assert "the role edit in the namespace ns" in result.stdout
+
+
+def test_queues_that_are_missing_or_name_no_image(laptop: Laptop) -> None:
+    play_cluster(laptop)
+    laptop.server.put("torchrunqueues", "q", spec={})
+    result = laptop.run("doctor")
+    assert result.exit_code == 0
+    assert "q names no image" in result.stdout
+    laptop.server.delete("torchrunqueues", "q")
+    result = laptop.run("doctor")
+    assert result.exit_code == 1
+    assert "none in the namespace ns" in result.stdout
+
+
+def test_a_queue_that_goes_says_how_to_let_it_go(laptop: Laptop) -> None:
+    play_cluster(laptop)
+    going = {"deletionTimestamp": FRESH}
+    laptop.server.put("torchrunqueues", "old", spec={"image": "i"}, metadata=going)
+    result = laptop.run("doctor", "-o", "json")
+    (found,) = [f for f in json.loads(result.stdout)["findings"] if "being deleted" in f["text"]]
+    assert (found["verdict"], found["text"].split()[0]) == ("warn", "old")
+    patch = """kubectl patch trq old --type=merge -p '{"metadata":{"finalizers":[]}}'"""
+    assert found["fix"].endswith(patch)
+
+
+def test_a_report_keeps_to_the_screen() -> None:
+    finding = Finding("fail", "storage", "word " * 30, "do " * 30)
+    lines = report([finding], 60)
+    assert len(lines) > 4
+    assert "→" in "".join(lines)
+    assert all(len(line) <= 72 for line in lines)  # with its colour

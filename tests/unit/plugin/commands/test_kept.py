@@ -1,0 +1,96 @@
+"""`kept`: the files of a job's state directory, and `files`: what would be sent."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from kubectl_torchrun.__main__ import cli
+
+from ..laptop import Laptop
+
+RUNS = {"startTime": "2026-01-01T00:00:00Z", "phase": "Running"}
+
+
+@pytest.fixture
+def kept(laptop: Laptop, claim: Path) -> Path:
+    """What a job with one worker has kept."""
+    laptop.job("run", status=RUNS)
+    laptop.worker("run", 0)
+    for path, text in (("sdk/c1/0.left", "first\n"), ("sdk/c1/1.left", "no end of line")):
+        (claim / path).parent.mkdir(parents=True, exist_ok=True)
+        (claim / path).write_text(text)
+    (claim / "sdk/c1/.0.left.7").write_text("half written")
+    return claim
+
+
+def test_files_are_printed_behind_their_names(laptop: Laptop, kept: Path) -> None:
+    result = laptop.run("kept", "run", "sdk")
+    assert result.exit_code == 0, result.output
+    first, second = "==> sdk/c1/0.left <==\nfirst\n\n", "==> sdk/c1/1.left <==\nno end of line\n"
+    assert result.stdout == first + second
+    assert laptop.run("kept", "run", "sdk/c1/1.left").stdout == second
+
+
+def test_without_a_path_all_of_it(laptop: Laptop, kept: Path) -> None:
+    (kept / "top").write_bytes(b"\xff\n")
+    stdout = laptop.run("kept", "run").stdout_bytes
+    assert stdout.startswith(b"==> sdk/c1/0.left <==\n")
+    assert stdout.endswith(b"==> top <==\n\xff\n\n")
+
+
+def test_nothing_there_is_no_error_of_the_cluster(laptop: Laptop, kept: Path) -> None:
+    result = laptop.run("kept", "run", "other")
+    assert result.exit_code == 2
+    assert "run has kept nothing at other." in result.stderr
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "..", "sdk/../../x"])
+def test_paths_stay_in_the_state_directory(laptop: Laptop, kept: Path, path: str) -> None:
+    result = laptop.run("kept", "run", path)
+    assert result.exit_code == 2
+    assert "must be a path below the state directory" in result.stderr
+    assert not (kept.parents[1] / "execs").exists()
+
+
+def test_what_cannot_be_read_is_told(laptop: Laptop, kept: Path) -> None:
+    (kept.parents[1] / "bin" / "sh").write_text("#!/bin/false\n")
+    (kept.parents[1] / "bin" / "sh").chmod(0o755)
+    result = laptop.run("kept", "run", "sdk")
+    assert result.exit_code == 4
+    assert "kubectl exec says: nothing" in result.stderr
+
+
+def files(*words: str) -> Result:
+    return CliRunner().invoke(cli, ["files", *words], catch_exceptions=False)
+
+
+def test_files_lists_what_would_be_sent(tmp_path: Path) -> None:
+    (tmp_path / ".gitignore").write_text("*.bin\n")
+    (tmp_path / "large.bin").write_bytes(b"0" * 99)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "run me.sh").write_text("#!/bin/sh\n")
+    (tmp_path / "run me.sh").chmod(0o755)
+    result = files(str(tmp_path))
+    assert result.exit_code == 0, result.output
+    digest = hashlib.sha256(b"#!/bin/sh\n").hexdigest()
+    ignoring = hashlib.sha256(b"*.bin\n").hexdigest()
+    assert sorted(result.stdout.splitlines()) == sorted(
+        [f"{digest} 10 755 run me.sh", f"{ignoring} 6 644 .gitignore", "- 0 dir empty"]
+    )
+    assert result.stdout.endswith("\n")
+
+
+def test_files_are_looked_at_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("one")
+    before = files().stdout
+    (tmp_path / "train.py").write_text("two")
+    after = files().stdout
+    assert before != after
+    assert after.startswith(hashlib.sha256(b"two").hexdigest())
+
+
+def test_a_directory_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    assert files(str(tmp_path / "none")).exit_code == 2

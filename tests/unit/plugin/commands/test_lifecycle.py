@@ -1,0 +1,249 @@
+"""scale, suspend, resume, cancel, and what --wait waits for."""
+
+import json
+import signal
+import threading
+from types import SimpleNamespace
+
+import pytest
+from aiohttp import web
+
+from kubectl_torchrun.cluster.slices import Job
+from kubectl_torchrun.cluster.wait import check, met
+from kubectl_torchrun.commands import interrupt, lifecycle
+from kubectl_torchrun.errors import UsageProblem
+
+from ..laptop import Laptop, play_controller
+
+pytestmark = pytest.mark.timeout(30)
+ELASTIC = {"jobQueue": "q", "numNodes": 2, "elastic": {"minNodes": 1, "maxNodes": 4}}
+
+
+def spec(laptop: Laptop, name: str = "run") -> dict[str, object]:
+    found: dict[str, object] = laptop.server.objects["torchrunjobs", name]["spec"]  # type: ignore[assignment]
+    return found
+
+
+def test_pause_and_resume_set_one_field(laptop: Laptop) -> None:
+    laptop.job("run", status={"phase": "Running"})
+    result = laptop.run("suspend", "run")
+    assert result.exit_code == 0
+    assert spec(laptop) == {"suspend": True}
+    assert "kubectl torchrun resume run -n ns" in result.stderr
+    assert laptop.run("resume", "run", "-o", "json").exit_code == 0
+    assert spec(laptop) == {"suspend": False}
+
+
+def test_what_is_over_is_not_paused(laptop: Laptop) -> None:
+    laptop.job("run", status={"phase": "Failed"})
+    result = laptop.run("suspend", "run")
+    assert result.exit_code == 2
+    assert "it" not in spec(laptop)
+    assert "is over (Failed)" in result.stderr
+
+
+def test_an_elastic_job_takes_another_size(laptop: Laptop) -> None:
+    laptop.job("run", spec=ELASTIC, status={"phase": "Running"})
+    result = laptop.run("scale", "run", "--nodes", "4")
+    assert result.exit_code == 0
+    assert spec(laptop) == {"numNodes": 4}
+    assert "gets 4 nodes (it had 2)" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("job", "message"),
+    [
+        ({"spec": ELASTIC}, "1 to 4 nodes (spec.elastic), not 9"),
+        ({"spec": {"numGPUs": 8}}, "asks for 8 GPUs, not for nodes"),
+        ({"spec": {"numNodes": 2}}, "has a fixed size"),
+    ],
+)
+def test_sizes_that_a_job_cannot_take(laptop: Laptop, job: dict[str, object], message: str) -> None:
+    laptop.job("run", status={"phase": "Running"}, **job)
+    result = laptop.run("scale", "run", "--nodes", "9")
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+@pytest.mark.parametrize("dry_run", ["client", "server"])
+def test_a_dry_run_changes_nothing(laptop: Laptop, dry_run: str) -> None:
+    laptop.job("run", spec=ELASTIC, status={"phase": "Running"})
+    before = json.dumps(laptop.server.objects["torchrunjobs", "run"])
+    assert laptop.run("scale", "run", "--nodes", "3", f"--dry-run={dry_run}").exit_code == 0
+    assert laptop.run("cancel", "run", f"--dry-run={dry_run}").exit_code == 0
+    assert json.dumps(laptop.server.objects["torchrunjobs", "run"]) == before
+    patched = any(request.startswith("PATCH") for request in laptop.server.requests)
+    assert patched == (dry_run == "server")
+
+
+def test_cancel_deletes_and_says_what_stays(laptop: Laptop) -> None:
+    laptop.job("run")
+    laptop.job("other")
+    labels = {"torchrun.ai/retained-from": "run"}
+    laptop.server.put("persistentvolumeclaims", "run-checkpoints", metadata={"labels": labels})
+    result = laptop.run("cancel", "run", "other", "--wait")
+    assert result.exit_code == 0
+    assert not [name for plural, name in laptop.server.objects if plural == "torchrunjobs"]
+    assert "Deleted torchrunjob.torchrun.ai/run\n" in result.stderr
+    assert "but run-checkpoints stays" in result.stderr
+
+
+def test_a_wrong_name_costs_the_others_nothing(laptop: Laptop) -> None:
+    laptop.job("run")
+    result = laptop.run("cancel", "rum", "run", "run")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("There is no job rum in the namespace ns.\nDeleted torchrunjob")
+    assert ("torchrunjobs", "run") not in laptop.server.objects
+    result = laptop.run("cancel", "rum", "run")
+    assert result.exit_code == 2
+    assert "There is no job rum, run in the namespace ns: nothing was deleted." in result.stderr
+
+
+def test_one_node_is_not_many(laptop: Laptop) -> None:
+    laptop.job("run", spec=ELASTIC, status={"phase": "Running"})
+    assert "gets 1 node (it had 2)" in laptop.run("scale", "run", "--nodes", "1").stderr
+
+
+@pytest.mark.parametrize(
+    ("answer", "deleted"), [("y", True), ("Yes", True), ("n", False), ("", False)]
+)
+def test_a_terminal_is_asked_before_anything_is_deleted(
+    laptop: Laptop, monkeypatch: pytest.MonkeyPatch, answer: str, deleted: bool
+) -> None:
+    laptop.job("run")
+    asked: list[str] = []
+
+    class Terminal:
+        @staticmethod
+        def isatty() -> bool:
+            return True
+
+    class System:
+        stdin = stderr = Terminal
+
+    def ask(question: str) -> str:
+        asked.append(question)
+        return answer
+
+    monkeypatch.setattr(lifecycle, "sys", System)
+    monkeypatch.setattr(lifecycle, "ask", ask)
+    result = laptop.run("cancel", "run")
+    assert asked == ["Delete run with pods and claims? [y/N]:"]
+    assert result.exit_code == (0 if deleted else 130)
+    assert (("torchrunjobs", "run") in laptop.server.objects) != deleted
+
+
+def test_wait_ends_with_the_condition_or_the_time(laptop: Laptop) -> None:
+    laptop.job("run", status={"phase": "Running"})
+    assert laptop.run("resume", "run", "--wait").exit_code == 0
+    result = laptop.run("suspend", "run", "--wait", "--timeout", "0.2s")
+    assert result.exit_code == 5
+    assert "run is not Suspended after 0.2 s; it is Running" in result.stderr
+    assert laptop.run("suspend", "run", "--wait=Sunday").exit_code == 2
+
+
+def test_wait_ends_with_the_run(laptop: Laptop) -> None:
+    laptop.job("run", status={"phase": "Running"})
+    laptop.once_watched(lambda: laptop.job("run", status={"phase": "Failed"}))
+    result = laptop.run("suspend", "run", "--wait=suspended")
+    assert result.exit_code == 1
+    assert "run is Failed, not Suspended" in result.stderr
+
+
+def test_a_job_that_goes_while_it_is_waited_for(laptop: Laptop) -> None:
+    laptop.job("run", status={"phase": "Running"})
+    laptop.once_watched(lambda: laptop.server.delete("torchrunjobs", "run"))
+    result = laptop.run("suspend", "run", "--wait")
+    assert result.exit_code == 1
+    assert "was deleted before it was Suspended" in result.stderr
+
+
+def test_what_is_a_condition() -> None:
+    job = Job()
+    assert not met(job, "Running")
+    assert met(None, "Deleted")
+    assert not met(None, "Running")
+    assert not met(job, "Deleted")
+    assert check("workspaceready") == "WorkspaceReady"
+    with pytest.raises(UsageProblem, match="There are: Pending"):
+        check("x")
+
+
+@pytest.mark.parametrize(("condition", "code"), [("Succeeded", 0), ("Complete", 1)])
+def test_submit_waits_where_it_does_not_follow(laptop: Laptop, condition: str, code: int) -> None:
+    play_controller(laptop.server)  # which sets no condition but WorkspaceReady
+    result = laptop.run("submit", "--name", "run", f"--wait={condition}", "-o", "name", "x")
+    assert (result.exit_code, result.stdout) == (code, "torchrunjob.torchrun.ai/run\n")
+    assert ("run is Succeeded, not Complete" in result.stderr) == (code == 1)
+
+
+def press(laptop: Laptop, path: str, times: list[str], most: int) -> None:
+    def hook(request: web.Request) -> None:
+        if path in request.path and len(times) < most:
+            times.append(path)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    laptop.server.hooks.append(hook)
+
+
+@pytest.mark.parametrize("path", ["/proxy/", "/log"])
+def test_one_ctrl_c_detaches_from_a_run(
+    laptop: Laptop, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(interrupt, "ASK_SECONDS", 0.1)
+    play_controller(laptop.server)
+    press(laptop, path, [], 1)
+    result = laptop.run("run", "--name", "run", "x")
+    assert result.exit_code == 130
+    assert "deletes run; without it, you are detached" in result.stderr
+    assert ("torchrunjobs", "run") in laptop.server.objects
+
+
+@pytest.mark.parametrize("path", ["/proxy/", "/log"])
+def test_two_delete_it(laptop: Laptop, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    def again(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(interrupt, "time", SimpleNamespace(sleep=again))
+    play_controller(laptop.server)
+    press(laptop, path, [], 1)
+    result = laptop.run("run", "--name", "run", "x")
+    assert result.exit_code == 130
+    assert "Deleted torchrunjob.torchrun.ai/run" in result.stderr
+    assert ("torchrunjobs", "run") not in laptop.server.objects
+
+
+def test_a_third_says_that_it_may_be_there(laptop: Laptop, monkeypatch: pytest.MonkeyPatch) -> None:
+    def again(_: float) -> None:
+        press(laptop, "torchrunjobs/run", [], 1)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(interrupt, "time", SimpleNamespace(sleep=again))
+    play_controller(laptop.server)
+    press(laptop, "/log", [], 1)
+    result = laptop.run("run", "--name", "run", "x")
+    assert result.exit_code == 130
+    assert "Stopped while run was being deleted" in result.stderr
+
+
+def test_run_gives_the_runs_result(laptop: Laptop) -> None:
+    play_controller(laptop.server, "Failed")
+    assert laptop.run("run", "--name", "run", "x").exit_code == 1
+
+
+def test_run_can_detach(laptop: Laptop) -> None:
+    play_controller(laptop.server, "Failed")
+    result = laptop.run("run", "--name", "run", "--detach", "-o", "name", "x")
+    assert (result.exit_code, result.stdout) == (0, "torchrunjob.torchrun.ai/run\n")
+    assert laptop.run("run", "-o", "name", "x").exit_code == 2
+
+
+def test_ctrl_c_during_the_creation_says_that_the_job_may_be_there(laptop: Laptop) -> None:
+    def hook(request: web.Request) -> None:
+        if request.method == "POST":
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    laptop.server.hooks.append(hook)
+    result = laptop.run("submit", "--name", "run", "x")
+    assert result.exit_code == 130
+    assert "it may be there or not" in result.stderr

@@ -1,0 +1,203 @@
+"""The view of one job."""
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import click
+import pytest
+
+from kubectl_torchrun.cluster.slices import ProgressSlice
+from kubectl_torchrun.commands.status import progress_line
+from kubectl_torchrun.commands.why import TAIL, copied, of_ranks
+from kubectl_torchrun.logs.copies import Place
+
+from ..laptop import Laptop
+
+WAITS = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
+DIED = {"terminated": {"exitCode": 3, "reason": "Error"}}
+
+
+def a_job(laptop: Laptop) -> None:
+    condition = {"type": "Scheduled", "status": "False", "reason": "R", "message": "no GPUs " * 20}
+    laptop.job(
+        "run",
+        status={
+            "phase": "Running",
+            "reason": "WorkersRunning",
+            "message": "1 of 2 workers started",
+            "workersStatus": "1/2 ready",
+            "gpus": 16,
+            "attempt": 1,
+            "restarts": 1,
+            "progress": {"step": 50, "totalSteps": 200, "loss": 2.5, "samplesPerSecond": 1234.5},
+            "attempts": [{"number": 0, "endTime": "2026-01-01T00:00:00Z", "message": "rank 1"}],
+            "conditions": [condition],
+        },
+    )
+    laptop.worker("run", 0, 0)
+    laptop.worker("run", 0, 1)
+    laptop.worker("run", 1, 1, **WAITS)
+    laptop.worker("run", 2, 1, **DIED)
+
+
+def test_one_view_where_there_is_no_terminal(laptop: Laptop) -> None:
+    a_job(laptop)
+    result = laptop.run("status", "run")
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith("run   queue q   nodes 2 (16 GPUs)   age")
+    assert lines[1] == "Running   1/2 ready"
+    assert lines[2] == f"step 50 of 200 [{'#' * 6}{'-' * 18}] 25%   loss 2.5   1,234 samples/s"
+    assert "  WorkersRunning: 1 of 2 workers started" in lines
+    assert "  attempt 0 ended 00:00:00 UTC: rank 1" in lines
+    table = lines[lines.index("") + 1 :]
+    assert table[0].split() == ["POD", "NODE", "PHASE", "AGE", "WHY"]
+    assert [line.split()[0] for line in table[1:]] == ["run-r1-1", "run-r1-2", "run-r1-0"]
+    assert table[1].endswith("ImagePullBackOff no such image")
+    assert table[2].endswith("Error (exit code 3)")
+    assert "\x1b" not in result.stdout
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+def test_a_screen_is_never_too_narrow_or_too_low(laptop: Laptop, width: int) -> None:
+    from kubectl_torchrun.cluster.kubectl import Target
+    from kubectl_torchrun.cluster.session import session
+    from kubectl_torchrun.cluster.slices import JOBS, PODS
+    from kubectl_torchrun.commands import status
+
+    a_job(laptop)
+    with session(Target(str(laptop.kubeconfig), "", "ns")) as cluster:
+        job = cluster.run(lambda api: api.get(JOBS, "run"))
+        pods = list(cluster.run(lambda api: api.list(PODS)).items) * 30
+    lines = [click.unstyle(line) for line in status.view(job, pods, width, 24)]
+    assert max(map(len, lines)) <= width
+    assert len(lines) <= 24
+    assert lines[-1].startswith("... and ")
+
+
+@pytest.mark.parametrize(("phase", "code"), [("Succeeded", 0), ("Failed", 1)])
+def test_watching_without_a_terminal_tells_changes_and_ends_with_the_run(
+    laptop: Laptop, phase: str, code: int
+) -> None:
+    laptop.job("run", status={"phase": "Running", "reason": "Up"})
+    end = {"phase": phase, "reason": "Why"}
+    laptop.once_watched(lambda: laptop.job("run", status=end))
+    result = laptop.run("status", "run", "--watch")
+    assert result.exit_code == code
+    assert [line.split() for line in result.stderr.splitlines()] == [
+        ["Running", "Up"],
+        [phase, "Why"],
+    ]
+
+
+def test_a_job_that_is_deleted_while_it_is_watched(laptop: Laptop) -> None:
+    laptop.job("run", status={"phase": "Running"})
+    laptop.once_watched(lambda: laptop.server.delete("torchrunjobs", "run"))
+    result = laptop.run("status", "run", "--watch")
+    assert result.exit_code == 1
+    assert "was deleted" in result.stderr
+
+
+def test_for_programs(laptop: Laptop) -> None:
+    a_job(laptop)
+    assert json.loads(laptop.run("status", "run", "-o", "json").stdout)["status"]["gpus"] == 16
+    assert laptop.run("status", "run", "-o", "json", "--watch").exit_code == 2
+
+
+def test_progress_without_an_end() -> None:
+    now = datetime.now(UTC) - timedelta(seconds=3)
+    assert progress_line(ProgressSlice(step=7, time=now), 80).startswith("step 7   3s ago")
+    assert "#" not in progress_line(ProgressSlice(step=7, total_steps=9), 60)
+
+
+def test_why_tells_the_story_and_the_last_lines(laptop: Laptop) -> None:
+    a_job(laptop)
+    failure = {"message": "run-r1-2: exit code 3", "reason": "Error"}
+    status = laptop.server.objects["torchrunjobs", "run"]["status"]
+    assert isinstance(status, dict)
+    laptop.job("run", status={**status, "lastFailure": failure})
+    laptop.server.logs["run-r1-2"] = ["boom\n"]
+    out = laptop.run("why", "run").stdout
+    assert "last lines of pod run-r1-2:\n  boom" in out
+    assert "  progress: step 50 of 200" in out
+
+
+# As torchrun 2.9 writes it behind what its ranks have said.
+TORCHRUN = [
+    b"E1122 01:24:22.512000 42 site-packages/torch/distributed/elastic/multiprocessing/api.py:882]"
+    b" failed (exitcode: 1) local_rank: 0 (pid: 55) of binary: /bin/sh",
+    b"Traceback (most recent call last):",
+    *[b"  a frame of torchrun"] * 30,
+    b"torch.distributed.elastic.multiprocessing.errors.ChildFailedError:",
+    b"Root Cause (first observed failure):",
+    b"[0]:",
+    b"  rank      : 1 (local_rank: 0)",
+]
+
+
+def test_why_leaves_out_what_torchrun_says_of_the_end_of_its_ranks() -> None:
+    said = [b"step 3", b"Traceback (most recent call last):", b"ValueError: bad batch"]
+    assert of_ranks([*said, *TORCHRUN]) == said
+    marked = [b"[default1]:" + line for line in said]
+    assert of_ranks([*marked[:1], *TORCHRUN, *marked[1:]]) == marked, "they are told by threads"
+    assert of_ranks([b"step %d" % step for step in range(99)])[0] == b"step %d" % (99 - TAIL)
+    assert of_ranks(TORCHRUN) == TORCHRUN[-TAIL:], "better than nothing"
+
+
+def test_why_of_a_pod_that_is_gone_reads_its_copy(
+    laptop: Laptop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_job(laptop)
+    status = laptop.server.objects["torchrunjobs", "run"]["status"]
+    assert isinstance(status, dict)
+    failure = {"message": "pod run-1-abcde: no sign of life", "reason": "Hung"}
+    laptop.job("run", status={**status, "lastFailure": failure})
+    asked: list[tuple[object, ...]] = []
+
+    def lines(place: Place, attempt: int, node: int, tail: int | None) -> list[bytes]:
+        asked.append((place.pod, attempt, node, tail))
+        return [b"where it stood"]
+
+    monkeypatch.setattr(Place, "lines", lines)
+    out = laptop.run("why", "run").stdout
+    assert "last lines of node 1 in attempt 0:\n  where it stood" in out
+    assert asked == [("run-r0-0", 0, 1, 400)]
+    for pod in ("run-r0-0", "run-r1-0"):
+        laptop.server.delete("pods", pod)
+    out = laptop.run("why", "run").stdout
+    assert "its pod is gone; a copy of its log may be on the job's claim: kubectl" in out
+    assert "logs run --attempt 0" in out
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("pod run-0-abcde: boom", (0, 0)),
+        ("pod run-r12-3-abcde: boom", (12, 3)),
+        ("run-r1-2: exit code 3", (1, 2)),
+        ("pod other-run-0-abcde: boom", None),
+        ("Job run failed", None),
+    ],
+)
+def test_whose_copy_is_meant(message: str, expected: tuple[int, int] | None) -> None:
+    assert copied("run", message) == expected
+
+
+def test_why_shows_a_broken_edit_that_keeps_its_pods(laptop: Laptop) -> None:
+    laptop.job("run", spec={"jobQueue": "q", "development": True}, status={"phase": "Running"})
+    laptop.worker("run", 0)
+    laptop.worker("run", 1)
+    waits = (
+        "torchrun-launch: waiting for the next edit: kubectl torchrun sync (10 of at most 3600 s)"
+    )
+    laptop.server.logs["run-r0-0"] = ["step 1\n"]
+    laptop.server.logs["run-r0-1"] = ["SyntaxError: invalid syntax\n", *[f"{waits}\n"] * 200]
+    out = laptop.run("why", "run").stdout
+    assert "  node 1: the command failed; its pod is kept and waits for the next edit: " in out
+    assert "last lines of pod run-r0-1:\n  SyntaxError: invalid syntax" in out
+    assert "waiting for" not in out
+    said = "  node 1: the command failed; its pod is kept and waits for the next edit: kubectl"
+    assert said in laptop.run("status", "run").stdout
+    laptop.server.logs["run-r0-1"].append("starting the command again with revision 3\n")
+    assert "next edit" not in laptop.run("why", "run").stdout
+    assert "next edit" not in laptop.run("status", "run").stdout

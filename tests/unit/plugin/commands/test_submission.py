@@ -1,0 +1,312 @@
+"""The commands from end to end, with kubectl's real proxy and an API server in memory."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+
+import pytest
+from aiohttp import web
+from click.testing import CliRunner
+
+from kubectl_torchrun.__main__ import cli
+from torchrun_api.json import JsonObject
+
+from ..api_server import ApiServer, refusal
+from ..laptop import LABELS, READY, Laptop, play_controller
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def test_from_a_directory_to_the_result(laptop: Laptop) -> None:
+    play_controller(laptop.server)
+    result = laptop.run("submit", "--name", "run", "python train.py")
+    assert result.exit_code == 0, result.output
+    assert sorted(result.stdout.splitlines()) == [
+        f"[{rank}] step {step}" for rank in (0, 1) for step in range(3)
+    ]
+    assert "Created torchrunjob.torchrun.ai/run\n" in result.stderr
+    assert "Uploaded 1 file," in result.stderr
+    assert "WaitingForUpload" not in result.stderr
+    assert "Succeeded\n" in result.stderr
+
+
+def test_a_failed_run_is_exit_code_1(laptop: Laptop) -> None:
+    play_controller(laptop.server, "Failed")
+    assert laptop.run("submit", "--name", "run", "python train.py").exit_code == 1
+
+
+def test_for_programs_the_job_is_all_of_stdout(laptop: Laptop) -> None:
+    play_controller(laptop.server)
+    result = laptop.run("submit", "--name", "run", "-o", "json", "python train.py")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["spec"]["command"] == "python train.py"
+    assert "kubectl torchrun logs run --follow -n ns" in result.stderr
+
+
+def test_a_dry_run_creates_nothing(laptop: Laptop) -> None:
+    result = laptop.run("submit", "--dry-run", "-o", "name", "--name", "run", "x")
+    assert (result.exit_code, result.stdout) == (0, "torchrunjob.torchrun.ai/run\n")
+    assert ("torchrunjobs", "run") not in laptop.server.objects
+
+
+def test_a_lost_answer_to_the_creation_is_no_second_job_and_no_conflict(laptop: Laptop) -> None:
+    play_controller(laptop.server)
+    lost: list[str] = []
+
+    def lose(request: web.Request) -> None:
+        if request.method == "POST" and not lost:
+            created = laptop.server.on_create
+
+            def cut(name: str) -> None:
+                lost.append(name)
+                laptop.server.on_create = created
+                created(name)
+                assert request.transport is not None
+                request.transport.abort()
+
+            laptop.server.on_create = cut
+
+    laptop.server.hooks.append(lose)
+    result = laptop.run("submit", "--name", "run", "python train.py")
+    assert lost == ["run"]
+    assert result.exit_code == 0, result.output
+    assert sum(request.startswith("POST") for request in laptop.server.requests) == 2
+
+
+GONE: JsonObject = {"kind": "Status", "code": 410, "message": "too old resource version"}
+
+
+@pytest.mark.parametrize("event", [None, {"type": "ERROR", "object": GONE}], ids=["end", "expire"])
+def test_watches_that_end_or_expire_are_taken_up_again(
+    laptop: Laptop, event: JsonObject | None
+) -> None:
+    play_controller(laptop.server)
+    finish = laptop.server.on_upload
+
+    def disturb() -> None:
+        laptop.server.disturb_watches(event)
+        finish()
+
+    laptop.server.on_upload = disturb
+    result = laptop.run("submit", "--name", "run", "python train.py")
+    assert result.exit_code == 0, result.output
+
+
+Answer = Callable[[web.Request], web.Response | None]
+
+
+def always(code: int, message: str, **details: object) -> Answer:
+    return lambda _: refusal(code, message, **details)
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "message"),
+    [
+        (always(404, "the server could not find the requested resource"), 4, "is not installed"),
+        (always(401, "Unauthorized"), 4, "not logged in"),
+        (always(403, 'User "x" cannot list'), 4, "role edit in the namespace ns"),
+        (always(422, "", causes=[{"field": "spec.x", "message": "bad"}]), 2, "  spec.x: bad"),
+        (always(404, 'namespaces "ns" not found', name="ns", kind="namespaces"), 2, "no namespace"),
+        (always(405, "not allowed"), 4, "not allowed (HTTP 405)"),
+    ],
+)
+def test_refusals_say_what_to_do(laptop: Laptop, answer: Answer, code: int, message: str) -> None:
+    laptop.server.hooks.append(answer)
+    result = laptop.run("submit", "python train.py")
+    assert result.exit_code == code
+    assert message in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_who_may_not_see_queues_can_name_one(laptop: Laptop) -> None:
+    play_controller(laptop.server)
+
+    def hide(request: web.Request) -> web.Response | None:
+        hidden = request.path.endswith("torchrunqueues")
+        return refusal(403, "cannot list") if hidden else None
+
+    laptop.server.hooks.append(hide)
+    assert laptop.run("submit", "--queue", "q", "--name", "run", "x").exit_code == 0
+    assert laptop.run("submit", "x").exit_code == 4
+
+
+def test_an_upload_that_is_forbidden_leaves_the_job_waiting(laptop: Laptop) -> None:
+    play_controller(laptop.server)
+
+    def forbid(request: web.Request) -> web.Response | None:
+        return refusal(403, "cannot update pods/proxy") if "/proxy/" in request.path else None
+
+    laptop.server.hooks.append(forbid)
+    result = laptop.run("submit", "--name", "run", "x")
+    assert result.exit_code == 3
+    assert "cannot update pods/proxy" in result.stderr
+    assert "kubectl torchrun sync run -n ns" in result.stderr
+
+
+def interrupt_at(server: ApiServer, path: str) -> None:
+    """Press Ctrl-C when this is asked for the first time."""
+    pressed: list[str] = []
+
+    def press(request: web.Request) -> None:
+        if path in request.path and not pressed:
+            pressed.append(path)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    server.hooks.append(press)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("torchrunqueues", "Stopped; nothing was created."),
+        ("/proxy/", "Stopped before the upload was complete."),
+        ("/log", "Detached; the job goes on."),
+    ],
+)
+def test_ctrl_c_says_what_there_is_now(laptop: Laptop, path: str, message: str) -> None:
+    play_controller(laptop.server)
+    interrupt_at(laptop.server, path)
+    result = laptop.run("submit", "--name", "run", "x")
+    assert result.exit_code == 130
+    assert message in result.stderr
+
+
+def waiting_job(server: ApiServer, **status: object) -> None:
+    server.put(
+        "torchrunjobs",
+        "run",
+        spec={"volumes": {"workspace": {"source": "zip"}}},
+        status={"phase": "Syncing", **status},
+    )
+
+
+def test_sync_brings_the_directory_to_a_job_that_waits(laptop: Laptop) -> None:
+    waiting_job(laptop.server)
+    play_controller(laptop.server)
+    key = "torchrun.ai/workspace-sha256"
+    laptop.server.put("torchrunjobs", "run", metadata={"annotations": {key: "0" * 64}})
+
+    def replace_pod(request: web.Request) -> None:
+        if request.method == "PATCH":
+            threading.Timer(0.2, laptop.server.on_create, ["run"]).start()
+
+    laptop.server.hooks.append(replace_pod)
+    result = laptop.run("sync", "run")
+    assert result.exit_code == 0, result.output
+    assert "another content" in result.stderr
+    assert laptop.server.uploaded.startswith(b"PK")
+
+
+@pytest.mark.parametrize(("conditions", "when"), [([], "now"), (READY, "with its next workers")])
+def test_sync_asks_a_job_that_fetches_to_fetch_again(
+    laptop: Laptop, conditions: list[dict[str, object]], when: str
+) -> None:
+    waiting_job(laptop.server, conditions=conditions)
+    spec = {"volumes": {"workspace": {"source": "git", "url": "https://git.example/a.git"}}}
+    laptop.server.put("torchrunjobs", "run", spec=spec)
+    result = laptop.run("sync", "run")
+    assert result.exit_code == 0, result.output
+    assert f"from git again, {when}" in result.stderr
+    job = laptop.server.objects["torchrunjobs", "run"]
+    assert job["metadata"]["annotations"]["torchrun.ai/sync-requested"]
+
+
+@pytest.mark.parametrize(
+    ("job", "message"),
+    [
+        ({"spec": {}}, "run has no workspace (spec.volumes.workspace)"),
+        (
+            {"spec": {"volumes": {"workspace": {"source": "existing", "claimName": "mine"}}}},
+            "its workspace is the claim mine",
+        ),
+        ({"status": {"phase": "Succeeded", "conditions": READY}}, "is over (it is Succeeded)"),
+        ({"status": {"phase": "Failed"}}, "is over (it is Failed)"),
+    ],
+)
+def test_sync_refuses_what_waits_for_nothing(
+    laptop: Laptop, job: dict[str, object], message: str
+) -> None:
+    waiting_job(laptop.server)
+    laptop.server.put("torchrunjobs", "run", **job)
+    result = laptop.run("sync", "run")
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_logs_of_the_newest_attempt_merged_and_chosen(laptop: Laptop) -> None:
+    waiting_job(laptop.server)
+    play_controller(laptop.server, "Failed")
+    laptop.server.on_upload()
+    for rank in (0, 1):
+        labels = {
+            **LABELS,
+            "app.kubernetes.io/component": "worker",
+            "torchrun.ai/attempt": "1",
+            "batch.kubernetes.io/job-completion-index": str(rank),
+        }
+        status = {"containerStatuses": [{"name": "trainer", "state": {"running": {}}}]}
+        laptop.server.put("pods", f"run-r1-{rank}", metadata={"labels": labels}, status=status)
+        line = f"2026-01-01T00:00:00.{9 - rank:09}Z again {rank}\n"
+        laptop.server.logs[f"run-r1-{rank}"] = [line]
+    assert laptop.run("logs", "run").stdout == "[1] again 1\n[0] again 0\n"
+    assert laptop.run("logs", "run", "-r", "0").stdout == "[0] again 0\n"
+    assert laptop.run("logs", "run", "-r", "7").exit_code == 2
+
+
+def test_following_logs_ends_with_the_runs_result(laptop: Laptop) -> None:
+    waiting_job(laptop.server)
+    play_controller(laptop.server, "Failed")
+    laptop.server.on_upload()
+    result = laptop.run("logs", "run", "--follow")
+    assert result.exit_code == 1
+    assert len(result.stdout.splitlines()) == 6
+
+
+def test_ctrl_c_while_following_logs(laptop: Laptop) -> None:
+    waiting_job(laptop.server)
+    interrupt_at(laptop.server, "/pods")
+    assert laptop.run("logs", "run", "--follow").exit_code == 130
+
+
+def test_logs_of_a_job_that_is_not_there(laptop: Laptop) -> None:
+    result = laptop.run("logs", "nothing")
+    assert result.exit_code == 2
+    assert "kubectl torchrun list -n ns" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["submit", "sync", "logs"])
+def test_help_has_an_example(command: str) -> None:
+    result = CliRunner().invoke(cli, [command, "--help"])
+    assert f"kubectl torchrun {command} " in result.stdout
+
+
+def test_help_does_not_load_what_only_the_work_needs() -> None:
+    script = (
+        "import sys, kubectl_torchrun.__main__ as m\n"
+        "try: m.cli(['submit', '--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'httpx', 'rich', 'anyio', 'msgspec', 'yaml'} & set(sys.modules)\n"
+        "sys.exit(repr(heavy) if heavy else 0)"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--nodes", "1", "--gpus", "1", "x"], "not both"),
+        (["--follow", "-o", "name", "x"], "choose"),
+        (["  "], "COMMAND is empty"),
+        (["--epochs", "3", "x"], "put -- before it"),
+        ([], "COMMAND is empty"),
+        (["--nodes", "0", "x"], "--nodes"),
+    ],
+)
+def test_usage(arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(cli, ["submit", *arguments])
+    assert result.exit_code == 2
+    assert message in result.stderr

@@ -1,0 +1,178 @@
+"""Logs of earlier attempts."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from ..laptop import Laptop
+
+ENDED = {"startTime": "2026-01-01T00:00:00Z", "phase": "Failed", "attempt": 1}
+
+
+def write(claim: Path, node: int, *lines: str, attempt: int = 0, older: str = "") -> None:
+    path = claim / "logs" / str(attempt) / f"node-{node}.log"
+    path.write_text("".join(f"{line}\n" for line in lines))
+    if older:
+        path.with_name(f"node-{node}.log.1").write_text(older)
+
+
+def test_a_running_worker_is_asked_for_the_attempt_before(laptop: Laptop, claim: Path) -> None:
+    laptop.job("run", status={**ENDED, "phase": "Running"})
+    pod = laptop.worker("run", 0, 1, "2026-01-01T00:00:00.000000000Z now\n")
+    write(claim, 0, "second", "third", older="first\n")
+    write(claim, 1, "other")
+    result = laptop.run("logs", "run", "--previous")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == "[0] first\n[0] second\n[0] third\n[1] other\n"
+    assert "node after node" in result.stderr
+    assert f"exec -n ns {pod} -c trainer --" in (claim.parents[1] / "execs").read_text()
+    assert laptop.run("logs", "run").stdout == "[0] now\n"
+    tail = laptop.run("logs", "run", "--attempt", "0", "--tail", "2", "--node", "0")
+    assert tail.stdout == "[0] second\n[0] third\n"
+    since = laptop.run("logs", "run", "-p", "--since", "1m", "--node", "1")
+    assert since.stdout == "[1] other\n"
+    assert "--since leaves nothing out" in since.stderr
+
+
+def test_pods_that_are_left_speak_for_themselves(laptop: Laptop, claim: Path) -> None:
+    laptop.job("run", status={**ENDED, "phase": "Running"})
+    died = {"terminated": {"exitCode": 1}}
+    laptop.worker("run", 0, 0, "2026-01-01T00:00:00.000000000Z mine\n", **died)
+    laptop.worker("run", 0, 1)
+    write(claim, 0, "copy of mine")
+    mark = "2026-01-01T00:00:00.{}00000000Z stdout F "
+    write(claim, 1, mark.format(0) + "copy of the other's", mark.format(9) + "the end")
+    result = laptop.run("logs", "run", "-p")
+    assert result.stdout == "[0] mine\n[1] copy of the other's\n[1] the end\n"
+    assert "times" not in result.stderr
+
+
+def stamped(second: int, text: str, stream: str = "stdout") -> str:
+    return f"2026-01-01T00:00:{second:02}.123456789Z {stream} F {text}"
+
+
+def test_copies_of_several_nodes_are_merged_by_time(laptop: Laptop, claim: Path) -> None:
+    laptop.job("run", status={**ENDED, "phase": "Running"})
+    laptop.worker("run", 0, 1)
+    write(claim, 0, stamped(2, "second"), stamped(4, ""), stamped(6, "sixth"),
+          older="0:00.1Z stdout F cut\n" + stamped(1, "first") + "\n")  # fmt: skip
+    write(claim, 1, stamped(3, "third", "stderr"), stamped(5, "a b F c"))
+    result = laptop.run("logs", "run", "-p")
+    shown = ["[0] first", "[0] second", "[1] third", "[0] ", "[1] a b F c", "[0] sixth"]
+    assert result.stdout.splitlines() == shown
+    assert result.stderr == ""
+    tail = laptop.run("logs", "run", "-p", "--tail", "1").stdout
+    assert tail == "[1] a b F c\n[0] sixth\n"
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f000Z stdout F new")
+    write(claim, 1, stamped(3, "old"), now)
+    assert laptop.run("logs", "run", "-p", "--since", "1h").stdout == "[1] new\n"
+
+
+def test_copies_of_an_older_launcher_are_read_beside_others(laptop: Laptop, claim: Path) -> None:
+    laptop.job("run", status={**ENDED, "phase": "Running"})
+    laptop.worker("run", 0, 1)
+    write(claim, 0, stamped(2, "timed"))
+    write(claim, 1, "2026 stdout F", "plain")
+    result = laptop.run("logs", "run", "-p")
+    assert result.stdout == "[1] 2026 stdout F\n[1] plain\n[0] timed\n"
+    assert "they come first, node after node." in result.stderr
+
+
+def test_ranks_choose_nodes_and_marked_lines(laptop: Laptop, claim: Path) -> None:
+    laptop.job("run", status={**ENDED, "phase": "Running", "gpus": 4, "numNodes": 2})
+    laptop.worker("run", 0, 1)
+    write(claim, 0, "[default0]:a", "[default1]:b", "plain")
+    write(claim, 1, "[default0]:c", "[default1]:d")
+    shown = laptop.run("logs", "run", "-p", "--rank", "1", "--rank", "2").stdout
+    assert shown == "[0] [default1]:b\n[0] plain\n[1] [default0]:c\n"
+
+
+def play_kubelet(laptop: Laptop, **status: object) -> list[dict[str, object]]:
+    """Bring pods that are made to this status; what was made."""
+    made: list[dict[str, object]] = []
+    put = laptop.server.put
+
+    def create(plural: str, name: str, **parts: object) -> None:
+        if plural == "pods" and name == "run-log-reader":
+            made.append(parts)
+            parts["status"] = status
+        put(plural, name, **parts)
+
+    laptop.server.put = create  # type: ignore[method-assign]
+    return made
+
+
+def test_an_ended_jobs_claim_is_read_by_a_pod_that_is_gone_afterwards(
+    laptop: Laptop, claim: Path
+) -> None:
+    laptop.job("run", status=ENDED)
+    spec = {"image": "image", "imagePullSecrets": [{"name": "s"}]}
+    laptop.server.put("torchrunqueues", "q", spec=spec)
+    write(claim, 0, "last words", attempt=0)
+    made = play_kubelet(laptop, phase="Running")
+    result = laptop.run("logs", "run", "--previous")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == "[0] last words\n"
+    assert "reading its claim with the pod run-log-reader" in result.stderr
+    assert ("pods", "run-log-reader") not in laptop.server.objects
+    (pod,) = made
+    body = pod["spec"]
+    assert isinstance(body, dict)
+    (container,) = body["containers"]
+    assert container["volumeMounts"][0]["readOnly"] is True
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert (container["image"], body["imagePullSecrets"]) == ("image", [{"name": "s"}])
+    assert body["securityContext"]["runAsNonRoot"] is True
+    assert body["automountServiceAccountToken"] is False
+    assert body["volumes"][0]["persistentVolumeClaim"] == {"claimName": "run-workspace"}
+
+
+def test_the_sync_pods_image_is_preferred(laptop: Laptop, claim: Path) -> None:
+    laptop.job("run", status=ENDED)
+    labels = {"torchrun-job-name": "run", "app.kubernetes.io/component": "sync"}
+    containers = [{"name": "sync", "image": "ours"}]
+    laptop.server.put(
+        "pods", "run-sync-0", metadata={"labels": labels}, spec={"containers": containers}
+    )
+    write(claim, 0, "x")
+    made = play_kubelet(laptop, phase="Running")
+    assert laptop.run("logs", "run", "-p").exit_code == 0
+    assert made[0]["spec"]["containers"][0]["image"] == "ours"  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("job", "kubelet", "message"),
+    [
+        ({"spec": {"jobQueue": "q"}}, {}, "no workspace claim of its own"),
+        ({}, {"phase": "Failed", "message": "Evicted"}, "run-log-reader that was to read"),
+        ({"spec": {"jobQueue": "none"}, "x": 1}, {}, "no workspace claim of its own"),
+    ],
+)
+def test_where_neither_is_possible_it_is_said_plainly(
+    laptop: Laptop, claim: Path, job: dict[str, object], kubelet: dict[str, object], message: str
+) -> None:
+    laptop.server.put("torchrunqueues", "q", spec={"image": "image"})
+    laptop.job("run", status=ENDED, **job)
+    play_kubelet(laptop, **kubelet)
+    result = laptop.run("logs", "run", "--previous")
+    assert result.exit_code == 4
+    assert message in result.stderr
+    assert ("pods", "run-log-reader") not in laptop.server.objects
+
+
+def test_attempts_that_are_not_there(laptop: Laptop, claim: Path) -> None:
+    laptop.job("run", status={**ENDED, "phase": "Running", "attempt": 7})
+    laptop.worker("run", 0, 7)
+    result = laptop.run("logs", "run", "--attempt", "3")
+    assert result.exit_code == 2
+    assert "holds no log of attempt 3 that was asked for; it has logs of attempts 0" in (
+        result.stderr
+    )
+    result = laptop.run("logs", "run", "--attempt", "9")
+    assert result.exit_code == 2
+    assert "the newest is 7" in result.stderr
+    laptop.job("first", status={"phase": "Running"})
+    assert "is at its first attempt" in laptop.run("logs", "first", "-p").stderr
+    assert laptop.run("logs", "run", "-p", "--attempt", "1").exit_code == 2
+    assert laptop.run("logs", "run", "-p", "-f").exit_code == 2

@@ -1,0 +1,196 @@
+"""Logs over connections that break, and the merge of many."""
+
+import io
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+import msgspec
+import pytest
+from aiohttp import web
+
+from kubectl_torchrun.cluster.backoff import Backoff
+from kubectl_torchrun.cluster.client import Api, split_lines
+from kubectl_torchrun.cluster.mirror import Mirror
+from kubectl_torchrun.cluster.slices import Job
+from kubectl_torchrun.logs.follow import Narrator, follow
+from kubectl_torchrun.logs.streams import Cursor, View, merged
+from kubectl_torchrun.terminal import Terminal
+from torchrun_api.core import Pod
+from torchrun_api.json import JsonObject
+
+HASTY = Backoff(first=0.001, longest=0.01, give_up=5)
+
+
+def stamped(second: int, nano: int, text: str) -> str:
+    return f"2026-01-01T00:00:{second:02}.{nano:09}Z {text}\n"
+
+
+class Kubelet:
+    """Serves the logs of pods as a kubelet does; `cuts`: bytes after which a connection
+    breaks; `ends`: after which the log ends early as if it were whole."""
+
+    def __init__(self, **logs: list[str]) -> None:
+        self.logs = logs
+        self.cuts: list[int] = []
+        self.ends: list[int] = []
+        self.since: list[str | None] = []
+        self.pods: list[Pod] = []
+
+    @asynccontextmanager
+    async def serve(self) -> AsyncIterator[Api]:
+        app = web.Application()
+        app.router.add_get("/api/v1/namespaces/ns/pods/{pod}/log", self._log)
+        app.router.add_get("/api/v1/namespaces/ns/pods", self._list)
+        runner = web.AppRunner(app, shutdown_timeout=1)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+            async with httpx.AsyncClient(base_url=url) as client:
+                yield Api(client, "ns", HASTY)
+        finally:
+            await runner.cleanup()
+
+    async def _list(self, _: web.Request) -> web.Response:
+        body = msgspec.json.encode({"items": self.pods})
+        return web.Response(body=body, content_type="application/json")
+
+    async def _log(self, request: web.Request) -> web.StreamResponse:
+        assert request.query["timestamps"] == "true"
+        since = request.query.get("sinceTime")
+        self.since.append(since)
+        lines = self.logs[request.match_info["pod"]]
+        # The kubelet compares in whole seconds.
+        kept = [line for line in lines if since is None or line[:19] >= since[:19]]
+        body = "".join(kept).encode()
+        response = web.StreamResponse()
+        await response.prepare(request)
+        if self.cuts:
+            await response.write(body[: self.cuts.pop(0)])
+            assert request.transport is not None
+            request.transport.close()
+            return response
+        await response.write(body[: self.ends.pop(0)] if self.ends else body)
+        return response
+
+
+def worker(rank: int, ended: bool = True) -> Pod:
+    labels = {
+        "app.kubernetes.io/component": "worker",
+        "batch.kubernetes.io/job-completion-index": str(rank),
+    }
+    state: JsonObject = {"terminated": {"exitCode": 0}} if ended else {"running": {}}
+    pod: JsonObject = {
+        "metadata": {"name": f"p{rank}", "uid": f"u{rank}", "labels": dict(labels)},
+        "status": {"phase": "Running", "containerStatuses": [{"name": "trainer", "state": state}]},
+    }
+    return msgspec.convert(pod, Pod)
+
+
+async def run(api: Api, mirror: Mirror, terminal: Terminal, *ranks: int) -> int:
+    return await follow(api, mirror, terminal, Narrator(mirror, terminal), View(frozenset(ranks)))
+
+
+LINES = [stamped(n // 4, n, f"line {n}") for n in range(20)]
+TEXTS = [f"line {n}".encode() for n in range(20)]
+
+
+async def test_a_log_goes_on_behind_the_last_line_read() -> None:
+    kubelet = Kubelet(p=LINES)
+    async with kubelet.serve() as api:
+        cursor = Cursor(api, "p")
+        first = [line async for line in cursor.read(follow=True, ended=False)]
+        kubelet.logs["p"] = [*LINES, stamped(4, 999, "late")]
+        again = [line async for line in cursor.read(follow=True, ended=False)]
+    assert first == TEXTS
+    assert again == [b"late"]
+    assert kubelet.since == [None, "2026-01-01T00:00:04.000000019Z"]
+
+
+@pytest.mark.parametrize("ends", [[], [100, 0, 200]])
+@pytest.mark.parametrize("cuts", [[], [1], [200, 90, 0, 300], [len(LINES[0]), len(LINES[0]) + 3]])
+async def test_following_loses_and_doubles_nothing(cuts: list[int], ends: list[int]) -> None:
+    kubelet = Kubelet(p0=LINES)
+    kubelet.cuts, kubelet.ends = list(cuts), list(ends)
+    out = io.StringIO()
+    async with kubelet.serve() as api:
+        mirror = Mirror(api, "job")
+        mirror.show_job(msgspec.convert({"status": {"phase": "Succeeded"}}, Job))
+        kubelet.pods = [worker(0, ended=False)]
+
+        class Watched(Terminal):
+            def log(self, rank: int, line: bytes) -> None:
+                super().log(rank, line)
+                if not kubelet.cuts and not kubelet.ends:
+                    mirror.show_pods({"p0": worker(0)})
+
+        assert await run(api, mirror, Watched(out, io.StringIO())) == 0
+    assert out.getvalue() == "".join(f"[0] line {n}\n" for n in range(20))
+    assert not kubelet.cuts
+
+
+async def test_workers_that_the_watch_has_not_brought_yet_are_read_all_the_same() -> None:
+    kubelet = Kubelet(p0=LINES[:1])
+    kubelet.pods = [worker(0)]
+    out = io.StringIO()
+    async with kubelet.serve() as api:
+        mirror = Mirror(api, "job")
+        mirror.show_job(msgspec.convert({"status": {"phase": "Succeeded"}}, Job))
+        assert await run(api, mirror, Terminal(out, io.StringIO())) == 0
+    assert out.getvalue() == "[0] line 0\n"
+
+
+async def test_ranks_are_chosen_and_the_root_cause_is_told() -> None:
+    kubelet = Kubelet(p0=LINES[:2], p1=LINES[2:4])
+    out, err = io.StringIO(), io.StringIO()
+    failure = {"node": "n", "rank": 1, "exitCode": 137, "reason": "OOMKilled", "message": "memory"}
+    async with kubelet.serve() as api:
+        mirror = Mirror(api, "job")
+        kubelet.pods = [worker(0), worker(1)]
+        status = {"phase": "Failed", "lastFailure": failure}
+        mirror.show_job(msgspec.convert({"status": status}, Job))
+        assert await run(api, mirror, Terminal(out, err), 1) == 1
+    assert out.getvalue() == "[1] line 2\n[1] line 3\n"
+    assert err.getvalue().splitlines() == [
+        "Failed",
+        "Root cause (rank 1, n, exit code 137): OOMKilled: memory",
+    ]
+
+
+async def test_a_deleted_job_ends_the_following() -> None:
+    async with Kubelet().serve() as api:
+        mirror = Mirror(api, "job")
+        mirror.show_job(None)
+        mirror.show_pods({})
+        err = io.StringIO()
+        assert await run(api, mirror, Terminal(io.StringIO(), err)) == 1
+    assert "deleted" in err.getvalue()
+
+
+async def test_many_logs_are_merged_by_time() -> None:
+    logs = {f"p{rank}": LINES[rank::3] for rank in range(3)}
+    async with Kubelet(**logs, p3=[]).serve() as api:
+        cursors = [(rank, Cursor(api, f"p{rank}")) for rank in range(4)]
+        got = [(rank, line) async for rank, line in merged(cursors)]
+    assert got == [(n % 3, TEXTS[n]) for n in range(20)]
+
+
+async def test_a_torn_line_is_read_again_whole() -> None:
+    kubelet = Kubelet(p=[LINES[0], "2026-01-01T00:00:00.000000001Z li"])
+    async with kubelet.serve() as api:
+        cursor = Cursor(api, "p")
+        assert [line async for line in cursor.read(follow=True, ended=False)] == TEXTS[:1]
+        kubelet.logs["p"] = LINES[:2]
+        assert [line async for line in cursor.read(follow=True, ended=False)] == TEXTS[1:2]
+        kubelet.logs["p"] = [*LINES[:2], "2026-01-01T00:00:09.000000000Z no line end"]
+        assert [line async for line in cursor.read(follow=True, ended=True)] == [b"no line end"]
+
+
+async def test_lines_are_split_at_line_feeds_only_and_bounded() -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        for chunk in (b"a\rb\x0b", b"c\n\nd", b"e\n", b"x" * (1 << 20), b"yz", b"y\nlast"):
+            yield chunk
+
+    lines = [line async for line in split_lines(chunks())]
+    assert lines == [b"a\rb\x0bc\n", b"\n", b"de\n", b"x" * (1 << 20) + b"\n", b"last"]

@@ -1,0 +1,294 @@
+"""Uploads to a real torchrun-sync, through a pod proxy that has bad days."""
+
+import io
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+
+import anyio
+import httpx
+import msgspec
+import pytest
+from msgspec import structs
+
+from kubectl_torchrun.cluster.backoff import Backoff
+from kubectl_torchrun.cluster.client import Api
+from kubectl_torchrun.cluster.kubectl import Where
+from kubectl_torchrun.cluster.mirror import Mirror
+from kubectl_torchrun.cluster.slices import Job
+from kubectl_torchrun.errors import RunProblem, UploadProblem
+from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.upload.cache import Memory, Sent, Workspace
+from kubectl_torchrun.upload.deliver import Arrived, deliver, find_pod
+from kubectl_torchrun.upload.tree import scan
+from kubectl_torchrun.upload.upload_token import announced
+from torchrun_api.core import Pod
+from torchrun_api.json import JsonObject
+
+from ..pod_proxy import PodProxy, SyncPod
+
+HERE = Where("https://cluster", "ns")
+
+HASTY = Backoff(first=0.01, longest=0.1, give_up=60)
+SHA = "ab" * 32
+pytestmark = pytest.mark.timeout(60)
+WEIGHTS = Random(1).randbytes(18 << 20)
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    """Three ranges of bytes that do not compress."""
+    root = tmp_path / "project"
+    root.mkdir()
+    (root / "weights.bin").write_bytes(WEIGHTS)
+    (root / "train.py").write_text("print('hello')\n")
+    return Memory(HERE, root).look(scan(root))
+
+
+@pytest.fixture
+async def pod(tmp_path: Path, workspace: Workspace) -> AsyncIterator[SyncPod]:
+    running = SyncPod(tmp_path / "claim", workspace.manifest.sha256)
+    await running.start()
+    yield running
+    running.kill()
+
+
+def sync_pod(
+    sha256: str = SHA,
+    phase: str = "Running",
+    message: str = "",
+    number: int = 0,
+    token: str = "",
+) -> Pod:
+    state: JsonObject = (
+        {"running": {}} if phase == "Running" else {"terminated": {"message": message}}
+    )
+    metadata: JsonObject = {
+        "name": f"job-sync-{number}",
+        "labels": {"app.kubernetes.io/component": "sync"},
+        "annotations": {
+            "torchrun.ai/workspace-sha256": sha256,
+            "torchrun.ai/upload-token-sha256": token,
+        },
+    }
+    statuses: JsonObject = {"name": "sync", "ready": phase == "Running", "state": state}
+    status: JsonObject = {"phase": phase, "containerStatuses": [statuses]}
+    return msgspec.convert({"metadata": metadata, "status": status}, Pod)
+
+
+def job(phase: str = "Syncing", reason: str = "", ready: bool = False, sha256: str = SHA) -> Job:
+    condition = {"type": "WorkspaceReady", "status": "True" if ready else "False"}
+    return msgspec.convert(
+        {
+            "metadata": {"name": "job", "annotations": {"torchrun.ai/workspace-sha256": sha256}},
+            "status": {"phase": phase, "reason": reason, "message": "m", "conditions": [condition]},
+        },
+        Job,
+    )
+
+
+@asynccontextmanager
+async def within_reach(
+    pod: SyncPod, workspace: Workspace, trouble: float = 0.0, seed: int = 0
+) -> AsyncIterator[tuple[Api, Mirror, PodProxy]]:
+    proxy = PodProxy(pod, trouble, Random(seed))
+    async with proxy.serve() as url, httpx.AsyncClient(base_url=url, timeout=10) as client:
+        api = Api(client, "ns", HASTY)
+        mirror = Mirror(api, "job")
+        mirror.show_job(job(sha256=workspace.manifest.sha256))
+        mirror.show_pods({"job-sync-0": sync_pod(workspace.manifest.sha256)})
+
+        async def play_kubelet() -> None:
+            await pod.success()
+            said = json.dumps({"sha256": workspace.manifest.sha256, "revision": 1})
+            ended = sync_pod(workspace.manifest.sha256, "Succeeded", said)
+            mirror.show_pods({"job-sync-0": ended})
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(play_kubelet)
+            yield api, mirror, proxy
+            tasks.cancel_scope.cancel()
+
+
+def terminal() -> Terminal:
+    return Terminal(io.StringIO(), io.StringIO())
+
+
+def check_tree(pod: SyncPod, workspace: Workspace) -> None:
+    marker = json.loads((pod.directory / ".sync_success").read_text())
+    assert marker["sha256"] == workspace.manifest.sha256
+    held = {path.name: path.read_bytes() for path in (pod.directory / "revisions/1/tree").iterdir()}
+    assert held["weights.bin"] == WEIGHTS
+    assert held["train.py"] == b"print('hello')\n"
+
+
+async def test_an_upload_becomes_the_workspace(pod: SyncPod, workspace: Workspace) -> None:
+    async with within_reach(pod, workspace) as (api, mirror, _):
+        await deliver(api, mirror, terminal(), workspace, pod_wait=5, token="t", backoff=HASTY)
+    await pod.success()
+    check_tree(pod, workspace)
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_it_survives_bad_days_of_the_api_server(
+    pod: SyncPod, workspace: Workspace, seed: int
+) -> None:
+    async with within_reach(pod, workspace, trouble=0.5, seed=seed) as (api, mirror, proxy):
+        await deliver(api, mirror, terminal(), workspace, pod_wait=5, token="t", backoff=HASTY)
+    assert proxy.went_wrong
+    check_tree(pod, workspace)
+
+
+async def test_it_goes_on_in_the_next_pod(pod: SyncPod, workspace: Workspace) -> None:
+    async with within_reach(pod, workspace) as (api, mirror, proxy):
+        proxy.kill_at = [5 << 20]
+        await deliver(api, mirror, terminal(), workspace, pod_wait=5, token="t", backoff=HASTY)
+        assert not proxy.kill_at
+    check_tree(pod, workspace)
+
+
+async def test_an_archive_that_the_job_does_not_name_is_not_taken(
+    tmp_path: Path, workspace: Workspace
+) -> None:
+    pod = SyncPod(tmp_path / "claim", "0" * 64)
+    await pod.start()
+    try:
+        async with within_reach(pod, workspace) as (api, mirror, _):
+            with pytest.raises(UploadProblem, match=r"UploadDenied"):
+                await deliver(
+                    api, mirror, terminal(), workspace, pod_wait=5, token="t", backoff=HASTY
+                )
+    finally:
+        pod.kill()
+
+
+@pytest.mark.parametrize("right", [True, False], ids=["the token", "another token"])
+async def test_a_pod_that_stands_by_takes_an_upload_by_the_token(
+    tmp_path: Path, workspace: Workspace, right: bool
+) -> None:
+    pod = SyncPod(tmp_path / "claim", "", announced("t" if right else "another"))
+    await pod.start()
+    try:
+        async with within_reach(pod, workspace) as (api, mirror, _):
+            mirror.show_pods({"job-sync-0": sync_pod("", token=announced("t"))})
+            sending = deliver(
+                api, mirror, terminal(), workspace, pod_wait=5, token="t", backoff=HASTY
+            )
+            if right:
+                await sending
+                check_tree(pod, workspace)
+            else:
+                with pytest.raises(UploadProblem, match=r"UploadDenied.*kubectl torchrun sync"):
+                    await sending
+    finally:
+        pod.kill()
+
+
+async def test_only_the_edit_is_sent(tmp_path: Path, workspace: Workspace, pod: SyncPod) -> None:
+    async with within_reach(pod, workspace) as (api, mirror, _):
+        first = await deliver(
+            api, mirror, terminal(), workspace, pod_wait=5, token="t", backoff=HASTY
+        )
+    assert first.revision == 1
+    assert first.sent > len(WEIGHTS)
+    await pod.success()
+    memory = Memory(HERE, workspace.tree.root)
+    memory.remember(Sent("job", workspace.manifest))
+    (workspace.tree.root / "train.py").write_text("print('edited')\n")
+    edited = memory.look(scan(workspace.tree.root))
+    assert edited.before
+    assert edited.before.job == "job"
+    again = SyncPod(pod.directory, edited.manifest.sha256)
+    await again.start()
+    try:
+        async with within_reach(again, edited) as (api, mirror, _):
+            second = await deliver(
+                api, mirror, terminal(), edited, pod_wait=5, token="t", backoff=HASTY
+            )
+    finally:
+        again.kill()
+    assert (second.revision, second.files) == (2, 1)
+    assert second.sent < 1000
+    assert (pod.directory / "revisions/2/tree/train.py").read_text() == "print('edited')\n"
+
+
+async def test_an_upload_broken_ten_times_at_random_arrives_identical(
+    tmp_path: Path, workspace: Workspace, pod: SyncPod
+) -> None:
+    random = Random(3)
+    async with within_reach(pod, workspace) as (api, mirror, proxy):
+        proxy.kill_at = [random.randrange(1, 1 << 20) for _ in range(10)]
+        await deliver(api, mirror, terminal(), workspace, pod_wait=5, token="t", backoff=HASTY)
+        assert not proxy.kill_at
+    check_tree(pod, workspace)
+
+
+async def test_nobody_listening_is_given_up_in_time(pod: SyncPod, workspace: Workspace) -> None:
+    pod.kill()
+    impatient = Backoff(first=0.01, longest=0.05, give_up=0.3)
+    async with within_reach(pod, workspace) as (api, mirror, _):
+        with pytest.raises(UploadProblem, match=r"GaveUp"):
+            await deliver(
+                api, mirror, terminal(), workspace, pod_wait=5, token="t", backoff=impatient
+            )
+
+
+async def test_no_pod_in_time_says_what_the_job_says(pod: SyncPod, workspace: Workspace) -> None:
+    async with within_reach(pod, workspace) as (api, mirror, _):
+        mirror.pods = {}
+        mirror.job = job(reason="ClaimPending", sha256=workspace.manifest.sha256)
+        with pytest.raises(UploadProblem, match=r"within 0 s \(ClaimPending: m\)"):
+            await deliver(api, mirror, terminal(), workspace, pod_wait=0.2, token="t")
+
+
+async def found(observed: Job | None, *pods: Pod) -> str | Arrived | None:
+    mirror = Mirror(Api(httpx.AsyncClient(), "ns", HASTY), "job")
+    mirror.show_job(observed)
+    mirror.show_pods({pod.metadata.name: pod for pod in pods})
+    return find_pod(mirror, SHA)
+
+
+async def test_which_pod_takes_the_upload() -> None:
+    assert await found(job()) is None
+    assert await found(job(), sync_pod()) == "job-sync-0"
+    assert await found(job(), sync_pod("")) == "job-sync-0"
+    assert await found(job(), sync_pod("cd" * 32)) is None
+    assert await found(job(), sync_pod("", token="another")) is None, "it would refuse"
+    assert await found(job(), sync_pod(token="another")) == "job-sync-0", "by its digest"
+    assert await found(job(), sync_pod(phase="Pending")) is None
+    assert await found(job(), sync_pod(phase="Failed"), sync_pod(number=1)) == "job-sync-1"
+    assert await found(job(), sync_pod(number=9), sync_pod(number=10)) == "job-sync-10"
+
+
+async def test_a_pod_that_runs_is_not_asked_before_it_listens() -> None:
+    (status,) = sync_pod().status.container_statuses
+    starting = structs.replace(status, ready=False)
+    pod = sync_pod()
+    deaf = structs.replace(pod, status=structs.replace(pod.status, container_statuses=(starting,)))
+    assert await found(job(), deaf) is None
+    assert await found(job(), pod) == "job-sync-0"
+
+
+async def test_when_no_upload_is_needed_any_more() -> None:
+    assert await found(job(ready=True)) == Arrived()
+    made = json.dumps({"sha256": SHA, "revision": 4})
+    assert await found(job(), sync_pod(phase="Succeeded", message=made)) == Arrived(4)
+    assert await found(job(), sync_pod("", phase="Succeeded", message=made)) == Arrived(4)
+    assert await found(job(), sync_pod("", phase="Succeeded")) is None
+    assert await found(job(ready=True, sha256="cd" * 32)) is None
+
+
+async def test_when_none_will_be_taken() -> None:
+    refusal = '{"reason":"UnsafeMember","message":"x is a link","permanent":true}'
+    passing = '{"reason":"WorkspaceFull","message":"full","permanent":false}'
+    with pytest.raises(UploadProblem, match=r"UnsafeMember\): x is a link"):
+        await found(job(), sync_pod(phase="Failed", message=refusal))
+    assert await found(job(), sync_pod(phase="Failed", message=passing)) is None
+    with pytest.raises(RunProblem, match=r"deleted"):
+        await found(None)
+    with pytest.raises(RunProblem, match=r"Failed \(Why\): m"):
+        await found(job("Failed", "Why"))
+    with pytest.raises(RunProblem, match=r"cannot run as it is: m"):
+        await found(job("Pending", "InvalidSpec"))

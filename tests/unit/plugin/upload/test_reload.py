@@ -1,0 +1,182 @@
+"""Edits into a job that runs, from the command to the word that its workers were told."""
+
+import threading
+from functools import partial
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from kubectl_torchrun.cluster.kubectl import Where
+from kubectl_torchrun.upload import tree
+from kubectl_torchrun.upload.cache import Memory
+from torchrun_api.json import JsonObject
+
+from ..laptop import READY, Laptop
+
+TOKEN = "torchrun.ai/upload-token-sha256"
+LABELS = {"torchrun-job-name": "run", "app.kubernetes.io/component": "sync"}
+
+
+def play_controller(laptop: Laptop, tells: bool = True) -> None:
+    """A running job with a sync pod that stands by; what is uploaded becomes revision 1."""
+    server = laptop.server
+    laptop.job("run", status={"phase": "Running", "conditions": READY})
+    state = {"name": "sync", "ready": True, "state": {"running": {}}}
+
+    def stand_by(annotations: JsonObject) -> None:
+        server.put(
+            "pods",
+            "run-sync-1",
+            metadata={"labels": LABELS, "annotations": annotations},
+            status={"phase": "Running", "containerStatuses": [state]},
+        )
+
+    def replace() -> None:
+        said = server.objects["torchrunjobs", "run"]["metadata"]["annotations"]  # type: ignore[index,call-overload]
+        stand_by({TOKEN: said[TOKEN]})  # type: ignore[index,call-overload]
+
+    stand_by({TOKEN: "of another machine"})
+    server.on_patch = replace
+
+    def see(request: web.Request) -> None:
+        job = server.objects["torchrunjobs", "run"]
+        said = job["metadata"].get("annotations", {})  # type: ignore[union-attr,call-overload]
+        revision = said.get("torchrun.ai/workspace-revision")  # type: ignore[union-attr]
+        if tells and revision and "workspaceRevision" not in str(job["status"]):
+            status = {"phase": "Running", "conditions": READY, "workspaceRevision": int(revision)}
+            server.put("torchrunjobs", "run", status=status)
+
+    server.hooks.append(see)
+    server.on_upload = lambda: server.put(
+        "torchrunjobs",
+        "run",
+        status={"phase": "Running", "conditions": READY, "workspaceRevision": 1},
+    )
+
+
+def test_a_job_that_runs_gets_the_edit(laptop: Laptop) -> None:
+    play_controller(laptop)
+    result = laptop.run("sync", "run")
+    assert result.exit_code == 0, result.output
+    assert "Revision 1: 1 file," in result.stderr
+    said = laptop.server.objects["torchrunjobs", "run"]["metadata"]["annotations"]  # type: ignore[index,call-overload]
+    assert said["torchrun.ai/workspace-revision"] == "1"  # type: ignore[index,call-overload]
+    assert laptop.server.announced
+    assert said["torchrun.ai/workspace-sha256"] == laptop.server.announced.sha256  # type: ignore[index,call-overload]
+
+
+def test_what_it_has_already_is_not_sent(laptop: Laptop) -> None:
+    play_controller(laptop)
+    laptop.run("sync", "run")
+    laptop.server.uploaded.clear()
+    result = laptop.run("sync", "run")
+    assert result.exit_code == 0, result.output
+    assert "has this content already" in result.stderr
+    assert not laptop.server.uploaded
+
+
+def test_what_was_named_and_never_sent_is_sent(laptop: Laptop) -> None:
+    """A command that was cut between the two."""
+    play_controller(laptop)
+    found = tree.scan(Path())
+    sha256 = Memory(Where(laptop.server.url, "ns"), Path()).look(found).manifest.sha256
+    named = {"annotations": {"torchrun.ai/workspace-sha256": sha256}}
+    laptop.server.put("torchrunjobs", "run", metadata=named)
+    result = laptop.run("sync", "run")
+    assert result.exit_code == 0, result.output
+    assert "Revision 1: 1 file," in result.stderr
+    assert laptop.server.uploaded
+
+
+def test_a_job_that_ends_meanwhile_is_said(laptop: Laptop) -> None:
+    play_controller(laptop)
+    ended = {"phase": "Failed", "reason": "ExitCode", "message": "m", "conditions": READY}
+    laptop.server.on_upload = lambda: laptop.server.put("torchrunjobs", "run", status=ended)
+    result = laptop.run("sync", "run")
+    assert result.exit_code == 1
+    assert "Failed" in result.stderr
+
+
+def test_each_edit_is_sent_until_the_job_ends(laptop: Laptop) -> None:
+    play_controller(laptop)
+    ended = {"phase": "Succeeded", "conditions": READY, "workspaceRevision": 1}
+
+    def end(request: web.Request) -> None:
+        if request.method == "PATCH" and laptop.server.uploaded:  # the revision is being named
+            laptop.server.put("torchrunjobs", "run", status=ended)
+
+    laptop.server.hooks.append(end)
+    result = laptop.run("sync", "run", "--watch")
+    assert result.exit_code == 0, result.output
+    assert "Watching" in result.stderr
+    assert "Revision 1: 1 file," in result.stderr
+    spec = laptop.server.objects["torchrunjobs", "run"]["spec"]
+    assert spec["development"] is True  # type: ignore[index,call-overload]
+
+
+def test_a_job_that_ends_ends_the_watch(laptop: Laptop) -> None:
+    play_controller(laptop)
+    ended = {"phase": "Succeeded", "message": "m", "conditions": READY}
+    laptop.server.on_upload = lambda: laptop.server.put("torchrunjobs", "run", status=ended)
+    result = laptop.run("sync", "run", "--watch")
+    assert result.exit_code == 0, result.output
+    assert "Succeeded" in result.stderr
+
+
+def fetching(laptop: Laptop, *statuses: dict[str, object]) -> None:
+    """A running job of git; what its status says next, at each look after the request."""
+    server = laptop.server
+    running: dict[str, object] = {"phase": "Running", "workspaceRevision": 1}
+    spec = {"volumes": {"workspace": {"source": "git", "url": "https://git.example/a.git"}}}
+    laptop.job("run", spec=spec, status={**running, "conditions": READY})
+    left = list(statuses)
+
+    def see(request: web.Request) -> None:
+        if request.method == "PATCH":
+            for wait, status in enumerate(left, 1):
+                said = {**running, "conditions": READY, "workspaceCommit": "c0ffee", **status}
+                put = partial(server.put, "torchrunjobs", "run", status=said)
+                threading.Timer(0.3 * wait, put).start()
+
+    server.hooks.append(see)
+
+
+def behind(status: str, reason: str, message: str) -> dict[str, object]:
+    said = {"type": "WorkspaceUpToDate", "status": status, "reason": reason, "message": message}
+    return {"conditions": [*READY, said]}
+
+
+FETCHES = behind("Unknown", "Fetching", "pod run-sync-1 fetches")
+
+
+@pytest.mark.parametrize(
+    ("after", "words"),
+    [
+        ({"workspaceRevision": 2}, "runs revision 2 (commit c0ffee), workers told in"),
+        ({}, "Nothing has changed: run runs revision 1 (commit c0ffee) already"),
+    ],
+)
+def test_a_job_that_fetches_says_what_came_of_it(
+    laptop: Laptop, after: dict[str, object], words: str
+) -> None:
+    fetching(laptop, FETCHES, after)
+    result = laptop.run("sync", "run")
+    assert result.exit_code == 0, result.output
+    assert words in result.stderr
+
+
+def test_what_cannot_be_fetched_is_said_and_not_what_could_not_be_before(laptop: Laptop) -> None:
+    before = behind("False", "HostNotFound", "of the last time")
+    fetching(laptop, before, FETCHES, behind("False", "RefNotFound", "there is no main"))
+    result = laptop.run("sync", "run")
+    assert result.exit_code == 3, result.output
+    assert "RefNotFound" in result.stderr
+    assert "HostNotFound" not in result.stderr
+
+
+def test_a_job_that_ends_while_it_fetches_says_so(laptop: Laptop) -> None:
+    fetching(laptop, FETCHES, {"phase": "Succeeded"})
+    result = laptop.run("sync", "run")
+    assert result.exit_code != 0
+    assert "Succeeded meanwhile" in result.stderr

@@ -1,0 +1,184 @@
+"""What becomes part of a workspace."""
+
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kubectl_torchrun.errors import UsageProblem
+from kubectl_torchrun.upload.tree import scan
+from profiles import examples
+
+
+def make(root: Path, *paths: str, **contents: str) -> None:
+    for path in paths:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(path)
+    for name, text in contents.items():
+        (root / {"gitignore": ".gitignore", "torchrunignore": ".torchrunignore"}[name]).write_text(
+            text
+        )
+
+
+def paths(root: Path) -> list[str]:
+    return [file.path for file in scan(root).files]
+
+
+def left_out(root: Path) -> dict[str, str]:
+    return dict(scan(root).left_out)
+
+
+def test_files_come_in_the_order_of_their_names_with_their_mode(tmp_path: Path) -> None:
+    make(tmp_path, "b.py", "a/c.py", "a.py", "B")
+    (tmp_path / "b.py").chmod(0o755)
+    files = scan(tmp_path).files
+    assert [file.path for file in files] == ["B", "a.py", "a/c.py", "b.py"]
+    assert [file.executable for file in files] == [False, False, False, True]
+    assert [file.size for file in files] == [1, 4, 6, 4]
+
+
+def test_what_tools_leave_behind_is_not_sent(tmp_path: Path) -> None:
+    make(tmp_path, "x.py", ".git/HEAD", "sub/.git", "__pycache__/x.pyc", "cache/data", "venv/lib")
+    make(tmp_path, "cache/CACHEDIR.TAG", "venv/pyvenv.cfg")
+    assert paths(tmp_path) == ["x.py"]
+    assert list(left_out(tmp_path)) == ["venv"]
+
+
+@pytest.mark.parametrize("name", [".env", ".env.local", "tls.pem", "id_rsa", "sub/.netrc"])
+def test_likely_secrets_are_left_out_and_named(tmp_path: Path, name: str) -> None:
+    make(tmp_path, "x.py", name, ".env.example")
+    assert paths(tmp_path) == [".env.example", "x.py"]
+    assert left_out(tmp_path) == {name: "it may hold a secret"}
+
+
+def test_torchrunignore_can_ask_for_a_secret_and_gitignore_cannot(tmp_path: Path) -> None:
+    make(tmp_path, ".env", "a.pem", gitignore="!.env\n!a.pem\n", torchrunignore="!a.pem\n")
+    assert paths(tmp_path) == [".gitignore", ".torchrunignore", "a.pem"]
+
+
+def test_torchrunignore_adds_to_gitignore_and_takes_back(tmp_path: Path) -> None:
+    make(tmp_path, "data/x", "runs/y", "x.py", "big.bin", gitignore="data/\nruns/\n")
+    make(tmp_path, torchrunignore="*.bin\n!data/\n")
+    assert paths(tmp_path) == [".gitignore", ".torchrunignore", "data/x", "x.py"]
+
+
+def test_rules_above_the_directory_count_up_to_the_top_of_its_repository(tmp_path: Path) -> None:
+    make(tmp_path, ".gitignore", "repo/.git/HEAD", "repo/project/x.log", "repo/project/x.py")
+    (tmp_path / ".gitignore").write_text("*.py\n")
+    (tmp_path / "repo/.gitignore").write_text("*.log\n/project/x.bin\n")
+    make(tmp_path, "repo/project/x.bin", "repo/project/sub/x.bin")
+    assert paths(tmp_path / "repo/project") == ["sub/x.bin", "x.py"]
+
+
+def test_a_directory_that_is_ignored_itself_can_be_sent_all_the_same(tmp_path: Path) -> None:
+    make(tmp_path, ".git/HEAD", "scratch/x.py", gitignore="scratch/\n")
+    assert paths(tmp_path / "scratch") == ["x.py"]
+
+
+def test_empty_directories_stay(tmp_path: Path) -> None:
+    make(tmp_path, "x.py", "logs/a.log", gitignore="*.log\n")
+    (tmp_path / "out/deep").mkdir(parents=True)
+    assert scan(tmp_path).empty_directories == ("logs", "out/deep")
+
+
+def test_links_inside_are_taken_as_copies(tmp_path: Path) -> None:
+    make(tmp_path, "lib/a.py", "lib/sub/b.py")
+    (tmp_path / "one.py").symlink_to("lib/a.py")
+    (tmp_path / "two.py").symlink_to(tmp_path / "one.py")
+    (tmp_path / "copy").symlink_to("lib")
+    (tmp_path / "lib/c.py").symlink_to("sub/b.py")
+    taken = {file.path: file.source.read_text() for file in scan(tmp_path).files}
+    assert taken == {
+        "copy/a.py": "lib/a.py",
+        "copy/c.py": "lib/sub/b.py",
+        "copy/sub/b.py": "lib/sub/b.py",
+        "lib/a.py": "lib/a.py",
+        "lib/c.py": "lib/sub/b.py",
+        "lib/sub/b.py": "lib/sub/b.py",
+        "one.py": "lib/a.py",
+        "two.py": "lib/a.py",
+    }
+
+
+def test_links_that_leave_the_tree_are_refused_by_name(tmp_path: Path) -> None:
+    make(tmp_path, "outside/data", "project/x.py")
+    (tmp_path / "project/data").symlink_to("../outside/data")
+    (tmp_path / "project/etc").symlink_to("/etc")
+    with pytest.raises(UsageProblem, match=r"data -> \.\./outside/data\n  etc -> /etc\n"):
+        scan(tmp_path / "project")
+
+
+def test_links_that_go_in_a_circle_are_refused(tmp_path: Path) -> None:
+    make(tmp_path, "a/x", "b/y")
+    (tmp_path / "a/to_b").symlink_to("../b")
+    (tmp_path / "b/to_a").symlink_to("../a")
+    with pytest.raises(UsageProblem, match="circle"):
+        scan(tmp_path)
+
+
+def test_a_link_is_no_way_around_the_rules(tmp_path: Path) -> None:
+    make(tmp_path, "x.py", ".env", "runs/1/big", ".git/config", gitignore="runs/\n")
+    for name, target in {"e": ".env", "latest": "runs/1", "g": ".git", "gone": "nothing"}.items():
+        (tmp_path / name).symlink_to(target)
+    assert paths(tmp_path) == [".gitignore", "x.py"]
+    assert {"e", "latest", "g", "gone", ".env"} == set(left_out(tmp_path))
+
+
+def test_what_is_no_file_is_left_out(tmp_path: Path) -> None:
+    make(tmp_path, "x.py")
+    os.mkfifo(tmp_path / "pipe")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.path.relpath(tmp_path / "socket"))
+        assert paths(tmp_path) == ["x.py"]
+        assert set(left_out(tmp_path)) == {"pipe", "socket"}
+
+
+PLACES = st.sampled_from(["", "a", "a/b", "c"])
+RULES = st.sampled_from(
+    ["x", "*.log", "!x", "/x", "b/", "!b/", "a/*", "*", "!*/", "!y.log", "**/x", "a/b/x", "/*/x"]
+)
+
+
+@examples(30)
+@given(st.dictionaries(PLACES, st.lists(RULES, min_size=1, max_size=3), max_size=3))
+def test_nested_ignore_files_work_as_in_git(
+    tmp_path_factory: pytest.TempPathFactory, rules: dict[str, list[str]]
+) -> None:
+    root = tmp_path_factory.mktemp("tree")
+    make(root, *(f"{place}/{name}".lstrip("/") for place in ("", "a", "a/b", "c")
+                 for name in ("x", "y.log", "z")))  # fmt: skip
+    for place, lines in rules.items():
+        (root / place / ".gitignore").write_text("\n".join(lines))
+    subprocess.run(["git", "init", "-q", root], check=True)
+    command = ["git", "-c", "core.excludesFile=/dev/null", "-C", str(root), "ls-files", "-z", "-o"]
+    listed = subprocess.run([*command, "--exclude-standard"], capture_output=True, check=True)
+    assert set(paths(root)) == set(listed.stdout.decode().split("\0")) - {""}
+
+
+def test_what_is_laid_over_goes_before(tmp_path: Path) -> None:
+    below, above = tmp_path / "below", tmp_path / "above"
+    make(below, "a.py", "sub/b.py")
+    (below / "empty").mkdir()
+    make(above, "a.py", "sub/c.py", "empty/d.py")
+    found = scan(below, above)
+    assert [(file.path, file.source.parent.parts[-1]) for file in found.files] == [
+        ("a.py", "above"),
+        ("empty/d.py", "empty"),
+        ("sub/b.py", "sub"),
+        ("sub/c.py", "sub"),
+    ]
+    assert found.empty_directories == ()
+
+
+@pytest.mark.parametrize(
+    ("below", "above"), [("a", "a/b.py"), ("a/b.py", "a"), ("a/b/c.py", "a/b")]
+)
+def test_a_file_over_a_directory_is_refused(tmp_path: Path, below: str, above: str) -> None:
+    make(tmp_path / "below", below)
+    make(tmp_path / "above", above)
+    with pytest.raises(UsageProblem, match="other kinds of paths"):
+        scan(tmp_path / "below", tmp_path / "above")

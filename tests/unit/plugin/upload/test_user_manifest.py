@@ -1,0 +1,101 @@
+"""A TorchrunJob of the user's own file, sent with a directory."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from kubectl_torchrun.__main__ import cli
+from kubectl_torchrun.errors import UsageProblem
+from kubectl_torchrun.upload import job_manifest, user_manifest
+from kubectl_torchrun.upload.job_manifest import Request
+from torchrun_api.job import TorchrunJob
+
+from ..laptop import Laptop, play_controller
+
+JOB = """
+apiVersion: torchrun.ai/v1alpha1
+kind: TorchrunJob
+metadata:
+  name: train
+  labels: {team: a}
+  annotations: {note: mine}
+spec:
+  jobQueue: q
+  numNodes: 3
+  command: python train.py
+  volumes:
+    workspace: {size: 1Gi}
+"""
+
+
+def read(tmp_path: Path, text: str) -> Request:
+    file = tmp_path / "job.yaml"
+    file.write_text(text)
+    body = user_manifest.read(str(file))
+    return Request(user_manifest.name_of(body), user_manifest.queue_of(body), "", written=body)
+
+
+def test_what_the_file_says_stays_and_the_upload_is_named(tmp_path: Path) -> None:
+    built = job_manifest.build(read(tmp_path, JOB), "ns", "ab" * 32, "before")
+    job = msgspec.convert(built, TorchrunJob)
+    assert job.metadata.annotations == {
+        "note": "mine",
+        "torchrun.ai/workspace-sha256": "ab" * 32,
+        "torchrun.ai/workspace-base": "before",
+    }
+    assert (job.metadata.name, job.metadata.namespace) == ("train", "ns")
+    assert (job.spec.num_nodes, job.spec.command) == (3, "python train.py")
+    workspace = job.spec.volumes.workspace
+    assert workspace is not None
+    assert (workspace.source, workspace.size) == ("zip", "1Gi")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [", "cannot be read"),
+        (f"{JOB}---{JOB}", "has 2 objects"),
+        ("", "has 0 objects"),
+        ("[]", "is no TorchrunJob"),
+        (JOB.replace("TorchrunJob", "Job"), "is no TorchrunJob"),
+        (JOB.replace("{size: 1Gi}", "{source: git, url: 'https://x/y'}"), "kubectl create -f"),
+        ("apiVersion: torchrun.ai/v1alpha1\nkind: TorchrunJob\nspec: []", "spec is no object"),
+    ],
+)
+def test_what_is_no_job_to_send_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UsageProblem, match=message):
+        read(tmp_path, text)
+
+
+def test_another_namespace_is_refused(tmp_path: Path) -> None:
+    request = read(tmp_path, JOB.replace("  name: train", "  name: train\n  namespace: other"))
+    with pytest.raises(UsageProblem, match="add -n other"):
+        job_manifest.build(request, "ns", "0")
+
+
+def test_it_is_created_and_its_files_are_laid_over(laptop: Laptop, tmp_path: Path) -> None:
+    play_controller(laptop.server)
+    file = tmp_path / "job.json"
+    body = {
+        "apiVersion": "torchrun.ai/v1alpha1",
+        "kind": "TorchrunJob",
+        "spec": {"numNodes": 1, "command": "x"},
+    }
+    file.write_text(json.dumps(body))
+    overlay = tmp_path / "overlay"
+    overlay.mkdir()
+    (overlay / "extra.json").write_text("{}")
+    result = laptop.run("submit", "-f", str(file), "--name", "run", "--overlay", str(overlay))
+    assert result.exit_code == 0
+    assert "2 files in" in result.stderr
+    assert laptop.server.objects["torchrunjobs", "run"]["spec"]["jobQueue"] == "q"
+
+
+@pytest.mark.parametrize("option", [["x"], ["--nodes", "2"], ["--dev"], ["--env", "A=b"]])
+def test_the_file_and_options_that_it_replaces(option: list[str]) -> None:
+    result = CliRunner().invoke(cli, ["submit", "-f", "job.yaml", *option])
+    assert result.exit_code == 2
+    assert "the file says so" in result.stderr
