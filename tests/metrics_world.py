@@ -9,9 +9,9 @@ from torchrun_api.job import TorchrunJob, TorchrunJobSpec
 from torchrun_api.meta import Condition, ObjectMeta
 from torchrun_api.queue import TorchrunQueue
 from torchrun_api.status import Phase, TorchrunJobStatus, UnfencedWorker
-from torchrun_controller.metrics import Metrics
-from torchrun_controller.metrics_of_jobs import JobCensus
-from torchrun_controller.store import Change
+from torchrun_controller.cache.store import Change
+from torchrun_controller.metrics.jobs import JobCensus
+from torchrun_controller.metrics.registry import Metrics
 
 NOW = datetime(2026, 1, 2, 3, 0, 0, tzinfo=UTC)
 

@@ -9,8 +9,8 @@ from ssl import SSLContext
 from aiohttp import web
 
 from torchrun_api.json import JsonObject
-from torchrun_controller.transport.connection import Connection
-from torchrun_controller.transport.credentials import Endpoint
+from torchrun_controller.client.connection import Connection
+from torchrun_controller.client.credentials import Endpoint
 
 # How the answer of a server begins that is played byte by byte.
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"

@@ -49,7 +49,8 @@ from torchrun_api.kinds import (
 from torchrun_api.meta import ChildMeta, Condition
 from torchrun_api.queue import TorchrunQueue
 from torchrun_api.status import TorchrunJobStatus
-from torchrun_controller.observe import Caches, empty_caches, observe
+from torchrun_controller.cache.observe import Caches, empty_caches, observe
+from torchrun_controller.cache.store import Store
 from torchrun_controller.reconcile import Conflict, Defaults, Observed, Plan, Rejection, reconcile
 from torchrun_controller.reconcile.attempts.gate import REPEAT_SECONDS
 from torchrun_controller.reconcile.conditions import ADMITTED
@@ -60,7 +61,6 @@ from torchrun_controller.reconcile.plan import Apply, Delete
 from torchrun_controller.reconcile.schedulers.installed import Installed
 from torchrun_controller.reconcile.size import size_of
 from torchrun_controller.reconcile.workers import alive, index_of
-from torchrun_controller.store import Store
 
 T = TypeVar("T", bound=Object)
 

@@ -27,10 +27,10 @@ from torchrun_bench.frames import FIRST_VERSION, PODS_OF_ALL, chunks
 from torchrun_bench.options import Options
 from torchrun_bench.processes import PYTHON, compiled_environment
 from torchrun_bench.report import Row, row, say
-from torchrun_controller.informer import Informer
-from torchrun_controller.observe import JOB_INDEX, NODE_INDEX, by_job, by_node
-from torchrun_controller.store import Store
-from torchrun_controller.transport import Response
+from torchrun_controller.cache.informer import Informer
+from torchrun_controller.cache.observe import JOB_INDEX, NODE_INDEX, by_job, by_node
+from torchrun_controller.cache.store import Store
+from torchrun_controller.client import Response
 from torchrun_controller.workqueue import AsyncWorkQueue
 
 SLOW = {"models": 50, "dicts": 5}  # one event in so many is enough for a figure

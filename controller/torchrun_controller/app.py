@@ -15,18 +15,19 @@ from functools import partial
 import structlog
 
 from torchrun_controller import logs
-from torchrun_controller.assembly import Controller, Parts, Sessions, assemble
+from torchrun_controller.cache.informer_factory import Answers
+from torchrun_controller.client import ConfigError, Connection, Transport
+from torchrun_controller.client.permissions import Rights
 from torchrun_controller.clock import SYSTEM
 from torchrun_controller.leader import NotLeader
-from torchrun_controller.metrics import Metrics
-from torchrun_controller.progress.endpoint import ProgressServer
-from torchrun_controller.progress.tokens import Tokens
-from torchrun_controller.reader import Answers
-from torchrun_controller.rights import Rights
-from torchrun_controller.server import Server, leads_or_stands_by
+from torchrun_controller.manager import Controller, Parts, Sessions, assemble
+from torchrun_controller.metrics.registry import Metrics
+from torchrun_controller.serving.checks import caches_synced, leads_or_stands_by, watches_alive
+from torchrun_controller.serving.progress.endpoint import ProgressServer
+from torchrun_controller.serving.progress.tokens import Tokens
+from torchrun_controller.serving.server import Server
 from torchrun_controller.settings import Settings
 from torchrun_controller.signals import Signals
-from torchrun_controller.transport import ConfigError, Connection, Transport
 
 # Exit codes.
 LOST_LEASE = 1
@@ -127,9 +128,9 @@ def _server(settings: Settings, parts: Parts, metrics: Metrics, rights: Rights) 
         settings.listen_address,
         settings.listen_port,
         metrics=metrics,
-        live={"watches": reader.liveness()},
+        live={"watches": watches_alive(reader.idle_by_resource())},
         ready={
-            "caches": reader.readiness(),
+            "caches": caches_synced(reader.synced_by_resource(), reader.answers.problem),
             "lease": leads_or_stands_by(parts.leader),
             "rights": rights.missing,
         },

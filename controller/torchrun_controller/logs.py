@@ -14,13 +14,13 @@ import logging
 import re
 import sys
 from collections.abc import MutableMapping
-from typing import Any, TextIO, get_args
+from typing import Any, Literal, TextIO, get_args
 
 import msgspec
 import structlog
 
-from torchrun_controller.settings import LogFormat, LogLevel
-
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["auto", "json", "console"]
 LEVELS: tuple[str, ...] = get_args(LogLevel)
 
 # What these say at debug is of no use here, or shows bodies and headers of requests.

@@ -17,11 +17,9 @@ import msgspec
 from msgspec import Struct
 
 from torchrun_controller.leader.election import Durations
-from torchrun_controller.metrics_of_each_job import MOST_JOBS
+from torchrun_controller.logs import LogFormat, LogLevel
+from torchrun_controller.metrics.each_job import MOST_JOBS
 from torchrun_controller.reconcile.admission.machines import parse_overhead
-
-LogLevel = Literal["debug", "info", "warning", "error"]
-LogFormat = Literal["auto", "json", "console"]
 
 # https://kubernetes.io/docs/tasks/run-application/access-api-from-pod/
 _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")

@@ -17,8 +17,8 @@ from faults import fields
 from faults.fields import Body, Manager
 from faults.selectors import matching
 from faults.store import Key, Resource, Store, Stored
-from torchrun_controller.apply import APPLY_PATCH
-from torchrun_controller.transport import ApiError
+from torchrun_controller.client import ApiError
+from torchrun_controller.client.apply import APPLY_PATCH
 
 DEFAULT_GRACE = 30
 _FINISHED = ("Succeeded", "Failed")

@@ -12,7 +12,7 @@ from faults.api_server import ApiServer, Target, Write, stamp
 from faults.fields import Body
 from faults.store import Change, Resource
 from torchrun_api import names
-from torchrun_controller.transport import ApiError
+from torchrun_controller.client import ApiError
 
 PODS: Resource = ("v1", "pods")
 CLAIMS: Resource = ("v1", "persistentvolumeclaims")

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 from faults.fields import Body
 from torchrun_api.kinds import CONFIG_MAPS, JOBS, PODS, TORCHRUN_JOBS, Kind
-from torchrun_controller.apply import ABSENT, APPLY_PATCH
+from torchrun_controller.client import ApiError
+from torchrun_controller.client.apply import ABSENT, APPLY_PATCH
 from torchrun_controller.leader import LEASES
-from torchrun_controller.transport import ApiError
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from msgspec import Struct
 from faults.api_server import target_of
 from faults.network import Call, Client, EventFault, RequestFault, Stream, error_frame
 from faults.store import Change
-from torchrun_controller.transport import ApiError, Disconnected
+from torchrun_controller.client import ApiError, Disconnected
 
 LATE = 20.0  # seconds; a lease lasts 15, and the controller waits 10 for what it has written itself
 

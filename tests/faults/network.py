@@ -1,7 +1,7 @@
 """Between a controller and the API server: latency, watches, and whatever shall go wrong.
 
 A `Client` is one process as the network sees it. Its transports have the interface of the real one,
-`torchrun_controller.transport.Transport`, and what happens to each request and to each event of a
+`torchrun_controller.client.Transport`, and what happens to each request and to each event of a
 watch is asked of `Faults`. A client that is dead sends nothing more, whatever its tasks do.
 """
 
@@ -19,8 +19,8 @@ from faults.api_server import ApiServer, Target, Write, refuse, target_of
 from faults.fields import Body
 from faults.selectors import matching
 from faults.store import Change, spoken
-from torchrun_controller.transport import ApiError, Disconnected, Response
-from torchrun_controller.transport.session import resource_of
+from torchrun_controller.client import ApiError, Disconnected, Response
+from torchrun_controller.client.session import resource_of
 
 LATENCY = 0.002  # seconds, one way
 BOOKMARKS = 50.0  # seconds between two of a watch; about a minute in truth

@@ -7,10 +7,10 @@ from datetime import datetime
 
 from faults.api_server import ApiServer
 from faults.network import Client, Faults
-from torchrun_controller.assembly import Controller, Parts, Sessions, assemble
+from torchrun_controller.cache.informer_factory import Answers
 from torchrun_controller.clock import Clock
-from torchrun_controller.metrics import Metrics
-from torchrun_controller.reader import Answers
+from torchrun_controller.manager import Controller, Parts, Sessions, assemble
+from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.settings import Settings, parse
 
 SETTINGS: Settings = parse(["--runtime-image", "runtime:1", "--lease-namespace", "system"], {})

@@ -9,8 +9,8 @@ import pytest
 
 from faults import campaign
 from torchrun_api.meta import ChildMeta
-from torchrun_controller.controllers import doubt
-from torchrun_controller.own_writes import ReadYourWrites
+from torchrun_controller.cache.expectations import ReadYourWrites
+from torchrun_controller.controllers import live_reads
 from torchrun_controller.reconcile import dependencies
 from torchrun_controller.reconcile.admission.quota import Account
 from torchrun_controller.reconcile.attempts.restarts import Counts
@@ -46,7 +46,7 @@ def caches_are_trusted(plant: pytest.MonkeyPatch) -> None:
         return
 
     plant.setattr(ReadYourWrites, "behind", lambda self, owner: None)
-    plant.setattr(doubt, "settle", settle)
+    plant.setattr(live_reads, "settle", settle)
 
 
 def quotas_are_ignored(plant: pytest.MonkeyPatch) -> None:

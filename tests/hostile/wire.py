@@ -17,10 +17,10 @@ from msgspec import Struct
 from frames import bookmark, frame
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import JOBS, PODS, TORCHRUN_JOBS, Kind
-from torchrun_controller.informer import Informer
-from torchrun_controller.observe import by_job, by_node, by_parent, by_queue, by_unfenced
-from torchrun_controller.store import Change, Indexer, Store
-from torchrun_controller.transport import Response, Transport
+from torchrun_controller.cache.informer import Informer
+from torchrun_controller.cache.observe import by_job, by_node, by_parent, by_queue, by_unfenced
+from torchrun_controller.cache.store import Change, Indexer, Store
+from torchrun_controller.client import Response, Transport
 
 GOOD = "good"
 PATIENCE = 60.0  # seconds of real time, for a round

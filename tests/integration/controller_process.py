@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import httpx
 
 from torchrun_cluster import LocalCluster
-from torchrun_controller.transport.credentials import tls_context
+from torchrun_controller.client.credentials import tls_context
 
 T = TypeVar("T")
 

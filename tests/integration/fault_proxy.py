@@ -20,7 +20,7 @@ import yarl
 from aiohttp import web
 
 from torchrun_cluster import LocalCluster
-from torchrun_controller.transport.credentials import tls_context
+from torchrun_controller.client.credentials import tls_context
 
 LARGEST = 64 << 20  # bytes of a request
 _AGENT = re.compile(r"torchrun-controller/(\w+)(?: \((\S+)\))?")

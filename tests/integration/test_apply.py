@@ -17,7 +17,8 @@ from torchrun_api.kinds import JOBS, PODS, SERVICES, TORCHRUN_JOBS, Kind
 from torchrun_api.meta import Condition
 from torchrun_api.status import TorchrunJobStatus, WorkersStatus
 from torchrun_cluster import LocalCluster, Size
-from torchrun_controller.apply import (
+from torchrun_controller.client import Connection, Transport
+from torchrun_controller.client.apply import (
     Applier,
     NameConflictError,
     RejectedError,
@@ -25,7 +26,6 @@ from torchrun_controller.apply import (
     Written,
 )
 from torchrun_controller.reconcile.plan import Apply, Delete
-from torchrun_controller.transport import Connection, Transport
 
 OWNER = {
     "apiVersion": "torchrun.ai/v1alpha1",

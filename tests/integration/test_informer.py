@@ -19,9 +19,9 @@ from torchrun_api.core import Service
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import Kind
 from torchrun_cluster import LocalCluster, Size
-from torchrun_controller.informer import Informer
-from torchrun_controller.store import Change, Store
-from torchrun_controller.transport import Connection, Response, Transport
+from torchrun_controller.cache.informer import Informer
+from torchrun_controller.cache.store import Change, Store
+from torchrun_controller.client import Connection, Response, Transport
 from torchrun_controller.watch import Timings
 
 # Cheap objects that nobody else touches; of a Service, too, only the metadata is read.

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from torchrun_cluster import LocalCluster, Size
+from torchrun_controller.client import Connection
 from torchrun_controller.leader import Durations, Leader, NotLeader
-from torchrun_controller.transport import Connection
 
 ROLE = Path(__file__).parents[2] / "manifests" / "rbac" / "role.yaml"
 NAMESPACE = "torchrun-system"

@@ -7,7 +7,7 @@ import pytest
 from faults.conformance import CHECKS, Api
 from integration.team import Team
 from torchrun_cluster import LocalCluster
-from torchrun_controller.transport import ApiError, Connection, Transport
+from torchrun_controller.client import ApiError, Connection, Transport
 
 
 @pytest.fixture

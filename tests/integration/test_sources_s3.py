@@ -17,7 +17,7 @@ import pytest
 
 from ports import free_port
 from torchrun_cluster import binaries
-from torchrun_controller.transport.credentials import tls_context
+from torchrun_controller.client.credentials import tls_context
 from torchrun_runtime.sync.claim import Claim
 from torchrun_runtime.sync.errors import SyncError
 from torchrun_runtime.sync.fetch import fetch

@@ -7,7 +7,7 @@ from typing import Any
 
 import anyio
 
-from torchrun_controller import __main__, assembly
+from torchrun_controller import __main__, manager
 from torchrun_controller.controllers.job import JobReconciler
 
 attempt = JobReconciler.attempt
@@ -21,6 +21,6 @@ async def with_bugs(self: JobReconciler, key: tuple[str, str]) -> Any:
     return await attempt(self, key)
 
 
-assert assembly.JobReconciler is JobReconciler
+assert manager.JobReconciler is JobReconciler
 JobReconciler.attempt = with_bugs  # type: ignore[method-assign]
 __main__.main()

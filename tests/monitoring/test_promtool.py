@@ -7,7 +7,7 @@ import yaml
 
 from monitoring.conftest import HERE, Promtool
 from monitoring.shortened import ALERTS, shortened
-from torchrun_controller.metrics import Metrics
+from torchrun_controller.metrics.registry import Metrics
 
 
 def test_the_rules_are_well(promtool: Promtool, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from monitoring.proxy import Proxy
 from monitoring.server import Prometheus
 from monitoring.shortened import ALERTS
 from torchrun_cluster import LocalCluster
-from torchrun_controller.transport.credentials import tls_context
+from torchrun_controller.client.credentials import tls_context
 
 pytestmark = pytest.mark.timeout(300)
 

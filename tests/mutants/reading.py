@@ -21,7 +21,7 @@ OBSERVE = ("tests/unit/observe",)
 READING = (
     Mutant(
         "names-lead-out-of-the-api",
-        "transport/session.py",
+        "client/session.py",
         'if ".." in call.path.split("/"):',
         "if not call.path:",
         "a name with dots in an object makes the controller write somewhere else",
@@ -29,7 +29,7 @@ READING = (
     ),
     Mutant(
         "redirects-are-followed",
-        "transport/session.py",
+        "client/session.py",
         "allow_redirects=False",
         "allow_redirects=True",
         "the token goes wherever an answer points",
@@ -37,7 +37,7 @@ READING = (
     ),
     Mutant(
         "an-expired-token-stays",
-        "transport/session.py",
+        "client/session.py",
         "if error.status != 401:",
         "if error.status != 403:",
         "an hour after its start the controller is refused everything",
@@ -45,7 +45,7 @@ READING = (
     ),
     Mutant(
         "silent-watches-are-believed",
-        "transport/session.py",
+        "client/session.py",
         "sock_read=silence",
         "sock_read=None",
         "a connection that a firewall has dropped shows no more changes, for good",
@@ -53,7 +53,7 @@ READING = (
     ),
     Mutant(
         "retry-after-is-not-read",
-        "transport/errors.py",
+        "client/errors.py",
         "_seconds(answer.details.retry_after_seconds, retry_after),",
         "None,",
         "an API server under load is hammered at",
@@ -174,7 +174,7 @@ READING = (
     ),
     Mutant(
         "a-relist-forgets-what-vanished",
-        "store.py",
+        "cache/store.py",
         "return vanished + [",
         "return [",
         "what was deleted while a watch was down is never told: its gang is not made anew",
@@ -182,7 +182,7 @@ READING = (
     ),
     Mutant(
         "old-index-entries-stay",
-        "store.py",
+        "cache/store.py",
         "self._unindex(key, old)\n        self._objects[key] = obj",
         "pass\n        self._objects[key] = obj",
         "a job that changes its queue is counted in both",
@@ -190,7 +190,7 @@ READING = (
     ),
     Mutant(
         "deleted-objects-stay-indexed",
-        "store.py",
+        "cache/store.py",
         "self._unindex((namespace, name), old)\n        return Change(old, None)",
         "return Change(old, None)",
         "a deleted pod is still found by its job",
@@ -198,7 +198,7 @@ READING = (
     ),
     Mutant(
         "a-relist-drops-the-unreadable",
-        "store.py",
+        "cache/store.py",
         "for key, old in known.items() if key in unreadable and key not in listed}",
         "for key, old in known.items() if False}",
         "a running job that becomes unreadable is taken for deleted",
@@ -206,7 +206,7 @@ READING = (
     ),
     Mutant(
         "versions-go-back",
-        "store.py",
+        "cache/store.py",
         "self._resource_version = max(self._resource_version, resource_version)",
         "self._resource_version = resource_version",
         "the cache says that it is behind after an event out of order, and jobs wait",
@@ -214,7 +214,7 @@ READING = (
     ),
     Mutant(
         "a-handlers-bug-ends-the-watch",
-        "informer.py",
+        "cache/informer.py",
         "except Exception as error:  # a bug of ours",
         "except MemoryError as error:  # a bug of ours",
         "one object that trips a handler stops all jobs",
@@ -222,7 +222,7 @@ READING = (
     ),
     Mutant(
         "a-relist-goes-before-edits",
-        "informer.py",
+        "cache/informer.py",
         "self._call(change, initial=True)",
         "self._call(change, initial=False)",
         "after a restart an edit waits behind 10,000 unchanged jobs",
@@ -230,7 +230,7 @@ READING = (
     ),
     Mutant(
         "waiters-are-not-woken",
-        "informer.py",
+        "cache/informer.py",
         "self._report_interruption(interrupted)\n        self._wake()",
         "self._report_interruption(interrupted)",
         "every reconcile waits for its own writes until the time is out",
@@ -238,7 +238,7 @@ READING = (
     ),
     Mutant(
         "an-interruption-is-ignored",
-        "informer.py",
+        "cache/informer.py",
         "if events and isinstance(events[-1], Interrupted):",
         "if events and isinstance(events[-1], Wait):",
         "a watch that is told to be no good is read on",
@@ -246,7 +246,7 @@ READING = (
     ),
     Mutant(
         "the-owner-is-not-checked",
-        "observe.py",
+        "cache/observe.py",
         "return meta.controlled_by(uid) or meta.labels.retained_from == name",
         "return True",
         "objects of others that bear the label are taken for the job's, and deleted",
@@ -254,7 +254,7 @@ READING = (
     ),
     Mutant(
         "ghosts-count-as-workers",
-        "observe.py",
+        "cache/observe.py",
         "_part(gangs, lambda meta: any(meta.controlled_by(j) for j in present))",
         "_part(gangs, lambda meta: True)",
         "a failed pod of the last gang fails the next one as well",
@@ -262,7 +262,7 @@ READING = (
     ),
     Mutant(
         "retained-claims-are-strangers",
-        "observe.py",
+        "cache/observe.py",
         "meta.controlled_by(uid) or meta.labels.retained_from == name",
         "meta.controlled_by(uid)",
         "a job cannot take up the checkpoints of the one before it",

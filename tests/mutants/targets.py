@@ -55,7 +55,7 @@ TARGETS = (
     ),
     Target(
         "pipeline",
-        ("torchrun_controller/apply.py", "torchrun_controller/store.py"),
+        ("torchrun_controller/client/apply.py", "torchrun_controller/cache/store.py"),
         tuple(
             f"tests/unit/{room}/**/test_*.py"
             for room in ("store", "apply", "informer", "observe", "worker", "app")

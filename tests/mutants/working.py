@@ -87,7 +87,7 @@ WORKING = (
     ),
     Mutant(
         "the-requeue-is-forgotten",
-        "worker.py",
+        "controllers/controller.py",
         "case RequeueAfter(after):\n                queue.forget(key)\n"
         "                queue.add_after(key, after)",
         "case RequeueAfter(after):\n                queue.forget(key)",
@@ -96,7 +96,7 @@ WORKING = (
     ),
     Mutant(
         "failures-are-not-retried",
-        "worker.py",
+        "controllers/controller.py",
         "queue.add_rate_limited(key, at_least=wait)",
         "queue.forget(key)",
         "a job stands still after one answer of 500",
@@ -104,7 +104,7 @@ WORKING = (
     ),
     Mutant(
         "who-is-behind-is-forgotten",
-        "worker.py",
+        "controllers/controller.py",
         "self._metrics.stale_sync_skips.inc()\n                queue.add_after(key, after)",
         "self._metrics.stale_sync_skips.inc()",
         "a job stands still where a cache was late",
@@ -112,7 +112,7 @@ WORKING = (
     ),
     Mutant(
         "a-bug-ends-its-worker",
-        "worker.py",
+        "controllers/controller.py",
         "except Exception as error:\n            self._metrics.reconcile_panics",
         "except MemoryError as error:\n            self._metrics.reconcile_panics",
         "one odd job ends the process",
@@ -120,7 +120,7 @@ WORKING = (
     ),
     Mutant(
         "a-refusal-is-tried-at-once",
-        "worker.py",
+        "controllers/controller.py",
         "return Retry(error, FORBIDDEN_RETRY)",
         "return Retry(error, 0.0)",
         "a webhook that says no is asked a thousand times a second",
@@ -128,7 +128,7 @@ WORKING = (
     ),
     Mutant(
         "own-writes-are-forgotten",
-        "own_writes.py",
+        "cache/expectations.py",
         "pending.versions[resource] = max(version, pending.versions.get(resource, 0))",
         "pending.versions[resource] = 0",
         "a reconcile decides from a cache that does not show its last write: two gangs",
@@ -136,7 +136,7 @@ WORKING = (
     ),
     Mutant(
         "own-writes-are-never-seen",
-        "own_writes.py",
+        "cache/expectations.py",
         "caches[resource].resource_version < version",
         "caches[resource].resource_version <= version",
         "every step of a job takes two minutes",
@@ -144,7 +144,7 @@ WORKING = (
     ),
     Mutant(
         "the-last-write-alone-counts",
-        "own_writes.py",
+        "cache/expectations.py",
         "self._pending.setdefault(owner, _Pending({}, now))",
         "self._pending[owner] = _Pending({}, now)",
         "of two writes the cache has to show one only",
@@ -152,7 +152,7 @@ WORKING = (
     ),
     Mutant(
         "writes-without-the-lease",
-        "apply.py",
+        "client/apply.py",
         'query["dryRun"] = "All"\n        self._gate.check()',
         'query["dryRun"] = "All"',
         "a leader that was cut off writes beside its successor",
@@ -160,7 +160,7 @@ WORKING = (
     ),
     Mutant(
         "deletes-without-the-lease",
-        "apply.py",
+        "client/apply.py",
         'options["gracePeriodSeconds"] = delete.grace_seconds\n        self._gate.check()',
         'options["gracePeriodSeconds"] = delete.grace_seconds',
         "a leader that was cut off ends its successor's gang",
@@ -168,7 +168,7 @@ WORKING = (
     ),
     Mutant(
         "creations-merge-into-strangers",
-        "apply.py",
+        "client/apply.py",
         'body = {**intent.body, "metadata": {**meta, "resourceVersion": ABSENT}}\n'
         "        try:\n            answer",
         'body = {**intent.body, "metadata": {**meta}}\n        try:\n            answer',
@@ -177,7 +177,7 @@ WORKING = (
     ),
     Mutant(
         "updates-hit-replacements",
-        "apply.py",
+        "client/apply.py",
         '{**meta, "uid": intent.uid}',
         "{**meta}",
         "what somebody made in the place of our pod is changed",
@@ -185,7 +185,7 @@ WORKING = (
     ),
     Mutant(
         "deletes-hit-replacements",
-        "apply.py",
+        "client/apply.py",
         'preconditions = {"uid": delete.uid}',
         "preconditions: dict[str, str] = {}",
         "the pod that a Job has made anew is deleted in the place of the old one",
@@ -193,7 +193,7 @@ WORKING = (
     ),
     Mutant(
         "the-version-is-not-a-condition",
-        "apply.py",
+        "client/apply.py",
         "if delete.resource_version:",
         "if not delete.uid:",
         "a job that is edited as its time to live ends is deleted all the same",
@@ -201,7 +201,7 @@ WORKING = (
     ),
     Mutant(
         "a-status-hits-another-state",
-        "apply.py",
+        "client/apply.py",
         '"resourceVersion": meta.resource_version,\n            },',
         "},",
         "a job that was made anew under its name gets the status of the old one",
@@ -209,7 +209,7 @@ WORKING = (
     ),
     Mutant(
         "a-status-does-not-force",
-        "apply.py",
+        "client/apply.py",
         "answer = await self._patch(path, body, manager, force=True)",
         "answer = await self._patch(path, body, manager, force=False)",
         "after anybody edits a status, it stays as it is for ever",
@@ -217,7 +217,7 @@ WORKING = (
     ),
     Mutant(
         "strangers-are-taken-for-ours",
-        "apply.py",
+        "client/apply.py",
         "if not _is_ours(holder, owner, meta):",
         "if not holder.uid:",
         "a Job of somebody else with the job's name is taken for its gang",
@@ -225,7 +225,7 @@ WORKING = (
     ),
     Mutant(
         "a-500-is-no-reason-to-retry",
-        "apply.py",
+        "client/apply.py",
         "if error.status == 429 or error.status >= 500:",
         "if error.status == 429:",
         "the time that an ailing API server asks for is not given to it",
@@ -273,7 +273,7 @@ WORKING = (
     ),
     Mutant(
         "phases-are-held-back",
-        "controllers/pacing.py",
+        "controllers/status_throttle.py",
         "if same_phase and left > 0 else",
         "if left > 0 else",
         "Running is shown a second late",
@@ -281,7 +281,7 @@ WORKING = (
     ),
     Mutant(
         "statuses-have-no-pace",
-        "controllers/pacing.py",
+        "controllers/status_throttle.py",
         "if same_phase and left > 0 else",
         "if same_phase and left > 1000 else",
         "a gang of 1,000 pods writes its status 1,000 times as it starts",
@@ -289,7 +289,7 @@ WORKING = (
     ),
     Mutant(
         "nothing-is-asked-in-doubt",
-        "controllers/doubt.py",
+        "controllers/live_reads.py",
         "if not _replaces(observed, plan):",
         "if True:",
         "a new leader whose cache lags makes a gang beside a gang",
@@ -361,7 +361,7 @@ WORKING = (
     ),
     Mutant(
         "events-have-no-bound",
-        "events.py",
+        "client/events.py",
         "allowed = bucket.tokens >= 1",
         "allowed = True",
         "a job that flaps fills etcd with events",

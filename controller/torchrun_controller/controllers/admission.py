@@ -17,16 +17,16 @@ from msgspec import Struct
 
 from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import UserObject, kind_of
-from torchrun_controller.admission_watch import Seen
-from torchrun_controller.apply import Status, SupersededError, UnavailableError, Written
-from torchrun_controller.metrics import Metrics
+from torchrun_controller.cache.admission_watch import Seen
+from torchrun_controller.client.apply import Status, SupersededError, UnavailableError, Written
+from torchrun_controller.controllers.controller import Behind, Done, Outcome, RequeueAfter, named
+from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile.admission import accounts
 from torchrun_controller.reconcile.admission.state import Decisions, Preempt, QueueSummary, State
 from torchrun_controller.reconcile.admission.told import Stage, Verdicts, Word
 from torchrun_controller.reconcile.attempts.admitted import charged
 from torchrun_controller.reconcile.conditions import ADMITTED
 from torchrun_controller.reconcile.plan import Event
-from torchrun_controller.worker import Behind, Done, Outcome, RequeueAfter, named
 
 FIELD_MANAGER = "torchrun-controller-admission"
 

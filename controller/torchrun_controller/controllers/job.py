@@ -16,18 +16,18 @@ from msgspec import Struct, field
 from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import TORCHRUN_JOBS
 from torchrun_api.status import TorchrunJobStatus
-from torchrun_controller.apply import NameConflictError, RejectedError, Written
-from torchrun_controller.controllers import decisions, doubt
-from torchrun_controller.controllers.pacing import STATUS_INTERVAL, StatusPace
+from torchrun_controller.cache.observe import Key
+from torchrun_controller.client import ApiError
+from torchrun_controller.client.apply import NameConflictError, RejectedError, Written
+from torchrun_controller.controllers import audit_log, live_reads
+from torchrun_controller.controllers.controller import Done, Outcome, RequeueAfter, Terminal, named
 from torchrun_controller.controllers.refusals import Refusals, is_refusal
+from torchrun_controller.controllers.status_throttle import STATUS_INTERVAL, StatusPace
 from torchrun_controller.controllers.writes import ObjectWriter, Writes
-from torchrun_controller.metrics import Metrics
-from torchrun_controller.observe import Key
+from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile.observed import Observed
 from torchrun_controller.reconcile.plan import Apply, Delete, Event, Plan
 from torchrun_controller.reconcile.refusals import Identity, identity
-from torchrun_controller.transport import ApiError
-from torchrun_controller.worker import Done, Outcome, RequeueAfter, Terminal, named
 
 # Rounds of deciding and writing in one attempt: each but the last was refused something else.
 MOST_ROUNDS = 8
@@ -35,7 +35,7 @@ MOST_ROUNDS = 8
 log = structlog.get_logger(__name__)
 
 
-class Writer(ObjectWriter, doubt.Finder, Protocol):
+class Writer(ObjectWriter, live_reads.Finder, Protocol):
     """The part of the Applier that jobs need."""
 
     async def apply_status(self, job: TorchrunJob, status: TorchrunJobStatus) -> Written | None:
@@ -124,7 +124,7 @@ class JobReconciler:
         for _ in range(MOST_ROUNDS):
             shown = self._refusals.show(key, observed)
             plan = self._decide(shown, self._now())
-            await doubt.settle(self._applier, shown, plan)
+            await live_reads.settle(self._applier, shown, plan)
             if await self._carry_out(key, shown, plan, work, about):
                 break
         else:
@@ -239,7 +239,7 @@ class JobReconciler:
 
 
 def _log(job: TorchrunJob, status: TorchrunJobStatus) -> None:
-    about, lines = named("job", job), decisions.of_status(job.status, status)
+    about, lines = named("job", job), audit_log.of_status(job.status, status)
     for line in lines:
         log.info(line.event, **about, **line.fields)
     if not lines:

@@ -16,19 +16,19 @@ from msgspec.structs import replace
 
 from torchrun_api.kinds import TORCHRUN_QUEUES
 from torchrun_api.queue import TorchrunQueue, TorchrunQueueStatus
-from torchrun_controller.apply import (
+from torchrun_controller.cache.observe import Key
+from torchrun_controller.client import ApiError
+from torchrun_controller.client.apply import (
     NameConflictError,
     RejectedError,
     SupersededError,
     Written,
 )
-from torchrun_controller.controllers.pacing import StatusPace
+from torchrun_controller.controllers.controller import Done, Outcome, RequeueAfter, named
+from torchrun_controller.controllers.status_throttle import StatusPace
 from torchrun_controller.controllers.writes import BEHIND_RETRY, ObjectWriter, Writes
-from torchrun_controller.observe import Key
 from torchrun_controller.reconcile.plan import Apply, Event
 from torchrun_controller.reconcile.queues import ObservedQueue, QueuePlan, Verdict
-from torchrun_controller.transport import ApiError
-from torchrun_controller.worker import Done, Outcome, RequeueAfter, named
 
 REFUSED_RETRY = 60.0  # seconds until a write or a trial that was refused is tried again
 

@@ -6,12 +6,12 @@ from typing import Any, Generic, Protocol, TypeVar
 import structlog
 
 from torchrun_api.kinds import Kind
-from torchrun_controller.apply import Written
-from torchrun_controller.controllers import decisions
-from torchrun_controller.metrics import Metrics
-from torchrun_controller.own_writes import ReadYourWrites
+from torchrun_controller.cache.expectations import ReadYourWrites
+from torchrun_controller.client.apply import Written
+from torchrun_controller.controllers import audit_log
+from torchrun_controller.controllers.controller import Behind
+from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile.plan import Apply, Delete
-from torchrun_controller.worker import Behind
 
 # A cache that reaches our writes wakes the key itself; this is for the case that it never does.
 BEHIND_RETRY = 1.0
@@ -62,7 +62,7 @@ class Writes(Generic[K]):
             written = await self.write(key, intent.kind, self._applier.apply(intent))
             if written is not None and written.created:
                 creates = True
-                line = decisions.of_creation(intent)
+                line = audit_log.of_creation(intent)
                 log.info(line.event, **about, **line.fields)
             else:
                 log.debug("object changed", **about, object=f"{intent.kind.kind}/{intent.name}")

@@ -13,6 +13,7 @@ import msgspec
 import structlog
 
 from torchrun_api.json import JsonObject
+from torchrun_controller.client import ApiError, Disconnected, Response
 from torchrun_controller.leader.election import (
     LEASES,
     Durations,
@@ -23,7 +24,6 @@ from torchrun_controller.leader.election import (
     Wait,
     Write,
 )
-from torchrun_controller.transport import ApiError, Disconnected, Response
 from torchrun_controller.watch.lines import LineSplitter, Overlong
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()

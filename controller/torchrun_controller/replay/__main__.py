@@ -10,14 +10,14 @@ from importlib.metadata import version
 from pathlib import Path
 
 from torchrun_controller import logs
-from torchrun_controller.observe import Key
+from torchrun_controller.cache.observe import Key
+from torchrun_controller.client import ConfigError
 from torchrun_controller.reconcile.observed import Defaults
 from torchrun_controller.replay import __doc__ as description
 from torchrun_controller.replay.play import Player
 from torchrun_controller.replay.record import record
 from torchrun_controller.replay.show import Printer
 from torchrun_controller.replay.tape import Head, TapeError, read
-from torchrun_controller.transport import ConfigError
 
 MEGABYTE = 10**6
 

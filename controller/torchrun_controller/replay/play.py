@@ -15,16 +15,15 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from torchrun_controller.cache.informer import Informer
+from torchrun_controller.cache.informer_factory import Answers, Reader
+from torchrun_controller.cache.observe import Key
+from torchrun_controller.client import ApiError, Response, Transport
 from torchrun_controller.clock import Clock
-from torchrun_controller.informer import Informer
-from torchrun_controller.metrics import Metrics
-from torchrun_controller.observe import Key
-from torchrun_controller.reader import Answers, Reader
 from torchrun_controller.reconcile import reconcile
 from torchrun_controller.reconcile.observed import Defaults
 from torchrun_controller.reconcile.plan import Plan
 from torchrun_controller.replay.tape import Line, source_of
-from torchrun_controller.transport import ApiError, Response, Transport
 from torchrun_controller.watch import Synced, Watcher
 from torchrun_controller.watch.codec import identity_of
 from torchrun_controller.workqueue import WorkQueue
@@ -75,9 +74,8 @@ class Player:
         self._transport = _Recorded()
         clock = Clock(lambda: self._now, self._time, lambda: 0.0)
         self._queue: WorkQueue[Key] = WorkQueue(clock.monotonic)
-        metrics = Metrics()
-        answers = Answers(metrics.observe_request)
-        self._reader = Reader(self._transport, answers, self._queue, metrics, namespaces, clock)
+        answers = Answers()
+        self._reader = Reader(self._transport, answers, self._queue, namespaces, clock)
         self._watchers: dict[str, Watcher[Any]] = {}
 
     async def play(self, lines: Iterable[Line], tell: Callable[[Decision], None]) -> None:

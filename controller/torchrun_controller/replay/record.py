@@ -7,11 +7,10 @@ from pathlib import Path
 
 import anyio
 
-from torchrun_controller.metrics import Metrics
-from torchrun_controller.observe import Key
-from torchrun_controller.reader import Answers, Reader
+from torchrun_controller.cache.informer_factory import Answers, Reader
+from torchrun_controller.cache.observe import Key
+from torchrun_controller.client import Connection, Response, Transport
 from torchrun_controller.replay.tape import Head, Tape, source_of
-from torchrun_controller.transport import Connection, Response, Transport
 from torchrun_controller.watch.lines import LineSplitter, Overlong
 from torchrun_controller.workqueue import WorkQueue
 
@@ -92,11 +91,10 @@ async def record(
     connection = await Connection.load(kubeconfig, context)
     tape = Tape(path, head, limit)
     try:
-        metrics = Metrics()
-        answers = Answers(metrics.observe_request)
+        answers = Answers()
         async with connection.session("record", answers.observe) as session:
             queue: WorkQueue[Key] = WorkQueue(lambda: 0.0)  # nobody takes its keys
-            reader = Reader(Taped(session, tape), answers, queue, metrics, head.namespaces)
+            reader = Reader(Taped(session, tape), answers, queue, head.namespaces)
             await _run(reader, tape)
     finally:
         tape.close()

@@ -12,8 +12,8 @@ from urllib.parse import urlencode
 import msgspec
 from msgspec import Raw, Struct
 
+from torchrun_controller.client.session import resource_of
 from torchrun_controller.replay.redact import redacted
-from torchrun_controller.transport.session import resource_of
 
 VERSION = 1
 _SELECTORS = ("labelSelector", "fieldSelector")

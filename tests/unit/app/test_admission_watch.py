@@ -11,10 +11,10 @@ from prometheus_client import CollectorRegistry
 from torchrun_api.core import Job, Node, Pod
 from torchrun_api.job import TorchrunJob
 from torchrun_api.queue import TorchrunQueue
-from torchrun_controller.admission_watch import ADMISSION, COALESCE, AdmissionWatch, Seen
+from torchrun_controller.cache.admission_watch import ADMISSION, COALESCE, AdmissionWatch, Seen
+from torchrun_controller.cache.informer_factory import Answers, Reader
 from torchrun_controller.clock import Clock
-from torchrun_controller.metrics import Metrics
-from torchrun_controller.reader import Answers, Reader
+from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile.gang_requests import GangRequests, encode_charge
 from torchrun_controller.workqueue import WorkQueue
 
@@ -32,7 +32,7 @@ class World:
         self.work: WorkQueue[str] = WorkQueue(lambda: self.time)
         still = Clock(monotonic=lambda: 0.0)
         answers = Answers(metrics.observe_request)
-        self.reader = Reader(NEVER_SENT, answers, keys, metrics, clock=still)
+        self.reader = Reader(NEVER_SENT, answers, keys, clock=still)
         self.watch = AdmissionWatch(self.reader, self.work, by_nodes=by_nodes, **options)
         self.reader.nodes.informer.synced.set()
         self.version = 0

@@ -11,10 +11,10 @@ from aiohttp import web
 from scripted_server import ScriptedServer, connection, json_response, serving, streamed
 from torchrun_api import kinds
 from torchrun_api.core import Job, SchedulingGroup
-from torchrun_controller.group_watch import GroupWatch, kinds_of
-from torchrun_controller.informer import Unobserved
+from torchrun_controller.cache.group_watch import GroupWatch, kinds_of
+from torchrun_controller.cache.informer import Unobserved
+from torchrun_controller.cache.store import Change
 from torchrun_controller.reconcile.schedulers.installed import Installed
-from torchrun_controller.store import Change
 from unit.app.test_reader import World
 
 

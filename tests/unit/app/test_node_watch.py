@@ -9,8 +9,8 @@ import structlog
 
 from torchrun_api.core import Node, Pod
 from torchrun_api.job import TorchrunJob
-from torchrun_controller.store import Change
-from unit.app.test_reader import World
+from torchrun_controller.cache.store import Change
+from unit.app.test_reader import World, readiness
 
 LABELS = {
     "torchrun-job-name": "run",
@@ -113,7 +113,7 @@ def test_nobody_waits_for_nodes(world):
         if informer is not world.reader.nodes.informer:
             informer.synced.set()
     assert world.reader.is_synced
-    assert world.reader.readiness()() == ""
+    assert readiness(world) == ""
 
 
 async def test_that_nodes_are_not_seen_is_said_once_it_is_known(world):

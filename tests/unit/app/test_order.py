@@ -9,11 +9,11 @@ import structlog
 
 from torchrun_api.job import TorchrunJob
 from torchrun_api.meta import ObjectMeta
-from torchrun_controller import assembly
-from torchrun_controller.assembly import Controller, Parts
+from torchrun_controller import manager
+from torchrun_controller.cache.store import Store
+from torchrun_controller.client import Disconnected
 from torchrun_controller.leader import NotLeader
-from torchrun_controller.store import Store
-from torchrun_controller.transport import Disconnected
+from torchrun_controller.manager import Controller, Parts
 from torchrun_controller.workqueue import AsyncWorkQueue
 
 
@@ -108,7 +108,7 @@ class Process:
 @pytest.fixture
 def process(monkeypatch: pytest.MonkeyPatch) -> Process:
     for name in ("DRAIN_SECONDS", "FLUSH_SECONDS", "CATCH_UP_RETRY", "CATCH_UP_WARNING"):
-        monkeypatch.setattr(assembly, name, 0.02)
+        monkeypatch.setattr(manager, name, 0.02)
     return Process()
 
 
@@ -188,7 +188,7 @@ async def test_the_only_replica_has_nobody_to_catch_up_with(process: Process) ->
 async def test_a_standby_forgets_keys_of_what_is_gone(
     process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(assembly, "FORGET_SECONDS", 0.01)
+    monkeypatch.setattr(manager, "FORGET_SECONDS", 0.01)
     jobs: Store[TorchrunJob] = Store()
     jobs.upsert(TorchrunJob(metadata=ObjectMeta(name="here", namespace="team")), 1)
     process.jobs = jobs

@@ -11,9 +11,9 @@ from prometheus_client import CollectorRegistry
 from queue_world import a_job, kai_queue, make_trq
 from torchrun_api.extras import ConfigMap
 from torchrun_api.kinds import KAI_QUEUES
-from torchrun_controller.metrics import Metrics
-from torchrun_controller.queue_watch import QueueWatch
-from torchrun_controller.reader import Answers, Reader
+from torchrun_controller.cache.informer_factory import Answers, Reader
+from torchrun_controller.cache.queue_watch import QueueWatch
+from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile.schedulers.installed import Installed
 from torchrun_controller.workqueue import WorkQueue
 from world import START
@@ -29,7 +29,7 @@ class World:
         self.time = 0.0
         self.work: WorkQueue[tuple[str, str]] = WorkQueue(lambda: self.time)
         others: WorkQueue[tuple[str, str]] = WorkQueue(lambda: 0.0)
-        self.reader = Reader(NEVER_SENT, self.answers, others, self.metrics, namespaces)
+        self.reader = Reader(NEVER_SENT, self.answers, others, namespaces)
         self.watch = QueueWatch(NEVER_SENT, self.reader.observer, self.reader, self.work)
 
     def change(self, obj: Any, *, initial: bool = False) -> None:

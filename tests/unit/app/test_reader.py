@@ -13,14 +13,24 @@ from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import EVENTS
 from torchrun_api.queue import TorchrunQueue
 from torchrun_api.status import Progress
-from torchrun_controller.metrics import Metrics
-from torchrun_controller.progress.reports import Worker
-from torchrun_controller.reader import Answers, Reader
+from torchrun_controller.cache.informer_factory import Answers, Reader
+from torchrun_controller.cache.progress_reports import Worker
+from torchrun_controller.cache.store import Change
+from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile.schedulers.installed import Installed
-from torchrun_controller.store import Change
+from torchrun_controller.serving.checks import caches_synced, watches_alive
 from torchrun_controller.workqueue import WorkQueue
 
 NEVER_SENT: Any = None  # no informer runs here
+
+
+def readiness(world: "World") -> str:
+    reader = world.reader
+    return caches_synced(reader.synced_by_resource(), reader.answers.problem)()
+
+
+def liveness(world: "World") -> str:
+    return watches_alive(world.reader.idle_by_resource())()
 
 
 class World:
@@ -28,7 +38,7 @@ class World:
         self.metrics = Metrics(CollectorRegistry())
         self.queue: WorkQueue[tuple[str, str]] = WorkQueue(lambda: 0.0)
         self.answers = Answers(self.metrics.observe_request)
-        self.reader = Reader(NEVER_SENT, self.answers, self.queue, self.metrics, namespaces)
+        self.reader = Reader(NEVER_SENT, self.answers, self.queue, namespaces)
 
     def change(self, obj: Any, *, initial: bool = False) -> None:
         """As the informer does: first the store, then the word of it."""
@@ -108,24 +118,24 @@ def test_a_job_that_was_made_meanwhile_goes_before_those_under_way(world: World)
 def test_readiness_names_what_is_missing_and_why(world: World) -> None:
     world.answers.observe("watch", "torchrunjobs.torchrun.ai", 404, 0.1)
     world.answers.observe("watch", "pods", 403, 0.1)
-    said = world.reader.readiness()()
+    said = readiness(world)
     assert "install the CustomResourceDefinition of torchrunjobs.torchrun.ai" in said
     assert "grant the controller's role the verb watch on pods" in said
     assert "services (the first list is on its way)" in said
     for informer in world.reader.informers:
         informer.synced.set()
-    assert world.reader.readiness()() == ""
+    assert readiness(world) == ""
     assert world.reader.is_synced
 
 
 def test_a_watch_that_hangs_has_the_process_restarted(world: World) -> None:
-    assert world.reader.liveness()() == ""
+    assert liveness(world) == ""
     for informer in world.reader.informers:
         informer.last_seen -= 10_000
-    assert world.reader.liveness()() == "", "it is the server that is silent"
+    assert liveness(world) == "", "it is the server that is silent"
     for informer in world.reader.informers:
         informer._last_turn -= 10_000
-    assert "pods" in world.reader.liveness()()
+    assert "pods" in liveness(world)
 
 
 @pytest.mark.parametrize(
@@ -156,13 +166,13 @@ def test_nobody_waits_for_warnings(world: World) -> None:
     for informer in world.reader.informers:
         if informer.kind is not EVENTS:
             informer.synced.set()
-    assert world.reader.readiness()() == ""
+    assert readiness(world) == ""
     assert world.reader.is_synced
     for informer in world.reader.informers:
         if informer.kind is EVENTS:
             informer.synced.set()
             informer.last_seen = informer._last_turn = -10_000
-    assert world.reader.liveness()() == ""
+    assert liveness(world) == ""
 
 
 def test_each_namespace_has_its_own_caches() -> None:
@@ -173,7 +183,8 @@ def test_each_namespace_has_its_own_caches() -> None:
     team["torchrunjobs.torchrun.ai"].upsert(a_job("run"), 5)
     assert world.reader.observe("team", "run") is not None
     assert world.reader.observe("other", "run") is None
-    world.reader.count(world.metrics)
+    for resource, objects in world.reader.objects_by_resource().items():
+        world.metrics.count_objects(resource, objects)
     label = {"resource": "torchrunjobs.torchrun.ai"}
     assert world.metrics.registry.get_sample_value("torchrun_store_objects", label) == 1
 

@@ -9,8 +9,8 @@ import structlog
 
 from garbled import GARBLED
 from roles import granted
-from torchrun_controller.rights import LEASE, PROGRESS, RIGHTS, Right, Rights
-from torchrun_controller.transport import Disconnected, Response
+from torchrun_controller.client import Disconnected, Response
+from torchrun_controller.client.permissions import LEASE, PROGRESS, RIGHTS, Right, Rights
 
 
 class Reviewer:
@@ -102,9 +102,9 @@ async def test_those_of_schedulers_matter_where_their_kinds_are_served() -> None
 async def test_while_running_it_looks_again_at_what_is_missing_and_after_a_refusal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("torchrun_controller.rights.SECONDS", 0.001)
-    monkeypatch.setattr("torchrun_controller.rights.START_SECONDS", 0)
-    monkeypatch.setattr("torchrun_controller.rights.LOOKS", 1_000_000)
+    monkeypatch.setattr("torchrun_controller.client.permissions.SECONDS", 0.001)
+    monkeypatch.setattr("torchrun_controller.client.permissions.START_SECONDS", 0)
+    monkeypatch.setattr("torchrun_controller.client.permissions.LOOKS", 1_000_000)
     seen: list[tuple[str, str, int, float]] = []
     rights = Rights(observe=lambda *request: seen.append(request))
     reviewer, groups = Reviewer(("list", "pods")), {"scheduling.run.ai"}
@@ -140,8 +140,8 @@ async def test_garbage_changes_nothing(body: bytes) -> None:
 
 
 async def test_a_bug_is_said_and_the_looks_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchrun_controller.rights.SECONDS", 0.001)
-    monkeypatch.setattr("torchrun_controller.rights.START_SECONDS", 0)
+    monkeypatch.setattr("torchrun_controller.client.permissions.SECONDS", 0.001)
+    monkeypatch.setattr("torchrun_controller.client.permissions.START_SECONDS", 0)
     reviewer, rights = Reviewer(("list", "pods")), Rights()
     reviewer.bugs = 2
     with structlog.testing.capture_logs() as lines:

@@ -11,7 +11,8 @@ from torchrun_api.json import JsonObject
 from torchrun_api.kinds import JOBS, SERVICES
 from torchrun_api.meta import ObjectMeta
 from torchrun_api.status import TorchrunJobStatus
-from torchrun_controller.apply import (
+from torchrun_controller.client import ApiError, Cause, Disconnected, Response
+from torchrun_controller.client.apply import (
     ABSENT,
     APPLY_PATCH,
     FIELD_MANAGER,
@@ -22,7 +23,6 @@ from torchrun_controller.apply import (
     UnavailableError,
 )
 from torchrun_controller.reconcile.plan import Apply, Delete
-from torchrun_controller.transport import ApiError, Cause, Disconnected, Response
 
 JOB = TorchrunJob(
     metadata=ObjectMeta(name="run", namespace="team", uid="job-uid", resource_version="41")

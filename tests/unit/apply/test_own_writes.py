@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchrun_api.kinds import JOBS, PODS, SERVICES, Kind
-from torchrun_controller.apply import Written
-from torchrun_controller.own_writes import PATIENCE, ReadYourWrites
+from torchrun_controller.cache.expectations import PATIENCE, ReadYourWrites
+from torchrun_controller.client.apply import Written
 from torchrun_controller.watch import CLIENT_GO
 
 KINDS: dict[str, Kind[Any]] = {"jobs.batch": JOBS, "pods": PODS}

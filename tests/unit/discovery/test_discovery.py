@@ -10,9 +10,9 @@ from garbled import GARBLED
 from scripted_server import ScriptedServer, connection, json_response, serving
 from torchrun_api.json import JsonObject, JsonValue
 from torchrun_api.kinds import PODS, Kind
-from torchrun_controller.discovery import Discovery
+from torchrun_controller.client import Response, Transport
+from torchrun_controller.client.discovery import Discovery
 from torchrun_controller.reconcile.schedulers.installed import Installed
-from torchrun_controller.transport import Response, Transport
 
 VOLCANO = ("scheduling.volcano.sh/v1beta1", "podgroups")
 

@@ -13,9 +13,9 @@ from informing import PATIENCE, Play, added, breaks, gives, informing, refuses, 
 from scripted_server import Token, connection, serving, streamed
 from torchrun_api.core import Pod
 from torchrun_api.kinds import PODS
-from torchrun_controller.informer import Informer
-from torchrun_controller.store import Change, Store
-from torchrun_controller.transport import Disconnected, Transport
+from torchrun_controller.cache.informer import Informer
+from torchrun_controller.cache.store import Change, Store
+from torchrun_controller.client import Disconnected, Transport
 from torchrun_controller.watch import Timings
 
 

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 
+from torchrun_controller.client import ApiError, Disconnected
 from torchrun_controller.leader import Durations, Leader
-from torchrun_controller.transport import ApiError, Disconnected
 from unit.leader.lease_server import Client
 
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from torchrun_controller.transport import ApiError, Disconnected, Response
+from torchrun_controller.client import ApiError, Disconnected, Response
 
 COLLECTION = "/apis/coordination.k8s.io/v1/namespaces/system/leases"
 PATH = f"{COLLECTION}/controller"

@@ -8,8 +8,8 @@ from contextlib import suppress
 import anyio
 import pytest
 
+from torchrun_controller.client import Disconnected, Response
 from torchrun_controller.leader import Durations, Leader, NotLeader
-from torchrun_controller.transport import Disconnected, Response
 from unit.leader.electing import disconnect, leading, make, now, refuse, running, until
 from unit.leader.lease_server import Client, LeaseServer
 from virtual_time import in_virtual_time

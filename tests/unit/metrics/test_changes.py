@@ -9,8 +9,8 @@ from torchrun_api.job import TorchrunJob, TorchrunJobSpec, Volumes
 from torchrun_api.meta import ChildMeta, Condition
 from torchrun_api.status import Attempt, Phase
 from torchrun_api.workspace import WorkspaceVolume
-from torchrun_controller.metrics import Metrics
-from torchrun_controller.metrics_of_changes import phase_since
+from torchrun_controller.metrics.changes import phase_since
+from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile.observed import Observed
 
 

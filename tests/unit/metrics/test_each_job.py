@@ -4,8 +4,8 @@ from prometheus_client import CollectorRegistry
 from metrics_world import job
 from torchrun_api.job import TorchrunJob
 from torchrun_api.status import Progress, WorkersStatus
-from torchrun_controller.metrics_of_each_job import EachJob
-from torchrun_controller.store import Change
+from torchrun_controller.cache.store import Change
+from torchrun_controller.metrics.each_job import EachJob
 
 
 class World:

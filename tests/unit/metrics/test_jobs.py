@@ -8,8 +8,8 @@ from torchrun_api.admission import Quota
 from torchrun_api.meta import Condition
 from torchrun_api.queue import TorchrunQueueSpec, TorchrunQueueStatus
 from torchrun_api.status import Phase
-from torchrun_controller.metrics_labels import MOST_QUEUES
-from torchrun_controller.metrics_of_jobs import MOST_WAITS
+from torchrun_controller.metrics.jobs import MOST_WAITS
+from torchrun_controller.metrics.labels import MOST_QUEUES
 from torchrun_controller.reconcile.admission.state import Amounts, QueueSummary, Turn
 
 OTHERS = ("", "(others)")

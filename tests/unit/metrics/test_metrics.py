@@ -7,8 +7,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from prometheus_client.registry import Collector
 
-from torchrun_controller import metrics_reference
-from torchrun_controller.metrics import Metrics
+from torchrun_controller.metrics import reference
+from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.workqueue import WorkQueue
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
@@ -90,7 +90,7 @@ def wired() -> Metrics:
 
 
 def test_the_names_are_stable_and_every_metric_says_what_it_means() -> None:
-    found = {family.name: family for family in metrics_reference.families()}
+    found = {family.name: family for family in reference.families()}
     assert set(found) == NAMES
     for family in found.values():
         assert len(family.help) > 15, family.name
@@ -99,7 +99,7 @@ def test_the_names_are_stable_and_every_metric_says_what_it_means() -> None:
 
 def test_the_page_of_all_metrics_is_generated() -> None:
     page = Path(__file__).parents[3] / "docs" / "metrics.md"
-    assert page.read_text() == metrics_reference.render(), "run: make generate"
+    assert page.read_text() == reference.render(), "run: make generate"
 
 
 def test_process_metrics_are_there() -> None:

@@ -13,12 +13,12 @@ from torchrun_api.job import TorchrunJob
 from torchrun_api.meta import Condition
 from torchrun_api.queue import TorchrunQueueSpec, TorchrunQueueStatus
 from torchrun_api.status import Attempt, Phase, Progress, WorkersStatus
-from torchrun_controller.metrics_labels import MOST_QUEUES
-from torchrun_controller.metrics_of_each_job import MOST_JOBS, EachJob
-from torchrun_controller.metrics_of_jobs import MOST_WAITS, PRESENT
+from torchrun_controller.cache.store import Change
+from torchrun_controller.metrics.each_job import MOST_JOBS, EachJob
+from torchrun_controller.metrics.jobs import MOST_WAITS, PRESENT
+from torchrun_controller.metrics.labels import MOST_QUEUES
 from torchrun_controller.reconcile.admission.state import Amounts, QueueSummary, Turn
 from torchrun_controller.reconcile.observed import Observed
-from torchrun_controller.store import Change
 from torchrun_controller.workqueue import WorkQueue
 
 JOBS = 10_000

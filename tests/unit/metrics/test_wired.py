@@ -1,11 +1,11 @@
 from metrics_world import job
 from torchrun_api.kinds import TORCHRUN_JOBS
-from torchrun_controller.assembly import Sessions, assemble
+from torchrun_controller.cache.informer_factory import Answers
+from torchrun_controller.client import Transport
 from torchrun_controller.clock import SYSTEM
-from torchrun_controller.metrics import Metrics
-from torchrun_controller.reader import Answers
+from torchrun_controller.manager import Sessions, assemble
+from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.settings import parse
-from torchrun_controller.transport import Transport
 
 NEVER_SENT: Transport = None  # type: ignore[assignment]
 FLAGS = ("--runtime-image", "image", "--metrics-jobs", "1", "--namespaces", "team,other")

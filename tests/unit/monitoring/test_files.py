@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from torchrun_controller import metrics_reference
+from torchrun_controller.metrics import reference
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "manifests" / "monitoring"
@@ -41,7 +41,7 @@ WORDS = {
 
 def known_metrics() -> dict[str, set[str]]:
     known = dict(OTHERS)
-    for family in metrics_reference.families():
+    for family in reference.families():
         suffixes = ("_bucket", "_sum", "_count") if family.type == "histogram" else ("",)
         for suffix in suffixes:
             known[family.name + suffix] = {*family.labels, *TARGET_LABELS}

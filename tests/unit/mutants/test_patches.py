@@ -26,7 +26,7 @@ def test_there_are_enough_and_each_has_a_name_of_its_own() -> None:
 
 def test_one_whose_code_has_changed_is_an_error(tmp_path: Path) -> None:
     for old in ("there is no such line", "import "):
-        mutant = Mutant("gone", "store.py", old, "x = 2", "none", ())
+        mutant = Mutant("gone", "cache/store.py", old, "x = 2", "none", ())
         with pytest.raises(DoesNotApplyError, match="gone"):
             mutant.plant(tmp_path)
 

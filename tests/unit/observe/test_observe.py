@@ -11,16 +11,16 @@ from torchrun_api.core import CoreEvent, Job, Node, PersistentVolumeClaim, Pod, 
 from torchrun_api.job import TorchrunJob
 from torchrun_api.meta import Condition
 from torchrun_api.status import Attempt, Progress, UnfencedWorker
-from torchrun_controller.observe import (
+from torchrun_controller.cache.observe import (
     NODE_INDEX,
     Caches,
     empty_caches,
     followers,
     observe,
 )
-from torchrun_controller.progress.reports import Reports
+from torchrun_controller.cache.progress_reports import Reports
+from torchrun_controller.cache.store import Change, Store
 from torchrun_controller.reconcile import Conflict, Rejection
-from torchrun_controller.store import Change, Store
 from world import START, make_job, make_queue
 
 OURS = [{"kind": "TorchrunJob", "name": "train", "uid": "uid-train", "controller": True}]

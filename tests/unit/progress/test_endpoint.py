@@ -16,12 +16,12 @@ from aiohttp import web
 
 from scripted_server import connection, json_response, serving
 from torchrun_api.status import Progress
-from torchrun_controller.metrics import Metrics
-from torchrun_controller.progress import door, endpoint, tokens
-from torchrun_controller.progress.buckets import Buckets, Rate
-from torchrun_controller.progress.endpoint import ProgressServer
-from torchrun_controller.progress.reports import Reports, Worker
-from torchrun_controller.progress.tokens import BusyError, Tokens
+from torchrun_controller.cache.progress_reports import Reports, Worker
+from torchrun_controller.metrics.registry import Metrics
+from torchrun_controller.serving.progress import door, endpoint, tokens
+from torchrun_controller.serving.progress.buckets import Buckets, Rate
+from torchrun_controller.serving.progress.endpoint import ProgressServer
+from torchrun_controller.serving.progress.tokens import BusyError, Tokens
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 JOB = ("ml", "train")

@@ -22,7 +22,7 @@ from torchrun_api.kinds import (
     TORCHRUN_QUEUES,
     Kind,
 )
-from torchrun_controller.reader import WARNINGS
+from torchrun_controller.cache.informer_factory import WARNINGS
 from torchrun_controller.replay.play import Decision, Player
 from torchrun_controller.replay.tape import Line, read, source_of
 from world import DEFAULTS, START

@@ -13,16 +13,16 @@ import aiohttp
 import pytest
 import uvloop
 
+from torchrun_controller.client.errors import refusal
 from torchrun_controller.leader import Solo
-from torchrun_controller.metrics import Metrics
-from torchrun_controller.server import (
+from torchrun_controller.metrics.registry import Metrics
+from torchrun_controller.serving.checks import (
     Check,
-    Server,
     caches_synced,
     leads_or_stands_by,
-    refusal,
     watches_alive,
 )
+from torchrun_controller.serving.server import Server
 
 
 def server(
@@ -116,7 +116,7 @@ async def test_metrics_are_read_on_the_loop_and_rendered_elsewhere() -> None:
 
     metrics.age_of_watch("pods", age)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("torchrun_controller.metrics.Snapshot.render", render)
+        patch.setattr("torchrun_controller.metrics.registry.Snapshot.render", render)
         subject = server(metrics=metrics)
         async with subject.running():
             await fetch(subject, "/metrics")

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from frames import pod
 from torchrun_api.core import Pod
-from torchrun_controller.store import Change, Store
+from torchrun_controller.cache.store import Change, Store
 
 NAMES = st.sampled_from(["a", "b", "c", "d"])
 ATTEMPTS = st.sampled_from(["0", "1", "2"])

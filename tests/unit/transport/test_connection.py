@@ -15,8 +15,8 @@ from aiohttp import web
 
 from scripted_server import ScriptedServer, Token, json_response, serving
 from torchrun_api.json import JsonObject
-from torchrun_controller.transport import ConfigError, Connection, Disconnected
-from torchrun_controller.transport.credentials import (
+from torchrun_controller.client import ConfigError, Connection, Disconnected
+from torchrun_controller.client.credentials import (
     Endpoint,
     Kubeconfig,
     _environment_proxy,
@@ -153,7 +153,7 @@ class TestInCluster:
 
     def test_kubernetes_asyncio_is_not_imported_for_it(self) -> None:
         program = (
-            "import sys, torchrun_controller.transport; print('kubernetes_asyncio' in sys.modules)"
+            "import sys, torchrun_controller.client; print('kubernetes_asyncio' in sys.modules)"
         )
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
         assert done.stdout.split() == [b"False"]

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from garbled import GARBLED
-from torchrun_controller.answers import read_deleted, read_holder, read_object
-from torchrun_controller.transport import ApiError, Cause, Disconnected, Garbled, Response
+from torchrun_controller.client import ApiError, Cause, Disconnected, Garbled, Response
+from torchrun_controller.client.responses import read_deleted, read_holder, read_object
 
 INVALID = b"""{"kind":"Status","apiVersion":"v1","status":"Failure","code":422,"reason":"Invalid",
 "message":"Job.batch \\"x\\" is invalid","details":{"name":"x","causes":[

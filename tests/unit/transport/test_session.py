@@ -16,8 +16,8 @@ from scripted_server import (
     serving,
     serving_bytes,
 )
-from torchrun_controller.transport import ApiError, Disconnected
-from torchrun_controller.transport.session import resource_of
+from torchrun_controller.client import ApiError, Disconnected
+from torchrun_controller.client.session import resource_of
 
 
 async def ok(request: web.Request) -> web.Response:
@@ -125,7 +125,7 @@ class TestRequest:
                     made.append(self)
 
         async with serving(ok) as server:
-            monkeypatch.setattr("torchrun_controller.transport.connection.socket.socket", Watched)
+            monkeypatch.setattr("torchrun_controller.client.connection.socket.socket", Watched)
             async with connection(server.url).session("write", undelivered=2.5) as transport:
                 await transport.request("PATCH", "/version", body=b"{}")
                 limits = [s.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) for s in made]

@@ -6,7 +6,7 @@ import sys
 READ = """
 import asyncio, sys
 from pathlib import Path
-from torchrun_controller.transport import Connection
+from torchrun_controller.client import Connection
 {before}
 path = Path(sys.argv[1])
 path.write_text('''
@@ -48,7 +48,7 @@ def test_the_whole_library_can_be_imported_afterwards(tmp_path: object) -> None:
 
 def test_a_release_that_is_laid_out_otherwise_is_imported_whole(tmp_path: object) -> None:
     before = (
-        "from torchrun_controller.transport import slim\n"
+        "from torchrun_controller.client import slim\n"
         "slim._PACKAGES = ('kubernetes_asyncio', 'kubernetes_asyncio.elsewhere')\n"
     )
     after = "print('kubernetes_asyncio.client.models' in sys.modules)"

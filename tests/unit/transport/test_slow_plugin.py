@@ -7,9 +7,9 @@ import pytest
 import structlog
 
 from scripted_server import Token
-from torchrun_controller.transport import Connection
-from torchrun_controller.transport import connection as transport_connection
-from torchrun_controller.transport.credentials import Endpoint
+from torchrun_controller.client import Connection
+from torchrun_controller.client import connection as transport_connection
+from torchrun_controller.client.credentials import Endpoint
 
 
 class Slow(Token):

@@ -14,7 +14,7 @@ from scripted_server import (
     serving_bytes,
     streamed,
 )
-from torchrun_controller.transport import ApiError, Disconnected, Silent
+from torchrun_controller.client import ApiError, Disconnected, Silent
 
 
 class TestStream:

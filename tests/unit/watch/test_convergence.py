@@ -16,7 +16,7 @@ from profiles import examples
 from torchrun_api.core import Pod
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import PODS
-from torchrun_controller.store import Change, Store
+from torchrun_controller.cache.store import Change, Store
 from torchrun_controller.watch import (
     Bookmarked,
     Deleted,

@@ -11,14 +11,14 @@ from torchrun_api.kinds import TORCHRUN_JOBS
 from torchrun_api.meta import ObjectMeta
 from torchrun_api.queue import TorchrunQueue
 from torchrun_api.status import Phase, TorchrunJobStatus
-from torchrun_controller.apply import Written
+from torchrun_controller.cache.expectations import ReadYourWrites
+from torchrun_controller.client.apply import Written
+from torchrun_controller.controllers.controller import Worker
 from torchrun_controller.controllers.job import JobReconciler
 from torchrun_controller.controllers.writes import Writes
-from torchrun_controller.metrics import Metrics
-from torchrun_controller.own_writes import ReadYourWrites
+from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile.observed import Observed
 from torchrun_controller.reconcile.plan import Apply, Delete, Event, Plan
-from torchrun_controller.worker import Worker
 from torchrun_controller.workqueue import AsyncWorkQueue
 
 KEY = ("team", "run")

@@ -8,16 +8,16 @@ from prometheus_client import CollectorRegistry
 from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import JOBS, TORCHRUN_JOBS, Kind
 from torchrun_api.status import TorchrunJobStatus
-from torchrun_controller.apply import Found, RejectedError, Written
+from torchrun_controller.cache.expectations import ReadYourWrites
+from torchrun_controller.client import ApiError
+from torchrun_controller.client.apply import Found, RejectedError, Written
+from torchrun_controller.controllers.controller import Outcome
 from torchrun_controller.controllers.job import JobReconciler
 from torchrun_controller.controllers.writes import Writes
-from torchrun_controller.metrics import Metrics
-from torchrun_controller.own_writes import ReadYourWrites
+from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile import reconcile
 from torchrun_controller.reconcile.observed import Rejection
 from torchrun_controller.reconcile.plan import Apply, Delete, Event
-from torchrun_controller.transport import ApiError
-from torchrun_controller.worker import Outcome
 from world import DEFAULTS, World
 
 KEY = ("ml", "train")

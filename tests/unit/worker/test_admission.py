@@ -15,8 +15,9 @@ from torchrun_api.job import TorchrunJob, TorchrunJobSpec
 from torchrun_api.kinds import UserObject, kind_of
 from torchrun_api.meta import ObjectMeta
 from torchrun_api.queue import TorchrunQueue
-from torchrun_controller.admission_watch import Seen
-from torchrun_controller.apply import Status, SupersededError, UnavailableError, Written
+from torchrun_controller.cache.admission_watch import Seen
+from torchrun_controller.client import ApiError
+from torchrun_controller.client.apply import Status, SupersededError, UnavailableError, Written
 from torchrun_controller.controllers.admission import (
     BEHIND_RETRY,
     FIELD_MANAGER,
@@ -25,7 +26,8 @@ from torchrun_controller.controllers.admission import (
     TOLD_AT_ONCE,
     AdmissionReconciler,
 )
-from torchrun_controller.metrics import Metrics
+from torchrun_controller.controllers.controller import Behind, Done, RequeueAfter
+from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile.admission.assemble import Entry
 from torchrun_controller.reconcile.admission.standing import Standing
 from torchrun_controller.reconcile.admission.state import (
@@ -39,8 +41,6 @@ from torchrun_controller.reconcile.admission.state import (
     Wait,
 )
 from torchrun_controller.reconcile.plan import Event
-from torchrun_controller.transport import ApiError
-from torchrun_controller.worker import Behind, Done, RequeueAfter
 
 KEY = "all queues"
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)

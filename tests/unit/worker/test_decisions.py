@@ -8,8 +8,8 @@ import structlog
 from torchrun_api.kinds import JOBS, SERVICES
 from torchrun_api.names import ATTEMPT_LABEL
 from torchrun_api.status import Attempt, Progress, TorchrunJobStatus, WorkersStatus
-from torchrun_controller.apply import SupersededError
-from torchrun_controller.controllers import decisions
+from torchrun_controller.client.apply import SupersededError
+from torchrun_controller.controllers import audit_log
 from torchrun_controller.reconcile.plan import Apply, Delete, Plan
 from unit.worker.neighbours import KEY, World, observed
 
@@ -25,7 +25,7 @@ ABOUT = {"job": "team/run", "uid": "job", "log_level": "info"}
 
 
 def told(before: TorchrunJobStatus, after: TorchrunJobStatus) -> list[tuple[str, dict[str, Any]]]:
-    return [(line.event, dict(line.fields)) for line in decisions.of_status(before, after)]
+    return [(line.event, dict(line.fields)) for line in audit_log.of_status(before, after)]
 
 
 def test_the_same_status_again_is_no_decision() -> None:

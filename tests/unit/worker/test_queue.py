@@ -10,22 +10,22 @@ from prometheus_client import CollectorRegistry
 from queue_world import make_trq
 from torchrun_api.kinds import CONFIG_MAPS, JOBS, KAI_QUEUES, TORCHRUN_QUEUES
 from torchrun_api.queue import TorchrunQueue, TorchrunQueueStatus
-from torchrun_controller.apply import (
+from torchrun_controller.cache.expectations import ReadYourWrites
+from torchrun_controller.client import ApiError
+from torchrun_controller.client.apply import (
     NameConflictError,
     RejectedError,
     SupersededError,
     UnavailableError,
     Written,
 )
+from torchrun_controller.controllers.controller import Behind, Done, RequeueAfter
 from torchrun_controller.controllers.queue import REFUSED_RETRY, QueueReconciler
 from torchrun_controller.controllers.writes import Writes
-from torchrun_controller.metrics import Metrics
-from torchrun_controller.own_writes import ReadYourWrites
+from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile.observed import Conflict, Rejection
 from torchrun_controller.reconcile.plan import Apply, Delete, Event
 from torchrun_controller.reconcile.queues import ObservedQueue, QueuePlan, Verdict
-from torchrun_controller.transport import ApiError
-from torchrun_controller.worker import Behind, Done, RequeueAfter
 from unit.worker.neighbours import NOW, Cache
 
 KEY = ("ml", "gpu")

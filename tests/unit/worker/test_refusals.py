@@ -3,12 +3,12 @@
 from typing import Any
 
 from torchrun_api.kinds import JOBS, PODS, SERVICES
-from torchrun_controller.apply import NameConflictError, Written
+from torchrun_controller.client.apply import NameConflictError, Written
+from torchrun_controller.controllers.controller import FORBIDDEN_RETRY, RequeueAfter
 from torchrun_controller.controllers.job import MOST_ROUNDS
-from torchrun_controller.controllers.pacing import STATUS_INTERVAL
+from torchrun_controller.controllers.status_throttle import STATUS_INTERVAL
 from torchrun_controller.reconcile.observed import Conflict
 from torchrun_controller.reconcile.plan import Apply
-from torchrun_controller.worker import FORBIDDEN_RETRY, RequeueAfter
 from unit.worker.refusing import Cluster
 from world import START, World, make_job, make_queue
 

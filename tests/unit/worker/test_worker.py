@@ -9,19 +9,16 @@ from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import JOBS, SERVICES
 from torchrun_api.meta import ObjectMeta
 from torchrun_api.status import Phase, TorchrunJobStatus
-from torchrun_controller.apply import (
+from torchrun_controller.cache.expectations import PATIENCE
+from torchrun_controller.client import ApiError
+from torchrun_controller.client.apply import (
     NameConflictError,
     RejectedError,
     SupersededError,
     UnavailableError,
     Written,
 )
-from torchrun_controller.controllers.refusals import CONFLICT_RETRY, REJECTED_RETRY
-from torchrun_controller.own_writes import PATIENCE
-from torchrun_controller.reconcile.observed import Conflict, Observed, Rejection
-from torchrun_controller.reconcile.plan import Apply, Delete, Event, Plan
-from torchrun_controller.transport import ApiError
-from torchrun_controller.worker import (
+from torchrun_controller.controllers.controller import (
     FORBIDDEN_RETRY,
     Behind,
     Done,
@@ -30,6 +27,9 @@ from torchrun_controller.worker import (
     Terminal,
     Worker,
 )
+from torchrun_controller.controllers.refusals import CONFLICT_RETRY, REJECTED_RETRY
+from torchrun_controller.reconcile.observed import Conflict, Observed, Rejection
+from torchrun_controller.reconcile.plan import Apply, Delete, Event, Plan
 from torchrun_controller.workqueue import AsyncWorkQueue
 from unit.worker.neighbours import KEY, NOW, World, observed, status
 

@@ -1,0 +1,279 @@
+"""What the coordinator sees: every job that takes room or waits for it, queues, and nodes.
+
+There is one key for all of them. What each job is to the coordinator is kept, and worked out anew
+only when something of it has changed. Where no queue takes part and nothing was ever said of
+admission, no change wakes the key.
+"""
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import TypeVar
+
+from msgspec import Struct
+
+from torchrun_api import names
+from torchrun_api.core import Job, Node, Pod
+from torchrun_api.job import TorchrunJob
+from torchrun_api.kinds import UserObject
+from torchrun_api.queue import TorchrunQueue
+from torchrun_controller.cache.informer_factory import Child, Reader
+from torchrun_controller.cache.observe import JOB_INDEX, QUEUE_INDEX, Key, index_key
+from torchrun_controller.cache.store import Change
+from torchrun_controller.reconcile.admission import machines
+from torchrun_controller.reconcile.admission.assemble import Entry, assemble
+from torchrun_controller.reconcile.admission.orphans import foreign_charge, of_other_jobs
+from torchrun_controller.reconcile.admission.standing import stand
+from torchrun_controller.reconcile.admission.state import Request, State
+from torchrun_controller.reconcile.admission.told import Said, said_of
+from torchrun_controller.reconcile.attempts import admitted
+from torchrun_controller.reconcile.placement.nodes import LOST_AFTER, ready_condition
+from torchrun_controller.reconcile.workers import alive
+from torchrun_controller.workqueue import WorkQueue
+
+T = TypeVar("T")
+
+ADMISSION = "all queues"  # the one key
+COALESCE = 0.02  # seconds: what changes together is decided on together
+
+
+class Seen(Struct, frozen=True, kw_only=True):
+    """All that one decision is made from, and whom it may be about."""
+
+    state: State
+    entries: tuple[Entry, ...]
+    queues: tuple[TorchrunQueue, ...]
+    next_look: float | None = None  # seconds until a node counts as lost, as things stand
+
+
+class AdmissionWatch:
+    """Feeds the work queue of admission with its one key.
+
+    Unless `by_nodes`, it is as if nothing were known of nodes: they come when pods wait for them.
+    Queues of `cohort_namespaces` may be of one cohort; other namespaces have their own cohorts.
+    `node_overhead` is what pods of others take of each node.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        work: WorkQueue[str],
+        *,
+        by_nodes: bool = True,
+        cohort_namespaces: frozenset[str] = frozenset(),
+        node_overhead: Mapping[str, int] = machines.NOTHING,
+    ) -> None:
+        self._reader = reader
+        self._by_nodes = by_nodes
+        self._cohort_namespaces = cohort_namespaces
+        self._node_overhead = node_overhead
+        self._work = work
+        # By the job's key. All of them hold what the caches hold, and no more.
+        self._entries: dict[Key, Entry] = {}
+        self._stale: set[Key] = set()
+        self._said: set[Key] = set()
+        self._taking_part: set[Key] = set()
+        # What runs of jobs that are gone, by the key that they had.
+        self._orphans: dict[Key, tuple[Request, ...]] = {}
+        self._lost: frozenset[str] = frozenset()
+        reader.subscribe(
+            jobs=self._job_changed, queues=self._queue_changed, children=self._child_changed
+        )
+        reader.nodes.subscribe(self._node_changed)
+
+    def observe(self, now: datetime) -> Seen | None:
+        """Everything as the caches have it; None while nodes matter and are not known.
+
+        Without the right to read them quota alone decides. Any other failure passes: what was
+        decided in the meantime would ignore the nodes.
+        """
+        if self._by_nodes and self._reader.nodes.is_awaited:
+            return None
+        view = self._reader.nodes.view
+        nodes = None if view is None else tuple(view)
+        lost, next_look = _lost(nodes or (), now)
+        if lost != self._lost:
+            self._lost = lost
+            self._stale.update(self._entries, self._orphans)
+        for key in self._stale:
+            self._work_out(key)
+        self._stale.clear()
+        queues = tuple(self._reader.queues())
+        entries = tuple(self._entries.values())
+        return Seen(
+            state=assemble(
+                queues,
+                entries,
+                [request for requests in self._orphans.values() for request in requests],
+                nodes if self._by_nodes else None,
+                now,
+                self._cohort_namespaces,
+                self._node_overhead,
+            ),
+            entries=entries,
+            queues=queues,
+            next_look=next_look,
+        )
+
+    def version(self, owner: UserObject) -> str | None:
+        """resourceVersion of a job or queue as it is cached now; None if it is gone or replaced."""
+        meta = owner.metadata
+        caches = self._reader.caches(meta.namespace)
+        store = caches.jobs if isinstance(owner, TorchrunJob) else caches.queues
+        present = store.get(meta.namespace, meta.name)
+        if present is None or present.metadata.uid != meta.uid:
+            return None
+        return present.metadata.resource_version
+
+    def _work_out(self, key: Key) -> None:
+        caches = self._reader.caches(key[0])
+        job = caches.jobs.get(*key)
+        uid = "" if job is None else job.metadata.uid
+        # Of a gang with a head, that of the head is last: it has the number of nodes.
+        named = caches.child_jobs.by_index(JOB_INDEX, index_key(*key))
+        children = tuple(sorted(named, key=_by_attempt))
+        pods = caches.pods.by_index(JOB_INDEX, index_key(*key))
+        orphans = of_other_jobs(uid, children, pods, self._lost)
+        _keep(self._orphans, key, orphans or None)
+        if job is None:
+            self._entries.pop(key, None)
+            return
+        children = tuple(child for child in children if child.metadata.controlled_by(uid))
+        if orphans:
+            pods = tuple(pod for pod in pods if foreign_charge(uid, pod.metadata) is None)
+        queue = caches.queues.get(key[0], job.spec.job_queue)
+        standing = stand(job, queue, children, pods, self._lost)
+        silent = standing.request is None and not standing.requeued and key not in self._said
+        _keep(self._entries, key, None if silent else Entry(job, standing))
+
+    def _job_changed(self, change: Change[TorchrunJob], initial: bool) -> None:
+        job = change.object
+        key = job.metadata.namespace, job.metadata.name
+        # What is written is written to the newest state, though nothing that matters has changed.
+        self._mark(key)
+        if change.new is None:
+            self._said.discard(key)
+        elif said_of(job) != Said():
+            self._said.add(key)
+        else:
+            self._said.discard(key)
+        if initial or _facts(change.old) != _facts(change.new):
+            self._wake()
+
+    def _child_changed(self, change: Change[Child], initial: bool) -> None:
+        moved = _label(change.old) != _label(change.new)
+        if not (
+            moved or isinstance(change.object, Job) or _place(change.old) != _place(change.new)
+        ):
+            return
+        for child in (change.old, change.new):
+            if child is not None:
+                self._touch((child.metadata.namespace, _label(child)))
+
+    def _queue_changed(self, change: Change[TorchrunQueue], initial: bool) -> None:
+        """Its own account, which follows a decision, asks for none."""
+        meta = change.object.metadata
+        key = meta.namespace, meta.name
+        if change.new is not None and admitted.takes_part(change.new.spec):
+            self._taking_part.add(key)
+        else:
+            self._taking_part.discard(key)
+        if not initial and _template(change.old) == _template(change.new):
+            return
+        jobs = self._reader.caches(meta.namespace).jobs
+        for job in jobs.by_index(QUEUE_INDEX, index_key(*key)):
+            self._stale.add((meta.namespace, job.metadata.name))
+        self._wake()
+
+    def _node_changed(self, change: Change[Node] | None) -> None:
+        if change is None or machines.facts(change.old) != machines.facts(change.new):
+            self._wake()
+
+    def _touch(self, key: Key) -> None:
+        self._mark(key)
+        self._wake()
+
+    def _mark(self, key: Key) -> None:
+        """Have it worked out, or forget it: nobody takes the key where no queue takes part."""
+        if self._exists(key):
+            self._stale.add(key)
+            return
+        self._stale.discard(key)
+        self._entries.pop(key, None)
+        self._orphans.pop(key, None)
+
+    def _exists(self, key: Key) -> bool:
+        """Whether there is such a job, or something that a job of this name was charged for."""
+        caches, index = self._reader.caches(key[0]), index_key(*key)
+        if caches.jobs.get(*key) is not None:
+            return True
+        gangs = caches.child_jobs.by_index(JOB_INDEX, index)
+        pods = caches.pods.by_index(JOB_INDEX, index)
+        metas = [child.metadata for child in gangs] + [pod.metadata for pod in pods]
+        return any(meta.annotations.charge for meta in metas)
+
+    def _wake(self) -> None:
+        if self._taking_part or self._said:
+            self._work.add_after(ADMISSION, COALESCE)
+
+
+def _keep(kept: dict[Key, T], key: Key, value: T | None) -> None:
+    if value is None:
+        kept.pop(key, None)
+    else:
+        kept[key] = value
+
+
+def _lost(nodes: Iterable[Node], now: datetime) -> tuple[frozenset[str], float | None]:
+    """Names of the nodes whose pods nobody hears of, and seconds until the next is one of them."""
+    lost, waits = set(), []
+    for node in nodes:
+        ready = ready_condition(node)
+        if ready is None or ready.status == "True":
+            continue
+        left = (ready.last_transition_time or now) + LOST_AFTER - now
+        if left.total_seconds() > 0:
+            waits.append(left.total_seconds())
+        else:
+            lost.add(node.metadata.name)
+    return frozenset(lost), min(waits, default=None)
+
+
+def _by_attempt(child: Job) -> tuple[int, bool]:
+    labels = child.metadata.labels
+    return names.number_in(labels.attempt), labels.role == names.HEAD
+
+
+def _facts(job: TorchrunJob | None) -> object:
+    """What of a job matters here: not its progress, nor counts of its workers."""
+    if job is None:
+        return None
+    meta, status = job.metadata, job.status
+    return (
+        meta.uid,
+        meta.generation,
+        meta.deletion_timestamp,
+        status.phase,
+        status.reason,
+        status.observed_generation,
+        status.running_seconds,
+        said_of(job),
+    )
+
+
+def _label(child: Child | None) -> str:
+    """The name of the job that it says to be of."""
+    return child.metadata.labels.torchrun_job if child is not None else ""
+
+
+def _place(child: Child | None) -> object:
+    """What of a pod matters here: whether it lives, and where."""
+    if not isinstance(child, Pod) or child.metadata.labels.component != names.WORKER:
+        return None
+    return alive(child), child.spec.node_name
+
+
+def _template(queue: TorchrunQueue | None) -> object:
+    if queue is None:
+        return None
+    meta = queue.metadata
+    return meta.uid, meta.generation, meta.deletion_timestamp, queue.invalid

@@ -1,0 +1,79 @@
+"""Read-your-writes: how far the caches must come before an owner is reconciled again."""
+
+from collections.abc import Callable, Hashable, Mapping
+from typing import Generic, Protocol, TypeVar
+
+from msgspec import Struct
+
+from torchrun_controller.client.apply import Written
+
+
+class Versioned(Protocol):
+    """The part of a store that tells how far it has come."""
+
+    @property
+    def resource_version(self) -> int:
+        """The newest resourceVersion that the cache has seen."""
+
+
+K = TypeVar("K", bound=Hashable)
+
+# A watch that is dead is noticed after 90 s of silence, and listed anew after that. Who decides
+# earlier may take a gang for deleted whose Job the cache has not shown yet, and end it.
+PATIENCE = 120.0
+
+
+class _Pending(Struct):
+    versions: dict[str, int]
+    since: float
+
+
+class ReadYourWrites(Generic[K]):
+    """Remembers, for each owner and kind, the newest resourceVersion that its writes returned.
+
+    An owner is not to be reconciled before the caches show its own writes: it would decide from a
+    past that it has changed already. `caches` gives those that show an owner's objects, by
+    resource; `patience` (seconds) bounds the wait for one that never will, as after a restore of
+    etcd. Holds an entry only while a cache is behind, so it needs no bound of its own.
+    """
+
+    def __init__(
+        self,
+        caches: Callable[[K], Mapping[str, Versioned]],
+        clock: Callable[[], float],
+        patience: float = PATIENCE,
+    ) -> None:
+        self._caches = caches
+        self._clock = clock
+        self._patience = patience
+        self._pending: dict[K, _Pending] = {}
+
+    def note(self, owner: K, written: Written | None) -> None:
+        """Remember a write."""
+        if written is None or not written.resource_version:
+            return
+        resource, version = written.kind.resource, int(written.resource_version)
+        if resource not in self._caches(owner):
+            return
+        now = self._clock()
+        pending = self._pending.setdefault(owner, _Pending({}, now))
+        pending.versions[resource] = max(version, pending.versions.get(resource, 0))
+        pending.since = now
+
+    def behind(self, owner: K) -> float | None:
+        """For how many seconds more to wait for the caches at the most; None when they show all."""
+        pending = self._pending.get(owner)
+        if pending is None:
+            return None
+        left = pending.since + self._patience - self._clock()
+        caches = self._caches(owner)
+        if left > 0 and any(
+            caches[resource].resource_version < version
+            for resource, version in pending.versions.items()
+        ):
+            return left
+        del self._pending[owner]
+        return None
+
+    def __len__(self) -> int:
+        return len(self._pending)

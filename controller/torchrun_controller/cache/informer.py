@@ -1,0 +1,347 @@
+"""Keeps a store equal to the server's objects of one kind, and tells what changed.
+
+    informer = Informer(PODS, transport, Store({"job": ...}), on_change, label_selector="...")
+    task = group.create_task(informer.run())
+    await informer.synced.wait()
+
+It drives a watcher with a transport and does what the watcher says; nothing is decided here.
+"""
+
+import asyncio
+import heapq
+import itertools
+import random
+import time
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import Generic, NamedTuple, NoReturn, Protocol, TypeVar
+
+import msgspec
+import structlog
+
+from torchrun_api.kinds import Kind, Object
+from torchrun_api.meta import ObjectMeta, Wire
+from torchrun_controller.cache.store import Change, Store
+from torchrun_controller.client import ApiError, Disconnected, Silent, Transport
+from torchrun_controller.watch import (
+    CLIENT_GO,
+    PLAIN_PAGES,
+    Bookmarked,
+    Deleted,
+    Event,
+    Failure,
+    Faulted,
+    FetchPage,
+    Interrupted,
+    OpenStream,
+    State,
+    Synced,
+    Timings,
+    Upserted,
+    Wait,
+    Watcher,
+)
+
+T = TypeVar("T", bound=Object)
+
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+
+# Changes of a list that are handed on before others get their turn on the event loop: some ms.
+_BATCH = 500
+
+
+_PAGE = 500  # client-go's
+_METADATA_ONLY = {"Accept": "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"}
+
+
+class _Item(Wire, frozen=True):
+    metadata: ObjectMeta
+
+
+class _PageMeta(Wire, frozen=True):
+    next: str = msgspec.field(default="", name="continue")
+
+
+class _Page(Wire, frozen=True):
+    metadata: _PageMeta
+    items: tuple[_Item, ...] | None  # null where there are none
+
+
+class _Versions(NamedTuple):
+    """Of one page of a list: the newest version of its objects, and the token of the next page."""
+
+    newest: int
+    next: str
+
+
+_decode_page = msgspec.json.Decoder(_Page).decode
+
+
+def _read_versions(body: bytes) -> _Versions:
+    """Raises ValueError if it is no list, or a version is not a number."""
+    page = _decode_page(body)
+    versions = (int(item.metadata.resource_version) for item in page.items or ())
+    return _Versions(max(versions, default=0), page.metadata.next)
+
+
+class Observer(Protocol):
+    """Takes what happens for metrics; `resource` is as RBAC names it."""
+
+    def synced(self, resource: str, objects: int) -> None:
+        """A whole list has replaced the store."""
+
+    def changed(self, resource: str) -> None:
+        """One event of a watch has changed the store."""
+
+    def faulted(self, resource: str) -> None:
+        """One frame was skipped because it could not be used."""
+
+    def interrupted(self, resource: str, reason: str, relist: bool) -> None:
+        """A list or watch has failed; `reason` is one of a few CamelCase words."""
+
+
+class Unobserved:
+    """Measures nothing."""
+
+    def synced(self, resource: str, objects: int) -> None:
+        """Do nothing."""
+
+    def changed(self, resource: str) -> None:
+        """Do nothing."""
+
+    def faulted(self, resource: str) -> None:
+        """Do nothing."""
+
+    def interrupted(self, resource: str, reason: str, relist: bool) -> None:
+        """Do nothing."""
+
+
+class Informer(Generic[T]):
+    """Lists and watches `kind` for as long as `run` runs.
+
+    `on_change` is called on the event loop after each change of the store, with True for changes
+    that come from a list: the first, or one after an interruption (client-go gives those a low
+    priority). It turns them into keys and does nothing else. `label_selector`,
+    `field_selector` and `namespace` narrow what is watched; "" is everything. A list of more than
+    `plain_pages` pages is streamed.
+    """
+
+    def __init__(
+        self,
+        kind: Kind[T],
+        transport: Transport,
+        store: Store[T],
+        on_change: Callable[[Change[T], bool], None],
+        *,
+        label_selector: str = "",
+        field_selector: str = "",
+        namespace: str = "",
+        observer: Observer | None = None,
+        timings: Timings = CLIENT_GO,
+        plain_pages: int = PLAIN_PAGES,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        random: Callable[[], float] = random.random,
+    ) -> None:
+        self.kind = kind
+        self.path = kind.path(namespace)
+        self.selectors = {"labelSelector": label_selector, "fieldSelector": field_selector}
+        self.store = store
+        # Set once the first list has been handed on, and what follows it is heard: whoever works
+        # from a list alone does not see that it has become old.
+        self.synced = asyncio.Event()
+        # When the server last sent anything or opened a watch, on `clock`.
+        self.last_seen = clock()
+        self._last_turn = self.last_seen  # when `run` last began or took in something
+        self._transport = transport
+        self._on_change = on_change
+        self._observer = observer or Unobserved()
+        self._clock = clock
+        self._sleep = sleep
+        self._watcher = Watcher(
+            kind,
+            random,
+            label_selector=label_selector,
+            field_selector=field_selector,
+            timings=timings,
+            plain_pages=plain_pages,
+        )
+        self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []  # a heap, by version
+        self._order = itertools.count()
+
+    async def run(self) -> NoReturn:
+        """Go on until cancelled, whatever the server does."""
+        while True:
+            self._last_turn = self._clock()
+            match self._watcher.next(self._last_turn):
+                case Wait(seconds=seconds):
+                    await self._sleep(seconds)
+                case FetchPage() as fetch:
+                    await self._fetch(fetch)
+                case stream:
+                    await self._stream(stream)
+
+    def silence(self) -> float:
+        """Seconds since the server last sent anything, or opened a watch."""
+        return self._clock() - self.last_seen
+
+    def idle(self) -> float:
+        """Seconds since `run` last did anything: a minute or two, whatever the server does.
+
+        A server that is away is tried again and again, and a silent watch is opened again.
+        """
+        return self._clock() - max(self._last_turn, self.last_seen)
+
+    async def wait_for(self, resource_version: int, seconds: float) -> bool:
+        """Wait until the store has reached a version that a write returned; False after `seconds`.
+
+        The store must be narrowed to objects that include the one written.
+        """
+        if self.store.resource_version >= resource_version:
+            return True
+        reached = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiters, (resource_version, next(self._order), reached))
+        try:
+            async with asyncio.timeout(seconds):
+                await reached
+        except TimeoutError:
+            return False
+        return True
+
+    async def newest(self) -> int:
+        """The newest resourceVersion of the objects that the server's own store has now.
+
+        One consistent list, of metadata only. Raises ApiError and Disconnected.
+        """
+        newest, query = 0, {"limit": str(_PAGE)}
+        while True:
+            answer = await self._transport.request(
+                "GET", self.path, query=query, headers=_METADATA_ONLY
+            )
+            page = answer.read(_read_versions)
+            newest = max(newest, page.newest)
+            if not page.next:
+                return newest
+            query = {**query, "continue": page.next}
+
+    async def _fetch(self, fetch: FetchPage) -> None:
+        try:
+            response = await self._transport.request(
+                "GET", self.path, query=fetch.query, timeout=fetch.timeout
+            )
+        except (ApiError, Disconnected) as error:
+            events = self._watcher.failed(_failure(error, self.kind.resource), self._clock())
+        else:
+            self.last_seen = self._clock()
+            events = self._watcher.page(response.body, self.last_seen)
+        await self.take(events)
+
+    async def _stream(self, stream: OpenStream) -> None:
+        try:
+            async with self._transport.stream(
+                self.path, query=stream.query, silence=stream.silence, total=stream.total
+            ) as chunks:
+                self.last_seen = self._clock()
+                self._watcher.opened(self.last_seen)
+                self._follow()
+                async for chunk in chunks:
+                    self.last_seen = self._clock()
+                    events = self._watcher.receive(chunk, self.last_seen)
+                    await self.take(events)
+                    self._follow()
+                    if events and isinstance(events[-1], Interrupted):
+                        return
+        except (ApiError, Disconnected) as error:
+            events = self._watcher.failed(_failure(error, self.kind.resource), self._clock())
+        else:
+            events = self._watcher.closed(self._clock())
+        await self.take(events)
+
+    async def take(self, events: list[Event[T]]) -> None:
+        """Bring the store up to date, and tell of it; for whoever drives a watcher."""
+        for event in events:
+            match event:
+                case Synced():
+                    await self._replace(event)
+                case Upserted(object=obj, resource_version=version):
+                    self._hand_on(self.store.upsert(obj, version))
+                case Deleted(key=(namespace, name), resource_version=version):
+                    change = self.store.delete(namespace, name, version)
+                    if change is not None:
+                        self._hand_on(change)
+                case Bookmarked(resource_version=version):
+                    self.store.advance(version)
+                case Faulted():
+                    self._report_fault(event)
+                case interrupted:
+                    self._report_interruption(interrupted)
+        self._wake()
+
+    async def _replace(self, list_: Synced[T]) -> None:
+        changes = self.store.replace(list_.objects, list_.resource_version, list_.unreadable)
+        self._wake()
+        for number, change in enumerate(changes, start=1):
+            self._call(change, initial=True)
+            if number % _BATCH == 0:
+                await asyncio.sleep(0)
+        self._observer.synced(self.kind.resource, len(list_.objects))
+
+    def _follow(self) -> None:
+        if self._watcher.state is State.WATCHING:
+            self.synced.set()
+
+    def _hand_on(self, change: Change[T]) -> None:
+        self._observer.changed(self.kind.resource)
+        self._call(change, initial=False)
+
+    def _call(self, change: Change[T], *, initial: bool) -> None:
+        try:
+            self._on_change(change, initial)
+        except Exception as error:  # a bug of ours costs one object, not its kind
+            metadata = change.object.metadata
+            self._observer.faulted(self.kind.resource)
+            log.exception(
+                "a change could not be handed on",
+                resource=self.kind.resource,
+                namespace=metadata.namespace,
+                name=metadata.name,
+                error=str(error),
+            )
+
+    def _report_fault(self, fault: Faulted) -> None:
+        namespace, name = fault.key
+        self._observer.faulted(self.kind.resource)
+        log.error(
+            "an object cannot be read and is left as it was last known",
+            resource=self.kind.resource,
+            namespace=namespace,
+            name=name,
+            error=fault.message,
+        )
+
+    def _report_interruption(self, interrupted: Interrupted) -> None:
+        self._observer.interrupted(self.kind.resource, interrupted.reason, interrupted.relist)
+        say = log.debug if interrupted.reason == Interrupted.SILENT else log.warning
+        say(
+            "list or watch interrupted",
+            resource=self.kind.resource,
+            reason=interrupted.reason,
+            error=interrupted.message,
+            next="list" if interrupted.relist else "watch",
+            delay=round(interrupted.delay, 3),
+        )
+
+    def _wake(self) -> None:
+        while self._waiters and self._waiters[0][0] <= self.store.resource_version:
+            _, _, reached = heapq.heappop(self._waiters)
+            if not reached.done():
+                reached.set_result(None)
+
+
+def _failure(error: ApiError | Disconnected, resource: str) -> Failure:
+    if isinstance(error, ApiError):
+        if error.status == HTTPStatus.NOT_FOUND:
+            said = f"{error}; install the CustomResourceDefinition of {resource}"
+            return Failure(said, error.status, error.retry_after)
+        return Failure(str(error), error.status, error.retry_after)
+    return Failure(str(error), silent=isinstance(error, Silent))

@@ -1,0 +1,403 @@
+"""The read side put together: informers, their caches, and the keys that changes become.
+
+Seven informers for all namespaces, or seven for each namespace that the controller is limited to: a
+job and all that it refers to are of one namespace, so caches never need to be joined. And one for
+the cluster's nodes.
+
+The seventh, of warnings, and that of nodes make reasons and reactions better: nobody waits for
+them, and where the right to read events or nodes is missing the controller works without.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sized
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from torchrun_api import names
+from torchrun_api.core import (
+    CoreEvent,
+    Job,
+    PersistentVolumeClaim,
+    Pod,
+    SchedulingGroup,
+    Service,
+)
+from torchrun_api.job import TorchrunJob
+from torchrun_api.kinds import (
+    CLAIMS,
+    EVENTS,
+    JOBS,
+    NODES,
+    PODS,
+    SERVICES,
+    TORCHRUN_JOBS,
+    TORCHRUN_QUEUES,
+    Object,
+)
+from torchrun_api.queue import TorchrunQueue
+from torchrun_controller.cache.group_watch import GroupWatch
+from torchrun_controller.cache.informer import Informer, Observer, Unobserved
+from torchrun_controller.cache.node_watch import NodeWatch
+from torchrun_controller.cache.observe import (
+    NODE_INDEX,
+    QUEUE_INDEX,
+    Caches,
+    Key,
+    empty_caches,
+    followers,
+    index_key,
+    observe,
+)
+from torchrun_controller.cache.progress_reports import Reports, Worker
+from torchrun_controller.cache.store import Change, Store
+from torchrun_controller.client import Transport
+from torchrun_controller.client.discovery import Discovery
+from torchrun_controller.client.errors import refusal
+from torchrun_controller.clock import SYSTEM, Clock
+from torchrun_controller.reconcile.observed import Observed
+from torchrun_controller.reconcile.phases import TERMINAL
+from torchrun_controller.reconcile.schedulers.installed import Installed
+from torchrun_controller.reconcile.workers import alive
+from torchrun_controller.watch import CLIENT_GO
+from torchrun_controller.workqueue import INITIAL, WorkQueue
+
+Child: TypeAlias = Job | Pod | PersistentVolumeClaim | Service
+
+T = TypeVar("T", bound=Object)
+Listener: TypeAlias = Callable[[Change[T], bool], None]
+
+# Warnings that say why a pod is not made, a claim not bound or a volume not mounted are few; the
+# frequent ones are of no use here, and are kept from the wire.
+WARNINGS = "type=Warning,reason!=FailedScheduling,reason!=BackOff,reason!=Unhealthy"
+# The API server keeps no cache of events, so it sends no bookmarks: a quiet watch is no dead one.
+_QUIET = replace(CLIENT_GO, silence=2 * CLIENT_GO.watch + CLIENT_GO.grace)
+
+
+class Scope(Struct, frozen=True):
+    """One namespace, or all of them: its caches, and the informers that fill them by resource."""
+
+    caches: Caches
+    informers: dict[str, Informer[Any]]
+    stores: dict[str, Store[Any]]
+    warnings: Informer[CoreEvent]
+
+
+class Answers:
+    """How the API server last answered lists and watches: HTTP codes by resource, 0 for not."""
+
+    def __init__(
+        self, observe: Callable[[str, str, int, float], None] = lambda *request: None
+    ) -> None:
+        self._observe = observe
+        self._last: dict[str, tuple[str, int]] = {}
+
+    def observe(self, verb: str, resource: str, code: int, seconds: float) -> None:
+        """For the transport; hands everything on."""
+        # A list may come by a watch, and then takes the right to watch alone.
+        self._last[resource] = ("watch" if verb == "watch" else "list", code)
+        self._observe(verb, resource, code, seconds)
+
+    def problem(self, resource: str) -> str:
+        """Why it is not answered with a list, "" if nothing is known to be wrong."""
+        verb, code = self._last.get(resource, ("list", 200))
+        return "" if 200 <= code < 300 else refusal(verb, resource, code, f"HTTP {code}")
+
+    def refused(self, resource: str) -> bool:
+        """Whether it may not be read, or is not served; all other errors pass."""
+        return self._last.get(resource, ("list", 200))[1] in (403, 404)
+
+
+class Reader:
+    """What is known of the cluster, and how fresh that is; feeds the work queue."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        answers: Answers,
+        queue: WorkQueue[Key],
+        namespaces: tuple[str, ...] = (),
+        clock: Clock = SYSTEM,
+        observer: Observer | None = None,
+    ) -> None:
+        self.namespaces = namespaces
+        self.clock = clock
+        self.answers = answers
+        self._transport = transport
+        self._queue = queue
+        self._job_listeners: list[Listener[TorchrunJob]] = []
+        self._queue_listeners: list[Listener[TorchrunQueue]] = []
+        self._child_listeners: list[Listener[Child]] = []
+        self.observer = observer or Unobserved()
+        self._scopes = {namespace: self._scope(namespace) for namespace in namespaces or ("",)}
+        self._everywhere = self._scopes.get("")
+        self.nodes = NodeWatch(
+            transport, self.observer, queue, self._with_workers_on, answers, clock
+        )
+        self.reports = Reports(clock.monotonic)
+        self.discovery = Discovery(transport)
+        self.discovery.subscribe(self._installed_changed)
+        self.groups = GroupWatch(transport, self.observer, self._group_changed, namespaces, clock)
+
+    def subscribe(
+        self,
+        *,
+        jobs: Listener[TorchrunJob],
+        queues: Listener[TorchrunQueue],
+        children: Listener[Child] | None = None,
+    ) -> None:
+        """Have other controllers told of each change of an object, as informers tell it."""
+        self._job_listeners.append(jobs)
+        self._queue_listeners.append(queues)
+        if children is not None:
+            self._child_listeners.append(children)
+
+    def caches(self, namespace: str) -> Caches:
+        """The caches that hold this namespace."""
+        return self._scope_of(namespace).caches
+
+    def queues(self) -> Iterator[TorchrunQueue]:
+        """Every queue that is seen."""
+        for scope in self._scopes.values():
+            yield from scope.caches.queues
+
+    @property
+    def informers(self) -> list[Informer[Any]]:
+        """Every informer; each is to be run."""
+        scopes = self._scopes.values()
+        of_scopes = [i for scope in scopes for i in (*scope.informers.values(), scope.warnings)]
+        return [*of_scopes, self.nodes.informer]
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether every cache that is needed holds its first whole list."""
+        return all(_all_synced(group) for group in self._by_resource().values())
+
+    @property
+    def memories(self) -> list[Informer[Any]]:
+        """Those of jobs and queues, in whose status everything stands that leaders remember."""
+        kinds = (TORCHRUN_JOBS.resource, TORCHRUN_QUEUES.resource)
+        return [scope.informers[kind] for scope in self._scopes.values() for kind in kinds]
+
+    async def synced(self) -> None:
+        """Wait until every cache holds its first whole list: for ever, where a CRD is missing."""
+        for group in self._by_resource().values():
+            for informer in group:
+                await informer.synced.wait()
+
+    def observe(self, namespace: str, name: str) -> Observed | None:
+        """All that is known of one job; None where it is gone."""
+        caches = self._scope_of(namespace).caches
+        return observe(
+            caches,
+            namespace,
+            name,
+            nodes=self.nodes.view,
+            reports=self.reports,
+            installed=self.discovery.installed,
+            groups=partial(self.groups.owned_by, namespace),
+        )
+
+    def job_of(self, namespace: str, pod: str, uid: str) -> Key | None:
+        """The key of the job whose worker this pod looks like, if it lives; costs next to nothing.
+
+        It goes by labels: what has come of a token's claims is only to be trusted after a review.
+        """
+        known = self._pod(namespace, pod, uid)
+        if known is None or known.metadata.labels.component != names.WORKER or not alive(known):
+            return None
+        return namespace, known.metadata.labels.torchrun_job
+
+    def worker(self, namespace: str, pod: str, uid: str) -> Worker | None:
+        """Whose worker this pod is, if it is of the present attempt of one of our jobs."""
+        known = self._pod(namespace, pod, uid)
+        if known is None:
+            return None
+        job = known.metadata.labels.torchrun_job
+        observed = self.observe(namespace, job)
+        if observed is None or not observed.child_jobs or known not in observed.workers:
+            return None
+        return Worker((namespace, job), observed.child_jobs[-1].metadata.uid)
+
+    def _pod(self, namespace: str, name: str, uid: str) -> Pod | None:
+        scope = self._everywhere or self._scopes.get(namespace)
+        known = scope.caches.pods.get(namespace, name) if scope else None
+        return known if known is not None and uid and known.metadata.uid == uid else None
+
+    def stores(self, key: Key) -> Mapping[str, Store[Any]]:
+        """The caches that show the objects of this job, by resource."""
+        return self._scope_of(key[0]).stores
+
+    def synced_by_resource(self) -> dict[str, Callable[[], bool]]:
+        """For each resource that is needed, whether its caches hold their first whole lists."""
+        return {r: partial(_all_synced, group) for r, group in self._by_resource().items()}
+
+    def idle_by_resource(self) -> dict[str, Callable[[], float]]:
+        """For each resource that is needed, the seconds since its informers last did anything."""
+        return {r: partial(_idle, group) for r, group in self._by_resource().items()}
+
+    def silence_by_resource(self) -> dict[str, Callable[[], float]]:
+        """For each resource, the seconds since its watches last delivered anything."""
+        by_resource = {**self._by_resource(), NODES.resource: [self.nodes.informer]}
+        return {resource: partial(_silence, group) for resource, group in by_resource.items()}
+
+    def objects_by_resource(self) -> dict[str, Sized]:
+        """For each resource, its caches, whose sizes are the numbers of objects."""
+        by_resource = {**self._by_resource(), NODES.resource: [self.nodes.informer]}
+        return {resource: _Objects(group) for resource, group in by_resource.items()}
+
+    def _with_workers_on(self, node: str) -> Iterator[Key]:
+        """Keys of jobs with workers on this node, seen or remembered; without a node, of all."""
+        for scope in self._scopes.values():
+            pods, jobs = scope.caches.pods, scope.caches.jobs
+            for pod in pods.by_index(NODE_INDEX, node) if node else pods:
+                yield pod.metadata.namespace, pod.metadata.labels.torchrun_job
+            for job in jobs.by_index(NODE_INDEX, node) if node else jobs:
+                yield job.metadata.namespace, job.metadata.name
+
+    def _by_resource(self) -> dict[str, list[Informer[Any]]]:
+        scopes = list(self._scopes.values())
+        return {r: [scope.informers[r] for scope in scopes] for r in scopes[0].informers}
+
+    def _scope_of(self, namespace: str) -> Scope:
+        return self._everywhere or self._scopes[namespace]
+
+    def _scope(self, namespace: str) -> Scope:
+        caches = empty_caches()
+        own = partial(
+            Informer,
+            transport=self._transport,
+            namespace=namespace,
+            observer=self.observer,
+            clock=self.clock.monotonic,
+            random=self.clock.jitter,
+        )
+        child = partial(own, on_change=self._child_changed, label_selector=names.JOB_LABEL)
+        informers: tuple[Informer[Any], ...] = (
+            own(
+                TORCHRUN_JOBS, store=caches.jobs, on_change=partial(self._job_changed, caches.jobs)
+            ),
+            own(
+                TORCHRUN_QUEUES,
+                store=caches.queues,
+                on_change=partial(self._queue_changed, caches.jobs),
+            ),
+            child(PODS, store=caches.pods),
+            child(JOBS, store=caches.child_jobs),
+            child(CLAIMS, store=caches.claims),
+            child(SERVICES, store=caches.services),
+        )
+        warnings = own(
+            EVENTS,
+            store=caches.warnings,
+            on_change=partial(self._warned, caches),
+            field_selector=WARNINGS,
+            timings=_QUIET,
+        )
+        by_resource = {informer.kind.resource: informer for informer in informers}
+        stores = {r: i.store for r, i in by_resource.items()}
+        return Scope(caches, by_resource, stores, warnings)
+
+    def _job_changed(
+        self, jobs: Store[TorchrunJob], change: Change[TorchrunJob], initial: bool
+    ) -> None:
+        meta = change.object.metadata
+        if change.new is None:
+            self.reports.forget((meta.namespace, meta.name))
+        # After a restart a job that nobody has looked at yet goes before all that are under way.
+        looked_at = bool(change.object.status.phase)
+        self._queue.add((meta.namespace, meta.name), INITIAL if initial and looked_at else 0)
+        if not initial:
+            for child in followers(jobs, change):
+                self._queue.add((meta.namespace, child))
+        for listener in self._job_listeners:
+            listener(change, initial)
+
+    def _queue_changed(
+        self, jobs: Store[TorchrunJob], change: Change[TorchrunQueue], initial: bool
+    ) -> None:
+        for listener in self._queue_listeners:
+            listener(change, initial)
+        if not initial and _template(change.old) == _template(change.new):
+            return
+        meta = change.object.metadata
+        for job in jobs.by_index(QUEUE_INDEX, index_key(meta.namespace, meta.name)):
+            if job.status.phase not in TERMINAL:
+                self._queue.add((meta.namespace, job.metadata.name), INITIAL if initial else 0)
+
+    def _installed_changed(self, installed: Installed) -> None:
+        """Any job that is not over may wait for a scheduler."""
+        self.groups.follow(installed)
+        for scope in self._scopes.values():
+            for job in scope.caches.jobs:
+                if job.status.phase not in TERMINAL:
+                    self._queue.add((job.metadata.namespace, job.metadata.name), INITIAL)
+
+    def _group_changed(self, change: Change[SchedulingGroup], initial: bool) -> None:
+        """Ours bear the job's name; a Workload of Kueue's is of the child Job that controls it."""
+        meta = change.object.metadata
+        job = meta.labels.torchrun_job
+        owners = (owner.name for owner in meta.owner_references if owner.controller)
+        for owner in owners if not job else ():
+            child = self._scope_of(meta.namespace).caches.child_jobs.get(meta.namespace, owner)
+            job = child.metadata.labels.torchrun_job if child else ""
+        if job:
+            self._queue.add((meta.namespace, job), INITIAL if initial else 0)
+
+    def _child_changed(self, change: Change[Child], initial: bool) -> None:
+        self._add_owner(change.object, initial)
+        if change.old is not None and _job(change.old) != _job(change.object):
+            self._add_owner(change.old, initial)  # its label has changed
+        for listener in self._child_listeners:
+            listener(change, initial)
+
+    def _add_owner(self, child: Child, initial: bool) -> None:
+        meta = child.metadata
+        self._queue.add((meta.namespace, meta.labels.torchrun_job), INITIAL if initial else 0)
+
+    def _warned(self, caches: Caches, change: Change[CoreEvent], initial: bool) -> None:
+        """The job whose object it regards; one that is not cached yet will come by itself."""
+        regarding = change.object.involved_object
+        stores: dict[str, Store[Any]] = {
+            JOBS.kind: caches.child_jobs,
+            PODS.kind: caches.pods,
+            CLAIMS.kind: caches.claims,
+        }
+        store = stores.get(regarding.kind)
+        child = store.get(regarding.namespace, regarding.name) if store is not None else None
+        if child is not None:
+            self._add_owner(child, initial)
+
+
+def _job(child: Child) -> str:
+    return child.metadata.labels.torchrun_job
+
+
+def _template(queue: TorchrunQueue | None) -> object:
+    """What jobs go by: not the status, which changes with every one of them."""
+    if queue is None:
+        return None
+    meta = queue.metadata
+    return meta.uid, meta.generation, meta.deletion_timestamp, queue.invalid
+
+
+class _Objects(Sized):
+    def __init__(self, informers: list[Informer[Any]]) -> None:
+        self._informers = informers
+
+    def __len__(self) -> int:
+        return sum(len(informer.store) for informer in self._informers)
+
+
+def _silence(informers: list[Informer[Any]]) -> float:
+    """Seconds; before the first list there is nothing to go silent."""
+    return max((i.silence() for i in informers if i.synced.is_set()), default=0.0)
+
+
+def _idle(informers: list[Informer[Any]]) -> float:
+    return max(informer.idle() for informer in informers)
+
+
+def _all_synced(informers: list[Informer[Any]]) -> bool:
+    return all(informer.synced.is_set() for informer in informers)

@@ -1,0 +1,245 @@
+"""What concerns queues: their objects, KAI's queues, and the keys of queues that a change becomes.
+
+Beside the caches that the Reader fills there are two informers a namespace (ConfigMaps and claims
+that a queue has made) and one of KAI's queues, which runs once their kind is installed. Nobody
+waits for these: where the right to read them is missing, the queues that need it say so.
+"""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any, NoReturn
+
+import anyio
+from msgspec import Struct
+
+from torchrun_api import names
+from torchrun_api.extras import ConfigMap, KaiQueue, QueueClaim, controller_of
+from torchrun_api.job import TorchrunJob
+from torchrun_api.kinds import CONFIG_MAPS, KAI_QUEUES, QUEUE_CLAIMS, TORCHRUN_QUEUES
+from torchrun_api.meta import ObjectMeta
+from torchrun_api.queue import TorchrunQueue
+from torchrun_controller.cache.informer import Informer, Observer
+from torchrun_controller.cache.informer_factory import Reader
+from torchrun_controller.cache.observe import QUEUE_INDEX, Key, index_key
+from torchrun_controller.cache.store import Change, Store
+from torchrun_controller.client import Transport
+from torchrun_controller.reconcile.queues import ObservedQueue, jobs
+from torchrun_controller.reconcile.queues.observed import Extra
+from torchrun_controller.reconcile.schedulers.installed import Installed
+from torchrun_controller.workqueue import INITIAL, WorkQueue
+
+OWNER_INDEX = "owner"
+# All jobs of a queue are looked at to count them: for a burst of changes only once.
+COUNT_SECONDS = 0.5
+_LOOK_SECONDS = 1.0
+_SETTLE_SECONDS = 0.01
+
+
+class _Scope(Struct, frozen=True):
+    """A namespace's informers, "" for all."""
+
+    config_maps: Informer[ConfigMap]
+    claims: Informer[QueueClaim]
+
+    @property
+    def informers(self) -> tuple[Informer[Any], ...]:
+        return self.config_maps, self.claims
+
+
+def by_owner(extra: Extra) -> tuple[str, ...]:
+    """Indexer of a queue's objects: the UID of the queue."""
+    owner = controller_of(extra.metadata)
+    return (owner.uid,) if owner is not None else ()
+
+
+class QueueWatch:
+    """What is known of each queue; feeds the work queue of queues."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        observer: Observer,
+        reader: Reader,
+        work: WorkQueue[Key],
+    ) -> None:
+        self._reader = reader
+        self._work = work
+        self._scopes = {
+            namespace: self._scope(namespace, transport, observer)
+            for namespace in reader.namespaces or ("",)
+        }
+        self._kai: Informer[KaiQueue] = Informer(
+            KAI_QUEUES,
+            transport,
+            Store(),
+            self._kai_changed,
+            observer=observer,
+            clock=reader.clock.monotonic,
+            random=reader.clock.jitter,
+        )
+        self._kai_installed = asyncio.Event()
+        reader.subscribe(jobs=self._job_changed, queues=self._queue_changed)
+        reader.discovery.subscribe(self._installed_changed)
+
+    @property
+    def informers(self) -> list[Informer[Any]]:
+        """Those that are to be run from the start."""
+        return [informer for scope in self._scopes.values() for informer in scope.informers]
+
+    async def run_kai(self) -> None:
+        """Keep KAI's queues, once there are any."""
+        await self._kai_installed.wait()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._look_again_with_kai)
+            await self._kai.run()
+
+    async def _look_again_with_kai(self) -> None:
+        """A list without any of them changes nothing, and says that none is there."""
+        await self._kai.synced.wait()
+        self._add_all()
+
+    async def settled(self) -> None:
+        """Wait until each cache holds its first whole list, or it is known why it does not."""
+        while True:
+            if not self._filling():
+                return
+            await asyncio.sleep(_SETTLE_SECONDS)
+
+    async def follow(self) -> NoReturn:
+        """Look again at every queue when something has come to be known, or is known no more."""
+        before: object = None
+        while True:
+            unseen = {name: self._unseen(scope) for name, scope in self._scopes.items()}
+            if unseen != before:
+                before = unseen
+                self._add_all()
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def observe(self, namespace: str, name: str) -> ObservedQueue | None:
+        """All that is known of one queue; None where it is gone."""
+        caches = self._reader.caches(namespace)
+        queue = caches.queues.get(namespace, name)
+        if queue is None:
+            return None
+        scope = self._scope_of(namespace)
+        kai = self._kai
+        return ObservedQueue(
+            queue=queue,
+            jobs=caches.jobs.by_index(QUEUE_INDEX, index_key(namespace, name)),
+            extras=_extras(scope, queue.metadata.uid),
+            installed=self._reader.discovery.installed,
+            kai={q.metadata.name: q for q in kai.store} if kai.synced.is_set() else None,
+            unseen=self._unseen(scope),
+            sharing=tuple(self._sharing(queue)),
+            namespaces=self._reader.namespaces,
+        )
+
+    def stores(self, key: Key) -> Mapping[str, Store[Any]]:
+        """The caches that show the objects of this queue, by resource."""
+        informers = [i for i in (*self._scope_of(key[0]).informers, self._kai) if i.synced.is_set()]
+        return {
+            TORCHRUN_QUEUES.resource: self._reader.caches(key[0]).queues,
+            **{informer.kind.resource: informer.store for informer in informers},
+        }
+
+    def _scope(self, namespace: str, transport: Transport, observer: Observer) -> _Scope:
+        own = partial(
+            Informer,
+            transport=transport,
+            on_change=self._extra_changed,
+            label_selector=names.QUEUE_LABEL,
+            namespace=namespace,
+            observer=observer,
+            clock=self._reader.clock.monotonic,
+            random=self._reader.clock.jitter,
+        )
+        index = {OWNER_INDEX: by_owner}
+        return _Scope(own(CONFIG_MAPS, store=Store(index)), own(QUEUE_CLAIMS, store=Store(index)))
+
+    def _scope_of(self, namespace: str) -> _Scope:
+        return self._scopes.get("") or self._scopes[namespace]
+
+    def _unseen(self, scope: _Scope) -> dict[str, str]:
+        """Why what is not known is not."""
+        needed = [*scope.informers, *self._kai_if_installed()]
+        waited = [informer.kind.resource for informer in needed if not informer.synced.is_set()]
+        problems = self._reader.answers
+        return {r: problems.problem(r) or "the cache is being filled" for r in waited}
+
+    def _filling(self) -> bool:
+        problem = self._reader.answers.problem
+        informers = (*self.informers, *self._kai_if_installed())
+        return any(not i.synced.is_set() and not problem(i.kind.resource) for i in informers)
+
+    def _kai_if_installed(self) -> list[Informer[KaiQueue]]:
+        return [self._kai] if self._kai_installed.is_set() else []
+
+    def _sharing(self, queue: TorchrunQueue) -> Iterator[TorchrunQueue]:
+        """The other queues that name the same KAI queue and stay."""
+        wanted, meta = queue.spec.kai_queue, queue.metadata
+        for other in self._reader.queues() if wanted else ():
+            stays = other.metadata.deletion_timestamp is None
+            if other.spec.kai_queue == wanted and other.metadata.uid != meta.uid and stays:
+                yield other
+
+    def _job_changed(self, change: Change[TorchrunJob], initial: bool) -> None:
+        """Only what is counted or waited for concerns the queue, and only so often."""
+        if initial or _counted(change.old) != _counted(change.new):
+            job = change.object
+            self._work.add_after((job.metadata.namespace, job.spec.job_queue), COUNT_SECONDS)
+
+    def _queue_changed(self, change: Change[TorchrunQueue], initial: bool) -> None:
+        """The queue itself, and those that share a KAI queue with it."""
+        meta = change.object.metadata
+        self._add(meta.namespace, meta.name, initial=initial)
+        if initial or _shared(change.old) != _shared(change.new):
+            for queue in (change.old, change.new):
+                for other in self._sharing(queue) if queue is not None else ():
+                    self._add(other.metadata.namespace, other.metadata.name, initial=initial)
+
+    def _extra_changed(self, change: Change[Any], initial: bool) -> None:
+        meta: ObjectMeta = change.object.metadata
+        owner = controller_of(meta)
+        if owner is not None:
+            self._add(meta.namespace, owner.name, initial=initial)
+
+    def _kai_changed(self, change: Change[KaiQueue], initial: bool) -> None:
+        """Any queue with a KAI queue may have waited for this one; its status is of no interest."""
+        if initial or _written(change.old) != _written(change.new):
+            self._add_all()
+
+    def _installed_changed(self, installed: Installed) -> None:
+        if installed.serves(KAI_QUEUES):
+            self._kai_installed.set()
+        self._add_all()
+
+    def _add_all(self) -> None:
+        for queue in self._reader.queues():
+            self._add(queue.metadata.namespace, queue.metadata.name, initial=True)
+
+    def _add(self, namespace: str, name: str, *, initial: bool) -> None:
+        self._work.add((namespace, name), INITIAL if initial else 0)
+
+
+def _extras(scope: _Scope, uid: str) -> tuple[Extra, ...] | None:
+    if not all(informer.synced.is_set() for informer in scope.informers):
+        return None
+    return (
+        *scope.config_maps.store.by_index(OWNER_INDEX, uid),
+        *scope.claims.store.by_index(OWNER_INDEX, uid),
+    )
+
+
+def _counted(job: TorchrunJob | None) -> object:
+    return None if job is None else jobs.standing(job)
+
+
+def _shared(queue: TorchrunQueue | None) -> object:
+    if queue is None:
+        return None
+    return queue.spec.kai_queue, queue.metadata.deletion_timestamp is None
+
+
+def _written(queue: KaiQueue | None) -> object:
+    return None if queue is None else (queue.metadata.annotations, queue.spec)

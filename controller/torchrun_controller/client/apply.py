@@ -1,0 +1,393 @@
+"""Plan to requests: server-side apply for objects and status, deletes with preconditions.
+
+An object that must not exist yet is applied with a resourceVersion that no object can have: the
+API server creates it where it is absent and answers 409 where anything holds its name, so that
+nothing foreign is ever merged into. An object that is known is applied with its UID, by force: a
+replacement then answers 409 as well. Every write first asks the leader gate.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Protocol, TypeAlias
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from torchrun_api.json import JsonObject
+from torchrun_api.kinds import Kind, UserObject, kind_of
+from torchrun_api.meta import OwnerReference
+from torchrun_api.names import RETAINED_LABEL
+from torchrun_api.queue import TorchrunQueueStatus
+from torchrun_api.status import TorchrunJobStatus
+from torchrun_controller.client import ApiError, Disconnected, Response
+from torchrun_controller.client.responses import (
+    HolderMeta,
+    Meta,
+    read_deleted,
+    read_holder,
+    read_object,
+)
+from torchrun_controller.reconcile.observed import Conflict, Rejection
+from torchrun_controller.reconcile.plan import Apply, Delete
+
+FIELD_MANAGER = "torchrun-controller"
+STATUS_FIELD_MANAGER = "torchrun-controller-status"
+
+Status: TypeAlias = TorchrunJobStatus | TorchrunQueueStatus
+
+APPLY_PATCH = "application/apply-patch+yaml"  # JSON is YAML
+
+# etcd's first revision is that of the empty store, so no object has it.
+ABSENT = "1"
+
+# How the API server begins its answer, with status 500, to an object whose fields have wrong types
+# (structured-merge-diff and the conversion behind it; seen with 1.35).
+MALFORMED = ("failed to create typed patch object", "failed to convert new object")
+
+
+class Gate(Protocol):
+    """Whether this process leads."""
+
+    def check(self) -> None:
+        """Raise where it may not write (any more)."""
+
+
+class Requests(Protocol):
+    """The part of the transport that writes need."""
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] = ...,
+        body: bytes | None = None,
+        content_type: str = ...,
+    ) -> Response:
+        """Send and read the whole answer; raises ApiError and Disconnected."""
+
+
+class NameConflictError(Exception):
+    """A name of ours is held by an object that is not ours; nothing was written to it."""
+
+    def __init__(self, conflict: Conflict) -> None:
+        super().__init__(conflict.message)
+        self.conflict = conflict
+
+
+class RejectedError(Exception):
+    """The API server refuses the object as it is; `permanent` until the object changes.
+
+    Not permanent: 403, since a quota, a webhook's mind or a role may change at any time.
+    """
+
+    def __init__(self, rejection: Rejection, *, permanent: bool) -> None:
+        super().__init__(rejection.message)
+        self.rejection = rejection
+        self.permanent = permanent
+
+
+class UnavailableError(Exception):
+    """429, 5xx or no answer: try again, not before `retry_after` seconds where that is given."""
+
+    def __init__(self, message: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class SupersededError(Exception):
+    """What the Plan was made from has changed meanwhile: observe again, then decide again."""
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Written(Struct, frozen=True):
+    """What a write left behind; `resource_version` is empty where the server did not tell.
+
+    `created`: the object was not there before.
+    """
+
+    kind: Kind[Any]
+    name: str
+    uid: str
+    resource_version: str
+    created: bool = False
+
+
+class Found(Struct, frozen=True):
+    """What the API server has under a name; `controller` is the UID of its controller, if any."""
+
+    uid: str
+    controller: str
+    is_ending: bool
+    version: str = ""
+
+
+class Applier:
+    """Carries out single writes. Holds no state but its transport and the gate."""
+
+    def __init__(self, transport: Requests, gate: Gate) -> None:
+        self._transport = transport
+        self._gate = gate
+
+    async def apply(self, intent: Apply) -> Written:
+        """Create the object (no UID) or bring the one with this UID to the intent.
+
+        An object of ours that exists already, because the cache is behind, counts as created.
+
+        Raises:
+            NameConflictError: something else holds the name; it was not touched.
+            RejectedError: the API server refuses the object.
+            SupersededError: the object is being deleted, or was replaced.
+            UnavailableError: try again later.
+            ApiError: any other refusal.
+        """
+        try:
+            return await (self._update(intent) if intent.uid else self._create(intent))
+        except ApiError as error:
+            raise _typed(error, intent) from error
+        except Disconnected as error:
+            raise UnavailableError(str(error)) from error
+
+    async def judge(self, intent: Apply) -> None:
+        """Have the API server judge an object that does not exist, as a dry run: nothing is made.
+
+        Raises: as `apply`; NameConflictError where the name is taken.
+        """
+        body = {**intent.body, "metadata": {**_metadata(intent), "resourceVersion": ABSENT}}
+        try:
+            await self._patch(_path(intent), body, FIELD_MANAGER, force=False, dry_run=True)
+        except ApiError as error:
+            raise _typed(error, intent) from error
+        except Disconnected as error:
+            raise UnavailableError(str(error)) from error
+
+    async def find(self, kind: Kind[Any], namespace: str, name: str) -> Found | None:
+        """Look for an object where no cache is to be trusted; None if it is not there.
+
+        Raises:
+            UnavailableError: try again later.
+            ApiError: any other refusal.
+        """
+        try:
+            answer = await self._transport.request("GET", kind.path(namespace, name))
+            meta = answer.read(read_object)
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise _unavailable(error) or error from error
+        except Disconnected as error:
+            raise UnavailableError(str(error)) from error
+        controllers = (owner.uid for owner in meta.owner_references if owner.controller)
+        is_ending = meta.deletion_timestamp is not None
+        return Found(meta.uid, next(controllers, ""), is_ending, meta.resource_version)
+
+    async def apply_status(
+        self, owner: UserObject, status: Status, manager: str = STATUS_FIELD_MANAGER
+    ) -> Written | None:
+        """Replace what `manager` says in the status of exactly this state of a job or a queue.
+
+        None if it is gone.
+
+        A UID alone is not enough: for a status the API server takes all metadata but the
+        resourceVersion from the object that is there, so a replacement would get our status.
+
+        Raises:
+            SupersededError: it has changed, or was replaced, since it was observed.
+            UnavailableError: try again later.
+            ApiError: any other refusal.
+        """
+        kind, meta = kind_of(owner), owner.metadata
+        body: JsonObject = {
+            "apiVersion": kind.api_version,
+            "kind": kind.kind,
+            "metadata": {
+                "name": meta.name,
+                "namespace": meta.namespace,
+                "uid": meta.uid,
+                "resourceVersion": meta.resource_version,
+            },
+            "status": status,  # type: ignore[dict-item] # encoded below, never looked into
+        }
+        path = kind.path(meta.namespace, meta.name, "status")
+        try:
+            answer = await self._patch(path, body, manager, force=True)
+            return _written(kind, meta.name, answer.read(read_object))
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            if error.status == 409:
+                raise SupersededError(f"{kind.kind} {meta.name!r} has changed meanwhile") from error
+            raise _unavailable(error) or error from error
+        except Disconnected as error:
+            raise UnavailableError(str(error)) from error
+
+    async def delete(self, delete: Delete) -> Written | None:
+        """Delete exactly this object; None if it is gone or replaced.
+
+        Raises:
+            SupersededError: the object is there and has another resourceVersion than expected.
+            UnavailableError: try again later.
+            ApiError: any other refusal.
+        """
+        preconditions = {"uid": delete.uid}
+        if delete.resource_version:
+            preconditions["resourceVersion"] = delete.resource_version
+        options: JsonObject = {
+            "preconditions": {**preconditions},
+            "propagationPolicy": delete.propagation,
+        }
+        if delete.grace_seconds is not None:
+            options["gracePeriodSeconds"] = delete.grace_seconds
+        self._gate.check()
+        try:
+            answer = await self._transport.request(
+                "DELETE",
+                delete.kind.path(delete.namespace, delete.name),
+                body=_encode(options),
+            )
+            return _written(delete.kind, delete.name, answer.read(read_deleted))
+        except ApiError as error:
+            if error.status == 409:
+                await self._explain_conflict(delete, error)
+                return None
+            if error.status == 404 or _names_another(error):
+                return None
+            raise _unavailable(error) or error from error
+        except Disconnected as error:
+            raise UnavailableError(str(error)) from error
+
+    async def _explain_conflict(self, delete: Delete, error: ApiError) -> None:
+        """Say which precondition failed: the server answers 409 to either, in words that vary.
+
+        Returns if the object is gone or replaced; raises SupersededError if it has changed.
+        """
+        present = await self.find(delete.kind, delete.namespace, delete.name)
+        if present is not None and present.uid == delete.uid:
+            changed = f"{delete.kind.kind} {delete.name!r} has changed meanwhile"
+            raise SupersededError(changed) from error
+
+    async def _create(self, intent: Apply) -> Written:
+        meta = _metadata(intent)
+        body = {**intent.body, "metadata": {**meta, "resourceVersion": ABSENT}}
+        try:
+            answer = await self._patch(_path(intent), body, FIELD_MANAGER, force=False)
+        except ApiError as error:
+            if error.status != 409:
+                raise
+            return await self._settle(intent)
+        written = _written(intent.kind, intent.name, answer.read(read_object))
+        return replace(written, created=True)
+
+    async def _update(self, intent: Apply) -> Written:
+        meta = _metadata(intent)
+        body = {**intent.body, "metadata": {**meta, "uid": intent.uid}}
+        answer = await self._patch(_path(intent), body, FIELD_MANAGER, force=True)
+        return _written(intent.kind, intent.name, answer.read(read_object))
+
+    async def _patch(
+        self, path: str, body: JsonObject, manager: str, *, force: bool, dry_run: bool = False
+    ) -> Response:
+        query = {"fieldManager": manager}
+        if force:
+            query["force"] = "true"
+        if dry_run:
+            query["dryRun"] = "All"
+        self._gate.check()
+        return await self._transport.request(
+            "PATCH", path, query=query, body=_encode(body), content_type=APPLY_PATCH
+        )
+
+    async def _settle(self, intent: Apply) -> Written:
+        """The name is taken: say by what, or take it for the creation if it is ours already."""
+        meta = _metadata(intent)
+        name = intent.name
+        try:
+            answer = await self._transport.request("GET", _path(intent))
+        except ApiError as error:
+            if error.status == 404:
+                raise SupersededError(f"{intent.kind.kind} {name!r} went away meanwhile") from error
+            raise
+        holder = answer.read(read_holder)
+        owner = _controller_of(meta.get("ownerReferences"))
+        if holder.deletion_timestamp is not None or _is_predecessor(holder, owner):
+            raise SupersededError(f"an older {intent.kind.kind} {name!r} is being deleted")
+        if not _is_ours(holder, owner, meta):
+            raise NameConflictError(_conflict(intent.kind, name, holder))
+        return Written(intent.kind, name, holder.uid, holder.resource_version)
+
+
+def _metadata(intent: Apply) -> JsonObject:
+    meta = intent.body["metadata"]
+    assert isinstance(meta, dict)
+    return meta
+
+
+def _path(intent: Apply) -> str:
+    return intent.kind.path(str(_metadata(intent).get("namespace", "")), intent.name)
+
+
+def _written(kind: Kind[Any], name: str, meta: Meta) -> Written:
+    return Written(kind, name, meta.uid, meta.resource_version)
+
+
+def _controller_of(references: object) -> OwnerReference | None:
+    owners = msgspec.convert(references or (), tuple[OwnerReference, ...])
+    return next((owner for owner in owners if owner.controller), None)
+
+
+def _is_ours(holder: HolderMeta, owner: OwnerReference | None, meta: JsonObject) -> bool:
+    if owner is not None:
+        return any(held.controller and held.uid == owner.uid for held in holder.owner_references)
+    labels = meta.get("labels")
+    retained_from = labels.get(RETAINED_LABEL) if isinstance(labels, dict) else None
+    return retained_from is not None and holder.labels.get(RETAINED_LABEL) == retained_from
+
+
+def _is_predecessor(holder: HolderMeta, owner: OwnerReference | None) -> bool:
+    """Whether an earlier job of the same name owns it: the garbage collector is on its way."""
+    return owner is not None and any(
+        held.controller
+        and (held.kind, held.name) == (owner.kind, owner.name)
+        and held.api_version.partition("/")[0] == owner.api_version.partition("/")[0]
+        and held.uid != owner.uid
+        for held in holder.owner_references
+    )
+
+
+def _conflict(kind: Kind[Any], name: str, holder: HolderMeta) -> Conflict:
+    controller = next((owner for owner in holder.owner_references if owner.controller), None)
+    if controller is not None:
+        whose = f"belongs to {controller.kind} {controller.name!r}"
+    else:
+        whose = f"was made by {', '.join(holder.managers) or 'somebody else'}"
+    return Conflict(
+        resource=kind.resource,
+        name=name,
+        message=f"{kind.kind} {name!r} exists already and {whose}; "
+        "delete or rename it, or choose another name",
+    )
+
+
+def _names_another(error: ApiError) -> bool:
+    """Whether the UID that was sent is not, or no longer, that of the object."""
+    # A replacement is answered with 422 and this cause, an absence and a precondition with 409.
+    return error.status == 409 or any(field == "metadata.uid" for field, _ in error.causes)
+
+
+def _unavailable(error: ApiError) -> UnavailableError | None:
+    if error.status == 429 or error.status >= 500:
+        return UnavailableError(error.message, error.retry_after)
+    return None
+
+
+def _typed(error: ApiError, intent: Apply) -> Exception:
+    kind, name = intent.kind, intent.name
+    if _names_another(error):
+        return SupersededError(f"{kind.kind} {name!r} was deleted or replaced meanwhile")
+    malformed = error.status == 500 and error.message.startswith(MALFORMED)
+    if malformed or error.status in (400, 403, 422):
+        rejection = Rejection(kind.resource, name, error.message)
+        return RejectedError(rejection, permanent=error.status != 403)
+    return _unavailable(error) or error

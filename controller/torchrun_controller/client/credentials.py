@@ -1,0 +1,285 @@
+"""Where the server's address, its CA and our credentials come from."""
+
+import asyncio
+import ipaddress
+import os
+import ssl
+import urllib.parse
+import urllib.request
+from collections.abc import Awaitable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import structlog
+from msgspec import Struct
+
+from torchrun_controller.client import slim
+from torchrun_controller.client.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kubernetes_asyncio.client import Configuration
+    from kubernetes_asyncio.config.kube_config import KubeConfigLoader
+
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+
+T = TypeVar("T")
+
+# Mounted into every pod with a service account:
+# https://kubernetes.io/docs/tasks/run-application/access-api-from-pod/
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+
+class Endpoint(Struct, frozen=True):
+    """A server and how to reach it."""
+
+    server: str
+    tls: ssl.SSLContext | None = None
+    server_hostname: str | None = None
+    proxy: str | None = None
+    namespace: str = "default"
+
+
+class Credentials(Protocol):
+    """The value of the Authorization header, "" where a client certificate or nothing is used."""
+
+    @property
+    def tls(self) -> ssl.SSLContext | None:
+        """What new connections go by, as of the last `read` or `renew`; None: as at the start."""
+
+    async def read(self) -> str:
+        """Return the present value; called about once a minute. Raises ConfigError."""
+
+    async def renew(self) -> str:
+        """Return a value that owes nothing to memory, after the server refused the last one."""
+
+
+class Trust:
+    """A TLS context that follows the file of the cluster's CA."""
+
+    def __init__(self, ca_file: str | None, tls: ssl.SSLContext | None = None) -> None:
+        """`tls` is what was made of the file already. Raises ConfigError if it cannot be read."""
+        self.tls = tls or tls_context(ca_file)
+        self._content = _content(ca_file)
+
+    def refresh(self, ca_file: str | None) -> None:
+        """Make another context if the CA is another one; one that cannot be read stays out.
+
+        A context only ever learns to trust more, so it is replaced: connections go by a CA that
+        was taken away until they end, new ones do not.
+        """
+        content = _content(ca_file)
+        if content == self._content or not content:
+            return
+        try:
+            self.tls = tls_context(ca_file)
+        except ConfigError as error:
+            log.warning("the cluster's CA was replaced, the old one stays", error=str(error))
+            return
+        self._content = content
+        log.info("the cluster's CA was replaced", file=ca_file)
+
+
+def _content(file: str | None) -> bytes:
+    try:
+        return Path(file).read_bytes() if file else b""
+    except OSError:
+        return b""
+
+
+class ServiceAccount:
+    """In a pod: the mounted token and CA, which the kubelet replaces long before they expire."""
+
+    def __init__(self, folder: Path, tls: ssl.SSLContext | None = None) -> None:
+        self._token = folder / "token"
+        self._ca = str(folder / "ca.crt")
+        self._trust = Trust(self._ca, tls)
+
+    @property
+    def tls(self) -> ssl.SSLContext:
+        """By the CA that is mounted."""
+        return self._trust.tls
+
+    async def read(self) -> str:
+        """Raises ConfigError if the token is not there."""
+        try:
+            token = self._token.read_text().strip()
+        except OSError as error:
+            raise ConfigError(f"cannot read the service account's token: {error}") from error
+        self._trust.refresh(self._ca)
+        return f"Bearer {token}"
+
+    async def renew(self) -> str:
+        """Read it again."""
+        return await self.read()
+
+
+class Kubeconfig:
+    """A kubeconfig, with its exec plugins, token files and certificates.
+
+    kubernetes_asyncio reads it, of which as little is imported as can be, and here alone.
+    """
+
+    def __init__(self, path: str, context: str | None, patience: float = 60.0) -> None:
+        self._path = path
+        self._patience = patience
+        self._context = context
+        self._trust: Trust | None = None  # with https
+        self._loader: KubeConfigLoader
+        self._configuration: Configuration
+
+    async def endpoint(self) -> Endpoint:
+        """Read the file; raises ConfigError."""
+        await self._load()
+        configuration = self._configuration
+        host: str = configuration.host or ""
+        if host.startswith("https"):
+            if not configuration.verify_ssl:
+                raise ConfigError(
+                    f"kubeconfig {self._path}: insecure-skip-tls-verify is not supported; "
+                    "put the cluster's CA in certificate-authority instead"
+                )
+            self._trust = Trust(configuration.ssl_ca_cert)
+            self._load_certificate()
+        current = (self._loader.current_context or {}).get("context") or {}
+        return Endpoint(
+            server=host,
+            tls=self.tls,
+            server_hostname=configuration.tls_server_name,
+            proxy=configuration.proxy or _environment_proxy(host),
+            namespace=current.get("namespace") or "default",
+        )
+
+    @property
+    def tls(self) -> ssl.SSLContext | None:
+        """By the kubeconfig's CA, with its client certificate."""
+        return self._trust.tls if self._trust is not None else None
+
+    async def read(self) -> str:
+        """Let the loader renew what has expired; raises ConfigError."""
+        await self._bounded(self._loader.load_and_set(self._configuration))
+        self._load_certificate()
+        return self._authorization()
+
+    async def renew(self) -> str:
+        """Start from scratch: the loader would trust its plugin's token until that expires."""
+        await self._load()
+        self._load_certificate()
+        return self._authorization()
+
+    async def _load(self) -> None:
+        if not any(map(os.path.exists, self._path.split(os.pathsep))):
+            raise ConfigError(
+                f"kubeconfig {self._path} cannot be used: it does not exist; "
+                "give --kubeconfig or set KUBECONFIG"
+            )
+        made = slim.reading()
+        configuration = made.configuration()
+        self._loader = await self._bounded(
+            made.load_kube_config(self._path, self._context, client_configuration=configuration)
+        )
+        self._configuration = configuration
+
+    async def _bounded(self, loading: Awaitable[T]) -> T:
+        try:
+            async with asyncio.timeout(self._patience):
+                return await loading
+        except TimeoutError as error:
+            raise ConfigError(
+                f"kubeconfig {self._path}: its credential plugin gave no answer "
+                f"within {self._patience:g} s"
+            ) from error
+        except Exception as error:  # the loader raises what it stumbles over: AssertionError too
+            raise self._unusable(error) from error
+
+    def _authorization(self) -> str:
+        value: str = self._configuration.api_key.get("BearerToken", "")
+        return value
+
+    def _load_certificate(self) -> None:
+        # Certificates are replaced on disk, or by a plugin; new connections then use the new one.
+        configuration = self._configuration
+        if self._trust is None:
+            return
+        self._trust.refresh(configuration.ssl_ca_cert)
+        if not configuration.cert_file:
+            return
+        try:
+            self._trust.tls.load_cert_chain(configuration.cert_file, configuration.key_file)
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def _unusable(self, error: Exception) -> ConfigError:
+        detail = f"{type(error).__name__}: {error}".removesuffix(": ")
+        return ConfigError(f"kubeconfig {self._path} cannot be used: {detail}")
+
+
+def kubeconfig_path(kubeconfig: str | None, environ: Mapping[str, str]) -> str | None:
+    """Return the kubeconfig that was asked for by argument or by KUBECONFIG (a list of paths)."""
+    path = kubeconfig or environ.get("KUBECONFIG")
+    return os.path.expanduser(path) if path else None
+
+
+def in_cluster(environ: Mapping[str, str], folder: Path) -> Endpoint | None:
+    """Return the API server as a pod sees it, None outside of a pod. Raises ConfigError."""
+    host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT")
+    if not host or not port or not (folder / "token").exists():
+        return None
+    namespace = folder / "namespace"
+    return Endpoint(
+        server=f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}",
+        tls=tls_context(str(folder / "ca.crt")),
+        namespace=namespace.read_text().strip() if namespace.exists() else "default",
+    )
+
+
+def home_kubeconfig(environ: Mapping[str, str]) -> str:
+    """Return the kubeconfig of last resort; raises ConfigError if it is not there."""
+    path = os.path.join(environ.get("HOME", ""), ".kube", "config")
+    if not os.path.exists(path):
+        raise ConfigError(
+            "no cluster to talk to: give --kubeconfig, set KUBECONFIG, "
+            f"or run in a pod with a service account ({path} does not exist either)"
+        )
+    return path
+
+
+def _environment_proxy(server: str) -> str | None:
+    # aiohttp would also read ~/.netrc, in a thread, for each request.
+    url, proxies = urllib.parse.urlsplit(server), urllib.request.getproxies()
+    host = url.hostname or ""
+    if urllib.request.proxy_bypass(f"{host}:{url.port}" if url.port else host):
+        return None
+    if _in_networks(host, proxies.get("no", "").split(",")):
+        return None
+    return proxies.get(url.scheme)
+
+
+def _in_networks(host: str, entries: Iterable[str]) -> bool:
+    """Whether the host is an address in one of these, as Go's programs read NO_PROXY.
+
+    Python's own reading knows names and single addresses; networks such as 10.0.0.0/8 are common.
+    """
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    for entry in entries:
+        with suppress(ValueError):  # a name
+            if address in ipaddress.ip_network(entry.strip(" []"), strict=False):
+                return True
+    return False
+
+
+def tls_context(ca_file: str | None) -> ssl.SSLContext:
+    """Verify the server fully, but accept a CA that lacks the extensions RFC 5280 asks for.
+
+    Python 3.13 and newer refuse such a CA by default, and clusters are made with them every day.
+    Raises ConfigError if `ca_file` cannot be read.
+    """
+    try:
+        context = ssl.create_default_context(cafile=ca_file)
+    except OSError as error:
+        raise ConfigError(f"cannot read the cluster's CA from {ca_file}: {error}") from error
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    return context

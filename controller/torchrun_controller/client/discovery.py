@@ -1,0 +1,175 @@
+"""Which gang schedulers are installed: what the API server says that it serves, kept up to date.
+
+One conditional request for the aggregated discovery document (kubernetes.io, "Discovery API") every
+few seconds, answered with 304 and no body while nothing has changed. It needs no right that is not
+everybody's (ClusterRole system:discovery), where a watch of CustomResourceDefinitions needs one for
+the whole cluster, and it also sees kinds that come with a flag of the API server and not by a CRD.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import NoReturn
+
+import msgspec
+import structlog
+
+from torchrun_api.kinds import KAI_TOPOLOGIES
+from torchrun_api.meta import Wire
+from torchrun_controller.client import ApiError, Disconnected, Transport
+from torchrun_controller.reconcile.schedulers.installed import GROUPS, Installed
+
+INTERVAL = 10.0  # seconds between two looks
+# v2 since Kubernetes 1.30, v2beta1 since 1.26.
+ACCEPT = ",".join(
+    f"application/json;g=apidiscovery.k8s.io;v={version};as=APIGroupDiscoveryList"
+    for version in ("v2", "v2beta1")
+)
+
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+
+
+class _Name(Wire, frozen=True, kw_only=True):
+    name: str = ""
+
+
+class _Resource(Wire, frozen=True, kw_only=True):
+    resource: str = ""
+
+
+class _Version(Wire, frozen=True, kw_only=True):
+    version: str = ""
+    resources: tuple[_Resource, ...] = ()
+
+
+class _Group(Wire, frozen=True, kw_only=True):
+    metadata: _Name = _Name()
+    versions: tuple[_Version, ...] = ()
+
+
+class _Listed(Wire, frozen=True, kw_only=True):
+    """What is read of a list of KAI's Topology objects."""
+
+    items: tuple[_Group, ...] = ()
+
+
+class _Document(Wire, frozen=True, kw_only=True):
+    """apidiscovery.k8s.io APIGroupDiscoveryList, as far as it is read."""
+
+    kind: str = ""
+    items: tuple[_Group, ...] = ()
+
+
+_decode = msgspec.json.Decoder(_Document).decode
+_decode_list = msgspec.json.Decoder(_Listed).decode
+
+
+def _read_document(body: bytes) -> _Document:
+    document = _decode(body)
+    if document.kind != "APIGroupDiscoveryList":
+        raise ValueError(
+            f"{document.kind or 'no'} list: aggregated discovery needs Kubernetes 1.26 or newer"
+        )
+    return document
+
+
+class Discovery:
+    """The last answer, and who is told of another.
+
+    `installed` is None until the API server has answered for the first time; where it does not
+    answer any more, the last answer stands.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self.installed: Installed | None = None
+        self.looked = asyncio.Event()  # set once it was asked for, whatever came of it
+        self._transport = transport
+        self._sleep = sleep
+        self._listeners: list[Callable[[Installed], None]] = []
+        self._etag = ""
+        self._resources: frozenset[tuple[str, str]] = frozenset()
+        self._problem = "no answer yet"
+
+    def subscribe(self, listener: Callable[[Installed], None]) -> None:
+        """Have `listener` called, on the event loop, after each change."""
+        self._listeners.append(listener)
+
+    def shortcoming(self) -> str:
+        """What the controller does without, and why; "" if nothing."""
+        if not self._problem:
+            return ""
+        known = "goes by what was installed before" if self.installed is not None else "is unknown"
+        return f"what gang schedulers are installed {known}: {self._problem}"
+
+    def groups(self) -> frozenset[str]:
+        """The API groups of schedulers that are served, as far as that is known."""
+        served = self.installed.resources if self.installed is not None else frozenset()
+        return frozenset(version.partition("/")[0] for version, _ in served)
+
+    async def run(self) -> NoReturn:
+        """Go on until cancelled, whatever the server does."""
+        while True:
+            await self.look()
+            await self._sleep(INTERVAL)
+
+    async def look(self) -> None:
+        """Ask once. Never raises for what the server does."""
+        before = self._problem
+        try:
+            self._resources = await self._ask()
+            found = Installed(resources=self._resources, topologies=await self._topologies())
+        except (ApiError, Disconnected) as error:
+            self._problem = f"cannot get it from the API server: {error}"
+            if before != self._problem:
+                log.warning(self.shortcoming())
+        else:
+            self._problem = ""
+            if found != self.installed:
+                self._change(found)
+        finally:
+            self.looked.set()
+
+    async def _ask(self) -> frozenset[tuple[str, str]]:
+        """What is served of the groups that are of interest."""
+        headers = {"Accept": ACCEPT} | ({"If-None-Match": self._etag} if self._etag else {})
+        try:
+            answer = await self._transport.request("GET", "/apis", headers=headers)
+        except ApiError as error:
+            if error.status == 304:
+                return self._resources
+            raise
+        document = answer.read(_read_document)
+        self._etag = answer.etag
+        return frozenset(
+            (f"{group.metadata.name}/{version.version}", resource.resource)
+            for group in document.items
+            if group.metadata.name in GROUPS
+            for version in group.versions
+            for resource in version.resources
+        )
+
+    async def _topologies(self) -> tuple[str, ...]:
+        """Names of KAI's Topology objects, which are a handful; () where they may not be read."""
+        if (KAI_TOPOLOGIES.api_version, KAI_TOPOLOGIES.plural) not in self._resources:
+            return ()
+        try:
+            answer = await self._transport.request("GET", KAI_TOPOLOGIES.path())
+        except ApiError as error:
+            if error.status in (403, 404):
+                return ()
+            raise
+        return tuple(sorted(item.metadata.name for item in answer.read(_decode_list).items))
+
+    def _change(self, found: Installed) -> None:
+        before = self.installed.resources if self.installed is not None else frozenset()
+        self.installed = found
+        log.info(
+            "gang schedulers' kinds",
+            come=sorted("/".join(pair) for pair in found.resources - before),
+            gone=sorted("/".join(pair) for pair in before - found.resources),
+        )
+        for listener in self._listeners:
+            listener(found)

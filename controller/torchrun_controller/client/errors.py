@@ -1,0 +1,144 @@
+"""What can go wrong between the controller and the API server."""
+
+import http
+from typing import NamedTuple
+
+import msgspec
+
+_START = 40  # characters of an answer that is not what was asked for
+_EXCERPT = 200  # characters of an answer that is not a Status
+# Whoever asks for a longer wait, or for a number that is none, is asked again after this.
+LONGEST_WAIT = 600  # seconds
+
+
+class ConfigError(Exception):
+    """The connection's configuration cannot be used; the message says which part and what to do."""
+
+
+class Disconnected(Exception):  # noqa: N818 named for a state
+    """The server was not reached, or its answer was lost: a write may have happened."""
+
+
+class Silent(Disconnected):
+    """Nothing came over a watch for as long as it may be silent: it is dead, or nothing happens."""
+
+
+class Garbled(Disconnected):
+    """The answer is not what was asked for: a proxy's page, or bytes that do not decode.
+
+    A write may have happened, as with any answer that is lost.
+    """
+
+    @classmethod
+    def of(cls, request: str, body: bytes, error: Exception) -> "Garbled":
+        """Say what was asked and how the answer begins; too little of it to hold a token."""
+        start = body[:_START].decode(errors="replace")
+        return cls(f"{request}: not the answer that was asked for, {start!r}... ({error})")
+
+
+class Cause(NamedTuple):
+    """One entry of `details.causes` of a Status: which field was refused and why."""
+
+    field: str
+    message: str
+
+
+class ApiError(Exception):
+    """The server answered with an error.
+
+    `status` is the HTTP code; `reason` the CamelCase word of metav1.Status ("Conflict", "Expired");
+    `retry_after` the seconds that the server asks to wait, by its body or its Retry-After header,
+    at most 600.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        reason: str,
+        message: str,
+        retry_after: float | None = None,
+        causes: tuple[Cause, ...] = (),
+    ) -> None:
+        super().__init__(status, reason, message, retry_after, causes)
+        self.status = status
+        self.reason = reason
+        self.message = message
+        self.retry_after = retry_after
+        self.causes = causes
+
+    def __str__(self) -> str:
+        return f"{self.status} {self.reason}: {self.message}"
+
+    @classmethod
+    def from_answer(cls, status: int, body: bytes, retry_after: str = "") -> "ApiError":
+        """Read an answer of 300 and above; `retry_after` is the header. Never raises."""
+        try:
+            answer = _STATUS.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            answer = _Status()
+        if answer.kind != "Status":
+            # A proxy, a webhook or priority-and-fairness ("Too many requests", plain text).
+            answer = _Status(message=_excerpt(body))
+        return cls(
+            status,
+            answer.reason or _reason(status),
+            answer.message or "the server gave no message",
+            _seconds(answer.details.retry_after_seconds, retry_after),
+            tuple(Cause(cause.field, cause.message) for cause in answer.details.causes or ()),
+        )
+
+
+class _StatusCause(msgspec.Struct, frozen=True):
+    field: str = ""
+    message: str = ""
+
+
+class _StatusDetails(msgspec.Struct, frozen=True, rename="camel"):
+    causes: tuple[_StatusCause, ...] | None = None
+    retry_after_seconds: int = 0
+
+
+class _Status(msgspec.Struct, frozen=True):
+    kind: str = ""
+    reason: str = ""
+    message: str = ""
+    details: _StatusDetails = _StatusDetails()
+
+
+_STATUS = msgspec.json.Decoder(_Status)
+
+
+def _reason(status: int) -> str:
+    try:
+        phrase = http.HTTPStatus(status).phrase
+    except ValueError:
+        return "Unknown"
+    return phrase.title().replace(" ", "").replace("-", "")
+
+
+def _excerpt(body: bytes) -> str:
+    text = " ".join(body[: 4 * _EXCERPT].decode(errors="replace").split())
+    return text if len(text) <= _EXCERPT else f"{text[:_EXCERPT]}..."
+
+
+def _seconds(from_body: int, from_header: str) -> float | None:
+    if from_body > 0:
+        return float(min(from_body, LONGEST_WAIT))
+    # The header may also be a date; the API server sends whole seconds only.
+    if not (from_header.isascii() and from_header.isdigit()):
+        return None
+    return min(float(from_header), float(LONGEST_WAIT))
+
+
+def refusal(verb: str, resource: str, status: int, message: str) -> str:
+    """Say what to do about a refused request; `status` is the HTTP code, 0 for no answer."""
+    match status:
+        case 403:
+            advice = f"grant the controller's role the verb {verb} on {resource}"
+        case 404:
+            advice = f"install the CustomResourceDefinition of {resource}"
+        case 0:
+            advice = "the API server was not reached"
+        case _:
+            advice = f"HTTP {status}"
+    return f"cannot {verb} {resource}: {advice} ({message})"

@@ -1,0 +1,274 @@
+"""Events regarding jobs and queues (events.k8s.io/v1): best effort, in a task of their own.
+
+A reconcile hands an event over and goes on at once; whatever happens to it then, the reconcile
+never knows. A write that fails is tried again for a while, and the others wait behind it. The same
+(type, reason, message) again within the window becomes a series on the first event instead of
+another object, and a token bucket for each ends storms. The figures are client-go's: a burst of 25
+for an object, one more each 5 minutes.
+"""
+
+import math
+import os
+import secrets
+import socket
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import anyio
+import msgspec
+import structlog
+from msgspec import Struct
+
+from torchrun_api.json import JsonObject
+from torchrun_api.kinds import UserObject, kind_of
+from torchrun_controller.client import ApiError, Disconnected
+from torchrun_controller.client.apply import Gate, Requests
+from torchrun_controller.reconcile.plan import Event
+
+REPORTING_CONTROLLER = "torchrun.ai/controller"
+MERGE_PATCH = "application/merge-patch+json"
+
+WINDOW = 360.0  # seconds in which a repetition joins its series
+BURST = 25
+REFILL = 1 / 300  # tokens a second
+MAX_QUEUED = 1000
+MAX_REMEMBERED = 4096
+MAX_NOTE = 1024  # bytes, the API server's limit
+TRIES = 8  # of a write that the server is too busy for, or does not answer: one and a half minutes
+FIRST_PAUSE = 1.0  # seconds after the first of them, then twice as long each time
+LONGEST_PAUSE = 30.0
+
+log = structlog.get_logger(__name__)
+
+Key = tuple[str, str, str, str]  # UID of what it regards, type, reason, message
+
+
+class _Series(Struct):
+    """One Event object and how often it happened."""
+
+    namespace: str
+    name: str
+    body: JsonObject
+    last: float
+    last_time: datetime
+    count: int = 1
+    posted: bool = False
+    queued: bool = False
+    failures: int = 0  # in a row
+
+
+class _Bucket(Struct):
+    tokens: float
+    filled: float
+
+
+class EventRecorder:
+    """`record` from anywhere, `run` in a task, `shut_down` at the end.
+
+    Bounded: at most 1,000 events wait, 4,096 series and jobs are remembered, and for no longer than
+    it matters; the oldest give way.
+    """
+
+    def __init__(
+        self,
+        transport: Requests,
+        gate: Gate,
+        clock: Callable[[], float],
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        instance: str = "",
+    ) -> None:
+        self._transport = transport
+        self._gate = gate
+        self._clock = clock
+        self._now = now
+        self._instance = instance or f"{socket.gethostname()}-{os.getpid()}"[:128]
+        self._series: OrderedDict[Key, _Series] = OrderedDict()
+        self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
+        self._queue: deque[_Series] = deque()
+        self._wake = anyio.Event()
+        self._told = anyio.Event()  # to end
+        self._ends = math.inf  # when no more writes begin
+        self.dropped = 0
+
+    def record(self, about: UserObject, event: Event) -> None:
+        """Hand an event over; never waits and never raises."""
+        uid = about.metadata.uid
+        if not self._take_token(uid):
+            self.dropped += 1
+            return
+        key = (uid, event.type, event.reason, event.message)
+        now = self._clock()
+        series = self._series.get(key)
+        if series is not None and now - series.last < WINDOW:
+            series.count += 1
+        else:
+            series = self._begin(about, event)
+            self._remember(key, series)
+        series.last, series.last_time = now, self._now()
+        self._series.move_to_end(key)
+        self._enqueue(series)
+
+    async def run(self) -> None:
+        """Write events until `shut_down`."""
+        while True:
+            await self._wait()
+            if not self._queue or self._clock() >= self._ends:
+                return
+            if pause := await self._write_next():
+                with anyio.move_on_after(pause):
+                    await self._told.wait()
+
+    def shut_down(self, seconds: float) -> None:
+        """Have `run` write what waits, begin no write after this many seconds, and end."""
+        self._ends = self._clock() + seconds
+        self._told.set()
+        self._wake.set()
+
+    def _begin(self, about: UserObject, event: Event) -> _Series:
+        kind, meta = kind_of(about), about.metadata
+        name = f"{meta.name}.{secrets.token_hex(8)}"
+        time = self._now()
+        body: JsonObject = {
+            "apiVersion": "events.k8s.io/v1",
+            "kind": "Event",
+            "metadata": {"name": name, "namespace": meta.namespace},
+            "eventTime": _micro_time(time),
+            "reportingController": REPORTING_CONTROLLER,
+            "reportingInstance": self._instance,
+            "action": "Reconcile",
+            "type": event.type,
+            "reason": event.reason,
+            "note": _shortened(event.message),
+            "regarding": {
+                "apiVersion": kind.api_version,
+                "kind": kind.kind,
+                "namespace": meta.namespace,
+                "name": meta.name,
+                "uid": meta.uid,
+            },
+        }
+        return _Series(meta.namespace, name, body, self._clock(), time)
+
+    def _remember(self, key: Key, series: _Series) -> None:
+        self._series[key] = series
+        over = self._clock() - WINDOW  # nothing joins it any more
+        while next(iter(self._series.values())).last <= over or len(self._series) > MAX_REMEMBERED:
+            self._series.popitem(last=False)
+
+    def _take_token(self, uid: str) -> bool:
+        now = self._clock()
+        bucket = self._buckets.pop(uid, None) or _Bucket(BURST, now)
+        bucket.tokens = min(BURST, bucket.tokens + (now - bucket.filled) * REFILL)
+        bucket.filled = now
+        allowed = bucket.tokens >= 1
+        bucket.tokens -= allowed
+        self._buckets[uid] = bucket
+        while self._oldest_is_full(now) or len(self._buckets) > MAX_REMEMBERED:
+            self._buckets.popitem(last=False)
+        return allowed
+
+    def _oldest_is_full(self, now: float) -> bool:
+        """Whether the bucket that was used longest ago tells as much as none."""
+        oldest = next(iter(self._buckets.values()))
+        return oldest.tokens + (now - oldest.filled) * REFILL >= BURST
+
+    def _enqueue(self, series: _Series) -> None:
+        if series.queued:
+            return
+        if len(self._queue) >= MAX_QUEUED:
+            self._queue.popleft().queued = False
+            self.dropped += 1
+        series.queued = True
+        self._queue.append(series)
+        self._wake.set()
+
+    async def _wait(self) -> None:
+        while not self._queue and math.isinf(self._ends):
+            self._wake = anyio.Event()
+            await self._wake.wait()
+
+    async def _write_next(self) -> float:
+        """Write the first event that waits; return the seconds to let pass before the next."""
+        series = self._queue.popleft()
+        series.queued = False
+        try:
+            self._gate.check()
+            await self._write(series)
+        except (ApiError, Disconnected) as error:
+            if _may_pass(error) and series.failures + 1 < TRIES and math.isinf(self._ends):
+                return self._put_back(series, error)
+            self.dropped += 1
+            log.debug("event not written", event_name=series.name, error=str(error))
+        except Exception:
+            self.dropped += 1
+            log.debug("event not written", event_name=series.name, exc_info=True)
+        series.failures = 0
+        return 0.0
+
+    def _put_back(self, series: _Series, error: ApiError | Disconnected) -> float:
+        """Have it be the next again; return the seconds until then."""
+        asked = error.retry_after or 0.0 if isinstance(error, ApiError) else 0.0
+        pause = max(asked, min(FIRST_PAUSE * 2.0**series.failures, LONGEST_PAUSE))
+        series.failures += 1
+        if not series.queued:  # it may have happened again meanwhile
+            series.queued = True
+            self._queue.appendleft(series)
+        return pause
+
+    async def _write(self, series: _Series) -> None:
+        if series.posted and await self._patch(series):
+            return
+        # First, or expired since: the API server keeps events for an hour only.
+        body = series.body if series.count == 1 else {**series.body, "series": _series(series)}
+        try:
+            await self._send("POST", self._collection(series), body)
+        except ApiError as error:
+            # The name is random, so it is ours: the answer to an earlier POST was lost.
+            if error.status != 409:
+                raise
+            if series.count > 1:
+                await self._patch(series)
+        series.posted = True
+
+    async def _patch(self, series: _Series) -> bool:
+        """Bring the count of an Event up to date; whether it was there."""
+        path = f"{self._collection(series)}/{series.name}"
+        try:
+            await self._send("PATCH", path, {"series": _series(series)})
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            return False
+        return True
+
+    def _collection(self, series: _Series) -> str:
+        return f"/apis/events.k8s.io/v1/namespaces/{series.namespace}/events"
+
+    async def _send(self, method: str, path: str, body: JsonObject) -> None:
+        await self._transport.request(
+            method,
+            path,
+            body=msgspec.json.encode(body),
+            content_type=MERGE_PATCH if method == "PATCH" else "application/json",
+        )
+
+
+def _may_pass(error: ApiError | Disconnected) -> bool:
+    """Whether the same write may succeed later: not if it was refused for what it says."""
+    return isinstance(error, Disconnected) or error.status == 429 or error.status >= 500
+
+
+def _series(series: _Series) -> JsonObject:
+    # The API server refuses a series of fewer than 2.
+    return {"count": max(2, series.count), "lastObservedTime": _micro_time(series.last_time)}
+
+
+def _micro_time(time: datetime) -> str:
+    return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _shortened(message: str) -> str:
+    if len(message.encode()) <= MAX_NOTE:
+        return message
+    return message.encode()[: MAX_NOTE - 3].decode(errors="ignore") + "..."

@@ -1,0 +1,176 @@
+"""Workers: take a key, attempt it, and make the outcome a verb of the work queue.
+
+Every controller (of jobs, of queues, of admission) is a `Worker` with a work queue of its own and a
+reconciler that attempts one key. Nothing that happens to one key ends the process or holds up
+another: a bug in a reconciler is logged, counted and retried with backoff.
+"""
+
+import time
+from collections.abc import Callable, Hashable
+from contextlib import suppress
+from typing import Generic, Protocol, TypeVar, assert_never, get_args
+
+import structlog
+from msgspec import Struct
+
+from torchrun_api.kinds import UserObject
+from torchrun_controller.client import ApiError
+from torchrun_controller.client.apply import (
+    NameConflictError,
+    RejectedError,
+    SupersededError,
+    UnavailableError,
+)
+from torchrun_controller.leader import NotLeader
+from torchrun_controller.metrics.registry import Metrics
+from torchrun_controller.workqueue import AsyncWorkQueue, ShutDownError
+
+FORBIDDEN_RETRY = 60.0  # seconds until an object that quota or admission forbade is tried again
+
+log = structlog.get_logger(__name__)
+
+
+class Done(Struct, frozen=True):
+    """Nothing more to do until something changes."""
+
+
+class RequeueAfter(Struct, frozen=True):
+    """Look again after this many seconds."""
+
+    seconds: float
+
+
+class Behind(Struct, frozen=True):
+    """The caches do not show our own last writes yet; nothing was decided."""
+
+    seconds: float
+
+
+class Retry(Struct, frozen=True):
+    """Failed; again with backoff, and not before as many seconds as the API server asked for."""
+
+    error: Exception
+    after: float | None = None
+
+
+class Terminal(Struct, frozen=True):
+    """Refused; not again until what users write changes, or after this many seconds."""
+
+    error: Exception
+    after: float | None = None
+
+
+Outcome = Done | RequeueAfter | Behind | Retry | Terminal
+
+
+K = TypeVar("K", bound=Hashable)
+K_contra = TypeVar("K_contra", bound=Hashable, contravariant=True)
+
+
+class Reconciler(Protocol[K_contra]):
+    """What a controller does about one key."""
+
+    async def attempt(self, key: K_contra) -> Outcome:
+        """Bring the key one step on. May raise what the single writes raise, see `Applier`."""
+
+
+class Worker(Generic[K]):
+    """Attempts the keys of one work queue, `concurrency` of them at a time.
+
+    `name` stands in metrics and log lines; `clock` is monotonic, in seconds.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        queue: AsyncWorkQueue[K],
+        reconciler: Reconciler[K],
+        metrics: Metrics,
+        *,
+        concurrency: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = name
+        self.concurrency = concurrency
+        self._queue = queue
+        self._reconciler = reconciler
+        self._metrics = metrics
+        self._clock = clock
+        # Prometheus does not see the step from no series to 1.
+        for outcome in get_args(Outcome):
+            metrics.reconciles.labels(name, outcome.__name__)
+
+    async def run(self) -> None:
+        """Take keys until `shut_down`; run it `concurrency` times."""
+        with suppress(ShutDownError):
+            while not self._queue.shutting_down:
+                await self._process(await self._queue.take())
+
+    def shut_down(self) -> None:
+        """Take no more keys; what waits is left for the next leader."""
+        self._queue.shut_down()
+
+    async def _process(self, key: K) -> None:
+        started = self._clock()
+        try:
+            outcome = await self._outcome(key)
+            self._settle(key, outcome, self._clock() - started)
+        finally:
+            self._queue.done(key)
+
+    def _settle(self, key: K, outcome: Outcome, seconds: float) -> None:
+        """The one place where an outcome becomes a verb of the queue, a metric and a log line."""
+        result = type(outcome).__name__
+        self._metrics.reconciles.labels(self.name, result).inc()
+        self._metrics.reconcile_seconds.labels(self.name, result).observe(seconds)
+        queue = self._queue
+        match outcome:
+            case Done():
+                queue.forget(key)
+            case RequeueAfter(after):
+                queue.forget(key)
+                queue.add_after(key, after)
+            case Behind(after):
+                self._metrics.stale_sync_skips.inc()
+                queue.add_after(key, after)
+            case Retry(error, wait):
+                queue.add_rate_limited(key, at_least=wait)
+                # Others are at work on the same objects: no trouble, unlike the rest.
+                say = log.debug if isinstance(error, SupersededError) else log.warning
+                say("retried later", **self._named(key), error=str(error), after=wait)
+            case Terminal(error, wait):
+                queue.forget(key)
+                if wait is not None:
+                    queue.add_after(key, wait)
+                log.warning("refused until it changes", **self._named(key), error=str(error))
+            case _:
+                assert_never(outcome)
+
+    async def _outcome(self, key: K) -> Outcome:
+        try:
+            return await self._reconciler.attempt(key)
+        except UnavailableError as error:
+            return Retry(error, error.retry_after)
+        except (NameConflictError, RejectedError) as error:
+            # The Plan insists although it has been told: not at once again.
+            return Retry(error, FORBIDDEN_RETRY)
+        except (SupersededError, ApiError, NotLeader) as error:
+            return Retry(error)
+        except Exception as error:
+            self._metrics.reconcile_panics.inc()
+            log.exception("a bug in the controller; please report it", **self._named(key))
+            return Retry(error)
+
+    def _named(self, key: K) -> dict[str, str]:
+        return {self.name: spoken(key)}
+
+
+def named(kind: str, about: UserObject) -> dict[str, str]:
+    """A job or a queue as log lines name it; `kind` is the field's name."""
+    meta = about.metadata
+    return {kind: spoken((meta.namespace, meta.name)), "uid": meta.uid}
+
+
+def spoken(key: Hashable) -> str:
+    """A key as it stands in log lines: namespace/name."""
+    return "/".join(key) if isinstance(key, tuple) else str(key)

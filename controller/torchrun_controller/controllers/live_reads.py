@@ -1,0 +1,90 @@
+"""What caches may hide from a decision, as they are filled by watches that lag one behind another.
+
+A job that has begun and misses something in the caches may be gone itself, or may have a gang whose
+Job is not shown yet: to a leader that has just taken over, or by a watch that is dead and has not
+been noticed. What is made in its place would be a gang beside a gang, and a gang that is called
+deleted may be at work. So the API server is asked first; a plain start, or a restart after a
+failure that is seen, asks nothing.
+
+An elastic gang gives way to a smaller one when some workers have no node for a while. After a watch
+of pods that was dead for as long, the cache shows one worker's node before the next one's: so the
+workers without a node are asked for, too.
+"""
+
+from typing import Any, Protocol
+
+from torchrun_api import names
+from torchrun_api.kinds import CLAIMS, JOBS, PODS, TORCHRUN_JOBS, Kind
+from torchrun_controller.client.apply import Found, SupersededError
+from torchrun_controller.reconcile.observed import Observed
+from torchrun_controller.reconcile.plan import Plan
+from torchrun_controller.reconcile.workers import alive, attempt_of
+
+
+class Finder(Protocol):
+    """The part of the Applier that looks."""
+
+    async def find(self, kind: Kind[Any], namespace: str, name: str) -> Found | None:
+        """See `Applier.find`."""
+
+
+async def settle(finder: Finder, observed: Observed, plan: Plan) -> None:
+    """Look for what the plan takes for gone, where it replaces something.
+
+    Raises SupersededError where the caches are behind, else what `Applier.find` raises.
+    """
+    if observed.job.spec.elastic is not None and _makes_gang(plan):
+        await _settle_places(finder, observed)
+    if not _replaces(observed, plan):
+        return
+    meta = observed.job.metadata
+    job = await finder.find(TORCHRUN_JOBS, meta.namespace, meta.name)
+    if job is None or job.uid != meta.uid:
+        raise SupersededError(f"TorchrunJob {meta.name!r} is gone")
+    gang = names.child_job(meta.name, observed.job.status.attempt)
+    if _knows_its_gang(observed) or not (_makes_gang(plan) or _gives_up(observed, plan)):
+        return
+    child = await finder.find(JOBS, meta.namespace, gang)
+    if child is not None and child.controller == meta.uid and not child.is_ending:
+        raise SupersededError(f"Job {gang!r} is there")
+
+
+async def _settle_places(finder: Finder, observed: Observed) -> None:
+    """Look whether workers without a node are as the cache shows them."""
+    for pod in observed.workers:
+        if pod.spec.node_name or not alive(pod):
+            continue
+        found = await finder.find(PODS, pod.metadata.namespace, pod.metadata.name)
+        if found is None or found.version != pod.metadata.resource_version:
+            raise SupersededError(f"pod {pod.metadata.name!r} has changed since it was seen")
+
+
+def _makes_gang(plan: Plan) -> bool:
+    return any(intent.kind is JOBS and not intent.uid for intent in plan.applies)
+
+
+def _replaces(observed: Observed, plan: Plan) -> bool:
+    """Whether something is made, or given up, that has been there as far as the status tells."""
+    made = {intent.kind for intent in plan.applies if not intent.uid}
+    if observed.job.status.workers is not None:
+        return (bool(made) or _gives_up(observed, plan)) and not _knows_its_gang(observed)
+    return observed.job.status.phase == "Syncing" and not made.isdisjoint((CLAIMS, PODS))
+
+
+def _gives_up(observed: Observed, plan: Plan) -> bool:
+    """Whether the status is to tell of the end of the present gang, or of the job's."""
+    if plan.status is None:
+        return False
+    before = {attempt.number for attempt in observed.job.status.attempts}
+    number = observed.job.status.attempt
+    ends = any(attempt.number == number for attempt in plan.status.attempts)
+    return plan.status.phase == "Failed" or (ends and number not in before)
+
+
+def _knows_its_gang(observed: Observed) -> bool:
+    """Whether the Job of the present attempt is in the cache, and stays."""
+    return any(
+        attempt_of(child.metadata) >= observed.job.status.attempt
+        and child.metadata.deletion_timestamp is None
+        for child in observed.child_jobs
+    )

@@ -1,0 +1,329 @@
+"""Jobs, queues and nodes as the caches have them: kept up with each change, read at each scrape.
+
+Only the leader tells, so that sums over replicas are right. What is a counter here, GPU seconds,
+begins anew with each process, and counts while that process leads: as every counter of Prometheus.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
+from typing import get_args
+
+from msgspec import Struct
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from torchrun_api.core import Node
+from torchrun_api.job import TorchrunJob
+from torchrun_api.quantity import QuantityError, parse
+from torchrun_api.queue import TorchrunQueue
+from torchrun_api.status import Phase
+from torchrun_controller.cache.observe import Key
+from torchrun_controller.cache.store import Change
+from torchrun_controller.metrics.changes import phase_since
+from torchrun_controller.metrics.labels import OTHERS, QueueLabels, Reasons
+from torchrun_controller.reconcile.admission.state import QueueSummary
+from torchrun_controller.reconcile.phases import TERMINAL
+from torchrun_controller.reconcile.placement.nodes import ready_condition
+
+MOST_WAITS = 300  # series of a queue and a reason
+WAITING: tuple[Phase, ...] = ("Pending", "Syncing", "Queued", "Preempted")
+PRESENT: tuple[Phase, ...] = (*WAITING, "Running", "Suspended")
+_QUEUE = ("job_namespace", "queue")
+
+Label = tuple[str, str]
+
+
+class _Seen(Struct, frozen=True, gc=False):
+    """What is counted of one job. `since` is in seconds of Unix time."""
+
+    queue: Key
+    phase: Phase
+    reason: str
+    gpus: int
+    unfenced: int
+    since: float
+
+
+_ALIKE = attrgetter("queue", "phase", "reason", "gpus")
+_PHASE = attrgetter("phase")
+
+
+class _Template(Struct, frozen=True):
+    """What is told of one queue. `ready` is None while nothing was said of it."""
+
+    ready: bool | None
+    reason: str
+    quota: int | None
+    resource: str
+
+
+class JobCensus(Collector):
+    """Every job and every queue. `leads` is asked at each scrape, `now` is in Unix time.
+
+    `nodes` gives those that are known, None where that is not known. `know` hears of the labels
+    of a queue that is there, `forget` of one that is gone.
+    """
+
+    def __init__(
+        self,
+        queues: QueueLabels,
+        *,
+        leads: Callable[[], bool],
+        now: Callable[[], float],
+        nodes: Callable[[], Iterable[Node] | None],
+        know: Callable[[Label], None] = lambda queue: None,
+        forget: Callable[[Label], None] = lambda queue: None,
+    ) -> None:
+        self._admission: tuple[QueueSummary, ...] = ()
+        self._labels = queues
+        self._leads = leads
+        self._now = now
+        self._nodes = nodes
+        self._know = know
+        self._forget = forget
+        self._reasons = Reasons()
+        self._jobs: dict[Key, _Seen] = {}
+        self._templates: dict[Key, _Template] = {}
+        # Of running jobs: until when their GPUs are counted.
+        self._counted_until: dict[Key, float] = {}
+        self._gpu_seconds: defaultdict[Label, float] = defaultdict(float)
+        self._led = False
+
+    def job_changed(self, change: Change[TorchrunJob], initial: bool) -> None:
+        """A job is there, is another, or is gone."""
+        meta = change.object.metadata
+        key = meta.namespace, meta.name
+        now = self._now()
+        self._look_who_leads(now)
+        self._count_gpus(key, now)
+        seen = None if change.new is None else _seen(change.new, now)
+        if seen is None:
+            self._jobs.pop(key, None)
+        else:
+            self._jobs[key] = seen
+        if seen is not None and seen.phase == "Running":
+            self._counted_until.setdefault(key, now)
+        else:
+            self._counted_until.pop(key, None)
+
+    def queue_changed(self, change: Change[TorchrunQueue], initial: bool) -> None:
+        """A queue is there, is another, or is gone."""
+        meta = change.object.metadata
+        key = meta.namespace, meta.name
+        if change.new is not None:
+            self._labels.add(key)
+            self._know(self._labels.of(key))
+            self._templates[key] = _template(change.new)
+            return
+        label = self._labels.of(key)
+        self._templates.pop(key, None)
+        self._labels.discard(key)
+        if label[1] != OTHERS:
+            self._gpu_seconds.pop(label, None)
+            self._forget(label)
+
+    def account(self, queues: tuple[QueueSummary, ...]) -> None:
+        """What the coordinator counts in each queue that takes part, for the next scrapes."""
+        self._admission = queues
+
+    def describe(self) -> Iterator[Metric]:
+        """The families without values: registering must not ask for them."""
+        yield from _Families().all()
+
+    def collect(self) -> Iterator[Metric]:
+        """All values, if this process leads; else the families alone."""
+        families, now = _Families(), self._now()
+        self._look_who_leads(now)
+        if self._led:
+            for key in self._counted_until:
+                self._count_gpus(key, now)
+            self._tell_jobs(families, now)
+            self._tell_queues(families)
+            self._tell_nodes(families)
+        yield from families.all()
+
+    def _look_who_leads(self, now: float) -> None:
+        """What ran before this process led was another's to count."""
+        led, self._led = self._led, self._leads()
+        if self._led and not led:
+            self._counted_until = dict.fromkeys(self._counted_until, now)
+
+    def _count_gpus(self, key: Key, now: float) -> None:
+        """Up to now, if the job runs."""
+        since = self._counted_until.get(key)
+        if since is None:
+            return
+        self._counted_until[key] = now
+        if self._led:
+            seen = self._jobs[key]
+            self._gpu_seconds[self._labels.of(seen.queue)] += seen.gpus * max(0.0, now - since)
+
+    def _tell_jobs(self, families: "_Families", now: float) -> None:
+        phases = Counter(map(_PHASE, self._jobs.values()))
+        for phase in get_args(Phase):
+            families.jobs.add_metric((phase,), phases[phase])
+        oldest: dict[str, float] = dict.fromkeys(WAITING, now)
+        for seen in self._jobs.values():
+            if seen.phase in oldest and seen.since < oldest[seen.phase]:
+                oldest[seen.phase] = seen.since
+        for phase in WAITING:
+            families.oldest.add_metric((phase,), now - oldest[phase])
+        families.unfenced.add_metric((), sum(seen.unfenced for seen in self._jobs.values()))
+
+    def _tell_queues(self, families: "_Families") -> None:
+        labels = {key: self._labels.of(key) for key in self._templates}
+        phases: Counter[tuple[Label, Phase]] = Counter()
+        waits: Counter[tuple[Label, str]] = Counter()
+        gpus: Counter[tuple[Label, str]] = Counter()
+        # Jobs that are alike are counted first, which is quick.
+        alike = Counter(map(_ALIKE, self._jobs.values()))
+        for (queue, phase, reason, size), count in alike.items():
+            label = labels.get(queue) or self._labels.of(queue)
+            phases[label, phase] += count
+            if phase == "Running":
+                gpus[label, "running"] += size * count
+            elif phase in WAITING:
+                gpus[label, "waiting"] += size * count
+                waits[self._wait(waits, label, reason)] += count
+        for label in {*labels.values(), *(label for label, _ in phases)}:
+            for phase in PRESENT:
+                families.queue_jobs.add_metric((*label, phase), phases[label, phase])
+            for state in ("running", "waiting"):
+                families.queue_gpus.add_metric((*label, state), gpus[label, state])
+            families.gpu_seconds.add_metric(label, self._gpu_seconds[label])
+        for (label, reason), count in waits.items():
+            families.waits.add_metric((*label, reason), count)
+        self._tell_templates(families, labels)
+
+    def _wait(
+        self, waits: Counter[tuple[Label, str]], label: Label, reason: str
+    ) -> tuple[Label, str]:
+        known = label, self._reasons.of(reason)
+        return known if known in waits or len(waits) < MOST_WAITS else (label, OTHERS)
+
+    def _tell_templates(self, families: "_Families", labels: dict[Key, Label]) -> None:
+        for key, template in self._templates.items():
+            if labels[key][1] == OTHERS:
+                continue
+            if template.ready is not None:
+                reason = self._reasons.of(template.reason)
+                families.ready.add_metric((*labels[key], reason), float(template.ready))
+            if template.quota is not None:
+                families.queue_gpus.add_metric((*labels[key], "quota"), template.quota)
+        for summary in self._admission:
+            label = labels.get((summary.namespace, summary.name))
+            if label is not None and label[1] != OTHERS:
+                families.queue_gpus.add_metric((*label, "admitted"), summary.used.gpus)
+
+    def _tell_nodes(self, families: "_Families") -> None:
+        nodes = self._nodes()
+        if nodes is None:
+            return
+        resources = {template.resource for template in self._templates.values()}
+        usable = (node for node in nodes if _is_usable(node))
+        families.nodes.add_metric((), sum(_gpus(node, resources) for node in usable))
+
+
+class _Families:
+    """Name, HELP and labels of each family."""
+
+    def __init__(self) -> None:
+        self.jobs = GaugeMetricFamily(
+            "torchrun_jobs",
+            "TorchrunJobs by phase, told by the leader. Pending for long: the job's conditions say "
+            "what is missing. Queued: no capacity, or workers that do not start. Syncing for long: "
+            "nobody uploads.",
+            labels=("phase",),
+        )
+        self.oldest = GaugeMetricFamily(
+            "torchrun_jobs_oldest_seconds",
+            "How long the job that has been longest in a phase of waiting has been in it; 0 where "
+            "none is.",
+            labels=("phase",),
+        )
+        self.queue_jobs = GaugeMetricFamily(
+            "torchrun_queue_jobs",
+            "TorchrunJobs that are not over, by queue and phase. The first 100 queues; others, and "
+            "those that do not exist, are summed up as (others).",
+            labels=(*_QUEUE, "phase"),
+        )
+        self.waits = GaugeMetricFamily(
+            "torchrun_queue_waiting_jobs",
+            "Jobs that are Pending, Syncing, Queued or Preempted, by queue and the reason in their "
+            "status. docs/troubleshooting.md says what each means.",
+            labels=(*_QUEUE, "reason"),
+        )
+        self.queue_gpus = GaugeMetricFamily(
+            "torchrun_queue_gpus",
+            "GPUs by queue: of its running jobs, asked for by those that wait, admitted by the "
+            "queue's turn and quota, and its quota.",
+            labels=(*_QUEUE, "state"),
+        )
+        self.gpu_seconds = CounterMetricFamily(
+            "torchrun_queue_gpu_seconds",
+            "GPU seconds of running jobs by queue; 3600 are a GPU-hour. Counts while this process "
+            "leads: sum increase() over all replicas.",
+            labels=_QUEUE,
+        )
+        self.ready = GaugeMetricFamily(
+            "torchrun_queue_ready",
+            "Whether a queue takes jobs by its present spec; if not, the reason of its condition "
+            "Ready, such as TemplateInvalid. Its message says what to do.",
+            labels=(*_QUEUE, "reason"),
+        )
+        self.unfenced = GaugeMetricFamily(
+            "torchrun_unfenced_workers",
+            "Workers on lost nodes that may still run and write checkpoints: their jobs wait until "
+            "the node is back, or somebody says that its machine is off.",
+        )
+        self.nodes = GaugeMetricFamily(
+            "torchrun_node_gpus",
+            "GPUs of the nodes that are ready and not cordoned, whoever uses them; absent where "
+            "nodes may not be read.",
+        )
+
+    def all(self) -> Iterator[Metric]:
+        """Each of them."""
+        yield from vars(self).values()
+
+
+def _seen(job: TorchrunJob, now: float) -> _Seen:
+    status, since = job.status, phase_since(job)
+    return _Seen(
+        queue=(job.metadata.namespace, job.spec.job_queue),
+        phase=status.phase or "Pending",
+        reason=status.reason,
+        gpus=status.gpus or 0,
+        unfenced=0 if status.phase in TERMINAL else len(status.unfenced),
+        since=since.timestamp() if since is not None else now,
+    )
+
+
+def _template(queue: TorchrunQueue) -> _Template:
+    ready = next((c for c in queue.status.conditions if c.type == "Ready"), None)
+    quota = queue.spec.quota
+    return _Template(
+        ready=None if ready is None else ready.status == "True",
+        reason="" if ready is None else ready.reason,
+        quota=None if quota is None else quota.gpus,
+        resource=queue.spec.node_resources.gpu_resource_name,
+    )
+
+
+def _is_usable(node: Node) -> bool:
+    ready = ready_condition(node)
+    return ready is not None and ready.status == "True" and not node.spec.unschedulable
+
+
+def _gpus(node: Node, resources: Iterable[str]) -> int:
+    return sum(_whole(node.status.allocatable.get(resource, "0")) for resource in resources)
+
+
+def _whole(quantity: str) -> int:
+    if quantity.isdecimal():
+        return int(quantity)
+    try:
+        return int(parse(quantity))
+    except QuantityError:
+        return 0

@@ -1,0 +1,355 @@
+"""Every metric of the controller, in a registry of its own.
+
+Names carry their unit and are stable: dashboards and alerts are written against them. Labels have
+few values (outcomes, phases, verbs, resources, HTTP codes) or a bounded number of them (queues,
+reasons, see `labels`); names of jobs only for as many as a setting allows. Names that
+client-go or controller-runtime have given to a thing are kept, so that their dashboards work. A
+label is called neither `job` nor `namespace`: those are the scraped pod's.
+
+Counters and histograms are written where things happen. What can be read off at any time (the size
+of a cache, the age of a watch, jobs per phase) is asked for when Prometheus scrapes:
+
+    metrics = Metrics()
+    queue = AsyncWorkQueue(clock, observer=metrics.queue_observer("job"))
+    metrics.watch_queue("job", queue)
+    metrics.register(JobCensus(metrics.queue_labels, ...))
+    metrics.count_objects("pods", pods)
+    metrics.age_of_watch("pods", lambda: clock() - informer.last_seen)
+    metrics.leadership(leader.may_write, lease="torchrun-system/torchrun-controller")
+"""
+
+from collections.abc import Callable, Sized
+from importlib.metadata import version
+from typing import Protocol
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    GCCollector,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    disable_created_metrics,
+)
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from torchrun_controller.cache.progress_reports import Totals
+from torchrun_controller.metrics.changes import ChangeMetrics
+from torchrun_controller.metrics.labels import LONGEST, QueueLabels
+
+# Seconds. A reconcile of a warm cache takes well under a millisecond, a write to the API server a
+# few.
+FAST = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+LONG = (0.1, 1, 5, 30, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 24 * 3600, 72 * 3600)
+QUEUED = (0.0001, 0.001, 0.01, 0.1, 1, 10, 100, 1000)
+
+
+class MeasuredQueue(Sized, Protocol):
+    """What a scrape reads off the work queue."""
+
+    def unfinished(self) -> tuple[float, float]:
+        """Seconds that keys are being processed for: the sum over all of them, and the longest."""
+
+
+class Metrics:
+    """One attribute a metric; see HELP of each, which says what to do about it."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        # The creation time of every series doubles the answer's size and nobody reads it.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.registry = CollectorRegistry() if registry is None else registry
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        GCCollector(registry=self.registry)
+        self._reconciling()
+        self._talking()
+        self._leading()
+        self._admitting()
+        self._training()
+        self._queueing()
+        self.queue_labels = QueueLabels()
+        self.changes = ChangeMetrics(self.registry, self.queue_labels)
+        build = self._gauge(
+            "torchrun_build_info", "1, with the version of the controller.", "version"
+        )
+        build.labels(version("torchrun-controller")).set(1)
+
+    def _reconciling(self) -> None:
+        self.reconciles = self._counter(
+            "torchrun_reconcile",
+            "Reconciles by outcome: Done and RequeueAfter are healthy, Behind waits for the "
+            "cache to show our own writes, Retry failed and comes again with backoff (the log "
+            "says why), Terminal was refused and waits for the user to change what it is about. "
+            "The controller is that of jobs, of queues or of admission.",
+            "controller",
+            "outcome",
+        )
+        self.reconcile_seconds = self._histogram(
+            "torchrun_reconcile_seconds",
+            "Time from taking a key to its outcome, writes included. Long times with few API "
+            "requests mean a busy event loop; else look at torchrun_api_request_seconds.",
+            FAST,
+            "controller",
+            "outcome",
+        )
+        self.reconcile_panics = self._counter(
+            "torchrun_reconcile_panics",
+            "Reconciles that ended in an unexpected exception. Each is a bug in the controller: "
+            "the key is retried with backoff, the log has the traceback. Please report it.",
+        )
+        self.stale_sync_skips = self._counter(
+            "torchrun_stale_sync_skips",
+            "Reconciles put off because the cache had not shown our own last write yet. Some are "
+            "normal under load; a steady rate means that watches lag.",
+        )
+        self.applies = self._counter(
+            "torchrun_apply",
+            "Server-side applies and deletes by resource and result.",
+            "resource",
+            "result",
+        )
+
+    def _queueing(self) -> None:
+        """The work queues under client-go's names; a queue's own name is its controller's."""
+        self._queue_adds = self._counter("workqueue_adds", "Keys added to the work queue.", "name")
+        self._queue_retries = self._counter(
+            "workqueue_retries",
+            "Keys that failed and were added again with the rate limit.",
+            "name",
+        )
+        self._queue_duration = self._histogram(
+            "workqueue_queue_duration_seconds",
+            "Time that a key waits before it is taken. At rest about a millisecond; seconds "
+            "mean that workers do not keep up.",
+            QUEUED,
+            "name",
+        )
+        self._work_duration = self._histogram(
+            "workqueue_work_duration_seconds",
+            "Time that the processing of a key takes.",
+            QUEUED,
+            "name",
+        )
+        self._queue_depth = self._gauge(
+            "workqueue_depth",
+            "Keys waiting to be reconciled. Growth means that workers do not keep up: raise "
+            "--workers, or see workqueue_work_duration_seconds for what holds them.",
+            "name",
+        )
+        self._unfinished = self._gauge(
+            "workqueue_unfinished_work_seconds",
+            "Seconds that keys in work have taken so far, summed up. Steady growth means "
+            "that workers are stuck; the slope is their number.",
+            "name",
+        )
+        self._longest = self._gauge(
+            "workqueue_longest_running_processor_seconds",
+            "Seconds that the longest running reconcile has taken so far.",
+            "name",
+        )
+
+    def _talking(self) -> None:
+        self.api_requests = self._counter(
+            "torchrun_api_requests",
+            "Requests to the API server by HTTP code; 0 means that no answer came. 403: RBAC "
+            "lacks the verb. 409: somebody else changed the object first. 429: the server "
+            "sheds load.",
+            "verb",
+            "resource",
+            "code",
+        )
+        self.api_request_seconds = self._histogram(
+            "torchrun_api_request_seconds",
+            "Time until the API server's answer; of a watch, until its headers.",
+            FAST,
+            "verb",
+            "resource",
+        )
+        self.watch_restarts = self._counter(
+            "torchrun_watch_restarts",
+            "Watches and lists that broke, by cause. Ordinary ends, which the server makes every 5 "
+            "to 10 minutes, do not count; many in a row are trouble between here and there. Not so "
+            "Silent: nothing was heard for 90 s, most of the time because nothing happened.",
+            "resource",
+            "cause",
+        )
+        self.watch_lists = self._counter(
+            "torchrun_watch_lists",
+            "Whole lists taken into the cache: one at the start, and one more each time that the "
+            "server no longer knew where a watch had been. More than a few a day are costly.",
+            "resource",
+        )
+        self.watch_skipped_frames = self._counter(
+            "torchrun_watch_skipped_frames",
+            "Watch frames that could not be decoded. Each is one object the controller does not "
+            "see the newest state of; the log names it.",
+            "resource",
+        )
+        self._watch_age = self._gauge(
+            "torchrun_watch_age_seconds",
+            "Seconds since the watch's last byte. Bookmarks come about every 60 s, so more than "
+            "90 is a dead watch.",
+            "resource",
+        )
+        self._store_objects = self._gauge(
+            "torchrun_store_objects", "Objects in the cache.", "resource"
+        )
+
+    def _leading(self) -> None:
+        self._leader = self._gauge(
+            "torchrun_leader",
+            "1 while this process may write, 0 on a standby. The sum over all replicas is 1, "
+            "and 0 for a moment when the lease changes hands. Scope is the namespaces that it "
+            "works in, or all.",
+            "lease",
+            "scope",
+        )
+        self.lease_transitions = self._counter(
+            "torchrun_lease_transitions",
+            "Times that the lease was seen to change hands. Often means that leaders die or "
+            "cannot reach the API server within the renew deadline.",
+        )
+
+    def _admitting(self) -> None:
+        self.admission_seconds = self._histogram(
+            "torchrun_admission_seconds",
+            "Time that a job of a queue with quota, weight or cohort waits for its admission, from "
+            "the moment that nothing else is missing.",
+            LONG,
+        )
+        self.preemptions = self._counter(
+            "torchrun_preemptions",
+            "Jobs that had to give way, by reason: HigherPriority, or Reclaimed by a queue whose "
+            "quota they had borrowed.",
+            "reason",
+        )
+        # From 0 on: Prometheus does not see the step from no series to 1.
+        for reason in ("HigherPriority", "Reclaimed"):
+            self.preemptions.labels(reason)
+
+    def _training(self) -> None:
+        self.progress_reports = self._counter(
+            "torchrun_progress_reports",
+            "Reports of workers by the HTTP code of the answer. 204: taken. 503: this replica "
+            "stands by, more tokens come than are reviewed, or they cannot be (see the log; RBAC "
+            "may lack create on tokenreviews). 401 and 403: somebody else than a worker tries.",
+            "code",
+        )
+        self._reporting_jobs = self._gauge(
+            "torchrun_jobs_reporting",
+            "TorchrunJobs that reported progress within the last minute. The other running jobs do "
+            "not use torchrun_progress, or they hang.",
+        )
+        self._samples_per_second = self._gauge(
+            "torchrun_training_samples_per_second",
+            "Samples per second of all jobs that reported within the last minute, summed up.",
+        )
+
+    def observe_request(self, verb: str, resource: str, code: int, seconds: float) -> None:
+        """The transport's observer; code 0 where no answer came."""
+        self.api_requests.labels(verb, resource, code).inc()
+        self.api_request_seconds.labels(verb, resource).observe(seconds)
+
+    def register(self, collector: Collector) -> None:
+        """Ask this, too, at every scrape."""
+        self.registry.register(collector)
+
+    def total_progress(self, totals: Callable[[], Totals]) -> None:
+        """Ask this at every scrape for what all reporting jobs make together."""
+        self._reporting_jobs.set_function(lambda: totals().jobs)
+        self._samples_per_second.set_function(lambda: totals().samples_per_second)
+
+    def count_objects(self, resource: str, store: Sized) -> None:
+        """Ask the store for its size at every scrape."""
+        self._store_objects.labels(resource).set_function(lambda: len(store))
+
+    def age_of_watch(self, resource: str, seconds: Callable[[], float]) -> None:
+        """Ask this for the seconds since the watch's last byte at every scrape."""
+        self._watch_age.labels(resource).set_function(seconds)
+        # Prometheus does not see the step from no series to 1.
+        self.watch_skipped_frames.labels(resource)
+        self.watch_lists.labels(resource)
+
+    def leadership(
+        self, may_write: Callable[[], bool], lease: str = "", namespaces: tuple[str, ...] = ()
+    ) -> None:
+        """Ask this at every scrape whether the process leads; no namespaces are all."""
+        scope = ",".join(sorted(namespaces))[:LONGEST] or "all"
+        self._leader.labels(lease, scope).set_function(lambda: float(may_write()))
+
+    def queue_observer(self, name: str) -> "QueueObserver":
+        """The observer of the work queue of this name."""
+        return QueueObserver(
+            self._queue_adds.labels(name),
+            self._queue_retries.labels(name),
+            self._queue_duration.labels(name),
+            self._work_duration.labels(name),
+        )
+
+    def watch_queue(self, name: str, queue: MeasuredQueue) -> None:
+        """Ask the work queue of this name for its depth and unfinished work at every scrape."""
+        self._queue_depth.labels(name).set_function(lambda: len(queue))
+        self._unfinished.labels(name).set_function(lambda: queue.unfinished()[0])
+        self._longest.labels(name).set_function(lambda: queue.unfinished()[1])
+
+    def snapshot(self) -> "Snapshot":
+        """Read every value off, on the event loop that owns them (4 ms for 1,300 lines)."""
+        return Snapshot(tuple(self.registry.collect()))
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(name, text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(name, text, labels, registry=self.registry)
+
+    def _histogram(
+        self, name: str, text: str, buckets: tuple[float, ...], *labels: str
+    ) -> Histogram:
+        return Histogram(name, text, labels, buckets=buckets, registry=self.registry)
+
+
+class Snapshot(Collector):
+    """Values read off at one moment; may be rendered in a thread, where it holds up nobody."""
+
+    def __init__(self, families: tuple[Metric, ...]) -> None:
+        self._families = families
+
+    def collect(self) -> tuple[Metric, ...]:
+        """What the encoders of prometheus_client ask for."""
+        return self._families
+
+    def render(self, accept: str) -> tuple[bytes, str]:
+        """All metrics in the format that the Accept header asks for, and its Content-Type."""
+        encoder, content_type = choose_encoder(accept)
+        return encoder(self), content_type
+
+
+class QueueObserver:
+    """One work queue's observer."""
+
+    def __init__(
+        self, adds: Counter, retries: Counter, queue_duration: Histogram, work_duration: Histogram
+    ) -> None:
+        self._adds = adds
+        self._retries = retries
+        self._queue_duration = queue_duration
+        self._work_duration = work_duration
+
+    def added(self) -> None:
+        """A key was added that was not waiting yet."""
+        self._adds.inc()
+
+    def taken(self, waited: float) -> None:
+        """A key was handed out, this long after its add."""
+        self._queue_duration.observe(waited)
+
+    def finished(self, worked: float) -> None:
+        """A key was given back, this long after it was handed out."""
+        self._work_duration.observe(worked)
+
+    def retried(self) -> None:
+        """A key failed and was added with the rate limit."""
+        self._retries.inc()

@@ -1,0 +1,1 @@
+"""HTTP ports of the process: health and metrics, and the progress that workers report."""

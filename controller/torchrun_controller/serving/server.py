@@ -1,0 +1,119 @@
+"""What the process says of itself over HTTP, without authentication and without secrets.
+
+    GET /metrics    for Prometheus, in the text format or OpenMetrics
+    GET /healthz    200 while the process is worth keeping alive, else 503: the kubelet restarts it
+    GET /readyz     200 while it does its work (or stands by), else 503
+    PUT /loglevel   from localhost only (kubectl port-forward): the body is the new level
+
+Health and readiness are made of named checks; every answer lists each with its verdict:
+
+    [+] caches ok
+    [!] nodes: lost nodes are not noticed: grant the controller's role the verb list on nodes
+    [-] lease: cannot patch lease torchrun-system/torchrun-controller: 403 Forbidden: ...
+
+That the event loop is alive needs no check of its own: an answer is the proof.
+"""
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from types import MappingProxyType
+
+from aiohttp import web
+
+from torchrun_controller import logs
+from torchrun_controller.metrics.registry import Metrics
+from torchrun_controller.serving.checks import Check
+
+
+class Server:
+    """The listening socket and its pages, while `running`."""
+
+    def __init__(
+        self,
+        address: str,
+        port: int,
+        *,
+        metrics: Metrics,
+        live: Mapping[str, Check],
+        ready: Mapping[str, Check],
+        notes: Mapping[str, Check] | None = None,
+    ) -> None:
+        self.port = port  # the real one while running, where 0 was asked for
+        self._address = address
+        self._metrics = metrics
+        self._live = live
+        self._ready = ready
+        self._notes = notes or {}
+        self._scrape = asyncio.Lock()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Serve. Raises OSError, which names address and port, if they are taken."""
+        app = web.Application(client_max_size=1024)
+        app.router.add_get("/metrics", self._show_metrics)
+        app.router.add_get("/healthz", self._show_health)
+        app.router.add_get("/readyz", self._show_readiness)
+        app.router.add_put("/loglevel", self._set_log_level)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
+        listening = listen(self._address, self.port)
+        self.port = listening.getsockname()[1]
+        await runner.setup()
+        try:
+            await web.SockSite(runner, listening).start()
+            yield
+        finally:
+            await runner.cleanup()
+
+    async def _show_metrics(self, request: web.Request) -> web.Response:
+        async with self._scrape:  # one at a time, however many ask
+            snapshot = self._metrics.snapshot()
+            accept = request.headers.get("Accept", "")
+            body, content_type = await asyncio.to_thread(snapshot.render, accept)
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+    async def _show_health(self, request: web.Request) -> web.Response:
+        return _verdict(self._live)
+
+    async def _show_readiness(self, request: web.Request) -> web.Response:
+        return _verdict(self._ready, self._notes)
+
+    async def _set_log_level(self, request: web.Request) -> web.Response:
+        if not _from_localhost(request):
+            return web.Response(status=403, text="only from localhost, see kubectl port-forward\n")
+        try:
+            level = (await request.text()).strip()
+            logs.set_level(level)
+        except ValueError as error:
+            return web.Response(status=400, text=f"{error}\n")
+        return web.Response(text=f"{level}\n")
+
+
+def _verdict(
+    checks: Mapping[str, Check], notes: Mapping[str, Check] = MappingProxyType({})
+) -> web.Response:
+    reasons = {name: check() for name, check in checks.items()}
+    lines = [f"[-] {name}: {why}" if why else f"[+] {name} ok" for name, why in reasons.items()]
+    lines += [f"[!] {name}: {note}" for name, check in notes.items() if (note := check())]
+    status = 503 if any(reasons.values()) else 200
+    return web.Response(status=status, text="\n".join(lines) + "\n")
+
+
+def _from_localhost(request: web.Request) -> bool:
+    forwarded = "Forwarded" in request.headers or "X-Forwarded-For" in request.headers
+    peer = ipaddress.ip_address(request.remote or "::")
+    if isinstance(peer, ipaddress.IPv6Address) and peer.ipv4_mapped:
+        peer = peer.ipv4_mapped
+    return not forwarded and peer.is_loopback
+
+
+def listen(address: str, port: int) -> socket.socket:
+    """A listening socket, for IPv6 and IPv4 where no address is given. Raises OSError."""
+    if address:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        return socket.create_server((address, port), family=family)
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", port))
