@@ -73,7 +73,7 @@ DESCRIBING = (
         'root = f"/apis/{self.api_version}" if self.group else f"/api/{self.version}"',
         'root = f"/apis/{self.api_version}"',
         "no pod is ever found",
-        ("tests/unit/informer", "tests/unit/apply"),
+        ("tests/unit/cache/test_informer.py", "tests/unit/client/test_apply.py"),
     ),
     API(
         "etcd-without-an-endpoint-is-silent",

@@ -3,9 +3,9 @@
 from mutants.mutant import Mutant
 
 TRANSPORT = (
-    "tests/unit/transport/test_session.py",
-    "tests/unit/transport/test_streams.py",
-    "tests/unit/transport/test_errors.py",
+    "tests/unit/client/test_session.py",
+    "tests/unit/client/test_streams.py",
+    "tests/unit/client/test_errors.py",
 )
 WATCHER = (
     "tests/unit/watch/test_known_faults.py",
@@ -14,9 +14,9 @@ WATCHER = (
 )
 LINES = ("tests/unit/watch/test_lines.py",)
 CODEC = ("tests/unit/watch/test_codec.py",)
-STORE = ("tests/unit/store", "tests/unit/watch/test_convergence.py")
-INFORMER = ("tests/unit/informer",)
-OBSERVE = ("tests/unit/observe",)
+STORE = ("tests/unit/cache/test_store.py", "tests/unit/watch/test_convergence.py")
+INFORMER = ("tests/unit/cache/test_informer.py",)
+OBSERVE = ("tests/unit/cache/test_observe.py",)
 
 READING = (
     Mutant(

@@ -56,10 +56,7 @@ TARGETS = (
     Target(
         "pipeline",
         ("torchrun_controller/client/apply.py", "torchrun_controller/cache/store.py"),
-        tuple(
-            f"tests/unit/{room}/**/test_*.py"
-            for room in ("store", "apply", "informer", "observe", "worker", "app")
-        ),
+        tuple(f"tests/unit/{room}/**/test_*.py" for room in ("cache", "client", "controllers")),
     ),
     Target(
         "launcher",

@@ -3,14 +3,14 @@
 from mutants.mutant import Mutant
 
 QUEUE = ("tests/unit/workqueue",)
-WORKER = ("tests/unit/worker/test_worker.py", "tests/unit/worker/test_queue.py")
-REFUSALS = ("tests/unit/worker/test_refusals.py", "tests/unit/worker/test_queue.py")
-OWN_WRITES = ("tests/unit/apply/test_own_writes.py", "tests/unit/worker")
-APPLY = ("tests/unit/apply/test_apply.py",)
-ADMISSION = ("tests/unit/worker/test_admission.py",)
-DOUBT = ("tests/unit/worker/test_doubt.py",)
+WORKER = ("tests/unit/controllers/test_controller.py", "tests/unit/controllers/test_queue.py")
+REFUSALS = ("tests/unit/controllers/test_refusals.py", "tests/unit/controllers/test_queue.py")
+OWN_WRITES = ("tests/unit/cache/test_expectations.py", "tests/unit/controllers")
+APPLY = ("tests/unit/client/test_apply.py",)
+ADMISSION = ("tests/unit/controllers/test_admission.py",)
+DOUBT = ("tests/unit/controllers/test_live_reads.py",)
 LEADER = ("tests/unit/leader",)
-EVENTS = ("tests/unit/events",)
+EVENTS = ("tests/unit/client/test_events.py",)
 
 WORKING = (
     Mutant(

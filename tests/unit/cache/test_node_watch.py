@@ -10,7 +10,7 @@ import structlog
 from torchrun_api.core import Node, Pod
 from torchrun_api.job import TorchrunJob
 from torchrun_controller.cache.store import Change
-from unit.app.test_reader import World, readiness
+from unit.cache.test_informer_factory import World, readiness
 
 LABELS = {
     "torchrun-job-name": "run",

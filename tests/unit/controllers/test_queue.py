@@ -26,7 +26,7 @@ from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile.observed import Conflict, Rejection
 from torchrun_controller.reconcile.plan import Apply, Delete, Event
 from torchrun_controller.reconcile.queues import ObservedQueue, QueuePlan, Verdict
-from unit.worker.neighbours import NOW, Cache
+from unit.controllers.neighbours import NOW, Cache
 
 KEY = ("ml", "gpu")
 TRIAL = Apply(JOBS, {"metadata": {"name": "template", "namespace": "ml"}})

@@ -15,7 +15,7 @@ from torchrun_controller.cache.group_watch import GroupWatch, kinds_of
 from torchrun_controller.cache.informer import Unobserved
 from torchrun_controller.cache.store import Change
 from torchrun_controller.reconcile.schedulers.installed import Installed
-from unit.app.test_reader import World
+from unit.cache.test_informer_factory import World
 
 
 def installed(*found: kinds.Kind[Any]) -> Installed:

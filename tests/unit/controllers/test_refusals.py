@@ -9,7 +9,7 @@ from torchrun_controller.controllers.job import MOST_ROUNDS
 from torchrun_controller.controllers.status_throttle import STATUS_INTERVAL
 from torchrun_controller.reconcile.observed import Conflict
 from torchrun_controller.reconcile.plan import Apply
-from unit.worker.refusing import Cluster
+from unit.controllers.refusing import Cluster
 from world import START, World, make_job, make_queue
 
 SERVICE = ("Service", "train")

@@ -5,6 +5,9 @@ import subprocess
 import sys
 
 import pytest
+import uvloop
+
+from torchrun_controller.app import _loop_factory
 
 COMMAND = [sys.executable, "-m", "torchrun_controller"]
 
@@ -68,3 +71,16 @@ def test_a_controller_in_a_cluster_loads_no_generated_client() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert answer.stdout.strip() == "False"
+
+
+def test_uvloop_where_there_is_one() -> None:
+    assert _loop_factory(True) is uvloop.new_event_loop
+
+
+def test_asyncios_own_where_it_is_not_wanted() -> None:
+    assert _loop_factory(False) is None
+
+
+def test_asyncios_own_where_there_is_no_uvloop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvloop", None)
+    assert _loop_factory(True) is None

@@ -31,7 +31,7 @@ from torchrun_controller.controllers.refusals import CONFLICT_RETRY, REJECTED_RE
 from torchrun_controller.reconcile.observed import Conflict, Observed, Rejection
 from torchrun_controller.reconcile.plan import Apply, Delete, Event, Plan
 from torchrun_controller.workqueue import AsyncWorkQueue
-from unit.worker.neighbours import KEY, NOW, World, observed, status
+from unit.controllers.neighbours import KEY, NOW, World, observed, status
 
 SERVICE = Apply(SERVICES, {"metadata": {"name": "run", "namespace": "team"}})
 GONE = Delete(kind=JOBS, namespace="team", name="run", uid="u")

@@ -11,7 +11,7 @@ from torchrun_api.status import Attempt, Progress, TorchrunJobStatus, WorkersSta
 from torchrun_controller.client.apply import SupersededError
 from torchrun_controller.controllers import audit_log
 from torchrun_controller.reconcile.plan import Apply, Delete, Plan
-from unit.worker.neighbours import KEY, World, observed
+from unit.controllers.neighbours import KEY, World, observed
 
 SERVICE = Apply(SERVICES, {"metadata": {"name": "run", "namespace": "team"}})
 GANG = Apply(
