@@ -5,53 +5,53 @@ from functools import partial
 from mutants.mutant import Mutant
 
 LAUNCHER = partial(Mutant, package="torchrun_runtime")
-_TESTS = "tests/unit/runtime/test_launch"
-EPOCH = (f"{_TESTS}_epoch.py",)
-PROCESS = (f"{_TESTS}_process.py",)
+_TESTS = "tests/unit/runtime/launch/test"
+FENCING = (f"{_TESTS}_fencing.py",)
+SUPERVISE = (f"{_TESTS}_supervise.py",)
 FAILURE = (f"{_TESTS}_failure.py",)
 HANG = (f"{_TESTS}_hang.py",)
-SERVED = (f"{_TESTS}_served.py", "tests/unit/runtime/test_delivery.py")
+SERVED = (f"{_TESTS}_served.py", f"{_TESTS}_delivery.py")
 
 LAUNCHING = (
     LAUNCHER(
         "a-newer-gang-is-not-seen",
-        "launch/epoch.py",
+        "launch/fencing.py",
         "if seen.attempt > gang.attempt:",
         "if seen.attempt < 0:",
         "the ranks of a gang on a node that was cut off train on beside the next gang",
-        EPOCH,
+        FENCING,
     ),
     LAUNCHER(
         "another-jobs-wait-is-believed",
-        "launch/epoch.py",
+        "launch/fencing.py",
         "if passed is not None and passed.job == gang.job:",
         "if passed is not None:",
         "a gang starts at once beside ranks that nobody has fenced, on a claim used before",
-        EPOCH,
+        FENCING,
     ),
     LAUNCHER(
         "silent-storage-is-good-storage",
-        "launch/epoch.py",
+        "launch/fencing.py",
         "elif silence > self._fence:",
         "elif silence > 2**60:",
         "ranks that cannot hear of a newer gang go on for ever",
-        EPOCH,
+        FENCING,
     ),
     LAUNCHER(
         "nobody-is-waited-for",
-        "launch/epoch.py",
+        "launch/fencing.py",
         "        time.sleep(wait)",
         "        pass",
         "a new gang starts while the old one's fence still runs",
-        EPOCH,
+        FENCING,
     ),
     LAUNCHER(
         "unproven-is-fenced",
-        "launch/epoch.py",
-        "    if silent:\n        raise _unproven(silent)",
-        "    if False:\n        raise _unproven(silent)",
+        "launch/fencing.py",
+        "    if unregistered:\n        raise _fence_unproven(unregistered)",
+        "    if False:\n        raise _fence_unproven(unregistered)",
         "workers that never watched are taken for fenced",
-        EPOCH,
+        FENCING,
     ),
     LAUNCHER(
         "the-gate-opens-for-any-attempt",
@@ -59,7 +59,7 @@ LAUNCHING = (
         "return bool(attempt) and annotation(start_file, START) == attempt",
         "return bool(annotation(start_file, START))",
         "a pod starts its ranks by the go-ahead of another gang",
-        (*EPOCH, *PROCESS),
+        (*FENCING, *SUPERVISE),
     ),
     LAUNCHER(
         "whom-to-fence-is-not-read",
@@ -67,7 +67,7 @@ LAUNCHING = (
         "for word in order.split()[1:]:",
         "for word in order.split()[:0]:",
         "the order to wait for a lost gang is not followed",
-        EPOCH,
+        FENCING,
     ),
     LAUNCHER(
         "orphans-live-on",
@@ -75,7 +75,7 @@ LAUNCHING = (
         "    _clear()\n",
         "    pass\n",
         "data loaders of a dead rank hold GPU memory and ports for the next try",
-        PROCESS,
+        SUPERVISE,
     ),
     LAUNCHER(
         "grace-has-no-end",
@@ -83,7 +83,7 @@ LAUNCHING = (
         "return self._deadline is not None and time.monotonic() >= self._deadline",
         "return False",
         "a rank that ignores SIGTERM is cut by the kubelet, and the cause of the end is lost",
-        PROCESS,
+        SUPERVISE,
     ),
     LAUNCHER(
         "memory-is-not-blamed",

@@ -61,11 +61,11 @@ TARGETS = (
     Target(
         "launcher",
         (
-            "torchrun_runtime/launch/epoch.py",
+            "torchrun_runtime/launch/fencing.py",
             "torchrun_runtime/launch/gate.py",
             "torchrun_runtime/launch/supervise.py",
         ),
-        ("tests/unit/runtime/test_launch_*.py",),
+        ("tests/unit/runtime/launch/**/test_*.py",),
     ),
 )
 

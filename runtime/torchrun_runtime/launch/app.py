@@ -15,12 +15,11 @@ from typing import Callable, Iterator, Mapping, MutableMapping
 from . import output, podinfo, torchrun
 from .command import decide
 from .copies import Copy
-from .environment import make, use
-from .epoch import Gang, Worker, take_over
 from .errors import LAUNCH_FAILED, LaunchError
 from .failure import Cause, find_cause, read_reports
+from .fencing import GangId, Worker, take_over
 from .gate import pass_gate
-from .hang import HangWatch
+from .hang import HangWatchdog
 from .memory import oom_kills
 from .network import wait_for_names
 from .output import say, timestamp, write_termination_message
@@ -32,7 +31,8 @@ from .settings import Settings, beside_head, from_environment, termination_log
 from .stacks import STACK_SIGNAL
 from .state import usable
 from .streams import Streams
-from .supervise import STOPPING, Ended, Verdict, Watch, supervise
+from .supervise import STOPPING, CommandExit, StopRequest, Watchdog, supervise
+from .venv import make, use
 from .workspace import Workspace
 
 # After a signal that was passed on, whatever the ranks make of it: a rank that writes its
@@ -114,23 +114,23 @@ def launch(
         return _run_each_revision(settings, environment, argv, fence, reload)
 
 
-def _fence(settings: Settings, unfenced: list[Worker]) -> list[Watch]:
+def _fence(settings: Settings, unfenced: list[Worker]) -> list[Watchdog]:
     """Fence older gangs, and watch for newer ones from now on."""
     if not (settings.job_uid and settings.attempt):
         return []
-    gang = Gang(settings.job_uid, int(settings.attempt))
+    gang = GangId(settings.job_uid, int(settings.attempt))
     log = settings.termination_log
-    watch = take_over(
-        settings.state_dir, gang, settings.node, unfenced, lambda verdict: _end_now(log, verdict)
+    watchdog = take_over(
+        settings.state_dir, gang, settings.node, unfenced, lambda request: _end_now(log, request)
     )
-    return [watch] if watch else []
+    return [watchdog] if watchdog else []
 
 
 def _run_each_revision(
     settings: Settings,
     environment: Mapping[str, str],
     argv: list[str],
-    fence: list[Watch],
+    fence: list[Watchdog],
     reload: Reload,
 ) -> Cause | None:
     """Run the command, and again whenever there is newer code for it."""
@@ -139,7 +139,7 @@ def _run_each_revision(
         ended, cause = _run(settings, own, argv, fence, reload.asked)
         if not ended.for_reload:
             cause = _told(cause)
-            lasting = ended.stopped_by is not None or ended.verdict is not None
+            lasting = ended.stopped_by is not None or ended.stop_request is not None
             if lasting or not reload.follows(failed=cause is not None):
                 return cause
         reload.take()
@@ -157,21 +157,21 @@ def _run(
     settings: Settings,
     environment: Mapping[str, str],
     argv: list[str],
-    fence: list[Watch],
+    fence: list[Watchdog],
     reload: Callable[[], bool] | None = None,
-) -> tuple[Ended, Cause | None]:
+) -> tuple[CommandExit, Cause | None]:
     """Supervise the command; what it left behind says why it failed."""
     reports = _folder_for_reports()
     kills = oom_kills()
     streams = _streams(settings)
     reporter = _reporter(settings, reports)
-    watches: list[Watch] = [*fence]
+    watchdogs: list[Watchdog] = [*fence]
     if settings.hang_timeout:
         chunks = (lambda: streams.chunks) if streams else (lambda: 0)
-        watches.append(HangWatch(settings.hang_timeout, reports, chunks))
+        watchdogs.append(HangWatchdog(settings.hang_timeout, reports, chunks))
     try:
         variables = _environment_of_command(environment, reports, bool(settings.hang_timeout))
-        ended = supervise(argv, variables, settings.grace, watches, streams, reload)
+        ended = supervise(argv, variables, settings.grace, watchdogs, streams, reload)
         if streams:
             streams.close()
         cause = None if ended.for_reload else _cause(ended, reports, oom_kills() > kills)
@@ -188,9 +188,9 @@ def _reporter(settings: Settings, reports: str) -> Reporter | None:
     return Reporter(settings.progress_url, settings.progress_token_file, reports)
 
 
-def _cause(ended: Ended, reports: str, out_of_memory: bool) -> Cause | None:
-    if ended.verdict is not None:
-        return _decided(ended.verdict, out_of_memory)
+def _cause(ended: CommandExit, reports: str, out_of_memory: bool) -> Cause | None:
+    if ended.stop_request is not None:
+        return _decided(ended.stop_request, out_of_memory)
     if ended.stopped_by is not None:
         return _stopped(ended.stopped_by)
     if ended.exit_code == 0:
@@ -268,8 +268,8 @@ def _environment_of_command(
     }
 
 
-def _decided(verdict: Verdict, out_of_memory: bool) -> Cause:
-    code, reason, message = verdict
+def _decided(stop_request: StopRequest, out_of_memory: bool) -> Cause:
+    code, reason, message = stop_request
     if out_of_memory:
         message += "; before that, the kernel killed one of its processes for memory"
     return Cause(code, None, None, reason, message, timestamp())
@@ -290,12 +290,12 @@ def _stop_now(log: str, number: int) -> None:
     os._exit(STOPPED)
 
 
-def _end_now(log: str, verdict: Verdict) -> None:
+def _end_now(log: str, stop_request: StopRequest) -> None:
     """End the ranks and this process, from a thread: whatever holds the main one does not count."""
     deadline = time.monotonic() + _KILL_SECONDS
     while time.monotonic() < deadline and (left := descendants(os.getpid())):
         send(left, signal.SIGKILL)
         time.sleep(0.05)
-    say(f"the ranks are killed: {verdict.message}")
-    write_termination_message(log, _decided(verdict, out_of_memory=False).body())
-    os._exit(verdict.exit_code)
+    say(f"the ranks are killed: {stop_request.message}")
+    write_termination_message(log, _decided(stop_request, out_of_memory=False).body())
+    os._exit(stop_request.exit_code)

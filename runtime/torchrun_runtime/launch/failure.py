@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from .output import timestamp
 from .processes import signal_name
-from .supervise import Ended
+from .supervise import CommandExit
 
 # What gloo and NCCL say on a rank whose peer has gone.
 _COLLATERAL = re.compile(
@@ -71,7 +71,7 @@ class Cause(NamedTuple):
         }
 
 
-def find_cause(ended: Ended, reports: list[Report], now: float, out_of_memory: bool) -> Cause:
+def find_cause(ended: CommandExit, reports: list[Report], now: float, out_of_memory: bool) -> Cause:
     """Say why the command failed; `ended` must not be a success.
 
     now: seconds since the epoch. out_of_memory: the kernel killed a process of this container.

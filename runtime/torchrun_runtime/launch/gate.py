@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .epoch import Worker
 from .errors import LaunchError
+from .fencing import Worker
 from .output import say, wait_until
 from .podinfo import START, annotation
 

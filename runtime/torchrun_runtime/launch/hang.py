@@ -15,7 +15,7 @@ from typing import Callable, NamedTuple
 from .output import say
 from .processes import descendants, variable
 from .stacks import write_stacks
-from .supervise import Verdict
+from .supervise import StopRequest
 
 # As timeout(1) has it: the command did not end by itself.
 HUNG = 124
@@ -33,8 +33,8 @@ class _Beat(NamedTuple):
     reported: bool
 
 
-class HangWatch:
-    """`look` from time to time; it gives a verdict after `seconds` without a sign of life.
+class HangWatchdog:
+    """`look` from time to time; it gives a stop_request after `seconds` without a sign of life.
 
     folder: of the heartbeats. chunks: a number that grows whenever the command writes.
     """
@@ -48,7 +48,7 @@ class HangWatch:
         self._stacks_at: float | None = None
         self._leads: bool | None = None
 
-    def look(self) -> Verdict | None:
+    def check(self) -> StopRequest | None:
         """One look; takes up to two seconds when stacks are written."""
         now = time.monotonic()
         beats = _read_beats(self._folder)
@@ -70,9 +70,9 @@ class HangWatch:
         if now - self._stacks_at < min(LAST_CHANCE, self._seconds):
             return None
         message = f"{self._words(silence, beats)}; the stack of every rank is in its node's log"
-        return Verdict(HUNG, "Hung", message)
+        return StopRequest(HUNG, "Hung", message)
 
-    def stopping(self) -> None:
+    def on_stop(self) -> None:
         """The pod is told to end, perhaps because another node of the gang was found to hang."""
         silence = time.monotonic() - self._last_sign
         if self._stacks_at is None and silence >= self._seconds / 2:

@@ -7,9 +7,9 @@ import os
 from typing import Mapping, NamedTuple
 
 from .delivery import Server
-from .environment import Place
 from .errors import LaunchError
 from .install import Recipe
+from .venv import Place
 
 
 class Settings(NamedTuple):

@@ -1,7 +1,7 @@
-"""Running the command: wait for it, pass signals on in the right order, leave nothing behind.
+"""Run the command: wait for it, pass signals on in the right order, leave nothing behind.
 
-Signals are never handled, they are waited for: all of them are blocked and taken one by one, so
-that no code runs between two others. The command itself is started with none blocked.
+There are no signal handlers. All signals are blocked and taken one by one by sigtimedwait, so that
+no code runs between two others. The command itself starts with none blocked.
 """
 
 from __future__ import annotations
@@ -32,44 +32,44 @@ from .streams import Streams
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 _TAKEN = frozenset({signal.SIGCHLD, *STOPPING})
 _IDLE = 1.0  # seconds between two looks without a signal, should one have been lost
-_POLL = 0.1  # seconds between two looks for a reload, or while killed processes go
-# The same while ranks end: they are not our children. Their agent looks every 0.1 s, and must not
-# be the first to see one fail while another saves.
+_POLL = 0.1  # seconds between two looks for a reload, or while killed processes end
+# While ranks end. They are not children of the launcher. Their agent looks every 0.1 s, and must
+# not be the first to see one rank fail while another saves.
 _POLL_RANKS = 0.005
 _CLEAR_SECONDS = 2.0
 RELOAD_GRACE = 5.0  # seconds that ranks have to end before newer code
 _AGENT_SECONDS = 10.0  # for torchrun to end once its ranks are gone
 
 
-class Verdict(NamedTuple):
-    """Why the launcher itself ends the command at once. exit_code: the container's own."""
+class StopRequest(NamedTuple):
+    """Why a watchdog ends the command at once. exit_code: of the container."""
 
     exit_code: int
     reason: str
     message: str
 
 
-class Watch(Protocol):
-    """Looks after the command beside it; neither method may take longer than seconds."""
+class Watchdog(Protocol):
+    """Checks something beside the running command; no method may block for more than seconds."""
 
-    def look(self) -> Verdict | None:
-        """Called about every second while nobody has told the command to end."""
+    def check(self) -> StopRequest | None:
+        """Called about every second until the command is asked to end."""
 
-    def stopping(self) -> None:
-        """The pod is told to end; called before the ranks are."""
+    def on_stop(self) -> None:
+        """Called when the pod is asked to end, before the signal reaches the ranks."""
 
 
-class Ended(NamedTuple):
+class CommandExit(NamedTuple):
     """How the command ended.
 
-    stopped_by: the signal that was passed on, None if there was none. verdict: of a watch.
-    for_reload: it was ended to be started again.
+    signal: that ended it, if any. stopped_by: the signal that the launcher passed on, if any.
+    stop_request: of a watchdog. for_reload: the launcher ended it to start it again.
     """
 
     exit_code: int
     signal: int | None
     stopped_by: int | None
-    verdict: Verdict | None = None
+    stop_request: StopRequest | None = None
     for_reload: bool = False
 
 
@@ -77,68 +77,81 @@ def supervise(
     argv: list[str],
     environment: Mapping[str, str],
     grace: float | None,
-    watches: Sequence[Watch] = (),
+    watchdogs: Sequence[Watchdog] = (),
     streams: Streams | None = None,
     reload: Callable[[], bool] | None = None,
-) -> Ended:
+) -> CommandExit:
     """Run `argv` to its end.
 
     grace: seconds that the ranks may take to end after SIGTERM, None for as long as the kubelet
-    lets them. streams: what becomes of its output, None for the launcher's own. reload: asked ten
-    times a second whether to end it for a reload. Raises LaunchError (CommandNotFound,
+    allows. streams: the command's output, None for the launcher's own. reload: asked ten times a
+    second whether to end the command for newer code. Raises LaunchError (CommandNotFound,
     CommandNotExecutable).
     """
     adopt_orphans()
     signal.pthread_sigmask(signal.SIG_BLOCK, _TAKEN)
     child = _start(argv, environment, streams)
-    stop: _Stop | None = None
-    verdict: Verdict | None = None
-    looked = time.monotonic()
+    stop: _GracefulStop | None = None
+    stop_request: StopRequest | None = None
+    last_check = time.monotonic()
     while True:
-        pause = _POLL_RANKS if stop else _POLL if verdict or reload else _IDLE
-        taken = signal.sigtimedwait(_TAKEN, pause)
-        free = verdict is None and (stop is None or stop.for_reload)
-        if taken is not None and taken.si_signo in STOPPING and free:
-            for watch in watches:
-                watch.stopping()
-            stop = _Stop(taken.si_signo, grace)
+        pause = _POLL_RANKS if stop else _POLL if stop_request or reload else _IDLE
+        number = _stop_signal(pause)
+        if number and stop_request is None and (stop is None or stop.for_reload):
+            for watchdog in watchdogs:
+                watchdog.on_stop()
+            stop = _GracefulStop(number, grace)
         status = _reap(child)
         if status is not None:
-            break
+            _clear()
+            return _command_exit(status, stop, stop_request)
         if stop:
             stop.advance()
         elif reload and reload():
-            stop = _Stop(signal.SIGTERM, min(grace or RELOAD_GRACE, RELOAD_GRACE), for_reload=True)
-        elif verdict is None and time.monotonic() - looked >= _IDLE - _POLL:
-            looked = time.monotonic()
-            verdict = _first_verdict(watches)
-        if verdict:
+            reload_grace = min(grace or RELOAD_GRACE, RELOAD_GRACE)
+            stop = _GracefulStop(signal.SIGTERM, reload_grace, for_reload=True)
+        elif stop_request is None and time.monotonic() - last_check >= _IDLE - _POLL:
+            last_check = time.monotonic()
+            stop_request = _first_stop_request(watchdogs)
+        if stop_request:
             # Parents before children: an agent must not see its ranks end and start them again.
             send(descendants(os.getpid()), signal.SIGKILL)
-    _clear()
+
+
+def _stop_signal(seconds: float) -> int:
+    """Wait for a signal; the number of one that asks to stop, 0 for any other or none."""
+    taken = signal.sigtimedwait(_TAKEN, seconds)
+    return taken.si_signo if taken is not None and taken.si_signo in STOPPING else 0
+
+
+def _command_exit(
+    status: int, stop: _GracefulStop | None, stop_request: StopRequest | None
+) -> CommandExit:
+    """status: as of waitpid(2)."""
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
     code = os.WEXITSTATUS(status) if number is None else 128 + number
     for_reload = stop is not None and stop.for_reload
     stopped_by = stop.number if stop and not for_reload else None
-    return Ended(code, number, stopped_by, verdict, for_reload)
+    return CommandExit(code, number, stopped_by, stop_request, for_reload)
 
 
-def _first_verdict(watches: Sequence[Watch]) -> Verdict | None:
-    for watch in watches:
-        verdict = watch.look()
-        if verdict:
-            say(f"killing the command: {verdict.message}")
-            return verdict
+def _first_stop_request(watchdogs: Sequence[Watchdog]) -> StopRequest | None:
+    for watchdog in watchdogs:
+        stop_request = watchdog.check()
+        if stop_request:
+            say(f"killing the command: {stop_request.message}")
+            return stop_request
     return None
 
 
-class _Stop:
-    """First the ranks, which may want to write a checkpoint; the rest when they are gone.
+class _GracefulStop:
+    """Signal the ranks, which may write a checkpoint; end the rest when they are gone.
 
-    torchrun kills its ranks 30 s after a SIGTERM of its own, in old releases with no way to
-    change that. It is therefore told last. It does the same where one of its ranks dies of the
-    signal while another still saves, so it is halted (SIGSTOP) for that time: neither a second
-    SIGTERM nor a SIGKILL of its own meets a rank that saves. For a reload it is not even asked.
+    torchrun kills its ranks 30 s after a SIGTERM of its own; old releases cannot change that.
+    Therefore it gets its signal last. torchrun also terminates all ranks when one of them dies of
+    the signal while another still saves. Therefore it is halted (SIGSTOP) for that time, so that
+    neither a second SIGTERM nor a SIGKILL reaches a rank that saves. A reload needs no torchrun
+    that ends by itself, and kills it.
     """
 
     def __init__(self, number: int, grace: float | None, *, for_reload: bool = False) -> None:
@@ -158,17 +171,17 @@ class _Stop:
         say(f"{passed_on} to {names or 'nobody'}")
         saving = [process for process in self._first if catches(process, number)]
         if 0 < len(saving) < len(self._first):
-            self._halt()
+            self._halt_agents()
         send(self._first, number)
 
     def advance(self) -> None:
-        """One look; never blocks."""
+        """Take the next step if it is due; never blocks."""
         if self._rest_since is None:
             self._await_first()
         elif self._is_late():
             send(descendants(os.getpid()), signal.SIGKILL)
         elif time.monotonic() - self._rest_since > _AGENT_SECONDS:
-            self._end_rest()
+            self._kill_rest()
 
     def _await_first(self) -> None:
         left = [process for process in self._first if alive(process)]
@@ -177,7 +190,7 @@ class _Stop:
             send(descendants(os.getpid()), signal.SIGKILL)
         elif left:
             if len(left) < len(self._first):
-                self._halt()
+                self._halt_agents()
             return
         self._rest_since = time.monotonic()
         tree = descendants(os.getpid())
@@ -189,14 +202,14 @@ class _Stop:
         send(self._rest, signal.SIGTERM)
         send(self._agents if self._halted else [], signal.SIGCONT)
 
-    def _end_rest(self) -> None:
-        """Kill what does not end, but for shells in their traps and what those run."""
+    def _kill_rest(self) -> None:
+        """Kill what does not end, except shells in their traps and the programs of those."""
         left = descendants(os.getpid())
         shells = trapping(left, signal.SIGTERM)
-        kept = shells if self._rest else []
-        send([p for p in (self._rest if kept else left) if p not in kept], signal.SIGKILL)
+        spared = shells if self._rest else []
+        send([p for p in (self._rest if spared else left) if p not in spared], signal.SIGKILL)
 
-    def _halt(self) -> None:
+    def _halt_agents(self) -> None:
         if self._agents and not self._halted:
             self._halted = True
             send(self._agents, signal.SIGSTOP)
@@ -229,7 +242,7 @@ def _start(argv: list[str], environment: Mapping[str, str], streams: Streams | N
 
 
 def _clear() -> None:
-    """Kill what the command left, and take its exits; bounded, as the kernel may hold one back."""
+    """Kill what the command left, and reap it; bounded, as the kernel may hold a process back."""
     end = time.monotonic() + _CLEAR_SECONDS
     while time.monotonic() < end:
         left = descendants(os.getpid())
@@ -241,7 +254,7 @@ def _clear() -> None:
 
 
 def _reap(child: int) -> int | None:
-    """Take the exit of every ended child, ours or adopted; return `child`'s own if it ended."""
+    """Reap every child that ended, own or adopted; the wait status of `child`, if it is one."""
     ended = None
     with suppress(ChildProcessError):
         while True:

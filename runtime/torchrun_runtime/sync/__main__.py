@@ -11,13 +11,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from torchrun_api.contents import Manifest
-from torchrun_runtime.sync.announced import Announced
 from torchrun_runtime.sync.assemble import Assembly, ranges
 from torchrun_runtime.sync.authorization import Authorization
 from torchrun_runtime.sync.claim import Claim, Marker
 from torchrun_runtime.sync.errors import ArchiveError, SyncError
 from torchrun_runtime.sync.extract import extract
 from torchrun_runtime.sync.fetch import fetch
+from torchrun_runtime.sync.pending_manifest import PendingManifest
 from torchrun_runtime.sync.report import log, terminate_with
 from torchrun_runtime.sync.server import Server
 from torchrun_runtime.sync.settings import Settings, from_environment, termination_log
@@ -124,8 +124,8 @@ def open_workflow(settings: Settings, claim: Claim) -> Workflow:
     """What an earlier pod received, and what is at hand to differ from."""
     bases = [claim, *([Claim(settings.base)] if settings.base else [])]
     known = {held.sha256: held for held in (base.manifest() for base in bases) if held.entries}
-    announced = Announced(claim.incoming, settings.limits, known, settings.sha256)
-    return Workflow(Upload(claim.incoming, settings.limits.bytes, settings.sha256), announced)
+    pending = PendingManifest(claim.incoming, settings.limits, known, settings.sha256)
+    return Workflow(Upload(claim.incoming, settings.limits.bytes, settings.sha256), pending)
 
 
 def take_until_good(settings: Settings, claim: Claim, workflow: Workflow) -> Marker:
@@ -133,7 +133,7 @@ def take_until_good(settings: Settings, claim: Claim, workflow: Workflow) -> Mar
     assembly: Assembly | None = None
     while True:
         workflow.wait()
-        manifest = workflow.announced.manifest
+        manifest = workflow.pending.manifest
         try:
             if manifest is None:
                 marker = _extract(settings, claim, workflow)

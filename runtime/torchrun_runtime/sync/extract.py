@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 from torchrun_api.contents import Entry, Manifest
-from torchrun_runtime.sync.directory import count_entries, not_a_zip
 from torchrun_runtime.sync.errors import ArchiveError, SyncError
-from torchrun_runtime.sync.members import Member, accept
 from torchrun_runtime.sync.modes import give
 from torchrun_runtime.sync.settings import Limits
 from torchrun_runtime.sync.upload import FULL
+from torchrun_runtime.sync.zip_central_directory import count_entries, not_a_zip
+from torchrun_runtime.sync.zip_entries import Member, accept
 
 _PIECE = 1 << 20
 

@@ -11,8 +11,8 @@ An upload that is announced by a manifest brings only what the pod says that it 
 import threading
 from typing import TYPE_CHECKING, Literal
 
-from torchrun_runtime.sync.announced import Announced
 from torchrun_runtime.sync.errors import UploadError
+from torchrun_runtime.sync.pending_manifest import PendingManifest
 from torchrun_runtime.sync.upload import Identity, Upload
 
 if TYPE_CHECKING:
@@ -24,9 +24,9 @@ State = Literal["waiting", "comparing", "receiving", "extracting", "done", "fail
 class Workflow:
     """The state, guarded by one lock. Uploads are begun here and fed through the upload itself."""
 
-    def __init__(self, upload: Upload, announced: Announced) -> None:
+    def __init__(self, upload: Upload, pending: PendingManifest) -> None:
         self.upload = upload
-        self.announced = announced
+        self.pending = pending
         self.seen = threading.Event()
         self._changed = threading.Condition()
         self._stage: Literal["open", "comparing", "extracting", "done", "failed"] = "open"
@@ -34,7 +34,7 @@ class Workflow:
         self._missing: list[list[int]] = []
         self._revision = 0
         self._reason = self._message = ""
-        if announced.manifest is not None:
+        if pending.manifest is not None:
             self._stage = "comparing"
         elif upload.complete:
             self._accept()
@@ -48,9 +48,9 @@ class Workflow:
                 "state": self._state(),
                 "sha256": identity.sha256 if identity else "",
                 "offset": self.upload.offset,
-                "workspace": self.announced.sha256,
+                "workspace": self.pending.sha256,
                 "missing": missing,
-                "base": self.announced.base,
+                "base": self.pending.base,
                 "revision": self._revision,
             }
             if self._reason:
@@ -65,14 +65,14 @@ class Workflow:
     def announce(self, sha256: str, data: bytes) -> None:
         """Take a manifest, and let the main thread see what of it is missing.
 
-        Raises UploadError as `Announced.take`, also 503 while another workspace is made.
+        Raises UploadError as `PendingManifest.take`, also 503 while another workspace is made.
         """
         with self._changed:
             if self._stage in ("comparing", "extracting", "done"):
-                if self.announced.sha256 == sha256:
+                if self.pending.sha256 == sha256:
                     return
                 raise _busy()
-            self.announced.take(sha256, data)
+            self.pending.take(sha256, data)
             held = self.upload.identity
             if held and held.workspace != sha256:
                 self.upload.discard()
@@ -95,10 +95,10 @@ class Workflow:
                 raise _busy()
             if self._stage == "comparing":
                 raise _busy()
-            if identity.workspace != self.announced.sha256:
+            if identity.workspace != self.pending.sha256:
                 if identity.workspace:
                     raise UploadError(409, "ManifestNeeded", "send the archive's manifest first")
-                self.announced.forget()
+                self.pending.forget()
                 self._missing = []
             writer = self.upload.begin(identity, start)
             self._stage = "open"

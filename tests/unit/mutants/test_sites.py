@@ -128,5 +128,5 @@ def test_each_test_function_has_a_turn_before_its_other_examples() -> None:
 
 def test_a_copy_is_of_the_checkout(tmp_path: Path) -> None:
     root = copy_packages(tmp_path, ["torchrun_runtime"])
-    file = "torchrun_runtime/launch/epoch.py"
+    file = "torchrun_runtime/launch/fencing.py"
     assert (root / file).read_bytes() == origin(file).read_bytes()

@@ -14,7 +14,7 @@ No gang is made before the status has all of them. `status.workerNodes` has the 
 gang, so that workers are found whose pods went while no controller ran.
 
 Meanwhile the launchers of a new gang can fence such a worker themselves, where all share a state
-directory (torchrun_runtime.launch.epoch): its own launcher, which proved that it watches for newer
+directory (torchrun_runtime.launch.fencing): its launcher, which proved that it watches for newer
 gangs, kills its ranks. They know when that is done, so the memory stays: it costs the gangs after
 them nothing.
 """

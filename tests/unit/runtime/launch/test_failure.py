@@ -7,9 +7,9 @@ import pytest
 
 from torchrun_runtime.launch.failure import Cause, Failed, Report, find_cause, read_reports
 from torchrun_runtime.launch.memory import oom_kills
-from torchrun_runtime.launch.supervise import Ended
+from torchrun_runtime.launch.supervise import CommandExit
 
-FAILED = Ended(1, None, None)
+FAILED = CommandExit(1, None, None)
 CLOSED = "RuntimeError: [gloo] Connection closed by peer [10.0.0.1]:4711"
 
 
@@ -25,7 +25,7 @@ def failed(number: int, exit_code: int, time: float) -> Failed:
     return Failed(number, 100 + number, exit_code, time, "")
 
 
-def cause(*reports: Report, ended: Ended = FAILED, out_of_memory: bool = False) -> Cause:
+def cause(*reports: Report, ended: CommandExit = FAILED, out_of_memory: bool = False) -> Cause:
     return find_cause(ended, list(reports), 2000.0, out_of_memory)
 
 
@@ -93,16 +93,16 @@ def test_a_signal_with_an_oom_kill_is_out_of_memory() -> None:
 
 
 def test_the_command_has_the_last_word_on_its_exit_code() -> None:
-    found = cause(agent(failed(1, 9, 10)), ended=Ended(42, None, None))
+    found = cause(agent(failed(1, 9, 10)), ended=CommandExit(42, None, None))
     assert found.exit_code == 42
 
 
 def test_a_command_without_ranks() -> None:
-    assert cause(ended=Ended(3, None, None)).exit_code == 3
-    assert cause(ended=Ended(139, 11, None)).signal == 11
+    assert cause(ended=CommandExit(3, None, None)).exit_code == 3
+    assert cause(ended=CommandExit(139, 11, None)).signal == 11
     report = Report(7, 10.0, None, "ValueError", "ValueError: x", [])
     assert cause(report).message == "ValueError: x"
-    assert "not found" in cause(ended=Ended(127, None, None)).message
+    assert "not found" in cause(ended=CommandExit(127, None, None)).message
 
 
 def test_reports_that_cannot_be_read_are_left_out(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from torchrun_runtime.launch import epoch
-from torchrun_runtime.launch.epoch import Gang
+from torchrun_runtime.launch import fencing
+from torchrun_runtime.launch.fencing import GangId
 from unit.runtime.launching import PYTHONS, Launched, Launcher
 
 SPEED = 5  # the fence of 30 s takes 6
@@ -46,7 +46,7 @@ def clock(which):
 
 os.open, os.write, time.clock_gettime = opened, write, clock
 """
-OLD, NEW = Gang("uid", 1), Gang("uid", 2)
+OLD, NEW = GangId("uid", 1), GangId("uid", 2)
 
 
 class Storage:
@@ -84,9 +84,9 @@ class Storage:
 
     def reads(self) -> None:
         """Wait until the launcher has read the epoch once more: it repairs what another wrote."""
-        epoch._write(str(self.state), "epoch", Gang("uid", 0))
+        fencing._write(str(self.state), "epoch", GangId("uid", 0))
         deadline = time.monotonic() + 30
-        while epoch.read(str(self.state), "epoch") != OLD:
+        while fencing.read(str(self.state), "epoch") != OLD:
             assert time.monotonic() < deadline
             time.sleep(0.02)
 
@@ -111,7 +111,7 @@ def test_a_stale_handle_that_recovers_costs_nothing(storage: Storage) -> None:
     launched = storage.start()
     assert launched.line() == "runs"
     storage.harm("ESTALE")
-    time.sleep(2 * epoch.POLL_SECONDS / SPEED)
+    time.sleep(2 * fencing.POLL_SECONDS / SPEED)
     storage.harm("")
     storage.reads()
     assert launched.process.poll() is None
@@ -121,14 +121,14 @@ def test_a_cache_delays_the_fence_for_as_long_as_it_is_stale(storage: Storage) -
     launched = storage.start()
     assert launched.line() == "runs"
     storage.harm("cache")
-    epoch._write(str(storage.state), "epoch", NEW)
-    time.sleep(2 * epoch.POLL_SECONDS / SPEED)
+    fencing._write(str(storage.state), "epoch", NEW)
+    time.sleep(2 * fencing.POLL_SECONDS / SPEED)
     assert launched.process.poll() is None, "nothing tells it of the newer gang"
     storage.harm("")
     result = launched.end()
     assert (result.exit_code, result.message["reason"]) == (125, "Fenced")
     assert "attempt 2 of this job has taken over" in str(result.message["message"])
-    assert epoch.read(str(storage.state), "epoch") == NEW, "it never wrote over it"
+    assert fencing.read(str(storage.state), "epoch") == NEW, "it never wrote over it"
 
 
 def test_a_full_disk_starts_a_gang_that_has_nobody_to_fence(storage: Storage) -> None:
@@ -144,7 +144,7 @@ def test_a_full_disk_starts_a_gang_that_has_nobody_to_fence(storage: Storage) ->
 
 
 def test_a_full_disk_fences_nobody(storage: Storage) -> None:
-    epoch._write(str(storage.state), "epoch", Gang("uid", 0))
+    fencing._write(str(storage.state), "epoch", GangId("uid", 0))
     (storage.state / "watchers").mkdir()
     (storage.state / "watchers" / "uid.0.1").touch()
     annotations = storage.state.parent / "annotations"

@@ -7,13 +7,13 @@ from pathlib import Path
 from torchrun_api.contents import Entry, Manifest, ManifestError, parse, unpack
 from torchrun_runtime.sync.claim import write_durably
 from torchrun_runtime.sync.errors import ArchiveError, UploadError
-from torchrun_runtime.sync.members import refuse_size
 from torchrun_runtime.sync.paths import Place, components, refuse_collisions, refused
 from torchrun_runtime.sync.settings import Limits
 from torchrun_runtime.sync.upload import FULL, refuse_other
+from torchrun_runtime.sync.zip_entries import refuse_size
 
 
-class Announced:
+class PendingManifest:
     """At most one manifest; it outlives the pod.
 
     known: manifests at hand by their sha256, from which an announcement may differ. wanted: the

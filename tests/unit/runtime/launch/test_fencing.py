@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from torchrun_runtime.launch import epoch
-from torchrun_runtime.launch.epoch import Gang, Watch, Worker, take_over
+from torchrun_runtime.launch import fencing
 from torchrun_runtime.launch.errors import LaunchError
+from torchrun_runtime.launch.fencing import FencingWatchdog, GangId, Worker, take_over
 from torchrun_runtime.launch.gate import pass_gate
-from torchrun_runtime.launch.supervise import Verdict
+from torchrun_runtime.launch.supervise import StopRequest
 from unit.runtime.launching import PYTHONS, Launcher
 
-OLD, NEW = Gang("uid", 1), Gang("uid", 2)
+OLD, NEW = GangId("uid", 1), GangId("uid", 2)
 HUGE = 1000.0
 
 
@@ -24,11 +24,11 @@ class Ends:
     """Takes the place of the end of the process."""
 
     def __init__(self) -> None:
-        self.verdicts: list[Verdict] = []
+        self.requests: list[StopRequest] = []
         self.told = threading.Event()
 
-    def __call__(self, verdict: Verdict) -> None:
-        self.verdicts.append(verdict)
+    def __call__(self, stop_request: StopRequest) -> None:
+        self.requests.append(stop_request)
         self.told.set()
 
 
@@ -45,18 +45,18 @@ def ends() -> Ends:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Watches that a test leaves behind end with the directory; none of them may end the tests."""
-    monkeypatch.setattr(epoch, "_END_SECONDS", 0.2)
-    monkeypatch.setattr(epoch, "_ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(fencing, "_END_SECONDS", 0.2)
+    monkeypatch.setattr(fencing, "_ANSWER_SECONDS", 0.5)
 
 
-def begin(state: str, gang: Gang, *unfenced: Worker, index: str = "0", wait: float = 0.0) -> None:
-    watch = take_over(state, gang, index, list(unfenced), lambda verdict: None, wait)
-    assert watch is not None
+def begin(state: str, gang: GangId, *unfenced: Worker, index: str = "0", wait: float = 0.0) -> None:
+    watchdog = take_over(state, gang, index, list(unfenced), lambda stop_request: None, wait)
+    assert watchdog is not None
 
 
-def watch_of(state: str, gang: Gang, ends: Ends, fence: float = HUGE) -> Watch:
-    epoch._write(state, "epoch", gang)
-    return Watch(state, gang, ends, fence, poll=0.01, patience=0.05)
+def watchdog_of(state: str, gang: GangId, ends: Ends, fence: float = HUGE) -> FencingWatchdog:
+    fencing._write(state, "epoch", gang)
+    return FencingWatchdog(state, gang, ends, fence, poll=0.01, patience=0.05)
 
 
 def test_a_gang_makes_the_epoch_its_own_and_says_that_it_watches(state: str) -> None:
@@ -67,56 +67,67 @@ def test_a_gang_makes_the_epoch_its_own_and_says_that_it_watches(state: str) -> 
 
 
 def test_a_newer_epoch_is_the_end(state: str, ends: Ends) -> None:
-    watch = watch_of(state, OLD, ends)
-    assert watch.look() is None
-    epoch._write(state, "epoch", NEW)
+    watchdog = watchdog_of(state, OLD, ends)
+    assert watchdog.check() is None
+    fencing._write(state, "epoch", NEW)
     assert ends.told.wait(10), "nobody looked, so the watch ends the process itself"
-    assert ends.verdicts[0].reason == "Fenced"
-    assert "attempt 2" in ends.verdicts[0].message
+    assert ends.requests[0].reason == "Fenced"
+    assert "attempt 2" in ends.requests[0].message
 
 
 def test_who_looks_gets_time_to_end(state: str, ends: Ends, monkeypatch) -> None:
-    monkeypatch.setattr(epoch, "_END_SECONDS", HUGE)
-    watch = watch_of(state, OLD, ends)
-    epoch._write(state, "epoch", NEW)
+    monkeypatch.setattr(fencing, "_END_SECONDS", HUGE)
+    watchdog = watchdog_of(state, OLD, ends)
+    fencing._write(state, "epoch", NEW)
     pause = threading.Event()
-    while watch.look() is None:
+    while watchdog.check() is None:
         pause.wait(0.005)
-    watch.stopping()
+    watchdog.on_stop()
     assert not ends.told.wait(0.3)
 
 
-def test_another_jobs_epoch_is_the_end(state: str, ends: Ends) -> None:
-    watch_of(state, OLD, ends)
-    epoch._write(state, "epoch", Gang("another", 0))
+def test_a_check_before_the_newer_epoch_gives_no_time_to_end(
+    state: str, ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a main thread that has the stop request is waited for."""
+    monkeypatch.setattr(fencing, "_END_SECONDS", HUGE)
+    watchdog = watchdog_of(state, OLD, ends)
+    assert watchdog.check() is None
+    fencing._write(state, "epoch", NEW)
     assert ends.told.wait(10)
-    assert "another job" in ends.verdicts[0].message
+
+
+def test_another_jobs_epoch_is_the_end(state: str, ends: Ends) -> None:
+    watchdog_of(state, OLD, ends)
+    fencing._write(state, "epoch", GangId("another", 0))
+    assert ends.told.wait(10)
+    assert "another job" in ends.requests[0].message
 
 
 @pytest.mark.parametrize("harm", ["removed", "torn", "hung"])
 def test_storage_without_an_answer_is_the_end(state: str, ends: Ends, harm: str) -> None:
     path = Path(state, "epoch")
-    watch_of(state, OLD, ends, fence=0.3)
+    watchdog_of(state, OLD, ends, fence=0.3)
     path.unlink()
     if harm == "torn":
         path.write_text('{"attempt"')
     if harm == "hung":
         os.mkfifo(path)  # whoever opens it waits for a writer
     assert ends.told.wait(10)
-    assert "no word from the state directory" in ends.verdicts[0].message
+    assert "no word from the state directory" in ends.requests[0].message
 
 
 def test_a_short_silence_is_not(state: str, ends: Ends) -> None:
-    watch_of(state, OLD, ends, fence=HUGE)
+    watchdog_of(state, OLD, ends, fence=HUGE)
     Path(state, "epoch").unlink()
     assert not ends.told.wait(0.2)
 
 
 def test_what_an_older_gang_wrote_late_does_not_stay(state: str, ends: Ends) -> None:
-    watch_of(state, NEW, ends)
-    epoch._write(state, "epoch", OLD)
+    watchdog_of(state, NEW, ends)
+    fencing._write(state, "epoch", OLD)
     pause = threading.Event()
-    while epoch.read(state, "epoch") != NEW:
+    while fencing.read(state, "epoch") != NEW:
         pause.wait(0.005)
     assert not ends.told.is_set()
 
@@ -126,11 +137,11 @@ def test_a_gang_that_comes_too_late_does_not_start(state: str) -> None:
     with pytest.raises(LaunchError) as caught:
         begin(state, OLD)
     assert caught.value.reason == "Fenced"
-    assert epoch.read(state, "epoch") == NEW
+    assert fencing.read(state, "epoch") == NEW
 
 
 def test_an_earlier_jobs_epoch_counts_for_nothing(state: str) -> None:
-    begin(state, Gang("another", 7))
+    begin(state, GangId("another", 7))
     begin(state, OLD)
     assert os.listdir(Path(state, "watchers")) == ["uid.1.0"], "and its signatures are removed"
 
@@ -141,14 +152,14 @@ def test_who_is_to_be_fenced_must_have_said_that_it_watches(state: str) -> None:
         begin(state, NEW, Worker(1, 0), Worker(1, 1))
     assert caught.value.reason == "FenceUnproven"
     assert "worker 1 of attempt 1" in caught.value.message
-    assert epoch.read(state, "epoch") == OLD
+    assert fencing.read(state, "epoch") == OLD
 
 
 def test_the_fence_is_waited_out_once(state: str, capfd: pytest.CaptureFixture[str]) -> None:
     begin(state, OLD, index="1")
     begin(state, NEW, Worker(1, 1), wait=0.2)
     assert "until they are fenced" in capfd.readouterr().err
-    begin(state, Gang("uid", 3), Worker(1, 1), wait=HUGE)
+    begin(state, GangId("uid", 3), Worker(1, 1), wait=HUGE)
     assert "fenced" not in capfd.readouterr().err
 
 
@@ -165,13 +176,13 @@ def test_what_another_job_has_waited_out_counts_for_nothing(
 def test_a_gang_that_is_overtaken_as_it_starts_does_not_start(
     state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = epoch._write
+    write = fencing._write
 
-    def overtaken(state: str, name: str, gang: Gang) -> None:
+    def overtaken(state: str, name: str, gang: GangId) -> None:
         write(state, name, gang)
         write(state, name, NEW)
 
-    monkeypatch.setattr(epoch, "_write", overtaken)
+    monkeypatch.setattr(fencing, "_write", overtaken)
     with pytest.raises(LaunchError) as caught:
         begin(state, OLD)
     assert caught.value.reason == "Fenced"
@@ -180,31 +191,31 @@ def test_a_gang_that_is_overtaken_as_it_starts_does_not_start(
 def test_a_silence_as_long_as_the_fence_is_not_yet_the_end(
     state: str, ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(epoch, "now", lambda: HUGE)
-    watch_of(state, OLD, ends, fence=0.0)
+    monkeypatch.setattr(fencing, "now", lambda: HUGE)
+    watchdog_of(state, OLD, ends, fence=0.0)
     assert not ends.told.wait(0.3)
 
 
 def test_reading_and_writing_leave_no_file_open(state: str) -> None:
     opened = len(os.listdir("/proc/self/fd"))
     for _ in range(200):
-        epoch._write(state, "epoch", OLD)
-        epoch.read(state, "epoch")
+        fencing._write(state, "epoch", OLD)
+        fencing.read(state, "epoch")
     # Threads of other tests' watches have a few for a moment.
     assert len(os.listdir("/proc/self/fd")) < opened + 100
 
 
 def test_the_next_gang_waits_until_the_slowest_watch_has_ended_its_ranks() -> None:
     """docs/troubleshooting.md and docs/design.md say 30 s and 45 s."""
-    assert (epoch.FENCE_SECONDS, epoch.WAIT_SECONDS) == (30.0, 45.0)
-    slowest = epoch.FENCE_SECONDS + epoch._LOOK_SECONDS + epoch._TAKE_SECONDS + 8.0
-    assert slowest < epoch.WAIT_SECONDS
+    assert (fencing.FENCE_SECONDS, fencing.WAIT_SECONDS) == (30.0, 45.0)
+    slowest = fencing.FENCE_SECONDS + fencing._LOOK_SECONDS + fencing._NOTICE_SECONDS + 8.0
+    assert slowest < fencing.WAIT_SECONDS
 
 
 def test_without_storage_nobody_is_fenced(state: str) -> None:
-    assert take_over("", NEW, "0", [], lambda verdict: None) is None
+    assert take_over("", NEW, "0", [], lambda stop_request: None) is None
     with pytest.raises(LaunchError) as caught:
-        take_over("", NEW, "0", [Worker(1, 0)], lambda verdict: None)
+        take_over("", NEW, "0", [Worker(1, 0)], lambda stop_request: None)
     assert caught.value.reason == "FenceUnproven"
 
 
@@ -212,14 +223,14 @@ def test_storage_that_fails_at_the_start_is_done_without(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     missing = str(tmp_path / "missing")
-    assert take_over(missing, NEW, "0", [], lambda verdict: None) is None
+    assert take_over(missing, NEW, "0", [], lambda stop_request: None) is None
     assert "does without the fence" in capfd.readouterr().err
 
 
 def test_storage_that_fails_at_the_start_fences_nobody(state: str) -> None:
     os.mkfifo(Path(state, "epoch"))
     with pytest.raises(LaunchError) as caught:
-        take_over(state, NEW, "0", [Worker(1, 0)], lambda verdict: None)
+        take_over(state, NEW, "0", [Worker(1, 0)], lambda stop_request: None)
     assert caught.value.reason == "Fenced"
     assert "cannot be fenced" in caught.value.message
 
@@ -227,14 +238,14 @@ def test_storage_that_fails_at_the_start_fences_nobody(state: str) -> None:
 def test_another_users_files_are_written_and_not_replaced(
     state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    epoch._write(state, "epoch", Gang("uid", 1000))
+    fencing._write(state, "epoch", GangId("uid", 1000))
 
     def refuse(*_: str) -> None:
         raise PermissionError
 
     monkeypatch.setattr(os, "replace", refuse)
-    epoch._write(state, "epoch", OLD)
-    assert epoch.read(state, "epoch") == OLD
+    fencing._write(state, "epoch", OLD)
+    assert fencing.read(state, "epoch") == OLD
     assert os.listdir(state) == ["epoch"]
 
 
@@ -267,7 +278,7 @@ def test_the_launcher_kills_its_ranks_when_a_newer_gang_is_there(launcher: Launc
     )
     assert launched.line() == "runs"
     assert (state / "watchers" / "uid.1.0").exists()
-    epoch._write(str(state), "epoch", NEW)
+    fencing._write(str(state), "epoch", NEW)
     result = launched.end()
     assert result.exit_code == 125
     assert result.message["reason"] == "Fenced"
@@ -277,7 +288,7 @@ def test_the_launcher_kills_its_ranks_when_a_newer_gang_is_there(launcher: Launc
 def test_the_launcher_does_not_start_a_gang_that_was_given_up(launcher: Launcher) -> None:
     state = launcher.directory / "state"
     state.mkdir()
-    epoch._write(str(state), "epoch", NEW)
+    fencing._write(str(state), "epoch", NEW)
     gang = {"TORCHRUN_JOB_UID": "uid", "TORCHRUN_ATTEMPT": "1"}
     result = launcher.run("echo runs", TORCHRUN_STATE_DIR=str(state), **gang)
     assert (result.exit_code, result.out) == (125, "")

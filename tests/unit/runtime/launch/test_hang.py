@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from torchrun_runtime.launch import hang
-from torchrun_runtime.launch.hang import HangWatch
+from torchrun_runtime.launch.hang import HangWatchdog
 from unit.runtime.launching import PYTHONS, Launcher, Result
 
 
@@ -214,25 +214,25 @@ def test_who_goes_on_after_the_stacks_is_left_alone(
     clock, dumps = Clock(), []
     monkeypatch.setattr(hang.time, "monotonic", lambda: clock.now)
     monkeypatch.setattr(hang, "write_stacks", dumps.append)
-    watch = HangWatch(10, str(tmp_path), lambda: 0)
+    watch = HangWatchdog(10, str(tmp_path), lambda: 0)
     beat = tmp_path / "beat.0"
     beat.write_text(".")
-    assert watch.look() is None
+    assert watch.check() is None
     clock.now = 11
-    assert watch.look() is None
+    assert watch.check() is None
     assert len(dumps) == 1
     beat.unlink()
     beat.write_text(".")
     clock.now = 15
-    assert watch.look() is None, "a sign of life"
+    assert watch.check() is None, "a sign of life"
     clock.now = 24
-    assert watch.look() is None
+    assert watch.check() is None
     clock.now = 26
-    assert watch.look() is None
+    assert watch.check() is None
     assert len(dumps) == 2
     clock.now = 30.9
-    assert watch.look() is None
+    assert watch.check() is None
     clock.now = 31.1
-    verdict = watch.look()
-    assert verdict is not None
-    assert verdict.reason == "Hung"
+    stop_request = watch.check()
+    assert stop_request is not None
+    assert stop_request.reason == "Hung"

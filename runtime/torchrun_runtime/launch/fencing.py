@@ -1,0 +1,295 @@
+"""Fencing: launchers of a superseded gang kill its ranks, even on nodes that nobody can reach.
+
+All gangs of a job share the state directory. It holds
+
+    epoch       {"attempt": n, "job": uid}: the newest gang that may run
+    passed      the same: every gang before this one is dead
+    watchers/   an empty file <job>.<attempt>.<index> for each launcher that watches the epoch
+
+After the start gate and before it starts its ranks, a launcher writes its gang into `epoch`, begins
+to watch that file, and registers in watchers/. It kills its ranks (SIGKILL) and ends with the
+reason Fenced when it reads a newer epoch, and when it has read nothing for FENCE_SECONDS: a node
+that is cut off from the storage cannot see that its gang was superseded.
+
+A new gang may have to fence workers of older gangs that still run on lost nodes. It checks that
+each of them is registered in watchers/, writes `epoch`, and waits WAIT_SECONDS. By then every older
+launcher has read the newer epoch, or nothing, and its ranks are dead.
+
+Assumptions:
+- A read that begins after a write has ended sees it. Local file systems, NFS (open asks the
+  server), CephFS and Lustre guarantee this; object stores behind a cache may not.
+- Clocks run at the same rate; no two clocks are compared. The time of a suspended machine counts.
+  That of a paused virtual machine may not: after the pause its ranks live until the next read, at
+  most POLL_SECONDS where the storage answers and FENCE_SECONDS where it does not.
+- SIGKILL ends a process within seconds. A process that the kernel holds in a write to storage dies
+  when that write returns, so that write may come late.
+WAIT_SECONDS is therefore FENCE_SECONDS, plus the time to notice and to kill, plus a reserve.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from typing import Callable, NamedTuple
+
+from .errors import LAUNCH_FAILED, LaunchError
+from .output import say
+from .state import start_thread, within
+from .supervise import StopRequest
+
+POLL_SECONDS = 2.0
+FENCE_SECONDS = 30.0
+WAIT_SECONDS = 45.0
+_ANSWER_SECONDS = 10.0  # for the storage, before ranks are started
+_LOOK_SECONDS = 0.5
+# For the main thread: until it notices the request, and until it has killed the ranks.
+_NOTICE_SECONDS = 3.0
+_END_SECONDS = 8.0
+# Files are written in one piece and always of this size, so that a rewrite leaves no old bytes.
+_FILE_BYTES = 256
+
+
+class GangId(NamedTuple):
+    """One gang of one job, by the job's UID; later attempts are newer."""
+
+    job: str
+    attempt: int
+
+
+class Worker(NamedTuple):
+    """One worker of an older gang of the same job."""
+
+    attempt: int
+    completion_index: int
+
+
+class SupersededError(Exception):
+    """Another gang has taken over; the text names it."""
+
+
+def take_over(
+    state: str,
+    gang: GangId,
+    index: str,
+    unfenced: list[Worker],
+    end: Callable[[StopRequest], None],
+    wait: float = WAIT_SECONDS,
+) -> FencingWatchdog | None:
+    """Write the epoch of this gang, and wait until the ranks of `unfenced` are dead.
+
+    state: the state directory, "" for none. end: ends the process; the watchdog calls it. Returns
+    None, with a line in the log, where there is nothing to watch. Raises LaunchError: Fenced where
+    a newer gang exists or the storage does not answer, FenceUnproven where one of `unfenced` never
+    registered as a watcher.
+    """
+    if not state:
+        if unfenced:
+            raise _fence_unproven(unfenced)
+        return None
+    try:
+        alive = within(_ANSWER_SECONDS, lambda: _claim_epoch(state, gang, unfenced))
+    except SupersededError as error:
+        raise LaunchError("Fenced", f"{error}: this one does not start") from error
+    except OSError as error:
+        if unfenced:
+            message = f"the state directory {state} fails, so older workers cannot be fenced"
+            raise LaunchError("Fenced", f"{message}: {error}") from error
+        say(f"does without the fence, the state directory {state} fails: {error}")
+        return None
+    watchdog = FencingWatchdog(state, gang, end)
+    with suppress(OSError):  # an unregistered launcher counts as one that does not watch
+        within(_ANSWER_SECONDS, lambda: _register_watcher(state, gang, index))
+    if alive:
+        say(f"workers of older gangs may still run: waiting {wait:.0f} s until they are fenced")
+        time.sleep(wait)
+    with suppress(OSError):
+        within(_ANSWER_SECONDS, lambda: _record_passed(state, gang, index))
+    return watchdog
+
+
+class FencingWatchdog:
+    """Polls the epoch; requests a stop through `check`, or ends the process if nobody checks.
+
+    Reads run in a thread of their own, which the storage may block for ever. A second thread
+    compares the time with the start of the last good read.
+    """
+
+    def __init__(
+        self,
+        state: str,
+        gang: GangId,
+        end: Callable[[StopRequest], None],
+        fence: float = FENCE_SECONDS,
+        poll: float = POLL_SECONDS,
+        patience: float = _NOTICE_SECONDS,
+    ) -> None:
+        self._state = state
+        self._gang = gang
+        self._end = end
+        self._fence = fence
+        self._poll = poll
+        self._patience = patience
+        self._last_read = now()
+        self._superseded = ""
+        self._stop_request: StopRequest | None = None
+        self._noticed = threading.Event()
+        start_thread(self._poll_epoch)
+        start_thread(self._enforce)
+
+    def check(self) -> StopRequest | None:
+        """Called by the main thread about every second."""
+        if self._stop_request is not None:
+            self._noticed.set()
+        return self._stop_request
+
+    def on_stop(self) -> None:
+        """Go on: ranks that end may still write checkpoints, and must not beside a newer gang."""
+
+    def _poll_epoch(self) -> None:
+        while not self._superseded:
+            began = now()
+            try:
+                seen = read(self._state, "epoch")
+                if seen is not None:
+                    _check_not_superseded(seen, self._gang)
+                    if seen != self._gang:
+                        _write(self._state, "epoch", self._gang)
+                    self._last_read = began
+            except SupersededError as error:
+                self._superseded = str(error)
+            except OSError:
+                pass
+            time.sleep(self._poll)
+
+    def _enforce(self) -> None:
+        while self._stop_request is None:
+            time.sleep(min(_LOOK_SECONDS, self._poll))
+            silence = now() - self._last_read
+            if self._superseded:
+                self._stop_request = StopRequest(LAUNCH_FAILED, "Fenced", self._superseded)
+            elif silence > self._fence:
+                message = f"no word from the state directory {self._state} for {silence:.0f} s"
+                self._stop_request = StopRequest(LAUNCH_FAILED, "Fenced", message)
+        if self._noticed.wait(self._patience):
+            time.sleep(_END_SECONDS)
+        self._end(self._stop_request)
+
+
+def now() -> float:
+    """Seconds of a clock that nobody sets, and that goes on while the machine is suspended."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def read(state: str, name: str) -> GangId | None:
+    """The gang that a file names; None where the content is not complete. Raises OSError.
+
+    Uses os.open: Python's file objects make more system calls than one read.
+    """
+    descriptor = os.open(os.path.join(state, name), os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        text = os.read(descriptor, 4096)
+    finally:
+        os.close(descriptor)
+    try:
+        body = json.loads(text)
+        return GangId(str(body["job"]), int(body["attempt"]))
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _claim_epoch(state: str, gang: GangId, unfenced: list[Worker]) -> list[Worker]:
+    """Write the epoch; returns those of `unfenced` whose ranks may still live."""
+    with suppress(FileNotFoundError):
+        seen = read(state, "epoch")
+        if seen is not None and seen.job == gang.job:
+            _check_not_superseded(seen, gang)
+    alive = unfenced
+    with suppress(FileNotFoundError):
+        passed = read(state, "passed")
+        if passed is not None and passed.job == gang.job:
+            alive = [worker for worker in unfenced if worker.attempt >= passed.attempt]
+    unregistered = [w for w in alive if not os.path.exists(_watcher_file(state, gang.job, w))]
+    if unregistered:
+        raise _fence_unproven(unregistered)
+    _write(state, "epoch", gang)
+    written = read(state, "epoch")
+    if written is not None:
+        _check_not_superseded(written, gang)
+    return alive
+
+
+def _check_not_superseded(seen: GangId, gang: GangId) -> None:
+    """Raises SupersededError where `seen` is newer than `gang`, or of another job."""
+    if seen.job != gang.job:
+        raise SupersededError(f"another job (UID {seen.job}) has taken over the workspace claim")
+    if seen.attempt > gang.attempt:
+        raise SupersededError(f"attempt {seen.attempt} of this job has taken over")
+
+
+def _register_watcher(state: str, gang: GangId, index: str) -> None:
+    """Record that this launcher watches the epoch."""
+    folder = os.path.join(state, "watchers")
+    with suppress(FileExistsError):
+        os.mkdir(folder)
+        # The next gang may run as another user. A share that belongs to one user has no modes.
+        with suppress(PermissionError):
+            os.chmod(folder, 0o1777)  # noqa: S103
+    path = _watcher_file(state, gang.job, Worker(gang.attempt, int(index or 0)))
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))
+
+
+def _watcher_file(state: str, job: str, worker: Worker) -> str:
+    return os.path.join(state, "watchers", f"{job}.{worker.attempt}.{worker.completion_index}")
+
+
+def _record_passed(state: str, gang: GangId, index: str) -> None:
+    """Record that all gangs before this one are dead, and remove their watcher files."""
+    _write(state, "passed", gang)
+    if index not in ("", "0"):
+        return
+    folder = os.path.join(state, "watchers")
+    for name in os.listdir(folder):
+        job, _, rest = name.partition(".")
+        attempt = rest.partition(".")[0]
+        if job != gang.job or (attempt.isdigit() and int(attempt) < gang.attempt):
+            with suppress(OSError):
+                os.unlink(os.path.join(folder, name))
+
+
+def _write(state: str, name: str, gang: GangId) -> None:
+    """Replace a file so that a reader sees the old or the new content. Raises OSError."""
+    content = json.dumps({"attempt": gang.attempt, "job": gang.job}).ljust(_FILE_BYTES).encode()
+    path = os.path.join(state, name)
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{name}-", dir=state)
+    try:
+        _fill(descriptor, content)
+        os.replace(temporary, path)
+    except OSError as error:
+        with suppress(OSError):  # leave no partial files on a full disk
+            os.unlink(temporary)
+        if not isinstance(error, PermissionError):
+            raise
+        # The directory is sticky: a file of another user's gang can be written, not replaced.
+        _fill(os.open(path, os.O_WRONLY | os.O_CLOEXEC), content)
+
+
+def _fill(descriptor: int, content: bytes) -> None:
+    try:
+        os.write(descriptor, content)
+        with suppress(PermissionError):
+            os.fchmod(descriptor, 0o666)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _fence_unproven(workers: list[Worker]) -> LaunchError:
+    first = ", ".join(f"worker {w.completion_index} of attempt {w.attempt}" for w in workers[:4])
+    return LaunchError(
+        "FenceUnproven",
+        f"{first} may still run on a lost node and never said that it watches for newer gangs",
+    )
