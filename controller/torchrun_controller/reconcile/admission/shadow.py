@@ -84,7 +84,9 @@ class Reservations:
         """The ask has these nodes."""
         self.board.room.take(ask.shape, placement)
         if self._later is not None:
-            if not self._early(ask):
+            if self._early(ask):
+                self._left.add(ask.request.uid)
+            else:
                 self._later.take(ask.shape, placement)
             self._meet(placement)
 
@@ -108,11 +110,8 @@ class Reservations:
 
     def _early(self, ask: Ask) -> bool:
         """Whether it is over before any head could use its room."""
-        return all(
-            ask.seconds <= shadow.seconds < inf
-            for shadow in self.shadows
-            if self.board.overlap(shadow.ask.shape, ask.shape)
-        )
+        shadows = [s for s in self.shadows if self.board.overlap(s.ask.shape, ask.shape)]
+        return bool(shadows) and all(ask.seconds <= s.seconds < inf for s in shadows)
 
 
 class Trial:

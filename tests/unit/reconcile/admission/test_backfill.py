@@ -106,6 +106,34 @@ def test_queues_on_other_nodes_have_their_turns_meanwhile():
     assert decisions.queues[0].turn.current == 0
 
 
+def test_what_is_admitted_beside_a_reservation_is_waited_for_by_the_next_one():
+    machines = tuple(node(f"{zone}{i}", labels={"zone": zone}) for zone in "xy" for i in range(2))
+    running = holds("r", "b", placed={"x0": 1})
+    asked = [
+        request("ax", "a", 2, node_selector={"zone": "x"}),
+        *(request(f"b{i}", "b", age=9 - i, node_selector={"zone": "y"}) for i in range(3)),
+    ]
+    decisions = decide(machines, [queue("a", 9), queue("b")], running, *asked)
+    assert admitted(decisions) == ["b0", "b1"]
+    assert decisions.waits["b2"].reason == "WaitingForNodes"
+
+
+def test_what_goes_before_one_reservation_is_waited_for_by_another():
+    """It may use the nodes of both, and is on those of the second."""
+    machines = (node("x0", labels={"zone": "x"}), node("y0", labels={"zone": "y"}))
+    running = holds("r", "d", gpus=4, placed={"x0": 1}, seconds_left=HOUR)
+    asked = [
+        request("ax", "a", node_selector={"zone": "x"}),
+        request("any", "b", seconds_left=60),
+        request("cx", "c", gpus=4, age=9, node_selector={"zone": "x"}, seconds_left=60),
+        request("cy", "c", age=8, node_selector={"zone": "y"}),
+    ]
+    queues = [queue("a", 9), queue("b", 3), queue("c"), queue("d")]
+    decisions = decide(machines, queues, running, *asked)
+    assert admitted(decisions) == ["any", "cx"]
+    assert "next: any ends" in decisions.waits["cy"].message
+
+
 def test_quota_is_kept_for_the_head_of_its_queue():
     running = [holds("r", "a", 2, seconds_left=HOUR), holds("o", "b", seconds_left=60)]
     asked = [

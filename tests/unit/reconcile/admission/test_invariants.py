@@ -42,7 +42,7 @@ def requests(draw, number, names):
         draw(st.sampled_from([0, 1, 2, 4, 8])),
         priority=draw(st.integers(0, 2)),
         seconds_left=draw(st.none() | st.integers(0, 20)),
-        node_selector=draw(st.sampled_from([{}, {}, {"zone": "a"}])),
+        node_selector=draw(st.sampled_from([{}, {}, {"zone": "a"}, {"zone": "b"}])),
     )
     if nodes > 1 and draw(st.booleans()):
         gpus = draw(st.integers(0, made.gpus))
