@@ -12,9 +12,9 @@ from torchrun_controller.reconcile.admission.assemble import Entry, assemble
 from torchrun_controller.reconcile.admission.coordinator import admit
 from torchrun_controller.reconcile.admission.standing import running, stand
 from torchrun_controller.reconcile.admission.told import Verdicts, Word
-from torchrun_controller.reconcile.attempts.admitted import charged
-from torchrun_controller.reconcile.phases import TERMINAL
-from torchrun_controller.reconcile.workers import alive
+from torchrun_controller.reconcile.model.phases import TERMINAL
+from torchrun_controller.reconcile.pods.lifecycle import alive
+from torchrun_controller.reconcile.spec.admission_status import charged
 from world import World, make_job, make_queue
 
 QUOTAS = {"red": 4, "blue": 3}

@@ -14,14 +14,14 @@ from torchrun_api.json import JsonObject
 from torchrun_api.kinds import CONFIG_MAPS, KAI_QUEUES, QUEUE_CLAIMS, TORCHRUN_QUEUES
 from torchrun_api.meta import Condition
 from torchrun_api.queue import TorchrunQueue
-from torchrun_controller.reconcile.plan import Event
+from torchrun_controller.reconcile.model.installed import Installed
+from torchrun_controller.reconcile.model.plan import Event
 from torchrun_controller.reconcile.queues import (
     ObservedQueue,
     QueuePlan,
     Verdict,
     reconcile_queue,
 )
-from torchrun_controller.reconcile.schedulers.installed import Installed
 from world import DEFAULTS, START
 
 KAI = Installed(resources=frozenset({(KAI_QUEUES.api_version, KAI_QUEUES.plural)}))

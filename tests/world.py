@@ -52,15 +52,15 @@ from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.cache.observe import Caches, empty_caches, observe
 from torchrun_controller.cache.store import Store
 from torchrun_controller.reconcile import Conflict, Defaults, Observed, Plan, Rejection, reconcile
-from torchrun_controller.reconcile.attempts.gate import REPEAT_SECONDS
-from torchrun_controller.reconcile.conditions import ADMITTED
-from torchrun_controller.reconcile.gang_requests import admission_of, requests_of
-from torchrun_controller.reconcile.observed import Group
+from torchrun_controller.reconcile.gang.gate import REPEAT_SECONDS
+from torchrun_controller.reconcile.model.conditions import ADMITTED
+from torchrun_controller.reconcile.model.installed import Installed
+from torchrun_controller.reconcile.model.observed import Group
+from torchrun_controller.reconcile.model.plan import Apply, Delete
 from torchrun_controller.reconcile.placement.avoid import HOSTNAME
-from torchrun_controller.reconcile.plan import Apply, Delete
-from torchrun_controller.reconcile.schedulers.installed import Installed
-from torchrun_controller.reconcile.size import size_of
-from torchrun_controller.reconcile.workers import alive, index_of
+from torchrun_controller.reconcile.pods.lifecycle import alive, index_of
+from torchrun_controller.reconcile.spec.requests import admission_of, requests_of
+from torchrun_controller.reconcile.spec.size import size_of
 
 T = TypeVar("T", bound=Object)
 

@@ -11,9 +11,9 @@ from faults import campaign
 from torchrun_api.meta import ChildMeta
 from torchrun_controller.cache.expectations import ReadYourWrites
 from torchrun_controller.controllers import live_reads
-from torchrun_controller.reconcile import dependencies
 from torchrun_controller.reconcile.admission.quota import Account
-from torchrun_controller.reconcile.attempts.restarts import Counts
+from torchrun_controller.reconcile.gang.restarts import Counts
+from torchrun_controller.reconcile.job import dependencies
 from torchrun_controller.reconcile.workspace import preparation
 from torchrun_controller.watch.watcher import Watcher
 from torchrun_controller.workqueue import WorkQueue

@@ -25,7 +25,7 @@ from torchrun_controller.client.apply import (
     SupersededError,
     Written,
 )
-from torchrun_controller.reconcile.plan import Apply, Delete
+from torchrun_controller.reconcile.model.plan import Apply, Delete
 
 OWNER = {
     "apiVersion": "torchrun.ai/v1alpha1",

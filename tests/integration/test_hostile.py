@@ -19,7 +19,7 @@ from integration.controller_process import Api, ControllerProcess, eventually, i
 from integration.team import GROUP, Team
 from torchrun_api.json import JsonObject
 from torchrun_cluster import LocalCluster, Size
-from torchrun_controller.reconcile.phases import TERMINAL
+from torchrun_controller.reconcile.model.phases import TERMINAL
 
 SEED = int(os.environ.get("HOSTILE_SEED", "0"))
 OBJECTS = int(os.environ.get("HOSTILE_OBJECTS", "300"))

@@ -14,7 +14,7 @@ PHASES = (f"{_CORE}/test_phases.py", f"{_CORE}/test_life.py")
 DECIDING = (
     Mutant(
         "the-gang-does-not-wait-for-its-code",
-        "reconcile/advance.py",
+        "reconcile/job/advance.py",
         "if step.progress is not workspace.Progress.READY:",
         "if step.progress is workspace.Progress.REFUSED:",
         "workers start on an empty workspace",
@@ -22,7 +22,7 @@ DECIDING = (
     ),
     Mutant(
         "one-success-is-enough",
-        "reconcile/attempts/gang.py",
+        "reconcile/gang/gang.py",
         "return next((job for job in observed.child_jobs if _is_complete(job)), None)",
         "return next((job for job in observed.child_jobs if _is_complete(job) or any(\n"
         '        pod.status.phase == "Succeeded" for pod in observed.workers)), None)',
@@ -31,7 +31,7 @@ DECIDING = (
     ),
     Mutant(
         "running-when-one-runs",
-        "reconcile/attempts/gang.py",
+        "reconcile/gang/gang.py",
         "if counts.pending == 0 and gate.is_open(observed):",
         "if counts.running and gate.is_open(observed):",
         "Running is shown while a worker still waits for a node",
@@ -39,7 +39,7 @@ DECIDING = (
     ),
     Mutant(
         "the-number-of-an-attempt-comes-again",
-        "reconcile/attempts/gang.py",
+        "reconcile/gang/gang.py",
         "attempt = max([status.attempt, *made, *ended]) + 1",
         "attempt = max([status.attempt, *made, *ended])",
         "the new gang has the old one's name, and is taken for it",
@@ -47,7 +47,7 @@ DECIDING = (
     ),
     Mutant(
         "counts-are-lost-with-a-status",
-        "reconcile/attempts/gang.py",
+        "reconcile/gang/gang.py",
         "return Counts(names.number_in(said.restarts), names.number_in(said.disruptions))",
         "return known",
         "a restart is not counted where the process died before its status",
@@ -55,7 +55,7 @@ DECIDING = (
     ),
     Mutant(
         "survivors-run-on",
-        "reconcile/attempts/gang.py",
+        "reconcile/gang/gang.py",
         "return end(observed.workers, grace)",
         "return ()",
         "the other ranks of a failed gang keep their GPUs until they time out",
@@ -63,7 +63,7 @@ DECIDING = (
     ),
     Mutant(
         "old-gangs-are-kept",
-        "reconcile/attempts/gang.py",
+        "reconcile/gang/gang.py",
         "observed.child_jobs[: -KEPT_JOBS + 1]",
         "observed.child_jobs[:0]",
         "a job that restarts often leaves hundreds of Jobs",
@@ -71,7 +71,7 @@ DECIDING = (
     ),
     Mutant(
         "the-gate-is-open",
-        "reconcile/attempts/gate.py",
+        "reconcile/gang/gate.py",
         "safe = not holders.pods and _by_epoch(child, holders.unfenced)",
         "safe = True",
         "two gangs write the same checkpoints",
@@ -79,7 +79,7 @@ DECIDING = (
     ),
     Mutant(
         "the-go-ahead-is-in-the-template",
-        "reconcile/advance.py",
+        "reconcile/job/advance.py",
         "may_start=gang.is_over(observed) and not fence.holders(observed, attempt, now),",
         "may_start=True,",
         "the same, as the new gang starts",
@@ -87,7 +87,7 @@ DECIDING = (
     ),
     Mutant(
         "lost-nodes-are-forgotten",
-        "reconcile/attempts/fence.py",
+        "reconcile/gang/fence.py",
         "return (*kept, *sorted(new.values(), key=_order))",
         "return tuple(kept)",
         "a gang on a node that is only cut off trains on beside the new one",
@@ -95,7 +95,7 @@ DECIDING = (
     ),
     Mutant(
         "one-restart-too-many",
-        "reconcile/attempts/restarts.py",
+        "reconcile/gang/restarts.py",
         "sentence is Sentence.RESTART and counts.restarts >= policy.max_restarts",
         "sentence is Sentence.RESTART and counts.restarts > policy.max_restarts",
         "maxRestarts: 3 gives four",
@@ -103,7 +103,7 @@ DECIDING = (
     ),
     Mutant(
         "disruptions-count",
-        "reconcile/attempts/restarts.py",
+        "reconcile/gang/restarts.py",
         "Sentence.IGNORE if failure.disruption else Sentence.RESTART",
         "Sentence.RESTART",
         "three drains of nodes fail a job that did nothing wrong",
@@ -111,7 +111,7 @@ DECIDING = (
     ),
     Mutant(
         "restarts-have-no-backoff",
-        "reconcile/attempts/restarts.py",
+        "reconcile/gang/restarts.py",
         "FIRST_DELAY * (1 << doublings)",
         "FIRST_DELAY * 0",
         "a job that fails at its first line makes a gang a second",
@@ -119,7 +119,7 @@ DECIDING = (
     ),
     Mutant(
         "the-first-word-is-the-cause",
-        "reconcile/attempts/failures.py",
+        "reconcile/gang/failures.py",
         "return grade, failure.time or _LATEST",
         "return 0, failure.time or _LATEST",
         "a broken connection is told in the place of the OOM that broke it",
@@ -127,7 +127,7 @@ DECIDING = (
     ),
     Mutant(
         "the-end-does-not-absorb",
-        "reconcile/phases.py",
+        "reconcile/model/phases.py",
         "None if phase in TERMINAL else ROWS[finding]",
         "ROWS[finding]",
         "a job that has succeeded runs again",
@@ -135,7 +135,7 @@ DECIDING = (
     ),
     Mutant(
         "conditions-are-always-new",
-        "reconcile/conditions.py",
+        "reconcile/model/conditions.py",
         "since = known.last_transition_time if known is not None and unchanged else now",
         "since = now",
         "a status is written each second for each job, for ever",
@@ -143,7 +143,7 @@ DECIDING = (
     ),
     Mutant(
         "a-condition-knows-its-old-generation",
-        "reconcile/conditions.py",
+        "reconcile/model/conditions.py",
         "observed_generation=generation,",
         "observed_generation=known.observed_generation if known else generation,",
         "nobody can tell whether an edit was seen",
@@ -151,7 +151,7 @@ DECIDING = (
     ),
     Mutant(
         "a-pause-forgets-its-gang",
-        "reconcile/ends.py",
+        "reconcile/job/ends.py",
         "deletes=(*noted.deletes, *(gang.delete(job) for job in standing)),",
         "deletes=noted.deletes,",
         "a paused job trains on",
@@ -159,7 +159,7 @@ DECIDING = (
     ),
     Mutant(
         "a-pause-is-over-too-soon",
-        "reconcile/ends.py",
+        "reconcile/job/ends.py",
         "waiting = [pod for pod in (*heard_of, *preparing) if alive(pod)]",
         "waiting = [pod for pod in preparing if alive(pod)]",
         "Suspended is shown, and quota given away, while ranks still write checkpoints",
@@ -167,7 +167,7 @@ DECIDING = (
     ),
     Mutant(
         "pauses-are-running-time",
-        "reconcile/times.py",
+        "reconcile/model/times.py",
         'if status.phase != "Running":',
         "if not status.phase:",
         "a job that waits is TimedOut",
@@ -175,7 +175,7 @@ DECIDING = (
     ),
     Mutant(
         "the-time-to-live-is-over-at-once",
-        "reconcile/ends.py",
+        "reconcile/job/ends.py",
         "if left > 0:\n        return deletes, soonest(left, wait)",
         "if left > 10**9:\n        return deletes, soonest(left, wait)",
         "jobs vanish when they end, with their reason",
@@ -183,7 +183,7 @@ DECIDING = (
     ),
     Mutant(
         "half-a-gang-goes-on",
-        "reconcile/attempts/gate.py",
+        "reconcile/gang/gate.py",
         "opens = safe and roles.is_whole(observed)",
         "opens = safe",
         "a head whose workers' Job is gone runs the command alone",
@@ -191,7 +191,7 @@ DECIDING = (
     ),
     Mutant(
         "workers-stay-without-their-head",
-        "reconcile/attempts/halves.py",
+        "reconcile/gang/halves.py",
         "return tuple(gang.delete(job) for job in roles.headless(observed))",
         "return ()",
         "a process that dies between the two Jobs of a gang leaves GPUs taken",
@@ -199,7 +199,7 @@ DECIDING = (
     ),
     Mutant(
         "a-gang-needs-no-parallelism",
-        "reconcile/job.py",
+        "reconcile/objects/child_job.py",
         '"parallelism": pods,',
         '"parallelism": 1,',
         "all ranks but one wait for ever",
@@ -207,7 +207,7 @@ DECIDING = (
     ),
     Mutant(
         "kubernetes-restarts-pods",
-        "reconcile/job.py",
+        "reconcile/objects/child_job.py",
         '"backoffLimit": 0,',
         '"backoffLimit": 6,',
         "single ranks come back into a gang that is lost",

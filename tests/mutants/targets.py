@@ -46,9 +46,9 @@ TARGETS = (
     Target(
         "core",
         (
-            "torchrun_controller/reconcile/attempts/fence.py",
-            "torchrun_controller/reconcile/attempts/gang.py",
-            "torchrun_controller/reconcile/attempts/gate.py",
+            "torchrun_controller/reconcile/gang/fence.py",
+            "torchrun_controller/reconcile/gang/gang.py",
+            "torchrun_controller/reconcile/gang/gate.py",
             "torchrun_controller/reconcile/admission/*.py",
         ),
         ("tests/unit/reconcile/**/test_*.py",),

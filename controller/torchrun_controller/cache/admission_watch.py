@@ -25,9 +25,9 @@ from torchrun_controller.reconcile.admission.orphans import foreign_charge, of_o
 from torchrun_controller.reconcile.admission.standing import stand
 from torchrun_controller.reconcile.admission.state import Request, State
 from torchrun_controller.reconcile.admission.told import Said, said_of
-from torchrun_controller.reconcile.attempts import admitted
-from torchrun_controller.reconcile.placement.nodes import LOST_AFTER, ready_condition
-from torchrun_controller.reconcile.workers import alive
+from torchrun_controller.reconcile.pods.lifecycle import alive
+from torchrun_controller.reconcile.pods.nodes import LOST_AFTER, ready_condition
+from torchrun_controller.reconcile.spec import admission_status
 from torchrun_controller.workqueue import WorkQueue
 
 T = TypeVar("T")
@@ -173,7 +173,7 @@ class AdmissionWatch:
         """Its own account, which follows a decision, asks for none."""
         meta = change.object.metadata
         key = meta.namespace, meta.name
-        if change.new is not None and admitted.takes_part(change.new.spec):
+        if change.new is not None and admission_status.takes_part(change.new.spec):
             self._taking_part.add(key)
         else:
             self._taking_part.discard(key)

@@ -28,8 +28,8 @@ from torchrun_controller.cache.informer import Informer, Observer
 from torchrun_controller.cache.store import Change, Store
 from torchrun_controller.client import Transport
 from torchrun_controller.clock import SYSTEM, Clock
-from torchrun_controller.reconcile.observed import Group
-from torchrun_controller.reconcile.schedulers.installed import Installed
+from torchrun_controller.reconcile.model.installed import Installed
+from torchrun_controller.reconcile.model.observed import Group
 
 OWNER_INDEX = "owner"
 

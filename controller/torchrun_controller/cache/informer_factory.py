@@ -56,10 +56,10 @@ from torchrun_controller.client import Transport
 from torchrun_controller.client.discovery import Discovery
 from torchrun_controller.client.errors import refusal
 from torchrun_controller.clock import SYSTEM, Clock
-from torchrun_controller.reconcile.observed import Observed
-from torchrun_controller.reconcile.phases import TERMINAL
-from torchrun_controller.reconcile.schedulers.installed import Installed
-from torchrun_controller.reconcile.workers import alive
+from torchrun_controller.reconcile.model.installed import Installed
+from torchrun_controller.reconcile.model.observed import Observed
+from torchrun_controller.reconcile.model.phases import TERMINAL
+from torchrun_controller.reconcile.pods.lifecycle import alive
 from torchrun_controller.watch import CLIENT_GO
 from torchrun_controller.workqueue import INITIAL, WorkQueue
 

@@ -17,7 +17,7 @@ from torchrun_controller.cache.observe import Key
 from torchrun_controller.cache.store import Change, Store
 from torchrun_controller.client import Transport
 from torchrun_controller.clock import SYSTEM, Clock
-from torchrun_controller.reconcile.placement import nodes
+from torchrun_controller.reconcile.pods import nodes
 from torchrun_controller.workqueue import INITIAL, WorkQueue
 
 # Beyond this silence (a watch that is dead is noticed after 90 s) what the cache says of nodes is

@@ -15,9 +15,9 @@ from torchrun_api.meta import ChildMeta
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.cache.progress_reports import Reports
 from torchrun_controller.cache.store import Change, Store
-from torchrun_controller.reconcile.observed import Base, Conflict, Group, Observed, Rejection
-from torchrun_controller.reconcile.schedulers.installed import Installed
-from torchrun_controller.reconcile.workers import alive, collected
+from torchrun_controller.reconcile.model.installed import Installed
+from torchrun_controller.reconcile.model.observed import Base, Conflict, Group, Observed, Rejection
+from torchrun_controller.reconcile.pods.lifecycle import alive, collected
 
 Key: TypeAlias = tuple[str, str]
 """Namespace and name of a job or a queue: what the work queues hold."""

@@ -24,9 +24,9 @@ from torchrun_controller.cache.informer_factory import Reader
 from torchrun_controller.cache.observe import QUEUE_INDEX, Key, index_key
 from torchrun_controller.cache.store import Change, Store
 from torchrun_controller.client import Transport
+from torchrun_controller.reconcile.model.installed import Installed
 from torchrun_controller.reconcile.queues import ObservedQueue, jobs
 from torchrun_controller.reconcile.queues.observed import Extra
-from torchrun_controller.reconcile.schedulers.installed import Installed
 from torchrun_controller.workqueue import INITIAL, WorkQueue
 
 OWNER_INDEX = "owner"

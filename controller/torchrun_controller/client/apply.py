@@ -27,8 +27,8 @@ from torchrun_controller.client.responses import (
     read_holder,
     read_object,
 )
-from torchrun_controller.reconcile.observed import Conflict, Rejection
-from torchrun_controller.reconcile.plan import Apply, Delete
+from torchrun_controller.reconcile.model.observed import Conflict, Rejection
+from torchrun_controller.reconcile.model.plan import Apply, Delete
 
 FIELD_MANAGER = "torchrun-controller"
 STATUS_FIELD_MANAGER = "torchrun-controller-status"

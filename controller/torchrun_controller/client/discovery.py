@@ -16,7 +16,7 @@ import structlog
 from torchrun_api.kinds import KAI_TOPOLOGIES
 from torchrun_api.meta import Wire
 from torchrun_controller.client import ApiError, Disconnected, Transport
-from torchrun_controller.reconcile.schedulers.installed import GROUPS, Installed
+from torchrun_controller.reconcile.model.installed import GROUPS, Installed
 
 INTERVAL = 10.0  # seconds between two looks
 # v2 since Kubernetes 1.30, v2beta1 since 1.26.

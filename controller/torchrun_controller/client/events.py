@@ -24,7 +24,7 @@ from torchrun_api.json import JsonObject
 from torchrun_api.kinds import UserObject, kind_of
 from torchrun_controller.client import ApiError, Disconnected
 from torchrun_controller.client.apply import Gate, Requests
-from torchrun_controller.reconcile.plan import Event
+from torchrun_controller.reconcile.model.plan import Event
 
 REPORTING_CONTROLLER = "torchrun.ai/controller"
 MERGE_PATCH = "application/merge-patch+json"

@@ -24,9 +24,9 @@ from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile.admission import accounts
 from torchrun_controller.reconcile.admission.state import Decisions, Preempt, QueueSummary, State
 from torchrun_controller.reconcile.admission.told import Stage, Verdicts, Word
-from torchrun_controller.reconcile.attempts.admitted import charged
-from torchrun_controller.reconcile.conditions import ADMITTED
-from torchrun_controller.reconcile.plan import Event
+from torchrun_controller.reconcile.model.conditions import ADMITTED
+from torchrun_controller.reconcile.model.plan import Event
+from torchrun_controller.reconcile.spec.admission_status import charged
 
 FIELD_MANAGER = "torchrun-controller-admission"
 

@@ -13,7 +13,7 @@ from torchrun_api.json import JsonObject
 from torchrun_api.kinds import JOBS
 from torchrun_api.names import ATTEMPT_LABEL
 from torchrun_api.status import Attempt, TorchrunJobStatus
-from torchrun_controller.reconcile.plan import Apply
+from torchrun_controller.reconcile.model.plan import Apply
 
 
 class Line(Struct, frozen=True):

@@ -25,9 +25,9 @@ from torchrun_controller.controllers.refusals import Refusals, is_refusal
 from torchrun_controller.controllers.status_throttle import STATUS_INTERVAL, StatusPace
 from torchrun_controller.controllers.writes import ObjectWriter, Writes
 from torchrun_controller.metrics.registry import Metrics
-from torchrun_controller.reconcile.observed import Observed
-from torchrun_controller.reconcile.plan import Apply, Delete, Event, Plan
-from torchrun_controller.reconcile.refusals import Identity, identity
+from torchrun_controller.reconcile.job.refusals import Identity, identity
+from torchrun_controller.reconcile.model.observed import Observed
+from torchrun_controller.reconcile.model.plan import Apply, Delete, Event, Plan
 
 # Rounds of deciding and writing in one attempt: each but the last was refused something else.
 MOST_ROUNDS = 8

@@ -16,9 +16,9 @@ from typing import Any, Protocol
 from torchrun_api import names
 from torchrun_api.kinds import CLAIMS, JOBS, PODS, TORCHRUN_JOBS, Kind
 from torchrun_controller.client.apply import Found, SupersededError
-from torchrun_controller.reconcile.observed import Observed
-from torchrun_controller.reconcile.plan import Plan
-from torchrun_controller.reconcile.workers import alive, attempt_of
+from torchrun_controller.reconcile.model.observed import Observed
+from torchrun_controller.reconcile.model.plan import Plan
+from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of
 
 
 class Finder(Protocol):

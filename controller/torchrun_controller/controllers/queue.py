@@ -27,7 +27,7 @@ from torchrun_controller.client.apply import (
 from torchrun_controller.controllers.controller import Done, Outcome, RequeueAfter, named
 from torchrun_controller.controllers.status_throttle import StatusPace
 from torchrun_controller.controllers.writes import BEHIND_RETRY, ObjectWriter, Writes
-from torchrun_controller.reconcile.plan import Apply, Event
+from torchrun_controller.reconcile.model.plan import Apply, Event
 from torchrun_controller.reconcile.queues import ObservedQueue, QueuePlan, Verdict
 
 REFUSED_RETRY = 60.0  # seconds until a write or a trial that was refused is tried again

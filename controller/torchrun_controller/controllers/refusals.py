@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from torchrun_controller.client import ApiError
 from torchrun_controller.client.apply import NameConflictError, RejectedError
 from torchrun_controller.controllers.controller import FORBIDDEN_RETRY
-from torchrun_controller.reconcile.observed import Conflict, Observed, Rejection
-from torchrun_controller.reconcile.plan import Apply, Delete
-from torchrun_controller.reconcile.refusals import Identity, identity
+from torchrun_controller.reconcile.job.refusals import Identity, identity
+from torchrun_controller.reconcile.model.observed import Conflict, Observed, Rejection
+from torchrun_controller.reconcile.model.plan import Apply, Delete
 
 CONFLICT_RETRY = 30.0  # seconds until a name that somebody else holds is tried again
 # Seconds until an object that the API server calls invalid is tried again although nothing of it

@@ -11,7 +11,7 @@ from torchrun_controller.client.apply import Written
 from torchrun_controller.controllers import audit_log
 from torchrun_controller.controllers.controller import Behind
 from torchrun_controller.metrics.registry import Metrics
-from torchrun_controller.reconcile.plan import Apply, Delete
+from torchrun_controller.reconcile.model.plan import Apply, Delete
 
 # A cache that reaches our writes wakes the key itself; this is for the case that it never does.
 BEHIND_RETRY = 1.0

@@ -12,11 +12,11 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from torchrun_api.job import TorchrunJob
 from torchrun_api.status import Attempt, TorchrunJobStatus
 from torchrun_controller.metrics.labels import OTHERS, QueueLabels, Reasons
-from torchrun_controller.reconcile.attempts.gang import RESIZES
-from torchrun_controller.reconcile.attempts.restarts import NO_FAILURES
-from torchrun_controller.reconcile.observed import Observed
-from torchrun_controller.reconcile.phases import PHASES, TERMINAL
-from torchrun_controller.reconcile.workspace.made import verdict
+from torchrun_controller.reconcile.gang.gang import RESIZES
+from torchrun_controller.reconcile.gang.restarts import NO_FAILURES
+from torchrun_controller.reconcile.model.observed import Observed
+from torchrun_controller.reconcile.model.phases import PHASES, TERMINAL
+from torchrun_controller.reconcile.workspace.sync_results import verdict
 
 # Seconds. An upload, a gang's start: seconds to half an hour. A phase: up to days.
 SLOW = (0.5, 1, 2, 3, 5, 7.5, 10, 15, 20, 30, 45, 60, 120, 300, 600, 1800)

@@ -23,8 +23,8 @@ from torchrun_controller.cache.store import Change
 from torchrun_controller.metrics.changes import phase_since
 from torchrun_controller.metrics.labels import OTHERS, QueueLabels, Reasons
 from torchrun_controller.reconcile.admission.state import QueueSummary
-from torchrun_controller.reconcile.phases import TERMINAL
-from torchrun_controller.reconcile.placement.nodes import ready_condition
+from torchrun_controller.reconcile.model.phases import TERMINAL
+from torchrun_controller.reconcile.pods.nodes import ready_condition
 
 MOST_WAITS = 300  # series of a queue and a reason
 WAITING: tuple[Phase, ...] = ("Pending", "Syncing", "Queued", "Preempted")

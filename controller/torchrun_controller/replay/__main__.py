@@ -12,7 +12,7 @@ from pathlib import Path
 from torchrun_controller import logs
 from torchrun_controller.cache.observe import Key
 from torchrun_controller.client import ConfigError
-from torchrun_controller.reconcile.observed import Defaults
+from torchrun_controller.reconcile.model.observed import Defaults
 from torchrun_controller.replay import __doc__ as description
 from torchrun_controller.replay.play import Player
 from torchrun_controller.replay.record import record

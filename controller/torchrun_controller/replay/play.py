@@ -21,8 +21,8 @@ from torchrun_controller.cache.observe import Key
 from torchrun_controller.client import ApiError, Response, Transport
 from torchrun_controller.clock import Clock
 from torchrun_controller.reconcile import reconcile
-from torchrun_controller.reconcile.observed import Defaults
-from torchrun_controller.reconcile.plan import Plan
+from torchrun_controller.reconcile.model.observed import Defaults
+from torchrun_controller.reconcile.model.plan import Plan
 from torchrun_controller.replay.tape import Line, source_of
 from torchrun_controller.watch import Synced, Watcher
 from torchrun_controller.watch.codec import identity_of

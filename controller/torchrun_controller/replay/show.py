@@ -8,7 +8,7 @@ from typing import Any, TextIO
 from msgspec import to_builtins
 
 from torchrun_controller.cache.observe import Key
-from torchrun_controller.reconcile.plan import Delete, Plan
+from torchrun_controller.reconcile.model.plan import Delete, Plan
 from torchrun_controller.replay.play import Decision
 
 _CONTEXT = 2  # lines around a difference

@@ -15,7 +15,7 @@ from torchrun_controller.cache.admission_watch import ADMISSION, COALESCE, Admis
 from torchrun_controller.cache.informer_factory import Answers, Reader
 from torchrun_controller.clock import Clock
 from torchrun_controller.metrics.registry import Metrics
-from torchrun_controller.reconcile.gang_requests import GangRequests, encode_charge
+from torchrun_controller.reconcile.spec.requests import GangRequests, encode_charge
 from torchrun_controller.workqueue import WorkQueue
 
 GPU = "nvidia.com/gpu"

@@ -14,7 +14,7 @@ from torchrun_api.core import Job, SchedulingGroup
 from torchrun_controller.cache.group_watch import GroupWatch, kinds_of
 from torchrun_controller.cache.informer import Unobserved
 from torchrun_controller.cache.store import Change
-from torchrun_controller.reconcile.schedulers.installed import Installed
+from torchrun_controller.reconcile.model.installed import Installed
 from unit.cache.test_informer_factory import World
 
 

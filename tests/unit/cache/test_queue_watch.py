@@ -14,7 +14,7 @@ from torchrun_api.kinds import KAI_QUEUES
 from torchrun_controller.cache.informer_factory import Answers, Reader
 from torchrun_controller.cache.queue_watch import QueueWatch
 from torchrun_controller.metrics.registry import Metrics
-from torchrun_controller.reconcile.schedulers.installed import Installed
+from torchrun_controller.reconcile.model.installed import Installed
 from torchrun_controller.workqueue import WorkQueue
 from world import START
 

@@ -22,7 +22,7 @@ from torchrun_controller.client.apply import (
     SupersededError,
     UnavailableError,
 )
-from torchrun_controller.reconcile.plan import Apply, Delete
+from torchrun_controller.reconcile.model.plan import Apply, Delete
 
 JOB = TorchrunJob(
     metadata=ObjectMeta(name="run", namespace="team", uid="job-uid", resource_version="41")

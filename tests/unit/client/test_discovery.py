@@ -12,7 +12,7 @@ from torchrun_api.json import JsonObject, JsonValue
 from torchrun_api.kinds import PODS, Kind
 from torchrun_controller.client import Response, Transport
 from torchrun_controller.client.discovery import Discovery
-from torchrun_controller.reconcile.schedulers.installed import Installed
+from torchrun_controller.reconcile.model.installed import Installed
 
 VOLCANO = ("scheduling.volcano.sh/v1beta1", "podgroups")
 

@@ -11,7 +11,7 @@ from torchrun_api.job import TorchrunJob
 from torchrun_api.meta import ObjectMeta
 from torchrun_controller.client import ApiError, Disconnected, Response, events
 from torchrun_controller.client.events import EventRecorder
-from torchrun_controller.reconcile.plan import Event
+from torchrun_controller.reconcile.model.plan import Event
 from virtual_time import in_virtual_time
 
 START = datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC)

@@ -17,8 +17,8 @@ from torchrun_controller.controllers.controller import Worker
 from torchrun_controller.controllers.job import JobReconciler
 from torchrun_controller.controllers.writes import Writes
 from torchrun_controller.metrics.registry import Metrics
-from torchrun_controller.reconcile.observed import Observed
-from torchrun_controller.reconcile.plan import Apply, Delete, Event, Plan
+from torchrun_controller.reconcile.model.observed import Observed
+from torchrun_controller.reconcile.model.plan import Apply, Delete, Event, Plan
 from torchrun_controller.workqueue import AsyncWorkQueue
 
 KEY = ("team", "run")

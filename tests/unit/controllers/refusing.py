@@ -16,8 +16,8 @@ from torchrun_controller.controllers.job import JobReconciler
 from torchrun_controller.controllers.writes import Writes
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile import reconcile
-from torchrun_controller.reconcile.observed import Rejection
-from torchrun_controller.reconcile.plan import Apply, Delete, Event
+from torchrun_controller.reconcile.model.observed import Rejection
+from torchrun_controller.reconcile.model.plan import Apply, Delete, Event
 from world import DEFAULTS, World
 
 KEY = ("ml", "train")

@@ -40,7 +40,7 @@ from torchrun_controller.reconcile.admission.state import (
     Turn,
     Wait,
 )
-from torchrun_controller.reconcile.plan import Event
+from torchrun_controller.reconcile.model.plan import Event
 
 KEY = "all queues"
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)

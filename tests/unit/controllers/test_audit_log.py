@@ -10,7 +10,7 @@ from torchrun_api.names import ATTEMPT_LABEL
 from torchrun_api.status import Attempt, Progress, TorchrunJobStatus, WorkersStatus
 from torchrun_controller.client.apply import SupersededError
 from torchrun_controller.controllers import audit_log
-from torchrun_controller.reconcile.plan import Apply, Delete, Plan
+from torchrun_controller.reconcile.model.plan import Apply, Delete, Plan
 from unit.controllers.neighbours import KEY, World, observed
 
 SERVICE = Apply(SERVICES, {"metadata": {"name": "run", "namespace": "team"}})

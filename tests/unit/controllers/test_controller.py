@@ -28,8 +28,8 @@ from torchrun_controller.controllers.controller import (
     Worker,
 )
 from torchrun_controller.controllers.refusals import CONFLICT_RETRY, REJECTED_RETRY
-from torchrun_controller.reconcile.observed import Conflict, Observed, Rejection
-from torchrun_controller.reconcile.plan import Apply, Delete, Event, Plan
+from torchrun_controller.reconcile.model.observed import Conflict, Observed, Rejection
+from torchrun_controller.reconcile.model.plan import Apply, Delete, Event, Plan
 from torchrun_controller.workqueue import AsyncWorkQueue
 from unit.controllers.neighbours import KEY, NOW, World, observed, status
 

@@ -11,7 +11,7 @@ from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.client.apply import Found, SupersededError
 from torchrun_controller.controllers import live_reads
 from torchrun_controller.reconcile import Observed, Plan
-from torchrun_controller.reconcile.plan import Apply
+from torchrun_controller.reconcile.model.plan import Apply
 from world import make_job
 
 OWN = Found("uid-train", "", is_ending=False)

@@ -23,8 +23,8 @@ from torchrun_controller.controllers.controller import Behind, Done, RequeueAfte
 from torchrun_controller.controllers.queue import REFUSED_RETRY, QueueReconciler
 from torchrun_controller.controllers.writes import Writes
 from torchrun_controller.metrics.registry import Metrics
-from torchrun_controller.reconcile.observed import Conflict, Rejection
-from torchrun_controller.reconcile.plan import Apply, Delete, Event
+from torchrun_controller.reconcile.model.observed import Conflict, Rejection
+from torchrun_controller.reconcile.model.plan import Apply, Delete, Event
 from torchrun_controller.reconcile.queues import ObservedQueue, QueuePlan, Verdict
 from unit.controllers.neighbours import NOW, Cache
 

@@ -7,8 +7,8 @@ from torchrun_controller.client.apply import NameConflictError, Written
 from torchrun_controller.controllers.controller import FORBIDDEN_RETRY, RequeueAfter
 from torchrun_controller.controllers.job import MOST_ROUNDS
 from torchrun_controller.controllers.status_throttle import STATUS_INTERVAL
-from torchrun_controller.reconcile.observed import Conflict
-from torchrun_controller.reconcile.plan import Apply
+from torchrun_controller.reconcile.model.observed import Conflict
+from torchrun_controller.reconcile.model.plan import Apply
 from unit.controllers.refusing import Cluster
 from world import START, World, make_job, make_queue
 

@@ -16,7 +16,7 @@ from torchrun_api.core import Job
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import JOBS
 from torchrun_api.status import TorchrunJobStatus
-from torchrun_controller.reconcile.attempts import gang
+from torchrun_controller.reconcile.gang import gang
 from unit.reconcile.attempts.test_restarts import fail, running
 from world import ZIP, World, make_job, make_queue
 

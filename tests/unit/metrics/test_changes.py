@@ -11,7 +11,7 @@ from torchrun_api.status import Attempt, Phase
 from torchrun_api.workspace import WorkspaceVolume
 from torchrun_controller.metrics.changes import phase_since
 from torchrun_controller.metrics.registry import Metrics
-from torchrun_controller.reconcile.observed import Observed
+from torchrun_controller.reconcile.model.observed import Observed
 
 
 class World:

@@ -18,7 +18,7 @@ from torchrun_controller.metrics.each_job import MOST_JOBS, EachJob
 from torchrun_controller.metrics.jobs import MOST_WAITS, PRESENT
 from torchrun_controller.metrics.labels import MOST_QUEUES
 from torchrun_controller.reconcile.admission.state import Amounts, QueueSummary, Turn
-from torchrun_controller.reconcile.observed import Observed
+from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.workqueue import WorkQueue
 
 JOBS = 10_000

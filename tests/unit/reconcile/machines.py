@@ -15,7 +15,7 @@ from torchrun_api import names
 from torchrun_api.core import Pod
 from torchrun_api.kinds import JOBS, PODS
 from torchrun_api.meta import ChildAnnotations, Condition
-from torchrun_controller.reconcile.workers import alive
+from torchrun_controller.reconcile.pods.lifecycle import alive
 from torchrun_runtime.launch.gate import workers_in
 from world import World
 

@@ -10,7 +10,7 @@ from torchrun_api.core import Job, Pod
 from torchrun_api.job import Head, JobNodeResources
 from torchrun_api.kinds import JOBS, PODS
 from torchrun_api.shared import PodTemplate
-from torchrun_controller.reconcile.gang_requests import Charge
+from torchrun_controller.reconcile.spec.requests import Charge
 from world import ZIP, World, make_job, make_queue
 
 

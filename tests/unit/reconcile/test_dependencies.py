@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from torchrun_api.admission import Dependency
 from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import JOBS, PODS
-from torchrun_controller.reconcile.observed import Conflict, Observed
+from torchrun_controller.reconcile.model.observed import Conflict, Observed
 from world import START, ZIP, World, make_job, make_queue
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from torchrun_controller.reconcile.phases import PHASES, ROWS, TERMINAL, Finding
+from torchrun_controller.reconcile.model.phases import PHASES, ROWS, TERMINAL, Finding
 
 PAGE = Path(__file__).parents[3] / "docs" / "phases.md"
 
@@ -13,7 +13,7 @@ def page() -> str:
     lines = [
         "# Phases",
         "",
-        "Generated from the transition table in `reconcile/phases.py`.",
+        "Generated from the transition table in `reconcile/model/phases.py`.",
         "",
         "A phase sums up what is found; it depends on what is there now and not on the way there. So",
         "every phase that is not terminal leads to every phase below whose finding holds. Terminal",

@@ -7,10 +7,10 @@ from hypothesis.stateful import initialize, invariant, precondition
 
 from profiles import examples
 from torchrun_api import names
-from torchrun_controller.reconcile import roles
-from torchrun_controller.reconcile.attempts import gang
-from torchrun_controller.reconcile.phases import TERMINAL
-from torchrun_controller.reconcile.workers import alive
+from torchrun_controller.reconcile.gang import gang
+from torchrun_controller.reconcile.model.phases import TERMINAL
+from torchrun_controller.reconcile.pods import roles
+from torchrun_controller.reconcile.pods.lifecycle import alive
 from unit.reconcile.test_invariants import Histories, happens
 from world import ZIP, make_job
 

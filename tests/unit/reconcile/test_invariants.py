@@ -12,11 +12,11 @@ from profiles import examples
 from torchrun_api.kinds import JOBS, PODS
 from torchrun_api.meta import Condition
 from torchrun_api.status import Attempt
-from torchrun_controller.reconcile import roles
-from torchrun_controller.reconcile.attempts import gang
-from torchrun_controller.reconcile.attempts.restarts import NO_FAILURES
-from torchrun_controller.reconcile.phases import TERMINAL
-from torchrun_controller.reconcile.workers import alive
+from torchrun_controller.reconcile.gang import gang
+from torchrun_controller.reconcile.gang.restarts import NO_FAILURES
+from torchrun_controller.reconcile.model.phases import TERMINAL
+from torchrun_controller.reconcile.pods import roles
+from torchrun_controller.reconcile.pods.lifecycle import alive
 from torchrun_controller.reconcile.workspace import delivery
 from world import ZIP, World, make_job, make_queue
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchrun_controller.reconcile.merge import merge
+from torchrun_controller.reconcile.spec.merge import merge
 
 NAMES = st.sampled_from(["a", "b", "c"])
 CONTAINERS = st.lists(

@@ -2,7 +2,13 @@
 
 import pytest
 
-from torchrun_controller.reconcile.phases import PHASES, TERMINAL, TRANSITIONS, Finding, transition
+from torchrun_controller.reconcile.model.phases import (
+    PHASES,
+    TERMINAL,
+    TRANSITIONS,
+    Finding,
+    transition,
+)
 
 
 @pytest.mark.parametrize("finding", Finding)

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchrun_controller.reconcile.invalid import InvalidSpecError
-from torchrun_controller.reconcile.job import worker_template
-from torchrun_controller.reconcile.policy import policy_of
-from torchrun_controller.reconcile.run import resolve
+from torchrun_controller.reconcile.objects.child_job import worker_template
+from torchrun_controller.reconcile.spec.errors import InvalidSpecError
+from torchrun_controller.reconcile.spec.reliability import policy_of
+from torchrun_controller.reconcile.spec.resolve import resolve
 from world import DEFAULTS, World, make_job, make_queue
 
 GRACE = "terminationGracePeriodSeconds"

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from torchrun_controller.reconcile.policy import policy_of
+from torchrun_controller.reconcile.spec.reliability import policy_of
 from world import World, make_job, make_queue
 
 

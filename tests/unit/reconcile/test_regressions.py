@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from torchrun_api.kinds import JOBS, PODS, TORCHRUN_JOBS
 from torchrun_controller.reconcile import Conflict
-from torchrun_controller.reconcile.phases import ROWS
-from torchrun_controller.reconcile.run import resolve
+from torchrun_controller.reconcile.model.phases import ROWS
+from torchrun_controller.reconcile.spec.resolve import resolve
 from world import World, make_job, make_queue
 
 CRD = Path(__file__).parents[3] / "manifests" / "crd" / "torchrunjobs.torchrun.ai.yaml"

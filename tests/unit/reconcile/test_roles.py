@@ -6,9 +6,10 @@ from msgspec.structs import replace
 from torchrun_api import names
 from torchrun_api.kinds import JOBS, PODS
 from torchrun_api.meta import Condition
-from torchrun_controller.reconcile import Conflict, roles
-from torchrun_controller.reconcile.attempts import fence, gang
-from torchrun_controller.reconcile.workers import index_of
+from torchrun_controller.reconcile import Conflict
+from torchrun_controller.reconcile.gang import fence, gang
+from torchrun_controller.reconcile.pods import roles
+from torchrun_controller.reconcile.pods.lifecycle import index_of
 from world import World, make_job, make_queue
 
 HEAD = {"nodeResources": {"gpus": 0, "cpus": 2, "memory": "8Gi"}}

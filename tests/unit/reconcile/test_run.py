@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchrun_controller.reconcile.invalid import InvalidSpecError
-from torchrun_controller.reconcile.run import resolve
+from torchrun_controller.reconcile.spec.errors import InvalidSpecError
+from torchrun_controller.reconcile.spec.resolve import resolve
 from world import make_job, make_queue
 
 

@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from torchrun_controller.reconcile.invalid import InvalidSpecError
-from torchrun_controller.reconcile.job import worker_template
-from torchrun_controller.reconcile.run import resolve
+from torchrun_controller.reconcile.objects.child_job import worker_template
+from torchrun_controller.reconcile.spec.errors import InvalidSpecError
+from torchrun_controller.reconcile.spec.resolve import resolve
 from world import DEFAULTS, World, make_job, make_queue
 
 

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from torchrun_api.kinds import CLAIMS
-from torchrun_controller.reconcile.times import seconds_left
+from torchrun_controller.reconcile.model.times import seconds_left
 from world import START, ZIP, World, make_job, make_queue
 
 

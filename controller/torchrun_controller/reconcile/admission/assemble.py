@@ -14,8 +14,8 @@ from torchrun_controller.reconcile.admission import machines
 from torchrun_controller.reconcile.admission.accounts import queue_of
 from torchrun_controller.reconcile.admission.standing import Standing
 from torchrun_controller.reconcile.admission.state import Request, State
-from torchrun_controller.reconcile.attempts.admitted import takes_part
-from torchrun_controller.reconcile.times import seconds_run
+from torchrun_controller.reconcile.model.times import seconds_run
+from torchrun_controller.reconcile.spec.admission_status import takes_part
 
 
 class Entry(Struct, frozen=True):

@@ -13,7 +13,7 @@ from torchrun_api import core
 from torchrun_api.json import JsonObject
 from torchrun_api.quantity import QuantityError, parse
 from torchrun_controller.reconcile.admission.state import Node
-from torchrun_controller.reconcile.placement.nodes import ready_condition
+from torchrun_controller.reconcile.pods.nodes import ready_condition
 
 # Kubernetes' own taints say that the node takes nobody (kubernetes.io, "Taints and Tolerations").
 LIFECYCLE = "node.kubernetes.io/"

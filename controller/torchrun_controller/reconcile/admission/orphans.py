@@ -8,10 +8,10 @@ from collections.abc import Iterable
 
 from torchrun_api.core import Job, Pod
 from torchrun_api.meta import ChildMeta
-from torchrun_controller.reconcile import words
 from torchrun_controller.reconcile.admission.standing import LONG_AGO, running
 from torchrun_controller.reconcile.admission.state import Request
-from torchrun_controller.reconcile.gang_requests import Charge, admitted_requests
+from torchrun_controller.reconcile.model import decode
+from torchrun_controller.reconcile.spec.requests import Charge, admitted_requests
 
 
 def of_other_jobs(
@@ -43,7 +43,7 @@ def foreign_charge(uid: str, meta: ChildMeta) -> Charge | None:
     """What an object is charged with for another job than this one."""
     if not meta.annotations.charge:
         return None
-    charge = words.read(meta.annotations.charge, Charge)
+    charge = decode.read(meta.annotations.charge, Charge)
     return None if charge is None or charge.job in ("", uid) else charge
 
 

@@ -17,20 +17,16 @@ from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
 from torchrun_api.quantity import QuantityError
 from torchrun_api.queue import TorchrunQueue
-from torchrun_controller.reconcile import roles
 from torchrun_controller.reconcile.admission.state import Request
-from torchrun_controller.reconcile.attempts import admitted
-from torchrun_controller.reconcile.gang_requests import (
-    GangRequests,
-    pod_shortfall,
-    requests_of,
-)
-from torchrun_controller.reconcile.invalid import InvalidSpecError
-from torchrun_controller.reconcile.phases import TERMINAL
-from torchrun_controller.reconcile.placement.scheduling import scheduling_of
-from torchrun_controller.reconcile.policy import policy_of
-from torchrun_controller.reconcile.size import size_of
-from torchrun_controller.reconcile.workers import alive, attempt_of
+from torchrun_controller.reconcile.model.phases import TERMINAL
+from torchrun_controller.reconcile.pods import roles
+from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of
+from torchrun_controller.reconcile.spec import admission_status
+from torchrun_controller.reconcile.spec.errors import InvalidSpecError
+from torchrun_controller.reconcile.spec.reliability import policy_of
+from torchrun_controller.reconcile.spec.requests import GangRequests, pod_shortfall, requests_of
+from torchrun_controller.reconcile.spec.scheduling import scheduling_of
+from torchrun_controller.reconcile.spec.size import size_of
 
 LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -74,9 +70,9 @@ def stand(
 ) -> Standing:
     """`child_jobs` and `pods` are the job's own; pods on `lost` nodes are not waited for."""
     present = running(child_jobs, pods, lost)
-    charged = admitted.charged(job)
+    charged = admission_status.charged(job)
     # An admission outlives the absence of its queue, so that it is not gained twice.
-    takes_part = admitted.takes_part(queue.spec) if queue is not None else charged > 0
+    takes_part = admission_status.takes_part(queue.spec) if queue is not None else charged > 0
     if not takes_part:
         held = present.nodes
     elif charged and _has_given_way(job, present):
@@ -132,8 +128,12 @@ def _is_over(job: TorchrunJob, present: Gang) -> bool:
 def _charge(job: TorchrunJob, present: Gang) -> int:
     """What it is charged with, less what it does not use once reconcile has left it."""
     admission = job.status.admission
-    if admission is None or not admitted.gives_back(job) or not admitted.has_given_back(job):
-        return admitted.charged(job)
+    if (
+        admission is None
+        or not admission_status.gives_back(job)
+        or not admission_status.has_given_back(job)
+    ):
+        return admission_status.charged(job)
     return max(admission.limit, present.nodes)
 
 
@@ -143,17 +143,17 @@ def _uses(job: TorchrunJob, held: int, present: Gang) -> int | None:
     Not while an older gang of its ends, and not before reconcile has forgotten the last time.
     """
     shrunk = job.spec.elastic is not None and 0 < present.made == present.nodes < held
-    told = admitted.has_given_back(job) and not admitted.gives_back(job)
+    told = admission_status.has_given_back(job) and not admission_status.gives_back(job)
     return present.made if shrunk and not told else None
 
 
 def _has_given_way(job: TorchrunJob, present: Gang) -> bool:
-    withdrawn = admitted.withdrawn(job)
+    withdrawn = admission_status.withdrawn(job)
     return bool(withdrawn) and job.status.reason == withdrawn and not present.nodes
 
 
 def _waits(job: TorchrunJob) -> bool:
-    asks = job.status.reason == admitted.WAITING and job.metadata.deletion_timestamp is None
+    asks = job.status.reason == admission_status.WAITING and job.metadata.deletion_timestamp is None
     return asks and not job.spec.suspend
 
 
@@ -161,7 +161,7 @@ def _standing(
     job: TorchrunJob, queue: TorchrunQueue | None, present: Gang, held: int, *, takes_part: bool
 ) -> Standing:
     """Of a job that waits (`held` is 0) or holds so much."""
-    asked, granted = _asked_of(job, queue), admitted.granted_to(job)
+    asked, granted = _asked_of(job, queue), admission_status.granted_to(job)
     # The charge is what was admitted, whatever the spec says by now.
     pods = granted or asked or _known_of(job)
     head = pods.head
@@ -202,13 +202,13 @@ def _outdated(
     job: TorchrunJob, queue: TorchrunQueue | None, asked: GangRequests | None, present: Gang
 ) -> str:
     """What the next gang lacks, once reconcile has said that it waits for just that."""
-    waits = job.status.reason in (admitted.WAITING, admitted.OUTDATED)
+    waits = job.status.reason in (admission_status.WAITING, admission_status.OUTDATED)
     told = job.status.observed_generation == job.metadata.generation
     if queue is None or asked is None or present.nodes or not (waits and told):
         return ""
-    if admitted.granted_to(job) is None:
+    if admission_status.granted_to(job) is None:
         return ""
-    return admitted.outdated(job, queue.metadata.name, asked)
+    return admission_status.outdated(job, queue.metadata.name, asked)
 
 
 def _nodes_asked(job: TorchrunJob, asked: GangRequests | None, held: int, present: Gang) -> int:
@@ -218,7 +218,7 @@ def _nodes_asked(job: TorchrunJob, asked: GangRequests | None, held: int, presen
     """
     if asked is None or job.metadata.deletion_timestamp is not None:
         return held
-    granted = admitted.granted_to(job)
+    granted = admission_status.granted_to(job)
     if granted is not None and pod_shortfall(asked, granted):
         return held
     if not held or asked.nodes == held:

@@ -25,10 +25,9 @@ from torchrun_controller.reconcile.admission.state import (
     Request,
     Wait,
 )
-from torchrun_controller.reconcile.attempts import admitted
-from torchrun_controller.reconcile.conditions import ADMITTED, Claimed, update
-from torchrun_controller.reconcile.gang_requests import GangRequests, admission_of
-from torchrun_controller.reconcile.workers import Why
+from torchrun_controller.reconcile.model.conditions import ADMITTED, Claimed, Why, update
+from torchrun_controller.reconcile.spec import admission_status
+from torchrun_controller.reconcile.spec.requests import GangRequests, admission_of
 
 # The first of each queue are told their place exactly, as it changes. Of those further behind the
 # place may be out by a quarter: each is written a few times on its way, not at each admission.
@@ -127,10 +126,10 @@ def _say(
     since = now if request.admitted == 0 else charge.time
     charge = replace(_recorded(charge, request), nodes=held, time=since, nominated=False)
     if preempt is not None:
-        why = Why(admitted.PREEMPTED, preempt.message)
+        why = Why(admission_status.PREEMPTED, preempt.message)
         charge = replace(charge, preempted_for=preempt.for_uid)
         return Said(claim=Claimed(ADMITTED, "False", why), admission=charge)
-    if admitted.preempted(job):
+    if admission_status.preempted(job):
         return Said(claim=before.claim, admission=charge)
     if standing.outdated and admit is None:
         return Said(claim=Claimed(ADMITTED, "False", _why_outdated(standing)), admission=charge)
@@ -168,7 +167,7 @@ def _recorded(charge: Admission, request: Request) -> Admission:
 
 def _why_outdated(standing: Standing) -> Why:
     message = f"{standing.outdated}; gives back what it was admitted for, and is admitted again"
-    return Why(admitted.OUTDATED, message)
+    return Why(admission_status.OUTDATED, message)
 
 
 def _waiting(wait: Wait) -> Said:

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from torchrun_api.status import Attempt
-from torchrun_controller.reconcile.observed import Observed
+from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.reconcile.placement.affinity import HOSTNAME
 
 ENOUGH = 2

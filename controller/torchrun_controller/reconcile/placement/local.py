@@ -7,11 +7,11 @@ The rule is greedy: one worker after the other takes the node that has most left
 from torchrun_api.core import Node
 from torchrun_api.json import JsonObject
 from torchrun_api.quantity import QuantityError, parse
-from torchrun_controller.reconcile.observed import Observed
+from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.reconcile.placement.affinity import prefer
 from torchrun_controller.reconcile.placement.avoid import hostnames
-from torchrun_controller.reconcile.placement.nodes import ready_condition
-from torchrun_controller.reconcile.run import Run
+from torchrun_controller.reconcile.pods.nodes import ready_condition
+from torchrun_controller.reconcile.spec.resolve import Run
 
 # An Indexed Job cannot pin an index to a node, so both are wishes, the first by far the stronger.
 WHERE_THEY_ARE = 100

@@ -2,7 +2,7 @@
 
 from datetime import datetime
 
-from torchrun_controller.reconcile.observed import Defaults
+from torchrun_controller.reconcile.model.observed import Defaults
 from torchrun_controller.reconcile.queues import extras, jobs, kai, leave, status, template
 from torchrun_controller.reconcile.queues.observed import ObservedQueue, QueuePlan, Verdict
 

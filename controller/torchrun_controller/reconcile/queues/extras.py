@@ -17,7 +17,7 @@ from torchrun_api.json import JsonObject, JsonValue, object_at
 from torchrun_api.kinds import CONFIG_MAPS, QUEUE_CLAIMS, TORCHRUN_QUEUES, Kind
 from torchrun_api.quantity import QuantityError, parse
 from torchrun_api.queue import TorchrunQueue
-from torchrun_controller.reconcile.plan import Apply, Delete
+from torchrun_controller.reconcile.model.plan import Apply, Delete
 from torchrun_controller.reconcile.queues.observed import Extra, ObservedQueue
 
 KINDS: dict[str, Kind[ConfigMap] | Kind[QueueClaim]] = {

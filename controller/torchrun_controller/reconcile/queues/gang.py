@@ -1,8 +1,8 @@
 """Who sees to the gangs of a queue, as far as the queue itself says."""
 
-from torchrun_controller.reconcile.invalid import InvalidSpecError
 from torchrun_controller.reconcile.queues.observed import ObservedQueue
 from torchrun_controller.reconcile.schedulers.choice import Choice, choose
+from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 
 
 def choice_of(observed: ObservedQueue) -> Choice | None:

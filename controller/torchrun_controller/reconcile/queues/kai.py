@@ -19,12 +19,11 @@ from torchrun_api.kinds import KAI_QUEUES
 from torchrun_api.meta import ConditionStatus
 from torchrun_api.quantity import QuantityError, parse
 from torchrun_api.queue import TorchrunQueue, TorchrunQueueSpec
-from torchrun_controller.reconcile.conditions import Claimed
-from torchrun_controller.reconcile.plan import Apply, Delete
+from torchrun_controller.reconcile.model.conditions import Claimed, Why
+from torchrun_controller.reconcile.model.plan import Apply, Delete
 from torchrun_controller.reconcile.queues import gang
 from torchrun_controller.reconcile.queues.observed import ObservedQueue
 from torchrun_controller.reconcile.schedulers.choice import SCHEDULERS
-from torchrun_controller.reconcile.workers import Why
 
 CONDITION = "KaiQueueReady"
 PARENTS = ("default", "default-parent-queue")

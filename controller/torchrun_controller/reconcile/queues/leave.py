@@ -6,7 +6,7 @@ from torchrun_api import names
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import KAI_QUEUES, TORCHRUN_QUEUES
 from torchrun_api.queue import TorchrunQueue
-from torchrun_controller.reconcile.plan import Apply
+from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.queues import jobs, kai, status
 from torchrun_controller.reconcile.queues.observed import ObservedQueue, QueuePlan
 

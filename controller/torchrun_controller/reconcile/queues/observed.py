@@ -7,8 +7,8 @@ from msgspec import Struct
 from torchrun_api.extras import ConfigMap, KaiQueue, QueueClaim
 from torchrun_api.job import TorchrunJob
 from torchrun_api.queue import TorchrunQueue, TorchrunQueueStatus
-from torchrun_controller.reconcile.plan import Apply, Delete, Event
-from torchrun_controller.reconcile.schedulers.installed import Installed
+from torchrun_controller.reconcile.model.installed import Installed
+from torchrun_controller.reconcile.model.plan import Apply, Delete, Event
 
 Extra: TypeAlias = ConfigMap | QueueClaim
 

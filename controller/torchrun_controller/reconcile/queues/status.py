@@ -7,12 +7,11 @@ from msgspec.structs import replace
 from torchrun_api.admission import QueueResourceStatus
 from torchrun_api.meta import Condition
 from torchrun_api.queue import TorchrunQueueStatus
-from torchrun_controller.reconcile.conditions import Claimed, update
-from torchrun_controller.reconcile.plan import Event
+from torchrun_controller.reconcile.model.conditions import Claimed, Why, update
+from torchrun_controller.reconcile.model.plan import Event
 from torchrun_controller.reconcile.queues import extras, gang, jobs, kai, template
 from torchrun_controller.reconcile.queues.observed import ObservedQueue
 from torchrun_controller.reconcile.schedulers.choice import Choice
-from torchrun_controller.reconcile.workers import Why
 
 READY = "Ready"
 RESOURCES = "ResourcesReady"

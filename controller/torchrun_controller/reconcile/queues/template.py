@@ -11,16 +11,15 @@ from torchrun_api import names
 from torchrun_api.job import TorchrunJob, TorchrunJobSpec
 from torchrun_api.meta import Condition, ObjectMeta
 from torchrun_api.queue import TorchrunQueue
-from torchrun_controller.reconcile.attempts.restarts import Counts
-from torchrun_controller.reconcile.conditions import Claimed
-from torchrun_controller.reconcile.invalid import InvalidSpecError
-from torchrun_controller.reconcile.job import child_job
-from torchrun_controller.reconcile.observed import Defaults, Observed
-from torchrun_controller.reconcile.plan import Apply
+from torchrun_controller.reconcile.model.conditions import Claimed, Why
+from torchrun_controller.reconcile.model.observed import Defaults
+from torchrun_controller.reconcile.model.plan import Apply
+from torchrun_controller.reconcile.objects.child_job import charge, child_job, worker_template
 from torchrun_controller.reconcile.queues.observed import ObservedQueue, Verdict
-from torchrun_controller.reconcile.run import resolve
 from torchrun_controller.reconcile.schedulers.choice import choose
-from torchrun_controller.reconcile.workers import Why
+from torchrun_controller.reconcile.spec.errors import InvalidSpecError
+from torchrun_controller.reconcile.spec.merge import merge
+from torchrun_controller.reconcile.spec.resolve import resolve
 
 CONDITION = "TemplateValid"
 
@@ -70,16 +69,10 @@ def sample(queue: TorchrunQueue, defaults: Defaults) -> Apply:
         ),
     )
     run = resolve(job, queue)
-    made = child_job(
-        Observed(job=job, queue=queue),
-        run,
-        0,
-        defaults,
-        counts=Counts(),
-        ended=None,
-        may_start=True,
-        environment=None,
-    )
+    charged = charge(job, queue, run)
+    template = worker_template(job, queue, run, None, 0, "0", defaults)
+    template = merge(template, {"metadata": {"annotations": charged}} if charged else {})
+    made = child_job(job, run, 0, template, charged)
     metadata = {
         "name": job.metadata.name,
         "namespace": job.metadata.namespace,

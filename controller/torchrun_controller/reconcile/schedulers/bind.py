@@ -8,14 +8,14 @@ from msgspec.structs import replace
 from torchrun_api import names
 from torchrun_api.admission import GangScheduling
 from torchrun_api.json import JsonObject
-from torchrun_controller.reconcile.merge import merge
-from torchrun_controller.reconcile.observed import Observed
-from torchrun_controller.reconcile.plan import Apply
-from torchrun_controller.reconcile.run import Run
+from torchrun_controller.reconcile.model.installed import Installed
+from torchrun_controller.reconcile.model.observed import Observed
+from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.schedulers import coscheduling, kai, kueue, native, none, volcano
 from torchrun_controller.reconcile.schedulers.binding import Binding, Gang
 from torchrun_controller.reconcile.schedulers.choice import Choice, choose
-from torchrun_controller.reconcile.schedulers.installed import Installed
+from torchrun_controller.reconcile.spec.merge import merge
+from torchrun_controller.reconcile.spec.resolve import Run
 
 WAYS: Mapping[GangScheduling, Callable[[Gang], Binding]] = MappingProxyType(
     {

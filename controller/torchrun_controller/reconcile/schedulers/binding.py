@@ -7,9 +7,9 @@ from torchrun_api.admission import Topology
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
 from torchrun_api.queue import TorchrunQueue
-from torchrun_controller.reconcile.objects import metadata
-from torchrun_controller.reconcile.plan import Apply
-from torchrun_controller.reconcile.schedulers.installed import Installed
+from torchrun_controller.reconcile.model.installed import Installed
+from torchrun_controller.reconcile.model.plan import Apply
+from torchrun_controller.reconcile.objects.base import metadata
 
 _JOB_NAME = "batch.kubernetes.io/job-name"
 

@@ -22,9 +22,9 @@ from torchrun_api.kinds import (
     Kind,
 )
 from torchrun_api.queue import TorchrunQueue
-from torchrun_controller.reconcile.invalid import InvalidSpecError
-from torchrun_controller.reconcile.schedulers.installed import Installed
-from torchrun_controller.reconcile.workers import Why
+from torchrun_controller.reconcile.model.conditions import Why
+from torchrun_controller.reconcile.model.installed import Installed
+from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 
 # Names under which the schedulers are installed, unless somebody gives them another.
 SCHEDULERS: Mapping[GangScheduling, str] = MappingProxyType(

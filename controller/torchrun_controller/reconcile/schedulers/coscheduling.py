@@ -6,11 +6,11 @@ pod affinity, which is kube-scheduler's.
 
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import COSCHEDULING_POD_GROUPS
-from torchrun_controller.reconcile.merge import merge
-from torchrun_controller.reconcile.plan import Apply
-from torchrun_controller.reconcile.schedulers import requests
+from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.schedulers.affinity import near_each_other
 from torchrun_controller.reconcile.schedulers.binding import Binding, Gang
+from torchrun_controller.reconcile.spec import pod_requests
+from torchrun_controller.reconcile.spec.merge import merge
 
 _POD_GROUP = "scheduling.x-k8s.io/pod-group"
 
@@ -23,7 +23,7 @@ def bind(gang: Gang) -> Binding:
         "metadata": gang.metadata(),
         "spec": {
             "minMember": gang.least,
-            "minResources": requests.total(gang.parts),
+            "minResources": pod_requests.total(gang.parts),
         },
     }
     return Binding(

@@ -5,9 +5,10 @@ from typing import Any
 from torchrun_api.core import Job, SchedulingGroup
 from torchrun_api.kinds import JOBS, Kind
 from torchrun_api.meta import ChildMeta
-from torchrun_controller.reconcile.observed import Observed
-from torchrun_controller.reconcile.plan import Apply, Delete
-from torchrun_controller.reconcile.workers import Why, alive
+from torchrun_controller.reconcile.model.conditions import Why
+from torchrun_controller.reconcile.model.observed import Observed
+from torchrun_controller.reconcile.model.plan import Apply, Delete
+from torchrun_controller.reconcile.pods.lifecycle import alive
 
 # Conditions that say, by this status, that a gang is not placed or not admitted.
 _NO = {

@@ -7,9 +7,9 @@ PodGroup: the annotations kai.scheduler/topology* are read by the podgrouper alo
 from torchrun_api.admission import Topology
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import KAI_POD_GROUPS
-from torchrun_controller.reconcile.invalid import InvalidSpecError
-from torchrun_controller.reconcile.plan import Apply
+from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.schedulers.binding import Binding, Gang
+from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 
 # KAI makes this queue when it is installed.
 DEFAULT_QUEUE = "default-queue"

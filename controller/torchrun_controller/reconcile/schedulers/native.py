@@ -7,10 +7,10 @@ as a PodGroup's own needs one more feature gate.
 
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import NATIVE_GROUPS
-from torchrun_controller.reconcile.merge import merge
-from torchrun_controller.reconcile.plan import Apply
+from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.schedulers.affinity import near_each_other
 from torchrun_controller.reconcile.schedulers.binding import Binding, Gang
+from torchrun_controller.reconcile.spec.merge import merge
 
 # Within a Workload.
 _POD_GROUP = "workers"

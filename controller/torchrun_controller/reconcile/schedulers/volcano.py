@@ -10,11 +10,11 @@ from msgspec.structs import replace
 from torchrun_api.admission import Topology
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import VOLCANO_POD_GROUPS
-from torchrun_controller.reconcile.merge import merge
-from torchrun_controller.reconcile.plan import Apply
-from torchrun_controller.reconcile.schedulers import requests
+from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.schedulers.affinity import near_each_other
 from torchrun_controller.reconcile.schedulers.binding import Binding, Gang
+from torchrun_controller.reconcile.spec import pod_requests
+from torchrun_controller.reconcile.spec.merge import merge
 
 DEFAULT_QUEUE = "default"
 _GROUP_NAME = "scheduling.k8s.io/group-name"
@@ -28,7 +28,7 @@ def bind(gang: Gang) -> Binding:
     queue = gang.queue.spec.scheduling.queue_name or DEFAULT_QUEUE
     spec: JsonObject = {
         "minMember": gang.least,
-        "minResources": requests.total(gang.parts),
+        "minResources": pod_requests.total(gang.parts),
         "queue": queue,
     }
     if gang.priority_class_name:

@@ -5,22 +5,21 @@ It keeps the workspace on the claim where only it has to mount that, else on sto
 """
 
 from datetime import datetime, timedelta
-from typing import Literal
 
 import msgspec
 
 from torchrun_api import names
 from torchrun_api.core import ContainerStatus, PersistentVolumeClaim, Pod
-from torchrun_controller.reconcile.observed import Observed
-from torchrun_controller.reconcile.placement import waiting
-from torchrun_controller.reconcile.run import Claim
-from torchrun_controller.reconcile.workers import Why, alive
+from torchrun_controller.reconcile.model.conditions import Why
+from torchrun_controller.reconcile.model.observed import Observed
+from torchrun_controller.reconcile.objects.serve_pod import Store
+from torchrun_controller.reconcile.pods import waiting
+from torchrun_controller.reconcile.pods.lifecycle import alive
+from torchrun_controller.reconcile.spec.resolve import Claim
 
 # For a claim that a pod waits for. A class that takes longer to bind wants delivery: shared.
 PATIENCE = timedelta(seconds=30)
 REASON = "DirectDelivery"
-
-Store = Literal["", "claim", "ephemeral"]
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,18 +9,21 @@ from msgspec.structs import replace
 from torchrun_api import names
 from torchrun_api.core import Pod
 from torchrun_api.job import TorchrunJob
-from torchrun_controller.reconcile.observed import Defaults, Observed
-from torchrun_controller.reconcile.placement import nodes, waiting
-from torchrun_controller.reconcile.plan import Apply, Delete
-from torchrun_controller.reconcile.run import Claim, Run, Served
-from torchrun_controller.reconcile.times import seconds_left
-from torchrun_controller.reconcile.workers import Why, alive, delete
-from torchrun_controller.reconcile.workspace import delivery, made, source, tries
+from torchrun_controller.reconcile.model.conditions import Why
+from torchrun_controller.reconcile.model.observed import Defaults, Observed
+from torchrun_controller.reconcile.model.plan import Apply, Delete
+from torchrun_controller.reconcile.model.times import seconds_left
+from torchrun_controller.reconcile.objects import workspace_source
+from torchrun_controller.reconcile.objects.serve_pod import serve_pod
+from torchrun_controller.reconcile.objects.sync_pod import sync_pod
+from torchrun_controller.reconcile.objects.volumes import claim
+from torchrun_controller.reconcile.pods import nodes, waiting
+from torchrun_controller.reconcile.pods.lifecycle import alive, delete
+from torchrun_controller.reconcile.spec.resolve import Claim, Run, Served
+from torchrun_controller.reconcile.workspace import delivery, retry, sync_results
+from torchrun_controller.reconcile.workspace.claims import named, terminating
 from torchrun_controller.reconcile.workspace.delivery import Route, route
-from torchrun_controller.reconcile.workspace.serve_pod import serve_pod
-from torchrun_controller.reconcile.workspace.storage import claim, named, terminating
-from torchrun_controller.reconcile.workspace.sync_pod import sync_pod
-from torchrun_controller.reconcile.workspace.tries import Verdict, end_of
+from torchrun_controller.reconcile.workspace.retry import Verdict, end_of
 
 BASE_WAIT = timedelta(seconds=20)
 KEPT_SYNC_PODS = 3
@@ -78,7 +81,7 @@ def prepare(
             why=Why("Creating", f"claim {wanted.name} and a sync pod are being made"),
             applies=(claim(observed.job, wanted, names.WORKSPACE), pod),
         )
-    found = made.newest(observed, way.store)
+    found = sync_results.newest(observed, way.store)
     if found is not None and _is_at_hand(observed, found, now):
         return _ready(observed.job, found, way)
     if latest is None:
@@ -91,7 +94,7 @@ def _after(
 ) -> Workspace:
     """The step after what has become of the last pod."""
     job, number = observed.job, names.number_of(latest.metadata.name)
-    current = made.takes(job, latest) and latest.metadata.annotations.delivery == way.store
+    current = sync_results.takes(job, latest) and latest.metadata.annotations.delivery == way.store
     lost = nodes.loss(observed, latest, now) if alive(latest) else None
     if lost is not None:
         return _after_loss(observed, wanted, way, latest, lost, defaults)
@@ -108,7 +111,7 @@ def _after(
             return _next_pod(observed, wanted, way, number + 1, defaults)
         case _ if not current:
             return _replace(latest, way)
-        case _ if (said := made.verdict(latest)).reason:
+        case _ if (said := sync_results.verdict(latest)).reason:
             return _started_again(job, said)
         case "" | "Pending" if (left := _base_left(latest, now)) is not None:
             if left <= 0:
@@ -131,7 +134,7 @@ def last_good(observed: Observed, wanted: Claim, now: datetime) -> Workspace | N
     """What the gang before ran with, for the next one where newer code did not come."""
     held = named(observed.claims, wanted.name)
     way = route(observed, wanted, held, now)
-    done = made.done(observed, way.store) if observed.job.status.workers is not None else []
+    done = sync_results.done(observed, way.store) if observed.job.status.workers is not None else []
     if not done or not _is_at_hand(observed, done[-1], now):
         return None
     return _ready(observed.job, done[-1], way)
@@ -160,8 +163,13 @@ def _base_left(pod: Pod, now: datetime) -> float | None:
 
 
 def _ready(job: TorchrunJob, pod: Pod, way: Route) -> Workspace:
-    said = made.verdict(pod)
-    content = source.upload_digest(job) or said.commit or job.status.workspace_commit or said.sha256
+    said = sync_results.verdict(pod)
+    content = (
+        workspace_source.upload_digest(job)
+        or said.commit
+        or job.status.workspace_commit
+        or said.sha256
+    )
     ready = Workspace(progress=Progress.READY, why=SYNCED, commit=said.commit, content=content)
     if not way.store:
         return ready
@@ -199,7 +207,7 @@ def _pod(
     observed: Observed, wanted: Claim, way: Route, number: int, defaults: Defaults, base: str = ""
 ) -> Apply:
     latest = observed.sync_pods[-1] if observed.sync_pods else None
-    commit = made.pinned(observed.job, latest)
+    commit = sync_results.pinned(observed.job, latest)
     if not way.store:
         return sync_pod(
             observed.job, wanted, number, defaults, commit, queue=observed.queue, base=base
@@ -212,7 +220,7 @@ def _pod(
         defaults,
         commit,
         queue=observed.queue,
-        known=made.revision(observed),
+        known=sync_results.revision(observed),
         node=delivery.node(observed) if way.store == "claim" else "",
     )
 
@@ -231,7 +239,7 @@ def _next_pod(
 
 def stale(observed: Observed) -> tuple[Delete, ...]:
     """Sync pods that make room for one more; the last one that ended well stays."""
-    good = made.done(observed)[-1:]
+    good = sync_results.done(observed)[-1:]
     older = observed.sync_pods[: -KEPT_SYNC_PODS + 1]
     return tuple(delete(pod) for pod in older if pod not in good)
 
@@ -241,7 +249,7 @@ def retry_left(observed: Observed, now: datetime) -> float:
     latest = observed.sync_pods[-1] if observed.sync_pods else None
     if latest is None or latest.status.phase != "Failed":
         return 0.0
-    return tries.left(latest, end_of(latest, names.SYNC_CONTAINER), now)
+    return retry.left(latest, end_of(latest, names.SYNC_CONTAINER), now)
 
 
 def _replace(pod: Pod, way: Route) -> Workspace:
@@ -282,14 +290,14 @@ def _after_failure(
     if said.permanent:
         return _refused(observed.job, said, text)
     number = names.number_of(pod.metadata.name)
-    left = tries.left(pod, end, now)
+    left = retry.left(pod, end, now)
     if left <= 0:
         return _next_pod(observed, wanted, way, number + 1, defaults)
     return Workspace(
         progress=Progress.SYNCING,
         why=Why(
             said.reason or "SyncFailed",
-            f"{text}; tried again {tries.delay(pod).total_seconds():.0f} s after the failure",
+            f"{text}; tried again {retry.delay(pod).total_seconds():.0f} s after the failure",
         ),
         failed=True,
         requeue_after=left,
@@ -310,8 +318,8 @@ def _after_loss(
 def _lost_before(observed: Observed, pod: Pod) -> Workspace | None:
     """The only copy of an upload went with the pod before: nobody but the user has another."""
     job, known = observed.job, observed.job.status.workspace_revision
-    only = pod.metadata.annotations.delivery == "ephemeral" and not source.is_fetched(job)
-    if not (only and known) or made.done(observed):
+    only = pod.metadata.annotations.delivery == "ephemeral" and not workspace_source.is_fetched(job)
+    if not (only and known) or sync_results.done(observed):
         return None
     if pod.status.phase != "Running" or delivery.has_content(pod):
         return None
@@ -325,7 +333,7 @@ def _lost_before(observed: Observed, pod: Pod) -> Workspace | None:
 
 def _refused(job: TorchrunJob, said: Verdict, text: str) -> Workspace:
     mend = f"mend it, then run: kubectl torchrun sync {job.metadata.name}"
-    if source.is_fetched(job) and job.status.workers is None:
+    if workspace_source.is_fetched(job) and job.status.workers is None:
         mend = f"change spec.volumes.workspace, or {mend}"
     why = Why(said.reason or "SyncFailed", f"{text}; {mend}")
     return Workspace(progress=Progress.REFUSED, why=why, failed=True)
@@ -346,8 +354,8 @@ def _why_syncing(observed: Observed, pod: Pod) -> Why:
     held = named(observed.claims, name)
     if delivery.serves(pod) and delivery.has_content(pod):
         return Why("SyncPodStarting", f"pod {pod.metadata.name} is about to serve the workspace")
-    if pod.status.phase == "Running" and source.is_fetched(job):
-        return Why("Fetching", f"pod {pod.metadata.name} fetches {source.described(job)}")
+    if pod.status.phase == "Running" and workspace_source.is_fetched(job):
+        return Why("Fetching", f"pod {pod.metadata.name} fetches {workspace_source.described(job)}")
     if pod.status.phase == "Running" and delivery.takes_upload(pod):
         return Why(
             "WaitingForUpload",

@@ -11,18 +11,18 @@ from torchrun_api import names
 from torchrun_api.core import Pod
 from torchrun_api.json import JsonObject, JsonValue, object_at, objects_at
 from torchrun_api.meta import ConditionStatus
-from torchrun_controller.reconcile.conditions import Claimed
-from torchrun_controller.reconcile.invalid import InvalidSpecError
-from torchrun_controller.reconcile.observed import Defaults, Observed
-from torchrun_controller.reconcile.plan import Apply, Delete
-from torchrun_controller.reconcile.run import Claim, resolve
-from torchrun_controller.reconcile.workers import Why, alive, delete
-from torchrun_controller.reconcile.workspace import delivery, made, source, storage
+from torchrun_controller.reconcile.model.conditions import Claimed, Why
+from torchrun_controller.reconcile.model.observed import Defaults, Observed
+from torchrun_controller.reconcile.model.plan import Apply, Delete
+from torchrun_controller.reconcile.objects import workspace_source
+from torchrun_controller.reconcile.objects.serve_pod import Store, serve_pod
+from torchrun_controller.reconcile.objects.sync_pod import sync_pod
+from torchrun_controller.reconcile.pods.lifecycle import alive, delete
+from torchrun_controller.reconcile.spec.errors import InvalidSpecError
+from torchrun_controller.reconcile.spec.resolve import Claim, resolve
+from torchrun_controller.reconcile.workspace import claims, delivery, sync_results
 from torchrun_controller.reconcile.workspace import preparation as workspace
-from torchrun_controller.reconcile.workspace.delivery import Store
 from torchrun_controller.reconcile.workspace.preparation import Progress, Workspace
-from torchrun_controller.reconcile.workspace.serve_pod import serve_pod
-from torchrun_controller.reconcile.workspace.sync_pod import sync_pod
 
 
 def sync(observed: Observed, now: datetime, defaults: Defaults) -> Workspace | None:
@@ -35,12 +35,12 @@ def sync(observed: Observed, now: datetime, defaults: Defaults) -> Workspace | N
         return step
     job = observed.job
     others = [pod for pod in observed.sync_pods if alive(pod) and pod not in _in_use(observed)]
-    if not source.stands_by(job):
+    if not workspace_source.stands_by(job):
         return Workspace(progress=step.progress, why=step.why, deletes=_ends(others))
-    ready = [pod for pod in others if made.stands_by(job, pod)]
+    ready = [pod for pod in others if sync_results.stands_by(job, pod)]
     ends = _ends([pod for pod in others if pod not in ready])
     left = workspace.retry_left(observed, now)
-    if ready or not made.revision(observed) or left > 0:
+    if ready or not sync_results.revision(observed) or left > 0:
         after = left if left > 0 and not ready else None
         return Workspace(progress=step.progress, why=step.why, deletes=ends, requeue_after=after)
     return Workspace(
@@ -54,10 +54,10 @@ def sync(observed: Observed, now: datetime, defaults: Defaults) -> Workspace | N
 def _wanted(observed: Observed) -> Claim | None:
     """The claim that newer code comes to, or what is known of storage that a pod serves from."""
     job = observed.job
-    if source.source_of(job).source not in ("zip", "git", "s3"):
+    if workspace_source.source_of(job).source not in ("zip", "git", "s3"):
         return None
     name = names.workspace_claim(job.metadata.name)
-    held = storage.named(observed.claims, name)
+    held = claims.named(observed.claims, name)
     if held is not None and held.metadata.terminating and not delivery.needs_no_claim(observed):
         return None
     if delivery.decided(observed):
@@ -74,8 +74,8 @@ def _wanted(observed: Observed) -> Claim | None:
 
 def _in_use(observed: Observed) -> list[Pod]:
     """The pods that serve: the newest, and those before until every worker knows of it."""
-    serving = [pod for pod in made.done(observed) if delivery.serves(pod)]
-    if serving and running(observed) >= made.verdict(serving[-1]).revision:
+    serving = [pod for pod in sync_results.done(observed) if delivery.serves(pod)]
+    if serving and running(observed) >= sync_results.verdict(serving[-1]).revision:
         return serving[-1:]
     return serving
 
@@ -87,7 +87,7 @@ def _ends(pods: list[Pod]) -> tuple[Delete, ...]:
 def _stand_by(observed: Observed, wanted: Claim, defaults: Defaults) -> Apply:
     job, latest = observed.job, observed.sync_pods[-1]
     number = names.number_of(latest.metadata.name) + 1
-    known, kept_on = made.revision(observed), latest.metadata.annotations.delivery
+    known, kept_on = sync_results.revision(observed), latest.metadata.annotations.delivery
     if not kept_on:
         return sync_pod(job, wanted, number, defaults, queue=observed.queue, after=known)
     store: Store = "claim" if kept_on == "claim" else "ephemeral"
@@ -107,7 +107,7 @@ def _stand_by(observed: Observed, wanted: Claim, defaults: Defaults) -> Apply:
 
 def why_older(observed: Observed, step: Workspace) -> Claimed | None:
     """That newer code is asked for and the workers run what they have, where that may last."""
-    runs, fetched = running(observed), source.is_fetched(observed.job)
+    runs, fetched = running(observed), workspace_source.is_fetched(observed.job)
     if step.progress is Progress.READY:
         return _why_not_told(observed, runs, fetched=fetched)
     if not (step.failed or fetched):
@@ -117,7 +117,7 @@ def why_older(observed: Observed, step: Workspace) -> Claimed | None:
 
 
 def _why_not_told(observed: Observed, runs: int, *, fetched: bool) -> Claimed | None:
-    known = made.revision(observed)
+    known = sync_results.revision(observed)
     if known <= runs:
         return None
     if not all(alive(pod) for pod in observed.workers):
@@ -137,10 +137,10 @@ def _behind(status: ConditionStatus, reason: str, words: str) -> Claimed:
 def told(observed: Observed) -> JsonObject:
     """Annotations of the workers: what they shall run, and whether edits are expected."""
     said: JsonObject = {}
-    known = made.revision(observed)
-    served = [pod for pod in made.done(observed) if delivery.serves(pod)]
+    known = sync_results.revision(observed)
+    served = [pod for pod in sync_results.done(observed) if delivery.serves(pod)]
     if served and delivery.is_serving(served[-1]):
-        manifest = made.verdict(served[-1]).manifest
+        manifest = sync_results.verdict(served[-1]).manifest
         said[names.SERVED] = f"{delivery.url(served[-1])} {manifest}"
     if known and (bool(served) is (names.SERVED in said)):
         said[names.REVISION] = str(known)

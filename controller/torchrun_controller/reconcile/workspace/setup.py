@@ -6,15 +6,16 @@ from msgspec.structs import replace
 
 from torchrun_api import names
 from torchrun_api.core import Pod
-from torchrun_controller.reconcile.environment import Environment
-from torchrun_controller.reconcile.observed import Defaults, Observed
-from torchrun_controller.reconcile.placement import waiting
-from torchrun_controller.reconcile.run import Run
-from torchrun_controller.reconcile.workers import Why, delete
-from torchrun_controller.reconcile.workspace import tries
+from torchrun_controller.reconcile.model.conditions import Why
+from torchrun_controller.reconcile.model.observed import Defaults, Observed
+from torchrun_controller.reconcile.objects.environment import Environment
+from torchrun_controller.reconcile.objects.setup_pod import setup_pod
+from torchrun_controller.reconcile.pods import waiting
+from torchrun_controller.reconcile.pods.lifecycle import delete
+from torchrun_controller.reconcile.spec.resolve import Run
+from torchrun_controller.reconcile.workspace import retry
 from torchrun_controller.reconcile.workspace.preparation import Progress, Workspace
-from torchrun_controller.reconcile.workspace.setup_pod import setup_pod
-from torchrun_controller.reconcile.workspace.tries import end_of
+from torchrun_controller.reconcile.workspace.retry import end_of
 
 KEPT_SETUP_PODS = 2
 # Ends that another try would only repeat.
@@ -99,10 +100,10 @@ def _after_failure(
             f" kubectl delete pod {pod.metadata.name}"
         )
         return Workspace(progress=Progress.REFUSED, why=Why("SetupFailed", f"{text}; {mend}"))
-    left = tries.left(pod, end, now)
+    left = retry.left(pod, end, now)
     if left <= 0:
         return _next_pod(observed, run, wanted, number + 1, defaults)
-    again = f"tried again {tries.delay(pod).total_seconds():.0f} s after the failure"
+    again = f"tried again {retry.delay(pod).total_seconds():.0f} s after the failure"
     reason = said.reason or "SetupFailed"
     return Workspace(
         progress=Progress.SYNCING, why=Why(reason, f"{text}; {again}"), requeue_after=left

@@ -27,7 +27,7 @@ from msgspec import Struct, field
 
 from torchrun_api.meta import Wire
 from torchrun_controller.client import ApiError, Disconnected, Transport
-from torchrun_controller.reconcile.progress import AUDIENCE
+from torchrun_controller.reconcile.objects.progress_reports import AUDIENCE
 from torchrun_controller.serving.progress.buckets import Buckets, Rate
 
 K = TypeVar("K", bound=Hashable)

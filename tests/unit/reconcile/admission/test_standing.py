@@ -16,7 +16,7 @@ from torchrun_controller.reconcile.admission.coordinator import admit
 from torchrun_controller.reconcile.admission.standing import Standing, stand
 from torchrun_controller.reconcile.admission.state import Admit, Decisions, Preempt, Wait
 from torchrun_controller.reconcile.admission.told import Said, Stage, Verdicts, Word, said_of
-from torchrun_controller.reconcile.attempts.admitted import charged
+from torchrun_controller.reconcile.spec.admission_status import charged
 from world import START, World, make_queue
 
 GPU = "nvidia.com/gpu"

@@ -8,7 +8,7 @@ from queue_lab import Lab, pods_of
 from queueing import admitted, decide, holds, nodes, queue, request
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.reconcile.admission.standing import running
-from torchrun_controller.reconcile.attempts.admitted import charged
+from torchrun_controller.reconcile.spec.admission_status import charged
 from world import World, make_job, make_queue
 
 QUOTA = 4

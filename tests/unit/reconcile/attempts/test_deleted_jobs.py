@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from torchrun_api.kinds import JOBS, PODS
 from torchrun_api.status import Attempt
-from torchrun_controller.reconcile.attempts import restarts
+from torchrun_controller.reconcile.gang import restarts
 from world import START, World, make_job, make_queue
 
 

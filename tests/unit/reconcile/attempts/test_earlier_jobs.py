@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from torchrun_api.meta import OwnerReference
 from torchrun_api.status import UnfencedWorker
-from torchrun_controller.reconcile.attempts import fence
+from torchrun_controller.reconcile.gang import fence
 from unit.reconcile.losing import replaced, running
 from world import START, World
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from torchrun_api.kinds import JOBS, PODS
 from torchrun_api.meta import Condition, OwnerReference
-from torchrun_controller.reconcile.attempts.gate import REPEAT_SECONDS
+from torchrun_controller.reconcile.gang.gate import REPEAT_SECONDS
 from unit.reconcile.losing import OUT_OF_SERVICE, lose, replaced, running, started
 from world import World, make_queue
 

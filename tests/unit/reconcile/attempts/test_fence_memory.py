@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from torchrun_api import names
 from torchrun_api.status import TorchrunJobStatus, UnfencedWorker
-from torchrun_controller.reconcile.attempts import fence
+from torchrun_controller.reconcile.gang import fence
 from torchrun_runtime.launch.gate import workers_in
 from unit.reconcile.losing import OUT_OF_SERVICE, begin, replaced, running, started
 from world import START, World, make_job, make_queue

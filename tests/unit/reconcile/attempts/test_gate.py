@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from torchrun_api import names
 from torchrun_api.kinds import PODS
-from torchrun_controller.reconcile.attempts.gate import REPEAT_SECONDS
+from torchrun_controller.reconcile.gang.gate import REPEAT_SECONDS
 from world import World, make_job, make_queue
 
 

@@ -9,9 +9,9 @@ from torchrun_api import names
 from torchrun_api.kinds import JOBS, PODS
 from torchrun_api.meta import Condition
 from torchrun_api.status import MOST_GANGS
-from torchrun_controller.reconcile.attempts.restarts import unreachable
-from torchrun_controller.reconcile.invalid import InvalidSpecError
-from torchrun_controller.reconcile.run import resolve
+from torchrun_controller.reconcile.spec.errors import InvalidSpecError
+from torchrun_controller.reconcile.spec.reliability import unreachable
+from torchrun_controller.reconcile.spec.resolve import resolve
 from world import START, World, make_job, make_queue
 
 

@@ -5,7 +5,7 @@ import pytest
 from torchrun_api.kinds import JOBS
 from torchrun_api.status import Attempt
 from torchrun_controller.reconcile import Plan
-from torchrun_controller.reconcile.attempts.restarts import Counts
+from torchrun_controller.reconcile.gang.restarts import Counts
 from world import World, make_job, make_queue
 
 

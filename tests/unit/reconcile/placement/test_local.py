@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from torchrun_api.core import Node
-from torchrun_controller.reconcile.observed import Observed
-from torchrun_controller.reconcile.plan import Plan
+from torchrun_controller.reconcile.model.observed import Observed
+from torchrun_controller.reconcile.model.plan import Plan
 from world import World, make_job, make_queue
 
 LOCAL = {"checkpoints": {"hostPath": "/var/lib/checkpoints/", "size": "10Gi"}}

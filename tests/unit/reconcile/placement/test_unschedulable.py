@@ -2,7 +2,7 @@
 
 import pytest
 
-from torchrun_controller.reconcile.placement.unschedulable import summary
+from torchrun_controller.reconcile.pods.unschedulable import summary
 
 NOT_HELPFUL = (
     " preemption: 0/12 nodes are available: 4 Preemption is not helpful for scheduling,"

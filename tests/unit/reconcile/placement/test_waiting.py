@@ -7,7 +7,7 @@ from torchrun_api.core import ContainerState, ContainerStatus, StateWaiting
 from torchrun_api.kinds import CLAIMS, JOBS, PODS
 from torchrun_api.meta import Condition
 from torchrun_controller.reconcile import Rejection, reconcile
-from torchrun_controller.reconcile.placement.waiting import refusal
+from torchrun_controller.reconcile.pods.waiting import refusal
 from world import DEFAULTS, ZIP, World, make_job, make_queue
 
 NO_GPU = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."

@@ -9,10 +9,10 @@ import yaml
 from msgspec.structs import replace
 
 from torchrun_api import kinds
-from torchrun_controller.reconcile.invalid import InvalidSpecError
-from torchrun_controller.reconcile.schedulers import requests
+from torchrun_controller.reconcile.model.installed import Installed
 from torchrun_controller.reconcile.schedulers.choice import choose
-from torchrun_controller.reconcile.schedulers.installed import Installed
+from torchrun_controller.reconcile.spec import pod_requests
+from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from world import World, make_job, make_queue
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "gangs"
@@ -254,7 +254,7 @@ def test_requests_are_those_of_the_whole_gang():
         ],
         "overhead": {"cpu": "250m"},
     }
-    assert requests.total((({"spec": spec}, 4),)) == {
+    assert pod_requests.total((({"spec": spec}, 4),)) == {
         "cpu": "9400m",  # 2.1 at the start (1.6 later) and 0.25
         "ephemeral-storage": "4Gi",
         "gpu": "32",

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from torchrun_api import kinds
 from torchrun_api.core import SchedulingGroup
 from torchrun_api.meta import Condition, OwnerReference
-from torchrun_controller.reconcile.schedulers.installed import Installed
+from torchrun_controller.reconcile.model.installed import Installed
 from world import World, make_job, make_queue
 
 KINDS = (kinds.VOLCANO_POD_GROUPS, kinds.KUEUE_WORKLOADS[0], kinds.NATIVE_GROUPS[0])

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from torchrun_api.core import PersistentVolumeClaim
 from torchrun_api.kinds import CLAIMS, JOBS, PODS
 from torchrun_api.meta import ChildLabels, ChildMeta
-from torchrun_controller.reconcile.plan import Plan
+from torchrun_controller.reconcile.model.plan import Plan
 from world import ZIP, World, make_job, make_queue
 
 WORKSPACE, CHECKPOINTS = "train-workspace", "train-checkpoints"

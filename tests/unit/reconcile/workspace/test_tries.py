@@ -13,8 +13,8 @@ from torchrun_api.core import (
     StateTerminated,
 )
 from torchrun_api.meta import ChildMeta, Condition
-from torchrun_controller.reconcile.workspace import tries
-from torchrun_controller.reconcile.workspace.tries import Verdict
+from torchrun_controller.reconcile.workspace import retry
+from torchrun_controller.reconcile.workspace.retry import Verdict
 from world import START
 
 
@@ -29,35 +29,35 @@ def pod(message: str = "", reason: str = "Error", **status: object) -> Pod:
 
 
 def test_that_its_own_words_count():
-    said = tries.end_of(pod('{"reason": "RefNotFound", "permanent": true}'), "sync").said
+    said = retry.end_of(pod('{"reason": "RefNotFound", "permanent": true}'), "sync").said
     assert said == Verdict(reason="RefNotFound", permanent=True)
 
 
 @pytest.mark.parametrize(("reason", "told"), [("Error", ""), ("OOMKilled", "OOMKilled")])
 def test_that_a_program_without_a_word_is_known_by_its_last_line(reason, told):
-    said = tries.end_of(pod("Traceback:\nOSError: no\n", reason), "sync").said
+    said = retry.end_of(pod("Traceback:\nOSError: no\n", reason), "sync").said
     assert said == Verdict(reason=told, message="OSError: no")
 
 
 def test_that_a_pod_that_was_driven_out_is_not_blamed():
     words = '{"reason": "Stopped", "permanent": true}'
-    assert tries.end_of(pod(words), "sync").said.permanent
+    assert retry.end_of(pod(words), "sync").said.permanent
     drained = Condition(type="DisruptionTarget", status="True", reason="Drain", message="gone")
-    assert tries.end_of(pod(words, conditions=(drained,)), "sync").said == Verdict(
+    assert retry.end_of(pod(words, conditions=(drained,)), "sync").said == Verdict(
         reason="Drain", message="gone"
     )
     lost = PodStatus(phase="Failed", reason="NodeLost", message="the node is gone")
-    said = tries.end_of(Pod(metadata=ChildMeta(name="a-sync-1"), status=lost), "sync").said
+    said = retry.end_of(Pod(metadata=ChildMeta(name="a-sync-1"), status=lost), "sync").said
     assert said == Verdict(reason="NodeLost", message="the node is gone")
 
 
 def test_that_a_container_that_runs_again_has_said_nothing_yet():
     running = ContainerStatus(name="sync", state=ContainerState(running=StateRunning()))
-    assert tries.end_of(pod(container_statuses=(running,)), "sync").said == Verdict()
+    assert retry.end_of(pod(container_statuses=(running,)), "sync").said == Verdict()
 
 
 def test_that_the_next_follows_after_a_delay_that_doubles():
     first = pod()
-    end = tries.end_of(first, "sync")
-    assert tries.left(first, end, START + timedelta(seconds=5)) == 15
-    assert tries.delay(pod()) == timedelta(seconds=20)
+    end = retry.end_of(first, "sync")
+    assert retry.left(first, end, START + timedelta(seconds=5)) == 15
+    assert retry.delay(pod()) == timedelta(seconds=20)

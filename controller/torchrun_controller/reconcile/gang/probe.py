@@ -1,0 +1,91 @@
+"""Probe pods: the scheduler's answer to whether there is room for one more worker.
+
+A probe has a worker's requests and constraints and none of its work. It stays Pending while there
+is no room, and is deleted once it has a node. It takes no part in preemption: it has no priority
+class, so it drives nobody out.
+"""
+
+from torchrun_api import names
+from torchrun_api.job import TorchrunJob
+from torchrun_api.json import JsonObject, JsonValue, object_at, objects_at
+from torchrun_api.kinds import PODS
+from torchrun_controller.reconcile.model.observed import Defaults, Observed
+from torchrun_controller.reconcile.model.plan import Apply
+from torchrun_controller.reconcile.objects.base import RESTRICTED_CONTAINER, RUNTIME_USER, metadata
+from torchrun_controller.reconcile.objects.child_job import worker_template
+from torchrun_controller.reconcile.schedulers import bind
+from torchrun_controller.reconcile.spec.errors import InvalidSpecError
+from torchrun_controller.reconcile.spec.resolve import resolve
+
+# Of a worker's PodSpec, what decides where it may be placed.
+PLACING = (
+    *("schedulerName", "nodeSelector", "affinity", "tolerations", "topologySpreadConstraints"),
+    *("runtimeClassName", "overhead", "resourceClaims", "imagePullSecrets"),
+)
+
+
+def missing_probes(
+    observed: Observed, count: int, defaults: Defaults
+) -> tuple[tuple[Apply, ...], str]:
+    """The first `count` probes, as far as they are not there; why there are none, if so."""
+    if count == 0:
+        return (), ""
+    job, queue = observed.job, observed.queue
+    wanted = [names.probe(job.metadata.name, index) for index in range(count)]
+    refused = next((r for r in observed.rejections if r.name in wanted), None)
+    if refused is not None:
+        return (), f"the API server refused pod {refused.name}: {refused.message}"
+    if queue is None:
+        return (), f"there is no TorchrunQueue {job.spec.job_queue}"
+    try:
+        run = resolve(job, queue)
+        unasked = bind.unasked(observed)
+        if unasked:
+            return (), unasked
+        template = worker_template(job, queue, run, None, 0, "", defaults)
+        probes = [
+            Apply(
+                PODS, bind.probing(observed, run, template, _probe(job, template, name, defaults))
+            )
+            for name in wanted
+        ]
+    except InvalidSpecError as error:
+        return (), str(error)
+    taken = {pod.metadata.name for pod in observed.probes} | {c.name for c in observed.conflicts}
+    return tuple(probe for probe in probes if probe.name not in taken), ""
+
+
+def _probe(job: TorchrunJob, template: JsonObject, name: str, defaults: Defaults) -> JsonObject:
+    worker, meta = object_at(template, "spec"), metadata(job, name, names.PROBE)
+    spec: JsonObject = {field: worker[field] for field in PLACING if field in worker}
+    spec |= {
+        "restartPolicy": "Always",
+        "terminationGracePeriodSeconds": 1,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": RUNTIME_USER,
+            "runAsGroup": RUNTIME_USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [_idle(c, defaults) for c in objects_at(worker, "containers")],
+        # Where a volume can be reached is a constraint too.
+        "volumes": [v for v in objects_at(worker, "volumes") if "persistentVolumeClaim" in v],
+    }
+    mine, workers = object_at(meta, "labels"), object_at(object_at(template, "metadata"), "labels")
+    # Gang schedulers and topology rules go by labels; an attempt's number it has none.
+    meta["labels"] = {k: v for k, v in workers.items() if k != names.ATTEMPT_LABEL} | mine
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
+
+
+def _idle(container: JsonObject, defaults: Defaults) -> JsonValue:
+    """A container of the same requests that does nothing."""
+    return {
+        "name": container["name"],
+        "image": defaults.runtime_image,
+        "imagePullPolicy": defaults.runtime_image_pull_policy,
+        "command": ["sleep", "infinity"],
+        "securityContext": RESTRICTED_CONTAINER,
+        "resources": container.get("resources", {}),
+    }

@@ -1,0 +1,132 @@
+"""spec.dependsOn: what must have become of other jobs before the first gang of this one.
+
+The status remembers each dependency from the first moment that it is met. Once a gang was
+made nothing of this matters any more: a job that runs needs no parent.
+"""
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from torchrun_api.admission import Dependency, MetDependency
+from torchrun_api.job import TorchrunJob
+from torchrun_controller.reconcile.gang import gang
+from torchrun_controller.reconcile.model.conditions import Why
+from torchrun_controller.reconcile.model.observed import Observed
+from torchrun_controller.reconcile.model.phases import TERMINAL, Finding
+
+CONDITION = "DependenciesMet"
+
+
+class Hold(Struct, frozen=True):
+    """Why the job may not start: for now, or (DEPENDENCY_FAILED) for ever."""
+
+    finding: Finding
+    why: Why
+
+
+def hold(observed: Observed) -> Hold | None:
+    """What keeps the job back; None where nothing does, or a gang was made already."""
+    job, parents = observed.job, observed.parents
+    if not job.spec.depends_on or gang.has_been(observed):
+        return None
+    cycle = _cycle(job, parents)
+    if cycle:
+        message = (
+            f"spec.dependsOn: a cycle, {' -> '.join(cycle)}: none of these jobs can ever start;"
+            " remove one of the dependencies"
+        )
+        return Hold(Finding.SPEC_INVALID, Why("InvalidSpec", message))
+    known = {one.name for one in met(observed)}
+    unmet = [dependency for dependency in job.spec.depends_on if dependency.name not in known]
+    failed = [_failure(d, parents[d.name]) for d in unmet if d.name in parents]
+    lost = next((message for message in failed if message), "")
+    if lost:
+        return Hold(Finding.DEPENDENCY_FAILED, Why("DependencyFailed", lost))
+    if not unmet:
+        return None
+    waits = [_wait(dependency, parents.get(dependency.name)) for dependency in unmet]
+    missing = any(dependency.name not in parents for dependency in unmet)
+    reason = "DependencyNotFound" if missing else "WaitingForDependencies"
+    return Hold(Finding.DEPENDENCY_WAITING, Why(reason, "waits for " + "; ".join(waits)))
+
+
+def met(observed: Observed) -> tuple[MetDependency, ...]:
+    """Dependencies that are met now or were before, in the order of the spec.
+
+    One that was met stays so: a TTL may have removed its job since. An edit that asks for another
+    condition, or removes a dependency, forgets it.
+    """
+    known = {(one.name, one.condition): one for one in observed.job.status.dependencies_met}
+    found = (
+        known.get((dependency.name, dependency.condition))
+        or _met_now(dependency, observed.parents.get(dependency.name))
+        for dependency in observed.job.spec.depends_on
+    )
+    return tuple(one for one in found if one is not None)
+
+
+def why_met(observed: Observed) -> Why | None:
+    """That nothing is waited for; None for a job that depends on none."""
+    if not observed.job.spec.depends_on:
+        return None
+    return Why("DependenciesMet", "every job of spec.dependsOn has come so far")
+
+
+def why_gang(observed: Observed) -> Why | None:
+    """The same of a gang that exists: the status with which it was created may be lost."""
+    every_one = len(met(observed)) == len(observed.job.spec.depends_on)
+    return why_met(observed) if every_one else None
+
+
+def _met_now(dependency: Dependency, parent: TorchrunJob | None) -> MetDependency | None:
+    if parent is None or _wait(dependency, parent):
+        return None
+    return MetDependency(
+        name=dependency.name, condition=dependency.condition, uid=parent.metadata.uid
+    )
+
+
+def _wait(dependency: Dependency, parent: TorchrunJob | None) -> str:
+    """What the parent has still to do, in words; nothing where it is done."""
+    if parent is None:
+        return f"{dependency.name}, which does not exist: submit it, or remove it from dependsOn"
+    phase = parent.status.phase or "Pending"
+    reached = {
+        "Succeeded": phase == "Succeeded",
+        "Running": phase == "Succeeded" or parent.status.start_time is not None,
+        "Finished": phase in TERMINAL,
+    }
+    if reached[dependency.condition]:
+        return ""
+    reason = f", {parent.status.reason}" if parent.status.reason else ""
+    return f"{dependency.name} to be {dependency.condition} (now {phase}{reason})"
+
+
+def _failure(dependency: Dependency, parent: TorchrunJob) -> str:
+    """Why the parent will never come so far, in words; nothing where it may."""
+    phase = parent.status.phase
+    if phase not in TERMINAL or not _wait(dependency, parent):
+        return ""
+    message = f": {parent.status.message}" if parent.status.message else ""
+    return (
+        f"{dependency.name} is {phase} and will not be {dependency.condition}"
+        f" ({parent.status.reason}{message})"
+    )
+
+
+def _cycle(job: TorchrunJob, parents: Mapping[str, TorchrunJob]) -> tuple[str, ...]:
+    """The shortest way from the job through its parents back to itself, both ends named."""
+    own = job.metadata.name
+    ways: list[tuple[str, ...]] = [(own,)]
+    seen: set[str] = set()
+    while ways:
+        way = ways.pop(0)
+        at = job if way[-1] == own else parents.get(way[-1])
+        for dependency in at.spec.depends_on if at is not None else ():
+            if dependency.name == own:
+                return (*way, own)
+            if dependency.name not in seen:
+                seen.add(dependency.name)
+                ways.append((*way, dependency.name))
+    return ()

@@ -1,0 +1,246 @@
+"""Elastic jobs: fewer nodes where some are missing, the wanted number when they are back.
+
+Wanted is spec.numNodes, by the user's word (`kubectl scale`, within minNodes and maxNodes). A gang
+that cannot be placed whole for a while is made anew of as many workers as have a node, minNodes at
+least. Whether there is room again is never guessed from what nodes have: probe pods with the
+requests and constraints of a worker ask the scheduler. Each resize is a new gang that goes on from
+the checkpoint; it is no restart and no disruption.
+"""
+
+from datetime import datetime, timedelta
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from torchrun_api import names
+from torchrun_api.core import Job, Pod
+from torchrun_api.job import Elastic, TorchrunJob
+from torchrun_api.meta import ConditionStatus
+from torchrun_controller.reconcile.gang import gang
+from torchrun_controller.reconcile.gang.decision import Decision, soonest
+from torchrun_controller.reconcile.gang.probe import missing_probes
+from torchrun_controller.reconcile.job.advance import Successor, advance
+from torchrun_controller.reconcile.model.conditions import Claimed, Why
+from torchrun_controller.reconcile.model.observed import Defaults, Observed
+from torchrun_controller.reconcile.model.phases import Finding
+from torchrun_controller.reconcile.model.plan import Delete
+from torchrun_controller.reconcile.pods import roles
+from torchrun_controller.reconcile.pods.lifecycle import alive, scheduled
+from torchrun_controller.reconcile.pods.lifecycle import delete as delete_pod
+from torchrun_controller.reconcile.pods.nodes import loss
+from torchrun_controller.reconcile.spec import admission_status
+
+# For the scheduler to find nodes for a whole gang, before a smaller one is made.
+SHRINK_AFTER = timedelta(seconds=30)
+# From the first probe that finds room: what comes back together is taken in together.
+SETTLE = timedelta(seconds=10)
+MOST_PROBES = 16
+
+
+class Outlook(Struct, frozen=True, kw_only=True):
+    """What follows for the size of a gang: a resize to `nodes`, or what it says and waits for."""
+
+    nodes: int | None = None
+    why: Why | None = None  # of the resize
+    condition: Claimed | None = None
+    probes: int = 0
+    requeue_after: float | None = None
+
+
+def adapt(observed: Observed, decision: Decision, now: datetime, defaults: Defaults) -> Decision:
+    """The decision on a gang that lives, with what its size calls for."""
+    spec = observed.job.spec
+    if spec.elastic is None or spec.num_nodes is None:
+        return decision
+    seen = outlook(observed, decision.finding, spec.elastic, now, defaults.grow_after)
+    if decision.why.reason == "WorkersStarting":
+        # The scheduler has not spoken yet: each gang starts like that.
+        seen = replace(seen, condition=None)
+    if seen.nodes is not None and seen.why is not None:
+        return _resize(observed, decision, seen.nodes, seen.why, now, defaults)
+    if seen.condition is not None and seen.condition.status == "False":
+        decision = replace(decision, why=_told(decision, seen.condition.why))
+    applies, problem = missing_probes(observed, seen.probes, defaults)
+    condition = seen.condition
+    if problem and condition is not None:
+        why = Why(condition.why.reason, f"{condition.why.message}; {problem}")
+        condition = replace(condition, why=why)
+    return replace(
+        decision,
+        capacity=condition,
+        applies=(*decision.applies, *applies),
+        probes=seen.probes,
+        requeue_after=soonest(decision.requeue_after, seen.requeue_after),
+    )
+
+
+def _told(decision: Decision, capacity: Why) -> Why:
+    """A gang that runs has nothing more important to say; one that waits says both."""
+    if decision.finding is Finding.GANG_RUNNING:
+        return capacity
+    return Why(decision.why.reason, f"{decision.why.message}; {capacity.message}")
+
+
+def outlook(
+    observed: Observed, finding: Finding, elastic: Elastic, now: datetime, grow_after: timedelta
+) -> Outlook:
+    """What the size of a gang calls for that stands as `finding` says."""
+    wanted = observed.job.spec.num_nodes
+    assert wanted is not None, "elastic goes with numNodes"
+    child = observed.child_jobs[-1]
+    nodes = roles.nodes_of(child)
+    if wanted not in (nodes, asked_of(child)):
+        why = Why(gang.BY_THE_USER, f"from {nodes} to {wanted} nodes, from the checkpoint")
+        return Outlook(nodes=wanted, why=why)
+    if child.spec.suspend:
+        return Outlook()
+    if finding is Finding.GANG_STARTING and scheduled(observed.workers) < nodes:
+        return _placing(observed, nodes, elastic.min_nodes, now)
+    if nodes == wanted:
+        return Outlook(condition=_condition("True", "AllNodes", f"{nodes} of {wanted} nodes"))
+    most = admission_status.most_nodes(observed)
+    if most is not None and most <= nodes:
+        return Outlook(condition=_not_admitted(observed.job, nodes, wanted))
+    if finding is Finding.GANG_RUNNING:
+        return _growing(
+            observed, nodes, wanted if most is None else min(wanted, most), now, grow_after
+        )
+    message = f"{nodes} of {wanted} nodes, waits for capacity"
+    return Outlook(condition=_condition("False", "WaitingForCapacity", message))
+
+
+def _not_admitted(job: TorchrunJob, nodes: int, wanted: int) -> Claimed:
+    """No room is looked for that the queue has not admitted."""
+    short = f"{nodes} of {wanted} nodes"
+    if admission_status.gives_back(job):
+        message = f"{short}; gives back the others that it was admitted for to jobs that wait"
+        return _condition("False", admission_status.GIVES_BACK, message)
+    return _condition(
+        "False", admission_status.WAITING, f"{short}, waits for its queue to admit more"
+    )
+
+
+def _condition(status: ConditionStatus, reason: str, message: str) -> Claimed:
+    return Claimed(admission_status.FULL_SIZE, status, Why(reason, message))
+
+
+def asked_of(child: Job) -> int:
+    """numNodes when the gang was made, which may be larger than the gang."""
+    return names.number_in(child.metadata.annotations.wanted_nodes, roles.nodes_of(child))
+
+
+def kept(observed: Observed) -> int | None:
+    """Nodes of the gang that follows a failure: a smaller gang stays so; None: as the spec says."""
+    child, spec = observed.child_jobs[-1], observed.job.spec
+    as_asked = spec.elastic is not None and asked_of(child) == spec.num_nodes
+    return roles.nodes_of(child) if as_asked else None
+
+
+def _placing(observed: Observed, nodes: int, fewest: int, now: datetime) -> Outlook:
+    """Not every worker has a node: wait, then take what there is."""
+    if any(loss(observed, pod, now) is None for pod in observed.ghosts):
+        told = "workers of an earlier gang still hold their nodes"
+        return Outlook(condition=_condition("Unknown", "WaitingForOldGang", told))
+    placed = scheduled(observed.workers)
+    if placed < fewest:
+        message = f"{placed} workers have a node, {fewest} are needed (elastic.minNodes)"
+        return Outlook(condition=_condition("False", "NodesMissing", message))
+    deadline = _placing_since(observed, now) + SHRINK_AFTER
+    if deadline <= now:
+        seconds = SHRINK_AFTER.total_seconds()
+        message = f"{placed} of {nodes} workers found a node within {seconds:.0f} s"
+        why = Why(gang.SHRINKING, f"from {nodes} to {placed} nodes: {message}")
+        return Outlook(nodes=placed, why=why)
+    message = (
+        f"a gang of {placed} follows unless all {nodes} have a node by {deadline:%H:%M:%S} UTC"
+    )
+    return Outlook(
+        condition=_condition("False", "NodesMissing", message),
+        requeue_after=_until(deadline, now),
+    )
+
+
+def _placing_since(observed: Observed, now: datetime) -> datetime:
+    """Since when nothing of ours keeps the nodes from the gang, as the condition remembers it."""
+    made = observed.child_jobs[-1].metadata.creation_timestamp or now
+    known = {c.type: c for c in observed.job.status.conditions}.get(admission_status.FULL_SIZE)
+    if known is None or known.status == "True" or known.last_transition_time is None:
+        return made
+    return now if known.status == "Unknown" else max(made, known.last_transition_time)
+
+
+def _growing(
+    observed: Observed, nodes: int, wanted: int, now: datetime, grow_after: timedelta
+) -> Outlook:
+    """Ask the scheduler for room, not too often; resize by as much as it has found.
+
+    `grow_after` is the age of a gang before it may give way to a larger one: each growth costs what
+    a restart costs.
+    """
+    short = f"{nodes} of {wanted} nodes, waits for capacity"
+    opening = (observed.child_jobs[-1].metadata.creation_timestamp or now) + grow_after
+    if opening > now:
+        message = f"{short}; room for more is looked for from {opening:%H:%M:%S} UTC on"
+        condition = _condition("False", "WaitingForCapacity", message)
+        return Outlook(condition=condition, requeue_after=_until(opening, now))
+    probes = min(wanted - nodes, MOST_PROBES)
+    placed = [pod for pod in observed.probes if pod.spec.node_name and _stands(pod)]
+    condition = _condition(
+        "False", "WaitingForCapacity", f"{short}; probe pods ask the scheduler for {probes} more"
+    )
+    if not placed:
+        return Outlook(condition=condition, probes=probes)
+    settled = min(_placed_at(pod, now) for pod in placed) + SETTLE
+    if len(placed) < probes and settled > now:
+        return Outlook(condition=condition, probes=probes, requeue_after=_until(settled, now))
+    larger = nodes + min(len(placed), probes)
+    why = Why(gang.GROWING, f"from {nodes} to {larger} nodes: there is room for {len(placed)} more")
+    return Outlook(nodes=larger, why=why)
+
+
+def _stands(pod: Pod) -> bool:
+    return alive(pod) and pod.metadata.deletion_timestamp is None
+
+
+def _placed_at(pod: Pod, now: datetime) -> datetime:
+    times = (c.last_transition_time for c in pod.status.conditions if c.type == "PodScheduled")
+    return next((time for time in times if time is not None), now)
+
+
+def _until(moment: datetime | None, now: datetime) -> float | None:
+    return None if moment is None else (moment - now).total_seconds()
+
+
+def _resize(
+    observed: Observed, decision: Decision, nodes: int, why: Why, now: datetime, defaults: Defaults
+) -> Decision:
+    """The next gang is made before the old one is told to end, so that its size is never lost."""
+    ended = gang.record(observed, why, now, counted=False)
+    successor = Successor(counts=decision.counts, ended=ended, nodes=nodes)
+    step = advance(observed, successor, now, defaults)
+    if step.finding is not Finding.READY:
+        message = f"{decision.why.message}; no resize to {nodes} nodes yet: {step.why.message}"
+        return replace(
+            decision,
+            why=Why(decision.why.reason, message),
+            applies=(*decision.applies, *step.applies),
+            deletes=(*decision.deletes, *step.deletes),
+            requeue_after=soonest(decision.requeue_after, step.requeue_after),
+        )
+    # A gang that was never whole has nothing to save.
+    hurried = gang.end_survivors(observed) if why.reason == gang.SHRINKING else ()
+    deletes = (*hurried, gang.delete(observed.child_jobs[-1]), *gang.forget_oldest(observed))
+    return replace(step, why=why, ended=(*decision.ended, ended), deletes=deletes)
+
+
+def leftovers(observed: Observed, decision: Decision | None) -> tuple[Delete, ...]:
+    """Probes that nobody asks any more, and gangs that a resize has left to end."""
+    probes = decision.probes if decision is not None else 0
+    resized = (gang.delete(child) for child in gang.left_by_resize(observed))
+    idle = (
+        delete_pod(pod)
+        for number, pod in enumerate(sorted(observed.probes, key=lambda p: p.metadata.name))
+        if (number >= probes or not alive(pod)) and pod.metadata.deletion_timestamp is None
+    )
+    told = {delete.uid for delete in decision.deletes} if decision is not None else set()
+    return tuple(delete for delete in (*resized, *idle) if delete.uid not in told)

@@ -1,0 +1,1 @@
+"""What reconcile reads and writes: Observed, Plan, phases and conditions."""

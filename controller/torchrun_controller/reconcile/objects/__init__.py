@@ -1,0 +1,1 @@
+"""The bodies of what is created: Job, Service, claims, sync, setup and serve pods."""

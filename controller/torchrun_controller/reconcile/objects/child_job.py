@@ -1,0 +1,296 @@
+"""The Indexed Job of one attempt: applied once and never changed."""
+
+import msgspec
+
+from torchrun_api import names
+from torchrun_api.job import TorchrunJob
+from torchrun_api.json import JsonObject, JsonValue, object_at
+from torchrun_api.kinds import JOBS
+from torchrun_api.quantity import parse
+from torchrun_api.queue import TorchrunQueue
+from torchrun_controller.reconcile.model.observed import Defaults
+from torchrun_controller.reconcile.model.plan import Apply
+from torchrun_controller.reconcile.objects import environment as environments
+from torchrun_controller.reconcile.objects import network, progress_reports, volumes
+from torchrun_controller.reconcile.objects.base import (
+    KEEP,
+    RESTRICTED_CONTAINER,
+    container_of,
+    env,
+    labels,
+    metadata,
+    pull_secrets,
+)
+from torchrun_controller.reconcile.objects.environment import Environment
+from torchrun_controller.reconcile.objects.security import secured
+from torchrun_controller.reconcile.spec import pod_template
+from torchrun_controller.reconcile.spec.admission_status import takes_part
+from torchrun_controller.reconcile.spec.errors import InvalidSpecError
+from torchrun_controller.reconcile.spec.merge import merge
+from torchrun_controller.reconcile.spec.requests import encode_charge, requests_of
+from torchrun_controller.reconcile.spec.resolve import Run
+
+# Seconds of the grace period that the launcher keeps for itself, to tell how it ended.
+LAST_WORDS = 5
+LAUNCHER_NEEDS: JsonObject = {"cpu": "100m", "memory": "64Mi"}
+GPU_TYPE_LABEL = f"{names.GROUP}/gpu-type"
+
+
+def child_job(
+    job: TorchrunJob,
+    run: Run,
+    attempt: int,
+    template: JsonObject,
+    annotations: JsonObject,
+    role: str = "",
+) -> Apply:
+    """The gang as an Indexed Job with a pod for each node, or that of its head or its workers.
+
+    A lost pod is a new gang (torchrun does not recover the death of an agent in place), so the Job
+    itself never retries: backoffLimit 0, restartPolicy Never and no podFailurePolicy. `run` is that
+    of the pods of this role, `template` their v1 PodTemplateSpec.
+    """
+    named = names.workers_job if role == names.WORKER else names.child_job
+    meta = metadata(job, named(job.metadata.name, attempt), names.WORKER)
+    meta["labels"] = _labels(job, attempt, role)
+    if volumes.keeps_state(run):
+        annotations = {**annotations, names.STATE: "true"}
+    if role == names.HEAD:
+        annotations = {**annotations, names.NODES: str(run.size.nodes)}
+    if annotations:
+        meta["annotations"] = annotations
+    pods = {names.HEAD: 1, names.WORKER: run.size.nodes - 1}.get(role, run.size.nodes)
+    body: JsonObject = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": meta,
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": pods,
+            "parallelism": pods,
+            "backoffLimit": 0,
+            "podReplacementPolicy": "Failed",
+            "template": template,
+        },
+    }
+    return Apply(JOBS, body)
+
+
+def charge(job: TorchrunJob, queue: TorchrunQueue, run: Run) -> JsonObject:
+    """The annotation of what a gang is charged with, where its queue takes part in admission."""
+    if not takes_part(queue.spec):
+        return {}
+    requests = requests_of(job, queue, run.size)
+    return {names.CHARGE: encode_charge(job.metadata.uid, requests, queue.metadata.name)}
+
+
+def wanted_nodes(job: TorchrunJob, run: Run) -> JsonObject:
+    """The annotation of numNodes where the gang is smaller: what was asked for."""
+    wanted = job.spec.num_nodes
+    return {} if wanted in (None, run.size.nodes) else {names.WANTED_NODES: str(wanted)}
+
+
+def _labels(job: TorchrunJob, attempt: int, role: str) -> JsonObject:
+    made = labels(job, names.WORKER) | {names.ATTEMPT_LABEL: str(attempt)}
+    return made | {names.ROLE_LABEL: role} if role else made
+
+
+def worker_template(
+    job: TorchrunJob,
+    queue: TorchrunQueue,
+    run: Run,
+    environment: Environment | None,
+    attempt: int,
+    start: str,
+    defaults: Defaults,
+    role: str = "",
+) -> JsonObject:
+    """v1 PodTemplateSpec: the user's templates below, what the controller decides on top.
+
+    Raises:
+        InvalidSpecError: the job sets what is the controller's, or asks for more than its queue's
+            podSecurity allows, or for what no worker can have.
+    """
+    pod_template.check(job, queue)
+    template: JsonObject = {
+        "metadata": {"annotations": KEEP},
+        "spec": pod_template.defaults(queue),
+    }
+    layers = [queue.spec.pod_template, job.spec.pod_template]
+    if job.spec.head is not None and role == names.HEAD:
+        layers.append(job.spec.head.pod_template)
+    for layer in layers:
+        template = merge(template, {"metadata": layer.metadata, "spec": layer.spec})
+    gpu_type = queue.spec.node_resources.gpu_type
+    pod_labels: JsonObject = {
+        **job.spec.labels,
+        **({GPU_TYPE_LABEL: gpu_type} if gpu_type else {}),
+        **_labels(job, attempt, role),
+    }
+    meta: JsonObject = {"labels": pod_labels}
+    annotations: JsonObject = {**job.spec.annotations}
+    if start:
+        annotations[names.START] = start
+    if run.checkpoints is not None and run.checkpoints.host_path:
+        annotations[names.LOCAL_CHECKPOINTS] = str(int(parse(run.checkpoints.size)))
+    if annotations:
+        meta["annotations"] = annotations
+    pod = _pod(job, queue, run, environment, defaults)
+    pod["containers"] = [_trainer(job, queue, run, environment, attempt, defaults, role)]
+    return secured(_sized(merge(template, {"metadata": meta, "spec": pod})), queue)
+
+
+def _sized(template: JsonObject) -> JsonObject:
+    """The launcher requests and limits what the trainer does, as little as it needs.
+
+    A namespace with a quota of CPU or memory takes no container without them; a scheduler with
+    quotas of its own (Kueue) takes none that requests what it does not know.
+    """
+    spec = object_at(template, "spec")
+    trainer = container_of(spec, "containers", names.TRAINER_CONTAINER)
+    asked = object_at(trainer, "resources")
+    resources: JsonObject = {}
+    for kind in ("requests", "limits"):
+        said = object_at(asked, kind)
+        needs: JsonObject = {name: need for name, need in LAUNCHER_NEEDS.items() if name in said}
+        if needs:
+            resources[kind] = needs
+    if resources:
+        launcher = container_of(spec, "initContainers", names.LAUNCHER_CONTAINER)
+        launcher.setdefault("resources", resources)
+    return template
+
+
+def _pod(
+    job: TorchrunJob,
+    queue: TorchrunQueue,
+    run: Run,
+    environment: Environment | None,
+    defaults: Defaults,
+) -> JsonObject:
+    """The pod but for its training container."""
+    spec = queue.spec
+    pod: JsonObject = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": run.grace_seconds,
+        "initContainers": [_launcher(defaults)],
+        "volumes": [
+            *volumes.volumes(job, run),
+            *environments.volumes(environment),
+            *progress_reports.volumes(defaults),
+        ],
+    }
+    if network.needs_service(run):
+        pod["subdomain"] = names.service(job.metadata.name)
+    if spec.service_account_name:
+        pod["serviceAccountName"] = spec.service_account_name
+    optional: JsonObject = {
+        "imagePullSecrets": pull_secrets(queue),
+        "schedulerName": spec.scheduling.scheduler,
+        "priorityClassName": run.priority_class_name,
+        "nodeSelector": dict(run.node_selector),
+        "tolerations": [dict(toleration) for toleration in run.tolerations],
+        "affinity": run.affinity,
+    }
+    pod.update({name: value for name, value in optional.items() if value})
+    if spec.networking.host_network:
+        pod.update({"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"})
+    return pod
+
+
+def _launcher(defaults: Defaults) -> JsonObject:
+    """The launcher reaches the user's image through an emptyDir."""
+    return {
+        "name": names.LAUNCHER_CONTAINER,
+        "image": defaults.runtime_image,
+        "imagePullPolicy": defaults.runtime_image_pull_policy,
+        "command": ["cp", "-r", "/opt/torchrun/launch", f"{volumes.LAUNCHER_DIR}/launch"],
+        "securityContext": RESTRICTED_CONTAINER,
+        "volumeMounts": [{"name": "torchrun", "mountPath": volumes.LAUNCHER_DIR}],
+    }
+
+
+def _trainer(
+    job: TorchrunJob,
+    queue: TorchrunQueue,
+    run: Run,
+    environment: Environment | None,
+    attempt: int,
+    defaults: Defaults,
+    role: str,
+) -> JsonObject:
+    trainer: JsonObject = {
+        "name": names.TRAINER_CONTAINER,
+        "command": ["python3", f"{volumes.LAUNCHER_DIR}/launch"],
+        "env": _env(job, run, environment, attempt, defaults, role),
+        "volumeMounts": [
+            *volumes.mounts(job, run),
+            *environments.worker_mounts(environment),
+            *progress_reports.mounts(defaults),
+        ],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+    if queue.spec.security_context is not None:
+        trainer["securityContext"] = queue.spec.security_context
+    trainer["image"] = run.image
+    if queue.spec.image_pull_policy:
+        trainer["imagePullPolicy"] = queue.spec.image_pull_policy
+    resources: JsonObject = {}
+    if run.size.requests:
+        resources["requests"] = dict(run.size.requests)
+    if run.size.limits:
+        resources["limits"] = dict(run.size.limits)
+    if resources:
+        trainer["resources"] = resources
+    return trainer
+
+
+def _env(
+    job: TorchrunJob,
+    run: Run,
+    environment: Environment | None,
+    attempt: int,
+    defaults: Defaults,
+    role: str,
+) -> list[JsonValue]:
+    served = run.workspace.served if run.workspace else None
+    copied = run.workspace if run.workspace and not run.workspace.existing else None
+    ours = [
+        *env(
+            TORCHRUN_JOB_NAME=job.metadata.name,
+            TORCHRUN_JOB_UID=job.metadata.uid,
+            TORCHRUN_ATTEMPT=str(attempt),
+            TORCHRUN_ROLE=role or None,
+            TORCHRUN_START_FILE=f"{volumes.PODINFO_DIR}/annotations",
+            TORCHRUN_GRACE_SECONDS=str(max(run.grace_seconds - LAST_WORDS, 0)),
+            TORCHRUN_COMMAND=msgspec.json.encode(job.spec.command).decode(),
+            TORCHRUN_LAUNCHER=job.spec.launcher,
+            TORCHRUN_BACKEND=run.backend,
+            TORCHRUN_WORKING_DIR=run.working_dir,
+            TORCHRUN_WORKSPACE_SOURCE=volumes.WORKSPACE_SOURCE_DIR if copied else None,
+            TORCHRUN_WORKSPACE_URL=served.url if served else None,
+            TORCHRUN_WORKSPACE_MANIFEST=served.manifest if served else None,
+            TORCHRUN_WORKSPACE_TARGET=copied.mount_path if copied else None,
+            TORCHRUN_STATE_DIR=volumes.STATE_DIR if volumes.keeps_state(run) else None,
+            TORCHRUN_HANG_TIMEOUT_SECONDS=str(run.hang_seconds) if run.hang_seconds else None,
+        ),
+        *environments.worker_variables(environment),
+        *progress_reports.variables(defaults),
+        *network.rendezvous_env(job, run, attempt),
+    ]
+    reserved = {variable["name"] for variable in ours}
+    users: list[JsonObject] = []
+    for variable in job.spec.env:
+        if variable.name in reserved:
+            raise InvalidSpecError(
+                f"spec.env: {variable.name} is set by the controller; remove it"
+                " (sizes, ports and backends have fields of their own)"
+            )
+        entry: JsonObject = {"name": variable.name}
+        if variable.value_from is not None:
+            entry["valueFrom"] = variable.value_from
+        else:
+            entry["value"] = variable.value or ""
+        users.append(entry)
+        reserved.add(variable.name)
+    return [*users, *ours]

@@ -1,0 +1,92 @@
+"""How the workers of a gang find each other, and who else may connect to them.
+
+The headless Service, the NetworkPolicy and torchrun's environment.
+"""
+
+from torchrun_api import names
+from torchrun_api.job import TorchrunJob
+from torchrun_api.json import JsonObject, JsonValue
+from torchrun_api.kinds import NETWORK_POLICIES, SERVICES
+from torchrun_controller.reconcile.model.plan import Apply
+from torchrun_controller.reconcile.objects.base import env, metadata
+from torchrun_controller.reconcile.spec.resolve import Run
+
+COMPLETION_INDEX_FIELD = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+
+
+def needs_service(run: Run) -> bool:
+    """A gang of one finds itself by localhost."""
+    return run.size.nodes > 1
+
+
+def service(job: TorchrunJob) -> Apply:
+    """Headless, and resolving before readiness: the ranks meet before any of them is ready."""
+    return Apply(
+        SERVICES,
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": metadata(job, names.service(job.metadata.name), names.NETWORK),
+            "spec": {
+                "clusterIP": "None",
+                "publishNotReadyAddresses": True,
+                "selector": {
+                    names.JOB_LABEL: job.metadata.name,
+                    names.COMPONENT_LABEL: names.WORKER,
+                },
+            },
+        },
+    )
+
+
+def isolation(job: TorchrunJob) -> Apply:
+    """Workers take connections of the job's own pods alone; what they connect to is not bound.
+
+    It is applied with each gang, and goes with the job.
+    """
+    mine: JsonObject = {names.JOB_LABEL: job.metadata.name}
+    return Apply(
+        NETWORK_POLICIES,
+        {
+            "apiVersion": NETWORK_POLICIES.api_version,
+            "kind": NETWORK_POLICIES.kind,
+            "metadata": metadata(job, job.metadata.name, names.NETWORK),
+            "spec": {
+                "podSelector": {"matchLabels": {**mine, names.COMPONENT_LABEL: names.WORKER}},
+                "policyTypes": ["Ingress"],
+                "ingress": [{"from": [{"podSelector": {"matchLabels": mine}}]}],
+            },
+        },
+    )
+
+
+def rendezvous_env(job: TorchrunJob, run: Run, attempt: int) -> list[JsonObject]:
+    """`PET_*`, from which torchrun reads its options, and what other launchers expect.
+
+    A plain `torchrun train.py` forms the right group with these; no user's line is rewritten.
+    """
+    rendezvous = run.rendezvous
+    master = (
+        names.worker_host(job.metadata.name, attempt, 0, job.metadata.namespace)
+        if needs_service(run)
+        else "localhost"
+    )
+    port, nodes = str(rendezvous.port), str(run.size.nodes)
+    index: JsonValue = {"fieldRef": {"fieldPath": COMPLETION_INDEX_FIELD}}
+    return [
+        *env(
+            PET_NNODES=nodes,
+            PET_NPROC_PER_NODE=str(run.nproc_per_node),
+            PET_RDZV_BACKEND=rendezvous.backend,
+            PET_RDZV_ENDPOINT=rendezvous.endpoint or f"{master}:{port}",
+            PET_RDZV_ID=f"{job.metadata.uid}-{attempt}",
+            PET_MAX_RESTARTS=str(run.max_restarts),
+            PET_MASTER_ADDR=master,
+            PET_MASTER_PORT=port,
+            MASTER_ADDR=master,
+            MASTER_PORT=port,
+            NNODES=nodes,
+        ),
+        {"name": "PET_NODE_RANK", "valueFrom": index},
+        {"name": "NODE_RANK", "valueFrom": index},
+    ]

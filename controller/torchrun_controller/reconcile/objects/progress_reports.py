@@ -1,0 +1,40 @@
+"""How a worker reports its progress to the controller: variables, token and mount."""
+
+from torchrun_api.json import JsonObject
+from torchrun_controller.reconcile.model.observed import Defaults
+from torchrun_controller.reconcile.objects.base import env
+
+# Of the workers' tokens: good for nothing else, so one that leaks does little harm.
+AUDIENCE = "torchrun.ai/progress"
+TOKEN_DIR = "/torchrun-token"  # noqa: S105  # a path
+_TOKEN_SECONDS = 3600  # the kubelet renews it well before
+
+
+def variables(defaults: Defaults) -> list[JsonObject]:
+    """What the launcher needs to know to report."""
+    if not defaults.progress_url:
+        return []
+    return env(
+        TORCHRUN_PROGRESS_URL=defaults.progress_url,
+        TORCHRUN_PROGRESS_TOKEN_FILE=f"{TOKEN_DIR}/token",
+    )
+
+
+def volumes(defaults: Defaults) -> list[JsonObject]:
+    """The token by which the controller knows the pod."""
+    if not defaults.progress_url:
+        return []
+    token: JsonObject = {
+        "audience": AUDIENCE,
+        "expirationSeconds": _TOKEN_SECONDS,
+        "path": "token",
+    }
+    sources: list[JsonObject] = [{"serviceAccountToken": token}]
+    return [{"name": "progress-token", "projected": {"sources": [*sources]}}]
+
+
+def mounts(defaults: Defaults) -> list[JsonObject]:
+    """Where the launcher finds it."""
+    if not defaults.progress_url:
+        return []
+    return [{"name": "progress-token", "mountPath": TOKEN_DIR, "readOnly": True}]

@@ -1,0 +1,122 @@
+"""The serve pod: a sync pod with a second container, which serves to the workers what it made."""
+
+from typing import Literal
+
+from torchrun_api import names
+from torchrun_api.job import TorchrunJob
+from torchrun_api.json import JsonObject, JsonValue, object_at, objects_at
+from torchrun_api.queue import TorchrunQueue
+from torchrun_controller.reconcile.model.observed import Defaults
+from torchrun_controller.reconcile.model.plan import Apply
+from torchrun_controller.reconcile.objects import workspace_source
+from torchrun_controller.reconcile.objects.base import RESTRICTED_CONTAINER, env
+from torchrun_controller.reconcile.objects.sync_pod import SYNC_DIR, sync_pod
+from torchrun_controller.reconcile.spec.resolve import Claim
+
+API_DIR = "/torchrun-api"
+# Where a serve pod keeps the workspace; "" for a claim that the workers share.
+Store = Literal["", "claim", "ephemeral"]
+
+
+def serve_pod(
+    job: TorchrunJob,
+    wanted: Claim,
+    store: Store,
+    number: int,
+    defaults: Defaults,
+    commit: str = "",
+    *,
+    queue: TorchrunQueue | None,
+    known: int = 0,
+    node: str = "",
+    stands_by: bool = False,
+) -> Apply:
+    """The container that takes uploads ends and stays ended; the one that serves is kept running.
+
+    What it makes is a revision later than `known`, of any upload where it stands by. `node` has the
+    claim mounted, which no other node may be able to do.
+
+    That one has a token of the pod's service account, without which the API server does not tell
+    the keys that its workers' tokens are signed with. It needs no role for that.
+    """
+    after = known if stands_by else None
+    made = sync_pod(job, wanted, number, defaults, commit, queue=queue, after=after, alone=True)
+    meta, spec = object_at(made.body, "metadata"), object_at(made.body, "spec")
+    annotations = object_at(meta, "annotations") | {names.DELIVERY: store}
+    containers, volumes = objects_at(spec, "containers"), objects_at(spec, "volumes")
+    if store == "ephemeral":
+        own: JsonObject = {"name": "workspace", "emptyDir": {"sizeLimit": wanted.size}}
+        volumes = [own, *volumes[1:]]
+        if known and not stands_by:
+            # Nothing on its storage tells of the revisions before.
+            count = env(TORCHRUN_SYNC_AFTER=str(known))
+            containers = [c | {"env": [*objects_at(c, "env"), *count]} for c in containers]
+    body: JsonObject = {
+        **made.body,
+        "metadata": meta
+        | {"name": names.serve_pod(job.metadata.name, number), "annotations": annotations},
+        "spec": spec
+        | {
+            "restartPolicy": "OnFailure",
+            "containers": [*containers, _server(job, defaults)],
+            "volumes": [*volumes, _api_volume()],
+            **({"affinity": _beside(node)} if node else {}),
+        },
+    }
+    return Apply(made.kind, body)
+
+
+def _beside(node: str) -> JsonObject:
+    """v1 Affinity to the one node."""
+    term: JsonObject = {
+        "matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]
+    }
+    required: JsonObject = {"nodeSelectorTerms": [term]}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+
+
+def _server(job: TorchrunJob, defaults: Defaults) -> JsonObject:
+    return {
+        "name": names.SERVE_CONTAINER,
+        "image": workspace_source.source_of(job).image or defaults.runtime_image,
+        "imagePullPolicy": defaults.runtime_image_pull_policy,
+        "command": ["torchrun-serve"],
+        "env": [
+            *env(
+                TORCHRUN_SERVE_DIR=SYNC_DIR,
+                TORCHRUN_SERVE_PORT=str(names.SERVE_PORT),
+                TORCHRUN_SERVE_NAMESPACE=job.metadata.namespace,
+                TORCHRUN_SERVE_JOB=job.metadata.name,
+                TORCHRUN_SERVE_API_DIR=API_DIR,
+            )
+        ],
+        "ports": [{"name": "serve", "containerPort": names.SERVE_PORT, "protocol": "TCP"}],
+        "readinessProbe": {"httpGet": {"path": "/readyz", "port": "serve"}, "periodSeconds": 1},
+        "resources": {
+            "requests": {"cpu": "100m", "memory": "64Mi"},
+            "limits": {"memory": "512Mi"},
+        },
+        "securityContext": RESTRICTED_CONTAINER,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [
+            {"name": "workspace", "mountPath": SYNC_DIR, "readOnly": True},
+            {"name": "api", "mountPath": API_DIR, "readOnly": True},
+        ],
+    }
+
+
+def _api_volume() -> JsonObject:
+    """What a pod needs to ask the API server, mounted into one container only."""
+    authority: JsonValue = {
+        "name": "kube-root-ca.crt",
+        "items": [{"key": "ca.crt", "path": "ca.crt"}],
+    }
+    return {
+        "name": "api",
+        "projected": {
+            "sources": [
+                {"serviceAccountToken": {"path": "token", "expirationSeconds": 3600}},
+                {"configMap": authority},
+            ]
+        },
+    }

@@ -1,0 +1,1 @@
+"""Queue and job resolved to what runs: sizes, policies, merges, contradictions."""

@@ -1,0 +1,100 @@
+"""What the pods of a gang request together, as the scheduler counts it."""
+
+from fractions import Fraction
+from math import ceil
+
+import msgspec
+from msgspec import field
+
+from torchrun_api.json import JsonObject
+from torchrun_api.meta import Wire
+from torchrun_api.quantity import QuantityError, format_bytes, format_cpu, parse
+from torchrun_controller.reconcile.spec.errors import InvalidSpecError
+
+_IN_BYTES = ("memory", "ephemeral-storage", "hugepages-")
+
+Amounts = dict[str, Fraction]
+Quantities = dict[str, int | str]
+
+
+class _Resources(Wire, frozen=True, kw_only=True):
+    requests: Quantities = field(default_factory=dict)
+    limits: Quantities = field(default_factory=dict)
+
+
+class _Container(Wire, frozen=True, kw_only=True):
+    resources: _Resources = _Resources()
+    restart_policy: str = ""
+
+
+class _PodSpec(Wire, frozen=True, kw_only=True):
+    containers: tuple[_Container, ...] = ()
+    init_containers: tuple[_Container, ...] = ()
+    overhead: Quantities = field(default_factory=dict)
+    resources: _Resources = _Resources()  # of the pod as a whole
+
+
+class _Template(Wire, frozen=True, kw_only=True):
+    spec: _PodSpec = _PodSpec()
+
+
+def total(parts: tuple[tuple[JsonObject, int], ...]) -> JsonObject:
+    """Requests of so many pods of each v1 PodTemplateSpec, as a v1 ResourceList.
+
+    Raises:
+        InvalidSpecError: the template's resources cannot be read.
+    """
+    together: Amounts = {}
+    for one, pods in [(of_pod(part), pods) for part, pods in parts]:
+        together = _sum(together, {name: amount * pods for name, amount in one.items()})
+    return {name: _written(name, together[name]) for name in sorted(together)}
+
+
+def of_pod(template: JsonObject) -> Amounts:
+    """Requests of one pod of a v1 PodTemplateSpec. Raises InvalidSpecError as `total` does."""
+    try:
+        return _of_spec(msgspec.convert(template, _Template).spec)
+    except (msgspec.ValidationError, QuantityError) as error:
+        raise InvalidSpecError(f"podTemplate: resources of the pods: {error}") from error
+
+
+def _of_spec(spec: _PodSpec) -> Amounts:
+    """kubernetes.io, "Resource sharing within containers": the larger of start and running."""
+    running: Amounts = {}
+    peak: Amounts = {}
+    for container in spec.init_containers:
+        started = _sum(running, _of_container(container))
+        peak = _larger(peak, started)
+        # A sidecar stays, beside all that is started after it.
+        running = started if container.restart_policy == "Always" else running
+    for container in spec.containers:
+        running = _sum(running, _of_container(container))
+    overhead = {name: parse(value) for name, value in spec.overhead.items()}
+    together = _larger(_larger(peak, running), _requested(spec.resources))
+    return _sum(together, overhead)
+
+
+def _of_container(container: _Container) -> Amounts:
+    return _requested(container.resources)
+
+
+def _requested(resources: _Resources) -> Amounts:
+    """The API server takes limits for requests that are not given."""
+    return {name: parse(value) for name, value in (resources.limits | resources.requests).items()}
+
+
+def _sum(one: Amounts, other: Amounts) -> Amounts:
+    # In the order of the containers, not of a set: the same job gives the same Plan everywhere.
+    zero = Fraction(0)
+    return {name: one.get(name, zero) + other.get(name, zero) for name in {**one, **other}}
+
+
+def _larger(one: Amounts, other: Amounts) -> Amounts:
+    zero = Fraction(0)
+    return {name: max(one.get(name, zero), other.get(name, zero)) for name in {**one, **other}}
+
+
+def _written(name: str, amount: Fraction) -> str:
+    if name == "cpu":
+        return format_cpu(amount)
+    return format_bytes(amount) if name.startswith(_IN_BYTES) else str(ceil(amount))

@@ -1,0 +1,80 @@
+"""The fields of a pod's life that a podTemplate may set, and those that it may not.
+
+The controller gives a new gang for each failure, so a pod is never restarted in place.
+"""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from torchrun_api.job import TorchrunJob
+from torchrun_api.json import JsonObject
+from torchrun_api.queue import TorchrunQueue
+from torchrun_api.shared import PodTemplate
+from torchrun_controller.reconcile.spec.errors import InvalidSpecError
+
+LONGEST_GRACE = 31536000  # as of reliability.terminationGracePeriodSeconds
+_GRACE = "terminationGracePeriodSeconds"
+_TOKEN = "automountServiceAccountToken"  # noqa: S105  # a field's name
+
+
+def defaults(queue: TorchrunQueue) -> JsonObject:
+    """What a template may change: training needs neither Services' variables nor a token."""
+    pod: JsonObject = {"enableServiceLinks": False}
+    return pod if queue.spec.service_account_name else {**pod, _TOKEN: False}
+
+
+def check(job: TorchrunJob, queue: TorchrunQueue) -> None:
+    """Refuse what cannot be honoured.
+
+    Raises:
+        InvalidSpecError: a template sets another restartPolicy than Never, or a grace period that
+            is none; or it mounts a token where the queue's own template says that none is.
+    """
+    final = queue.spec.pod_template.spec.get(_TOKEN) is False
+    for path, template in _templates(job, queue):
+        spec = template.spec
+        policy, grace = spec.get("restartPolicy"), spec.get(_GRACE)
+        if policy not in (None, "Never"):
+            raise InvalidSpecError(
+                f"{path}.spec.restartPolicy is {_shown(policy)}, but a worker never restarts in"
+                " place: a failure ends the gang, and reliability.maxRestarts allows the next one;"
+                " remove the field"
+            )
+        if grace is not None and grace_of(template) is None:
+            raise InvalidSpecError(
+                f"{path}.spec.{_GRACE} is {_shown(grace)};"
+                f" give whole seconds from 0 to {LONGEST_GRACE}"
+            )
+        if final and _TOKEN in spec and spec[_TOKEN] is not False:
+            raise InvalidSpecError(
+                f"{path}.spec.{_TOKEN} is {_shown(spec[_TOKEN])}, but podTemplate of"
+                f" TorchrunQueue {queue.metadata.name} says false; remove the field, or choose"
+                " another queue"
+            )
+
+
+def grace_of_job(job: TorchrunJob) -> int | None:
+    """The longest grace period that the job's templates ask for, in seconds."""
+    head = (job.spec.head.pod_template,) if job.spec.head is not None else ()
+    asked = (grace_of(template) for template in (job.spec.pod_template, *head))
+    return max((seconds for seconds in asked if seconds is not None), default=None)
+
+
+def grace_of(template: PodTemplate) -> int | None:
+    """The grace period that a template asks for, in seconds; None for none, or an invalid one."""
+    seconds = template.spec.get(_GRACE)
+    if not isinstance(seconds, int) or isinstance(seconds, bool):
+        return None
+    return seconds if 0 <= seconds <= LONGEST_GRACE else None
+
+
+def _templates(job: TorchrunJob, queue: TorchrunQueue) -> Iterator[tuple[str, PodTemplate]]:
+    yield f"TorchrunQueue {queue.metadata.name}: podTemplate", queue.spec.pod_template
+    yield "spec.podTemplate", job.spec.pod_template
+    if job.spec.head is not None:
+        yield "spec.head.podTemplate", job.spec.head.pod_template
+
+
+def _shown(value: object) -> str:
+    return msgspec.json.encode(value).decode()[:80]

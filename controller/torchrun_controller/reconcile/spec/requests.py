@@ -1,0 +1,170 @@
+"""What the pods of a gang request: by the spec, and as they were admitted.
+
+An admission records what its queue is charged with: the queue, and the requests of each pod. A gang
+is created only if it fits what was admitted; what the spec says later changes no charge.
+"""
+
+from fractions import Fraction
+from math import ceil
+
+import msgspec
+from msgspec import Struct, structs
+
+from torchrun_api import names
+from torchrun_api.admission import Admission, AdmittedHead
+from torchrun_api.job import TorchrunJob
+from torchrun_api.json import JsonObject
+from torchrun_api.quantity import QuantityError, format_bytes, format_cpu, parse
+from torchrun_api.queue import TorchrunQueue
+from torchrun_api.shared import PodTemplate
+from torchrun_controller.reconcile.spec import pod_requests
+from torchrun_controller.reconcile.spec.merge import merge
+from torchrun_controller.reconcile.spec.size import Size
+
+
+class GangRequests(Struct, frozen=True, kw_only=True):
+    """`pod` is what each pod requests, itself included: {"pods": 1, "cpu": 1500, ...}.
+
+    "cpu" is in millicores, "memory" in bytes, all else in pieces; `gpus` of these are GPUs. `head`
+    is what the first pod requests, where that is less of some and more of nothing: None where all
+    pods are alike.
+    """
+
+    nodes: int
+    pod: dict[str, int]
+    gpus: int = 0
+    head: dict[str, int] | None = None
+    head_gpus: int = 0
+
+    @property
+    def first(self) -> tuple[dict[str, int], int]:
+        """Requests and GPUs of the first pod."""
+        return (self.pod, self.gpus) if self.head is None else (self.head, self.head_gpus)
+
+
+def requests_of(job: TorchrunJob, queue: TorchrunQueue, size: Size) -> GangRequests:
+    """What a gang of this size requests, with all that pod templates of queue and job add.
+
+    Raises:
+        InvalidSpecError: the resources of a pod template cannot be read.
+    """
+    layers = (queue.spec.pod_template, job.spec.pod_template)
+    gpu = queue.spec.node_resources.gpu_resource_name
+    pod = _of_pod(size, layers)
+    gang = GangRequests(nodes=size.nodes, pod=pod, gpus=pod.get(gpu, 0))
+    if size.head is None or job.spec.head is None:
+        return gang
+    head = _of_pod(size.head, (*layers, job.spec.head.pod_template))
+    if all(amount <= pod.get(name, 0) for name, amount in head.items()):
+        return structs.replace(gang, head=head, head_gpus=head.get(gpu, 0))
+    # Each of them counts for the larger of the two.
+    most = {name: max(pod.get(name, 0), head.get(name, 0)) for name in {**pod, **head}}
+    return structs.replace(gang, pod=most, gpus=most.get(gpu, 0))
+
+
+def _of_pod(size: Size, layers: tuple[PodTemplate, ...]) -> dict[str, int]:
+    """Of the trainer and all that stands beside it."""
+    template: JsonObject = {}
+    for layer in layers:
+        template = merge(template, layer.spec)
+    trainer: JsonObject = {
+        "name": names.TRAINER_CONTAINER,
+        "resources": {"requests": dict(size.requests), "limits": dict(size.limits)},
+    }
+    template = merge(template, {"containers": [trainer]})
+    amounts = pod_requests.of_pod({"spec": template})
+    return {"pods": 1} | {name: _whole(name, amount) for name, amount in amounts.items()}
+
+
+def admitted_requests(admission: Admission) -> GangRequests | None:
+    """What was admitted; None where the admission does not say, or cannot be read."""
+    head = admission.head
+    gpus = (admission.gpus, 0 if head is None else head.gpus)
+    if not admission.queue or min(gpus) < 0:
+        return None
+    try:
+        return GangRequests(
+            nodes=max(0, admission.nodes),
+            pod=_amounts(admission.requests),
+            gpus=gpus[0],
+            head=None if head is None else _amounts(head.requests),
+            head_gpus=gpus[1],
+        )
+    except QuantityError:
+        return None
+
+
+def admission_of(requests: GangRequests, queue: str) -> Admission:
+    """The record of an admission for these requests in this queue."""
+    head = requests.head
+    return Admission(
+        nodes=requests.nodes,
+        queue=queue,
+        requests=_quantities(requests.pod),
+        gpus=requests.gpus,
+        head=None
+        if head is None
+        else AdmittedHead(requests=_quantities(head), gpus=requests.head_gpus),
+    )
+
+
+class Charge(Struct, frozen=True, kw_only=True):
+    """What a gang itself says that it is charged with: its job may be gone while its pods end."""
+
+    job: str = ""  # UID
+    admission: Admission = Admission()
+
+
+def encode_charge(job: str, requests: GangRequests, queue: str) -> str:
+    """For the annotation torchrun.ai/charge."""
+    charge = Charge(job=job, admission=admission_of(requests, queue))
+    return msgspec.json.encode(charge).decode()
+
+
+def shortfall(asked: GangRequests, admitted: GangRequests) -> str:
+    """The first thing that is asked for beyond what was admitted; "" if all of it fits.
+
+    Pods are compared one by one, not by their sums: room was found for these pods.
+    """
+    if asked.nodes > admitted.nodes:
+        return f"{asked.nodes} nodes are asked for"
+    return pod_shortfall(asked, admitted)
+
+
+def pod_shortfall(asked: GangRequests, admitted: GangRequests) -> str:
+    """As `shortfall`, whatever the number of nodes."""
+    each = _exceeds((asked.pod, asked.gpus), (admitted.pod, admitted.gpus), "each node")
+    return each or _exceeds(asked.first, admitted.first, "the first node")
+
+
+def _exceeds(
+    asked: tuple[dict[str, int], int], admitted: tuple[dict[str, int], int], where: str
+) -> str:
+    (wanted, gpus), (limits, gpu_limit) = asked, admitted
+    if gpus > gpu_limit:
+        return f"{gpus} GPUs on {where} are asked for, {gpu_limit} were admitted"
+    for name, amount in sorted(wanted.items()):
+        limit = limits.get(name, 0)
+        if amount > limit:
+            more, most = _quantity(name, amount), _quantity(name, limit)
+            return f"{more} of {name} on {where} are asked for, {most} were admitted"
+    return ""
+
+
+def _amounts(quantities: dict[str, int | str]) -> dict[str, int]:
+    return {"pods": 1} | {name: _whole(name, parse(value)) for name, value in quantities.items()}
+
+
+def _whole(name: str, amount: Fraction) -> int:
+    """Rounded up to millicores, bytes or pieces."""
+    return ceil(amount * (1000 if name == "cpu" else 1))
+
+
+def _quantities(pod: dict[str, int]) -> dict[str, int | str]:
+    return {name: _quantity(name, amount) for name, amount in pod.items() if name != "pods"}
+
+
+def _quantity(name: str, amount: int) -> int | str:
+    if name == "cpu":
+        return format_cpu(Fraction(amount, 1000))
+    return format_bytes(Fraction(amount)) if name == "memory" else amount

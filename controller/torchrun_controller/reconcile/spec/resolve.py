@@ -1,0 +1,308 @@
+"""One run as it shall be: the queue's template with the job's overrides and all defaults."""
+
+from typing import Literal, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from torchrun_api import names
+from torchrun_api.job import TorchrunJob, TorchrunJobSpec
+from torchrun_api.json import JsonObject
+from torchrun_api.quantity import QuantityError, format_bytes, parse
+from torchrun_api.queue import TorchrunQueue, TorchrunQueueSpec
+from torchrun_api.shared import Dataset, DeliveryMode, RdzvBackend
+from torchrun_api.unsupported import etcd_without_endpoint, usual_rendezvous
+from torchrun_controller.reconcile.spec.contradictions import (
+    contradiction,
+    over_limit,
+    over_priority,
+)
+from torchrun_controller.reconcile.spec.errors import InvalidSpecError
+from torchrun_controller.reconcile.spec.reliability import Policy, policy_of, unreachable
+from torchrun_controller.reconcile.spec.scheduling import scheduling_of
+from torchrun_controller.reconcile.spec.size import Size, size_of
+
+DEFAULT_CLAIM_SIZE = "10Gi"
+DEFAULT_PORT = 29500
+
+T = TypeVar("T")
+
+
+class Served(Struct, frozen=True, kw_only=True):
+    """Where workers fetch a workspace that is not mounted, and the SHA-256 of its manifest."""
+
+    url: str
+    manifest: str
+
+
+class Claim(Struct, frozen=True, kw_only=True):
+    """A claim to make (`existing` False) or to mount (True), or a directory of each node."""
+
+    name: str
+    mount_path: str
+    existing: bool = False
+    size: str = DEFAULT_CLAIM_SIZE
+    storage_class_name: str | None = None
+    access_mode: str = "ReadWriteOnce"
+    retain: bool = False
+    sub_path: str = ""
+    host_path: str = ""
+    delivery: DeliveryMode = "auto"
+    served: Served | None = None
+
+
+class Setup(Struct, frozen=True, kw_only=True):
+    """What is installed before the command runs."""
+
+    requirements: tuple[str, ...]
+    command: str | tuple[str, ...]
+
+
+class Rendezvous(Struct, frozen=True, kw_only=True):
+    """torchrun's rendezvous; `endpoint` None means the first worker."""
+
+    backend: RdzvBackend
+    endpoint: str | None
+    port: int
+    fallback_from: str = ""
+
+
+class Run(Struct, frozen=True, kw_only=True):
+    """What the builders of objects need to know, and nothing that they would have to decide."""
+
+    size: Size
+    image: str
+    setup: Setup | None
+    workspace: Claim | None
+    checkpoints: Claim | None
+    datasets: tuple[Dataset, ...]
+    shm_size: str | None
+    nproc_per_node: int
+    max_restarts: int
+    backend: str
+    rendezvous: Rendezvous
+    working_dir: str | None
+    priority_class_name: str | None
+    node_selector: dict[str, str]
+    tolerations: tuple[JsonObject, ...]
+    affinity: JsonObject | None
+    grace_seconds: int
+    hang_seconds: int | None
+
+
+def resolve(job: TorchrunJob, queue: TorchrunQueue) -> Run:
+    """Merge `job` over `queue`.
+
+    Raises:
+        InvalidSpecError: the two together make no run.
+    """
+    spec, template = job.spec, queue.spec
+    try:
+        size = size_of(spec, template.node_resources)
+        workspace = _workspace(job, template, size)
+        checkpoints = _checkpoints(job, template, size)
+        shm_size = _shm_size(template, size)
+    except QuantityError as error:
+        raise InvalidSpecError(str(error)) from error
+    _check_command(spec)
+    policy = policy_of(job, queue)
+    contradicting = (
+        over_limit(size.nodes, policy.max_nodes, queue)
+        or over_priority(spec, queue)
+        or contradiction(spec, queue)
+    )
+    if contradicting is not None:
+        raise InvalidSpecError(contradicting)
+    scheduling = scheduling_of(job, queue)
+    _check_rules(policy)
+    return Run(
+        size=size,
+        image=_image(spec, template),
+        setup=_setup(spec),
+        workspace=workspace,
+        checkpoints=checkpoints,
+        datasets=_by_name(template.storage.datasets, spec.volumes.datasets),
+        shm_size=shm_size,
+        nproc_per_node=_nproc_per_node(spec, template, size),
+        max_restarts=_first(spec.distributed.max_restarts, template.distributed.max_restarts, 0),
+        backend=_first(
+            spec.distributed.backend,
+            template.distributed.backend,
+            "nccl" if size.gpus_per_node else "gloo",
+        ),
+        rendezvous=_rendezvous(spec, template),
+        working_dir=spec.working_dir
+        or template.working_dir
+        or (workspace.mount_path if workspace else None),
+        priority_class_name=spec.scheduling.priority_class_name
+        or template.scheduling.priority_class_name,
+        node_selector=scheduling.node_selector,
+        tolerations=scheduling.tolerations,
+        affinity=scheduling.affinity,
+        grace_seconds=policy.grace_seconds,
+        hang_seconds=policy.hang_seconds,
+    )
+
+
+def of_head(run: Run, job: TorchrunJob, queue: TorchrunQueue) -> Run:
+    """The run as the head's own pod sees it."""
+    assert run.size.head is not None
+    size = run.size.head
+    nproc_per_node = _nproc_per_node(job.spec, queue.spec, size)
+    return replace(
+        run, size=size, shm_size=_shm_size(queue.spec, size), nproc_per_node=nproc_per_node
+    )
+
+
+def _nproc_per_node(spec: TorchrunJobSpec, template: TorchrunQueueSpec, size: Size) -> int:
+    return _first(
+        spec.distributed.nproc_per_node,
+        template.distributed.nproc_per_node,
+        max(1, size.gpus_per_node),
+    )
+
+
+def _first(job_value: T | None, queue_value: T | None, default: T) -> T:
+    if job_value is not None:
+        return job_value
+    return default if queue_value is None else queue_value
+
+
+def _claim_size(size: int | str | None, size_per_gpu: int | str | None, gpus: int) -> str:
+    if size is not None:
+        return format_bytes(parse(size))
+    if size_per_gpu is not None:
+        return format_bytes(parse(size_per_gpu) * max(1, gpus))
+    return DEFAULT_CLAIM_SIZE
+
+
+def _shared_access(nodes: int) -> Literal["ReadWriteMany", "ReadWriteOnce"]:
+    return "ReadWriteMany" if nodes > 1 else "ReadWriteOnce"
+
+
+def _workspace(job: TorchrunJob, template: TorchrunQueueSpec, size: Size) -> Claim | None:
+    wanted = job.spec.volumes.workspace
+    if wanted is None or not wanted.enabled or wanted.source == "none":
+        return None
+    base = template.storage.workspace
+    if wanted.claim_name is not None and wanted.source == "existing":
+        return Claim(
+            name=wanted.claim_name,
+            existing=True,
+            mount_path=wanted.mount_path or (base.mount_path if base else "/app"),
+            sub_path=wanted.sub_path or "",
+        )
+    if base is not None and not base.enabled:
+        raise InvalidSpecError(
+            "spec.volumes.workspace: the queue gives its jobs no workspace"
+            " (storage.workspace.enabled is false); use source none or another queue"
+        )
+    delivery: DeliveryMode = _first(wanted.delivery, base.delivery if base else None, "auto")
+    # A claim that only its server mounts need not be shared.
+    usual = "ReadWriteOnce" if delivery == "direct" else _shared_access(size.nodes)
+    return Claim(
+        name=names.workspace_claim(job.metadata.name),
+        delivery=delivery,
+        mount_path=wanted.mount_path or (base.mount_path if base else "/app"),
+        size=_claim_size(
+            _first(wanted.size, base.size if base else None, None),
+            base.size_per_gpu if base else None,
+            size.gpus,
+        ),
+        storage_class_name=wanted.storage_class_name or (base and base.storage_class_name) or None,
+        access_mode=wanted.access_mode or (base and base.access_mode) or usual,
+        retain=bool(base and base.retain),
+    )
+
+
+def _checkpoints(job: TorchrunJob, template: TorchrunQueueSpec, size: Size) -> Claim | None:
+    base, over = template.storage.checkpoints, job.spec.volumes.checkpoints
+    enabled = _first(
+        over.enabled if over else None, base.enabled if base else None, over is not None
+    )
+    if not enabled:
+        return None
+    existing = (over and over.claim_name) or (base and base.claim_name) or None
+    own_size = over is not None and (over.size is not None or over.size_per_gpu is not None)
+    sized = over if own_size else base
+    # A claim that the job names goes before the directory of its queue, and the other way round.
+    nearer = over.host_path if over and (over.host_path or over.claim_name) else None
+    inherited = base.host_path if base and not (over and over.claim_name) else None
+    host_path = nearer or inherited or ""
+    if host_path:
+        host_path = f"{host_path.rstrip('/')}/{job.metadata.namespace}/{job.metadata.name}"
+    return Claim(
+        name=existing or names.checkpoints_claim(job.metadata.name),
+        existing=existing is not None or bool(host_path),
+        host_path=host_path,
+        mount_path=(over and over.mount_path) or (base.mount_path if base else "/checkpoints"),
+        size=_claim_size(
+            sized.size if sized else None, sized.size_per_gpu if sized else None, size.gpus
+        ),
+        storage_class_name=(over and over.storage_class_name)
+        or (base and base.storage_class_name)
+        or None,
+        access_mode=(over and over.access_mode)
+        or (base and base.access_mode)
+        or _shared_access(size.nodes),
+        retain=_first(over.retain if over else None, base.retain if base else None, True),
+    )
+
+
+def _shm_size(template: TorchrunQueueSpec, size: Size) -> str | None:
+    per_gpu = template.storage.shm_size_per_gpu
+    if per_gpu is None:
+        return None
+    return format_bytes(parse(per_gpu) * max(1, size.gpus_per_node))
+
+
+def _rendezvous(spec: TorchrunJobSpec, template: TorchrunQueueSpec) -> Rendezvous:
+    usual = usual_rendezvous(spec)
+    backend = _first(spec.distributed.rdzv_backend, template.distributed.rdzv_backend, usual)
+    endpoint = spec.distributed.rdzv_endpoint or template.distributed.rdzv_endpoint
+    port = _first(spec.distributed.port, template.distributed.port, DEFAULT_PORT)
+    etcd = etcd_without_endpoint(spec, template)
+    if etcd is not None:
+        return Rendezvous(backend=usual, endpoint=None, port=port, fallback_from=etcd)
+    return Rendezvous(backend=backend, endpoint=endpoint, port=port)
+
+
+def _by_name(queue: tuple[Dataset, ...], job: tuple[Dataset, ...]) -> tuple[Dataset, ...]:
+    merged = {dataset.name: dataset for dataset in queue + job}
+    return tuple(merged.values())
+
+
+def _check_rules(policy: Policy) -> None:
+    index = unreachable(policy.rules)
+    if index is not None:
+        raise InvalidSpecError(
+            f"reliability.rules[{index}]: can never match, earlier rules take all that it names;"
+            " remove it or put it first"
+        )
+
+
+def _check_command(spec: TorchrunJobSpec) -> None:
+    if not spec.command:
+        raise InvalidSpecError('spec.command: empty; give a shell line such as "python train.py"')
+
+
+def _setup(spec: TorchrunJobSpec) -> Setup | None:
+    if not spec.setup_command and not spec.requirements:
+        return None
+    return Setup(requirements=spec.requirements, command=spec.setup_command)
+
+
+def _image(spec: TorchrunJobSpec, template: TorchrunQueueSpec) -> str:
+    chosen = spec.image or template.image
+    if chosen:
+        return chosen
+    for pod_template in (spec.pod_template, template.pod_template):
+        containers = pod_template.spec.get("containers")
+        for container in containers if isinstance(containers, list) else ():
+            if (
+                isinstance(container, dict)
+                and container.get("name") == names.TRAINER_CONTAINER
+                and (image := container.get("image"))
+            ):
+                return str(image)
+    raise InvalidSpecError("spec.image: no image; set it in the job or in its queue")

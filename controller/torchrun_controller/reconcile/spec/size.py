@@ -1,0 +1,126 @@
+"""How large a gang is, and what each of its pods requests."""
+
+import math
+from fractions import Fraction
+
+from msgspec import Struct, structs
+
+from torchrun_api.job import JobNodeResources, TorchrunJobSpec
+from torchrun_api.quantity import format_bytes, format_cpu, parse
+from torchrun_api.queue import NodeResources
+from torchrun_controller.reconcile.spec.errors import InvalidSpecError
+
+
+class Size(Struct, frozen=True, kw_only=True):
+    """How large the gang is, and what each of its pods requests (quantities as text)."""
+
+    nodes: int
+    gpus_per_node: int
+    requests: dict[str, str]
+    limits: dict[str, str]
+    head: "Size | None" = None  # of the same nodes, with what the pod of the first one requests
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the whole gang."""
+        if self.head is not None:
+            return self.head.gpus_per_node + (self.nodes - 1) * self.gpus_per_node
+        return self.nodes * self.gpus_per_node
+
+
+def size_of(spec: TorchrunJobSpec, queues: NodeResources) -> Size:
+    """Nodes of the gang, and what each of them requests; `queues` is what one of its nodes has.
+
+    The head has nodeResources of its own, where the job has a head.
+
+    Raises:
+        InvalidSpecError: the nodes cannot be told from the spec.
+        QuantityError: a quantity of job or queue cannot be read.
+    """
+    node = _node(spec.node_resources, queues, "spec")
+    if (spec.num_nodes is None) == (spec.num_gpus is None):
+        raise InvalidSpecError("spec: set exactly one of numNodes and numGPUs")
+    if spec.num_nodes is not None:
+        nodes, gpus_per_node = spec.num_nodes, node.gpus
+    else:
+        assert spec.num_gpus is not None
+        nodes, gpus_per_node = _spread(spec.num_gpus, node.gpus)
+    head = None
+    if spec.head is not None:
+        own = _node(spec.head.node_resources, queues, "spec.head")
+        head = _of_pods(nodes, own, own.gpus)
+    return structs.replace(_of_pods(nodes, node, gpus_per_node), head=head)
+
+
+def _of_pods(nodes: int, node: NodeResources, gpus_per_node: int) -> Size:
+    share_of = node.gpus or 1
+    share = gpus_per_node or 1
+    requests: dict[str, str] = {}
+    if node.cpus is not None:
+        requests["cpu"] = format_cpu(parse(node.cpus) * share / share_of)
+    if node.memory is not None:
+        requests["memory"] = format_bytes(parse(node.memory) * share / share_of)
+    limits = {name: value for name, value in requests.items() if name != "cpu"}
+    devices = {name: str(value) for name, value in sorted(node.extra.items())}
+    if gpus_per_node:
+        devices[node.gpu_resource_name] = str(gpus_per_node)
+    return Size(
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
+        requests=requests | devices,
+        limits=limits | devices,
+    )
+
+
+def _node(mine: JobNodeResources, queues: NodeResources, where: str) -> NodeResources:
+    """What the job has of a node. Raises InvalidSpecError where it asks for more than there is."""
+    gpus = queues.gpus if mine.gpus is None else mine.gpus
+    if gpus > queues.gpus:
+        raise InvalidSpecError(_too_much(f"{where}.nodeResources.gpus", gpus, queues.gpus))
+    # A job without GPUs is no part of any: it has the CPU and memory that it says, or all.
+    share = Fraction(gpus or queues.gpus or 1, queues.gpus or 1)
+    cpus = _amount(f"{where}.nodeResources.cpus", mine.cpus, queues.cpus, share)
+    memory = _amount(f"{where}.nodeResources.memory", mine.memory, queues.memory, share)
+    return structs.replace(
+        queues,
+        gpus=gpus,
+        cpus=None if cpus is None else format_cpu(cpus),
+        memory=None if memory is None else format_bytes(memory),
+    )
+
+
+def _amount(
+    field: str, mine: int | str | None, queues: int | str | None, share: Fraction
+) -> Fraction | None:
+    most = None if queues is None else parse(queues)
+    if mine is None:
+        return None if most is None else most * share
+    wanted = parse(mine)
+    if most is not None and wanted > most:
+        raise InvalidSpecError(_too_much(field, mine, queues))
+    return wanted
+
+
+def _too_much(field: str, mine: object, queues: object) -> str:
+    return (
+        f"{field}: {mine}, but a node of the queue has {queues}"
+        f" (its nodeResources.{field.rpartition('.')[2]}); ask for no more, or choose another queue"
+    )
+
+
+def _spread(gpus: int, per_node: int) -> tuple[int, int]:
+    """The fewest nodes that give `gpus` with the same number on each, as (nodes, GPUs on each)."""
+    if per_node == 0:
+        raise InvalidSpecError(
+            f"spec.numGPUs: {gpus} asked for, but the queue's nodes have no GPUs"
+            " (nodeResources.gpus is 0); use numNodes or another queue"
+        )
+    nodes = math.ceil(gpus / per_node)
+    if gpus % nodes:
+        below = next(n for n in range(gpus - 1, 0, -1) if n % math.ceil(n / per_node) == 0)
+        above = next(n for n in range(gpus + 1, 2 * gpus) if n % math.ceil(n / per_node) == 0)
+        raise InvalidSpecError(
+            f"spec.numGPUs: {gpus} does not spread evenly over {nodes} nodes of {per_node} GPUs;"
+            f" {below} and {above} do"
+        )
+    return nodes, gpus // nodes
