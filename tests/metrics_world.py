@@ -10,7 +10,7 @@ from torchrun_api.meta import Condition, ObjectMeta
 from torchrun_api.queue import TorchrunQueue
 from torchrun_api.status import Phase, TorchrunJobStatus, UnfencedWorker
 from torchrun_controller.cache.store import Change
-from torchrun_controller.metrics.jobs import JobCensus
+from torchrun_controller.metrics.jobs import JobMetrics
 from torchrun_controller.metrics.registry import Metrics
 
 NOW = datetime(2026, 1, 2, 3, 0, 0, tzinfo=UTC)
@@ -67,7 +67,7 @@ class World:
         self.leads = True
         self.nodes: list[Node] | None = None
         self.metrics = Metrics(CollectorRegistry())
-        self.census = JobCensus(
+        self.census = JobMetrics(
             self.metrics.queue_labels,
             leads=lambda: self.leads,
             now=lambda: self.time,

@@ -15,12 +15,12 @@ from functools import partial
 import structlog
 
 from torchrun_controller import logs
-from torchrun_controller.cache.informer_factory import Answers
+from torchrun_controller.cache.informer_factory import ReadErrors
 from torchrun_controller.client import ConfigError, Connection, Transport
-from torchrun_controller.client.permissions import Rights
+from torchrun_controller.client.permissions import Permissions
 from torchrun_controller.clock import SYSTEM
 from torchrun_controller.leader import NotLeader
-from torchrun_controller.manager import Controller, Parts, Sessions, assemble
+from torchrun_controller.manager import Components, Manager, Sessions, assemble
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.serving.checks import caches_synced, leads_or_stands_by, watches_alive
 from torchrun_controller.serving.progress.endpoint import ProgressServer
@@ -60,8 +60,8 @@ async def run(settings: Settings, signals: Signals) -> int:
     """
     connection = await Connection.load(settings.kubeconfig, settings.context)
     metrics = Metrics()
-    rights = _rights(settings, metrics)
-    answers = Answers(metrics.observe_request)
+    permissions = _permissions(settings, metrics)
+    answers = ReadErrors(metrics.observe_request)
     # A restarted container has its pod's name, and is another process all the same.
     identity = f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
     session = partial(connection.session, identity=identity)
@@ -75,18 +75,18 @@ async def run(settings: Settings, signals: Signals) -> int:
 
     async with (
         session("watch", answers.observe) as watch,
-        session("write", rights.observe, gate=gate, undelivered=grace) as write,
+        session("write", permissions.observe, gate=gate, undelivered=grace) as write,
         session("lease", metrics.observe_request) as lease,
         session("review", metrics.observe_request) as review,
     ):
         sessions = Sessions(watch, write, lease, answers)
         parts = assemble(settings, sessions, metrics, SYSTEM, identity)
-        server = _server(settings, parts, metrics, rights)
+        server = _server(settings, parts, metrics, permissions)
         progress = _progress_server(settings, review, parts, metrics)
         async with (
             server.running(),
             progress.running() if progress else nullcontext(),
-            rights.running(review, parts.reader.discovery.groups),
+            permissions.running(review, parts.factory.discovery.groups),
         ):
             log.info(
                 "serves",
@@ -96,7 +96,7 @@ async def run(settings: Settings, signals: Signals) -> int:
                 progress_port=progress.port if progress else None,
             )
             try:
-                await Controller(parts, told).run()
+                await Manager(parts, told).run()
             except NotLeader as error:
                 log.error("ends at once: another may lead", error=str(error))
                 return LOST_LEASE
@@ -113,8 +113,8 @@ def _loop_factory(wanted: bool) -> Callable[[], asyncio.AbstractEventLoop] | Non
     return uvloop.new_event_loop
 
 
-def _rights(settings: Settings, metrics: Metrics) -> Rights:
-    return Rights(
+def _permissions(settings: Settings, metrics: Metrics) -> Permissions:
+    return Permissions(
         settings.namespaces,
         lease_namespace=settings.lease_namespace if settings.leader_election else "",
         progress=bool(settings.progress_url),
@@ -122,28 +122,30 @@ def _rights(settings: Settings, metrics: Metrics) -> Rights:
     )
 
 
-def _server(settings: Settings, parts: Parts, metrics: Metrics, rights: Rights) -> Server:
-    reader = parts.reader
+def _server(
+    settings: Settings, parts: Components, metrics: Metrics, permissions: Permissions
+) -> Server:
+    factory = parts.factory
     return Server(
         settings.listen_address,
         settings.listen_port,
         metrics=metrics,
-        live={"watches": watches_alive(reader.idle_by_resource())},
+        live={"watches": watches_alive(factory.idle_by_resource())},
         ready={
-            "caches": caches_synced(reader.synced_by_resource(), reader.answers.problem),
+            "caches": caches_synced(factory.synced_by_resource(), factory.answers.problem),
             "lease": leads_or_stands_by(parts.leader),
-            "rights": rights.missing,
+            "rights": permissions.missing,
         },
         notes={
-            "nodes": reader.nodes.shortcoming,
-            "schedulers": reader.discovery.shortcoming,
-            "rights": rights.shortcoming,
+            "nodes": factory.nodes.shortcoming,
+            "schedulers": factory.discovery.shortcoming,
+            "rights": permissions.shortcoming,
         },
     )
 
 
 def _progress_server(
-    settings: Settings, transport: Transport, parts: Parts, metrics: Metrics
+    settings: Settings, transport: Transport, parts: Components, metrics: Metrics
 ) -> ProgressServer | None:
     if not settings.progress_url:
         return None
@@ -153,8 +155,8 @@ def _progress_server(
         settings.progress_port,
         leads=parts.leader.may_write,
         tokens=Tokens(transport),
-        workers=parts.reader,
-        reports=parts.reader.reports,
+        workers=parts.factory,
+        reports=parts.factory.reports,
         accepted=lambda job: queue.add(job),
         metrics=metrics,
     )

@@ -18,24 +18,24 @@ import anyio.abc
 import structlog
 from msgspec import Struct
 
-from torchrun_controller.cache.admission_watch import AdmissionWatch
-from torchrun_controller.cache.expectations import ReadYourWrites
+from torchrun_controller.cache.admission_view import AdmissionView
+from torchrun_controller.cache.expectations import Expectations
 from torchrun_controller.cache.informer import Informer
-from torchrun_controller.cache.informer_factory import Answers, Reader
+from torchrun_controller.cache.informer_factory import InformerFactory, ReadErrors
 from torchrun_controller.cache.observe import Key
-from torchrun_controller.cache.queue_watch import QueueWatch
+from torchrun_controller.cache.queue_view import QueueView
 from torchrun_controller.client import ApiError, Disconnected, Transport
 from torchrun_controller.client.apply import Applier
 from torchrun_controller.client.events import EventRecorder
 from torchrun_controller.clock import Clock
 from torchrun_controller.controllers.admission import AdmissionReconciler
-from torchrun_controller.controllers.controller import Worker
+from torchrun_controller.controllers.controller import Controller
 from torchrun_controller.controllers.job import JobReconciler
 from torchrun_controller.controllers.queue import QueueReconciler
 from torchrun_controller.controllers.writes import Writes
-from torchrun_controller.leader import Leader, Leadership, NotLeader, Solo
-from torchrun_controller.metrics.each_job import EachJob
-from torchrun_controller.metrics.jobs import JobCensus
+from torchrun_controller.leader import Leader, Leadership, NoElection, NotLeader
+from torchrun_controller.metrics.jobs import JobMetrics
+from torchrun_controller.metrics.per_job import PerJobMetrics
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.metrics.watches import WatchObserver
 from torchrun_controller.reconcile import reconcile
@@ -64,30 +64,30 @@ class Sessions(Struct, frozen=True):
     watch: Transport
     write: Transport
     lease: Transport
-    answers: Answers
+    answers: ReadErrors
 
 
-class Parts(Struct, frozen=True):
+class Components(Struct, frozen=True):
     """The parts of one process, wired. `queues` are the work queues by the names of their workers.
 
     `workers` take from them, in the same order.
     """
 
-    reader: Reader
-    queue_watch: QueueWatch
+    factory: InformerFactory
+    queue_watch: QueueView
     leader: Leadership
     events: EventRecorder
     queues: dict[str, AsyncWorkQueue[Any]]
-    workers: Sequence[Worker[Any]]
+    workers: Sequence[Controller[Any]]
 
 
 def assemble(
     settings: Settings, sessions: Sessions, metrics: Metrics, clock: Clock, identity: str
-) -> Parts:
+) -> Components:
     """Wire a controller; nothing runs yet. `identity` is to be unique to the process."""
     leader = _leader(settings, sessions.lease, metrics, clock, identity)
     queues = {name: _work_queue(name, metrics, clock) for name in ("job", "queue", "admission")}
-    reader = Reader(
+    factory = InformerFactory(
         sessions.watch,
         sessions.answers,
         queues["job"],
@@ -95,37 +95,37 @@ def assemble(
         clock,
         WatchObserver(metrics),
     )
-    queue_watch = QueueWatch(sessions.watch, reader.observer, reader, queues["queue"])
-    admission_watch = AdmissionWatch(
-        reader,
+    queue_watch = QueueView(sessions.watch, factory.observer, factory, queues["queue"])
+    admission_watch = AdmissionView(
+        factory,
         queues["admission"],
         by_nodes=settings.admit_by_nodes,
         cohort_namespaces=frozenset(settings.cohort_namespaces),
         node_overhead=settings.node_overhead,
     )
     events = EventRecorder(sessions.write, leader, clock.monotonic, clock.wall)
-    census = _census(settings, reader, leader, metrics, clock)
+    census = _census(settings, factory, leader, metrics, clock)
     make = _Maker(settings, Applier(sessions.write, leader), events, metrics, clock)
     workers = (
-        make.job_worker(queues["job"], reader),
-        make.queue_worker(queues["queue"], queue_watch),
-        make.admission_worker(queues["admission"], admission_watch, census),
+        make.job_controller(queues["job"], factory),
+        make.queue_controller(queues["queue"], queue_watch),
+        make.admission_controller(queues["admission"], admission_watch, census),
     )
     lease = f"{settings.lease_namespace}/{settings.lease_name}" if settings.leader_election else ""
     metrics.leadership(leader.may_write, lease, settings.namespaces)
-    metrics.total_progress(reader.reports.totals)
-    for resource, objects in reader.objects_by_resource().items():
+    metrics.total_progress(factory.reports.totals)
+    for resource, objects in factory.objects_by_resource().items():
         metrics.count_objects(resource, objects)
-    for resource, silence in reader.silence_by_resource().items():
+    for resource, silence in factory.silence_by_resource().items():
         metrics.age_of_watch(resource, silence)
-    return Parts(reader, queue_watch, leader, events, queues, workers)
+    return Components(factory, queue_watch, leader, events, queues, workers)
 
 
-class Controller:
+class Manager:
     """The order in which the parts start and end, for one `run`; `told` ends when it is to end."""
 
-    def __init__(self, parts: Parts, told: Callable[[], Awaitable[None]]) -> None:
-        self._reader = parts.reader
+    def __init__(self, parts: Components, told: Callable[[], Awaitable[None]]) -> None:
+        self._factory = parts.factory
         self._queue_watch = parts.queue_watch
         self._leader = parts.leader
         self._events = parts.events
@@ -147,13 +147,13 @@ class Controller:
 
         answered = False
         async with anyio.create_task_group() as background:
-            for informer in (*self._reader.informers, *self._queue_watch.informers):
+            for informer in (*self._factory.informers, *self._queue_watch.informers):
                 background.start_soon(informer.run)
-            background.start_soon(self._reader.nodes.follow)
-            background.start_soon(self._reader.discovery.run)
+            background.start_soon(self._factory.nodes.follow)
+            background.start_soon(self._factory.discovery.run)
             background.start_soon(self._queue_watch.run_kai)
             background.start_soon(self._queue_watch.follow)
-            background.start_soon(self._reader.groups.run)
+            background.start_soon(self._factory.groups.run)
             background.start_soon(lead)
             answered = await self._write_until_told()
             background.cancel_scope.cancel()
@@ -188,15 +188,15 @@ class Controller:
 
     async def _start_workers(self, tasks: anyio.abc.TaskGroup) -> None:
         alone = self._leader.elected.is_set()
-        await self._reader.synced()
-        await self._reader.discovery.looked.wait()
+        await self._factory.synced()
+        await self._factory.discovery.looked.wait()
         await self._queue_watch.settled()
         async with anyio.create_task_group() as standby:
             standby.start_soon(self._forget_what_is_gone)
             await self._leader.elected.wait()
             standby.cancel_scope.cancel()
         if not alone:
-            for informer in self._reader.memories:
+            for informer in self._factory.memories:
                 await _catch_up(informer)
         log.info("works", workers={worker.name: worker.concurrency for worker in self._workers})
         self._works = True
@@ -209,7 +209,7 @@ class Controller:
 
         The leader forgets by reconciling the key of what is gone.
         """
-        caches = self._reader.caches
+        caches = self._factory.caches
         present: dict[str, Callable[[Key], bool]] = {
             "job": lambda key: caches(key[0]).jobs.get(*key) is not None,
             "queue": lambda key: caches(key[0]).queues.get(*key) is not None,
@@ -243,7 +243,7 @@ def _leader(
     settings: Settings, transport: Transport, metrics: Metrics, clock: Clock, identity: str
 ) -> Leadership:
     if not settings.leader_election:
-        return Solo()
+        return NoElection()
     return Leader(
         transport,
         identity=identity,
@@ -258,25 +258,25 @@ def _leader(
 
 
 def _census(
-    settings: Settings, reader: Reader, leader: Leadership, metrics: Metrics, clock: Clock
-) -> JobCensus:
-    """What is told of jobs and queues at each scrape, fed by the reader's changes."""
-    census = JobCensus(
+    settings: Settings, factory: InformerFactory, leader: Leadership, metrics: Metrics, clock: Clock
+) -> JobMetrics:
+    """What is told of jobs and queues at each scrape, fed by the factory's changes."""
+    census = JobMetrics(
         metrics.queue_labels,
         leads=leader.may_write,
         now=lambda: clock.wall().timestamp(),
-        nodes=lambda: reader.nodes.view,
+        nodes=lambda: factory.nodes.view,
         know=metrics.changes.know_queue,
         forget=metrics.changes.forget_queue,
     )
-    each = EachJob(
+    each = PerJobMetrics(
         settings.metrics_jobs,
         leads=leader.may_write,
-        get=lambda namespace, name: reader.caches(namespace).jobs.get(namespace, name),
+        get=lambda namespace, name: factory.caches(namespace).jobs.get(namespace, name),
     )
-    reader.subscribe(jobs=census.job_changed, queues=census.queue_changed)
+    factory.subscribe(jobs=census.job_changed, queues=census.queue_changed)
     if settings.metrics_jobs:
-        reader.subscribe(jobs=each.job_changed, queues=lambda change, initial: None)
+        factory.subscribe(jobs=each.job_changed, queues=lambda change, initial: None)
     metrics.register(census)
     metrics.register(each)
     return census
@@ -299,41 +299,45 @@ class _Maker(Struct, frozen=True):
     metrics: Metrics
     clock: Clock
 
-    def job_worker(self, queue: AsyncWorkQueue[Key], reader: Reader) -> Worker[Key]:
+    def job_controller(
+        self, queue: AsyncWorkQueue[Key], factory: InformerFactory
+    ) -> Controller[Key]:
         concurrency, clock = self.settings.workers, self.clock.monotonic
-        own_writes = ReadYourWrites(reader.stores, clock)
+        expectations = Expectations(factory.stores, clock)
         reconciler = JobReconciler(
-            observe=reader.observe,
+            observe=factory.observe,
             decide=partial(reconcile, defaults=_defaults(self.settings)),
             applier=self.applier,
-            writes=Writes(self.applier, own_writes, self.metrics),
+            writes=Writes(self.applier, expectations, self.metrics),
             events=self.events,
             metrics=self.metrics,
             is_busy=lambda: len(queue) > concurrency,
             clock=clock,
             now=self.clock.second,
         )
-        return Worker("job", queue, reconciler, self.metrics, concurrency=concurrency, clock=clock)
+        return Controller(
+            "job", queue, reconciler, self.metrics, concurrency=concurrency, clock=clock
+        )
 
-    def queue_worker(self, queue: AsyncWorkQueue[Key], watch: QueueWatch) -> Worker[Key]:
-        own_writes = ReadYourWrites(watch.stores, self.clock.monotonic)
+    def queue_controller(self, queue: AsyncWorkQueue[Key], watch: QueueView) -> Controller[Key]:
+        expectations = Expectations(watch.stores, self.clock.monotonic)
         reconciler = QueueReconciler(
             observe=watch.observe,
             decide=partial(reconcile_queue, defaults=_defaults(self.settings)),
             applier=self.applier,
-            writes=Writes(self.applier, own_writes, self.metrics),
+            writes=Writes(self.applier, expectations, self.metrics),
             events=self.events,
             clock=self.clock.monotonic,
             now=self.clock.second,
         )
         concurrency, clock = QUEUE_WORKERS, self.clock.monotonic
-        return Worker(
+        return Controller(
             "queue", queue, reconciler, self.metrics, concurrency=concurrency, clock=clock
         )
 
-    def admission_worker(
-        self, queue: AsyncWorkQueue[str], watch: AdmissionWatch, census: JobCensus
-    ) -> Worker[str]:
+    def admission_controller(
+        self, queue: AsyncWorkQueue[str], watch: AdmissionView, census: JobMetrics
+    ) -> Controller[str]:
         reconciler = AdmissionReconciler(
             watch=watch,
             decide=admit,
@@ -344,7 +348,7 @@ class _Maker(Struct, frozen=True):
             clock=self.clock.monotonic,
             now=self.clock.second,
         )
-        return Worker("admission", queue, reconciler, self.metrics, clock=self.clock.monotonic)
+        return Controller("admission", queue, reconciler, self.metrics, clock=self.clock.monotonic)
 
 
 def _defaults(settings: Settings) -> Defaults:

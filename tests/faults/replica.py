@@ -7,9 +7,9 @@ from datetime import datetime
 
 from faults.api_server import ApiServer
 from faults.network import Client, Faults
-from torchrun_controller.cache.informer_factory import Answers
+from torchrun_controller.cache.informer_factory import ReadErrors
 from torchrun_controller.clock import Clock
-from torchrun_controller.manager import Controller, Parts, Sessions, assemble
+from torchrun_controller.manager import Components, Manager, Sessions, assemble
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.settings import Settings, parse
 
@@ -25,7 +25,7 @@ class Process:
     ) -> None:
         self.client = Client(name, server, faults)
         self.metrics = Metrics()
-        answers = Answers(self.metrics.observe_request)
+        answers = ReadErrors(self.metrics.observe_request)
         sessions = Sessions(
             self.client.session("watch", answers.observe),
             self.client.session("write", self.metrics.observe_request),
@@ -36,7 +36,7 @@ class Process:
         clock = Clock(
             monotonic=loop.time, wall=lambda: now() + faults.skew, jitter=random.Random(name).random
         )
-        self.parts: Parts = assemble(SETTINGS, sessions, self.metrics, clock, name)
+        self.parts: Components = assemble(SETTINGS, sessions, self.metrics, clock, name)
         self._told = asyncio.Event()
         self.exit: BaseException | None = None
         self._dead = asyncio.Event()
@@ -44,7 +44,7 @@ class Process:
 
     async def run(self) -> None:
         """Live to the end of it; `exit` says what that was."""
-        working = asyncio.create_task(Controller(self.parts, self._until_told).run())
+        working = asyncio.create_task(Manager(self.parts, self._until_told).run())
         dying = asyncio.create_task(self._dead.wait())
         try:
             await asyncio.wait((working, dying), return_when=asyncio.FIRST_COMPLETED)

@@ -9,7 +9,7 @@ import pytest
 
 from faults import campaign
 from torchrun_api.meta import ChildMeta
-from torchrun_controller.cache.expectations import ReadYourWrites
+from torchrun_controller.cache.expectations import Expectations
 from torchrun_controller.controllers import live_reads
 from torchrun_controller.reconcile.admission.quota import Account
 from torchrun_controller.reconcile.gang.restarts import Counts
@@ -45,7 +45,7 @@ def caches_are_trusted(plant: pytest.MonkeyPatch) -> None:
     async def settle(*_: object) -> None:
         return
 
-    plant.setattr(ReadYourWrites, "behind", lambda self, owner: None)
+    plant.setattr(Expectations, "behind", lambda self, owner: None)
     plant.setattr(live_reads, "settle", settle)
 
 

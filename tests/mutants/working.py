@@ -153,7 +153,7 @@ WORKING = (
     Mutant(
         "writes-without-the-lease",
         "client/apply.py",
-        'query["dryRun"] = "All"\n        self._gate.check()',
+        'query["dryRun"] = "All"\n        self._leader.check()',
         'query["dryRun"] = "All"',
         "a leader that was cut off writes beside its successor",
         APPLY,
@@ -161,7 +161,7 @@ WORKING = (
     Mutant(
         "deletes-without-the-lease",
         "client/apply.py",
-        'options["gracePeriodSeconds"] = delete.grace_seconds\n        self._gate.check()',
+        'options["gracePeriodSeconds"] = delete.grace_seconds\n        self._leader.check()',
         'options["gracePeriodSeconds"] = delete.grace_seconds',
         "a leader that was cut off ends its successor's gang",
         APPLY,

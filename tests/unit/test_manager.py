@@ -13,7 +13,7 @@ from torchrun_controller import manager
 from torchrun_controller.cache.store import Store
 from torchrun_controller.client import Disconnected
 from torchrun_controller.leader import NotLeader
-from torchrun_controller.manager import Controller, Parts
+from torchrun_controller.manager import Components, Manager
 from torchrun_controller.workqueue import AsyncWorkQueue
 
 
@@ -61,7 +61,7 @@ class Process:
     async def run(self) -> None:
         looked = anyio.Event()
         looked.set()
-        reader = SimpleNamespace(
+        factory = SimpleNamespace(
             informers=[],
             memories=[self.memory],
             caches=lambda namespace: SimpleNamespace(jobs=self.jobs),
@@ -79,8 +79,8 @@ class Process:
         leader = SimpleNamespace(elected=self.elected, run=self._lead, release=self._release)
         events = SimpleNamespace(run=self._report, shut_down=lambda seconds: self.ends.set())
         worker = SimpleNamespace(name="job", concurrency=1, run=self._work, shut_down=self._shut)
-        parts = Parts(*cast("Any", (reader, watch, leader, events, self.queues, [worker])))
-        await Controller(parts, self.told.wait).run()
+        parts = Components(*cast("Any", (factory, watch, leader, events, self.queues, [worker])))
+        await Manager(parts, self.told.wait).run()
 
     def _shut(self) -> None:
         self.log.append("no more keys")

@@ -28,7 +28,7 @@ class _Pending(Struct):
     since: float
 
 
-class ReadYourWrites(Generic[K]):
+class Expectations(Generic[K]):
     """Remembers, for each owner and kind, the newest resourceVersion that its writes returned.
 
     An owner is not to be reconciled before the caches show its own writes: it would decide from a

@@ -37,9 +37,9 @@ from torchrun_api.kinds import (
     Object,
 )
 from torchrun_api.queue import TorchrunQueue
-from torchrun_controller.cache.group_watch import GroupWatch
+from torchrun_controller.cache.group_view import GroupView
 from torchrun_controller.cache.informer import Informer, Observer, Unobserved
-from torchrun_controller.cache.node_watch import NodeWatch
+from torchrun_controller.cache.node_view import NodeView
 from torchrun_controller.cache.observe import (
     NODE_INDEX,
     QUEUE_INDEX,
@@ -84,7 +84,7 @@ class Scope(Struct, frozen=True):
     warnings: Informer[CoreEvent]
 
 
-class Answers:
+class ReadErrors:
     """How the API server last answered lists and watches: HTTP codes by resource, 0 for not."""
 
     def __init__(
@@ -109,13 +109,13 @@ class Answers:
         return self._last.get(resource, ("list", 200))[1] in (403, 404)
 
 
-class Reader:
+class InformerFactory:
     """What is known of the cluster, and how fresh that is; feeds the work queue."""
 
     def __init__(
         self,
         transport: Transport,
-        answers: Answers,
+        answers: ReadErrors,
         queue: WorkQueue[Key],
         namespaces: tuple[str, ...] = (),
         clock: Clock = SYSTEM,
@@ -132,13 +132,13 @@ class Reader:
         self.observer = observer or Unobserved()
         self._scopes = {namespace: self._scope(namespace) for namespace in namespaces or ("",)}
         self._everywhere = self._scopes.get("")
-        self.nodes = NodeWatch(
+        self.nodes = NodeView(
             transport, self.observer, queue, self._with_workers_on, answers, clock
         )
         self.reports = Reports(clock.monotonic)
         self.discovery = Discovery(transport)
         self.discovery.subscribe(self._installed_changed)
-        self.groups = GroupWatch(transport, self.observer, self._group_changed, namespaces, clock)
+        self.groups = GroupView(transport, self.observer, self._group_changed, namespaces, clock)
 
     def subscribe(
         self,

@@ -1,4 +1,4 @@
-"""The connection to the API server: configuration, credentials, TLS, sessions, bytes in and out.
+"""The client of the API server: connection, requests, server-side apply, events, discovery.
 
     connection = await Connection.load()
     async with connection.session("watch") as transport:
@@ -7,11 +7,11 @@
             async for chunk in chunks:
                 ...
 
-Everything that goes wrong is one of two: `ApiError`, the server answered and refused, or
-`Disconnected`, no whole answer came and a write may or may not have happened (of a watch that
-is open `Silent`, where nothing has come over it for too long; of an answer that does not decode
-`Garbled`, raised by `Response.read`). A configuration that cannot be used is a `ConfigError`,
-raised by `Connection.load` alone.
+Two errors cover all failures. `ApiError`: the server answered and refused. `Disconnected`: no
+complete answer came, and a write may or may not have happened. Disconnected has two subclasses:
+`Silent`, an open watch delivered nothing for too long, and `InvalidResponse`, raised by
+`Response.read` for an answer that does not decode. Only `Connection.load` raises `ConfigError`,
+for a configuration that cannot be used.
 """
 
 from torchrun_controller.client.connection import Connection
@@ -20,10 +20,10 @@ from torchrun_controller.client.errors import (
     Cause,
     ConfigError,
     Disconnected,
-    Garbled,
+    InvalidResponse,
     Silent,
 )
-from torchrun_controller.client.session import Observe, Response, Transport
+from torchrun_controller.client.session import Observe, Requests, Response, Transport
 
 __all__ = [
     "ApiError",
@@ -31,8 +31,9 @@ __all__ = [
     "ConfigError",
     "Connection",
     "Disconnected",
-    "Garbled",
+    "InvalidResponse",
     "Observe",
+    "Requests",
     "Response",
     "Silent",
     "Transport",

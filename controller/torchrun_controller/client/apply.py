@@ -3,10 +3,9 @@
 An object that must not exist yet is applied with a resourceVersion that no object can have: the
 API server creates it where it is absent and answers 409 where anything holds its name, so that
 nothing foreign is ever merged into. An object that is known is applied with its UID, by force: a
-replacement then answers 409 as well. Every write first asks the leader gate.
+replacement then answers 409 as well. Every write first checks the leadership.
 """
 
-from collections.abc import Mapping
 from typing import Any, Protocol, TypeAlias
 
 import msgspec
@@ -19,7 +18,7 @@ from torchrun_api.meta import OwnerReference
 from torchrun_api.names import RETAINED_LABEL
 from torchrun_api.queue import TorchrunQueueStatus
 from torchrun_api.status import TorchrunJobStatus
-from torchrun_controller.client import ApiError, Disconnected, Response
+from torchrun_controller.client import ApiError, Disconnected, Requests, Response
 from torchrun_controller.client.responses import (
     HolderMeta,
     Meta,
@@ -45,26 +44,11 @@ ABSENT = "1"
 MALFORMED = ("failed to create typed patch object", "failed to convert new object")
 
 
-class Gate(Protocol):
+class LeaderCheck(Protocol):
     """Whether this process leads."""
 
     def check(self) -> None:
-        """Raise where it may not write (any more)."""
-
-
-class Requests(Protocol):
-    """The part of the transport that writes need."""
-
-    async def request(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str] = ...,
-        body: bytes | None = None,
-        content_type: str = ...,
-    ) -> Response:
-        """Send and read the whole answer; raises ApiError and Disconnected."""
+        """Raise NotLeader if no write may begin now."""
 
 
 class NameConflictError(Exception):
@@ -125,11 +109,11 @@ class Found(Struct, frozen=True):
 
 
 class Applier:
-    """Carries out single writes. Holds no state but its transport and the gate."""
+    """Carries out single writes. Has no state of its own."""
 
-    def __init__(self, transport: Requests, gate: Gate) -> None:
+    def __init__(self, transport: Requests, leader: LeaderCheck) -> None:
         self._transport = transport
-        self._gate = gate
+        self._leader = leader
 
     async def apply(self, intent: Apply) -> Written:
         """Create the object (no UID) or bring the one with this UID to the intent.
@@ -240,7 +224,7 @@ class Applier:
         }
         if delete.grace_seconds is not None:
             options["gracePeriodSeconds"] = delete.grace_seconds
-        self._gate.check()
+        self._leader.check()
         try:
             answer = await self._transport.request(
                 "DELETE",
@@ -294,7 +278,7 @@ class Applier:
             query["force"] = "true"
         if dry_run:
             query["dryRun"] = "All"
-        self._gate.check()
+        self._leader.check()
         return await self._transport.request(
             "PATCH", path, query=query, body=_encode(body), content_type=APPLY_PATCH
         )

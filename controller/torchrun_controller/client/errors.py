@@ -23,14 +23,14 @@ class Silent(Disconnected):
     """Nothing came over a watch for as long as it may be silent: it is dead, or nothing happens."""
 
 
-class Garbled(Disconnected):
+class InvalidResponse(Disconnected):
     """The answer is not what was asked for: a proxy's page, or bytes that do not decode.
 
     A write may have happened, as with any answer that is lost.
     """
 
     @classmethod
-    def of(cls, request: str, body: bytes, error: Exception) -> "Garbled":
+    def of(cls, request: str, body: bytes, error: Exception) -> "InvalidResponse":
         """Say what was asked and how the answer begins; too little of it to hold a token."""
         start = body[:_START].decode(errors="replace")
         return cls(f"{request}: not the answer that was asked for, {start!r}... ({error})")

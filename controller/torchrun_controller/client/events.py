@@ -22,8 +22,8 @@ from msgspec import Struct
 
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import UserObject, kind_of
-from torchrun_controller.client import ApiError, Disconnected
-from torchrun_controller.client.apply import Gate, Requests
+from torchrun_controller.client import ApiError, Disconnected, Requests
+from torchrun_controller.client.apply import LeaderCheck
 from torchrun_controller.reconcile.model.plan import Event
 
 REPORTING_CONTROLLER = "torchrun.ai/controller"
@@ -73,13 +73,13 @@ class EventRecorder:
     def __init__(
         self,
         transport: Requests,
-        gate: Gate,
+        leader: LeaderCheck,
         clock: Callable[[], float],
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         instance: str = "",
     ) -> None:
         self._transport = transport
-        self._gate = gate
+        self._leader = leader
         self._clock = clock
         self._now = now
         self._instance = instance or f"{socket.gethostname()}-{os.getpid()}"[:128]
@@ -193,7 +193,7 @@ class EventRecorder:
         series = self._queue.popleft()
         series.queued = False
         try:
-            self._gate.check()
+            self._leader.check()
             await self._write(series)
         except (ApiError, Disconnected) as error:
             if _may_pass(error) and series.failures + 1 < TRIES and math.isinf(self._ends):

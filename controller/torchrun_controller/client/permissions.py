@@ -1,13 +1,13 @@
-"""What the controller must be allowed to do, and whether it is: asked, not found out by failing.
+"""Permissions that the controller needs, and which of them are missing.
 
-`RIGHTS` is the content of manifests/rbac/role.yaml, held equal by a test. The API server is asked
-by SelfSubjectAccessReviews, which everybody may make: after the start, every few minutes, and when
-a request was refused.
+`PERMISSIONS` equals manifests/rbac/role.yaml; a test compares them. The controller asks the API
+server with SelfSubjectAccessReviews, which every account may create: after the start, every few
+minutes, and after a request was refused with 403.
 """
 
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import anyio
 import msgspec
@@ -35,12 +35,11 @@ from torchrun_api.kinds import (
     VOLCANO_POD_GROUPS,
 )
 from torchrun_api.meta import Wire
-from torchrun_controller.client import ApiError, Disconnected, Response
+from torchrun_controller.client import ApiError, Disconnected, Requests
 
-SECONDS = 10.0  # between two looks at the rights that are missing, and after a refusal
-LOOKS = 30  # until all are looked at again
-# Nobody waits for the first look, and jobs may wait for all else that the start does.
-START_SECONDS = 2.0
+SECONDS = 10.0  # between two checks of the missing permissions, and after a 403
+LOOKS = 30  # checks of the missing ones until all are checked again
+START_SECONDS = 2.0  # before the first check: nothing waits for it, and the start is busy
 
 _MADE = ("get", "list", "watch", "create", "patch", "delete")
 _PATH = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
@@ -48,11 +47,11 @@ _PATH = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
-class Right(Struct, frozen=True):
+class Permission(Struct, frozen=True):
     """Verbs on a resource as RBAC names it: `jobs.batch`, `torchrunjobs.torchrun.ai/status`.
 
-    `without` says what the controller does without it, "" if it cannot work. Rights on what belongs
-    to no namespace are the cluster's; those of an `addon` matter where its kinds are served.
+    without: what does not work if the permission is missing, "" if nothing works.
+    cluster: the resource has no namespace. addon: needed only where the resource is served.
     """
 
     resource: str
@@ -70,81 +69,76 @@ class Right(Struct, frozen=True):
 _QUEUES_OBJECTS = "objects of spec.resources of queues are not kept"
 _GANGS = "gangs are not handed to this scheduler"
 
-RIGHTS = (
-    Right(TORCHRUN_JOBS.resource, ("get", "list", "watch", "delete")),
-    Right(TORCHRUN_QUEUES.resource, ("list", "watch", "patch")),
-    Right(f"{TORCHRUN_JOBS.resource}/status", ("patch",)),
-    Right(f"{TORCHRUN_QUEUES.resource}/status", ("patch",)),
-    Right(PODS.resource, _MADE),
-    Right(SERVICES.resource, ("get", "list", "watch", "create", "patch")),
-    Right(CLAIMS.resource, _MADE),
-    Right(JOBS.resource, _MADE),
-    Right(
+PERMISSIONS = (
+    Permission(TORCHRUN_JOBS.resource, ("get", "list", "watch", "delete")),
+    Permission(TORCHRUN_QUEUES.resource, ("list", "watch", "patch")),
+    Permission(f"{TORCHRUN_JOBS.resource}/status", ("patch",)),
+    Permission(f"{TORCHRUN_QUEUES.resource}/status", ("patch",)),
+    Permission(PODS.resource, _MADE),
+    Permission(SERVICES.resource, ("get", "list", "watch", "create", "patch")),
+    Permission(CLAIMS.resource, _MADE),
+    Permission(JOBS.resource, _MADE),
+    Permission(
         NETWORK_POLICIES.resource,
         ("get", "create", "patch"),
         "jobs of queues with networking.isolate do not start",
     ),
-    Right(CONFIG_MAPS.resource, _MADE, _QUEUES_OBJECTS),
-    Right(
+    Permission(CONFIG_MAPS.resource, _MADE, _QUEUES_OBJECTS),
+    Permission(
         EVENTS.resource, ("list", "watch"), "why pods are not made and claims not bound is not said"
     ),
-    Right("events.events.k8s.io", ("create", "patch"), "no events are written"),
+    Permission("events.events.k8s.io", ("create", "patch"), "no events are written"),
     *(
-        Right(kind.resource, _MADE, _GANGS, addon=True)
+        Permission(kind.resource, _MADE, _GANGS, addon=True)
         for kind in (KAI_POD_GROUPS, VOLCANO_POD_GROUPS, COSCHEDULING_POD_GROUPS)
     ),
-    *(Right(kind.resource, _MADE, _GANGS, addon=True) for kind in NATIVE_GROUPS[1:]),
-    Right(
+    *(Permission(kind.resource, _MADE, _GANGS, addon=True) for kind in NATIVE_GROUPS[1:]),
+    Permission(
         KUEUE_WORKLOADS[0].resource, ("list", "watch"), "why Kueue waits is not said", addon=True
     ),
-    Right(NODES.resource, ("list", "watch"), "lost nodes are not noticed", cluster=True),
-    Right(KAI_QUEUES.resource, _MADE, "KAI queues are not kept", cluster=True, addon=True),
-    Right(KAI_TOPOLOGIES.resource, ("list",), "topologies are not known", cluster=True, addon=True),
+    Permission(NODES.resource, ("list", "watch"), "lost nodes are not noticed", cluster=True),
+    Permission(KAI_QUEUES.resource, _MADE, "KAI queues are not kept", cluster=True, addon=True),
+    Permission(
+        KAI_TOPOLOGIES.resource, ("list",), "topologies are not known", cluster=True, addon=True
+    ),
 )
-PROGRESS = Right(
+PROGRESS = Permission(
     "tokenreviews.authentication.k8s.io",
     ("create",),
     "workers cannot report progress",
     cluster=True,
 )
-LEASE = Right("leases.coordination.k8s.io", ("get", "watch", "create", "patch"))
+LEASE = Permission("leases.coordination.k8s.io", ("get", "watch", "create", "patch"))
 
 
 Served: TypeAlias = Callable[[], Collection[str]]
 """The API groups of addons that are served now."""
 
 
-class Requests(Protocol):
-    """The part of the transport that reviews need."""
-
-    async def request(self, method: str, path: str, *, body: bytes | None = ...) -> Response:
-        """Send and read the whole answer; raises ApiError and Disconnected."""
-
-
-class _Verdict(Wire, frozen=True, kw_only=True):
+class _Allowed(Wire, frozen=True, kw_only=True):
     allowed: bool
 
 
 class _Review(Wire, frozen=True, kw_only=True):
-    status: _Verdict
+    status: _Allowed
 
 
 _decode = msgspec.json.Decoder(_Review).decode
 
 
-class Asked(Struct, frozen=True):
-    """One question: may this verb be used on this right's resource in a namespace, "" for all."""
+class AccessReview(Struct, frozen=True):
+    """One question: may we use this verb on the resource in a namespace, "" for all of them?"""
 
-    right: Right
+    permission: Permission
     verb: str
     namespace: str
 
 
-class Rights:
-    """What is missing of the rights, kept up to date while `running`.
+class Permissions:
+    """The missing permissions, kept up to date while `running`.
 
-    Rights are asked for in each of `namespaces`, or cluster-wide where there are none; those on the
-    lease in `lease_namespace`.
+    Asks for each of `namespaces`, or cluster-wide if there are none; for the lease in
+    `lease_namespace`.
     """
 
     def __init__(
@@ -159,37 +153,38 @@ class Rights:
         self._lease_namespace = lease_namespace
         self._progress = progress
         self._observe = observe
-        self._missing: tuple[Asked, ...] = ()
+        self._missing: tuple[AccessReview, ...] = ()
         self._refused = False
 
     def observe(self, verb: str, resource: str, code: int, seconds: float) -> None:
-        """For the transport, so that a refusal is looked into; hands everything on."""
-        if code == 403 and not any(asked.right.resource == resource for asked in self._missing):
+        """Note a request: a 403 starts a new check. Calls `observe` with the same arguments."""
+        known = {review.permission.resource for review in self._missing}
+        if code == 403 and resource not in known:
             self._refused = True
         self._observe(verb, resource, code, seconds)
 
     def missing(self) -> str:
-        """Readiness: the rights without which nothing goes; "" if all are there."""
-        return _told([asked for asked in self._missing if not asked.right.without])
+        """Readiness: the missing permissions without which nothing works, "" if none is missing."""
+        return _advice([review for review in self._missing if not review.permission.without])
 
     def shortcoming(self) -> str:
-        """The other rights that are missing, and what the controller does without; "" if none."""
-        reasons: dict[str, list[Asked]] = {}
-        for asked in self._missing:
-            if asked.right.without:
-                reasons.setdefault(asked.right.without, []).append(asked)
-        return "; ".join(f"{without}: {_told(asked)}" for without, asked in reasons.items())
+        """The other missing permissions and what does not work without them, "" if none."""
+        reasons: dict[str, list[AccessReview]] = {}
+        for review in self._missing:
+            if review.permission.without:
+                reasons.setdefault(review.permission.without, []).append(review)
+        return "; ".join(f"{without}: {_advice(reviews)}" for without, reviews in reasons.items())
 
     @asynccontextmanager
     async def running(self, transport: Requests, served: Served) -> AsyncIterator[None]:
-        """Ask again and again."""
+        """Check until the context ends."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._run, transport, served)
             yield
             tasks.cancel_scope.cancel()
 
     async def look(self, transport: Requests, groups: Collection[str]) -> None:
-        """Ask for every right once. Never raises for what the server does."""
+        """Ask for each permission once. Does not raise for errors of the server."""
         await self._ask(transport, tuple(self._questions(groups)))
 
     async def _run(self, transport: Requests, served: Served) -> None:
@@ -198,12 +193,12 @@ class Rights:
             try:
                 await self._look_for_a_while(transport, served)
             except Exception:
-                # What is known of the rights stands; readiness must not go blind for good.
+                # The last result stays: readiness must keep working.
                 log.exception("a bug in the check of rights; please report it")
                 await anyio.sleep(SECONDS)
 
     async def _look_for_a_while(self, transport: Requests, served: Served) -> None:
-        """Ask for every right, then for those that are missing, until all are due again."""
+        """Ask for each permission, then for the missing ones until all are due again."""
         self._refused, groups = False, served()
         await self.look(transport, groups)
         for _ in range(LOOKS):
@@ -212,24 +207,24 @@ class Rights:
                 break
             await self._ask(transport, self._missing)
 
-    async def _ask(self, transport: Requests, questions: tuple[Asked, ...]) -> None:
+    async def _ask(self, transport: Requests, questions: tuple[AccessReview, ...]) -> None:
         try:
-            missing = [asked for asked in questions if not await _may(transport, asked)]
+            missing = [review for review in questions if not await _may(transport, review)]
         except (ApiError, Disconnected) as error:
             log.debug("rights are not known", error=str(error))
         else:
             self._set(tuple(missing))
 
-    def _questions(self, groups: Collection[str]) -> Iterator[Asked]:
-        for right in (*RIGHTS, *((PROGRESS,) if self._progress else ())):
-            if right.addon and right.group not in groups:
+    def _questions(self, groups: Collection[str]) -> Iterator[AccessReview]:
+        for permission in (*PERMISSIONS, *((PROGRESS,) if self._progress else ())):
+            if permission.addon and permission.group not in groups:
                 continue
-            for namespace in ("",) if right.cluster else self._namespaces:
-                yield from (Asked(right, verb, namespace) for verb in right.verbs)
+            for namespace in ("",) if permission.cluster else self._namespaces:
+                yield from (AccessReview(permission, verb, namespace) for verb in permission.verbs)
         if self._lease_namespace:
-            yield from (Asked(LEASE, verb, self._lease_namespace) for verb in LEASE.verbs)
+            yield from (AccessReview(LEASE, verb, self._lease_namespace) for verb in LEASE.verbs)
 
-    def _set(self, missing: tuple[Asked, ...]) -> None:
+    def _set(self, missing: tuple[AccessReview, ...]) -> None:
         if missing == self._missing:
             return
         self._missing = missing
@@ -242,14 +237,14 @@ class Rights:
             log.info("has all rights that it needs")
 
 
-async def _may(transport: Requests, asked: Asked) -> bool:
-    resource, _, subresource = asked.right.resource.partition("/")
+async def _may(transport: Requests, review: AccessReview) -> bool:
+    resource, _, subresource = review.permission.resource.partition("/")
     attributes: JsonObject = {
-        "namespace": asked.namespace,
-        "group": asked.right.group,
+        "namespace": review.namespace,
+        "group": review.permission.group,
         "resource": resource.partition(".")[0],
         "subresource": subresource,
-        "verb": asked.verb,
+        "verb": review.verb,
     }
     body: JsonObject = {
         "apiVersion": "authorization.k8s.io/v1",
@@ -260,13 +255,13 @@ async def _may(transport: Requests, asked: Asked) -> bool:
     return answer.read(_decode).status.allowed
 
 
-def _told(missing: list[Asked]) -> str:
-    """As `create, patch jobs.batch (in team-a)`, with what to do."""
+def _advice(missing: list[AccessReview]) -> str:
+    """Format as `grant ... create, patch jobs.batch in team-a`; "" for none."""
     if not missing:
         return ""
     verbs: dict[tuple[str, str], list[str]] = {}
-    for asked in missing:
-        verbs.setdefault((asked.right.resource, asked.namespace), []).append(asked.verb)
+    for review in missing:
+        verbs.setdefault((review.permission.resource, review.namespace), []).append(review.verb)
     parts = [
         f"{', '.join(of)} {resource}" + (f" in {namespace}" if namespace else "")
         for (resource, namespace), of in verbs.items()

@@ -10,7 +10,7 @@ import yarl
 from msgspec import Struct
 
 from torchrun_controller.client.credentials import Endpoint
-from torchrun_controller.client.errors import ApiError, Disconnected, Garbled, Silent
+from torchrun_controller.client.errors import ApiError, Disconnected, InvalidResponse, Silent
 
 # Called with verb ("get", "patch", "watch"), resource ("jobs.batch"), HTTP code (0: no answer) and
 # the seconds until the answer's headers.
@@ -43,14 +43,31 @@ class Response(Struct, frozen=True):
     request: str = "the API server"
 
     def read(self, parse: Callable[[bytes], T]) -> T:
-        """Parse the body. Raises Garbled where `parse` raises ValueError or RecursionError.
+        """Parse the body. Raises InvalidResponse where `parse` raises ValueError or RecursionError.
 
         Those are all that msgspec raises, for bytes that are no UTF-8 and deep nesting, too.
         """
         try:
             return parse(self.body)
         except (ValueError, RecursionError) as error:
-            raise Garbled.of(self.request, self.body, error) from error
+            raise InvalidResponse.of(self.request, self.body, error) from error
+
+
+class Requests(Protocol):
+    """Short requests, as `Transport` sends them."""
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] = ...,
+        body: bytes | None = None,
+        content_type: str = ...,
+        headers: Mapping[str, str] = ...,
+        timeout: float = ...,  # noqa: ASYNC109 as in Transport.request
+    ) -> Response:
+        """Send one request and read the complete answer. Raises ApiError and Disconnected."""
 
 
 class _Request(Struct, frozen=True):

@@ -17,9 +17,15 @@ from msgspec import Struct
 
 from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import UserObject, kind_of
-from torchrun_controller.cache.admission_watch import Seen
+from torchrun_controller.cache.admission_view import Seen
 from torchrun_controller.client.apply import Status, SupersededError, UnavailableError, Written
-from torchrun_controller.controllers.controller import Behind, Done, Outcome, RequeueAfter, named
+from torchrun_controller.controllers.controller import (
+    Behind,
+    Done,
+    Outcome,
+    RequeueAfter,
+    log_fields,
+)
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile.admission import accounts
 from torchrun_controller.reconcile.admission.state import Decisions, Preempt, QueueSummary, State
@@ -64,13 +70,13 @@ class Recorder(Protocol):
 
 
 class Watch(Protocol):
-    """The part of the AdmissionWatch that a decision needs."""
+    """The part of the AdmissionView that a decision needs."""
 
     def observe(self, now: datetime) -> Seen | None:
-        """See `AdmissionWatch.observe`."""
+        """See `AdmissionView.observe`."""
 
     def version(self, owner: UserObject) -> str | None:
-        """See `AdmissionWatch.version`."""
+        """See `AdmissionView.version`."""
 
 
 class _Sent(Struct):
@@ -82,7 +88,7 @@ class _Sent(Struct):
 
 
 class AdmissionReconciler:
-    """What `Worker` does about the one key of admission; one attempt at a time.
+    """What `Controller` does about the one key of admission; one attempt at a time.
 
     `decide` is the coordinator, and `account` hears what it counts in each queue; `clock` is
     monotonic, in seconds.
@@ -149,7 +155,7 @@ class AdmissionReconciler:
             if self._watch.version(owner) != owner.metadata.resource_version:
                 del self._sent[uid]
             elif self._clock() - sent.since > PATIENCE:
-                log.warning("a write was never seen", **named(kind_of(owner).kind, owner))
+                log.warning("a write was never seen", **log_fields(kind_of(owner).kind, owner))
                 del self._sent[uid]
             elif not sent.answered:
                 await self._send(sent.word)
@@ -210,7 +216,7 @@ class AdmissionReconciler:
         (said,) = word.status.conditions
         log.info(
             _DECISIONS[word.stage],
-            **named("job", job),
+            **log_fields("job", job),
             attempt=job.status.attempt,
             phase=job.status.phase,
             reason=said.reason,

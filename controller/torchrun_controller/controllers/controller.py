@@ -1,8 +1,8 @@
-"""Workers: take a key, attempt it, and make the outcome a verb of the work queue.
+"""The loop of a controller: take a key, reconcile it, turn the outcome into a queue operation.
 
-Every controller (of jobs, of queues, of admission) is a `Worker` with a work queue of its own and a
-reconciler that attempts one key. Nothing that happens to one key ends the process or holds up
-another: a bug in a reconciler is logged, counted and retried with backoff.
+The controllers of jobs, queues and admission each have a work queue and a reconciler for one key.
+No failure of one key ends the process or delays another: a bug in a reconciler is logged, counted
+and retried with backoff.
 """
 
 import time
@@ -74,10 +74,10 @@ class Reconciler(Protocol[K_contra]):
         """Bring the key one step on. May raise what the single writes raise, see `Applier`."""
 
 
-class Worker(Generic[K]):
-    """Attempts the keys of one work queue, `concurrency` of them at a time.
+class Controller(Generic[K]):
+    """Reconciles the keys of one work queue, `concurrency` of them at a time.
 
-    `name` stands in metrics and log lines; `clock` is monotonic, in seconds.
+    `name` appears in metrics and log lines; `clock` is monotonic, in seconds.
     """
 
     def __init__(
@@ -137,12 +137,12 @@ class Worker(Generic[K]):
                 queue.add_rate_limited(key, at_least=wait)
                 # Others are at work on the same objects: no trouble, unlike the rest.
                 say = log.debug if isinstance(error, SupersededError) else log.warning
-                say("retried later", **self._named(key), error=str(error), after=wait)
+                say("retried later", **self._key_fields(key), error=str(error), after=wait)
             case Terminal(error, wait):
                 queue.forget(key)
                 if wait is not None:
                     queue.add_after(key, wait)
-                log.warning("refused until it changes", **self._named(key), error=str(error))
+                log.warning("refused until it changes", **self._key_fields(key), error=str(error))
             case _:
                 assert_never(outcome)
 
@@ -158,19 +158,19 @@ class Worker(Generic[K]):
             return Retry(error)
         except Exception as error:
             self._metrics.reconcile_panics.inc()
-            log.exception("a bug in the controller; please report it", **self._named(key))
+            log.exception("a bug in the controller; please report it", **self._key_fields(key))
             return Retry(error)
 
-    def _named(self, key: K) -> dict[str, str]:
-        return {self.name: spoken(key)}
+    def _key_fields(self, key: K) -> dict[str, str]:
+        return {self.name: key_text(key)}
 
 
-def named(kind: str, about: UserObject) -> dict[str, str]:
+def log_fields(kind: str, about: UserObject) -> dict[str, str]:
     """A job or a queue as log lines name it; `kind` is the field's name."""
     meta = about.metadata
-    return {kind: spoken((meta.namespace, meta.name)), "uid": meta.uid}
+    return {kind: key_text((meta.namespace, meta.name)), "uid": meta.uid}
 
 
-def spoken(key: Hashable) -> str:
+def key_text(key: Hashable) -> str:
     """A key as it stands in log lines: namespace/name."""
     return "/".join(key) if isinstance(key, tuple) else str(key)

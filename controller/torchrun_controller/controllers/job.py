@@ -20,9 +20,15 @@ from torchrun_controller.cache.observe import Key
 from torchrun_controller.client import ApiError
 from torchrun_controller.client.apply import NameConflictError, RejectedError, Written
 from torchrun_controller.controllers import audit_log, live_reads
-from torchrun_controller.controllers.controller import Done, Outcome, RequeueAfter, Terminal, named
+from torchrun_controller.controllers.controller import (
+    Done,
+    Outcome,
+    RequeueAfter,
+    Terminal,
+    log_fields,
+)
 from torchrun_controller.controllers.refusals import Refusals, is_refusal
-from torchrun_controller.controllers.status_throttle import STATUS_INTERVAL, StatusPace
+from torchrun_controller.controllers.status_throttle import STATUS_INTERVAL, StatusThrottle
 from torchrun_controller.controllers.writes import ObjectWriter, Writes
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile.job.refusals import Identity, identity
@@ -68,7 +74,7 @@ class _Round(Struct):
 
 
 class JobReconciler:
-    """What `Worker` does about the key of a job; several may be attempted at a time.
+    """What `Controller` does about the key of a job; several may be attempted at a time.
 
     `observe` gives what the caches know of a job and `decide` is reconcile; `is_busy` says whether
     more jobs wait than are attempted; `clock` is monotonic, in seconds.
@@ -97,7 +103,7 @@ class JobReconciler:
         self._clock = clock
         self._now = now
         self._refusals: Refusals[Key] = Refusals(clock)
-        self._pace: StatusPace[Key] = StatusPace(clock)
+        self._pace: StatusThrottle[Key] = StatusThrottle(clock)
 
     async def attempt(self, key: Key) -> Outcome:
         """One reconcile of the key. Raises what the single writes raise, see `Applier`."""
@@ -120,7 +126,7 @@ class JobReconciler:
         The status is that of the last Plan, which knows all refusals: it is written whatever was
         refused. Raises what the single writes raise, but for refusals.
         """
-        about, work = named("job", observed.job), _Round()
+        about, work = log_fields("job", observed.job), _Round()
         for _ in range(MOST_ROUNDS):
             shown = self._refusals.show(key, observed)
             plan = self._decide(shown, self._now())
@@ -239,7 +245,7 @@ class JobReconciler:
 
 
 def _log(job: TorchrunJob, status: TorchrunJobStatus) -> None:
-    about, lines = named("job", job), audit_log.of_status(job.status, status)
+    about, lines = log_fields("job", job), audit_log.of_status(job.status, status)
     for line in lines:
         log.info(line.event, **about, **line.fields)
     if not lines:

@@ -24,8 +24,8 @@ from torchrun_controller.client.apply import (
     SupersededError,
     Written,
 )
-from torchrun_controller.controllers.controller import Done, Outcome, RequeueAfter, named
-from torchrun_controller.controllers.status_throttle import StatusPace
+from torchrun_controller.controllers.controller import Done, Outcome, RequeueAfter, log_fields
+from torchrun_controller.controllers.status_throttle import StatusThrottle
 from torchrun_controller.controllers.writes import BEHIND_RETRY, ObjectWriter, Writes
 from torchrun_controller.reconcile.model.plan import Apply, Event
 from torchrun_controller.reconcile.queues import ObservedQueue, QueuePlan, Verdict
@@ -69,7 +69,7 @@ class _Memory(Struct):
 
 
 class QueueReconciler:
-    """What `Worker` does about the key of a queue. `clock` is monotonic, in seconds."""
+    """What `Controller` does about the key of a queue. `clock` is monotonic, in seconds."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class QueueReconciler:
         self._clock = clock
         self._now = now
         self._memories: dict[Key, _Memory] = {}  # of queues that are there, no others
-        self._pace: StatusPace[Key] = StatusPace(clock)
+        self._pace: StatusThrottle[Key] = StatusThrottle(clock)
 
     async def attempt(self, key: Key) -> Outcome:
         """One reconcile of the key. Raises what the single writes raise, see `Applier`."""
@@ -157,7 +157,7 @@ class QueueReconciler:
     ) -> bool:
         """Write what is to be written; whether anything of it was refused."""
         before = len(memory.refused)
-        about = named("queue", queue)
+        about = log_fields("queue", queue)
         for intent in plan.applies:
             what = (intent.kind.resource, intent.name)
             await self._try(memory, what, self._writes.carry_out(key, (intent,), (), about), about)
@@ -192,7 +192,7 @@ class QueueReconciler:
         written = await self._writes.write(key, TORCHRUN_QUEUES, write)
         self._pace.wrote(key)
         if written is not None and status.phase != queue.status.phase:
-            about = named("queue", queue)
+            about = log_fields("queue", queue)
             log.info("phase changed", **about, was=queue.status.phase, phase=status.phase)
         for event in plan.events:
             self._events.record(queue, event)

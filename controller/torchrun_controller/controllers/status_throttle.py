@@ -9,7 +9,7 @@ STATUS_INTERVAL = 1.0  # seconds between two status writes of an object in the s
 K = TypeVar("K", bound=Hashable)
 
 
-class StatusPace(Generic[K]):
+class StatusThrottle(Generic[K]):
     """Holds a status back that follows another too closely, unless the phase changes.
 
     `clock` is monotonic, in seconds. Holds keys of objects that are there, no others.

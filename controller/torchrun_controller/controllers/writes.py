@@ -6,7 +6,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import structlog
 
 from torchrun_api.kinds import Kind
-from torchrun_controller.cache.expectations import ReadYourWrites
+from torchrun_controller.cache.expectations import Expectations
 from torchrun_controller.client.apply import Written
 from torchrun_controller.controllers import audit_log
 from torchrun_controller.controllers.controller import Behind
@@ -35,15 +35,15 @@ class Writes(Generic[K]):
     """The writes of one controller, each for the sake of a key."""
 
     def __init__(
-        self, applier: ObjectWriter, own_writes: ReadYourWrites[K], metrics: Metrics
+        self, applier: ObjectWriter, expectations: Expectations[K], metrics: Metrics
     ) -> None:
         self._applier = applier
-        self._own_writes = own_writes
+        self._expectations = expectations
         self._metrics = metrics
 
     def behind(self, key: K) -> Behind | None:
         """Whether the caches do not show the key's last writes yet: then nothing may be decided."""
-        seconds = self._own_writes.behind(key)
+        seconds = self._expectations.behind(key)
         return None if seconds is None else Behind(min(seconds, BEHIND_RETRY))
 
     async def carry_out(
@@ -83,5 +83,5 @@ class Writes(Generic[K]):
             self._metrics.applies.labels(kind.resource, result).inc()
             raise
         self._metrics.applies.labels(kind.resource, "Gone" if written is None else "Written").inc()
-        self._own_writes.note(key, written)
+        self._expectations.note(key, written)
         return written

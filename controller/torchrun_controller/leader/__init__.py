@@ -25,7 +25,7 @@ Source: client-go tools/leaderelection, whose default durations are kept.
 """
 
 from torchrun_controller.leader.election import LEASES, Durations, Lease, LeaseSpec
-from torchrun_controller.leader.elector import Leader, Leadership, NotLeader, Requests, Solo
+from torchrun_controller.leader.elector import Leader, Leadership, NoElection, NotLeader, Requests
 
 __all__ = [
     "LEASES",
@@ -34,7 +34,7 @@ __all__ = [
     "Leadership",
     "Lease",
     "LeaseSpec",
+    "NoElection",
     "NotLeader",
     "Requests",
-    "Solo",
 ]

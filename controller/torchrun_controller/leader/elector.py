@@ -68,7 +68,7 @@ class Requests(Protocol):
 
 
 class Leadership(Protocol):
-    """What the rest of the process sees: `Leader`, or `Solo` where election is off."""
+    """What the rest of the process sees: `Leader`, or `NoElection` where election is off."""
 
     @property
     def elected(self) -> asyncio.Event:
@@ -91,7 +91,7 @@ class Leadership(Protocol):
         """Let a standby take over; for after the last write and the end of `run`."""
 
 
-class Solo:
+class NoElection:
     """Leadership where election is off: the only replica, by the administrator's word."""
 
     problem = ""

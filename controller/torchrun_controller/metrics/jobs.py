@@ -58,7 +58,7 @@ class _Template(Struct, frozen=True):
     resource: str
 
 
-class JobCensus(Collector):
+class JobMetrics(Collector):
     """Every job and every queue. `leads` is asked at each scrape, `now` is in Unix time.
 
     `nodes` gives those that are known, None where that is not known. `know` hears of the labels

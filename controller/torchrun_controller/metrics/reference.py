@@ -6,8 +6,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from torchrun_controller.metrics.each_job import EachJob
-from torchrun_controller.metrics.jobs import JobCensus
+from torchrun_controller.metrics.jobs import JobMetrics
+from torchrun_controller.metrics.per_job import PerJobMetrics
 from torchrun_controller.metrics.registry import Metrics
 
 OPENING = """# Metrics
@@ -53,9 +53,9 @@ def families() -> list[Family]:
     """Every metric of the controller, by name."""
     metrics = Metrics()
     metrics.register(
-        JobCensus(metrics.queue_labels, leads=lambda: False, now=lambda: 0.0, nodes=lambda: None)
+        JobMetrics(metrics.queue_labels, leads=lambda: False, now=lambda: 0.0, nodes=lambda: None)
     )
-    metrics.register(EachJob(0, leads=lambda: False, get=lambda namespace, name: None))
+    metrics.register(PerJobMetrics(0, leads=lambda: False, get=lambda namespace, name: None))
     return sorted(_described(metrics), key=lambda family: family.name)
 
 

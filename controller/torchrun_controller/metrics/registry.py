@@ -12,7 +12,7 @@ of a cache, the age of a watch, jobs per phase) is asked for when Prometheus scr
     metrics = Metrics()
     queue = AsyncWorkQueue(clock, observer=metrics.queue_observer("job"))
     metrics.watch_queue("job", queue)
-    metrics.register(JobCensus(metrics.queue_labels, ...))
+    metrics.register(JobMetrics(metrics.queue_labels, ...))
     metrics.count_objects("pods", pods)
     metrics.age_of_watch("pods", lambda: clock() - informer.last_seen)
     metrics.leadership(leader.may_write, lease="torchrun-system/torchrun-controller")

@@ -16,7 +16,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from torchrun_controller.cache.informer import Informer
-from torchrun_controller.cache.informer_factory import Answers, Reader
+from torchrun_controller.cache.informer_factory import InformerFactory, ReadErrors
 from torchrun_controller.cache.observe import Key
 from torchrun_controller.client import ApiError, Response, Transport
 from torchrun_controller.clock import Clock
@@ -74,14 +74,14 @@ class Player:
         self._transport = _Recorded()
         clock = Clock(lambda: self._now, self._time, lambda: 0.0)
         self._queue: WorkQueue[Key] = WorkQueue(clock.monotonic)
-        answers = Answers()
-        self._reader = Reader(self._transport, answers, self._queue, namespaces, clock)
+        answers = ReadErrors()
+        self._factory = InformerFactory(self._transport, answers, self._queue, namespaces, clock)
         self._watchers: dict[str, Watcher[Any]] = {}
 
     async def play(self, lines: Iterable[Line], tell: Callable[[Decision], None]) -> None:
         """Tell every decision, in the order of time."""
         # It starts and ends informers as kinds come and go; here none of them gets anything.
-        groups = asyncio.create_task(self._reader.groups.run())
+        groups = asyncio.create_task(self._factory.groups.run())
         try:
             for line in lines:
                 for decision in self._until(line.time.timestamp()):
@@ -116,13 +116,13 @@ class Player:
     @property
     def _is_ready(self) -> bool:
         """As for the controller's workers."""
-        return self._reader.is_synced and self._reader.discovery.looked.is_set()
+        return self._factory.is_synced and self._factory.discovery.looked.is_set()
 
     def _time(self) -> datetime:
         return datetime.fromtimestamp(self._now, UTC)
 
     def _decide(self, key: Key, cause: str) -> Decision | None:
-        observed = self._reader.observe(*key)
+        observed = self._factory.observe(*key)
         if observed is None:
             return None
         time = self._time()
@@ -146,7 +146,7 @@ class Player:
                 informer.synced.set()
         elif line.page and _is_discovery(line.source):
             self._transport.answers[line.source] = bytes(line.page)
-            await self._reader.discovery.look()
+            await self._factory.discovery.look()
             await _settled()
         else:
             self.unread += 1
@@ -166,7 +166,7 @@ class Player:
         return watcher.receive(frame + b"\n", self._now)
 
     def _informers(self) -> Mapping[str, Informer[Any]]:
-        informers = (*self._reader.informers, *self._reader.groups.informers)
+        informers = (*self._factory.informers, *self._factory.groups.informers)
         return {source_of(informer.path, informer.selectors): informer for informer in informers}
 
 

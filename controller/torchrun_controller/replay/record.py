@@ -7,7 +7,7 @@ from pathlib import Path
 
 import anyio
 
-from torchrun_controller.cache.informer_factory import Answers, Reader
+from torchrun_controller.cache.informer_factory import InformerFactory, ReadErrors
 from torchrun_controller.cache.observe import Key
 from torchrun_controller.client import Connection, Response, Transport
 from torchrun_controller.replay.tape import Head, Tape, source_of
@@ -91,22 +91,22 @@ async def record(
     connection = await Connection.load(kubeconfig, context)
     tape = Tape(path, head, limit)
     try:
-        answers = Answers()
+        answers = ReadErrors()
         async with connection.session("record", answers.observe) as session:
             queue: WorkQueue[Key] = WorkQueue(lambda: 0.0)  # nobody takes its keys
-            reader = Reader(Taped(session, tape), answers, queue, head.namespaces)
-            await _run(reader, tape)
+            factory = InformerFactory(Taped(session, tape), answers, queue, head.namespaces)
+            await _run(factory, tape)
     finally:
         tape.close()
     return tape
 
 
-async def _run(reader: Reader, tape: Tape) -> None:
+async def _run(factory: InformerFactory, tape: Tape) -> None:
     async with anyio.create_task_group() as tasks:
-        for informer in reader.informers:
+        for informer in factory.informers:
             tasks.start_soon(informer.run)
-        tasks.start_soon(reader.discovery.run)
-        tasks.start_soon(reader.groups.run)
+        tasks.start_soon(factory.discovery.run)
+        tasks.start_soon(factory.groups.run)
         tasks.start_soon(_until_full, tape, tasks.cancel_scope)
         with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             await anext(aiter(signals))

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchrun_api.kinds import JOBS, PODS, SERVICES, Kind
-from torchrun_controller.cache.expectations import PATIENCE, ReadYourWrites
+from torchrun_controller.cache.expectations import PATIENCE, Expectations
 from torchrun_controller.client.apply import Written
 from torchrun_controller.watch import CLIENT_GO
 
@@ -26,9 +26,9 @@ class Clock:
         return self.now
 
 
-def world() -> tuple[ReadYourWrites[str], dict[str, Cache], Clock]:
+def world() -> tuple[Expectations[str], dict[str, Cache], Clock]:
     caches, clock = {name: Cache() for name in KINDS}, Clock()
-    return ReadYourWrites(lambda _: caches, clock, patience=10), caches, clock
+    return Expectations(lambda _: caches, clock, patience=10), caches, clock
 
 
 def written(resource: str, version: int) -> Written:

@@ -13,7 +13,7 @@ from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import EVENTS
 from torchrun_api.queue import TorchrunQueue
 from torchrun_api.status import Progress
-from torchrun_controller.cache.informer_factory import Answers, Reader
+from torchrun_controller.cache.informer_factory import InformerFactory, ReadErrors
 from torchrun_controller.cache.progress_reports import Worker
 from torchrun_controller.cache.store import Change
 from torchrun_controller.metrics.registry import Metrics
@@ -25,24 +25,24 @@ NEVER_SENT: Any = None  # no informer runs here
 
 
 def readiness(world: "World") -> str:
-    reader = world.reader
-    return caches_synced(reader.synced_by_resource(), reader.answers.problem)()
+    factory = world.factory
+    return caches_synced(factory.synced_by_resource(), factory.answers.problem)()
 
 
 def liveness(world: "World") -> str:
-    return watches_alive(world.reader.idle_by_resource())()
+    return watches_alive(world.factory.idle_by_resource())()
 
 
 class World:
     def __init__(self, *namespaces: str) -> None:
         self.metrics = Metrics(CollectorRegistry())
         self.queue: WorkQueue[tuple[str, str]] = WorkQueue(lambda: 0.0)
-        self.answers = Answers(self.metrics.observe_request)
-        self.reader = Reader(NEVER_SENT, self.answers, self.queue, namespaces)
+        self.answers = ReadErrors(self.metrics.observe_request)
+        self.factory = InformerFactory(NEVER_SENT, self.answers, self.queue, namespaces)
 
     def change(self, obj: Any, *, initial: bool = False) -> None:
         """As the informer does: first the store, then the word of it."""
-        for informer in self.reader.informers:
+        for informer in self.factory.informers:
             if informer.kind.type is type(obj):
                 informer.store.upsert(obj, 1)
                 informer._on_change(Change(None, obj), initial)
@@ -122,18 +122,18 @@ def test_readiness_names_what_is_missing_and_why(world: World) -> None:
     assert "install the CustomResourceDefinition of torchrunjobs.torchrun.ai" in said
     assert "grant the controller's role the verb watch on pods" in said
     assert "services (the first list is on its way)" in said
-    for informer in world.reader.informers:
+    for informer in world.factory.informers:
         informer.synced.set()
     assert readiness(world) == ""
-    assert world.reader.is_synced
+    assert world.factory.is_synced
 
 
 def test_a_watch_that_hangs_has_the_process_restarted(world: World) -> None:
     assert liveness(world) == ""
-    for informer in world.reader.informers:
+    for informer in world.factory.informers:
         informer.last_seen -= 10_000
     assert liveness(world) == "", "it is the server that is silent"
-    for informer in world.reader.informers:
+    for informer in world.factory.informers:
         informer._last_turn -= 10_000
     assert "pods" in liveness(world)
 
@@ -163,12 +163,12 @@ def test_a_warning_is_the_key_of_the_job_whose_object_it_regards(
 
 
 def test_nobody_waits_for_warnings(world: World) -> None:
-    for informer in world.reader.informers:
+    for informer in world.factory.informers:
         if informer.kind is not EVENTS:
             informer.synced.set()
     assert readiness(world) == ""
-    assert world.reader.is_synced
-    for informer in world.reader.informers:
+    assert world.factory.is_synced
+    for informer in world.factory.informers:
         if informer.kind is EVENTS:
             informer.synced.set()
             informer.last_seen = informer._last_turn = -10_000
@@ -177,13 +177,13 @@ def test_nobody_waits_for_warnings(world: World) -> None:
 
 def test_each_namespace_has_its_own_caches() -> None:
     world = World("team", "other")
-    assert len(world.reader.informers) == 15
-    team, other = (world.reader.stores((name, "run")) for name in ("team", "other"))
+    assert len(world.factory.informers) == 15
+    team, other = (world.factory.stores((name, "run")) for name in ("team", "other"))
     assert team["pods"] is not other["pods"]
     team["torchrunjobs.torchrun.ai"].upsert(a_job("run"), 5)
-    assert world.reader.observe("team", "run") is not None
-    assert world.reader.observe("other", "run") is None
-    for resource, objects in world.reader.objects_by_resource().items():
+    assert world.factory.observe("team", "run") is not None
+    assert world.factory.observe("other", "run") is None
+    for resource, objects in world.factory.objects_by_resource().items():
         world.metrics.count_objects(resource, objects)
     label = {"resource": "torchrunjobs.torchrun.ai"}
     assert world.metrics.registry.get_sample_value("torchrun_store_objects", label) == 1
@@ -217,16 +217,16 @@ def test_workers_are_of_the_present_attempt_of_a_job_of_ours(world: World) -> No
     world.change(structs.replace(job, metadata=structs.replace(job.metadata, uid="uid-train")))
     for obj in a_gang(1, "uid-1"):
         world.change(obj)
-    assert world.reader.worker("team", "train-r1-0", "uid-1-pod") == Worker(
+    assert world.factory.worker("team", "train-r1-0", "uid-1-pod") == Worker(
         ("team", "train"), "uid-1"
     )
-    assert world.reader.worker("team", "train-r1-0", "uid-of-an-older-pod") is None
-    assert world.reader.worker("team", "train-r1-0", "") is None
-    assert world.reader.worker("elsewhere", "train-r1-0", "uid-1-pod") is None
+    assert world.factory.worker("team", "train-r1-0", "uid-of-an-older-pod") is None
+    assert world.factory.worker("team", "train-r1-0", "") is None
+    assert world.factory.worker("elsewhere", "train-r1-0", "uid-1-pod") is None
     for obj in a_gang(2, "uid-2"):
         world.change(obj)
-    assert world.reader.worker("team", "train-r1-0", "uid-1-pod") is None
-    assert world.reader.worker("team", "train-r2-0", "uid-2-pod") is not None
+    assert world.factory.worker("team", "train-r1-0", "uid-1-pod") is None
+    assert world.factory.worker("team", "train-r2-0", "uid-2-pod") is not None
 
 
 def test_a_child_whose_label_changes_concerns_both_jobs(world: World) -> None:
@@ -234,21 +234,21 @@ def test_a_child_whose_label_changes_concerns_both_jobs(world: World) -> None:
         meta = {"name": "p", "namespace": "team", "labels": {"torchrun-job-name": job}}
         return msgspec.convert({"metadata": meta}, Pod)
 
-    world.reader._child_changed(Change(a_pod("train"), a_pod("other")), False)
+    world.factory._child_changed(Change(a_pod("train"), a_pod("other")), False)
     assert sorted(world.keys()) == [("team", "other"), ("team", "train")]
-    world.reader._child_changed(Change(a_pod("other"), a_pod("other")), False)
+    world.factory._child_changed(Change(a_pod("other"), a_pod("other")), False)
     assert world.keys() == [("team", "other")]
 
 
 def test_namespaces_that_are_not_ours_have_no_workers() -> None:
-    assert World("team").reader.worker("elsewhere", "a", "b") is None
-    assert World("team").reader.job_of("elsewhere", "a", "b") is None
+    assert World("team").factory.worker("elsewhere", "a", "b") is None
+    assert World("team").factory.job_of("elsewhere", "a", "b") is None
 
 
 def test_what_a_token_claims_is_looked_up_among_living_workers(world: World) -> None:
     _, pod = a_gang(1, "uid-1")
     world.change(pod)
-    job_of = world.reader.job_of
+    job_of = world.factory.job_of
     assert job_of("team", "train-r1-0", "uid-1-pod") == ("team", "train")
     assert job_of("team", "train-r1-0", "another") is None
     assert job_of("team", "train-r1-0", "") is None
@@ -258,10 +258,10 @@ def test_what_a_token_claims_is_looked_up_among_living_workers(world: World) -> 
 
 
 def test_the_report_of_a_job_that_is_gone_is_forgotten(world: World) -> None:
-    world.reader.reports.put(("team", "train"), "uid-1", Progress(step=1))
-    informer = world.reader.informers[0]
+    world.factory.reports.put(("team", "train"), "uid-1", Progress(step=1))
+    informer = world.factory.informers[0]
     informer._on_change(Change(a_job("train"), None), False)
-    assert world.reader.reports.of(("team", "train"), "uid-1") is None
+    assert world.factory.reports.of(("team", "train"), "uid-1") is None
 
 
 def test_what_is_installed_concerns_every_job_that_is_not_over(world: World) -> None:
@@ -269,8 +269,8 @@ def test_what_is_installed_concerns_every_job_that_is_not_over(world: World) -> 
     world.change(a_job("is-done", phase="Succeeded"))
     world.keys()
     found = Installed(resources=frozenset({("scheduling.volcano.sh/v1beta1", "podgroups")}))
-    world.reader.discovery._change(found)
+    world.factory.discovery._change(found)
     assert world.keys() == [("team", "waits")]
-    observed = world.reader.observe("team", "waits")
+    observed = world.factory.observe("team", "waits")
     assert observed is not None
     assert observed.installed == found

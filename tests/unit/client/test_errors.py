@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from garbled import GARBLED
-from torchrun_controller.client import ApiError, Cause, Disconnected, Garbled, Response
+from torchrun_controller.client import ApiError, Cause, Disconnected, InvalidResponse, Response
 from torchrun_controller.client.responses import read_deleted, read_holder, read_object
 
 INVALID = b"""{"kind":"Status","apiVersion":"v1","status":"Failure","code":422,"reason":"Invalid",
@@ -75,7 +75,7 @@ def test_an_answer_that_does_not_decode_is_an_answer_that_was_lost(body: bytes) 
 
 def test_what_is_said_of_it_holds_no_token() -> None:
     review = b'{"kind":"TokenReview","apiVersion":"authentication.k8s.io/v1","spec":{"token":"ey"}'
-    with pytest.raises(Garbled) as error:
+    with pytest.raises(InvalidResponse) as error:
         Response(201, review).read(read_object)
     assert "TokenReview" in str(error.value)
     assert "ey" not in str(error.value)
@@ -84,7 +84,7 @@ def test_what_is_said_of_it_holds_no_token() -> None:
 @given(st.binary())
 def test_no_bytes_raise_anything_else(body: bytes) -> None:
     for parse in (read_deleted, read_holder, read_object):
-        with suppress(Garbled):
+        with suppress(InvalidResponse):
             Response(200, body).read(parse)
 
 

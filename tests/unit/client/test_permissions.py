@@ -10,7 +10,13 @@ import structlog
 from garbled import GARBLED
 from roles import granted
 from torchrun_controller.client import Disconnected, Response
-from torchrun_controller.client.permissions import LEASE, PROGRESS, RIGHTS, Right, Rights
+from torchrun_controller.client.permissions import (
+    LEASE,
+    PERMISSIONS,
+    PROGRESS,
+    Permission,
+    Permissions,
+)
 
 
 class Reviewer:
@@ -40,20 +46,20 @@ class Reviewer:
         return Response(201, json.dumps({"status": {"allowed": allowed}}).encode(), "")
 
 
-def needed(*rights: Right) -> set[tuple[str, str]]:
+def needed(*rights: Permission) -> set[tuple[str, str]]:
     return {(verb, right.resource) for right in rights for verb in right.verbs}
 
 
 def test_the_role_that_is_shipped_has_what_the_controller_asks_for_and_nothing_else() -> None:
-    own = [right for right in RIGHTS if not right.cluster]
-    cluster = [right for right in RIGHTS if right.cluster]
+    own = [right for right in PERMISSIONS if not right.cluster]
+    cluster = [right for right in PERMISSIONS if right.cluster]
     assert granted("torchrun-controller") == needed(*own)
     assert granted("torchrun-controller-cluster") == needed(*cluster, PROGRESS)
     assert granted("torchrun-controller-leader-election") == needed(LEASE)
 
 
 async def test_what_is_missing_is_named_by_verb_and_resource() -> None:
-    rights = Rights(lease_namespace="system", progress=True)
+    rights = Permissions(lease_namespace="system", progress=True)
     reviewer = Reviewer(
         *(("create", "jobs.batch"), ("patch", "jobs.batch"), ("watch", LEASE.resource)),
         *(("list", "nodes"), ("create", "events.events.k8s.io"), ("create", PROGRESS.resource)),
@@ -79,7 +85,7 @@ async def test_what_is_missing_is_named_by_verb_and_resource() -> None:
 
 async def test_they_are_asked_for_where_the_controller_works() -> None:
     reviewer = Reviewer(("list", "pods"))
-    rights = Rights(("team-a", "team-b"))
+    rights = Permissions(("team-a", "team-b"))
     await rights.look(reviewer, ())
     asked = {(namespace, resource) for _, resource, namespace in reviewer.asked}
     assert {("team-a", "pods"), ("team-b", "pods"), ("", "nodes")} <= asked
@@ -92,7 +98,7 @@ async def test_they_are_asked_for_where_the_controller_works() -> None:
 async def test_those_of_schedulers_matter_where_their_kinds_are_served() -> None:
     group = "scheduling.volcano.sh"
     reviewer = Reviewer(("delete", f"podgroups.{group}"))
-    rights = Rights()
+    rights = Permissions()
     await rights.look(reviewer, ())
     assert rights.shortcoming() == ""
     await rights.look(reviewer, {group})
@@ -106,7 +112,7 @@ async def test_while_running_it_looks_again_at_what_is_missing_and_after_a_refus
     monkeypatch.setattr("torchrun_controller.client.permissions.START_SECONDS", 0)
     monkeypatch.setattr("torchrun_controller.client.permissions.LOOKS", 1_000_000)
     seen: list[tuple[str, str, int, float]] = []
-    rights = Rights(observe=lambda *request: seen.append(request))
+    rights = Permissions(observe=lambda *request: seen.append(request))
     reviewer, groups = Reviewer(("list", "pods")), {"scheduling.run.ai"}
 
     async def until(done: Callable[[], bool]) -> None:
@@ -132,7 +138,7 @@ async def test_while_running_it_looks_again_at_what_is_missing_and_after_a_refus
 
 @pytest.mark.parametrize("body", GARBLED)
 async def test_garbage_changes_nothing(body: bytes) -> None:
-    reviewer, rights = Reviewer(("list", "pods")), Rights()
+    reviewer, rights = Reviewer(("list", "pods")), Permissions()
     await rights.look(reviewer, ())
     reviewer.garbage = body
     await rights.look(reviewer, ())
@@ -142,7 +148,7 @@ async def test_garbage_changes_nothing(body: bytes) -> None:
 async def test_a_bug_is_said_and_the_looks_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchrun_controller.client.permissions.SECONDS", 0.001)
     monkeypatch.setattr("torchrun_controller.client.permissions.START_SECONDS", 0)
-    reviewer, rights = Reviewer(("list", "pods")), Rights()
+    reviewer, rights = Reviewer(("list", "pods")), Permissions()
     reviewer.bugs = 2
     with structlog.testing.capture_logs() as lines:
         async with rights.running(reviewer, frozenset), asyncio.timeout(10):

@@ -11,9 +11,9 @@ from torchrun_api.kinds import TORCHRUN_JOBS
 from torchrun_api.meta import ObjectMeta
 from torchrun_api.queue import TorchrunQueue
 from torchrun_api.status import Phase, TorchrunJobStatus
-from torchrun_controller.cache.expectations import ReadYourWrites
+from torchrun_controller.cache.expectations import Expectations
 from torchrun_controller.client.apply import Written
-from torchrun_controller.controllers.controller import Worker
+from torchrun_controller.controllers.controller import Controller
 from torchrun_controller.controllers.job import JobReconciler
 from torchrun_controller.controllers.writes import Writes
 from torchrun_controller.metrics.registry import Metrics
@@ -46,19 +46,19 @@ class World:
         self.metrics = Metrics(CollectorRegistry())
         self.queue: AsyncWorkQueue[tuple[str, str]] = AsyncWorkQueue(self.clock)
         caches = {"services": self.cache, "torchrunjobs.torchrun.ai": self.cache}
-        own_writes: ReadYourWrites[tuple[str, str]] = ReadYourWrites(lambda _: caches, self.clock)
+        expectations: Expectations[tuple[str, str]] = Expectations(lambda _: caches, self.clock)
         self.reconciler = JobReconciler(
             observe=lambda namespace, name: self.present.get((namespace, name)),
             decide=self.decide,
             applier=self,
-            writes=Writes(self, own_writes, self.metrics),
+            writes=Writes(self, expectations, self.metrics),
             events=self,
             metrics=self.metrics,
             is_busy=lambda: self.busy,
             clock=self.clock,
             now=lambda: NOW,
         )
-        self.worker = Worker("job", self.queue, self.reconciler, self.metrics, clock=self.clock)
+        self.worker = Controller("job", self.queue, self.reconciler, self.metrics, clock=self.clock)
 
     def clock(self) -> float:
         return self.time

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import JOBS, TORCHRUN_JOBS, Kind
 from torchrun_api.status import TorchrunJobStatus
-from torchrun_controller.cache.expectations import ReadYourWrites
+from torchrun_controller.cache.expectations import Expectations
 from torchrun_controller.client import ApiError
 from torchrun_controller.client.apply import Found, RejectedError, Written
 from torchrun_controller.controllers.controller import Outcome
@@ -34,12 +34,12 @@ class Cluster:
         self.asked: list[tuple[str, str]] = []  # every apply and delete that was sent
         self.events: list[Event] = []
         metrics = Metrics(CollectorRegistry())
-        own_writes: ReadYourWrites[tuple[str, str]] = ReadYourWrites(lambda _: {}, self.clock)
+        expectations: Expectations[tuple[str, str]] = Expectations(lambda _: {}, self.clock)
         self.reconciler = JobReconciler(
             observe=lambda namespace, name: world.observed(),
             decide=lambda observed, now: reconcile(observed, now, DEFAULTS),
             applier=self,
-            writes=Writes(self, own_writes, metrics),
+            writes=Writes(self, expectations, metrics),
             events=self,
             metrics=metrics,
             clock=self.clock,

@@ -15,7 +15,7 @@ from torchrun_api.job import TorchrunJob, TorchrunJobSpec
 from torchrun_api.kinds import UserObject, kind_of
 from torchrun_api.meta import ObjectMeta
 from torchrun_api.queue import TorchrunQueue
-from torchrun_controller.cache.admission_watch import Seen
+from torchrun_controller.cache.admission_view import Seen
 from torchrun_controller.client import ApiError
 from torchrun_controller.client.apply import Status, SupersededError, UnavailableError, Written
 from torchrun_controller.controllers.admission import (

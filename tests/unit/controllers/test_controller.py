@@ -21,11 +21,11 @@ from torchrun_controller.client.apply import (
 from torchrun_controller.controllers.controller import (
     FORBIDDEN_RETRY,
     Behind,
+    Controller,
     Done,
     Outcome,
     RequeueAfter,
     Terminal,
-    Worker,
 )
 from torchrun_controller.controllers.refusals import CONFLICT_RETRY, REJECTED_RETRY
 from torchrun_controller.reconcile.model.observed import Conflict, Observed, Rejection
@@ -299,7 +299,7 @@ class TestSettling:
 
         world = World()
         queue: AsyncWorkQueue[str] = AsyncWorkQueue(world.clock)
-        worker = Worker("queue", queue, Refused(), world.metrics, clock=world.clock)
+        worker = Controller("queue", queue, Refused(), world.metrics, clock=world.clock)
         queue.add("gpu")
         with anyio.fail_after(5):
             async with anyio.create_task_group() as tasks:
@@ -408,7 +408,7 @@ async def test_a_controller_of_another_kind_of_key_is_told_apart(
             return Terminal(ValueError(f"{key} is refused"))
 
     queue: AsyncWorkQueue[str] = AsyncWorkQueue(world.clock)
-    worker = Worker("admission", queue, Refusing(), world.metrics, clock=world.clock)
+    worker = Controller("admission", queue, Refusing(), world.metrics, clock=world.clock)
     queue.add("everything")
     with anyio.fail_after(5):
         async with anyio.create_task_group() as tasks:

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from queue_world import make_trq
 from torchrun_api.kinds import CONFIG_MAPS, JOBS, KAI_QUEUES, TORCHRUN_QUEUES
 from torchrun_api.queue import TorchrunQueue, TorchrunQueueStatus
-from torchrun_controller.cache.expectations import ReadYourWrites
+from torchrun_controller.cache.expectations import Expectations
 from torchrun_controller.client import ApiError
 from torchrun_controller.client.apply import (
     NameConflictError,
@@ -53,7 +53,7 @@ class World:
         self.log: list[object] = []
         self.events: list[Event] = []
         self.failures: dict[str, Exception] = {}  # by the name of the object
-        own: ReadYourWrites[tuple[str, str]] = ReadYourWrites(
+        own: Expectations[tuple[str, str]] = Expectations(
             lambda _: {"configmaps": self.cache, TORCHRUN_QUEUES.resource: self.cache}, self.clock
         )
         self.reconciler = QueueReconciler(

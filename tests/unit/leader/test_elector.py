@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from torchrun_controller.leader import NotLeader, Solo
+from torchrun_controller.leader import NoElection, NotLeader
 from unit.leader.electing import leading, make, now, refuse, running, until
 from unit.leader.lease_server import Client, LeaseServer
 from virtual_time import in_virtual_time
@@ -216,7 +216,7 @@ async def test_run_does_not_come_back_after_a_release() -> None:
 
 @in_virtual_time
 async def test_without_election_the_process_always_leads() -> None:
-    solo = Solo()
+    solo = NoElection()
     assert solo.elected.is_set()
     assert solo.may_write()
     solo.check()

@@ -14,9 +14,9 @@ from torchrun_api.meta import Condition
 from torchrun_api.queue import TorchrunQueueSpec, TorchrunQueueStatus
 from torchrun_api.status import Attempt, Phase, Progress, WorkersStatus
 from torchrun_controller.cache.store import Change
-from torchrun_controller.metrics.each_job import MOST_JOBS, EachJob
 from torchrun_controller.metrics.jobs import MOST_WAITS, PRESENT
 from torchrun_controller.metrics.labels import MOST_QUEUES
+from torchrun_controller.metrics.per_job import MOST_JOBS, PerJobMetrics
 from torchrun_controller.reconcile.admission.state import Amounts, QueueSummary, Turn
 from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.workqueue import WorkQueue
@@ -35,7 +35,7 @@ class Crowded(World):
         super().__init__()
         self.random = random.Random(1)
         self.nodes = [node(f"n{number}", "8") for number in range(1000)]
-        self.each = EachJob(
+        self.each = PerJobMetrics(
             MOST_JOBS, leads=lambda: True, get=lambda namespace, name: self.jobs[namespace, name]
         )
         self.metrics.register(self.each)

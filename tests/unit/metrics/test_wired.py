@@ -1,6 +1,6 @@
 from metrics_world import job
 from torchrun_api.kinds import TORCHRUN_JOBS
-from torchrun_controller.cache.informer_factory import Answers
+from torchrun_controller.cache.informer_factory import ReadErrors
 from torchrun_controller.client import Transport
 from torchrun_controller.clock import SYSTEM
 from torchrun_controller.manager import Sessions, assemble
@@ -14,9 +14,9 @@ FLAGS = ("--runtime-image", "image", "--metrics-jobs", "1", "--namespaces", "tea
 def assembled(*flags: str) -> Metrics:
     """The metrics of a controller whose cache has one job."""
     metrics = Metrics()
-    sessions = Sessions(NEVER_SENT, NEVER_SENT, NEVER_SENT, Answers(metrics.observe_request))
+    sessions = Sessions(NEVER_SENT, NEVER_SENT, NEVER_SENT, ReadErrors(metrics.observe_request))
     parts = assemble(parse([*FLAGS, *flags], {}), sessions, metrics, SYSTEM, "me")
-    for informer in parts.reader.informers:
+    for informer in parts.factory.informers:
         if informer.kind is TORCHRUN_JOBS:
             informer._hand_on(informer.store.upsert(job("a", "Running"), 1))
             break

@@ -26,7 +26,7 @@ async def test_a_new_job_gets_the_plan_that_reconcile_makes_of_it() -> None:
     film = Film().starts(job(numNodes=1), queue())
     player = Player(DEFAULTS)
     (decision,) = await film.decisions(player)
-    observed = player._reader.observe("ml", "train")
+    observed = player._factory.observe("ml", "train")
     assert observed is not None
     assert decision.plan == reconcile(observed, decision.time, defaults=DEFAULTS)
     assert "jobs.batch/train" in applied(decision)
@@ -79,7 +79,7 @@ async def test_what_a_new_list_does_not_have_is_gone() -> None:
     *first, last = await film.decisions(player)
     assert [decision.key[1] for decision in first] == ["one", "two"]
     assert last.key == ("ml", "two")
-    assert player._reader.observe("ml", "one") is None
+    assert player._factory.observe("ml", "one") is None
 
 
 async def test_a_frame_that_is_not_json_costs_nothing_else() -> None:
@@ -112,7 +112,7 @@ async def test_groups_are_read_once_their_kind_is_installed() -> None:
     player = Player(DEFAULTS)
     await film.decisions(player)
     assert player.unread == 0
-    (informer,) = player._reader.groups.informers
+    (informer,) = player._factory.groups.informers
     assert informer.synced.is_set()
 
 
@@ -144,14 +144,14 @@ async def test_nodes_are_known_for_as_long_as_they_were() -> None:
     film.event(NODES, "ADDED", {"metadata": {"name": "n1"}})
     player = Player(DEFAULTS)
     await film.decisions(player)
-    view = player._reader.nodes.view
+    view = player._factory.nodes.view
     assert view is not None
     assert [node.metadata.name for node in view] == ["n1"]
     film.now = at(300)
     film.event(PODS, "BOOKMARK", {"metadata": {"name": ""}})
     player = Player(DEFAULTS)
     await film.decisions(player)
-    assert player._reader.nodes.view is None
+    assert player._factory.nodes.view is None
 
 
 def test_the_same_file_gives_the_same_output_in_any_process(tmp_path: Path) -> None:

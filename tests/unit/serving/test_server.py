@@ -14,7 +14,7 @@ import pytest
 import uvloop
 
 from torchrun_controller.client.errors import refusal
-from torchrun_controller.leader import Solo
+from torchrun_controller.leader import NoElection
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.serving.checks import (
     Check,
@@ -236,7 +236,7 @@ def test_caches_that_are_not_synced_are_named_with_what_keeps_them() -> None:
 
 
 def test_leading_and_standing_by_are_both_ready() -> None:
-    solo = Solo()
+    solo = NoElection()
     check = leads_or_stands_by(solo)
     assert check() == ""
     with pytest.MonkeyPatch.context() as patch:

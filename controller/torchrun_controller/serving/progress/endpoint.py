@@ -11,7 +11,7 @@
 It has a port of its own, as job pods may reach this and nothing else. A standby refuses and does
 not forward: it does not know the leader's address, a report is worth no hop more, and the next
 connection goes by the Service to any replica. Connections are bounded in number and in time, see
-`door`, since any pod of a job may open them.
+`connection_limit`, since any pod of a job may open them.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from torchrun_api.meta import Wire
 from torchrun_api.status import Progress
 from torchrun_controller.cache.progress_reports import Key, Reports, Worker
 from torchrun_controller.metrics.registry import Metrics
-from torchrun_controller.serving.progress.door import Door
+from torchrun_controller.serving.progress.connection_limit import ConnectionLimit
 from torchrun_controller.serving.progress.tokens import BusyError, PodIdentity, Tokens
 from torchrun_controller.serving.server import listen
 
@@ -55,17 +55,17 @@ class Body(Wire, frozen=True, kw_only=True):
     samples_per_second: Annotated[float, Meta(ge=0)] | None = None
 
 
-class Findings(Protocol):
-    """The part of the Reader that is needed."""
+class Workers(Protocol):
+    """The part of the InformerFactory that is needed here."""
 
     def job_of(self, namespace: str, pod: str, uid: str) -> Key | None:
-        """See `Reader.job_of`."""
+        """See `InformerFactory.job_of`."""
 
     def worker(self, namespace: str, pod: str, uid: str) -> Worker | None:
-        """See `Reader.worker`."""
+        """See `InformerFactory.worker`."""
 
 
-class Refused(Exception):  # noqa: N818  # an answer, not an error
+class ReportRefused(Exception):  # noqa: N818  # an answer, not an error
     """status: HTTP code; the message is for whoever debugs the sender."""
 
     def __init__(self, status: int, message: str, wait: int = 0) -> None:
@@ -87,7 +87,7 @@ class ProgressServer:
         *,
         leads: Callable[[], bool],
         tokens: Tokens,
-        workers: Findings,
+        workers: Workers,
         reports: Reports,
         accepted: Callable[[Key], None],
         metrics: Metrics,
@@ -112,8 +112,8 @@ class ProgressServer:
         listening = listen(self._address, self.port)
         self.port = listening.getsockname()[1]
         handler = web.Server(self._answer, access_log=None)
-        door = Door(handler)
-        server = await asyncio.get_running_loop().create_server(door.open, sock=listening)
+        limit = ConnectionLimit(handler)
+        server = await asyncio.get_running_loop().create_server(limit.new_protocol, sock=listening)
         try:
             yield
         finally:
@@ -123,7 +123,7 @@ class ProgressServer:
     async def _answer(self, request: web.BaseRequest) -> web.Response:
         try:
             await self._take(request)
-        except Refused as refused:
+        except ReportRefused as refused:
             self._metrics.progress_reports.labels(refused.status).inc()
             headers = {"Connection": "close"}
             if refused.wait:
@@ -134,16 +134,16 @@ class ProgressServer:
 
     async def _take(self, request: web.BaseRequest) -> None:
         if (request.method, request.path) != ("POST", PATH):
-            raise Refused(404, f"only POST {PATH}")
+            raise ReportRefused(404, f"only POST {PATH}")
         if not self._leads():
-            raise Refused(503, "this replica stands by; another one leads")
+            raise ReportRefused(503, "this replica stands by; another one leads")
         authorization = request.headers.get("Authorization", "")
         sender = await self._sender(authorization, request.remote or "")
         body = _decode(await _read(request))
         # Only now: its job may be gone by the time that the body is there.
         worker = self._workers.worker(sender.namespace, sender.name, sender.uid)
         if worker is None:
-            raise Refused(403, NO_WORKER)
+            raise ReportRefused(403, NO_WORKER)
         progress = Progress(
             step=body.step,
             total_steps=body.total_steps,
@@ -155,7 +155,7 @@ class ProgressServer:
         self._accepted(worker.job)
 
     async def _sender(self, authorization: str, source: str) -> PodIdentity:
-        """The pod that the token proves to be. Raises Refused.
+        """The pod that the token proves to be. Raises ReportRefused.
 
         Until the token is verified nothing is done that costs more than a look into the cache, and
         nothing is logged: anybody can make up its claims.
@@ -163,19 +163,21 @@ class ProgressServer:
         scheme, _, token = authorization.partition(" ")
         claims = self._tokens.claims(token) if scheme.lower() == "bearer" else None
         if claims is None:
-            raise Refused(401, "a bearer token of the audience torchrun.ai/progress is needed")
+            raise ReportRefused(
+                401, "a bearer token of the audience torchrun.ai/progress is needed"
+            )
         job = self._workers.job_of(claims.pod.namespace, claims.pod.name, claims.pod.uid)
         if job is None:
-            raise Refused(403, NO_WORKER)
+            raise ReportRefused(403, NO_WORKER)
         if self._reports.age(job) < TOO_SOON:
-            raise Refused(429, "one report in a second is enough", wait=1)
+            raise ReportRefused(429, "one report in a second is enough", wait=1)
         try:
             proved = await self._tokens.pod_of(token, claims, source)
         except BusyError as error:
             self._warn(str(error))
-            raise Refused(503, str(error), wait=10) from error
+            raise ReportRefused(503, str(error), wait=10) from error
         if proved is None:
-            raise Refused(401, "the API server does not know this token")
+            raise ReportRefused(401, "the API server does not know this token")
         return proved
 
     def _warn(self, error: str) -> None:
@@ -186,16 +188,16 @@ class ProgressServer:
 
 
 async def _read(request: web.BaseRequest) -> bytes:
-    """The body, if it is short and comes soon. Raises Refused."""
+    """The body, if it is short and comes soon. Raises ReportRefused."""
     taken = b""
     try:
         async with asyncio.timeout(BODY_SECONDS):
             while chunk := await request.content.readany():
                 taken += chunk
                 if len(taken) > LONGEST_BODY:
-                    raise Refused(413, f"longer than {LONGEST_BODY} bytes")
+                    raise ReportRefused(413, f"longer than {LONGEST_BODY} bytes")
     except TimeoutError:
-        raise Refused(408, f"the body took longer than {BODY_SECONDS:.0f} s") from None
+        raise ReportRefused(408, f"the body took longer than {BODY_SECONDS:.0f} s") from None
     return taken
 
 
@@ -203,4 +205,4 @@ def _decode(data: bytes) -> Body:
     try:
         return msgspec.json.decode(data, type=Body)
     except (ValueError, RecursionError) as error:
-        raise Refused(400, f"not a report: {error}") from None
+        raise ReportRefused(400, f"not a report: {error}") from None

@@ -28,7 +28,7 @@ from msgspec import Struct, field
 from torchrun_api.meta import Wire
 from torchrun_controller.client import ApiError, Disconnected, Transport
 from torchrun_controller.reconcile.objects.progress_reports import AUDIENCE
-from torchrun_controller.serving.progress.buckets import Buckets, Rate
+from torchrun_controller.token_bucket import Buckets, Rate
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")

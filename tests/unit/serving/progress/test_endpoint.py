@@ -18,10 +18,10 @@ from scripted_server import connection, json_response, serving
 from torchrun_api.status import Progress
 from torchrun_controller.cache.progress_reports import Reports, Worker
 from torchrun_controller.metrics.registry import Metrics
-from torchrun_controller.serving.progress import door, endpoint, tokens
-from torchrun_controller.serving.progress.buckets import Buckets, Rate
+from torchrun_controller.serving.progress import connection_limit, endpoint, tokens
 from torchrun_controller.serving.progress.endpoint import ProgressServer
 from torchrun_controller.serving.progress.tokens import BusyError, Tokens
+from torchrun_controller.token_bucket import Buckets, Rate
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 JOB = ("ml", "train")
@@ -361,8 +361,8 @@ async def test_a_slow_body_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_connections_are_bounded_in_number_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "CONNECTIONS", 2)
-    monkeypatch.setattr(door, "CONNECTION_SECONDS", 0.3)
+    monkeypatch.setattr(connection_limit, "CONNECTIONS", 2)
+    monkeypatch.setattr(connection_limit, "CONNECTION_SECONDS", 0.3)
     async with running(World()) as world:
         held = [await asyncio.open_connection("127.0.0.1", world.port) for _ in range(2)]
         await asyncio.sleep(0)
@@ -375,7 +375,7 @@ async def test_connections_are_bounded_in_number_and_time(monkeypatch: pytest.Mo
 
 
 async def test_who_opens_many_connections_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "CONNECTIONS", 4)
+    monkeypatch.setattr(connection_limit, "CONNECTIONS", 4)
     async with running(World()) as world:
         held = [
             await asyncio.open_connection("127.0.0.1", world.port, local_addr=("127.0.0.2", 0))
@@ -391,7 +391,7 @@ async def test_who_opens_many_connections_keeps_nobody_out(monkeypatch: pytest.M
 def test_uvloop_serves_and_ends_connections_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """The controller's own loop, whose transports are of other classes."""
     uvloop = pytest.importorskip("uvloop")
-    monkeypatch.setattr(door, "CONNECTIONS", 2)
+    monkeypatch.setattr(connection_limit, "CONNECTIONS", 2)
 
     async def play() -> None:
         async with running(World()) as world:

@@ -60,7 +60,7 @@ def kinds_of(installed: Installed) -> tuple[Kind[SchedulingGroup], ...]:
     return tuple(kind for kind in newest if kind is not None)
 
 
-class GroupWatch:
+class GroupView:
     """The caches of groups. `changed` hears of each change, `namespaces` are () for all."""
 
     def __init__(

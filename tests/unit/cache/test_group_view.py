@@ -11,7 +11,7 @@ from aiohttp import web
 from scripted_server import ScriptedServer, connection, json_response, serving, streamed
 from torchrun_api import kinds
 from torchrun_api.core import Job, SchedulingGroup
-from torchrun_controller.cache.group_watch import GroupWatch, kinds_of
+from torchrun_controller.cache.group_view import GroupView, kinds_of
 from torchrun_controller.cache.informer import Unobserved
 from torchrun_controller.cache.store import Change
 from torchrun_controller.reconcile.model.installed import Installed
@@ -78,7 +78,7 @@ async def test_kinds_are_watched_as_long_as_they_are_served(api):
     made, url = api
     changes: asyncio.Queue[Change[SchedulingGroup]] = asyncio.Queue()
     async with connection(url).session("test") as transport, asyncio.TaskGroup() as tasks:
-        watch = GroupWatch(transport, Unobserved(), lambda c, _: changes.put_nowait(c), ("team",))
+        watch = GroupView(transport, Unobserved(), lambda c, _: changes.put_nowait(c), ("team",))
         task = tasks.create_task(watch.run())
         watch.follow(installed(kinds.VOLCANO_POD_GROUPS))
         change = await changes.get()
@@ -102,7 +102,7 @@ async def test_kinds_are_watched_as_long_as_they_are_served(api):
 
 def change(world: World, group: dict[str, Any], *, initial: bool = False) -> list[Any]:
     obj = msgspec.convert(group, SchedulingGroup)
-    world.reader._group_changed(Change(None, obj), initial)
+    world.factory._group_changed(Change(None, obj), initial)
     return world.keys()
 
 

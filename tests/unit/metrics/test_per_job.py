@@ -5,7 +5,7 @@ from metrics_world import job
 from torchrun_api.job import TorchrunJob
 from torchrun_api.status import Progress, WorkersStatus
 from torchrun_controller.cache.store import Change
-from torchrun_controller.metrics.each_job import EachJob
+from torchrun_controller.metrics.per_job import PerJobMetrics
 
 
 class World:
@@ -13,7 +13,7 @@ class World:
         self.jobs: dict[tuple[str, str], TorchrunJob] = {}
         self.leads = True
         self.registry = CollectorRegistry()
-        self.each = EachJob(
+        self.each = PerJobMetrics(
             most,
             leads=lambda: self.leads,
             get=lambda namespace, name: self.jobs.get((namespace, name)),

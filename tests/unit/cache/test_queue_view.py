@@ -11,8 +11,8 @@ from prometheus_client import CollectorRegistry
 from queue_world import a_job, kai_queue, make_trq
 from torchrun_api.extras import ConfigMap
 from torchrun_api.kinds import KAI_QUEUES
-from torchrun_controller.cache.informer_factory import Answers, Reader
-from torchrun_controller.cache.queue_watch import QueueWatch
+from torchrun_controller.cache.informer_factory import InformerFactory, ReadErrors
+from torchrun_controller.cache.queue_view import QueueView
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile.model.installed import Installed
 from torchrun_controller.workqueue import WorkQueue
@@ -25,21 +25,21 @@ KAI = Installed(resources=frozenset({(KAI_QUEUES.api_version, KAI_QUEUES.plural)
 class World:
     def __init__(self, *namespaces: str) -> None:
         self.metrics = Metrics(CollectorRegistry())
-        self.answers = Answers(self.metrics.observe_request)
+        self.answers = ReadErrors(self.metrics.observe_request)
         self.time = 0.0
         self.work: WorkQueue[tuple[str, str]] = WorkQueue(lambda: self.time)
         others: WorkQueue[tuple[str, str]] = WorkQueue(lambda: 0.0)
-        self.reader = Reader(NEVER_SENT, self.answers, others, namespaces)
-        self.watch = QueueWatch(NEVER_SENT, self.reader.observer, self.reader, self.work)
+        self.factory = InformerFactory(NEVER_SENT, self.answers, others, namespaces)
+        self.watch = QueueView(NEVER_SENT, self.factory.observer, self.factory, self.work)
 
     def change(self, obj: Any, *, initial: bool = False) -> None:
         """As the informer does: first the store, then the word of it."""
-        for informer in (*self.reader.informers, *self.watch.informers, self.watch._kai):
+        for informer in (*self.factory.informers, *self.watch.informers, self.watch._kai):
             if informer.kind.type is type(obj):
                 informer._on_change(informer.store.upsert(obj, 1), initial)
 
     def remove(self, obj: Any) -> None:
-        for informer in self.reader.informers:
+        for informer in self.factory.informers:
             if informer.kind.type is type(obj):
                 meta = obj.metadata
                 change = informer.store.delete(meta.namespace, meta.name, 2)
@@ -50,7 +50,7 @@ class World:
             informer.synced.set()
 
     def install_kai(self) -> None:
-        self.reader.discovery._change(KAI)
+        self.factory.discovery._change(KAI)
 
     def keys(self) -> list[str]:
         """Those of the next second."""
@@ -95,11 +95,11 @@ def test_jobs_are_the_keys_of_their_queue_where_they_come_further(world: World) 
 
 def test_jobs_do_not_hear_of_their_queues_counts(world: World) -> None:
     heard: list[object] = []
-    world.reader.subscribe(jobs=lambda *_: None, queues=lambda change, _: heard.append(change))
+    world.factory.subscribe(jobs=lambda *_: None, queues=lambda change, _: heard.append(change))
     queue = make_trq()
     world.change(a_job("run"))
     world.change(queue)
-    jobs = world.reader._queue
+    jobs = world.factory._queue
     for key in iter(jobs.get, None):
         jobs.done(key)
     world.change(replace(queue, status=replace(queue.status, phase="Active")))

@@ -40,11 +40,11 @@ def world() -> World:
 
 
 def change(world: World, old: Node | None, new: Node | None, *, initial: bool = False) -> None:
-    world.reader.nodes._changed(Change(old, new), initial)
+    world.factory.nodes._changed(Change(old, new), initial)
 
 
 def synced(world: World) -> None:
-    world.reader.nodes.informer.synced.set()
+    world.factory.nodes.informer.synced.set()
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_a_node_that_has_just_come_has_no_conditions(world):
 
 
 def test_nodes_are_seen_once_listed_and_not_when_their_watch_is_silent(world):
-    watch = world.reader.nodes
+    watch = world.factory.nodes
     assert watch.view is None
     waits = "lost nodes are not noticed, and admission by nodes waits"
     assert watch.shortcoming() == f"{waits}: no answer yet"
@@ -109,21 +109,21 @@ def test_nodes_are_seen_once_listed_and_not_when_their_watch_is_silent(world):
 
 
 def test_nobody_waits_for_nodes(world):
-    for informer in world.reader.informers:
-        if informer is not world.reader.nodes.informer:
+    for informer in world.factory.informers:
+        if informer is not world.factory.nodes.informer:
             informer.synced.set()
-    assert world.reader.is_synced
+    assert world.factory.is_synced
     assert readiness(world) == ""
 
 
 async def test_that_nodes_are_not_seen_is_said_once_it_is_known(world):
     with structlog.testing.capture_logs() as lines:
-        task = asyncio.create_task(world.reader.nodes.follow())
+        task = asyncio.create_task(world.factory.nodes.follow())
         await asyncio.sleep(0)
         task.cancel()
         assert lines == [], "the first list is on its way"
         world.answers.observe("list", "nodes", 403, 0.1)
-        task = asyncio.create_task(world.reader.nodes.follow())
+        task = asyncio.create_task(world.factory.nodes.follow())
         await asyncio.sleep(0)
         task.cancel()
     (line,) = lines
@@ -132,12 +132,12 @@ async def test_that_nodes_are_not_seen_is_said_once_it_is_known(world):
 
 
 async def test_every_job_with_workers_is_looked_at_once_nodes_are_known(world):
-    task = asyncio.create_task(world.reader.nodes.follow())
+    task = asyncio.create_task(world.factory.nodes.follow())
     await asyncio.sleep(0)
     assert world.keys() == []
     synced(world)
     task.cancel()
-    task = asyncio.create_task(world.reader.nodes.follow())
+    task = asyncio.create_task(world.factory.nodes.follow())
     await asyncio.sleep(0)
     task.cancel()
     assert world.keys() == [("team", "run")]

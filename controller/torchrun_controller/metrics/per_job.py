@@ -20,7 +20,7 @@ MOST_JOBS = 100  # what the setting may be at most: /metrics stays under 1 MB
 _JOB = ("job_namespace", "torchrun_job")
 
 
-class EachJob(Collector):
+class PerJobMetrics(Collector):
     """At most `most` jobs; `leads` is asked at each scrape, `get` gives a job as it is cached."""
 
     def __init__(

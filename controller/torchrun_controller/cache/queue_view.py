@@ -1,8 +1,8 @@
-"""What concerns queues: their objects, KAI's queues, and the keys of queues that a change becomes.
+"""The view of queues: their objects, KAI's queues, and which change wakes which queue's key.
 
-Beside the caches that the Reader fills there are two informers a namespace (ConfigMaps and claims
-that a queue has made) and one of KAI's queues, which runs once their kind is installed. Nobody
-waits for these: where the right to read them is missing, the queues that need it say so.
+It adds to the informer factory two informers for each namespace (ConfigMaps and PVCs that a queue
+created) and one of KAI's queues, which runs once their kind is installed. The start does not wait
+for these: if the permission to read them is missing, the queues that need it report that.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from torchrun_api.kinds import CONFIG_MAPS, KAI_QUEUES, QUEUE_CLAIMS, TORCHRUN_Q
 from torchrun_api.meta import ObjectMeta
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.cache.informer import Informer, Observer
-from torchrun_controller.cache.informer_factory import Reader
+from torchrun_controller.cache.informer_factory import InformerFactory
 from torchrun_controller.cache.observe import QUEUE_INDEX, Key, index_key
 from torchrun_controller.cache.store import Change, Store
 from torchrun_controller.client import Transport
@@ -53,21 +53,21 @@ def by_owner(extra: Extra) -> tuple[str, ...]:
     return (owner.uid,) if owner is not None else ()
 
 
-class QueueWatch:
+class QueueView:
     """What is known of each queue; feeds the work queue of queues."""
 
     def __init__(
         self,
         transport: Transport,
         observer: Observer,
-        reader: Reader,
+        factory: InformerFactory,
         work: WorkQueue[Key],
     ) -> None:
-        self._reader = reader
+        self._factory = factory
         self._work = work
         self._scopes = {
             namespace: self._scope(namespace, transport, observer)
-            for namespace in reader.namespaces or ("",)
+            for namespace in factory.namespaces or ("",)
         }
         self._kai: Informer[KaiQueue] = Informer(
             KAI_QUEUES,
@@ -75,12 +75,12 @@ class QueueWatch:
             Store(),
             self._kai_changed,
             observer=observer,
-            clock=reader.clock.monotonic,
-            random=reader.clock.jitter,
+            clock=factory.clock.monotonic,
+            random=factory.clock.jitter,
         )
         self._kai_installed = asyncio.Event()
-        reader.subscribe(jobs=self._job_changed, queues=self._queue_changed)
-        reader.discovery.subscribe(self._installed_changed)
+        factory.subscribe(jobs=self._job_changed, queues=self._queue_changed)
+        factory.discovery.subscribe(self._installed_changed)
 
     @property
     def informers(self) -> list[Informer[Any]]:
@@ -118,7 +118,7 @@ class QueueWatch:
 
     def observe(self, namespace: str, name: str) -> ObservedQueue | None:
         """All that is known of one queue; None where it is gone."""
-        caches = self._reader.caches(namespace)
+        caches = self._factory.caches(namespace)
         queue = caches.queues.get(namespace, name)
         if queue is None:
             return None
@@ -128,18 +128,18 @@ class QueueWatch:
             queue=queue,
             jobs=caches.jobs.by_index(QUEUE_INDEX, index_key(namespace, name)),
             extras=_extras(scope, queue.metadata.uid),
-            installed=self._reader.discovery.installed,
+            installed=self._factory.discovery.installed,
             kai={q.metadata.name: q for q in kai.store} if kai.synced.is_set() else None,
             unseen=self._unseen(scope),
             sharing=tuple(self._sharing(queue)),
-            namespaces=self._reader.namespaces,
+            namespaces=self._factory.namespaces,
         )
 
     def stores(self, key: Key) -> Mapping[str, Store[Any]]:
         """The caches that show the objects of this queue, by resource."""
         informers = [i for i in (*self._scope_of(key[0]).informers, self._kai) if i.synced.is_set()]
         return {
-            TORCHRUN_QUEUES.resource: self._reader.caches(key[0]).queues,
+            TORCHRUN_QUEUES.resource: self._factory.caches(key[0]).queues,
             **{informer.kind.resource: informer.store for informer in informers},
         }
 
@@ -151,8 +151,8 @@ class QueueWatch:
             label_selector=names.QUEUE_LABEL,
             namespace=namespace,
             observer=observer,
-            clock=self._reader.clock.monotonic,
-            random=self._reader.clock.jitter,
+            clock=self._factory.clock.monotonic,
+            random=self._factory.clock.jitter,
         )
         index = {OWNER_INDEX: by_owner}
         return _Scope(own(CONFIG_MAPS, store=Store(index)), own(QUEUE_CLAIMS, store=Store(index)))
@@ -164,11 +164,11 @@ class QueueWatch:
         """Why what is not known is not."""
         needed = [*scope.informers, *self._kai_if_installed()]
         waited = [informer.kind.resource for informer in needed if not informer.synced.is_set()]
-        problems = self._reader.answers
+        problems = self._factory.answers
         return {r: problems.problem(r) or "the cache is being filled" for r in waited}
 
     def _filling(self) -> bool:
-        problem = self._reader.answers.problem
+        problem = self._factory.answers.problem
         informers = (*self.informers, *self._kai_if_installed())
         return any(not i.synced.is_set() and not problem(i.kind.resource) for i in informers)
 
@@ -178,7 +178,7 @@ class QueueWatch:
     def _sharing(self, queue: TorchrunQueue) -> Iterator[TorchrunQueue]:
         """The other queues that name the same KAI queue and stay."""
         wanted, meta = queue.spec.kai_queue, queue.metadata
-        for other in self._reader.queues() if wanted else ():
+        for other in self._factory.queues() if wanted else ():
             stays = other.metadata.deletion_timestamp is None
             if other.spec.kai_queue == wanted and other.metadata.uid != meta.uid and stays:
                 yield other
@@ -215,7 +215,7 @@ class QueueWatch:
         self._add_all()
 
     def _add_all(self) -> None:
-        for queue in self._reader.queues():
+        for queue in self._factory.queues():
             self._add(queue.metadata.namespace, queue.metadata.name, initial=True)
 
     def _add(self, namespace: str, name: str, *, initial: bool) -> None:

@@ -28,7 +28,7 @@ _LOOK_SECONDS = 5.0
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
-class Answers(Protocol):
+class ReadErrors(Protocol):
     """How the API server last answered lists and watches."""
 
     def problem(self, resource: str) -> str:
@@ -38,7 +38,7 @@ class Answers(Protocol):
         """Whether the last request was refused with 403 or 404."""
 
 
-class NodeWatch:
+class NodeView:
     """The cache of nodes. `concerned` gives the keys of jobs with workers on a node; "" all."""
 
     def __init__(
@@ -47,7 +47,7 @@ class NodeWatch:
         observer: Observer,
         queue: WorkQueue[Key],
         concerned: Callable[[str], Iterable[Key]],
-        answers: Answers,
+        answers: ReadErrors,
         clock: Clock = SYSTEM,
     ) -> None:
         self.informer: Informer[Node] = Informer(

@@ -11,8 +11,8 @@ from prometheus_client import CollectorRegistry
 from torchrun_api.core import Job, Node, Pod
 from torchrun_api.job import TorchrunJob
 from torchrun_api.queue import TorchrunQueue
-from torchrun_controller.cache.admission_watch import ADMISSION, COALESCE, AdmissionWatch, Seen
-from torchrun_controller.cache.informer_factory import Answers, Reader
+from torchrun_controller.cache.admission_view import ADMISSION, COALESCE, AdmissionView, Seen
+from torchrun_controller.cache.informer_factory import InformerFactory, ReadErrors
 from torchrun_controller.clock import Clock
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile.spec.requests import GangRequests, encode_charge
@@ -31,16 +31,16 @@ class World:
         keys: WorkQueue[tuple[str, str]] = WorkQueue(lambda: 0.0)
         self.work: WorkQueue[str] = WorkQueue(lambda: self.time)
         still = Clock(monotonic=lambda: 0.0)
-        answers = Answers(metrics.observe_request)
-        self.reader = Reader(NEVER_SENT, answers, keys, clock=still)
-        self.watch = AdmissionWatch(self.reader, self.work, by_nodes=by_nodes, **options)
-        self.reader.nodes.informer.synced.set()
+        answers = ReadErrors(metrics.observe_request)
+        self.factory = InformerFactory(NEVER_SENT, answers, keys, clock=still)
+        self.watch = AdmissionView(self.factory, self.work, by_nodes=by_nodes, **options)
+        self.factory.nodes.informer.synced.set()
         self.version = 0
 
     def change(self, obj: Any, *, gone: bool = False) -> None:
         """As the informer does: first the store, then the word of it."""
         self.version += 1
-        for informer in self.reader.informers:
+        for informer in self.factory.informers:
             if informer.kind.type is type(obj):
                 if gone:
                     meta = obj.metadata
@@ -180,7 +180,7 @@ class TestWaking:
         assert not world.awake()
         world.change(a_node(cpu="5"))
         assert world.awake()
-        world.reader.nodes._tell(None)
+        world.factory.nodes._tell(None)
         assert world.awake(), "nodes are known, or are known no more"
 
 
@@ -296,9 +296,9 @@ def test_pods_on_lost_nodes_hold_nothing_up(world: World) -> None:
 
 
 def test_nodes_are_waited_for_unless_they_may_not_be_read(world: World) -> None:
-    world.reader.nodes.informer.synced.clear()
+    world.factory.nodes.informer.synced.clear()
     assert world.watch.observe(NOW) is None
-    world.reader.answers.observe("list", "nodes", 403, 0.1)
+    world.factory.answers.observe("list", "nodes", 403, 0.1)
     assert world.seen().state.nodes is None
 
 
@@ -307,17 +307,17 @@ def test_nodes_are_waited_for_unless_they_may_not_be_read(world: World) -> None:
 def test_nodes_are_waited_for_while_the_server_fails(world: World, code: int, known: bool) -> None:
     """A server that is busy or away for a moment must not have admission ignore the nodes."""
     if known:
-        world.reader.nodes.informer.last_seen -= 1000
+        world.factory.nodes.informer.last_seen -= 1000
     else:
-        world.reader.nodes.informer.synced.clear()
-    world.reader.answers.observe("list", "nodes", code, 0.1)
+        world.factory.nodes.informer.synced.clear()
+    world.factory.answers.observe("list", "nodes", code, 0.1)
     assert world.watch.observe(NOW) is None
-    assert "admission by nodes waits" in world.reader.nodes.shortcoming()
+    assert "admission by nodes waits" in world.factory.nodes.shortcoming()
 
 
 def test_quota_alone_does_not_wait_for_nodes() -> None:
     world = World(by_nodes=False)
-    world.reader.nodes.informer.synced.clear()
+    world.factory.nodes.informer.synced.clear()
     assert world.seen().state.nodes is None
 
 

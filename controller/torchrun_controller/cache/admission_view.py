@@ -16,7 +16,7 @@ from torchrun_api.core import Job, Node, Pod
 from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import UserObject
 from torchrun_api.queue import TorchrunQueue
-from torchrun_controller.cache.informer_factory import Child, Reader
+from torchrun_controller.cache.informer_factory import Child, InformerFactory
 from torchrun_controller.cache.observe import JOB_INDEX, QUEUE_INDEX, Key, index_key
 from torchrun_controller.cache.store import Change
 from torchrun_controller.reconcile.admission import machines
@@ -45,7 +45,7 @@ class Seen(Struct, frozen=True, kw_only=True):
     next_look: float | None = None  # seconds until a node counts as lost, as things stand
 
 
-class AdmissionWatch:
+class AdmissionView:
     """Feeds the work queue of admission with its one key.
 
     Unless `by_nodes`, it is as if nothing were known of nodes: they come when pods wait for them.
@@ -55,14 +55,14 @@ class AdmissionWatch:
 
     def __init__(
         self,
-        reader: Reader,
+        factory: InformerFactory,
         work: WorkQueue[str],
         *,
         by_nodes: bool = True,
         cohort_namespaces: frozenset[str] = frozenset(),
         node_overhead: Mapping[str, int] = machines.NOTHING,
     ) -> None:
-        self._reader = reader
+        self._factory = factory
         self._by_nodes = by_nodes
         self._cohort_namespaces = cohort_namespaces
         self._node_overhead = node_overhead
@@ -75,10 +75,10 @@ class AdmissionWatch:
         # What runs of jobs that are gone, by the key that they had.
         self._orphans: dict[Key, tuple[Request, ...]] = {}
         self._lost: frozenset[str] = frozenset()
-        reader.subscribe(
+        factory.subscribe(
             jobs=self._job_changed, queues=self._queue_changed, children=self._child_changed
         )
-        reader.nodes.subscribe(self._node_changed)
+        factory.nodes.subscribe(self._node_changed)
 
     def observe(self, now: datetime) -> Seen | None:
         """Everything as the caches have it; None while nodes matter and are not known.
@@ -86,9 +86,9 @@ class AdmissionWatch:
         Without the right to read them quota alone decides. Any other failure passes: what was
         decided in the meantime would ignore the nodes.
         """
-        if self._by_nodes and self._reader.nodes.is_awaited:
+        if self._by_nodes and self._factory.nodes.is_awaited:
             return None
-        view = self._reader.nodes.view
+        view = self._factory.nodes.view
         nodes = None if view is None else tuple(view)
         lost, next_look = _lost(nodes or (), now)
         if lost != self._lost:
@@ -97,7 +97,7 @@ class AdmissionWatch:
         for key in self._stale:
             self._work_out(key)
         self._stale.clear()
-        queues = tuple(self._reader.queues())
+        queues = tuple(self._factory.queues())
         entries = tuple(self._entries.values())
         return Seen(
             state=assemble(
@@ -117,7 +117,7 @@ class AdmissionWatch:
     def version(self, owner: UserObject) -> str | None:
         """resourceVersion of a job or queue as it is cached now; None if it is gone or replaced."""
         meta = owner.metadata
-        caches = self._reader.caches(meta.namespace)
+        caches = self._factory.caches(meta.namespace)
         store = caches.jobs if isinstance(owner, TorchrunJob) else caches.queues
         present = store.get(meta.namespace, meta.name)
         if present is None or present.metadata.uid != meta.uid:
@@ -125,7 +125,7 @@ class AdmissionWatch:
         return present.metadata.resource_version
 
     def _work_out(self, key: Key) -> None:
-        caches = self._reader.caches(key[0])
+        caches = self._factory.caches(key[0])
         job = caches.jobs.get(*key)
         uid = "" if job is None else job.metadata.uid
         # Of a gang with a head, that of the head is last: it has the number of nodes.
@@ -179,7 +179,7 @@ class AdmissionWatch:
             self._taking_part.discard(key)
         if not initial and _template(change.old) == _template(change.new):
             return
-        jobs = self._reader.caches(meta.namespace).jobs
+        jobs = self._factory.caches(meta.namespace).jobs
         for job in jobs.by_index(QUEUE_INDEX, index_key(*key)):
             self._stale.add((meta.namespace, job.metadata.name))
         self._wake()
@@ -203,7 +203,7 @@ class AdmissionWatch:
 
     def _exists(self, key: Key) -> bool:
         """Whether there is such a job, or something that a job of this name was charged for."""
-        caches, index = self._reader.caches(key[0]), index_key(*key)
+        caches, index = self._factory.caches(key[0]), index_key(*key)
         if caches.jobs.get(*key) is not None:
             return True
         gangs = caches.child_jobs.by_index(JOB_INDEX, index)
