@@ -3,13 +3,13 @@
 from mutants.mutant import Mutant
 
 _CORE = "tests/unit/reconcile"
-LIFE = (f"{_CORE}/test_life.py", f"{_CORE}/test_regressions.py", f"{_CORE}/test_ends.py")
-ATTEMPTS = (f"{_CORE}/attempts", f"{_CORE}/test_regressions.py")
+LIFE = (f"{_CORE}/test_life.py", f"{_CORE}/test_regressions.py", f"{_CORE}/job/test_ends.py")
+ATTEMPTS = (f"{_CORE}/gang", f"{_CORE}/test_regressions.py")
 WORKSPACE = (f"{_CORE}/workspace", f"{_CORE}/test_life.py")
 QUEUES = (f"{_CORE}/queues",)
 ADMISSION = (f"{_CORE}/admission",)
-ROLES = (f"{_CORE}/test_roles.py",)
-PHASES = (f"{_CORE}/test_phases.py", f"{_CORE}/test_life.py")
+ROLES = (f"{_CORE}/pods/test_roles.py",)
+PHASES = (f"{_CORE}/model/test_phases.py", f"{_CORE}/test_life.py")
 
 DECIDING = (
     Mutant(

@@ -18,7 +18,7 @@ CONTROLLER = ROOT / "controller" / "torchrun_controller"
 RUNTIME = ROOT / "runtime" / "torchrun_runtime"
 WRITERS = (CONTROLLER / "reconcile", CONTROLLER / "controllers", RUNTIME)
 # Settings of ssh and values of the Pod Security Standards, which are words of this form.
-LEFT_OUT = {RUNTIME / "sync" / "git_login.py", CONTROLLER / "reconcile" / "security.py"}
+LEFT_OUT = {RUNTIME / "sync" / "git_login.py", CONTROLLER / "reconcile" / "objects" / "security.py"}
 REASON = re.compile(r"([A-Z][a-z]+)([A-Z][A-Za-z]*)*|OOMKilled")
 OTHER_WORDS = """
 AccessKey Always Authorization Background Bearer Bound Cc Cf ClusterFirstWithHostNet Code

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from torchrun_controller.reconcile.model.phases import PHASES, ROWS, TERMINAL, Finding
 
-PAGE = Path(__file__).parents[3] / "docs" / "phases.md"
+PAGE = Path(__file__).parents[4] / "docs" / "phases.md"
 
 
 def page() -> str:

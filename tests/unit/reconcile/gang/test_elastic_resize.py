@@ -3,7 +3,7 @@
 import pytest
 
 from torchrun_api.kinds import JOBS
-from unit.reconcile.attempts.test_elastic import QUEUE, elastic, place, shrunk
+from unit.reconcile.gang.test_elastic import QUEUE, elastic, place, shrunk
 from world import make_queue
 
 
