@@ -1,4 +1,7 @@
-"""Token buckets by key: how often something may be done for each of many."""
+"""Token buckets: how often something may be done, for one key or for each of many.
+
+Sources: client-go flowcontrol and util/workqueue, which limit the same way.
+"""
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -10,49 +13,65 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Rate(Struct, frozen=True):
-    """So many at once, and so many a second in the long run."""
+    """`burst` actions at once, and `per_second` actions in the long run."""
 
     per_second: float
     burst: float
 
 
-class _Bucket(Struct):
-    tokens: float
-    filled: float
+class TokenBucket:
+    """One bucket, full at first. `clock` is monotonic, in seconds."""
 
+    __slots__ = ("_clock", "_counted_at", "_rate", "_tokens")
 
-class Buckets(Generic[K]):
-    """A bucket for each key, full at first. `clock` is monotonic, in seconds.
-
-    At most `kept` are remembered. Those that are full again are dropped as others are used.
-    """
-
-    def __init__(self, rate: Rate, clock: Callable[[], float], kept: int = 10_000) -> None:
+    def __init__(self, rate: Rate, clock: Callable[[], float]) -> None:
         self._rate = rate
         self._clock = clock
-        self._kept = kept
-        self._buckets: OrderedDict[K, _Bucket] = OrderedDict()  # the one used longest ago is first
+        self._tokens = rate.burst  # below zero: promised to those that wait
+        self._counted_at = clock()
+
+    def level(self) -> float:
+        """Tokens now: at most the burst, negative while reservations are due."""
+        earned = (self._clock() - self._counted_at) * self._rate.per_second
+        return min(self._rate.burst, self._tokens + earned)
+
+    def reserve(self) -> float:
+        """Take a token, or promise a future one; return the seconds until it is there."""
+        self._tokens, self._counted_at = self.level() - 1, self._clock()
+        return max(0.0, -self._tokens / self._rate.per_second)
+
+
+class TokenBuckets(Generic[K]):
+    """A bucket for each key. `clock` is monotonic, in seconds.
+
+    At most `size` keys are remembered, the least recently used are dropped first. A key with a full
+    bucket is dropped too: it says as much as none.
+    """
+
+    def __init__(self, rate: Rate, clock: Callable[[], float], size: int = 10_000) -> None:
+        self._rate = rate
+        self._clock = clock
+        self._size = size
+        self._buckets: OrderedDict[K, TokenBucket] = OrderedDict()  # least recently used first
 
     def __len__(self) -> int:
         return len(self._buckets)
 
-    def may_take(self, key: K) -> bool:
-        """Whether the key's bucket has a token."""
+    def has_token(self, key: K) -> bool:
+        """Whether `take` would succeed."""
         bucket = self._buckets.get(key)
-        return bucket is None or self._level(bucket) >= 1
+        return bucket is None or bucket.level() >= 1
 
-    def take(self, key: K) -> None:
-        """Take a token out of the key's bucket, which must have one."""
-        bucket = self._buckets.pop(key, None)
-        level = self._rate.burst if bucket is None else self._level(bucket)
-        self._buckets[key] = _Bucket(level - 1, self._clock())
-        while len(self._buckets) > self._kept or self._oldest_is_full():
+    def take(self, key: K) -> bool:
+        """Take a token of the key, if there is one; whether there was."""
+        bucket = self._buckets.pop(key, None) or TokenBucket(self._rate, self._clock)
+        self._buckets[key] = bucket
+        taken = bucket.level() >= 1
+        if taken:
+            bucket.reserve()
+        while self._buckets and (len(self._buckets) > self._size or self._oldest_is_full()):
             self._buckets.popitem(last=False)
-
-    def _level(self, bucket: _Bucket) -> float:
-        earned = (self._clock() - bucket.filled) * self._rate.per_second
-        return min(self._rate.burst, bucket.tokens + earned)
+        return taken
 
     def _oldest_is_full(self) -> bool:
-        oldest = next(iter(self._buckets.values()))
-        return self._level(oldest) >= self._rate.burst
+        return next(iter(self._buckets.values())).level() >= self._rate.burst

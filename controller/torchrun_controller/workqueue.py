@@ -41,6 +41,8 @@ from typing import Generic, Protocol, TypeVar
 
 from msgspec import Struct
 
+from torchrun_controller.token_bucket import Rate, TokenBucket
+
 K = TypeVar("K", bound=Hashable)
 
 INITIAL = -100
@@ -64,12 +66,11 @@ class Observer(Protocol):
 
 
 class RateLimit(Struct, frozen=True):
-    """How failed keys are held back; the defaults are client-go's."""
+    """How failed keys are held back, in seconds; the defaults are client-go's."""
 
-    base: float = 0.005
+    base: float = 0.005  # after the first failure of a key, doubled after each other one
     longest: float = 1000.0
-    per_second: float = 10.0
-    burst: int = 100
+    overall: Rate = Rate(per_second=10.0, burst=100)  # of all keys together
 
 
 CLIENT_GO = RateLimit()
@@ -83,11 +84,9 @@ class RateLimiter(Generic[K]):
     """The later of a per-key exponential backoff and an overall token bucket."""
 
     def __init__(self, clock: Callable[[], float], limit: RateLimit) -> None:
-        self._clock = clock
         self._limit = limit
         self._failures: dict[K, int] = {}  # at least 1 each
-        self._tokens = float(limit.burst)  # at most the burst; below zero: lent to waiting keys
-        self._counted_at = clock()
+        self._bucket = TokenBucket(limit.overall, clock)
 
     def delay(self, key: K, at_least: float | None = None) -> float:
         """Count a failure of the key and return the seconds until it may be tried again.
@@ -99,7 +98,7 @@ class RateLimiter(Generic[K]):
         self._failures[key] = failures + 1
         # Past 2^63 the product is beyond any bound: the exponent must not grow into an overflow.
         backoff = min(self._limit.base * 2.0 ** min(failures, 63), self._limit.longest)
-        return max(backoff, self._reserve() if at_least is None else at_least)
+        return max(backoff, self._bucket.reserve() if at_least is None else at_least)
 
     def failures(self, key: K) -> int:
         """Failures of the key since it was last forgotten."""
@@ -108,13 +107,6 @@ class RateLimiter(Generic[K]):
     def forget(self, key: K) -> None:
         """Drop the key's failures: it succeeded, or is gone."""
         self._failures.pop(key, None)
-
-    def _reserve(self) -> float:
-        now = self._clock()
-        earned = (now - self._counted_at) * self._limit.per_second
-        self._tokens = min(self._tokens + earned, float(self._limit.burst)) - 1
-        self._counted_at = now
-        return max(0.0, -self._tokens / self._limit.per_second)
 
 
 class Delayed(Generic[K]):

@@ -25,13 +25,13 @@ from torchrun_api.kinds import UserObject, kind_of
 from torchrun_controller.client import ApiError, Disconnected, Requests
 from torchrun_controller.client.apply import LeaderCheck
 from torchrun_controller.reconcile.model.plan import Event
+from torchrun_controller.token_bucket import Rate, TokenBuckets
 
 REPORTING_CONTROLLER = "torchrun.ai/controller"
 MERGE_PATCH = "application/merge-patch+json"
 
 WINDOW = 360.0  # seconds in which a repetition joins its series
-BURST = 25
-REFILL = 1 / 300  # tokens a second
+RATE = Rate(per_second=1 / 300, burst=25)  # of the events regarding one object
 MAX_QUEUED = 1000
 MAX_REMEMBERED = 4096
 MAX_NOTE = 1024  # bytes, the API server's limit
@@ -58,11 +58,6 @@ class _Series(Struct):
     failures: int = 0  # in a row
 
 
-class _Bucket(Struct):
-    tokens: float
-    filled: float
-
-
 class EventRecorder:
     """`record` from anywhere, `run` in a task, `shut_down` at the end.
 
@@ -84,7 +79,7 @@ class EventRecorder:
         self._now = now
         self._instance = instance or f"{socket.gethostname()}-{os.getpid()}"[:128]
         self._series: OrderedDict[Key, _Series] = OrderedDict()
-        self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
+        self._buckets: TokenBuckets[str] = TokenBuckets(RATE, clock, MAX_REMEMBERED)
         self._queue: deque[_Series] = deque()
         self._wake = anyio.Event()
         self._told = anyio.Event()  # to end
@@ -94,7 +89,7 @@ class EventRecorder:
     def record(self, about: UserObject, event: Event) -> None:
         """Hand an event over; never waits and never raises."""
         uid = about.metadata.uid
-        if not self._take_token(uid):
+        if not self._buckets.take(uid):
             self.dropped += 1
             return
         key = (uid, event.type, event.reason, event.message)
@@ -155,23 +150,6 @@ class EventRecorder:
         over = self._clock() - WINDOW  # nothing joins it any more
         while next(iter(self._series.values())).last <= over or len(self._series) > MAX_REMEMBERED:
             self._series.popitem(last=False)
-
-    def _take_token(self, uid: str) -> bool:
-        now = self._clock()
-        bucket = self._buckets.pop(uid, None) or _Bucket(BURST, now)
-        bucket.tokens = min(BURST, bucket.tokens + (now - bucket.filled) * REFILL)
-        bucket.filled = now
-        allowed = bucket.tokens >= 1
-        bucket.tokens -= allowed
-        self._buckets[uid] = bucket
-        while self._oldest_is_full(now) or len(self._buckets) > MAX_REMEMBERED:
-            self._buckets.popitem(last=False)
-        return allowed
-
-    def _oldest_is_full(self, now: float) -> bool:
-        """Whether the bucket that was used longest ago tells as much as none."""
-        oldest = next(iter(self._buckets.values()))
-        return oldest.tokens + (now - oldest.filled) * REFILL >= BURST
 
     def _enqueue(self, series: _Series) -> None:
         if series.queued:

@@ -162,13 +162,13 @@ async def test_a_series_whose_event_has_expired_begins_anew(world: World) -> Non
 async def test_a_storm_ends_for_its_own_job_only(world: World) -> None:
     for number in range(100):
         await world.say(f"broken {number}")
-    assert len(world.objects) == events.BURST
+    assert len(world.objects) == events.RATE.burst
     await world.say("another job", job="other")
-    assert len(world.objects) == events.BURST + 1
+    assert len(world.objects) == events.RATE.burst + 1
     world.time += 300
     await world.say("one more after five minutes")
     await world.say("and not two")
-    assert len(world.objects) == events.BURST + 2
+    assert len(world.objects) == events.RATE.burst + 2
 
 
 async def test_a_long_message_is_cut_to_the_servers_limit(world: World) -> None:
@@ -235,7 +235,7 @@ async def test_memory_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) 
 async def test_what_matters_no_more_is_forgotten(world: World) -> None:
     for number in range(50):
         await world.say("hello", job=f"job-{number}")
-    world.time += max(events.WINDOW, 1 / events.REFILL) + 1
+    world.time += max(events.WINDOW, 1 / events.RATE.per_second) + 1
     await world.say("hello", job="job-50")
     assert len(world.recorder._series) == 1
     assert len(world.recorder._buckets) == 1

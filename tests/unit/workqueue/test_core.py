@@ -2,6 +2,7 @@
 
 import pytest
 
+from torchrun_controller.token_bucket import Rate
 from torchrun_controller.workqueue import INITIAL, RateLimit, WorkQueue
 
 
@@ -210,7 +211,9 @@ def test_a_failing_key_backs_off_by_powers_of_two_up_to_the_bound(
 
 
 def test_ten_thousand_failures_do_not_overflow(clock: Clock) -> None:
-    queue: WorkQueue[str] = WorkQueue(clock, limit=RateLimit(per_second=1e9))
+    queue: WorkQueue[str] = WorkQueue(
+        clock, limit=RateLimit(overall=Rate(per_second=1e9, burst=100))
+    )
     for _ in range(10_000):
         queue.add_rate_limited("a")
     queue.add_rate_limited("b")

@@ -28,7 +28,7 @@ from msgspec import Struct, field
 from torchrun_api.meta import Wire
 from torchrun_controller.client import ApiError, Disconnected, Transport
 from torchrun_controller.reconcile.objects.progress_reports import AUDIENCE
-from torchrun_controller.token_bucket import Buckets, Rate
+from torchrun_controller.token_bucket import Rate, TokenBuckets
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -138,10 +138,10 @@ class Tokens:
         self._verified: OrderedDict[PodIdentity, _Verified] = OrderedDict()
         # By digest: until when a refusal is believed.
         self._refused: OrderedDict[bytes, float] = OrderedDict()
-        self._again: Buckets[None] = Buckets(OF_ALL, clock)
-        self._all: Buckets[None] = Buckets(OF_ALL, clock)
-        self._namespaces: Buckets[str] = Buckets(OF_NAMESPACE, clock)
-        self._pods: Buckets[tuple[str, PodIdentity]] = Buckets(OF_POD, clock)
+        self._again: TokenBuckets[None] = TokenBuckets(OF_ALL, clock)
+        self._all: TokenBuckets[None] = TokenBuckets(OF_ALL, clock)
+        self._namespaces: TokenBuckets[str] = TokenBuckets(OF_NAMESPACE, clock)
+        self._pods: TokenBuckets[tuple[str, PodIdentity]] = TokenBuckets(OF_POD, clock)
 
     def claims(self, token: str) -> Claims | None:
         """See `claims_of`."""
@@ -175,19 +175,17 @@ class Tokens:
     def _take_one(self, claimed: PodIdentity, source: str, *, was_verified: bool) -> None:
         """Take one review out of the buckets that pay for it. Raises BusyError."""
         if was_verified:
-            if not self._again.may_take(None):
+            if not self._again.take(None):
                 raise BusyError("too many tokens to review again")
-            self._again.take(None)
             return
-        if not self._pods.may_take((source, claimed)):
+        if not self._pods.has_token((source, claimed)):
             raise BusyError(f"too many tokens that name pod {claimed.name}")
-        if not self._namespaces.may_take(claimed.namespace):
+        if not self._namespaces.has_token(claimed.namespace):
             raise BusyError(f"too many tokens that name pods of namespace {claimed.namespace}")
-        if not self._all.may_take(None):
+        if not self._all.take(None):
             raise BusyError("too many tokens to review")
         self._pods.take((source, claimed))
         self._namespaces.take(claimed.namespace)
-        self._all.take(None)
 
     async def _review(self, token: str) -> PodIdentity | None:
         body = {

@@ -21,7 +21,6 @@ from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.serving.progress import connection_limit, endpoint, tokens
 from torchrun_controller.serving.progress.endpoint import ProgressServer
 from torchrun_controller.serving.progress.tokens import BusyError, Tokens
-from torchrun_controller.token_bucket import Buckets, Rate
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 JOB = ("ml", "train")
@@ -434,20 +433,3 @@ def test_totals_leave_out_who_fell_silent() -> None:
     assert (totals.jobs, totals.samples_per_second) == (2, 5)
     reports.forget(("ml", "b"))
     assert reports.age(("ml", "b")) == float("inf")
-
-
-def test_buckets_fill_up_again_and_full_ones_are_forgotten() -> None:
-    time = [0.0]
-    buckets: Buckets[str] = Buckets(Rate(per_second=0.5, burst=2), lambda: time[0], kept=3)
-    for _ in range(2):
-        assert buckets.may_take("a")
-        buckets.take("a")
-    assert not buckets.may_take("a")
-    time[0] = 2
-    assert buckets.may_take("a")
-    time[0] = 4
-    buckets.take("b")
-    assert len(buckets) == 1, "a is full"
-    for key in "cdefg":
-        buckets.take(key)
-    assert len(buckets) == 3
