@@ -362,8 +362,8 @@ WORKING = (
     Mutant(
         "events-have-no-bound",
         "client/events.py",
-        "allowed = bucket.tokens >= 1",
-        "allowed = True",
+        "if not self._buckets.take(uid):",
+        "if not self._buckets.take(uid) and False:",
         "a job that flaps fills etcd with events",
         EVENTS,
     ),

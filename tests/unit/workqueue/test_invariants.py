@@ -135,7 +135,7 @@ class QueueMachine(RuleBasedStateMachine):
         in_heap = {(deadline, key) for deadline, _, key in queue._delayed._heap}
         assert {(due, key) for key, (due, _) in queue._delayed._due.items()} <= in_heap
         assert len(queue._delayed._heap) <= 2 * len(queue._delayed._due) + 65
-        assert queue._limiter._tokens <= queue._limiter._limit.burst
+        assert queue._limiter._bucket.level() <= queue._limiter._limit.overall.burst
 
     @invariant()
     def model_agrees(self) -> None:
