@@ -179,7 +179,7 @@ class World:
     def step(self, writes: int | None = None) -> Plan:
         """Reconcile once and carry the Plan out; a process killed after some `writes` no further."""
         plan = self.plan()
-        deletes = () if plan.tells_first and writes is not None else plan.deletes
+        deletes = () if plan.status_before_deletes and writes is not None else plan.deletes
         for write in (*plan.applies, *deletes)[:writes]:
             self.write(write)
         if plan.status is not None and writes is None:

@@ -253,7 +253,7 @@ READING = (
         OBSERVE,
     ),
     Mutant(
-        "ghosts-count-as-workers",
+        "stale_pods-count-as-workers",
         "cache/observe.py",
         "_part(gangs, lambda meta: any(meta.controlled_by(j) for j in present))",
         "_part(gangs, lambda meta: True)",

@@ -266,7 +266,7 @@ WORKING = (
     Mutant(
         "the-gang-goes-before-it-is-told",
         "controllers/job.py",
-        "return plan.tells_first or await self._delete(",
+        "return plan.status_before_deletes or await self._delete(",
         "return await self._delete(",
         "how an attempt ended is lost if the process dies in between",
         WORKER,

@@ -168,7 +168,7 @@ def observe(
         child_jobs=tuple(attempts),
         worker_jobs=tuple(of_workers),
         workers=tuple(sorted(pods.workers, key=attrgetter("metadata.name"))),
-        ghosts=tuple(pod for pod in pods.of_old_gangs if alive(pod) or collected(pod)),
+        stale_pods=tuple(pod for pod in pods.of_old_gangs if alive(pod) or collected(pod)),
         conflicts=found,
         rejections=rejections,
         warnings=_warnings(caches, told_of),

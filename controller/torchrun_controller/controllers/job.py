@@ -135,7 +135,7 @@ class JobReconciler:
                 break
         else:
             return RequeueAfter(STATUS_INTERVAL)
-        if work.created and not (plan.tells_first or work.refused) and self._is_busy():
+        if work.created and not (plan.status_before_deletes or work.refused) and self._is_busy():
             # Others wait to be started. What was created brings the key back, behind them, as it
             # shows in the cache, and the status with it; the time is for one that never shows it.
             held_back: float | None = STATUS_INTERVAL
@@ -146,7 +146,9 @@ class JobReconciler:
             # They tell of the change that the status shows, so they are held back with it.
             for event in plan.events:
                 self._events.record(shown.job, event)
-            if plan.tells_first and not await self._delete(key, shown, plan.deletes, work, about):
+            if plan.status_before_deletes and not await self._delete(
+                key, shown, plan.deletes, work, about
+            ):
                 waits.append(STATUS_INTERVAL)  # the status is yet to tell of the refusal
         waits.append(self._refusals.left(key))
         seconds = min((wait for wait in waits if wait is not None), default=None)
@@ -172,7 +174,9 @@ class JobReconciler:
             return False
         if not complete:  # the Plan asks for what it knows to be refused
             return True
-        return plan.tells_first or await self._delete(key, observed, plan.deletes, work, about)
+        return plan.status_before_deletes or await self._delete(
+            key, observed, plan.deletes, work, about
+        )
 
     async def _delete(
         self,

@@ -89,7 +89,7 @@ def test_children_are_ordered_by_number_and_workers_are_of_the_latest_attempt(ca
     ]
     assert [job.metadata.name for job in seen.child_jobs] == ["train-r9", "train-r10"]
     assert [pod.metadata.name for pod in seen.workers] == ["train-r10-0-x", "train-r10-1-x"]
-    assert {pod.metadata.name for pod in seen.ghosts} == {"train-r9-0-x", "train-r9-1-x"}
+    assert {pod.metadata.name for pod in seen.stale_pods} == {"train-r9-0-x", "train-r9-1-x"}
     assert seen.conflicts == ()
 
 
@@ -105,7 +105,7 @@ def test_the_workers_of_a_head_have_a_job_beside_its_own(caches):
     assert [job.metadata.name for job in seen.child_jobs] == ["train", "train-r1"]
     assert [job.metadata.name for job in seen.worker_jobs] == ["train-w", "train-r1-w"]
     assert [pod.metadata.name for pod in seen.workers] == ["train-r1-0-x", "train-r1-w-0-x"]
-    assert {pod.metadata.name for pod in seen.ghosts} == {"train-0-x", "train-w-0-x"}
+    assert {pod.metadata.name for pod in seen.stale_pods} == {"train-0-x", "train-w-0-x"}
     caches.child_jobs.delete("ml", "train-r1", 2)
     left = observe(caches, "ml", "train")
     assert [pod.metadata.name for pod in left.workers] == ["train-0-x", "train-w-0-x"]
@@ -141,14 +141,14 @@ def test_workers_of_a_job_that_is_gone_are_ghosts_until_they_have_stopped(caches
     pod = child(Pod, "train-0-x", owner, **{names.COMPONENT_LABEL: names.WORKER})
     caches.pods.upsert(pod, 1)
     seen = observe(caches, "ml", "train")
-    assert (seen.workers, seen.ghosts, seen.conflicts) == ((), (pod,), ())
+    assert (seen.workers, seen.stale_pods, seen.conflicts) == ((), (pod,), ())
     stopped = msgspec.structs.replace(pod.status, phase="Failed")
     caches.pods.upsert(msgspec.structs.replace(pod, status=stopped), 2)
-    assert observe(caches, "ml", "train").ghosts == ()
+    assert observe(caches, "ml", "train").stale_pods == ()
     said = Condition(type="DisruptionTarget", status="True", reason="DeletionByPodGC")
     collected = msgspec.structs.replace(stopped, conditions=(said,))
     caches.pods.upsert(msgspec.structs.replace(pod, status=collected), 3)
-    (ghost,) = observe(caches, "ml", "train").ghosts
+    (ghost,) = observe(caches, "ml", "train").stale_pods
     assert ghost.status == collected, "no kubelet said that it has ended"
 
 

@@ -88,7 +88,9 @@ async def test_a_cache_that_never_comes_is_not_waited_for_for_ever(world: World)
 
 
 async def test_what_only_the_status_tells_of_is_told_first(world: World) -> None:
-    world.plan = lambda _: Plan(deletes=(GONE,), tells_first=True, status=status("Suspended"))
+    world.plan = lambda _: Plan(
+        deletes=(GONE,), status_before_deletes=True, status=status("Suspended")
+    )
     assert await world.reconciler.attempt(KEY) == Done()
     assert world.log == [status("Suspended"), GONE]
 
@@ -152,7 +154,10 @@ class TestStatus:
     async def test_that_is_told_first_waits_for_nobody(self, world: World) -> None:
         world.busy = True
         plan = Plan(
-            applies=(SERVICE,), deletes=(GONE,), tells_first=True, status=status("Suspended")
+            applies=(SERVICE,),
+            deletes=(GONE,),
+            status_before_deletes=True,
+            status=status("Suspended"),
         )
         world.plan = lambda _: plan
         assert await world.reconciler.attempt(KEY) == Done()

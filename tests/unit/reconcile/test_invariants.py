@@ -67,7 +67,9 @@ class Histories(RuleBasedStateMachine):
     killed in the middle of its writes: the next process knows only what the API holds.
     """
 
-    untold: frozenset[str] = frozenset()  # UIDs of gangs that went before any status told of them
+    unrecorded: frozenset[str] = (
+        frozenset()
+    )  # UIDs of gangs that went before any status told of them
 
     @initialize(
         nodes=st.integers(1, 3),
@@ -223,7 +225,7 @@ class Histories(RuleBasedStateMachine):
             status = self.world.job.status
             known = -1 if status.workers is None else status.attempt
             gangs = (child for child in self.world.gangs if gang.attempt_of(child) > known)
-            self.untold |= {child.metadata.uid for child in gangs}
+            self.unrecorded |= {child.metadata.uid for child in gangs}
 
     @precondition(lambda self: self.world.workers())
     @happens()
@@ -266,7 +268,7 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def no_two_gangs_have_one_number(self):
-        told = [child for child in self.world.gangs if child.metadata.uid not in self.untold]
+        told = [child for child in self.world.gangs if child.metadata.uid not in self.unrecorded]
         numbers = [gang.attempt_of(child) for child in told]
         assert len(numbers) == len(set(numbers)), numbers
 
@@ -330,7 +332,7 @@ class Histories(RuleBasedStateMachine):
 class Capacities(RuleBasedStateMachine):
     """An elastic job where nodes come and go, again and again."""
 
-    react, step, untold = Histories.react, Histories.step, Histories.untold
+    react, step, unrecorded = Histories.react, Histories.step, Histories.unrecorded
     at_most_one_gang_trains = Histories.at_most_one_gang_trains
     no_two_gangs_have_one_number = Histories.no_two_gangs_have_one_number
     restarts_are_bounded = Histories.restarts_are_bounded

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from torchrun_api.kinds import JOBS, PODS, TORCHRUN_JOBS
 from torchrun_controller.reconcile import Conflict
 from torchrun_controller.reconcile.model.phases import ROWS
-from torchrun_controller.reconcile.spec.resolve import resolve
+from torchrun_controller.reconcile.spec.resolve import resolve_spec
 from world import World, make_job, make_queue
 
 CRD = Path(__file__).parents[3] / "manifests" / "crd" / "torchrunjobs.torchrun.ai.yaml"
@@ -144,7 +144,7 @@ def test_the_node_count_is_set_from_the_start(spec, nodes):
 
 
 def test_a_cpu_node_does_not_run_zero_processes():
-    run = resolve(make_job(numNodes=2), make_queue(nodeResources={"cpus": "500m"}))
+    run = resolve_spec(make_job(numNodes=2), make_queue(nodeResources={"cpus": "500m"}))
     assert (run.nproc_per_node, run.backend, run.size.requests) == (1, "gloo", {"cpu": "500m"})
     world = World(make_job(numNodes=2), make_queue(nodeResources={"cpus": 2, "gpus": 0}))
     assert trainer(world)["env"]["PET_NPROC_PER_NODE"] == "1"
@@ -162,7 +162,7 @@ def test_what_a_job_overrides_is_not_ignored():
         volumes={"checkpoints": {"size": "2Gi", "mountPath": "/b", "storageClassName": "s"}},
         scheduling={"priorityClassName": "high", "nodeSelector": {"b": "2"}},
     )
-    run = resolve(job, queue)
+    run = resolve_spec(job, queue)
     assert (run.backend, run.rendezvous.port, run.nproc_per_node, run.max_restarts) == (
         "gloo",
         2,
@@ -274,7 +274,7 @@ def test_a_pause_is_told_before_the_gang_goes():
     world = running(numNodes=2)
     world.spec(suspend=True)
     plan = world.step(99)
-    assert plan.tells_first
+    assert plan.status_before_deletes
     assert plan.deletes
     assert world.observed().child_jobs, "killed before its status, it has deleted nothing"
     world.settle()
@@ -286,7 +286,7 @@ def test_a_gang_after_one_whose_pods_nobody_has_seen_waits_for_its_gate():
     world = World(make_job(numNodes=2), make_queue())
     world.settle()
     del world.objects[JOBS.plural, "train"]
-    for pod in list(world.workers()) + list(world.observed().ghosts):
+    for pod in list(world.workers()) + list(world.observed().stale_pods):
         world.vanish(pod.metadata.name)
     made = next(apply for apply in world.step().applies if apply.kind is JOBS)
     assert "torchrun.ai/start" not in str(made.body)

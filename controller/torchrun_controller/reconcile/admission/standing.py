@@ -23,7 +23,7 @@ from torchrun_controller.reconcile.pods import roles
 from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of
 from torchrun_controller.reconcile.spec import admission_status
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
-from torchrun_controller.reconcile.spec.reliability import policy_of
+from torchrun_controller.reconcile.spec.reliability import resolve_reliability
 from torchrun_controller.reconcile.spec.requests import GangRequests, pod_shortfall, requests_of
 from torchrun_controller.reconcile.spec.scheduling import scheduling_of
 from torchrun_controller.reconcile.spec.size import size_of
@@ -194,7 +194,7 @@ def _standing(
             uses=_uses(job, held, present) if takes_part else None,
         ),
         tolerations=scheduling.tolerations,
-        deadline=policy_of(job, queue).deadline,
+        deadline=resolve_reliability(job, queue).deadline,
     )
 
 

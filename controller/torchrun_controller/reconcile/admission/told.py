@@ -25,7 +25,7 @@ from torchrun_controller.reconcile.admission.state import (
     Request,
     Wait,
 )
-from torchrun_controller.reconcile.model.conditions import ADMITTED, Claimed, Why, update
+from torchrun_controller.reconcile.model.conditions import ADMITTED, ConditionUpdate, Reason, update
 from torchrun_controller.reconcile.spec import admission_status
 from torchrun_controller.reconcile.spec.requests import GangRequests, admission_of
 
@@ -33,7 +33,7 @@ from torchrun_controller.reconcile.spec.requests import GangRequests, admission_
 # place may be out by a quarter: each is written a few times on its way, not at each admission.
 EXACT = 20
 
-GIVEN_BACK = Why("Requeued", "nothing of it runs any more; it waits for its turn again")
+GIVEN_BACK = Reason("Requeued", "nothing of it runs any more; it waits for its turn again")
 
 
 class Stage(IntEnum):
@@ -50,7 +50,7 @@ class Stage(IntEnum):
 class Said(Struct, frozen=True, kw_only=True):
     """What the coordinator says of a job: all that is its own in the job's status."""
 
-    claim: Claimed | None = None
+    claim: ConditionUpdate | None = None
     admission: Admission | None = None
     position: int | None = None
 
@@ -94,7 +94,7 @@ class Verdicts:
 def said_of(job: TorchrunJob) -> Said:
     """What the job's status has of it."""
     claims = (
-        Claimed(c.type, c.status, Why(c.reason, c.message))
+        ConditionUpdate(c.type, c.status, Reason(c.reason, c.message))
         for c in job.status.conditions
         if c.type == ADMITTED
     )
@@ -116,7 +116,7 @@ def _say(
 ) -> Said:
     request = standing.request
     if standing.requeued:
-        return Said(claim=Claimed(ADMITTED, "False", GIVEN_BACK))
+        return Said(claim=ConditionUpdate(ADMITTED, "False", GIVEN_BACK))
     if request is None or not standing.takes_part:
         return Said()
     held = request.admitted if admit is None else admit.nodes
@@ -126,13 +126,15 @@ def _say(
     since = now if request.admitted == 0 else charge.time
     charge = replace(_recorded(charge, request), nodes=held, time=since, nominated=False)
     if preempt is not None:
-        why = Why(admission_status.PREEMPTED, preempt.message)
+        why = Reason(admission_status.PREEMPTED, preempt.message)
         charge = replace(charge, preempted_for=preempt.for_uid)
-        return Said(claim=Claimed(ADMITTED, "False", why), admission=charge)
+        return Said(claim=ConditionUpdate(ADMITTED, "False", why), admission=charge)
     if admission_status.preempted(job):
         return Said(claim=before.claim, admission=charge)
     if standing.outdated and admit is None:
-        return Said(claim=Claimed(ADMITTED, "False", _why_outdated(standing)), admission=charge)
+        return Said(
+            claim=ConditionUpdate(ADMITTED, "False", _why_outdated(standing)), admission=charge
+        )
     return Said(claim=_holding(held, request.nodes, wait), admission=charge)
 
 
@@ -165,25 +167,25 @@ def _recorded(charge: Admission, request: Request) -> Admission:
     )
 
 
-def _why_outdated(standing: Standing) -> Why:
+def _why_outdated(standing: Standing) -> Reason:
     message = f"{standing.outdated}; gives back what it was admitted for, and is admitted again"
-    return Why(admission_status.OUTDATED, message)
+    return Reason(admission_status.OUTDATED, message)
 
 
 def _waiting(wait: Wait) -> Said:
     return Said(
-        claim=Claimed(ADMITTED, "False", Why(wait.reason, wait.message)),
+        claim=ConditionUpdate(ADMITTED, "False", Reason(wait.reason, wait.message)),
         admission=Admission(nominated=True) if wait.nominated else None,
         position=wait.position or None,
     )
 
 
-def _holding(held: int, wanted: int, wait: Wait | None) -> Claimed:
+def _holding(held: int, wanted: int, wait: Wait | None) -> ConditionUpdate:
     nodes = f"{held} node{'' if held == 1 else 's'}"
     if wait is None or wanted <= held:
-        return Claimed(ADMITTED, "True", Why("Admitted", f"admitted for {nodes}"))
+        return ConditionUpdate(ADMITTED, "True", Reason("Admitted", f"admitted for {nodes}"))
     message = f"admitted for {nodes} of {wanted}; {wait.message}"
-    return Claimed(ADMITTED, "True", Why("Admitted", message))
+    return ConditionUpdate(ADMITTED, "True", Reason("Admitted", message))
 
 
 def _close_enough(before: Said, after: Said) -> bool:

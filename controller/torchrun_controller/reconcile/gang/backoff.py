@@ -6,14 +6,14 @@ from msgspec import Struct
 
 from torchrun_api.status import Attempt
 from torchrun_controller.reconcile.gang.restarts import delay
-from torchrun_controller.reconcile.model.conditions import Why
+from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.observed import Observed
 
 
 class Wait(Struct, frozen=True):
     """What the status says of the wait, and the seconds that are left of it."""
 
-    why: Why
+    why: Reason
     left: float
 
 
@@ -25,4 +25,4 @@ def waits(observed: Observed, ended: Attempt, now: datetime) -> Wait | None:
     if left <= 0:
         return None
     message = f"attempt {ended.number + 1} starts {length.total_seconds():.0f} s after the end"
-    return Wait(Why("BackingOff", f"{message}; {ended.message}"), left)
+    return Wait(Reason("BackingOff", f"{message}; {ended.message}"), left)

@@ -18,20 +18,20 @@ from torchrun_controller.reconcile.objects.environment import Environment
 from torchrun_controller.reconcile.placement.affinity import prefer
 from torchrun_controller.reconcile.placement.local import prefer_local
 from torchrun_controller.reconcile.spec.merge import merge
-from torchrun_controller.reconcile.spec.resolve import Run, of_head
+from torchrun_controller.reconcile.spec.resolve import ResolvedSpec, of_head
 from torchrun_controller.reconcile.workspace.reload import marked
 
 AVOIDED = 100  # weight of the wish for other nodes
 
 
-def roles_of(run: Run) -> tuple[str, ...]:
+def roles_of(run: ResolvedSpec) -> tuple[str, ...]:
     """Of the Jobs of a gang; that of a head is the last, see `roles`."""
     return ("",) if run.size.head is None else (names.WORKER, names.HEAD)
 
 
 def child_jobs(
     observed: Observed,
-    run: Run,
+    run: ResolvedSpec,
     attempt: int,
     defaults: Defaults,
     *,

@@ -4,10 +4,10 @@ from msgspec import Struct
 
 from torchrun_api.status import Attempt, LastFailure
 from torchrun_controller.reconcile.gang.restarts import Counts
-from torchrun_controller.reconcile.model.conditions import Claimed, Why
-from torchrun_controller.reconcile.model.phases import Finding
+from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
+from torchrun_controller.reconcile.model.phases import State
 from torchrun_controller.reconcile.model.plan import Apply, Delete
-from torchrun_controller.reconcile.spec.resolve import Run
+from torchrun_controller.reconcile.spec.resolve import ResolvedSpec
 
 
 class Decision(Struct, frozen=True, kw_only=True):
@@ -19,24 +19,24 @@ class Decision(Struct, frozen=True, kw_only=True):
     `ended` are the gangs that are given up, `failure` the root cause of its end.
     """
 
-    finding: Finding
-    why: Why
+    state: State
+    why: Reason
     attempt: int
-    run: Run | None = None
-    queue: Why | None = None
-    workspace: Why | None = None
-    dependencies: Why | None = None
+    run: ResolvedSpec | None = None
+    queue: Reason | None = None
+    workspace: Reason | None = None
+    dependencies: Reason | None = None
     commit: str = ""
     applies: tuple[Apply, ...] = ()
     deletes: tuple[Delete, ...] = ()
-    tells_first: bool = False  # see Plan
+    status_before_deletes: bool = False  # see Plan
     requeue_after: float | None = None
     counts: Counts = Counts()
     ended: tuple[Attempt, ...] = ()
     failure: LastFailure | None = None
-    capacity: Claimed | None = None
-    newer: Claimed | None = None  # of newer code that workers do not have yet
-    storage: Why | None = None  # what is wrong with the claims of a gang that lives
+    capacity: ConditionUpdate | None = None
+    newer: ConditionUpdate | None = None  # of newer code that workers do not have yet
+    storage: Reason | None = None  # what is wrong with the claims of a gang that lives
     probes: int = 0
 
 

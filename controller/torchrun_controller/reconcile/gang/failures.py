@@ -34,13 +34,13 @@ BY_LAUNCHERS = frozenset({FENCED, UNPROVEN})
 _LATEST = datetime.max.replace(tzinfo=UTC)
 
 
-class Verdict(Wire, frozen=True, kw_only=True):
+class LauncherMessage(Wire, frozen=True, kw_only=True):
     """The termination message that the launcher writes."""
 
     rank: decode.Number | None = None
     exit_code: decode.Number | None = None
     signal: decode.Number | None = None
-    reason: decode.Reason = ""
+    reason: decode.ReasonString = ""
     message: str = ""
     time: Time | None = None
 
@@ -86,7 +86,7 @@ def precedence(failure: LastFailure) -> tuple[int, datetime]:
         grade = 6
     elif failure.signal:
         grade = 2
-    elif peer_loss.is_victim(failure):
+    elif peer_loss.is_secondary(failure):
         grade = 4
     else:
         grade = 3
@@ -175,9 +175,9 @@ def _terminated(pod: Pod) -> StateTerminated:
     return next((ended for ended in ends.values() if ended.exit_code), StateTerminated())
 
 
-def _verdict(message: str) -> Verdict:
+def _verdict(message: str) -> LauncherMessage:
     """The launcher's words; anything else (no launcher, a cut message) is no verdict."""
-    return decode.read(message, Verdict) or Verdict()
+    return decode.read(message, LauncherMessage) or LauncherMessage()
 
 
 def _last_line(message: str) -> str:

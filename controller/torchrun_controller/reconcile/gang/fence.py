@@ -38,7 +38,7 @@ from torchrun_controller.reconcile.pods.lifecycle import (
     index_of,
     stopped,
 )
-from torchrun_controller.reconcile.spec.reliability import policy_of
+from torchrun_controller.reconcile.spec.reliability import resolve_reliability
 
 # From the go-ahead until ranks start, for people: the launchers wait 45 s of their own clocks.
 FENCE_SECONDS = 50
@@ -46,7 +46,7 @@ FENCE_SECONDS = 50
 CLEARING = timedelta(seconds=30)
 
 
-class Holders(Struct, frozen=True):
+class BlockingPods(Struct, frozen=True):
     """What of older gangs may still run: pods that will tell of their end, workers that may not."""
 
     pods: tuple[Pod, ...] = ()
@@ -56,12 +56,12 @@ class Holders(Struct, frozen=True):
         return bool(self.pods or self.unfenced)
 
 
-def holders(observed: Observed, attempt: int, now: datetime) -> Holders:
+def blocking_pods(observed: Observed, attempt: int, now: datetime) -> BlockingPods:
     """What holds the gang of this attempt at its gate."""
-    older = [pod for pod in observed.ghosts if alive(pod)]
+    older = [pod for pod in observed.stale_pods if alive(pod)]
     if not observed.child_jobs or attempt_of(observed.child_jobs[-1].metadata) < attempt:
         older += [pod for pod in observed.workers if alive(pod)]
-    return Holders(
+    return BlockingPods(
         tuple(pod for pod in older if nodes.loss(observed, pod, now) is None),
         tuple(
             worker
@@ -76,7 +76,7 @@ def outstanding(observed: Observed, now: datetime) -> tuple[UnfencedWorker, ...]
 
     A worker that never got the go-ahead cannot train, whatever becomes of its node.
     """
-    policy = policy_of(observed.job, observed.queue)
+    policy = resolve_reliability(observed.job, observed.queue)
     if policy.allow_unfenced_restart:
         return ()
     clearing = timedelta(seconds=policy.grace_seconds) + CLEARING
@@ -91,7 +91,7 @@ def outstanding(observed: Observed, now: datetime) -> tuple[UnfencedWorker, ...]
     return (*kept, *sorted(new.values(), key=_order))
 
 
-def untold(observed: Observed, now: datetime) -> bool:
+def unrecorded(observed: Observed, now: datetime) -> bool:
     """Whether there are workers to be remembered that the status does not have yet."""
     known = {_identity(worker) for worker in observed.job.status.unfenced}
     return any(_identity(worker) not in known for worker in outstanding(observed, now))
@@ -110,7 +110,7 @@ def worker_nodes(
     known = {_identity(worker) for worker in unfenced}
     found = {
         index_of(pod): pod.spec.node_name
-        for pod in (*observed.workers, *observed.ghosts)
+        for pod in (*observed.workers, *observed.stale_pods)
         if attempt_of(pod.metadata) == attempt
         and _may_train(pod)
         and not stopped(pod)
@@ -127,7 +127,7 @@ def unproven_loss(observed: Observed, pod: Pod, now: datetime) -> nodes.Loss | N
 
 def next_look(observed: Observed, now: datetime) -> float | None:
     """Seconds until time alone releases a worker."""
-    policy = policy_of(observed.job, observed.queue)
+    policy = resolve_reliability(observed.job, observed.queue)
     clearing = timedelta(seconds=policy.grace_seconds) + CLEARING
     ends = [
         (since + clearing - now).total_seconds()
@@ -212,7 +212,7 @@ def _vanished(observed: Observed, now: datetime) -> Iterator[UnfencedWorker]:
     status, known = observed.job.status, observed.nodes
     if known is None:
         return
-    pods = (*observed.workers, *observed.ghosts)
+    pods = (*observed.workers, *observed.stale_pods)
     there = {index_of(pod) for pod in pods if attempt_of(pod.metadata) == status.attempt}
     for index, name in enumerate(status.worker_nodes):
         node = known.get(name)
@@ -221,7 +221,7 @@ def _vanished(observed: Observed, now: datetime) -> Iterator[UnfencedWorker]:
 
 
 def _all_silent(observed: Observed, now: datetime) -> Iterator[UnfencedWorker]:
-    for pod in (*observed.workers, *observed.ghosts):
+    for pod in (*observed.workers, *observed.stale_pods):
         worker = _silent(observed, pod, now)
         if worker is not None:
             yield worker
@@ -307,7 +307,7 @@ def _is_there(observed: Observed, worker: UnfencedWorker) -> bool:
         index_of(pod) == worker.index
         and pod.spec.node_name == worker.node
         and (worker.attempt is None or attempt_of(pod.metadata) == worker.attempt)
-        for pod in (*observed.workers, *observed.ghosts)
+        for pod in (*observed.workers, *observed.stale_pods)
         if not collected(pod)
     )
 

@@ -18,9 +18,9 @@ from torchrun_controller.reconcile.gang.failures import (
 )
 from torchrun_controller.reconcile.gang.restarts import Counts
 from torchrun_controller.reconcile.model import decode
-from torchrun_controller.reconcile.model.conditions import Why
+from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.observed import Observed
-from torchrun_controller.reconcile.model.phases import Finding
+from torchrun_controller.reconcile.model.phases import State
 from torchrun_controller.reconcile.model.plan import Delete
 from torchrun_controller.reconcile.model.times import seconds_of_gang
 from torchrun_controller.reconcile.pods import lifecycle, roles, waiting
@@ -119,7 +119,7 @@ def next_attempt(observed: Observed) -> int:
     """
     status = observed.job.status
     made = [attempt_of(child) for child in (*observed.child_jobs, *observed.worker_jobs)]
-    own = (ghost for ghost in observed.ghosts if not fence.of_earlier_job(observed, ghost))
+    own = (ghost for ghost in observed.stale_pods if not fence.of_earlier_job(observed, ghost))
     made += [lifecycle.attempt_of(ghost.metadata) for ghost in own]
     if status.workers is None and not made:
         return status.attempt
@@ -144,8 +144,8 @@ def _is_complete(child: Job) -> bool:
 class Found(msgspec.Struct, frozen=True):
     """How a gang stands; `left` are seconds until a failure is judged by its victim's word."""
 
-    finding: Finding
-    why: Why
+    state: State
+    why: Reason
     failure: Failure | None = None
     left: float | None = None
 
@@ -163,7 +163,7 @@ def find(observed: Observed, now: datetime) -> Found:
         nodes = roles.nodes_of(succeeded)
         all_of_them = f"{nodes} of {nodes} workers succeeded"
         message = "the head succeeded" if roles.has_head(succeeded) else all_of_them
-        return Found(Finding.GANG_SUCCEEDED, Why("Completed", message))
+        return Found(State.GANG_SUCCEEDED, Reason("Completed", message))
     child = observed.child_jobs[-1]
     nodes = roles.nodes_of(child)
     deleted = deletion.of_gang(observed)
@@ -175,7 +175,7 @@ def find(observed: Observed, now: datetime) -> Found:
         return Found(*_suspended(observed))
     failure = _failure(observed, now)
     if deleted is not None and (failure is None or deletion.comes_before(deleted, failure)):
-        return Found(Finding.GANG_FAILED, why_failed(deleted.said), deleted)
+        return Found(State.GANG_FAILED, why_failed(deleted.said), deleted)
     left = None if failure is None else _left(observed, failure.said, now)
     if left is not None:
         return Found(*_progress(observed, now), left=left)
@@ -194,7 +194,7 @@ def find(observed: Observed, now: datetime) -> Found:
         if left is not None:
             return Found(*_progress(observed, now), left=left)
     if failure is not None:
-        return Found(Finding.GANG_FAILED, why_failed(failure.said), failure)
+        return Found(State.GANG_FAILED, why_failed(failure.said), failure)
     return Found(*_progress(observed, now))
 
 
@@ -256,7 +256,7 @@ def _since_resumed(observed: Observed) -> tuple[Pod, ...]:
     return tuple(pod for pod in observed.workers if not told_to_end(pod))
 
 
-def _progress(observed: Observed, now: datetime) -> tuple[Finding, Why]:
+def _progress(observed: Observed, now: datetime) -> tuple[State, Reason]:
     """Nothing failed: is it running, and if not, what does it wait for."""
     nodes = roles.nodes_of(observed.child_jobs[-1])
     counts = count(observed.workers, nodes)
@@ -267,26 +267,26 @@ def _progress(observed: Observed, now: datetime) -> tuple[Finding, Why]:
         why = groups.why_waiting(observed)
     why = why or gate.why_closed(observed, now)
     if why is not None:
-        return Finding.GANG_STARTING, why
+        return State.GANG_STARTING, why
     if counts.pending == 0 and gate.is_open(observed):
-        return Finding.GANG_RUNNING, Why("WorkersRunning", f"{nodes} of {nodes} workers started")
+        return State.GANG_RUNNING, Reason("WorkersRunning", f"{nodes} of {nodes} workers started")
     started = nodes - counts.pending
-    return Finding.GANG_STARTING, Why("WorkersStarting", f"{started} of {nodes} workers started")
+    return State.GANG_STARTING, Reason("WorkersStarting", f"{started} of {nodes} workers started")
 
 
-def _suspended(observed: Observed) -> tuple[Finding, Why]:
+def _suspended(observed: Observed) -> tuple[State, Reason]:
     """By Kueue, which has not admitted it yet or takes its place away, or by anybody."""
     child, status = observed.child_jobs[-1], observed.job.status
     name, by_kueue = child.metadata.name, _by_kueue(child)
     said = groups.why_waiting(observed)
     has_run = status.phase in ("Running", "Preempted") and attempt_of(child) == status.attempt
     if by_kueue and not has_run:
-        waits = Why("WaitingForKueue", f"Job {name} waits for its admission by Kueue")
-        return Finding.GANG_STARTING, Why(waits.reason, said.message) if said else waits
+        waits = Reason("WaitingForKueue", f"Job {name} waits for its admission by Kueue")
+        return State.GANG_STARTING, Reason(waits.reason, said.message) if said else waits
     whom = " by Kueue" if by_kueue else ""
     told = f": {said.message}" if said else ""
     message = f"Job {name} is suspended{whom}; it goes on when it is resumed{told}"
-    return Finding.GANG_SUSPENDED, Why("JobSuspended", message)
+    return State.GANG_SUSPENDED, Reason("JobSuspended", message)
 
 
 def end_survivors(observed: Observed, grace: int = SURVIVOR_GRACE) -> tuple[Delete, ...]:
@@ -299,7 +299,7 @@ def end_survivors(observed: Observed, grace: int = SURVIVOR_GRACE) -> tuple[Dele
     return end(observed.workers, grace)
 
 
-def end_ghosts(observed: Observed) -> tuple[Delete, ...]:
+def end_stale_pods(observed: Observed) -> tuple[Delete, ...]:
     """Pods of ended gangs that nobody has told to end, as the process died in between."""
     resized = left_by_resize(observed)
     standing = (c for c in observed.child_jobs[:-1] if c.metadata.deletion_timestamp is None)
@@ -309,7 +309,7 @@ def end_ghosts(observed: Observed) -> tuple[Delete, ...]:
     ended = {job.metadata.uid for job in (*older, *beside)}
     ours = (
         pod
-        for pod in observed.ghosts
+        for pod in observed.stale_pods
         if any(owner.controller and owner.uid in ended for owner in pod.metadata.owner_references)
     )
     return end(tuple(ours), SURVIVOR_GRACE)
@@ -360,7 +360,7 @@ def forget_oldest(observed: Observed) -> tuple[Delete, ...]:
 
 
 def record(
-    observed: Observed, why: Why, now: datetime, *, counted: bool, node: str = ""
+    observed: Observed, why: Reason, now: datetime, *, counted: bool, node: str = ""
 ) -> Attempt:
     """The present gang as an attempt that ended; `node` is that of its failure."""
     child, status = observed.child_jobs[-1], observed.job.status
@@ -385,7 +385,7 @@ def recorded(observed: Observed) -> Attempt | None:
     return next(known, None)
 
 
-def why_failed(failure: LastFailure) -> Why:
+def why_failed(failure: LastFailure) -> Reason:
     """The root cause in a line."""
     parts = [
         f"rank {failure.rank}" if failure.rank is not None else "",
@@ -394,4 +394,4 @@ def why_failed(failure: LastFailure) -> Why:
         f"exit code {failure.exit_code}" if failure.exit_code is not None else "",
     ]
     facts = ", ".join(part for part in parts if part)
-    return Why(failure.reason, f"{failure.message} ({facts})" if facts else failure.message)
+    return Reason(failure.reason, f"{failure.message} ({facts})" if facts else failure.message)

@@ -12,7 +12,7 @@ from torchrun_api.kinds import PODS
 from torchrun_api.status import UnfencedWorker
 from torchrun_controller.reconcile.gang import fence
 from torchrun_controller.reconcile.gang.orphans import orphans, way_out
-from torchrun_controller.reconcile.model.conditions import Why
+from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.pods import nodes, roles
@@ -34,12 +34,12 @@ def instruct(observed: Observed, now: datetime) -> tuple[Apply, ...]:
     The go-ahead, where the gang may start; the workspace's revision, where all can change together.
     """
     child = observed.child_jobs[-1]
-    holders = fence.holders(observed, attempt_of(child.metadata), now)
-    safe = not holders.pods and _by_epoch(child, holders.unfenced)
+    blocking_pods = fence.blocking_pods(observed, attempt_of(child.metadata), now)
+    safe = not blocking_pods.pods and _by_epoch(child, blocking_pods.unfenced)
     opens = safe and roles.is_whole(observed)
     start: JsonObject = {names.START: str(attempt_of(child.metadata))}
-    if opens and holders.unfenced:
-        start[names.FENCE] = fence.instruction(holders.unfenced, now)
+    if opens and blocking_pods.unfenced:
+        start[names.FENCE] = fence.instruction(blocking_pods.unfenced, now)
     together = all(alive(pod) for pod in observed.workers)
     code = reload.told(observed) if together else {}
     return tuple(
@@ -110,20 +110,24 @@ def is_open(observed: Observed) -> bool:
     return len(told) >= roles.nodes_of(child)
 
 
-def why_closed(observed: Observed, now: datetime) -> Why | None:
+def why_closed(observed: Observed, now: datetime) -> Reason | None:
     """What keeps ranks of older gangs from being known to have stopped; None: nothing does."""
     if is_open(observed):
         return _why_fencing(observed, now)
     child = observed.child_jobs[-1]
-    holders = fence.holders(observed, attempt_of(child.metadata), now)
-    if holders.pods:
-        told = ", ".join(sorted(pod.metadata.name for pod in holders.pods)[:NAMED])
-        message = f"{len(holders.pods)} workers of an earlier gang still end: {told}"
-        left = tuple(pod for pod in orphans(observed) if pod in holders.pods)
+    blocking_pods = fence.blocking_pods(observed, attempt_of(child.metadata), now)
+    if blocking_pods.pods:
+        told = ", ".join(sorted(pod.metadata.name for pod in blocking_pods.pods)[:NAMED])
+        message = f"{len(blocking_pods.pods)} workers of an earlier gang still end: {told}"
+        left = tuple(pod for pod in orphans(observed) if pod in blocking_pods.pods)
         if left:
-            return Why("OrphanedWorkers", f"{message}. {way_out(left)}")
-        return Why("WaitingForOldGang", message)
-    return None if _by_epoch(child, holders.unfenced) else _why_held(observed, holders.unfenced)
+            return Reason("OrphanedWorkers", f"{message}. {way_out(left)}")
+        return Reason("WaitingForOldGang", message)
+    return (
+        None
+        if _by_epoch(child, blocking_pods.unfenced)
+        else _why_held(observed, blocking_pods.unfenced)
+    )
 
 
 def _by_epoch(child: Job, unfenced: tuple[UnfencedWorker, ...]) -> bool:
@@ -134,12 +138,12 @@ def _by_epoch(child: Job, unfenced: tuple[UnfencedWorker, ...]) -> bool:
     return shared and all(w.attempt is not None and not w.unproven for w in unfenced)
 
 
-def _why_held(observed: Observed, unfenced: tuple[UnfencedWorker, ...]) -> Why:
+def _why_held(observed: Observed, unfenced: tuple[UnfencedWorker, ...]) -> Reason:
     first = unfenced[0]
     since = f" since {first.since:%Y-%m-%dT%H:%M:%SZ}" if first.since else ""
     lost = {worker.node for worker in unfenced}
     more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
-    return Why(
+    return Reason(
         "WaitingForFence",
         f"{len(unfenced)} workers of an earlier gang may still run and write checkpoints on node"
         f" {first.node}{more}, lost{since}. Any of these starts the new gang: the node comes back;"
@@ -167,11 +171,11 @@ def _vouch(observed: Observed, unfenced: tuple[UnfencedWorker, ...]) -> str:
     return "; ".join(ways)
 
 
-def _why_fencing(observed: Observed, now: datetime) -> Why | None:
+def _why_fencing(observed: Observed, now: datetime) -> Reason | None:
     since = fence.fencing_since(observed)
     if since is None or (now - since).total_seconds() >= fence.FENCE_SECONDS:
         return None
-    return Why(
+    return Reason(
         "Fencing",
         "workers of an earlier gang may still run on lost nodes; they kill their ranks when they"
         " see the new gang's epoch or no storage. Ranks start within"

@@ -17,7 +17,11 @@ def end_workers(observed: Observed) -> tuple[Delete, ...]:
 
 def delete_half(observed: Observed, now: datetime) -> tuple[Delete, ...]:
     """The head's Job of a gang whose workers' Job is gone, once the status has what it tells."""
-    if roles.is_whole(observed) or not gang.is_in_status(observed) or fence.untold(observed, now):
+    if (
+        roles.is_whole(observed)
+        or not gang.is_in_status(observed)
+        or fence.unrecorded(observed, now)
+    ):
         return ()
     return (gang.delete(observed.child_jobs[-1]),)
 

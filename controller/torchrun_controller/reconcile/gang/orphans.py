@@ -20,7 +20,7 @@ def orphans(observed: Observed) -> tuple[Pod, ...]:
     foreign = {c.name for c in observed.conflicts if c.resource == JOBS.resource}
     return tuple(
         pod
-        for pod in observed.ghosts
+        for pod in observed.stale_pods
         if alive(pod) and not pod.metadata.terminating
         if all(owner.name in foreign for owner in pod.metadata.owner_references if owner.controller)
     )

@@ -23,7 +23,7 @@ PATIENCE = timedelta(seconds=3)
 PATIENCE_WITH_PEERS = timedelta(seconds=10)
 
 
-def is_victim(said: LastFailure) -> bool:
+def is_secondary(said: LastFailure) -> bool:
     """Whether its last words are of a peer that went away."""
     words = said.message.lower()
     return any(known in words for known in WORDS)
@@ -31,7 +31,7 @@ def is_victim(said: LastFailure) -> bool:
 
 def left(said: LastFailure, pods: Iterable[Pod], now: datetime) -> float | None:
     """Seconds for which a better word may still come from a worker that has not ended yet."""
-    victim = is_victim(said) and any(alive(pod) for pod in pods)
+    victim = is_secondary(said) and any(alive(pod) for pod in pods)
     return patience_left(said, now, PATIENCE_WITH_PEERS) if victim else None
 
 

@@ -15,7 +15,7 @@ from torchrun_controller.reconcile.objects.base import RESTRICTED_CONTAINER, RUN
 from torchrun_controller.reconcile.objects.child_job import worker_template
 from torchrun_controller.reconcile.schedulers import bind
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
-from torchrun_controller.reconcile.spec.resolve import resolve
+from torchrun_controller.reconcile.spec.resolve import resolve_spec
 
 # Of a worker's PodSpec, what decides where it may be placed.
 PLACING = (
@@ -38,7 +38,7 @@ def missing_probes(
     if queue is None:
         return (), f"there is no TorchrunQueue {job.spec.job_queue}"
     try:
-        run = resolve(job, queue)
+        run = resolve_spec(job, queue)
         unasked = bind.unasked(observed)
         if unasked:
             return (), unasked

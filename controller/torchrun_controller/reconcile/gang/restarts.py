@@ -9,7 +9,7 @@ from msgspec import Struct
 from torchrun_api.reliability import FailureRule
 from torchrun_api.status import MOST_GANGS, Attempt, LastFailure
 from torchrun_controller.reconcile.gang.failures import Failure
-from torchrun_controller.reconcile.spec.reliability import Policy
+from torchrun_controller.reconcile.spec.reliability import ResolvedReliability
 
 # The first restart is immediate; from the second failure in a row that came soon, delays grow.
 FIRST_DELAY = timedelta(seconds=10)
@@ -18,7 +18,7 @@ SOON = timedelta(minutes=10)
 NO_FAILURES = frozenset({"Suspended", "Preempted", "Resizing", "Shrinking", "Growing"})
 
 
-class Sentence(Enum):
+class FailureAction(Enum):
     """What follows from a failure."""
 
     FAIL = "fail"
@@ -32,9 +32,9 @@ class Counts(Struct, frozen=True):
     restarts: int = 0
     disruptions: int = 0
 
-    def after(self, sentence: Sentence) -> "Counts":
+    def after(self, action: FailureAction) -> "Counts":
         """The counts of the gang that follows. They stop at what the status may show."""
-        counted = sentence is Sentence.RESTART
+        counted = action is FailureAction.RESTART
         return Counts(
             min(self.restarts + counted, MOST_GANGS),
             min(self.disruptions + (not counted), MOST_GANGS),
@@ -48,21 +48,23 @@ class Counts(Struct, frozen=True):
         return Counts(max(self.restarts - counted, 0), max(self.disruptions - ignored, 0))
 
 
-def judge(failure: Failure, policy: Policy, counts: Counts) -> Sentence:
+def evaluate_failure_policy(
+    failure: Failure, policy: ResolvedReliability, counts: Counts
+) -> FailureAction:
     """The first rule that matches decides; else disruptions are not counted and failures are."""
     if policy.never_restart:
-        return Sentence.FAIL
+        return FailureAction.FAIL
     rule = next((rule for rule in policy.rules if matches(rule, failure)), None)
     if rule is not None:
-        sentence = Sentence(rule.action)
+        action = FailureAction(rule.action)
     else:
-        sentence = Sentence.IGNORE if failure.disruption else Sentence.RESTART
-    if sentence is Sentence.RESTART and counts.restarts >= policy.max_restarts:
-        return Sentence.FAIL
-    return sentence
+        action = FailureAction.IGNORE if failure.disruption else FailureAction.RESTART
+    if action is FailureAction.RESTART and counts.restarts >= policy.max_restarts:
+        return FailureAction.FAIL
+    return action
 
 
-def why_final(policy: Policy, counts: Counts) -> str:
+def why_final(policy: ResolvedReliability, counts: Counts) -> str:
     """Why no gang follows, to be added to what failed; "" where a rule says so."""
     if policy.never_restart:
         return "; restartPolicy is Never"

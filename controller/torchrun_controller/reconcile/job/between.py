@@ -6,38 +6,45 @@ from msgspec.structs import replace
 
 from torchrun_controller.reconcile.gang import backoff, deletion, gang, halves
 from torchrun_controller.reconcile.gang.decision import Decision
-from torchrun_controller.reconcile.gang.restarts import NO_FAILURES, Sentence, judge, why_final
-from torchrun_controller.reconcile.job.advance import QUEUE_FOUND, Successor, advance
+from torchrun_controller.reconcile.gang.restarts import (
+    NO_FAILURES,
+    FailureAction,
+    evaluate_failure_policy,
+    why_final,
+)
+from torchrun_controller.reconcile.job.advance import QUEUE_FOUND, NextAttempt, advance
 from torchrun_controller.reconcile.job.ends import preempt, suspend
-from torchrun_controller.reconcile.model.conditions import Why
+from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.observed import Defaults, Observed
-from torchrun_controller.reconcile.model.phases import Finding
+from torchrun_controller.reconcile.model.phases import State
 from torchrun_controller.reconcile.model.plan import Delete
 from torchrun_controller.reconcile.spec import admission_status
-from torchrun_controller.reconcile.spec.reliability import Policy
+from torchrun_controller.reconcile.spec.reliability import ResolvedReliability
 
 
-def proceed(observed: Observed, policy: Policy, now: datetime, defaults: Defaults) -> Decision:
+def proceed(
+    observed: Observed, policy: ResolvedReliability, now: datetime, defaults: Defaults
+) -> Decision:
     """The next step; a gang that was deleted by somebody is counted and recorded first."""
     counts = gang.counts_of(observed)
     lost = deletion.of_lost_gang(observed, now)
     if lost is None:
-        return _next(observed, Successor(counts=counts), now, defaults)
+        return _next(observed, NextAttempt(counts=counts), now, defaults)
     failure, ended = lost
-    sentence = judge(failure, policy, counts)
-    if sentence is Sentence.FAIL:
+    action = evaluate_failure_policy(failure, policy, counts)
+    if action is FailureAction.FAIL:
         message = failure.said.message + why_final(policy, counts)
         return Decision(
-            finding=Finding.GANG_FAILED,
-            why=Why(failure.said.reason, message),
+            state=State.GANG_FAILED,
+            why=Reason(failure.said.reason, message),
             attempt=observed.job.status.attempt,
             counts=counts,
             failure=failure.said,
         )
-    counts = counts.after(sentence)
-    ended = replace(ended, counted=sentence is Sentence.RESTART)
-    successor = Successor(counts=counts, ended=ended, failure=failure.said)
-    decision = _next(observed, successor, now, defaults)
+    counts = counts.after(action)
+    ended = replace(ended, counted=action is FailureAction.RESTART)
+    next_attempt = NextAttempt(counts=counts, ended=ended, failure=failure.said)
+    decision = _next(observed, next_attempt, now, defaults)
     return replace(
         decision,
         counts=counts,
@@ -46,7 +53,9 @@ def proceed(observed: Observed, policy: Policy, now: datetime, defaults: Default
     )
 
 
-def _next(observed: Observed, successor: Successor, now: datetime, defaults: Defaults) -> Decision:
+def _next(
+    observed: Observed, next_attempt: NextAttempt, now: datetime, defaults: Defaults
+) -> Decision:
     if observed.job.spec.suspend:
         return suspend(observed, now)
     taken = admission_status.preempted(observed.job)
@@ -54,19 +63,19 @@ def _next(observed: Observed, successor: Successor, now: datetime, defaults: Def
         return preempt(observed, taken, now)
     status = observed.job.status
     recorded = (a for a in status.attempts if a.number == status.attempt)
-    last = successor.ended or next(recorded, None)
+    last = next_attempt.ended or next(recorded, None)
     wait = None if last is None else backoff.waits(observed, last, now)
     if wait is None:
         if last is not None and last.reason not in NO_FAILURES:
-            successor = replace(successor, ended=last)
-        decision = advance(observed, successor, now, defaults)
+            next_attempt = replace(next_attempt, ended=last)
+        decision = advance(observed, next_attempt, now, defaults)
     else:
         decision = Decision(
-            finding=Finding.BACKING_OFF,
+            state=State.BACKING_OFF,
             why=wait.why,
             attempt=status.attempt,
             queue=QUEUE_FOUND if observed.queue is not None else None,
-            counts=successor.counts,
+            counts=next_attempt.counts,
             requeue_after=wait.left,
         )
     left = (delete for delete in _end_older(observed, now) if delete not in decision.deletes)

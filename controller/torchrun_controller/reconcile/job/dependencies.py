@@ -11,9 +11,9 @@ from msgspec import Struct
 from torchrun_api.admission import Dependency, MetDependency
 from torchrun_api.job import TorchrunJob
 from torchrun_controller.reconcile.gang import gang
-from torchrun_controller.reconcile.model.conditions import Why
+from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.observed import Observed
-from torchrun_controller.reconcile.model.phases import TERMINAL, Finding
+from torchrun_controller.reconcile.model.phases import TERMINAL, State
 
 CONDITION = "DependenciesMet"
 
@@ -21,8 +21,8 @@ CONDITION = "DependenciesMet"
 class Hold(Struct, frozen=True):
     """Why the job may not start: for now, or (DEPENDENCY_FAILED) for ever."""
 
-    finding: Finding
-    why: Why
+    state: State
+    why: Reason
 
 
 def hold(observed: Observed) -> Hold | None:
@@ -36,19 +36,19 @@ def hold(observed: Observed) -> Hold | None:
             f"spec.dependsOn: a cycle, {' -> '.join(cycle)}: none of these jobs can ever start;"
             " remove one of the dependencies"
         )
-        return Hold(Finding.SPEC_INVALID, Why("InvalidSpec", message))
+        return Hold(State.SPEC_INVALID, Reason("InvalidSpec", message))
     known = {one.name for one in met(observed)}
     unmet = [dependency for dependency in job.spec.depends_on if dependency.name not in known]
     failed = [_failure(d, parents[d.name]) for d in unmet if d.name in parents]
     lost = next((message for message in failed if message), "")
     if lost:
-        return Hold(Finding.DEPENDENCY_FAILED, Why("DependencyFailed", lost))
+        return Hold(State.DEPENDENCY_FAILED, Reason("DependencyFailed", lost))
     if not unmet:
         return None
     waits = [_wait(dependency, parents.get(dependency.name)) for dependency in unmet]
     missing = any(dependency.name not in parents for dependency in unmet)
     reason = "DependencyNotFound" if missing else "WaitingForDependencies"
-    return Hold(Finding.DEPENDENCY_WAITING, Why(reason, "waits for " + "; ".join(waits)))
+    return Hold(State.DEPENDENCY_WAITING, Reason(reason, "waits for " + "; ".join(waits)))
 
 
 def met(observed: Observed) -> tuple[MetDependency, ...]:
@@ -66,14 +66,14 @@ def met(observed: Observed) -> tuple[MetDependency, ...]:
     return tuple(one for one in found if one is not None)
 
 
-def why_met(observed: Observed) -> Why | None:
+def why_met(observed: Observed) -> Reason | None:
     """That nothing is waited for; None for a job that depends on none."""
     if not observed.job.spec.depends_on:
         return None
-    return Why("DependenciesMet", "every job of spec.dependsOn has come so far")
+    return Reason("DependenciesMet", "every job of spec.dependsOn has come so far")
 
 
-def why_gang(observed: Observed) -> Why | None:
+def why_gang(observed: Observed) -> Reason | None:
     """The same of a gang that exists: the status with which it was created may be lost."""
     every_one = len(met(observed)) == len(observed.job.spec.depends_on)
     return why_met(observed) if every_one else None

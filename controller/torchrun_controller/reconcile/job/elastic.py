@@ -19,10 +19,10 @@ from torchrun_api.meta import ConditionStatus
 from torchrun_controller.reconcile.gang import gang
 from torchrun_controller.reconcile.gang.decision import Decision, soonest
 from torchrun_controller.reconcile.gang.probe import missing_probes
-from torchrun_controller.reconcile.job.advance import Successor, advance
-from torchrun_controller.reconcile.model.conditions import Claimed, Why
+from torchrun_controller.reconcile.job.advance import NextAttempt, advance
+from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
 from torchrun_controller.reconcile.model.observed import Defaults, Observed
-from torchrun_controller.reconcile.model.phases import Finding
+from torchrun_controller.reconcile.model.phases import State
 from torchrun_controller.reconcile.model.plan import Delete
 from torchrun_controller.reconcile.pods import roles
 from torchrun_controller.reconcile.pods.lifecycle import alive, scheduled
@@ -41,8 +41,8 @@ class Outlook(Struct, frozen=True, kw_only=True):
     """What follows for the size of a gang: a resize to `nodes`, or what it says and waits for."""
 
     nodes: int | None = None
-    why: Why | None = None  # of the resize
-    condition: Claimed | None = None
+    why: Reason | None = None  # of the resize
+    condition: ConditionUpdate | None = None
     probes: int = 0
     requeue_after: float | None = None
 
@@ -52,7 +52,7 @@ def adapt(observed: Observed, decision: Decision, now: datetime, defaults: Defau
     spec = observed.job.spec
     if spec.elastic is None or spec.num_nodes is None:
         return decision
-    seen = outlook(observed, decision.finding, spec.elastic, now, defaults.grow_after)
+    seen = outlook(observed, decision.state, spec.elastic, now, defaults.grow_after)
     if decision.why.reason == "WorkersStarting":
         # The scheduler has not spoken yet: each gang starts like that.
         seen = replace(seen, condition=None)
@@ -63,7 +63,7 @@ def adapt(observed: Observed, decision: Decision, now: datetime, defaults: Defau
     applies, problem = missing_probes(observed, seen.probes, defaults)
     condition = seen.condition
     if problem and condition is not None:
-        why = Why(condition.why.reason, f"{condition.why.message}; {problem}")
+        why = Reason(condition.why.reason, f"{condition.why.message}; {problem}")
         condition = replace(condition, why=why)
     return replace(
         decision,
@@ -74,15 +74,15 @@ def adapt(observed: Observed, decision: Decision, now: datetime, defaults: Defau
     )
 
 
-def _told(decision: Decision, capacity: Why) -> Why:
+def _told(decision: Decision, capacity: Reason) -> Reason:
     """A gang that runs has nothing more important to say; one that waits says both."""
-    if decision.finding is Finding.GANG_RUNNING:
+    if decision.state is State.GANG_RUNNING:
         return capacity
-    return Why(decision.why.reason, f"{decision.why.message}; {capacity.message}")
+    return Reason(decision.why.reason, f"{decision.why.message}; {capacity.message}")
 
 
 def outlook(
-    observed: Observed, finding: Finding, elastic: Elastic, now: datetime, grow_after: timedelta
+    observed: Observed, state: State, elastic: Elastic, now: datetime, grow_after: timedelta
 ) -> Outlook:
     """What the size of a gang calls for that stands as `finding` says."""
     wanted = observed.job.spec.num_nodes
@@ -90,18 +90,18 @@ def outlook(
     child = observed.child_jobs[-1]
     nodes = roles.nodes_of(child)
     if wanted not in (nodes, asked_of(child)):
-        why = Why(gang.BY_THE_USER, f"from {nodes} to {wanted} nodes, from the checkpoint")
+        why = Reason(gang.BY_THE_USER, f"from {nodes} to {wanted} nodes, from the checkpoint")
         return Outlook(nodes=wanted, why=why)
     if child.spec.suspend:
         return Outlook()
-    if finding is Finding.GANG_STARTING and scheduled(observed.workers) < nodes:
+    if state is State.GANG_STARTING and scheduled(observed.workers) < nodes:
         return _placing(observed, nodes, elastic.min_nodes, now)
     if nodes == wanted:
         return Outlook(condition=_condition("True", "AllNodes", f"{nodes} of {wanted} nodes"))
     most = admission_status.most_nodes(observed)
     if most is not None and most <= nodes:
         return Outlook(condition=_not_admitted(observed.job, nodes, wanted))
-    if finding is Finding.GANG_RUNNING:
+    if state is State.GANG_RUNNING:
         return _growing(
             observed, nodes, wanted if most is None else min(wanted, most), now, grow_after
         )
@@ -109,7 +109,7 @@ def outlook(
     return Outlook(condition=_condition("False", "WaitingForCapacity", message))
 
 
-def _not_admitted(job: TorchrunJob, nodes: int, wanted: int) -> Claimed:
+def _not_admitted(job: TorchrunJob, nodes: int, wanted: int) -> ConditionUpdate:
     """No room is looked for that the queue has not admitted."""
     short = f"{nodes} of {wanted} nodes"
     if admission_status.gives_back(job):
@@ -120,8 +120,8 @@ def _not_admitted(job: TorchrunJob, nodes: int, wanted: int) -> Claimed:
     )
 
 
-def _condition(status: ConditionStatus, reason: str, message: str) -> Claimed:
-    return Claimed(admission_status.FULL_SIZE, status, Why(reason, message))
+def _condition(status: ConditionStatus, reason: str, message: str) -> ConditionUpdate:
+    return ConditionUpdate(admission_status.FULL_SIZE, status, Reason(reason, message))
 
 
 def asked_of(child: Job) -> int:
@@ -138,7 +138,7 @@ def kept(observed: Observed) -> int | None:
 
 def _placing(observed: Observed, nodes: int, fewest: int, now: datetime) -> Outlook:
     """Not every worker has a node: wait, then take what there is."""
-    if any(loss(observed, pod, now) is None for pod in observed.ghosts):
+    if any(loss(observed, pod, now) is None for pod in observed.stale_pods):
         told = "workers of an earlier gang still hold their nodes"
         return Outlook(condition=_condition("Unknown", "WaitingForOldGang", told))
     placed = scheduled(observed.workers)
@@ -149,7 +149,7 @@ def _placing(observed: Observed, nodes: int, fewest: int, now: datetime) -> Outl
     if deadline <= now:
         seconds = SHRINK_AFTER.total_seconds()
         message = f"{placed} of {nodes} workers found a node within {seconds:.0f} s"
-        why = Why(gang.SHRINKING, f"from {nodes} to {placed} nodes: {message}")
+        why = Reason(gang.SHRINKING, f"from {nodes} to {placed} nodes: {message}")
         return Outlook(nodes=placed, why=why)
     message = (
         f"a gang of {placed} follows unless all {nodes} have a node by {deadline:%H:%M:%S} UTC"
@@ -194,7 +194,9 @@ def _growing(
     if len(placed) < probes and settled > now:
         return Outlook(condition=condition, probes=probes, requeue_after=_until(settled, now))
     larger = nodes + min(len(placed), probes)
-    why = Why(gang.GROWING, f"from {nodes} to {larger} nodes: there is room for {len(placed)} more")
+    why = Reason(
+        gang.GROWING, f"from {nodes} to {larger} nodes: there is room for {len(placed)} more"
+    )
     return Outlook(nodes=larger, why=why)
 
 
@@ -212,17 +214,22 @@ def _until(moment: datetime | None, now: datetime) -> float | None:
 
 
 def _resize(
-    observed: Observed, decision: Decision, nodes: int, why: Why, now: datetime, defaults: Defaults
+    observed: Observed,
+    decision: Decision,
+    nodes: int,
+    why: Reason,
+    now: datetime,
+    defaults: Defaults,
 ) -> Decision:
     """The next gang is made before the old one is told to end, so that its size is never lost."""
     ended = gang.record(observed, why, now, counted=False)
-    successor = Successor(counts=decision.counts, ended=ended, nodes=nodes)
-    step = advance(observed, successor, now, defaults)
-    if step.finding is not Finding.READY:
+    next_attempt = NextAttempt(counts=decision.counts, ended=ended, nodes=nodes)
+    step = advance(observed, next_attempt, now, defaults)
+    if step.state is not State.READY:
         message = f"{decision.why.message}; no resize to {nodes} nodes yet: {step.why.message}"
         return replace(
             decision,
-            why=Why(decision.why.reason, message),
+            why=Reason(decision.why.reason, message),
             applies=(*decision.applies, *step.applies),
             deletes=(*decision.deletes, *step.deletes),
             requeue_after=soonest(decision.requeue_after, step.requeue_after),

@@ -9,14 +9,14 @@ from torchrun_api.kinds import TORCHRUN_JOBS
 from torchrun_controller.reconcile.gang import fence, gang, halves
 from torchrun_controller.reconcile.gang.decision import Decision, soonest
 from torchrun_controller.reconcile.gang.orphans import orphans, way_out
-from torchrun_controller.reconcile.model.conditions import Why
+from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.observed import Observed
-from torchrun_controller.reconcile.model.phases import Finding
+from torchrun_controller.reconcile.model.phases import State
 from torchrun_controller.reconcile.model.plan import Delete
 from torchrun_controller.reconcile.pods import nodes
 from torchrun_controller.reconcile.pods.lifecycle import alive
 from torchrun_controller.reconcile.spec import admission_status
-from torchrun_controller.reconcile.spec.reliability import Policy
+from torchrun_controller.reconcile.spec.reliability import ResolvedReliability
 from torchrun_controller.reconcile.workspace.delivery import serves
 from torchrun_controller.reconcile.workspace.preparation import end_preparations
 
@@ -27,18 +27,18 @@ def suspend(observed: Observed, now: datetime) -> Decision:
     # A serve pod may hold the only copy of the code: it is kept as claims are.
     preparing = (p for p in (*observed.sync_pods, *observed.setup_pods) if not serves(p))
     ending = Decision(
-        finding=Finding.SUSPENDING,
-        why=Why("Suspending", ""),
+        state=State.SUSPENDING,
+        why=Reason("Suspending", ""),
         attempt=observed.job.status.attempt,
         counts=gang.counts_of(observed),
         deletes=syncing,
     )
-    still = _end_gang(observed, ending, Why("Suspended", "spec.suspend was set"), now)
+    still = _end_gang(observed, ending, Reason("Suspended", "spec.suspend was set"), now)
     still = still or _wait_for_pods(observed, ending, now, *preparing)
     if still is not None:
         return still
-    why = Why("Suspended", "spec.suspend is true; claims are kept, nothing else")
-    return replace(ending, finding=Finding.SUSPENDED, why=why, deletes=())
+    why = Reason("Suspended", "spec.suspend is true; claims are kept, nothing else")
+    return replace(ending, state=State.SUSPENDED, why=why, deletes=())
 
 
 def preempt(observed: Observed, told: str, now: datetime) -> Decision:
@@ -47,19 +47,21 @@ def preempt(observed: Observed, told: str, now: datetime) -> Decision:
     Only the end of this gives back what the queue's quota is charged with.
     """
     ending = Decision(
-        finding=Finding.PREEMPTING,
-        why=Why("Preempting", told),
+        state=State.PREEMPTING,
+        why=Reason("Preempting", told),
         attempt=observed.job.status.attempt,
         counts=gang.counts_of(observed),
     )
-    still = _end_gang(observed, ending, Why(admission_status.PREEMPTED, told), now)
+    still = _end_gang(observed, ending, Reason(admission_status.PREEMPTED, told), now)
     still = still or _wait_for_pods(observed, ending, now)
     if still is not None:
         return still
-    return replace(ending, finding=Finding.PREEMPTED, why=Why(admission_status.PREEMPTED, told))
+    return replace(ending, state=State.PREEMPTED, why=Reason(admission_status.PREEMPTED, told))
 
 
-def _end_gang(observed: Observed, ending: Decision, cause: Why, now: datetime) -> Decision | None:
+def _end_gang(
+    observed: Observed, ending: Decision, cause: Reason, now: datetime
+) -> Decision | None:
     """The step that ends the present gang because of `cause`; None if there is none."""
     if not observed.child_jobs:
         return None
@@ -70,7 +72,7 @@ def _end_gang(observed: Observed, ending: Decision, cause: Why, now: datetime) -
         attempt=max(gang.attempt_of(child), ending.attempt),
         ended=gang.ended_before(observed),
     )
-    if not gang.is_in_status(observed) or fence.untold(observed, now):
+    if not gang.is_in_status(observed) or fence.unrecorded(observed, now):
         # Only its Job knows its number and its counts, and only its pods who may run on although
         # their node is lost: all of it stays until the status has that.
         return noted
@@ -81,7 +83,7 @@ def _end_gang(observed: Observed, ending: Decision, cause: Why, now: datetime) -
     return replace(
         noted,
         deletes=(*noted.deletes, *(gang.delete(job) for job in standing)),
-        tells_first=True,
+        status_before_deletes=True,
         ended=(*noted.ended, ended),
     )
 
@@ -91,7 +93,7 @@ def _wait_for_pods(
 ) -> Decision | None:
     """While pods of the gang, or those that prepare one, still end; None once nothing runs."""
     # A pod on a lost node never tells of its end: it is remembered, and holds the next gang.
-    gangs = (*observed.workers, *observed.ghosts)
+    gangs = (*observed.workers, *observed.stale_pods)
     heard_of = (pod for pod in gangs if nodes.loss(observed, pod, now) is None)
     waiting = [pod for pod in (*heard_of, *preparing) if alive(pod)]
     if not waiting:
@@ -102,12 +104,12 @@ def _wait_for_pods(
     return replace(ending, why=_and(ending.why, f"{message}. {advice}" if advice else message))
 
 
-def _and(why: Why, message: str) -> Why:
-    return Why(why.reason, f"{why.message}; {message}" if why.message else message)
+def _and(why: Reason, message: str) -> Reason:
+    return Reason(why.reason, f"{why.message}; {message}" if why.message else message)
 
 
 def _end_what_runs(
-    observed: Observed, policy: Policy, now: datetime
+    observed: Observed, policy: ResolvedReliability, now: datetime
 ) -> tuple[tuple[Delete, ...], float | None]:
     """Workers beside a head that has succeeded have their grace period to end by themselves."""
     status, succeeded = observed.job.status, gang.completed(observed)
@@ -120,7 +122,7 @@ def _end_what_runs(
 
 
 def after_the_end(
-    observed: Observed, policy: Policy, now: datetime
+    observed: Observed, policy: ResolvedReliability, now: datetime
 ) -> tuple[tuple[Delete, ...], float | None]:
     """What a job that is over still calls for: no pod runs on, and its time to live.
 

@@ -7,7 +7,7 @@ all its objects are accepted.
 
 from typing import TypeAlias
 
-from torchrun_controller.reconcile.model.conditions import Claimed, Why
+from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
 from torchrun_controller.reconcile.model.observed import Conflict, Observed, Rejection
 from torchrun_controller.reconcile.model.plan import Apply, Delete
 from torchrun_controller.reconcile.pods import waiting
@@ -24,7 +24,7 @@ def identity(write: Apply | Delete) -> Identity:
     return verb, write.kind.resource, write.name
 
 
-def refusal_of(observed: Observed, write: Apply | Delete) -> Why | None:
+def refusal_of(observed: Observed, write: Apply | Delete) -> Reason | None:
     """Why this write is refused at present; None if it is not."""
     wanted = identity(write)
     if isinstance(write, Apply):
@@ -54,7 +54,7 @@ def all_or_refused(observed: Observed, applies: tuple[Apply, ...]) -> tuple[Appl
     return refused or applies
 
 
-def condition(observed: Observed, applies: tuple[Apply, ...]) -> Claimed | None:
+def condition(observed: Observed, applies: tuple[Apply, ...]) -> ConditionUpdate | None:
     """The warning of what is refused; `applies` are what the job needs now."""
     told = [_why(rejection) for rejection in observed.rejections]
     names = {("apply", r.resource, r.name) for r in observed.rejections}
@@ -64,17 +64,19 @@ def condition(observed: Observed, applies: tuple[Apply, ...]) -> Claimed | None:
         return None
     more = f"; and {len(told) - NAMED} more" if len(told) > NAMED else ""
     message = "; ".join(why.message for why in told[:NAMED])
-    return Claimed(CONDITION, "False", Why(told[0].reason, f"{message}{more}; tried again later"))
+    return ConditionUpdate(
+        CONDITION, "False", Reason(told[0].reason, f"{message}{more}; tried again later")
+    )
 
 
-def _why(refused: Conflict | Rejection) -> Why:
+def _why(refused: Conflict | Rejection) -> Reason:
     if isinstance(refused, Conflict):
-        return Why("NameConflict", refused.message)
+        return Reason("NameConflict", refused.message)
     if refused.verb == "delete":
         said = f"the API server refused to delete {refused.resource} {refused.name}"
-        return Why("Rejected", f"{said}: {refused.message}")
+        return Reason("Rejected", f"{said}: {refused.message}")
     why = waiting.refusal(refused.message)
     if why.reason == "QuotaExceeded":
-        return Why(why.reason, f"{refused.resource} {refused.name}: {why.message}")
+        return Reason(why.reason, f"{refused.resource} {refused.name}: {why.message}")
     said = f"the API server refused {refused.resource} {refused.name}"
-    return Why("Rejected", f"{said}: {refused.message}")
+    return Reason("Rejected", f"{said}: {refused.message}")

@@ -7,34 +7,40 @@ from msgspec.structs import replace
 from torchrun_controller.reconcile.gang import backoff, gang, gate, halves
 from torchrun_controller.reconcile.gang.decision import Decision, soonest
 from torchrun_controller.reconcile.gang.failures import Failure
-from torchrun_controller.reconcile.gang.restarts import Sentence, judge, why_final
+from torchrun_controller.reconcile.gang.restarts import (
+    FailureAction,
+    evaluate_failure_policy,
+    why_final,
+)
 from torchrun_controller.reconcile.job import dependencies, elastic, refusals
 from torchrun_controller.reconcile.job.advance import (
     QUEUE_FOUND,
-    Successor,
+    NextAttempt,
     advance,
     missing_checkpoints,
     missing_service,
 )
 from torchrun_controller.reconcile.job.ends import preempt, suspend
-from torchrun_controller.reconcile.model.conditions import Why
+from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.observed import Defaults, Observed
-from torchrun_controller.reconcile.model.phases import Finding
+from torchrun_controller.reconcile.model.phases import State
 from torchrun_controller.reconcile.model.times import deadline_left
 from torchrun_controller.reconcile.spec import admission_status
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
-from torchrun_controller.reconcile.spec.reliability import Policy
-from torchrun_controller.reconcile.spec.resolve import Run, resolve
+from torchrun_controller.reconcile.spec.reliability import ResolvedReliability
+from torchrun_controller.reconcile.spec.resolve import ResolvedSpec, resolve_spec
 from torchrun_controller.reconcile.workspace import claims, delivery, reload, sync_results
 from torchrun_controller.reconcile.workspace import preparation as workspace
 
 
-def watch(observed: Observed, policy: Policy, now: datetime, defaults: Defaults) -> Decision:
+def watch(
+    observed: Observed, policy: ResolvedReliability, now: datetime, defaults: Defaults
+) -> Decision:
     """The gang of the present attempt: success first, then the user's word, then failure."""
     found = gang.find(observed, now)
     failure, run = found.failure, _resolved(observed)
     decision = Decision(
-        finding=found.finding,
+        state=found.state,
         why=found.why,
         attempt=gang.attempt_of(observed.child_jobs[-1]),
         run=run,
@@ -46,7 +52,7 @@ def watch(observed: Observed, policy: Policy, now: datetime, defaults: Defaults)
         ended=gang.ended_before(observed),
         failure=failure.said if failure else gang.failed_before(observed),
     )
-    if found.finding is Finding.GANG_SUCCEEDED:
+    if found.state is State.GANG_SUCCEEDED:
         return decision
     left = deadline_left(observed.job.status, policy.deadline, now)
     if left is not None and left <= 0:
@@ -65,7 +71,7 @@ def watch(observed: Observed, policy: Policy, now: datetime, defaults: Defaults)
         storage=claims.trouble(
             delivery.mounted_claims(observed), refusals.accepted(observed, missing)
         ),
-        deletes=gang.end_ghosts(observed),
+        deletes=gang.end_stale_pods(observed),
         requeue_after=soonest(found.left, gate.next_look(observed, now)),
     )
     return _with_newer_code(elastic.adapt(observed, lives, now, defaults), observed, now, defaults)
@@ -75,7 +81,7 @@ def _with_newer_code(
     decision: Decision, observed: Observed, now: datetime, defaults: Defaults
 ) -> Decision:
     """Go on with the sync pod beside the gang, unless the gang is about to be another."""
-    if decision.finding not in (Finding.GANG_RUNNING, Finding.GANG_STARTING):
+    if decision.state not in (State.GANG_RUNNING, State.GANG_STARTING):
         return decision
     step = reload.sync(observed, now, defaults)
     if step is None:
@@ -91,13 +97,13 @@ def _with_newer_code(
     )
 
 
-def _timed_out(decision: Decision, observed: Observed, policy: Policy) -> Decision:
+def _timed_out(decision: Decision, observed: Observed, policy: ResolvedReliability) -> Decision:
     assert policy.deadline is not None
     message = f"ran for {policy.deadline.total_seconds():.0f} s ({policy.deadline_set_by})"
     return replace(
         decision,
-        finding=Finding.DEADLINE_EXCEEDED,
-        why=Why("DeadlineExceeded", message),
+        state=State.DEADLINE_EXCEEDED,
+        why=Reason("DeadlineExceeded", message),
         deletes=gang.end_survivors(observed, policy.grace_seconds),
     )
 
@@ -106,7 +112,7 @@ def _after_failure(
     observed: Observed,
     decision: Decision,
     failure: Failure,
-    policy: Policy,
+    policy: ResolvedReliability,
     now: datetime,
     defaults: Defaults,
 ) -> Decision:
@@ -115,35 +121,35 @@ def _after_failure(
     survivors = (*gang.end_survivors(observed), *halves.delete_half(observed, now))
     ended = gang.recorded(observed)
     if ended is None:
-        sentence = judge(failure, policy, counts)
-        if sentence is Sentence.FAIL:
+        action = evaluate_failure_policy(failure, policy, counts)
+        if action is FailureAction.FAIL:
             because = why_final(policy, counts)
-            why = Why(decision.why.reason, decision.why.message + because)
+            why = Reason(decision.why.reason, decision.why.message + because)
             return replace(decision, why=why, deletes=survivors)
-        counted = sentence is Sentence.RESTART
+        counted = action is FailureAction.RESTART
         node = failure.said.node
         ended = gang.record(observed, decision.why, now, counted=counted, node=node)
         # The status has the count from now on, whatever becomes of the Job.
-        counts = counts.after(sentence)
+        counts = counts.after(action)
         decision = replace(decision, counts=counts)
     # The first judgement stands: what ends later in a gang that is over is collateral.
     wait = backoff.waits(observed, ended, now)
     if wait is not None:
         return replace(
             decision,
-            finding=Finding.BACKING_OFF,
+            state=State.BACKING_OFF,
             why=wait.why,
             deletes=survivors,
             ended=(*decision.ended, ended),
             requeue_after=wait.left,
         )
-    successor = Successor(
+    next_attempt = NextAttempt(
         counts=counts,
         ended=ended,
         failure=failure.said,
         nodes=elastic.kept(observed),
     )
-    step = advance(observed, successor, now, defaults)
+    step = advance(observed, next_attempt, now, defaults)
     return replace(
         step,
         ended=(*decision.ended, ended),
@@ -151,11 +157,11 @@ def _after_failure(
     )
 
 
-def _resolved(observed: Observed) -> Run | None:
+def _resolved(observed: Observed) -> ResolvedSpec | None:
     """The run, where the status does not know its size yet: the gang is older than any status."""
     if observed.job.status.gpus is not None or observed.queue is None:
         return None
     try:
-        return resolve(observed.job, observed.queue)
+        return resolve_spec(observed.job, observed.queue)
     except InvalidSpecError:
         return None

@@ -14,9 +14,9 @@ from torchrun_controller.reconcile.gang import fence, gang
 from torchrun_controller.reconcile.gang.decision import Decision
 from torchrun_controller.reconcile.gang.failures import precedence, root_cause
 from torchrun_controller.reconcile.job import dependencies, progress, refusals
-from torchrun_controller.reconcile.model.conditions import ADMITTED, Claimed, Why, update
+from torchrun_controller.reconcile.model.conditions import ADMITTED, ConditionUpdate, Reason, update
 from torchrun_controller.reconcile.model.observed import Observed
-from torchrun_controller.reconcile.model.phases import TERMINAL, Finding, Row
+from torchrun_controller.reconcile.model.phases import TERMINAL, Row, State
 from torchrun_controller.reconcile.model.plan import Event
 from torchrun_controller.reconcile.model.times import seconds_run, sync_start
 from torchrun_controller.reconcile.placement import avoid, local
@@ -35,22 +35,22 @@ WARNINGS = frozenset(
         *(names.UP_TO_DATE, refusals.CONDITION),
     }
 )
-ALREADY_FINISHED = Why("AlreadyFinished", "spec.suspend came after the end and changes nothing")
+ALREADY_FINISHED = Reason("AlreadyFinished", "spec.suspend came after the end and changes nothing")
 
 # Findings, and reasons of a waiting gang, that somebody has to do something about.
 TROUBLE = frozenset(
     {
-        Finding.GANG_FAILED,
-        Finding.BACKING_OFF,
-        Finding.DEADLINE_EXCEEDED,
-        Finding.SYNC_TIMED_OUT,
-        Finding.QUEUE_MISSING,
-        Finding.SPEC_INVALID,
-        Finding.DEPENDENCY_FAILED,
-        Finding.SCHEDULER_MISSING,
-        Finding.NAME_TAKEN,
-        Finding.REJECTED,
-        Finding.WORKSPACE_REFUSED,
+        State.GANG_FAILED,
+        State.BACKING_OFF,
+        State.DEADLINE_EXCEEDED,
+        State.SYNC_TIMED_OUT,
+        State.QUEUE_MISSING,
+        State.SPEC_INVALID,
+        State.DEPENDENCY_FAILED,
+        State.SCHEDULER_MISSING,
+        State.NAME_TAKEN,
+        State.REJECTED,
+        State.WORKSPACE_REFUSED,
     }
 )
 TROUBLE_REASONS = frozenset(
@@ -81,7 +81,7 @@ def compose(observed: Observed, decision: Decision, row: Row, now: datetime) -> 
     unfenced = fence.outstanding(observed, now)
     counts = decision.counts
     succeeded = gang.completed(observed)
-    if decision.finding is Finding.GANG_SUCCEEDED and succeeded is not None:
+    if decision.state is State.GANG_SUCCEEDED and succeeded is not None:
         # Another end may have been recorded of the gang before it was known to succeed.
         number = gang.attempt_of(succeeded)
         counts = counts.without(a for a in attempts if a.number >= number)
@@ -130,7 +130,7 @@ def compose(observed: Observed, decision: Decision, row: Row, now: datetime) -> 
 def _queue_policy(observed: Observed, decision: Decision, *, ended: bool) -> QueuePolicy | None:
     """What the queue lends, from the first gang on, or from the end of a job that had none."""
     known = observed.job.status.queue_policy
-    started = decision.finding is Finding.READY or bool(observed.child_jobs)
+    started = decision.state is State.READY or bool(observed.child_jobs)
     if known is None and (ended or (started and observed.queue is not None)):
         return lent_by(observed.queue)
     return known
@@ -139,14 +139,14 @@ def _queue_policy(observed: Observed, decision: Decision, *, ended: bool) -> Que
 def _workers(observed: Observed, decision: Decision) -> tuple[int | None, WorkersStatus | None]:
     """Nodes of the gang, or of the one to come, and its workers; the next one's if it is made."""
     present = observed.job.status
-    if decision.finding is Finding.READY:
+    if decision.state is State.READY:
         assert decision.run is not None
         nodes = decision.run.size.nodes
         return nodes, count((), nodes)
     if observed.child_jobs:
         child = gang.completed(observed) or observed.child_jobs[-1]
         nodes = roles.nodes_of(child)
-        if decision.finding is Finding.GANG_SUCCEEDED:
+        if decision.state is State.GANG_SUCCEEDED:
             if roles.has_head(child):
                 return nodes, _beside_head(observed)
             # The Job's word: what is known of its pods may be older, and is not told any more.
@@ -188,10 +188,12 @@ def _by_type(conditions: tuple[Condition, ...]) -> tuple[Condition, ...]:
     return tuple(sorted(conditions, key=lambda condition: condition.type))
 
 
-def _conditions(observed: Observed, decision: Decision, row: Row, nodes: int) -> list[Claimed]:
+def _conditions(
+    observed: Observed, decision: Decision, row: Row, nodes: int
+) -> list[ConditionUpdate]:
     """What is claimed now, over what was claimed before and is not contradicted."""
     claims = {
-        c.type: Claimed(c.type, c.status, Why(c.reason, c.message))
+        c.type: ConditionUpdate(c.type, c.status, Reason(c.reason, c.message))
         for c in observed.job.status.conditions
         if c.type not in WARNINGS and c.type != ADMITTED
     }
@@ -201,16 +203,18 @@ def _conditions(observed: Observed, decision: Decision, row: Row, nodes: int) ->
         _claim(claims, "WorkspaceReady", holds=True, why=decision.workspace)
     if decision.dependencies is not None:
         _claim(claims, dependencies.CONDITION, holds=True, why=decision.dependencies)
-    made = decision.finding is Finding.READY
+    made = decision.state is State.READY
     if observed.child_jobs or made:
         placed = _placed(observed, decision, nodes)
         why = _why_placed(decision, placed, nodes)
         _claim(claims, "Scheduled", holds=placed == nodes, why=why)
     if row.phase in TERMINAL or row.phase == "Suspended":
-        _claim(claims, "Running", holds=False, why=Why("NotRunning", "no worker runs"))
+        _claim(claims, "Running", holds=False, why=Reason("NotRunning", "no worker runs"))
     if "Suspended" in claims and row.condition != "Suspended":
-        _claim(claims, "Suspended", holds=False, why=Why("NotSuspended", "spec.suspend is false"))
-    claims[row.condition] = Claimed(row.condition, row.status, decision.why)
+        _claim(
+            claims, "Suspended", holds=False, why=Reason("NotSuspended", "spec.suspend is false")
+        )
+    claims[row.condition] = ConditionUpdate(row.condition, row.status, decision.why)
     refused = refusals.condition(observed, decision.applies)
     for warning in filter(None, (decision.capacity, decision.newer, refused)):
         claims[warning.type] = warning
@@ -223,40 +227,44 @@ def _conditions(observed: Observed, decision: Decision, row: Row, nodes: int) ->
     fields = not_yet_supported(observed.job.spec, template)
     if fields:
         message = "accepted, but not acted on: " + "; ".join(fields)
-        _claim(claims, "NotYetSupported", holds=True, why=Why("FieldsNotHonoured", message))
+        _claim(claims, "NotYetSupported", holds=True, why=Reason("FieldsNotHonoured", message))
     return list(claims.values())
 
 
 def _placed(observed: Observed, decision: Decision, nodes: int) -> int:
     """Workers with a node."""
-    match decision.finding:
-        case Finding.READY | Finding.BACKING_OFF:
+    match decision.state:
+        case State.READY | State.BACKING_OFF:
             return 0
-        case Finding.GANG_SUCCEEDED:
+        case State.GANG_SUCCEEDED:
             return nodes  # whatever the cache of pods, which may lag behind that of Jobs
         case _:
             return scheduled(observed.workers)
 
 
-def _why_placed(decision: Decision, placed: int, nodes: int) -> Why:
+def _why_placed(decision: Decision, placed: int, nodes: int) -> Reason:
     """How many workers have a node, and what keeps the others from one where that is known."""
-    if decision.finding is Finding.BACKING_OFF:  # the gang is over: its pods wait for nothing
+    if decision.state is State.BACKING_OFF:  # the gang is over: its pods wait for nothing
         return decision.why
     if placed == nodes:
-        return Why("WorkersScheduled", f"{placed} of {nodes} workers have a node")
-    if decision.finding is Finding.GANG_STARTING and decision.why.reason in TROUBLE_REASONS:
+        return Reason("WorkersScheduled", f"{placed} of {nodes} workers have a node")
+    if decision.state is State.GANG_STARTING and decision.why.reason in TROUBLE_REASONS:
         return decision.why
-    return Why("WorkersWaiting", f"{placed} of {nodes} workers have a node")
+    return Reason("WorkersWaiting", f"{placed} of {nodes} workers have a node")
 
 
-def _claim(claims: dict[str, Claimed], kind: str, *, holds: bool, why: Why) -> None:
-    claims[kind] = Claimed(kind, "True" if holds else "False", why)
+def _claim(claims: dict[str, ConditionUpdate], kind: str, *, holds: bool, why: Reason) -> None:
+    claims[kind] = ConditionUpdate(kind, "True" if holds else "False", why)
 
 
 def after_the_end(observed: Observed, now: datetime) -> TorchrunJobStatus:
     """What is still told of a job that is over: a better root cause, a pause that is too late."""
     refined = _recounted(_refined(observed), observed)
-    late = Claimed("Suspended", "False", ALREADY_FINISHED) if observed.job.spec.suspend else None
+    late = (
+        ConditionUpdate("Suspended", "False", ALREADY_FINISHED)
+        if observed.job.spec.suspend
+        else None
+    )
     claims = [claim for claim in (late, refusals.condition(observed, ())) if claim is not None]
     claimed = {refusals.CONDITION, *(claim.type for claim in claims)}
     conditions = [
@@ -324,13 +332,13 @@ def _new_warnings(before: TorchrunJobStatus, composed: TorchrunJobStatus) -> lis
 
 
 def _change(before: TorchrunJobStatus, decision: Decision, row: Row) -> list[Event]:
-    why, finding = decision.why, decision.finding
+    why, state = decision.why, decision.state
     if before.phase == row.phase and before.reason == why.reason:
         return []
-    trouble = finding in TROUBLE or why.reason in TROUBLE_REASONS
+    trouble = state in TROUBLE or why.reason in TROUBLE_REASONS
     made = [Event("Warning" if trouble else "Normal", why.reason, why.message)]
     rendezvous = decision.run.rendezvous if decision.run else None
-    if finding is Finding.READY and rendezvous is not None and rendezvous.fallback_from:
+    if state is State.READY and rendezvous is not None and rendezvous.fallback_from:
         made.append(
             Event(
                 "Warning",

@@ -11,14 +11,14 @@ from torchrun_controller.reconcile.job import elastic, progress, refusals, statu
 from torchrun_controller.reconcile.job.between import proceed
 from torchrun_controller.reconcile.job.ends import after_the_end
 from torchrun_controller.reconcile.job.running import watch
-from torchrun_controller.reconcile.model.conditions import Why
+from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.observed import Defaults, Observed
-from torchrun_controller.reconcile.model.phases import TERMINAL, Finding, transition
+from torchrun_controller.reconcile.model.phases import TERMINAL, State, transition
 from torchrun_controller.reconcile.model.plan import Plan
 from torchrun_controller.reconcile.model.times import deadline_left, sync_left, without_future
 from torchrun_controller.reconcile.pods import nodes
 from torchrun_controller.reconcile.schedulers import groups
-from torchrun_controller.reconcile.spec.reliability import Policy, policy_of
+from torchrun_controller.reconcile.spec.reliability import ResolvedReliability, resolve_reliability
 
 
 def reconcile(observed: Observed, now: datetime, defaults: Defaults) -> Plan:
@@ -26,7 +26,7 @@ def reconcile(observed: Observed, now: datetime, defaults: Defaults) -> Plan:
     present = observed.job.status
     if observed.job.metadata.deletion_timestamp is not None:
         return Plan()
-    policy = policy_of(observed.job, observed.queue)
+    policy = resolve_reliability(observed.job, observed.queue)
     if present.phase in TERMINAL:
         deletes, left = after_the_end(observed, policy, now)
         deletes += (*elastic.leftovers(observed, None), *groups.leftovers(observed, ()))
@@ -39,7 +39,7 @@ def reconcile(observed: Observed, now: datetime, defaults: Defaults) -> Plan:
         )
     observed = without_future(observed, now)
     decision = _unless_late(observed, _decide(observed, policy, now, defaults), policy, now)
-    row = transition(present.phase, decision.finding)
+    row = transition(present.phase, decision.state)
     assert row is not None, "terminal phases were dealt with"
     composed = status.compose(observed, decision, row, now)
     deletes = (
@@ -51,7 +51,7 @@ def reconcile(observed: Observed, now: datetime, defaults: Defaults) -> Plan:
     return Plan(
         applies=refusals.accepted(observed, decision.applies),
         deletes=refusals.accepted_deletes(observed, deletes),
-        tells_first=decision.tells_first,
+        status_before_deletes=decision.status_before_deletes,
         status=None if composed == status.own(present) else composed,
         events=status.events(present, composed, decision, row),
         requeue_after=soonest(
@@ -66,22 +66,26 @@ def reconcile(observed: Observed, now: datetime, defaults: Defaults) -> Plan:
     )
 
 
-def _time_to_live(composed: TorchrunJobStatus, policy: Policy) -> float | None:
+def _time_to_live(composed: TorchrunJobStatus, policy: ResolvedReliability) -> float | None:
     if composed.phase not in TERMINAL or policy.time_to_live is None:
         return None
     return max(policy.time_to_live.total_seconds(), 1.0)
 
 
-def _decide(observed: Observed, policy: Policy, now: datetime, defaults: Defaults) -> Decision:
+def _decide(
+    observed: Observed, policy: ResolvedReliability, now: datetime, defaults: Defaults
+) -> Decision:
     """The first finding that holds."""
     if gang.is_there(observed):
         return watch(observed, policy, now, defaults)
     return proceed(observed, policy, now, defaults)
 
 
-def _unless_late(observed: Observed, decision: Decision, policy: Policy, now: datetime) -> Decision:
+def _unless_late(
+    observed: Observed, decision: Decision, policy: ResolvedReliability, now: datetime
+) -> Decision:
     """The decision, but for a workspace that is not ready in time: then the job fails."""
-    if decision.finding not in (Finding.WORKSPACE_SYNCING, Finding.WORKSPACE_REFUSED):
+    if decision.state not in (State.WORKSPACE_SYNCING, State.WORKSPACE_REFUSED):
         return decision
     left = sync_left(observed.job.status, policy.sync_timeout, now)
     if left is None or left > 0:
@@ -89,5 +93,5 @@ def _unless_late(observed: Observed, decision: Decision, policy: Policy, now: da
     assert policy.sync_timeout is not None
     seconds = policy.sync_timeout.total_seconds()
     message = f"the workspace was not ready within {seconds:.0f} s (syncTimeoutSeconds); "
-    why = Why("SyncTimeout", message + decision.why.message)
-    return replace(decision, finding=Finding.SYNC_TIMED_OUT, why=why, applies=(), deletes=())
+    why = Reason("SyncTimeout", message + decision.why.message)
+    return replace(decision, state=State.SYNC_TIMED_OUT, why=why, applies=(), deletes=())

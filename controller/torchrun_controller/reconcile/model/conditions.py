@@ -13,23 +13,23 @@ LONGEST_MESSAGE = 1024
 ADMITTED = "Admitted"
 
 
-class Why(Struct, frozen=True):
+class Reason(Struct, frozen=True):
     """A reason in CamelCase and a message that a person can act on."""
 
     reason: str
     message: str
 
 
-class Claimed(Struct, frozen=True):
+class ConditionUpdate(Struct, frozen=True):
     """A condition as it shall read, without times."""
 
     type: str
     status: ConditionStatus
-    why: Why
+    why: Reason
 
 
 def update(
-    present: Iterable[Condition], wanted: Iterable[Claimed], generation: int, now: datetime
+    present: Iterable[Condition], wanted: Iterable[ConditionUpdate], generation: int, now: datetime
 ) -> tuple[Condition, ...]:
     """`wanted` as conditions. One whose status is unchanged keeps its time."""
     known = {condition.type: condition for condition in present}
@@ -37,7 +37,7 @@ def update(
 
 
 def _condition(
-    known: Condition | None, claim: Claimed, generation: int, now: datetime
+    known: Condition | None, claim: ConditionUpdate, generation: int, now: datetime
 ) -> Condition:
     unchanged = known is not None and known.status == claim.status
     since = known.last_transition_time if known is not None and unchanged else now

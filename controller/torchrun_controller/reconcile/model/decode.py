@@ -8,7 +8,7 @@ from msgspec import Meta
 T = TypeVar("T")
 
 # As the status can hold them.
-Reason = Annotated[str, Meta(pattern="^([A-Za-z][A-Za-z0-9]{0,62})?$")]
+ReasonString = Annotated[str, Meta(pattern="^([A-Za-z][A-Za-z0-9]{0,62})?$")]
 Number = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
 
 

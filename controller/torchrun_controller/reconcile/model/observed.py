@@ -83,7 +83,7 @@ class Observed(Struct, frozen=True, kw_only=True):
     child_jobs: tuple[Job, ...] = ()
     worker_jobs: tuple[Job, ...] = ()
     workers: tuple[Pod, ...] = ()
-    ghosts: tuple[Pod, ...] = ()
+    stale_pods: tuple[Pod, ...] = ()
     conflicts: tuple[Conflict, ...] = ()
     rejections: tuple[Rejection, ...] = ()
     warnings: tuple[CoreEvent, ...] = ()

@@ -16,7 +16,7 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 TERMINAL: frozenset[Phase] = frozenset({"Succeeded", "Failed", "TimedOut"})
 
 
-class Finding(Enum):
+class State(Enum):
     """What a job's objects say, all told; the first that holds, in this order."""
 
     GANG_SUCCEEDED = "every worker succeeded"
@@ -55,42 +55,42 @@ class Row(Struct, frozen=True):
     status: ConditionStatus
 
 
-ROWS: dict[Finding, Row] = {
-    Finding.GANG_SUCCEEDED: Row("Succeeded", "Complete", "True"),
-    Finding.DEADLINE_EXCEEDED: Row("TimedOut", "Failed", "True"),
-    Finding.SUSPENDING: Row(None, "Suspended", "False"),
-    Finding.SUSPENDED: Row("Suspended", "Suspended", "True"),
-    Finding.PREEMPTING: Row("Preempted", "Running", "False"),
-    Finding.PREEMPTED: Row("Preempted", "Running", "False"),
-    Finding.GANG_FAILED: Row("Failed", "Failed", "True"),
-    Finding.BACKING_OFF: Row("Queued", "Running", "False"),
-    Finding.GANG_RUNNING: Row("Running", "Running", "True"),
-    Finding.GANG_STARTING: Row("Queued", "Running", "False"),
-    Finding.GANG_SUSPENDED: Row("Preempted", "Running", "False"),
-    Finding.QUEUE_MISSING: Row("Pending", "QueueReady", "False"),
-    Finding.SPEC_INVALID: Row("Pending", "Running", "False"),
-    Finding.DEPENDENCY_FAILED: Row("Failed", "Failed", "True"),
-    Finding.DEPENDENCY_WAITING: Row("Queued", "DependenciesMet", "False"),
-    Finding.CLAIM_ENDING: Row("Queued", "Running", "False"),
-    Finding.SCHEDULER_MISSING: Row("Pending", "Running", "False"),
-    Finding.NAME_TAKEN: Row("Pending", "Running", "False"),
-    Finding.REJECTED: Row("Pending", "Running", "False"),
-    Finding.SYNC_TIMED_OUT: Row("Failed", "Failed", "True"),
-    Finding.WORKSPACE_REFUSED: Row("Syncing", "WorkspaceReady", "False"),
-    Finding.WORKSPACE_SYNCING: Row("Syncing", "WorkspaceReady", "False"),
-    Finding.PREEMPTED_WAITING: Row("Preempted", "Running", "False"),
-    Finding.ADMISSION_WAITING: Row("Queued", "Running", "False"),
-    Finding.RECORDING_UNFENCED: Row("Queued", "Running", "False"),
-    Finding.READY: Row("Queued", "Running", "False"),
+ROWS: dict[State, Row] = {
+    State.GANG_SUCCEEDED: Row("Succeeded", "Complete", "True"),
+    State.DEADLINE_EXCEEDED: Row("TimedOut", "Failed", "True"),
+    State.SUSPENDING: Row(None, "Suspended", "False"),
+    State.SUSPENDED: Row("Suspended", "Suspended", "True"),
+    State.PREEMPTING: Row("Preempted", "Running", "False"),
+    State.PREEMPTED: Row("Preempted", "Running", "False"),
+    State.GANG_FAILED: Row("Failed", "Failed", "True"),
+    State.BACKING_OFF: Row("Queued", "Running", "False"),
+    State.GANG_RUNNING: Row("Running", "Running", "True"),
+    State.GANG_STARTING: Row("Queued", "Running", "False"),
+    State.GANG_SUSPENDED: Row("Preempted", "Running", "False"),
+    State.QUEUE_MISSING: Row("Pending", "QueueReady", "False"),
+    State.SPEC_INVALID: Row("Pending", "Running", "False"),
+    State.DEPENDENCY_FAILED: Row("Failed", "Failed", "True"),
+    State.DEPENDENCY_WAITING: Row("Queued", "DependenciesMet", "False"),
+    State.CLAIM_ENDING: Row("Queued", "Running", "False"),
+    State.SCHEDULER_MISSING: Row("Pending", "Running", "False"),
+    State.NAME_TAKEN: Row("Pending", "Running", "False"),
+    State.REJECTED: Row("Pending", "Running", "False"),
+    State.SYNC_TIMED_OUT: Row("Failed", "Failed", "True"),
+    State.WORKSPACE_REFUSED: Row("Syncing", "WorkspaceReady", "False"),
+    State.WORKSPACE_SYNCING: Row("Syncing", "WorkspaceReady", "False"),
+    State.PREEMPTED_WAITING: Row("Preempted", "Running", "False"),
+    State.ADMISSION_WAITING: Row("Queued", "Running", "False"),
+    State.RECORDING_UNFENCED: Row("Queued", "Running", "False"),
+    State.READY: Row("Queued", "Running", "False"),
 }
 
-TRANSITIONS: dict[tuple[Phase, Finding], Row | None] = {
-    (phase, finding): None if phase in TERMINAL else ROWS[finding]
+TRANSITIONS: dict[tuple[Phase, State], Row | None] = {
+    (phase, state): None if phase in TERMINAL else ROWS[state]
     for phase in PHASES
-    for finding in Finding
+    for state in State
 }
 
 
-def transition(phase: Phase | None, finding: Finding) -> Row | None:
+def transition(phase: Phase | None, state: State) -> Row | None:
     """The row for the next status; None where the phase is terminal and absorbs the finding."""
-    return TRANSITIONS[phase or "Pending", finding]
+    return TRANSITIONS[phase or "Pending", state]

@@ -53,7 +53,7 @@ class Plan(Struct, frozen=True, kw_only=True):
 
     applies: tuple[Apply, ...] = ()
     deletes: tuple[Delete, ...] = ()
-    tells_first: bool = False
+    status_before_deletes: bool = False
     status: TorchrunJobStatus | None = None
     events: tuple[Event, ...] = ()
     requeue_after: float | None = None

@@ -28,7 +28,7 @@ from torchrun_controller.reconcile.spec.admission_status import takes_part
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from torchrun_controller.reconcile.spec.merge import merge
 from torchrun_controller.reconcile.spec.requests import encode_charge, requests_of
-from torchrun_controller.reconcile.spec.resolve import Run
+from torchrun_controller.reconcile.spec.resolve import ResolvedSpec
 
 # Seconds of the grace period that the launcher keeps for itself, to tell how it ended.
 LAST_WORDS = 5
@@ -38,7 +38,7 @@ GPU_TYPE_LABEL = f"{names.GROUP}/gpu-type"
 
 def child_job(
     job: TorchrunJob,
-    run: Run,
+    run: ResolvedSpec,
     attempt: int,
     template: JsonObject,
     annotations: JsonObject,
@@ -76,7 +76,7 @@ def child_job(
     return Apply(JOBS, body)
 
 
-def charge(job: TorchrunJob, queue: TorchrunQueue, run: Run) -> JsonObject:
+def charge(job: TorchrunJob, queue: TorchrunQueue, run: ResolvedSpec) -> JsonObject:
     """The annotation of what a gang is charged with, where its queue takes part in admission."""
     if not takes_part(queue.spec):
         return {}
@@ -84,7 +84,7 @@ def charge(job: TorchrunJob, queue: TorchrunQueue, run: Run) -> JsonObject:
     return {names.CHARGE: encode_charge(job.metadata.uid, requests, queue.metadata.name)}
 
 
-def wanted_nodes(job: TorchrunJob, run: Run) -> JsonObject:
+def wanted_nodes(job: TorchrunJob, run: ResolvedSpec) -> JsonObject:
     """The annotation of numNodes where the gang is smaller: what was asked for."""
     wanted = job.spec.num_nodes
     return {} if wanted in (None, run.size.nodes) else {names.WANTED_NODES: str(wanted)}
@@ -98,7 +98,7 @@ def _labels(job: TorchrunJob, attempt: int, role: str) -> JsonObject:
 def worker_template(
     job: TorchrunJob,
     queue: TorchrunQueue,
-    run: Run,
+    run: ResolvedSpec,
     environment: Environment | None,
     attempt: int,
     start: str,
@@ -164,7 +164,7 @@ def _sized(template: JsonObject) -> JsonObject:
 def _pod(
     job: TorchrunJob,
     queue: TorchrunQueue,
-    run: Run,
+    run: ResolvedSpec,
     environment: Environment | None,
     defaults: Defaults,
 ) -> JsonObject:
@@ -213,7 +213,7 @@ def _launcher(defaults: Defaults) -> JsonObject:
 def _trainer(
     job: TorchrunJob,
     queue: TorchrunQueue,
-    run: Run,
+    run: ResolvedSpec,
     environment: Environment | None,
     attempt: int,
     defaults: Defaults,
@@ -247,7 +247,7 @@ def _trainer(
 
 def _env(
     job: TorchrunJob,
-    run: Run,
+    run: ResolvedSpec,
     environment: Environment | None,
     attempt: int,
     defaults: Defaults,

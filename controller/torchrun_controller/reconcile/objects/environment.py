@@ -15,7 +15,7 @@ from torchrun_controller.reconcile.objects.volumes import (
     WORKSPACE_SOURCE_DIR,
     keeps_state,
 )
-from torchrun_controller.reconcile.spec.resolve import Run, Setup
+from torchrun_controller.reconcile.spec.resolve import ResolvedSpec, Setup
 
 # Its path in use, the same in every pod: a virtual environment knows its own path.
 LINK = f"{LAUNCHER_DIR}/env"
@@ -33,7 +33,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     shared: bool
 
 
-def environment_of(run: Run, content: str) -> Environment | None:
+def environment_of(run: ResolvedSpec, content: str) -> Environment | None:
     """The environment of a run whose workspace has this content; None where it has no setup."""
     setup = run.setup
     if setup is None:

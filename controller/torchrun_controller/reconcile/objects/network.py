@@ -9,12 +9,12 @@ from torchrun_api.json import JsonObject, JsonValue
 from torchrun_api.kinds import NETWORK_POLICIES, SERVICES
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.objects.base import env, metadata
-from torchrun_controller.reconcile.spec.resolve import Run
+from torchrun_controller.reconcile.spec.resolve import ResolvedSpec
 
 COMPLETION_INDEX_FIELD = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 
 
-def needs_service(run: Run) -> bool:
+def needs_service(run: ResolvedSpec) -> bool:
     """A gang of one finds itself by localhost."""
     return run.size.nodes > 1
 
@@ -60,7 +60,7 @@ def isolation(job: TorchrunJob) -> Apply:
     )
 
 
-def rendezvous_env(job: TorchrunJob, run: Run, attempt: int) -> list[JsonObject]:
+def rendezvous_env(job: TorchrunJob, run: ResolvedSpec, attempt: int) -> list[JsonObject]:
     """`PET_*`, from which torchrun reads its options, and what other launchers expect.
 
     A plain `torchrun train.py` forms the right group with these; no user's line is rewritten.

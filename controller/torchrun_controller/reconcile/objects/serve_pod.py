@@ -11,7 +11,7 @@ from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.objects import workspace_source
 from torchrun_controller.reconcile.objects.base import RESTRICTED_CONTAINER, env
 from torchrun_controller.reconcile.objects.sync_pod import SYNC_DIR, sync_pod
-from torchrun_controller.reconcile.spec.resolve import Claim
+from torchrun_controller.reconcile.spec.resolve import VolumeSource
 
 API_DIR = "/torchrun-api"
 # Where a serve pod keeps the workspace; "" for a claim that the workers share.
@@ -20,7 +20,7 @@ Store = Literal["", "claim", "ephemeral"]
 
 def serve_pod(
     job: TorchrunJob,
-    wanted: Claim,
+    wanted: VolumeSource,
     store: Store,
     number: int,
     defaults: Defaults,

@@ -12,7 +12,7 @@ from torchrun_controller.reconcile.objects import environment, network, volumes
 from torchrun_controller.reconcile.objects.base import container_of, labels, metadata
 from torchrun_controller.reconcile.objects.child_job import worker_template
 from torchrun_controller.reconcile.objects.environment import Environment
-from torchrun_controller.reconcile.spec.resolve import Run
+from torchrun_controller.reconcile.spec.resolve import ResolvedSpec
 from torchrun_controller.reconcile.spec.size import Size
 
 # No GPU, and no more than a worker has: a setup is to run at once.
@@ -26,7 +26,7 @@ DROPPED_OF_CONTAINER = ("ports", "livenessProbe", "readinessProbe", "startupProb
 def setup_pod(
     job: TorchrunJob,
     queue: TorchrunQueue,
-    run: Run,
+    run: ResolvedSpec,
     wanted: Environment,
     number: int,
     defaults: Defaults,
@@ -55,7 +55,7 @@ def setup_pod(
 
 
 def _container(
-    job: TorchrunJob, run: Run, wanted: Environment, trainer: JsonObject, unused: set[str]
+    job: TorchrunJob, run: ResolvedSpec, wanted: Environment, trainer: JsonObject, unused: set[str]
 ) -> JsonObject:
     told = environment.variables(wanted, made_here=True)
     replaced = {v["name"] for v in (*network.rendezvous_env(job, run, 0), *told)}

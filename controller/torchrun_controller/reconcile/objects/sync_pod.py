@@ -18,7 +18,7 @@ from torchrun_controller.reconcile.objects.base import (
     metadata,
     pull_secrets,
 )
-from torchrun_controller.reconcile.spec.resolve import Claim
+from torchrun_controller.reconcile.spec.resolve import VolumeSource
 from torchrun_controller.reconcile.spec.scheduling import scheduling_of
 
 SYNC_DIR = "/workspace"
@@ -39,7 +39,7 @@ UPLOAD_PORT: JsonObject = {
 
 def sync_pod(
     job: TorchrunJob,
-    wanted: Claim,
+    wanted: VolumeSource,
     number: int,
     defaults: Defaults,
     commit: str = "",

@@ -6,7 +6,7 @@ from torchrun_api.json import JsonObject, object_at
 from torchrun_api.kinds import CLAIMS
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.objects.base import metadata
-from torchrun_controller.reconcile.spec.resolve import Claim, Run
+from torchrun_controller.reconcile.spec.resolve import ResolvedSpec, VolumeSource
 
 LAUNCHER_DIR = "/torchrun"
 PODINFO_DIR = "/torchrun-podinfo"
@@ -16,7 +16,7 @@ STATE_DIR = "/torchrun-state"
 STATE_SUBPATH = "state"
 
 
-def claim(job: TorchrunJob, wanted: Claim, component: str) -> Apply:
+def claim(job: TorchrunJob, wanted: VolumeSource, component: str) -> Apply:
     """A claim; a retained one has no owner, since garbage collection would delete it."""
     meta = metadata(job, wanted.name, component)
     if wanted.retain:
@@ -37,7 +37,7 @@ def claim(job: TorchrunJob, wanted: Claim, component: str) -> Apply:
     return Apply(CLAIMS, body)
 
 
-def keeps_state(run: Run) -> bool:
+def keeps_state(run: ResolvedSpec) -> bool:
     """Whether workers have a directory that outlives their gang: on a workspace claim of ours."""
     claim = run.workspace
     if claim is None or claim.existing or claim.served:
@@ -45,7 +45,7 @@ def keeps_state(run: Run) -> bool:
     return claim.access_mode != "ReadOnlyMany"
 
 
-def volumes(job: TorchrunJob, run: Run) -> list[JsonObject]:
+def volumes(job: TorchrunJob, run: ResolvedSpec) -> list[JsonObject]:
     """v1 Volumes of a worker."""
     shm: JsonObject = {"medium": "Memory"}
     if run.shm_size is not None:
@@ -79,7 +79,7 @@ def volumes(job: TorchrunJob, run: Run) -> list[JsonObject]:
     return made + [dict(volume) for volume in job.spec.volumes.additional_volumes]
 
 
-def mounts(job: TorchrunJob, run: Run) -> list[JsonObject]:
+def mounts(job: TorchrunJob, run: ResolvedSpec) -> list[JsonObject]:
     """v1 VolumeMounts of the training container."""
     made: list[JsonObject] = [
         {"name": "torchrun", "mountPath": LAUNCHER_DIR},
@@ -105,7 +105,7 @@ def mounts(job: TorchrunJob, run: Run) -> list[JsonObject]:
     return made + [dict(mount) for mount in job.spec.volumes.additional_mounts]
 
 
-def _existing_mount(workspace: Claim) -> JsonObject:
+def _existing_mount(workspace: VolumeSource) -> JsonObject:
     """A claim of the user's, in place: nothing is prepared and nothing is copied."""
     mount: JsonObject = {
         "name": "workspace",
@@ -130,7 +130,7 @@ def _token_volume() -> JsonObject:
     }
 
 
-def _checkpoints_volume(wanted: Claim) -> JsonObject:
+def _checkpoints_volume(wanted: VolumeSource) -> JsonObject:
     if not wanted.host_path:
         return _claim_volume("checkpoints", wanted.name, read_only=False)
     directory: JsonObject = {"path": wanted.host_path, "type": "DirectoryOrCreate"}

@@ -11,7 +11,7 @@ from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.reconcile.placement.affinity import prefer
 from torchrun_controller.reconcile.placement.avoid import hostnames
 from torchrun_controller.reconcile.pods.nodes import ready_condition
-from torchrun_controller.reconcile.spec.resolve import Run
+from torchrun_controller.reconcile.spec.resolve import ResolvedSpec
 
 # An Indexed Job cannot pin an index to a node, so both are wishes, the first by far the stronger.
 WHERE_THEY_ARE = 100
@@ -29,7 +29,7 @@ def nodes_with_checkpoints(observed: Observed) -> tuple[str, ...]:
     return tuple(sorted(here)) if here and "" not in here else remembered
 
 
-def prefer_local(template: JsonObject, observed: Observed, run: Run) -> JsonObject:
+def prefer_local(template: JsonObject, observed: Observed, run: ResolvedSpec) -> JsonObject:
     """The v1 PodTemplateSpec with the wishes of node-local checkpoints, if it has such."""
     if run.checkpoints is None or not run.checkpoints.host_path:
         return template
@@ -39,7 +39,7 @@ def prefer_local(template: JsonObject, observed: Observed, run: Run) -> JsonObje
     return prefer(template, "In", hostnames(observed, roomy), MOST_ROOM)
 
 
-def _roomiest(observed: Observed, run: Run) -> tuple[str, ...]:
+def _roomiest(observed: Observed, run: ResolvedSpec) -> tuple[str, ...]:
     """Nodes for the whole gang by the greedy rule; none where nothing is known of nodes."""
     assert run.checkpoints is not None
     size = int(parse(run.checkpoints.size))

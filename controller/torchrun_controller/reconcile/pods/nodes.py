@@ -57,7 +57,7 @@ def next_look(observed: Observed, now: datetime) -> float | None:
     if observed.nodes is None:
         return None
     syncing = (pod for pod in observed.sync_pods if alive(pod))
-    everyone = (*observed.workers, *observed.ghosts, *syncing)
+    everyone = (*observed.workers, *observed.stale_pods, *syncing)
     pods = (pod for pod in everyone if pod.spec.node_name)
     left = (_left(observed, pod, now).total_seconds() for pod in pods)
     return min((seconds for seconds in left if seconds > 0), default=None)

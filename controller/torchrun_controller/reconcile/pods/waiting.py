@@ -3,7 +3,7 @@
 import re
 
 from torchrun_api.core import CoreEvent, Job, PersistentVolumeClaim, Pod
-from torchrun_controller.reconcile.model.conditions import Why
+from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.pods.lifecycle import index_of, scheduled
 from torchrun_controller.reconcile.pods.unschedulable import summary
 
@@ -43,7 +43,7 @@ def of_gang(
     workers: tuple[Pod, ...],
     claims: tuple[PersistentVolumeClaim, ...],
     warnings: tuple[CoreEvent, ...],
-) -> Why | None:
+) -> Reason | None:
     """The first reason that any worker gives, in the order of their indexes; alike ones as one.
 
     `jobs` are to make pods for so many `nodes`.
@@ -53,7 +53,7 @@ def of_gang(
         refused = next(filter(None, told), None)
         if refused is not None:
             why = refusal(refused.message)
-            return Why(why.reason, f"{len(workers)} of {nodes} pods are made; {why.message}")
+            return Reason(why.reason, f"{len(workers)} of {nodes} pods are made; {why.message}")
     pending = [pod for pod in sorted(workers, key=index_of) if pod.status.phase == "Pending"]
     asked = [(pod, of_pod(pod, claims, warnings)) for pod in pending]
     waiting = [(pod, why) for pod, why in asked if why is not None]
@@ -66,7 +66,7 @@ def of_gang(
             alike.setdefault(why.message, []).append(pod)
     whys = [f"{_whom(pods, nodes)}: {text}" for text, pods in alike.items()]
     placed = f"{scheduled(workers)} of {nodes} workers have a node"
-    return Why(reason, "; ".join([placed, *whys[:TOLD_APART]]))
+    return Reason(reason, "; ".join([placed, *whys[:TOLD_APART]]))
 
 
 def _whom(pods: list[Pod], nodes: int) -> str:
@@ -78,7 +78,7 @@ def _whom(pods: list[Pod], nodes: int) -> str:
 
 def of_pod(
     pod: Pod, claims: tuple[PersistentVolumeClaim, ...], warnings: tuple[CoreEvent, ...]
-) -> Why | None:
+) -> Reason | None:
     """Why a pod does not start, where something is known to be wrong; `claims` are what it mounts.
 
     A mount that failed is old news once the sandbox is there (condition PodReadyToStartContainers).
@@ -95,13 +95,13 @@ def of_pod(
             continue
         reason = "ImagePullFailed" if waiting.reason in IMAGE_REASONS else waiting.reason
         said = _BACK_OFF.sub("", waiting.message) or waiting.reason
-        return Why(reason, f"container {container.name}: {said}")
+        return Reason(reason, f"container {container.name}: {said}")
     sandbox = conditions.get("PodReadyToStartContainers")
     failed = _last(warnings, pod.metadata.uid, MOUNT_EVENTS)
     if failed is None or (sandbox is not None and sandbox.status == "True"):
         return None
     advice = "; a ReadWriteOnce claim can be mounted on one node only: use ReadWriteMany"
-    return Why("VolumeNotMounted", failed.message + advice * ("Multi-Attach" in failed.message))
+    return Reason("VolumeNotMounted", failed.message + advice * ("Multi-Attach" in failed.message))
 
 
 def _not_scheduled(
@@ -109,36 +109,38 @@ def _not_scheduled(
     message: str,
     claims: tuple[PersistentVolumeClaim, ...],
     warnings: tuple[CoreEvent, ...],
-) -> Why:
+) -> Reason:
     if _UNBOUND in message:
         return _claims_pending(claims, warnings)
     missing = _NO_CLAIM.search(message)
     if missing is not None:
-        return Why(
+        return Reason(
             "ClaimNotFound",
             f"there is no claim {missing['name']}; create it, or mend the claimName that names it",
         )
-    return Why(reason or "Unschedulable", summary(message))
+    return Reason(reason or "Unschedulable", summary(message))
 
 
 def _claims_pending(
     claims: tuple[PersistentVolumeClaim, ...], warnings: tuple[CoreEvent, ...]
-) -> Why:
+) -> Reason:
     """What the claims of a pod wait for, where the scheduler found one that is not bound."""
     pending = [claim for claim in claims if claim.status.phase == "Pending"]
     told = [hopeless(claim, warnings) or _binding(claim) for claim in pending]
-    foreign = Why("ClaimPending", "a claim that it mounts is not bound yet; see: kubectl get pvc")
+    foreign = Reason(
+        "ClaimPending", "a claim that it mounts is not bound yet; see: kubectl get pvc"
+    )
     return told[0] if told else foreign
 
 
-def _binding(claim: PersistentVolumeClaim) -> Why:
-    return Why(
+def _binding(claim: PersistentVolumeClaim) -> Reason:
+    return Reason(
         "ClaimPending",
         f"{_name(claim)} is not bound yet; see: kubectl describe pvc {claim.metadata.name}",
     )
 
 
-def hopeless(claim: PersistentVolumeClaim, warnings: tuple[CoreEvent, ...]) -> Why | None:
+def hopeless(claim: PersistentVolumeClaim, warnings: tuple[CoreEvent, ...]) -> Reason | None:
     """Why it will not be bound as things stand; one that waits for its first pod will be.
 
     The API server fills the default class in, so a claim without one shows that none is.
@@ -147,10 +149,10 @@ def hopeless(claim: PersistentVolumeClaim, warnings: tuple[CoreEvent, ...]) -> W
         return None
     failed = _last(warnings, claim.metadata.uid, PROVISIONING_EVENTS)
     if failed is not None:
-        return Why("ProvisioningFailed", f"{_name(claim)}: {failed.message}")
+        return Reason("ProvisioningFailed", f"{_name(claim)}: {failed.message}")
     if claim.spec.storage_class_name is None:
         text = f"{_name(claim)}: the cluster has no default class either; set storageClassName"
-        return Why("NoStorageClass", text)
+        return Reason("NoStorageClass", text)
     return None
 
 
@@ -160,12 +162,12 @@ def _name(claim: PersistentVolumeClaim) -> str:
     return f"claim {claim.metadata.name} {kind} with {', '.join(claim.spec.access_modes)}"
 
 
-def refusal(message: str) -> Why:
+def refusal(message: str) -> Reason:
     """The API server's refusal of a pod or another object, by whose word it is."""
     text = _REFUSED_POD.sub("", message)
     quota = _QUOTA.search(text)
     if quota is not None:
-        return Why(
+        return Reason(
             "QuotaExceeded",
             f"ResourceQuota {quota['name']} is used up: requested {quota['requested']};"
             f" used {quota['used']}; limited to {quota['limited']}",
@@ -173,8 +175,8 @@ def refusal(message: str) -> Why:
     if 'violates PodSecurity "restricted' in text:
         text += "; podSecurity: restricted in the TorchrunQueue makes workers that keep to it"
     if "violates PodSecurity" in text:
-        return Why("PodSecurity", text)
-    return Why("PodsRefused", text)
+        return Reason("PodSecurity", text)
+    return Reason("PodsRefused", text)
 
 
 def _last(warnings: tuple[CoreEvent, ...], uid: str, reasons: frozenset[str]) -> CoreEvent | None:

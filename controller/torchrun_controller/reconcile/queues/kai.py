@@ -19,7 +19,7 @@ from torchrun_api.kinds import KAI_QUEUES
 from torchrun_api.meta import ConditionStatus
 from torchrun_api.quantity import QuantityError, parse
 from torchrun_api.queue import TorchrunQueue, TorchrunQueueSpec
-from torchrun_controller.reconcile.model.conditions import Claimed, Why
+from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
 from torchrun_controller.reconcile.model.plan import Apply, Delete
 from torchrun_controller.reconcile.queues import gang
 from torchrun_controller.reconcile.queues.observed import ObservedQueue
@@ -40,7 +40,7 @@ class Mapped(Struct, frozen=True, kw_only=True):
     `usable` is False where jobs would be sent to a queue that is not theirs.
     """
 
-    claim: Claimed | None = None
+    claim: ConditionUpdate | None = None
     apply: Apply | None = None
     deletes: tuple[Delete, ...] = ()
     usable: bool = True
@@ -149,7 +149,7 @@ def _conflict(name: str, owner: str) -> Mapped:
     return Mapped(claim=_claim("False", "Conflict", told), usable=False)
 
 
-def _kept(observed: ObservedQueue, name: str, present: dict[str, KaiQueue]) -> Claimed:
+def _kept(observed: ObservedQueue, name: str, present: dict[str, KaiQueue]) -> ConditionUpdate:
     children = sorted(held for held, q in present.items() if q.spec.get("parentQueue") == name)
     if children:
         return _claim(
@@ -261,5 +261,5 @@ def key(queue: KaiQueue) -> tuple[str, str]:
     return KAI_QUEUES.resource, queue.metadata.name
 
 
-def _claim(status: ConditionStatus, reason: str, message: str) -> Claimed:
-    return Claimed(CONDITION, status, Why(reason, message))
+def _claim(status: ConditionStatus, reason: str, message: str) -> ConditionUpdate:
+    return ConditionUpdate(CONDITION, status, Reason(reason, message))

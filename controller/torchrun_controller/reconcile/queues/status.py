@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from torchrun_api.admission import QueueResourceStatus
 from torchrun_api.meta import Condition
 from torchrun_api.queue import TorchrunQueueStatus
-from torchrun_controller.reconcile.model.conditions import Claimed, Why, update
+from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason, update
 from torchrun_controller.reconcile.model.plan import Event
 from torchrun_controller.reconcile.queues import extras, gang, jobs, kai, template
 from torchrun_controller.reconcile.queues.observed import ObservedQueue
@@ -19,15 +19,15 @@ RESOURCES = "ResourcesReady"
 OURS = frozenset({READY, RESOURCES, template.CONDITION, kai.CONDITION})
 
 TERMINATING = "Terminating"
-TAKES_JOBS = Why("TakesJobs", "jobs of this queue run by its present spec")
-PAUSED = Why(
+TAKES_JOBS = Reason("TakesJobs", "jobs of this queue run by its present spec")
+PAUSED = Reason(
     "Paused", "spec.weight is 0: what runs goes on, nothing new is admitted; set a weight to go on"
 )
 
 
 def compose(
     observed: ObservedQueue,
-    judged: Claimed,
+    judged: ConditionUpdate,
     resources: tuple[QueueResourceStatus, ...],
     mapped: kai.Mapped,
     now: datetime,
@@ -38,7 +38,7 @@ def compose(
     obstacle = _obstacle(judged, resources, mapped, choice)
     paused = observed.queue.spec.weight == 0
     why = obstacle or (PAUSED if paused else TAKES_JOBS)
-    ready = Claimed(READY, "True" if why is TAKES_JOBS else "False", why)
+    ready = ConditionUpdate(READY, "True" if why is TAKES_JOBS else "False", why)
     claims = [ready, *(claim for claim in parts if claim is not None)]
     told = _told(observed, "Active" if obstacle is None else "Updating", claims, resources, now)
     return replace(told, gang=choice.gang if choice is not None else None)
@@ -47,11 +47,11 @@ def compose(
 def terminating(observed: ObservedQueue, message: str, now: datetime) -> TorchrunQueueStatus:
     """The status of a queue that waits for its end."""
     known = [
-        Claimed(c.type, c.status, Why(c.reason, c.message))
+        ConditionUpdate(c.type, c.status, Reason(c.reason, c.message))
         for c in observed.queue.status.conditions
         if c.type in OURS - {READY}
     ]
-    claims = [Claimed(READY, "False", Why(TERMINATING, message)), *known]
+    claims = [ConditionUpdate(READY, "False", Reason(TERMINATING, message)), *known]
     told = _told(observed, "Terminating", claims, observed.queue.status.resources, now)
     return replace(told, gang=observed.queue.status.gang)
 
@@ -101,7 +101,7 @@ def _changed(observed: ObservedQueue) -> list[Event]:
 def _told(
     observed: ObservedQueue,
     phase: str,
-    claims: list[Claimed],
+    claims: list[ConditionUpdate],
     resources: tuple[QueueResourceStatus, ...],
     now: datetime,
 ) -> TorchrunQueueStatus:
@@ -118,31 +118,33 @@ def _told(
     )
 
 
-def _resources(resources: tuple[QueueResourceStatus, ...]) -> Claimed | None:
+def _resources(resources: tuple[QueueResourceStatus, ...]) -> ConditionUpdate | None:
     if not resources:
         return None
     waiting = [r for r in resources if not r.ready]
     if not waiting:
-        return Claimed(RESOURCES, "True", Why("AllReady", "every object is as its template says"))
+        return ConditionUpdate(
+            RESOURCES, "True", Reason("AllReady", "every object is as its template says")
+        )
     told = "; ".join(f"{r.name}: {r.message}" for r in waiting)
     if all(r.message in extras.PASSING for r in waiting):
-        return Claimed(RESOURCES, "Unknown", Why("InProgress", told))
-    return Claimed(RESOURCES, "False", Why("NotReady", told))
+        return ConditionUpdate(RESOURCES, "Unknown", Reason("InProgress", told))
+    return ConditionUpdate(RESOURCES, "False", Reason("NotReady", told))
 
 
 def _obstacle(
-    judged: Claimed,
+    judged: ConditionUpdate,
     resources: tuple[QueueResourceStatus, ...],
     mapped: kai.Mapped,
     choice: Choice | None,
-) -> Why | None:
+) -> Reason | None:
     """Why jobs cannot run as the spec says; the first that holds."""
     if judged.status == "False":
-        return Why("TemplateInvalid", judged.why.message)
+        return Reason("TemplateInvalid", judged.why.message)
     objects = _resources(resources)
     if objects is not None and objects.status != "True":
-        return Why("ResourcesNotReady", objects.why.message)
+        return Reason("ResourcesNotReady", objects.why.message)
     if not mapped.usable:
         assert mapped.claim is not None
-        return Why("KaiQueueNotReady", mapped.claim.why.message)
+        return Reason("KaiQueueNotReady", mapped.claim.why.message)
     return choice.missing if choice is not None else None

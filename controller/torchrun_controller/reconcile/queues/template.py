@@ -11,7 +11,7 @@ from torchrun_api import names
 from torchrun_api.job import TorchrunJob, TorchrunJobSpec
 from torchrun_api.meta import Condition, ObjectMeta
 from torchrun_api.queue import TorchrunQueue
-from torchrun_controller.reconcile.model.conditions import Claimed, Why
+from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
 from torchrun_controller.reconcile.model.observed import Defaults
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.objects.child_job import charge, child_job, worker_template
@@ -19,7 +19,7 @@ from torchrun_controller.reconcile.queues.observed import ObservedQueue, Verdict
 from torchrun_controller.reconcile.schedulers.choice import choose
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from torchrun_controller.reconcile.spec.merge import merge
-from torchrun_controller.reconcile.spec.resolve import resolve
+from torchrun_controller.reconcile.spec.resolve import resolve_spec
 
 CONDITION = "TemplateValid"
 
@@ -27,7 +27,7 @@ CONDITION = "TemplateValid"
 class Judged(Struct, frozen=True):
     """The condition, or what has to be tried for it."""
 
-    claim: Claimed | None = None
+    claim: ConditionUpdate | None = None
     trial: Apply | None = None
 
 
@@ -41,7 +41,7 @@ def judge(observed: ObservedQueue, defaults: Defaults) -> Judged:
         return Judged(_of(verdict))
     known = _known(queue)
     if known is not None:
-        return Judged(Claimed(CONDITION, known.status, Why(known.reason, known.message)))
+        return Judged(ConditionUpdate(CONDITION, known.status, Reason(known.reason, known.message)))
     try:
         choose(queue, observed.installed)
         return Judged(trial=sample(queue, defaults))
@@ -68,7 +68,7 @@ def sample(queue: TorchrunQueue, defaults: Defaults) -> Apply:
             image=queue.spec.image or "image",
         ),
     )
-    run = resolve(job, queue)
+    run = resolve_spec(job, queue)
     charged = charge(job, queue, run)
     template = worker_template(job, queue, run, None, 0, "0", defaults)
     template = merge(template, {"metadata": {"annotations": charged}} if charged else {})
@@ -81,7 +81,7 @@ def sample(queue: TorchrunQueue, defaults: Defaults) -> Apply:
     return replace(made, body={**made.body, "metadata": metadata})
 
 
-def _of(verdict: Verdict) -> Claimed:
+def _of(verdict: Verdict) -> ConditionUpdate:
     match verdict.accepted:
         case "True":
             return _claim("True", "Accepted", "the API server takes a Job made from the template")
@@ -105,6 +105,6 @@ def _known(queue: TorchrunQueue) -> Condition | None:
     )
 
 
-def _claim(status: str, reason: str, message: str) -> Claimed:
+def _claim(status: str, reason: str, message: str) -> ConditionUpdate:
     assert status in ("True", "False", "Unknown")
-    return Claimed(CONDITION, status, Why(reason, message))  # type: ignore[arg-type]
+    return ConditionUpdate(CONDITION, status, Reason(reason, message))  # type: ignore[arg-type]

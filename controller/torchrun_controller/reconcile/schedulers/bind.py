@@ -12,12 +12,12 @@ from torchrun_controller.reconcile.model.installed import Installed
 from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.schedulers import coscheduling, kai, kueue, native, none, volcano
-from torchrun_controller.reconcile.schedulers.binding import Binding, Gang
+from torchrun_controller.reconcile.schedulers.binding import Gang, GangObjects
 from torchrun_controller.reconcile.schedulers.choice import Choice, choose
 from torchrun_controller.reconcile.spec.merge import merge
-from torchrun_controller.reconcile.spec.resolve import Run
+from torchrun_controller.reconcile.spec.resolve import ResolvedSpec
 
-WAYS: Mapping[GangScheduling, Callable[[Gang], Binding]] = MappingProxyType(
+WAYS: Mapping[GangScheduling, Callable[[Gang], GangObjects]] = MappingProxyType(
     {
         "kai": kai.bind,
         "volcano": volcano.bind,
@@ -29,7 +29,9 @@ WAYS: Mapping[GangScheduling, Callable[[Gang], Binding]] = MappingProxyType(
 )
 
 
-def bind(observed: Observed, run: Run, attempt: int, made: tuple[Apply, ...]) -> tuple[Apply, ...]:
+def bind(
+    observed: Observed, run: ResolvedSpec, attempt: int, made: tuple[Apply, ...]
+) -> tuple[Apply, ...]:
     """The groups of a gang, and then its Jobs: a scheduler must know a pod's group first.
 
     The gang is known by the name of the last of these.
@@ -46,7 +48,7 @@ def bind(observed: Observed, run: Run, attempt: int, made: tuple[Apply, ...]) ->
     return (*bindings[0].groups, *jobs)
 
 
-def _bound(made: Apply, binding: Binding, choice: Choice) -> Apply:
+def _bound(made: Apply, binding: GangObjects, choice: Choice) -> Apply:
     body = made.body
     spec = _object(body, "spec")
     template = merge(_named(_object(spec, "template"), choice), binding.template)
@@ -67,7 +69,9 @@ def unasked(observed: Observed) -> str:
     return ""
 
 
-def probing(observed: Observed, run: Run, template: JsonObject, probe: JsonObject) -> JsonObject:
+def probing(
+    observed: Observed, run: ResolvedSpec, template: JsonObject, probe: JsonObject
+) -> JsonObject:
     """A pod that asks the gang's scheduler for room for one worker of this template.
 
     Raises:
@@ -84,7 +88,12 @@ def _choose(observed: Observed) -> Choice:
 
 
 def _gang(
-    observed: Observed, run: Run, attempt: int, name: str, template: JsonObject, *heads: JsonObject
+    observed: Observed,
+    run: ResolvedSpec,
+    attempt: int,
+    name: str,
+    template: JsonObject,
+    *heads: JsonObject,
 ) -> Gang:
     """The gang with pods of this template, and of a head's where that has a Job of its own."""
     job, queue = observed.job, observed.queue

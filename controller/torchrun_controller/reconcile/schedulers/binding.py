@@ -59,7 +59,7 @@ class Gang(Struct, frozen=True, kw_only=True):
         return {**meta, "labels": {**labels, names.ATTEMPT_LABEL: str(self.attempt)}}
 
 
-class Binding(Struct, frozen=True, kw_only=True):
+class GangObjects(Struct, frozen=True, kw_only=True):
     """What is made before the child Job, and what is laid on top of it and its pods.
 
     `job` and `template` are merged into the child Job and its pod template as Kubernetes' strategic

@@ -22,7 +22,7 @@ from torchrun_api.kinds import (
     Kind,
 )
 from torchrun_api.queue import TorchrunQueue
-from torchrun_controller.reconcile.model.conditions import Why
+from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.installed import Installed
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 
@@ -71,7 +71,7 @@ class Choice(Struct, frozen=True, kw_only=True):
 
     gang: GangScheduling
     scheduler: str = ""
-    missing: Why | None = None
+    missing: Reason | None = None
 
 
 def choose(
@@ -139,7 +139,9 @@ def _check_local_queue(queue: TorchrunQueue) -> None:
         )
 
 
-def _missing(queue: TorchrunQueue, gang: GangScheduling, installed: Installed | None) -> Why | None:
+def _missing(
+    queue: TorchrunQueue, gang: GangScheduling, installed: Installed | None
+) -> Reason | None:
     need = _NEEDS.get(gang)
     if need is None or _served(gang, installed):
         return None
@@ -148,10 +150,10 @@ def _missing(queue: TorchrunQueue, gang: GangScheduling, installed: Installed | 
             f"whether {gang} is installed is not known yet, as the API server does not say what it"
             " serves; see /readyz of the controller"
         )
-        return Why("GangSchedulerUnknown", message)
+        return Reason("GangSchedulerUnknown", message)
     resource = need.kinds[0].resource
     message = (
         f"TorchrunQueue {queue.metadata.name} has its gangs scheduled by {gang}, and the API server"
         f" serves no {resource}: {need.advice}, or set spec.scheduling.gang of the queue to none"
     )
-    return Why("GangSchedulerMissing", message)
+    return Reason("GangSchedulerMissing", message)

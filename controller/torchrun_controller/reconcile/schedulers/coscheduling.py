@@ -8,14 +8,14 @@ from torchrun_api.json import JsonObject
 from torchrun_api.kinds import COSCHEDULING_POD_GROUPS
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.schedulers.affinity import near_each_other
-from torchrun_controller.reconcile.schedulers.binding import Binding, Gang
+from torchrun_controller.reconcile.schedulers.binding import Gang, GangObjects
 from torchrun_controller.reconcile.spec import pod_requests
 from torchrun_controller.reconcile.spec.merge import merge
 
 _POD_GROUP = "scheduling.x-k8s.io/pod-group"
 
 
-def bind(gang: Gang) -> Binding:
+def bind(gang: Gang) -> GangObjects:
     """The PodGroup; a pod that probes needs none."""
     group: JsonObject = {
         "apiVersion": COSCHEDULING_POD_GROUPS.api_version,
@@ -26,7 +26,7 @@ def bind(gang: Gang) -> Binding:
             "minResources": pod_requests.total(gang.parts),
         },
     }
-    return Binding(
+    return GangObjects(
         groups=(Apply(COSCHEDULING_POD_GROUPS, group),),
         template=merge(
             near_each_other(gang.template, gang.labels, gang.topology),

@@ -5,7 +5,7 @@ from typing import Any
 from torchrun_api.core import Job, SchedulingGroup
 from torchrun_api.kinds import JOBS, Kind
 from torchrun_api.meta import ChildMeta
-from torchrun_controller.reconcile.model.conditions import Why
+from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.reconcile.model.plan import Apply, Delete
 from torchrun_controller.reconcile.pods.lifecycle import alive
@@ -30,7 +30,9 @@ def leftovers(observed: Observed, applies: tuple[Apply, ...]) -> tuple[Delete, .
     latest = observed.child_jobs[-1:]
     needed |= {child.metadata.name for child in latest if not _ended(child)}
     running = {
-        pod.metadata.labels.attempt for pod in (*observed.workers, *observed.ghosts) if alive(pod)
+        pod.metadata.labels.attempt
+        for pod in (*observed.workers, *observed.stale_pods)
+        if alive(pod)
     }
     uid = observed.job.metadata.uid
     over: list[tuple[Kind[Any], ChildMeta]] = [
@@ -62,7 +64,7 @@ def _ended(child: Job) -> bool:
     return child.metadata.deletion_timestamp is not None or bool(verdicts & {"Complete", "Failed"})
 
 
-def why_waiting(observed: Observed) -> Why | None:
+def why_waiting(observed: Observed) -> Reason | None:
     """What the gang's scheduler says against the present gang."""
     child = observed.child_jobs[-1].metadata
     for group in observed.groups:
@@ -70,11 +72,11 @@ def why_waiting(observed: Observed) -> Why | None:
         if meta.name == child.name or meta.controlled_by(child.uid):
             why = _verdict(group.object)
             if why is not None:
-                return Why(why.reason, f"{group.kind.kind} {meta.name}: {why.message}")
+                return Reason(why.reason, f"{group.kind.kind} {meta.name}: {why.message}")
     return None
 
 
-def _verdict(group: SchedulingGroup) -> Why | None:
+def _verdict(group: SchedulingGroup) -> Reason | None:
     said = (*group.status.conditions, *group.status.scheduling_conditions)
     refusals = (c for c in said if c.message and _NO.get(c.type) == c.status)
-    return next((Why("GangUnschedulable", c.message) for c in refusals), None)
+    return next((Reason("GangUnschedulable", c.message) for c in refusals), None)

@@ -8,7 +8,7 @@ from torchrun_api.admission import Topology
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import KAI_POD_GROUPS
 from torchrun_controller.reconcile.model.plan import Apply
-from torchrun_controller.reconcile.schedulers.binding import Binding, Gang
+from torchrun_controller.reconcile.schedulers.binding import Gang, GangObjects
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 
 # KAI makes this queue when it is installed.
@@ -18,7 +18,7 @@ _SKIP = "kai.scheduler/skip-podgrouper"
 _GROUP_NAME = "pod-group-name"
 
 
-def bind(gang: Gang) -> Binding:
+def bind(gang: Gang) -> GangObjects:
     """The PodGroup; a pod that probes has none, and the podgrouper makes one for it alone."""
     queue = gang.queue.spec.kai_queue or DEFAULT_QUEUE
     spec: JsonObject = {"minMember": gang.least, "queue": queue}
@@ -37,7 +37,7 @@ def bind(gang: Gang) -> Binding:
     }
     in_queue: JsonObject = {"labels": {_QUEUE_LABEL: queue}}
     skip: JsonObject = {_SKIP: "true"}
-    return Binding(
+    return GangObjects(
         groups=(Apply(KAI_POD_GROUPS, group),),
         job={"metadata": {"annotations": skip}},
         template={"metadata": {**in_queue, "annotations": {_GROUP_NAME: gang.name, **skip}}},

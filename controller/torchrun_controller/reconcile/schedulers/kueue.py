@@ -9,14 +9,14 @@ Kueue takes one topology annotation: where both are given, the required one.
 """
 
 from torchrun_api.json import JsonObject
-from torchrun_controller.reconcile.schedulers.binding import Binding, Gang
+from torchrun_controller.reconcile.schedulers.binding import Gang, GangObjects
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 _REQUIRED = "kueue.x-k8s.io/podset-required-topology"
 _PREFERRED = "kueue.x-k8s.io/podset-preferred-topology"
 
 
-def bind(gang: Gang) -> Binding:
+def bind(gang: Gang) -> GangObjects:
     """Labels, annotations and spec.suspend; Kueue makes the Workload itself."""
     queue = gang.queue.spec.scheduling.queue_name or gang.queue.metadata.name
     annotations: JsonObject = {}
@@ -24,7 +24,7 @@ def bind(gang: Gang) -> Binding:
         annotations = {_REQUIRED: gang.topology.required}
     elif gang.topology is not None:
         annotations = {_PREFERRED: gang.topology.preferred}
-    return Binding(
+    return GangObjects(
         job={"metadata": {"labels": {QUEUE_LABEL: queue}}, "spec": {"suspend": True}},
         template={"metadata": {"annotations": annotations}} if annotations else {},
     )

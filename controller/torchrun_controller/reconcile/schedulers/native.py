@@ -9,14 +9,14 @@ from torchrun_api.json import JsonObject
 from torchrun_api.kinds import NATIVE_GROUPS
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.schedulers.affinity import near_each_other
-from torchrun_controller.reconcile.schedulers.binding import Binding, Gang
+from torchrun_controller.reconcile.schedulers.binding import Gang, GangObjects
 from torchrun_controller.reconcile.spec.merge import merge
 
 # Within a Workload.
 _POD_GROUP = "workers"
 
 
-def bind(gang: Gang) -> Binding:
+def bind(gang: Gang) -> GangObjects:
     """The PodGroup or Workload; a pod that probes needs none."""
     kind = next(kind for kind in NATIVE_GROUPS if gang.installed.serves(kind))
     policy: JsonObject = {"gang": {"minCount": gang.least}}
@@ -37,7 +37,7 @@ def bind(gang: Gang) -> Binding:
         "metadata": gang.metadata(),
         "spec": spec,
     }
-    return Binding(
+    return GangObjects(
         groups=(Apply(kind, group),),
         template=merge(near_each_other(gang.template, gang.labels, gang.topology), {"spec": pod}),
     )

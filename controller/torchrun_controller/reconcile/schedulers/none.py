@@ -1,9 +1,9 @@
 """No gang scheduler: each pod is placed by itself, and the start gate waits for the last."""
 
 from torchrun_controller.reconcile.schedulers.affinity import near_each_other
-from torchrun_controller.reconcile.schedulers.binding import Binding, Gang
+from torchrun_controller.reconcile.schedulers.binding import Gang, GangObjects
 
 
-def bind(gang: Gang) -> Binding:
+def bind(gang: Gang) -> GangObjects:
     """Topology is pod affinity; no group."""
-    return Binding(template=near_each_other(gang.template, gang.labels, gang.topology))
+    return GangObjects(template=near_each_other(gang.template, gang.labels, gang.topology))

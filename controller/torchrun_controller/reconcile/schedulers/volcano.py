@@ -12,7 +12,7 @@ from torchrun_api.json import JsonObject
 from torchrun_api.kinds import VOLCANO_POD_GROUPS
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.schedulers.affinity import near_each_other
-from torchrun_controller.reconcile.schedulers.binding import Binding, Gang
+from torchrun_controller.reconcile.schedulers.binding import Gang, GangObjects
 from torchrun_controller.reconcile.spec import pod_requests
 from torchrun_controller.reconcile.spec.merge import merge
 
@@ -23,7 +23,7 @@ _TIER = "volcano.sh/"
 _TIER_NUMBER = "volcano.sh/tier-"
 
 
-def bind(gang: Gang) -> Binding:
+def bind(gang: Gang) -> GangObjects:
     """The PodGroup; a pod that probes has none, and Volcano makes one for it alone."""
     queue = gang.queue.spec.scheduling.queue_name or DEFAULT_QUEUE
     spec: JsonObject = {
@@ -42,7 +42,7 @@ def bind(gang: Gang) -> Binding:
         "metadata": gang.metadata(),
         "spec": spec,
     }
-    return Binding(
+    return GangObjects(
         groups=(Apply(VOLCANO_POD_GROUPS, group),),
         template=merge(
             near_each_other(gang.template, gang.labels, labels),

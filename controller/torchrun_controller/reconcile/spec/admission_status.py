@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from torchrun_api.job import TorchrunJob
 from torchrun_api.meta import Condition
 from torchrun_api.queue import TorchrunQueueSpec
-from torchrun_controller.reconcile.model.conditions import ADMITTED, Why
+from torchrun_controller.reconcile.model.conditions import ADMITTED, Reason
 from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.reconcile.spec.requests import (
     GangRequests,
@@ -36,18 +36,18 @@ def takes_part(queue: TorchrunQueueSpec) -> bool:
     return queue.quota is not None or queue.weight is not None or queue.cohort is not None
 
 
-def missing(observed: Observed, size: Size) -> Why | None:
+def missing(observed: Observed, size: Size) -> Reason | None:
     """Why no gang of this size may be made yet; None if one may."""
     job, queue = observed.job, observed.queue
     if queue is None or not takes_part(queue.spec):
         return None
     said = _said(job)
     if said is None:
-        return Why(WAITING, f"waits for its turn in TorchrunQueue {queue.metadata.name}")
+        return Reason(WAITING, f"waits for its turn in TorchrunQueue {queue.metadata.name}")
     if said.status != "True":
-        return Why(OUTDATED if said.reason == OUTDATED else WAITING, said.message)
+        return Reason(OUTDATED if said.reason == OUTDATED else WAITING, said.message)
     excess = outdated(job, queue.metadata.name, requests_of(job, queue, size))
-    return Why(WAITING, f"{excess}: {said.message}") if excess else None
+    return Reason(WAITING, f"{excess}: {said.message}") if excess else None
 
 
 def outdated(job: TorchrunJob, queue: str, asked: GangRequests) -> str:

@@ -16,7 +16,7 @@ DEFAULT_GRACE_SECONDS = 30
 T = TypeVar("T")
 
 
-class Policy(Struct, frozen=True, kw_only=True):
+class ResolvedReliability(Struct, frozen=True, kw_only=True):
     """What the job allows; None: without end."""
 
     max_restarts: int = DEFAULT_MAX_RESTARTS
@@ -32,7 +32,7 @@ class Policy(Struct, frozen=True, kw_only=True):
     max_nodes: int | None = None
 
 
-def policy_of(job: TorchrunJob, queue: TorchrunQueue | None) -> Policy:
+def resolve_reliability(job: TorchrunJob, queue: TorchrunQueue | None) -> ResolvedReliability:
     """Merge field by field: the job's word, then the queue's, then the defaults.
 
     The queue's is what it said when the job started, see `lent_by`; before that, what it says now.
@@ -48,7 +48,7 @@ def policy_of(job: TorchrunJob, queue: TorchrunQueue | None) -> Policy:
         _pick(mine.active_deadline_seconds, lent.active_deadline_seconds, -1),
         lent.max_run_seconds,
     )
-    return Policy(
+    return ResolvedReliability(
         max_restarts=_pick(mine.max_restarts, lent.max_restarts, DEFAULT_MAX_RESTARTS),
         never_restart=_pick(mine.restart_policy, lent.restart_policy, "OnFailure") == "Never",
         rules=_pick(mine.rules, lent.rules, ()),

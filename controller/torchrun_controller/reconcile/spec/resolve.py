@@ -18,7 +18,11 @@ from torchrun_controller.reconcile.spec.contradictions import (
     over_priority,
 )
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
-from torchrun_controller.reconcile.spec.reliability import Policy, policy_of, unreachable
+from torchrun_controller.reconcile.spec.reliability import (
+    ResolvedReliability,
+    resolve_reliability,
+    unreachable,
+)
 from torchrun_controller.reconcile.spec.scheduling import scheduling_of
 from torchrun_controller.reconcile.spec.size import Size, size_of
 
@@ -35,7 +39,7 @@ class Served(Struct, frozen=True, kw_only=True):
     manifest: str
 
 
-class Claim(Struct, frozen=True, kw_only=True):
+class VolumeSource(Struct, frozen=True, kw_only=True):
     """A claim to make (`existing` False) or to mount (True), or a directory of each node."""
 
     name: str
@@ -67,14 +71,14 @@ class Rendezvous(Struct, frozen=True, kw_only=True):
     fallback_from: str = ""
 
 
-class Run(Struct, frozen=True, kw_only=True):
+class ResolvedSpec(Struct, frozen=True, kw_only=True):
     """What the builders of objects need to know, and nothing that they would have to decide."""
 
     size: Size
     image: str
     setup: Setup | None
-    workspace: Claim | None
-    checkpoints: Claim | None
+    workspace: VolumeSource | None
+    checkpoints: VolumeSource | None
     datasets: tuple[Dataset, ...]
     shm_size: str | None
     nproc_per_node: int
@@ -90,7 +94,7 @@ class Run(Struct, frozen=True, kw_only=True):
     hang_seconds: int | None
 
 
-def resolve(job: TorchrunJob, queue: TorchrunQueue) -> Run:
+def resolve_spec(job: TorchrunJob, queue: TorchrunQueue) -> ResolvedSpec:
     """Merge `job` over `queue`.
 
     Raises:
@@ -105,7 +109,7 @@ def resolve(job: TorchrunJob, queue: TorchrunQueue) -> Run:
     except QuantityError as error:
         raise InvalidSpecError(str(error)) from error
     _check_command(spec)
-    policy = policy_of(job, queue)
+    policy = resolve_reliability(job, queue)
     contradicting = (
         over_limit(size.nodes, policy.max_nodes, queue)
         or over_priority(spec, queue)
@@ -115,7 +119,7 @@ def resolve(job: TorchrunJob, queue: TorchrunQueue) -> Run:
         raise InvalidSpecError(contradicting)
     scheduling = scheduling_of(job, queue)
     _check_rules(policy)
-    return Run(
+    return ResolvedSpec(
         size=size,
         image=_image(spec, template),
         setup=_setup(spec),
@@ -144,7 +148,7 @@ def resolve(job: TorchrunJob, queue: TorchrunQueue) -> Run:
     )
 
 
-def of_head(run: Run, job: TorchrunJob, queue: TorchrunQueue) -> Run:
+def of_head(run: ResolvedSpec, job: TorchrunJob, queue: TorchrunQueue) -> ResolvedSpec:
     """The run as the head's own pod sees it."""
     assert run.size.head is not None
     size = run.size.head
@@ -180,13 +184,13 @@ def _shared_access(nodes: int) -> Literal["ReadWriteMany", "ReadWriteOnce"]:
     return "ReadWriteMany" if nodes > 1 else "ReadWriteOnce"
 
 
-def _workspace(job: TorchrunJob, template: TorchrunQueueSpec, size: Size) -> Claim | None:
+def _workspace(job: TorchrunJob, template: TorchrunQueueSpec, size: Size) -> VolumeSource | None:
     wanted = job.spec.volumes.workspace
     if wanted is None or not wanted.enabled or wanted.source == "none":
         return None
     base = template.storage.workspace
     if wanted.claim_name is not None and wanted.source == "existing":
-        return Claim(
+        return VolumeSource(
             name=wanted.claim_name,
             existing=True,
             mount_path=wanted.mount_path or (base.mount_path if base else "/app"),
@@ -200,7 +204,7 @@ def _workspace(job: TorchrunJob, template: TorchrunQueueSpec, size: Size) -> Cla
     delivery: DeliveryMode = _first(wanted.delivery, base.delivery if base else None, "auto")
     # A claim that only its server mounts need not be shared.
     usual = "ReadWriteOnce" if delivery == "direct" else _shared_access(size.nodes)
-    return Claim(
+    return VolumeSource(
         name=names.workspace_claim(job.metadata.name),
         delivery=delivery,
         mount_path=wanted.mount_path or (base.mount_path if base else "/app"),
@@ -215,7 +219,7 @@ def _workspace(job: TorchrunJob, template: TorchrunQueueSpec, size: Size) -> Cla
     )
 
 
-def _checkpoints(job: TorchrunJob, template: TorchrunQueueSpec, size: Size) -> Claim | None:
+def _checkpoints(job: TorchrunJob, template: TorchrunQueueSpec, size: Size) -> VolumeSource | None:
     base, over = template.storage.checkpoints, job.spec.volumes.checkpoints
     enabled = _first(
         over.enabled if over else None, base.enabled if base else None, over is not None
@@ -231,7 +235,7 @@ def _checkpoints(job: TorchrunJob, template: TorchrunQueueSpec, size: Size) -> C
     host_path = nearer or inherited or ""
     if host_path:
         host_path = f"{host_path.rstrip('/')}/{job.metadata.namespace}/{job.metadata.name}"
-    return Claim(
+    return VolumeSource(
         name=existing or names.checkpoints_claim(job.metadata.name),
         existing=existing is not None or bool(host_path),
         host_path=host_path,
@@ -272,7 +276,7 @@ def _by_name(queue: tuple[Dataset, ...], job: tuple[Dataset, ...]) -> tuple[Data
     return tuple(merged.values())
 
 
-def _check_rules(policy: Policy) -> None:
+def _check_rules(policy: ResolvedReliability) -> None:
     index = unreachable(policy.rules)
     if index is not None:
         raise InvalidSpecError(

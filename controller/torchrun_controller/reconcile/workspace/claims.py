@@ -1,7 +1,7 @@
 """The claims of a job as they are: found by name, being deleted, lost, mountable on one node."""
 
 from torchrun_api.core import PersistentVolumeClaim
-from torchrun_controller.reconcile.model.conditions import Why
+from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.plan import Apply
 
 SHARED = frozenset({"ReadWriteMany", "ReadOnlyMany"})
@@ -12,12 +12,12 @@ def named(claims: tuple[PersistentVolumeClaim, ...], name: str) -> PersistentVol
     return next((claim for claim in claims if claim.metadata.name == name), None)
 
 
-def terminating(claims: tuple[PersistentVolumeClaim, ...], name: str) -> Why | None:
+def terminating(claims: tuple[PersistentVolumeClaim, ...], name: str) -> Reason | None:
     """That the claim is being deleted: no pod can mount it any more, and no other has its name."""
     found = named(claims, name)
     if found is None or not found.metadata.terminating:
         return None
-    return Why(
+    return Reason(
         "ClaimTerminating",
         f"claim {name} is being deleted, and another is made once it is gone. Kubernetes keeps it"
         f" while a pod mounts it; see Used By in: kubectl describe pvc {name}",
@@ -26,7 +26,7 @@ def terminating(claims: tuple[PersistentVolumeClaim, ...], name: str) -> Why | N
 
 def trouble(
     claims: tuple[PersistentVolumeClaim, ...], missing: tuple[Apply, ...] = ()
-) -> Why | None:
+) -> Reason | None:
     """What is wrong with claims of the job beside a gang that has mounted them.
 
     `missing` are those that are made again now.
@@ -34,19 +34,19 @@ def trouble(
     for claim in claims:
         name = claim.metadata.name
         if claim.metadata.terminating:
-            return Why(
+            return Reason(
                 "ClaimTerminating",
                 f"claim {name} is being deleted: it and what is on it are gone once the present"
                 " workers end. Copy now what must be kept",
             )
         if claim.status.phase == "Lost":
-            return Why(
+            return Reason(
                 "ClaimLost",
                 f"claim {name} has lost its volume, and no new worker can mount it. Delete it"
                 f" (kubectl delete pvc {name}), and the next gang has another, which is empty",
             )
     for apply in missing:
-        return Why(
+        return Reason(
             "ClaimDeleted",
             f"claim {apply.name} was deleted beside the gang; an empty one is made."
             " What was on it is gone",
@@ -54,13 +54,13 @@ def trouble(
     return None
 
 
-def unshared(claims: tuple[PersistentVolumeClaim, ...], nodes: int) -> Why | None:
+def unshared(claims: tuple[PersistentVolumeClaim, ...], nodes: int) -> Reason | None:
     """That a claim can be mounted on one node only, where workers on several shall mount it."""
     bad = [c for c in claims if nodes > 1 and not SHARED.intersection(c.spec.access_modes)]
     if not bad:
         return None
     told = ", ".join(f"{c.metadata.name} ({', '.join(c.spec.access_modes)})" for c in bad)
-    return Why(
+    return Reason(
         "ReadWriteOnce",
         f"{told}: can be mounted on one node only, and the job has {nodes}; workers on other nodes"
         " will wait for ever. Use accessMode ReadWriteMany, and a storage class that offers it",

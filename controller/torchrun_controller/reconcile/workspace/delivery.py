@@ -10,12 +10,12 @@ import msgspec
 
 from torchrun_api import names
 from torchrun_api.core import ContainerStatus, PersistentVolumeClaim, Pod
-from torchrun_controller.reconcile.model.conditions import Why
+from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.reconcile.objects.serve_pod import Store
 from torchrun_controller.reconcile.pods import waiting
 from torchrun_controller.reconcile.pods.lifecycle import alive
-from torchrun_controller.reconcile.spec.resolve import Claim
+from torchrun_controller.reconcile.spec.resolve import VolumeSource
 
 # For a claim that a pod waits for. A class that takes longer to bind wants delivery: shared.
 PATIENCE = timedelta(seconds=30)
@@ -35,7 +35,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def route(
-    observed: Observed, wanted: Claim, held: PersistentVolumeClaim | None, now: datetime
+    observed: Observed, wanted: VolumeSource, held: PersistentVolumeClaim | None, now: datetime
 ) -> Route:
     """Decide the way from the claim as it is, and from the pod that is under way.
 
@@ -136,10 +136,10 @@ def url(pod: Pod) -> str:
     return f"http://{host}:{names.SERVE_PORT}"
 
 
-def delivered(pod: Pod, way: str) -> Why:
+def delivered(pod: Pod, way: str) -> Reason:
     """Of a workspace that is ready on its serve pod."""
     name = pod.metadata.labels.torchrun_job
-    return Why(REASON, f"{way}; workers fetch the workspace from a pod {names.serve_pod(name)}")
+    return Reason(REASON, f"{way}; workers fetch the workspace from a pod {names.serve_pod(name)}")
 
 
 def mounted_claims(observed: Observed) -> tuple[PersistentVolumeClaim, ...]:

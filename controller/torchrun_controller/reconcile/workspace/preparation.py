@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from torchrun_api import names
 from torchrun_api.core import Pod
 from torchrun_api.job import TorchrunJob
-from torchrun_controller.reconcile.model.conditions import Why
+from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.observed import Defaults, Observed
 from torchrun_controller.reconcile.model.plan import Apply, Delete
 from torchrun_controller.reconcile.model.times import seconds_left
@@ -19,19 +19,19 @@ from torchrun_controller.reconcile.objects.sync_pod import sync_pod
 from torchrun_controller.reconcile.objects.volumes import claim
 from torchrun_controller.reconcile.pods import nodes, waiting
 from torchrun_controller.reconcile.pods.lifecycle import alive, delete
-from torchrun_controller.reconcile.spec.resolve import Claim, Run, Served
+from torchrun_controller.reconcile.spec.resolve import ResolvedSpec, Served, VolumeSource
 from torchrun_controller.reconcile.workspace import delivery, retry, sync_results
 from torchrun_controller.reconcile.workspace.claims import named, terminating
 from torchrun_controller.reconcile.workspace.delivery import Route, route
-from torchrun_controller.reconcile.workspace.retry import Verdict, end_of
+from torchrun_controller.reconcile.workspace.retry import SyncMessage, end_of
 
 BASE_WAIT = timedelta(seconds=20)
 KEPT_SYNC_PODS = 3
-NO_WORKSPACE = Why("NoWorkspace", "the code is in the image")
-SYNCED = Why("Synced", "the workspace is in its claim")
+NO_WORKSPACE = Reason("NoWorkspace", "the code is in the image")
+SYNCED = Reason("Synced", "the workspace is in its claim")
 
 
-class Progress(Enum):
+class SyncState(Enum):
     """How far the workspace is."""
 
     READY = "Ready"
@@ -46,25 +46,25 @@ class Workspace(msgspec.Struct, frozen=True, kw_only=True):
     from every other, "" where nothing does. `failed`: a try came to nothing.
     """
 
-    progress: Progress
-    why: Why
+    state: SyncState
+    why: Reason
     commit: str = ""
     content: str = ""
     served: Served | None = None
     failed: bool = False
     applies: tuple[Apply, ...] = ()
     deletes: tuple[Delete, ...] = ()
-    tells_first: bool = False  # see Plan
+    status_before_deletes: bool = False  # see Plan
     requeue_after: float | None = None
 
 
 def prepare(
-    observed: Observed, wanted: Claim | None, now: datetime, defaults: Defaults
+    observed: Observed, wanted: VolumeSource | None, now: datetime, defaults: Defaults
 ) -> Workspace:
     """Decide the next step towards a ready workspace."""
     given = _given(wanted)
     if given is not None:
-        return Workspace(progress=Progress.READY, why=given)
+        return Workspace(state=SyncState.READY, why=given)
     assert wanted is not None, "nothing is to be prepared"
     held = named(observed.claims, wanted.name)
     way = route(observed, wanted, held, now)
@@ -77,8 +77,8 @@ def prepare(
         number = 0 if latest is None else names.number_of(latest.metadata.name) + 1
         pod = _pod(observed, wanted, way, number, defaults, _base(observed))
         return Workspace(
-            progress=Progress.SYNCING,
-            why=Why("Creating", f"claim {wanted.name} and a sync pod are being made"),
+            state=SyncState.SYNCING,
+            why=Reason("Creating", f"claim {wanted.name} and a sync pod are being made"),
             applies=(claim(observed.job, wanted, names.WORKSPACE), pod),
         )
     found = sync_results.newest(observed, way.store)
@@ -90,7 +90,12 @@ def prepare(
 
 
 def _after(
-    observed: Observed, wanted: Claim, way: Route, latest: Pod, now: datetime, defaults: Defaults
+    observed: Observed,
+    wanted: VolumeSource,
+    way: Route,
+    latest: Pod,
+    now: datetime,
+    defaults: Defaults,
 ) -> Workspace:
     """The step after what has become of the last pod."""
     job, number = observed.job, names.number_of(latest.metadata.name)
@@ -100,7 +105,7 @@ def _after(
         return _after_loss(observed, wanted, way, latest, lost, defaults)
     if latest.metadata.deletion_timestamp is not None:
         reason = delivery.REASON if delivery.decided(observed) else "SyncPodEnding"
-        return _syncing(Why(reason, f"pod {latest.metadata.name} is being deleted"))
+        return _syncing(Reason(reason, f"pod {latest.metadata.name} is being deleted"))
     match latest.status.phase:
         case "Failed" if current:
             return _after_failure(observed, wanted, way, latest, now, defaults)
@@ -130,7 +135,7 @@ def _is_at_hand(observed: Observed, pod: Pod, now: datetime) -> bool:
     return delivery.is_serving(pod) and nodes.loss(observed, pod, now) is None
 
 
-def last_good(observed: Observed, wanted: Claim, now: datetime) -> Workspace | None:
+def last_good(observed: Observed, wanted: VolumeSource, now: datetime) -> Workspace | None:
     """What the gang before ran with, for the next one where newer code did not come."""
     held = named(observed.claims, wanted.name)
     way = route(observed, wanted, held, now)
@@ -170,23 +175,23 @@ def _ready(job: TorchrunJob, pod: Pod, way: Route) -> Workspace:
         or job.status.workspace_commit
         or said.sha256
     )
-    ready = Workspace(progress=Progress.READY, why=SYNCED, commit=said.commit, content=content)
+    ready = Workspace(state=SyncState.READY, why=SYNCED, commit=said.commit, content=content)
     if not way.store:
         return ready
     served = Served(url=delivery.url(pod), manifest=said.manifest)
     return replace(ready, why=delivery.delivered(pod, way.why), served=served)
 
 
-def _given(wanted: Claim | None) -> Why | None:
+def _given(wanted: VolumeSource | None) -> Reason | None:
     """Why there is nothing to prepare, where that is so."""
     if wanted is None:
         return NO_WORKSPACE
     if wanted.existing:
-        return Why("Existing", f"claim {wanted.name} is mounted as it is, read-only")
+        return Reason("Existing", f"claim {wanted.name} is mounted as it is, read-only")
     return None
 
 
-def said(observed: Observed, run: Run | None) -> Why | None:
+def said(observed: Observed, run: ResolvedSpec | None) -> Reason | None:
     """How the workspace of a gang that is there came to be, where its sync pod is there still.
 
     `run` is known of a gang that no status tells of: what needs no pod is said by it.
@@ -195,16 +200,21 @@ def said(observed: Observed, run: Run | None) -> Why | None:
         return None if run is None else _given(run.workspace)
     known = (c for c in observed.job.status.conditions if c.type == "WorkspaceReady")
     if delivery.serves(observed.sync_pods[-1]):
-        return next((Why(c.reason, c.message) for c in known if c.status == "True"), None)
+        return next((Reason(c.reason, c.message) for c in known if c.status == "True"), None)
     return SYNCED
 
 
-def _syncing(why: Why) -> Workspace:
-    return Workspace(progress=Progress.SYNCING, why=why)
+def _syncing(why: Reason) -> Workspace:
+    return Workspace(state=SyncState.SYNCING, why=why)
 
 
 def _pod(
-    observed: Observed, wanted: Claim, way: Route, number: int, defaults: Defaults, base: str = ""
+    observed: Observed,
+    wanted: VolumeSource,
+    way: Route,
+    number: int,
+    defaults: Defaults,
+    base: str = "",
 ) -> Apply:
     latest = observed.sync_pods[-1] if observed.sync_pods else None
     commit = sync_results.pinned(observed.job, latest)
@@ -226,12 +236,12 @@ def _pod(
 
 
 def _next_pod(
-    observed: Observed, wanted: Claim, way: Route, number: int, defaults: Defaults
+    observed: Observed, wanted: VolumeSource, way: Route, number: int, defaults: Defaults
 ) -> Workspace:
     """One more sync pod; only the last few are kept."""
     return Workspace(
-        progress=Progress.SYNCING,
-        why=Why("Creating", "a sync pod is being made"),
+        state=SyncState.SYNCING,
+        why=Reason("Creating", "a sync pod is being made"),
         applies=(_pod(observed, wanted, way, number, defaults),),
         deletes=stale(observed),
     )
@@ -254,14 +264,14 @@ def retry_left(observed: Observed, now: datetime) -> float:
 
 def _replace(pod: Pod, way: Route) -> Workspace:
     """The job names another source, or goes another way: the pod that is at the old one ends."""
-    why = Why("Replacing", "the job names another source; the sync pod is being replaced")
+    why = Reason("Replacing", "the job names another source; the sync pod is being replaced")
     if pod.metadata.annotations.delivery != way.store:
         told = f"{way.why}; a pod will serve the workspace" if way.store else "a claim is used now"
-        why = Why(delivery.REASON if way.store else "Replacing", told)
+        why = Reason(delivery.REASON if way.store else "Replacing", told)
     # Without the pod only the status tells that the claim was given up; else the next waits again.
     gives_up = way.store == "ephemeral"
     return Workspace(
-        progress=Progress.SYNCING, why=why, deletes=(delete(pod),), tells_first=gives_up
+        state=SyncState.SYNCING, why=why, deletes=(delete(pod),), status_before_deletes=gives_up
     )
 
 
@@ -277,7 +287,7 @@ def end_preparations(observed: Observed, *, serving: bool = True) -> tuple[Delet
 
 def _after_failure(
     observed: Observed,
-    wanted: Claim,
+    wanted: VolumeSource,
     way: Route,
     pod: Pod,
     now: datetime,
@@ -294,8 +304,8 @@ def _after_failure(
     if left <= 0:
         return _next_pod(observed, wanted, way, number + 1, defaults)
     return Workspace(
-        progress=Progress.SYNCING,
-        why=Why(
+        state=SyncState.SYNCING,
+        why=Reason(
             said.reason or "SyncFailed",
             f"{text}; tried again {retry.delay(pod).total_seconds():.0f} s after the failure",
         ),
@@ -305,12 +315,19 @@ def _after_failure(
 
 
 def _after_loss(
-    observed: Observed, wanted: Claim, way: Route, pod: Pod, loss: nodes.Loss, defaults: Defaults
+    observed: Observed,
+    wanted: VolumeSource,
+    way: Route,
+    pod: Pod,
+    loss: nodes.Loss,
+    defaults: Defaults,
 ) -> Workspace:
     """Another pod takes the place of one whose node nobody hears of."""
     step = _next_pod(observed, wanted, way, names.number_of(pod.metadata.name) + 1, defaults)
     ends = () if pod.metadata.deletion_timestamp else (delete(pod),)
-    why = Why("SyncPodLost", f"{loss.message}; another pod takes the place of {pod.metadata.name}")
+    why = Reason(
+        "SyncPodLost", f"{loss.message}; another pod takes the place of {pod.metadata.name}"
+    )
     deletes = tuple(d for d in step.deletes if d.uid != pod.metadata.uid)
     return replace(step, why=why, deletes=(*deletes, *ends))
 
@@ -323,7 +340,7 @@ def _lost_before(observed: Observed, pod: Pod) -> Workspace | None:
         return None
     if pod.status.phase != "Running" or delivery.has_content(pod):
         return None
-    why = Why(
+    why = Reason(
         "WorkspaceLost",
         f"the workspace of revision {known} was on storage of a pod that is gone; send it again"
         f" to pod {pod.metadata.name}: kubectl torchrun sync {job.metadata.name}",
@@ -331,33 +348,35 @@ def _lost_before(observed: Observed, pod: Pod) -> Workspace | None:
     return replace(_syncing(why), failed=True)
 
 
-def _refused(job: TorchrunJob, said: Verdict, text: str) -> Workspace:
+def _refused(job: TorchrunJob, said: SyncMessage, text: str) -> Workspace:
     mend = f"mend it, then run: kubectl torchrun sync {job.metadata.name}"
     if workspace_source.is_fetched(job) and job.status.workers is None:
         mend = f"change spec.volumes.workspace, or {mend}"
-    why = Why(said.reason or "SyncFailed", f"{text}; {mend}")
-    return Workspace(progress=Progress.REFUSED, why=why, failed=True)
+    why = Reason(said.reason or "SyncFailed", f"{text}; {mend}")
+    return Workspace(state=SyncState.REFUSED, why=why, failed=True)
 
 
-def _started_again(job: TorchrunJob, said: Verdict) -> Workspace:
+def _started_again(job: TorchrunJob, said: SyncMessage) -> Workspace:
     """A serve pod lives on when the container that makes the workspace fails: the kubelet tries."""
     if said.permanent:
         return _refused(job, said, said.message)
-    why = Why(said.reason, f"{said.message}; it is tried again")
+    why = Reason(said.reason, f"{said.message}; it is tried again")
     return replace(_syncing(why), failed=True)
 
 
-def _why_syncing(observed: Observed, pod: Pod) -> Why:
+def _why_syncing(observed: Observed, pod: Pod) -> Reason:
     """What the workspace waits for."""
     job = observed.job
     name = names.workspace_claim(job.metadata.name)
     held = named(observed.claims, name)
     if delivery.serves(pod) and delivery.has_content(pod):
-        return Why("SyncPodStarting", f"pod {pod.metadata.name} is about to serve the workspace")
+        return Reason("SyncPodStarting", f"pod {pod.metadata.name} is about to serve the workspace")
     if pod.status.phase == "Running" and workspace_source.is_fetched(job):
-        return Why("Fetching", f"pod {pod.metadata.name} fetches {workspace_source.described(job)}")
+        return Reason(
+            "Fetching", f"pod {pod.metadata.name} fetches {workspace_source.described(job)}"
+        )
     if pod.status.phase == "Running" and delivery.takes_upload(pod):
-        return Why(
+        return Reason(
             "WaitingForUpload",
             f"pod {pod.metadata.name} takes the upload; if none runs:"
             f" kubectl torchrun sync {job.metadata.name}",
@@ -367,5 +386,5 @@ def _why_syncing(observed: Observed, pod: Pod) -> Why:
     # The scheduler's word on a claim stands until its next look, although the claim is bound.
     bound = held is not None and held.status.phase == "Bound"
     if why is None or (why.reason == "ClaimPending" and bound):
-        return Why("SyncPodStarting", f"pod {pod.metadata.name} is starting")
-    return Why(why.reason, f"pod {pod.metadata.name}: {why.message}")
+        return Reason("SyncPodStarting", f"pod {pod.metadata.name} is starting")
+    return Reason(why.reason, f"pod {pod.metadata.name}: {why.message}")

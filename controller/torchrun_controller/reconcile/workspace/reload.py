@@ -11,7 +11,7 @@ from torchrun_api import names
 from torchrun_api.core import Pod
 from torchrun_api.json import JsonObject, JsonValue, object_at, objects_at
 from torchrun_api.meta import ConditionStatus
-from torchrun_controller.reconcile.model.conditions import Claimed, Why
+from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
 from torchrun_controller.reconcile.model.observed import Defaults, Observed
 from torchrun_controller.reconcile.model.plan import Apply, Delete
 from torchrun_controller.reconcile.objects import workspace_source
@@ -19,10 +19,10 @@ from torchrun_controller.reconcile.objects.serve_pod import Store, serve_pod
 from torchrun_controller.reconcile.objects.sync_pod import sync_pod
 from torchrun_controller.reconcile.pods.lifecycle import alive, delete
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
-from torchrun_controller.reconcile.spec.resolve import Claim, resolve
+from torchrun_controller.reconcile.spec.resolve import VolumeSource, resolve_spec
 from torchrun_controller.reconcile.workspace import claims, delivery, sync_results
 from torchrun_controller.reconcile.workspace import preparation as workspace
-from torchrun_controller.reconcile.workspace.preparation import Progress, Workspace
+from torchrun_controller.reconcile.workspace.preparation import SyncState, Workspace
 
 
 def sync(observed: Observed, now: datetime, defaults: Defaults) -> Workspace | None:
@@ -31,27 +31,27 @@ def sync(observed: Observed, now: datetime, defaults: Defaults) -> Workspace | N
     if wanted is None:
         return None
     step = workspace.prepare(observed, wanted, now, defaults)
-    if step.progress is not Progress.READY:
+    if step.state is not SyncState.READY:
         return step
     job = observed.job
     others = [pod for pod in observed.sync_pods if alive(pod) and pod not in _in_use(observed)]
     if not workspace_source.stands_by(job):
-        return Workspace(progress=step.progress, why=step.why, deletes=_ends(others))
+        return Workspace(state=step.state, why=step.why, deletes=_ends(others))
     ready = [pod for pod in others if sync_results.stands_by(job, pod)]
     ends = _ends([pod for pod in others if pod not in ready])
     left = workspace.retry_left(observed, now)
     if ready or not sync_results.revision(observed) or left > 0:
         after = left if left > 0 and not ready else None
-        return Workspace(progress=step.progress, why=step.why, deletes=ends, requeue_after=after)
+        return Workspace(state=step.state, why=step.why, deletes=ends, requeue_after=after)
     return Workspace(
-        progress=step.progress,
+        state=step.state,
         why=step.why,
         applies=(_stand_by(observed, wanted, defaults),),
         deletes=(*workspace.stale(observed), *ends),
     )
 
 
-def _wanted(observed: Observed) -> Claim | None:
+def _wanted(observed: Observed) -> VolumeSource | None:
     """The claim that newer code comes to, or what is known of storage that a pod serves from."""
     job = observed.job
     if workspace_source.source_of(job).source not in ("zip", "git", "s3"):
@@ -62,14 +62,14 @@ def _wanted(observed: Observed) -> Claim | None:
         return None
     if delivery.decided(observed):
         try:
-            wanted = resolve(job, observed.queue).workspace if observed.queue else None
+            wanted = resolve_spec(job, observed.queue).workspace if observed.queue else None
         except InvalidSpecError:
             return None
         return None if wanted is None or wanted.delivery == "shared" else wanted
     if held is None:
         return None
     # Its workers mount the claim already: no other way is looked for.
-    return Claim(name=name, mount_path="", delivery="shared")
+    return VolumeSource(name=name, mount_path="", delivery="shared")
 
 
 def _in_use(observed: Observed) -> list[Pod]:
@@ -84,7 +84,7 @@ def _ends(pods: list[Pod]) -> tuple[Delete, ...]:
     return tuple(delete(pod) for pod in pods if pod.metadata.deletion_timestamp is None)
 
 
-def _stand_by(observed: Observed, wanted: Claim, defaults: Defaults) -> Apply:
+def _stand_by(observed: Observed, wanted: VolumeSource, defaults: Defaults) -> Apply:
     job, latest = observed.job, observed.sync_pods[-1]
     number = names.number_of(latest.metadata.name) + 1
     known, kept_on = sync_results.revision(observed), latest.metadata.annotations.delivery
@@ -105,10 +105,10 @@ def _stand_by(observed: Observed, wanted: Claim, defaults: Defaults) -> Apply:
     )
 
 
-def why_older(observed: Observed, step: Workspace) -> Claimed | None:
+def why_older(observed: Observed, step: Workspace) -> ConditionUpdate | None:
     """That newer code is asked for and the workers run what they have, where that may last."""
     runs, fetched = running(observed), workspace_source.is_fetched(observed.job)
-    if step.progress is Progress.READY:
+    if step.state is SyncState.READY:
         return _why_not_told(observed, runs, fetched=fetched)
     if not (step.failed or fetched):
         return None
@@ -116,7 +116,7 @@ def why_older(observed: Observed, step: Workspace) -> Claimed | None:
     return _behind("False" if step.failed else "Unknown", step.why.reason, words)
 
 
-def _why_not_told(observed: Observed, runs: int, *, fetched: bool) -> Claimed | None:
+def _why_not_told(observed: Observed, runs: int, *, fetched: bool) -> ConditionUpdate | None:
     known = sync_results.revision(observed)
     if known <= runs:
         return None
@@ -130,8 +130,8 @@ def _why_not_told(observed: Observed, runs: int, *, fetched: bool) -> Claimed | 
     )
 
 
-def _behind(status: ConditionStatus, reason: str, words: str) -> Claimed:
-    return Claimed(names.UP_TO_DATE, status, Why(reason, words))
+def _behind(status: ConditionStatus, reason: str, words: str) -> ConditionUpdate:
+    return ConditionUpdate(names.UP_TO_DATE, status, Reason(reason, words))
 
 
 def told(observed: Observed) -> JsonObject:

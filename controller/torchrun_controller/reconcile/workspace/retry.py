@@ -18,7 +18,7 @@ LONGEST_RETRY = timedelta(minutes=5)
 WORDLESS = frozenset({"Error", "Completed"})
 
 
-class Verdict(Wire, frozen=True, kw_only=True):
+class SyncMessage(Wire, frozen=True, kw_only=True):
     """The termination message of the pod's program: what it made, or why it did not."""
 
     commit: str = ""
@@ -26,7 +26,7 @@ class Verdict(Wire, frozen=True, kw_only=True):
     manifest: str = ""
     revision: Annotated[int, Meta(ge=0, lt=10**15)] = 0
     bytes: int = 0
-    reason: decode.Reason = ""
+    reason: decode.ReasonString = ""
     message: str = ""
     permanent: bool = False
 
@@ -35,7 +35,7 @@ class End(msgspec.Struct, frozen=True):
     """When it ended, where somebody says so, and its last words."""
 
     time: datetime | None
-    said: Verdict
+    said: SyncMessage
 
 
 def end_of(pod: Pod, container: str) -> End:
@@ -50,21 +50,21 @@ def end_of(pod: Pod, container: str) -> End:
         running = status.state.running is not None
         ended = status.state.terminated or (None if running else status.last_state.terminated)
         if status.name == container and ended is not None:
-            said = decode.read(ended.message, Verdict)
+            said = decode.read(ended.message, SyncMessage)
             if said is None:
                 lines = ended.message.strip().split("\n")
                 reason = "" if ended.reason in WORDLESS else ended.reason
-                said = Verdict(reason=reason, message=lines[-1][:500])
+                said = SyncMessage(reason=reason, message=lines[-1][:500])
             return End(ended.finished_at, said)
-    return End(pod.metadata.creation_timestamp, Verdict())
+    return End(pod.metadata.creation_timestamp, SyncMessage())
 
 
-def _why_driven_out(pod: Pod) -> Verdict | None:
+def _why_driven_out(pod: Pod) -> SyncMessage | None:
     if pod.status.reason:
-        return Verdict(reason=pod.status.reason, message=pod.status.message)
+        return SyncMessage(reason=pod.status.reason, message=pod.status.message)
     told = (c for c in pod.status.conditions if c.type == "DisruptionTarget" and c.status == "True")
     found = next(told, None)
-    return None if found is None else Verdict(reason=found.reason, message=found.message)
+    return None if found is None else SyncMessage(reason=found.reason, message=found.message)
 
 
 def delay(pod: Pod) -> timedelta:

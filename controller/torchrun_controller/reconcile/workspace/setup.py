@@ -6,15 +6,15 @@ from msgspec.structs import replace
 
 from torchrun_api import names
 from torchrun_api.core import Pod
-from torchrun_controller.reconcile.model.conditions import Why
+from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.observed import Defaults, Observed
 from torchrun_controller.reconcile.objects.environment import Environment
 from torchrun_controller.reconcile.objects.setup_pod import setup_pod
 from torchrun_controller.reconcile.pods import waiting
 from torchrun_controller.reconcile.pods.lifecycle import delete
-from torchrun_controller.reconcile.spec.resolve import Run
+from torchrun_controller.reconcile.spec.resolve import ResolvedSpec
 from torchrun_controller.reconcile.workspace import retry
-from torchrun_controller.reconcile.workspace.preparation import Progress, Workspace
+from torchrun_controller.reconcile.workspace.preparation import SyncState, Workspace
 from torchrun_controller.reconcile.workspace.retry import end_of
 
 KEPT_SETUP_PODS = 2
@@ -26,7 +26,7 @@ PERMANENT = frozenset(
 
 def prepare(
     observed: Observed,
-    run: Run,
+    run: ResolvedSpec,
     wanted: Environment,
     now: datetime,
     defaults: Defaults,
@@ -35,14 +35,14 @@ def prepare(
     """Decide the next step towards the environment, now that the workspace is `ready`."""
     if not wanted.shared:
         words = f"{ready.why.message}; every worker runs the setup before its command"
-        return replace(ready, why=Why(ready.why.reason, words))
+        return replace(ready, why=Reason(ready.why.reason, words))
     if not observed.setup_pods:
         return _next_pod(observed, run, wanted, 0, defaults)
     latest = observed.setup_pods[-1]
     name, number = latest.metadata.name, names.number_of(latest.metadata.name)
     current = latest.metadata.annotations.setup_key == wanted.key
     if latest.metadata.deletion_timestamp is not None:
-        return _waits(Why("SetupPodEnding", f"pod {name} is being deleted"))
+        return _waits(Reason("SetupPodEnding", f"pod {name} is being deleted"))
     match latest.status.phase:
         case "Succeeded" if current:
             return ready
@@ -52,27 +52,27 @@ def prepare(
             return _next_pod(observed, run, wanted, number + 1, defaults)
         case _ if not current:
             return Workspace(
-                progress=Progress.SYNCING,
-                why=Why("Replacing", f"the setup has changed; pod {name} is being replaced"),
+                state=SyncState.SYNCING,
+                why=Reason("Replacing", f"the setup has changed; pod {name} is being replaced"),
                 deletes=(delete(latest),),
             )
         case _:
             return _waits(_why_running(observed, latest))
 
 
-def _waits(why: Why) -> Workspace:
-    return Workspace(progress=Progress.SYNCING, why=why)
+def _waits(why: Reason) -> Workspace:
+    return Workspace(state=SyncState.SYNCING, why=why)
 
 
 def _next_pod(
-    observed: Observed, run: Run, wanted: Environment, number: int, defaults: Defaults
+    observed: Observed, run: ResolvedSpec, wanted: Environment, number: int, defaults: Defaults
 ) -> Workspace:
     """One more setup pod; only the last few are kept."""
     assert observed.queue is not None
     pod = setup_pod(observed.job, observed.queue, run, wanted, number, defaults)
     return Workspace(
-        progress=Progress.SYNCING,
-        why=Why("SetupRunning", "a setup pod is being made"),
+        state=SyncState.SYNCING,
+        why=Reason("SetupRunning", "a setup pod is being made"),
         applies=(pod,),
         deletes=tuple(delete(pod) for pod in observed.setup_pods[: -KEPT_SETUP_PODS + 1]),
     )
@@ -80,7 +80,7 @@ def _next_pod(
 
 def _after_failure(
     observed: Observed,
-    run: Run,
+    run: ResolvedSpec,
     wanted: Environment,
     pod: Pod,
     now: datetime,
@@ -99,25 +99,25 @@ def _after_failure(
             "mend spec.setupCommand, spec.requirements or the workspace; to try the same again:"
             f" kubectl delete pod {pod.metadata.name}"
         )
-        return Workspace(progress=Progress.REFUSED, why=Why("SetupFailed", f"{text}; {mend}"))
+        return Workspace(state=SyncState.REFUSED, why=Reason("SetupFailed", f"{text}; {mend}"))
     left = retry.left(pod, end, now)
     if left <= 0:
         return _next_pod(observed, run, wanted, number + 1, defaults)
     again = f"tried again {retry.delay(pod).total_seconds():.0f} s after the failure"
     reason = said.reason or "SetupFailed"
     return Workspace(
-        progress=Progress.SYNCING, why=Why(reason, f"{text}; {again}"), requeue_after=left
+        state=SyncState.SYNCING, why=Reason(reason, f"{text}; {again}"), requeue_after=left
     )
 
 
-def _why_running(observed: Observed, pod: Pod) -> Why:
+def _why_running(observed: Observed, pod: Pod) -> Reason:
     name = pod.metadata.name
     if pod.status.phase == "Running":
-        return Why(
+        return Reason(
             "SetupRunning",
             f"pod {name} installs what the workers need; see: kubectl logs -f {name}",
         )
     why = waiting.of_pod(pod, observed.claims, observed.warnings)
     if why is None:
-        return Why("SetupRunning", f"pod {name} is starting")
-    return Why(why.reason, f"pod {name}: {why.message}")
+        return Reason("SetupRunning", f"pod {name} is starting")
+    return Reason(why.reason, f"pod {name}: {why.message}")

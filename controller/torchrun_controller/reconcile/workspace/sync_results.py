@@ -6,10 +6,10 @@ from torchrun_api.job import TorchrunJob
 from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.reconcile.objects import workspace_source
 from torchrun_controller.reconcile.workspace import claims, delivery
-from torchrun_controller.reconcile.workspace.retry import Verdict, end_of
+from torchrun_controller.reconcile.workspace.retry import SyncMessage, end_of
 
 
-def verdict(pod: Pod) -> Verdict:
+def verdict(pod: Pod) -> SyncMessage:
     """What a sync pod made, or why it did not."""
     return end_of(pod, names.SYNC_CONTAINER).said
 

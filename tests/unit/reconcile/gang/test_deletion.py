@@ -259,6 +259,6 @@ def test_nothing_of_an_older_gang_runs_on_where_the_job_of_the_next_was_deleted(
     world.settle()
     assert world.job.status.reason == "BackingOff"
     seen = world.observed()
-    pods = (*seen.workers, *seen.ghosts)
+    pods = (*seen.workers, *seen.stale_pods)
     alive = [pod for pod in pods if pod.metadata.deletion_timestamp is None]
     assert [pod.metadata.name for pod in alive if pod.status.phase == "Running"] == []

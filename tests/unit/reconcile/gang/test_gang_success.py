@@ -23,7 +23,7 @@ def carry_out_late(world: World, plan: Plan) -> None:
     world.job_condition("Complete")
     for apply in plan.applies:
         world.write(apply)
-    if plan.tells_first:
+    if plan.status_before_deletes:
         world.write_status(plan.status)
     for delete in plan.deletes:
         world.write(delete)

@@ -11,7 +11,7 @@ from torchrun_api.meta import Condition
 from torchrun_api.status import MOST_GANGS
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from torchrun_controller.reconcile.spec.reliability import unreachable
-from torchrun_controller.reconcile.spec.resolve import resolve
+from torchrun_controller.reconcile.spec.resolve import resolve_spec
 from world import START, World, make_job, make_queue
 
 
@@ -346,7 +346,7 @@ def test_never_means_never():
 def test_a_rule_that_can_never_match_is_refused():
     rules = [{"exitCodes": [1, 2], "action": "fail"}, {"exitCodes": [2], "action": "ignore"}]
     with pytest.raises(InvalidSpecError, match=r"rules\[1\]"):
-        resolve(make_job(numNodes=1, reliability={"rules": rules}), make_queue())
+        resolve_spec(make_job(numNodes=1, reliability={"rules": rules}), make_queue())
     assert unreachable(()) is None
 
 

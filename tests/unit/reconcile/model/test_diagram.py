@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from torchrun_controller.reconcile.model.phases import PHASES, ROWS, TERMINAL, Finding
+from torchrun_controller.reconcile.model.phases import PHASES, ROWS, TERMINAL, State
 
 PAGE = Path(__file__).parents[4] / "docs" / "phases.md"
 
 
 def page() -> str:
     live = [p for p in PHASES if p not in TERMINAL]
-    targets = {p: [f for f in Finding if ROWS[f].phase == p] for p in PHASES}
+    targets = {p: [f for f in State if ROWS[f].phase == p] for p in PHASES}
     lines = [
         "# Phases",
         "",
@@ -33,13 +33,13 @@ def page() -> str:
         "|---|---|---|",
     ]
     for phase, findings in targets.items():
-        for finding in findings:
-            row = ROWS[finding]
-            lines.append(f"| {finding.value} | {phase} | {row.condition}={row.status} |")
-    for finding in Finding:
-        row = ROWS[finding]
+        for state in findings:
+            row = ROWS[state]
+            lines.append(f"| {state.value} | {phase} | {row.condition}={row.status} |")
+    for state in State:
+        row = ROWS[state]
         if row.phase is None:
-            lines.append(f"| {finding.value} | unchanged | {row.condition}={row.status} |")
+            lines.append(f"| {state.value} | unchanged | {row.condition}={row.status} |")
     return "\n".join(lines) + "\n"
 
 

@@ -153,7 +153,7 @@ def test_survivors_of_a_process_that_dies_early_end_later(world):
     world.pod(world.workers()[0].metadata.name, phase="Failed")
     world.step(writes=2)
     world.settle()
-    left = [p for p in world.observed().ghosts if p.metadata.deletion_timestamp is None]
+    left = [p for p in world.observed().stale_pods if p.metadata.deletion_timestamp is None]
     assert not left, [p.metadata.name for p in left]
 
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from torchrun_controller.reconcile.objects.child_job import worker_template
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
-from torchrun_controller.reconcile.spec.reliability import policy_of
-from torchrun_controller.reconcile.spec.resolve import resolve
+from torchrun_controller.reconcile.spec.reliability import resolve_reliability
+from torchrun_controller.reconcile.spec.resolve import resolve_spec
 from world import DEFAULTS, World, make_job, make_queue
 
 GRACE = "terminationGracePeriodSeconds"
@@ -22,7 +22,7 @@ def pod(
 ) -> dict[str, Any]:
     """The workers' PodSpec; `job` and `queue` are fields of their specs."""
     asked, laid_down = make_job(**{"numNodes": 2, **(job or {})}), make_queue(**(queue or {}))
-    run = resolve(asked, laid_down)
+    run = resolve_spec(asked, laid_down)
     template = worker_template(asked, laid_down, run, None, 0, "", DEFAULTS, role)
     return msgspec.json.decode(msgspec.json.encode(template["spec"]))
 
@@ -67,14 +67,16 @@ def test_the_grace_period_of_a_template_counts_for_pod_launcher_and_controller(
         assert made[GRACE] == seconds
         assert launcher_grace(made) == max(seconds - 5, 0)
     asked = make_job(numNodes=2, **job)
-    assert policy_of(asked, make_queue(**queue)).grace_seconds == seconds
+    assert resolve_reliability(asked, make_queue(**queue)).grace_seconds == seconds
 
 
 @pytest.mark.parametrize("value", ["120", -1, True, 1.5, 31536001, [], {}])
 def test_a_grace_period_that_is_none_is_refused(value: object):
     with pytest.raises(InvalidSpecError, match=f"^spec.podTemplate.spec.{GRACE} is "):
         pod(of(**{GRACE: value}))
-    assert policy_of(make_job(numNodes=1, **of(**{GRACE: value})), None).grace_seconds == 30
+    assert (
+        resolve_reliability(make_job(numNodes=1, **of(**{GRACE: value})), None).grace_seconds == 30
+    )
 
 
 def test_a_deadline_gives_the_template_s_grace_period():

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from torchrun_controller.reconcile.spec.reliability import policy_of
+from torchrun_controller.reconcile.spec.reliability import resolve_reliability
 from world import World, make_job, make_queue
 
 
@@ -121,5 +121,5 @@ def test_the_jobs_own_edit_holds_at_once(recorded):
 def test_before_its_first_gang_a_job_goes_by_the_queue_as_it_is():
     job = make_job(numNodes=1)
     queue = make_queue(reliability={"maxRestarts": 7})
-    assert policy_of(job, queue).max_restarts == 7
-    assert policy_of(job, None).max_restarts == 3
+    assert resolve_reliability(job, queue).max_restarts == 7
+    assert resolve_reliability(job, None).max_restarts == 3

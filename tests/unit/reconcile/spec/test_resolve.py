@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
-from torchrun_controller.reconcile.spec.resolve import resolve
+from torchrun_controller.reconcile.spec.resolve import resolve_spec
 from world import make_job, make_queue
 
 
@@ -15,7 +15,7 @@ from world import make_job, make_queue
 )
 def test_gpus_become_the_fewest_even_nodes(gpus, per_node, nodes, each):
     queue = make_queue(nodeResources={"gpus": per_node})
-    size = resolve(make_job(numGPUs=gpus), queue).size
+    size = resolve_spec(make_job(numGPUs=gpus), queue).size
     assert (size.nodes, size.gpus_per_node, size.gpus) == (nodes, each, gpus)
 
 
@@ -23,14 +23,14 @@ def test_gpus_become_the_fewest_even_nodes(gpus, per_node, nodes, each):
 def test_a_refusal_names_two_numbers_that_work(gpus, per_node):
     queue = make_queue(nodeResources={"gpus": per_node})
     try:
-        size = resolve(make_job(numGPUs=gpus), queue).size
+        size = resolve_spec(make_job(numGPUs=gpus), queue).size
     except InvalidSpecError as error:
         below, above = (
             int(word) for word in str(error).split("; ")[1].split(" do")[0].split(" and ")
         )
         assert below < gpus < above
         for number in (below, above):
-            resolve(make_job(numGPUs=number), queue)
+            resolve_spec(make_job(numGPUs=number), queue)
     else:
         assert size.gpus == gpus
         assert size.gpus_per_node <= per_node
@@ -38,7 +38,7 @@ def test_a_refusal_names_two_numbers_that_work(gpus, per_node):
 
 def test_part_of_a_node_gets_cpu_and_memory_pro_rata():
     queue = make_queue(nodeResources={"gpus": 8, "cpus": 96, "memory": "512Gi"})
-    size = resolve(make_job(numGPUs=4), queue).size
+    size = resolve_spec(make_job(numGPUs=4), queue).size
     assert size.requests == {"cpu": "48", "memory": "256Gi", "nvidia.com/gpu": "4"}
     assert "cpu" not in size.limits
 
@@ -59,12 +59,12 @@ def test_part_of_a_node_gets_cpu_and_memory_pro_rata():
 )
 def test_a_job_may_take_less_of_a_node(wanted, size, requests):
     queue = make_queue(nodeResources={"gpus": 8, "cpus": 96, "memory": "512Gi"})
-    assert resolve(make_job(nodeResources=wanted, **size), queue).size.requests == requests
+    assert resolve_spec(make_job(nodeResources=wanted, **size), queue).size.requests == requests
 
 
 def test_a_job_says_what_its_queue_leaves_open():
     job = make_job(numNodes=1, nodeResources={"memory": "2Gi"})
-    size = resolve(job, make_queue(nodeResources={})).size
+    size = resolve_spec(job, make_queue(nodeResources={})).size
     assert (size.requests, size.limits) == ({"memory": "2Gi"}, {"memory": "2Gi"})
 
 
@@ -79,11 +79,11 @@ def test_a_job_says_what_its_queue_leaves_open():
 def test_a_job_takes_no_more_than_a_node_of_its_queue(wanted, message):
     queue = make_queue(nodeResources={"gpus": 8, "cpus": 96, "memory": "512Gi"})
     with pytest.raises(InvalidSpecError, match=message):
-        resolve(make_job(numNodes=1, nodeResources=wanted), queue)
+        resolve_spec(make_job(numNodes=1, nodeResources=wanted), queue)
 
 
 def test_gpus_run_a_process_each_on_nccl():
-    run = resolve(make_job(numNodes=2), make_queue(nodeResources={"gpus": 8}))
+    run = resolve_spec(make_job(numNodes=2), make_queue(nodeResources={"gpus": 8}))
     assert (run.nproc_per_node, run.backend) == (8, "nccl")
 
 
@@ -101,19 +101,19 @@ def test_gpus_run_a_process_each_on_nccl():
 def test_who_decides_on_checkpoints(queue, job, expected):
     storage = {} if queue is None else {"storage": {"checkpoints": queue}}
     volumes = {} if job is None else {"volumes": {"checkpoints": job}}
-    run = resolve(make_job(numNodes=1, **volumes), make_queue(**storage))
+    run = resolve_spec(make_job(numNodes=1, **volumes), make_queue(**storage))
     assert (run.checkpoints is not None) is expected
 
 
 def test_an_image_may_come_from_a_template():
     template = {"spec": {"containers": [{"name": "trainer", "image": "x"}]}}
-    resolve(make_job(numNodes=1, podTemplate=template), make_queue(image=None))
+    resolve_spec(make_job(numNodes=1, podTemplate=template), make_queue(image=None))
     odd = {"spec": {"containers": ["odd", {"name": "trainer"}]}}
     with pytest.raises(InvalidSpecError, match="no image"):
-        resolve(make_job(numNodes=1, podTemplate=odd), make_queue(image=None))
+        resolve_spec(make_job(numNodes=1, podTemplate=odd), make_queue(image=None))
 
 
 @pytest.mark.parametrize("source", [{"source": "none"}, {"enabled": False}])
 def test_no_workspace_where_none_is_wanted(source):
     job = make_job(numNodes=1, volumes={"workspace": source})
-    assert resolve(job, make_queue()).workspace is None
+    assert resolve_spec(job, make_queue()).workspace is None
