@@ -14,6 +14,8 @@ import zlib
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+# At the root of a workspace claim: names the revision that is whole and shall run.
+MARKER = ".sync_success"
 LARGEST_TEXT = 128 << 20  # bytes; 200,000 paths of 500 bytes
 
 

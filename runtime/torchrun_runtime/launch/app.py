@@ -12,7 +12,7 @@ import traceback
 from contextlib import contextmanager, suppress
 from typing import Callable, Iterator, Mapping, MutableMapping
 
-from . import output, podinfo, torchrun
+from . import contract, output, podinfo, torchrun
 from .command import decide
 from .copies import Copy
 from .errors import LAUNCH_FAILED, LaunchError
@@ -27,7 +27,7 @@ from .processes import descendants, send, signal_name
 from .reload import LATE_SECONDS, Reload, rendezvous
 from .reporting import Reporter
 from .served import Served
-from .settings import Settings, beside_head, from_environment, termination_log
+from .settings import Settings, beside_head, from_environment, read
 from .stacks import STACK_SIGNAL
 from .state import usable
 from .streams import Streams
@@ -48,7 +48,7 @@ def main() -> int:
     With the argument `setup`, make the job's environment and run no command.
     """
     sets_up = sys.argv[1:] == ["setup"]
-    log = termination_log(os.environ)
+    log = read(os.environ, contract.TERMINATION_LOG)
     for number in STOPPING:
         signal.signal(number, lambda number, _: _stop_now(log, number))
     try:
@@ -73,7 +73,7 @@ def prepare(settings: Settings) -> Workspace | Served | None:
     """Bring the code, and the job's environment where it is made here. Raises LaunchError."""
     workspace = _workspace(settings)
     if workspace:
-        workspace.take(podinfo.number(settings.start_file, podinfo.REVISION))
+        workspace.take(podinfo.number(settings.start_file, contract.REVISION_ANNOTATION))
     _enter(_directory(settings))
     if settings.place and settings.recipe:
         make(settings.place, settings.recipe)
@@ -263,8 +263,8 @@ def _environment_of_command(
         "PYTHONFAULTHANDLER": "1",
         **environment,
         "PYTHONPATH": os.pathsep.join([hooks, path] if path else [hooks]),
-        "TORCHRUN_LAUNCH_REPORTS": reports,
-        **({"TORCHRUN_STACK_SIGNAL": str(int(STACK_SIGNAL))} if stacks else {}),
+        contract.LAUNCH_REPORTS: reports,
+        **({contract.STACK_SIGNAL: str(int(STACK_SIGNAL))} if stacks else {}),
     }
 
 

@@ -18,7 +18,9 @@ from contextlib import suppress
 from functools import partial
 from typing import Callable, Iterable, NamedTuple, TypeVar
 
+from .contract import LARGEST_MANIFEST
 from .errors import LaunchError
+from .manifest import Entry, parse
 from .output import counted, say, wait_until
 from .workspace import modified, remove, show_as_newer
 
@@ -29,7 +31,6 @@ _BLOCK = 1 << 20
 _SILENCE_SECONDS = 300.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 10.0
 _LOOK = 0.2
-_LARGEST_MANIFEST = 128 << 20  # bytes, as the sync program takes it
 # Answers that another try would only repeat. (Tokens and keys may be late: 401 passes.)
 _FINAL = (400, 404, 409)
 
@@ -40,16 +41,6 @@ class Server(NamedTuple):
     url: str
     token: str
     manifest: str
-
-
-class _File(NamedTuple):
-    """number: of its line in the manifest."""
-
-    number: int
-    path: str
-    sha256: str
-    size: int
-    mode: int
 
 
 class ReplacedError(Exception):
@@ -78,22 +69,23 @@ def fetch(
     start = time.monotonic()
     held = set() if held is None else held
     try:
-        files = _patiently(partial(_manifest, server), seconds, replaced)
-        listed = {file.path for file in files}
-        gone = held - listed
-        held |= listed
-        _make_directories(target, files)
-        missing = _absent(target, files)
+        entries = _patiently(partial(_manifest, server), seconds, replaced)
+        paths = {entry.path for entry in entries}
+        gone = held - paths
+        held |= paths
+        _make_directories(target, entries)
+        missing = _missing(target, entries)
         while missing:
-            missing = _patiently(partial(_some, server, target, missing), seconds, replaced)
+            request = partial(_fetch_files, server, target, entries, missing)
+            missing = _patiently(request, seconds, replaced)
         remove(target, gone)
         held -= gone
     except OSError as error:
         message = f"cannot write the workspace to {target}: {error}"
         raise LaunchError("WorkspaceCopyFailed", message) from error
-    size = sum(file.size for file in files)
+    size = sum(entry.size for entry in entries)
     passed = time.monotonic() - start
-    say(f"workspace: {counted(len(files))}, {size} bytes from {server.url} ({passed:.1f} s)")
+    say(f"workspace: {counted(len(entries))}, {size} bytes from {server.url} ({passed:.1f} s)")
 
 
 def _patiently(step: Callable[[], T], seconds: float, replaced: Callable[[], bool]) -> T:
@@ -112,12 +104,12 @@ def _patiently(step: Callable[[], T], seconds: float, replaced: Callable[[], boo
         pause = min(pause * 2, _LONGEST_PAUSE)
 
 
-def _manifest(server: Server) -> list[_File]:
+def _manifest(server: Server) -> list[Entry]:
     """Its entries, directories too."""
     with _request(server, "/v1/manifest") as answer:
         unpack = zlib.decompressobj()
         try:
-            text = unpack.decompress(_read(answer), _LARGEST_MANIFEST)
+            text = unpack.decompress(_read(answer), LARGEST_MANIFEST)
         except zlib.error as error:
             raise _BrokenError(f"the manifest is damaged: {error}") from error
     if unpack.unconsumed_tail or not unpack.eof:
@@ -129,27 +121,27 @@ def _manifest(server: Server) -> list[_File]:
             f"{server.url} has the workspace of manifest {digest} and not {server.manifest}, with "
             "which this attempt began",
         )
-    lines = (line.split(" ", 3) for line in text.decode().split("\n") if line)
-    return [
-        _File(number, path, sha256, int(size), 0 if mode == "dir" else int(mode, 8))
-        for number, (sha256, size, mode, path) in enumerate(lines)
-    ]
+    return parse(text.decode())
 
 
-def _make_directories(target: str, entries: list[_File]) -> None:
+def _make_directories(target: str, entries: list[Entry]) -> None:
     for entry in entries:
         if entry.path.startswith("/") or ".." in entry.path.split("/"):
             raise LaunchError("WorkspaceNotDelivered", f"the manifest names {entry.path!r}")
-        directory = os.path.dirname(entry.path) if entry.mode else entry.path
+        directory = os.path.dirname(entry.path) if entry.is_file else entry.path
         os.makedirs(os.path.join(target, directory), exist_ok=True)
 
 
-def _absent(target: str, entries: list[_File]) -> list[_File]:
-    """The files that no earlier try, and no earlier start of this container, has brought."""
-    return [entry for entry in entries if entry.mode and not _is_here(target, entry)]
+def _missing(target: str, entries: list[Entry]) -> list[int]:
+    """Numbers of the files that no earlier try or start of this container has fetched."""
+    return [
+        number
+        for number, entry in enumerate(entries)
+        if entry.is_file and not _is_here(target, entry)
+    ]
 
 
-def _is_here(target: str, file: _File) -> bool:
+def _is_here(target: str, file: Entry) -> bool:
     path = os.path.join(target, file.path)
     try:
         if os.path.getsize(path) != file.size:
@@ -163,24 +155,30 @@ def _is_here(target: str, file: _File) -> bool:
     return digest.hexdigest() == file.sha256
 
 
-def _some(server: Server, target: str, files: list[_File]) -> list[_File]:
-    """Take the files in this order; those that did not come. Raises _BrokenError if none did."""
-    wanted = {"manifest": server.manifest, "entries": _ranges(file.number for file in files)}
-    taken = 0
+def _fetch_files(
+    server: Server, target: str, entries: list[Entry], numbers: list[int]
+) -> list[int]:
+    """Fetch these entries in their order; returns those that did not come.
+
+    Raises _BrokenError if none did.
+    """
+    wanted = {"manifest": server.manifest, "entries": _ranges(numbers)}
+    fetched = 0
     try:
         with _request(server, "/v1/files", json.dumps(wanted).encode()) as answer:
-            for file in files:
-                _take(answer, os.path.join(target, file.path), file)
-                taken += 1
+            for number in numbers:
+                entry = entries[number]
+                _write_file(answer, os.path.join(target, entry.path), entry)
+                fetched += 1
     except _BrokenError as error:
-        if not taken:
+        if not fetched:
             raise
-        say(f"workspace: {error}; going on after {counted(taken)}")
-    return files[taken:]
+        say(f"workspace: {error}; going on after {counted(fetched)}")
+    return numbers[fetched:]
 
 
-def _take(answer: http.client.HTTPResponse, path: str, file: _File) -> None:
-    """One file, which is there whole or not at all."""
+def _write_file(answer: http.client.HTTPResponse, path: str, file: Entry) -> None:
+    """Write one file, which appears whole or not at all."""
     temporary = f"{path}.torchrun-new"
     digest = hashlib.sha256()
     left = file.size

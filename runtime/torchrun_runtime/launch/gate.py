@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from .contract import FENCE_ANNOTATION, START_ANNOTATION
 from .errors import LaunchError
 from .fencing import Worker
 from .output import say, wait_until
-from .podinfo import START, annotation
+from .podinfo import annotation
 
-FENCE = "torchrun.ai/fence"
 # The controller knows why the gate is closed and says so in the job's status; it opens the gate or
 # deletes the pod. An end of our own would only turn a wait into a failure.
 _FOR_EVER = float("inf")
@@ -32,11 +32,11 @@ def pass_gate(start_file: str, attempt: str) -> list[Worker]:
             pause=_POLL,
             longest_pause=_POLL,
         )
-    return workers_in(annotation(start_file, FENCE))
+    return workers_in(annotation(start_file, FENCE_ANNOTATION))
 
 
 def _may_start(start_file: str, attempt: str) -> bool:
-    return bool(attempt) and annotation(start_file, START) == attempt
+    return bool(attempt) and annotation(start_file, START_ANNOTATION) == attempt
 
 
 def workers_in(order: str) -> list[Worker]:

@@ -12,6 +12,7 @@ import time
 from contextlib import suppress
 from typing import Callable, NamedTuple
 
+from .contract import NODE_RANK
 from .output import say
 from .processes import descendants, variable
 from .stacks import write_stacks
@@ -93,7 +94,7 @@ class HangWatchdog:
             ranks = {variable(process.pid, "RANK") for process in descendants(os.getpid())}
             ranks.discard(None)
             if not ranks:
-                return os.environ.get("NODE_RANK", "0") == "0"
+                return os.environ.get(NODE_RANK, "0") == "0"
             self._leads = "0" in ranks
         return self._leads
 

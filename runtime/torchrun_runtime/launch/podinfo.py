@@ -1,11 +1,9 @@
-"""What the controller tells a running pod: its annotations, which the kubelet keeps in a file."""
+"""The annotations of the pod, which the kubelet keeps in a file (downward API).
+
+By them the controller tells a running pod of changes.
+"""
 
 from __future__ import annotations
-
-START = "torchrun.ai/start"
-REVISION = "torchrun.ai/revision"
-SERVED = "torchrun.ai/served"
-DEVELOPMENT = "torchrun.ai/development"
 
 
 def annotation(file: str, name: str) -> str:

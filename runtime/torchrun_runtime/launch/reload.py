@@ -12,9 +12,11 @@ import signal
 from contextlib import contextmanager
 from typing import Iterator, Mapping
 
+from . import contract
 from .output import say, wait_until
-from .podinfo import DEVELOPMENT, REVISION, annotation, number
+from .podinfo import annotation, number
 from .served import Served
+from .settings import read
 from .supervise import STOPPING
 from .workspace import Workspace
 
@@ -44,7 +46,7 @@ class Reload:
 
     def asked(self) -> bool:
         """Whether the controller wants a newer revision to run."""
-        told = number(self._podinfo, REVISION)
+        told = number(self._podinfo, contract.REVISION_ANNOTATION)
         return told > self.workspace.revision and not self.workspace.adopts(told)
 
     def follows(self, *, failed: bool) -> bool:
@@ -54,7 +56,7 @@ class Reload:
         with _interruptible():
             if self.workspace.newest() > self.workspace.revision:
                 return self._wait(_WORD_SECONDS, "the go-ahead for the newer revision")
-            if failed and annotation(self._podinfo, DEVELOPMENT) == "true":
+            if failed and annotation(self._podinfo, contract.DEVELOPMENT_ANNOTATION) == "true":
                 say("development: the pod is kept and waits for the next edit")
                 return self._wait(self._edit_wait, "the next edit: kubectl torchrun sync")
             return failed and self._wait(self._late, "word of newer code")
@@ -62,7 +64,7 @@ class Reload:
     def take(self) -> None:
         """Bring the newer revision into the node's copy. Raises LaunchError."""
         with _interruptible():
-            self.workspace.take(number(self._podinfo, REVISION))
+            self.workspace.take(number(self._podinfo, contract.REVISION_ANNOTATION))
 
     def _wait(self, seconds: float, what: str) -> bool:
         return wait_until(self.asked, seconds, what, pause=_POLL, longest_pause=_POLL)
@@ -74,19 +76,20 @@ def rendezvous(environment: Mapping[str, str], revision: int) -> dict[str, str]:
     Those of the revision that the gang began with are as the pod has them.
     """
     changed = dict(environment)
-    first = environment.get("TORCHRUN_WORKSPACE_REVISION", "")
+    first = read(environment, contract.WORKSPACE_REVISION)
     later = revision - (int(first) if first.isdigit() else 1)
     if later <= 0:
         return changed
-    if "PET_RDZV_ID" in environment:
-        changed["PET_RDZV_ID"] = f"{environment['PET_RDZV_ID']}-w{revision}"
-    port = environment.get("PET_MASTER_PORT", "")
+    if contract.PET_RDZV_ID in environment:
+        changed[contract.PET_RDZV_ID] += f"-w{revision}"
+    port = read(environment, contract.PET_MASTER_PORT)
     if not port.isdigit():
         return changed
     own = str(int(port) + later % _PORTS)
-    if environment.get("PET_RDZV_ENDPOINT") == f"{environment.get('PET_MASTER_ADDR')}:{port}":
-        changed["PET_RDZV_ENDPOINT"] = f"{environment['PET_MASTER_ADDR']}:{own}"
-    changed.update(PET_MASTER_PORT=own, MASTER_PORT=own)
+    master = read(environment, contract.PET_MASTER_ADDR)
+    if read(environment, contract.PET_RDZV_ENDPOINT) == f"{master}:{port}":
+        changed[contract.PET_RDZV_ENDPOINT] = f"{master}:{own}"
+    changed[contract.PET_MASTER_PORT] = changed[contract.MASTER_PORT] = own
     return changed
 
 

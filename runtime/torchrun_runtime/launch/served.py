@@ -7,6 +7,7 @@ another pod: the annotations of its own pod name both.
 from __future__ import annotations
 
 from . import podinfo
+from .contract import SERVED_ANNOTATION
 from .delivery import ReplacedError, Server, fetch
 from .errors import LaunchError
 from .output import wait_until
@@ -62,5 +63,5 @@ class Served:
         return wait_until(lambda: self._told() != server, seconds, "word of another server")
 
     def _told(self) -> Server:
-        url, _, manifest = podinfo.annotation(self._podinfo, podinfo.SERVED).partition(" ")
+        url, _, manifest = podinfo.annotation(self._podinfo, SERVED_ANNOTATION).partition(" ")
         return Server(url, self._first.token, manifest) if manifest else self._first

@@ -6,6 +6,7 @@ import json
 import os
 from typing import Mapping, NamedTuple
 
+from . import contract
 from .delivery import Server
 from .errors import LaunchError
 from .install import Recipe
@@ -47,51 +48,51 @@ class Settings(NamedTuple):
 
 def from_environment(environment: Mapping[str, str]) -> Settings:
     """Raises LaunchError (InvalidSetting) naming the variable, its value and what it takes."""
-    launcher = environment.get("TORCHRUN_LAUNCHER", "auto")
+    launcher = read(environment, contract.LAUNCHER_MODE)
     if launcher not in ("auto", "torchrun", "none"):
-        raise _invalid("TORCHRUN_LAUNCHER", launcher, "auto, torchrun or none")
-    grace = environment.get("TORCHRUN_GRACE_SECONDS", "")
+        raise _invalid(contract.LAUNCHER_MODE, launcher, "auto, torchrun or none")
+    grace = read(environment, contract.GRACE_SECONDS)
     return Settings(
-        command=_command(environment.get("TORCHRUN_COMMAND", "")),
+        command=_command(read(environment, contract.COMMAND)),
         launcher=launcher,
-        working_dir=environment.get("TORCHRUN_WORKING_DIR", ""),
-        workspace_source=environment.get("TORCHRUN_WORKSPACE_SOURCE", ""),
-        workspace_target=environment.get("TORCHRUN_WORKSPACE_TARGET", "/app"),
-        sync_wait=_seconds(environment, "TORCHRUN_SYNC_WAIT_SECONDS", 600),
-        resolve_wait=_seconds(environment, "TORCHRUN_RESOLVE_WAIT_SECONDS", 300),
-        grace=_seconds(environment, "TORCHRUN_GRACE_SECONDS", 0) if grace else None,
-        nnodes=environment.get("PET_NNODES", ""),
+        working_dir=read(environment, contract.WORKING_DIR),
+        workspace_source=read(environment, contract.WORKSPACE_SOURCE),
+        workspace_target=read(environment, contract.WORKSPACE_TARGET),
+        sync_wait=_seconds(environment, contract.SYNC_WAIT_SECONDS),
+        resolve_wait=_seconds(environment, contract.RESOLVE_WAIT_SECONDS),
+        grace=_seconds(environment, contract.GRACE_SECONDS) if grace else None,
+        nnodes=read(environment, contract.PET_NNODES),
         hosts=_hosts(environment),
-        termination_log=termination_log(environment),
-        start_file=environment.get("TORCHRUN_START_FILE", ""),
-        attempt=environment.get("TORCHRUN_ATTEMPT", ""),
-        state_dir=environment.get("TORCHRUN_STATE_DIR", ""),
-        job_uid=environment.get("TORCHRUN_JOB_UID", ""),
+        termination_log=read(environment, contract.TERMINATION_LOG),
+        start_file=read(environment, contract.START_FILE),
+        attempt=read(environment, contract.ATTEMPT),
+        state_dir=read(environment, contract.STATE_DIR),
+        job_uid=read(environment, contract.JOB_UID),
         place=_place(environment),
-        recipe=_recipe(environment.get("TORCHRUN_SETUP", "")),
+        recipe=_recipe(read(environment, contract.SETUP)),
         server=_server(environment),
-        node=environment.get("NODE_RANK", ""),
-        hang_timeout=_seconds(environment, "TORCHRUN_HANG_TIMEOUT_SECONDS", 0),
-        progress_url=environment.get("TORCHRUN_PROGRESS_URL", ""),
-        progress_token_file=environment.get("TORCHRUN_PROGRESS_TOKEN_FILE", ""),
-        edit_wait=_seconds(environment, "TORCHRUN_EDIT_WAIT_SECONDS", 3600),
+        node=read(environment, contract.NODE_RANK),
+        hang_timeout=_seconds(environment, contract.HANG_TIMEOUT_SECONDS),
+        progress_url=read(environment, contract.PROGRESS_URL),
+        progress_token_file=read(environment, contract.PROGRESS_TOKEN_FILE),
+        edit_wait=_seconds(environment, contract.EDIT_WAIT_SECONDS),
     )
 
 
+def read(environment: Mapping[str, str], name: str) -> str:
+    """The value of a variable of the contract, or its default."""
+    return environment.get(name, contract.DEFAULTS.get(name, ""))
+
+
 def beside_head(environment: Mapping[str, str]) -> dict[str, str]:
-    """The node ranks of a worker whose head, node 0, has a Job of its own: one above its index."""
-    if environment.get("TORCHRUN_ROLE") != "worker":
+    """Node ranks of a worker whose head, node 0, has a Job of its own: its index plus one."""
+    if read(environment, contract.ROLE) != "worker":
         return {}
-    index = environment.get("NODE_RANK", "")
+    index = read(environment, contract.NODE_RANK)
     if not index.isdecimal():
-        raise _invalid("NODE_RANK", index, "the pod's completion index")
+        raise _invalid(contract.NODE_RANK, index, "the pod's completion index")
     rank = str(int(index) + 1)
-    return {"NODE_RANK": rank, "PET_NODE_RANK": rank}
-
-
-def termination_log(environment: Mapping[str, str]) -> str:
-    """File of the termination message."""
-    return environment.get("TORCHRUN_TERMINATION_LOG", "/dev/termination-log")
+    return {contract.NODE_RANK: rank, contract.PET_NODE_RANK: rank}
 
 
 def _command(text: str) -> str | list[str]:
@@ -99,27 +100,27 @@ def _command(text: str) -> str | list[str]:
     try:
         command = json.loads(text)
     except ValueError:
-        raise _invalid("TORCHRUN_COMMAND", text, accepted) from None
+        raise _invalid(contract.COMMAND, text, accepted) from None
     if isinstance(command, str) and command.strip():
         return command
     if isinstance(command, list) and command and all(isinstance(word, str) for word in command):
         return command
-    raise _invalid("TORCHRUN_COMMAND", text, accepted)
+    raise _invalid(contract.COMMAND, text, accepted)
 
 
 def _place(environment: Mapping[str, str]) -> Place | None:
-    folder, key, link = (
-        environment.get(f"TORCHRUN_ENV_{name}", "") for name in ("STORE", "KEY", "DIR")
-    )
+    folder = read(environment, contract.ENV_STORE)
+    key = read(environment, contract.ENV_KEY)
+    link = read(environment, contract.ENV_DIR)
     return Place(folder, key, link) if folder and key and link else None
 
 
 def _server(environment: Mapping[str, str]) -> Server | None:
-    url = environment.get("TORCHRUN_WORKSPACE_URL", "")
+    url = read(environment, contract.WORKSPACE_URL)
     if not url:
         return None
-    token = os.path.join(environment.get("TORCHRUN_WORKSPACE_SOURCE", ""), "token")
-    return Server(url, token, environment.get("TORCHRUN_WORKSPACE_MANIFEST", ""))
+    token = os.path.join(read(environment, contract.WORKSPACE_SOURCE), "token")
+    return Server(url, token, read(environment, contract.WORKSPACE_MANIFEST))
 
 
 def _recipe(text: str) -> Recipe | None:
@@ -133,13 +134,13 @@ def _recipe(text: str) -> Recipe | None:
         )
     except (ValueError, KeyError, TypeError):
         accepted = 'JSON as {"requirements": ["einops"], "command": "make"}'
-        raise _invalid("TORCHRUN_SETUP", text, accepted) from None
+        raise _invalid(contract.SETUP, text, accepted) from None
 
 
-def _seconds(environment: Mapping[str, str], name: str, default: float) -> float:
+def _seconds(environment: Mapping[str, str], name: str) -> float:
     text = environment.get(name, "")
     try:
-        value = float(text) if text else default
+        value = float(text or contract.DEFAULTS[name])
     except ValueError:
         value = -1.0
     if not 0 <= value < float("inf"):
@@ -149,11 +150,15 @@ def _seconds(environment: Mapping[str, str], name: str, default: float) -> float
 
 def _hosts(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Names that torchrun and the ranks will look up: of the rendezvous and of the master."""
-    endpoint = environment.get("PET_RDZV_ENDPOINT", "")
+    endpoint = read(environment, contract.PET_RDZV_ENDPOINT)
     host = endpoint.rsplit(":", 1)[0] if endpoint.count(":") == 1 else endpoint
     if endpoint.startswith("["):
         host = endpoint[1:].partition("]")[0]
-    names = (host, environment.get("PET_MASTER_ADDR", ""), environment.get("MASTER_ADDR", ""))
+    names = (
+        host,
+        read(environment, contract.PET_MASTER_ADDR),
+        read(environment, contract.MASTER_ADDR),
+    )
     return tuple(dict.fromkeys(name for name in names if name))
 
 

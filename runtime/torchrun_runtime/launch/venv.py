@@ -22,6 +22,7 @@ import time
 from contextlib import suppress
 from typing import Iterable, Mapping, NamedTuple
 
+from .contract import ENV_DIR
 from .errors import LaunchError
 from .install import Recipe, install
 from .output import say, timestamp, wait_until
@@ -91,7 +92,7 @@ def activated(directory: str, environment: Mapping[str, str]) -> dict[str, str]:
     path = environment.get("PATH") or os.defpath
     return {
         "VIRTUAL_ENV": directory,
-        "TORCHRUN_ENV_DIR": directory,
+        ENV_DIR: directory,
         "PATH": os.pathsep.join([os.path.join(directory, "bin"), path]),
     }
 

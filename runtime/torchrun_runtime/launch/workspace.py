@@ -13,10 +13,11 @@ from contextlib import suppress
 from itertools import islice
 from typing import Iterable, Iterator, NamedTuple
 
+from .contract import MARKER, SYNC_WAIT_SECONDS
 from .errors import LaunchError
+from .manifest import Entry, parse
 from .output import counted, say, wait_until
 
-MARKER = ".sync_success"
 # Claims are often network file systems, where copies wait for round trips.
 _THREADS = 16
 _SEEN_SECONDS = 30.0
@@ -37,7 +38,7 @@ class Workspace:
         self.revision = 0
         self._source = source
         self._target = target
-        self._held: dict[str, str] = {}
+        self._copied: dict[str, Entry] = {}  # by path; empty while that is not known
 
     def wait(self, seconds: float) -> None:
         """Wait until there is a revision. Raises LaunchError (WorkspaceNotReady)."""
@@ -46,7 +47,7 @@ class Workspace:
             raise LaunchError(
                 "WorkspaceNotReady",
                 f"the workspace was not ready after {seconds:.0f} s: {marker} is missing; "
-                "look at the job's sync pod, or raise TORCHRUN_SYNC_WAIT_SECONDS",
+                f"look at the job's sync pod, or raise {SYNC_WAIT_SECONDS}",
             )
 
     def newest(self) -> int:
@@ -98,27 +99,26 @@ class Workspace:
         wait_until(seen, _SEEN_SECONDS, f"revision {revision} of the workspace")
 
     def _update(self, revision: int, tree: str) -> Copied:
-        """Only what differs, where it is known what the copy and the revision hold."""
-        listed = self._listed(revision)
-        if not (self._held and listed):
+        """Copy only what differs where the manifests of the copy and of the revision are known."""
+        wanted = self._manifest(revision)
+        if not (self._copied and wanted):
             copied = copy_tree(tree, self._target)
         else:
-            gone = [path for path in self._held if path not in listed]
-            changed = [path for path, line in listed.items() if self._held.get(path) != line]
-            self._held = {}  # until all is done, nobody knows what the copy holds
+            gone = [path for path in self._copied if path not in wanted]
+            changed = [path for path, entry in wanted.items() if self._copied.get(path) != entry]
+            self._copied = {}  # not known until all is done
             remove(self._target, gone)
             copied = _copy_changed(tree, self._target, changed)
-        self._held = listed
+        self._copied = wanted
         return copied
 
-    def _listed(self, revision: int) -> dict[str, str]:
-        """Lines of the revision's manifest by path; empty where it has none."""
+    def _manifest(self, revision: int) -> dict[str, Entry]:
+        """Entries of the revision's manifest by path; empty where it has none."""
         try:
             with open(os.path.join(self._revision(revision), "manifest"), encoding="utf-8") as file:
-                lines = file.read().split("\n")
+                return {entry.path: entry for entry in parse(file.read())}
         except OSError:
             return {}
-        return {line.split(" ", 3)[3]: line for line in lines if line}
 
     def _revision(self, number: int) -> str:
         return os.path.join(self._source, "revisions", str(number))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
+from torchrun_api.environment import SERVE, usage
 from torchrun_runtime.serve.app import application
 from torchrun_runtime.serve.keys import ApiServer, Keys
 from torchrun_runtime.serve.settings import Settings, from_environment
@@ -16,18 +17,13 @@ from torchrun_runtime.serve.tree import Tree
 from torchrun_runtime.sync.errors import SyncError
 from torchrun_runtime.sync.report import log
 
-_USAGE = """usage: torchrun-serve
+_USAGE = f"""usage: torchrun-serve
 
 Runs in a job's serve pod beside torchrun-sync. Gives the files of the workspace to the workers of
 its job: GET /v1/manifest, POST /v1/files. GET /readyz answers 200 once the workspace is whole.
 
 Environment (default):
-  TORCHRUN_SERVE_NAMESPACE, _JOB        whose workers are served
-  TORCHRUN_SERVE_DIR (/workspace)       where torchrun-sync makes the workspace
-  TORCHRUN_SERVE_PORT (8081)            port to listen on
-  TORCHRUN_SERVE_HOST ()                address to listen on; all of them by default
-  TORCHRUN_SERVE_API_DIR (/torchrun-api)   token and ca.crt, with which the API server is asked for
-                                        the keys of the cluster's service-account tokens
+{usage(SERVE)}
 """
 _GRACE_SECONDS = 2.0
 

@@ -1,9 +1,11 @@
-"""What the pod's environment says, checked once at the start."""
+"""The settings of a serve pod, from its environment; checked once at the start."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from torchrun_api import environment as variables
+from torchrun_api.variable import Variable
 from torchrun_runtime.sync.errors import SyncError
 
 
@@ -14,35 +16,37 @@ class Settings:
     namespace: str
     job: str
     api_server: str
-    directory: Path = Path("/workspace")
+    directory: Path = Path(variables.SERVE_DIR.default)
     host: str = ""
-    port: int = 8081
-    api_dir: Path = Path("/torchrun-api")
+    port: int = int(variables.SERVE_PORT.default)
+    api_dir: Path = Path(variables.SERVE_API_DIR.default)
 
 
 def from_environment(environment: Mapping[str, str]) -> Settings:
     """Raises SyncError (InvalidSetting) naming the variable and what it takes."""
-    port = environment.get("TORCHRUN_SERVE_PORT", "8081")
+    port = variables.SERVE_PORT.read(environment)
     if not (port.isascii() and port.isdigit() and int(port) < 65536):
-        raise _invalid("TORCHRUN_SERVE_PORT", port, "a port")
-    host = _required(environment, "KUBERNETES_SERVICE_HOST", "the API server's address")
+        raise _invalid(variables.SERVE_PORT.name, port, "a port")
+    host = environment.get("KUBERNETES_SERVICE_HOST", "")
+    if not host:
+        raise _invalid("KUBERNETES_SERVICE_HOST", host, "the API server's address")
     address = f"[{host}]" if ":" in host else host
     api_port = environment.get("KUBERNETES_SERVICE_PORT", "443")
     return Settings(
-        namespace=_required(environment, "TORCHRUN_SERVE_NAMESPACE", "a namespace"),
-        job=_required(environment, "TORCHRUN_SERVE_JOB", "the name of a job"),
+        namespace=_required(environment, variables.SERVE_NAMESPACE, "a namespace"),
+        job=_required(environment, variables.SERVE_JOB, "the name of a job"),
         api_server=f"https://{address}:{api_port}",
-        directory=Path(environment.get("TORCHRUN_SERVE_DIR", Settings.directory)),
-        host=environment.get("TORCHRUN_SERVE_HOST", ""),
+        directory=Path(variables.SERVE_DIR.read(environment)),
+        host=variables.SERVE_HOST.read(environment),
         port=int(port),
-        api_dir=Path(environment.get("TORCHRUN_SERVE_API_DIR", Settings.api_dir)),
+        api_dir=Path(variables.SERVE_API_DIR.read(environment)),
     )
 
 
-def _required(environment: Mapping[str, str], name: str, accepted: str) -> str:
-    value = environment.get(name, "")
+def _required(environment: Mapping[str, str], variable: Variable[str], accepted: str) -> str:
+    value = variable.read(environment)
     if not value:
-        raise _invalid(name, value, accepted)
+        raise _invalid(variable.name, value, accepted)
     return value
 
 

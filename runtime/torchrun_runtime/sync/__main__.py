@@ -11,6 +11,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from torchrun_api.contents import Manifest
+from torchrun_api.environment import SYNC, usage
 from torchrun_runtime.sync.assemble import Assembly, ranges
 from torchrun_runtime.sync.authorization import Authorization
 from torchrun_runtime.sync.claim import Claim, Marker
@@ -27,23 +28,14 @@ from torchrun_runtime.sync.workflow import Workflow
 if TYPE_CHECKING:
     from torchrun_api.json import JsonObject
 
-_USAGE = """usage: torchrun-sync
+_USAGE = f"""usage: torchrun-sync
 
 Runs in a job's sync pod. Takes the workspace as a zip archive by PUT /v1/upload, or a manifest of
 it by PUT /v1/manifest and an archive of those files that are not at hand. Checks every member,
 extracts it to <claim>/revisions/<n>/tree and writes the marker <claim>/.sync_success.
 
 Environment (default):
-  TORCHRUN_SYNC_SOURCE (zip)       where the workspace comes from
-  TORCHRUN_SYNC_DIR (/workspace)   the claim, writable
-  TORCHRUN_SYNC_PORT (8080)        port to listen on
-  TORCHRUN_SYNC_SHA256 ()          take this archive, or this manifest, only
-  TORCHRUN_SYNC_UPLOAD_TOKEN_SHA256 ()   SHA-256 of the token that a client shows as
-                                   X-Torchrun-Upload-Token, or else names the digest above
-  TORCHRUN_SYNC_AFTER (0)          make a revision later than this one
-  TORCHRUN_SYNC_BASE ()            another workspace claim, whose files need not be sent again
-  TORCHRUN_SYNC_READ_TIMEOUT_SECONDS (60)   silence after which a client is given up
-  TORCHRUN_SYNC_MAX_ENTRIES, _BYTES, _PATH, _DEPTH, _RATIO, _RATIO_FLOOR   caps on an archive
+{usage(SYNC)}
 
 Exit status: 0 the workspace is there; 1 it is not, and the termination message says why;
 143 stopped by a signal (an upload goes on in the next pod).

@@ -21,12 +21,11 @@ import socket
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from torchrun_api.contents import Manifest, parse
+from torchrun_api.contents import MARKER, Manifest, parse
 from torchrun_runtime.sync.errors import SyncError
 from torchrun_runtime.sync.modes import give
 from torchrun_runtime.sync.report import now
 
-MARKER = ".sync_success"
 NEW = "tree.new"
 
 

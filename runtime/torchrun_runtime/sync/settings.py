@@ -1,10 +1,12 @@
-"""What the pod's environment says, checked once at the start."""
+"""The settings of a sync pod, from its environment; checked once at the start."""
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from torchrun_api import environment as variables
+from torchrun_api.variable import Variable
 from torchrun_runtime.sync.errors import SyncError
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -12,36 +14,31 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Limits:
-    """Caps on one archive; each can be raised by TORCHRUN_SYNC_MAX_<NAME>.
+    """Caps on one archive, each from TORCHRUN_SYNC_MAX_<NAME>.
 
     entries: members, files and directories. bytes: of the archive, and of all that it holds.
     path: bytes of one member's path; the rest of the kernel's 4096 is left for the mount path.
-    depth: components of one path. ratio: bytes held per byte of the archive, asked for only above
+    depth: components of one path. ratio: bytes held per byte of the archive, checked only above
     ratio_floor bytes (small text compresses far without harm).
     """
 
-    entries: int = 200_000
-    bytes: int = 50 * 2**30
-    path: int = 3_840
-    depth: int = 100
-    ratio: int = 200
-    ratio_floor: int = 2**30
+    entries: int = int(variables.SYNC_MAX_ENTRIES.default)
+    bytes: int = int(variables.SYNC_MAX_BYTES.default)
+    path: int = int(variables.SYNC_MAX_PATH.default)
+    depth: int = int(variables.SYNC_MAX_DEPTH.default)
+    ratio: int = int(variables.SYNC_MAX_RATIO.default)
+    ratio_floor: int = int(variables.SYNC_MAX_RATIO_FLOOR.default)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What to make a workspace of, and where. Times in seconds.
+    """The pod's environment (torchrun_api.environment says what each variable means), checked.
 
-    sha256: the only upload that is taken, or "". token_sha256: of the token by which any is taken,
-    or "". after: a revision that is known of. base:
-    another workspace claim, mounted read-only, whose files need not be sent again.
-
-    commit: the only content that is taken from elsewhere, or "". digest: of the source's own
-    fields; names it in the marker. secret: name of the Secret that is mounted at secret_directory,
-    "" without one.
+    Times in seconds. Without a value texts are "", secret_directory and base None. linger: how long
+    a finished pod waits for a client to read the result.
     """
 
-    source: str = "zip"
+    source: str = variables.SYNC_SOURCE.default
     url: str = ""
     ref: str = ""
     sub_path: str = ""
@@ -49,85 +46,79 @@ class Settings:
     digest: str = ""
     secret: str = ""
     secret_directory: Path | None = None
-    fetch_timeout: float = 3600.0
-    directory: Path = Path("/workspace")
+    fetch_timeout: float = float(variables.SYNC_FETCH_TIMEOUT_SECONDS.default)
+    directory: Path = Path(variables.SYNC_DIR.default)
     host: str = ""
-    port: int = 8080
+    port: int = int(variables.SYNC_PORT.default)
     sha256: str = ""
     token_sha256: str = ""
     after: int = 0
     base: Path | None = None
     limits: Limits = field(default_factory=Limits)
-    termination_log: Path = Path("/dev/termination-log")
-    read_timeout: float = 60.0
+    termination_log: Path = Path(variables.TERMINATION_LOG.default)
+    read_timeout: float = float(variables.SYNC_READ_TIMEOUT_SECONDS.default)
     linger: float = 2.0
 
 
 def from_environment(environment: Mapping[str, str]) -> Settings:
     """Raises SyncError (InvalidSetting) naming the variable, its value and what it takes."""
-    source = environment.get("TORCHRUN_SYNC_SOURCE", "zip")
+    source = variables.SYNC_SOURCE.read(environment)
     if source not in ("zip", "git", "s3"):
-        raise _invalid("TORCHRUN_SYNC_SOURCE", source, "zip, git or s3")
-    base = environment.get("TORCHRUN_SYNC_BASE", "")
-    defaults = Settings()
-    secret_directory = environment.get("TORCHRUN_SYNC_SECRET_DIR", "")
+        raise _invalid(variables.SYNC_SOURCE, source, "zip, git or s3")
     return Settings(
         source=source,
-        url=environment.get("TORCHRUN_SYNC_URL", ""),
-        ref=environment.get("TORCHRUN_SYNC_REF", ""),
-        sub_path=environment.get("TORCHRUN_SYNC_SUB_PATH", ""),
-        commit=environment.get("TORCHRUN_SYNC_COMMIT", ""),
-        digest=environment.get("TORCHRUN_SYNC_SOURCE_DIGEST", ""),
-        secret=environment.get("TORCHRUN_SYNC_SECRET", ""),
-        secret_directory=Path(secret_directory) if secret_directory else None,
-        fetch_timeout=_number(environment, "TORCHRUN_SYNC_FETCH_TIMEOUT_SECONDS", 3600),
-        directory=Path(environment.get("TORCHRUN_SYNC_DIR", defaults.directory)),
-        host=environment.get("TORCHRUN_SYNC_HOST", defaults.host),
-        port=_number(environment, "TORCHRUN_SYNC_PORT", defaults.port, lowest=0),
-        sha256=_digest(environment, "TORCHRUN_SYNC_SHA256"),
-        token_sha256=_digest(environment, "TORCHRUN_SYNC_UPLOAD_TOKEN_SHA256"),
-        after=_number(environment, "TORCHRUN_SYNC_AFTER", 0, lowest=0),
-        base=Path(base) if base else None,
-        limits=_limits(environment),
+        url=variables.SYNC_URL.read(environment),
+        ref=variables.SYNC_REF.read(environment),
+        sub_path=variables.SYNC_SUB_PATH.read(environment),
+        commit=variables.SYNC_COMMIT.read(environment),
+        digest=variables.SYNC_SOURCE_DIGEST.read(environment),
+        secret=variables.SYNC_SECRET.read(environment),
+        secret_directory=_path(environment, variables.SYNC_SECRET_DIR),
+        fetch_timeout=_number(environment, variables.SYNC_FETCH_TIMEOUT_SECONDS),
+        directory=Path(variables.SYNC_DIR.read(environment)),
+        host=variables.SYNC_HOST.read(environment),
+        port=_number(environment, variables.SYNC_PORT, lowest=0),
+        sha256=_digest(environment, variables.SYNC_SHA256),
+        token_sha256=_digest(environment, variables.SYNC_UPLOAD_TOKEN_SHA256),
+        after=_number(environment, variables.SYNC_AFTER, lowest=0),
+        base=_path(environment, variables.SYNC_BASE),
+        limits=Limits(
+            entries=_number(environment, variables.SYNC_MAX_ENTRIES),
+            bytes=_number(environment, variables.SYNC_MAX_BYTES),
+            path=_number(environment, variables.SYNC_MAX_PATH),
+            depth=_number(environment, variables.SYNC_MAX_DEPTH),
+            ratio=_number(environment, variables.SYNC_MAX_RATIO),
+            ratio_floor=_number(environment, variables.SYNC_MAX_RATIO_FLOOR, lowest=0),
+        ),
         termination_log=termination_log(environment),
-        read_timeout=_number(environment, "TORCHRUN_SYNC_READ_TIMEOUT_SECONDS", 60),
+        read_timeout=_number(environment, variables.SYNC_READ_TIMEOUT_SECONDS),
     )
 
 
 def termination_log(environment: Mapping[str, str]) -> Path:
     """File of the termination message, which the kubelet makes."""
-    return Path(environment.get("TORCHRUN_TERMINATION_LOG", Settings.termination_log))
+    return Path(variables.TERMINATION_LOG.read(environment))
 
 
-def _limits(environment: Mapping[str, str]) -> Limits:
-    default = Limits()
-    prefix = "TORCHRUN_SYNC_MAX_"
-    return Limits(
-        entries=_number(environment, prefix + "ENTRIES", default.entries),
-        bytes=_number(environment, prefix + "BYTES", default.bytes),
-        path=_number(environment, prefix + "PATH", default.path),
-        depth=_number(environment, prefix + "DEPTH", default.depth),
-        ratio=_number(environment, prefix + "RATIO", default.ratio),
-        ratio_floor=_number(environment, prefix + "RATIO_FLOOR", default.ratio_floor, lowest=0),
-    )
+def _path(environment: Mapping[str, str], variable: Variable[str]) -> Path | None:
+    text = variable.read(environment)
+    return Path(text) if text else None
 
 
-def _digest(environment: Mapping[str, str], name: str) -> str:
-    text = environment.get(name, "").lower()
+def _digest(environment: Mapping[str, str], variable: Variable[str]) -> str:
+    text = variable.read(environment).lower()
     if text and not SHA256.fullmatch(text):
-        raise _invalid(name, text, "64 hexadecimal digits")
+        raise _invalid(variable, text, "64 hexadecimal digits")
     return text
 
 
-def _number(environment: Mapping[str, str], name: str, default: int, lowest: int = 1) -> int:
-    text = environment.get(name, "")
-    if not text:
-        return default
+def _number(environment: Mapping[str, str], variable: Variable[int], lowest: int = 1) -> int:
+    text = variable.read(environment) or variable.default
     if not text.isascii() or not text.isdigit() or int(text) < lowest:
-        raise _invalid(name, text, f"a whole number of at least {lowest}")
+        raise _invalid(variable, text, f"a whole number of at least {lowest}")
     return int(text)
 
 
-def _invalid(name: str, value: str, accepted: str) -> SyncError:
-    message = f"{name} is {value!r}; accepted: {accepted}"
+def _invalid(variable: Variable[str] | Variable[int], value: str, accepted: str) -> SyncError:
+    message = f"{variable.name} is {value!r}; accepted: {accepted}"
     return SyncError("InvalidSetting", message, permanent=True)

@@ -1,0 +1,105 @@
+"""Write what is generated from `environment`.
+
+python -m torchrun_api.environment_reference LAUNCHER_MODULE PAGE
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from torchrun_api import contents, environment, names
+from torchrun_api.environment import VARIABLES
+from torchrun_api.variable import Variable
+
+_MODULE = '''"""The contract with the controller and the sync pod: names that both sides know.
+
+Generated from torchrun_api (environment, names, contents) by `make generate`: edit it there.
+"""
+'''
+_ANNOTATIONS = ("START", "FENCE", "REVISION", "SERVED", "DEVELOPMENT")
+
+_PAGE = """# Environment variables
+
+A command reads the variables of its pod from this list. It also shows which of them torchrun, the
+launcher and the other programs of a job read.
+
+| set by | meaning |
+|---|---|
+| controller | `spec.env` may not set it too: the job gets the reason `InvalidSpec` |
+| user | optional, by `spec.env` |
+| launcher | for the command and its children, whatever the pod has |
+| tests | not set in a cluster |
+
+This page is generated from `api/torchrun_api/environment.py`.
+
+"""
+_SECTIONS = (
+    ("Workers", (environment.LAUNCHER, environment.TORCHRUN, environment.USER)),
+    ("Ranks", (environment.RANK,)),
+    ("Sync pods", (environment.SYNC,)),
+    ("Serve pods", (environment.SERVE,)),
+)
+
+
+def launcher_module() -> str:
+    """Source of the launcher's module: a constant for each name, and the defaults."""
+    ours = {
+        constant: variable
+        for constant, variable in VARIABLES.items()
+        if environment.LAUNCHER in (*variable.set_by, *variable.read_by)
+    }
+    lines = [_MODULE]
+    for constant, variable in ours.items():
+        lines.append(f'{constant} = "{variable.name}"  # {variable.type.name}')
+    lines += [
+        "",
+        "# For variables that are not set; the others default to the empty string.",
+        "DEFAULTS = {",
+    ]
+    lines += [f'    {c}: "{v.default}",' for c, v in ours.items() if v.default]
+    lines += ["}", "", "# Annotations of the worker, in the file that START_FILE names."]
+    lines += [f'{name}_ANNOTATION = "{getattr(names, name)}"' for name in _ANNOTATIONS]
+    lines += ["", "# Of a workspace: its marker, and the most bytes that its manifest may have."]
+    lines += [f'MARKER = "{contents.MARKER}"', f"LARGEST_MANIFEST = {contents.LARGEST_TEXT}"]
+    return "\n".join(lines) + "\n"
+
+
+def page() -> str:
+    """The reference as Markdown."""
+    return _PAGE + "\n".join(_sections())
+
+
+def _sections() -> Iterator[str]:
+    listed: set[str] = set()
+    for title, readers in _SECTIONS:
+        rows = [
+            _row(variable)
+            for variable in VARIABLES.values()
+            if variable.name not in listed and set(readers) & {*variable.read_by}
+        ]
+        listed |= {v.name for v in VARIABLES.values() if set(readers) & {*v.read_by}}
+        head = "| variable | type | set by | read by | meaning (default) |\n|---|---|---|---|---|\n"
+        yield f"## {title}\n\n{head}" + "".join(rows)
+
+
+def _row(variable: Variable[str] | Variable[int] | Variable[object]) -> str:
+    meaning = variable.meaning.replace("|", "\\|")
+    default = f" (`{variable.default}`)" if variable.default else ""
+    cells = (
+        f"`{variable.name}`",
+        variable.type.name,
+        ", ".join(variable.set_by),
+        ", ".join(variable.read_by),
+        meaning + default,
+    )
+    return f"| {' | '.join(cells)} |\n"
+
+
+def main(module: str, page_file: str) -> None:
+    """Write both files."""
+    Path(module).write_text(launcher_module(), encoding="utf-8")
+    Path(page_file).write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

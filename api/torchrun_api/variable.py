@@ -1,0 +1,61 @@
+"""What an environment variable of a pod is; `environment` declares them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import msgspec
+
+from torchrun_api.json import JsonObject
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Type(Generic[T]):
+    """name: as the reference shows it. encode: from a value to the variable's text."""
+
+    name: str
+    encode: Callable[[T], str]
+
+
+def _encode_json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+TEXT = Type[str]("text", str)
+PATH = Type[str]("path", str)
+URL = Type[str]("URL", str)
+SHA256 = Type[str]("SHA-256", str)  # 64 hexadecimal digits
+COUNT = Type[int]("whole number", str)
+SECONDS = Type[int]("seconds", str)
+JSON = Type[object]("JSON", _encode_json)
+
+
+@dataclass(frozen=True)
+class Variable(Generic[T]):
+    """One environment variable. default: what a reader takes where the variable is not set."""
+
+    name: str
+    type: Type[T]
+    read_by: tuple[str, ...]
+    meaning: str
+    set_by: tuple[str, ...] = ("controller",)
+    default: str = ""
+
+    def env_var(self, value: T | None) -> JsonObject | None:
+        """The v1 EnvVar of a value; None for None."""
+        return None if value is None else {"name": self.name, "value": self.type.encode(value)}
+
+    def env_var_of_field(self, path: str) -> JsonObject:
+        """The v1 EnvVar of a field of the pod."""
+        return {"name": self.name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+    def read(self, environment: Mapping[str, str]) -> str:
+        """The text that the environment has, or the default."""
+        return environment.get(self.name, self.default)
+
+
+def env_vars(*variables: JsonObject | None) -> list[JsonObject]:
+    """v1 EnvVars in the order given, without those that are None."""
+    return [variable for variable in variables if variable is not None]

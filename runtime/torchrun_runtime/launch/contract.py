@@ -1,0 +1,63 @@
+"""The contract with the controller and the sync pod: names that both sides know.
+
+Generated from torchrun_api (environment, names, contents) by `make generate`: edit it there.
+"""
+
+JOB_UID = "TORCHRUN_JOB_UID"  # text
+ATTEMPT = "TORCHRUN_ATTEMPT"  # whole number
+ROLE = "TORCHRUN_ROLE"  # text
+COMMAND = "TORCHRUN_COMMAND"  # JSON
+LAUNCHER_MODE = "TORCHRUN_LAUNCHER"  # text
+WORKING_DIR = "TORCHRUN_WORKING_DIR"  # path
+GRACE_SECONDS = "TORCHRUN_GRACE_SECONDS"  # seconds
+HANG_TIMEOUT_SECONDS = "TORCHRUN_HANG_TIMEOUT_SECONDS"  # seconds
+START_FILE = "TORCHRUN_START_FILE"  # path
+STATE_DIR = "TORCHRUN_STATE_DIR"  # path
+TERMINATION_LOG = "TORCHRUN_TERMINATION_LOG"  # path
+WORKSPACE_SOURCE = "TORCHRUN_WORKSPACE_SOURCE"  # path
+WORKSPACE_TARGET = "TORCHRUN_WORKSPACE_TARGET"  # path
+WORKSPACE_URL = "TORCHRUN_WORKSPACE_URL"  # URL
+WORKSPACE_MANIFEST = "TORCHRUN_WORKSPACE_MANIFEST"  # SHA-256
+WORKSPACE_REVISION = "TORCHRUN_WORKSPACE_REVISION"  # text
+ENV_STORE = "TORCHRUN_ENV_STORE"  # path
+ENV_KEY = "TORCHRUN_ENV_KEY"  # text
+ENV_DIR = "TORCHRUN_ENV_DIR"  # path
+SETUP = "TORCHRUN_SETUP"  # JSON
+PROGRESS_URL = "TORCHRUN_PROGRESS_URL"  # URL
+PROGRESS_TOKEN_FILE = "TORCHRUN_PROGRESS_TOKEN_FILE"  # path
+SYNC_WAIT_SECONDS = "TORCHRUN_SYNC_WAIT_SECONDS"  # seconds
+RESOLVE_WAIT_SECONDS = "TORCHRUN_RESOLVE_WAIT_SECONDS"  # seconds
+EDIT_WAIT_SECONDS = "TORCHRUN_EDIT_WAIT_SECONDS"  # seconds
+LAUNCH_REPORTS = "TORCHRUN_LAUNCH_REPORTS"  # path
+STACK_SIGNAL = "TORCHRUN_STACK_SIGNAL"  # whole number
+PET_NNODES = "PET_NNODES"  # whole number
+PET_RDZV_ENDPOINT = "PET_RDZV_ENDPOINT"  # text
+PET_RDZV_ID = "PET_RDZV_ID"  # text
+PET_MASTER_ADDR = "PET_MASTER_ADDR"  # text
+PET_MASTER_PORT = "PET_MASTER_PORT"  # whole number
+PET_NODE_RANK = "PET_NODE_RANK"  # whole number
+MASTER_ADDR = "MASTER_ADDR"  # text
+MASTER_PORT = "MASTER_PORT"  # whole number
+NODE_RANK = "NODE_RANK"  # whole number
+
+# For variables that are not set; the others default to the empty string.
+DEFAULTS = {
+    LAUNCHER_MODE: "auto",
+    HANG_TIMEOUT_SECONDS: "0",
+    TERMINATION_LOG: "/dev/termination-log",
+    WORKSPACE_TARGET: "/app",
+    SYNC_WAIT_SECONDS: "600",
+    RESOLVE_WAIT_SECONDS: "300",
+    EDIT_WAIT_SECONDS: "3600",
+}
+
+# Annotations of the worker, in the file that START_FILE names.
+START_ANNOTATION = "torchrun.ai/start"
+FENCE_ANNOTATION = "torchrun.ai/fence"
+REVISION_ANNOTATION = "torchrun.ai/revision"
+SERVED_ANNOTATION = "torchrun.ai/served"
+DEVELOPMENT_ANNOTATION = "torchrun.ai/development"
+
+# Of a workspace: its marker, and the most bytes that its manifest may have.
+MARKER = ".sync_success"
+LARGEST_MANIFEST = 134217728
