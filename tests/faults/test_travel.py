@@ -27,15 +27,8 @@ def test_time_travel(part: int, record_property: Callable[[str, object], None]) 
     assert not wrong, f"{len(wrong)} went wrong, see above"
 
 
-@pytest.mark.parametrize(
-    "journey",
-    [
-        pytest.param(journey, marks=pytest.mark.xfail(reason=reason, strict=True))
-        for journey, reason in travel.KNOWN.items()
-    ],
-    ids=str,
-)
-def test_known_defects(journey: travel.Journey) -> None:
+@pytest.mark.parametrize("journey", travel.REGRESSIONS, ids=str)
+def test_regressions(journey: travel.Journey) -> None:
     assert travel.judge(journey) == []
 
 

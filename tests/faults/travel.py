@@ -35,12 +35,11 @@ class Journey(Struct, frozen=True):
         return f"{self.scenario}: {back}, after a crash at {self.point}"
 
 
-# What goes wrong and is not repaired yet, with the reason.
-KNOWN = {
-    Journey("direct", Point("write PATCH jobs/train", 1), 10, 3.0): (
-        "a leader that lags while a serve pod is replaced has the workspace uploaded once more"
-    ),
-}
+# What went wrong once, and has a defect of the controller behind it.
+REGRESSIONS = (
+    # The serve pod of a gang without a status was replaced as if its workers mounted the PVC.
+    Journey("direct", Point("write PATCH jobs/train", 1), 10, 3.0),
+)
 
 
 class TravelPlan(FaultPlan):
@@ -89,8 +88,7 @@ def journeys(count: int, seed: str) -> list[Journey]:
         if not point.is_event and not point.what.startswith(_NOT_STRUCK)
         for lag in LAGS
     ]
-    sound = [journey for journey in everywhere if journey not in KNOWN]
-    return random.Random(seed).sample(sound, min(count, len(sound)))
+    return random.Random(seed).sample(everywhere, min(count, len(everywhere)))
 
 
 def travel(journey: Journey) -> Outcome:

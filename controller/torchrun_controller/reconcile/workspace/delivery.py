@@ -70,6 +70,14 @@ def decided(observed: Observed) -> bool:
     return any(c.type == "WorkspaceReady" and c.reason == REASON for c in conditions)
 
 
+def is_served(observed: Observed) -> bool:
+    """Whether a gang that exists takes its workspace from a serve pod, in use or lost.
+
+    The pod shows it where no status does: the gang may be older than any status.
+    """
+    return decided(observed) or any(serves(pod) for pod in observed.sync_pods[-1:])
+
+
 def _never_bound(
     observed: Observed, held: PersistentVolumeClaim | None, now: datetime
 ) -> tuple[str, float | None]:
@@ -140,6 +148,14 @@ def delivered(pod: Pod, way: str) -> Reason:
     """Of a workspace that is ready on its serve pod."""
     name = pod.metadata.labels.torchrun_job
     return Reason(REASON, f"{way}; workers fetch the workspace from a pod {names.serve_pod(name)}")
+
+
+def delivered_unrecorded(pod: Pod) -> Reason | None:
+    """The same where no status tells of it; None where the pod no longer has the workspace."""
+    if not has_content(pod):
+        return None
+    on_claim = pod.metadata.annotations.delivery == "claim"
+    return delivered(pod, "delivery is direct" if on_claim else "no claim was bound")
 
 
 def mounted_claims(observed: Observed) -> tuple[PersistentVolumeClaim, ...]:

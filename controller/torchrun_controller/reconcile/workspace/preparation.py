@@ -199,8 +199,10 @@ def said(observed: Observed, run: ResolvedSpec | None) -> Reason | None:
     if not observed.sync_pods:
         return None if run is None else _given(run.workspace)
     known = (c for c in observed.job.status.conditions if c.type == "WorkspaceReady")
-    if delivery.serves(observed.sync_pods[-1]):
-        return next((Reason(c.reason, c.message) for c in known if c.status == "True"), None)
+    latest = observed.sync_pods[-1]
+    if delivery.serves(latest):
+        recorded = next((Reason(c.reason, c.message) for c in known if c.status == "True"), None)
+        return recorded or delivery.delivered_unrecorded(latest)
     return SYNCED
 
 

@@ -60,7 +60,7 @@ def _wanted(observed: Observed) -> VolumeSource | None:
     held = claims.named(observed.claims, name)
     if held is not None and held.metadata.terminating and not delivery.needs_no_claim(observed):
         return None
-    if delivery.decided(observed):
+    if delivery.is_served(observed):
         try:
             wanted = resolve_spec(job, observed.queue).workspace if observed.queue else None
         except InvalidSpecError:

@@ -92,6 +92,43 @@ def test_newer_code_comes_from_a_pod_beside_the_one_that_serves(bound: bool) -> 
     assert (status.workspace_revision, status.attempt, status.restarts) == (2, 0, 0)
 
 
+def unrecorded(delivery: str) -> World:
+    """A gang that was created by a process that died before it wrote a status."""
+    workspace = {"source": "zip", "delivery": delivery}
+    world = World(make_job(numNodes=2, volumes={"workspace": workspace}), make_queue())
+    annotate(world, workspace_sha256="a" * 64, upload_token_sha256="e" * 64)
+    world.step()
+    world.claim_is("Pending")
+    world.pass_time(seconds=30)
+    world.settle()
+    status = world.job.status
+    world.serves(FIRST, "1" * 64, 1, sha256="a" * 64)
+    world.step()
+    assert world.observed().child_jobs
+    world.job = replace(world.job, status=status)
+    world.claim_is("Bound")
+    return world
+
+
+@pytest.mark.parametrize("delivery", ["direct", "auto"])
+def test_a_gang_without_a_status_keeps_the_pod_that_serves_it(delivery: str) -> None:
+    world = unrecorded(delivery)
+    world.settle()
+    assert pods(world) == ["train-serve-0"]
+    world.all_workers("Running")
+    world.settle()
+    assert pods(world) == ["train-serve-0"]
+    assert (world.phase, told(world)) == ("Running", {("1", f"http://{FIRST}:8081")})
+    assert world.condition("WorkspaceReady").reason == "DirectDelivery"
+
+
+def test_a_workspace_that_is_lost_before_any_status_is_not_reported_ready() -> None:
+    world = unrecorded("direct")
+    world.pod("train-serve-0", phase="Failed")
+    world.step()
+    assert world.condition("WorkspaceReady").status != "True"
+
+
 def test_the_older_pod_stays_until_every_worker_is_told() -> None:
     world = running()
     annotate(world, workspace_sha256="b" * 64)
