@@ -84,7 +84,6 @@ class FaultProxy:
     def running(self) -> Iterator["FaultProxy"]:
         """Until the end of the block."""
         ready, over = threading.Event(), asyncio.Event()
-        thread = threading.Thread(target=lambda: self._loop.run_until_complete(serve()))
 
         async def serve() -> None:
             async for port in self._serving():
@@ -92,6 +91,12 @@ class FaultProxy:
                 ready.set()
                 await over.wait()
 
+        def run() -> None:
+            # Ends what is still being answered, and with it the connections to the API server.
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(serve())
+
+        thread = threading.Thread(target=run)
         thread.start()
         try:
             assert ready.wait(30)
@@ -99,7 +104,6 @@ class FaultProxy:
         finally:
             self._loop.call_soon_threadsafe(over.set)
             thread.join()
-            self._loop.close()
 
     def cut_watches(self, chance: random.Random, share: float) -> None:
         """Break each open watch with this probability."""
