@@ -1,13 +1,61 @@
 """kubectl torchrun: the group of all commands."""
 
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 import click
 
-from kubectl_torchrun.cli import change, cluster, look, options, pods, submit
+from kubectl_torchrun.cli import options
+from kubectl_torchrun.commands import SHORT_HELP
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 
-@click.group(context_settings=options.CONTEXT_SETTINGS, epilog=options.EXIT_CODES)
+class _Commands(Mapping[str, click.Command]):
+    """The commands by name; a command's module is loaded when it is asked for."""
+
+    def __getitem__(self, name: str) -> click.Command:
+        if name not in SHORT_HELP:
+            raise KeyError(name)
+        module = import_module(f"kubectl_torchrun.commands.{name.replace('-', '_')}")
+        command = module.command
+        assert isinstance(command, click.Command)
+        return command
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(SHORT_HELP)
+
+    def __len__(self) -> int:
+        return len(SHORT_HELP)
+
+
+class _Group(click.Group):
+    """Lists the commands without loading them."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The section Commands of the help."""
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(SHORT_HELP.items()))
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
+        """Names of commands with their short help, and the group's own flags."""
+        from click.shell_completion import CompletionItem
+
+        names = [name for name in sorted(SHORT_HELP) if name.startswith(incomplete)]
+        items = [CompletionItem(name, help=SHORT_HELP[name]) for name in names]
+        return items + click.Command.shell_complete(self, ctx, incomplete)
+
+
+@click.group(
+    cls=_Group,
+    commands=_Commands(),
+    context_settings=options.CONTEXT_SETTINGS,
+    epilog=options.EXIT_CODES,
+)
 @click.version_option(package_name="kubectl-torchrun", prog_name="kubectl torchrun")
-@options.bare_cluster_options
+@options.plain_cluster_options
 def cli(kubeconfig: str, context: str, namespace: str) -> None:
     """Run the code in the current directory with torchrun on many nodes of a cluster.
 
@@ -20,11 +68,6 @@ def cli(kubeconfig: str, context: str, namespace: str) -> None:
 
     Defaults of flags are taken from torchrun.toml in this directory or above it.
     """
-
-
-for _module in (submit, look, change, pods, cluster):
-    for _command in _module.COMMANDS:
-        cli.add_command(_command)
 
 
 def main() -> None:

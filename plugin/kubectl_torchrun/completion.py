@@ -1,7 +1,7 @@
 """Completion, by kubectl's own mechanism: it runs kubectl_complete-torchrun with the words so far.
 
-The answer is a line for each completion, `value<TAB>description`, and at last a colon with cobra's
-directive. https://kubernetes.io/docs/tasks/extend-kubectl/kubectl-plugins
+The output is a line for each completion, `value<TAB>description`, and a last line with a colon and
+cobra's directive. https://kubernetes.io/docs/tasks/extend-kubectl/kubectl-plugins
 """
 
 import sys
@@ -24,6 +24,6 @@ def main() -> None:
         if item.type in ("file", "dir"):
             directive = _FILES
             continue
-        said = " ".join((item.help or "").split())
-        print(escape(f"{item.value}\t{said}" if said else item.value))
+        description = " ".join((item.help or "").split())
+        print(escape(f"{item.value}\t{description}" if description else item.value))
     print(f":{directive}")

@@ -125,6 +125,6 @@ def duration(seconds: int) -> str:
     return f"{hours}h" if hours < 48 else f"{hours // 24}d"
 
 
-def say(lines: Sequence[str]) -> None:
+def print_lines(lines: Sequence[str]) -> None:
     """Print lines on stdout; colours go where it has none."""
     echo(join(lines), colour=has_colour(sys.stdout))

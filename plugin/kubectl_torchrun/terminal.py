@@ -10,8 +10,7 @@ from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, TextIO, TypedDict
 
-from kubectl_torchrun.text import echo, escape, log_text, style
-from kubectl_torchrun.upload.pack import human
+from kubectl_torchrun.text import echo, escape, human, log_text, style
 
 if TYPE_CHECKING:
     from rich.console import Console

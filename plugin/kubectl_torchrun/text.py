@@ -70,3 +70,18 @@ def echo(
 
 def _colour(sequence: str) -> str:
     return sequence if sequence.startswith("\x1b[") and sequence.endswith("m") else ""
+
+
+def files_of(count: int) -> str:
+    """`1 file`, `1,200 files`."""
+    return f"{count:,} file{'s' * (count != 1)}"
+
+
+def human(size: int) -> str:
+    """Bytes for people: `1.5 GiB`."""
+    value = float(size)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"

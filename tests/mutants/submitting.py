@@ -17,7 +17,7 @@ SUBMITTING = (
         'case "Running" if _is_ready(latest):',
         'case "Running":',
         "the upload begins before the pod listens, and fails or waits for a retry",
-        (*DELIVER, f"{_TESTS}/commands/test_submission.py"),
+        (*DELIVER, f"{_TESTS}/upload/test_submission.py"),
     ),
     PLUGIN(
         "busy-servers-end-the-upload",
@@ -89,6 +89,6 @@ SUBMITTING = (
         "if verdict.permanent:",
         "if not verdict.permanent:",
         "a submit waits ten minutes for what the pod has refused for good",
-        (*DELIVER, f"{_TESTS}/commands/test_submission.py"),
+        (*DELIVER, f"{_TESTS}/upload/test_submission.py"),
     ),
 )

@@ -1,4 +1,7 @@
-"""What all commands share: their flags, their defaults from torchrun.toml, their end."""
+"""What all commands share: flags, defaults from torchrun.toml, exit codes.
+
+Nothing is imported at the top that `kubectl torchrun --help` does not need.
+"""
 
 import contextlib
 import functools
@@ -7,7 +10,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
@@ -15,10 +18,9 @@ from click.core import ParameterSource
 from kubectl_torchrun.cli import complete, defaults, trust
 
 if TYPE_CHECKING:
-    from kubectl_torchrun.cluster.kubectl import Target
     from kubectl_torchrun.terminal import Terminal
 
-Work = Callable[..., None]
+Function = Callable[..., None]
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 _CLOSED_PIPE = 128 + signal.SIGPIPE
 _HELP = frozenset({"-h", "--help"})
@@ -35,15 +37,18 @@ Exit codes:
 """
 
 
-class Optional(click.Option):
-    """An option whose value is given by `=` or not at all, as kubectl's: --wait, --wait=Running."""
+class OptionalValue(click.Option):
+    """An option with its value after `=` or without a value, as in kubectl: --wait, --wait=Running.
+
+    bare: the value of the option alone.
+    """
 
     def __init__(self, names: Sequence[str], *, bare: str, **rest: object) -> None:
         super().__init__(names, **rest)  # type: ignore[arg-type]
         self.bare = bare
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """Without the space before the value, which would make a word of its own of it."""
+        """Without click's space before the value, which would make the value a separate word."""
         record = super().get_help_record(ctx)
         return record and (record[0].replace(" [=", "[="), record[1])
 
@@ -51,10 +56,10 @@ class Optional(click.Option):
 class Command(click.Command):
     """A command with defaults from torchrun.toml and the exit codes below its help."""
 
-    def __init__(self, *given: object, **rest: object) -> None:
+    def __init__(self, *positional: object, **rest: object) -> None:
         rest.setdefault("epilog", EXIT_CODES)
         rest.setdefault("context_settings", CONTEXT_SETTINGS)
-        super().__init__(*given, **rest)  # type: ignore[arg-type]
+        super().__init__(*positional, **rest)  # type: ignore[arg-type]
         self.params.append(trust.option())
 
     def make_context(
@@ -64,7 +69,7 @@ class Command(click.Command):
         parent: click.Context | None = None,
         **extra: object,
     ) -> click.Context:
-        """Help is to be had beside a torchrun.toml that cannot be read, too."""
+        """Read the defaults, unless help is asked for: help works beside a broken torchrun.toml."""
         own = args[: args.index("--")] if "--" in args else args
         if parent is not None and not _HELP.intersection(own) and not parent.resilient_parsing:
             group = parent.command
@@ -73,11 +78,11 @@ class Command(click.Command):
         return super().make_context(info_name, args, parent, **extra)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Fill in what a bare optional value means."""
+        """Replace each OptionalValue that stands alone by the option with its bare value."""
         bare = {
             name: f"{name}={param.bare}"
             for param in self.params
-            if isinstance(param, Optional)
+            if isinstance(param, OptionalValue)
             for name in param.opts
         }
         end = args.index("--") if "--" in args else len(args)
@@ -86,30 +91,28 @@ class Command(click.Command):
         )
 
 
-class Where(NamedTuple):
-    """Flags that say which cluster and namespace are meant."""
+def cluster_options(command: Function) -> Function:
+    """--kubeconfig, --context and --namespace, passed to the command as one `target: Target`.
 
-    kubeconfig: str = ""
-    context: str = ""
-    namespace: str = ""
-
-
-def cluster_options(command: Work) -> Work:
-    """--kubeconfig, --context and --namespace, given to the command as one `where: Where`.
-
-    Each may stand before the command's name, too.
+    Each may also stand before the command's name.
     """
 
     @functools.wraps(command)
     def wrapped(*, kubeconfig: str, context: str, namespace: str, **rest: object) -> None:
-        given = {"kubeconfig": kubeconfig, "context": context, "namespace": namespace}
-        command(where=Where(*(_chosen(name, value) for name, value in given.items())), **rest)
+        from kubectl_torchrun.cluster.kubectl import Target
 
-    return bare_cluster_options(wrapped)
+        target = Target(
+            _own_or_outer("kubeconfig", kubeconfig),
+            _own_or_outer("context", context),
+            _own_or_outer("namespace", namespace),
+        )
+        command(target=target, **rest)
+
+    return plain_cluster_options(wrapped)
 
 
-def _chosen(name: str, own: str) -> str:
-    """The command's own value, else the one before its name; a file's goes behind both."""
+def _own_or_outer(name: str, own: str) -> str:
+    """The flag after the command's name, else the one before it, else that of torchrun.toml."""
     ctx = click.get_current_context()
     outer = str(ctx.find_root().params.get(name) or "")
     if ctx.get_parameter_source(name) == ParameterSource.DEFAULT_MAP:
@@ -117,8 +120,8 @@ def _chosen(name: str, own: str) -> str:
     return own or outer
 
 
-def bare_cluster_options(command: Work) -> Work:
-    """The three options themselves."""
+def plain_cluster_options(command: Function) -> Function:
+    """--kubeconfig, --context and --namespace as three parameters."""
     for option in (
         click.option("--kubeconfig", default="", metavar="FILE", help="As for kubectl."),
         click.option(
@@ -141,7 +144,7 @@ def bare_cluster_options(command: Work) -> Work:
     return command
 
 
-def output_option(*formats: str) -> Callable[[Work], Work]:
+def output_option(*formats: str) -> Callable[[Function], Function]:
     """-o with these formats; `name` prints `torchrunjob.torchrun.ai/NAME`."""
     return click.option(
         "--output",
@@ -153,14 +156,14 @@ def output_option(*formats: str) -> Callable[[Work], Work]:
     )
 
 
-def job_argument(command: Work) -> Work:
+def job_argument(command: Function) -> Function:
     """The argument JOB."""
     return click.argument("job", shell_complete=complete.jobs)(command)
 
 
 dry_run_option = click.option(
     "--dry-run",
-    cls=Optional,
+    cls=OptionalValue,
     bare="server",
     default="none",
     type=click.Choice(["none", "client", "server"]),
@@ -170,7 +173,7 @@ dry_run_option = click.option(
 
 
 class Duration(click.ParamType["float"]):
-    """Seconds, or kubectl's way to write them: 90, 90s, 5m, 1h30m."""
+    """Seconds, or a duration as kubectl takes it: 90, 90s, 5m, 1h30m."""
 
     name = "duration"
     _UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0}  # noqa: RUF012
@@ -178,7 +181,7 @@ class Duration(click.ParamType["float"]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Seconds, more than none."""
+        """Seconds, more than zero."""
         text = str(value)
         if re.fullmatch(r"\d+(\.\d+)?", text):
             seconds = float(text)
@@ -195,10 +198,10 @@ class Duration(click.ParamType["float"]):
 DURATION = Duration()
 
 
-def wait_options(bare: str) -> Callable[[Work], Work]:
-    """--wait[=CONDITION] and --timeout; `bare` is what --wait means alone."""
+def wait_options(bare: str) -> Callable[[Function], Function]:
+    """--wait[=CONDITION] and --timeout; `bare` is the condition of --wait alone."""
 
-    def add(command: Work) -> Work:
+    def add(command: Function) -> Function:
         command = click.option(
             "--timeout",
             type=DURATION,
@@ -208,7 +211,7 @@ def wait_options(bare: str) -> Callable[[Work], Work]:
         )(command)
         return click.option(
             "--wait",
-            cls=Optional,
+            cls=OptionalValue,
             bare=bare,
             default="",
             metavar="[=CONDITION]",
@@ -218,9 +221,11 @@ def wait_options(bare: str) -> Callable[[Work], Work]:
     return add
 
 
-def run(work: "Callable[[Target, Terminal], int]", where: Where, stopped: str = "") -> None:
-    """Do a command's work and exit with its code. `stopped` is added to `Stopped` at Ctrl-C."""
-    from kubectl_torchrun.cluster.kubectl import Target
+def run_command(work: "Callable[[Terminal], int]", interrupted: str = "") -> None:
+    """Do a command's work and exit with its code.
+
+    A Problem becomes its message and exit code. interrupted: follows `Stopped` after a Ctrl-C.
+    """
     from kubectl_torchrun.errors import DETACHED, Problem
     from kubectl_torchrun.terminal import Terminal
     from kubectl_torchrun.text import echo
@@ -228,24 +233,24 @@ def run(work: "Callable[[Target, Terminal], int]", where: Where, stopped: str = 
     with Terminal() as terminal:
         try:
             trust.check(click.get_current_context(), terminal)
-            code = work(Target(*where), terminal)
+            code = work(terminal)
             sys.stdout.flush()
         except Problem as problem:
             terminal.at_rest()
             echo(f"error: {problem}", file=sys.stderr)
             code = problem.exit_code
         except BrokenPipeError:
-            code = _closed_pipe()
+            code = _discard_output()
         except KeyboardInterrupt:
             terminal.interrupted()
             with contextlib.suppress(BrokenPipeError):
-                echo(f"Stopped{stopped}.", file=sys.stderr)
+                echo(f"Stopped{interrupted}.", file=sys.stderr)
             code = DETACHED
     sys.exit(code)
 
 
-def _closed_pipe() -> int:
-    """Who read our output has enough of it; Python must not complain when it closes its streams."""
+def _discard_output() -> int:
+    """Send output nobody reads to /dev/null, or Python complains when it closes its streams."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):

@@ -36,7 +36,7 @@ class ApiError(Exception):
         self.details = answer.details
 
     @property
-    def passes(self) -> bool:
+    def retriable(self) -> bool:
         """Whether the same request may succeed later."""
         return self.status == 429 or self.status >= 500
 
@@ -140,8 +140,9 @@ class Api:
                     failures, well_at = 0, anyio.current_time()
                     yield objects
             except (Unreachable, ApiError) as error:
-                lasting = isinstance(error, ApiError) and not (error.passes or error.status == 410)
-                if lasting or anyio.current_time() - well_at > self.backoff.give_up:
+                expired = isinstance(error, ApiError) and error.status == 410
+                retriable = isinstance(error, Unreachable) or error.retriable or expired
+                if not retriable or anyio.current_time() - well_at > self.backoff.give_up:
                     raise
                 failures += 1
                 await anyio.sleep(self.backoff.delay(failures))
@@ -232,7 +233,7 @@ class Api:
             try:
                 return await self._try(method, path, query, content, headers)
             except ApiError as error:
-                if method != "GET" or not error.passes or anyio.current_time() > until:
+                if method != "GET" or not error.retriable or anyio.current_time() > until:
                     raise
                 failures += 1
                 await anyio.sleep(error.retry_after or self.backoff.delay(failures))

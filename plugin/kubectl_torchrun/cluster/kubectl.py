@@ -83,14 +83,14 @@ def proxy(target: Target) -> Iterator[Path]:
             process.stdin.close()
 
 
-class Where(NamedTuple):
-    """A namespace of a cluster, by the address of its API server; empty where kubectl says none."""
+class ClusterNamespace(NamedTuple):
+    """A namespace and the address of its API server; the address is empty where unknown."""
 
     server: str
-    namespace: str
+    name: str
 
 
-def resolve(target: Target) -> Where:
+def resolve(target: Target) -> ClusterNamespace:
     """What the flags and the current context mean. Raises ClusterProblem.
 
     The namespace is the flag's, else the context's, else kubectl's default.
@@ -105,20 +105,20 @@ def resolve(target: Target) -> Where:
         raise ClusterProblem("kubectl config view does not answer.") from None
     if result.returncode == 0:
         server, _, found = result.stdout.partition("\n")
-        return Where(server.strip(), target.namespace or found.strip() or "default")
+        return ClusterNamespace(server.strip(), target.namespace or found.strip() or "default")
     if target.namespace:  # kubectl itself says more where it is needed
-        return Where("", target.namespace)
+        return ClusterNamespace("", target.namespace)
     if target.context or target.kubeconfig or not _SERVICE_ACCOUNT_NAMESPACE.exists():
         raise ClusterProblem(
             f"kubectl knows no cluster: {result.stderr.strip()}\n"
             "Choose one with --kubeconfig or --context; see: kubectl config get-contexts"
         )
-    return Where("", _SERVICE_ACCOUNT_NAMESPACE.read_text().strip())
+    return ClusterNamespace("", _SERVICE_ACCOUNT_NAMESPACE.read_text().strip())
 
 
 def namespace(target: Target) -> str:
     """The namespace that is meant. Raises ClusterProblem."""
-    return target.namespace or resolve(target).namespace
+    return target.namespace or resolve(target).name
 
 
 def find_kubectl() -> str:

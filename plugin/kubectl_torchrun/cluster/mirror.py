@@ -5,7 +5,7 @@ import anyio
 from kubectl_torchrun.cluster.client import Api
 from kubectl_torchrun.cluster.slices import JOBS, PODS, Job
 from torchrun_api import names
-from torchrun_api.core import Pod, StateTerminated
+from torchrun_api.core import Pod
 
 
 class Mirror:
@@ -71,28 +71,3 @@ class Mirror:
     def _wake(self) -> None:
         self._tick.set()
         self._tick = anyio.Event()
-
-
-def attempt_of(pod: Pod) -> int:
-    """Which gang the pod belongs to."""
-    text = pod.metadata.labels.attempt
-    return int(text) if text.isdecimal() else 0
-
-
-def rank_of(pod: Pod) -> int:
-    """The worker's number in its gang."""
-    return pod.metadata.labels.rank
-
-
-def has_started(pod: Pod, container: str) -> bool:
-    """Whether there is a log to read."""
-    states = [status.state for status in pod.status.container_statuses if status.name == container]
-    return any(state.running is not None or state.terminated is not None for state in states)
-
-
-def end_of(pod: Pod, container: str) -> StateTerminated | None:
-    """How the container ended, if it did."""
-    for status in pod.status.container_statuses:
-        if status.name == container:
-            return status.state.terminated
-    return None

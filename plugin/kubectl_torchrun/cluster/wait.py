@@ -4,9 +4,9 @@ import anyio
 
 from kubectl_torchrun.cluster.client import Api
 from kubectl_torchrun.cluster.mirror import Mirror
+from kubectl_torchrun.cluster.narrator import Narrator
 from kubectl_torchrun.cluster.slices import Job
 from kubectl_torchrun.errors import RUN_FAILED, SUCCEEDED, TimeoutProblem, UsageProblem
-from kubectl_torchrun.logs.follow import Narrator
 from kubectl_torchrun.terminal import Terminal
 
 DELETED = "Deleted"

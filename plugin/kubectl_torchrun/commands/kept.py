@@ -3,13 +3,11 @@
 import subprocess
 import sys
 
-from kubectl_torchrun import output
+import click
+
+from kubectl_torchrun.cli.options import Command, cluster_options, job_argument, run_command
 from kubectl_torchrun.cluster.kubectl import Target
-from kubectl_torchrun.cluster.session import session
-from kubectl_torchrun.cluster.slices import JOBS
-from kubectl_torchrun.commands.logs import workers
 from kubectl_torchrun.errors import ClusterProblem, UsageProblem
-from kubectl_torchrun.logs import copies
 from kubectl_torchrun.terminal import Terminal, has_colour
 from kubectl_torchrun.text import echo, log_text
 
@@ -22,21 +20,44 @@ done
 _NOT_THERE = 3
 
 
-def show(target: Target, name: str, path: str, terminal: Terminal) -> int:
-    """Print them; the exit code. Raises Problem, also where there is no such path."""
+@click.command("kept", cls=Command)
+@job_argument
+@click.argument("path", default=".")
+@cluster_options
+def command(job: str, path: str, target: Target) -> None:
+    """Print the files at PATH of JOB's state directory, each behind a line with its name.
+
+    The job's processes have it as $TORCHRUN_STATE_DIR. It is on the workspace claim, outlives
+    the pods and goes with the job; logs of former attempts are in it, too.
+
+    \b
+    Examples:
+      kubectl torchrun kept my-project-x7k2p
+      kubectl torchrun kept my-project-x7k2p logs/0/node-0.log
+    """
+    run_command(lambda terminal: _print_files(target, job, path, terminal))
+
+
+def _print_files(target: Target, name: str, path: str, terminal: Terminal) -> int:
+    from kubectl_torchrun import output
+    from kubectl_torchrun.cluster.pods import list_workers
+    from kubectl_torchrun.cluster.session import session
+    from kubectl_torchrun.cluster.slices import JOBS
+    from kubectl_torchrun.logs import copies
+
     if path.startswith("/") or ".." in path.split("/"):
         raise UsageProblem(f"{path} must be a path below the state directory.")
     with session(target) as cluster:
         job = cluster.run(lambda api: api.get(JOBS, name))
-        pods = cluster.run(lambda api: workers(api, job))
+        pods = cluster.run(lambda api: list_workers(api, job))
         with copies.place(cluster, job, pods, terminal) as place:
             command = place.command("sh", "-c", _SHOW, place.root, path)
             ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True)
     if ended.returncode == _NOT_THERE:
         raise UsageProblem(f"{name} has kept nothing at {path}.")
     if ended.returncode:
-        said = ended.stderr.decode(errors="replace").strip().splitlines()
-        raise ClusterProblem(f"kubectl exec says: {said[-1] if said else 'nothing'}")
+        lines = ended.stderr.decode(errors="replace").strip().splitlines()
+        raise ClusterProblem(f"kubectl exec says: {lines[-1] if lines else 'nothing'}")
     if sys.stdout.isatty():
         for line in ended.stdout.splitlines():
             echo(log_text(line, colour=has_colour(sys.stdout)))

@@ -1,182 +1,75 @@
-"""`logs`: which workers' logs are shown, and from where."""
+"""`logs`: the logs of a job's workers."""
 
-from contextlib import ExitStack
-from typing import NamedTuple
+import click
 
-import anyio
-
-from kubectl_torchrun.cluster.client import Api
+from kubectl_torchrun.cli.options import (
+    DURATION,
+    Command,
+    cluster_options,
+    job_argument,
+    run_command,
+)
 from kubectl_torchrun.cluster.kubectl import Target
-from kubectl_torchrun.cluster.mirror import Mirror, attempt_of, has_started, rank_of
-from kubectl_torchrun.cluster.ranks import Ranks, ranks_of
-from kubectl_torchrun.cluster.session import Cluster, session
-from kubectl_torchrun.cluster.slices import JOBS, PODS, Job
-from kubectl_torchrun.errors import DETACHED, Problem, UsageProblem
-from kubectl_torchrun.logs import copies
-from kubectl_torchrun.logs.follow import MOST_STREAMS, Narrator, follow
-from kubectl_torchrun.logs.streams import Cursor, Lines, View, merged
 from kubectl_torchrun.terminal import Terminal
-from torchrun_api import names
-from torchrun_api.core import Pod
 
 
-class Wanted(NamedTuple):
-    """Nodes and ranks: of none, all. `attempt` None: the newest, or the one before (`previous`)."""
+@click.command("logs", cls=Command)
+@job_argument
+@click.option(
+    "--follow", "-f", is_flag=True, help="Go on until the run ends; exit with its result."
+)
+@click.option(
+    "--node",
+    "nodes",
+    multiple=True,
+    type=click.IntRange(min=0),
+    help="Only this node's (worker's) log, by its number; repeatable.",
+)
+@click.option(
+    "--rank",
+    "-r",
+    "ranks",
+    multiple=True,
+    type=click.IntRange(min=0),
+    help="Only this global rank's: of its node, and its own lines where they are marked.",
+)
+@click.option("--attempt", type=click.IntRange(min=0), help="This attempt. Default: the newest.")
+@click.option("--previous", "-p", is_flag=True, help="The attempt before the newest.")
+@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Last N lines of each node.")
+@click.option("--since", type=DURATION, metavar="DURATION", help="Not older than this.")
+@cluster_options
+def command(
+    job: str,
+    follow: bool,
+    nodes: tuple[int, ...],
+    ranks: tuple[int, ...],
+    attempt: int | None,
+    previous: bool,
+    tail: int | None,
+    since: float | None,
+    target: Target,
+) -> None:
+    """Print the logs of JOB's workers in one stream by time, each line with its node's [number].
 
-    nodes: frozenset[int] = frozenset()
-    ranks: frozenset[int] = frozenset()
-    attempt: int | None = None
-    previous: bool = False
-    tail: int | None = None  # lines of each node
-    since: float | None = None  # seconds
+    Logs of attempts whose pods are gone come from the copies on the job's workspace claim.
 
-    @property
-    def some(self) -> bool:
-        """Whether nodes or ranks are chosen."""
-        return bool(self.nodes or self.ranks)
+    \b
+    Examples:
+      kubectl torchrun logs my-project-x7k2p --follow
+      kubectl torchrun logs my-project-x7k2p --node 0 --tail 100
+      kubectl torchrun logs my-project-x7k2p --previous --rank 3
+      kubectl torchrun logs my-project-x7k2p --since 10m | grep loss
+    """
+    if previous and attempt is not None:
+        raise click.UsageError("Give --previous or --attempt, not both.")
+    if follow and (previous or attempt is not None):
+        raise click.UsageError("--follow shows the newest attempt; leave out --attempt.")
 
+    def work(terminal: Terminal) -> int:
+        from kubectl_torchrun.logs.logs_command import LogChoice, follow_logs, print_logs
 
-def logs(target: Target, name: str, wanted: Wanted, terminal: Terminal, *, follow_it: bool) -> int:
-    """Print the logs; the exit code (of the run with `follow_it`). Raises Problem."""
-    with session(target) as cluster:
-        job = cluster.run(lambda api: api.get(JOBS, name))
-        of_nodes = Ranks()
-        if wanted.ranks:
-            of_nodes = cluster.run(lambda api: ranks_of(api, job))
-        view = View(wanted.nodes, wanted.ranks, of_nodes, wanted.tail, wanted.since)
-        if not follow_it:
-            return _print(cluster, job, wanted, view, terminal)
+        chosen = LogChoice(frozenset(nodes), frozenset(ranks), attempt, previous, tail, since)
+        show = follow_logs if follow else print_logs
+        return show(target, job, chosen, terminal)
 
-        async def work(api: Api) -> int:
-            cursors = await _backlog(api, job, view, terminal)
-            mirror = Mirror(api, name)
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(mirror.keep)
-                narrator = Narrator(mirror, terminal)
-                tasks.start_soon(narrator.run)
-                code = await follow(api, mirror, terminal, narrator, view, cursors)
-                tasks.cancel_scope.cancel()
-            return code
-
-        try:
-            return cluster.run(work)
-        except KeyboardInterrupt:
-            terminal.interrupted()
-            return DETACHED
-
-
-def _print(cluster: Cluster, job: Job, wanted: Wanted, view: View, terminal: Terminal) -> int:
-    pods = cluster.run(lambda api: workers(api, job))
-    attempt = _attempt(job, pods, wanted)
-    there = {
-        rank_of(pod): pod.metadata.name
-        for pod in pods
-        if attempt_of(pod) == attempt
-        and view.takes(rank_of(pod))
-        and has_started(pod, names.TRAINER_CONTAINER)
-    }
-    if len(there) > MOST_STREAMS:
-        terminal.note(
-            f"The first {MOST_STREAMS} of {len(there)} workers; choose others with --node."
-        )
-    chosen = sorted(there.items())[:MOST_STREAMS]
-    all_there = attempt == job.status.attempt or (view.nodes and view.nodes <= there.keys())
-    with ExitStack() as until:
-        copied: list[tuple[int, copies.Copied]] = []
-        if not (there and all_there):
-            if not there and not (job.status.start_time or job.status.attempts):
-                raise _nothing(job, wanted)
-            try:
-                copied = _copied(cluster, job, pods, attempt, view, set(there), terminal, until)
-            except Problem as problem:
-                if not there:
-                    raise
-                terminal.note(f"The logs of further nodes cannot be read. {problem}")
-
-        async def show(api: Api) -> None:
-            cursors: list[tuple[int, Lines]] = [
-                (node, Cursor(api, pod, view)) for node, pod in chosen
-            ]
-            async for node, line in merged([*cursors, *copied], view):
-                terminal.log(node, line)
-
-        cluster.run(show)
-    return 0
-
-
-def _nothing(job: Job, wanted: Wanted) -> Problem:
-    status = job.status
-    return UsageProblem(
-        f"{job.metadata.name} has no logs{' of these nodes' if wanted.some else ''}:"
-        f" it is {status.phase or 'new'}. {status.reason}: {status.message}"
-    )
-
-
-def _copied(
-    cluster: Cluster,
-    job: Job,
-    pods: list[Pod],
-    attempt: int,
-    view: View,
-    shown: set[int],
-    terminal: Terminal,
-    until: ExitStack,
-) -> list[tuple[int, copies.Copied]]:
-    """The copies of the nodes that have no pod any more. Raises Problem where there are none."""
-    with copies.place(cluster, job, pods, terminal) as place:
-        kept, nodes = place.listing(attempt)
-        left = [node for node in nodes if node not in shown and view.takes(node)]
-        if not left and not shown:
-            of = "attempts " + ", ".join(map(str, kept)) if kept else "no attempt"
-            raise UsageProblem(
-                f"The claim of {job.metadata.name} holds no log of attempt {attempt} that was asked"
-                f" for; it has logs of {of}."
-            )
-        found = [(node, place.fetched(attempt, node, view, until)) for node in left]
-    if not all(copied.timed for _, copied in found):
-        terminal.note(
-            "Copies of an older launcher carry no times: they come first, node after node"
-            + ("." if view.since is None else ", and --since leaves nothing out of them.")
-        )
-    return found
-
-
-async def _backlog(api: Api, job: Job, view: View, terminal: Terminal) -> dict[str, Cursor]:
-    """Print what there is so far, merged by time; where each log goes on, by its pod's UID."""
-    pods = await workers(api, job)
-    newest = max(map(attempt_of, pods), default=0)
-    chosen = [
-        pod
-        for pod in sorted(pods, key=rank_of)
-        if attempt_of(pod) == newest
-        and view.takes(rank_of(pod))
-        and has_started(pod, names.TRAINER_CONTAINER)
-    ]
-    cursors = [(pod, Cursor(api, pod.metadata.name, view)) for pod in chosen[:MOST_STREAMS]]
-    async for node, line in merged([(rank_of(pod), cursor) for pod, cursor in cursors], view):
-        terminal.log(node, line)
-    return {pod.metadata.uid: cursor for pod, cursor in cursors}
-
-
-def _attempt(job: Job, pods: list[Pod], wanted: Wanted) -> int:
-    newest = max([job.status.attempt, *map(attempt_of, pods)])
-    if wanted.previous:
-        if newest == 0:
-            raise UsageProblem(
-                f"{job.metadata.name} is at its first attempt: there is none before."
-            )
-        ended = [attempt.number for attempt in job.status.attempts if attempt.number < newest]
-        return max(ended, default=newest - 1)
-    if wanted.attempt is None:
-        return max(map(attempt_of, pods), default=newest)
-    if wanted.attempt > newest:
-        raise UsageProblem(
-            f"{job.metadata.name} has no attempt {wanted.attempt}; the newest is {newest}."
-        )
-    return wanted.attempt
-
-
-async def workers(api: Api, job: Job) -> list[Pod]:
-    """The workers of all attempts that there still are."""
-    selector = f"{names.JOB_LABEL}={job.metadata.name},{names.COMPONENT_LABEL}={names.WORKER}"
-    return list((await api.list(PODS, {"labelSelector": selector})).items)
+    run_command(work)

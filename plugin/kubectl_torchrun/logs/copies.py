@@ -17,10 +17,9 @@ import anyio
 
 from kubectl_torchrun.cluster.client import Api, ApiError
 from kubectl_torchrun.cluster.kubectl import find_kubectl
-from kubectl_torchrun.cluster.mirror import has_started
+from kubectl_torchrun.cluster.pods import has_started, trouble
 from kubectl_torchrun.cluster.session import Cluster
 from kubectl_torchrun.cluster.slices import PODS, Job
-from kubectl_torchrun.commands.status import trouble
 from kubectl_torchrun.errors import ClusterProblem, Problem
 from kubectl_torchrun.logs.streams import View
 from kubectl_torchrun.terminal import Terminal
@@ -72,13 +71,13 @@ class Place(NamedTuple):
         for line in self.stamped(attempt, node, tail):
             yield split(line)[1]
 
-    def fetched(self, attempt: int, node: int, view: View, until: ExitStack) -> "Copied":
+    def fetched(self, attempt: int, node: int, view: View, until: ExitStack) -> "LogCopy":
         """A node's copy as far as it may be shown, kept here. Raises ClusterProblem."""
         spool = tempfile.SpooledTemporaryFile(_SPOOL_BYTES)  # noqa: SIM115  # `until` closes it
         until.enter_context(spool)
         for line in self.stamped(attempt, node, view.tail):
             spool.write(line + b"\n")
-        return Copied(spool, view)
+        return LogCopy(spool, view)
 
     def stamped(self, attempt: int, node: int, tail: int | None) -> Iterator[bytes]:
         """The lines as they stand in the copy. Raises ClusterProblem."""
@@ -107,7 +106,7 @@ def split(line: bytes) -> tuple[bytes, bytes]:
     return (mark[1], line[mark.end() :]) if mark else (b"", line)
 
 
-class Copied:
+class LogCopy:
     """A copy that was brought here. `timed`: whether its lines have times; read it before use."""
 
     def __init__(self, spool: IO[bytes], view: View) -> None:

@@ -1,4 +1,4 @@
-"""A run as its user sees it: phases and reasons as they change, and the logs of all ranks."""
+"""The logs of all workers of a run, followed to its end."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -8,8 +8,9 @@ import anyio
 from anyio.abc import TaskGroup
 
 from kubectl_torchrun.cluster.client import Api, ApiError, Unreachable
-from kubectl_torchrun.cluster.mirror import Mirror, end_of, has_started, rank_of
-from kubectl_torchrun.cluster.slices import Job
+from kubectl_torchrun.cluster.mirror import Mirror
+from kubectl_torchrun.cluster.narrator import Narrator
+from kubectl_torchrun.cluster.pods import end_of, has_started, rank_of
 from kubectl_torchrun.errors import RUN_FAILED, SUCCEEDED
 from kubectl_torchrun.logs.streams import ALL, Cursor, View, Window
 from kubectl_torchrun.terminal import Terminal
@@ -20,69 +21,6 @@ MOST_STREAMS = 64
 _LAST_LINES_SECONDS = 15.0
 _TICK_SECONDS = 1.0
 _REREAD_SECONDS = 0.2
-
-NO_CONTROLLER = (
-    "no controller has looked at the job yet; is one running?"
-    " kubectl get deployments -A -l app.kubernetes.io/name=torchrun-controller"
-)
-
-
-class Narrator:
-    """Says what a job does: every change once, and why it does not move.
-
-    `quiet`: reasons that are no news to the user of this command.
-    """
-
-    def __init__(
-        self, mirror: Mirror, terminal: Terminal, quiet: frozenset[str] = frozenset()
-    ) -> None:
-        self._mirror = mirror
-        self._terminal = terminal
-        self._quiet = quiet
-        self._said = ("", "", "", 0)
-        self._since = anyio.current_time()
-
-    async def run(self) -> None:
-        """Until cancelled."""
-        while True:
-            self.catch_up()
-            await self._mirror.changed(_TICK_SECONDS)
-
-    def catch_up(self) -> None:
-        """Say what is new now."""
-        job = self._mirror.job
-        if job is None:
-            return
-        status = job.status
-        headline = (status.phase, status.reason, status.message, status.attempt)
-        if headline != self._said:
-            if status.phase and status.reason not in self._quiet:
-                text = _text(job, status.attempt != self._said[3])
-                self._terminal.transition(status.phase, text)
-            self._said, self._since = headline, anyio.current_time()
-        if job.ended or status.phase == "Running":
-            self._terminal.at_rest()
-        else:
-            brief, text = _wait(job, self._quiet)
-            self._terminal.waiting(brief, text, anyio.current_time() - self._since)
-
-
-def _text(job: Job, new_attempt: bool) -> str:
-    status = job.status
-    attempt = f"attempt {status.attempt}: " if new_attempt else ""
-    said = ": ".join(part for part in (status.reason, status.message) if part)
-    return f"{attempt}{said}"
-
-
-def _wait(job: Job, quiet: frozenset[str]) -> tuple[str, str]:
-    """What the job waits for, in brief and in whole."""
-    status = job.status
-    if not status.phase:
-        return "waiting for the controller; is one running?", NO_CONTROLLER
-    if status.reason in quiet:
-        return status.phase, status.phase
-    brief = ": ".join(part for part in (status.phase, status.reason) if part)
-    return brief, ": ".join(part for part in (brief, status.message) if part)
 
 
 async def follow(

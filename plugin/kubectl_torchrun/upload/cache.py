@@ -1,6 +1,6 @@
-"""What is remembered between two commands: digests of files, and what a directory was sent to last.
+"""The upload cache: digests of files, and what was sent from a directory last.
 
-A memory that is lost, or wrong, costs time and nothing else: the pod checks what it is told.
+A cache that is lost or wrong costs time and nothing else: the sync pod checks every digest.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from kubectl_torchrun.cluster.kubectl import Where
+from kubectl_torchrun.cluster.kubectl import ClusterNamespace
 from kubectl_torchrun.errors import UsageProblem
 from kubectl_torchrun.upload.tree import TORCHRUNIGNORE, File, Tree
 from torchrun_api.contents import Entry, Manifest, ManifestError, parse
@@ -27,31 +27,31 @@ _BLOCK = 1 << 20
 Known = tuple[int, int, int, str]
 
 
-class Sent(NamedTuple):
-    """A job that has the workspace `manifest` of a directory."""
+class LastUpload(NamedTuple):
+    """The job to which a directory was sent last, and the manifest of what was sent."""
 
     job: str
     manifest: Manifest
 
 
 class Workspace(NamedTuple):
-    """A directory as it is to be sent; `before`: what was sent from it last, if anything."""
+    """A directory to send. previous: what was sent from it last, None for nothing."""
 
     tree: Tree
     manifest: Manifest
-    before: Sent | None = None
+    previous: LastUpload | None = None
 
 
-class Memory:
-    """The folder of one directory and namespace of a cluster; made when first written."""
+class UploadCache:
+    """The cache of one directory and one namespace of a cluster; created when first written."""
 
-    def __init__(self, where: Where, directory: Path) -> None:
+    def __init__(self, namespace: ClusterNamespace, directory: Path) -> None:
         here = str(directory.resolve())
-        key = "\0".join([*where, here])
+        key = "\0".join([*namespace, here])
         self._sent = state_folder() / f"sent-{_short(key)}"
         self._digests = state_folder() / f"digests-{_short(here)}"
 
-    def look(self, tree: Tree, advance: Callable[[int], None] = lambda _: None) -> Workspace:
+    def digest(self, tree: Tree, advance: Callable[[int], None] = lambda _: None) -> Workspace:
         """The directory's files by their digests. `advance` is told of the bytes of each file.
 
         Raises UsageProblem where a file cannot be read.
@@ -68,19 +68,19 @@ class Memory:
             advance(size)
         if fresh != known:
             _write(self._digests, msgspec.msgpack.encode(fresh))
-        return Workspace(tree, Manifest(entries), self.sent())
+        return Workspace(tree, Manifest(entries), self.last_upload())
 
-    def sent(self) -> Sent | None:
-        """What was sent from the directory last."""
+    def last_upload(self) -> LastUpload | None:
+        """What was sent from the directory last; None where nothing is recorded."""
         try:
             job, _, text = zlib.decompress(self._sent.read_bytes()).decode().partition("\n")
-            return Sent(job, parse(text))
+            return LastUpload(job, parse(text))
         except (OSError, zlib.error, UnicodeDecodeError, ManifestError):
             return None
 
-    def remember(self, sent: Sent) -> None:
-        """For the next command."""
-        _write(self._sent, zlib.compress(f"{sent.job}\n{sent.manifest.text}".encode(), 1))
+    def record(self, upload: LastUpload) -> None:
+        """Keep it for the next command."""
+        _write(self._sent, zlib.compress(f"{upload.job}\n{upload.manifest.text}".encode(), 1))
 
     def _known(self) -> dict[str, Known]:
         try:
@@ -110,7 +110,7 @@ def _digest(file: File, known: Known | None) -> tuple[int, str, os.stat_result]:
 
 
 def state_folder() -> Path:
-    """Where the plugin keeps what it remembers of this user."""
+    """The plugin's folder for this user's state."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state) / "kubectl-torchrun"
 

@@ -13,7 +13,8 @@ import msgspec
 
 from kubectl_torchrun.cluster.backoff import PATIENT, Backoff
 from kubectl_torchrun.cluster.client import Api, ApiError, Unreachable
-from kubectl_torchrun.cluster.mirror import Mirror, end_of
+from kubectl_torchrun.cluster.mirror import Mirror
+from kubectl_torchrun.cluster.pods import end_of
 from kubectl_torchrun.errors import RunProblem, UploadProblem
 from kubectl_torchrun.terminal import Bar, Terminal
 from kubectl_torchrun.upload import pack
@@ -30,7 +31,7 @@ from kubectl_torchrun.upload.protocol import (
     Upload,
     Wait,
 )
-from kubectl_torchrun.upload.upload_token import announced
+from kubectl_torchrun.upload.upload_token import token_sha256
 from torchrun_api import contents, names
 from torchrun_api.core import Pod
 
@@ -103,7 +104,7 @@ class _Delivery:
         self._file = file
         self._pod_wait = pod_wait
         self._token = token
-        known = workspace.before.manifest.sha256 if workspace.before else ""
+        known = workspace.previous.manifest.sha256 if workspace.previous else ""
         now = anyio.current_time()
         self._upload = Upload(workspace.manifest.sha256, now, known, backoff)
         self._files = 0
@@ -131,7 +132,7 @@ class _Delivery:
                         since = anyio.current_time()
                         sha256 = self._workspace.manifest.sha256
                         pod = await wait_for_pod(
-                            self._mirror, sha256, self._pod_wait, announced(self._token)
+                            self._mirror, sha256, self._pod_wait, token_sha256(self._token)
                         )
                         if isinstance(pod, Arrived):
                             return self._delivered(pod.revision)
@@ -167,7 +168,7 @@ class _Delivery:
             upload.lost(str(error), anyio.current_time())
             return
         except ApiError as error:
-            if not (error.passes or error.status == 404):  # 404: the pod has gone, another comes
+            if not (error.retriable or error.status == 404):  # 404: the pod has gone, another comes
                 raise
             upload.lost(error.message, anyio.current_time(), error.retry_after)
             return
@@ -182,7 +183,7 @@ class _Delivery:
             case Ask():
                 return await self._api.ask_pod(pod, "GET", PATH, headers=proof)
             case Announce(base):
-                before = self._workspace.before
+                before = self._workspace.previous
                 differs_from = before.manifest if before and base else None
                 data = contents.pack(self._workspace.manifest, differs_from)
                 self._sent += len(data)

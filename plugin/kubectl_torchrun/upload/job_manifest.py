@@ -36,7 +36,7 @@ class Request(NamedTuple):
     env: tuple[tuple[str, str], ...] = ()
     development: bool = False
     after: tuple[tuple[str, str], ...] = ()  # other jobs, each with the condition that it must meet
-    written: JsonObject | None = None  # the job as the user wrote it, in place of all but its name
+    manifest: JsonObject | None = None  # of the user's file, in place of all but name and queue
 
 
 def build(
@@ -45,12 +45,12 @@ def build(
     """The object as it is sent; it names the only workspace that it takes.
 
     token: the digest of its upload token. base: a job whose workspace may share files with it.
-    Raises UsageProblem as `written.filled`.
+    Raises UsageProblem as `user_manifest.filled`.
     """
-    if request.written is None:
-        body = _made(request, namespace)
+    if request.manifest is None:
+        body = _from_flags(request, namespace)
     else:
-        body = user_manifest.filled(request.written, request.name, request.queue, namespace)
+        body = user_manifest.filled(request.manifest, request.name, request.queue, namespace)
     metadata = body["metadata"]
     assert isinstance(metadata, dict)
     given = metadata.get("annotations")
@@ -63,7 +63,7 @@ def build(
     return body
 
 
-def _made(request: Request, namespace: str) -> JsonObject:
+def _from_flags(request: Request, namespace: str) -> JsonObject:
     size: JsonObject = (
         {"numGPUs": request.gpus} if request.gpus else {"numNodes": request.nodes or 1}
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kubectl_torchrun.errors import UsageProblem
+from kubectl_torchrun.text import human
 from kubectl_torchrun.upload.cache import Workspace
 from kubectl_torchrun.upload.tree import TORCHRUNIGNORE, Tree
 from torchrun_api.contents import Entry
@@ -112,21 +113,6 @@ def write(
     file.seek(0)
     digest = hashlib.file_digest(file, "sha256").hexdigest()
     return Archive(file, digest, size, len(wanted), unpacked)
-
-
-def files_of(count: int) -> str:
-    """`1 file`, `1,200 files`."""
-    return f"{count:,} file{'s' * (count != 1)}"
-
-
-def human(size: int) -> str:
-    """Bytes for people: `1.5 GiB`."""
-    value = float(size)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"
 
 
 def _add(

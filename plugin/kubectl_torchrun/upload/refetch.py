@@ -14,7 +14,7 @@ from torchrun_api import names
 from torchrun_api.meta import Condition
 
 
-async def ask(api: Api, name: str) -> None:
+async def request(api: Api, name: str) -> None:
     """Have the newest code fetched. Raises ApiError."""
     now = datetime.now(UTC).isoformat(timespec="microseconds")
     await api.annotate(JOBS, name, {names.SYNC_REQUESTED: now})
@@ -31,7 +31,7 @@ async def refetch(api: Api, job: Job, terminal: Terminal, seconds: float) -> int
     started = time.monotonic()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(mirror.keep)
-        await ask(api, name)
+        await request(api, name)
         try:
             with anyio.fail_after(seconds):
                 told = await _outcome(mirror, before)

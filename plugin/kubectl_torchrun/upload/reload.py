@@ -15,10 +15,10 @@ from kubectl_torchrun.cluster.session import Cluster
 from kubectl_torchrun.cluster.slices import JOBS
 from kubectl_torchrun.errors import DETACHED, RunProblem, UploadProblem, UsageProblem
 from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.text import files_of, human
 from kubectl_torchrun.upload import pack, tree, upload_token
-from kubectl_torchrun.upload.cache import Memory, Sent, Workspace
+from kubectl_torchrun.upload.cache import LastUpload, UploadCache, Workspace
 from kubectl_torchrun.upload.deliver import deliver
-from kubectl_torchrun.upload.pack import files_of, human
 from torchrun_api import names
 from torchrun_api.json import JsonObject
 
@@ -39,7 +39,7 @@ class Reload:
         cluster: Cluster,
         job: str,
         directory: Path,
-        memory: Memory,
+        cache: UploadCache,
         terminal: Terminal,
         pod_wait: float,
         token: str,
@@ -48,7 +48,7 @@ class Reload:
         self._cluster = cluster
         self._job = job
         self._directory = directory
-        self._memory = memory
+        self._cache = cache
         self._terminal = terminal
         self._pod_wait = pod_wait
         self._token = token
@@ -100,7 +100,7 @@ class Reload:
             return DETACHED
 
     async def _watch(self, api: Api, mirror: Mirror) -> None:
-        token: JsonObject = {names.UPLOAD_TOKEN_SHA256: upload_token.announced(self._token)}
+        token: JsonObject = {names.UPLOAD_TOKEN_SHA256: upload_token.token_sha256(self._token)}
         # Both at once: a pod stands by for edits only where there is a token to take them by.
         development: JsonObject = {
             "metadata": {"annotations": token},
@@ -132,9 +132,9 @@ class Reload:
             await anyio.sleep(max(_LOOK_SECONDS, _LOOK_SHARE * (time.monotonic() - started)))
 
     def _look(self, advance: Callable[[int], None] = lambda _: None) -> Workspace:
-        found = tree.scan(self._directory, self._overlay)
-        pack.check(found)
-        return self._memory.look(found, advance)
+        files = tree.scan(self._directory, self._overlay)
+        pack.check(files)
+        return self._cache.digest(files, advance)
 
     async def _send(self, api: Api, mirror: Mirror, workspace: Workspace) -> None:
         started = time.monotonic()
@@ -146,13 +146,13 @@ class Reload:
             return
         said = {
             names.WORKSPACE_SHA256: sha256,
-            names.UPLOAD_TOKEN_SHA256: upload_token.announced(self._token),
+            names.UPLOAD_TOKEN_SHA256: upload_token.token_sha256(self._token),
         }
         await api.annotate(JOBS, self._job, said)
         done = await deliver(
             api, mirror, self._terminal, workspace, pod_wait=self._pod_wait, token=self._token
         )
-        self._memory.remember(Sent(self._job, workspace.manifest))
+        self._cache.record(LastUpload(self._job, workspace.manifest))
         if done.revision:
             revision = str(done.revision)
             await api.annotate(JOBS, self._job, {names.WORKSPACE_REVISION: revision})
@@ -165,8 +165,8 @@ class Reload:
     def _has_arrived(self, sha256: str) -> bool:
         """Whether the job has it by what is remembered: a command before this one may have been
         cut between naming the content and sending it."""
-        sent = self._memory.sent()
-        return sent is not None and (sent.job, sent.manifest.sha256) == (self._job, sha256)
+        last = self._cache.last_upload()
+        return last is not None and (last.job, last.manifest.sha256) == (self._job, sha256)
 
     async def _wait_told(self, mirror: Mirror, revision: int) -> None:
         """Until the status says that all workers have been told. Raises RunProblem."""

@@ -1,9 +1,8 @@
-"""The secret by which a job's sync pod knows the uploads of who submitted it.
+"""The secret by which a job's sync pod recognises the uploads of the job's submitter.
 
-A job has the token's SHA-256 in an annotation, which only those who may edit the job can set. The
-token itself is made from a key in the user's home: nothing needs to be remembered of each job, and
-every directory on this machine may be sent to it. From another machine `sync` announces that
-machine's token.
+The job has the token's SHA-256 in an annotation, which only those who may edit the job can set. The
+token is derived from a key in the user's home, so nothing is stored for each job, and every
+directory on this machine may be sent to it. On another machine `sync` sets that machine's token.
 """
 
 import hashlib
@@ -14,20 +13,20 @@ import tempfile
 from contextlib import suppress
 from functools import cache
 
-from kubectl_torchrun.cluster.kubectl import Where
+from kubectl_torchrun.cluster.kubectl import ClusterNamespace
 from kubectl_torchrun.upload.cache import state_folder
 
 _BYTES = 32
 
 
-def upload_token(where: Where, job: str) -> str:
+def upload_token(namespace: ClusterNamespace, job: str) -> str:
     """The token of a job, in hexadecimal digits."""
-    text = "\0".join([*where, job])
+    text = "\0".join([*namespace, job])
     return hmac.digest(_key(), text.encode(), "sha256").hex()
 
 
-def announced(token: str) -> str:
-    """What the job says of it."""
+def token_sha256(token: str) -> str:
+    """The digest that the job has in its annotation."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 

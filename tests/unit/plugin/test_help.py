@@ -10,7 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from kubectl_torchrun import completion
+from kubectl_torchrun import commands, completion
 from kubectl_torchrun.__main__ import cli
 
 from .laptop import Laptop
@@ -51,6 +51,25 @@ def test_the_examples_of_the_group_and_of_the_pages_are_taken_too() -> None:
     shown = CliRunner().invoke(cli, ["--help"]).stdout
     for line in (*lines_of(shown), *lines_of(DOCS.read_text())):
         parse(line)
+
+
+def test_help_does_not_load_what_only_the_work_needs() -> None:
+    script = (
+        "import sys, kubectl_torchrun.__main__ as m\n"
+        "for name in ['', *m.cli.commands]:\n"
+        "    try: m.cli([*name.split(), '--help'])\n"
+        "    except SystemExit: pass\n"
+        "heavy = {'httpx', 'rich', 'anyio', 'msgspec', 'yaml', 'torchrun_api'} & set(sys.modules)\n"
+        "sys.exit(repr(heavy) if heavy else 0)"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_every_command_has_a_module_of_its_name() -> None:
+    modules = {path.stem.replace("_", "-") for path in Path(commands.__file__).parent.glob("*.py")}
+    assert modules - {"--init--"} == set(COMMANDS)
+    assert [command.name for command in cli.commands.values()] == list(cli.commands)
 
 
 def test_every_command_and_exit_code_stands_in_the_page() -> None:

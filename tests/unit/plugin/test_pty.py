@@ -14,8 +14,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from .commands.test_status import a_job
 from .laptop import Laptop, play_controller
+from .logs.test_status_view import a_job
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -20,7 +20,7 @@ from kubectl_torchrun.cluster.client import ApiError, Unreachable, connect
 from kubectl_torchrun.cluster.kubectl import Target, namespace, proxy, resolve
 from kubectl_torchrun.cluster.slices import QUEUES
 from kubectl_torchrun.errors import ClusterProblem
-from kubectl_torchrun.upload.cache import Memory, Sent
+from kubectl_torchrun.upload.cache import LastUpload, UploadCache
 from kubectl_torchrun.upload.tree import scan
 
 pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
@@ -161,18 +161,18 @@ def test_what_was_sent_is_remembered_by_cluster_and_namespace(tmp_path: Path) ->
     }
     path = tmp_path / "kubeconfig"
 
-    def memory(current: str, context: str = "", namespace: str = "") -> Memory:
+    def memory(current: str, context: str = "", namespace: str = "") -> UploadCache:
         path.write_text(json.dumps({**config, "current-context": current}))
-        return Memory(resolve(Target(str(path), context, namespace)), tmp_path)
+        return UploadCache(resolve(Target(str(path), context, namespace)), tmp_path)
 
-    look = memory("a").look(scan(tmp_path))
-    memory("a").remember(Sent("run", look.manifest))
+    look = memory("a").digest(scan(tmp_path))
+    memory("a").record(LastUpload("run", look.manifest))
     for same in (memory("again"), memory("b", "a"), memory("a", namespace="default")):
-        sent = same.sent()
+        sent = same.last_upload()
         assert sent is not None
         assert (sent.job, sent.manifest.sha256) == ("run", look.manifest.sha256)
     for other in (memory("b"), memory("a", "b"), memory("a", namespace="ns")):
-        assert other.sent() is None
+        assert other.last_upload() is None
 
 
 async def test_a_refusal_comes_back_whole(

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from kubectl_torchrun.cluster import slices
 from kubectl_torchrun.cluster.client import Unreachable, Unreadable, _object, _one_by_one
+from kubectl_torchrun.cluster.job_list import job_table
+from kubectl_torchrun.cluster.queue_list import queue_table, waiting_table
 from kubectl_torchrun.cluster.slices import JOBS, PODS, QUEUES, Listed
-from kubectl_torchrun.cluster.story import story
-from kubectl_torchrun.commands.listing import job_table
-from kubectl_torchrun.commands.queue_tables import queue_table, waiting_table
-from kubectl_torchrun.commands.status import view
+from kubectl_torchrun.cluster.summary import status_lines
+from kubectl_torchrun.logs.status_view import view
 from kubectl_torchrun.text import escape
 from torchrun_api.core import Pod
 from torchrun_api.kinds import Kind
@@ -96,7 +96,7 @@ def show(jobs: Sequence[slices.Job], pods: Sequence[Pod], queues: Sequence[slice
     shown = [*job_table(jobs, True, 80), *waiting_table(jobs, True, None)]
     shown += queue_table(queues, jobs, True, 80)
     for job in jobs:
-        shown += [*story(job), *view(job, pods, 80, 24), *view(job, pods, None, None)]
+        shown += [*status_lines(job), *view(job, pods, 80, 24), *view(job, pods, None, None)]
     assert all("\n" not in line for line in shown)
     "\n".join(escape(line) for line in shown).encode()
 

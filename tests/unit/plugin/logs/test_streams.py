@@ -12,8 +12,9 @@ from aiohttp import web
 from kubectl_torchrun.cluster.backoff import Backoff
 from kubectl_torchrun.cluster.client import Api, split_lines
 from kubectl_torchrun.cluster.mirror import Mirror
+from kubectl_torchrun.cluster.narrator import Narrator
 from kubectl_torchrun.cluster.slices import Job
-from kubectl_torchrun.logs.follow import Narrator, follow
+from kubectl_torchrun.logs.follow import follow
 from kubectl_torchrun.logs.streams import Cursor, View, merged
 from kubectl_torchrun.terminal import Terminal
 from torchrun_api.core import Pod

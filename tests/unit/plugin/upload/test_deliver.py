@@ -15,21 +15,21 @@ from msgspec import structs
 
 from kubectl_torchrun.cluster.backoff import Backoff
 from kubectl_torchrun.cluster.client import Api
-from kubectl_torchrun.cluster.kubectl import Where
+from kubectl_torchrun.cluster.kubectl import ClusterNamespace
 from kubectl_torchrun.cluster.mirror import Mirror
 from kubectl_torchrun.cluster.slices import Job
 from kubectl_torchrun.errors import RunProblem, UploadProblem
 from kubectl_torchrun.terminal import Terminal
-from kubectl_torchrun.upload.cache import Memory, Sent, Workspace
+from kubectl_torchrun.upload.cache import LastUpload, UploadCache, Workspace
 from kubectl_torchrun.upload.deliver import Arrived, deliver, find_pod
 from kubectl_torchrun.upload.tree import scan
-from kubectl_torchrun.upload.upload_token import announced
+from kubectl_torchrun.upload.upload_token import token_sha256
 from torchrun_api.core import Pod
 from torchrun_api.json import JsonObject
 
 from ..pod_proxy import PodProxy, SyncPod
 
-HERE = Where("https://cluster", "ns")
+HERE = ClusterNamespace("https://cluster", "ns")
 
 HASTY = Backoff(first=0.01, longest=0.1, give_up=60)
 SHA = "ab" * 32
@@ -44,7 +44,7 @@ def workspace(tmp_path: Path) -> Workspace:
     root.mkdir()
     (root / "weights.bin").write_bytes(WEIGHTS)
     (root / "train.py").write_text("print('hello')\n")
-    return Memory(HERE, root).look(scan(root))
+    return UploadCache(HERE, root).digest(scan(root))
 
 
 @pytest.fixture
@@ -168,11 +168,11 @@ async def test_an_archive_that_the_job_does_not_name_is_not_taken(
 async def test_a_pod_that_stands_by_takes_an_upload_by_the_token(
     tmp_path: Path, workspace: Workspace, right: bool
 ) -> None:
-    pod = SyncPod(tmp_path / "claim", "", announced("t" if right else "another"))
+    pod = SyncPod(tmp_path / "claim", "", token_sha256("t" if right else "another"))
     await pod.start()
     try:
         async with within_reach(pod, workspace) as (api, mirror, _):
-            mirror.show_pods({"job-sync-0": sync_pod("", token=announced("t"))})
+            mirror.show_pods({"job-sync-0": sync_pod("", token=token_sha256("t"))})
             sending = deliver(
                 api, mirror, terminal(), workspace, pod_wait=5, token="t", backoff=HASTY
             )
@@ -194,12 +194,12 @@ async def test_only_the_edit_is_sent(tmp_path: Path, workspace: Workspace, pod: 
     assert first.revision == 1
     assert first.sent > len(WEIGHTS)
     await pod.success()
-    memory = Memory(HERE, workspace.tree.root)
-    memory.remember(Sent("job", workspace.manifest))
+    memory = UploadCache(HERE, workspace.tree.root)
+    memory.record(LastUpload("job", workspace.manifest))
     (workspace.tree.root / "train.py").write_text("print('edited')\n")
-    edited = memory.look(scan(workspace.tree.root))
-    assert edited.before
-    assert edited.before.job == "job"
+    edited = memory.digest(scan(workspace.tree.root))
+    assert edited.previous
+    assert edited.previous.job == "job"
     again = SyncPod(pod.directory, edited.manifest.sha256)
     await again.start()
     try:

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubectl_torchrun.cluster.kubectl import Where
+from kubectl_torchrun.cluster.kubectl import ClusterNamespace
 from kubectl_torchrun.errors import UsageProblem
 from kubectl_torchrun.upload import pack
-from kubectl_torchrun.upload.cache import Memory, Workspace
+from kubectl_torchrun.upload.cache import UploadCache, Workspace
 from kubectl_torchrun.upload.pack import Limits
 from kubectl_torchrun.upload.tree import scan
 from profiles import examples
@@ -46,7 +46,7 @@ TREES = st.dictionaries(
 
 
 def listed(root: Path) -> Workspace:
-    return Memory(Where("https://cluster.example", "ns"), root).look(scan(root))
+    return UploadCache(ClusterNamespace("https://cluster.example", "ns"), root).digest(scan(root))
 
 
 def files(workspace: Workspace) -> list[int]:
@@ -204,7 +204,7 @@ def test_a_file_that_goes_away_or_changes_meanwhile_is_named(tmp_path: Path) -> 
     with tempfile.TemporaryFile() as file, changed:
         pack.write(workspace, [0], file)
     with pytest.raises(UsageProblem, match=r"x\.py went away"):
-        Memory(Where("https://cluster.example", "ns"), tmp_path).look(tree)
+        UploadCache(ClusterNamespace("https://cluster.example", "ns"), tmp_path).digest(tree)
 
 
 def test_zeros_that_the_sync_pod_would_take_for_a_bomb_are_refused(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from kubectl_torchrun.cluster.kubectl import Where
+from kubectl_torchrun.cluster.kubectl import ClusterNamespace
 from kubectl_torchrun.upload import tree
-from kubectl_torchrun.upload.cache import Memory
+from kubectl_torchrun.upload.cache import UploadCache
 from torchrun_api.json import JsonObject
 
 from ..laptop import READY, Laptop
@@ -80,7 +80,9 @@ def test_what_was_named_and_never_sent_is_sent(laptop: Laptop) -> None:
     """A command that was cut between the two."""
     play_controller(laptop)
     found = tree.scan(Path())
-    sha256 = Memory(Where(laptop.server.url, "ns"), Path()).look(found).manifest.sha256
+    sha256 = (
+        UploadCache(ClusterNamespace(laptop.server.url, "ns"), Path()).digest(found).manifest.sha256
+    )
     named = {"annotations": {"torchrun.ai/workspace-sha256": sha256}}
     laptop.server.put("torchrunjobs", "run", metadata=named)
     result = laptop.run("sync", "run")

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from kubectl_torchrun.cluster.kubectl import Where
+from kubectl_torchrun.cluster.kubectl import ClusterNamespace
 from kubectl_torchrun.upload import upload_token
 
-HERE = Where("https://cluster.example", "ml")
+HERE = ClusterNamespace("https://cluster.example", "ml")
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +21,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     upload_token._key.cache_clear()
 
 
-def again(where: Where, job: str) -> str:
+def again(where: ClusterNamespace, job: str) -> str:
     """As another process of this user makes it."""
     upload_token._key.cache_clear()
     return upload_token.upload_token(where, job)
@@ -32,7 +32,7 @@ def test_the_same_job_has_the_same_token_and_no_other_has(state: Path) -> None:
     assert again(HERE, "train") == token
     others = {
         again(HERE, "other"),
-        again(HERE._replace(namespace="other"), "train"),
+        again(HERE._replace(name="other"), "train"),
         again(HERE._replace(server="https://other.example"), "train"),
     }
     assert len(others | {token}) == 4
@@ -44,8 +44,8 @@ def test_the_same_job_has_the_same_token_and_no_other_has(state: Path) -> None:
 
 def test_the_job_says_nothing_from_which_the_token_follows() -> None:
     token = again(HERE, "train")
-    assert len(upload_token.announced(token)) == 64
-    assert token not in upload_token.announced(token)
+    assert len(upload_token.token_sha256(token)) == 64
+    assert token not in upload_token.token_sha256(token)
 
 
 def test_two_commands_that_begin_together_have_one_key(state: Path) -> None:

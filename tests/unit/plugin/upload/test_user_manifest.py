@@ -35,7 +35,7 @@ def read(tmp_path: Path, text: str) -> Request:
     file = tmp_path / "job.yaml"
     file.write_text(text)
     body = user_manifest.read(str(file))
-    return Request(user_manifest.name_of(body), user_manifest.queue_of(body), "", written=body)
+    return Request(user_manifest.name_of(body), user_manifest.queue_of(body), "", manifest=body)
 
 
 def test_what_the_file_says_stays_and_the_upload_is_named(tmp_path: Path) -> None:

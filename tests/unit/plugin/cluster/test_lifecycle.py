@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import pytest
 from aiohttp import web
 
+from kubectl_torchrun.cluster import lifecycle
 from kubectl_torchrun.cluster.slices import Job
 from kubectl_torchrun.cluster.wait import check, met
-from kubectl_torchrun.commands import interrupt, lifecycle
 from kubectl_torchrun.errors import UsageProblem
+from kubectl_torchrun.upload import submission
 
 from ..laptop import Laptop, play_controller
 
@@ -190,7 +191,7 @@ def press(laptop: Laptop, path: str, times: list[str], most: int) -> None:
 def test_one_ctrl_c_detaches_from_a_run(
     laptop: Laptop, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    monkeypatch.setattr(interrupt, "ASK_SECONDS", 0.1)
+    monkeypatch.setattr(submission, "ASK_SECONDS", 0.1)
     play_controller(laptop.server)
     press(laptop, path, [], 1)
     result = laptop.run("run", "--name", "run", "x")
@@ -204,7 +205,7 @@ def test_two_delete_it(laptop: Laptop, monkeypatch: pytest.MonkeyPatch, path: st
     def again(_: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(interrupt, "time", SimpleNamespace(sleep=again))
+    monkeypatch.setattr(submission, "time", SimpleNamespace(sleep=again))
     play_controller(laptop.server)
     press(laptop, path, [], 1)
     result = laptop.run("run", "--name", "run", "x")
@@ -218,7 +219,7 @@ def test_a_third_says_that_it_may_be_there(laptop: Laptop, monkeypatch: pytest.M
         press(laptop, "torchrunjobs/run", [], 1)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(interrupt, "time", SimpleNamespace(sleep=again))
+    monkeypatch.setattr(submission, "time", SimpleNamespace(sleep=again))
     play_controller(laptop.server)
     press(laptop, "/log", [], 1)
     result = laptop.run("run", "--name", "run", "x")

@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 
 from kubectl_torchrun.cluster.checks import Finding
-from kubectl_torchrun.commands.doctor import report
+from kubectl_torchrun.cluster.doctor import report
 
 from ..api_server import Hook, refusal
 from ..laptop import Laptop

@@ -1,4 +1,4 @@
-"""A job's life from the command line: scale, pause, resume, end."""
+"""Suspend, resume, scale and delete jobs. The controller does the rest."""
 
 import sys
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ from torchrun_api import names
 from torchrun_api.json import JsonObject
 
 
-class Options(NamedTuple):
-    """What the commands that change a job have in common."""
+class ChangeOptions(NamedTuple):
+    """Options of the commands that change or delete jobs. timeout: seconds, None for no end."""
 
     wait: str
     timeout: float | None
@@ -29,9 +29,14 @@ class Options(NamedTuple):
 
 
 def change(
-    target: Target, verb: str, name: str, nodes: int | None, options: Options, terminal: Terminal
+    target: Target,
+    verb: str,
+    name: str,
+    nodes: int | None,
+    options: ChangeOptions,
+    terminal: Terminal,
 ) -> int:
-    """suspend, resume or scale; the controller does the rest. The exit code. Raises Problem."""
+    """Suspend, resume or scale a job by a patch of its spec; the exit code. Raises Problem."""
     condition = options.wait and wait.check(options.wait)
     with session(target) as cluster:
         job = cluster.run(lambda api: api.get(JOBS, name))
@@ -49,7 +54,7 @@ def change(
         if dry:
             terminal.note(f"The API server would take it: {verb} {name}")
             return 0
-        terminal.note(_done(cluster, job, verb, nodes))
+        terminal.note(_notice(cluster, job, verb, nodes))
         if not condition:
             return 0
         return cluster.run(lambda api: wait.wait(api, name, terminal, condition, options.timeout))
@@ -78,7 +83,7 @@ def _spec(job: Job, verb: str, nodes: int | None) -> JsonObject:
     return {"numNodes": nodes}
 
 
-def _done(cluster: Cluster, job: Job, verb: str, nodes: int | None) -> str:
+def _notice(cluster: Cluster, job: Job, verb: str, nodes: int | None) -> str:
     name = job.metadata.name
     if verb == "suspend":
         go_on = cluster.command(f"torchrun resume {name}")
@@ -94,26 +99,26 @@ def _done(cluster: Cluster, job: Job, verb: str, nodes: int | None) -> str:
 
 
 def cancel(
-    target: Target, jobs: Sequence[str], options: Options, terminal: Terminal, *, sure: bool
+    target: Target, jobs: Sequence[str], options: ChangeOptions, terminal: Terminal, *, sure: bool
 ) -> int:
     """Delete jobs, after a question where a terminal can be asked; the exit code.
 
     As kubectl does: a name without a job costs the others nothing. Raises Problem.
     """
     with session(target) as cluster:
-        there = cluster.run(lambda api: _there(api, jobs))
-        missing = [name for name in jobs if name not in there]
+        existing = cluster.run(lambda api: _existing(api, jobs))
+        missing = [name for name in jobs if name not in existing]
         unknown = f"no job {', '.join(missing)} in the namespace {cluster.namespace}"
-        if not there:
+        if not existing:
             see = cluster.command("torchrun list")
             raise UsageProblem(f"There is {unknown}: nothing was deleted. See: {see}")
         if missing:
             terminal.note(f"There is {unknown}.")
-        stays = cluster.run(lambda api: _retained(api, there))
+        stays = cluster.run(lambda api: _retained(api, existing))
         if options.dry_run == "client":
-            terminal.note(f"Would delete {', '.join(there)}{stays}")
-        elif sure or options.dry_run == "server" or _confirmed(there, stays):
-            _delete(cluster, there, stays, options, terminal)
+            terminal.note(f"Would delete {', '.join(existing)}{stays}")
+        elif sure or options.dry_run == "server" or _confirmed(existing, stays):
+            _delete(cluster, existing, stays, options, terminal)
         else:
             terminal.note("Nothing was deleted.")
             return DETACHED
@@ -121,7 +126,7 @@ def cancel(
 
 
 def _delete(
-    cluster: Cluster, jobs: Sequence[str], stays: str, options: Options, terminal: Terminal
+    cluster: Cluster, jobs: Sequence[str], stays: str, options: ChangeOptions, terminal: Terminal
 ) -> None:
     dry = options.dry_run == "server"
     for name in jobs:
@@ -142,8 +147,8 @@ def _delete(
         )
 
 
-async def _there(api: Api, jobs: Sequence[str]) -> list[str]:
-    """Those of these that there are, each once."""
+async def _existing(api: Api, jobs: Sequence[str]) -> list[str]:
+    """The names that belong to a job, each once."""
     found = []
     for name in dict.fromkeys(jobs):
         try:
@@ -168,7 +173,7 @@ def _confirmed(jobs: Sequence[str], stays: str) -> bool:
 
 
 async def _retained(api: Api, jobs: Sequence[str]) -> str:
-    """`, but NAMES stay`: the claims that no job owns; what cannot be seen is not spoken of."""
+    """`, but NAMES stay`: the claims that no job owns; empty where they may not be listed."""
     query = {"labelSelector": f"{names.RETAINED_LABEL} in ({','.join(jobs)})"}
     try:
         kept = [claim.metadata.name for claim in (await api.list(CLAIMS, query)).items]

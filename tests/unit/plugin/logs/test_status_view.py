@@ -7,9 +7,9 @@ import click
 import pytest
 
 from kubectl_torchrun.cluster.slices import ProgressSlice
-from kubectl_torchrun.commands.status import progress_line
-from kubectl_torchrun.commands.why import TAIL, copied, of_ranks
+from kubectl_torchrun.cluster.summary import progress_line
 from kubectl_torchrun.logs.copies import Place
+from kubectl_torchrun.logs.failure_report import TAIL, copied, of_ranks
 
 from ..laptop import Laptop
 
@@ -63,7 +63,7 @@ def test_a_screen_is_never_too_narrow_or_too_low(laptop: Laptop, width: int) -> 
     from kubectl_torchrun.cluster.kubectl import Target
     from kubectl_torchrun.cluster.session import session
     from kubectl_torchrun.cluster.slices import JOBS, PODS
-    from kubectl_torchrun.commands import status
+    from kubectl_torchrun.logs import status_view as status
 
     a_job(laptop)
     with session(Target(str(laptop.kubeconfig), "", "ns")) as cluster:

@@ -1,0 +1,216 @@
+"""Flags that `submit` and `run` share, and the job that they ask for."""
+
+import functools
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+from click.core import ParameterSource
+
+from kubectl_torchrun.cli import complete, defaults, options
+from kubectl_torchrun.terminal import Terminal
+
+if TYPE_CHECKING:
+    from kubectl_torchrun.upload.job_manifest import Request
+
+INTERRUPTED = "; nothing was created"
+# What the file of --filename says instead.
+_IN_FILE = ("command", "nodes", "gpus", "image", "env", "after", "dev")
+
+
+class RequestCommand(options.Command):
+    """A command whose last argument is a command of the user."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Explain an unknown option: it is usually one of the user's own command."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            raise click.UsageError(
+                f"{error.format_message()} If it belongs to your command, quote the command"
+                ' ("python train.py --epochs 3") or put -- before it.',
+                ctx,
+            ) from error
+
+
+class RequestFlags(NamedTuple):
+    """The values of the flags. upload_timeout: seconds."""
+
+    command: tuple[str, ...]
+    queue: str
+    nodes: int | None
+    gpus: int | None
+    name: str
+    image: str
+    env: tuple[str, ...]
+    after: tuple[str, ...]
+    dev: bool
+    filename: str
+    directory: str | None
+    overlay: str | None
+    upload_timeout: float
+
+
+upload_timeout_option = click.option(
+    "--upload-timeout",
+    type=options.DURATION,
+    default="30m",
+    show_default=True,
+    metavar="DURATION",
+    help="How long to wait for the pod that takes the upload.",
+)
+overlay_option = click.option(
+    "--overlay",
+    default=None,
+    type=click.Path(exists=True, file_okay=False),
+    metavar="DIR",
+    help="Directory whose files are laid over the one that is sent.",
+)
+_directory_option = click.option(
+    "--directory",
+    "-C",
+    default=None,
+    type=click.Path(exists=True, file_okay=False),
+    metavar="DIR",
+    help="Directory to send. Default: where torchrun.toml lies, else the current one.",
+)
+
+
+def request_options(command: options.Function) -> options.Function:
+    """The flags, passed to the command as one `flags: RequestFlags`."""
+
+    @functools.wraps(command)
+    def wrapped(**values: object) -> None:
+        flags = RequestFlags(*(values.pop(name) for name in RequestFlags._fields))  # type: ignore[arg-type]
+        command(flags=flags, **values)
+
+    result: options.Function = wrapped
+    for option in (
+        upload_timeout_option,
+        overlay_option,
+        _directory_option,
+        click.option(
+            "--filename",
+            "-f",
+            default="",
+            metavar="FILE",
+            help="TorchrunJob to create, in place of COMMAND and its options; - is stdin.",
+        ),
+        click.option(
+            "--env", "-e", multiple=True, metavar="K=V", help="Environment variable; repeatable."
+        ),
+        click.option(
+            "--after",
+            multiple=True,
+            metavar="JOB[=CONDITION]",
+            help="Start once JOB is Succeeded, or Running or Finished as given; repeatable.",
+            shell_complete=complete.jobs,
+        ),
+        click.option(
+            "--dev", is_flag=True, help="Development: keep pods of a command that fails, for edits."
+        ),
+        click.option("--image", default="", help="Image to run in. Default: the queue's."),
+        click.option(
+            "--name", default="", help="Name of the job. Default: the directory's, and 5 letters."
+        ),
+        click.option(
+            "--gpus", type=click.IntRange(min=1), help="GPUs in all, spread evenly over nodes."
+        ),
+        click.option(
+            "--nodes", type=click.IntRange(min=1), help="Nodes, each with the queue's resources."
+        ),
+        click.option(
+            "--queue",
+            "-q",
+            default="",
+            help="TorchrunQueue. Default: the only one there is.",
+            shell_complete=complete.queues,
+        ),
+        click.argument("command", nargs=-1),
+    ):
+        result = option(result)
+    return result
+
+
+def request_of(flags: RequestFlags) -> "Callable[[], Request]":
+    """A function that makes the request; it raises UsageProblem.
+
+    Raises click.UsageError at once for flags that contradict each other.
+    """
+    return _request_of_file(flags) if flags.filename else _request_of_command(flags)
+
+
+def _request_of_command(flags: RequestFlags) -> "Callable[[], Request]":
+    nodes, gpus = _size(flags)
+    command = flags.command
+    line = command[0] if len(command) == 1 else shlex.join(command)
+    if not line.strip():
+        raise click.UsageError(
+            'COMMAND is empty; give it as in "python train.py", or as command in torchrun.toml.'
+        )
+
+    def make() -> "Request":
+        from kubectl_torchrun.upload.job_manifest import Request, dependencies, variables
+
+        return Request(
+            flags.name, flags.queue, line, nodes, gpus, flags.image, variables(flags.env),
+            flags.dev, dependencies(flags.after),
+        )  # fmt: skip
+
+    return make
+
+
+def _request_of_file(flags: RequestFlags) -> "Callable[[], Request]":
+    """The file's values win over those that torchrun.toml has for jobs."""
+    source = click.get_current_context().get_parameter_source
+    both = [name for name in _IN_FILE if source(name) == ParameterSource.COMMANDLINE]
+    if both:
+        words = ", ".join("COMMAND" if name == "command" else f"--{name}" for name in both)
+        raise click.UsageError(f"{words}: with --filename the file says so; give one of the two.")
+
+    queue_flag = flags.queue if source("queue") == ParameterSource.COMMANDLINE else ""
+
+    def make() -> "Request":
+        from kubectl_torchrun.upload import user_manifest
+        from kubectl_torchrun.upload.job_manifest import Request
+
+        body = user_manifest.read(flags.filename)
+        name = flags.name or user_manifest.name_of(body)
+        queue = queue_flag or user_manifest.queue_of(body) or flags.queue
+        return Request(name, queue, "", manifest=body)
+
+    return make
+
+
+def _size(flags: RequestFlags) -> tuple[int | None, int | None]:
+    """Nodes and GPUs; one on the command line beats the other in torchrun.toml."""
+    nodes, gpus = flags.nodes, flags.gpus
+    if nodes and gpus:
+        source = click.get_current_context().get_parameter_source
+        by_default = ParameterSource.DEFAULT_MAP
+        if source("nodes") == by_default != source("gpus"):
+            nodes = None
+        elif source("gpus") == by_default != source("nodes"):
+            gpus = None
+        else:
+            raise click.UsageError(
+                "Give --nodes or --gpus, not both: either one decides the other."
+            )
+    return nodes, gpus
+
+
+def optional_path(text: str | None) -> Path | None:
+    """The path of a flag that may be missing."""
+    return None if text is None else Path(text)
+
+
+def directory_to_send(directory: str | None, terminal: Terminal) -> Path:
+    """The flag's directory, else the project's; a note where that is not the current one."""
+    if directory is not None:
+        return Path(directory)
+    project = defaults.project()
+    if project != Path.cwd():
+        terminal.note(f"Sending {project}, where {defaults.FILE} lies")
+    return project

@@ -1,0 +1,104 @@
+"""Jobs in a table."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kubectl_torchrun import output
+from kubectl_torchrun.cluster.client import Api
+from kubectl_torchrun.cluster.kubectl import Target
+from kubectl_torchrun.cluster.listing import explain_all_namespaces, note_unreadable, v1_list
+from kubectl_torchrun.cluster.session import session
+from kubectl_torchrun.cluster.slices import JOBS, Job, ProgressSlice
+from kubectl_torchrun.cluster.summary import node_count
+from kubectl_torchrun.terminal import Terminal
+from torchrun_api.json import JsonObject
+
+
+class JobFilter(NamedTuple):
+    """Which jobs are listed; empty means all."""
+
+    everywhere: bool
+    selector: str
+    queue: str
+    phases: frozenset[str]
+
+    def takes(self, queue: str, phase: str) -> bool:
+        """Whether a job of this queue and phase is listed."""
+        return self.queue in ("", queue) and (not self.phases or phase in self.phases)
+
+    @property
+    def query(self) -> dict[str, str]:
+        """What the API server itself selects by."""
+        return {"labelSelector": self.selector} if self.selector else {}
+
+
+def print_jobs(target: Target, wanted: JobFilter, form: str, terminal: Terminal) -> int:
+    """Print the jobs; the exit code, 0 also where there are none. Raises Problem."""
+    with session(target) as cluster:
+        if form:
+            output.write(cluster.run(lambda api: _objects(api, wanted)), form)
+            return 0
+        jobs = cluster.run(lambda api: _jobs(api, wanted, terminal))
+        if not jobs:
+            where = "" if wanted.everywhere else f" in the namespace {cluster.namespace}"
+            terminal.note(f"No jobs{where}.")
+            return 0
+        output.print_lines(job_table(jobs, wanted.everywhere, output.screen_width()))
+    return 0
+
+
+async def _jobs(api: Api, wanted: JobFilter, terminal: Terminal) -> list[Job]:
+    request = api.list(JOBS, wanted.query, everywhere=wanted.everywhere)
+    listed = await explain_all_namespaces(request, everywhere=wanted.everywhere)
+    note_unreadable(listed.unreadable, terminal)
+    return [job for job in listed.items if wanted.takes(job.spec.job_queue, job.status.phase)]
+
+
+async def _objects(api: Api, wanted: JobFilter) -> JsonObject:
+    request = api.read(JOBS.path("" if wanted.everywhere else api.namespace), wanted.query)
+    response = await explain_all_namespaces(request, everywhere=wanted.everywhere)
+
+    def takes(item: JsonObject) -> bool:
+        spec, status = item.get("spec"), item.get("status")
+        queue = str(spec.get("jobQueue", "")) if isinstance(spec, dict) else ""
+        phase = str(status.get("phase", "")) if isinstance(status, dict) else ""
+        return wanted.takes(queue, phase)
+
+    return v1_list(response, JOBS.kind, takes)
+
+
+def job_table(jobs: Sequence[Job], everywhere: bool, width: int | None) -> list[str]:
+    """Lines; the newest job comes last, next to the prompt."""
+    head = ["NAMESPACE"] * everywhere + [
+        *("NAME", "QUEUE", "NODES", "PHASE", "PROGRESS", "AGE", "REASON"),
+    ]
+    rows = [
+        [job.metadata.namespace] * everywhere
+        + [
+            job.metadata.name,
+            job.spec.job_queue,
+            node_count(job),
+            job.status.phase or "New",
+            _steps(job.status.progress),
+            output.age(job.metadata.creation_timestamp),
+            job.status.reason,
+        ]
+        for job in sorted(jobs, key=_by_age)
+    ]
+    return output.columns(head, rows, width, ("QUEUE", "NODES", "PROGRESS"))
+
+
+def _steps(progress: ProgressSlice | None) -> str:
+    """`1200/5000` or the step alone; `-` where nothing is reported."""
+    if progress is None or progress.step is None:
+        return "-"
+    return f"{progress.step}/{progress.total_steps}" if progress.total_steps else str(progress.step)
+
+
+def _by_age(job: Job) -> tuple[str, str, str]:
+    created = job.metadata.creation_timestamp
+    return (
+        job.metadata.namespace,
+        created.isoformat() if created else "",
+        job.metadata.name,
+    )

@@ -1,0 +1,56 @@
+"""What the plugin reads of a job's pods."""
+
+from kubectl_torchrun.cluster.client import Api
+from kubectl_torchrun.cluster.slices import PODS, Job
+from torchrun_api import names
+from torchrun_api.core import Pod, StateTerminated
+
+
+async def list_workers(api: Api, job: Job) -> list[Pod]:
+    """The workers of all attempts that still exist. Raises ApiError."""
+    selector = f"{names.JOB_LABEL}={job.metadata.name},{names.COMPONENT_LABEL}={names.WORKER}"
+    return list((await api.list(PODS, {"labelSelector": selector})).items)
+
+
+def attempt_of(pod: Pod) -> int:
+    """The number of the attempt that the pod belongs to."""
+    text = pod.metadata.labels.attempt
+    return int(text) if text.isdecimal() else 0
+
+
+def rank_of(pod: Pod) -> int:
+    """The worker's number in its gang."""
+    return pod.metadata.labels.rank
+
+
+def has_started(pod: Pod, container: str) -> bool:
+    """Whether the container runs or has ended, so that there is a log to read."""
+    states = [status.state for status in pod.status.container_statuses if status.name == container]
+    return any(state.running is not None or state.terminated is not None for state in states)
+
+
+def end_of(pod: Pod, container: str) -> StateTerminated | None:
+    """How the container ended, None while it has not."""
+    for status in pod.status.container_statuses:
+        if status.name == container:
+            return status.state.terminated
+    return None
+
+
+def is_training(pod: Pod) -> bool:
+    """Whether the pod runs and its trainer container has started."""
+    return pod.status.phase == "Running" and has_started(pod, names.TRAINER_CONTAINER)
+
+
+def trouble(pod: Pod) -> str:
+    """Why a pod does not simply run: what the scheduler, the kubelet or its container reports."""
+    for status in (*pod.status.init_container_statuses, *pod.status.container_statuses):
+        waiting, ended = status.state.waiting, status.state.terminated
+        if waiting is not None and waiting.reason not in ("", "PodInitializing"):
+            return f"{waiting.reason} {waiting.message}".strip()
+        if ended is not None and ended.exit_code:
+            return f"{ended.reason or 'Error'} (exit code {ended.exit_code})"
+    for condition in pod.status.conditions:
+        if condition.type == "PodScheduled" and condition.status == "False":
+            return f"{condition.reason}: {condition.message}"
+    return " ".join(part for part in (pod.status.reason, pod.status.message) if part)

@@ -1,0 +1,152 @@
+"""Queues and the jobs that wait in them, in tables."""
+
+from collections import Counter
+from collections.abc import Sequence
+from fractions import Fraction
+
+from kubectl_torchrun import output
+from kubectl_torchrun.cluster.client import Api, ApiError
+from kubectl_torchrun.cluster.kubectl import Target
+from kubectl_torchrun.cluster.listing import explain_all_namespaces, note_unreadable, v1_list
+from kubectl_torchrun.cluster.session import session
+from kubectl_torchrun.cluster.slices import JOBS, QUEUES, Job, Queue
+from kubectl_torchrun.cluster.summary import node_count
+from kubectl_torchrun.terminal import Terminal
+from torchrun_api import quantity
+
+WAITING = frozenset({"", "Pending", "Syncing", "Queued", "Preempted"})
+_BAR = 10  # characters
+
+
+def print_queues(target: Target, everywhere: bool, form: str, terminal: Terminal) -> int:
+    """Print the queues, and the jobs that wait to be admitted; the exit code. Raises Problem."""
+    with session(target) as cluster:
+        if form:
+            path = QUEUES.path("" if everywhere else cluster.namespace)
+            response = cluster.run(
+                lambda api: explain_all_namespaces(api.read(path), everywhere=everywhere)
+            )
+            output.write(v1_list(response, QUEUES.kind), form)
+            return 0
+        queues, jobs = cluster.run(lambda api: _queues_and_jobs(api, everywhere, terminal))
+        if not queues:
+            where = "" if everywhere else f" in the namespace {cluster.namespace}"
+            terminal.note(f"No TorchrunQueues{where}; an administrator makes them.")
+            return 0
+        width = output.screen_width()
+        output.print_lines(queue_table(queues, jobs, everywhere, width))
+        waiting = waiting_table(jobs, everywhere, width)
+        if waiting:
+            output.print_lines(["", *waiting])
+    return 0
+
+
+async def _queues_and_jobs(
+    api: Api, everywhere: bool, terminal: Terminal
+) -> tuple[Sequence[Queue], Sequence[Job]]:
+    request = api.list(QUEUES, everywhere=everywhere)
+    queues = await explain_all_namespaces(request, everywhere=everywhere)
+    note_unreadable(queues.unreadable, terminal)
+    try:
+        jobs = await api.list(JOBS, everywhere=everywhere)
+    except ApiError as error:
+        if error.status != 403:
+            raise
+        terminal.note(f"Jobs are not counted: {error.message}")
+        return queues.items, ()
+    note_unreadable(jobs.unreadable, terminal)
+    return queues.items, jobs.items
+
+
+def queue_table(
+    queues: Sequence[Queue], jobs: Sequence[Job], everywhere: bool, width: int | None
+) -> list[str]:
+    """Lines, by name: a bar for what is used of the quota, and how many jobs run and wait."""
+    running, waiting = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+    for job in jobs:
+        key = (job.metadata.namespace, job.spec.job_queue)
+        running[key] += job.status.phase == "Running"
+        waiting[key] += job.status.phase in WAITING
+    head = ["NAMESPACE"] * everywhere + [
+        *("NAME", "USED", "WEIGHT", "QUOTA", "RUNNING", "WAITING", "GPUS/NODE", "AGE", "IMAGE"),
+    ]
+    rows = []
+    for queue in sorted(queues, key=_key):
+        meta, spec = queue.metadata, queue.spec
+        rows.append(
+            [meta.namespace] * everywhere
+            + [
+                meta.name,
+                used(queue),
+                "-" if spec.weight is None else f"{spec.weight:g}",
+                ",".join(f"{name}={value}" for name, value in spec.quota.items()) or "-",
+                str(running[_key(queue)]),
+                str(waiting[_key(queue)]),
+                str(spec.node_resources.gpus),
+                output.age(meta.creation_timestamp),
+                spec.image or "-",
+            ]
+        )
+    return output.columns(head, rows, width, ("GPUS/NODE", "AGE", "WEIGHT", "IMAGE", "QUOTA"))
+
+
+def waiting_table(jobs: Sequence[Job], everywhere: bool, width: int | None) -> list[str]:
+    """Lines for the jobs that wait to be admitted, by queue and place; none where none waits."""
+    waiting = [job for job in jobs if job.status.phase in WAITING and _admission_message(job)]
+    if not waiting:
+        return []
+    head = ["NAMESPACE"] * everywhere + ["QUEUE", "PLACE", "JOB", "NODES", "AGE", "WHY"]
+    rows = [
+        [job.metadata.namespace] * everywhere
+        + [
+            job.spec.job_queue,
+            str(job.status.queue_position or "-"),
+            job.metadata.name,
+            node_count(job),
+            output.age(job.metadata.creation_timestamp),
+            _admission_message(job),
+        ]
+        for job in sorted(waiting, key=_by_queue_position)
+    ]
+    return output.columns(head, rows, width, ("AGE", "NODES"))
+
+
+def used(queue: Queue) -> str:
+    """`[########--] 16/20 GPUs`: the bar shows the scarcest resource."""
+    admission = queue.status.admission
+    if admission is None:
+        return "-"
+    shares = [
+        taken / (taken + left)
+        for kind, amount in admission.free.items()
+        if (taken := _amount(admission.used.get(kind, 0))) + (left := _amount(amount)) > 0
+    ]
+    if not shares:
+        return admission.summary or "-"
+    filled = int(max(shares) * _BAR)  # full only where nothing is left
+    return f"[{'#' * filled}{'-' * (_BAR - filled)}] {admission.summary}".rstrip()
+
+
+def _admission_message(job: Job) -> str:
+    """Why the job is not admitted; empty for a job that is, or that admission has not seen."""
+    for condition in job.status.conditions:
+        if condition.type == "Admitted" and condition.status != "True":
+            return condition.message or condition.reason
+    return ""
+
+
+def _amount(value: object) -> Fraction:
+    try:
+        return quantity.parse(value if isinstance(value, int) else str(value))
+    except ValueError:
+        return Fraction(0)
+
+
+def _key(queue: Queue) -> tuple[str, str]:
+    return (queue.metadata.namespace, queue.metadata.name)
+
+
+def _by_queue_position(job: Job) -> tuple[str, str, float, str]:
+    place = job.status.queue_position
+    key = float("inf") if place is None else place
+    return (job.metadata.namespace, job.spec.job_queue, key, job.metadata.name)

@@ -1,0 +1,60 @@
+"""A job's status in lines of text."""
+
+from datetime import datetime
+
+from kubectl_torchrun import output
+from kubectl_torchrun.cluster.slices import Job, ProgressSlice
+
+_BAR = 24  # characters
+_NARROW = 72  # columns below which a line has no room for the bar
+
+
+def status_lines(job: Job) -> list[str]:
+    """Phase, reason, conditions that are not met, restarts and earlier attempts, a line each."""
+    status = job.status
+    lines = [f"{job.metadata.name}: {status.phase or 'new'}"]
+    if status.reason:
+        lines.append(f"  {status.reason}: {status.message}")
+    lines += [
+        f"  {condition.type} is {condition.status}: {condition.message}"
+        for condition in status.conditions
+        if condition.status != "True" and condition.message and condition.reason != status.reason
+    ]
+    if status.attempts:
+        lines.append(f"  restarts: {status.restarts} counted, {status.disruptions} not counted")
+    lines += [
+        f"  attempt {attempt.number} ended {_clock(attempt.end_time)}: {attempt.message}"
+        for attempt in status.attempts
+    ]
+    return [part for line in lines for part in line.replace("\n", "\n    ").split("\n")]
+
+
+def progress_line(progress: ProgressSlice, width: int | None) -> str:
+    """`step 1200 of 5000 [#####-----] 24 %   loss 2.31   8400 samples/s   3s ago`."""
+    parts = []
+    if progress.step is not None and progress.total_steps:
+        share = min(progress.step / progress.total_steps, 1.0)
+        full = round(share * _BAR)
+        bar = "" if width and width < _NARROW else f"[{'#' * full}{'-' * (_BAR - full)}] "
+        parts.append(f"step {progress.step} of {progress.total_steps} {bar}{share:.0%}")
+    elif progress.step is not None:
+        parts.append(f"step {progress.step}")
+    if progress.loss is not None:
+        parts.append(f"loss {progress.loss:.4g}")
+    if progress.samples_per_second is not None:
+        parts.append(f"{progress.samples_per_second:,.0f} samples/s")
+    if progress.time is not None:
+        parts.append(f"{output.age(progress.time)} ago")
+    return output.GAP.join(parts)
+
+
+def node_count(job: Job) -> str:
+    """The number of nodes that the job has, else asks for; its GPUs where only they are known."""
+    known = job.status.num_nodes or job.spec.num_nodes
+    if known is None:
+        return f"{job.spec.num_gpus} GPUs" if job.spec.num_gpus else "-"
+    return str(known)
+
+
+def _clock(time: datetime | None) -> str:
+    return f"{time:%H:%M:%S} UTC" if time else "at an unknown time"

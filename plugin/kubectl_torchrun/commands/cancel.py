@@ -1,0 +1,39 @@
+"""`cancel`: delete jobs."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from kubectl_torchrun.cli import complete
+from kubectl_torchrun.cli.changes import change_options
+from kubectl_torchrun.cli.options import Command, run_command
+from kubectl_torchrun.terminal import Terminal
+
+if TYPE_CHECKING:
+    from kubectl_torchrun.cluster.kubectl import Target
+    from kubectl_torchrun.cluster.lifecycle import ChangeOptions
+
+
+@click.command("cancel", cls=Command)
+@click.argument("jobs", nargs=-1, required=True, metavar="JOB...", shell_complete=complete.jobs)
+@click.option("--yes", "-y", is_flag=True, help="Do not ask. Only a terminal is asked at all.")
+@change_options("Deleted", "name")
+def command(jobs: tuple[str, ...], yes: bool, options: "ChangeOptions", target: "Target") -> None:
+    """Delete JOBs with their pods and claims; retained claims, as checkpoints are, stay.
+
+    A name without a job costs the others nothing; the exit code is 1 then.
+
+    \b
+    Examples:
+      kubectl torchrun cancel my-project-x7k2p
+      kubectl torchrun cancel my-project-x7k2p other-run --yes --wait --timeout 2m
+    """
+    if options.wait not in ("", "Deleted", "deleted"):
+        raise click.UsageError("cancel can wait for one thing: --wait=Deleted.")
+
+    def work(terminal: Terminal) -> int:
+        from kubectl_torchrun.cluster.lifecycle import cancel
+
+        return cancel(target, jobs, options, terminal, sure=yes)
+
+    run_command(work, "; what is said to be deleted above is, the rest is as it was")

@@ -1,0 +1,201 @@
+"""`port-forward`: local ports, or a TensorBoard in the pod, to a worker."""
+
+import re
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from kubectl_torchrun.cli.options import Command, cluster_options, job_argument, run_command
+from kubectl_torchrun.cluster.kubectl import Target
+from kubectl_torchrun.errors import SUCCEEDED, ClusterProblem, UsageProblem
+from kubectl_torchrun.terminal import Terminal
+
+if TYPE_CHECKING:
+    from kubectl_torchrun.cluster.exec_forward import Worker
+
+_PORTS = re.compile(r"(\d*:)?\d+")
+TENSORBOARD_PORT = 6006
+_ANSWER_SECONDS = 60.0
+_END_SECONDS = 5.0
+_HAS_TENSORBOARD = (
+    "command -v tensorboard >/dev/null 2>&1 || python3 -c 'import tensorboard.main' 2>/dev/null"
+)
+# It ends when this end of stdin closes, however that comes about; and the reader ends with it.
+_TENSORBOARD = """
+exec 3<&0
+if command -v tensorboard >/dev/null 2>&1; then set -- tensorboard "$@"
+else set -- python3 -m tensorboard.main "$@"; fi
+"$@" </dev/null &
+pid=$!
+{ read -r _ <&3; kill $pid; } &
+wait $pid
+code=$?
+kill $! 2>/dev/null
+exit $code
+"""
+
+
+@click.command("port-forward", cls=Command)
+@job_argument
+@click.argument("ports", nargs=-1, metavar="[LOCAL:]PORT...")
+@click.option("--node", type=click.IntRange(min=0), default=0, help="Which node. Default: 0.")
+@click.option("--address", default="localhost", show_default=True, help="As for kubectl.")
+@click.option(
+    "--tensorboard", metavar="DIR", help="Run TensorBoard in the pod on this directory of it."
+)
+@cluster_options
+def command(
+    job: str,
+    ports: tuple[str, ...],
+    node: int,
+    address: str,
+    tensorboard: str | None,
+    target: Target,
+) -> None:
+    """Forward local ports to a node of JOB until Ctrl-C.
+
+    With --tensorboard the port is 6006 unless one is given, and TensorBoard ends with the command.
+
+    \b
+    Examples:
+      kubectl torchrun port-forward my-project-x7k2p 8000
+      kubectl torchrun port-forward my-project-x7k2p --tensorboard /checkpoints/runs
+      kubectl torchrun port-forward my-project-x7k2p --tensorboard /app/runs 6007:6006
+    """
+    for port in ports:
+        if not _PORTS.fullmatch(port):
+            raise click.UsageError(f"{port!r} is no port; write 8000 or 9000:8000.")
+    if tensorboard is None and not ports:
+        raise click.UsageError("Say which port, as 8000 or 9000:8000; or --tensorboard DIR.")
+    if tensorboard is not None and len(ports) > 1:
+        raise click.UsageError("TensorBoard has one port.")
+
+    def work(terminal: Terminal) -> int:
+        from kubectl_torchrun.cluster.exec_forward import find_worker, replace_process
+
+        worker = find_worker(target, job, node, None)
+        if tensorboard is None:
+            flag = f"--address={address}"
+            replace_process(worker.kubectl("port-forward", flag, f"pod/{worker.pod}", *ports))
+        port = ports[0] if ports else str(TENSORBOARD_PORT)
+        return _tensorboard(worker, tensorboard, port, address, terminal)
+
+    run_command(work)
+
+
+def _tensorboard(
+    worker: "Worker", directory: str, port: str, address: str, terminal: Terminal
+) -> int:
+    """Run TensorBoard in the pod until Ctrl-C, and forward it; the exit code. Raises Problem."""
+    local, _, remote = port.partition(":")
+    remote = remote or local
+    _check_port(local)
+    _check_tensorboard(worker)
+    words = ["sh", "-c", _TENSORBOARD, "sh", f"--logdir={directory}", f"--port={remote}",
+             "--host=127.0.0.1"]  # fmt: skip
+    server = subprocess.Popen(
+        worker.exec_command(words, "-i"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        process_group=0,  # Ctrl-C is for this program, which ends TensorBoard in the pod then
+    )
+    command = worker.kubectl(
+        "port-forward", f"--address={address}", f"pod/{worker.pod}", f"{local}:{remote}"
+    )
+    forwards = [_forward(command)]
+    try:
+        _wait_for_answer(server, forwards, command, local)
+        at = f"http://localhost:{local}/"
+        terminal.note(f"TensorBoard of {directory} in {worker.pod}: {at} (Ctrl-C ends it)")
+        while server.poll() is None and forwards[-1].poll() is None:
+            time.sleep(0.2)
+        raise ClusterProblem(f"The connection to {worker.pod} ended; is its pod still there?")
+    except KeyboardInterrupt:
+        terminal.interrupted()
+        terminal.note("TensorBoard is ended; the job goes on.")
+        return SUCCEEDED
+    finally:
+        assert server.stdin is not None
+        server.stdin.close()
+        for process in forwards:
+            process.terminate()
+        for process in (server, *forwards):
+            try:
+                process.wait(_END_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        if server.stderr is not None:
+            server.stderr.close()
+
+
+def _check_tensorboard(worker: "Worker") -> None:
+    ended = subprocess.run(
+        worker.exec_command(["sh", "-c", _HAS_TENSORBOARD]),
+        stdin=subprocess.DEVNULL, capture_output=True, text=True,
+    )  # fmt: skip
+    if ended.returncode == 0:
+        return
+    if "command terminated" not in ended.stderr and ended.stderr.strip():
+        raise ClusterProblem(f"kubectl exec says: {ended.stderr.strip().splitlines()[-1]}")
+    install = " ".join(worker.exec_command(["pip", "install", "tensorboard"])[1:])
+    raise UsageProblem(
+        "The job's image has no tensorboard. Add `pip install tensorboard` to the image; for this"
+        f" run alone, where pip may write:\n  kubectl {install}"
+    )
+
+
+def _check_port(port: str) -> None:
+    import socket
+
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", int(port)))
+        except OSError as error:
+            raise UsageProblem(
+                f"The local port {port} cannot be used ({error.strerror}): give another, as"
+                f" {int(port) + 1}:{TENSORBOARD_PORT}."
+            ) from error
+
+
+def _forward(command: list[str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,  # it complains while nobody listens in the pod yet, and ends
+        process_group=0,
+    )
+
+
+def _wait_for_answer(
+    server: subprocess.Popen[bytes],
+    forwards: list[subprocess.Popen[bytes]],
+    command: list[str],
+    port: str,
+) -> None:
+    """Wait for an answer of TensorBoard; a port-forward that has ended gets a successor."""
+    import http.client
+
+    until = time.monotonic() + _ANSWER_SECONDS
+    while time.monotonic() < until:
+        if server.poll() is not None:
+            assert server.stderr is not None
+            lines = server.stderr.read().decode(errors="replace").strip().splitlines()
+            raise ClusterProblem(f"tensorboard ended in the pod: {lines[-1] if lines else ''}")
+        if forwards[-1].poll() is not None:
+            forwards.append(_forward(command))
+        connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=2)
+        try:
+            connection.request("HEAD", "/")
+            connection.getresponse()
+            return
+        except (OSError, http.client.HTTPException):
+            time.sleep(0.5)
+        finally:
+            connection.close()
+    raise ClusterProblem(f"tensorboard does not answer within {_ANSWER_SECONDS:.0f} s.")

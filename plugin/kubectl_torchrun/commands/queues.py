@@ -1,0 +1,29 @@
+"""`queues`: the queues and the jobs that wait in them."""
+
+import click
+
+from kubectl_torchrun.cli.options import Command, cluster_options, output_option, run_command
+from kubectl_torchrun.cluster.kubectl import Target
+from kubectl_torchrun.terminal import Terminal
+
+
+@click.command("queues", cls=Command)
+@click.option("--all-namespaces", "-A", is_flag=True, help="Queues of all namespaces.")
+@output_option("name", "yaml", "json")
+@cluster_options
+def command(all_namespaces: bool, output: str, target: Target) -> None:
+    """List the TorchrunQueues: what is used of their quota, how many of their jobs run and wait;
+    and below, each job that waits to be admitted, with its place and what it waits for.
+
+    \b
+    Examples:
+      kubectl torchrun queues
+      kubectl torchrun queues -A
+    """
+
+    def work(terminal: Terminal) -> int:
+        from kubectl_torchrun.cluster.queue_list import print_queues
+
+        return print_queues(target, all_namespaces, output, terminal)
+
+    run_command(work)

@@ -1,0 +1,54 @@
+"""`run`: send a directory, run a command in it and follow it, as on this machine."""
+
+import click
+
+from kubectl_torchrun.cli.options import cluster_options, output_option, run_command
+from kubectl_torchrun.cli.request import (
+    INTERRUPTED,
+    RequestCommand,
+    RequestFlags,
+    directory_to_send,
+    optional_path,
+    request_of,
+    request_options,
+)
+from kubectl_torchrun.cluster.kubectl import Target
+from kubectl_torchrun.terminal import Terminal
+
+
+@click.command("run", cls=RequestCommand)
+@request_options
+@click.option("--detach", "-d", is_flag=True, help="Return once the workspace is uploaded.")
+@output_option("name", "yaml", "json")
+@cluster_options
+def command(flags: RequestFlags, detach: bool, output: str, target: Target) -> None:
+    """Send the current directory, run COMMAND in it and follow its logs; exit with its result.
+
+    One Ctrl-C detaches and the run goes on; a second one within 5 seconds deletes the job. With
+    --dev the job is ready for edits, which sync --watch sends from another terminal.
+
+    \b
+    Examples:
+      kubectl torchrun run --gpus 8 "python train.py --epochs 10"
+      kubectl torchrun run --nodes 2 --detach "python train.py"
+      kubectl torchrun run --dev --name try "python train.py"
+      kubectl torchrun sync try --watch
+    """
+    if output and not detach:
+        raise click.UsageError("-o prints the job where the logs would be: add --detach.")
+    make_request = request_of(flags)
+
+    def work(terminal: Terminal) -> int:
+        from kubectl_torchrun.upload.submission import SubmitOptions, submit
+
+        options = SubmitOptions(
+            directory_to_send(flags.directory, terminal),
+            overlay=optional_path(flags.overlay),
+            follow=not detach,
+            form=output,
+            pod_wait=flags.upload_timeout,
+            deletes=True,
+        )
+        return submit(target, make_request(), options, terminal)
+
+    run_command(work, INTERRUPTED)

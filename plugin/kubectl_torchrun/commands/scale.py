@@ -1,0 +1,36 @@
+"""`scale`: give a job another number of nodes."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from kubectl_torchrun.cli.changes import INTERRUPTED, change_options
+from kubectl_torchrun.cli.options import Command, job_argument, run_command
+from kubectl_torchrun.terminal import Terminal
+
+if TYPE_CHECKING:
+    from kubectl_torchrun.cluster.kubectl import Target
+    from kubectl_torchrun.cluster.lifecycle import ChangeOptions
+
+
+@click.command("scale", cls=Command)
+@job_argument
+@click.option("--nodes", required=True, type=click.IntRange(min=1), help="How many nodes.")
+@change_options("Running", "name", "yaml", "json")
+def command(job: str, nodes: int, options: "ChangeOptions", target: "Target") -> None:
+    """Give JOB another number of nodes: an elastic one while it runs, any one before it starts.
+
+    A running job goes on from its checkpoint as a new gang, which is not counted as a restart.
+
+    \b
+    Examples:
+      kubectl torchrun scale my-project-x7k2p --nodes 4
+      kubectl torchrun scale my-project-x7k2p --nodes 4 --dry-run
+    """
+
+    def work(terminal: Terminal) -> int:
+        from kubectl_torchrun.cluster.lifecycle import change
+
+        return change(target, "scale", job, nodes, options, terminal)
+
+    run_command(work, INTERRUPTED)

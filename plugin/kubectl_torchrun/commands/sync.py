@@ -1,0 +1,70 @@
+"""`sync`: send a directory to a job, or have the job fetch it again."""
+
+import click
+
+from kubectl_torchrun.cli.options import (
+    Command,
+    cluster_options,
+    job_argument,
+    run_command,
+    wait_options,
+)
+from kubectl_torchrun.cli.request import (
+    directory_to_send,
+    optional_path,
+    overlay_option,
+    upload_timeout_option,
+)
+from kubectl_torchrun.cluster.kubectl import Target
+from kubectl_torchrun.terminal import Terminal
+
+
+@click.command("sync", cls=Command)
+@job_argument
+@click.argument("directory", required=False, type=click.Path(exists=True, file_okay=False))
+@click.option("--watch", is_flag=True, help="Go on, and send each edit (development mode).")
+@overlay_option
+@upload_timeout_option
+@wait_options("Complete")
+@cluster_options
+def command(
+    job: str,
+    directory: str | None,
+    watch: bool,
+    overlay: str | None,
+    upload_timeout: float,
+    wait: str,
+    timeout: float | None,
+    target: Target,
+) -> None:
+    """Send DIRECTORY (default: as submit) to JOB, which waits for its workspace or runs.
+
+    Goes on where an upload was broken off. If the directory has changed since `submit`, the job
+    takes it as it is now. Where the job runs, its pods stay: they get what changed, and start the
+    command again, all together; that is no restart. With --watch each edit is sent as it is saved,
+    and a broken one keeps the pods for the next (spec.development).
+
+    A job whose workspace comes from git or s3 fetches it again; no directory is sent then.
+
+    \b
+    Examples:
+      kubectl torchrun sync my-project-x7k2p
+      kubectl torchrun sync my-project-x7k2p . --wait
+      kubectl torchrun sync my-project-x7k2p --watch
+    """
+
+    def work(terminal: Terminal) -> int:
+        from kubectl_torchrun.cluster.wait import check
+        from kubectl_torchrun.upload.submission import SubmitOptions
+        from kubectl_torchrun.upload.sync import sync
+
+        options = SubmitOptions(
+            directory_to_send(directory, terminal),
+            overlay=optional_path(overlay),
+            pod_wait=upload_timeout,
+            wait=wait and check(wait),
+            timeout=timeout,
+        )
+        return sync(target, job, options, terminal, watch=watch)
+
+    run_command(work, "; nothing was sent")

@@ -1,0 +1,182 @@
+"""The logs of a job's workers, from their pods or from the copies on its claim."""
+
+from contextlib import ExitStack
+from typing import NamedTuple
+
+import anyio
+
+from kubectl_torchrun.cluster.client import Api
+from kubectl_torchrun.cluster.kubectl import Target
+from kubectl_torchrun.cluster.mirror import Mirror
+from kubectl_torchrun.cluster.narrator import Narrator
+from kubectl_torchrun.cluster.pods import attempt_of, has_started, list_workers, rank_of
+from kubectl_torchrun.cluster.ranks import Ranks, ranks_of
+from kubectl_torchrun.cluster.session import Cluster, session
+from kubectl_torchrun.cluster.slices import JOBS, Job
+from kubectl_torchrun.errors import DETACHED, Problem, UsageProblem
+from kubectl_torchrun.logs import copies
+from kubectl_torchrun.logs.follow import MOST_STREAMS, follow
+from kubectl_torchrun.logs.streams import Cursor, Lines, View, merged
+from kubectl_torchrun.terminal import Terminal
+from torchrun_api import names
+from torchrun_api.core import Pod
+
+
+class LogChoice(NamedTuple):
+    """Nodes and ranks: empty means all. attempt: None is the newest, or the one before it."""
+
+    nodes: frozenset[int]
+    ranks: frozenset[int]
+    attempt: int | None
+    previous: bool
+    tail: int | None  # lines of each node
+    since: float | None  # seconds
+
+
+def follow_logs(target: Target, name: str, choice: LogChoice, terminal: Terminal) -> int:
+    """Print the logs so far and what comes, until the run ends; its exit code. Raises Problem."""
+    with session(target) as cluster:
+        job = cluster.run(lambda api: api.get(JOBS, name))
+        view = _view(cluster, job, choice)
+
+        async def work(api: Api) -> int:
+            cursors = await _backlog(api, job, view, terminal)
+            mirror = Mirror(api, name)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(mirror.keep)
+                narrator = Narrator(mirror, terminal)
+                tasks.start_soon(narrator.run)
+                code = await follow(api, mirror, terminal, narrator, view, cursors)
+                tasks.cancel_scope.cancel()
+            return code
+
+        try:
+            return cluster.run(work)
+        except KeyboardInterrupt:
+            terminal.interrupted()
+            return DETACHED
+
+
+def print_logs(target: Target, name: str, choice: LogChoice, terminal: Terminal) -> int:
+    """Print the logs so far; the exit code. Raises Problem."""
+    with session(target) as cluster:
+        job = cluster.run(lambda api: api.get(JOBS, name))
+        _print(cluster, job, choice, _view(cluster, job, choice), terminal)
+    return 0
+
+
+def _view(cluster: Cluster, job: Job, choice: LogChoice) -> View:
+    ranks = cluster.run(lambda api: ranks_of(api, job)) if choice.ranks else Ranks()
+    return View(choice.nodes, choice.ranks, ranks, choice.tail, choice.since)
+
+
+def _print(cluster: Cluster, job: Job, choice: LogChoice, view: View, terminal: Terminal) -> int:
+    pods = cluster.run(lambda api: list_workers(api, job))
+    attempt = _attempt(job, pods, choice)
+    there = {
+        rank_of(pod): pod.metadata.name
+        for pod in pods
+        if attempt_of(pod) == attempt
+        and view.takes(rank_of(pod))
+        and has_started(pod, names.TRAINER_CONTAINER)
+    }
+    if len(there) > MOST_STREAMS:
+        terminal.note(
+            f"The first {MOST_STREAMS} of {len(there)} workers; choose others with --node."
+        )
+    chosen = sorted(there.items())[:MOST_STREAMS]
+    all_there = attempt == job.status.attempt or (view.nodes and view.nodes <= there.keys())
+    with ExitStack() as until:
+        copied: list[tuple[int, copies.LogCopy]] = []
+        if not (there and all_there):
+            if not there and not (job.status.start_time or job.status.attempts):
+                raise _no_logs(job, choice)
+            try:
+                copied = _copied(cluster, job, pods, attempt, view, set(there), terminal, until)
+            except Problem as problem:
+                if not there:
+                    raise
+                terminal.note(f"The logs of further nodes cannot be read. {problem}")
+
+        async def show(api: Api) -> None:
+            cursors: list[tuple[int, Lines]] = [
+                (node, Cursor(api, pod, view)) for node, pod in chosen
+            ]
+            async for node, line in merged([*cursors, *copied], view):
+                terminal.log(node, line)
+
+        cluster.run(show)
+    return 0
+
+
+def _no_logs(job: Job, choice: LogChoice) -> Problem:
+    status = job.status
+    of_these = " of these nodes" if choice.nodes or choice.ranks else ""
+    return UsageProblem(
+        f"{job.metadata.name} has no logs{of_these}:"
+        f" it is {status.phase or 'new'}. {status.reason}: {status.message}"
+    )
+
+
+def _copied(
+    cluster: Cluster,
+    job: Job,
+    pods: list[Pod],
+    attempt: int,
+    view: View,
+    shown: set[int],
+    terminal: Terminal,
+    until: ExitStack,
+) -> list[tuple[int, copies.LogCopy]]:
+    """The copies of the nodes that have no pod any more. Raises Problem where there are none."""
+    with copies.place(cluster, job, pods, terminal) as place:
+        kept, nodes = place.listing(attempt)
+        left = [node for node in nodes if node not in shown and view.takes(node)]
+        if not left and not shown:
+            of = "attempts " + ", ".join(map(str, kept)) if kept else "no attempt"
+            raise UsageProblem(
+                f"The claim of {job.metadata.name} holds no log of attempt {attempt} that was asked"
+                f" for; it has logs of {of}."
+            )
+        found = [(node, place.fetched(attempt, node, view, until)) for node in left]
+    if not all(copied.timed for _, copied in found):
+        terminal.note(
+            "Copies of an older launcher carry no times: they come first, node after node"
+            + ("." if view.since is None else ", and --since leaves nothing out of them.")
+        )
+    return found
+
+
+async def _backlog(api: Api, job: Job, view: View, terminal: Terminal) -> dict[str, Cursor]:
+    """Print what there is so far, merged by time; where each log goes on, by its pod's UID."""
+    pods = await list_workers(api, job)
+    newest = max(map(attempt_of, pods), default=0)
+    chosen = [
+        pod
+        for pod in sorted(pods, key=rank_of)
+        if attempt_of(pod) == newest
+        and view.takes(rank_of(pod))
+        and has_started(pod, names.TRAINER_CONTAINER)
+    ]
+    cursors = [(pod, Cursor(api, pod.metadata.name, view)) for pod in chosen[:MOST_STREAMS]]
+    async for node, line in merged([(rank_of(pod), cursor) for pod, cursor in cursors], view):
+        terminal.log(node, line)
+    return {pod.metadata.uid: cursor for pod, cursor in cursors}
+
+
+def _attempt(job: Job, pods: list[Pod], choice: LogChoice) -> int:
+    newest = max([job.status.attempt, *map(attempt_of, pods)])
+    if choice.previous:
+        if newest == 0:
+            raise UsageProblem(
+                f"{job.metadata.name} is at its first attempt: there is none before."
+            )
+        ended = [attempt.number for attempt in job.status.attempts if attempt.number < newest]
+        return max(ended, default=newest - 1)
+    if choice.attempt is None:
+        return max(map(attempt_of, pods), default=newest)
+    if choice.attempt > newest:
+        raise UsageProblem(
+            f"{job.metadata.name} has no attempt {choice.attempt}; the newest is {newest}."
+        )
+    return choice.attempt

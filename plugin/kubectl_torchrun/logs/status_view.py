@@ -1,0 +1,214 @@
+"""One job on a screen: its status, its pods, and edits that failed."""
+
+import shutil
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import anyio
+
+from kubectl_torchrun import output
+from kubectl_torchrun.cluster.client import Api
+from kubectl_torchrun.cluster.kubectl import Target
+from kubectl_torchrun.cluster.mirror import Mirror
+from kubectl_torchrun.cluster.narrator import Narrator
+from kubectl_torchrun.cluster.pods import attempt_of, rank_of, trouble
+from kubectl_torchrun.cluster.session import Cluster, session
+from kubectl_torchrun.cluster.slices import JOBS, PODS, Job
+from kubectl_torchrun.cluster.summary import node_count, progress_line, status_lines
+from kubectl_torchrun.errors import DETACHED, RUN_FAILED, SUCCEEDED
+from kubectl_torchrun.logs import broken_edits
+from kubectl_torchrun.terminal import Terminal, phase_style
+from kubectl_torchrun.text import escape, join, style
+from torchrun_api import names
+from torchrun_api.core import Pod
+
+_TICK_SECONDS = 1.0
+_EDIT_SECONDS = 3.0
+
+
+def show(target: Target, name: str, terminal: Terminal, *, watch: bool | None, form: str) -> int:
+    """Print one view or keep it up to date; the exit code, the run's if watched to its end."""
+    with session(target) as cluster:
+        if form:
+            path = JOBS.path(cluster.namespace, name)
+            output.write(output.without_noise(cluster.run(lambda api: api.read(path))), form)
+            return 0
+        job = cluster.run(lambda api: api.get(JOBS, name))
+        live = sys.stdout.isatty() and terminal.live
+        if not (live if watch is None else watch):
+            pods = cluster.run(lambda api: _pods(api, name))
+            edit = cluster.run(lambda api: _broken_edit(api, cluster, job, pods))
+            output.print_lines(view(job, pods, output.screen_width(), None, edit))
+            return 0
+        follow = _redraw if live else _print_changes
+        try:
+            return cluster.run(lambda api: follow(api, cluster, name, terminal))
+        except KeyboardInterrupt:
+            terminal.interrupted()
+            terminal.note(f"The job goes on. {cluster.command(f'torchrun status {name}')}")
+            return DETACHED
+
+
+async def _pods(api: Api, name: str) -> list[Pod]:
+    return list((await api.list(PODS, {"labelSelector": f"{names.JOB_LABEL}={name}"})).items)
+
+
+async def _broken_edit(api: Api, cluster: Cluster, job: Job, pods: Sequence[Pod]) -> str:
+    """What the user is told of an edit whose command failed; "" where there is none."""
+    pod = await broken_edits.find_broken(api, job, pods)
+    return broken_edits.describe(cluster, job, pod) if pod else ""
+
+
+class _EditCheck:
+    """Looks for a broken edit every few seconds; `text` is what to print of it, or ""."""
+
+    def __init__(self, api: Api, cluster: Cluster, mirror: Mirror) -> None:
+        self.text = ""
+        self._api = api
+        self._cluster = cluster
+        self._mirror = mirror
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            job = self._mirror.job
+            if job is not None:
+                pods = list(self._mirror.pods.values())
+                self.text = await _broken_edit(self._api, self._cluster, job, pods)
+            await anyio.sleep(_EDIT_SECONDS)
+
+
+async def _print_changes(api: Api, cluster: Cluster, name: str, terminal: Terminal) -> int:
+    mirror = Mirror(api, name)
+    narrator = Narrator(mirror, terminal)
+    edits, printed = _EditCheck(api, cluster, mirror), ""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(mirror.keep)
+        tasks.start_soon(edits.run)
+        while not _over(mirror):
+            narrator.catch_up()
+            if edits.text not in ("", printed):
+                terminal.note(edits.text)
+            printed = edits.text
+            await mirror.changed(_TICK_SECONDS)
+        narrator.catch_up()
+        tasks.cancel_scope.cancel()
+    return _code(mirror, terminal)
+
+
+async def _redraw(api: Api, cluster: Cluster, name: str, terminal: Terminal) -> int:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    mirror = Mirror(api, name)
+    edits = _EditCheck(api, cluster, mirror)
+    console = Console(highlight=False, markup=False)
+
+    def picture() -> Text:
+        if mirror.job is None:
+            return Text(f"{name} ...")
+        size = shutil.get_terminal_size()
+        pods = list(mirror.pods.values())
+        lines = view(mirror.job, pods, size.columns, size.lines - 1, edits.text)
+        return Text.from_ansi(join(lines), no_wrap=True, overflow="ellipsis")
+
+    with Live(picture(), console=console, auto_refresh=False) as drawing:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(mirror.keep)
+            tasks.start_soon(edits.run)
+            while not _over(mirror):
+                drawing.update(picture(), refresh=True)
+                await mirror.changed(_TICK_SECONDS)
+            if mirror.job is not None:
+                await mirror.refresh_pods()
+                drawing.update(picture(), refresh=True)
+            tasks.cancel_scope.cancel()
+    return _code(mirror, terminal)
+
+
+def _over(mirror: Mirror) -> bool:
+    return mirror.seen and (mirror.job is None or mirror.job.ended)
+
+
+def _code(mirror: Mirror, terminal: Terminal) -> int:
+    terminal.at_rest()
+    if mirror.job is None:
+        terminal.note(f"The job {mirror.name} was deleted.")
+        return RUN_FAILED
+    return SUCCEEDED if mirror.job.status.phase == "Succeeded" else RUN_FAILED
+
+
+def view(
+    job: Job, pods: Sequence[Pod], width: int | None, height: int | None, edit: str = ""
+) -> list[str]:
+    """The lines of one view, at most `height`; styled, which `echo` undoes off terminals.
+
+    edit: a line about an edit whose command failed, or "".
+    """
+    status, now = job.status, datetime.now(UTC)
+    head = (
+        f"{job.metadata.name}   queue {job.spec.job_queue}   nodes {node_count(job)}"
+        + (f" ({status.gpus} GPUs)" if status.gpus else "")
+        + f"   age {output.age(job.metadata.creation_timestamp, now)}"
+    )
+    _, *details = status_lines(job)
+    details += [f"  {edit}"] if edit else []
+    phase = (status.phase or "New").replace("\n", " ")
+    workers = status.workers_status.replace("\n", " ")
+    headline = output.cut(escape(f"{phase}   {workers}".rstrip()), width)
+    shown = headline[: len(escape(phase))]
+    lines: list[str] = [
+        output.cut(escape(head.replace("\n", " ")), width),
+        style(shown, **phase_style(phase)) + headline[len(shown) :],
+    ]
+    if status.progress is not None:
+        lines.append(output.cut(progress_line(status.progress, width), width))
+    for line in details:
+        lines += _wrapped(line, width)
+    table = pod_table(pods, width)
+    if table:
+        lines.append("")
+        room = max(height - len(lines) - 1, 2) if height else len(table)
+        lines += table[:room]
+        if len(table) > room:
+            lines.append(f"... and {len(table) - room} more pods")
+    return lines[:height] if height else lines
+
+
+def pod_table(pods: Sequence[Pod], width: int | None) -> list[str]:
+    """The newest gang and what prepares it; those that need a look come first."""
+    newest = max(map(attempt_of, pods), default=0)
+    shown = [
+        pod
+        for pod in pods
+        if pod.metadata.labels.component != names.WORKER or attempt_of(pod) == newest
+    ]
+    if not shown:
+        return []
+    rows = [
+        [
+            pod.metadata.name,
+            pod.spec.node_name or "-",
+            "Terminating" if pod.metadata.deletion_timestamp else pod.status.phase or "-",
+            output.age(pod.metadata.creation_timestamp),
+            trouble(pod),
+        ]
+        for pod in sorted(shown, key=_urgency)
+    ]
+    return output.columns(("POD", "NODE", "PHASE", "AGE", "WHY"), rows, width, ("NODE", "AGE"))
+
+
+def _urgency(pod: Pod) -> tuple[bool, str, int]:
+    calm = pod.status.phase in ("Running", "Succeeded")
+    return (calm, pod.metadata.labels.component, rank_of(pod))
+
+
+def _wrapped(line: str, width: int | None) -> list[str]:
+    import textwrap
+
+    line = escape(line)
+    if not width or len(line) <= width:
+        return [line]
+    return textwrap.wrap(line, width, subsequent_indent="    ")

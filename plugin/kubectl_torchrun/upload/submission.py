@@ -1,0 +1,323 @@
+"""From a request to a job that runs: create it, upload its workspace, follow it."""
+
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import anyio
+
+from kubectl_torchrun import output
+from kubectl_torchrun.cluster import wait
+from kubectl_torchrun.cluster.client import Api, ApiError, Unreachable
+from kubectl_torchrun.cluster.kubectl import ClusterNamespace, Target, proxy, resolve
+from kubectl_torchrun.cluster.mirror import Mirror
+from kubectl_torchrun.cluster.narrator import Narrator
+from kubectl_torchrun.cluster.session import Cluster
+from kubectl_torchrun.cluster.slices import JOBS, QUEUES
+from kubectl_torchrun.errors import DETACHED, Problem, RunProblem, UploadProblem, UsageProblem
+from kubectl_torchrun.logs.follow import follow
+from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.text import files_of, human
+from kubectl_torchrun.upload import job_manifest, pack, tree, upload_token
+from kubectl_torchrun.upload.cache import LastUpload, UploadCache, Workspace
+from kubectl_torchrun.upload.deliver import deliver
+from kubectl_torchrun.upload.job_manifest import Request
+from torchrun_api.json import JsonObject
+
+ASK_SECONDS = 5.0  # for a second Ctrl-C
+_CREATE_SECONDS = 60.0
+_MOST_LEFT_OUT = 8  # paths that are printed
+
+
+class SubmitOptions(NamedTuple):
+    """How a directory is sent and what follows. Times are in seconds.
+
+    overlay: a directory whose files replace those of the same path. pod_wait: for the pod that
+    takes the upload. wait: a phase or condition, where nothing is followed; timeout: of it, None
+    for no end. deletes: whether a second Ctrl-C deletes the job.
+    """
+
+    directory: Path
+    pod_wait: float
+    overlay: Path | None = None
+    follow: bool = False
+    dry_run: str = "none"  # none, client or server
+    form: str = ""  # of the job on stdout: name, yaml or json
+    wait: str = ""
+    timeout: float | None = None
+    deletes: bool = False
+
+
+def submit(target: Target, request: Request, options: SubmitOptions, terminal: Terminal) -> int:
+    """Create the job, upload the directory, follow; the exit code. Raises Problem."""
+    if request.name:
+        job_manifest.check_name(request.name)
+    else:
+        name = job_manifest.generated_name(options.directory.resolve().name)
+        request = request._replace(name=name)
+    if options.wait:
+        options = options._replace(wait=wait.check(options.wait))
+    files = tree.scan(options.directory, options.overlay)
+    pack.check(files)
+    namespace = resolve(target)
+    if options.dry_run == "client":
+        return _print_only(request, namespace, files, options, terminal)
+    with proxy(target) as socket:
+        cluster = Cluster(target, namespace.name, socket)
+        request = request._replace(queue=cluster.run(lambda api: _queue(api, request.queue)))
+        note_left_out(files, terminal)
+        cache = UploadCache(namespace, options.directory)
+        workspace = read_workspace(cache, files, terminal)
+        base = workspace.previous.job if workspace.previous else ""
+        token = upload_token.upload_token(namespace, request.name)
+        body = job_manifest.build(
+            request,
+            namespace.name,
+            workspace.manifest.sha256,
+            base,
+            upload_token.token_sha256(token),
+        )
+        if options.dry_run == "server":
+            cluster.run(lambda api: api.create(JOBS, body, dry_run=True))
+            output.write(body, options.form or "yaml")
+            return 0
+        submission = Submission(cluster, request.name, workspace, cache, terminal, options, token)
+        return submission.run(body)
+
+
+def _print_only(
+    request: Request,
+    namespace: ClusterNamespace,
+    files: tree.Tree,
+    options: SubmitOptions,
+    terminal: Terminal,
+) -> int:
+    if not request.queue:
+        raise UsageProblem("--dry-run=client asks no cluster: say which queue with --queue.")
+    workspace = read_workspace(UploadCache(namespace, options.directory), files, terminal)
+    body = job_manifest.build(request, namespace.name, workspace.manifest.sha256)
+    output.write(body, options.form or "yaml")
+    return 0
+
+
+async def _queue(api: Api, wanted: str) -> str:
+    """The queue to use: the one asked for, else the only one."""
+    try:
+        queues = sorted(queue.metadata.name for queue in (await api.list(QUEUES)).items)
+    except ApiError as error:
+        if error.status == 403 and wanted:  # who may create jobs need not see queues
+            return wanted
+        raise
+    if wanted in queues:
+        return wanted
+    if not queues:
+        raise UsageProblem(
+            f"There is no TorchrunQueue in the namespace {api.namespace}. Choose another with -n,"
+            " or make a queue: kubectl torchrun queues -A shows those there are."
+        )
+    listed = "".join(f"\n  --queue {queue}" for queue in queues)
+    if wanted:
+        raise UsageProblem(
+            f"There is no TorchrunQueue {wanted} in the namespace {api.namespace}."
+            f" There are:{listed}"
+        )
+    if len(queues) > 1:
+        raise UsageProblem(f"Say which queue the job goes to:{listed}")
+    return queues[0]
+
+
+async def _create(api: Api, body: JsonObject) -> None:
+    """Create the job. A lost response is retried; 409 is then success if the job is the same."""
+    metadata = body["metadata"]
+    assert isinstance(metadata, dict)
+    name = str(metadata["name"])
+    failures = 0
+    until = anyio.current_time() + _CREATE_SECONDS
+    response_lost = False
+    while True:
+        try:
+            await api.create(JOBS, body)
+        except (Unreachable, ApiError) as error:
+            if response_lost and isinstance(error, ApiError) and error.status == 409:
+                job = await api.get(JOBS, name)
+                if job.metadata.annotations == metadata["annotations"]:
+                    return
+                raise
+            retriable = isinstance(error, Unreachable) or error.retriable
+            if not retriable or anyio.current_time() > until:
+                raise
+            response_lost = response_lost or isinstance(error, Unreachable)
+            failures += 1
+            await anyio.sleep(api.backoff.delay(failures))
+        else:
+            return
+
+
+class Submission:
+    """One job from its creation to the end of the command, and what to say if that is cut short."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        name: str,
+        workspace: Workspace,
+        cache: UploadCache,
+        terminal: Terminal,
+        options: SubmitOptions,
+        token: str,
+    ) -> None:
+        self._cluster = cluster
+        self._token = token
+        self._name = name
+        self._workspace = workspace
+        self._cache = cache
+        self._terminal = terminal
+        self._options = options
+        self._created = False
+        self._uploaded = False
+
+    def run(self, body: JsonObject | None = None) -> int:
+        """Create the job (with a body), upload, follow; the exit code. Raises Problem."""
+
+        async def work(api: Api) -> int:
+            if body is not None:
+                await self._create(api, body)
+            self._created = True
+            return await self._upload_and_follow(api)
+
+        try:
+            code = self._cluster.run(work)
+        except KeyboardInterrupt:
+            return self._interrupted()
+        except RunProblem as problem:
+            raise RunProblem(f"{problem}\n{_how_to_cancel(self._cluster, self._name)}") from problem
+        except Problem as problem:
+            if self._uploaded:
+                text = f"{problem}\nThe job goes on. {_how_to_follow(self._cluster, self._name)}"
+                raise type(problem)(text) from problem
+            if self._created:
+                text = f"{problem}\n{_how_to_resume(self._cluster, self._name)}"
+                raise UploadProblem(text) from problem
+            raise
+        if not (self._options.follow or self._options.wait):
+            self._terminal.note(_how_to_follow(self._cluster, self._name))
+        return code
+
+    async def _create(self, api: Api, body: JsonObject) -> None:
+        await _create(api, body)
+        if self._options.form:
+            output.write(body, self._options.form)
+        self._terminal.note(f"Created torchrunjob.torchrun.ai/{self._name}")
+        spec = body["spec"]
+        if isinstance(spec, dict) and spec.get("development"):
+            watch = self._cluster.command(f"torchrun sync {self._name} --watch")
+            self._terminal.note(f"To send each edit, in another terminal:\n  {watch}")
+
+    async def _upload_and_follow(self, api: Api) -> int:
+        options, terminal = self._options, self._terminal
+        mirror = Mirror(api, self._name)
+        code = 0
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(mirror.keep)
+            narrator = Narrator(mirror, terminal, frozenset({"WaitingForUpload"}))
+            tasks.start_soon(narrator.run)
+            done = await deliver(
+                api, mirror, terminal, self._workspace, pod_wait=options.pod_wait, token=self._token
+            )
+            self._uploaded = True
+            self._cache.record(LastUpload(self._name, self._workspace.manifest))
+            terminal.note(f"Uploaded {files_of(done.files)}, {human(done.sent)}")
+            if options.follow:
+                code = await follow(api, mirror, terminal, narrator)
+            tasks.cancel_scope.cancel()
+        if options.wait:
+            code = await wait.wait(api, self._name, terminal, options.wait, options.timeout)
+        return code
+
+    def _interrupted(self) -> int:
+        """After a Ctrl-C: say what there is; with `deletes` a second Ctrl-C deletes the job."""
+        terminal, name = self._terminal, self._name
+        terminal.interrupted()
+        if not (self._options.deletes and self._second_interrupt()):
+            terminal.note(self._stopped())
+            return DETACHED
+        try:
+            self._cluster.run(lambda api: api.delete(JOBS, name))
+        except KeyboardInterrupt:
+            terminal.interrupted()
+            see = self._cluster.command(f"torchrun status {name}")
+            terminal.note(
+                f"Stopped while {name} was being deleted; see whether it is gone:\n  {see}"
+            )
+            return DETACHED
+        terminal.note(f"Deleted torchrunjob.torchrun.ai/{name}; its pods get their grace period.")
+        return DETACHED
+
+    def _second_interrupt(self) -> bool:
+        """Whether another Ctrl-C comes within ASK_SECONDS."""
+        try:
+            self._terminal.note(
+                f"Ctrl-C again within {ASK_SECONDS:.0f} s deletes {self._name};"
+                " without it, you are detached."
+            )
+            time.sleep(ASK_SECONDS)
+        except KeyboardInterrupt:
+            self._terminal.interrupted()
+            return True
+        return False
+
+    def _stopped(self) -> str:
+        if self._uploaded:
+            return f"Detached; the job goes on. {_how_to_follow(self._cluster, self._name)}"
+        if self._created:
+            resume = _how_to_resume(self._cluster, self._name)
+            return f"Stopped before the upload was complete. {resume}"
+        return (
+            "Stopped while the job was being created: it may be there or not. See:\n"
+            f"  {self._cluster.command(f'torchrun status {self._name}')}"
+        )
+
+
+def _how_to_follow(cluster: Cluster, name: str) -> str:
+    return (
+        f"Come back:\n  {cluster.command(f'torchrun logs {name} --follow')}\n"
+        f"  {cluster.command(f'torchrun status {name}')}\n"
+        f"End it:\n  {cluster.command(f'torchrun cancel {name}')}"
+    )
+
+
+def _how_to_resume(cluster: Cluster, name: str) -> str:
+    return (
+        f"The job waits for its workspace. Go on:\n  {cluster.command(f'torchrun sync {name}')}\n"
+        f"{_how_to_cancel(cluster, name)}"
+    )
+
+
+def _how_to_cancel(cluster: Cluster, name: str) -> str:
+    return f"Give it up:\n  {cluster.command(f'torchrun cancel {name}')}"
+
+
+def note_left_out(files: tree.Tree, terminal: Terminal) -> None:
+    """Print what is not sent although no ignore file names it."""
+    for left_out in files.left_out[:_MOST_LEFT_OUT]:
+        terminal.note(f"Left out: {left_out.path} ({left_out.why})")
+    if len(files.left_out) > _MOST_LEFT_OUT:
+        terminal.note(f"Left out: {len(files.left_out) - _MOST_LEFT_OUT} more")
+    if any("secret" in left_out.why for left_out in files.left_out):
+        terminal.note(f"To send such a file all the same, write !NAME in {tree.TORCHRUNIGNORE}")
+
+
+def read_workspace(cache: UploadCache, files: tree.Tree, terminal: Terminal) -> Workspace:
+    """The directory's files with their digests, behind a bar. Raises UsageProblem."""
+    with terminal.bar("Reading", files.size) as bar:
+        done = 0
+
+        def advance(size: int) -> None:
+            nonlocal done
+            done += size
+            bar.reached(done)
+
+        workspace = cache.digest(files, advance)
+    size = human(workspace.manifest.size)
+    terminal.note(f"{files_of(workspace.manifest.files)} in {files.root.name or '/'}, {size}")
+    return workspace
