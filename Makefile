@@ -110,7 +110,7 @@ format: $(VENV)/.ready ## Format and mend what can be mended
 
 generate: $(VENV)/.ready ## CRDs, references of API, environment and metrics, golden Plans
 	$(BIN)/python -m torchrun_api.crd manifests/crd
-	$(BIN)/python -m torchrun_api.environment_reference runtime/torchrun_runtime/launch/contract.py docs/environment.md
+	$(BIN)/python -m torchrun_api.contract_reference runtime/torchrun_runtime/launch/contract.py docs/environment.md
 	$(BIN)/python -m torchrun_controller.metrics.reference docs/metrics.md
 	$(BIN)/python manifests/monitoring/generate.py
 	$(BIN)/pytest -q tests/unit/reconcile --update-golden

@@ -1,4 +1,4 @@
-"""What an environment variable of a pod is; `environment` declares them."""
+"""What an environment variable of a pod is; `contract` declares them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """The contract with the controller and the sync pod: names that both sides know.
 
-Generated from torchrun_api (environment, names, contents) by `make generate`: edit it there.
+Generated from torchrun_api (contract, names, contents) by `make generate`: edit it there.
 """
 
 JOB_UID = "TORCHRUN_JOB_UID"  # text

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-from torchrun_api.environment import SERVE, usage
+from torchrun_api.contract import SERVE, usage
 from torchrun_runtime.serve.app import application
 from torchrun_runtime.serve.keys import ApiServer, Keys
 from torchrun_runtime.serve.settings import Settings, from_environment

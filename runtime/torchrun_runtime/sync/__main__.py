@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from torchrun_api.contents import Manifest
-from torchrun_api.environment import SYNC, usage
+from torchrun_api.contract import SYNC, usage
 from torchrun_runtime.sync.assemble import Assembly, ranges
 from torchrun_runtime.sync.authorization import Authorization
 from torchrun_runtime.sync.claim import Claim, Marker

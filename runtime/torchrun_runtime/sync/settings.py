@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from torchrun_api import environment as variables
+from torchrun_api import contract
 from torchrun_api.variable import Variable
 from torchrun_runtime.sync.errors import SyncError
 
@@ -22,23 +22,23 @@ class Limits:
     ratio_floor bytes (small text compresses far without harm).
     """
 
-    entries: int = int(variables.SYNC_MAX_ENTRIES.default)
-    bytes: int = int(variables.SYNC_MAX_BYTES.default)
-    path: int = int(variables.SYNC_MAX_PATH.default)
-    depth: int = int(variables.SYNC_MAX_DEPTH.default)
-    ratio: int = int(variables.SYNC_MAX_RATIO.default)
-    ratio_floor: int = int(variables.SYNC_MAX_RATIO_FLOOR.default)
+    entries: int = int(contract.SYNC_MAX_ENTRIES.default)
+    bytes: int = int(contract.SYNC_MAX_BYTES.default)
+    path: int = int(contract.SYNC_MAX_PATH.default)
+    depth: int = int(contract.SYNC_MAX_DEPTH.default)
+    ratio: int = int(contract.SYNC_MAX_RATIO.default)
+    ratio_floor: int = int(contract.SYNC_MAX_RATIO_FLOOR.default)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The pod's environment (torchrun_api.environment says what each variable means), checked.
+    """The pod's environment (torchrun_api.contract says what each variable means), checked.
 
     Times in seconds. Without a value texts are "", secret_directory and base None. linger: how long
     a finished pod waits for a client to read the result.
     """
 
-    source: str = variables.SYNC_SOURCE.default
+    source: str = contract.SYNC_SOURCE.default
     url: str = ""
     ref: str = ""
     sub_path: str = ""
@@ -46,58 +46,58 @@ class Settings:
     digest: str = ""
     secret: str = ""
     secret_directory: Path | None = None
-    fetch_timeout: float = float(variables.SYNC_FETCH_TIMEOUT_SECONDS.default)
-    directory: Path = Path(variables.SYNC_DIR.default)
+    fetch_timeout: float = float(contract.SYNC_FETCH_TIMEOUT_SECONDS.default)
+    directory: Path = Path(contract.SYNC_DIR.default)
     host: str = ""
-    port: int = int(variables.SYNC_PORT.default)
+    port: int = int(contract.SYNC_PORT.default)
     sha256: str = ""
     token_sha256: str = ""
     after: int = 0
     base: Path | None = None
     limits: Limits = field(default_factory=Limits)
-    termination_log: Path = Path(variables.TERMINATION_LOG.default)
-    read_timeout: float = float(variables.SYNC_READ_TIMEOUT_SECONDS.default)
+    termination_log: Path = Path(contract.TERMINATION_LOG.default)
+    read_timeout: float = float(contract.SYNC_READ_TIMEOUT_SECONDS.default)
     linger: float = 2.0
 
 
 def from_environment(environment: Mapping[str, str]) -> Settings:
     """Raises SyncError (InvalidSetting) naming the variable, its value and what it takes."""
-    source = variables.SYNC_SOURCE.read(environment)
+    source = contract.SYNC_SOURCE.read(environment)
     if source not in ("zip", "git", "s3"):
-        raise _invalid(variables.SYNC_SOURCE, source, "zip, git or s3")
+        raise _invalid(contract.SYNC_SOURCE, source, "zip, git or s3")
     return Settings(
         source=source,
-        url=variables.SYNC_URL.read(environment),
-        ref=variables.SYNC_REF.read(environment),
-        sub_path=variables.SYNC_SUB_PATH.read(environment),
-        commit=variables.SYNC_COMMIT.read(environment),
-        digest=variables.SYNC_SOURCE_DIGEST.read(environment),
-        secret=variables.SYNC_SECRET.read(environment),
-        secret_directory=_path(environment, variables.SYNC_SECRET_DIR),
-        fetch_timeout=_number(environment, variables.SYNC_FETCH_TIMEOUT_SECONDS),
-        directory=Path(variables.SYNC_DIR.read(environment)),
-        host=variables.SYNC_HOST.read(environment),
-        port=_number(environment, variables.SYNC_PORT, lowest=0),
-        sha256=_digest(environment, variables.SYNC_SHA256),
-        token_sha256=_digest(environment, variables.SYNC_UPLOAD_TOKEN_SHA256),
-        after=_number(environment, variables.SYNC_AFTER, lowest=0),
-        base=_path(environment, variables.SYNC_BASE),
+        url=contract.SYNC_URL.read(environment),
+        ref=contract.SYNC_REF.read(environment),
+        sub_path=contract.SYNC_SUB_PATH.read(environment),
+        commit=contract.SYNC_COMMIT.read(environment),
+        digest=contract.SYNC_SOURCE_DIGEST.read(environment),
+        secret=contract.SYNC_SECRET.read(environment),
+        secret_directory=_path(environment, contract.SYNC_SECRET_DIR),
+        fetch_timeout=_number(environment, contract.SYNC_FETCH_TIMEOUT_SECONDS),
+        directory=Path(contract.SYNC_DIR.read(environment)),
+        host=contract.SYNC_HOST.read(environment),
+        port=_number(environment, contract.SYNC_PORT, lowest=0),
+        sha256=_digest(environment, contract.SYNC_SHA256),
+        token_sha256=_digest(environment, contract.SYNC_UPLOAD_TOKEN_SHA256),
+        after=_number(environment, contract.SYNC_AFTER, lowest=0),
+        base=_path(environment, contract.SYNC_BASE),
         limits=Limits(
-            entries=_number(environment, variables.SYNC_MAX_ENTRIES),
-            bytes=_number(environment, variables.SYNC_MAX_BYTES),
-            path=_number(environment, variables.SYNC_MAX_PATH),
-            depth=_number(environment, variables.SYNC_MAX_DEPTH),
-            ratio=_number(environment, variables.SYNC_MAX_RATIO),
-            ratio_floor=_number(environment, variables.SYNC_MAX_RATIO_FLOOR, lowest=0),
+            entries=_number(environment, contract.SYNC_MAX_ENTRIES),
+            bytes=_number(environment, contract.SYNC_MAX_BYTES),
+            path=_number(environment, contract.SYNC_MAX_PATH),
+            depth=_number(environment, contract.SYNC_MAX_DEPTH),
+            ratio=_number(environment, contract.SYNC_MAX_RATIO),
+            ratio_floor=_number(environment, contract.SYNC_MAX_RATIO_FLOOR, lowest=0),
         ),
         termination_log=termination_log(environment),
-        read_timeout=_number(environment, variables.SYNC_READ_TIMEOUT_SECONDS),
+        read_timeout=_number(environment, contract.SYNC_READ_TIMEOUT_SECONDS),
     )
 
 
 def termination_log(environment: Mapping[str, str]) -> Path:
     """File of the termination message, which the kubelet makes."""
-    return Path(variables.TERMINATION_LOG.read(environment))
+    return Path(contract.TERMINATION_LOG.read(environment))
 
 
 def _path(environment: Mapping[str, str], variable: Variable[str]) -> Path | None:

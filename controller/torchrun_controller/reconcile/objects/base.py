@@ -69,8 +69,3 @@ def container_of(pod: JsonObject, kind: str, name: str) -> JsonObject:
 def pull_secrets(queue: TorchrunQueue) -> JsonValue:
     """What images of the queue's jobs are pulled with, as v1 LocalObjectReferences."""
     return [{"name": secret.name} for secret in queue.spec.image_pull_secrets]
-
-
-def env(**values: str | None) -> list[JsonObject]:
-    """v1 EnvVars in the order given; None leaves one out."""
-    return [{"name": name, "value": value} for name, value in values.items() if value is not None]

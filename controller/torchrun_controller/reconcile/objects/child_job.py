@@ -1,13 +1,12 @@
 """The Indexed Job of one attempt: applied once and never changed."""
 
-import msgspec
-
-from torchrun_api import names
+from torchrun_api import contract, names
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject, JsonValue, object_at
 from torchrun_api.kinds import JOBS
 from torchrun_api.quantity import parse
 from torchrun_api.queue import TorchrunQueue
+from torchrun_api.variable import env_vars
 from torchrun_controller.reconcile.model.observed import Defaults
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.objects import environment as environments
@@ -16,7 +15,6 @@ from torchrun_controller.reconcile.objects.base import (
     KEEP,
     RESTRICTED_CONTAINER,
     container_of,
-    env,
     labels,
     metadata,
     pull_secrets,
@@ -256,23 +254,23 @@ def _env(
     served = run.workspace.served if run.workspace else None
     copied = run.workspace if run.workspace and not run.workspace.existing else None
     ours = [
-        *env(
-            TORCHRUN_JOB_NAME=job.metadata.name,
-            TORCHRUN_JOB_UID=job.metadata.uid,
-            TORCHRUN_ATTEMPT=str(attempt),
-            TORCHRUN_ROLE=role or None,
-            TORCHRUN_START_FILE=f"{volumes.PODINFO_DIR}/annotations",
-            TORCHRUN_GRACE_SECONDS=str(max(run.grace_seconds - LAST_WORDS, 0)),
-            TORCHRUN_COMMAND=msgspec.json.encode(job.spec.command).decode(),
-            TORCHRUN_LAUNCHER=job.spec.launcher,
-            TORCHRUN_BACKEND=run.backend,
-            TORCHRUN_WORKING_DIR=run.working_dir,
-            TORCHRUN_WORKSPACE_SOURCE=volumes.WORKSPACE_SOURCE_DIR if copied else None,
-            TORCHRUN_WORKSPACE_URL=served.url if served else None,
-            TORCHRUN_WORKSPACE_MANIFEST=served.manifest if served else None,
-            TORCHRUN_WORKSPACE_TARGET=copied.mount_path if copied else None,
-            TORCHRUN_STATE_DIR=volumes.STATE_DIR if volumes.keeps_state(run) else None,
-            TORCHRUN_HANG_TIMEOUT_SECONDS=str(run.hang_seconds) if run.hang_seconds else None,
+        *env_vars(
+            contract.JOB_NAME.env_var(job.metadata.name),
+            contract.JOB_UID.env_var(job.metadata.uid),
+            contract.ATTEMPT.env_var(attempt),
+            contract.ROLE.env_var(role or None),
+            contract.START_FILE.env_var(f"{volumes.PODINFO_DIR}/annotations"),
+            contract.GRACE_SECONDS.env_var(max(run.grace_seconds - LAST_WORDS, 0)),
+            contract.COMMAND.env_var(job.spec.command),
+            contract.LAUNCHER_MODE.env_var(job.spec.launcher),
+            contract.BACKEND.env_var(run.backend),
+            contract.WORKING_DIR.env_var(run.working_dir),
+            contract.WORKSPACE_SOURCE.env_var(volumes.WORKSPACE_SOURCE_DIR if copied else None),
+            contract.WORKSPACE_URL.env_var(served.url if served else None),
+            contract.WORKSPACE_MANIFEST.env_var(served.manifest if served else None),
+            contract.WORKSPACE_TARGET.env_var(copied.mount_path if copied else None),
+            contract.STATE_DIR.env_var(volumes.STATE_DIR if volumes.keeps_state(run) else None),
+            contract.HANG_TIMEOUT_SECONDS.env_var(run.hang_seconds or None),
         ),
         *environments.worker_variables(environment),
         *progress_reports.variables(defaults),

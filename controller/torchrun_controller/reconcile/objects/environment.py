@@ -8,8 +8,9 @@ import hashlib
 
 import msgspec
 
+from torchrun_api import contract
 from torchrun_api.json import JsonObject
-from torchrun_controller.reconcile.objects.base import env
+from torchrun_api.variable import env_vars
 from torchrun_controller.reconcile.objects.volumes import (
     LAUNCHER_DIR,
     WORKSPACE_SOURCE_DIR,
@@ -45,12 +46,12 @@ def environment_of(run: ResolvedSpec, content: str) -> Environment | None:
 
 def variables(environment: Environment, *, made_here: bool) -> list[JsonObject]:
     """v1 EnvVars for the launcher; `made_here` where this pod makes the environment."""
-    recipe = msgspec.json.encode(environment.setup).decode()
-    return env(
-        TORCHRUN_ENV_STORE=STORE_DIR if made_here else f"{WORKSPACE_SOURCE_DIR}/{SUBPATH}",
-        TORCHRUN_ENV_KEY=environment.key,
-        TORCHRUN_ENV_DIR=LINK,
-        TORCHRUN_SETUP=recipe if made_here else None,
+    store = STORE_DIR if made_here else f"{WORKSPACE_SOURCE_DIR}/{SUBPATH}"
+    return env_vars(
+        contract.ENV_STORE.env_var(store),
+        contract.ENV_KEY.env_var(environment.key),
+        contract.ENV_DIR.env_var(LINK),
+        contract.SETUP.env_var(environment.setup if made_here else None),
     )
 
 

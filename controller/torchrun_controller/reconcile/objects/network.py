@@ -3,12 +3,13 @@
 The headless Service, the NetworkPolicy and torchrun's environment.
 """
 
-from torchrun_api import names
+from torchrun_api import contract, names
 from torchrun_api.job import TorchrunJob
-from torchrun_api.json import JsonObject, JsonValue
+from torchrun_api.json import JsonObject
 from torchrun_api.kinds import NETWORK_POLICIES, SERVICES
+from torchrun_api.variable import env_vars
 from torchrun_controller.reconcile.model.plan import Apply
-from torchrun_controller.reconcile.objects.base import env, metadata
+from torchrun_controller.reconcile.objects.base import metadata
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec
 
 COMPLETION_INDEX_FIELD = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
@@ -71,22 +72,19 @@ def rendezvous_env(job: TorchrunJob, run: ResolvedSpec, attempt: int) -> list[Js
         if needs_service(run)
         else "localhost"
     )
-    port, nodes = str(rendezvous.port), str(run.size.nodes)
-    index: JsonValue = {"fieldRef": {"fieldPath": COMPLETION_INDEX_FIELD}}
-    return [
-        *env(
-            PET_NNODES=nodes,
-            PET_NPROC_PER_NODE=str(run.nproc_per_node),
-            PET_RDZV_BACKEND=rendezvous.backend,
-            PET_RDZV_ENDPOINT=rendezvous.endpoint or f"{master}:{port}",
-            PET_RDZV_ID=f"{job.metadata.uid}-{attempt}",
-            PET_MAX_RESTARTS=str(run.max_restarts),
-            PET_MASTER_ADDR=master,
-            PET_MASTER_PORT=port,
-            MASTER_ADDR=master,
-            MASTER_PORT=port,
-            NNODES=nodes,
-        ),
-        {"name": "PET_NODE_RANK", "valueFrom": index},
-        {"name": "NODE_RANK", "valueFrom": index},
-    ]
+    port, nodes = rendezvous.port, run.size.nodes
+    return env_vars(
+        contract.PET_NNODES.env_var(nodes),
+        contract.PET_NPROC_PER_NODE.env_var(run.nproc_per_node),
+        contract.PET_RDZV_BACKEND.env_var(rendezvous.backend),
+        contract.PET_RDZV_ENDPOINT.env_var(rendezvous.endpoint or f"{master}:{port}"),
+        contract.PET_RDZV_ID.env_var(f"{job.metadata.uid}-{attempt}"),
+        contract.PET_MAX_RESTARTS.env_var(run.max_restarts),
+        contract.PET_MASTER_ADDR.env_var(master),
+        contract.PET_MASTER_PORT.env_var(port),
+        contract.MASTER_ADDR.env_var(master),
+        contract.MASTER_PORT.env_var(port),
+        contract.NNODES.env_var(nodes),
+        contract.PET_NODE_RANK.env_var_of_field(COMPLETION_INDEX_FIELD),
+        contract.NODE_RANK.env_var_of_field(COMPLETION_INDEX_FIELD),
+    )

@@ -1,8 +1,9 @@
 """How a worker reports its progress to the controller: variables, token and mount."""
 
+from torchrun_api import contract
 from torchrun_api.json import JsonObject
+from torchrun_api.variable import env_vars
 from torchrun_controller.reconcile.model.observed import Defaults
-from torchrun_controller.reconcile.objects.base import env
 
 # Of the workers' tokens: good for nothing else, so one that leaks does little harm.
 AUDIENCE = "torchrun.ai/progress"
@@ -14,9 +15,9 @@ def variables(defaults: Defaults) -> list[JsonObject]:
     """What the launcher needs to know to report."""
     if not defaults.progress_url:
         return []
-    return env(
-        TORCHRUN_PROGRESS_URL=defaults.progress_url,
-        TORCHRUN_PROGRESS_TOKEN_FILE=f"{TOKEN_DIR}/token",
+    return env_vars(
+        contract.PROGRESS_URL.env_var(defaults.progress_url),
+        contract.PROGRESS_TOKEN_FILE.env_var(f"{TOKEN_DIR}/token"),
     )
 
 

@@ -12,7 +12,7 @@ import msgspec
 from torchrun_api import names
 from torchrun_api.json import JsonObject, JsonValue, object_at
 from torchrun_api.queue import PodSecurity, TorchrunQueue
-from torchrun_controller.reconcile.objects.base import RUNTIME_USER, env
+from torchrun_controller.reconcile.objects.base import RUNTIME_USER
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from torchrun_controller.reconcile.spec.merge import merge
 
@@ -38,7 +38,10 @@ _RESTRICTED_CONTAINER: JsonObject = {
 }
 # A user that no image knows has neither a home nor a name; getpass.getuser(), by which
 # torch.compile names its cache, fails then.
-_HOMELESS = env(HOME="/tmp", USER="trainer")  # noqa: S108  # the one directory of every image
+_HOMELESS: list[JsonObject] = [
+    {"name": "HOME", "value": "/tmp"},  # noqa: S108  # the one directory of every image
+    {"name": "USER", "value": "trainer"},
+]
 
 _KINDS = ("initContainers", "containers")
 _BASELINE_CAPABILITIES = frozenset(

@@ -2,14 +2,15 @@
 
 from typing import Literal
 
-from torchrun_api import names
+from torchrun_api import contract, names
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject, JsonValue, object_at, objects_at
 from torchrun_api.queue import TorchrunQueue
+from torchrun_api.variable import env_vars
 from torchrun_controller.reconcile.model.observed import Defaults
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.objects import workspace_source
-from torchrun_controller.reconcile.objects.base import RESTRICTED_CONTAINER, env
+from torchrun_controller.reconcile.objects.base import RESTRICTED_CONTAINER
 from torchrun_controller.reconcile.objects.sync_pod import SYNC_DIR, sync_pod
 from torchrun_controller.reconcile.spec.resolve import VolumeSource
 
@@ -49,7 +50,7 @@ def serve_pod(
         volumes = [own, *volumes[1:]]
         if known and not stands_by:
             # Nothing on its storage tells of the revisions before.
-            count = env(TORCHRUN_SYNC_AFTER=str(known))
+            count = env_vars(contract.SYNC_AFTER.env_var(known))
             containers = [c | {"env": [*objects_at(c, "env"), *count]} for c in containers]
     body: JsonObject = {
         **made.body,
@@ -82,12 +83,12 @@ def _server(job: TorchrunJob, defaults: Defaults) -> JsonObject:
         "imagePullPolicy": defaults.runtime_image_pull_policy,
         "command": ["torchrun-serve"],
         "env": [
-            *env(
-                TORCHRUN_SERVE_DIR=SYNC_DIR,
-                TORCHRUN_SERVE_PORT=str(names.SERVE_PORT),
-                TORCHRUN_SERVE_NAMESPACE=job.metadata.namespace,
-                TORCHRUN_SERVE_JOB=job.metadata.name,
-                TORCHRUN_SERVE_API_DIR=API_DIR,
+            *env_vars(
+                contract.SERVE_DIR.env_var(SYNC_DIR),
+                contract.SERVE_PORT.env_var(names.SERVE_PORT),
+                contract.SERVE_NAMESPACE.env_var(job.metadata.namespace),
+                contract.SERVE_JOB.env_var(job.metadata.name),
+                contract.SERVE_API_DIR.env_var(API_DIR),
             )
         ],
         "ports": [{"name": "serve", "containerPort": names.SERVE_PORT, "protocol": "TCP"}],

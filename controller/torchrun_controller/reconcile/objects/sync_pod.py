@@ -1,10 +1,11 @@
 """The sync pod: the only writer of a workspace's claim."""
 
-from torchrun_api import names
+from torchrun_api import contract, names
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject, JsonValue, object_at
 from torchrun_api.kinds import PODS
 from torchrun_api.queue import TorchrunQueue
+from torchrun_api.variable import env_vars
 from torchrun_controller.reconcile.model.observed import Defaults
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.objects import workspace_source
@@ -14,7 +15,6 @@ from torchrun_controller.reconcile.objects.base import (
     NO_PROXY_LABEL,
     RESTRICTED_CONTAINER,
     RUNTIME_USER,
-    env,
     metadata,
     pull_secrets,
 )
@@ -139,13 +139,15 @@ def _container(
         "command": ["torchrun-sync"],
         "env": [
             *workspace_source.environment(job, commit),
-            *env(
-                TORCHRUN_SYNC_DIR=SYNC_DIR,
-                TORCHRUN_SYNC_PORT=str(names.SYNC_PORT),
-                TORCHRUN_SYNC_SHA256=upload or None,
-                TORCHRUN_SYNC_UPLOAD_TOKEN_SHA256=workspace_source.upload_token(job) or None,
-                TORCHRUN_SYNC_AFTER=None if after is None else str(after),
-                TORCHRUN_SYNC_BASE=BASE_DIR if base else None,
+            *env_vars(
+                contract.SYNC_DIR.env_var(SYNC_DIR),
+                contract.SYNC_PORT.env_var(names.SYNC_PORT),
+                contract.SYNC_SHA256.env_var(upload or None),
+                contract.SYNC_UPLOAD_TOKEN_SHA256.env_var(
+                    workspace_source.upload_token(job) or None
+                ),
+                contract.SYNC_AFTER.env_var(after),
+                contract.SYNC_BASE.env_var(BASE_DIR if base else None),
             ),
         ],
         "resources": {

@@ -4,11 +4,11 @@ import hashlib
 
 import msgspec
 
-from torchrun_api import names
+from torchrun_api import contract, names
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject, JsonValue
+from torchrun_api.variable import env_vars
 from torchrun_api.workspace import WorkspaceVolume
-from torchrun_controller.reconcile.objects.base import env
 
 SECRET_DIR = "/torchrun-secret"  # noqa: S105  # where it is mounted
 
@@ -68,15 +68,15 @@ def described(job: TorchrunJob) -> str:
 def environment(job: TorchrunJob, commit: str) -> list[JsonObject]:
     """v1 EnvVars that name the source; `commit`, if any, is the only content that is taken."""
     wanted = source_of(job)
-    return env(
-        TORCHRUN_SYNC_SOURCE=wanted.source,
-        TORCHRUN_SYNC_URL=wanted.url,
-        TORCHRUN_SYNC_REF=wanted.ref,
-        TORCHRUN_SYNC_SUB_PATH=wanted.sub_path,
-        TORCHRUN_SYNC_COMMIT=commit or None,
-        TORCHRUN_SYNC_SOURCE_DIGEST=digest(job) or None,
-        TORCHRUN_SYNC_SECRET=wanted.secret_ref.name if wanted.secret_ref else None,
-        TORCHRUN_SYNC_SECRET_DIR=SECRET_DIR if wanted.secret_ref else None,
+    return env_vars(
+        contract.SYNC_SOURCE.env_var(wanted.source),
+        contract.SYNC_URL.env_var(wanted.url),
+        contract.SYNC_REF.env_var(wanted.ref),
+        contract.SYNC_SUB_PATH.env_var(wanted.sub_path),
+        contract.SYNC_COMMIT.env_var(commit or None),
+        contract.SYNC_SOURCE_DIGEST.env_var(digest(job) or None),
+        contract.SYNC_SECRET.env_var(wanted.secret_ref.name if wanted.secret_ref else None),
+        contract.SYNC_SECRET_DIR.env_var(SECRET_DIR if wanted.secret_ref else None),
     )
 
 

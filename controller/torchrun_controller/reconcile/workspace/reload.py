@@ -7,7 +7,7 @@ starts the command again, all nodes together, in the pods that are there.
 
 from datetime import datetime
 
-from torchrun_api import names
+from torchrun_api import contract, names
 from torchrun_api.core import Pod
 from torchrun_api.json import JsonObject, JsonValue, object_at, objects_at
 from torchrun_api.meta import ConditionStatus
@@ -168,7 +168,7 @@ def marked(template: JsonObject, observed: Observed) -> JsonObject:
 def _begins(container: JsonObject, revision: JsonValue) -> JsonObject:
     if container.get("name") != names.TRAINER_CONTAINER or not revision:
         return container
-    variable: JsonObject = {"name": "TORCHRUN_WORKSPACE_REVISION", "value": revision}
+    variable: JsonObject = {"name": contract.WORKSPACE_REVISION.name, "value": revision}
     return {**container, "env": [*objects_at(container, "env"), variable]}
 
 

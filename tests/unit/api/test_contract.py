@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from torchrun_api.environment import ATTEMPT, COMMAND, NODE_RANK, TERMINATION_LOG, VARIABLES, usage
-from torchrun_api.environment_reference import launcher_module, main, page
+from torchrun_api.contract import ATTEMPT, COMMAND, NODE_RANK, TERMINATION_LOG, VARIABLES, usage
+from torchrun_api.contract_reference import launcher_module, main, page
 from torchrun_api.variable import env_vars
 
 ROOT = Path(__file__).parents[3]
 RUNTIME = ROOT / "runtime/torchrun_runtime"
+RECONCILE = ROOT / "controller/torchrun_controller/reconcile"
 CONTRACT = RUNTIME / "launch/contract.py"
 PAGE = ROOT / "docs/environment.md"
 # They run where the launcher's modules cannot be imported.
@@ -48,10 +49,15 @@ def test_each_variable_stands_once() -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [path for path in sorted(RUNTIME.rglob("*.py")) if path != CONTRACT],
-    ids=lambda path: str(path.relative_to(RUNTIME)),
+    [
+        path
+        for room in (RUNTIME, RECONCILE)
+        for path in sorted(room.rglob("*.py"))
+        if path != CONTRACT
+    ],
+    ids=lambda path: str(path.relative_to(ROOT)),
 )
-def test_readers_take_names_from_the_contract(path: Path) -> None:
+def test_writers_and_readers_take_names_from_the_contract(path: Path) -> None:
     declared = {variable.name for variable in VARIABLES.values()}
     assert {*names_in(path)} <= (declared if path in ALONE else set())
 

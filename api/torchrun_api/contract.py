@@ -3,7 +3,7 @@
 The controller writes them through `Variable.env_var`, sync and serve pods read them through
 `Variable.read`. The launcher runs in the user's image and can import none of this: `make generate`
 writes its module, runtime/torchrun_runtime/launch/contract.py, and docs/environment.md from here
-(see `environment_reference`).
+(see `contract_reference`).
 """
 
 from torchrun_api.variable import COUNT, JSON, PATH, SECONDS, SHA256, TEXT, URL, Variable

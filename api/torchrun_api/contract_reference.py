@@ -1,19 +1,19 @@
 """Write what is generated from `environment`.
 
-python -m torchrun_api.environment_reference LAUNCHER_MODULE PAGE
+python -m torchrun_api.contract_reference LAUNCHER_MODULE PAGE
 """
 
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from torchrun_api import contents, environment, names
-from torchrun_api.environment import VARIABLES
+from torchrun_api import contents, contract, names
+from torchrun_api.contract import VARIABLES
 from torchrun_api.variable import Variable
 
 _MODULE = '''"""The contract with the controller and the sync pod: names that both sides know.
 
-Generated from torchrun_api (environment, names, contents) by `make generate`: edit it there.
+Generated from torchrun_api (contract, names, contents) by `make generate`: edit it there.
 """
 '''
 _ANNOTATIONS = ("START", "FENCE", "REVISION", "SERVED", "DEVELOPMENT")
@@ -30,14 +30,14 @@ launcher and the other programs of a job read.
 | launcher | for the command and its children, whatever the pod has |
 | tests | not set in a cluster |
 
-This page is generated from `api/torchrun_api/environment.py`.
+This page is generated from `api/torchrun_api/contract.py`.
 
 """
 _SECTIONS = (
-    ("Workers", (environment.LAUNCHER, environment.TORCHRUN, environment.USER)),
-    ("Ranks", (environment.RANK,)),
-    ("Sync pods", (environment.SYNC,)),
-    ("Serve pods", (environment.SERVE,)),
+    ("Workers", (contract.LAUNCHER, contract.TORCHRUN, contract.USER)),
+    ("Ranks", (contract.RANK,)),
+    ("Sync pods", (contract.SYNC,)),
+    ("Serve pods", (contract.SERVE,)),
 )
 
 
@@ -46,7 +46,7 @@ def launcher_module() -> str:
     ours = {
         constant: variable
         for constant, variable in VARIABLES.items()
-        if environment.LAUNCHER in (*variable.set_by, *variable.read_by)
+        if contract.LAUNCHER in (*variable.set_by, *variable.read_by)
     }
     lines = [_MODULE]
     for constant, variable in ours.items():
