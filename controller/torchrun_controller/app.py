@@ -1,10 +1,10 @@
 """The process: its event loop, its connection, its ports, its signals and its exit codes.
 
-SIGTERM and SIGINT tell the controller to end. A second signal ends at once, and so does one that
-comes before the controller runs. The loss of the lease does too.
+SIGTERM and SIGINT stop the controller in order. A second signal ends the process at once, as does
+a signal that comes before the controller runs, and the loss of the lease.
 """
 
-import asyncio
+import asyncio  # only for the type of an event loop
 import socket
 import sys
 import uuid
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 
+import anyio
 import structlog
 
 from torchrun_controller import logs
@@ -38,55 +39,56 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 def main(settings: Settings, signals: Signals | None = None) -> int:
-    """Run on uvloop where there is one; returns the exit code. `signals` are installed already."""
+    """Run on uvloop if it is installed; return the exit code. `signals` are installed already."""
     signals = signals or Signals().install()
     logs.configure(settings.log_level, settings.log_format)
     try:
-        with asyncio.Runner(loop_factory=_loop_factory(settings.uvloop)) as runner:
-            return runner.run(run(settings, signals))
+        options = {"loop_factory": _loop_factory(settings.uvloop)}
+        return anyio.run(run, settings, signals, backend_options=options)
     except (ConfigError, OSError) as error:
         sys.stderr.write(f"torchrun-controller: {error}\n")
         return UNUSABLE
     except Exception:
-        # In one line like all else, its traceback too: log collectors part lines.
+        # One line like any other, with its traceback: log collectors split at newlines.
         log.exception("a bug in the controller; please report it")
         return CRASHED
 
 
 async def run(settings: Settings, signals: Signals) -> int:
-    """Run the controller until a signal or the loss of the lease; returns the exit code.
+    """Run the controller until a signal or the loss of the lease; return the exit code.
 
     Raises ConfigError if there is no usable connection, OSError if the port is taken.
     """
     connection = await Connection.load(settings.kubeconfig, settings.context)
     metrics = Metrics()
     permissions = _permissions(settings, metrics)
-    answers = ReadErrors(metrics.observe_request)
-    # A restarted container has its pod's name, and is another process all the same.
+    read_errors = ReadErrors(metrics.observe_request)
+    # A restarted container keeps the name of its pod, but it is another process.
     identity = f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
     session = partial(connection.session, identity=identity)
     grace = settings.lease_durations.grace
 
-    async def told() -> None:
+    async def wait_for_signal() -> None:
         log.info("told to end", signal=(await signals.wait()).name)
 
-    def gate() -> None:
-        parts.leader.check()
+    def check_leader() -> None:
+        components.leader.check()
 
     async with (
-        session("watch", answers.observe) as watch,
-        session("write", permissions.observe, gate=gate, undelivered=grace) as write,
+        session("watch", read_errors.observe) as watch,
+        session("write", permissions.observe, before_send=check_leader, undelivered=grace) as write,
         session("lease", metrics.observe_request) as lease,
         session("review", metrics.observe_request) as review,
     ):
-        sessions = Sessions(watch, write, lease, answers)
-        parts = assemble(settings, sessions, metrics, SYSTEM, identity)
-        server = _server(settings, parts, metrics, permissions)
-        progress = _progress_server(settings, review, parts, metrics)
+        sessions = Sessions(watch, write, lease, read_errors)
+        components = assemble(settings, sessions, metrics, SYSTEM, identity)
+        server = _server(settings, components, metrics, permissions)
+        progress = _progress_server(settings, review, components, metrics)
         async with (
             server.running(),
             progress.running() if progress else nullcontext(),
-            permissions.running(review, parts.factory.discovery.groups),
+            permissions.running(review, components.factory.discovery.groups),
+            connection.refreshing(),
         ):
             log.info(
                 "serves",
@@ -96,7 +98,7 @@ async def run(settings: Settings, signals: Signals) -> int:
                 progress_port=progress.port if progress else None,
             )
             try:
-                await Manager(parts, told).run()
+                await Manager(components, wait_for_signal).run()
             except NotLeader as error:
                 log.error("ends at once: another may lead", error=str(error))
                 return LOST_LEASE
@@ -123,17 +125,17 @@ def _permissions(settings: Settings, metrics: Metrics) -> Permissions:
 
 
 def _server(
-    settings: Settings, parts: Components, metrics: Metrics, permissions: Permissions
+    settings: Settings, components: Components, metrics: Metrics, permissions: Permissions
 ) -> Server:
-    factory = parts.factory
+    factory = components.factory
     return Server(
         settings.listen_address,
         settings.listen_port,
         metrics=metrics,
         live={"watches": watches_alive(factory.idle_by_resource())},
         ready={
-            "caches": caches_synced(factory.synced_by_resource(), factory.answers.problem),
-            "lease": leads_or_stands_by(parts.leader),
+            "caches": caches_synced(factory.synced_by_resource(), factory.read_errors.problem),
+            "lease": leads_or_stands_by(components.leader),
             "rights": permissions.missing,
         },
         notes={
@@ -145,18 +147,18 @@ def _server(
 
 
 def _progress_server(
-    settings: Settings, transport: Transport, parts: Components, metrics: Metrics
+    settings: Settings, transport: Transport, components: Components, metrics: Metrics
 ) -> ProgressServer | None:
     if not settings.progress_url:
         return None
-    queue = parts.queues["job"]
+    queue = components.queues["job"]
     return ProgressServer(
         settings.listen_address,
         settings.progress_port,
-        leads=parts.leader.may_write,
+        leads=components.leader.may_write,
         tokens=Tokens(transport),
-        workers=parts.factory,
-        reports=parts.factory.reports,
+        workers=components.factory,
+        reports=components.factory.reports,
         accepted=lambda job: queue.add(job),
         metrics=metrics,
     )

@@ -1,11 +1,11 @@
-"""What the controller is made of, and in which order its parts start and end.
+"""The parts of a controller process, and the order in which they start and end.
 
-Start: the informers at once, on a standby too; workers when every cache is filled, this process
-leads, and the caches show what leaders before it have written. End, when told: no more keys are
-taken, writes under way are finished, events are flushed, the lease is released. The loss of the
-lease ends all at once.
+Start: the informers run at once, also on a standby. Controllers run when every cache is filled,
+this process leads, and the caches show what the previous leader wrote. End: no more keys are taken,
+writes under way finish, events are flushed, the lease is released. Loss of the lease ends
+everything at once.
 
-Everything from here on knows the world by its sessions and its clock alone.
+From here on, sessions and the clock are the only access to the outside world.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -45,58 +45,55 @@ from torchrun_controller.reconcile.queues import reconcile_queue
 from torchrun_controller.settings import Settings
 from torchrun_controller.workqueue import AsyncWorkQueue
 
-DRAIN_SECONDS = 10.0  # for reconciles under way when the process is told to end
-QUEUE_WORKERS = 2  # queues are few and change seldom
-FLUSH_SECONDS = 1.0  # for events that wait, likewise
+DRAIN_SECONDS = 10.0  # for reconciles under way at the end
+FLUSH_SECONDS = 1.0  # for waiting events at the end
+QUEUE_CONCURRENCY = 2  # queues are few and change seldom
+FORGET_SECONDS = 60.0  # between two clean-ups of a standby's work queues
 CATCH_UP_RETRY = 0.5
-FORGET_SECONDS = 60.0  # between two looks of a standby for keys of what is gone
 CATCH_UP_WARNING = 5.0
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 class Sessions(Struct, frozen=True):
-    """A session each, so that neither watches nor a burst of writes keep the lease from its socket.
+    """Separate sessions: neither watches nor a burst of writes keep the lease from its socket.
 
-    `answers` hears of each request of `watch`.
+    `read_errors` observes the requests of `watch`.
     """
 
     watch: Transport
     write: Transport
     lease: Transport
-    answers: ReadErrors
+    read_errors: ReadErrors
 
 
 class Components(Struct, frozen=True):
-    """The parts of one process, wired. `queues` are the work queues by the names of their workers.
-
-    `workers` take from them, in the same order.
-    """
+    """The wired parts of one process. `queues` are the work queues by the controllers' names."""
 
     factory: InformerFactory
-    queue_watch: QueueView
+    queue_view: QueueView
     leader: Leadership
     events: EventRecorder
     queues: dict[str, AsyncWorkQueue[Any]]
-    workers: Sequence[Controller[Any]]
+    controllers: Sequence[Controller[Any]]
 
 
 def assemble(
     settings: Settings, sessions: Sessions, metrics: Metrics, clock: Clock, identity: str
 ) -> Components:
-    """Wire a controller; nothing runs yet. `identity` is to be unique to the process."""
+    """Wire the parts; nothing runs yet. `identity` must be unique to the process."""
     leader = _leader(settings, sessions.lease, metrics, clock, identity)
     queues = {name: _work_queue(name, metrics, clock) for name in ("job", "queue", "admission")}
     factory = InformerFactory(
         sessions.watch,
-        sessions.answers,
+        sessions.read_errors,
         queues["job"],
         settings.namespaces,
         clock,
         WatchObserver(metrics),
     )
-    queue_watch = QueueView(sessions.watch, factory.observer, factory, queues["queue"])
-    admission_watch = AdmissionView(
+    queue_view = QueueView(sessions.watch, factory.observer, factory, queues["queue"])
+    admission_view = AdmissionView(
         factory,
         queues["admission"],
         by_nodes=settings.admit_by_nodes,
@@ -104,12 +101,12 @@ def assemble(
         node_overhead=settings.node_overhead,
     )
     events = EventRecorder(sessions.write, leader, clock.monotonic, clock.wall)
-    census = _census(settings, factory, leader, metrics, clock)
-    make = _Maker(settings, Applier(sessions.write, leader), events, metrics, clock)
-    workers = (
-        make.job_controller(queues["job"], factory),
-        make.queue_controller(queues["queue"], queue_watch),
-        make.admission_controller(queues["admission"], admission_watch, census),
+    job_metrics = _register_job_metrics(settings, factory, leader, metrics, clock)
+    build = _Builder(settings, Applier(sessions.write, leader), events, metrics, clock)
+    controllers = (
+        build.job_controller(queues["job"], factory),
+        build.queue_controller(queues["queue"], queue_view),
+        build.admission_controller(queues["admission"], admission_view, job_metrics),
     )
     lease = f"{settings.lease_namespace}/{settings.lease_name}" if settings.leader_election else ""
     metrics.leadership(leader.may_write, lease, settings.namespaces)
@@ -118,24 +115,24 @@ def assemble(
         metrics.count_objects(resource, objects)
     for resource, silence in factory.silence_by_resource().items():
         metrics.age_of_watch(resource, silence)
-    return Components(factory, queue_watch, leader, events, queues, workers)
+    return Components(factory, queue_view, leader, events, queues, controllers)
 
 
 class Manager:
-    """The order in which the parts start and end, for one `run`; `told` ends when it is to end."""
+    """Starts and ends the components in order, for one `run`, until `stop` returns."""
 
-    def __init__(self, parts: Components, told: Callable[[], Awaitable[None]]) -> None:
-        self._factory = parts.factory
-        self._queue_watch = parts.queue_watch
-        self._leader = parts.leader
-        self._events = parts.events
-        self._queues = parts.queues
-        self._workers = parts.workers
-        self._told = told
-        self._works = False
+    def __init__(self, components: Components, stop: Callable[[], Awaitable[None]]) -> None:
+        self._factory = components.factory
+        self._queue_view = components.queue_view
+        self._leader = components.leader
+        self._events = components.events
+        self._queues = components.queues
+        self._controllers = components.controllers
+        self._wait_for_stop = stop
+        self._started = False  # the controllers
 
     async def run(self) -> None:
-        """Work until told to end, then end in order. Raises NotLeader on loss of the lease."""
+        """Run until `stop` returns, then end in order. Raises NotLeader on loss of the lease."""
         lost: list[NotLeader] = []
 
         async def lead() -> None:
@@ -145,17 +142,17 @@ class Manager:
                 lost.append(error)
                 background.cancel_scope.cancel()
 
-        answered = False
+        answered = False  # every write of this process
         async with anyio.create_task_group() as background:
-            for informer in (*self._factory.informers, *self._queue_watch.informers):
+            for informer in (*self._factory.informers, *self._queue_view.informers):
                 background.start_soon(informer.run)
             background.start_soon(self._factory.nodes.follow)
             background.start_soon(self._factory.discovery.run)
-            background.start_soon(self._queue_watch.run_kai)
-            background.start_soon(self._queue_watch.follow)
+            background.start_soon(self._queue_view.run_kai)
+            background.start_soon(self._queue_view.follow)
             background.start_soon(self._factory.groups.run)
             background.start_soon(lead)
-            answered = await self._write_until_told()
+            answered = await self._write_until_stop()
             background.cancel_scope.cancel()
         if lost:
             raise lost[0]
@@ -164,50 +161,50 @@ class Manager:
         else:
             log.warning("lease left to expire: writes without an answer may still be carried out")
 
-    async def _write_until_told(self) -> bool:
-        """Whether every write was answered, the last event's included."""
+    async def _write_until_stop(self) -> bool:
+        """Run controllers and event writer; whether every write was answered."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._events.run)
-            drained = await self._work_until_told()
+            drained = await self._reconcile_until_stop()
             self._events.shut_down(FLUSH_SECONDS)
             tasks.cancel_scope.deadline = anyio.current_time() + 2 * FLUSH_SECONDS
         return drained and not tasks.cancel_scope.cancelled_caught
 
-    async def _work_until_told(self) -> bool:
-        """Whether every reconcile came to its end."""
+    async def _reconcile_until_stop(self) -> bool:
+        """Run the controllers; whether every reconcile finished."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._start_workers, tasks)
-            await self._told()
+            tasks.start_soon(self._start_controllers, tasks)
+            await self._wait_for_stop()
             log.info("ends: no more keys are taken", drain_seconds=DRAIN_SECONDS)
-            for worker in self._workers:
-                worker.shut_down()
+            for controller in self._controllers:
+                controller.shut_down()
             tasks.cancel_scope.deadline = anyio.current_time() + DRAIN_SECONDS
-            if not self._works:
+            if not self._started:
                 tasks.cancel_scope.cancel()
-        return not (self._works and tasks.cancel_scope.cancelled_caught)
+        return not (self._started and tasks.cancel_scope.cancelled_caught)
 
-    async def _start_workers(self, tasks: anyio.abc.TaskGroup) -> None:
+    async def _start_controllers(self, tasks: anyio.abc.TaskGroup) -> None:
         alone = self._leader.elected.is_set()
         await self._factory.synced()
         await self._factory.discovery.looked.wait()
-        await self._queue_watch.settled()
+        await self._queue_view.settled()
         async with anyio.create_task_group() as standby:
-            standby.start_soon(self._forget_what_is_gone)
+            standby.start_soon(self._forget_deleted)
             await self._leader.elected.wait()
             standby.cancel_scope.cancel()
         if not alone:
             for informer in self._factory.memories:
                 await _catch_up(informer)
-        log.info("works", workers={worker.name: worker.concurrency for worker in self._workers})
-        self._works = True
-        for worker in self._workers:
-            for _ in range(worker.concurrency):
-                tasks.start_soon(worker.run)
+        log.info("works", workers={c.name: c.concurrency for c in self._controllers})
+        self._started = True
+        for controller in self._controllers:
+            for _ in range(controller.concurrency):
+                tasks.start_soon(controller.run)
 
-    async def _forget_what_is_gone(self) -> None:
-        """Keep a standby's queues as small as its caches: it takes no keys, and may stand by long.
+    async def _forget_deleted(self) -> None:
+        """Drop keys of deleted objects from the queues of a standby, which takes no keys.
 
-        The leader forgets by reconciling the key of what is gone.
+        A leader drops such a key by reconciling it.
         """
         caches = self._factory.caches
         present: dict[str, Callable[[Key], bool]] = {
@@ -222,11 +219,11 @@ class Manager:
 
 
 async def _catch_up(informer: Informer[Any]) -> None:
-    """Wait until the cache shows what the leader before has written, or something newer.
+    """Wait until the cache shows the last writes of the previous leader, or newer ones.
 
-    A watch may lag, and by up to 90 s if its connection is dead: from a past in which a job was not
-    yet admitted, the same room would be promised twice. What else was written is made once by its
-    name, UID or resourceVersion, however late the caches are.
+    A watch may lag by up to 90 s if its connection is dead. Admission that decides from a state
+    before the last admissions would use the same quota twice. All other writes are safe with a
+    stale cache: their name, UID or resourceVersion makes them happen once.
     """
     while True:
         try:
@@ -257,11 +254,11 @@ def _leader(
     )
 
 
-def _census(
+def _register_job_metrics(
     settings: Settings, factory: InformerFactory, leader: Leadership, metrics: Metrics, clock: Clock
 ) -> JobMetrics:
-    """What is told of jobs and queues at each scrape, fed by the factory's changes."""
-    census = JobMetrics(
+    """The metrics of jobs and queues, fed by the changes in the caches."""
+    job_metrics = JobMetrics(
         metrics.queue_labels,
         leads=leader.may_write,
         now=lambda: clock.wall().timestamp(),
@@ -274,24 +271,24 @@ def _census(
         leads=leader.may_write,
         get=lambda namespace, name: factory.caches(namespace).jobs.get(namespace, name),
     )
-    factory.subscribe(jobs=census.job_changed, queues=census.queue_changed)
+    factory.subscribe(jobs=job_metrics.job_changed, queues=job_metrics.queue_changed)
     if settings.metrics_jobs:
         factory.subscribe(jobs=each.job_changed, queues=lambda change, initial: None)
-    metrics.register(census)
+    metrics.register(job_metrics)
     metrics.register(each)
-    return census
+    return job_metrics
 
 
 def _work_queue(name: str, metrics: Metrics, clock: Clock) -> AsyncWorkQueue[Any]:
-    """The work queue of the controller of this name, measured."""
+    """The work queue of the controller of this name, with metrics."""
     observer = metrics.queue_observer(name)
     queue: AsyncWorkQueue[Any] = AsyncWorkQueue(clock.monotonic, observer=observer)
     metrics.watch_queue(name, queue)
     return queue
 
 
-class _Maker(Struct, frozen=True):
-    """Makes the workers; holds what all of them share."""
+class _Builder(Struct, frozen=True):
+    """Builds the controllers from what they share."""
 
     settings: Settings
     applier: Applier
@@ -319,10 +316,10 @@ class _Maker(Struct, frozen=True):
             "job", queue, reconciler, self.metrics, concurrency=concurrency, clock=clock
         )
 
-    def queue_controller(self, queue: AsyncWorkQueue[Key], watch: QueueView) -> Controller[Key]:
-        expectations = Expectations(watch.stores, self.clock.monotonic)
+    def queue_controller(self, queue: AsyncWorkQueue[Key], view: QueueView) -> Controller[Key]:
+        expectations = Expectations(view.stores, self.clock.monotonic)
         reconciler = QueueReconciler(
-            observe=watch.observe,
+            observe=view.observe,
             decide=partial(reconcile_queue, defaults=_defaults(self.settings)),
             applier=self.applier,
             writes=Writes(self.applier, expectations, self.metrics),
@@ -330,21 +327,21 @@ class _Maker(Struct, frozen=True):
             clock=self.clock.monotonic,
             now=self.clock.second,
         )
-        concurrency, clock = QUEUE_WORKERS, self.clock.monotonic
+        concurrency, clock = QUEUE_CONCURRENCY, self.clock.monotonic
         return Controller(
             "queue", queue, reconciler, self.metrics, concurrency=concurrency, clock=clock
         )
 
     def admission_controller(
-        self, queue: AsyncWorkQueue[str], watch: AdmissionView, census: JobMetrics
+        self, queue: AsyncWorkQueue[str], view: AdmissionView, job_metrics: JobMetrics
     ) -> Controller[str]:
         reconciler = AdmissionReconciler(
-            watch=watch,
+            view=view,
             decide=admit,
             applier=self.applier,
             events=self.events,
             metrics=self.metrics,
-            account=census.account,
+            account=job_metrics.account,
             clock=self.clock.monotonic,
             now=self.clock.second,
         )

@@ -5,7 +5,7 @@ So there is a handler before anything else is imported, and it stays: a signal t
 there is anything to end in order, or while that goes on, ends the process at once.
 """
 
-import asyncio
+import asyncio  # the event loop's own interface for signals and file descriptors
 import os
 import signal
 import socket

@@ -36,7 +36,7 @@ class Process:
         clock = Clock(
             monotonic=loop.time, wall=lambda: now() + faults.skew, jitter=random.Random(name).random
         )
-        self.parts: Components = assemble(SETTINGS, sessions, self.metrics, clock, name)
+        self.components: Components = assemble(SETTINGS, sessions, self.metrics, clock, name)
         self._told = asyncio.Event()
         self.exit: BaseException | None = None
         self._dead = asyncio.Event()
@@ -44,7 +44,7 @@ class Process:
 
     async def run(self) -> None:
         """Live to the end of it; `exit` says what that was."""
-        working = asyncio.create_task(Manager(self.parts, self._until_told).run())
+        working = asyncio.create_task(Manager(self.components, self._until_told).run())
         dying = asyncio.create_task(self._dead.wait())
         try:
             await asyncio.wait((working, dying), return_when=asyncio.FIRST_COMPLETED)
@@ -63,7 +63,7 @@ class Process:
 
     @property
     def leads(self) -> bool:
-        return self.client.alive and self.parts.leader.may_write()
+        return self.client.alive and self.components.leader.may_write()
 
     def _unless_told(self) -> Exception | None:
         return None if self._told.is_set() else RuntimeError("it ended for no reason")

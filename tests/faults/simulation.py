@@ -283,7 +283,7 @@ class Simulation:
         leader = self._leader()
         if leader is None:
             return "nobody leads"
-        for name, queue in leader.parts.queues.items():
+        for name, queue in leader.components.queues.items():
             if len(queue) or queue._processing or queue._limiter._failures:
                 return f"the keys of {name}: {queue._dirty} {queue._processing}"
         if self._wanted is not None and self._loop.time() < self._late:

@@ -106,7 +106,7 @@ class World:
         process = self._replica.process
         if not process.leads:
             return "nobody leads"
-        for name, queue in process.parts.queues.items():
+        for name, queue in process.components.queues.items():
             waiting = [*queue._dirty, *queue._processing, *queue._limiter._failures]
             if waiting:
                 return f"keys of {name}: {waiting[:5]}"

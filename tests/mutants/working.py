@@ -354,8 +354,8 @@ WORKING = (
     Mutant(
         "a-deleted-lease-is-a-release",
         "leader/election.py",
-        "self._version, self._present = version, False\n        else:",
-        "self._version, self._present, self._record = version, False, LeaseSpec()\n        else:",
+        "self._version, self._present, self._current = version, False, True",
+        "self._version, self._present, self._record = version, False, LeaseSpec(); self._current = True",
         "who deletes the lease gets two leaders",
         LEADER,
     ),

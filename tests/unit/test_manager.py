@@ -1,4 +1,4 @@
-"""In which order the parts start and end."""
+"""In which order the components start and end."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -79,8 +79,10 @@ class Process:
         leader = SimpleNamespace(elected=self.elected, run=self._lead, release=self._release)
         events = SimpleNamespace(run=self._report, shut_down=lambda seconds: self.ends.set())
         worker = SimpleNamespace(name="job", concurrency=1, run=self._work, shut_down=self._shut)
-        parts = Components(*cast("Any", (factory, watch, leader, events, self.queues, [worker])))
-        await Manager(parts, self.told.wait).run()
+        components = Components(
+            *cast("Any", (factory, watch, leader, events, self.queues, [worker]))
+        )
+        await Manager(components, self.told.wait).run()
 
     def _shut(self) -> None:
         self.log.append("no more keys")

@@ -11,7 +11,6 @@ from functools import partial
 from typing import TypeAlias
 
 import anyio
-import anyio.abc
 from msgspec import Struct
 
 from torchrun_api import names
@@ -106,11 +105,12 @@ class GroupView:
         """Start and end informers until cancelled."""
         async with anyio.create_task_group() as informers:
             while True:
-                self._adjust(informers)
+                self.adjust(lambda watch: informers.start_soon(_run, watch))
                 await self._news.wait()
                 self._news = anyio.Event()
 
-    def _adjust(self, informers: anyio.abc.TaskGroup) -> None:
+    def adjust(self, start: Callable[[_Watch], object]) -> None:
+        """End the informers of kinds that are gone; create and `start` those of new kinds."""
         wanted = {(n, kind) for n in self._namespaces for kind in kinds_of(self._installed)}
         for gone in self._watches.keys() - wanted:
             self._watches.pop(gone).scope.cancel()
@@ -125,7 +125,7 @@ class GroupView:
                 anyio.CancelScope(),
             )
             self._watches[namespace, kind] = watch
-            informers.start_soon(_run, watch)
+            start(watch)
 
 
 async def _run(watch: _Watch) -> None:

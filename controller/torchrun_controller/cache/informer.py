@@ -7,7 +7,6 @@
 It drives a watcher with a transport and does what the watcher says; nothing is decided here.
 """
 
-import asyncio
 import heapq
 import itertools
 import random
@@ -16,6 +15,8 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Generic, NamedTuple, NoReturn, Protocol, TypeVar
 
+import anyio
+import anyio.lowlevel
 import msgspec
 import structlog
 
@@ -140,7 +141,7 @@ class Informer(Generic[T]):
         timings: Timings = CLIENT_GO,
         plain_pages: int = PLAIN_PAGES,
         clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
         random: Callable[[], float] = random.random,
     ) -> None:
         self.kind = kind
@@ -149,7 +150,7 @@ class Informer(Generic[T]):
         self.store = store
         # Set once the first list has been handed on, and what follows it is heard: whoever works
         # from a list alone does not see that it has become old.
-        self.synced = asyncio.Event()
+        self.synced = anyio.Event()
         # When the server last sent anything or opened a watch, on `clock`.
         self.last_seen = clock()
         self._last_turn = self.last_seen  # when `run` last began or took in something
@@ -166,7 +167,7 @@ class Informer(Generic[T]):
             timings=timings,
             plain_pages=plain_pages,
         )
-        self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []  # a heap, by version
+        self._waiters: list[tuple[int, int, anyio.Event]] = []  # a heap, by version
         self._order = itertools.count()
 
     async def run(self) -> NoReturn:
@@ -199,14 +200,11 @@ class Informer(Generic[T]):
         """
         if self.store.resource_version >= resource_version:
             return True
-        reached = asyncio.get_running_loop().create_future()
+        reached = anyio.Event()
         heapq.heappush(self._waiters, (resource_version, next(self._order), reached))
-        try:
-            async with asyncio.timeout(seconds):
-                await reached
-        except TimeoutError:
-            return False
-        return True
+        with anyio.move_on_after(seconds):
+            await reached.wait()
+        return reached.is_set()
 
     async def newest(self) -> int:
         """The newest resourceVersion of the objects that the server's own store has now.
@@ -283,7 +281,7 @@ class Informer(Generic[T]):
         for number, change in enumerate(changes, start=1):
             self._call(change, initial=True)
             if number % _BATCH == 0:
-                await asyncio.sleep(0)
+                await anyio.lowlevel.checkpoint()
         self._observer.synced(self.kind.resource, len(list_.objects))
 
     def _follow(self) -> None:
@@ -334,8 +332,7 @@ class Informer(Generic[T]):
     def _wake(self) -> None:
         while self._waiters and self._waiters[0][0] <= self.store.resource_version:
             _, _, reached = heapq.heappop(self._waiters)
-            if not reached.done():
-                reached.set_result(None)
+            reached.set()
 
 
 def _failure(error: ApiError | Disconnected, resource: str) -> Failure:

@@ -115,7 +115,7 @@ class InformerFactory:
     def __init__(
         self,
         transport: Transport,
-        answers: ReadErrors,
+        read_errors: ReadErrors,
         queue: WorkQueue[Key],
         namespaces: tuple[str, ...] = (),
         clock: Clock = SYSTEM,
@@ -123,7 +123,7 @@ class InformerFactory:
     ) -> None:
         self.namespaces = namespaces
         self.clock = clock
-        self.answers = answers
+        self.read_errors = read_errors
         self._transport = transport
         self._queue = queue
         self._job_listeners: list[Listener[TorchrunJob]] = []
@@ -133,7 +133,7 @@ class InformerFactory:
         self._scopes = {namespace: self._scope(namespace) for namespace in namespaces or ("",)}
         self._everywhere = self._scopes.get("")
         self.nodes = NodeView(
-            transport, self.observer, queue, self._with_workers_on, answers, clock
+            transport, self.observer, queue, self._with_workers_on, read_errors, clock
         )
         self.reports = Reports(clock.monotonic)
         self.discovery = Discovery(transport)

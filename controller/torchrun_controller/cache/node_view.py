@@ -4,10 +4,10 @@ A controller that may not read nodes (one that is limited to namespaces has no r
 ClusterRole is bound cluster-wide) works all the same, without noticing lost nodes, and says so.
 """
 
-import asyncio
 from collections.abc import Callable, Iterable
 from typing import NoReturn, Protocol
 
+import anyio
 import structlog
 
 from torchrun_api.core import Node
@@ -47,7 +47,7 @@ class NodeView:
         observer: Observer,
         queue: WorkQueue[Key],
         concerned: Callable[[str], Iterable[Key]],
-        answers: ReadErrors,
+        read_errors: ReadErrors,
         clock: Clock = SYSTEM,
     ) -> None:
         self.informer: Informer[Node] = Informer(
@@ -61,7 +61,7 @@ class NodeView:
         )
         self._queue = queue
         self._concerned = concerned
-        self._answers = answers
+        self._read_errors = read_errors
         self._listeners: list[Callable[[Change[Node] | None], None]] = []
 
     def subscribe(self, listener: Callable[[Change[Node] | None], None]) -> None:
@@ -78,18 +78,18 @@ class NodeView:
     @property
     def is_awaited(self) -> bool:
         """Whether nodes are not known now, but may be read: a server that fails will recover."""
-        return self.view is None and not self._answers.refused(NODES.resource)
+        return self.view is None and not self._read_errors.refused(NODES.resource)
 
     @property
     def _is_starting(self) -> bool:
         """Whether the first list is on its way and no request for it has failed."""
-        return not self.informer.synced.is_set() and not self._answers.problem(NODES.resource)
+        return not self.informer.synced.is_set() and not self._read_errors.problem(NODES.resource)
 
     def shortcoming(self) -> str:
         """What the controller does without, and why; "" if nothing."""
         if self.view is not None:
             return ""
-        why = self._answers.problem(NODES.resource) or "no answer yet"
+        why = self._read_errors.problem(NODES.resource) or "no answer yet"
         missing = "lost nodes are not noticed"
         if self.is_awaited:
             missing += ", and admission by nodes waits"
@@ -111,7 +111,7 @@ class NodeView:
             if not (known or warned or self._is_starting):
                 warned = True
                 log.warning("does not see nodes", why=shortcoming)
-            await asyncio.sleep(_LOOK_SECONDS)
+            await anyio.sleep(_LOOK_SECONDS)
 
     def _changed(self, change: Change[Node], initial: bool) -> None:
         """Only what decides over a gang concerns its job: not heartbeats, not labels or images."""

@@ -5,7 +5,6 @@ created) and one of KAI's queues, which runs once their kind is installed. The s
 for these: if the permission to read them is missing, the queues that need it report that.
 """
 
-import asyncio
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, NoReturn
@@ -78,7 +77,7 @@ class QueueView:
             clock=factory.clock.monotonic,
             random=factory.clock.jitter,
         )
-        self._kai_installed = asyncio.Event()
+        self._kai_installed = anyio.Event()
         factory.subscribe(jobs=self._job_changed, queues=self._queue_changed)
         factory.discovery.subscribe(self._installed_changed)
 
@@ -104,7 +103,7 @@ class QueueView:
         while True:
             if not self._filling():
                 return
-            await asyncio.sleep(_SETTLE_SECONDS)
+            await anyio.sleep(_SETTLE_SECONDS)
 
     async def follow(self) -> NoReturn:
         """Look again at every queue when something has come to be known, or is known no more."""
@@ -114,7 +113,7 @@ class QueueView:
             if unseen != before:
                 before = unseen
                 self._add_all()
-            await asyncio.sleep(_LOOK_SECONDS)
+            await anyio.sleep(_LOOK_SECONDS)
 
     def observe(self, namespace: str, name: str) -> ObservedQueue | None:
         """All that is known of one queue; None where it is gone."""
@@ -164,11 +163,11 @@ class QueueView:
         """Why what is not known is not."""
         needed = [*scope.informers, *self._kai_if_installed()]
         waited = [informer.kind.resource for informer in needed if not informer.synced.is_set()]
-        problems = self._factory.answers
+        problems = self._factory.read_errors
         return {r: problems.problem(r) or "the cache is being filled" for r in waited}
 
     def _filling(self) -> bool:
-        problem = self._factory.answers.problem
+        problem = self._factory.read_errors.problem
         informers = (*self.informers, *self._kai_if_installed())
         return any(not i.synced.is_set() and not problem(i.kind.resource) for i in informers)
 

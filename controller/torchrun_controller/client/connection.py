@@ -1,6 +1,5 @@
-"""One server, our credentials for it, and sessions to it."""
+"""One server, the credentials for it, and sessions to it."""
 
-import asyncio
 import os
 import socket
 import time
@@ -9,6 +8,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
+import anyio
+import anyio.abc
 import structlog
 from aiohttp.abc import AbstractStreamWriter
 from msgspec.structs import replace
@@ -28,10 +29,10 @@ from torchrun_controller.client.session import Observe, Transport
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
-# How often client-go re-reads a token file, too.
-REREAD_SECONDS = 60.0
-# A request waits so long for credentials that are only to be fresher; then the old ones go. Reading
-# a mounted token takes no time; a credential plugin may take a minute, and the lease has not that.
+REREAD_SECONDS = 60.0  # as client-go re-reads a token file
+# Longest wait of a request for fresher credentials; after it, the request goes with the old ones.
+# Reading a mounted token takes no time. A credential plugin may take a minute, and the lease cannot
+# wait that long.
 REREAD_PATIENCE = 1.0
 
 
@@ -47,10 +48,11 @@ class Connection:
         self.endpoint = endpoint
         self._credentials = credentials
         self._clock = clock
-        self._lock = asyncio.Lock()  # the reader of a kubeconfig does one thing at a time
-        # One of each kind at a time. They go on when the request that waits for them ends.
-        self._reading: asyncio.Task[None] | None = None
-        self._renewing: asyncio.Task[None] | None = None
+        self._lock = anyio.Lock()  # the reader of a kubeconfig does one thing at a time
+        self._tasks: anyio.abc.TaskGroup | None = None  # while `refreshing`
+        # Set at the end of the reading and of the renewal that run, or ran last.
+        self._reading: anyio.Event | None = None
+        self._renewing: anyio.Event | None = None
         self._authorization: str | None = None  # None: never read
         self._read_at = 0.0
 
@@ -85,51 +87,78 @@ class Connection:
         await self.authorization()
         return self
 
-    async def authorization(self, refused: str | None = None) -> str:
-        """Return the Authorization header, "" for none, read again once it is 60 s old.
+    @asynccontextmanager
+    async def refreshing(self) -> AsyncIterator[None]:
+        """Read credentials in tasks of this context from now on.
 
-        `refused` is the value that the server has just answered with 401: it is renewed, once,
-        however many requests were refused with it, and all of them wait. After `load` a failure
-        keeps the old value, and so does a credential plugin that takes its time.
+        Such a reading continues when the request that started it ends. Without this context the
+        request itself reads, and waits as long as that takes.
+        """
+        async with anyio.create_task_group() as tasks:
+            self._tasks = tasks
+            try:
+                yield
+            finally:
+                self._tasks = None
+                tasks.cancel_scope.cancel()
+
+    async def authorization(self, refused: str | None = None) -> str:
+        """Return the Authorization header, "" for none. It is read again when it is 60 s old.
+
+        `refused` is a value that the server answered with 401. It is renewed once, however many
+        requests were refused with it, and all of them wait. After `load`, a failure or a slow
+        credential plugin leaves the old value in place.
         """
         if self._authorization is None:
-            await asyncio.shield(self._read_again())
+            await self._read(self._credentials.read)
         elif refused is not None and refused == self._authorization:
-            await asyncio.shield(self._renew(refused))
+            if self._renewing is None or self._renewing.is_set():
+                self._renewing = await self._start(self._credentials.renew, refused)
+            await self._renewing.wait()
         elif self._clock() - self._read_at >= REREAD_SECONDS:
-            await asyncio.wait({self._read_again()}, timeout=REREAD_PATIENCE)
+            if self._reading is None or self._reading.is_set():
+                self._reading = await self._start(self._credentials.read)
+            with anyio.move_on_after(REREAD_PATIENCE):
+                await self._reading.wait()
         assert self._authorization is not None
         return self._authorization
 
-    def _read_again(self) -> asyncio.Task[None]:
-        if self._reading is None or self._reading.done():
-            self._read_at = self._clock()
-            self._reading = asyncio.create_task(self._read(self._credentials.read))
-        return self._reading
+    async def _start(
+        self, read: Callable[[], Awaitable[str]], refused: str | None = None
+    ) -> anyio.Event:
+        """Read in a task, or here if there is no context for tasks; the event is set at the end."""
+        end = anyio.Event()
+        if self._tasks is None:
+            await self._read(read, refused, end)
+        else:
+            self._tasks.start_soon(self._read, read, refused, end)
+        return end
 
-    def _renew(self, refused: str) -> asyncio.Task[None]:
-        if self._renewing is None or self._renewing.done():
-            self._read_at = self._clock()
-            self._renewing = asyncio.create_task(self._read(self._credentials.renew, refused))
-        return self._renewing
+    async def _read(
+        self,
+        read: Callable[[], Awaitable[str]],
+        refused: str | None = None,
+        end: anyio.Event | None = None,
+    ) -> None:
+        self._read_at = self._clock()
+        try:
+            async with self._lock:
+                if refused is None or refused == self._authorization:
+                    self._authorization = await read()
+                    self._update_trust()
+        except Exception as error:
+            if self._authorization is None:
+                raise
+            # Anything but a ConfigError is a bug, and no reason to let every request fail.
+            unexpected = not isinstance(error, ConfigError)
+            message = "credentials could not be read again, the old ones stay"
+            log.warning(message, error=str(error), exc_info=unexpected)
+        finally:
+            if end is not None:
+                end.set()
 
-    async def _read(self, read: Callable[[], Awaitable[str]], refused: str | None = None) -> None:
-        async with self._lock:
-            if refused is not None and refused != self._authorization:
-                return  # what was read meanwhile is another value
-            try:
-                self._authorization = await read()
-                self._trust_anew()
-            except Exception as error:
-                if self._authorization is None:
-                    raise
-                said = "credentials could not be read again, the old ones stay"
-                # What is no ConfigError is a bug, and no reason to have every request fail.
-                unexpected = not isinstance(error, ConfigError)
-                log.warning(said, error=str(error), exc_info=unexpected)
-
-    def _trust_anew(self) -> None:
-        """New connections go by the present CA; those that are open stay as they are."""
+    def _update_trust(self) -> None:
+        """Use the present CA for new connections; open ones stay as they are."""
         tls = self._credentials.tls
         if tls is not None and tls is not self.endpoint.tls:
             self.endpoint = replace(self.endpoint, tls=tls)
@@ -141,27 +170,28 @@ class Connection:
         observe: Observe | None = None,
         *,
         identity: str = "",
-        gate: Callable[[], None] | None = None,
+        before_send: Callable[[], None] | None = None,
         undelivered: float = 0.0,
     ) -> AsyncIterator[Transport]:
-        """Open a session with sockets of its own; `name` (watch, write, lease) tells them apart.
+        """Open a session with its own sockets; `name` (watch, write, lease) tells sessions apart.
 
-        Each HTTP/1.1 watch holds a socket: behind them in one pool, a lease would starve.
-        `identity` tells replicas apart in the API server's audit log. `gate` is called when a
-        socket is there and the request is about to go; what it raises, the request raises, unsent.
-        What the kernel could not deliver within `undelivered` seconds (0: its default) is dropped.
+        Each HTTP/1.1 watch holds a socket: in one pool with them, the lease would starve.
+        `identity` tells replicas apart in the API server's audit log. `before_send` is called when
+        a socket is connected, just before the request is sent; if it raises, the request raises the
+        same and is not sent. The kernel drops what it cannot deliver within `undelivered` seconds
+        (0: its default).
         """
         agent = f"torchrun-controller/{name}" + (f" ({identity})" if identity else "")
         async with aiohttp.ClientSession(
-            request_class=_gated(gate) if gate else aiohttp.ClientRequest,
-            # Six watches for each watched namespace; writers bound themselves.
+            request_class=_checked(before_send) if before_send else aiohttp.ClientRequest,
+            # No limit: six watches for each namespace; writers have their own limits.
             connector=aiohttp.TCPConnector(
                 ssl=self.endpoint.tls or True,
                 limit=0,
-                socket_factory=_dropping(undelivered) if undelivered else None,
+                socket_factory=_socket_factory(undelivered) if undelivered else None,
             ),
             cookie_jar=aiohttp.DummyCookieJar(),
-            # Decompressing costs more than a cluster's network does: identity.
+            # Decompression costs more CPU than the cluster's network costs time.
             headers={
                 "Accept": "application/json",
                 "Accept-Encoding": "identity",
@@ -171,15 +201,15 @@ class Connection:
             yield Transport(self, session, observe or _unobserved)
 
 
-def _gated(gate: Callable[[], None]) -> type[aiohttp.ClientRequest]:
-    # Not before the connection is sought: a new one takes up to 10 s, and a credential plugin more.
-    class Gated(aiohttp.ClientRequest):
+def _checked(before_send: Callable[[], None]) -> type[aiohttp.ClientRequest]:
+    # The check comes after connecting: that takes up to 10 s, and a credential plugin more.
+    class Checked(aiohttp.ClientRequest):
         async def send(self, conn: aiohttp.connector.Connection) -> aiohttp.ClientResponse:
-            gate()
+            before_send()
             return await super().send(conn)
 
-        # Before Python 3.12 the bytes go in a task of their own, a turn of the event loop later:
-        # a process that was frozen in between had its requests left when it went on (seen).
+        # Before Python 3.12 another task sends the bytes, one turn of the event loop later. A
+        # process that was frozen in between sent requests when it continued (observed).
         async def write_bytes(
             self,
             writer: AbstractStreamWriter,
@@ -187,19 +217,19 @@ def _gated(gate: Callable[[], None]) -> type[aiohttp.ClientRequest]:
             content_length: int | None = None,
         ) -> None:
             try:
-                gate()
+                before_send()
             except Exception as error:
-                assert conn.protocol is not None, "it is kept until there is an answer"
-                conn.protocol.set_exception(error)  # which is what the request waits for
+                assert conn.protocol is not None, "the connection is open until there is an answer"
+                conn.protocol.set_exception(error)  # the request raises it
                 return
             await super().write_bytes(writer, conn, content_length)
 
-    return Gated
+    return Checked
 
 
-def _dropping(undelivered: float) -> aiohttp.SocketFactoryType:
-    # Else a write that was under way when the network failed arrives when it is back, a minute
-    # after the end of the process that sent it (seen).
+def _socket_factory(undelivered: float) -> aiohttp.SocketFactoryType:
+    # Otherwise a write that was under way when the network failed arrives when the network is back,
+    # a minute after the end of its process (observed).
     def make(address: aiohttp.AddrInfoType) -> socket.socket:
         family, kind, protocol, *_ = address
         made = socket.socket(family, kind, protocol)
@@ -212,4 +242,4 @@ def _dropping(undelivered: float) -> aiohttp.SocketFactoryType:
 
 
 def _unobserved(verb: str, resource: str, code: int, seconds: float) -> None:
-    """Measure nothing."""
+    """Do nothing."""

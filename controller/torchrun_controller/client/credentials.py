@@ -1,6 +1,6 @@
 """Where the server's address, its CA and our credentials come from."""
 
-import asyncio
+import asyncio  # for the loader of kubeconfigs, which is written for asyncio
 import ipaddress
 import os
 import ssl
@@ -182,6 +182,8 @@ class Kubeconfig:
 
     async def _bounded(self, loading: Awaitable[T]) -> T:
         try:
+            # Not anyio.fail_after: it cancels again and again, and would cut off asyncio's own wait
+            # for the plugin that it kills.
             async with asyncio.timeout(self._patience):
                 return await loading
         except TimeoutError as error:

@@ -6,10 +6,10 @@ everybody's (ClusterRole system:discovery), where a watch of CustomResourceDefin
 the whole cluster, and it also sees kinds that come with a flag of the API server and not by a CRD.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
+import anyio
 import msgspec
 import structlog
 
@@ -82,10 +82,10 @@ class Discovery:
     def __init__(
         self,
         transport: Transport,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
         self.installed: Installed | None = None
-        self.looked = asyncio.Event()  # set once it was asked for, whatever came of it
+        self.looked = anyio.Event()  # set once it was asked for, whatever came of it
         self._transport = transport
         self._sleep = sleep
         self._listeners: list[Callable[[Installed], None]] = []

@@ -69,7 +69,7 @@ class Recorder(Protocol):
         """See `EventRecorder.record`."""
 
 
-class Watch(Protocol):
+class View(Protocol):
     """The part of the AdmissionView that a decision needs."""
 
     def observe(self, now: datetime) -> Seen | None:
@@ -97,7 +97,7 @@ class AdmissionReconciler:
     def __init__(
         self,
         *,
-        watch: Watch,
+        view: View,
         decide: Callable[[State, datetime], Decisions],
         applier: Writer,
         events: Recorder,
@@ -106,7 +106,7 @@ class AdmissionReconciler:
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC).replace(microsecond=0),
     ) -> None:
-        self._watch = watch
+        self._view = view
         self._decide = decide
         self._applier = applier
         self._events = events
@@ -129,7 +129,7 @@ class AdmissionReconciler:
         if early > 0:
             return RequeueAfter(early)
         began, now = self._clock(), self._now()
-        seen = self._watch.observe(now)
+        seen = self._view.observe(now)
         if seen is None:
             return Behind(BEHIND_RETRY)
         decisions = self._decide(seen.state, now)
@@ -152,7 +152,7 @@ class AdmissionReconciler:
         for uid, sent in list(self._sent.items()):
             owner = sent.word.owner
             # Once it has another version, a write of the former cannot be carried out any more.
-            if self._watch.version(owner) != owner.metadata.resource_version:
+            if self._view.version(owner) != owner.metadata.resource_version:
                 del self._sent[uid]
             elif self._clock() - sent.since > PATIENCE:
                 log.warning("a write was never seen", **log_fields(kind_of(owner).kind, owner))

@@ -1,9 +1,9 @@
-"""Who holds a Lease and what to do about it, as a pure state machine.
+"""Leader election as a pure state machine: who holds the Lease, and what to do next.
 
-Expiry is judged by the local clock: a holder counts as gone when its record has not changed for the
-duration that it names, as seen here. Clocks of other machines do not matter, nor does a change of
-the object's metadata. A *deleted* lease is no release: its holder may be at work, and has the rest
-of its duration to create it anew.
+The local clock decides over expiry: a holder counts as gone when its record has not changed for the
+duration that it names. Clocks of other machines do not matter, nor do changes of metadata. A
+*deleted* lease is no release: its holder may still work, and has the rest of the duration to create
+the lease again.
 """
 
 import math
@@ -16,12 +16,12 @@ from torchrun_api.json import JsonObject
 from torchrun_api.kinds import Kind
 from torchrun_api.meta import ObjectMeta, Wire
 
-# A lease that names more is no lease of ours, nor any number that adds up with a time.
+# Seconds. A larger leaseDurationSeconds is not from this controller; larger sums may overflow.
 _LONGEST = 86_400
 
 
 class LeaseSpec(Wire, frozen=True, kw_only=True):
-    """The record. `renew_time` is only compared: it comes from somebody else's clock."""
+    """The record. `renew_time` is only compared: it comes from another machine's clock."""
 
     holder_identity: str | None = None
     lease_duration_seconds: int | None = None
@@ -49,7 +49,7 @@ class Durations(Struct, frozen=True):
 
     @property
     def grace(self) -> float:
-        """What a write has left that began at the renew deadline."""
+        """Seconds left for a write that began at the renew deadline."""
         return self.lease - self.renew_deadline
 
     def __post_init__(self) -> None:
@@ -65,7 +65,7 @@ class Durations(Struct, frozen=True):
 
 
 class Wait(Struct, frozen=True):
-    """Nothing to do for so many seconds, unless the lease changes."""
+    """Nothing to do for this many seconds, unless the lease changes."""
 
     seconds: float
 
@@ -75,7 +75,7 @@ class Read(Struct, frozen=True):
 
 
 class Write(Struct, frozen=True):
-    """Write ourselves into the lease; `version` is its resourceVersion, "" where it is absent."""
+    """Write this process into the lease; `version` is its resourceVersion, "" if it is absent."""
 
     version: str
 
@@ -92,14 +92,14 @@ Decision: TypeAlias = Wait | Read | Write | Lost
 class Election:
     """The state machine. Times are seconds of one monotonic clock; no I/O, no randomness.
 
-    Ask `decide` and do it: tell `unsure` before a request, and what came of it by `read`, `absent`
-    or `renewed`; nothing if it failed. `jitter` is random in [0, 1).
+    Call `decide` and carry out what it returns: call `unsure` before a request, and `read`,
+    `absent` or `renewed` with its result, nothing after a failure. `jitter` is random in [0, 1).
     """
 
     def __init__(self, identity: str, durations: Durations) -> None:
         self.identity = identity
         self.durations = durations
-        self._record = LeaseSpec()  # the newest that was seen; outlives the object
+        self._record = LeaseSpec()  # the newest one seen; stays after a deletion
         self._version = 0  # of the newest state seen
         self._present = False
         self._current = False  # whether no write of ours may have happened since that state
@@ -124,44 +124,47 @@ class Election:
         return str(self._version) if self._present else ""
 
     def writable_until(self) -> float:
-        """Until when writes may begin; minus infinity on a standby."""
+        """The time until which writes may begin; minus infinity on a standby."""
         if self._renewed_at is None or self.holder != self.identity:
             return -math.inf
         return self._renewed_at + self.durations.renew_deadline
 
     def unsure(self, sent: float, jitter: float) -> None:
-        """A request is sent: until more is known, it may have happened or not."""
+        """Note that a request is sent: until its answer, it may or may not have happened."""
         self._current = False
         self._next_request = sent + self.pace(jitter)
 
     def read(self, lease: Lease, now: float, jitter: float) -> None:
-        """The lease was read. Raises ValueError if its resourceVersion is not a number.
+        """Note a lease that was read, even an older one: etcd may have been restored.
 
-        What is read counts even if it is older than what was seen: etcd may have been restored.
+        Raises ValueError if its resourceVersion is not a number.
         """
         self._take(int(lease.metadata.resource_version), lease.spec, now)
         self._next_read = now + self.pace(jitter)
         self._next_request = -math.inf
 
     def absent(self, now: float, jitter: float) -> None:
-        """The lease was read and there is none."""
+        """Note that a read found no lease."""
         self._present, self._current = False, True
         self._next_read = now + self.pace(jitter)
         self._next_request = -math.inf
 
-    def watched(self, lease: Lease, now: float, *, gone: bool = False) -> None:
-        """A watch shows a state, or the end of it; older ones are ignored. Raises as `read`."""
+    def watched(self, lease: Lease, now: float) -> None:
+        """Note a state that a watch delivered; one older than the last is ignored.
+
+        Raises ValueError if its resourceVersion is not a number.
+        """
         version = int(lease.metadata.resource_version)
-        if version < self._version:
-            return
-        if gone:
-            self._version, self._present = version, False
-        else:
+        if version >= self._version:
             self._take(version, lease.spec, now)
-        self._current = True
+
+    def deleted(self, version: int) -> None:
+        """Note that the lease was deleted; ignored if a newer state is known."""
+        if version >= self._version:
+            self._version, self._present, self._current = version, False, True
 
     def renewed(self, lease: Lease, sent: float, now: float) -> None:
-        """A write, sent at `sent`, was answered with this. Raises ValueError if it is not ours."""
+        """Note the answer to a write sent at `sent`. Raises ValueError for another holder."""
         if lease.spec.holder_identity != self.identity:
             raise ValueError(f"the answer names the holder {lease.spec.holder_identity!r}")
         self._take(int(lease.metadata.resource_version), lease.spec, now)
@@ -169,11 +172,11 @@ class Election:
         self._next_request = sent + self.durations.retry
 
     def resign(self) -> None:
-        """Close the gate for good."""
+        """Allow no more writes."""
         self._renewed_at = -math.inf
 
     def decide(self, now: float) -> Decision:
-        """Say what to do now."""
+        """Return what to do now."""
         until = math.inf
         if self._renewed_at is not None:
             if self.holder != self.identity:
@@ -192,7 +195,7 @@ class Election:
         return Wait(min(self._next_read, self._free_at()) - now)
 
     def record(self, wall: datetime) -> JsonObject:
-        """The spec to write: ours, at this time of day."""
+        """The spec to write as the holder, at this time of day."""
         moment = _micro_time(wall)
         spec: JsonObject = {
             "holderIdentity": self.identity,
@@ -207,11 +210,11 @@ class Election:
         return spec
 
     def vacancy(self, wall: datetime) -> JsonObject:
-        """The spec to write at the end: nobody's."""
+        """The spec to write at the end: without a holder."""
         return {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": _micro_time(wall)}
 
     def pace(self, jitter: float) -> float:
-        """Seconds between two tries, or two looks of a standby."""
+        """Seconds between two attempts, or between two reads of a standby."""
         return self.durations.retry * (1.0 + self.durations.jitter * jitter)
 
     def _take(self, version: int, record: LeaseSpec, now: float) -> None:

@@ -1,6 +1,5 @@
-"""Leadership for the process: the election carried out against the API server."""
+"""Leader election against the API server, for one process."""
 
-import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
@@ -24,6 +23,8 @@ from torchrun_controller.leader.election import (
     Wait,
     Write,
 )
+from torchrun_controller.watch.codec import Codec, ServerError
+from torchrun_controller.watch.events import Deleted, Faulted, Upserted
 from torchrun_controller.watch.lines import LineSplitter, Overlong
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
@@ -31,24 +32,19 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 MAX_FRAME = 2**20  # bytes of a watch line; a Lease has about 1,000
 WATCH_SECONDS = 300
 
-# What comes of a server that refuses, is out of reach, is slow, or answers garbage.
+# Raised for a server that refuses, is not reached, is slow, or answers what does not decode.
 TROUBLE = (ApiError, Disconnected, TimeoutError, ValueError, RecursionError)
 
 
 class NotLeader(Exception):  # noqa: N818 named for the state
-    """This process does not hold the lease (any more); the message says why."""
+    """This process does not hold the lease; the message says why."""
 
 
-class _Frame(msgspec.Struct, frozen=True):
-    type: str
-    object: msgspec.Raw
-
-
-_FRAME = msgspec.json.Decoder(_Frame)
+_CODEC = Codec(Lease)
 _LEASE = msgspec.json.Decoder(Lease)
 
 
-class Requests(Protocol):
+class LeaseClient(Protocol):
     """The part of the transport that a leader needs."""
 
     async def request(
@@ -59,27 +55,27 @@ class Requests(Protocol):
         body: bytes | None = None,
         content_type: str = "application/json",
     ) -> Response:
-        """Send one request."""
+        """See `Transport.request`."""
 
     def stream(
         self, path: str, *, query: Mapping[str, str], total: float
     ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-        """Open a watch."""
+        """See `Transport.stream`."""
 
 
 class Leadership(Protocol):
-    """What the rest of the process sees: `Leader`, or `NoElection` where election is off."""
+    """What the rest of the process sees: `Leader`, or `NoElection`."""
 
     @property
-    def elected(self) -> asyncio.Event:
-        """Set once the process has become the leader; stays set."""
+    def elected(self) -> anyio.Event:
+        """Set when the process becomes the leader; stays set."""
 
     @property
     def problem(self) -> str:
-        """Why the lease could not be read or written last time, "" if it could."""
+        """Why the last read or write of the lease failed, "" if it succeeded."""
 
     async def run(self) -> None:
-        """Become the leader and stay it, until cancelled. Raises NotLeader on loss."""
+        """Become the leader and remain it until cancelled. Raises NotLeader on loss."""
 
     def may_write(self) -> bool:
         """Whether a write may begin now."""
@@ -88,21 +84,21 @@ class Leadership(Protocol):
         """Raise NotLeader if no write may begin now."""
 
     async def release(self) -> None:
-        """Let a standby take over; for after the last write and the end of `run`."""
+        """Let a standby take over. Call it after the last write and the end of `run`."""
 
 
 class NoElection:
-    """Leadership where election is off: the only replica, by the administrator's word."""
+    """Leadership without election: the administrator runs a single replica."""
 
     problem = ""
 
     def __init__(self) -> None:
-        self.elected = asyncio.Event()
+        self.elected = anyio.Event()
         self.elected.set()
 
     async def run(self) -> None:
         """Wait until cancelled."""
-        await asyncio.Event().wait()
+        await anyio.sleep_forever()
 
     def may_write(self) -> bool:
         """Whether a write may begin now: always."""
@@ -118,13 +114,13 @@ class NoElection:
 class Leader:
     """Leadership by a Lease, for one `run`.
 
-    `identity` is to be unique to the process. `on_transition` is called when the lease is seen to
-    change hands. Needs the verbs create, get, patch and watch on leases.coordination.k8s.io.
+    `identity` must be unique to the process. `on_transition` is called when the holder changes.
+    Needs the verbs create, get, patch and watch on leases.coordination.k8s.io.
     """
 
     def __init__(
         self,
-        api: Requests,
+        client: LeaseClient,
         *,
         identity: str,
         namespace: str,
@@ -135,9 +131,9 @@ class Leader:
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        self.elected = asyncio.Event()
+        self.elected = anyio.Event()
         self.problem = ""
-        self._api = api
+        self._client = client
         self._namespace = namespace
         self._name = name
         self._election = Election(identity, durations)
@@ -145,8 +141,8 @@ class Leader:
         self._clock = clock
         self._now = now
         self._jitter = jitter
-        self._changed = anyio.Event()  # the watch has shown something
-        self._holder = ""  # the last one that was reported
+        self._changed = anyio.Event()  # set by the watch
+        self._holder = ""  # the last one that was logged
         self._has_written = False
 
     def may_write(self) -> bool:
@@ -159,7 +155,7 @@ class Leader:
             raise NotLeader(f"lease {self._lease} is held by {self._election.holder or 'nobody'}")
 
     async def run(self) -> None:
-        """Become the leader and stay it, until cancelled. Raises NotLeader on loss."""
+        """Become the leader and remain it until cancelled. Raises NotLeader on loss."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._follow)
             reason = await self._elect()
@@ -167,9 +163,9 @@ class Leader:
         raise NotLeader(f"lease {self._lease} is lost: {reason}")
 
     async def release(self) -> None:
-        """Let a standby take over; for after the last write and the end of `run`.
+        """Let a standby take over. Call it after the last write and the end of `run`.
 
-        Takes half the renew deadline at most. A failure is logged: others wait for the expiry then.
+        Takes at most half the renew deadline. A failure is logged; standbys then wait for expiry.
         """
         self._election.resign()
         if not self._has_written:
@@ -178,10 +174,10 @@ class Leader:
             with anyio.fail_after(self._election.durations.renew_deadline / 2):
                 await self._hand_over()
         except TROUBLE as error:
-            log.warning("lease not released", lease=self._lease, error=_words(error))
+            log.warning("lease not released", lease=self._lease, error=_describe(error))
 
     async def _elect(self) -> str:
-        """Do what the election decides until the lease is lost; returns why it is."""
+        """Carry out what the election decides until the lease is lost; return why it is lost."""
         while True:
             now = self._clock()
             self._report()
@@ -201,7 +197,7 @@ class Leader:
                     assert_never(decision)
 
     async def _attempt(self, verb: str, request: Coroutine[None, None, None], sent: float) -> None:
-        """One request; whatever goes wrong is said once and left to the next decision."""
+        """Send one request. A failure is logged once and left to the next decision."""
         self._election.unsure(sent, self._jitter())
         until = self._election.writable_until()
         patience = self._election.durations.renew_deadline / 2
@@ -211,7 +207,7 @@ class Leader:
             with anyio.fail_after(patience):
                 await request
         except TROUBLE as error:
-            problem = f"cannot {verb} lease {self._lease}: {_words(error)}"
+            problem = f"cannot {verb} lease {self._lease}: {_describe(error)}"
             if problem != self.problem:
                 log.warning("lease not renewed or read", problem=problem)
             self.problem = problem
@@ -220,7 +216,7 @@ class Leader:
 
     async def _read(self) -> None:
         try:
-            response = await self._api.request("GET", self._path)
+            response = await self._client.request("GET", self._path)
         except ApiError as error:
             if error.status != 404:
                 raise
@@ -237,7 +233,7 @@ class Leader:
             self.elected.set()
 
     async def _hand_over(self) -> None:
-        """Empty the lease if it is ours, whatever became of the last write."""
+        """Remove this process as the holder, whatever happened to its last write."""
         while True:
             if not self._election.current:
                 await self._read()
@@ -254,7 +250,7 @@ class Leader:
             return
 
     async def _send(self, version: str, spec: JsonObject) -> Lease:
-        """Create the lease, or patch its spec: a PUT of our slice would drop labels of others."""
+        """Create the lease, or patch its spec: a PUT would drop fields that we do not read."""
         if version:
             body: JsonObject = {"metadata": {"resourceVersion": version}, "spec": spec}
             method, path, content = "PATCH", self._path, "application/merge-patch+json"
@@ -264,11 +260,15 @@ class Leader:
             body["spec"] = spec
             method, path, content = "POST", LEASES.path(self._namespace), "application/json"
         encoded = msgspec.json.encode(body)
-        response = await self._api.request(method, path, body=encoded, content_type=content)
+        response = await self._client.request(method, path, body=encoded, content_type=content)
         return response.read(_LEASE.decode)
 
     async def _follow(self) -> None:
-        """Watch the lease; when that ends or fails, again at the pace of a standby's polling."""
+        """Watch the lease; when the watch ends or fails, open another at the pace of polling.
+
+        This is no informer: the role has no verb list on leases, and a watch without a
+        resourceVersion begins with the present state of the one object.
+        """
         problem = ""
         while True:
             started = self._clock()
@@ -276,7 +276,7 @@ class Leader:
                 await self._watch()
                 problem = ""
             except TROUBLE as error:
-                if problem != (problem := _words(error)):
+                if problem != (problem := _describe(error)):
                     log.warning(
                         "cannot watch the lease, polling it", lease=self._lease, error=problem
                     )
@@ -284,7 +284,6 @@ class Leader:
             await anyio.sleep(max(0.0, started + pace - self._clock()))
 
     async def _watch(self) -> None:
-        # Without a resourceVersion a watch begins with the present state, as an ADDED frame.
         query = {
             "watch": "true",
             "fieldSelector": f"metadata.name={self._name}",
@@ -293,24 +292,29 @@ class Leader:
         }
         lines = LineSplitter(MAX_FRAME)
         path = LEASES.path(self._namespace)
-        async with self._api.stream(path, query=query, total=WATCH_SECONDS + 30.0) as chunks:
+        async with self._client.stream(path, query=query, total=WATCH_SECONDS + 30.0) as chunks:
             async for chunk in chunks:
                 for line in lines.feed(chunk):
                     self._frame(line)
 
     def _frame(self, line: bytes | Overlong) -> None:
+        """Note one line of the watch. Raises ValueError if it cannot be used."""
         if isinstance(line, Overlong):
             raise ValueError(f"a frame of more than {MAX_FRAME} bytes")
-        frame = _FRAME.decode(line)
-        if frame.type in ("ADDED", "MODIFIED", "DELETED"):
-            lease = _LEASE.decode(frame.object)
-            self._election.watched(lease, self._clock(), gone=frame.type == "DELETED")
-            self._changed.set()
-        elif frame.type == "ERROR":
-            raise ValueError(f"the watch ended with {bytes(frame.object)[:200].decode()}")
+        match _CODEC.frame(line):
+            case Upserted(object=lease):
+                self._election.watched(lease, self._clock())
+                self._changed.set()
+            case Deleted(resource_version=version):
+                self._election.deleted(version)
+                self._changed.set()
+            case ServerError(code=code, message=message):
+                raise ValueError(f"the watch ended with {code}: {message}")
+            case Faulted(message=message):
+                raise ValueError(message)
 
     def _report(self) -> None:
-        """Count and log a change of hands."""
+        """Log and count a change of the holder."""
         holder = self._election.holder
         if holder and holder != self._holder:
             if self._holder:
@@ -331,7 +335,7 @@ class Leader:
         return f"{self._namespace}/{self._name}"
 
 
-def _words(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     if isinstance(error, ApiError) and error.status == 403:
         return f"{error}; the role of the controller lacks this verb on {LEASES.resource}"
     return f"{type(error).__name__}: {error}".removesuffix(": ")

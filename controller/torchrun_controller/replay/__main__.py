@@ -1,13 +1,15 @@
 """`python -m torchrun_controller.replay record FILE` and `... plans FILE`."""
 
 import argparse
-import asyncio
 import os
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+
+import anyio
 
 from torchrun_controller import logs
 from torchrun_controller.cache.observe import Key
@@ -45,15 +47,15 @@ def _record(options: argparse.Namespace) -> int:
         redacted=options.redact,
     )
     sys.stderr.write(f"recording to {options.file}; end it with Ctrl-C\n")
-    tape = asyncio.run(
-        record(
-            options.file,
-            head,
-            limit=options.limit * MEGABYTE,
-            kubeconfig=options.kubeconfig,
-            context=options.context,
-        )
+    recording = partial(
+        record,
+        options.file,
+        head,
+        limit=options.limit * MEGABYTE,
+        kubeconfig=options.kubeconfig,
+        context=options.context,
     )
+    tape = anyio.run(recording)
     full = f", and the limit of {options.limit} MB is reached" if tape.full.is_set() else ""
     sys.stderr.write(f"{tape.lines} lines in {options.file}{full}\n")
     return 0
@@ -69,7 +71,7 @@ def _plans(options: argparse.Namespace) -> int:
         head, lines = read(file)
         player = Player(defaults, head.namespaces)
         printer = Printer(sys.stdout, job=options.job, as_json=options.json, brief=options.brief)
-        asyncio.run(player.play(lines, printer.tell))
+        anyio.run(player.play, lines, printer.tell)
     if head.controller != (ours := version("torchrun-controller")):
         sys.stderr.write(f"recorded with version {head.controller}, replayed with {ours}\n")
     if player.unread:

@@ -5,14 +5,14 @@ and those whose Plan asked for another look by then. Nothing is written, so a Pl
 the recording shows that it was carried out.
 """
 
-import asyncio
 import sys
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any, Final
 
+import anyio
 from msgspec import Struct
 
 from torchrun_controller.cache.informer import Informer
@@ -57,7 +57,7 @@ class _Recorded(Transport):
     @asynccontextmanager
     async def stream(self, path: str, **options: Any) -> AsyncIterator[AsyncIterator[bytes]]:  # noqa: ANN401
         """See `Transport.stream`."""
-        await asyncio.Event().wait()
+        await anyio.sleep_forever()
         yield NotImplemented
 
 
@@ -74,25 +74,20 @@ class Player:
         self._transport = _Recorded()
         clock = Clock(lambda: self._now, self._time, lambda: 0.0)
         self._queue: WorkQueue[Key] = WorkQueue(clock.monotonic)
-        answers = ReadErrors()
-        self._factory = InformerFactory(self._transport, answers, self._queue, namespaces, clock)
+        read_errors = ReadErrors()
+        self._factory = InformerFactory(
+            self._transport, read_errors, self._queue, namespaces, clock
+        )
         self._watchers: dict[str, Watcher[Any]] = {}
 
     async def play(self, lines: Iterable[Line], tell: Callable[[Decision], None]) -> None:
         """Tell every decision, in the order of time."""
-        # It starts and ends informers as kinds come and go; here none of them gets anything.
-        groups = asyncio.create_task(self._factory.groups.run())
-        try:
-            for line in lines:
-                for decision in self._until(line.time.timestamp()):
-                    tell(decision)
-                await self._feed(line)
-                for decision in self._drain(_cause(line)):
-                    tell(decision)
-        finally:
-            groups.cancel()
-            with suppress(asyncio.CancelledError):
-                await groups  # a bug in it is raised
+        for line in lines:
+            for decision in self._until(line.time.timestamp()):
+                tell(decision)
+            await self._feed(line)
+            for decision in self._drain(_cause(line)):
+                tell(decision)
 
     def _until(self, time: float) -> Iterable[Decision]:
         """Let time pass, and look where a Plan asked for it."""
@@ -147,7 +142,7 @@ class Player:
         elif line.page and _is_discovery(line.source):
             self._transport.answers[line.source] = bytes(line.page)
             await self._factory.discovery.look()
-            await _settled()
+            self._factory.groups.adjust(lambda watch: None)  # the recording feeds its informers
         else:
             self.unread += 1
 
@@ -168,12 +163,6 @@ class Player:
     def _informers(self) -> Mapping[str, Informer[Any]]:
         informers = (*self._factory.informers, *self._factory.groups.informers)
         return {source_of(informer.path, informer.selectors): informer for informer in informers}
-
-
-async def _settled() -> None:
-    """Let the tasks that discovery has woken run until they wait again."""
-    for _ in range(10):
-        await asyncio.sleep(0)
 
 
 def _is_discovery(source: str) -> bool:

@@ -91,10 +91,10 @@ async def record(
     connection = await Connection.load(kubeconfig, context)
     tape = Tape(path, head, limit)
     try:
-        answers = ReadErrors()
-        async with connection.session("record", answers.observe) as session:
+        read_errors = ReadErrors()
+        async with connection.session("record", read_errors.observe) as session:
             queue: WorkQueue[Key] = WorkQueue(lambda: 0.0)  # nobody takes its keys
-            factory = InformerFactory(Taped(session, tape), answers, queue, head.namespaces)
+            factory = InformerFactory(Taped(session, tape), read_errors, queue, head.namespaces)
             await _run(factory, tape)
     finally:
         tape.close()

@@ -1,6 +1,5 @@
 """The file: JSON lines, the first of which says what the rest is."""
 
-import asyncio
 import io
 import os
 from collections.abc import Iterator, Mapping
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import urlencode
 
+import anyio
 import msgspec
 from msgspec import Raw, Struct
 
@@ -72,7 +72,7 @@ class Tape:
     """
 
     def __init__(self, path: Path, head: Head, limit: int) -> None:
-        self.full = asyncio.Event()
+        self.full = anyio.Event()
         self.lines = 0
         self._left = limit
         self._redacts = head.redacted

@@ -14,13 +14,14 @@ Health and readiness are made of named checks; every answer lists each with its 
 That the event loop is alive needs no check of its own: an answer is the proof.
 """
 
-import asyncio
 import ipaddress
 import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from types import MappingProxyType
 
+import anyio
+import anyio.to_thread
 from aiohttp import web
 
 from torchrun_controller import logs
@@ -47,7 +48,7 @@ class Server:
         self._live = live
         self._ready = ready
         self._notes = notes or {}
-        self._scrape = asyncio.Lock()
+        self._scrape = anyio.Lock()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -71,7 +72,7 @@ class Server:
         async with self._scrape:  # one at a time, however many ask
             snapshot = self._metrics.snapshot()
             accept = request.headers.get("Accept", "")
-            body, content_type = await asyncio.to_thread(snapshot.render, accept)
+            body, content_type = await anyio.to_thread.run_sync(snapshot.render, accept)
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def _show_health(self, request: web.Request) -> web.Response:

@@ -3,6 +3,7 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import anyio
 import msgspec
 import pytest
 from msgspec.structs import replace
@@ -296,9 +297,9 @@ def test_pods_on_lost_nodes_hold_nothing_up(world: World) -> None:
 
 
 def test_nodes_are_waited_for_unless_they_may_not_be_read(world: World) -> None:
-    world.factory.nodes.informer.synced.clear()
+    world.factory.nodes.informer.synced = anyio.Event()
     assert world.watch.observe(NOW) is None
-    world.factory.answers.observe("list", "nodes", 403, 0.1)
+    world.factory.read_errors.observe("list", "nodes", 403, 0.1)
     assert world.seen().state.nodes is None
 
 
@@ -309,15 +310,15 @@ def test_nodes_are_waited_for_while_the_server_fails(world: World, code: int, kn
     if known:
         world.factory.nodes.informer.last_seen -= 1000
     else:
-        world.factory.nodes.informer.synced.clear()
-    world.factory.answers.observe("list", "nodes", code, 0.1)
+        world.factory.nodes.informer.synced = anyio.Event()
+    world.factory.read_errors.observe("list", "nodes", code, 0.1)
     assert world.watch.observe(NOW) is None
     assert "admission by nodes waits" in world.factory.nodes.shortcoming()
 
 
 def test_quota_alone_does_not_wait_for_nodes() -> None:
     world = World(by_nodes=False)
-    world.factory.nodes.informer.synced.clear()
+    world.factory.nodes.informer.synced = anyio.Event()
     assert world.seen().state.nodes is None
 
 

@@ -26,7 +26,7 @@ NEVER_SENT: Any = None  # no informer runs here
 
 def readiness(world: "World") -> str:
     factory = world.factory
-    return caches_synced(factory.synced_by_resource(), factory.answers.problem)()
+    return caches_synced(factory.synced_by_resource(), factory.read_errors.problem)()
 
 
 def liveness(world: "World") -> str:

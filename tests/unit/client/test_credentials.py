@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 import structlog
@@ -29,69 +30,67 @@ class Slow(Token):
         return await super().renew()
 
 
+@asynccontextmanager
+async def aged() -> AsyncIterator[tuple[Connection, Slow]]:
+    """A connection whose credentials are due to be read again, which does not come to an end."""
+    now = [0.0]
+    plugin = Slow()
+    connection = Connection(Endpoint("http://x"), plugin, clock=lambda: now[0])
+    assert await connection.authorization() == "Bearer one"
+    plugin.goes_on.clear()
+    plugin.value = "Bearer two"
+    now[0] += 60
+    async with asyncio.timeout(5), connection.refreshing():
+        yield connection, plugin
+
+
 class TestSlowPlugin:
     """One that takes a minute holds nobody up whose credentials may still be good."""
 
-    @pytest.fixture
-    async def aged(self, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Connection, Slow]]:
+    @pytest.fixture(autouse=True)
+    def short(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(transport_connection, "REREAD_PATIENCE", 0.01)
-        now = [0.0]
-        plugin = Slow()
-        made = Connection(Endpoint("http://x"), plugin, clock=lambda: now[0])
-        assert await made.authorization() == "Bearer one"
-        plugin.goes_on.clear()
-        plugin.value = "Bearer two"
-        now[0] += 60
-        async with asyncio.timeout(5):
-            yield made, plugin
 
-    async def test_requests_go_with_the_old_value_meanwhile(
-        self, aged: tuple[Connection, Slow]
-    ) -> None:
-        connection, plugin = aged
-        for _ in range(3):
+    async def test_requests_go_with_the_old_value_meanwhile(self) -> None:
+        async with aged() as (connection, plugin):
+            for _ in range(3):
+                assert await connection.authorization() == "Bearer one"
+            plugin.goes_on.set()
+            while await connection.authorization() != "Bearer two":  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            assert plugin.reads == 2, "it was asked once"
+
+    async def test_a_request_that_ends_does_not_end_the_reading(self) -> None:
+        async with aged() as (connection, plugin):
+            request = asyncio.create_task(connection.authorization())
+            await asyncio.sleep(0)
+            request.cancel()
+            await asyncio.gather(request, return_exceptions=True)
+            plugin.goes_on.set()
+            while await connection.authorization() != "Bearer two":  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            assert plugin.reads == 2
+
+    async def test_who_was_refused_waits_and_all_of_them_for_one_renewal(self) -> None:
+        async with aged() as (connection, plugin):
+            refused = [
+                asyncio.create_task(connection.authorization(refused="Bearer one"))
+                for _ in range(3)
+            ]
+            await asyncio.sleep(0)
             assert await connection.authorization() == "Bearer one"
-        plugin.goes_on.set()
-        while await connection.authorization() != "Bearer two":  # noqa: ASYNC110
+            plugin.goes_on.set()
+            assert await asyncio.gather(*refused) == ["Bearer renewed"] * 3
+            assert plugin.renewals == 1
+
+    async def test_what_is_read_meanwhile_needs_no_renewal(self) -> None:
+        async with aged() as (connection, plugin):
+            assert await connection.authorization() == "Bearer one"
+            refused = asyncio.create_task(connection.authorization(refused="Bearer one"))
             await asyncio.sleep(0)
-        assert plugin.reads == 2, "it was asked once"
-
-    async def test_a_request_that_ends_does_not_end_the_reading(
-        self, aged: tuple[Connection, Slow]
-    ) -> None:
-        connection, plugin = aged
-        request = asyncio.create_task(connection.authorization())
-        await asyncio.sleep(0)
-        request.cancel()
-        await asyncio.gather(request, return_exceptions=True)
-        plugin.goes_on.set()
-        while await connection.authorization() != "Bearer two":  # noqa: ASYNC110
-            await asyncio.sleep(0)
-        assert plugin.reads == 2
-
-    async def test_who_was_refused_waits_and_all_of_them_for_one_renewal(
-        self, aged: tuple[Connection, Slow]
-    ) -> None:
-        connection, plugin = aged
-        refused = [
-            asyncio.create_task(connection.authorization(refused="Bearer one")) for _ in range(3)
-        ]
-        await asyncio.sleep(0)
-        assert await connection.authorization() == "Bearer one"
-        plugin.goes_on.set()
-        assert await asyncio.gather(*refused) == ["Bearer renewed"] * 3
-        assert plugin.renewals == 1
-
-    async def test_what_is_read_meanwhile_needs_no_renewal(
-        self, aged: tuple[Connection, Slow]
-    ) -> None:
-        connection, plugin = aged
-        assert await connection.authorization() == "Bearer one"
-        refused = asyncio.create_task(connection.authorization(refused="Bearer one"))
-        await asyncio.sleep(0)
-        plugin.goes_on.set()
-        assert await refused == "Bearer two"
-        assert plugin.renewals == 0
+            plugin.goes_on.set()
+            assert await refused == "Bearer two"
+            assert plugin.renewals == 0
 
     async def test_a_bug_in_it_leaves_the_old_value(self) -> None:
         class Broken(Token):

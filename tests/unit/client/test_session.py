@@ -85,7 +85,7 @@ class TestRequest:
 
         async with serving(ok) as server:
             found = connection(server.url)
-            async with found.session("write", gate=gate) as transport:
+            async with found.session("write", before_send=gate) as transport:
                 await transport.request("PATCH", "/version", body=b"{}")
                 found.authorization = lambda refused=None: slow()  # type: ignore[method-assign]
                 with pytest.raises(ClosedError):
@@ -104,7 +104,7 @@ class TestRequest:
                 raise answer
 
         async with serving(ok) as server:
-            async with connection(server.url).session("write", gate=gate) as transport:
+            async with connection(server.url).session("write", before_send=gate) as transport:
                 await transport.request("PATCH", "/version", body=b"{}")
                 with pytest.raises(ClosedError):
                     await transport.request("PATCH", "/version", body=b"{}")

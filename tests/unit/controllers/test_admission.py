@@ -67,7 +67,7 @@ class World:
         self.metrics = Metrics(CollectorRegistry())
         self.accounts: list[tuple[QueueSummary, ...]] = []
         self.reconciler = AdmissionReconciler(
-            watch=self,
+            view=self,
             decide=self.decide,
             applier=self,
             events=self,

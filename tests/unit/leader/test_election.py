@@ -133,7 +133,7 @@ def test_a_watch_that_lags_behind_is_ignored_but_not_a_read() -> None:
     election = standby()
     election.read(lease("other", 5), 100, 0)
     election.watched(lease("", 4), 100)
-    election.watched(lease("", 4), 100, gone=True)
+    election.deleted(4)
     assert election.holder == "other"
     assert election.version == "5"
     election.read(lease("third", 2), 100, 0)  # etcd was restored from a backup
@@ -144,7 +144,7 @@ def test_a_watch_that_lags_behind_is_ignored_but_not_a_read() -> None:
 def test_a_deleted_lease_is_its_holders_until_it_would_have_expired() -> None:
     election = standby()
     election.read(lease("other", 5), 100, 0)
-    election.watched(lease("other", 6), 101, gone=True)
+    election.deleted(6)
     assert isinstance(election.decide(101), Wait)
     election.absent(114, 0)
     assert election.decide(114) == Wait(1)
@@ -214,7 +214,7 @@ def test_a_leader_that_sees_another_holder_has_lost_at_once() -> None:
 
 def test_a_leader_creates_a_deleted_lease_anew_and_keeps_its_count() -> None:
     election = leader(100)
-    election.watched(lease("me", 20), 101, gone=True)
+    election.deleted(20)
     assert election.decide(102) == Write("")
     assert election.record(WALL)["leaseTransitions"] == 3
     assert "acquireTime" in election.record(WALL)
@@ -310,7 +310,7 @@ def test_whatever_happens_the_gate_is_open_only_after_a_fresh_renewal_of_ours(
             case "watched", str(holder):
                 election.watched(lease(holder, version, str(version)), now)
             case "gone", _:
-                election.watched(lease("", version), now, gone=True)
+                election.deleted(version)
             case "absent", float(jitter):
                 election.absent(now, jitter)
         decision = election.decide(now)

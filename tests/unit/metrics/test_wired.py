@@ -15,8 +15,8 @@ def assembled(*flags: str) -> Metrics:
     """The metrics of a controller whose cache has one job."""
     metrics = Metrics()
     sessions = Sessions(NEVER_SENT, NEVER_SENT, NEVER_SENT, ReadErrors(metrics.observe_request))
-    parts = assemble(parse([*FLAGS, *flags], {}), sessions, metrics, SYSTEM, "me")
-    for informer in parts.factory.informers:
+    components = assemble(parse([*FLAGS, *flags], {}), sessions, metrics, SYSTEM, "me")
+    for informer in components.factory.informers:
         if informer.kind is TORCHRUN_JOBS:
             informer._hand_on(informer.store.upsert(job("a", "Running"), 1))
             break

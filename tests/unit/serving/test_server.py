@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import aiohttp
+import anyio
 import pytest
 import uvloop
 
@@ -242,7 +243,7 @@ def test_leading_and_standing_by_are_both_ready() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(solo, "may_write", bool)
         assert check() == "the lease is lost, the process is about to stop"
-        solo.elected.clear()
+        solo.elected = anyio.Event()
         assert check() == ""
     solo.problem = "cannot get lease a/b: 403"
     assert check() == "cannot get lease a/b: 403"

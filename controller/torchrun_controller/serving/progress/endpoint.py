@@ -14,7 +14,7 @@ connection goes by the Service to any replica. Connections are bounded in number
 `connection_limit`, since any pod of a job may open them.
 """
 
-import asyncio
+import asyncio  # only for create_server, which aiohttp's handlers need
 import math
 import time
 from collections.abc import AsyncIterator, Callable
@@ -22,6 +22,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Annotated, Protocol
 
+import anyio
 import msgspec
 import structlog
 from aiohttp import web
@@ -191,7 +192,7 @@ async def _read(request: web.BaseRequest) -> bytes:
     """The body, if it is short and comes soon. Raises ReportRefused."""
     taken = b""
     try:
-        async with asyncio.timeout(BODY_SECONDS):
+        with anyio.fail_after(BODY_SECONDS):
             while chunk := await request.content.readany():
                 taken += chunk
                 if len(taken) > LONGEST_BODY:
