@@ -28,7 +28,7 @@ def requeue_is_forgotten(plant: pytest.MonkeyPatch) -> None:
 
 
 def job_is_applied_before_the_sync(plant: pytest.MonkeyPatch) -> None:
-    ready = preparation.Workspace(progress=preparation.Progress.READY, why=preparation.SYNCED)
+    ready = preparation.Workspace(state=preparation.SyncState.READY, why=preparation.SYNCED)
     plant.setattr(preparation, "prepare", lambda *_: ready)
 
 
