@@ -14,9 +14,9 @@ PHASES = (f"{_CORE}/model/test_phases.py", f"{_CORE}/test_life.py")
 DECIDING = (
     Mutant(
         "the-gang-does-not-wait-for-its-code",
-        "reconcile/job/advance.py",
-        "if step.state is not workspace.SyncState.READY:",
-        "if step.state is workspace.SyncState.REFUSED:",
+        "reconcile/job/next_attempt.py",
+        "if step.state is SyncState.READY:\n        return None",
+        "if step.state is not SyncState.REFUSED:\n        return None",
         "workers start on an empty workspace",
         WORKSPACE,
     ),
@@ -79,8 +79,8 @@ DECIDING = (
     ),
     Mutant(
         "the-go-ahead-is-in-the-template",
-        "reconcile/job/advance.py",
-        "may_start=gang.is_over(observed) and not fence.blocking_pods(observed, attempt, now),",
+        "reconcile/job/next_attempt.py",
+        "may_start=gang.is_over(observed) and not blocking_pods,",
         "may_start=True,",
         "the same, as the new gang starts",
         ATTEMPTS,
@@ -151,15 +151,15 @@ DECIDING = (
     ),
     Mutant(
         "a-pause-forgets-its-gang",
-        "reconcile/job/ends.py",
-        "deletes=(*noted.deletes, *(gang.delete(job) for job in standing)),",
-        "deletes=noted.deletes,",
+        "reconcile/job/endings.py",
+        "deletes = tuple(gang.delete(job) for job in standing)",
+        "deletes = ()",
         "a paused job trains on",
         LIFE,
     ),
     Mutant(
         "a-pause-is-over-too-soon",
-        "reconcile/job/ends.py",
+        "reconcile/job/endings.py",
         "waiting = [pod for pod in (*heard_of, *preparing) if alive(pod)]",
         "waiting = [pod for pod in preparing if alive(pod)]",
         "Suspended is shown, and quota given away, while ranks still write checkpoints",
@@ -175,7 +175,7 @@ DECIDING = (
     ),
     Mutant(
         "the-time-to-live-is-over-at-once",
-        "reconcile/job/ends.py",
+        "reconcile/job/endings.py",
         "if left > 0:\n        return deletes, soonest(left, wait)",
         "if left > 10**9:\n        return deletes, soonest(left, wait)",
         "jobs vanish when they end, with their reason",

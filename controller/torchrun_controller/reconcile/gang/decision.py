@@ -1,43 +1,69 @@
-"""What one reconcile found, and the steps that it calls for."""
+"""What one reconcile decided: a state, what is written, and what the status records."""
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from torchrun_api.status import Attempt, LastFailure
 from torchrun_controller.reconcile.gang.restarts import Counts
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
 from torchrun_controller.reconcile.model.phases import State
-from torchrun_controller.reconcile.model.plan import Apply, Delete
+from torchrun_controller.reconcile.model.plan import Apply, Delete, Event
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec
 
 
+class Writes(Struct, frozen=True, kw_only=True):
+    """The writes of a decision, as in `Plan`. `requeue_after` is in seconds."""
+
+    applies: tuple[Apply, ...] = ()
+    deletes: tuple[Delete, ...] = ()
+    status_before_deletes: bool = False
+    requeue_after: float | None = None
+
+    def and_also(
+        self,
+        *,
+        applies: tuple[Apply, ...] = (),
+        deletes: tuple[Delete, ...] = (),
+        requeue_after: float | None = None,
+    ) -> "Writes":
+        """These and more, each write once; the sooner of the two times."""
+        return replace(
+            self,
+            applies=(*self.applies, *(a for a in applies if a not in self.applies)),
+            deletes=(*self.deletes, *(d for d in deletes if d not in self.deletes)),
+            requeue_after=soonest(self.requeue_after, requeue_after),
+        )
+
+
+NO_WRITES = Writes()
+
+
+class History(Struct, frozen=True, kw_only=True):
+    """What the status records of attempts: the counts from now on, ends, and the root cause."""
+
+    counts: Counts = Counts()
+    ended: tuple[Attempt, ...] = ()
+    failure: LastFailure | None = None
+
+
 class Decision(Struct, frozen=True, kw_only=True):
-    """A finding with its reason; `queue`, `workspace` and `dependencies` say why these
-    are ready, if so.
+    """What a step decided. `attempt` is the number of the present or the new attempt.
 
-    `commit` is what a workspace that is ready now was made of.
-
-    `ended` are the gangs that are given up, `failure` the root cause of its end.
+    `conditions` hold beside the one of `state`. `size` is that of the gang to come, or of one that
+    is older than any status. `commit` is what the workspace was made of. `probes` is the number of
+    probe pods that are wanted. `warning` is an event that goes with a change of the state.
     """
 
     state: State
     why: Reason
     attempt: int
-    run: ResolvedSpec | None = None
-    queue: Reason | None = None
-    workspace: Reason | None = None
-    dependencies: Reason | None = None
+    spec: ResolvedSpec | None = None
+    conditions: tuple[ConditionUpdate, ...] = ()
+    writes: Writes = Writes()
+    history: History = History()
     commit: str = ""
-    applies: tuple[Apply, ...] = ()
-    deletes: tuple[Delete, ...] = ()
-    status_before_deletes: bool = False  # see Plan
-    requeue_after: float | None = None
-    counts: Counts = Counts()
-    ended: tuple[Attempt, ...] = ()
-    failure: LastFailure | None = None
-    capacity: ConditionUpdate | None = None
-    newer: ConditionUpdate | None = None  # of newer code that workers do not have yet
-    storage: Reason | None = None  # what is wrong with the claims of a gang that lives
     probes: int = 0
+    warning: Event | None = None
 
 
 def soonest(*seconds: float | None) -> float | None:

@@ -141,7 +141,7 @@ def _is_complete(child: Job) -> bool:
     return any((c.type, c.status) == ("Complete", "True") for c in child.status.conditions)
 
 
-class Found(msgspec.Struct, frozen=True):
+class GangState(msgspec.Struct, frozen=True):
     """How a gang stands; `left` are seconds until a failure is judged by its victim's word."""
 
     state: State
@@ -150,7 +150,7 @@ class Found(msgspec.Struct, frozen=True):
     left: float | None = None
 
 
-def find(observed: Observed, now: datetime) -> Found:
+def find(observed: Observed, now: datetime) -> GangState:
     """How the gang stands.
 
     Success is the Job's own verdict: single pods that succeeded prove nothing of the others. Where
@@ -163,22 +163,22 @@ def find(observed: Observed, now: datetime) -> Found:
         nodes = roles.nodes_of(succeeded)
         all_of_them = f"{nodes} of {nodes} workers succeeded"
         message = "the head succeeded" if roles.has_head(succeeded) else all_of_them
-        return Found(State.GANG_SUCCEEDED, Reason("Completed", message))
+        return GangState(State.GANG_SUCCEEDED, Reason("Completed", message))
     child = observed.child_jobs[-1]
     nodes = roles.nodes_of(child)
     deleted = deletion.of_gang(observed)
     if roles.head_has_succeeded(observed) and child.metadata.deletion_timestamp is None:
-        return Found(*_progress(observed, now))
+        return GangState(*_progress(observed, now))
     failed = roles.failed(observed)
     if child.spec.suspend and failed is None and deleted is None:
         # Its pods are told to end, which is no failure of theirs.
-        return Found(*_suspended(observed))
+        return GangState(*_suspended(observed))
     failure = _failure(observed, now)
     if deleted is not None and (failure is None or deletion.comes_before(deleted, failure)):
-        return Found(State.GANG_FAILED, why_failed(deleted.said), deleted)
+        return GangState(State.GANG_FAILED, why_failed(deleted.said), deleted)
     left = None if failure is None else _left(observed, failure.said, now)
     if left is not None:
-        return Found(*_progress(observed, now), left=left)
+        return GangState(*_progress(observed, now), left=left)
     if failure is None and failed is not None:
         # Its pods are gone without a word: somebody removed them.
         job, said = failed
@@ -192,10 +192,10 @@ def find(observed: Observed, now: datetime) -> Found:
         )
         left = _unheard(observed, job, failure.said, now)
         if left is not None:
-            return Found(*_progress(observed, now), left=left)
+            return GangState(*_progress(observed, now), left=left)
     if failure is not None:
-        return Found(State.GANG_FAILED, why_failed(failure.said), failure)
-    return Found(*_progress(observed, now))
+        return GangState(State.GANG_FAILED, why_failed(failure.said), failure)
+    return GangState(*_progress(observed, now))
 
 
 def _unheard(observed: Observed, job: Job, said: LastFailure, now: datetime) -> float | None:

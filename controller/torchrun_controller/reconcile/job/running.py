@@ -1,167 +1,208 @@
-"""A gang is there: how it stands, and what follows when it fails or has another size."""
-
-from datetime import datetime
+"""The steps for a gang that exists: it succeeded, failed, waits for its successor, or goes on."""
 
 from msgspec.structs import replace
 
-from torchrun_controller.reconcile.gang import backoff, gang, gate, halves
-from torchrun_controller.reconcile.gang.decision import Decision, soonest
-from torchrun_controller.reconcile.gang.failures import Failure
-from torchrun_controller.reconcile.gang.restarts import (
-    FailureAction,
-    evaluate_failure_policy,
-    why_final,
-)
-from torchrun_controller.reconcile.job import dependencies, elastic, refusals
-from torchrun_controller.reconcile.job.advance import (
-    QUEUE_FOUND,
-    NextAttempt,
-    advance,
-    missing_checkpoints,
-    missing_service,
-)
-from torchrun_controller.reconcile.job.ends import preempt, suspend
-from torchrun_controller.reconcile.model.conditions import Reason
-from torchrun_controller.reconcile.model.observed import Defaults, Observed
+from torchrun_api import names
+from torchrun_controller.reconcile.gang import elastic, gang, gate
+from torchrun_controller.reconcile.gang.decision import NO_WRITES, Decision, Writes
+from torchrun_controller.reconcile.gang.restarts import FailureAction, why_final
+from torchrun_controller.reconcile.job import dependencies, refusals
+from torchrun_controller.reconcile.job.context import Context
+from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
+from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.reconcile.model.phases import State
-from torchrun_controller.reconcile.model.times import deadline_left
-from torchrun_controller.reconcile.spec import admission_status
+from torchrun_controller.reconcile.model.plan import Apply
+from torchrun_controller.reconcile.objects import network, volumes
+from torchrun_controller.reconcile.pods import roles
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
-from torchrun_controller.reconcile.spec.reliability import ResolvedReliability
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec, resolve_spec
-from torchrun_controller.reconcile.workspace import claims, delivery, reload, sync_results
-from torchrun_controller.reconcile.workspace import preparation as workspace
+from torchrun_controller.reconcile.workspace import (
+    claims,
+    delivery,
+    preparation,
+    reload,
+    sync_results,
+)
+
+QUEUE_FOUND = ConditionUpdate("QueueReady", "True", Reason("QueueFound", "the queue is there"))
 
 
-def watch(
-    observed: Observed, policy: ResolvedReliability, now: datetime, defaults: Defaults
+def present_gang(
+    context: Context, state: State, why: Reason, writes: Writes = NO_WRITES
 ) -> Decision:
-    """The gang of the present attempt: success first, then the user's word, then failure."""
-    found = gang.find(observed, now)
-    failure, run = found.failure, _resolved(observed)
-    decision = Decision(
-        state=found.state,
-        why=found.why,
+    """A decision on the gang of the present attempt, or after it, with what is known to hold."""
+    observed = context.observed
+    ready = [QUEUE_FOUND] if observed.queue is not None else []
+    if context.gang is None:
+        return Decision(
+            state=state,
+            why=why,
+            attempt=observed.job.status.attempt,
+            conditions=tuple(ready),
+            history=context.history,
+            writes=writes,
+        )
+    spec = _spec_of_unknown_gang(observed)
+    workspace, met = preparation.said(observed, spec), dependencies.why_gang(observed)
+    if workspace is not None:
+        ready.append(ConditionUpdate("WorkspaceReady", "True", workspace))
+    if met is not None:
+        ready.append(ConditionUpdate(dependencies.CONDITION, "True", met))
+    return Decision(
+        state=state,
+        why=why,
         attempt=gang.attempt_of(observed.child_jobs[-1]),
-        run=run,
-        queue=QUEUE_FOUND if observed.queue else None,
-        workspace=workspace.said(observed, run),
-        dependencies=dependencies.why_gang(observed),
+        spec=spec,
+        conditions=tuple(ready),
+        history=context.history,
+        writes=writes,
         commit=sync_results.commit_of(observed, reload.running(observed)),
-        counts=gang.counts_of(observed),
-        ended=gang.ended_before(observed),
-        failure=failure.said if failure else gang.failed_before(observed),
     )
-    if found.state is State.GANG_SUCCEEDED:
-        return decision
-    left = deadline_left(observed.job.status, policy.deadline, now)
-    if left is not None and left <= 0:
-        return _timed_out(decision, observed, policy)
-    if observed.job.spec.suspend:
-        return suspend(observed, now)
-    taken = admission_status.preempted(observed.job)
-    if taken:
-        return preempt(observed, taken, now)
-    if failure is not None:
-        return _after_failure(observed, decision, failure, policy, now, defaults)
-    missing = missing_checkpoints(observed)
-    lives = replace(
-        decision,
-        applies=(*missing, *missing_service(observed), *gate.instruct(observed, now)),
-        storage=claims.trouble(
-            delivery.mounted_claims(observed), refusals.accepted(observed, missing)
+
+
+def gang_succeeded(context: Context) -> Decision | None:
+    """Success beats everything that happens at the same time."""
+    found = context.gang
+    if found is None or found.state is not State.GANG_SUCCEEDED:
+        return None
+    return present_gang(context, found.state, found.why)
+
+
+def gang_deleted(context: Context) -> Decision | None:
+    """Fail the job whose gang somebody has deleted, paused or not, where no other may follow."""
+    return _failed(context) if context.gang is None else None
+
+
+def gang_failed(context: Context) -> Decision | None:
+    """Fail the job where the failure policy allows no other attempt."""
+    return _failed(context)
+
+
+def _failed(context: Context) -> Decision | None:
+    end = context.end
+    if end is None or end.action is not FailureAction.FAIL:
+        return None
+    because = why_final(context.reliability, context.history.counts)
+    why = Reason(end.why.reason, end.why.message + because)
+    writes = Writes(deletes=context.survivors)
+    return replace(present_gang(context, State.GANG_FAILED, why, writes), history=end.history)
+
+
+def backing_off(context: Context) -> Decision | None:
+    """Wait before the next attempt, longer with each failure in a row."""
+    end, wait = context.end, context.backoff
+    if end is None or wait is None:
+        return None
+    writes = Writes(deletes=context.survivors, requeue_after=wait.left)
+    return replace(present_gang(context, State.BACKING_OFF, wait.why, writes), history=end.history)
+
+
+def gang_exists(context: Context) -> Decision | None:
+    """Keep a gang that lives going, unless one of another size is to follow it."""
+    if context.gang is None or context.end is not None or context.outlook.nodes is not None:
+        return None
+    outlook = context.outlook
+    decision = living_gang(context)
+    if decision.why.reason == "WorkersStarting":
+        # The scheduler has not decided yet: each gang starts like that.
+        outlook = replace(outlook, condition=None)
+    if outlook.condition is not None and outlook.condition.status == "False":
+        decision = replace(decision, why=_with_capacity(decision, outlook.condition.why))
+    applies, condition = elastic.probes(context.observed, outlook, context.defaults)
+    return with_newer_code(
+        context,
+        replace(
+            decision,
+            conditions=(*decision.conditions, *((condition,) if condition else ())),
+            probes=outlook.probes,
+            writes=decision.writes.and_also(applies=applies, requeue_after=outlook.requeue_after),
         ),
-        deletes=gang.end_stale_pods(observed),
-        requeue_after=soonest(found.left, gate.next_look(observed, now)),
     )
-    return _with_newer_code(elastic.adapt(observed, lives, now, defaults), observed, now, defaults)
 
 
-def _with_newer_code(
-    decision: Decision, observed: Observed, now: datetime, defaults: Defaults
-) -> Decision:
-    """Go on with the sync pod beside the gang, unless the gang is about to be another."""
+def living_gang(context: Context) -> Decision:
+    """What a gang that lives needs: its claims and its Service, and what its launchers are told."""
+    observed, now, found = context.observed, context.now, context.gang
+    assert found is not None
+    missing = _missing_checkpoints(observed)
+    writes = Writes(
+        applies=(*missing, *_missing_service(observed), *gate.instruct(observed, now)),
+        deletes=gang.end_stale_pods(observed),
+    )
+    decision = present_gang(
+        context,
+        found.state,
+        found.why,
+        writes.and_also(requeue_after=found.left).and_also(
+            requeue_after=gate.next_look(observed, now)
+        ),
+    )
+    accepted = refusals.accepted(observed, missing)
+    trouble = claims.trouble(delivery.mounted_claims(observed), accepted)
+    if trouble is None:
+        return decision
+    storage = ConditionUpdate("StorageReady", "False", trouble)
+    return replace(decision, conditions=(*decision.conditions, storage))
+
+
+def with_newer_code(context: Context, decision: Decision) -> Decision:
+    """Go on with the sync pod beside a gang, unless the gang is suspended."""
     if decision.state not in (State.GANG_RUNNING, State.GANG_STARTING):
         return decision
-    step = reload.sync(observed, now, defaults)
+    observed = context.observed
+    step = reload.sync(observed, context.now, context.defaults)
     if step is None:
         return decision
-    newer = refusals.all_or_refused(observed, step.applies)
+    older = reload.why_older(observed, step)
     return replace(
         decision,
-        newer=reload.why_older(observed, step),
+        conditions=(*decision.conditions, *((older,) if older is not None else ())),
         # A resize that waits for the workspace has asked for the same pod.
-        applies=(*decision.applies, *(a for a in newer if a not in decision.applies)),
-        deletes=(*decision.deletes, *(d for d in step.deletes if d not in decision.deletes)),
-        requeue_after=soonest(decision.requeue_after, step.requeue_after),
+        writes=decision.writes.and_also(
+            applies=refusals.all_or_refused(observed, step.applies),
+            deletes=step.deletes,
+            requeue_after=step.requeue_after,
+        ),
     )
 
 
-def _timed_out(decision: Decision, observed: Observed, policy: ResolvedReliability) -> Decision:
-    assert policy.deadline is not None
-    message = f"ran for {policy.deadline.total_seconds():.0f} s ({policy.deadline_set_by})"
-    return replace(
-        decision,
-        state=State.DEADLINE_EXCEEDED,
-        why=Reason("DeadlineExceeded", message),
-        deletes=gang.end_survivors(observed, policy.grace_seconds),
-    )
+def _with_capacity(decision: Decision, capacity: Reason) -> Reason:
+    """A gang that runs has nothing more important to say; one that waits says both."""
+    if decision.state is State.GANG_RUNNING:
+        return capacity
+    return Reason(decision.why.reason, f"{decision.why.message}; {capacity.message}")
 
 
-def _after_failure(
-    observed: Observed,
-    decision: Decision,
-    failure: Failure,
-    policy: ResolvedReliability,
-    now: datetime,
-    defaults: Defaults,
-) -> Decision:
-    """Fail, wait for the delay to pass, or make the next gang at once."""
-    counts = decision.counts
-    survivors = (*gang.end_survivors(observed), *halves.delete_half(observed, now))
-    ended = gang.recorded(observed)
-    if ended is None:
-        action = evaluate_failure_policy(failure, policy, counts)
-        if action is FailureAction.FAIL:
-            because = why_final(policy, counts)
-            why = Reason(decision.why.reason, decision.why.message + because)
-            return replace(decision, why=why, deletes=survivors)
-        counted = action is FailureAction.RESTART
-        node = failure.said.node
-        ended = gang.record(observed, decision.why, now, counted=counted, node=node)
-        # The status has the count from now on, whatever becomes of the Job.
-        counts = counts.after(action)
-        decision = replace(decision, counts=counts)
-    # The first judgement stands: what ends later in a gang that is over is collateral.
-    wait = backoff.waits(observed, ended, now)
-    if wait is not None:
-        return replace(
-            decision,
-            state=State.BACKING_OFF,
-            why=wait.why,
-            deletes=survivors,
-            ended=(*decision.ended, ended),
-            requeue_after=wait.left,
-        )
-    next_attempt = NextAttempt(
-        counts=counts,
-        ended=ended,
-        failure=failure.said,
-        nodes=elastic.kept(observed),
-    )
-    step = advance(observed, next_attempt, now, defaults)
-    return replace(
-        step,
-        ended=(*decision.ended, ended),
-        deletes=(*step.deletes, *(d for d in survivors if d not in step.deletes)),
-    )
-
-
-def _resolved(observed: Observed) -> ResolvedSpec | None:
-    """The run, where the status does not know its size yet: the gang is older than any status."""
+def _spec_of_unknown_gang(observed: Observed) -> ResolvedSpec | None:
+    """Where the status does not know the size yet: the gang is older than any status."""
     if observed.job.status.gpus is not None or observed.queue is None:
         return None
     try:
         return resolve_spec(observed.job, observed.queue)
     except InvalidSpecError:
         return None
+
+
+def _missing_checkpoints(observed: Observed) -> tuple[Apply, ...]:
+    """The claim for checkpoints beside a gang that lives: its pods may not have mounted it yet."""
+    if observed.queue is None:
+        return ()
+    try:
+        spec = resolve_spec(observed.job, observed.queue)
+    except InvalidSpecError:
+        return ()
+    return missing_checkpoints(observed, spec)
+
+
+def missing_checkpoints(observed: Observed, spec: ResolvedSpec) -> tuple[Apply, ...]:
+    """The claim for checkpoints, where the job has one of its own and it is not there."""
+    wanted = spec.checkpoints
+    if wanted is None or wanted.existing or claims.named(observed.claims, wanted.name) is not None:
+        return ()
+    return (volumes.claim(observed.job, wanted, names.CHECKPOINTS),)
+
+
+def _missing_service(observed: Observed) -> tuple[Apply, ...]:
+    """The Service of a gang that lives, where somebody has deleted it."""
+    several = roles.nodes_of(observed.child_jobs[-1]) > 1
+    return (network.service(observed.job),) if several and observed.service is None else ()

@@ -77,9 +77,9 @@ def compose(observed: Observed, decision: Decision, row: Row, now: datetime) -> 
     phase = row.phase or present.phase
     nodes, workers = _workers(observed, decision)
     ended = phase in TERMINAL
-    attempts = _attempts(present.attempts, decision.ended)
+    attempts = _attempts(present.attempts, decision.history.ended)
     unfenced = fence.outstanding(observed, now)
-    counts = decision.counts
+    counts = decision.history.counts
     succeeded = gang.completed(observed)
     if decision.state is State.GANG_SUCCEEDED and succeeded is not None:
         # Another end may have been recorded of the gang before it was known to succeed.
@@ -100,7 +100,7 @@ def compose(observed: Observed, decision: Decision, row: Row, now: datetime) -> 
             )
         ),
         num_nodes=nodes,
-        gpus=decision.run.size.gpus if decision.run else present.gpus,
+        gpus=decision.spec.size.gpus if decision.spec else present.gpus,
         workers=workers,
         workers_status=f"{workers.ready}/{nodes} ready" if workers else "",
         selector=f"{names.JOB_LABEL}={job.metadata.name},{names.COMPONENT_LABEL}={names.WORKER}",
@@ -121,7 +121,7 @@ def compose(observed: Observed, decision: Decision, row: Row, now: datetime) -> 
         worker_nodes=() if ended else fence.worker_nodes(observed, decision.attempt, unfenced),
         avoided_nodes=avoid.failed_twice(attempts),
         checkpoint_nodes=local.nodes_with_checkpoints(observed)[:MOST_NODES],
-        last_failure=decision.failure or present.last_failure,
+        last_failure=decision.history.failure or present.last_failure,
         progress=progress.shown(observed, now, ended=ended),
         dependencies_met=dependencies.met(observed),
     )
@@ -140,8 +140,8 @@ def _workers(observed: Observed, decision: Decision) -> tuple[int | None, Worker
     """Nodes of the gang, or of the one to come, and its workers; the next one's if it is made."""
     present = observed.job.status
     if decision.state is State.READY:
-        assert decision.run is not None
-        nodes = decision.run.size.nodes
+        assert decision.spec is not None
+        nodes = decision.spec.size.nodes
         return nodes, count((), nodes)
     if observed.child_jobs:
         child = gang.completed(observed) or observed.child_jobs[-1]
@@ -154,7 +154,7 @@ def _workers(observed: Observed, decision: Decision) -> tuple[int | None, Worker
         return nodes, count(observed.workers, nodes)
     # Counts of zero remember that there was a gang: the next one has another number.
     idle = None if present.workers is None else WorkersStatus()
-    return (decision.run.size.nodes if decision.run else present.num_nodes), idle
+    return (decision.spec.size.nodes if decision.spec else present.num_nodes), idle
 
 
 def _beside_head(observed: Observed) -> WorkersStatus:
@@ -197,12 +197,7 @@ def _conditions(
         for c in observed.job.status.conditions
         if c.type not in WARNINGS and c.type != ADMITTED
     }
-    if decision.queue is not None:
-        _claim(claims, "QueueReady", holds=True, why=decision.queue)
-    if decision.workspace is not None:
-        _claim(claims, "WorkspaceReady", holds=True, why=decision.workspace)
-    if decision.dependencies is not None:
-        _claim(claims, dependencies.CONDITION, holds=True, why=decision.dependencies)
+    claims.update((update.type, update) for update in decision.conditions)
     made = decision.state is State.READY
     if observed.child_jobs or made:
         placed = _placed(observed, decision, nodes)
@@ -215,14 +210,12 @@ def _conditions(
             claims, "Suspended", holds=False, why=Reason("NotSuspended", "spec.suspend is false")
         )
     claims[row.condition] = ConditionUpdate(row.condition, row.status, decision.why)
-    refused = refusals.condition(observed, decision.applies)
-    for warning in filter(None, (decision.capacity, decision.newer, refused)):
-        claims[warning.type] = warning
+    refused = refusals.condition(observed, decision.writes.applies)
+    if refused is not None:
+        claims[refused.type] = refused
     unshared = job_claims.unshared(delivery.mounted_claims(observed), nodes)
     if unshared is not None:
         _claim(claims, "StorageShared", holds=False, why=unshared)
-    if decision.storage is not None:
-        _claim(claims, "StorageReady", holds=False, why=decision.storage)
     template = observed.queue.spec if observed.queue else TorchrunQueueSpec()
     fields = not_yet_supported(observed.job.spec, template)
     if fields:
@@ -336,15 +329,5 @@ def _change(before: TorchrunJobStatus, decision: Decision, row: Row) -> list[Eve
     if before.phase == row.phase and before.reason == why.reason:
         return []
     trouble = state in TROUBLE or why.reason in TROUBLE_REASONS
-    made = [Event("Warning" if trouble else "Normal", why.reason, why.message)]
-    rendezvous = decision.run.rendezvous if decision.run else None
-    if state is State.READY and rendezvous is not None and rendezvous.fallback_from:
-        made.append(
-            Event(
-                "Warning",
-                "RendezvousFallback",
-                f"rdzvBackend {rendezvous.fallback_from} needs distributed.rdzvEndpoint;"
-                f" {rendezvous.backend} is used instead",
-            )
-        )
-    return made
+    changed = Event("Warning" if trouble else "Normal", why.reason, why.message)
+    return [changed] if decision.warning is None else [changed, decision.warning]

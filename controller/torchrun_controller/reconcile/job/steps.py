@@ -1,97 +1,161 @@
-"""The next step of one job: its phase, what is written, and when to look again."""
+"""The next step of one job: the first of STEPS that applies decides."""
 
+from collections.abc import Callable
 from datetime import datetime
 
-from msgspec.structs import replace
+from msgspec import Struct
 
-from torchrun_api.status import TorchrunJobStatus
-from torchrun_controller.reconcile.gang import fence, gang, halves
+from torchrun_api.status import Phase, TorchrunJobStatus
+from torchrun_controller.reconcile.gang import elastic, fence, halves
 from torchrun_controller.reconcile.gang.decision import Decision, soonest
-from torchrun_controller.reconcile.job import elastic, progress, refusals, status
-from torchrun_controller.reconcile.job.between import proceed
-from torchrun_controller.reconcile.job.ends import after_the_end
-from torchrun_controller.reconcile.job.running import watch
-from torchrun_controller.reconcile.model.conditions import Reason
+from torchrun_controller.reconcile.job import progress, refusals, status
+from torchrun_controller.reconcile.job.context import Context
+from torchrun_controller.reconcile.job.endings import (
+    clean_up,
+    deadline_exceeded,
+    preempted,
+    suspended,
+)
+from torchrun_controller.reconcile.job.next_attempt import (
+    checkpoints_terminating,
+    create_gang,
+    dependencies_not_met,
+    dependency_failed,
+    job_invalid,
+    not_admitted,
+    queue_missing,
+    refuse,
+    scheduler_missing,
+    spec_invalid,
+    unfenced_not_recorded,
+    workspace_not_ready,
+)
+from torchrun_controller.reconcile.job.running import (
+    backing_off,
+    gang_deleted,
+    gang_exists,
+    gang_failed,
+    gang_succeeded,
+)
 from torchrun_controller.reconcile.model.observed import Defaults, Observed
-from torchrun_controller.reconcile.model.phases import TERMINAL, State, transition
+from torchrun_controller.reconcile.model.phases import ROWS, TERMINAL
 from torchrun_controller.reconcile.model.plan import Plan
-from torchrun_controller.reconcile.model.times import deadline_left, sync_left, without_future
+from torchrun_controller.reconcile.model.times import deadline_left, sync_left
 from torchrun_controller.reconcile.pods import nodes
 from torchrun_controller.reconcile.schedulers import groups
+from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from torchrun_controller.reconcile.spec.reliability import ResolvedReliability, resolve_reliability
 
 
+class Step(Struct, frozen=True):
+    """One rule. `leads_to` are the phases that its decisions may set.
+
+    `decide` returns None where the step does not apply. Where it raises InvalidSpecError, the phase
+    is Pending.
+    """
+
+    decide: Callable[[Context], Decision | None]
+    leads_to: tuple[Phase, ...]
+
+
+STEPS: tuple[Step, ...] = (
+    # What ends a job comes first, whatever else is true.
+    Step(gang_succeeded, ("Succeeded",)),
+    Step(deadline_exceeded, ("TimedOut",)),
+    Step(gang_deleted, ("Failed",)),
+    # What the user or the queue asks for. While pods end, a pause leaves the phase as it is.
+    Step(suspended, ("Suspended",)),
+    Step(preempted, ("Preempted",)),
+    # A gang that exists, or existed: it failed, or is kept going.
+    Step(gang_failed, ("Failed",)),
+    Step(backing_off, ("Queued",)),
+    Step(gang_exists, ("Queued", "Running", "Preempted")),
+    # What is missing for the next attempt, cheapest first. A gang that is to be resized goes on
+    # meanwhile, in the phases that it may have.
+    Step(job_invalid, ("Pending",)),
+    Step(queue_missing, ("Pending",)),
+    Step(spec_invalid, ("Pending",)),
+    Step(dependency_failed, ("Failed", "Pending")),
+    Step(scheduler_missing, ("Pending",)),
+    Step(workspace_not_ready, ("Syncing", "Failed", "Pending")),
+    Step(dependencies_not_met, ("Queued",)),
+    Step(checkpoints_terminating, ("Queued",)),
+    Step(not_admitted, ("Queued", "Preempted")),
+    Step(unfenced_not_recorded, ("Queued",)),
+    Step(create_gang, ("Queued", "Pending")),
+)
+
+
 def reconcile(observed: Observed, now: datetime, defaults: Defaults) -> Plan:
-    """The next step of one job. `now` is in UTC with whole seconds, as the API keeps times."""
-    present = observed.job.status
+    """Return the next writes for one job and the status that explains them.
+
+    `now` is in UTC with whole seconds, as the API keeps times. The garbage collector removes what a
+    deleted job owns. A job that is over keeps its phase: its pods end, and it expires.
+    """
     if observed.job.metadata.deletion_timestamp is not None:
         return Plan()
-    policy = resolve_reliability(observed.job, observed.queue)
-    if present.phase in TERMINAL:
-        deletes, left = after_the_end(observed, policy, now)
-        deletes += (*elastic.leftovers(observed, None), *groups.leftovers(observed, ()))
-        deletes += halves.delete_headless(observed)
-        told = status.after_the_end(observed, now)
-        return Plan(
-            deletes=refusals.accepted_deletes(observed, deletes),
-            status=None if told == status.own(present) else told,
-            requeue_after=left,
-        )
-    observed = without_future(observed, now)
-    decision = _unless_late(observed, _decide(observed, policy, now, defaults), policy, now)
-    row = transition(present.phase, decision.state)
-    assert row is not None, "terminal phases were dealt with"
-    composed = status.compose(observed, decision, row, now)
+    if observed.job.status.phase in TERMINAL:
+        return plan_finished(observed, now)
+    context = Context(observed, now, defaults)
+    return plan(context, first_decision(context), observed.job.status)
+
+
+def first_decision(context: Context) -> Decision:
+    """The decision of the first step that applies; the last one always does."""
+    try:
+        decisions = (step.decide(context) for step in STEPS)
+        return next(decision for decision in decisions if decision is not None)
+    except InvalidSpecError as error:
+        return refuse(context, error)
+
+
+def plan(context: Context, decision: Decision, present: TorchrunJobStatus) -> Plan:
+    """The writes of a decision, without those that the API server refuses, and the next look.
+
+    `present` is the status as the API has it, with times that may be ahead of `context.now`.
+    """
+    observed, now, reliability = context.observed, context.now, context.reliability
+    writes = decision.writes
+    composed = status.compose(observed, decision, ROWS[decision.state], now)
     deletes = (
-        *decision.deletes,
-        *elastic.leftovers(observed, decision),
-        *groups.leftovers(observed, decision.applies),
+        *writes.deletes,
+        *elastic.leftovers(observed, decision.probes, writes.deletes),
+        *groups.leftovers(observed, writes.applies),
         *halves.delete_headless(observed),
     )
     return Plan(
-        applies=refusals.accepted(observed, decision.applies),
+        applies=refusals.accepted(observed, writes.applies),
         deletes=refusals.accepted_deletes(observed, deletes),
-        status_before_deletes=decision.status_before_deletes,
+        status_before_deletes=writes.status_before_deletes,
         status=None if composed == status.own(present) else composed,
-        events=status.events(present, composed, decision, row),
+        events=status.events(present, composed, decision, ROWS[decision.state]),
         requeue_after=soonest(
-            decision.requeue_after,
+            writes.requeue_after,
             nodes.next_look(observed, now),
             fence.next_look(observed, now),
-            sync_left(composed, policy.sync_timeout, now),
-            deadline_left(composed, policy.deadline, now),
-            _time_to_live(composed, policy),
+            sync_left(composed, reliability.sync_timeout, now),
+            deadline_left(composed, reliability.deadline, now),
+            _time_to_live(composed, reliability),
             progress.left(observed, composed.progress, now),
         ),
     )
 
 
-def _time_to_live(composed: TorchrunJobStatus, policy: ResolvedReliability) -> float | None:
-    if composed.phase not in TERMINAL or policy.time_to_live is None:
+def plan_finished(observed: Observed, now: datetime) -> Plan:
+    """End what still runs of a job that is over, and delete the job after its time to live."""
+    reliability = resolve_reliability(observed.job, observed.queue)
+    deletes, left = clean_up(observed, reliability, now)
+    deletes += (*elastic.leftovers(observed), *groups.leftovers(observed, ()))
+    deletes += halves.delete_headless(observed)
+    composed = status.after_the_end(observed, now)
+    return Plan(
+        deletes=refusals.accepted_deletes(observed, deletes),
+        status=None if composed == status.own(observed.job.status) else composed,
+        requeue_after=left,
+    )
+
+
+def _time_to_live(composed: TorchrunJobStatus, reliability: ResolvedReliability) -> float | None:
+    if composed.phase not in TERMINAL or reliability.time_to_live is None:
         return None
-    return max(policy.time_to_live.total_seconds(), 1.0)
-
-
-def _decide(
-    observed: Observed, policy: ResolvedReliability, now: datetime, defaults: Defaults
-) -> Decision:
-    """The first finding that holds."""
-    if gang.is_there(observed):
-        return watch(observed, policy, now, defaults)
-    return proceed(observed, policy, now, defaults)
-
-
-def _unless_late(
-    observed: Observed, decision: Decision, policy: ResolvedReliability, now: datetime
-) -> Decision:
-    """The decision, but for a workspace that is not ready in time: then the job fails."""
-    if decision.state not in (State.WORKSPACE_SYNCING, State.WORKSPACE_REFUSED):
-        return decision
-    left = sync_left(observed.job.status, policy.sync_timeout, now)
-    if left is None or left > 0:
-        return decision
-    assert policy.sync_timeout is not None
-    seconds = policy.sync_timeout.total_seconds()
-    message = f"the workspace was not ready within {seconds:.0f} s (syncTimeoutSeconds); "
-    why = Reason("SyncTimeout", message + decision.why.message)
-    return replace(decision, state=State.SYNC_TIMED_OUT, why=why, applies=(), deletes=())
+    return max(reliability.time_to_live.total_seconds(), 1.0)

@@ -29,7 +29,7 @@ WAYS: Mapping[GangScheduling, Callable[[Gang], GangObjects]] = MappingProxyType(
 )
 
 
-def bind(
+def build_gang_objects(
     observed: Observed, run: ResolvedSpec, attempt: int, made: tuple[Apply, ...]
 ) -> tuple[Apply, ...]:
     """The groups of a gang, and then its Jobs: a scheduler must know a pod's group first.

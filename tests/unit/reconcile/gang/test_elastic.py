@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from torchrun_api import names
 from torchrun_api.kinds import JOBS, PODS
 from torchrun_controller.reconcile import Conflict, Plan, Rejection, reconcile
+from torchrun_controller.reconcile.gang.elastic import SETTLE, SHRINK_AFTER
 from torchrun_controller.reconcile.gang.gate import REPEAT_SECONDS
-from torchrun_controller.reconcile.job.elastic import SETTLE, SHRINK_AFTER
 from world import DEFAULTS, START, World, make_job, make_queue
 
 GROW_AFTER = DEFAULTS.grow_after

@@ -17,13 +17,11 @@ from torchrun_api.core import Job, Pod
 from torchrun_api.job import Elastic, TorchrunJob
 from torchrun_api.meta import ConditionStatus
 from torchrun_controller.reconcile.gang import gang
-from torchrun_controller.reconcile.gang.decision import Decision, soonest
 from torchrun_controller.reconcile.gang.probe import missing_probes
-from torchrun_controller.reconcile.job.advance import NextAttempt, advance
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
 from torchrun_controller.reconcile.model.observed import Defaults, Observed
 from torchrun_controller.reconcile.model.phases import State
-from torchrun_controller.reconcile.model.plan import Delete
+from torchrun_controller.reconcile.model.plan import Apply, Delete
 from torchrun_controller.reconcile.pods import roles
 from torchrun_controller.reconcile.pods.lifecycle import alive, scheduled
 from torchrun_controller.reconcile.pods.lifecycle import delete as delete_pod
@@ -47,44 +45,29 @@ class Outlook(Struct, frozen=True, kw_only=True):
     requeue_after: float | None = None
 
 
-def adapt(observed: Observed, decision: Decision, now: datetime, defaults: Defaults) -> Decision:
-    """The decision on a gang that lives, with what its size calls for."""
+def outlook(observed: Observed, state: State, now: datetime, grow_after: timedelta) -> Outlook:
+    """What the size of a gang calls for that is in this state; nothing unless it is elastic."""
     spec = observed.job.spec
     if spec.elastic is None or spec.num_nodes is None:
-        return decision
-    seen = outlook(observed, decision.state, spec.elastic, now, defaults.grow_after)
-    if decision.why.reason == "WorkersStarting":
-        # The scheduler has not spoken yet: each gang starts like that.
-        seen = replace(seen, condition=None)
-    if seen.nodes is not None and seen.why is not None:
-        return _resize(observed, decision, seen.nodes, seen.why, now, defaults)
-    if seen.condition is not None and seen.condition.status == "False":
-        decision = replace(decision, why=_told(decision, seen.condition.why))
-    applies, problem = missing_probes(observed, seen.probes, defaults)
-    condition = seen.condition
+        return Outlook()
+    return _outlook(observed, state, spec.elastic, now, grow_after)
+
+
+def probes(
+    observed: Observed, outlook: Outlook, defaults: Defaults
+) -> tuple[tuple[Apply, ...], ConditionUpdate | None]:
+    """The probe pods that are missing, and the condition with the reason why there are none."""
+    applies, problem = missing_probes(observed, outlook.probes, defaults)
+    condition = outlook.condition
     if problem and condition is not None:
         why = Reason(condition.why.reason, f"{condition.why.message}; {problem}")
         condition = replace(condition, why=why)
-    return replace(
-        decision,
-        capacity=condition,
-        applies=(*decision.applies, *applies),
-        probes=seen.probes,
-        requeue_after=soonest(decision.requeue_after, seen.requeue_after),
-    )
+    return applies, condition
 
 
-def _told(decision: Decision, capacity: Reason) -> Reason:
-    """A gang that runs has nothing more important to say; one that waits says both."""
-    if decision.state is State.GANG_RUNNING:
-        return capacity
-    return Reason(decision.why.reason, f"{decision.why.message}; {capacity.message}")
-
-
-def outlook(
+def _outlook(
     observed: Observed, state: State, elastic: Elastic, now: datetime, grow_after: timedelta
 ) -> Outlook:
-    """What the size of a gang calls for that stands as `finding` says."""
     wanted = observed.job.spec.num_nodes
     assert wanted is not None, "elastic goes with numNodes"
     child = observed.child_jobs[-1]
@@ -213,41 +196,15 @@ def _until(moment: datetime | None, now: datetime) -> float | None:
     return None if moment is None else (moment - now).total_seconds()
 
 
-def _resize(
-    observed: Observed,
-    decision: Decision,
-    nodes: int,
-    why: Reason,
-    now: datetime,
-    defaults: Defaults,
-) -> Decision:
-    """The next gang is made before the old one is told to end, so that its size is never lost."""
-    ended = gang.record(observed, why, now, counted=False)
-    next_attempt = NextAttempt(counts=decision.counts, ended=ended, nodes=nodes)
-    step = advance(observed, next_attempt, now, defaults)
-    if step.state is not State.READY:
-        message = f"{decision.why.message}; no resize to {nodes} nodes yet: {step.why.message}"
-        return replace(
-            decision,
-            why=Reason(decision.why.reason, message),
-            applies=(*decision.applies, *step.applies),
-            deletes=(*decision.deletes, *step.deletes),
-            requeue_after=soonest(decision.requeue_after, step.requeue_after),
-        )
-    # A gang that was never whole has nothing to save.
-    hurried = gang.end_survivors(observed) if why.reason == gang.SHRINKING else ()
-    deletes = (*hurried, gang.delete(observed.child_jobs[-1]), *gang.forget_oldest(observed))
-    return replace(step, why=why, ended=(*decision.ended, ended), deletes=deletes)
-
-
-def leftovers(observed: Observed, decision: Decision | None) -> tuple[Delete, ...]:
-    """Probes that nobody asks any more, and gangs that a resize has left to end."""
-    probes = decision.probes if decision is not None else 0
+def leftovers(
+    observed: Observed, wanted: int = 0, deletes: tuple[Delete, ...] = ()
+) -> tuple[Delete, ...]:
+    """Probes beyond those `wanted`, and gangs that a resize has left; without these `deletes`."""
     resized = (gang.delete(child) for child in gang.left_by_resize(observed))
     idle = (
         delete_pod(pod)
         for number, pod in enumerate(sorted(observed.probes, key=lambda p: p.metadata.name))
-        if (number >= probes or not alive(pod)) and pod.metadata.deletion_timestamp is None
+        if (number >= wanted or not alive(pod)) and pod.metadata.deletion_timestamp is None
     )
-    told = {delete.uid for delete in decision.deletes} if decision is not None else set()
-    return tuple(delete for delete in (*resized, *idle) if delete.uid not in told)
+    known = {delete.uid for delete in deletes}
+    return tuple(delete for delete in (*resized, *idle) if delete.uid not in known)

@@ -7,12 +7,15 @@ from msgspec.structs import replace
 from torchrun_api.core import Pod
 from torchrun_api.kinds import TORCHRUN_JOBS
 from torchrun_controller.reconcile.gang import fence, gang, halves
-from torchrun_controller.reconcile.gang.decision import Decision, soonest
+from torchrun_controller.reconcile.gang.decision import Decision, History, Writes, soonest
 from torchrun_controller.reconcile.gang.orphans import orphans, way_out
+from torchrun_controller.reconcile.job.context import Context
+from torchrun_controller.reconcile.job.running import present_gang
 from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.reconcile.model.phases import State
 from torchrun_controller.reconcile.model.plan import Delete
+from torchrun_controller.reconcile.model.times import deadline_left
 from torchrun_controller.reconcile.pods import nodes
 from torchrun_controller.reconcile.pods.lifecycle import alive
 from torchrun_controller.reconcile.spec import admission_status
@@ -21,56 +24,85 @@ from torchrun_controller.reconcile.workspace.delivery import serves
 from torchrun_controller.reconcile.workspace.preparation import end_preparations
 
 
-def suspend(observed: Observed, now: datetime) -> Decision:
+def deadline_exceeded(context: Context) -> Decision | None:
+    """Fail a job that has run for longer than its deadline allows."""
+    limit = context.reliability.deadline
+    left = deadline_left(context.observed.job.status, limit, context.now)
+    if limit is None or left is None or left > 0:
+        return None
+    reliability = context.reliability
+    message = f"ran for {limit.total_seconds():.0f} s ({reliability.deadline_set_by})"
+    return present_gang(
+        context,
+        State.DEADLINE_EXCEEDED,
+        Reason("DeadlineExceeded", message),
+        Writes(deletes=gang.end_survivors(context.observed, reliability.grace_seconds)),
+    )
+
+
+def suspended(context: Context) -> Decision | None:
     """Free everything but the claims; the ranks get their grace period for a checkpoint."""
-    syncing = end_preparations(observed, serving=False)
+    observed = context.observed
+    if not observed.job.spec.suspend:
+        return None
     # A serve pod may hold the only copy of the code: it is kept as claims are.
     preparing = (p for p in (*observed.sync_pods, *observed.setup_pods) if not serves(p))
     ending = Decision(
         state=State.SUSPENDING,
         why=Reason("Suspending", ""),
         attempt=observed.job.status.attempt,
-        counts=gang.counts_of(observed),
-        deletes=syncing,
+        history=_history(context),
+        writes=Writes(deletes=end_preparations(observed, serving=False)),
     )
-    still = _end_gang(observed, ending, Reason("Suspended", "spec.suspend was set"), now)
-    still = still or _wait_for_pods(observed, ending, now, *preparing)
+    cause = Reason("Suspended", "spec.suspend was set")
+    still = _end_gang(context, ending, cause) or _wait_for_pods(context, ending, *preparing)
     if still is not None:
         return still
     why = Reason("Suspended", "spec.suspend is true; claims are kept, nothing else")
-    return replace(ending, state=State.SUSPENDED, why=why, deletes=())
+    return replace(ending, state=State.SUSPENDED, why=why, writes=Writes())
 
 
-def preempt(observed: Observed, told: str, now: datetime) -> Decision:
-    """Free what the gang takes, as for a pause; `told` is why the admission is taken back.
+def preempted(context: Context) -> Decision | None:
+    """Free what the gang takes, as for a pause, where its admission is taken back.
 
     Only the end of this gives back what the queue's quota is charged with.
     """
+    message = admission_status.preempted(context.observed.job)
+    if not message:
+        return None
     ending = Decision(
         state=State.PREEMPTING,
-        why=Reason("Preempting", told),
-        attempt=observed.job.status.attempt,
-        counts=gang.counts_of(observed),
+        why=Reason("Preempting", message),
+        attempt=context.observed.job.status.attempt,
+        history=_history(context),
     )
-    still = _end_gang(observed, ending, Reason(admission_status.PREEMPTED, told), now)
-    still = still or _wait_for_pods(observed, ending, now)
-    if still is not None:
-        return still
-    return replace(ending, state=State.PREEMPTED, why=Reason(admission_status.PREEMPTED, told))
+    why = Reason(admission_status.PREEMPTED, message)
+    still = _end_gang(context, ending, why) or _wait_for_pods(context, ending)
+    return still or replace(ending, state=State.PREEMPTED, why=why)
 
 
-def _end_gang(
-    observed: Observed, ending: Decision, cause: Reason, now: datetime
-) -> Decision | None:
-    """The step that ends the present gang because of `cause`; None if there is none."""
+def _history(context: Context) -> History:
+    """That of a gang which somebody has deleted, or the counts alone.
+
+    A gang that is there ends by the pause, whatever became of its pods meanwhile.
+    """
+    if context.gang is None and context.end is not None:
+        return context.end.history
+    return History(counts=context.history.counts)
+
+
+def _end_gang(context: Context, ending: Decision, cause: Reason) -> Decision | None:
+    """The decision that ends the present gang because of `cause`; None if there is none."""
+    observed, now = context.observed, context.now
     if not observed.child_jobs:
         return None
     child = observed.child_jobs[-1]
+    history = replace(ending.history, ended=(*gang.ended_before(observed), *ending.history.ended))
     noted = replace(
         ending,
         why=_and(ending.why, f"the workers of Job {child.metadata.name} get SIGTERM and end"),
         attempt=max(gang.attempt_of(child), ending.attempt),
-        ended=gang.ended_before(observed),
+        history=history,
     )
     if not gang.is_in_status(observed) or fence.unrecorded(observed, now):
         # Only its Job knows its number and its counts, and only its pods who may run on although
@@ -80,18 +112,17 @@ def _end_gang(
     if not standing and gang.recorded(observed) is not None:
         return None  # the Jobs go when their pods have: these are waited for
     ended = gang.record(observed, cause, now, counted=False)
+    deletes = tuple(gang.delete(job) for job in standing)
     return replace(
         noted,
-        deletes=(*noted.deletes, *(gang.delete(job) for job in standing)),
-        status_before_deletes=True,
-        ended=(*noted.ended, ended),
+        writes=replace(noted.writes.and_also(deletes=deletes), status_before_deletes=True),
+        history=replace(history, ended=(*history.ended, ended)),
     )
 
 
-def _wait_for_pods(
-    observed: Observed, ending: Decision, now: datetime, *preparing: Pod
-) -> Decision | None:
+def _wait_for_pods(context: Context, ending: Decision, *preparing: Pod) -> Decision | None:
     """While pods of the gang, or those that prepare one, still end; None once nothing runs."""
+    observed, now = context.observed, context.now
     # A pod on a lost node never tells of its end: it is remembered, and holds the next gang.
     gangs = (*observed.workers, *observed.stale_pods)
     heard_of = (pod for pod in gangs if nodes.loss(observed, pod, now) is None)
@@ -121,7 +152,7 @@ def _end_what_runs(
     return ((), left) if workers and left > 0 else (workers, None)
 
 
-def after_the_end(
+def clean_up(
     observed: Observed, policy: ResolvedReliability, now: datetime
 ) -> tuple[tuple[Delete, ...], float | None]:
     """What a job that is over still calls for: no pod runs on, and its time to live.

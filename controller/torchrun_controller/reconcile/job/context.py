@@ -1,0 +1,222 @@
+"""What the steps of one reconcile share: each value is worked out once, when a step first asks."""
+
+from datetime import datetime
+from functools import cached_property
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from torchrun_api.status import Attempt, LastFailure
+from torchrun_controller.reconcile.gang import backoff, deletion, elastic, gang, halves
+from torchrun_controller.reconcile.gang.backoff import Wait
+from torchrun_controller.reconcile.gang.decision import History
+from torchrun_controller.reconcile.gang.elastic import Outlook
+from torchrun_controller.reconcile.gang.failures import Failure
+from torchrun_controller.reconcile.gang.gang import GangState
+from torchrun_controller.reconcile.gang.restarts import (
+    NO_FAILURES,
+    FailureAction,
+    evaluate_failure_policy,
+)
+from torchrun_controller.reconcile.model.conditions import Reason
+from torchrun_controller.reconcile.model.observed import Defaults, Observed
+from torchrun_controller.reconcile.model.plan import Delete
+from torchrun_controller.reconcile.model.times import without_future
+from torchrun_controller.reconcile.objects.environment import Environment, environment_of
+from torchrun_controller.reconcile.spec.reliability import resolve_reliability
+from torchrun_controller.reconcile.spec.resolve import ResolvedSpec, resolve_spec
+from torchrun_controller.reconcile.workspace import preparation, setup
+from torchrun_controller.reconcile.workspace.preparation import SyncState, Workspace
+
+
+class GangEnd(Struct, frozen=True, kw_only=True):
+    """The end of the last gang. `action` is None where the status has the end already.
+
+    `history` is what the status records of it.
+    """
+
+    why: Reason
+    action: FailureAction | None
+    attempt: Attempt
+    history: History
+
+
+class NextAttempt(Struct, frozen=True, kw_only=True):
+    """What the next gang takes over: counts, the end of the gang before it, and its size.
+
+    `nodes` is None for the size that the spec gives. `cause` is the end that made it necessary.
+    `survivors` are deleted whatever the next attempt waits for. `resize` is why a gang that lives
+    is replaced by one of another size.
+    """
+
+    history: History
+    cause: Attempt | None = None
+    nodes: int | None = None
+    survivors: tuple[Delete, ...] = ()
+    resize: Reason | None = None
+
+
+class Preparation(Struct, frozen=True, kw_only=True):
+    """The workspace and the environment above it, and the spec as it is with them."""
+
+    step: Workspace
+    spec: ResolvedSpec
+    environment: Environment | None
+
+
+class Context:
+    """One job at one moment. `now` is in UTC with whole seconds, as the API keeps times."""
+
+    def __init__(self, observed: Observed, now: datetime, defaults: Defaults) -> None:
+        self.observed = without_future(observed, now)
+        self.now = now
+        self.defaults = defaults
+        self.reliability = resolve_reliability(observed.job, observed.queue)
+
+    @cached_property
+    def gang(self) -> GangState | None:
+        """How the gang of the present attempt stands; None where its Job is not there."""
+        return gang.find(self.observed, self.now) if gang.is_there(self.observed) else None
+
+    @cached_property
+    def history(self) -> History:
+        """The counts, and what the status does not have yet of failures and earlier ends."""
+        counts = gang.counts_of(self.observed)
+        if self.gang is None:
+            return History(counts=counts)
+        failure = self.gang.failure
+        return History(
+            counts=counts,
+            ended=gang.ended_before(self.observed),
+            failure=failure.said if failure else gang.failed_before(self.observed),
+        )
+
+    @cached_property
+    def end(self) -> GangEnd | None:
+        """How the last gang failed, or was deleted; None where it lives, or there was none."""
+        observed, now = self.observed, self.now
+        if self.gang is not None:
+            failure = self.gang.failure
+            return None if failure is None else self._failed(self.gang, failure)
+        lost = deletion.of_lost_gang(observed, now)
+        if lost is not None:
+            failure, attempt = lost
+            action = evaluate_failure_policy(failure, self.reliability, self.history.counts)
+            why = Reason(failure.said.reason, failure.said.message)
+            return self._judged(why, action, failure.said, attempt)
+        number = observed.job.status.attempt
+        recorded = next((a for a in observed.job.status.attempts if a.number == number), None)
+        if recorded is None:
+            return None
+        why = Reason(recorded.reason, recorded.message)
+        return GangEnd(why=why, action=None, attempt=recorded, history=self.history)
+
+    def _failed(self, state: GangState, failure: Failure) -> GangEnd:
+        """The first judgement stands: what ends later in a gang that is over is collateral."""
+        observed, why = self.observed, state.why
+        recorded = gang.recorded(observed)
+        if recorded is not None:
+            return GangEnd(
+                why=why,
+                action=None,
+                attempt=recorded,
+                history=replace(self.history, ended=(*self.history.ended, recorded)),
+            )
+        action = evaluate_failure_policy(failure, self.reliability, self.history.counts)
+        node = failure.said.node
+        attempt = gang.record(observed, why, self.now, counted=False, node=node)
+        return self._judged(why, action, failure.said, attempt)
+
+    def _judged(
+        self,
+        why: Reason,
+        action: FailureAction,
+        failure: LastFailure,
+        attempt: Attempt,
+    ) -> GangEnd:
+        """A failed job keeps its counts; else the status has the new ones from now on."""
+        history = replace(self.history, failure=failure)
+        if action is not FailureAction.FAIL:
+            attempt = replace(attempt, counted=action is FailureAction.RESTART)
+            history = replace(
+                history,
+                counts=history.counts.after(action),
+                ended=(*history.ended, attempt),
+            )
+        return GangEnd(why=why, action=action, attempt=attempt, history=history)
+
+    @cached_property
+    def survivors(self) -> tuple[Delete, ...]:
+        """The end of pods and Jobs that still run of a gang which is over."""
+        if not self.observed.child_jobs:
+            return ()
+        survivors, half = gang.end_survivors(self.observed), halves.delete_half
+        return (*survivors, *half(self.observed, self.now))
+
+    @cached_property
+    def backoff(self) -> Wait | None:
+        """The wait after the last gang; None once it is over, or if there is none."""
+        if self.end is None:
+            return None
+        return backoff.waits(self.observed, self.end.attempt, self.now)
+
+    @cached_property
+    def outlook(self) -> Outlook:
+        """What the size of a gang that lives calls for."""
+        assert self.gang is not None
+        grow_after = self.defaults.grow_after
+        return elastic.outlook(self.observed, self.gang.state, self.now, grow_after)
+
+    @cached_property
+    def next_attempt(self) -> NextAttempt:
+        """What the next gang takes over from the last one, if there was one."""
+        if self.gang is not None and self.end is None:
+            return self._resized(self.outlook)
+        if self.end is None:
+            return NextAttempt(history=self.history, survivors=self.survivors)
+        ended = self.end.attempt
+        return NextAttempt(
+            history=self.end.history,
+            cause=ended if self.gang is not None or ended.reason not in NO_FAILURES else None,
+            nodes=elastic.kept(self.observed) if self.gang is not None else None,
+            survivors=self.survivors,
+        )
+
+    def _resized(self, outlook: Outlook) -> NextAttempt:
+        assert outlook.why is not None
+        ended = gang.record(self.observed, outlook.why, self.now, counted=False)
+        return NextAttempt(
+            history=History(
+                counts=self.history.counts, ended=(*self.history.ended, ended), failure=None
+            ),
+            cause=ended,
+            nodes=outlook.nodes,
+            resize=outlook.why,
+        )
+
+    @cached_property
+    def spec(self) -> ResolvedSpec:
+        """What the next gang is made of.
+
+        Raises:
+            InvalidSpecError: job and queue together make no run.
+        """
+        assert self.observed.queue is not None
+        spec = resolve_spec(self.observed.job, self.observed.queue)
+        nodes = self.next_attempt.nodes
+        return spec if nodes is None else replace(spec, size=replace(spec.size, nodes=nodes))
+
+    @cached_property
+    def preparation(self) -> Preparation:
+        """The next step towards a ready workspace. Raises InvalidSpecError as `spec` does."""
+        observed, now, spec = self.observed, self.now, self.spec
+        step = preparation.prepare(observed, spec.workspace, now, self.defaults)
+        if step.failed and spec.workspace is not None:
+            step = preparation.last_good(observed, spec.workspace, now) or step
+        if step.served is not None:
+            assert spec.workspace is not None
+            spec = replace(spec, workspace=replace(spec.workspace, served=step.served))
+        environment = environment_of(spec, step.content)
+        if environment is not None and step.state is SyncState.READY:
+            step = setup.prepare(observed, spec, environment, now, self.defaults, step)
+        return Preparation(step=step, spec=spec, environment=environment)

@@ -1,0 +1,329 @@
+"""The steps towards the next attempt: what is missing for it, cheapest first, and its gang."""
+
+from msgspec import structs
+from msgspec.structs import replace
+
+from torchrun_api import names
+from torchrun_controller.reconcile.gang import fence, gang
+from torchrun_controller.reconcile.gang.child_jobs import child_jobs, roles_of
+from torchrun_controller.reconcile.gang.decision import NO_WRITES, Decision, Writes
+from torchrun_controller.reconcile.gang.failures import Cause
+from torchrun_controller.reconcile.job import dependencies, refusals
+from torchrun_controller.reconcile.job.context import Context, NextAttempt
+from torchrun_controller.reconcile.job.running import (
+    QUEUE_FOUND,
+    living_gang,
+    missing_checkpoints,
+    with_newer_code,
+)
+from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
+from torchrun_controller.reconcile.model.phases import State
+from torchrun_controller.reconcile.model.plan import Apply, Event
+from torchrun_controller.reconcile.model.times import sync_left
+from torchrun_controller.reconcile.objects import network
+from torchrun_controller.reconcile.objects.child_job import worker_template
+from torchrun_controller.reconcile.placement import avoid
+from torchrun_controller.reconcile.schedulers.bind import build_gang_objects
+from torchrun_controller.reconcile.schedulers.choice import choose
+from torchrun_controller.reconcile.spec import admission_status
+from torchrun_controller.reconcile.spec.errors import InvalidSpecError
+from torchrun_controller.reconcile.spec.requests import requests_of
+from torchrun_controller.reconcile.spec.resolve import ResolvedSpec
+from torchrun_controller.reconcile.workspace import claims
+from torchrun_controller.reconcile.workspace.preparation import SyncState
+
+
+def job_invalid(context: Context) -> Decision | None:
+    """Refuse a job that its schema should have refused."""
+    if context.observed.job.invalid:
+        raise InvalidSpecError(context.observed.job.invalid)
+    return None
+
+
+def queue_missing(context: Context) -> Decision | None:
+    """Wait for the queue. One that is being deleted takes no job that has not started."""
+    job, queue = context.observed.job, context.observed.queue
+    if queue is None:
+        why = Reason(
+            "QueueNotFound",
+            f"no TorchrunQueue {job.spec.job_queue} in namespace {job.metadata.namespace};"
+            " create it, or choose one of: kubectl get torchrunqueues",
+        )
+        return _decide(context, State.QUEUE_MISSING, why)
+    if queue.metadata.deletion_timestamp is not None and not gang.has_been(context.observed):
+        why = Reason(
+            "QueueTerminating",
+            f"TorchrunQueue {queue.metadata.name} is being deleted and takes no new jobs;"
+            " choose another, or wait until it is made anew",
+        )
+        return _decide(context, State.QUEUE_MISSING, why)
+    return None
+
+
+def spec_invalid(context: Context) -> Decision | None:
+    """Refuse what no pod can be made of, before a workspace is prepared for it."""
+    job, queue = context.observed.job, context.observed.queue
+    assert queue is not None
+    if queue.invalid:
+        raise InvalidSpecError(f"TorchrunQueue {queue.metadata.name}: {queue.invalid}")
+    spec = context.spec
+    for role in roles_of(spec):
+        worker_template(job, queue, spec, None, 0, "", context.defaults, role)
+    requests_of(job, queue, spec.size)
+    return None
+
+
+def refuse(context: Context, error: InvalidSpecError) -> Decision:
+    """The decision on a job that makes no gang as it is specified."""
+    ready = () if context.observed.queue is None else (QUEUE_FOUND,)
+    return _decide(context, State.SPEC_INVALID, Reason("InvalidSpec", str(error)), *ready)
+
+
+def dependency_failed(context: Context) -> Decision | None:
+    """Fail a job whose dependency failed for good, and refuse a cycle."""
+    hold = dependencies.hold(context.observed)
+    if hold is None or hold.state is State.DEPENDENCY_WAITING:
+        return None
+    return _decide(context, hold.state, hold.why, QUEUE_FOUND, spec=context.spec)
+
+
+def scheduler_missing(context: Context) -> Decision | None:
+    """Wait for the gang scheduler that the queue asks for."""
+    observed = context.observed
+    assert observed.queue is not None
+    missing = choose(observed.queue, observed.installed, observed.job).missing
+    if missing is None:
+        return None
+    return _decide(context, State.SCHEDULER_MISSING, missing, QUEUE_FOUND, spec=context.spec)
+
+
+def workspace_not_ready(context: Context) -> Decision | None:
+    """Bring the code to where the workers find it, within syncTimeoutSeconds."""
+    step = context.preparation.step
+    if step.state is SyncState.READY:
+        return None
+    refused = step.state is SyncState.REFUSED
+    state, why = State.WORKSPACE_REFUSED if refused else State.WORKSPACE_SYNCING, step.why
+    writes = Writes(
+        applies=step.applies,
+        deletes=step.deletes,
+        status_before_deletes=step.status_before_deletes,
+        requeue_after=step.requeue_after,
+    )
+    blocked = _refused(context, writes.applies)
+    timeout = context.reliability.sync_timeout
+    left = sync_left(context.observed.job.status, timeout, context.now)
+    if blocked is not None:
+        (state, why), writes = blocked, Writes()
+    elif timeout is not None and left is not None and left <= 0:
+        message = f"the workspace was not ready within {timeout.total_seconds():.0f} s"
+        why = Reason("SyncTimeout", f"{message} (syncTimeoutSeconds); {why.message}")
+        state, writes = State.SYNC_TIMED_OUT, replace(writes, applies=(), deletes=())
+    return _decide(context, state, why, QUEUE_FOUND, spec=context.preparation.spec, writes=writes)
+
+
+def dependencies_not_met(context: Context) -> Decision | None:
+    """Wait for other jobs, with a workspace that is ready meanwhile."""
+    hold = dependencies.hold(context.observed)
+    if hold is None:
+        return None
+    return _with_workspace(context, hold.state, hold.why)
+
+
+def checkpoints_terminating(context: Context) -> Decision | None:
+    """Wait until a claim that is being deleted is gone: no new pod can mount it."""
+    wanted = context.preparation.spec.checkpoints
+    if wanted is None or wanted.existing:
+        return None
+    why = claims.terminating(context.observed.claims, wanted.name)
+    return None if why is None else _ready_but(context, State.CLAIM_ENDING, why)
+
+
+def not_admitted(context: Context) -> Decision | None:
+    """Wait for the admission by the queue, which may have taken it back."""
+    observed = context.observed
+    why = admission_status.missing(observed, context.preparation.spec.size)
+    if why is None:
+        return None
+    gave_way = context.next_attempt.cause is None and admission_status.was_preempted(observed)
+    return _ready_but(
+        context, State.PREEMPTED_WAITING if gave_way else State.ADMISSION_WAITING, why
+    )
+
+
+def unfenced_not_recorded(context: Context) -> Decision | None:
+    """Record workers on lost nodes: the next gang takes the place of the pods that show them."""
+    if not fence.unrecorded(context.observed, context.now):
+        return None
+    message = "workers on lost nodes are recorded in status.unfenced before the next gang is made"
+    return _ready_but(context, State.RECORDING_UNFENCED, Reason("Restarting", message))
+
+
+def create_gang(context: Context) -> Decision:
+    """Create the gang with all that stands beside it: nothing is missing."""
+    observed, upcoming = context.observed, context.next_attempt
+    spec, attempt = context.preparation.spec, gang.next_attempt(observed)
+    causes = () if upcoming.cause is None else (upcoming.cause,)
+    avoided = avoid.failed_twice((*observed.job.status.attempts, *causes))
+    blocking_pods = fence.blocking_pods(observed, attempt, context.now)
+    jobs = child_jobs(
+        observed,
+        spec,
+        attempt,
+        context.defaults,
+        counts=upcoming.history.counts,
+        ended=_cause(upcoming),
+        may_start=gang.is_over(observed) and not blocking_pods,
+        environment=context.preparation.environment,
+        avoided=avoid.hostnames(observed, avoided),
+    )
+    applies = (
+        *missing_checkpoints(observed, spec),
+        *_network(context, spec),
+        *build_gang_objects(observed, spec, attempt, jobs),
+    )
+    blocked = _refused(context, applies)
+    if blocked is not None:
+        return _ready_but(context, *blocked)
+    decision = _ready_but(context, State.READY, _why_created(context, spec, attempt, avoided))
+    hurried = gang.end_survivors(observed)
+    deletes = (*hurried, *gang.forget_oldest(observed))
+    if upcoming.resize is not None:
+        # Only a gang that was never whole has nothing to save.
+        hurried = hurried if upcoming.resize.reason == gang.SHRINKING else ()
+        resized = gang.delete(observed.child_jobs[-1])
+        deletes = (*hurried, resized, *gang.forget_oldest(observed))
+    return replace(
+        decision,
+        attempt=attempt,
+        writes=Writes(applies=applies, deletes=deletes).and_also(deletes=upcoming.survivors),
+        warning=_rendezvous_fallback(spec),
+    )
+
+
+def _why_created(
+    context: Context, spec: ResolvedSpec, attempt: int, avoided: tuple[str, ...]
+) -> Reason:
+    upcoming = context.next_attempt
+    if upcoming.resize is not None:
+        return upcoming.resize
+    if upcoming.cause is None:
+        # Use the message that the next reconcile would write, to save a status update.
+        return Reason("WorkersStarting", f"0 of {spec.size.nodes} workers started")
+    name = names.child_job(context.observed.job.metadata.name, attempt)
+    elsewhere = f", away from {', '.join(avoided)} if it can" if avoided else ""
+    return Reason("Restarting", f"Job {name} is made{elsewhere}; after: {upcoming.cause.message}")
+
+
+def _rendezvous_fallback(spec: ResolvedSpec) -> Event | None:
+    rendezvous = spec.rendezvous
+    if not rendezvous.fallback_from:
+        return None
+    return Event(
+        "Warning",
+        "RendezvousFallback",
+        f"rdzvBackend {rendezvous.fallback_from} needs distributed.rdzvEndpoint;"
+        f" {rendezvous.backend} is used instead",
+    )
+
+
+def _cause(upcoming: NextAttempt) -> Cause | None:
+    cause = upcoming.cause
+    if cause is None:
+        return None
+    return Cause(**structs.asdict(cause), failure=upcoming.history.failure)
+
+
+def _network(context: Context, spec: ResolvedSpec) -> tuple[Apply, ...]:
+    """The Service and the NetworkPolicy of a gang, as far as they are missing."""
+    observed, applies = context.observed, []
+    if network.needs_service(spec) and observed.service is None:
+        applies.append(network.service(observed.job))
+    if observed.queue is not None and observed.queue.spec.networking.isolate:
+        applies.append(network.isolation(observed.job))
+    return tuple(applies)
+
+
+def _refused(context: Context, applies: tuple[Apply, ...]) -> tuple[State, Reason] | None:
+    """Why nothing is made: a name is held by others, or the API server refused an object.
+
+    The controller knows when it is to be tried again.
+    """
+    for apply in applies:
+        why = refusals.refusal_of(context.observed, apply)
+        if why is not None:
+            return State.NAME_TAKEN if why.reason == "NameConflict" else State.REJECTED, why
+    return None
+
+
+def _ready_but(context: Context, state: State, why: Reason) -> Decision:
+    """A decision where nothing but what `why` says is missing."""
+    met = dependencies.why_met(context.observed)
+    return _with_workspace(
+        context,
+        state,
+        why,
+        *(() if met is None else (ConditionUpdate(dependencies.CONDITION, "True", met),)),
+    )
+
+
+def _with_workspace(
+    context: Context, state: State, why: Reason, *ready: ConditionUpdate
+) -> Decision:
+    """A decision where the workspace is ready."""
+    preparation = context.preparation
+    workspace = ConditionUpdate("WorkspaceReady", "True", preparation.step.why)
+    return _decide(
+        context,
+        state,
+        why,
+        QUEUE_FOUND,
+        workspace,
+        *ready,
+        spec=preparation.spec,
+        commit=preparation.step.commit,
+    )
+
+
+def _decide(
+    context: Context,
+    state: State,
+    why: Reason,
+    *ready: ConditionUpdate,
+    spec: ResolvedSpec | None = None,
+    commit: str = "",
+    writes: Writes = NO_WRITES,
+) -> Decision:
+    """A decision on the next attempt. A gang that is to be resized goes on meanwhile."""
+    upcoming = context.next_attempt
+    if upcoming.resize is not None and state is not State.READY:
+        return _not_resized(context, why, writes)
+    return Decision(
+        state=state,
+        why=why,
+        attempt=context.observed.job.status.attempt,
+        spec=spec,
+        conditions=ready,
+        commit=commit,
+        history=upcoming.history,
+        writes=writes.and_also(deletes=upcoming.survivors),
+    )
+
+
+def _not_resized(context: Context, why: Reason, writes: Writes) -> Decision:
+    """The decision on the gang that lives, with what its resize waits for."""
+    decision = living_gang(context)
+    nodes = context.next_attempt.nodes
+    message = f"{decision.why.message}; no resize to {nodes} nodes yet: {why.message}"
+    return with_newer_code(
+        context,
+        replace(
+            decision,
+            why=Reason(decision.why.reason, message),
+            writes=decision.writes.and_also(
+                applies=writes.applies,
+                deletes=writes.deletes,
+                requeue_after=writes.requeue_after,
+            ),
+        ),
+    )
