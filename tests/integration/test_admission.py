@@ -186,3 +186,27 @@ def test_a_paused_queue_and_one_without_admission(controller: ControllerProcess,
     team.reaches("held", "Running")
     api.patch(f"{team.group}/torchrunqueues/closed", {"spec": {"quota": {"nodes": 1}}})
     said(team, "held", "Admitted")
+
+
+def test_an_edit_of_an_admitted_job_cannot_exceed_the_quota(
+    controller: ControllerProcess, api: Api
+) -> None:
+    team = Team(api)
+    make_queue(team, "lab", quota={"cpu": 1})
+    team.submit("train", jobQueue="lab", nodeResources={"cpus": "500m"})
+    admission = team.reaches("train", "Running")["admission"]
+    assert (admission["queue"], admission["nodes"]) == ("lab", 2)
+    assert admission["requests"]["cpu"] == "500m"
+
+    job = f"{team.group}/torchrunjobs/train"
+    api.patch(job, {"spec": {"nodeResources": {"cpus": 1}}})
+    for name in team.children("jobs", "train"):
+        api.delete(f"{team.batch}/jobs/{name}?propagationPolicy=Background")
+    refused = said(team, "train", "ExceedsQuota")
+    assert refused["status"] == "False"
+    assert "allows 1 CPU" in refused["message"]
+    eventually("the gang is gone", lambda: not team.children("jobs", "train"))
+    assert "admission" not in team.status("train")
+
+    api.patch(job, {"spec": {"nodeResources": {"cpus": "500m"}}})
+    assert team.reaches("train", "Running")["admission"]["requests"]["cpu"] == "500m"
