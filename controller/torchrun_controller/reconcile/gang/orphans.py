@@ -33,7 +33,7 @@ def way_out(pods: tuple[Pod, ...]) -> str:
     first = sorted(pod.metadata.name for pod in pods)[:NAMED]
     more = f", and {len(pods) - NAMED} more" if len(pods) > NAMED else ""
     return (
-        f"{len(pods)} of these have no Job of this TorchrunJob, so nobody ends them and they may"
+        f"{len(pods)} workers have no Job of this TorchrunJob, so nobody ends them and they may"
         " train on; end them yourself: kubectl delete pod"
         f" -n {pods[0].metadata.namespace} {' '.join(first)}{more}"
     )

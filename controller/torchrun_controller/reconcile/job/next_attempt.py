@@ -8,6 +8,7 @@ from torchrun_controller.reconcile.gang import fence, gang
 from torchrun_controller.reconcile.gang.child_jobs import child_jobs, roles_of
 from torchrun_controller.reconcile.gang.decision import NO_WRITES, Decision, Writes
 from torchrun_controller.reconcile.gang.failures import Cause
+from torchrun_controller.reconcile.gang.orphans import orphans, way_out
 from torchrun_controller.reconcile.job import dependencies, refusals
 from torchrun_controller.reconcile.job.context import Context, NextAttempt
 from torchrun_controller.reconcile.job.running import (
@@ -145,6 +146,9 @@ def not_admitted(context: Context) -> Decision | None:
     why = admission_status.missing(observed, context.preparation.spec.size)
     if why is None:
         return None
+    left = orphans(observed) if admission_status.charged(observed.job) else ()
+    if left:  # the admission cannot change while they run
+        why = Reason("OrphanedWorkers", f"{why.message}. {way_out(left)}")
     gave_way = context.next_attempt.cause is None and admission_status.was_preempted(observed)
     return _ready_but(
         context, State.PREEMPTED_WAITING if gave_way else State.ADMISSION_WAITING, why

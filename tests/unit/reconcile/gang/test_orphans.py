@@ -22,11 +22,15 @@ def running(**spec: object) -> World:
 def orphaned(**spec: object) -> World:
     """kubectl delete job --cascade=orphan."""
     world = running(**spec)
+    orphan(world)
+    return world
+
+
+def orphan(world: World) -> None:
     del world.objects[JOBS.plural, "train"]
     for key, obj in list(world.objects.items()):
         if isinstance(obj, Pod):
             world.objects[key] = replace(obj, metadata=replace(obj.metadata, owner_references=()))
-    return world
 
 
 def add_copy(world: World, name: str, *owners: OwnerReference) -> None:
@@ -34,6 +38,29 @@ def add_copy(world: World, name: str, *owners: OwnerReference) -> None:
     pod = world.objects[PODS.plural, "train-0-abcde"]
     meta = replace(pod.metadata, name=name, uid=f"uid-of-{name}", owner_references=owners)
     world.objects[PODS.plural, name] = replace(pod, metadata=meta)
+
+
+def test_orphaned_workers_hold_the_admission_of_an_edited_job() -> None:
+    """The coordinator keeps the charge of pods that run, and no admission can follow."""
+    queue = make_queue(quota={"nodes": 2})
+    world = World(make_job(numNodes=2, nodeResources={"cpus": 1}), queue)
+    world.settle()
+    world.admit(2)
+    world.settle()
+    world.all_workers("Running")
+    world.settle()
+    assert world.phase == "Running"
+    wanted = make_job(nodeResources={"cpus": 2}).spec.node_resources
+    world.spec(node_resources=wanted)
+    orphan(world)
+    world.settle()
+    status = world.job.status
+    assert (world.phase, status.reason) == ("Queued", "OrphanedWorkers")
+    assert "2 of cpu on each node are asked for, 1 were admitted" in status.message
+    assert "kubectl delete pod -n ml train-0-abcde train-1-abcde" in status.message
+    world.vanish("train-0-abcde", "train-1-abcde")
+    world.settle()
+    assert world.job.status.reason == "WaitingForAdmission"
 
 
 def start_next(world: World) -> None:
