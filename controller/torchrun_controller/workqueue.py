@@ -33,12 +33,14 @@ Source: client-go util/workqueue (queue, delaying queue, default rate limiters) 
 controller-runtime's priority queue.
 """
 
-import asyncio
+import asyncio  # for one timer
 import heapq
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
 from typing import Generic, Protocol, TypeVar
 
+import anyio
+import anyio.lowlevel
 from msgspec import Struct
 
 from torchrun_controller.token_bucket import Rate, TokenBucket
@@ -353,10 +355,10 @@ class AsyncWorkQueue(WorkQueue[K]):
         observer: Observer | None = None,
     ) -> None:
         super().__init__(clock, limit=limit, observer=observer)
-        self._takers: deque[asyncio.Future[None]] = deque()  # asleep, or cancelled while asleep
-        self._timer: asyncio.TimerHandle | None = (
-            None  # set while takers sleep and keys are delayed
-        )
+        self._takers: deque[anyio.Event] = deque()  # asleep, or cancelled while asleep
+        # While takers sleep and keys are delayed. anyio has no timer without a task, and a time-out
+        # for each taker would wake all of them at each deadline.
+        self._timer: asyncio.TimerHandle | None = None
 
     async def take(self) -> K:
         """Wait for the next key, to be given back by `done`.
@@ -365,7 +367,7 @@ class AsyncWorkQueue(WorkQueue[K]):
         cannot starve watches and the lease. Raises ShutDownError once the queue is shut down and
         nothing waits; a taker may be cancelled at any time and takes no key with it.
         """
-        await asyncio.sleep(0)
+        await anyio.lowlevel.checkpoint()
         while (key := self.get()) is None:
             if self.shutting_down:
                 raise ShutDownError
@@ -380,24 +382,21 @@ class AsyncWorkQueue(WorkQueue[K]):
             self._ready()
 
     async def _sleep(self) -> None:
-        taker = asyncio.get_running_loop().create_future()
+        taker = anyio.Event()
         self._takers.append(taker)
         self._arm()
         try:
-            await taker
-        except asyncio.CancelledError:
-            if not taker.cancelled():
+            await taker.wait()
+        except anyio.get_cancelled_exc_class():
+            if taker.is_set():
                 self._ready()  # woken for a key that another taker must take now
-            elif taker in self._takers:
+            else:
                 self._takers.remove(taker)
             raise
 
     def _ready(self) -> None:
-        while self._takers:
-            taker = self._takers.popleft()
-            if not taker.done():
-                taker.set_result(None)
-                return
+        if self._takers:
+            self._takers.popleft().set()
 
     def _earlier(self) -> None:
         if self._takers:
