@@ -23,7 +23,7 @@ from torchrun_controller.client.apply import (
     NameConflictError,
     RejectedError,
     SupersededError,
-    Written,
+    WriteResult,
 )
 from torchrun_controller.reconcile.model.plan import Apply, Delete
 
@@ -113,12 +113,12 @@ def _intent(kind: Kind[Any], name: str, spec: object, uid: str, **metadata: obje
 INTENTS: dict[str, Callable[..., Apply]] = {"service": service, "job": job, "pod": pod}
 
 
-def raw(cluster: LocalCluster, written: Written | Apply, name: str = "") -> str:
+def raw(cluster: LocalCluster, written: WriteResult | Apply, name: str = "") -> str:
     path = written.kind.path(NAMESPACE, name or getattr(written, "name", ""))
     return cluster.kubectl("get", "--raw", path).stdout
 
 
-def version(cluster: LocalCluster, written: Written) -> str:
+def version(cluster: LocalCluster, written: WriteResult) -> str:
     return str(json.loads(raw(cluster, written))["metadata"]["resourceVersion"])
 
 

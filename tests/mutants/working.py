@@ -273,7 +273,7 @@ WORKING = (
     ),
     Mutant(
         "phases-are-held-back",
-        "controllers/status_throttle.py",
+        "controllers/writes.py",
         "if same_phase and left > 0 else",
         "if left > 0 else",
         "Running is shown a second late",
@@ -281,7 +281,7 @@ WORKING = (
     ),
     Mutant(
         "statuses-have-no-pace",
-        "controllers/status_throttle.py",
+        "controllers/writes.py",
         "if same_phase and left > 0 else",
         "if same_phase and left > 1000 else",
         "a gang of 1,000 pods writes its status 1,000 times as it starts",

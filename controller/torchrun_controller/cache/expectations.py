@@ -5,7 +5,7 @@ from typing import Generic, Protocol, TypeVar
 
 from msgspec import Struct
 
-from torchrun_controller.client.apply import Written
+from torchrun_controller.client.apply import WriteResult
 
 
 class Versioned(Protocol):
@@ -48,7 +48,7 @@ class Expectations(Generic[K]):
         self._patience = patience
         self._pending: dict[K, _Pending] = {}
 
-    def note(self, owner: K, written: Written | None) -> None:
+    def note(self, owner: K, written: WriteResult | None) -> None:
         """Remember a write."""
         if written is None or not written.resource_version:
             return

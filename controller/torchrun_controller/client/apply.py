@@ -86,7 +86,7 @@ class SupersededError(Exception):
 _encode = msgspec.json.Encoder().encode
 
 
-class Written(Struct, frozen=True):
+class WriteResult(Struct, frozen=True):
     """What a write left behind; `resource_version` is empty where the server did not tell.
 
     `created`: the object was not there before.
@@ -99,7 +99,7 @@ class Written(Struct, frozen=True):
     created: bool = False
 
 
-class Found(Struct, frozen=True):
+class LiveObject(Struct, frozen=True):
     """What the API server has under a name; `controller` is the UID of its controller, if any."""
 
     uid: str
@@ -115,7 +115,7 @@ class Applier:
         self._transport = transport
         self._leader = leader
 
-    async def apply(self, intent: Apply) -> Written:
+    async def apply(self, intent: Apply) -> WriteResult:
         """Create the object (no UID) or bring the one with this UID to the intent.
 
         An object of ours that exists already, because the cache is behind, counts as created.
@@ -134,8 +134,8 @@ class Applier:
         except Disconnected as error:
             raise UnavailableError(str(error)) from error
 
-    async def judge(self, intent: Apply) -> None:
-        """Have the API server judge an object that does not exist, as a dry run: nothing is made.
+    async def dry_run(self, intent: Apply) -> None:
+        """Have the API server dry_run an object that does not exist, as a dry run: nothing is made.
 
         Raises: as `apply`; NameConflictError where the name is taken.
         """
@@ -147,7 +147,7 @@ class Applier:
         except Disconnected as error:
             raise UnavailableError(str(error)) from error
 
-    async def find(self, kind: Kind[Any], namespace: str, name: str) -> Found | None:
+    async def find(self, kind: Kind[Any], namespace: str, name: str) -> LiveObject | None:
         """Look for an object where no cache is to be trusted; None if it is not there.
 
         Raises:
@@ -165,11 +165,11 @@ class Applier:
             raise UnavailableError(str(error)) from error
         controllers = (owner.uid for owner in meta.owner_references if owner.controller)
         is_ending = meta.deletion_timestamp is not None
-        return Found(meta.uid, next(controllers, ""), is_ending, meta.resource_version)
+        return LiveObject(meta.uid, next(controllers, ""), is_ending, meta.resource_version)
 
     async def apply_status(
         self, owner: UserObject, status: Status, manager: str = STATUS_FIELD_MANAGER
-    ) -> Written | None:
+    ) -> WriteResult | None:
         """Replace what `manager` says in the status of exactly this state of a job or a queue.
 
         None if it is gone.
@@ -207,7 +207,7 @@ class Applier:
         except Disconnected as error:
             raise UnavailableError(str(error)) from error
 
-    async def delete(self, delete: Delete) -> Written | None:
+    async def delete(self, delete: Delete) -> WriteResult | None:
         """Delete exactly this object; None if it is gone or replaced.
 
         Raises:
@@ -252,7 +252,7 @@ class Applier:
             changed = f"{delete.kind.kind} {delete.name!r} has changed meanwhile"
             raise SupersededError(changed) from error
 
-    async def _create(self, intent: Apply) -> Written:
+    async def _create(self, intent: Apply) -> WriteResult:
         meta = _metadata(intent)
         body = {**intent.body, "metadata": {**meta, "resourceVersion": ABSENT}}
         try:
@@ -264,7 +264,7 @@ class Applier:
         written = _written(intent.kind, intent.name, answer.read(read_object))
         return replace(written, created=True)
 
-    async def _update(self, intent: Apply) -> Written:
+    async def _update(self, intent: Apply) -> WriteResult:
         meta = _metadata(intent)
         body = {**intent.body, "metadata": {**meta, "uid": intent.uid}}
         answer = await self._patch(_path(intent), body, FIELD_MANAGER, force=True)
@@ -283,7 +283,7 @@ class Applier:
             "PATCH", path, query=query, body=_encode(body), content_type=APPLY_PATCH
         )
 
-    async def _settle(self, intent: Apply) -> Written:
+    async def _settle(self, intent: Apply) -> WriteResult:
         """The name is taken: say by what, or take it for the creation if it is ours already."""
         meta = _metadata(intent)
         name = intent.name
@@ -299,7 +299,7 @@ class Applier:
             raise SupersededError(f"an older {intent.kind.kind} {name!r} is being deleted")
         if not _is_ours(holder, owner, meta):
             raise NameConflictError(_conflict(intent.kind, name, holder))
-        return Written(intent.kind, name, holder.uid, holder.resource_version)
+        return WriteResult(intent.kind, name, holder.uid, holder.resource_version)
 
 
 def _metadata(intent: Apply) -> JsonObject:
@@ -312,8 +312,8 @@ def _path(intent: Apply) -> str:
     return intent.kind.path(str(_metadata(intent).get("namespace", "")), intent.name)
 
 
-def _written(kind: Kind[Any], name: str, meta: Meta) -> Written:
-    return Written(kind, name, meta.uid, meta.resource_version)
+def _written(kind: Kind[Any], name: str, meta: Meta) -> WriteResult:
+    return WriteResult(kind, name, meta.uid, meta.resource_version)
 
 
 def _controller_of(references: object) -> OwnerReference | None:

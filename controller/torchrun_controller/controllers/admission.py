@@ -18,7 +18,7 @@ from msgspec import Struct
 from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import UserObject, kind_of
 from torchrun_controller.cache.admission_view import Seen
-from torchrun_controller.client.apply import Status, SupersededError, UnavailableError, Written
+from torchrun_controller.client.apply import SupersededError, UnavailableError
 from torchrun_controller.controllers.controller import (
     Behind,
     Done,
@@ -26,6 +26,7 @@ from torchrun_controller.controllers.controller import (
     RequeueAfter,
     log_fields,
 )
+from torchrun_controller.controllers.writes import EventSink, StatusWriter
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile.admission import accounts
 from torchrun_controller.reconcile.admission.state import Decisions, Preempt, QueueSummary, State
@@ -51,22 +52,6 @@ PATIENCE = 300.0
 _DECISIONS = {Stage.PREEMPT: "preempted", Stage.ADMIT: "admitted"}
 
 log = structlog.get_logger(__name__)
-
-
-class Writer(Protocol):
-    """The part of the Applier that admission needs."""
-
-    async def apply_status(
-        self, owner: UserObject, status: Status, manager: str = ...
-    ) -> Written | None:
-        """See `Applier.apply_status`."""
-
-
-class Recorder(Protocol):
-    """The part of the EventRecorder that admission needs."""
-
-    def record(self, job: TorchrunJob, event: Event) -> None:
-        """See `EventRecorder.record`."""
 
 
 class View(Protocol):
@@ -99,8 +84,8 @@ class AdmissionReconciler:
         *,
         view: View,
         decide: Callable[[State, datetime], Decisions],
-        applier: Writer,
-        events: Recorder,
+        applier: StatusWriter,
+        events: EventSink,
         metrics: Metrics,
         account: Callable[[tuple[QueueSummary, ...]], None] = lambda queues: None,
         clock: Callable[[], float] = time.monotonic,

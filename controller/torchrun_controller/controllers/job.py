@@ -8,17 +8,16 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import structlog
 from msgspec import Struct, field
 
 from torchrun_api.job import TorchrunJob
-from torchrun_api.kinds import TORCHRUN_JOBS
 from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.cache.observe import Key
 from torchrun_controller.client import ApiError
-from torchrun_controller.client.apply import NameConflictError, RejectedError, Written
+from torchrun_controller.client.apply import NameConflictError, RejectedError
 from torchrun_controller.controllers import audit_log, live_reads
 from torchrun_controller.controllers.controller import (
     Done,
@@ -28,8 +27,7 @@ from torchrun_controller.controllers.controller import (
     log_fields,
 )
 from torchrun_controller.controllers.refusals import Refusals, is_refusal
-from torchrun_controller.controllers.status_throttle import STATUS_INTERVAL, StatusThrottle
-from torchrun_controller.controllers.writes import ObjectWriter, Writes
+from torchrun_controller.controllers.writes import STATUS_INTERVAL, EventSink, Throttled, Writes
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile.job.refusals import Identity, identity
 from torchrun_controller.reconcile.model.observed import Observed
@@ -39,20 +37,6 @@ from torchrun_controller.reconcile.model.plan import Apply, Delete, Event, Plan
 MOST_ROUNDS = 8
 
 log = structlog.get_logger(__name__)
-
-
-class Writer(ObjectWriter, live_reads.Finder, Protocol):
-    """The part of the Applier that jobs need."""
-
-    async def apply_status(self, job: TorchrunJob, status: TorchrunJobStatus) -> Written | None:
-        """See `Applier.apply_status`."""
-
-
-class Recorder(Protocol):
-    """The part of the EventRecorder that jobs need."""
-
-    def record(self, job: TorchrunJob, event: Event) -> None:
-        """See `EventRecorder.record`."""
 
 
 Observe: TypeAlias = Callable[[str, str], Observed | None]
@@ -85,9 +69,9 @@ class JobReconciler:
         *,
         observe: Observe,
         decide: Decide,
-        applier: Writer,
+        applier: live_reads.Finder,
         writes: Writes[Key],
-        events: Recorder,
+        events: EventSink,
         metrics: Metrics,
         is_busy: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
@@ -103,7 +87,6 @@ class JobReconciler:
         self._clock = clock
         self._now = now
         self._refusals: Refusals[Key] = Refusals(clock)
-        self._pace: StatusThrottle[Key] = StatusThrottle(clock)
 
     async def attempt(self, key: Key) -> Outcome:
         """One reconcile of the key. Raises what the single writes raise, see `Applier`."""
@@ -228,16 +211,13 @@ class JobReconciler:
             self._events.record(job, Event("Warning", "Forbidden", error.message))
 
     async def _write_status(self, key: Key, observed: Observed, plan: Plan) -> float | None:
-        """Write the status, or return for how many seconds it is held back."""
+        """Write the status, or return the seconds for which it is throttled."""
         job, status = observed.job, plan.status
         if status is None:
             return None
-        held_back = self._pace.held_back(key, same_phase=status.phase == job.status.phase)
-        if held_back is not None:
-            return held_back
-        write = self._applier.apply_status(job, status)
-        written = await self._writes.write(key, TORCHRUN_JOBS, write)
-        self._pace.wrote(key)
+        written = await self._writes.write_status(key, job, status)
+        if isinstance(written, Throttled):
+            return written.seconds
         if written is not None:
             _log(job, status)
             self._metrics.changes.wrote(observed, status, self._now())
@@ -245,7 +225,7 @@ class JobReconciler:
 
     def _forget(self, key: Key) -> None:
         self._refusals.forget(key)
-        self._pace.forget(key)
+        self._writes.forget(key)
 
 
 def _log(job: TorchrunJob, status: TorchrunJobStatus) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from torchrun_api import names
 from torchrun_api.kinds import CLAIMS, JOBS, PODS, TORCHRUN_JOBS, Kind
-from torchrun_controller.client.apply import Found, SupersededError
+from torchrun_controller.client.apply import LiveObject, SupersededError
 from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.reconcile.model.plan import Plan
 from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of
@@ -24,7 +24,7 @@ from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of
 class Finder(Protocol):
     """The part of the Applier that looks."""
 
-    async def find(self, kind: Kind[Any], namespace: str, name: str) -> Found | None:
+    async def find(self, kind: Kind[Any], namespace: str, name: str) -> LiveObject | None:
         """See `Applier.find`."""
 
 

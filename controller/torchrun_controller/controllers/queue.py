@@ -15,19 +15,17 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from torchrun_api.kinds import TORCHRUN_QUEUES
-from torchrun_api.queue import TorchrunQueue, TorchrunQueueStatus
+from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.cache.observe import Key
 from torchrun_controller.client import ApiError
 from torchrun_controller.client.apply import (
     NameConflictError,
     RejectedError,
     SupersededError,
-    Written,
 )
 from torchrun_controller.controllers.controller import Done, Outcome, RequeueAfter, log_fields
-from torchrun_controller.controllers.status_throttle import StatusThrottle
-from torchrun_controller.controllers.writes import BEHIND_RETRY, ObjectWriter, Writes
-from torchrun_controller.reconcile.model.plan import Apply, Event
+from torchrun_controller.controllers.writes import BEHIND_RETRY, EventSink, Throttled, Writes
+from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.queues import ObservedQueue, QueuePlan, Verdict
 
 REFUSED_RETRY = 60.0  # seconds until a write or a trial that was refused is tried again
@@ -35,23 +33,11 @@ REFUSED_RETRY = 60.0  # seconds until a write or a trial that was refused is tri
 log = structlog.get_logger(__name__)
 
 
-class Writer(ObjectWriter, Protocol):
-    """The part of the Applier that queues need."""
+class DryRunner(Protocol):
+    """The part of the Applier that tries the template of a queue."""
 
-    async def judge(self, intent: Apply) -> None:
-        """See `Applier.judge`."""
-
-    async def apply_status(
-        self, owner: TorchrunQueue, status: TorchrunQueueStatus
-    ) -> Written | None:
-        """See `Applier.apply_status`."""
-
-
-class Recorder(Protocol):
-    """The part of the EventRecorder that queues need."""
-
-    def record(self, about: TorchrunQueue, event: Event) -> None:
-        """See `EventRecorder.record`."""
+    async def dry_run(self, intent: Apply) -> None:
+        """See `Applier.dry_run`."""
 
 
 Observe: TypeAlias = Callable[[str, str], ObservedQueue | None]
@@ -76,9 +62,9 @@ class QueueReconciler:
         *,
         observe: Observe,
         decide: Decide,
-        applier: Writer,
+        applier: DryRunner,
         writes: Writes[Key],
-        events: Recorder,
+        events: EventSink,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC).replace(microsecond=0),
     ) -> None:
@@ -90,7 +76,6 @@ class QueueReconciler:
         self._clock = clock
         self._now = now
         self._memories: dict[Key, _Memory] = {}  # of queues that are there, no others
-        self._pace: StatusThrottle[Key] = StatusThrottle(clock)
 
     async def attempt(self, key: Key) -> Outcome:
         """One reconcile of the key. Raises what the single writes raise, see `Applier`."""
@@ -100,7 +85,7 @@ class QueueReconciler:
         observed = self._observe(*key)
         if observed is None:
             self._memories.pop(key, None)
-            self._pace.forget(key)
+            self._writes.forget(key)
             return Done()
         memory = self._remembered(key, observed.queue)
         plan = self._plan(observed, memory)
@@ -116,7 +101,7 @@ class QueueReconciler:
         if any(intent.kind is TORCHRUN_QUEUES for intent in plan.applies) and not memory.refused:
             # Another resourceVersion: a status of this one would be refused. The cache wakes us.
             return RequeueAfter(BEHIND_RETRY)
-        held_back = await self._tell(key, observed.queue, plan)
+        held_back = await self._write_status(key, observed.queue, plan)
         again = [until for _, until in memory.refused.values()] + [memory.judge_again]
         waits = [until - self._clock() for until in again if until < math.inf]
         if held_back is not None:
@@ -128,7 +113,7 @@ class QueueReconciler:
         memory = self._memories.get(key)
         if memory is None or memory.made_from != made_from:
             memory = self._memories[key] = _Memory(made_from)
-            self._pace.forget(key)
+            self._writes.forget(key)
         return memory
 
     def _plan(self, observed: ObservedQueue, memory: _Memory) -> QueuePlan:
@@ -144,7 +129,7 @@ class QueueReconciler:
         """Ask the API server. Raises UnavailableError where it does not answer."""
         generation = queue.metadata.generation
         try:
-            await self._applier.judge(trial)
+            await self._applier.dry_run(trial)
         except RejectedError as error:
             # 403: a role, a quota or a webhook forbids it, which may be no fault of the template.
             return Verdict(generation, "False" if error.permanent else "Unknown", str(error))
@@ -180,17 +165,14 @@ class QueueReconciler:
             log.warning("object refused", **about, resource=what[0], name=what[1], error=message)
             memory.refused[what] = (message, self._clock() + REFUSED_RETRY)
 
-    async def _tell(self, key: Key, queue: TorchrunQueue, plan: QueuePlan) -> float | None:
-        """Write the status and its events, or return for how many seconds they are held back."""
+    async def _write_status(self, key: Key, queue: TorchrunQueue, plan: QueuePlan) -> float | None:
+        """Write status and events, or return the seconds for which they are throttled."""
         status = plan.status
         if status is None:
             return None
-        held_back = self._pace.held_back(key, same_phase=status.phase == queue.status.phase)
-        if held_back is not None:
-            return held_back
-        write = self._applier.apply_status(queue, status)
-        written = await self._writes.write(key, TORCHRUN_QUEUES, write)
-        self._pace.wrote(key)
+        written = await self._writes.write_status(key, queue, status)
+        if isinstance(written, Throttled):
+            return written.seconds
         if written is not None and status.phase != queue.status.phase:
             about = log_fields("queue", queue)
             log.info("phase changed", **about, was=queue.status.phase, phase=status.phase)

@@ -21,7 +21,7 @@ CONFLICT_RETRY = 30.0  # seconds until a name that somebody else holds is tried 
 # Seconds until an object that the API server calls invalid is tried again although nothing of it
 # has changed: admission policies and webhooks answer so too, and change by themselves.
 REJECTED_RETRY = 300.0
-# ReadErrors to a delete that stay the same until a right, a policy or a webhook changes.
+# Answers to a delete that stay the same until a right, a policy or a webhook changes.
 REFUSED_DELETE = frozenset({400, 403, 422})
 
 Refused: TypeAlias = Conflict | Rejection

@@ -1,48 +1,102 @@
-"""Writes for the sake of a key: carried out, counted, and remembered until the caches show them."""
+"""The writes for one key: sent, counted, throttled, and expected in the caches."""
 
-from collections.abc import Coroutine, Hashable, Iterable, Mapping
+import math
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
 import structlog
+from msgspec import Struct
 
-from torchrun_api.kinds import Kind
+from torchrun_api.kinds import Kind, UserObject, kind_of
 from torchrun_controller.cache.expectations import Expectations
-from torchrun_controller.client.apply import Written
+from torchrun_controller.client.apply import Status, WriteResult
 from torchrun_controller.controllers import audit_log
 from torchrun_controller.controllers.controller import Behind
 from torchrun_controller.metrics.registry import Metrics
-from torchrun_controller.reconcile.model.plan import Apply, Delete
+from torchrun_controller.reconcile.model.plan import Apply, Delete, Event
 
-# A cache that reaches our writes wakes the key itself; this is for the case that it never does.
+# Seconds. The cache event of a write requeues its key; this covers an event that never comes.
 BEHIND_RETRY = 1.0
+STATUS_INTERVAL = 1.0  # seconds between two status writes of an object in the same phase
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
 
 K = TypeVar("K", bound=Hashable)
 
 
-class ObjectWriter(Protocol):
-    """The part of the Applier that writes whole objects."""
+class StatusWriter(Protocol):
+    """The part of the Applier that writes status."""
 
-    async def apply(self, intent: Apply) -> Written:
+    async def apply_status(
+        self, owner: UserObject, status: Status, manager: str = ...
+    ) -> WriteResult | None:
+        """See `Applier.apply_status`."""
+
+
+class Writer(StatusWriter, Protocol):
+    """The part of the Applier that writes objects and status."""
+
+    async def apply(self, intent: Apply) -> WriteResult:
         """See `Applier.apply`."""
 
-    async def delete(self, delete: Delete) -> Written | None:
+    async def delete(self, delete: Delete) -> WriteResult | None:
         """See `Applier.delete`."""
 
 
+class EventSink(Protocol):
+    """The part of the EventRecorder that controllers need."""
+
+    def record(self, about: UserObject, event: Event) -> None:
+        """See `EventRecorder.record`."""
+
+
+class Throttled(Struct, frozen=True):
+    """The status was not written; it may be after this many seconds."""
+
+    seconds: float
+
+
+class StatusThrottle(Generic[K]):
+    """Delays a status that follows another too closely, unless the phase changes.
+
+    `clock` is monotonic, in seconds. Holds a time for each existing object.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._written: dict[K, float] = {}
+
+    def delay(self, key: K, *, same_phase: bool) -> float | None:
+        """Return the seconds until a status may be written; None if it may be written now."""
+        left = self._written.get(key, -math.inf) + STATUS_INTERVAL - self._clock()
+        return left if same_phase and left > 0 else None
+
+    def record_write(self, key: K) -> None:
+        """Note a successful write. After a failed one the work queue's backoff applies."""
+        self._written[key] = self._clock()
+
+    def forget(self, key: K) -> None:
+        """Write the next status at once: the object is gone, or was replaced."""
+        self._written.pop(key, None)
+
+
 class Writes(Generic[K]):
-    """The writes of one controller, each for the sake of a key."""
+    """The writes of one controller. `clock` is monotonic, in seconds."""
 
     def __init__(
-        self, applier: ObjectWriter, expectations: Expectations[K], metrics: Metrics
+        self,
+        writer: Writer,
+        expectations: Expectations[K],
+        metrics: Metrics,
+        clock: Callable[[], float],
     ) -> None:
-        self._applier = applier
+        self._writer = writer
         self._expectations = expectations
         self._metrics = metrics
+        self._throttle: StatusThrottle[K] = StatusThrottle(clock)
 
     def behind(self, key: K) -> Behind | None:
-        """Whether the caches do not show the key's last writes yet: then nothing may be decided."""
+        """Return Behind while the caches do not show the key's last writes: decide nothing then."""
         seconds = self._expectations.behind(key)
         return None if seconds is None else Behind(min(seconds, BEHIND_RETRY))
 
@@ -53,13 +107,13 @@ class Writes(Generic[K]):
         deletes: Iterable[Delete],
         about: Mapping[str, str],
     ) -> bool:
-        """Apply, then delete, in the Plan's order; whether an object was created.
+        """Apply, then delete, in the Plan's order; return whether an object was created.
 
-        Raises what the single writes raise. `about` names in log lines what this is for.
+        Raises what the Applier raises. `about` are fields of the log lines.
         """
         creates = False
         for intent in applies:
-            written = await self.write(key, intent.kind, self._applier.apply(intent))
+            written = await self._write(key, intent.kind, self._writer.apply(intent))
             if written is not None and written.created:
                 creates = True
                 line = audit_log.of_creation(intent)
@@ -67,15 +121,34 @@ class Writes(Generic[K]):
             else:
                 log.debug("object changed", **about, object=f"{intent.kind.kind}/{intent.name}")
         for delete in deletes:
-            written = await self.write(key, delete.kind, self._applier.delete(delete))
+            written = await self._write(key, delete.kind, self._writer.delete(delete))
             if written is not None:
                 log.info("object deleted", **about, object=f"{delete.kind.kind}/{delete.name}")
         return creates
 
-    async def write(
-        self, key: K, kind: Kind[Any], write: Coroutine[None, None, Written | None]
-    ) -> Written | None:
-        """Await one write for the key. Raises what it raises."""
+    async def write_status(
+        self, key: K, owner: UserObject, status: Status
+    ) -> WriteResult | Throttled | None:
+        """Write the status, unless it is throttled. None if the object is gone.
+
+        Raises what `Applier.apply_status` raises.
+        """
+        delay = self._throttle.delay(key, same_phase=status.phase == owner.status.phase)
+        if delay is not None:
+            return Throttled(delay)
+        write = self._writer.apply_status(owner, status)
+        written = await self._write(key, kind_of(owner), write)
+        self._throttle.record_write(key)
+        return written
+
+    def forget(self, key: K) -> None:
+        """Do not throttle the next status: the object is gone, or was replaced."""
+        self._throttle.forget(key)
+
+    async def _write(
+        self, key: K, kind: Kind[Any], write: Coroutine[None, None, WriteResult | None]
+    ) -> WriteResult | None:
+        """Await one write for the key, count it, and expect it in the cache."""
         try:
             written = await write
         except Exception as error:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from torchrun_api.kinds import JOBS, PODS, SERVICES, Kind
 from torchrun_controller.cache.expectations import PATIENCE, Expectations
-from torchrun_controller.client.apply import Written
+from torchrun_controller.client.apply import WriteResult
 from torchrun_controller.watch import CLIENT_GO
 
 KINDS: dict[str, Kind[Any]] = {"jobs.batch": JOBS, "pods": PODS}
@@ -31,8 +31,8 @@ def world() -> tuple[Expectations[str], dict[str, Cache], Clock]:
     return Expectations(lambda _: caches, clock, patience=10), caches, clock
 
 
-def written(resource: str, version: int) -> Written:
-    return Written(KINDS[resource], "x", "u", str(version))
+def written(resource: str, version: int) -> WriteResult:
+    return WriteResult(KINDS[resource], "x", "u", str(version))
 
 
 def test_an_owner_without_writes_is_never_behind() -> None:
@@ -79,8 +79,8 @@ def test_patience_outlasts_a_watch_that_is_dead() -> None:
 def test_what_no_cache_will_show_is_not_waited_for() -> None:
     writes, _, _ = world()
     writes.note("a", None)
-    writes.note("a", Written(SERVICES, "x", "u", "5"))
-    writes.note("a", Written(PODS, "x", "u", ""))
+    writes.note("a", WriteResult(SERVICES, "x", "u", "5"))
+    writes.note("a", WriteResult(PODS, "x", "u", ""))
     assert writes.behind("a") is None
 
 

@@ -108,7 +108,7 @@ def intent(uid: str = "") -> Apply:
 
 async def test_a_judgement_makes_nothing() -> None:
     wire = Wire(answer())
-    await Applier(wire, Open()).judge(intent())
+    await Applier(wire, Open()).dry_run(intent())
     (request,) = wire.requests
     assert request.method == "PATCH"
     assert request.query == {"fieldManager": FIELD_MANAGER, "dryRun": "All"}

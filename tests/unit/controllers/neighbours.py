@@ -12,7 +12,7 @@ from torchrun_api.meta import ObjectMeta
 from torchrun_api.queue import TorchrunQueue
 from torchrun_api.status import Phase, TorchrunJobStatus
 from torchrun_controller.cache.expectations import Expectations
-from torchrun_controller.client.apply import Written
+from torchrun_controller.client.apply import WriteResult
 from torchrun_controller.controllers.controller import Controller
 from torchrun_controller.controllers.job import JobReconciler
 from torchrun_controller.controllers.writes import Writes
@@ -51,7 +51,7 @@ class World:
             observe=lambda namespace, name: self.present.get((namespace, name)),
             decide=self.decide,
             applier=self,
-            writes=Writes(self, expectations, self.metrics),
+            writes=Writes(self, expectations, self.metrics, self.clock),
             events=self,
             metrics=self.metrics,
             is_busy=lambda: self.busy,
@@ -68,15 +68,17 @@ class World:
         self.seen.append(observed)
         return self.plan(observed)
 
-    async def apply(self, intent: Apply) -> Written:
+    async def apply(self, intent: Apply) -> WriteResult:
         created = not intent.uid
-        return self._write(intent, Written(intent.kind, intent.name, "u", self._next(), created))
+        return self._write(
+            intent, WriteResult(intent.kind, intent.name, "u", self._next(), created)
+        )
 
-    async def delete(self, delete: Delete) -> Written | None:
-        return self._write(delete, Written(delete.kind, delete.name, "u", ""))
+    async def delete(self, delete: Delete) -> WriteResult | None:
+        return self._write(delete, WriteResult(delete.kind, delete.name, "u", ""))
 
-    async def apply_status(self, job: TorchrunJob, status: TorchrunJobStatus) -> Written | None:
-        return self._write(status, Written(TORCHRUN_JOBS, job.metadata.name, "u", self._next()))
+    async def apply_status(self, job: TorchrunJob, status: TorchrunJobStatus) -> WriteResult | None:
+        return self._write(status, WriteResult(TORCHRUN_JOBS, job.metadata.name, "u", self._next()))
 
     def record(self, job: TorchrunJob, event: Event) -> None:
         self.events.append(event)
@@ -102,7 +104,7 @@ class World:
         self.version += 1
         return str(self.version)
 
-    def _write(self, what: object, written: Written) -> Written:
+    def _write(self, what: object, written: WriteResult) -> WriteResult:
         if self.failures:
             raise self.failures.pop(0)
         self.log.append(what)

@@ -10,7 +10,7 @@ from torchrun_api.kinds import JOBS, TORCHRUN_JOBS, Kind
 from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.cache.expectations import Expectations
 from torchrun_controller.client import ApiError
-from torchrun_controller.client.apply import Found, RejectedError, Written
+from torchrun_controller.client.apply import LiveObject, RejectedError, WriteResult
 from torchrun_controller.controllers.controller import Outcome
 from torchrun_controller.controllers.job import JobReconciler
 from torchrun_controller.controllers.writes import Writes
@@ -39,7 +39,7 @@ class Cluster:
             observe=lambda namespace, name: world.observed(),
             decide=lambda observed, now: reconcile(observed, now, DEFAULTS),
             applier=self,
-            writes=Writes(self, expectations, metrics),
+            writes=Writes(self, expectations, metrics, self.clock),
             events=self,
             metrics=metrics,
             clock=self.clock,
@@ -60,30 +60,32 @@ class Cluster:
             await self.attempt()
             self.world.now += timedelta(minutes=1)
 
-    async def apply(self, intent: Apply) -> Written:
+    async def apply(self, intent: Apply) -> WriteResult:
         self.asked.append((intent.kind.kind, intent.name))
         if (intent.kind.kind, intent.name) in self.refuses:
             rejection = Rejection(intent.kind.resource, intent.name, QUOTA)
             raise RejectedError(rejection, permanent=False)
         self.world.write(intent)
-        return Written(intent.kind, intent.name, "u", "", created=not intent.uid)
+        return WriteResult(intent.kind, intent.name, "u", "", created=not intent.uid)
 
-    async def delete(self, delete: Delete) -> Written | None:
+    async def delete(self, delete: Delete) -> WriteResult | None:
         self.asked.append((delete.kind.kind, delete.name))
         if (delete.kind.kind, delete.name) in self.forbids_deletes:
             raise ApiError(403, "Forbidden", f"{delete.name} may not be deleted")
         self.world.write(delete)
-        return Written(delete.kind, delete.name, delete.uid, "")
+        return WriteResult(delete.kind, delete.name, delete.uid, "")
 
-    async def find(self, kind: Kind[Any], namespace: str, name: str) -> Found | None:
+    async def find(self, kind: Kind[Any], namespace: str, name: str) -> LiveObject | None:
         if kind is TORCHRUN_JOBS:
-            return Found(self.world.job.metadata.uid, "", is_ending=False)
+            return LiveObject(self.world.job.metadata.uid, "", is_ending=False)
         found = self.world.objects.get((JOBS.plural, name))
-        return None if found is None else Found(found.metadata.uid, "uid-train", is_ending=False)
+        return (
+            None if found is None else LiveObject(found.metadata.uid, "uid-train", is_ending=False)
+        )
 
-    async def apply_status(self, job: TorchrunJob, status: TorchrunJobStatus) -> Written | None:
+    async def apply_status(self, job: TorchrunJob, status: TorchrunJobStatus) -> WriteResult | None:
         self.world.write_status(status)
-        return Written(TORCHRUN_JOBS, job.metadata.name, "u", "")
+        return WriteResult(TORCHRUN_JOBS, job.metadata.name, "u", "")
 
     def record(self, job: TorchrunJob, event: Event) -> None:
         self.events.append(event)

@@ -17,7 +17,7 @@ from torchrun_api.meta import ObjectMeta
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.cache.admission_view import Seen
 from torchrun_controller.client import ApiError
-from torchrun_controller.client.apply import Status, SupersededError, UnavailableError, Written
+from torchrun_controller.client.apply import Status, SupersededError, UnavailableError, WriteResult
 from torchrun_controller.controllers.admission import (
     BEHIND_RETRY,
     FIELD_MANAGER,
@@ -124,7 +124,7 @@ class World:
 
     async def apply_status(
         self, owner: UserObject, status: Status, manager: str = ""
-    ) -> Written | None:
+    ) -> WriteResult | None:
         assert manager == FIELD_MANAGER
         uid = owner.metadata.uid
         failures = self.failures[uid]
@@ -142,7 +142,7 @@ class World:
         if error is not None:
             raise error
         written = self.server[uid].metadata.resource_version
-        return Written(kind_of(owner), owner.metadata.name, uid, written)
+        return WriteResult(kind_of(owner), owner.metadata.name, uid, written)
 
     def record(self, job: TorchrunJob, event: Event) -> None:
         self.events.append(event)

@@ -16,7 +16,7 @@ from torchrun_controller.client.apply import (
     RejectedError,
     SupersededError,
     UnavailableError,
-    Written,
+    WriteResult,
 )
 from torchrun_controller.controllers.controller import (
     FORBIDDEN_RETRY,
@@ -374,7 +374,7 @@ class TestSettling:
         world.plan = lambda _: Plan(applies=(SERVICE,))
         original = world.apply
 
-        async def apply(intent: Apply) -> Written:
+        async def apply(intent: Apply) -> WriteResult:
             started.set()
             await release.wait()
             return await original(intent)

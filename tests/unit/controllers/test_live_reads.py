@@ -8,22 +8,22 @@ import pytest
 from torchrun_api.core import Job, Pod
 from torchrun_api.kinds import CLAIMS, JOBS, SERVICES, TORCHRUN_JOBS, Kind
 from torchrun_api.status import TorchrunJobStatus
-from torchrun_controller.client.apply import Found, SupersededError
+from torchrun_controller.client.apply import LiveObject, SupersededError
 from torchrun_controller.controllers import live_reads
 from torchrun_controller.reconcile import Observed, Plan
 from torchrun_controller.reconcile.model.plan import Apply
 from world import make_job
 
-OWN = Found("uid-train", "", is_ending=False)
-GANG = Found("uid-gang", "uid-train", is_ending=False)
+OWN = LiveObject("uid-train", "", is_ending=False)
+GANG = LiveObject("uid-gang", "uid-train", is_ending=False)
 
 
 class Server:
-    def __init__(self, job: Found | None = OWN, gang: Found | None = None) -> None:
+    def __init__(self, job: LiveObject | None = OWN, gang: LiveObject | None = None) -> None:
         self.has = {("TorchrunJob", "train"): job, ("Job", "train-r1"): gang}
         self.asked: list[tuple[str, str]] = []
 
-    async def find(self, kind: Kind[Any], namespace: str, name: str) -> Found | None:
+    async def find(self, kind: Kind[Any], namespace: str, name: str) -> LiveObject | None:
         self.asked.append((kind.kind, name))
         return self.has[kind.kind, name]
 
@@ -65,7 +65,7 @@ async def test_what_follows_from_what_is_seen_is_not_asked_for(observed, plan):
     ("server", "observed", "plan"),
     [
         (Server(job=None), seen(HAD_A_GANG), makes(JOBS)),
-        (Server(job=Found("another", "", is_ending=False)), seen(HAD_A_GANG), makes(JOBS)),
+        (Server(job=LiveObject("another", "", is_ending=False)), seen(HAD_A_GANG), makes(JOBS)),
         (Server(job=None), seen({"phase": "Syncing"}), makes(CLAIMS)),
         (Server(gang=GANG), seen(HAD_A_GANG), makes(JOBS)),
         (Server(gang=GANG), seen(HAD_A_GANG, 0), makes(JOBS)),
@@ -94,8 +94,8 @@ async def test_a_gang_is_not_given_up_that_is_only_not_shown(end):
     "gang",
     [
         None,
-        Found("u", "uid-of-another-job", is_ending=False),
-        Found("u", "uid-train", is_ending=True),
+        LiveObject("u", "uid-of-another-job", is_ending=False),
+        LiveObject("u", "uid-train", is_ending=True),
     ],
     ids=["deleted", "foreign", "is being deleted"],
 )
@@ -128,7 +128,7 @@ def short_of_a_node() -> Observed:
 @pytest.mark.parametrize("version", ["8", None], ids=["changed", "gone"])
 async def test_no_gang_shrinks_by_a_pod_that_the_cache_shows_as_it_was(version):
     server = Server()
-    found = None if version is None else Found("uid-pod", "uid-gang", False, version)
+    found = None if version is None else LiveObject("uid-pod", "uid-gang", False, version)
     server.has["Pod", "train-r1-1"] = found
     with pytest.raises(SupersededError, match="train-r1-1"):
         await live_reads.settle(server, short_of_a_node(), makes(JOBS))
@@ -136,7 +136,7 @@ async def test_no_gang_shrinks_by_a_pod_that_the_cache_shows_as_it_was(version):
 
 async def test_a_pod_that_has_no_node_in_truth_is_asked_for_once():
     server = Server()
-    server.has["Pod", "train-r1-1"] = Found("uid-pod", "uid-gang", False, "7")
+    server.has["Pod", "train-r1-1"] = LiveObject("uid-pod", "uid-gang", False, "7")
     await live_reads.settle(server, short_of_a_node(), makes(JOBS))
     assert server.asked == [("Pod", "train-r1-1")]
 

@@ -17,7 +17,7 @@ from torchrun_controller.client.apply import (
     RejectedError,
     SupersededError,
     UnavailableError,
-    Written,
+    WriteResult,
 )
 from torchrun_controller.controllers.controller import Behind, Done, RequeueAfter
 from torchrun_controller.controllers.queue import REFUSED_RETRY, QueueReconciler
@@ -60,7 +60,7 @@ class World:
             observe=self.observe,
             decide=self.decide,
             applier=self,
-            writes=Writes(self, own, Metrics(CollectorRegistry())),
+            writes=Writes(self, own, Metrics(CollectorRegistry()), self.clock),
             events=self,
             clock=self.clock,
             now=lambda: NOW,
@@ -77,20 +77,20 @@ class World:
         self.seen.append(observed)
         return self.plan(observed)
 
-    async def judge(self, intent: Apply) -> None:
+    async def dry_run(self, intent: Apply) -> None:
         self._write(intent.name, intent)
 
-    async def apply(self, intent: Apply) -> Written:
+    async def apply(self, intent: Apply) -> WriteResult:
         self._write(intent.name, intent)
-        return Written(intent.kind, intent.name, "u", "5")
+        return WriteResult(intent.kind, intent.name, "u", "5")
 
-    async def delete(self, delete: Delete) -> Written | None:
+    async def delete(self, delete: Delete) -> WriteResult | None:
         self._write(delete.name, delete)
         return None
 
     async def apply_status(
         self, owner: TorchrunQueue, status: TorchrunQueueStatus
-    ) -> Written | None:
+    ) -> WriteResult | None:
         self._write("status", status)
         return None
 

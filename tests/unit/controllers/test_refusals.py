@@ -3,10 +3,10 @@
 from typing import Any
 
 from torchrun_api.kinds import JOBS, PODS, SERVICES
-from torchrun_controller.client.apply import NameConflictError, Written
+from torchrun_controller.client.apply import NameConflictError, WriteResult
 from torchrun_controller.controllers.controller import FORBIDDEN_RETRY, RequeueAfter
 from torchrun_controller.controllers.job import MOST_ROUNDS
-from torchrun_controller.controllers.status_throttle import STATUS_INTERVAL
+from torchrun_controller.controllers.writes import STATUS_INTERVAL
 from torchrun_controller.reconcile.model.observed import Conflict
 from torchrun_controller.reconcile.model.plan import Apply
 from unit.controllers.refusing import Cluster
@@ -165,7 +165,7 @@ async def test_a_gang_is_never_created_without_what_it_needs() -> None:
 class Taken(Cluster):
     """Every name of a child Job is held by somebody else."""
 
-    async def apply(self, intent: Apply) -> Written:
+    async def apply(self, intent: Apply) -> WriteResult:
         self.asked.append((intent.kind.kind, intent.name))
         if intent.kind is not JOBS:
             return await super().apply(intent)
