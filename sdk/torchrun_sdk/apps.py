@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from torchrun_sdk import inside, travel
+from torchrun_sdk import function_source, import_guard
 from torchrun_sdk.compute import Compute
 from torchrun_sdk.errors import UsageError
 from torchrun_sdk.kubectl import Kubectl
@@ -46,7 +46,9 @@ class App:
         self.cli_command = cli_command
         self.ports = tuple(ports)
         self.compute = (compute or Compute(**resources)).distribute("pytorch", replicas)
-        self._directory = Path(directory) if directory is not None else travel.project(Path.cwd())
+        self._directory = (
+            Path(directory) if directory is not None else function_source.project(Path.cwd())
+        )
 
     def manifest(self, name: str) -> dict[str, Any]:
         """The TorchrunJob of this name."""
@@ -57,7 +59,7 @@ class App:
         name = job_name(self.name)
         kubectl = Kubectl(self.compute.namespace)
         words = ["submit", "--filename", "-", "--no-follow", "--directory", str(self._directory)]
-        kubectl.run_plugin(*words, given=json.dumps(self.manifest(name)))
+        kubectl.run_plugin(*words, stdin=json.dumps(self.manifest(name)))
         return name
 
     def run(self) -> int:
@@ -70,7 +72,7 @@ class App:
 def app(name: str, cli_command: str, **rest: Any) -> App:
     """An App; under `kt run` it is run at once, and a run that fails ends the program."""
     made = App(name, cli_command, **rest)
-    if os.environ.get(RUN) and not inside.is_inside():
+    if os.environ.get(RUN) and not import_guard.in_call():
         code = made.run()
         if code:
             raise SystemExit(code)

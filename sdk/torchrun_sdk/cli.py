@@ -14,7 +14,7 @@ from pathlib import Path
 from torchrun_sdk.apps import RUN, App
 from torchrun_sdk.errors import CallError, ClusterError, Detached, SdkError, UsageError
 from torchrun_sdk.function import Remote, attach
-from torchrun_sdk.inside import CallInImport, importing
+from torchrun_sdk.import_guard import CallInImport, importing
 from torchrun_sdk.kubectl import Kubectl
 from torchrun_sdk.manifest import LABEL
 from torchrun_sdk.spec import SCRIPT_NAME

@@ -1,4 +1,4 @@
-"""The client's connections into the pods of a gang: results come by them, and later calls go."""
+"""The client's connections into the pods of a gang: they carry results, and calls for warm pods."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from torchrun_sdk.spec import (
     FrameError,
     Here,
     Lines,
+    Message,
     Raised,
     Ready,
     Refused,
     Result,
     Started,
     Wants,
-    Word,
     decode,
     dump_call,
 )
@@ -41,42 +41,42 @@ _PIECE = 256 << 10  # bytes of a file in one line
 # Its stderr stays connected: containerd 1.6 ends an exec whose stderr is closed.
 _COLLECT = f'exec python3 -S "$TORCHRUN_WORKSPACE_TARGET/{FOLDER}/{ENTRY}" collect "$0"'
 
-# What was heard: "frame" (attempt, frame), "lines" (attempt, node's index, Lines), "here" and
+# Kind and value: "frame" (attempt, frame), "lines" (attempt, node's index, Lines), "here" and
 # "ready" (attempt, pod), "refused" (state), "unreadable" (pod, why), "failed" (an exception of this
 # side).
-Heard = tuple[str, Any]
+MonitorEvent = tuple[str, Any]
 
 
-class Bring:
-    """A call for pods that stay, and the directory as it is when `look` is called."""
+class CallDelivery:
+    """A call for warm pods, and the directory as it is when `start_listing` is called."""
 
     def __init__(self, call: Call, root: Path, kubectl: Kubectl) -> None:
         self._call = call
         self._root = root
         self._kubectl = kubectl
         self._files: Future[str] = Future()
-        self._looked = threading.Lock()
+        self._listing_started = threading.Lock()
 
-    def look(self) -> None:
-        """Begin to look at the directory, in a thread; once."""
-        if self._looked.acquire(blocking=False):
-            threading.Thread(target=self._look, daemon=True).start()
+    def start_listing(self) -> None:
+        """List the directory in a thread; later calls do nothing."""
+        if self._listing_started.acquire(blocking=False):
+            threading.Thread(target=self._list_files, daemon=True).start()
 
-    def _look(self) -> None:
+    def _list_files(self) -> None:
         try:
             self._files.set_result(self._kubectl.run_plugin("files", str(self._root)))
         except BaseException as error:
             self._files.set_exception(error)
 
-    def opening(self) -> str:
-        """The line that announces it. Raises ClusterError."""
-        self.look()
+    def announcement(self) -> str:
+        """The line that announces the call. Raises ClusterError."""
+        self.start_listing()
         packed = base64.b64encode(zlib.compress(self._files.result().encode(), 6)).decode()
         call = json.loads(dump_call(self._call))
         return json.dumps({"bring": packed, "call": call})
 
     def send(self, wanted: list[int], line: Callable[[str], None]) -> None:
-        """Hand on the lines that bring these files, and the one that ends them. Raises OSError."""
+        """Pass these files on in lines, and the line that ends them. Raises OSError."""
         listed = self._files.result().split("\n")
         for number in wanted:
             path = self._root / listed[number].split(" ", 3)[3]
@@ -96,17 +96,21 @@ class Bring:
 class Connections:
     """One into each pod that runs, begun again where it breaks.
 
-    call: whose results are wanted, "" for the newest of each pod. bring: for pods that have not
-    heard of it.
+    call: whose results are wanted, "" for the newest of each pod. delivery: for pods that have not
+    events of it.
     """
 
     def __init__(
-        self, kubectl: Kubectl, call: str, heard: queue.Queue[Heard], bring: Bring | None = None
+        self,
+        kubectl: Kubectl,
+        call: str,
+        events: queue.Queue[MonitorEvent],
+        delivery: CallDelivery | None = None,
     ) -> None:
         self._kubectl = kubectl
         self._call = call
-        self._heard = heard
-        self._bring = bring
+        self._events = events
+        self._delivery = delivery
         self._closed = threading.Event()
         self._pods: dict[str, _Pod] = {}
 
@@ -145,7 +149,7 @@ class Connections:
         self._closed.set()
         children = [pod.child for pod in self._pods.values() if pod.child is not None]
         for child in children:
-            child.hang_up()
+            child.close_stdin()
         until = time.monotonic() + _LAST_WORDS
         for child in children:
             child.wait(max(0.0, until - time.monotonic()))
@@ -164,7 +168,7 @@ class Connections:
             self._closed.wait(_AGAIN)
 
     def _line(self, line: str, pod: _Pod) -> str | None:
-        """Hand a word on; the answer to a last word lets its rank go.
+        """Hand a message on; the answer to a last message lets its rank go.
 
         Nothing is raised, as this thread alone would hear of it: what fails here ends the call.
         """
@@ -173,39 +177,39 @@ class Connections:
         try:
             return self._take(decode(line), pod)
         except (SdkError, OSError) as error:
-            self._heard.put(("failed", error))
+            self._events.put(("failed", error))
         except FrameError as error:
-            self._heard.put(("unreadable", (pod.name, str(error))))
+            self._events.put(("unreadable", (pod.name, str(error))))
         except Exception as error:
-            self._heard.put(("unreadable", (pod.name, repr(error))))
+            self._events.put(("unreadable", (pod.name, repr(error))))
         return None
 
-    def _take(self, word: Word | None, pod: _Pod) -> str | None:
-        if isinstance(word, (Started, Result, Raised, Exited)):
-            self._heard.put(("frame", (pod.attempt, word)))
-            return None if isinstance(word, Started) else str(word.rank)
-        if isinstance(word, Lines):
-            self._heard.put(("lines", (pod.attempt, pod.index, word)))
-        elif self._bring is not None and word is not None:
-            self._deliver(word, pod, self._bring)
+    def _take(self, message: Message | None, pod: _Pod) -> str | None:
+        if isinstance(message, (Started, Result, Raised, Exited)):
+            self._events.put(("frame", (pod.attempt, message)))
+            return None if isinstance(message, Started) else str(message.rank)
+        if isinstance(message, Lines):
+            self._events.put(("lines", (pod.attempt, pod.index, message)))
+        elif self._delivery is not None and message is not None:
+            self._deliver(message, pod, self._delivery)
         return None
 
-    def _deliver(self, word: object, pod: _Pod, bring: Bring) -> None:
-        if isinstance(word, Here):
-            pod.last = word.last
-            if word.known:
+    def _deliver(self, message: object, pod: _Pod, delivery: CallDelivery) -> None:
+        if isinstance(message, Here):
+            pod.last = message.last
+            if message.known:
                 return
-            self._heard.put(("here", (pod.attempt, pod.name)))
-            if word.state == FREE:
-                pod.send(bring.opening())
+            self._events.put(("here", (pod.attempt, pod.name)))
+            if message.state == FREE:
+                pod.send(delivery.announcement())
             else:
-                self._heard.put(("refused", word.state))
-        elif isinstance(word, Wants):
-            bring.send(word.lines, pod.send)
-        elif isinstance(word, Ready):
-            self._heard.put(("ready", (pod.attempt, pod.name)))
-        elif isinstance(word, Refused):
-            self._heard.put(("failed", ClusterError(f"{pod.name}: {word.why}")))
+                self._events.put(("refused", message.state))
+        elif isinstance(message, Wants):
+            delivery.send(message.lines, pod.send)
+        elif isinstance(message, Ready):
+            self._events.put(("ready", (pod.attempt, pod.name)))
+        elif isinstance(message, Refused):
+            self._events.put(("failed", ClusterError(f"{pod.name}: {message.why}")))
 
 
 def _is_of_job(metadata: dict[str, Any]) -> bool:

@@ -13,19 +13,19 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
-from torchrun_sdk import coming_back, inside, trust
+from torchrun_sdk import import_guard, own_jobs, reattach
+from torchrun_sdk.call_monitor import UnavailableError
 from torchrun_sdk.cancel import Cancellation
 from torchrun_sdk.compute import Compute, Seconds, cpu_only, seconds
 from torchrun_sdk.errors import UsageError
+from torchrun_sdk.function_source import locate
 from torchrun_sdk.gang import Gang
 from torchrun_sdk.kubectl import Kubectl, quiet
 from torchrun_sdk.manifest import GANG, gang_key, job_name
 from torchrun_sdk.results import open_results
+from torchrun_sdk.serialization import FORMATS, JSON, PICKLE, Unpackable, pack
 from torchrun_sdk.spec import ALL, HEAD, Call, Result
 from torchrun_sdk.text import escape
-from torchrun_sdk.travel import locate
-from torchrun_sdk.values import FORMATS, JSON, PICKLE, Unpackable, pack
-from torchrun_sdk.waiting import UnavailableError
 
 Function = Callable[..., Any]
 
@@ -99,8 +99,8 @@ class Remote:
 
     def _with(self, **changed: Any) -> Remote:
         other = Remote(self.torchrun_function, name=self._name, directory=self._directory)
-        kept = {name: getattr(self, name) for name in ("_compute", "_distributed", "_options")}
-        other.__dict__.update({**kept, **changed})
+        unchanged = {name: getattr(self, name) for name in ("_compute", "_distributed", "_options")}
+        other.__dict__.update({**unchanged, **changed})
         if set(changed) == {"_options"}:
             other._gangs, other._tried = self._gangs, self._tried
         return other
@@ -140,9 +140,9 @@ class Remote:
 
     def _run(self, args: Any, kwargs: Any, cancellation: Cancellation) -> Any:
         function = self.torchrun_function
-        inside.met(function.__module__, function.__qualname__)
-        compute = self._effective()
-        root, call = self._made(compute, args, kwargs)
+        import_guard.check_remote_call(function.__module__, function.__qualname__)
+        compute = self._resolved_compute()
+        root, call = self._prepare_call(compute, args, kwargs)
         line = _print if self._options.stream_logs else None
         while True:
             cancellation.check()
@@ -154,21 +154,21 @@ class Remote:
                 _note(f"{gang.name}: {error}; other pods are looked for")
             finally:
                 gang.busy.release()
-                self._gangs[:] = [kept for kept in self._gangs if kept.is_warm]
-        return self._returned(results, gang.name)
+                self._gangs[:] = [each for each in self._gangs if each.is_warm]
+        return self._open_results(results, gang.name)
 
     def deploy(self, *args: Any, **kwargs: Any) -> str:
         """Start it and return: the name of the job. What it returns is for nobody.
 
         Raises as a call before anything is made, and ClusterError.
         """
-        compute = self._effective()
-        root, call = self._made(compute, args, kwargs)
+        compute = self._resolved_compute()
+        root, call = self._prepare_call(compute, args, kwargs)
         gang = Gang(job_name(self._name), compute, root, _note)
         gang.start(call._replace(linger=0.0))
         return gang.name
 
-    def _made(self, compute: Compute, args: Any, kwargs: Any) -> tuple[Path, Call]:
+    def _prepare_call(self, compute: Compute, args: Any, kwargs: Any) -> tuple[Path, Call]:
         """The directory that is sent, and the call as its ranks read it."""
         project = locate(self.torchrun_function, self._directory)
         try:
@@ -196,7 +196,7 @@ class Remote:
             gang.down()
         self._gangs.clear()
 
-    def _effective(self) -> Compute:
+    def _resolved_compute(self) -> Compute:
         if self._compute is None:
             raise UsageError(
                 f"{self._name} has no compute: kt.fn({self._name}).to(kt.Compute(...)), or"
@@ -212,7 +212,7 @@ class Remote:
             if gang.is_warm and gang.busy.acquire(blocking=False):
                 return gang
         key = gang_key(compute, call.function, root) if compute.idle_time else ""
-        name, uid = self._others_gang(compute, key) if key else ("", "")
+        name, uid = self._find_warm_job(compute, key) if key else ("", "")
         found = bool(name)
         name = name or job_name(self._name)
         gang = Gang(name, compute, root, _note, key=key, created=found, uid=uid)
@@ -220,7 +220,7 @@ class Remote:
         self._gangs.append(gang)
         return gang
 
-    def _others_gang(self, compute: Compute, key: str) -> tuple[str, str]:
+    def _find_warm_job(self, compute: Compute, key: str) -> tuple[str, str]:
         """Name and UID of a job whose pods another program has left warm; "" where none is to try.
 
         Anyone in the namespace can give a job this label. So a call that opens pickles takes only
@@ -233,14 +233,14 @@ class Remote:
             runs = (job.get("status") or {}).get("phase") == "Running"
             leaves = "deletionTimestamp" in job["metadata"]
             uid = str(job["metadata"].get("uid") or "")
-            trusted = self._options.serialization != PICKLE or trust.is_own(uid)
+            trusted = self._options.serialization != PICKLE or own_jobs.is_own(uid)
             if runs and not leaves and trusted and name not in self._tried:
                 self._tried.add(name)
                 return name, uid
         return "", ""
 
-    def _returned(self, results: list[Result], job: str) -> Any:
-        distributed = self._effective().distribution.framework == "pytorch"
+    def _open_results(self, results: list[Result], job: str) -> Any:
+        distributed = self._resolved_compute().distribution.framework == "pytorch"
         all_ranks = distributed and self._options.returns == ALL
         wanted = results if all_ranks else results[:1]
         found = open_results(wanted, (self._options.serialization,), job)
@@ -248,7 +248,7 @@ class Remote:
 
 
 def fn(function: Function, *, name: str = "", directory: str | Path | None = None) -> Remote:
-    """A function to run in pods. name: of its jobs. directory: what is sent, see `travel`."""
+    """A function to run in pods. name: of its jobs. directory: sent, see `function_source`."""
     if isinstance(function, Remote):
         return function
     return Remote(function, name=name, directory=directory)
@@ -290,7 +290,7 @@ def attach(
     where = Kubectl(namespace or os.environ.get("TORCHRUN_NAMESPACE", ""))
     limit = None if timeout is None else seconds(timeout, "timeout")
     line = _print if stream_logs else None
-    return coming_back.attach(job, where, line, _note, timeout=limit, trusted=trust)
+    return reattach.attach(job, where, line, _note, timeout=limit, trusted=trust)
 
 
 def _print(line: str) -> None:

@@ -10,12 +10,12 @@ import threading
 import time
 from pathlib import Path
 
-import torchrun_sdk
-from torchrun_sdk import kuberay, trust
+from torchrun_sdk import kuberay, own_jobs
+from torchrun_sdk.call_monitor import CallMonitor, Line, Note, UnavailableError
+from torchrun_sdk.call_state import MISSING, CallState, Limits
 from torchrun_sdk.cancel import Cancellation, Cancelled
-from torchrun_sdk.coming_back import kept
 from torchrun_sdk.compute import Compute
-from torchrun_sdk.connections import Bring
+from torchrun_sdk.connections import CallDelivery
 from torchrun_sdk.errors import (
     CallError,
     CallTimeout,
@@ -27,9 +27,8 @@ from torchrun_sdk.errors import (
 )
 from torchrun_sdk.kubectl import Kubectl
 from torchrun_sdk.manifest import ENDED, build
+from torchrun_sdk.reattach import kept_results
 from torchrun_sdk.spec import ENTRY, FOLDER, Call, Result, write_call
-from torchrun_sdk.verdict import MISSING, Limits, Verdict
-from torchrun_sdk.waiting import Line, Note, UnavailableError, Waiting
 
 _ENTRY = """import sys
 from pathlib import Path
@@ -79,7 +78,7 @@ class Gang:
         self._kubectl = Kubectl(compute.namespace)
         self._created = created
         self._uid = uid
-        self._own = not created or trust.is_own(uid)
+        self._own = not created or own_jobs.is_own(uid)
         self._ended = False
 
     @property
@@ -102,31 +101,31 @@ class Gang:
         """
         stays = bool(call.idle)
         first = not self._created
-        bring = Bring(call, self._root, self._kubectl) if stays else None
+        delivery = CallDelivery(call, self._root, self._kubectl) if stays else None
         try:
             if first:
                 self.start(call, cancellation)
-            elif bring is not None:
-                bring.look()
+            elif delivery is not None:
+                delivery.start_listing()
             if self._own:
-                trust.remember(self._uid, call.arguments.format)
-            verdict = self._verdict(timeout, stays=stays)
-            waiting = Waiting(
+                own_jobs.record(self._uid, call.arguments.format)
+            state = self._call_state(timeout, stays=stays)
+            monitor = CallMonitor(
                 self._kubectl,
-                verdict,
+                state,
                 call.id,
                 self._note,
                 nodes=self._compute.distribution.nodes,
-                bring=bring,
+                delivery=delivery,
                 first=first,
                 cancellation=cancellation,
             )
             try:
-                return waiting.run(line)
+                return monitor.run(line)
             finally:
-                self._ended = self._ended or not stays or verdict.phase in ENDED
+                self._ended = self._ended or not stays or state.phase in ENDED
                 if os.environ.get(_TIMES):
-                    self._note(f"{self.name}: {waiting.told}")
+                    self._note(f"{self.name}: {monitor.times}")
         except KeyboardInterrupt:
             if not self._created:
                 raise
@@ -141,23 +140,23 @@ class Gang:
             raise
         except CallError as error:
             if isinstance(error, _ABANDONED):
-                error = self._explained(error)
+                error = self._with_operator_reason(error)
                 self.down()
             if isinstance(error, JobFailed) and error.reason == MISSING:
-                return kept(self.name, self._kubectl, verdict.status, call.id)
+                return kept_results(self.name, self._kubectl, state.status, call.id)
             raise error
 
-    def _explained(self, error: CallError) -> CallError:
+    def _with_operator_reason(self, error: CallError) -> CallError:
         """A limit of time that the pods of an operator may have run into."""
         if not self._compute.distribution.operator or isinstance(error, CallTimeout):
             return error
-        why = kuberay.told(self.name, self._kubectl)
+        why = kuberay.pending_reason(self.name, self._kubectl)
         return type(error)(f"{error}; {why}", job=self.name, rank=error.rank, node=error.node)
 
-    def _verdict(self, timeout: float | None, *, stays: bool) -> Verdict:
+    def _call_state(self, timeout: float | None, *, stays: bool) -> CallState:
         quorum = self._compute.distribution.quorum_timeout
         limits = Limits(self._compute.launch_timeout, quorum, timeout)
-        return Verdict(self.name, limits, time.monotonic(), stays=stays)
+        return CallState(self.name, limits, time.monotonic(), stays=stays)
 
     def _detach(self) -> None:
         self._ended = True
@@ -182,7 +181,7 @@ class Gang:
                 cluster=kuberay.service(self.name), quorum=self._compute.launch_timeout
             )
         with tempfile.TemporaryDirectory() as overlay:
-            lay(Path(overlay) / FOLDER, call)
+            write_overlay(Path(overlay) / FOLDER, call)
             self._send(Path(overlay), call, cancellation)
 
     def down(self) -> None:
@@ -197,28 +196,28 @@ class Gang:
         words += ["--directory", str(self._root), "--overlay", str(overlay)]
         self._created = True
         try:
-            self._kubectl.run_plugin(*words, given=json.dumps(body), cancellation=cancellation)
+            self._kubectl.run_plugin(*words, stdin=json.dumps(body), cancellation=cancellation)
             get = ("get", "torchrunjob", self.name, "--output=jsonpath={.metadata.uid}")
             self._uid = self._kubectl.run(*get).strip()
             if self._compute.distribution.operator:
                 rayjob = kuberay.build(self.name, self._uid, self._compute, call.secret)
-                self._kubectl.run("create", "-f", "-", given=json.dumps(rayjob))
+                self._kubectl.run("create", "-f", "-", stdin=json.dumps(rayjob))
         except (ClusterError, Cancelled):
             self.down()  # it may be there, without what it waits for
             raise
-        trust.remember(self._uid, call.arguments.format)
+        own_jobs.record(self._uid, call.arguments.format)
         self._note(f"{self.name}: {self._compute.distribution.workers} worker(s) asked for")
 
     def _make_claims(self) -> None:
         for volume in self._compute.volumes:
-            there = self._kubectl.run("get", "pvc", volume.name, "--ignore-not-found", "-o", "name")
-            if not there:
-                self._kubectl.run("create", "-f", "-", given=json.dumps(volume.claim()))
+            claim = self._kubectl.run("get", "pvc", volume.name, "--ignore-not-found", "-o", "name")
+            if not claim:
+                self._kubectl.run("create", "-f", "-", stdin=json.dumps(volume.claim()))
 
 
-def lay(folder: Path, call: Call) -> None:
+def write_overlay(folder: Path, call: Call) -> None:
     """What the pods need beside the project: this package, and the call."""
-    package = Path(torchrun_sdk.__file__).parent
+    package = Path(__file__).parent
     shutil.copytree(
         package, folder / package.name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc")
     )

@@ -1,4 +1,4 @@
-"""kubectl and its plugin, as the way to the cluster: every login that they know works here too."""
+"""The client of the cluster: processes of kubectl and its plugin, with every login they know."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ class Kubectl:
         plugin = _find("kubectl-torchrun", "pipx install kubectl-torchrun")
         return [plugin, *self._flags, *words]
 
-    def run(self, *words: str, given: str | None = None) -> str:
-        """What kubectl says on stdout. Raises ClusterError with its stderr."""
-        return _run(self.command(*words), given)
+    def run(self, *words: str, stdin: str | None = None) -> str:
+        """Run kubectl and return its stdout. Raises ClusterError with its stderr."""
+        return _run(self.command(*words), stdin)
 
     def run_plugin(
-        self, *words: str, given: str | None = None, cancellation: Cancellation | None = None
+        self, *words: str, stdin: str | None = None, cancellation: Cancellation | None = None
     ) -> str:
-        """The same of the plugin. Raises Cancelled, too: the plugin is ended then."""
-        return _run(self.plugin(*words), given, cancellation)
+        """Run the plugin likewise. Also raises Cancelled, after terminating the plugin."""
+        return _run(self.plugin(*words), stdin, cancellation)
 
 
-def _run(command: list[str], given: str | None, cancellation: Cancellation | None = None) -> str:
+def _run(command: list[str], stdin: str | None, cancellation: Cancellation | None = None) -> str:
     with (
         subprocess.Popen(
             command,
-            stdin=subprocess.DEVNULL if given is None else subprocess.PIPE,
+            stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             encoding="utf-8",
@@ -60,15 +60,15 @@ def _run(command: list[str], given: str | None, cancellation: Cancellation | Non
         cancellation.waking(process.terminate) if cancellation else nullcontext(),
     ):
         try:
-            said, why = process.communicate(given)
+            stdout, stderr = process.communicate(stdin)
         except BaseException:
             process.kill()
             raise
     if cancellation is not None:
         cancellation.check()
     if process.returncode:
-        raise ClusterError(why.strip() or f"{command[0]} ended with {process.returncode}")
-    return said
+        raise ClusterError(stderr.strip() or f"{command[0]} ended with {process.returncode}")
+    return stdout
 
 
 def _find(program: str, install: str) -> str:
@@ -80,10 +80,10 @@ def _find(program: str, install: str) -> str:
 
 
 class Child:
-    """A program whose lines of stdout are handed on by a thread, until it ends or is closed.
+    """A program whose lines of stdout a thread passes to `line`, until it ends or is closed.
 
-    What `line` answers goes to its stdin, as a line. whole: a last line without its end is cut,
-    and not handed on.
+    What `line` returns goes to its stdin, as a line. whole: skip a last line without newline, as
+    it is incomplete.
     """
 
     def __init__(
@@ -101,35 +101,35 @@ class Child:
             bufsize=1,
             start_new_session=True,  # Ctrl-C is for this program alone
         )
-        self._said: list[str] = []
-        self._telling = threading.Lock()
-        self._errors = threading.Thread(target=self._listen, daemon=True)
+        self._stderr_lines: list[str] = []
+        self._stdin_lock = threading.Lock()
+        self._errors = threading.Thread(target=self._read_stderr, daemon=True)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._errors.start()
         self._reader.start()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Whether it has ended and all its lines were handed on."""
+        """Wait at most so long; whether it has ended and all its lines were passed on."""
         self._reader.join(seconds)
         return not self._reader.is_alive()
 
     def send(self, line: str) -> None:
-        """A line to its stdin; nothing where it has ended."""
+        """Write a line to its stdin; does nothing after its end."""
         stream = self._process.stdin
-        with self._telling, suppress(BrokenPipeError, ValueError, OSError):
+        with self._stdin_lock, suppress(BrokenPipeError, ValueError, OSError):
             if stream is not None:
                 stream.write(line + "\n")
                 stream.flush()
 
-    def hang_up(self) -> None:
+    def close_stdin(self) -> None:
         """Close its stdin."""
-        with self._telling:
+        with self._stdin_lock:
             _close(self._process.stdin)
 
-    def says(self) -> str:
+    def stderr_tail(self) -> str:
         """The end of its stderr."""
         self._errors.join(1)
-        return "\n".join(self._said[-5:])
+        return "\n".join(self._stderr_lines[-5:])
 
     def close(self) -> None:
         """End it."""
@@ -147,9 +147,9 @@ class Child:
             if answer is not None:
                 self.send(answer)
 
-    def _listen(self) -> None:
+    def _read_stderr(self) -> None:
         for text in _lines(self._process.stderr):
-            self._said.append(text.rstrip())
+            self._stderr_lines.append(text.rstrip())
 
 
 def _lines(stream: IO[str] | None) -> Iterator[str]:
@@ -166,7 +166,7 @@ def _close(stream: IO[str] | None) -> None:
 
 
 class Watch:
-    """Objects as they change, by `kubectl get --watch`, begun again for as long as it is open.
+    """Objects as they change, by `kubectl get --watch`, restarted until it is closed.
 
     `changed` gets the kind of change (ADDED, MODIFIED, DELETED) and the object.
     """
@@ -193,15 +193,15 @@ class Watch:
         while not self._closed.is_set():
             self._child = Child(self._command, self._event, whole=True)
             self._child.wait()
-            if "NotFound" in self._child.says() and not self._closed.is_set():
+            if "NotFound" in self._child.stderr_tail() and not self._closed.is_set():
                 self._changed("DELETED", {})
             self._child.close()
             self._closed.wait(_PAUSE)
 
     def _event(self, line: str) -> None:
-        """One event, in one line as kubectl prints them.
+        """Handle one event, a line of kubectl's.
 
-        An error of the API server comes as an event too: the watch ends after it and begins again.
+        An error of the API server is an event too; the watch ends after it and is restarted.
         """
         try:
             event = json.loads(line)

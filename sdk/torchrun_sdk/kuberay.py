@@ -1,7 +1,7 @@
-"""Ray by KubeRay, where it is asked for: a RayCluster beside the call's own pod.
+"""Ray by KubeRay: a RayCluster beside the call's own pod.
 
-A RayJob has the cluster: the operator ends that when the pod is done, whether a client is there or
-not.
+A RayJob owns the cluster: the operator ends the cluster when the pod is done, with or without a
+client.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any
 from torchrun_sdk.compute import Compute, cpu_only
 from torchrun_sdk.errors import ClusterError, UsageError
 from torchrun_sdk.kubectl import Kubectl
-from torchrun_sdk.worker import hold
+from torchrun_sdk.worker import control_port
 from torchrun_sdk.worker.ray import DASHBOARD, PORT
 
 _API = "ray.io/v1"
 # Label of the cluster's pods: the TorchrunJob.
 _JOB = "torchrun.ai/sdk-ray"
 _GPU = "nvidia.com/gpu"
-_PORTS = {"gcs-server": PORT, "dashboard": DASHBOARD, "client": 10001, "hold": hold.PORT}
+_PORTS = {"gcs-server": PORT, "dashboard": DASHBOARD, "client": 10001, "hold": control_port.PORT}
 _AGAIN = 300  # seconds for another pod, after one that is lost
-# Said of every container that waits its turn.
+# Reasons that every waiting container has at first.
 _USUAL = ("ContainerCreating", "PodInitializing")
 
 
@@ -64,15 +64,15 @@ def build(name: str, uid: str, compute: Compute, secret: str) -> dict[str, Any]:
         {"name": port, "containerPort": number} for port, number in _PORTS.items()
     ]
     counted = options.get("gpus", compute.gpus or 0)
-    program = shlex.quote(Path(hold.__file__).read_text(encoding="utf-8"))
+    program = shlex.quote(Path(control_port.__file__).read_text(encoding="utf-8"))
     owner = {"apiVersion": "torchrun.ai/v1alpha1", "kind": "TorchrunJob", "name": name, "uid": uid}
     return {
         "apiVersion": _API,
         "kind": "RayJob",
         "metadata": {"name": name, "ownerReferences": [owner]},
         "spec": {
-            "entrypoint": f"python3 -c {program} {compute.launch_timeout:g} {_AGAIN} {hold.PORT}"
-            f" {hold.digest(secret)}",
+            "entrypoint": f"python3 -c {program} {compute.launch_timeout:g} {_AGAIN}"
+            f" {control_port.PORT} {control_port.digest(secret)}",
             "submissionMode": "HTTPMode",
             "shutdownAfterJobFinishes": True,
             "rayClusterSpec": {
@@ -120,8 +120,8 @@ def _template(name: str, container: str, compute: Compute, given: dict[str, Any]
     }
 
 
-def told(name: str, kubectl: Kubectl) -> str:
-    """Why there is no cluster yet, in the words of its RayJob and of its pods."""
+def pending_reason(name: str, kubectl: Kubectl) -> str:
+    """Why there is no cluster yet: the state of its RayJob, and what its pods wait for."""
     try:
         job = json.loads(kubectl.run("get", "rayjobs.ray.io", name, "--output=json"))
         words = ["get", "pods", "--selector", f"{_JOB}={name}", "--output=json"]
@@ -131,8 +131,8 @@ def told(name: str, kubectl: Kubectl) -> str:
     state = (job.get("status") or {}).get("jobDeploymentStatus")
     if not state:
         return "its RayJob has no status: does KubeRay's operator run?"
-    said = [f"{pod['metadata']['name']}: {why}" for pod in pods if (why := _trouble(pod))]
-    return "; ".join([f"its RayJob is {state}", *said])
+    reasons = [f"{pod['metadata']['name']}: {why}" for pod in pods if (why := _trouble(pod))]
+    return "; ".join([f"its RayJob is {state}", *reasons])
 
 
 def _trouble(pod: dict[str, Any]) -> str:

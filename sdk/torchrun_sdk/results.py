@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from torchrun_sdk.errors import IncompatiblePython, ProtocolError, UntrustedPickle
+from torchrun_sdk.serialization import OtherPython, Unpackable, UnwantedFormat, unpack
 from torchrun_sdk.spec import Result
-from torchrun_sdk.values import OtherPython, Unpackable, UnwantedFormat, unpack
 
 
 def open_results(results: Sequence[Result], formats: Sequence[str], job: str) -> list[Any]:

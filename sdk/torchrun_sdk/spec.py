@@ -1,4 +1,4 @@
-"""What client and pod agree on: where a call stands in the workspace, and what it says."""
+"""The protocol of client and pod: files of a call in the workspace, and messages between them."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from torchrun_sdk.values import Packed
+from torchrun_sdk.serialization import Packed
 
-# In the workspace: the package itself, the call, and what its ranks leave.
+# In the workspace: the package itself, the call, and the files of its ranks.
 FOLDER = ".torchrun-sdk"
 CALL_FILE = "call.json"
 RESULTS = "results"
-# What came later than the job: calls, and the state of the pod towards its clients.
+# Of warm pods: later calls, and the pod's state towards its clients.
 CALLS = "calls"
 ENTRY = "run.py"
-# Below the job's state directory, which outlives the pods: what ranks left, by call.
+# Below the job's state directory, which outlives the pods: results of ranks, by call.
 KEPT = "sdk"
 
-# As what a script is imported: its block under `if __name__ == "__main__"` is the client's.
+# The module name of a script in a pod: its block under `if __name__ == "__main__"` does not run.
 SCRIPT_NAME = "__torchrun_script__"
 # The script's name where the function was typed at a prompt.
 CELL = "notebook.py"
@@ -32,7 +32,7 @@ CPU_ONLY = "TORCHRUN_SDK_CPU_ONLY"
 
 
 class FrameError(ValueError):
-    """A line that is no word of this protocol; the message says why."""
+    """A line that is no message of this protocol; the text says why."""
 
 
 class Reference(NamedTuple):
@@ -56,7 +56,7 @@ class Call(NamedTuple):
     wait for another call; with 0 a rank is one call. quorum: how long the workers of Ray may take
     to come. number: of the call in its gang, 0 for the one that came with the job.
     cluster: host name of the head of a RayCluster that is there for the call. returns: ALL ranks
-    or the HEAD. secret: by which Ray's pods of the job know each other; see `worker.hold`.
+    or the HEAD. secret: by which Ray's pods of the job know each other; see `worker.control_port`.
     """
 
     id: str
@@ -118,7 +118,7 @@ class Raised(NamedTuple):
 
 
 class Exited(NamedTuple):
-    """A rank's process ended without a word. code: 128 + number for a signal.
+    """A rank's process ended without a message. code: 128 + number for a signal.
 
     out_of_memory: the kernel killed a process of the pod meanwhile. Times are as in Raised.
     """
@@ -142,7 +142,7 @@ class Lines(NamedTuple):
 
 
 class Here(NamedTuple):
-    """A pod's first word to a client. known: it has the client's call, or had it.
+    """A pod's first message to a client. known: it has the client's call, or had it.
 
     state: towards another call: FREE, BUSY or CLOSED. last: the greatest number of its calls.
     """
@@ -159,7 +159,7 @@ class Wants(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """The pod has all that the call needs, and waits for the client's word to begin."""
+    """The pod has all that the call needs, and waits for the client's message to begin."""
 
 
 class Refused(NamedTuple):
@@ -173,7 +173,7 @@ END_OF_CALL = "torchrun-sdk: end of call {call}"
 FREE, BUSY, CLOSED = "free", "busy", "closed"
 ALL, HEAD = "all", "head"
 Frame = Union[Started, Result, Raised, Exited]
-Word = Union[Frame, Lines, Here, Wants, Ready, Refused]
+Message = Union[Frame, Lines, Here, Wants, Ready, Refused]
 _KINDS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (Started, Result, Raised, Exited, Lines, Here, Wants, Ready, Refused)
@@ -206,28 +206,28 @@ def load_call(text: str) -> Call:
     body = json.loads(text)
     if not isinstance(body, dict):
         raise FrameError(f"a call is {type(body).__name__}")
-    function = _known(Reference, body.get("function"))
-    arguments = _known(Packed, body.get("arguments"))
-    call: Call = _made(
+    function = _known_fields(Reference, body.get("function"))
+    arguments = _known_fields(Packed, body.get("arguments"))
+    call: Call = _build(
         Call,
         {
-            **_known(Call, body),
-            "function": _made(Reference, function),
-            "arguments": _made(Packed, arguments),
+            **_known_fields(Call, body),
+            "function": _build(Reference, function),
+            "arguments": _build(Packed, arguments),
         },
     )
     return call
 
 
-def encode(word: Word) -> str:
+def encode(message: Message) -> str:
     """A line of what a rank leaves, and of what is sent to the client."""
-    body: dict[str, Any] = {"kind": type(word).__name__, **word._asdict()}
-    if isinstance(word, Result):
-        body["value"] = word.value._asdict()
+    body: dict[str, Any] = {"kind": type(message).__name__, **message._asdict()}
+    if isinstance(message, Result):
+        body["value"] = message.value._asdict()
     return json.dumps(body)
 
 
-def decode(line: str) -> Word | None:
+def decode(line: str) -> Message | None:
     """What a line says; None for a kind that this version does not know.
 
     Fields that it does not know are ignored, so that pods may have a newer package than the client.
@@ -240,25 +240,25 @@ def decode(line: str) -> Word | None:
     kind = _KINDS.get(str(body.get("kind"))) if isinstance(body, dict) else None
     if kind is None:
         return None
-    fields = _known(kind, body)
+    fields = _known_fields(kind, body)
     if kind is Result:
-        fields["value"] = _made(Packed, _known(Packed, fields.get("value")))
-    word: Word = _made(kind, fields)
+        fields["value"] = _build(Packed, _known_fields(Packed, fields.get("value")))
+    message: Message = _build(kind, fields)
     for name, hint in _hints(kind).items():
-        value = getattr(word, name)
+        value = getattr(message, name)
         if not _fits(value, hint):
             raise FrameError(f"{name} of {kind.__name__} is {type(value).__name__}")
-    return word
+    return message
 
 
-def _known(kind: Any, body: Any) -> dict[str, Any]:
+def _known_fields(kind: Any, body: Any) -> dict[str, Any]:
     """The fields of a body that a kind has. Raises FrameError."""
     if not isinstance(body, dict):
         raise FrameError(f"{kind.__name__} is {type(body).__name__}")
     return {name: body[name] for name in kind._fields if name in body}
 
 
-def _made(kind: Any, fields: dict[str, Any]) -> Any:
+def _build(kind: Any, fields: dict[str, Any]) -> Any:
     try:
         return kind(**fields)
     except TypeError as error:

@@ -43,10 +43,10 @@ def test_a_raycluster_comes_and_goes_with_its_torchrunjob(cluster: LocalCluster)
         kuberay.check(compute, kubectl)
     cluster.install("kuberay")
     kuberay.check(compute, kubectl)
-    kubectl.run("create", "-f", "-", given=json.dumps(manifest.build(JOB, compute)))
+    kubectl.run("create", "-f", "-", stdin=json.dumps(manifest.build(JOB, compute)))
     kuberay.create(JOB, compute, kubectl)
     eventually("a head and three workers", lambda: len(listed("pods")) == 4, 60)
-    assert kuberay.told(JOB, kubectl) == "its RayJob is Initializing"
+    assert kuberay.pending_reason(JOB, kubectl) == "its RayJob is Initializing"
     containers = [pod["spec"]["containers"][0] for pod in listed("pods")]
     given = sorted(
         (each["name"], each["resources"]["limits"].get("nvidia.com/gpu")) for each in containers

@@ -1,7 +1,7 @@
-"""The client's end in a pod: what the node's ranks leave goes to stdout, a line each.
+"""The program that a client runs in a pod: it prints the frames of the node's ranks, a line each.
 
-The client answers each last word with the rank's number on stdin once it has it; only then does the
-rank go on. A client whose call is not known here may bring it, as JSON objects:
+The client acknowledges the last frame of a rank by the rank's number on stdin; only then does the
+rank continue. A client whose call is not known here may deliver it, as JSON objects:
 
     {"bring": MANIFEST, "call": CALL}             answered by Wants
     {"content": LINE, "data": BASE64, "more": B}  for each of these, in pieces
@@ -9,7 +9,7 @@ rank go on. A client whose call is not known here may bring it, as JSON objects:
     {"go": NUMBER}                                the ranks begin
     {"end": true}                                 at any time: the ranks of the call are killed
 
-A stdin that ends is a client that has gone. A dot alone says that the connection lives.
+The end of stdin means that the client has gone. A dot alone shows that the connection is alive.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from torchrun_sdk.spec import (
     FrameError,
     Here,
     Lines,
+    Message,
     Raised,
     Ready,
     Refused,
     Wants,
-    Word,
     decode,
     encode,
     load_call,
     read_call,
 )
-from torchrun_sdk.worker.places import END, Place, Stay
+from torchrun_sdk.worker.call_files import END, RankFiles, WarmPod
 from torchrun_sdk.worker.receive import Receiver
 
 _POLL = 0.05
 _BEAT = 5.0
-_PIECE = 1 << 20  # bytes of output in a word; longer lines are not shown
+_PIECE = 1 << 20  # bytes of output in a message; longer lines are not shown
 
 
 def collect(folder: Path, call: str) -> int:
@@ -56,11 +56,11 @@ def collect(folder: Path, call: str) -> int:
 class _Client:
     def __init__(self, folder: Path, call: str) -> None:
         self._folder = folder
-        self._stay = Stay(folder)
+        self._pod = WarmPod(folder)
         self._receiver = Receiver(folder.parent)
-        self._brought: Call | None = None
+        self._call: Call | None = None
         self._brings = bool(call)
-        self._id = call or self._stay.newest[1] or read_call(folder).id
+        self._id = call or self._pod.newest[1] or read_call(folder).id
         self._results = folder / RESULTS / self._id
         self._sent: set[str] = set()
         self._logs: dict[Path, _Tail] = {}
@@ -68,11 +68,11 @@ class _Client:
 
     def serve(self) -> int:
         beaten = time.monotonic()
-        _say(self._here())
+        _send(self._here())
         while True:
-            self._tell()
+            self._send_new()
             ready, _, _ = select.select([sys.stdin.fileno()], [], [], _POLL)
-            if ready and not self._hear():
+            if ready and not self._receive():
                 return 0
             if time.monotonic() - beaten > _BEAT:
                 beaten = time.monotonic()
@@ -81,14 +81,14 @@ class _Client:
     def _here(self) -> Here:
         first = not int(os.environ.get("TORCHRUN_ATTEMPT") or 0)
         known = any(self._results.glob("*")) or (first and read_call(self._folder).id == self._id)
-        state = self._stay.take_state() if self._brings and not known else FREE
-        return Here(known, state, self._stay.newest[0])
+        state = self._pod.take_state() if self._brings and not known else FREE
+        return Here(known, state, self._pod.newest[0])
 
-    def _tell(self) -> None:
+    def _send_new(self) -> None:
         for path in sorted(self._results.glob("*.log")):
             tail = self._logs.setdefault(path, _Tail(path))
             while lines := tail.read():
-                _say(lines)
+                _send(lines)
         for path in sorted(self._results.glob("*.started")) + sorted(self._results.glob("*.left")):
             # A rank that begins again has left nothing, and says so by its time.
             mark = f"{path.name} {path.stat().st_mtime_ns}"
@@ -96,45 +96,45 @@ class _Client:
                 self._sent.add(mark)
                 print(_aged(path.read_text(encoding="utf-8")), flush=True)
 
-    def _hear(self) -> bool:
+    def _receive(self) -> bool:
         """Whether the client is still there."""
-        told = os.read(sys.stdin.fileno(), 1 << 16)
-        *lines, self._rest = (self._rest + told).split(b"\n")
+        received = os.read(sys.stdin.fileno(), 1 << 16)
+        *lines, self._rest = (self._rest + received).split(b"\n")
         for line in lines:
             if line.startswith(b"{"):
                 self._do(json.loads(line))
             elif line.strip():
-                Place(self._results, int(line)).take()
-        return bool(told)
+                RankFiles(self._results, int(line)).take()
+        return bool(received)
 
     def _do(self, asked: dict[str, Any]) -> None:
         try:
             if "bring" in asked:
-                self._brought = load_call(json.dumps(asked["call"]))
-                _say(Wants(self._receiver.wants(asked["bring"])))
+                self._call = load_call(json.dumps(asked["call"]))
+                _send(Wants(self._receiver.wants(asked["bring"])))
             elif "content" in asked:
                 more = bool(asked.get("more"))
                 self._receiver.content(asked["content"], asked["data"], more=more)
             elif "whole" in asked:
                 self._receiver.finish()
-                _say(Ready())
-            elif "go" in asked and self._brought is not None:
-                self._stay.put(self._brought._replace(number=asked["go"]))
+                _send(Ready())
+            elif "go" in asked and self._call is not None:
+                self._pod.put(self._call._replace(number=asked["go"]))
             elif "end" in asked:
                 self._results.mkdir(parents=True, exist_ok=True)
                 (self._results / END).touch()
         except (OSError, ValueError) as error:
-            _say(Refused(str(error)))
+            _send(Refused(str(error)))
 
 
 def _aged(line: str) -> str:
     """What a rank has left, with the time since its end as this node counts it."""
     try:
-        word = decode(line)
+        message = decode(line)
     except FrameError:  # for the client to tell
         return line
-    if isinstance(word, (Raised, Exited)) and word.monotonic:
-        return encode(word._replace(age=time.monotonic() - word.monotonic))
+    if isinstance(message, (Raised, Exited)) and message.monotonic:
+        return encode(message._replace(age=time.monotonic() - message.monotonic))
     return line
 
 
@@ -160,5 +160,5 @@ class _Tail:
         return Lines(self._rank, first, lines)
 
 
-def _say(word: Word) -> None:
-    print(encode(word), flush=True)
+def _send(message: Message) -> None:
+    print(encode(message), flush=True)

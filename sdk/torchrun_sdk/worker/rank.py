@@ -14,8 +14,8 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, Callable
 
-from torchrun_sdk import values
-from torchrun_sdk.inside import CallInImport, importing
+from torchrun_sdk import serialization
+from torchrun_sdk.import_guard import CallInImport, importing
 from torchrun_sdk.spec import (
     END_OF_CALL,
     HEAD,
@@ -33,7 +33,7 @@ from torchrun_sdk.spec import (
     read_call,
 )
 from torchrun_sdk.worker import ray
-from torchrun_sdk.worker.places import Place, node
+from torchrun_sdk.worker.call_files import RankFiles, node
 from torchrun_sdk.worker.serve import serve
 
 
@@ -44,17 +44,17 @@ def run(folder: Path) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if call.framework == "ray" and ray.index() > 0:
         return ray.work(call, os.environ["PET_MASTER_ADDR"])
-    place, began = _place(folder, call), time.monotonic()
+    files, began = _rank_files(folder, call), time.monotonic()
     try:
         with _surroundings(call, folder):
             if call.idle > 0:
-                return serve(folder, call, place.rank)
-            code = _attempt(call, folder.parent, place)
-            place.wait(call.linger, failed=code != 0)
+                return serve(folder, call, files.rank)
+            code = _attempt(call, folder.parent, files)
+            files.wait(call.linger, failed=code != 0)
             return code
     except Exception as error:  # of the surroundings alone: the function's are told by now
-        place.leave(encode(_raised(error, place.rank, began)))
-        place.wait(call.linger, failed=True)
+        files.leave(encode(_raised(error, files.rank, began)))
+        files.wait(call.linger, failed=True)
         return RAISED
 
 
@@ -68,25 +68,25 @@ def run_one(folder: Path, file: Path) -> int:
     """Carry out the call of a file, in a process of its own, and wait for nobody."""
     call = load_call(file.read_text(encoding="utf-8"))
     os.environ[IN_CALL] = call.id
-    return _attempt(call, folder.parent, _place(folder, call))
+    return _attempt(call, folder.parent, _rank_files(folder, call))
 
 
-def _place(folder: Path, call: Call) -> Place:
-    return Place(folder / RESULTS / call.id, int(os.environ.get("RANK", "0")))
+def _rank_files(folder: Path, call: Call) -> RankFiles:
+    return RankFiles(folder / RESULTS / call.id, int(os.environ.get("RANK", "0")))
 
 
-def _attempt(call: Call, root: Path, place: Place) -> int:
+def _attempt(call: Call, root: Path, files: RankFiles) -> int:
     began = time.monotonic()
-    place.leave_start(encode(_started(place.rank)))
+    files.leave_start(encode(_started(files.rank)))
     try:
-        left: Result | Raised = _call(call, root, place.rank)
+        left: Result | Raised = _call(call, root, files.rank)
     except BaseException as error:
         traceback.print_exc()
-        left = _raised(error, place.rank, began)
+        left = _raised(error, files.rank, began)
     if call.idle:
         print(END_OF_CALL.format(call=call.id))
     _flush()
-    place.leave(encode(left))
+    files.leave(encode(left))
     return RAISED if isinstance(left, Raised) else 0
 
 
@@ -104,12 +104,12 @@ def _call(call: Call, root: Path, rank: int) -> Result:
     function = find(call.function, root)
     if call.framework == "ray" and call.function.script:
         ray.send_by_value(sys.modules[SCRIPT_NAME])
-    arguments, keywords = values.unpack(call.arguments, values.FORMATS)
+    arguments, keywords = serialization.unpack(call.arguments, serialization.FORMATS)
     returned = function(*arguments, **keywords)
     head = call.returns == HEAD
     if head and rank:
         returned = None
-    value = values.pack(returned, call.arguments.format, f"the result of rank {rank}")
+    value = serialization.pack(returned, call.arguments.format, f"the result of rank {rank}")
     _leave_group()
     return Result(rank, node(), value, head)
 
@@ -162,7 +162,7 @@ def _raised(error: BaseException, rank: int, began: float) -> Raised:
         f"{kind.__module__}.{kind.__qualname__}",
         str(error),
         "".join(traceback.format_exception(kind, error, _users(error.__traceback__))),
-        isinstance(error, values.OtherPython),
+        isinstance(error, serialization.OtherPython),
         now - began,
         now,
     )

@@ -1,11 +1,12 @@
 """Ray in the pods of one job: index 0 is the head and calls the function, the rest are workers.
 
-Workers keep a connection to the head beside Ray's own: it counts them, and by its last word they
-know a head that has finished, which ends them well, from one that died. (Without it they would fail
-about a minute after the head, seen with Ray 2.) They show the call's secret there, see `hold`.
+Workers keep a connection to the head beside Ray's own. The head counts them by it, and sends a
+last message when it has finished, so that they can tell this from a head that died. (Without it
+they would fail about a minute after the head, seen with Ray 2.) They authenticate by the call's
+secret, see `control_port`.
 
-Ray itself asks nobody for a secret: who reaches its ports runs code in its pods. A queue with
-`networking.isolate` keeps them to the pods of the job.
+Ray itself asks for no secret: anyone who reaches its ports runs code in its pods. A queue with
+`networking.isolate` restricts them to the pods of the job.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from types import ModuleType
 
 from torchrun_sdk.errors import QuorumTimeout
 from torchrun_sdk.spec import FOLDER, IN_CALL, Call
-from torchrun_sdk.worker import hold
+from torchrun_sdk.worker import control_port
 
 PORT = 6379
 # Of the dashboard, whose API runs jobs for anyone who reaches it: those who may forward a port.
 _DASHBOARD_HOST = "127.0.0.1"
 DASHBOARD = 8265
 # Of the connections to the head.
-_CONTROL = hold.PORT
-_DONE = hold.DONE
+_CONTROL = control_port.PORT
+_DONE = control_port.DONE
 # Ray takes what stands there for every job of a driver.
 _JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 # Set: what ray.init is given counts more than that.
@@ -138,7 +139,7 @@ def _connect(address: str, secret: str, seconds: float) -> socket.socket:
             connection = socket.create_connection((address, _CONTROL), timeout=5)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             with suppress(OSError):
-                if hold.show(connection, secret, 5.0):
+                if control_port.show(connection, secret, 5.0):
                     return connection
             connection.close()
         time.sleep(_PAUSE)
@@ -146,17 +147,17 @@ def _connect(address: str, secret: str, seconds: float) -> socket.socket:
 
 
 class _Workers:
-    """Who is connected to the head and has shown the call's secret."""
+    """The workers that are connected to the head and have sent the call's secret."""
 
     def __init__(self, secret: str) -> None:
-        self._door = hold.Door(_CONTROL, hold.digest(secret))
+        self._control_port = control_port.ControlPort(_CONTROL, control_port.digest(secret))
         self._connections: list[socket.socket] = []
 
     def __enter__(self) -> _Workers:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._door.__exit__()
+        self._control_port.__exit__()
         for connection in self._connections:
             connection.close()
 
@@ -164,7 +165,7 @@ class _Workers:
         """Until so many are there. Raises QuorumTimeout."""
         until = time.monotonic() + seconds
         while len(self._connections) < count:
-            connection = self._door.accept(until - time.monotonic())
+            connection = self._control_port.accept(until - time.monotonic())
             if connection is None:
                 raise QuorumTimeout(
                     f"{len(self._connections)} of {count} workers came within {seconds:g} s"
@@ -173,7 +174,7 @@ class _Workers:
 
     def dismiss(self) -> None:
         """Tell them that all is done, and those who came since."""
-        while (connection := self._door.accept(0.0)) is not None:
+        while (connection := self._control_port.accept(0.0)) is not None:
             self._connections.append(connection)
         for connection in self._connections:
             with suppress(OSError):

@@ -1,7 +1,7 @@
-"""The client's directory, as it is now, into a pod that runs: only what the pod has not.
+"""Brings the client's directory into a running pod; only files that the pod lacks are sent.
 
 The client sends a manifest, with a line for each file and empty directory (as the plugin writes
-it), hears which lines' contents are wanted, and sends these.
+it). The pod answers with the numbers of the lines whose contents it needs.
 """
 
 from __future__ import annotations

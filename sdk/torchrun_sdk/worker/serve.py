@@ -1,7 +1,7 @@
-"""A rank that stays: it carries out one call after the other, each in a process of its own.
+"""A rank of a warm pod: it carries out one call after the other, each in a process of its own.
 
-What torchrun has started is this process, so that the next call needs neither pods nor torchrun
-anew, and finds nothing that the one before has imported.
+torchrun started this process, so the next call needs neither new pods nor a new torchrun, and each
+call starts without the imports of the one before.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torchrun_sdk.spec import (
     encode,
     load_call,
 )
-from torchrun_sdk.worker.places import Place, Stay, node, waiting
+from torchrun_sdk.worker.call_files import RankFiles, WarmPod, hang_watch_paused, node
 
 _POLL = 0.05
 _KILL_SECONDS = 5.0
@@ -44,8 +44,8 @@ _MEMORY = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_con
 def serve(folder: Path, call: Call, rank: int) -> int:
     """Carry out calls until none has come for the idle time; the exit code.
 
-    call: the one that came with the job. A gang after the first one does not call it again, as it
-    cannot know how far its clients are: they bring it anew.
+    call: the one that came with the job. A gang after the first one does not run it, as it cannot
+    know how far its clients are: they deliver it again.
     """
     server = _Server(folder, rank)
     signal.signal(signal.SIGTERM, server.stop)
@@ -60,12 +60,12 @@ class _Server:
     def __init__(self, folder: Path, rank: int) -> None:
         self._folder = folder
         self._rank = rank
-        self._stay = Stay(folder)
+        self._pod = WarmPod(folder)
         self._child: subprocess.Popen[bytes] | None = None
         self._stopped_by = 0
 
     def stop(self, number: int, frame: FrameType | None) -> None:
-        """A signal that ends the pod: at once where nothing runs, else the function hears it."""
+        """Handle SIGTERM: exit at once if no call runs, else pass it on to the function."""
         if self._child is None or self._child.returncode is not None:
             os._exit(_STOPPED)
         self._stopped_by = number
@@ -74,12 +74,12 @@ class _Server:
         """Wait for calls and carry them out; the exit code."""
         last = 0
         while True:
-            with waiting():
+            with hang_watch_paused():
                 newest = self._next(last, time.monotonic() + idle)
             if newest is None:
                 return 0
             last, name = newest
-            file = self._stay.path(last, name)
+            file = self._pod.path(last, name)
             call = load_call(file.read_text(encoding="utf-8"))
             code = self.carry_out(call, file)
             if code is not None:
@@ -89,23 +89,23 @@ class _Server:
     def _next(self, last: int, until: float) -> tuple[int, str] | None:
         """The call after the last one; None where none has come in time, and none will."""
         while True:
-            number, name = self._stay.newest
+            number, name = self._pod.newest
             if number > last:
                 return number, name
-            if time.monotonic() >= until and self._stay.leave():
+            if time.monotonic() >= until and self._pod.leave():
                 return None
             time.sleep(_POLL)
 
     def carry_out(self, call: Call, file: Path) -> int | None:
-        """One call to its end; an exit code where nobody took how it failed."""
-        place = Place(self._folder / RESULTS / call.id, self._rank)
-        place.run(True)
+        """One call to its end; an exit code if it failed and no client has the error."""
+        files = RankFiles(self._folder / RESULTS / call.id, self._rank)
+        files.run(True)
         try:
-            return self._carry_out(call, file, place)
+            return self._carry_out(call, file, files)
         finally:
-            place.run(False)
+            files.run(False)
 
-    def _carry_out(self, call: Call, file: Path, place: Place) -> int | None:
+    def _carry_out(self, call: Call, file: Path, files: RankFiles) -> int | None:
         kills, began = _oom_kills(), time.monotonic()
         entry = self._folder / ENTRY
         self._child = child = subprocess.Popen(
@@ -115,23 +115,23 @@ class _Server:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        copying = threading.Thread(target=_copy, args=(child, place, call), daemon=True)
+        copying = threading.Thread(target=_copy, args=(child, files, call), daemon=True)
         copying.start()
-        self._wait(child, place)
+        self._wait(child, files)
         ended = time.monotonic()
         self._clear(child)
         copying.join(_COPY_SECONDS)
         code = child.returncode if child.returncode >= 0 else 128 - child.returncode
-        if not (place.has_left or place.is_ended):
+        if not (files.has_left or files.is_ended):
             out_of_memory = _oom_kills() > kills
             left = Exited(
                 self._rank, node(), time.time(), code, out_of_memory, ended - began, ended
             )
-            place.leave(encode(left))
-        heard = place.wait(call.linger, failed=code != 0)
-        return None if heard or not code else code
+            files.leave(encode(left))
+        answered = files.wait(call.linger, failed=code != 0)
+        return None if answered or not code else code
 
-    def _wait(self, child: subprocess.Popen[bytes], place: Place) -> None:
+    def _wait(self, child: subprocess.Popen[bytes], files: RankFiles) -> None:
         left = 0.0
         while True:
             with suppress(subprocess.TimeoutExpired):
@@ -141,9 +141,9 @@ class _Server:
                 child.send_signal(self._stopped_by)
                 child.wait()  # the launcher knows how long that may take
                 break
-            if not left and place.has_left:
+            if not left and files.has_left:
                 left = time.monotonic()
-            if place.is_ended or (left and time.monotonic() - left > _END_SECONDS):
+            if files.is_ended or (left and time.monotonic() - left > _END_SECONDS):
                 child.terminate()
                 with suppress(subprocess.TimeoutExpired):
                     child.wait(_KILL_SECONDS)
@@ -152,7 +152,7 @@ class _Server:
             os._exit(_STOPPED)
 
     def _clear(self, child: subprocess.Popen[bytes]) -> None:
-        """What the function has started ends with it."""
+        """Kill the processes that the function started."""
         with suppress(OSError):
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()
@@ -171,12 +171,12 @@ def environment(given: os._Environ[str] | dict[str, str], number: int) -> dict[s
     return made
 
 
-def _copy(child: subprocess.Popen[bytes], place: Place, call: Call) -> None:
+def _copy(child: subprocess.Popen[bytes], files: RankFiles, call: Call) -> None:
     """What the function prints goes to the pod's log, and to a file for the call's client."""
     end = END_OF_CALL.format(call=call.id).encode() + b"\n"
     written = 0
     assert child.stdout is not None
-    with place.log.open("wb", buffering=0) as log:
+    with files.log.open("wb", buffering=0) as log:
         for line in child.stdout:
             last = line.endswith(end)
             if last:  # behind what the function has printed without an end of its line

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from torchrun_sdk.serialization import pack
 from torchrun_sdk.spec import Call, Reference
-from torchrun_sdk.values import pack
 
 from .pods import Pod
 

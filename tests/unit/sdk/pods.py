@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from torchrun_sdk.gang import lay
+from torchrun_sdk.gang import write_overlay
 from torchrun_sdk.spec import ENTRY, FOLDER, Call, Here, Started, decode
 
 SECONDS = 30
@@ -15,7 +15,7 @@ class Pod:
     """A workspace with a call in it, and what runs there."""
 
     def __init__(self, root: Path, call: Call) -> None:
-        lay(root / FOLDER, call)
+        write_overlay(root / FOLDER, call)
         self.entry = root / FOLDER / ENTRY
         self.call = call
         self.root = root

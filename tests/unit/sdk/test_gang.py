@@ -17,10 +17,10 @@ from types import ModuleType
 import pytest
 
 import torchrun_sdk as kt
-from torchrun_sdk import cli, coming_back
+from torchrun_sdk import cli, reattach
 from torchrun_sdk.kubectl import Kubectl
+from torchrun_sdk.serialization import pack
 from torchrun_sdk.spec import Exited, Result, Started, encode
-from torchrun_sdk.values import pack
 
 MODULE = """
 import os, time
@@ -136,11 +136,11 @@ def test_warm_pods_take_edited_code_and_survive_failures(
 
 
 def _key(remote: kt.Remote, user: ModuleType) -> str:
+    from torchrun_sdk.function_source import locate
     from torchrun_sdk.manifest import gang_key
-    from torchrun_sdk.travel import locate
 
     project = locate(remote.torchrun_function)
-    return gang_key(remote._effective(), project.function, project.root)
+    return gang_key(remote._resolved_compute(), project.function, project.root)
 
 
 @pytest.mark.long
@@ -249,15 +249,15 @@ def test_what_was_kept_decides_how_a_job_ended(cluster: Path) -> None:
     kubectl = Kubectl()
     succeeded, failed = {"phase": "Succeeded"}, {"phase": "Failed", "reason": "Error"}
     with pytest.raises(kt.JobFailed, match="1 of 2 results"):
-        coming_back.kept("j", kubectl, succeeded)
+        reattach.kept_results("j", kubectl, succeeded)
     (folder / "1.left").write_text(encode(Exited(1, "b", 2.0, 137, True)))
     with pytest.raises(kt.OutOfMemory, match="rank 1 on b was killed by signal 9"):
-        coming_back.kept("j", kubectl, failed)
+        reattach.kept_results("j", kubectl, failed)
     shutil.rmtree(cluster / "state")
     with pytest.raises(kt.JobFailed, match="kept nothing"):
-        coming_back.kept("j", kubectl, succeeded)
+        reattach.kept_results("j", kubectl, succeeded)
     with pytest.raises(kt.JobFailed, match="Error"):
-        coming_back.kept("j", kubectl, failed)
+        reattach.kept_results("j", kubectl, failed)
 
 
 def test_programs_that_are_missing_say_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import torchrun_sdk as kt
-from torchrun_sdk import cli, trust
+from torchrun_sdk import cli, own_jobs
+from torchrun_sdk.call_log import CallLog
 from torchrun_sdk.kubectl import Child, Kubectl, Watch
-from torchrun_sdk.log import CallLog
+from torchrun_sdk.serialization import pack
 from torchrun_sdk.spec import FrameError, Lines, Raised, Result, Started, decode, encode
-from torchrun_sdk.values import pack
 
 from .test_gang import FAST, asked, until, user  # noqa: F401  a fixture
 
@@ -39,12 +39,12 @@ import json, os, time
 from pathlib import Path
 
 def swaps(folder):
-    from torchrun_sdk import values
-    true = values.pack
+    from torchrun_sdk import serialization
+    true = serialization.pack
     class Bomb:
         def __reduce__(self):
             return (Path.touch, (Path(folder, "opened"),))
-    values.pack = lambda value, format, what: true(Bomb(), "pickle", what)
+    serialization.pack = lambda value, format, what: true(Bomb(), "pickle", what)
 
 def pickles(): return {1, 2}
 def ranks(): return int(os.environ["RANK"])
@@ -116,12 +116,12 @@ def test_own_jobs_are_known_by_their_uid_and_by_what_was_asked_for(
 ) -> None:
     keep({1, 2}, "pickle")
     for uid, serialization in (("u2", "pickle"), ("u1", "json")):
-        trust.remember(uid, serialization)
+        own_jobs.record(uid, serialization)
         with pytest.raises(kt.UntrustedPickle):
             kt.attach("j")
-    trust.remember("u1", "pickle")
+    own_jobs.record("u1", "pickle")
     assert kt.attach("j") == {1, 2}
-    trust.remember("u1", "json")  # another call of the same job
+    own_jobs.record("u1", "json")  # another call of the same job
     assert kt.attach("j") == {1, 2}
 
 
@@ -138,8 +138,8 @@ def test_a_home_that_cannot_be_written_only_asks(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    trust.remember("u1", "pickle")
-    assert trust.accepted("u1") == ("json",)
+    own_jobs.record("u1", "pickle")
+    assert own_jobs.accepted("u1") == ("json",)
 
 
 def test_warm_pods_that_another_has_labelled_get_no_call_with_pickles(
@@ -152,10 +152,10 @@ def test_warm_pods_that_another_has_labelled_get_no_call_with_pickles(
     body = {"metadata": metadata, "status": {"phase": "Running"}}
     (cluster / "job.json").write_text(json.dumps(body))
     opens = remote.options(serialization="pickle")
-    assert kt.fn(theirs.ranks).to(FAST)._others_gang(FAST, key) == ("theirs", "u9")
-    assert opens._others_gang(FAST, key) == ("", "")
-    trust.remember("u9", "json")
-    assert opens._others_gang(FAST, key) == ("theirs", "u9")
+    assert kt.fn(theirs.ranks).to(FAST)._find_warm_job(FAST, key) == ("theirs", "u9")
+    assert opens._find_warm_job(FAST, key) == ("", "")
+    own_jobs.record("u9", "json")
+    assert opens._find_warm_job(FAST, key) == ("theirs", "u9")
 
 
 def test_the_heads_result_alone_travels(cluster: Path, theirs: ModuleType) -> None:

@@ -14,7 +14,7 @@ import torchrun_sdk as kt
 from torchrun_sdk import kuberay, manifest
 from torchrun_sdk.kubectl import Kubectl
 from torchrun_sdk.spec import Reference
-from torchrun_sdk.worker import hold
+from torchrun_sdk.worker import control_port
 
 SECONDS = 30
 SECRET = "of-this-call"
@@ -53,7 +53,9 @@ def test_head_and_workers_get_what_each_is_to_have() -> None:
     assert body["spec"]["shutdownAfterJobFinishes"] is True
     *_, limit, _, _, shown = shlex.split(body["spec"]["entrypoint"])
     assert limit == "90"
-    assert shown == hold.digest("s")  # what a RayJob says is read by more people than may use it
+    assert shown == control_port.digest(
+        "s"
+    )  # what a RayJob says is read by more people than may use it
 
 
 def test_the_job_itself_is_one_pod_without_gpus() -> None:
@@ -134,9 +136,9 @@ def test_a_cluster_that_does_not_come_is_told_by_its_pods(cluster: Path) -> None
     assert made["metadata"]["ownerReferences"][0]["uid"] == "uid-1"
     assert not (cluster / "job.json").exists()
     (cluster / "rayjobs.ray.io.json").write_text("{}")
-    assert "does KubeRay's operator run?" in kuberay.told("x", Kubectl())
+    assert "does KubeRay's operator run?" in kuberay.pending_reason("x", Kubectl())
     (cluster / "refuse").write_text("get rayjobs:not found")
-    assert kuberay.told("x", Kubectl()) == "its RayJob: error: not found"
+    assert kuberay.pending_reason("x", Kubectl()) == "its RayJob: error: not found"
 
 
 class Held:
@@ -162,7 +164,7 @@ class Held:
         while True:
             try:
                 pod = socket.create_connection(("127.0.0.1", self.port), timeout=SECONDS)
-                assert hold.show(pod, SECRET, SECONDS)
+                assert control_port.show(pod, SECRET, SECONDS)
                 return pod
             except ConnectionRefusedError:
                 assert self.process.poll() is None
@@ -188,7 +190,7 @@ def test_the_cluster_is_held_until_a_pod_is_done(held) -> None:
     with holding.connect() as pod:
         with pytest.raises(subprocess.TimeoutExpired):
             holding.process.wait(0.5)
-        pod.sendall(hold.DONE)
+        pod.sendall(control_port.DONE)
         assert holding.process.wait(SECONDS) == 0
 
 

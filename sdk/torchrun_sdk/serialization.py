@@ -1,4 +1,4 @@
-"""Arguments and results on their way: JSON, or pickle where that is asked for."""
+"""Arguments and results as text: JSON, or pickle where the caller asks for it."""
 
 from __future__ import annotations
 

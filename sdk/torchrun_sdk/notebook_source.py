@@ -1,8 +1,8 @@
-"""Functions of a notebook or a prompt, written to a module: each with what it uses.
+"""The source of a module for a function of a notebook or a prompt.
 
-Such a function stands in no file that could be sent. Its source is there all the same where the
-prompt keeps it (IPython, Jupyter, Python's own from 3.13 on). It goes into a module together with
-the functions, classes, imports and plain values of the session that it, or one of these, names.
+No file has such a function, but its prompt keeps the source (IPython, Jupyter, Python from 3.13).
+The module has the function and, transitively, the functions, classes, imports and plain values of
+the session that it uses.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from typing import Any, Callable
 from torchrun_sdk.errors import UsageError
 
 
-def is_typed(function: Callable[..., Any]) -> bool:
+def is_interactive(function: Callable[..., Any]) -> bool:
     """Whether it was defined at a prompt or in a cell, whose "file" is only a name."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     in_main = getattr(function, "__module__", "") == "__main__"
     return in_main and code is not None and not Path(code.co_filename).is_file()
 
 
-def module_of(function: Callable[..., Any]) -> str:
+def module_source(function: Callable[..., Any]) -> str:
     """The source of a module that defines the function. Raises UsageError naming what cannot go."""
     writer = _Writer(vars(sys.modules["__main__"]))
     writer.define(function.__name__, inspect.unwrap(function), "")

@@ -1,10 +1,10 @@
-"""The control port of Ray's pods; and what a RayJob of KubeRay runs to keep its RayCluster.
+"""The control port of Ray's pods, and the program of the RayJob that keeps a RayCluster alive.
 
-A pod connects, shows the call's secret, and says DONE at its end. Others can reach the port: what
-they send is never obeyed and they are never counted. The server's side knows the SHA-256 of the
-secret alone, so that it may stand in a RayJob, which more people can read than the workspace.
+A pod connects, sends the call's secret, and sends DONE at its end. Anyone can reach the port: a
+connection without the secret is not counted and has no effect. The server knows only the SHA-256 of
+the secret, because more people can read the RayJob than the workspace.
 
-This file travels as text into an image that has nothing else of this package.
+A RayJob runs the text of this file in an image without this package: import nothing of it here.
 """
 
 from __future__ import annotations
@@ -23,18 +23,20 @@ HERE = b"here\n"  # the answer to the secret
 DONE = b"done\n"
 _SHOW_SECONDS = 5.0  # for a connection to show the secret
 _LONGEST = 256  # bytes of it
-_STRANGERS = 64  # connections that have shown nothing yet; the oldest gives way to the next
-# A pod whose node is lost does not hang up: it is asked.
+_MOST_UNAUTHENTICATED = (
+    64  # connections that have shown nothing yet; the oldest gives way to the next
+)
+# Keepalive: a pod on a lost node does not close its connection.
 _ASKED = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 6))
 
 
 def digest(secret: str) -> str:
-    """What the server's side knows of a secret."""
+    """The SHA-256 of the secret, which the server compares."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
 def show(connection: socket.socket, secret: str, seconds: float) -> bool:
-    """Show the secret to the server; whether it was taken. Raises OSError."""
+    """Send the secret to the server; whether the server accepts it. Raises OSError."""
     connection.settimeout(seconds)
     connection.sendall(secret.encode() + b"\n")
     taken = connection.recv(len(HERE)) == HERE
@@ -42,8 +44,8 @@ def show(connection: socket.socket, secret: str, seconds: float) -> bool:
     return taken
 
 
-class Door:
-    """A port on all addresses of the pod: the connections that have shown the secret."""
+class ControlPort:
+    """A port on all addresses of the pod, and the connections that have sent the secret."""
 
     def __init__(self, port: int, digest: str) -> None:
         dual = socket.has_dualstack_ipv6()
@@ -51,24 +53,24 @@ class Door:
         self._server = socket.create_server(("", port), family=family, dualstack_ipv6=dual)
         self._digest = digest
         self._lock = threading.Lock()
-        self._strangers: list[socket.socket] = []
-        self._known: queue.Queue[socket.socket] = queue.Queue()
+        self._unauthenticated: list[socket.socket] = []
+        self._authenticated: queue.Queue[socket.socket] = queue.Queue()
         threading.Thread(target=self._listen, daemon=True).start()
 
-    def __enter__(self) -> Door:
+    def __enter__(self) -> ControlPort:
         return self
 
     def __exit__(self, *exc: object) -> None:
         _cut(self._server)  # which wakes accept; close alone does not
         self._server.close()
         with self._lock:
-            for stranger in self._strangers:
-                _cut(stranger)
+            for connection in self._unauthenticated:
+                _cut(connection)
 
     def accept(self, seconds: float) -> socket.socket | None:
-        """The next connection that has shown the secret; None where none does in time."""
+        """The next connection that has sent the secret; None after so many seconds."""
         try:
-            return self._known.get(timeout=max(seconds, 0.0))
+            return self._authenticated.get(timeout=max(seconds, 0.0))
         except queue.Empty:
             return None
 
@@ -82,9 +84,9 @@ class Door:
                 time.sleep(0.1)  # no descriptors are left, for one
                 continue
             with self._lock:
-                self._strangers.append(connection)
-                if len(self._strangers) > _STRANGERS:
-                    _cut(self._strangers.pop(0))
+                self._unauthenticated.append(connection)
+                if len(self._unauthenticated) > _MOST_UNAUTHENTICATED:
+                    _cut(self._unauthenticated.pop(0))
             threading.Thread(target=self._ask, args=(connection,), daemon=True).start()
 
     def _ask(self, connection: socket.socket) -> None:
@@ -92,8 +94,8 @@ class Door:
         with suppress(OSError):
             known = self._knows(connection)
         with self._lock:
-            if connection in self._strangers:
-                self._strangers.remove(connection)
+            if connection in self._unauthenticated:
+                self._unauthenticated.remove(connection)
             else:
                 known = False
         if known:
@@ -101,7 +103,7 @@ class Door:
                 connection.settimeout(None)
                 _watch(connection)
                 connection.sendall(HERE)
-                self._known.put(connection)
+                self._authenticated.put(connection)
                 return
         connection.close()
 
@@ -131,11 +133,14 @@ def _watch(connection: socket.socket) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
-def hold(seconds: float, again: float, port: int, digest: str) -> int:
-    """Until a pod has said DONE (0), or none has come for so long, `again` after one (1)."""
-    with Door(port, digest) as door:
+def serve_until_done(seconds: float, again: float, port: int, digest: str) -> int:
+    """Wait until a pod has sent DONE; the exit code.
+
+    0 after DONE; 1 after `seconds` without a pod, or `again` seconds after a pod was lost.
+    """
+    with ControlPort(port, digest) as control:
         while True:
-            pod = door.accept(seconds)
+            pod = control.accept(seconds)
             if pod is None:
                 print(f"no pod has come for {seconds:g} s", flush=True)
                 return 1
@@ -153,4 +158,6 @@ def _is_done(pod: socket.socket) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(hold(float(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), sys.argv[4]))
+    sys.exit(
+        serve_until_done(float(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    )

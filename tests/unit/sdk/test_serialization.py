@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchrun_sdk.values import OtherPython, Packed, Unpackable, UnwantedFormat, pack, unpack
+from torchrun_sdk.serialization import OtherPython, Packed, Unpackable, UnwantedFormat, pack, unpack
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from torchrun_sdk.errors import QuorumTimeout
+from torchrun_sdk.serialization import pack
 from torchrun_sdk.spec import Call, Reference
-from torchrun_sdk.values import pack
-from torchrun_sdk.worker import hold, ray
+from torchrun_sdk.worker import control_port, ray
 
 SECRET = "of-this-call"
 SECONDS = 30
@@ -46,14 +46,21 @@ def is_closed(connection: socket.socket) -> bool:
 
 
 def test_strangers_are_no_workers(port: int, workers: ray._Workers) -> None:
-    said = [b"", b"done\n", b"\n", b"x" * 1000, b"wrong\n", hold.digest(SECRET).encode() + b"\n"]
+    said = [
+        b"",
+        b"done\n",
+        b"\n",
+        b"x" * 1000,
+        b"wrong\n",
+        control_port.digest(SECRET).encode() + b"\n",
+    ]
     strangers = [stranger(port, each) for each in said]
     with pytest.raises(QuorumTimeout, match="0 of 1 workers"):
         workers.wait(1, 0.5)
     with ray._connect("127.0.0.1", SECRET, SECONDS) as worker:
         workers.wait(1, SECONDS)
         workers.dismiss()
-        assert worker.recv(100) == hold.DONE
+        assert worker.recv(100) == control_port.DONE
     assert all(is_closed(each) for each in strangers[1:])
     for each in strangers:
         each.close()
@@ -62,8 +69,8 @@ def test_strangers_are_no_workers(port: int, workers: ray._Workers) -> None:
 def test_silent_strangers_keep_no_worker_out(
     port: int, workers: ray._Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hold, "_SHOW_SECONDS", 10 * SECONDS)
-    strangers = [stranger(port) for _ in range(2 * hold._STRANGERS)]
+    monkeypatch.setattr(control_port, "_SHOW_SECONDS", 10 * SECONDS)
+    strangers = [stranger(port) for _ in range(2 * control_port._MOST_UNAUTHENTICATED)]
     assert is_closed(strangers[0])  # the oldest give way
     with ray._connect("127.0.0.1", SECRET, SECONDS):
         workers.wait(1, SECONDS)
@@ -84,15 +91,17 @@ def test_the_port_is_free_again(port: int) -> None:
 
 def test_a_strangers_last_word_ends_nothing(port: int) -> None:
     ended: list[int] = []
-    arguments = (SECONDS, SECONDS, port, hold.digest(SECRET))
-    holding = threading.Thread(target=lambda: ended.append(hold.hold(*arguments)))
+    arguments = (SECONDS, SECONDS, port, control_port.digest(SECRET))
+    holding = threading.Thread(
+        target=lambda: ended.append(control_port.serve_until_done(*arguments))
+    )
     holding.start()
     with ray._connect("127.0.0.1", SECRET, SECONDS) as pod:
-        for said in (hold.DONE, b"wrong\n" + hold.DONE):
+        for said in (control_port.DONE, b"wrong\n" + control_port.DONE):
             stranger(port, said).close()
         holding.join(0.5)
         assert holding.is_alive()
-        pod.sendall(hold.DONE)
+        pod.sendall(control_port.DONE)
         holding.join(SECONDS)
     assert ended == [0]
 

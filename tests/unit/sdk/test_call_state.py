@@ -1,13 +1,13 @@
-"""What becomes of a call, by what was heard."""
+"""The outcome of a call, by its events."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from torchrun_sdk import errors
+from torchrun_sdk.call_state import CallState, Limits, Wait
+from torchrun_sdk.serialization import Packed
 from torchrun_sdk.spec import RAISED, Raised, Result, Started
-from torchrun_sdk.values import Packed
-from torchrun_sdk.verdict import Limits, Verdict, Wait
 
 LIMITS = Limits(launch=100, quorum=20, call=50)
 
@@ -24,35 +24,35 @@ def raised(rank: int, time: float, type: str = "builtins.ValueError") -> Raised:
     return Raised(rank, f"node-{rank}", time, type, "bad", "Traceback ...")
 
 
-def verdict(*, stays: bool = False, attempt: int = 0) -> Verdict:
-    made = Verdict("job", LIMITS, 0.0, stays=stays)
-    made.job({"phase": "Running", "attempt": attempt}, 0.0)
+def call_state(*, stays: bool = False, attempt: int = 0) -> CallState:
+    made = CallState("job", LIMITS, 0.0, stays=stays)
+    made.job_changed({"phase": "Running", "attempt": attempt}, 0.0)
     return made
 
 
 def test_all_results_and_the_jobs_end_are_a_success() -> None:
-    call = verdict()
+    call = call_state()
     for rank in (1, 0):
-        call.frame(0, started(rank), 1)
-        call.frame(0, result(rank), 2)
+        call.add_frame(0, started(rank), 1)
+        call.add_frame(0, result(rank), 2)
     assert isinstance(call.decide(2), Wait)
-    call.job({"phase": "Succeeded"}, 3)
+    call.job_changed({"phase": "Succeeded"}, 3)
     assert [found.rank for found in call.decide(3)] == [0, 1]
 
 
 def test_pods_that_stay_are_not_waited_for() -> None:
-    call = verdict(stays=True)
+    call = call_state(stays=True)
     for rank in (0, 1):
-        call.frame(0, started(rank), 1)
-        call.frame(0, result(rank), 2)
+        call.add_frame(0, started(rank), 1)
+        call.add_frame(0, result(rank), 2)
     assert len(call.decide(2)) == 2
 
 
 def test_a_rank_that_is_missing_is_no_success() -> None:
-    call = verdict()
-    call.frame(0, started(0), 1)
-    call.frame(0, result(0), 2)
-    call.job({"phase": "Succeeded"}, 3)
+    call = call_state()
+    call.add_frame(0, started(0), 1)
+    call.add_frame(0, result(0), 2)
+    call.job_changed({"phase": "Succeeded"}, 3)
     assert isinstance(call.decide(3), Wait)
     error = call.decide(7)
     assert isinstance(error, errors.JobFailed)
@@ -61,10 +61,10 @@ def test_a_rank_that_is_missing_is_no_success() -> None:
 
 @pytest.mark.parametrize("ahead", [-3600.0, 0.0, 5.0])
 def test_the_first_exception_is_the_one_however_the_nodes_clocks_stand(ahead: float) -> None:
-    call = verdict()
+    call = call_state()
     # Node 1 was first, by 1.3 s, and its connection is slower.
-    call.frame(0, raised(0, 101.3, "torch.DistBackendError")._replace(age=0.1), 1)
-    call.frame(0, raised(1, 100.0 + ahead)._replace(age=1.9), 1.5)
+    call.add_frame(0, raised(0, 101.3, "torch.DistBackendError")._replace(age=0.1), 1)
+    call.add_frame(0, raised(1, 100.0 + ahead)._replace(age=1.9), 1.5)
     assert isinstance(call.decide(1.5), Wait)
     error = call.decide(2)
     assert isinstance(error, errors.RemoteException)
@@ -73,10 +73,10 @@ def test_the_first_exception_is_the_one_however_the_nodes_clocks_stand(ahead: fl
 
 
 def test_what_is_heard_before_the_status_keeps_its_time() -> None:
-    call = verdict()
-    call.frame(1, raised(1, 50.0), 1)
-    call.frame(1, raised(0, 10.0, "torch.DistBackendError"), 2)
-    call.job({"phase": "Running", "attempt": 1}, 9)
+    call = call_state()
+    call.add_frame(1, raised(1, 50.0), 1)
+    call.add_frame(1, raised(0, 10.0, "torch.DistBackendError"), 2)
+    call.job_changed({"phase": "Running", "attempt": 1}, 9)
     error = call.decide(10)
     assert isinstance(error, errors.RemoteException)
     assert error.rank == 1
@@ -84,10 +84,10 @@ def test_what_is_heard_before_the_status_keeps_its_time() -> None:
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=3, max_size=3), st.permutations([0, 1, 2]))
 def test_no_clock_of_a_node_decides(skews: list[float], order: list[int]) -> None:
-    call = verdict()
+    call = call_state()
     for place, rank in enumerate(order):
         ago = (3 - rank) + place * 0.01  # rank 0 raised first, and all are heard at about once
-        call.frame(0, raised(rank, 100 + rank + skews[rank])._replace(age=ago), place * 0.01)
+        call.add_frame(0, raised(rank, 100 + rank + skews[rank])._replace(age=ago), place * 0.01)
     error = call.decide(5)
     assert isinstance(error, errors.RemoteException)
     assert error.rank == 0
@@ -97,47 +97,47 @@ def test_no_clock_of_a_node_decides(skews: list[float], order: list[int]) -> Non
 def test_of_the_past_the_controllers_cause_and_then_how_long_each_ran(
     cause: dict, rank: int
 ) -> None:
-    call = Verdict("job", LIMITS, 0.0, kept=True)
-    call.job({"phase": "Failed", "lastFailure": cause}, 0.0)
+    call = CallState("job", LIMITS, 0.0, kept=True)
+    call.job_changed({"phase": "Failed", "lastFailure": cause}, 0.0)
     for number, (time, elapsed) in enumerate([(1.0, 9.0), (3.0, 8.0), (2.0, 7.0)]):
-        call.frame(0, raised(number, time)._replace(elapsed=elapsed), 0.0)
+        call.add_frame(0, raised(number, time)._replace(elapsed=elapsed), 0.0)
     error = call.decide(1e6)
     assert isinstance(error, errors.RemoteException)
     assert error.rank == rank
 
 
 def test_a_rank_that_starts_again_on_a_node_whose_clock_is_behind_has_no_result_yet() -> None:
-    call = verdict(stays=True)
-    call.frame(0, started(0, time=500), 1)
-    call.frame(0, result(0), 2)
-    call.frame(0, started(0, time=3)._replace(node="node-9"), 3)
-    call.frame(0, started(1, time=3), 3)
-    call.frame(0, result(1), 4)
+    call = call_state(stays=True)
+    call.add_frame(0, started(0, time=500), 1)
+    call.add_frame(0, result(0), 2)
+    call.add_frame(0, started(0, time=3)._replace(node="node-9"), 3)
+    call.add_frame(0, started(1, time=3), 3)
+    call.add_frame(0, result(1), 4)
     assert isinstance(call.decide(4), Wait)
 
 
 def test_a_new_attempt_begins_again() -> None:
-    call = verdict()
-    call.frame(0, started(0), 1)
-    call.frame(0, result(0), 1)
-    call.frame(0, raised(1, 1.0), 1)
-    call.job({"phase": "Running", "attempt": 1}, 1.1)
-    call.frame(0, started(1), 1.2)  # late word of the first gang
+    call = call_state()
+    call.add_frame(0, started(0), 1)
+    call.add_frame(0, result(0), 1)
+    call.add_frame(0, raised(1, 1.0), 1)
+    call.job_changed({"phase": "Running", "attempt": 1}, 1.1)
+    call.add_frame(0, started(1), 1.2)  # late word of the first gang
     assert call.decide(2) == Wait(100 - 0.9)
     for rank in (0, 1):
-        call.frame(1, started(rank), 3)
-        call.frame(1, result(rank), 3)
-    call.job({"phase": "Succeeded", "attempt": 1}, 4)
+        call.add_frame(1, started(rank), 3)
+        call.add_frame(1, result(rank), 3)
+    call.job_changed({"phase": "Succeeded", "attempt": 1}, 4)
     assert len(call.decide(4)) == 2
 
 
 def test_ranks_that_torchrun_starts_again_have_no_result_yet() -> None:
-    call = verdict(stays=True)
-    call.frame(0, started(0, time=1), 1)
-    call.frame(0, result(0), 2)
-    call.frame(0, started(0, time=3), 3)
-    call.frame(0, started(1, time=3), 3)
-    call.frame(0, result(1), 4)
+    call = call_state(stays=True)
+    call.add_frame(0, started(0, time=1), 1)
+    call.add_frame(0, result(0), 2)
+    call.add_frame(0, started(0, time=3), 3)
+    call.add_frame(0, started(1, time=3), 3)
+    call.add_frame(0, result(1), 4)
     assert isinstance(call.decide(4), Wait)
 
 
@@ -150,9 +150,9 @@ def test_ranks_that_torchrun_starts_again_have_no_result_yet() -> None:
     ],
 )
 def test_nothing_waits_for_ever(heard: list, at: float, kind: type) -> None:
-    call = verdict()
+    call = call_state()
     for frame in heard:
-        call.frame(0, frame, 1)
+        call.add_frame(0, frame, 1)
     waits = call.decide(at - 0.5)
     assert waits == Wait(0.5)
     error = call.decide(at)
@@ -171,8 +171,8 @@ def test_nothing_waits_for_ever(heard: list, at: float, kind: type) -> None:
     ],
 )
 def test_the_end_of_a_job_without_word_of_its_ranks(last: dict, kind: type, code: object) -> None:
-    call = verdict()
-    call.job({"phase": "Failed", "reason": "X", "message": "why", "lastFailure": last}, 5)
+    call = call_state()
+    call.job_changed({"phase": "Failed", "reason": "X", "message": "why", "lastFailure": last}, 5)
     assert isinstance(call.decide(5), Wait)
     error = call.decide(8)
     assert type(error) is kind
@@ -180,14 +180,14 @@ def test_the_end_of_a_job_without_word_of_its_ranks(last: dict, kind: type, code
 
 
 def test_a_job_that_is_deleted() -> None:
-    call = verdict()
-    call.deleted(5)
+    call = call_state()
+    call.job_deleted(5)
     error = call.decide(8)
     assert isinstance(error, errors.JobFailed)
     assert error.reason == "Deleted"
 
 
 def test_values_of_another_python() -> None:
-    call = verdict()
-    call.frame(0, raised(0, 1.0)._replace(incompatible=True, text="pickled by 3.9"), 1)
+    call = call_state()
+    call.add_frame(0, raised(0, 1.0)._replace(incompatible=True, text="pickled by 3.9"), 1)
     assert isinstance(call.decide(2), errors.IncompatiblePython)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from torchrun_sdk.serialization import unpack
 from torchrun_sdk.spec import Raised, Reference, Result
-from torchrun_sdk.values import unpack
 
 from .pods import SECONDS, frames
 
@@ -31,7 +31,7 @@ for number, text in enumerate(sys.stdin.read().split("# %%\\n")):
 """
 SHOW = """
 import json as _json
-from torchrun_sdk.travel import locate as _locate
+from torchrun_sdk.function_source import locate as _locate
 _found = _locate(getattr(f, "torchrun_function", f))
 print("FOUND", _json.dumps(_found.function._asdict()))
 """

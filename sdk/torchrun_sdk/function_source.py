@@ -1,4 +1,4 @@
-"""How a function travels: its project as files, and its name in them; never its bytecode."""
+"""Where the pods find a function: the project that is sent, and its name in it. Never bytecode."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
-from torchrun_sdk import cells
+from torchrun_sdk import notebook_source
 from torchrun_sdk.errors import UsageError
 from torchrun_sdk.spec import CELL, SCRIPT_NAME, Reference
 
@@ -36,9 +36,9 @@ def locate(function: Callable[..., Any], root: Path | None = None) -> Project:
             " at the top level of a file."
         )
     name = function.__module__
-    if cells.is_typed(function):
+    if notebook_source.is_interactive(function):
         top = (root or project(Path.cwd())).resolve()
-        source = cells.module_of(function)
+        source = notebook_source.module_source(function)
         return Project(top, Reference(qualname, script=CELL, path=_paths(top), cell=source))
     file = _file(function)
     top = (root or project(file.parent)).resolve()

@@ -1,4 +1,4 @@
-"""What has become of a call, from what was heard so far: a state machine without I/O or clock."""
+"""The outcome of a call by its events so far: a state machine without I/O or clock."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from torchrun_sdk.errors import (
 from torchrun_sdk.manifest import ENDED
 from torchrun_sdk.spec import RAISED, Exited, Frame, Raised, Result, Started
 
-# After the first exception: those that came before it may be on their way from other nodes.
+# Seconds after the first exception: earlier ones of other nodes may still be on their way.
 _EARLIER = 1.0
-# After the end of the job: so may results and exceptions.
+# Seconds after the end of the job, for results and exceptions that are still on their way.
 _LATE = 3.0
-# After the last result: the ranks end when they know that it was taken.
+# Seconds after the last result: the ranks end when they know that the client has it.
 _COMPLETE = 60.0
 
-# Reason of a JobFailed: the job succeeded, and results were not heard of.
+# Reason of a JobFailed: the job succeeded, and results were not received of.
 MISSING = "ResultsMissing"
 _QUORUM = f"{QuorumTimeout.__module__}.{QuorumTimeout.__qualname__}"
 
-# What follows from a process that ended without a word comes so soon at the other ranks.
-_COLLATERAL = 0.5
+# Seconds: a process that exits makes the other ranks fail within this time.
+_PEER_LOSS = 0.5
 
 
 class Limits(NamedTuple):
@@ -43,16 +43,16 @@ class Limits(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """Nothing to do until something is heard, or for so many seconds."""
+    """Nothing to do until the next event, at most for so many seconds."""
 
     seconds: float
 
 
-class Verdict:
-    """Tell `job`, `deleted` and `frame`, then ask `decide`. Times are seconds of one clock.
+class CallState:
+    """Feed it `job_changed`, `job_deleted` and `add_frame`, then call `decide`.
 
-    stays: whether the pods stay for another call, so that the job's end is not waited for. kept:
-    the frames are of the past, so that it is unknown when they were sent.
+    Times are seconds of one clock. stays: the pods stay for another call, so that the job does not
+    end with this one. kept: the frames were read from the claim; when they were sent is unknown.
     """
 
     def __init__(
@@ -65,16 +65,16 @@ class Verdict:
         self._kept = kept
         self._since = now
         self._status: dict[str, Any] = {}
-        self._gone = False
+        self._deleted = False
         self._ended_at: float | None = None
-        self._early: list[tuple[int, Frame, float]] = []
-        self._forget()
+        self._frames_ahead: list[tuple[int, Frame, float]] = []
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._started: dict[int, Started] = {}
         self._results: dict[int, Result] = {}
         self._raised: dict[int, Raised | Exited] = {}
-        self._happened: dict[int, float] = {}
+        self._ended_by_rank: dict[int, float] = {}
         self._first_at: float | None = None
         self._all_at: float | None = None
         self._raised_at: float | None = None
@@ -87,45 +87,45 @@ class Verdict:
 
     @property
     def status(self) -> dict[str, Any]:
-        """The job's, as it was told last."""
+        """The job's last known status."""
         return self._status
 
     @property
-    def is_gone(self) -> bool:
+    def is_deleted(self) -> bool:
         """Whether the job was deleted."""
-        return self._gone
+        return self._deleted
 
     @property
     def world(self) -> int:
         """How many ranks there are, 0 before any has begun."""
         return max((frame.world_size for frame in self._started.values()), default=0)
 
-    def job(self, status: dict[str, Any], now: float) -> None:
+    def job_changed(self, status: dict[str, Any], now: float) -> None:
         """The job's status has changed."""
         self._status = status
         attempt = int(status.get("attempt") or 0)
         if attempt > self.attempt:
             self.attempt = attempt
-            self._forget()
+            self._reset()
             self._since = now
-            early, self._early = self._early, []
-            for number, frame, heard in early:
+            ahead, self._frames_ahead = self._frames_ahead, []
+            for number, frame, received in ahead:
                 if isinstance(frame, (Raised, Exited)):
-                    frame = frame._replace(age=frame.age + now - heard)
-                self.frame(number, frame, now)
+                    frame = frame._replace(age=frame.age + now - received)
+                self.add_frame(number, frame, now)
         if self.phase in ENDED and self._ended_at is None:
             self._ended_at = now
 
-    def deleted(self, now: float) -> None:
+    def job_deleted(self, now: float) -> None:
         """The job is gone."""
-        self._gone = True
-        if self._ended_at is None:  # it is told again and again
+        self._deleted = True
+        if self._ended_at is None:  # may come several times
             self._ended_at = now
 
-    def frame(self, attempt: int, frame: Frame, now: float) -> None:
-        """A rank of this attempt said something; of an earlier one it counts no more."""
-        if attempt > self.attempt:  # the pods may be heard of before their job's status
-            self._early.append((attempt, frame, now))
+    def add_frame(self, attempt: int, frame: Frame, now: float) -> None:
+        """A frame of a rank of this attempt; frames of earlier attempts are ignored."""
+        if attempt > self.attempt:  # the job's status may be behind its pods
+            self._frames_ahead.append((attempt, frame, now))
         if attempt != self.attempt:
             return
         if isinstance(frame, Started):
@@ -134,7 +134,7 @@ class Verdict:
             self._results[frame.rank] = frame
         else:
             self._raised[frame.rank] = frame
-            self._happened.setdefault(frame.rank, now - max(frame.age, 0.0))
+            self._ended_by_rank.setdefault(frame.rank, now - max(frame.age, 0.0))
             self._raised_at = self._raised_at or now
         world = self.world
         if world and len(self._started) == world and self._all_at is None:
@@ -148,7 +148,7 @@ class Verdict:
             # torchrun started its ranks again: what this one left before is no result.
             self._results.pop(frame.rank, None)
             self._raised.pop(frame.rank, None)
-            self._happened.pop(frame.rank, None)
+            self._ended_by_rank.pop(frame.rank, None)
         self._started[frame.rank] = frame
         self._first_at = self._first_at or now
 
@@ -224,14 +224,14 @@ class Verdict:
         the past it is known which rank the controller names, and how long each ran: ranks of a gang
         start together.
         """
-        sooner = _COLLATERAL if isinstance(end, Exited) else 0.0
+        sooner = _PEER_LOSS if isinstance(end, Exited) else 0.0
         if not self._kept:
-            return (False, self._happened[end.rank] - sooner)
+            return (False, self._ended_by_rank[end.rank] - sooner)
         cause = (self._status.get("lastFailure") or {}).get("rank")
         return (end.rank != cause, end.elapsed - sooner)
 
     def _failure(self) -> CallError:
-        if self._gone:
+        if self._deleted:
             return JobFailed(f"{self.name} was deleted", reason="Deleted", job=self.name)
         if self.phase == "Succeeded":
             return JobFailed(

@@ -1,7 +1,7 @@
-"""Jobs that this user has made on this machine, by their UIDs.
+"""The UIDs of the jobs that this user created on this machine.
 
-A pickle runs code of its author. Those of one's own jobs are opened where a call asked for
-pickle; those of any other job take the user's word.
+A pickle runs code of its author. Pickles of these jobs are opened where a call asked for pickle;
+for any other job the user has to pass `trust`.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from torchrun_sdk.values import JSON, PICKLE
+from torchrun_sdk.serialization import JSON, PICKLE
 
 _KEPT_SECONDS = 90 * 24 * 3600.0
 
 
-def remember(uid: str, serialization: str) -> None:
-    """A job of this user's, and what a call of it asked for.
+def record(uid: str, serialization: str) -> None:
+    """Record a job of this user and the serialization that a call of it asked for.
 
-    A home that cannot be written is no reason to stop: `attach` asks for the user's word then.
+    A home that cannot be written is ignored: `attach` then asks for `trust`.
     """
     path = _path(uid)
     if not uid or _read(path) in (serialization, PICKLE):

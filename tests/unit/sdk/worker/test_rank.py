@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from torchrun_sdk.serialization import pack, unpack
 from torchrun_sdk.spec import FOLDER, RAISED, Raised, Result, decode
-from torchrun_sdk.values import pack, unpack
 
-from .pods import SECONDS, frames
+from ..pods import SECONDS, frames
 
 
 def test_a_result_waits_until_it_is_taken(make) -> None:

@@ -1,4 +1,4 @@
-"""The files by which ranks and clients' `collect` meet in a pod."""
+"""The files by which ranks and the clients' `collect` exchange frames in a pod."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from typing import IO
 
 from torchrun_sdk.spec import BUSY, CALLS, CLOSED, FREE, KEPT, RESULTS, Call, dump_call
 
-_STORAGE_SECONDS = 10.0  # for what is kept; the storage may hang
-# Of a last word that stays elsewhere: an error is in the log, a result may be kept beyond the pod.
+_STORAGE_SECONDS = 10.0  # to keep a frame on the claim; the storage may hang
+# Of a last frame that is also elsewhere: an error in the log, a result on the claim.
 _LINGER = 15.0
 _POLL = 0.05
 _ENDING_SECONDS = 10.0
 END = "end"  # a client wants the ranks of the call to end
 
 
-def waiting() -> AbstractContextManager[None]:
-    """While ranks wait for clients, so that a hang watch does not take them for hanging."""
+def hang_watch_paused() -> AbstractContextManager[None]:
+    """Active while ranks wait for clients, so that the hang watch does not count that time."""
     try:  # the launcher has put it there
         progress = importlib.import_module("torchrun_progress")
     except ImportError:
@@ -32,8 +32,8 @@ def waiting() -> AbstractContextManager[None]:
     return idle
 
 
-class Place:
-    """What one rank of one call leaves in the call's folder."""
+class RankFiles:
+    """The files of one rank in the folder of one call."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self.rank = rank
@@ -48,14 +48,14 @@ class Place:
         folder.mkdir(parents=True, exist_ok=True)
 
     def leave_start(self, line: str) -> None:
-        """The rank is about to begin; what an earlier run of it left is gone."""
+        """Write the Started frame, and remove the frames of an earlier run of this rank."""
         for path in (self._left, self._taken):
             with suppress(FileNotFoundError):
                 path.unlink()
         _write(self._started, line)
 
     def leave(self, line: str) -> None:
-        """The rank's last word, for clients that are there and for those that come later."""
+        """Write the rank's last frame, for present and later clients, and keep it on the claim."""
         _write(self._left, line)
         state = os.environ.get("TORCHRUN_STATE_DIR")
         if not state:
@@ -76,13 +76,13 @@ class Place:
         thread.join(_STORAGE_SECONDS)
 
     def wait(self, seconds: float, *, failed: bool) -> bool:
-        """Until a client has the last word, or has ended the call; whether one has."""
+        """Wait until a client has the last frame or has ended the call; whether one has."""
         if failed:
             seconds = _LINGER
         elif self._keeps.exists():
             seconds = min(seconds, _LINGER)
         until = time.monotonic() + seconds
-        with waiting():
+        with hang_watch_paused():
             while not (self.taken or self.is_ended):
                 if time.monotonic() >= until:
                     return False
@@ -100,7 +100,7 @@ class Place:
 
     @property
     def has_left(self) -> bool:
-        """Whether the rank has said its last word."""
+        """Whether the rank has written its last frame."""
         return self._left.exists()
 
     @property
@@ -117,11 +117,11 @@ class Place:
                 self._running.unlink()
 
 
-class Stay:
-    """A pod that stays for other calls: which there were, and who may bring the next one.
+class WarmPod:
+    """A pod that stays for other calls: its past calls, and the lock for the next one.
 
-    A client that may holds a lock for as long as it is connected, and a rank that leaves takes it,
-    so that no call comes into pods of which some have left.
+    The client that may deliver the next call holds the lock while it is connected. A rank takes the
+    lock before it leaves, so that no call is delivered to a gang that is ending.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -133,23 +133,23 @@ class Stay:
 
     @property
     def newest(self) -> tuple[int, str]:
-        """Number and id of the last call that has been let go; 0 and "" where none has."""
+        """Number and id of the last call that was started; 0 and "" where none was."""
         names = (path.stem.partition("-") for path in self._calls.glob("*-*.json"))
         return max(((int(number), call) for number, _, call in names), default=(0, ""))
 
     def path(self, number: int, call: str) -> Path:
-        """Where a call stands that has been let go."""
+        """The file of a call that was started."""
         return self._calls / f"{number}-{call}.json"
 
     def put(self, call: Call) -> None:
-        """Let it go."""
+        """Start the call: the ranks read its file."""
         _write(self.path(call.number, call.id), dump_call(call))
 
     def take_state(self) -> str:
-        """FREE, and nobody else's from now on until `release`; or BUSY, or CLOSED.
+        """Take the lock and return FREE, until `release`; or return BUSY or CLOSED.
 
-        Ranks that have ended take a moment to exit, and so do clients whose call is over: both
-        are waited for. A rank that works on its call is not.
+        Waits for ranks and clients whose call is over, as they take a moment to exit. Does not
+        wait for a rank that works on its call.
         """
         until = time.monotonic() + _ENDING_SECONDS
         while not self._is_free():
@@ -168,7 +168,7 @@ class Stay:
         return not self._running() and self._hold()
 
     def _works(self) -> bool:
-        """Whether a rank runs that has neither said its last word nor been told to end."""
+        """Whether a rank runs that has not written its last frame and is not to be ended."""
         return any(
             not (path.with_suffix(".left").exists() or (path.parent / END).exists())
             for path in self._running()
@@ -178,7 +178,7 @@ class Stay:
         return list(self._results.glob("*/*.running"))
 
     def leave(self) -> bool:
-        """Whether a rank may end: from now on no client brings a call."""
+        """Whether a rank may end: no client delivers a call from now on."""
         if self._closed.exists():
             return True
         if not self._hold():

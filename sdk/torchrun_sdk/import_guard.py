@@ -1,8 +1,8 @@
-"""Remote calls that are met inside a pod, where the module that makes them is imported.
+"""Stops a remote call that a module makes while a pod imports it.
 
-A script may make its call at module level, unguarded. In the pod its import comes to the same
-line, with the same names defined as the client had: there the import ends, and the function is
-called instead of a second job being made.
+A script may make its call at module level, unguarded. In the pod the import reaches the same line,
+with the same names defined as on the client. The import ends there, and the pod calls the function
+instead of creating a second job.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from types import ModuleType
 from torchrun_sdk.errors import UsageError
 from torchrun_sdk.spec import IN_CALL
 
-_wanted: list[str] = []
+_importing: list[str] = []
 
 
 class CallInImport(BaseException):
-    """The import has come to the call; `module` has all that the function may use."""
+    """The import has reached the call; `module` has everything that the function may use."""
 
     def __init__(self, module: ModuleType) -> None:
         super().__init__("the import has come to the remote call")
@@ -29,33 +29,33 @@ class CallInImport(BaseException):
 
 @contextmanager
 def importing(qualname: str) -> Iterator[None]:
-    """While the module of this function is imported; "" for none, only to see what it defines."""
-    _wanted.append(qualname)
+    """Active while the module of this function is imported; "" to see only what it defines."""
+    _importing.append(qualname)
     try:
         yield
     finally:
-        _wanted.pop()
+        _importing.pop()
 
 
-def is_inside() -> bool:
+def in_call() -> bool:
     """Whether this process is a rank of a call."""
     return IN_CALL in os.environ
 
 
-def met(module: str, qualname: str) -> None:
-    """A remote call of this function is about to be made.
+def check_remote_call(module: str, qualname: str) -> None:
+    """Called before a remote call of this function is made.
 
-    Raises CallInImport in an import that it ends, UsageError in any other place of a pod.
+    Raises CallInImport where it ends an import, UsageError anywhere else in a pod.
     """
-    if not (is_inside() or _wanted):
+    if not (in_call() or _importing):
         return
     found = sys.modules.get(module)
-    if _wanted and found is not None:
-        name = _wanted[-1].partition(".")[0]
+    if _importing and found is not None:
+        name = _importing[-1].partition(".")[0]
         if not name or hasattr(found, name):
             raise CallInImport(found)
         raise UsageError(
-            f"{module} calls {qualname} remotely when it is imported, before {_wanted[-1]} is"
+            f"{module} calls {qualname} remotely when it is imported, before {_importing[-1]} is"
             ' defined: put the calls under if __name__ == "__main__".'
         )
     raise UsageError(

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import torchrun_runtime.launch
+from torchrun_sdk.serialization import pack, unpack
 from torchrun_sdk.spec import (
     BUSY,
     CLOSED,
@@ -34,11 +35,10 @@ from torchrun_sdk.spec import (
     decode,
     dump_call,
 )
-from torchrun_sdk.values import pack, unpack
-from torchrun_sdk.worker.places import Stay
+from torchrun_sdk.worker.call_files import WarmPod
 from torchrun_sdk.worker.serve import environment
 
-from .pods import SECONDS, Pod, frames
+from ..pods import SECONDS, Pod, frames
 
 RANK_MODULES = str(Path(torchrun_runtime.launch.__file__).parent / "rank")
 
@@ -308,9 +308,11 @@ def test_each_later_call_has_a_port_of_its_own() -> None:
 
 
 def test_two_clients_never_hold_one_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchrun_sdk.worker.places._ENDING_SECONDS", 0.0)
-    script = "import sys; from pathlib import Path; from torchrun_sdk.worker.places import Stay;"
-    script += "s = Stay(Path(sys.argv[1])); print(s.take_state(), flush=True); sys.stdin.read()"
+    monkeypatch.setattr("torchrun_sdk.worker.call_files._ENDING_SECONDS", 0.0)
+    script = (
+        "import sys; from pathlib import Path; from torchrun_sdk.worker.call_files import WarmPod;"
+    )
+    script += "s = WarmPod(Path(sys.argv[1])); print(s.take_state(), flush=True); sys.stdin.read()"
     sdk = {"PYTHONPATH": str(Path(__file__).parents[3] / "sdk"), "PATH": os.environ["PATH"]}
     with subprocess.Popen(
         [sys.executable, "-c", script, str(tmp_path)],
@@ -318,7 +320,7 @@ def test_two_clients_never_hold_one_pod(tmp_path: Path, monkeypatch: pytest.Monk
     ) as other:  # fmt: skip
         assert other.stdout is not None
         assert other.stdout.readline().strip() == FREE
-        stay = Stay(tmp_path)
+        stay = WarmPod(tmp_path)
         assert (stay.take_state(), stay.leave()) == (BUSY, False)
         other.communicate("")
     until = time.monotonic() + SECONDS
@@ -331,7 +333,7 @@ def test_two_clients_never_hold_one_pod(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("sign", ["0.left", "end"])
 def test_a_rank_that_ends_is_waited_for(tmp_path: Path, sign: str) -> None:
-    stay = Stay(tmp_path)
+    stay = WarmPod(tmp_path)
     call = tmp_path / RESULTS / "c1"
     call.mkdir(parents=True)
     running = call / "0.running"
@@ -347,7 +349,7 @@ def test_a_rank_that_ends_is_waited_for(tmp_path: Path, sign: str) -> None:
 
 
 def test_a_client_that_leaves_is_waited_for(tmp_path: Path) -> None:
-    before, stay = Stay(tmp_path), Stay(tmp_path)
+    before, stay = WarmPod(tmp_path), WarmPod(tmp_path)
     assert before.take_state() == FREE
     with ThreadPoolExecutor() as thread:
         state = thread.submit(stay.take_state)

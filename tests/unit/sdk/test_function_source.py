@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from torchrun_sdk.errors import UsageError
-from torchrun_sdk.travel import locate, project
+from torchrun_sdk.function_source import locate, project
 
 ROOT = Path(__file__).parents[3]
 SAYS = """
 import json, sys
-from torchrun_sdk.travel import locate
+from torchrun_sdk.function_source import locate
 def says(function):
     found = locate(function)
     print(json.dumps([str(found.root), found.function._asdict()]))

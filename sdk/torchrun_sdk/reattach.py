@@ -1,4 +1,4 @@
-"""Results for a client that was away: from the pods while they run, then from the job's claim."""
+"""Results for a client that reattaches to a job: from its pods, or from its claim after its end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import re
 import time
 from typing import Any
 
-from torchrun_sdk import trust
+from torchrun_sdk import own_jobs
+from torchrun_sdk.call_monitor import CallMonitor, Line, Note
+from torchrun_sdk.call_state import MISSING, CallState, Limits
 from torchrun_sdk.errors import (
     CallError,
     ClusterError,
@@ -19,10 +21,8 @@ from torchrun_sdk.errors import (
 from torchrun_sdk.kubectl import Kubectl
 from torchrun_sdk.manifest import ENDED, GANG, LABEL
 from torchrun_sdk.results import open_results
+from torchrun_sdk.serialization import FORMATS
 from torchrun_sdk.spec import KEPT, Exited, Frame, FrameError, Raised, Result, Started, decode
-from torchrun_sdk.values import FORMATS
-from torchrun_sdk.verdict import MISSING, Limits, Verdict
-from torchrun_sdk.waiting import Line, Note, Waiting
 
 _FILE = re.compile(rf"==> {KEPT}/([^/]+)/[^/]+ <==")
 _FOR_EVER = float("inf")
@@ -38,9 +38,9 @@ def attach(
     timeout: float | None = None,
     trusted: bool = False,
 ) -> Any:
-    """What the last call of a job returned, waited for if it runs still.
+    """What the last call of a job returned; waits while the call runs.
 
-    trusted: open pickles, whosever job it is. Raises CallError as the call itself would,
+    trusted: open pickles of any job. Raises CallError as the call itself would,
     ClusterError, UntrustedPickle, Detached at Ctrl-C.
     """
     body = json.loads(kubectl.run("get", "torchrunjob", job, "--output=json"))
@@ -48,7 +48,7 @@ def attach(
     if LABEL not in labels:
         raise ClusterError(f"{job} is no call of this package: kt list shows those there are")
     results = _results(job, kubectl, status, line, note, timeout, stays=GANG in labels)
-    formats = FORMATS if trusted else trust.accepted(str(body["metadata"].get("uid") or ""))
+    formats = FORMATS if trusted else own_jobs.accepted(str(body["metadata"].get("uid") or ""))
     all_ranks = labels[LABEL] == "pytorch" and not results[0].head
     try:
         values = open_results(results if all_ranks else results[:1], formats, job)
@@ -72,26 +72,28 @@ def _results(
     stays: bool,
 ) -> list[Result]:
     if status.get("phase") in ENDED:
-        return kept(job, kubectl, status)
+        return kept_results(job, kubectl, status)
     limits = Limits(_FOR_EVER, _FOR_EVER, timeout)
-    verdict = Verdict(job, limits, time.monotonic(), stays=stays)
+    state = CallState(job, limits, time.monotonic(), stays=stays)
     try:
-        return Waiting(kubectl, verdict, "", note).run(line)
+        return CallMonitor(kubectl, state, "", note).run(line)
     except JobFailed as error:
         if error.reason != MISSING:
             raise
-        return kept(job, kubectl, verdict.status)
+        return kept_results(job, kubectl, state.status)
     except KeyboardInterrupt:
         raise Detached(job) from None
 
 
-def kept(job: str, kubectl: Kubectl, status: dict[str, Any], call: str = "") -> list[Result]:
-    """The results of a job that has ended, as its ranks kept them; "": of its last call.
+def kept_results(
+    job: str, kubectl: Kubectl, status: dict[str, Any], call: str = ""
+) -> list[Result]:
+    """The results that the ranks of a finished job kept on its claim. call: "" for the last one.
 
-    Raises CallError: how it ended where that is not the way, or that nothing was kept.
+    Raises CallError: how the job failed, or that no results were kept.
     """
     try:
-        calls = parse(kubectl.run_plugin("kept", job, KEPT))
+        calls = parse_kept(kubectl.run_plugin("kept", job, KEPT))
     except ClusterError as error:
         if status.get("phase") == "Succeeded":
             raise JobFailed(
@@ -104,19 +106,19 @@ def kept(job: str, kubectl: Kubectl, status: dict[str, Any], call: str = "") -> 
             f" {error}. To see it: kubectl torchrun kept {job} {KEPT}",
             job=job,
         ) from error
-    verdict = Verdict(job, Limits(_FOR_EVER, _FOR_EVER), 0.0, kept=True)
-    verdict.job(status, 0.0)
+    state = CallState(job, Limits(_FOR_EVER, _FOR_EVER), 0.0, kept=True)
+    state.job_changed(status, 0.0)
     for frame in calls.get(call or max(calls, default=""), []):
-        verdict.frame(verdict.attempt, frame, 0.0)
-    decided = verdict.decide(_LATER)
+        state.add_frame(state.attempt, frame, 0.0)
+    decided = state.decide(_LATER)
     if isinstance(decided, CallError):
         raise decided
     assert isinstance(decided, list)
     return decided
 
 
-def parse(text: str) -> dict[str, list[Frame]]:
-    """What ranks left, by the ids of their calls, of the plugin's output. Raises FrameError."""
+def parse_kept(text: str) -> dict[str, list[Frame]]:
+    """The frames in the output of `kubectl torchrun kept`, by call id. Raises FrameError."""
     calls: dict[str, list[Frame]] = {}
     call = ""
     for line in text.split("\n"):
@@ -124,9 +126,9 @@ def parse(text: str) -> dict[str, list[Frame]]:
         if heading:
             call = heading[1]
         elif line and call:
-            word = decode(line)
-            if isinstance(word, (Started, Result, Raised, Exited)):
-                calls.setdefault(call, []).append(word)
+            message = decode(line)
+            if isinstance(message, (Started, Result, Raised, Exited)):
+                calls.setdefault(call, []).append(message)
     for frames in calls.values():
         frames.sort(key=lambda frame: not isinstance(frame, Started))
     return calls
