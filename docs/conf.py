@@ -10,7 +10,7 @@ project = "Torchrun Controller"
 version = release = version_of("torchrun-controller")
 copyright = "the authors; Apache License 2.0"
 
-extensions = ["myst_parser", "sphinxcontrib.mermaid"]
+extensions = ["myst_parser"]
 root_doc = "docs/index"
 source_suffix = {".md": "markdown"}
 include_patterns = [
@@ -25,7 +25,6 @@ exclude_patterns = [".*", "build", "tests", "node_modules"]
 
 # Anchors are those of Git servers; what is no link there is none here.
 myst_heading_anchors = 4
-myst_fence_as_directive = ["mermaid"]
 
 nitpicky = True
 html_theme = "furo"

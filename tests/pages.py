@@ -22,7 +22,7 @@ from markdown_it.token import Token
 
 ROOT = Path(__file__).parents[1]
 SHELLS = frozenset({"bash", "console"})
-TEXTS = frozenset({"", "text", "mermaid", "{toctree}"})
+TEXTS = frozenset({"", "text", "{toctree}"})
 _COMMENT = re.compile(r"<!-- (run|not run|part of): (.+?) -->\s*")
 _GENERATED = re.compile(r"[^\w\- ]")
 

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from torchrun_api.core import Pod
+from torchrun_api.status import TERMINAL
 from torchrun_controller.reconcile.admission import accounts
 from torchrun_controller.reconcile.admission.assemble import Entry, assemble
 from torchrun_controller.reconcile.admission.coordinator import admit
 from torchrun_controller.reconcile.admission.standing import running, stand
 from torchrun_controller.reconcile.admission.told import Verdicts, Word
-from torchrun_controller.reconcile.model.phases import TERMINAL
 from torchrun_controller.reconcile.pods.lifecycle import alive
 from torchrun_controller.reconcile.spec.admission_status import charged
 from world import World, make_job, make_queue

@@ -1,6 +1,6 @@
 """Status of a TorchrunJob: how far the run is, and why."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from msgspec import Meta
 
@@ -20,6 +20,9 @@ Phase = Literal[
     "TimedOut",
     "Preempted",
 ]
+PHASES: tuple[Phase, ...] = get_args(Phase)
+# A job in one of these keeps it for ever.
+TERMINAL: frozenset[Phase] = frozenset({"Succeeded", "Failed", "TimedOut"})
 
 # No job comes near; who writes more in a status, which names the next gang, is refused.
 # The largest count of gangs; counters stop there.

@@ -22,7 +22,7 @@ from faults.scripts import serves
 from faults.simulation import NAMESPACE, Scenario, Simulation, quiet
 from faults.store import Change
 from torchrun_api import names
-from torchrun_controller.reconcile.model.phases import TERMINAL
+from torchrun_api.status import TERMINAL
 
 ACTIONS = (
     "submit",

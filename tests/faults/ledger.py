@@ -14,7 +14,7 @@ from faults.cluster import JOBS, PODS, TORCHRUN_JOBS, TORCHRUN_QUEUES, is_worker
 from faults.fields import Body
 from faults.store import Change, Store, key_of
 from torchrun_api import names
-from torchrun_controller.reconcile.model.phases import TERMINAL
+from torchrun_api.status import TERMINAL
 
 Amounts: TypeAlias = dict[str, int]  # nodes, gpus and jobs
 KINDS = ("nodes", "gpus", "jobs")

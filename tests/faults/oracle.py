@@ -13,7 +13,7 @@ from faults.fields import Body
 from faults.ledger import Ledger
 from faults.store import Change, Resource, Store
 from torchrun_api import names
-from torchrun_controller.reconcile.model.phases import TERMINAL
+from torchrun_api.status import TERMINAL
 
 LEASES: Resource = ("coordination.k8s.io/v1", "leases")
 EVENTS: Resource = ("v1", "events")

@@ -20,7 +20,7 @@ from faults.simulation import NAMESPACE, START, quiet
 from faults.store import Change
 from hostile.objects import QUEUE
 from torchrun_api.json import JsonObject
-from torchrun_controller.reconcile.model.phases import TERMINAL
+from torchrun_api.status import TERMINAL
 
 # Virtual seconds.
 REST = 12.0  # without a write

@@ -18,8 +18,8 @@ from hostile.world import unsaid
 from integration.controller_process import Api, ControllerProcess, eventually, install_crds
 from integration.team import GROUP, Team
 from torchrun_api.json import JsonObject
+from torchrun_api.status import TERMINAL
 from torchrun_cluster import LocalCluster, Size
-from torchrun_controller.reconcile.model.phases import TERMINAL
 
 SEED = int(os.environ.get("HOSTILE_SEED", "0"))
 OBJECTS = int(os.environ.get("HOSTILE_OBJECTS", "300"))

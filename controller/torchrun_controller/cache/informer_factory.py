@@ -37,6 +37,7 @@ from torchrun_api.kinds import (
     Object,
 )
 from torchrun_api.queue import TorchrunQueue
+from torchrun_api.status import TERMINAL
 from torchrun_controller.cache.group_view import GroupView
 from torchrun_controller.cache.informer import Informer, Observer, Unobserved
 from torchrun_controller.cache.node_view import NodeView
@@ -58,7 +59,6 @@ from torchrun_controller.client.errors import refusal
 from torchrun_controller.clock import SYSTEM, Clock
 from torchrun_controller.reconcile.model.installed import Installed
 from torchrun_controller.reconcile.model.observed import Observed
-from torchrun_controller.reconcile.model.phases import TERMINAL
 from torchrun_controller.reconcile.pods.lifecycle import alive
 from torchrun_controller.watch import CLIENT_GO
 from torchrun_controller.workqueue import INITIAL, WorkQueue

@@ -10,12 +10,11 @@ from datetime import datetime
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from torchrun_api.job import TorchrunJob
-from torchrun_api.status import Attempt, TorchrunJobStatus
+from torchrun_api.status import PHASES, TERMINAL, Attempt, TorchrunJobStatus
 from torchrun_controller.metrics.labels import OTHERS, QueueLabels, Reasons
 from torchrun_controller.reconcile.gang.gang import RESIZES
 from torchrun_controller.reconcile.gang.restarts import NO_FAILURES
 from torchrun_controller.reconcile.model.observed import Observed
-from torchrun_controller.reconcile.model.phases import PHASES, TERMINAL
 from torchrun_controller.reconcile.workspace.sync_results import verdict
 
 # Seconds. An upload, a gang's start: seconds to half an hour. A phase: up to days.

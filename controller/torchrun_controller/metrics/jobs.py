@@ -17,13 +17,12 @@ from torchrun_api.core import Node
 from torchrun_api.job import TorchrunJob
 from torchrun_api.quantity import QuantityError, parse
 from torchrun_api.queue import TorchrunQueue
-from torchrun_api.status import Phase
+from torchrun_api.status import TERMINAL, Phase
 from torchrun_controller.cache.observe import Key
 from torchrun_controller.cache.store import Change
 from torchrun_controller.metrics.changes import phase_since
 from torchrun_controller.metrics.labels import OTHERS, QueueLabels, Reasons
 from torchrun_controller.reconcile.admission.state import QueueSummary
-from torchrun_controller.reconcile.model.phases import TERMINAL
 from torchrun_controller.reconcile.pods.nodes import ready_condition
 
 MOST_WAITS = 300  # series of a queue and a reason

@@ -10,11 +10,11 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from torchrun_api.job import TorchrunJob
+from torchrun_api.status import TERMINAL
 from torchrun_controller.cache.observe import Key
 from torchrun_controller.cache.store import Change
 from torchrun_controller.metrics.changes import phase_since
 from torchrun_controller.metrics.labels import LONGEST, OTHERS, Reasons
-from torchrun_controller.reconcile.model.phases import TERMINAL
 
 MOST_JOBS = 100  # what the setting may be at most: /metrics stays under 1 MB
 _JOB = ("job_namespace", "torchrun_job")

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pages import ROOT
+from torchrun_api.status import PHASES
 from torchrun_controller.reconcile.gang.failures import DISRUPTIONS, POD_VERDICTS
-from torchrun_controller.reconcile.model.phases import PHASES
 
 PAGE = ROOT / "docs" / "troubleshooting.md"
 CONTROLLER = ROOT / "controller" / "torchrun_controller"

@@ -7,8 +7,8 @@ from hypothesis.stateful import initialize, invariant, precondition
 
 from profiles import examples
 from torchrun_api import names
+from torchrun_api.status import TERMINAL
 from torchrun_controller.reconcile.gang import gang
-from torchrun_controller.reconcile.model.phases import TERMINAL
 from torchrun_controller.reconcile.pods import roles
 from torchrun_controller.reconcile.pods.lifecycle import alive
 from unit.reconcile.test_invariants import Histories, happens

@@ -11,10 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from profiles import examples
 from torchrun_api.kinds import JOBS, PODS
 from torchrun_api.meta import Condition
-from torchrun_api.status import Attempt
+from torchrun_api.status import TERMINAL, Attempt
 from torchrun_controller.reconcile.gang import gang
 from torchrun_controller.reconcile.gang.restarts import NO_FAILURES
-from torchrun_controller.reconcile.model.phases import TERMINAL
 from torchrun_controller.reconcile.pods import roles
 from torchrun_controller.reconcile.pods.lifecycle import alive
 from torchrun_controller.reconcile.workspace import delivery

@@ -17,8 +17,8 @@ from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
 from torchrun_api.quantity import QuantityError
 from torchrun_api.queue import TorchrunQueue
+from torchrun_api.status import TERMINAL
 from torchrun_controller.reconcile.admission.state import Request
-from torchrun_controller.reconcile.model.phases import TERMINAL
 from torchrun_controller.reconcile.pods import roles
 from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of
 from torchrun_controller.reconcile.spec import admission_status

@@ -10,10 +10,11 @@ from msgspec import Struct
 
 from torchrun_api.admission import Dependency, MetDependency
 from torchrun_api.job import TorchrunJob
+from torchrun_api.status import TERMINAL
 from torchrun_controller.reconcile.gang import gang
 from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.observed import Observed
-from torchrun_controller.reconcile.model.phases import TERMINAL, State
+from torchrun_controller.reconcile.model.phases import State
 
 CONDITION = "DependenciesMet"
 

@@ -8,7 +8,7 @@ from torchrun_api import names
 from torchrun_api.meta import Condition
 from torchrun_api.queue import TorchrunQueueSpec
 from torchrun_api.reliability import QueuePolicy
-from torchrun_api.status import Attempt, TorchrunJobStatus, WorkersStatus
+from torchrun_api.status import TERMINAL, Attempt, TorchrunJobStatus, WorkersStatus
 from torchrun_api.unsupported import not_yet_supported
 from torchrun_controller.reconcile.gang import fence, gang
 from torchrun_controller.reconcile.gang.decision import Decision
@@ -16,7 +16,7 @@ from torchrun_controller.reconcile.gang.failures import precedence, root_cause
 from torchrun_controller.reconcile.job import dependencies, progress, refusals
 from torchrun_controller.reconcile.model.conditions import ADMITTED, ConditionUpdate, Reason, update
 from torchrun_controller.reconcile.model.observed import Observed
-from torchrun_controller.reconcile.model.phases import TERMINAL, Row, State
+from torchrun_controller.reconcile.model.phases import Row, State
 from torchrun_controller.reconcile.model.plan import Event
 from torchrun_controller.reconcile.model.times import seconds_run, sync_start
 from torchrun_controller.reconcile.placement import avoid, local

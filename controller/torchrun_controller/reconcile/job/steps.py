@@ -5,7 +5,7 @@ from datetime import datetime
 
 from msgspec import Struct
 
-from torchrun_api.status import Phase, TorchrunJobStatus
+from torchrun_api.status import TERMINAL, Phase, TorchrunJobStatus
 from torchrun_controller.reconcile.gang import elastic, fence, halves
 from torchrun_controller.reconcile.gang.decision import Decision, soonest
 from torchrun_controller.reconcile.job import progress, refusals, status
@@ -38,7 +38,7 @@ from torchrun_controller.reconcile.job.running import (
     gang_succeeded,
 )
 from torchrun_controller.reconcile.model.observed import Defaults, Observed
-from torchrun_controller.reconcile.model.phases import ROWS, TERMINAL
+from torchrun_controller.reconcile.model.phases import ROWS
 from torchrun_controller.reconcile.model.plan import Plan
 from torchrun_controller.reconcile.model.times import deadline_left, sync_left
 from torchrun_controller.reconcile.pods import nodes

@@ -1,23 +1,19 @@
-"""The transition table: from a phase and what is found, to the next phase and its condition.
+"""The states that a job may be in, the phase and condition of each, and the phases that follow.
 
-A phase sums up the conditions, never the other way round. Every pair of phase and finding stands in
-`TRANSITIONS`; terminal phases absorb. The diagram in the docs is drawn from this table.
+A phase sums up the conditions, never the other way round. The picture in docs/phases.md is drawn
+from TRANSITIONS; the steps of `job/steps.py` say which of them leads where.
 """
 
 from enum import Enum
-from typing import get_args
 
 from msgspec import Struct
 
 from torchrun_api.meta import ConditionStatus
-from torchrun_api.status import Phase
-
-PHASES: tuple[Phase, ...] = get_args(Phase)
-TERMINAL: frozenset[Phase] = frozenset({"Succeeded", "Failed", "TimedOut"})
+from torchrun_api.status import PHASES, TERMINAL, Phase
 
 
 class State(Enum):
-    """What a job's objects say, all told; the first that holds, in this order."""
+    """What the objects of a job show, in the words of the docs."""
 
     GANG_SUCCEEDED = "every worker succeeded"
     DEADLINE_EXCEEDED = "the job has run for longer than it may"
@@ -84,13 +80,15 @@ ROWS: dict[State, Row] = {
     State.READY: Row("Queued", "Running", "False"),
 }
 
-TRANSITIONS: dict[tuple[Phase, State], Row | None] = {
-    (phase, state): None if phase in TERMINAL else ROWS[state]
-    for phase in PHASES
-    for state in State
+# From a phase to the next one, as a written status shows it. A gang is created in Queued, so no
+# other phase without a gang leads to Running. Where a process was killed after it had created a
+# gang, and before it wrote the status, the next one goes on as from Queued.
+TRANSITIONS: dict[Phase, frozenset[Phase]] = {
+    "Pending": frozenset({"Syncing", "Queued", "Suspended", "Preempted", "Failed"}),
+    "Syncing": frozenset({"Pending", "Queued", "Suspended", "Preempted", "Failed"}),
+    "Queued": frozenset(PHASES) - {"Queued", "TimedOut"},
+    "Running": frozenset(PHASES) - {"Running"},
+    "Suspended": frozenset(PHASES) - {"Suspended", "Running", "TimedOut"},
+    "Preempted": frozenset(PHASES) - {"Preempted", "TimedOut"},
+    **{phase: frozenset() for phase in sorted(TERMINAL)},
 }
-
-
-def transition(phase: Phase | None, state: State) -> Row | None:
-    """The row for the next status; None where the phase is terminal and absorbs the finding."""
-    return TRANSITIONS[phase or "Pending", state]

@@ -4,7 +4,7 @@ from typing import Literal, TypeAlias
 
 from torchrun_api.admission import QueueJobs
 from torchrun_api.job import TorchrunJob
-from torchrun_controller.reconcile.model.phases import TERMINAL
+from torchrun_api.status import TERMINAL
 
 Standing: TypeAlias = Literal["pending", "admitted", "running", "ended"]
 

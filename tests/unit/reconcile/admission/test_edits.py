@@ -13,7 +13,7 @@ from torchrun_api import names
 from torchrun_api.job import JobNodeResources
 from torchrun_api.queue import TorchrunQueue
 from torchrun_api.shared import PodTemplate
-from torchrun_controller.reconcile.model.phases import TERMINAL
+from torchrun_api.status import TERMINAL
 from torchrun_controller.reconcile.pods.lifecycle import alive
 from torchrun_controller.reconcile.spec.admission_status import charged, granted_to
 from world import World, make_job, make_queue

@@ -1,32 +1,36 @@
-"""The transition table: complete, and terminal phases absorb."""
+"""The tables of phases and states, and the page that is generated from them."""
 
+import draw_phases
 import pytest
 
-from torchrun_controller.reconcile.model.phases import (
-    PHASES,
-    TERMINAL,
-    TRANSITIONS,
-    State,
-    transition,
-)
+from torchrun_api.status import PHASES, TERMINAL
+from torchrun_controller.reconcile.job.steps import STEPS
+from torchrun_controller.reconcile.model.phases import ROWS, TRANSITIONS, State
 
 
-@pytest.mark.parametrize("state", State)
-@pytest.mark.parametrize("phase", [None, *PHASES])
-def test_every_pair_has_its_row_and_terminal_phases_absorb(phase, state):
-    row = transition(phase, state)
-    if phase in TERMINAL:
-        assert row is None
-    else:
-        assert row is not None
-        assert row.phase in PHASES or state is State.SUSPENDING
+def test_each_state_has_a_row_and_each_phase_a_state():
+    assert set(ROWS) == set(State)
+    assert {row.phase for row in ROWS.values()} - {None} == set(PHASES)
 
 
-def test_the_table_holds_every_pair():
-    assert set(TRANSITIONS) == {(phase, state) for phase in PHASES for state in State}
+def test_the_steps_lead_to_every_phase_and_so_do_the_transitions():
+    led_to = {phase for step in STEPS for phase in step.leads_to}
+    assert led_to == set(PHASES) == set().union(*TRANSITIONS.values())
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_terminal_phases_absorb_and_no_phase_follows_itself(phase):
+    assert bool(TRANSITIONS[phase]) is (phase not in TERMINAL)
+    assert phase not in TRANSITIONS[phase]
 
 
 def test_success_and_failure_are_terminal():
     assert {"Succeeded", "Failed", "TimedOut"} == TERMINAL
-    assert transition("Running", State.GANG_SUCCEEDED).phase == "Succeeded"
-    assert transition("Running", State.GANG_FAILED).phase == "Failed"
+    assert ROWS[State.GANG_SUCCEEDED].phase == "Succeeded"
+    assert ROWS[State.GANG_FAILED].phase == "Failed"
+
+
+def test_page_and_picture_are_those_of_the_tables():
+    """`make generate` writes them again."""
+    assert draw_phases.PAGE.read_text() == draw_phases.page()
+    assert draw_phases.PICTURE.read_text() == draw_phases.picture()

@@ -1,0 +1,52 @@
+"""Every decision of every test is held against the tables of steps and phases."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from torchrun_controller.reconcile.gang import gang
+from torchrun_controller.reconcile.gang.decision import Decision
+from torchrun_controller.reconcile.job import steps
+from torchrun_controller.reconcile.job.context import Context
+from torchrun_controller.reconcile.job.running import gang_exists
+from torchrun_controller.reconcile.job.steps import Step
+from torchrun_controller.reconcile.model.phases import ROWS, TRANSITIONS
+
+GANG_PHASES = next(step.leads_to for step in steps.STEPS if step.decide is gang_exists)
+
+
+def checked_step(step: Step) -> Step:
+    """The step, whose decisions must lead to the phases that it names."""
+
+    def decide(context: Context) -> Decision | None:
+        decision = step.decide(context)
+        if decision is not None:
+            phase = ROWS[decision.state].phase
+            resizes = context.gang is not None and context.end is None
+            allowed = step.leads_to + (GANG_PHASES if resizes and phase in GANG_PHASES else ())
+            assert phase is None or phase in allowed, (step.decide.__name__, decision.state)
+        return decision
+
+    return Step(decide, step.leads_to)
+
+
+def checked_transition(original: Callable[[Context], Decision]) -> Callable[[Context], Decision]:
+    """The decision, which must lead to a phase that may follow the present one."""
+
+    def first_decision(context: Context) -> Decision:
+        decision, observed = original(context), context.observed
+        unknown_gang = bool(observed.child_jobs) and not gang.is_in_status(observed)
+        before = "Queued" if unknown_gang else observed.job.status.phase or "Pending"
+        after = ROWS[decision.state].phase or before
+        assert after == before or after in TRANSITIONS[before], (before, decision.state)
+        return decision
+
+    return first_decision
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _every_decision_is_checked() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(steps, "STEPS", tuple(checked_step(step) for step in steps.STEPS))
+        patch.setattr(steps, "first_decision", checked_transition(steps.first_decision))
+        yield
