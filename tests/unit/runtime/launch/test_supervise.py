@@ -261,6 +261,51 @@ def test_a_rank_saves_to_its_end_whatever_becomes_of_the_others(
     assert (result.exit_code, result.message["reason"]) == (143, "Stopped")
 
 
+# Notices the end of a rank at once, and then terminates the others. Tells when it was halted.
+PROMPT_AGENT = """
+    import os, signal, subprocess, sys
+    signal.signal(signal.SIGCONT, lambda *_: os.write(1, b"agent continued\\n"))
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    others = [["sleep", "100"]] * int(sys.argv[1])
+    ranks = [
+        subprocess.Popen(argv, env=dict(os.environ, LOCAL_RANK=str(n))).pid
+        for n, argv in enumerate([*others, [sys.executable, "rank.py"]])
+    ]
+    while ranks:
+        ranks.remove(os.wait()[0])
+        for rank in ranks:
+            os.kill(rank, signal.SIGTERM)
+"""
+
+
+def test_the_agent_is_halted_before_a_rank_dies_of_the_signal(launcher: Launcher) -> None:
+    """It would send the rank that saves a second SIGTERM while others still get their first."""
+    script(launcher.directory, SAVING, "rank.py")
+    agent = script(launcher.directory, PROMPT_AGENT, "agent.py")
+    launched = launcher.start([launcher.python, agent, "50"], TORCHRUN_LAUNCHER="none")
+    assert launched.line() == "ready"
+    launched.stop()
+    assert launched.end().out.splitlines() == ["saving", "saved", "agent continued"]
+
+
+@pytest.mark.parametrize(("rank", "lines"), [("saves", ["saving", "saved"]), ("dies", [])])
+def test_an_agent_whose_ranks_end_alike_is_not_halted(
+    launcher: Launcher, rank: str, lines: "list[str]"
+) -> None:
+    handler = "signal.signal(signal.SIGTERM, save)"
+    text = SAVING if rank == "saves" else SAVING.replace(handler, OTHERS["dies"])
+    script(launcher.directory, text, "rank.py")
+    agent = script(launcher.directory, PROMPT_AGENT, "agent.py")
+    command = [launcher.python, agent, "0"]
+    launched = launcher.start(command, TORCHRUN_LAUNCHER="none", TORCHRUN_GRACE_SECONDS="30")
+    assert launched.line() == "ready"
+    launched.stop()
+    result = launched.end()
+    assert result.out.splitlines() == lines
+    assert result.exit_code == 143
+    assert "SIGTERM: passed on to python" in result.err
+
+
 @pytest.mark.parametrize(
     ("line", "lines"),
     [
