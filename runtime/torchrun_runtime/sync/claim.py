@@ -174,6 +174,12 @@ class Claim:
         shutil.rmtree(self.incoming, ignore_errors=True)
 
 
+def unavailable(directory: Path, error: OSError) -> SyncError:
+    """The failure of the claim's file system; another pod may not meet it."""
+    message = f"the workspace claim at {directory} failed: {error}"
+    return SyncError("WorkspaceUnavailable", message, permanent=False)
+
+
 def write_durably(path: Path, content: bytes) -> None:
     """Replace a file so that a reader, or the next boot, finds the old or the new, never a part."""
     temporary = path.with_name(path.name + ".tmp")

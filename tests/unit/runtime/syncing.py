@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from torchrun_runtime.sync import __main__ as sync
+from torchrun_runtime.sync import receive
 from torchrun_runtime.sync.authorization import TOKEN_HEADER, Authorization
 from torchrun_runtime.sync.claim import Claim, Marker
 from torchrun_runtime.sync.errors import SyncError
@@ -113,13 +113,13 @@ def pod(settings: Settings) -> Iterator[Pod]:
     """The whole of a pod but for signals: claim, upload, server, extraction."""
     claim = Claim(settings.directory)
     claim.prepare()
-    workflow = sync.open_workflow(settings, claim)
+    workflow = receive.open_workflow(settings, claim)
     with listening(settings, workflow) as server:
         running = Pod(server.port)
 
         def work() -> None:
             try:
-                running.result.append(sync.take_until_good(settings, claim, workflow))
+                running.result.append(receive.take_until_good(settings, claim, workflow))
             except SyncError as error:
                 workflow.fail(error.reason, error.message)
                 running.result.append(error)

@@ -172,9 +172,9 @@ def test_a_missing_claim_is_named(tmp_path: Path) -> None:
 
 def test_a_fault_of_its_own_is_in_the_termination_message(tmp_path: Path) -> None:
     program = (
-        "import sys, torchrun_runtime.sync.__main__ as sync\n"
+        "import sys, torchrun_runtime.sync.__main__ as sync, torchrun_runtime.sync.fetch as module\n"
         "def fetch(settings): raise KeyError('planted')\n"
-        "sync.fetch = fetch\n"
+        "module.fetch = fetch\n"
         "sys.exit(sync.main([]))\n"
     )
     log = tmp_path / "termination-log"
@@ -187,6 +187,18 @@ def test_a_fault_of_its_own_is_in_the_termination_message(tmp_path: Path) -> Non
     assert (ended.returncode, message["reason"], message["permanent"]) == (1, "SyncFailed", False)
     assert "planted" in message["message"]
     assert b"Traceback" in ended.stderr
+
+
+@pytest.mark.parametrize(("way", "other"), [("receive", "urllib3"), ("fetch", "aiohttp")])
+def test_a_pod_imports_only_what_its_way_needs(way: str, other: str) -> None:
+    """Each of the two libraries takes a tenth of a second to import, and some megabytes."""
+    program = (
+        "import sys, torchrun_runtime.sync.__main__\n"
+        "assert not {'aiohttp', 'urllib3'} & {*sys.modules}\n"
+        f"import torchrun_runtime.sync.{way}\n"
+        f"assert {other!r} not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_help_teaches() -> None:

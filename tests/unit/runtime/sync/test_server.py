@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from torchrun_runtime.sync.__main__ import open_workflow
 from torchrun_runtime.sync.authorization import TOKEN_HEADER
 from torchrun_runtime.sync.claim import Claim, Marker
 from torchrun_runtime.sync.errors import SyncError
+from torchrun_runtime.sync.receive import open_workflow
 from torchrun_runtime.sync.settings import Limits
 from unit.runtime import hostile
 from unit.runtime.syncing import TOKEN, Client, Pod, archive, digest, listening, pod, settings

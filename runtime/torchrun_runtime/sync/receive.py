@@ -1,0 +1,122 @@
+"""Workspaces that are uploaded: wait for one over HTTP, check it, publish it."""
+
+from contextlib import suppress
+
+from torchrun_api.contents import Manifest
+from torchrun_runtime.sync.assemble import Assembly, ranges
+from torchrun_runtime.sync.authorization import Authorization
+from torchrun_runtime.sync.claim import Claim, Marker, unavailable
+from torchrun_runtime.sync.errors import ArchiveError, SyncError
+from torchrun_runtime.sync.extract import extract
+from torchrun_runtime.sync.pending_manifest import PendingManifest
+from torchrun_runtime.sync.report import log
+from torchrun_runtime.sync.server import Server
+from torchrun_runtime.sync.settings import Settings
+from torchrun_runtime.sync.upload import Upload
+from torchrun_runtime.sync.workflow import Workflow
+
+
+def receive(settings: Settings) -> Marker:
+    """Wait for an acceptable upload and publish it. Raises SyncError, OSError."""
+    claim = Claim(settings.directory, settings.after)
+    marker = claim.marker()
+    if marker and _is_wanted(marker, settings):
+        with suppress(OSError):  # the workspace is whole without it
+            claim.make_state()
+        claim.discard_upload()
+        return marker
+    claim.prepare()
+    workflow = open_workflow(settings, claim)
+    authorization = Authorization(settings.token_sha256, settings.sha256)
+    with Server(
+        settings.host, settings.port, workflow, settings.read_timeout, authorization
+    ) as server:
+        log("listening", port=server.port, **workflow.describe())
+        try:
+            return take_until_good(settings, claim, workflow)
+        except (SyncError, OSError) as error:
+            fault = (
+                error if isinstance(error, SyncError) else unavailable(settings.directory, error)
+            )
+            workflow.fail(fault.reason, fault.message)
+            raise fault from error
+        finally:
+            workflow.seen.wait(settings.linger)
+
+
+def _is_wanted(marker: Marker, settings: Settings) -> bool:
+    if settings.sha256:
+        return settings.sha256 == marker.sha256
+    return marker.revision > settings.after
+
+
+def open_workflow(settings: Settings, claim: Claim) -> Workflow:
+    """What an earlier pod received, and what is at hand to differ from."""
+    bases = [claim, *([Claim(settings.base)] if settings.base else [])]
+    known = {held.sha256: held for held in (base.manifest() for base in bases) if held.entries}
+    pending = PendingManifest(claim.incoming, settings.limits, known, settings.sha256)
+    return Workflow(Upload(claim.incoming, settings.limits.bytes, settings.sha256), pending)
+
+
+def take_until_good(settings: Settings, claim: Claim, workflow: Workflow) -> Marker:
+    """Make and publish the first workspace that is acceptable. Raises SyncError, OSError."""
+    assembly: Assembly | None = None
+    while True:
+        workflow.wait()
+        manifest = workflow.pending.manifest
+        try:
+            if manifest is None:
+                marker = _extract(settings, claim, workflow)
+            else:
+                if assembly is None or assembly.manifest is not manifest:
+                    assembly = _compare(settings, claim, manifest)
+                if not _complete(assembly, workflow):
+                    continue
+                claim.discard_tree()
+                assembly.build()
+                marker = claim.publish(manifest)
+        except ArchiveError as error:
+            log("archive refused", "error", reason=error.reason, message=error.message)
+            workflow.refuse(error.reason, error.message)
+            if manifest is None:
+                claim.discard_unfinished()
+                if settings.sha256:
+                    raise SyncError(error.reason, error.message, permanent=True) from error
+        else:
+            workflow.succeed(marker.revision)
+            claim.discard_upload()
+            return marker
+
+
+def _extract(settings: Settings, claim: Claim, workflow: Workflow) -> Marker:
+    """An archive that is the whole workspace."""
+    identity = workflow.upload.identity
+    assert identity is not None
+    claim.discard_unfinished()
+    log("extracting", sha256=identity.sha256, bytes=identity.total)
+    held = extract(workflow.upload.archive, claim.new, settings.limits)
+    return claim.publish(held, identity.sha256)
+
+
+def _compare(settings: Settings, claim: Claim, manifest: Manifest) -> Assembly:
+    claim.discard_unfinished()
+    assembly = Assembly(claim, manifest, settings.limits)
+    assembly.take_own()
+    if settings.base:
+        copied = assembly.take_base(Claim(settings.base))
+        log("taken from the base", bytes=copied)
+    return assembly
+
+
+def _complete(assembly: Assembly, workflow: Workflow) -> bool:
+    """Take the archive, if one has come, and say whether nothing is missing; else ask for it."""
+    if workflow.upload.complete:
+        assembly.take_archive(workflow.upload.archive)
+    missing = assembly.missing()
+    if not missing:
+        return True
+    if workflow.upload.complete:
+        workflow.upload.discard()
+    log("missing", files=len(missing), of=assembly.manifest.files)
+    workflow.ask_for(ranges(missing))
+    return False
