@@ -1,22 +1,23 @@
-"""One bucket: listed and read, whatever the connection does in between.
+"""One bucket: listed and read, with retries.
 
-Requests name the bucket in the path, as every gateway understands it. Connections go to the
-addresses that were judged, and no redirect is followed.
+Requests name the bucket in the path, which every gateway understands. Connections go only to the
+addresses that `address.resolve` allowed: each address has a pool of its own, urllib3 never sees the
+host's name but for TLS, and follows no redirect.
 """
 
 import hashlib
-import http.client
 import re
-import socket
 import ssl
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypeVar
 from urllib.parse import unquote_to_bytes
 from xml.etree import ElementTree
+
+from urllib3 import BaseHTTPResponse, HTTPConnectionPool, HTTPSConnectionPool, Timeout
+from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError, SSLError
 
 from torchrun_runtime.sync.address import Location
 from torchrun_runtime.sync.errors import SyncError
@@ -30,6 +31,7 @@ _LONGEST_PAGE = 16 << 20  # bytes; 1,000 keys of 1,024 bytes, every one of them 
 _LONGEST_ERROR = 1 << 16
 _CONNECT_SECONDS = 20.0
 _SILENCE_SECONDS = 60.0
+_CONNECTIONS = 8  # kept open, one for each thread that reads
 _ATTEMPTS = 5
 PAUSE = 0.5  # seconds before the first retry; twice as long before each further one
 _PASSING = (429, 500, 502, 503, 504)
@@ -74,22 +76,21 @@ class Endpoint:
 T = TypeVar("T")
 
 
-class _CutError(Exception):
+class _RetryableError(Exception):
     """The connection broke, or the server is busy; the request may be sent again."""
 
 
-@dataclass
 class Bucket:
-    """Every method may be called from any thread; each has a connection of its own."""
+    """Lists and reads the objects of one bucket. Every method may be called from any thread."""
 
-    endpoint: Endpoint
-    _local: threading.local = field(default_factory=threading.local)
-    _made: list[http.client.HTTPConnection] = field(default_factory=list)
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self._pools = [_pool(endpoint, address) for address in endpoint.addresses]
 
     def close(self) -> None:
-        """Close the connections of all threads."""
-        for connection in self._made:
-            connection.close()
+        """Close all connections."""
+        for pool in self._pools:
+            pool.close()
 
     def list(self, prefix: str) -> Iterator[Object]:
         """Objects by key, page for page. Raises SyncError."""
@@ -109,9 +110,9 @@ class Bucket:
         """One object by its key. Raises SyncError."""
 
         def ask() -> Object:
-            # By GET, and left at its head: an error that answers to HEAD does not say what it is.
-            response = self._request("GET", key, {}, {})
-            self._close()
+            # By GET, without its body: the answer to a HEAD does not say what an error is.
+            response = self._get(key, {}, {})
+            response.close()
             size = response.headers.get("Content-Length", "")
             if not size.isdecimal():
                 raise SyncError("FetchFailed", f"{key!r} has no size", permanent=False)
@@ -130,21 +131,18 @@ class Bucket:
             try:
                 response, skip = self._open(wanted, offset)
                 checked = response.headers.get("x-amz-server-side-encryption", "") in ("", "AES256")
-                while offset < wanted.size and (piece := self._read(response)):
-                    fresh, skip = piece[skip:], max(0, skip - len(piece))
-                    fresh = fresh[: wanted.size - offset]
-                    offset += len(fresh)
-                    digest.update(fresh)
-                    failures = 0
-                    yield fresh
-                if offset < wanted.size:
-                    raise _CutError("it ended too early")
-                response.read(1)
-                if not response.isclosed():
-                    self._close()
+                with response:  # closes the connection unless the body was read to its end
+                    while offset < wanted.size and (piece := self._read(response)):
+                        fresh, skip = piece[skip:], max(0, skip - len(piece))
+                        fresh = fresh[: wanted.size - offset]
+                        offset += len(fresh)
+                        digest.update(fresh)
+                        failures = 0
+                        yield fresh
+                    if offset < wanted.size:
+                        raise _RetryableError("it ended too early")
                 break
-            except _CutError as error:
-                self._close()
+            except _RetryableError as error:
                 failures += 1
                 self._pause(failures, wanted.key, error)
         if checked and _MD5.fullmatch(wanted.etag) and digest.hexdigest() != wanted.etag:
@@ -153,111 +151,93 @@ class Bucket:
             )
             raise SyncError("DamagedObject", message, permanent=False)
 
-    def _open(self, wanted: Object, offset: int) -> tuple[http.client.HTTPResponse, int]:
+    def _open(self, wanted: Object, offset: int) -> tuple[BaseHTTPResponse, int]:
         """The rest from `offset` on, and how many bytes of it are known already."""
         headers = {"if-match": f'"{wanted.etag}"'} if wanted.etag else {}
         if offset:
             headers["range"] = f"bytes={offset}-"
-        response = self._request("GET", wanted.key, {}, headers)
+        response = self._get(wanted.key, {}, headers)
         etag = response.headers.get("ETag", "").strip('"')
         if etag != wanted.etag:
+            response.close()
             raise changed(wanted.key, self.endpoint.shown)
         return response, offset if response.status == 200 else 0
 
-    def _read(self, response: http.client.HTTPResponse) -> bytes:
+    def _read(self, response: BaseHTTPResponse) -> bytes:
         self._check_time()
         try:
             return response.read(_PIECE)
-        except (OSError, http.client.HTTPException) as error:
-            raise _CutError(str(error)) from error
+        except (HTTPError, OSError) as error:
+            raise _RetryableError(str(error)) from error
 
     def _page(self, query: Mapping[str, str]) -> ElementTree.Element:
-        response = self._request("GET", "", query, {})
         body = b""
-        while len(body) <= _LONGEST_PAGE and (piece := self._read(response)):
-            body += piece
+        with self._get("", query, {}) as response:
+            while len(body) <= _LONGEST_PAGE and (piece := self._read(response)):
+                body += piece
         if len(body) > _LONGEST_PAGE or b"<!DOCTYPE" in body or b"\0" in body:
             message = f"{self.endpoint.shown} answers with something that is no list of objects"
             raise SyncError("FetchFailed", message, permanent=False)
         try:
             root = ElementTree.fromstring(body)  # noqa: S314  # no DOCTYPE, so no entities
         except ElementTree.ParseError as error:
-            raise _CutError(f"its list cannot be read: {error}") from error
+            raise _RetryableError(f"its list cannot be read: {error}") from error
         for element in root.iter():
             element.tag = element.tag.rpartition("}")[2]
         return root
 
-    def _request(
-        self, method: str, key: str, query: Mapping[str, str], headers: Mapping[str, str]
-    ) -> http.client.HTTPResponse:
-        """A response of 200 or 206. Raises SyncError, _CutError."""
+    def _get(
+        self, key: str, query: Mapping[str, str], headers: Mapping[str, str]
+    ) -> BaseHTTPResponse:
+        """A response of 200 or 206, its body unread. Raises SyncError, _RetryableError."""
         endpoint = self.endpoint
         self._check_time()
         path = f"/{endpoint.bucket}/{key}" if key else f"/{endpoint.bucket}"
         where = target(path, query)
         own = {"host": endpoint.host}
         if endpoint.credentials:
-            own = sign(endpoint.credentials, method, endpoint.host, where, datetime.now(UTC))
+            own = sign(endpoint.credentials, "GET", endpoint.host, where, datetime.now(UTC))
         try:
-            connection = self._connection()
-            connection.request(method, where, headers={**own, **headers})
-            response = connection.getresponse()
+            response = self._send(where, {**own, **headers})
             if response.status in (200, 206):
                 return response
-            body = response.read(_LONGEST_ERROR).decode(errors="replace")
-        except ssl.SSLCertVerificationError as error:
+            with response:
+                body = response.read(_LONGEST_ERROR).decode(errors="replace")
+        except SSLError as error:
+            reason = error.args[0] if error.args else error
+            if not isinstance(reason, ssl.SSLCertVerificationError):
+                raise _RetryableError(str(error)) from error
             message = (
-                f"the certificate of {endpoint.shown} is not trusted ({error.verify_message});"
+                f"the certificate of {endpoint.shown} is not trusted ({reason.verify_message});"
                 " put its authority as ca.crt into the Secret"
             )
             raise SyncError("CertificateInvalid", message, permanent=False) from error
-        except (OSError, http.client.HTTPException) as error:
-            raise _CutError(str(error) or type(error).__name__) from error
-        self._close()
+        except (HTTPError, OSError) as error:
+            raise _RetryableError(str(error) or type(error).__name__) from error
         if response.status in _PASSING:
-            raise _CutError(f"status {response.status}")
+            raise _RetryableError(f"status {response.status}")
         answered = {name.lower(): value for name, value in response.headers.items()}
         raise explain(response.status, answered, body, key, endpoint.shown)
 
-    def _connection(self) -> http.client.HTTPConnection:
-        """This thread's own, to one of the addresses that were judged."""
-        held: http.client.HTTPConnection | None = getattr(self._local, "connection", None)
-        if held is not None and held.sock is not None:
-            return held
-        location = self.endpoint.location
-        sock = _connect(self.endpoint.addresses, location.port)
-        try:
-            if self.endpoint.tls:
-                sock = self.endpoint.tls.wrap_socket(sock, server_hostname=location.host)
-        except BaseException:
-            sock.close()
-            raise
-        sock.settimeout(_SILENCE_SECONDS)
-        made = http.client.HTTPConnection(location.host, location.port)
-        made.sock = sock
-        made.auto_open = 0  # it would ask the resolver again
-        self._local.connection = made
-        self._made.append(made)
-        return made
-
-    def _close(self) -> None:
-        held: http.client.HTTPConnection | None = getattr(self._local, "connection", None)
-        if held is not None:
-            held.close()
-            self._made.remove(held)
-            self._local.connection = None
+    def _send(self, where: str, headers: Mapping[str, str]) -> BaseHTTPResponse:
+        """Send to the first address that takes a connection. Raises urllib3's HTTPError."""
+        for pool in self._pools[:-1]:
+            try:
+                return _urlopen(pool, where, headers)
+            except (NewConnectionError, ConnectTimeoutError):
+                continue
+        return _urlopen(self._pools[-1], where, headers)
 
     def _retried(self, ask: Callable[[], T], key: str) -> T:
         failures = 0
         while True:
             try:
                 return ask()
-            except _CutError as error:
-                self._close()
+            except _RetryableError as error:
                 failures += 1
                 self._pause(failures, key, error)
 
-    def _pause(self, failures: int, key: str, error: _CutError) -> None:
+    def _pause(self, failures: int, key: str, error: _RetryableError) -> None:
         if failures >= _ATTEMPTS:
             message = f"{self.endpoint.shown} cannot be read ({error}, {failures} times in a row)"
             raise SyncError("ConnectionFailed", message, permanent=False) from error
@@ -271,13 +251,31 @@ class Bucket:
             raise SyncError("TimedOut", message, permanent=False)
 
 
-def _connect(addresses: tuple[str, ...], port: int) -> socket.socket:
-    for address in addresses[:-1]:
-        try:
-            return socket.create_connection((address, port), _CONNECT_SECONDS)
-        except OSError:
-            continue
-    return socket.create_connection((addresses[-1], port), _CONNECT_SECONDS)
+def _pool(endpoint: Endpoint, address: str) -> HTTPConnectionPool:
+    timeout = Timeout(connect=_CONNECT_SECONDS, read=_SILENCE_SECONDS)
+    port = endpoint.location.port
+    if endpoint.tls is None:
+        return HTTPConnectionPool(address, port, timeout=timeout, maxsize=_CONNECTIONS)
+    return HTTPSConnectionPool(
+        address,
+        port,
+        timeout=timeout,
+        maxsize=_CONNECTIONS,
+        ssl_context=endpoint.tls,
+        server_hostname=endpoint.location.host,
+    )
+
+
+def _urlopen(pool: HTTPConnectionPool, where: str, headers: Mapping[str, str]) -> BaseHTTPResponse:
+    return pool.urlopen(
+        "GET",
+        where,
+        headers=headers,
+        retries=False,
+        redirect=False,
+        preload_content=False,
+        decode_content=False,
+    )
 
 
 def _objects(page: ElementTree.Element, bucket: str) -> Iterator[Object]:

@@ -1,6 +1,7 @@
 """A gateway that misbehaves as a test bids; how a real one behaves is tried with a real one."""
 
 import hashlib
+import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -89,7 +90,9 @@ class Gateway:
 
 
 @contextmanager
-def serving(address: tuple[str, int] = ("127.0.0.1", 0)) -> Iterator[Gateway]:
+def serving(
+    address: tuple[str, int] = ("127.0.0.1", 0), tls: ssl.SSLContext | None = None
+) -> Iterator[Gateway]:
     """Answers by `answer`, which tests replace."""
     state = Gateway(behave({}))
 
@@ -105,7 +108,7 @@ def serving(address: tuple[str, int] = ("127.0.0.1", 0)) -> Iterator[Gateway]:
         if reply.cut is not None:
             handler.close_connection = True
 
-    with listening(address, answer, version="HTTP/1.1") as state.port:
+    with listening(address, answer, version="HTTP/1.1", tls=tls) as state.port:
         yield state
 
 

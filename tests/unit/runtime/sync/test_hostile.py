@@ -115,7 +115,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
         pytest.fail("a refused source got as far as the network")
 
     monkeypatch.setattr(programs.subprocess, "Popen", never)
-    monkeypatch.setattr(s3_client.socket, "create_connection", never)
+    monkeypatch.setattr("urllib3.util.connection.create_connection", never)
     directory = tmp_path / "claim"
     directory.mkdir()
     return Settings(source="git", url=FINE, directory=directory, fetch_timeout=10)

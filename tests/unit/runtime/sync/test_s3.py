@@ -1,13 +1,18 @@
 """A workspace from a bucket whose gateway or network misbehaves."""
 
 import io
+import ipaddress
 import random
+import socket
 import ssl
 import tarfile
+import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +23,7 @@ from torchrun_runtime.sync.errors import SyncError
 from torchrun_runtime.sync.fetch import fetch
 from torchrun_runtime.sync.settings import Limits, Settings
 from torchrun_runtime.sync.signature import Credentials, sign, target
+from unit.runtime.git_server import authority
 from unit.runtime.s3_server import Gateway, Reply, Request, behave, content, listing, serving
 from unit.runtime.syncing import archive, needs_mount, on_small_disk, process
 
@@ -263,6 +269,49 @@ def test_the_host_header_names_the_port_where_it_is_not_the_usual_one():
     assert host("https://[2001:db8:0:0:0:0:0:1]:443", ssl.create_default_context()) == (
         "[2001:db8:0:0:0:0:0:1]"
     )
+
+
+def test_connects_to_the_addresses_that_were_judged_and_asks_no_resolver(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+):
+    """The first address takes no connection; the name is for the Host header alone."""
+    real = socket.getaddrinfo
+
+    def literal(host: str, *rest: Any, **more: Any) -> Any:
+        ipaddress.ip_address(host)
+        return real(host, *rest, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", literal)
+    gateway.answer = behave({"code/a": b"1", "code/b": b"2"})
+    location = parse_endpoint(f"http://bucket.invalid:{gateway.port}")
+    addresses = ("127.0.0.2", "127.0.0.1")
+    endpoint = s3_client.Endpoint(location, addresses, "b", None, None, time.monotonic() + 10)
+    with closing(s3_client.Bucket(endpoint)) as bucket:
+        found = list(bucket.list("code/"))
+        assert [b"".join(bucket.pieces(one)) for one in found] == [b"1", b"2"]
+    assert {one.headers["host"] for one in gateway.seen} == {f"bucket.invalid:{gateway.port}"}
+
+
+@pytest.mark.parametrize("name", ["bucket.invalid", "other.invalid"])
+def test_the_certificate_must_be_of_the_name_and_not_of_the_address(tmp_path: Path, name: str):
+    pki = tmp_path / "pki"
+    context = ssl.create_default_context(cafile=authority(pki, f"DNS:{name},IP:127.0.0.1"))
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(pki / "crt", pki / "key")
+    with serving(tls=server) as gateway:
+        gateway.answer = behave({"a": b"1"})
+        location = parse_endpoint(f"https://bucket.invalid:{gateway.port}")
+        deadline = time.monotonic() + 10
+        endpoint = s3_client.Endpoint(location, ("127.0.0.1",), "b", None, context, deadline)
+        with closing(s3_client.Bucket(endpoint)) as bucket:
+            if name == "bucket.invalid":
+                assert [one.key for one in bucket.list("")] == ["a"]
+            else:
+                with pytest.raises(SyncError) as caught:
+                    list(bucket.list(""))
+                assert caught.value.reason == "CertificateInvalid"
+                assert "bucket.invalid" in caught.value.message
 
 
 def tarred(files: dict[str, bytes]) -> bytes:
