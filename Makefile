@@ -179,6 +179,9 @@ soak: $(VENV)/.ready programs ## Jobs arrive while controllers are killed, the A
 bench: $(BIN)/.controller programs ## The controller beside bare clients, in the same run
 	PYTHONPATH=bench:cluster $(BIN)/python -m torchrun_bench $(PART:%=--part %) $(BENCH)
 
+admission-bench: $(VENV)/.ready ## What each mechanism of admission is worth, in a simulation; takes half an hour
+	PYTHONPATH=bench $(BIN)/python -m torchrun_bench.admission $(BENCH)
+
 flames: $(BIN)/.controller programs ## Flame graphs of burst and churn, to docs/flames
 	$(BIN)/pip install --quiet --group bench
 	PYTHONPATH=bench:cluster $(BIN)/python -m torchrun_bench --part flames

@@ -1,0 +1,125 @@
+"""The coordinator with one mechanism switched off, to be measured beside the whole."""
+
+from datetime import datetime
+
+from msgspec.structs import replace
+
+from torchrun_bench.admission.simulation import GPU, Decide
+from torchrun_controller.reconcile.admission.coordinator import Coordinator, admit
+from torchrun_controller.reconcile.admission.model import ClusterState, Decisions, QuotaLimits
+from torchrun_controller.reconcile.admission.reservation import QuotaReservation
+from torchrun_controller.reconcile.admission.snapshot import PendingWorkload, QueueSnapshot
+
+
+class _NoQuota(QuotaReservation):
+    def allows(self, workload: PendingWorkload) -> bool:
+        return True
+
+
+class WithoutReservation(Coordinator):
+    """A head that does not fit keeps neither nodes nor quota: whatever fits passes it."""
+
+    def _wait(self, head: PendingWorkload) -> None:
+        self._waiting[head.queue] = _NoQuota(self.snapshot, head)
+        head.queue.next += 1
+
+
+class WithoutQuotaReservation(Coordinator):
+    """A head that waits keeps nodes, and no quota."""
+
+    def _wait(self, head: PendingWorkload) -> None:
+        super()._wait(head)
+        self._waiting[head.queue] = _NoQuota(self.snapshot, head)
+
+
+class WithoutBackfill(Coordinator):
+    """Nothing passes a head that waits, neither in its queue nor on its nodes."""
+
+    def _backfill(self) -> None:
+        for queue in self.active:
+            while (head := queue.head) is not None and queue not in self._waiting:
+                if self._may_pass(head):
+                    self._grant(head, in_turn=True)
+                elif not self._preempt(head):
+                    self._wait(head)
+
+
+class WithoutLender(Coordinator):
+    """A queue borrows while a lender waits for its own quota."""
+
+    def _lender(self, workload: PendingWorkload) -> QueueSnapshot | None:
+        return None
+
+
+class WithoutRelease(Coordinator):
+    """A gang that shrank keeps all that it was admitted for."""
+
+    def _release_unused(self, head: PendingWorkload) -> bool:
+        return False
+
+
+class OneRoundRobin(Coordinator):
+    """Workloads that pass a head are charged to the turns like all others."""
+
+    def __init__(self, state: ClusterState, now: datetime) -> None:
+        super().__init__(state, now)
+        for queue in self.active:
+            queue.spare = queue.turn
+
+    def _charge(self, workload: PendingWorkload, in_turn: bool) -> None:
+        super()._charge(workload, in_turn=False)
+
+
+def _decide_with(kind: type[Coordinator]) -> Decide:
+    def decide(state: ClusterState, now: datetime) -> Decisions:
+        coordinator = kind(state, now)
+        coordinator.decide()
+        return coordinator.decisions()
+
+    return decide
+
+
+def without_nodes(state: ClusterState, now: datetime) -> Decisions:
+    """Quota alone: where queues have none, their share of all GPUs in one cohort."""
+    assert state.nodes is not None
+    gpus = sum(node.allocatable[GPU] for node in state.nodes)
+    weights = sum(queue.weight or 1 for queue in state.queues)
+    queues = tuple(
+        queue
+        if queue.cohort
+        else replace(
+            queue, cohort="all", quota=QuotaLimits(gpus=gpus * (queue.weight or 1) // weights)
+        )
+        for queue in state.queues
+    )
+    return admit(replace(state, nodes=None, queues=queues), now)
+
+
+def without_selectors(state: ClusterState, now: datetime) -> Decisions:
+    """Room on any node, whatever node selectors say."""
+    workloads = tuple(replace(workload, node_selector={}) for workload in state.workloads)
+    return admit(replace(state, workloads=workloads), now)
+
+
+def without_deadlines(state: ClusterState, now: datetime) -> Decisions:
+    """Backfill only beside a reservation, never before it."""
+    workloads = tuple(replace(workload, seconds_left=None) for workload in state.workloads)
+    return admit(replace(state, workloads=workloads), now)
+
+
+SPREAD = "a scheduler that packs pods"
+
+# Each mechanism with the decision that lacks it.
+VARIANTS: dict[str, Decide] = {
+    "nothing": admit,
+    "node room": without_nodes,
+    "node selectors and taints": without_selectors,
+    "reservations": _decide_with(WithoutReservation),
+    "reservation of quota": _decide_with(WithoutQuotaReservation),
+    "backfill": _decide_with(WithoutBackfill),
+    "deadlines in backfill": without_deadlines,
+    "second round robin": _decide_with(OneRoundRobin),
+    "lender first": _decide_with(WithoutLender),
+    "release by shrunk gangs": _decide_with(WithoutRelease),
+    SPREAD: admit,
+}
