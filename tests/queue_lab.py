@@ -8,11 +8,10 @@ from msgspec.structs import replace
 
 from torchrun_api.core import Pod
 from torchrun_api.status import TERMINAL
-from torchrun_controller.reconcile.admission import accounts
-from torchrun_controller.reconcile.admission.assemble import Entry, assemble
+from torchrun_controller.reconcile.admission.classify import classify_job, running_gang
 from torchrun_controller.reconcile.admission.coordinator import admit
-from torchrun_controller.reconcile.admission.standing import running, stand
-from torchrun_controller.reconcile.admission.told import Verdicts, Word
+from torchrun_controller.reconcile.admission.inputs import ClassifiedJob, cluster_state
+from torchrun_controller.reconcile.admission.statuses import JobUpdates, StatusUpdate, queue_updates
 from torchrun_controller.reconcile.pods.lifecycle import alive
 from torchrun_controller.reconcile.spec.admission_status import charged
 from world import World, make_job, make_queue
@@ -62,24 +61,24 @@ class Lab:
         for world in self.worlds:
             gangs = world.observed().child_jobs
             queue = self.queues[world.job.spec.job_queue]
-            standing = stand(world.job, queue, gangs, pods_of(world), frozenset())
-            entries.append(Entry(world.job, standing))
-        decisions = admit(assemble(self.queues.values(), entries, (), None, now), now)
-        verdicts = Verdicts(decisions)
+            classification = classify_job(world.job, queue, gangs, pods_of(world), frozenset())
+            entries.append(ClassifiedJob(world.job, classification))
+        decisions = admit(cluster_state(self.queues.values(), entries, (), None, now), now)
+        jobs = JobUpdates(decisions)
         words = [
-            *(verdicts.on(entry.job, entry.standing, now) for entry in entries),
-            *accounts.of_queues(self.queues.values(), decisions.queues),
+            *(jobs.update(entry.job, entry.classification, now) for entry in entries),
+            *queue_updates(self.queues.values(), decisions.queues),
         ]
         said = sorted((w for w in words if w is not None), key=lambda word: word.stage)
         meanwhile()
-        refused: Word | None = None
+        refused: StatusUpdate | None = None
         for word in said[:writes]:
             if refused is not None and word.stage > refused.stage:
                 return
             refused = refused if self.write(word) else word
             self.check()
 
-    def write(self, word: Word) -> bool:
+    def write(self, word: StatusUpdate) -> bool:
         """As a write with a resourceVersion: refused where the object has changed since."""
         uid, status = word.owner.metadata.uid, word.status
         for name, queue in self.queues.items():
@@ -109,7 +108,7 @@ class Lab:
         by_gangs: Counter[str] = Counter()
         for world in self.worlds:
             queue = world.job.spec.job_queue
-            present = running(world.observed().child_jobs, pods_of(world), frozenset())
+            present = running_gang(world.observed().child_jobs, pods_of(world), frozenset())
             by_charge[queue] += charged(world.job)
             by_gangs[queue] += present.nodes
             assert present.nodes <= charged(world.job), "no gang without its charge"

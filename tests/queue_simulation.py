@@ -11,7 +11,13 @@ from msgspec.structs import replace
 
 from queueing import NOW, request
 from torchrun_controller.reconcile.admission.coordinator import admit
-from torchrun_controller.reconcile.admission.state import Decisions, Node, Queue, Request, State
+from torchrun_controller.reconcile.admission.model import (
+    ClusterState,
+    Decisions,
+    NodeCapacity,
+    Queue,
+    Workload,
+)
 
 
 class Job(NamedTuple):
@@ -62,23 +68,23 @@ def trace(
 
 
 class Simulation:
-    """`restart` sends each State through JSON, as a controller that starts anew reads its objects."""
+    """`restart` sends each ClusterState through JSON, as a controller that starts anew reads its objects."""
 
     def __init__(
         self,
-        nodes: tuple[Node, ...],
+        nodes: tuple[NodeCapacity, ...],
         queues: tuple[Queue, ...],
         jobs: list[Job],
         *,
         restart: bool = False,
         stop_seconds: float = 30,
-        look: Callable[["Simulation", State, Decisions], None] | None = None,
+        look: Callable[["Simulation", ClusterState, Decisions], None] | None = None,
     ) -> None:
         self.time = 0.0
         self.nodes = nodes
         self.queues = {queue.name: queue for queue in queues}
         self.jobs = {job.name: job for job in jobs}
-        self.requests: dict[str, Request] = {}
+        self.requests: dict[str, Workload] = {}
         self.started: dict[str, float] = {}
         self.left = {job.name: job.length for job in jobs}
         self.ended: dict[str, float] = {}
@@ -103,7 +109,7 @@ class Simulation:
                 pass
 
     @property
-    def waiting(self) -> list[Request]:
+    def waiting(self) -> list[Workload]:
         return [r for r in self.requests.values() if not r.admitted]
 
     def advance(self, time: float) -> None:
@@ -125,42 +131,42 @@ class Simulation:
         elif kind == "stopped":
             self.requests[name] = self._asks(job)
 
-    def _asks(self, job: Job) -> Request:
+    def _asks(self, job: Job) -> Workload:
         made = request(
             job.name, job.queue, job.nodes, job.gpus, age=-job.arrival, priority=job.priority
         )
         left = None if job.deadline is None else job.deadline - (job.length - self.left[job.name])
         return replace(made, seconds_left=left)
 
-    def state(self) -> State:
+    def state(self) -> ClusterState:
         for name in self.started:
             job = self.jobs[name]
             if job.deadline is not None:
                 left = job.deadline - (job.length - self.left[name])
                 self.requests[name] = replace(self.requests[name], seconds_left=left)
-        return State(
+        return ClusterState(
             nodes=self.nodes,
             queues=tuple(self.queues.values()),
-            requests=tuple(self.requests.values()),
+            workloads=tuple(self.requests.values()),
         )
 
     def decide(self) -> Decisions:
         state = self.state()
         if self._restart:
-            state = msgspec.json.decode(msgspec.json.encode(state), type=State)
+            state = msgspec.json.decode(msgspec.json.encode(state), type=ClusterState)
         decisions = admit(state, NOW + timedelta(seconds=self.time))
         self.decisions += 1
         if self._look is not None:
             self._look(self, state, decisions)
-        for name, wait in decisions.waits.items():
+        for name, wait in decisions.pending.items():
             if wait.nominated != self.requests[name].nominated:
                 self.requests[name] = replace(self.requests[name], nominated=wait.nominated)
         for summary in decisions.queues:
             queue = self.queues[summary.name]
-            self.queues[summary.name] = replace(queue, turn=summary.turn)
-        for preempt in decisions.preempts:
+            self.queues[summary.name] = replace(queue, round_robin=summary.round_robin)
+        for preempt in decisions.preemptions:
             self._preempt(preempt.uid, preempt.for_uid)
-        for one in decisions.admits:
+        for one in decisions.grants:
             self._begin(one.uid, one.placement)
         return decisions
 

@@ -1,40 +1,40 @@
-"""Short ways to write a State down."""
+"""Short ways to write a ClusterState down."""
 
 from datetime import UTC, datetime, timedelta
 
 from torchrun_controller.reconcile.admission.coordinator import admit
-from torchrun_controller.reconcile.admission.state import (
+from torchrun_controller.reconcile.admission.model import (
+    ClusterState,
     Decisions,
-    Limits,
-    Node,
+    NodeCapacity,
     Queue,
-    Request,
-    State,
+    QuotaLimits,
+    Workload,
 )
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 GPU = "nvidia.com/gpu"
 
 
-def node(name: str, gpus: int = 8, **fields) -> Node:
-    return Node(name=name, allocatable={GPU: gpus, "cpu": 96_000}, **fields)
+def node(name: str, gpus: int = 8, **fields) -> NodeCapacity:
+    return NodeCapacity(name=name, allocatable={GPU: gpus, "cpu": 96_000}, **fields)
 
 
-def nodes(count: int, gpus: int = 8) -> tuple[Node, ...]:
+def nodes(count: int, gpus: int = 8) -> tuple[NodeCapacity, ...]:
     return tuple(node(f"n{i:03}", gpus) for i in range(count))
 
 
 def queue(name: str, weight: int | None = 1, *, quota: dict | None = None, **fields) -> Queue:
     return Queue(
-        namespace="team", name=name, weight=weight, quota=Limits(**(quota or {})), **fields
+        namespace="team", name=name, weight=weight, quota=QuotaLimits(**(quota or {})), **fields
     )
 
 
 def request(
     name: str, queue: str, nodes: int = 1, gpus: int = 8, *, age: float = 0, **fields
-) -> Request:
+) -> Workload:
     """`age` in seconds; the uid is the name."""
-    return Request(
+    return Workload(
         namespace="team",
         name=name,
         uid=name,
@@ -49,15 +49,17 @@ def request(
 
 def holds(
     name: str, queue: str, nodes: int = 1, gpus: int = 8, *, held: float = 0, **fields
-) -> Request:
+) -> Workload:
     """Admitted `held` seconds ago for all that it asks for, unless `admitted` says otherwise."""
     fields = {"admitted": nodes, "since": NOW - timedelta(seconds=held), **fields}
     return request(name, queue, nodes, gpus, age=held, **fields)
 
 
-def decide(nodes: tuple[Node, ...] | None, queues: list[Queue], *requests: Request) -> Decisions:
-    return admit(State(nodes=nodes, queues=tuple(queues), requests=requests), NOW)
+def decide(
+    nodes: tuple[NodeCapacity, ...] | None, queues: list[Queue], *requests: Workload
+) -> Decisions:
+    return admit(ClusterState(nodes=nodes, queues=tuple(queues), workloads=requests), NOW)
 
 
 def admitted(decisions: Decisions) -> list[str]:
-    return sorted(one.uid for one in decisions.admits)
+    return sorted(one.uid for one in decisions.grants)

@@ -19,7 +19,7 @@ from msgspec import Struct
 from torchrun_controller.leader.election import Durations
 from torchrun_controller.logs import LogFormat, LogLevel
 from torchrun_controller.metrics.per_job import MOST_JOBS
-from torchrun_controller.reconcile.admission.machines import parse_overhead
+from torchrun_controller.reconcile.admission.nodes import parse_overhead
 
 # https://kubernetes.io/docs/tasks/run-application/access-api-from-pod/
 _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")

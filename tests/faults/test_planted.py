@@ -11,7 +11,7 @@ from faults import campaign
 from torchrun_api.meta import ChildMeta
 from torchrun_controller.cache.expectations import Expectations
 from torchrun_controller.controllers import live_reads
-from torchrun_controller.reconcile.admission.quota import Account
+from torchrun_controller.reconcile.admission.quota import QueueQuota
 from torchrun_controller.reconcile.gang.restarts import Counts
 from torchrun_controller.reconcile.job import dependencies
 from torchrun_controller.reconcile.workspace import preparation
@@ -50,8 +50,8 @@ def caches_are_trusted(plant: pytest.MonkeyPatch) -> None:
 
 
 def quotas_are_ignored(plant: pytest.MonkeyPatch) -> None:
-    plant.setattr(Account, "lacks", lambda self, need: None)
-    plant.setattr(Account, "exceeds", lambda self, need: None)
+    plant.setattr(QueueQuota, "shortage", lambda self, usage: None)
+    plant.setattr(QueueQuota, "exceeded", lambda self, usage: None)
 
 
 def failures_are_not_counted(plant: pytest.MonkeyPatch) -> None:

@@ -71,7 +71,7 @@ def events(team: Team, reason: str) -> list[Any]:
 def test_a_queue_says_how_it_stands(cluster: LocalCluster, team: Team) -> None:
     # Without a weight: by weight nothing is admitted where there are no nodes.
     team.make_queue()
-    becomes(team, "Ready", "TakesJobs")
+    becomes(team, "Ready", "Ready")
     assert condition(team, "TemplateValid")["status"] == "True"
     assert queue(team)["metadata"]["finalizers"] == ["torchrun.ai/queue"]
     team.submit("run")
@@ -88,13 +88,13 @@ def test_a_queue_says_how_it_stands(cluster: LocalCluster, team: Team) -> None:
 def test_nothing_is_written_at_rest(team: Team) -> None:
     team.make_queue(resources=[{"name": "settings", "template": SETTINGS}])
     becomes(team, "ResourcesReady", "AllReady")
-    becomes(team, "Ready", "TakesJobs")
+    becomes(team, "Ready", "Ready")
     before = queue(team)["metadata"]["resourceVersion"]
     settings = team.api.get(f"{team.core}/configmaps/research-settings")
     # A neighbour's life goes on meanwhile.
     neighbour = Team(team.api)
     neighbour.make_queue()
-    becomes(neighbour, "Ready", "TakesJobs")
+    becomes(neighbour, "Ready", "Ready")
     time.sleep(2)  # silence is what is looked for
     assert queue(team)["metadata"]["resourceVersion"] == before
     again = team.api.get(f"{team.core}/configmaps/research-settings")
@@ -110,12 +110,12 @@ def test_a_misspelt_template_is_found_before_the_first_job(team: Team) -> None:
     assert team.api.items(f"{team.batch}/jobs") == [], "a dry run makes nothing"
     edit(team, podTemplate={"spec": {"terminationGracePeriodSecond": None}})
     becomes(team, "TemplateValid", "Accepted")
-    becomes(team, "Ready", "TakesJobs")
+    becomes(team, "Ready", "Ready")
 
 
 def test_a_change_while_a_job_runs_is_for_those_that_follow(team: Team) -> None:
     team.make_queue()
-    becomes(team, "Ready", "TakesJobs")
+    becomes(team, "Ready", "Ready")
     team.submit("run")
     for pod in team.workers("run"):
         team.pod_becomes(pod, "Running")
@@ -189,7 +189,7 @@ class TestTheEnd:
 
     def test_it_waits_for_what_runs(self, team: Team) -> None:
         team.make_queue()
-        becomes(team, "Ready", "TakesJobs")
+        becomes(team, "Ready", "Ready")
         team.submit("run")
         for pod in team.workers("run"):
             team.pod_becomes(pod, "Running")
@@ -209,7 +209,7 @@ class TestTheEnd:
 
     def test_one_that_nothing_runs_by_goes_at_once(self, team: Team) -> None:
         team.make_queue(nodeResources={"gpus": 8})
-        becomes(team, "Ready", "TakesJobs")
+        becomes(team, "Ready", "Ready")
         team.submit("never", numNodes=None, numGPUs=9)
         team.reaches("never", "Pending", "InvalidSpec")
         team.api.delete(path(team))

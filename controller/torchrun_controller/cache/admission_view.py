@@ -19,12 +19,12 @@ from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.cache.informer_factory import Child, InformerFactory
 from torchrun_controller.cache.observe import JOB_INDEX, QUEUE_INDEX, Key, index_key
 from torchrun_controller.cache.store import Change
-from torchrun_controller.reconcile.admission import machines
-from torchrun_controller.reconcile.admission.assemble import Entry, assemble
-from torchrun_controller.reconcile.admission.orphans import foreign_charge, of_other_jobs
-from torchrun_controller.reconcile.admission.standing import stand
-from torchrun_controller.reconcile.admission.state import Request, State
-from torchrun_controller.reconcile.admission.told import Said, said_of
+from torchrun_controller.reconcile.admission import nodes as node_rules
+from torchrun_controller.reconcile.admission.classify import classify_job
+from torchrun_controller.reconcile.admission.inputs import ClassifiedJob, cluster_state
+from torchrun_controller.reconcile.admission.model import ClusterState, Workload
+from torchrun_controller.reconcile.admission.orphans import foreign_charge, orphaned_workloads
+from torchrun_controller.reconcile.admission.statuses import JobAdmission, job_admission
 from torchrun_controller.reconcile.pods.lifecycle import alive
 from torchrun_controller.reconcile.pods.nodes import LOST_AFTER, ready_condition
 from torchrun_controller.reconcile.spec import admission_status
@@ -39,10 +39,10 @@ COALESCE = 0.02  # seconds: what changes together is decided on together
 class Seen(Struct, frozen=True, kw_only=True):
     """All that one decision is made from, and whom it may be about."""
 
-    state: State
-    entries: tuple[Entry, ...]
+    state: ClusterState
+    entries: tuple[ClassifiedJob, ...]
     queues: tuple[TorchrunQueue, ...]
-    next_look: float | None = None  # seconds until a node counts as lost, as things stand
+    next_look: float | None = None  # seconds until a node counts as lost, as things classify_job
 
 
 class AdmissionView:
@@ -60,7 +60,7 @@ class AdmissionView:
         *,
         by_nodes: bool = True,
         cohort_namespaces: frozenset[str] = frozenset(),
-        node_overhead: Mapping[str, int] = machines.NOTHING,
+        node_overhead: Mapping[str, int] = node_rules.NO_OVERHEAD,
     ) -> None:
         self._factory = factory
         self._by_nodes = by_nodes
@@ -68,12 +68,12 @@ class AdmissionView:
         self._node_overhead = node_overhead
         self._work = work
         # By the job's key. All of them hold what the caches hold, and no more.
-        self._entries: dict[Key, Entry] = {}
+        self._entries: dict[Key, ClassifiedJob] = {}
         self._stale: set[Key] = set()
         self._said: set[Key] = set()
         self._taking_part: set[Key] = set()
         # What runs of jobs that are gone, by the key that they had.
-        self._orphans: dict[Key, tuple[Request, ...]] = {}
+        self._orphans: dict[Key, tuple[Workload, ...]] = {}
         self._lost: frozenset[str] = frozenset()
         factory.subscribe(
             jobs=self._job_changed, queues=self._queue_changed, children=self._child_changed
@@ -100,7 +100,7 @@ class AdmissionView:
         queues = tuple(self._factory.queues())
         entries = tuple(self._entries.values())
         return Seen(
-            state=assemble(
+            state=cluster_state(
                 queues,
                 entries,
                 [request for requests in self._orphans.values() for request in requests],
@@ -132,7 +132,7 @@ class AdmissionView:
         named = caches.child_jobs.by_index(JOB_INDEX, index_key(*key))
         children = tuple(sorted(named, key=_by_attempt))
         pods = caches.pods.by_index(JOB_INDEX, index_key(*key))
-        orphans = of_other_jobs(uid, children, pods, self._lost)
+        orphans = orphaned_workloads(uid, children, pods, self._lost)
         _keep(self._orphans, key, orphans or None)
         if job is None:
             self._entries.pop(key, None)
@@ -141,9 +141,13 @@ class AdmissionView:
         if orphans:
             pods = tuple(pod for pod in pods if foreign_charge(uid, pod.metadata) is None)
         queue = caches.queues.get(key[0], job.spec.job_queue)
-        standing = stand(job, queue, children, pods, self._lost)
-        silent = standing.request is None and not standing.requeued and key not in self._said
-        _keep(self._entries, key, None if silent else Entry(job, standing))
+        classification = classify_job(job, queue, children, pods, self._lost)
+        silent = (
+            classification.workload is None
+            and not classification.requeued
+            and key not in self._said
+        )
+        _keep(self._entries, key, None if silent else ClassifiedJob(job, classification))
 
     def _job_changed(self, change: Change[TorchrunJob], initial: bool) -> None:
         job = change.object
@@ -152,7 +156,7 @@ class AdmissionView:
         self._mark(key)
         if change.new is None:
             self._said.discard(key)
-        elif said_of(job) != Said():
+        elif job_admission(job) != JobAdmission():
             self._said.add(key)
         else:
             self._said.discard(key)
@@ -185,7 +189,9 @@ class AdmissionView:
         self._wake()
 
     def _node_changed(self, change: Change[Node] | None) -> None:
-        if change is None or machines.facts(change.old) != machines.facts(change.new):
+        if change is None or node_rules.relevant_fields(change.old) != node_rules.relevant_fields(
+            change.new
+        ):
             self._wake()
 
     def _touch(self, key: Key) -> None:
@@ -256,7 +262,7 @@ def _facts(job: TorchrunJob | None) -> object:
         status.reason,
         status.observed_generation,
         status.running_seconds,
-        said_of(job),
+        job_admission(job),
     )
 
 

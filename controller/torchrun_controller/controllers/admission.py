@@ -28,9 +28,18 @@ from torchrun_controller.controllers.controller import (
 )
 from torchrun_controller.controllers.writes import EventSink, StatusWriter
 from torchrun_controller.metrics.registry import Metrics
-from torchrun_controller.reconcile.admission import accounts
-from torchrun_controller.reconcile.admission.state import Decisions, Preempt, QueueSummary, State
-from torchrun_controller.reconcile.admission.told import Stage, Verdicts, Word
+from torchrun_controller.reconcile.admission.model import (
+    ClusterState,
+    Decisions,
+    Preemption,
+    QueueSummary,
+)
+from torchrun_controller.reconcile.admission.statuses import (
+    JobUpdates,
+    Stage,
+    StatusUpdate,
+    queue_updates,
+)
 from torchrun_controller.reconcile.model.conditions import ADMITTED
 from torchrun_controller.reconcile.model.plan import Event
 from torchrun_controller.reconcile.spec.admission_status import charged
@@ -67,7 +76,7 @@ class View(Protocol):
 class _Sent(Struct):
     """A write that the cache does not show yet; `answered`: it is known what became of it."""
 
-    word: Word
+    word: StatusUpdate
     since: float
     answered: bool = False
 
@@ -83,7 +92,7 @@ class AdmissionReconciler:
         self,
         *,
         view: View,
-        decide: Callable[[State, datetime], Decisions],
+        decide: Callable[[ClusterState, datetime], Decisions],
         applier: StatusWriter,
         events: EventSink,
         metrics: Metrics,
@@ -102,7 +111,7 @@ class AdmissionReconciler:
         # By UID; at most what one decision writes.
         self._sent: dict[str, _Sent] = {}
         # Of the last decision, by UID.
-        self._preempts: dict[str, Preempt] = {}
+        self._preempts: dict[str, Preemption] = {}
         self._not_before = 0.0
 
     async def attempt(self, key: str) -> Outcome:
@@ -122,7 +131,7 @@ class AdmissionReconciler:
         ended = self._clock()
         self._not_before = ended + (ended - began) / LARGEST_SHARE
         self._account(decisions.queues)
-        self._preempts = {preempt.uid: preempt for preempt in decisions.preempts}
+        self._preempts = {preempt.uid: preempt for preempt in decisions.preemptions}
         try:
             late = await self._write(words)
         except SupersededError:
@@ -145,19 +154,19 @@ class AdmissionReconciler:
             elif not sent.answered:
                 await self._send(sent.word)
 
-    async def _write(self, words: list[Word]) -> bool:
+    async def _write(self, words: list[StatusUpdate]) -> bool:
         """Stage by stage; returns whether something is left for later. Raises the first error."""
         for stage in Stage:
             batch = [word for word in words if word.stage is stage]
-            if stage is Stage.TELL:
+            if stage is Stage.REPORT:
                 batch = sorted(batch, key=lambda word: word.rank)[:TOLD_AT_ONCE]
             errors = await self._send_all(batch)
             # What is known to be over is looked at again at once; what is not, after a while.
             for error in sorted(errors, key=lambda e: isinstance(e, SupersededError)):
                 raise error
-        return sum(word.stage is Stage.TELL for word in words) > TOLD_AT_ONCE
+        return sum(word.stage is Stage.REPORT for word in words) > TOLD_AT_ONCE
 
-    async def _send_all(self, words: Sequence[Word]) -> list[Exception]:
+    async def _send_all(self, words: Sequence[StatusUpdate]) -> list[Exception]:
         errors: list[Exception] = []
         left = iter(words)
 
@@ -173,7 +182,7 @@ class AdmissionReconciler:
                 tasks.start_soon(send)
         return errors
 
-    async def _send(self, word: Word) -> None:
+    async def _send(self, word: StatusUpdate) -> None:
         owner = word.owner
         resource, uid = kind_of(owner).resource, owner.metadata.uid
         sent = self._sent.setdefault(uid, _Sent(word, self._clock()))
@@ -193,7 +202,7 @@ class AdmissionReconciler:
             del self._sent[uid]  # it was so already
         self._tell(word)
 
-    def _tell(self, word: Word) -> None:
+    def _tell(self, word: StatusUpdate) -> None:
         """A line for each admission and its end, both counted, and how long it was waited for."""
         job = word.owner
         if word.stage not in _DECISIONS or not isinstance(job, TorchrunJob):
@@ -219,10 +228,10 @@ class AdmissionReconciler:
             self._metrics.admission_seconds.observe(max(seconds, 0.0))
 
 
-def _words(seen: Seen, decisions: Decisions, now: datetime) -> list[Word]:
-    verdicts = Verdicts(decisions)
-    words = (verdicts.on(entry.job, entry.standing, now) for entry in seen.entries)
+def _words(seen: Seen, decisions: Decisions, now: datetime) -> list[StatusUpdate]:
+    jobs = JobUpdates(decisions)
+    updates = (jobs.update(entry.job, entry.classification, now) for entry in seen.entries)
     return [
-        *(word for word in words if word is not None),
-        *accounts.of_queues(seen.queues, decisions.queues),
+        *(update for update in updates if update is not None),
+        *queue_updates(seen.queues, decisions.queues),
     ]

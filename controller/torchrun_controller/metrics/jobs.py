@@ -22,7 +22,7 @@ from torchrun_controller.cache.observe import Key
 from torchrun_controller.cache.store import Change
 from torchrun_controller.metrics.changes import phase_since
 from torchrun_controller.metrics.labels import OTHERS, QueueLabels, Reasons
-from torchrun_controller.reconcile.admission.state import QueueSummary
+from torchrun_controller.reconcile.admission.model import QueueSummary
 from torchrun_controller.reconcile.pods.nodes import ready_condition
 
 MOST_WAITS = 300  # series of a queue and a reason

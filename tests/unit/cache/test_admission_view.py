@@ -137,7 +137,7 @@ def test_nothing_wakes_it_where_no_queue_takes_part(world: World) -> None:
 def test_what_was_said_wakes_it_though_no_queue_takes_part_any_more(world: World) -> None:
     world.change(a_job(**HELD))
     assert world.awake()
-    assert [entry.standing.request.admitted for entry in world.seen().entries] == [2]
+    assert [entry.classification.workload.admitted for entry in world.seen().entries] == [2]
 
 
 class TestWaking:
@@ -190,7 +190,7 @@ def test_the_state_follows_what_is_cached(world: World) -> None:
     world.change(a_job())
     world.change(a_node(cpu="4"))
     state = world.seen().state
-    assert [(r.name, r.nodes, r.admitted) for r in state.requests] == [("run", 2, 0)]
+    assert [(r.name, r.nodes, r.admitted) for r in state.workloads] == [("run", 2, 0)]
     assert [queue.name for queue in state.queues] == ["lab"]
     assert state.nodes is not None
     assert state.nodes[0].allocatable == {"cpu": 4000}
@@ -198,13 +198,13 @@ def test_the_state_follows_what_is_cached(world: World) -> None:
     world.change(a_gang())
     world.change(a_pod(0))
     world.change(a_pod(1, node="other"))
-    (request,) = world.seen().state.requests
+    (request,) = world.seen().state.workloads
     assert (request.admitted, request.placed) == (2, {"n": 1, "other": 1})
     world.change(a_job(version=2), gone=True)
     world.change(a_gang(), gone=True)
     world.change(a_pod(0), gone=True)
     world.change(a_pod(1), gone=True)
-    assert world.seen().state.requests == ()
+    assert world.seen().state.workloads == ()
 
 
 CHARGE = encode_charge(
@@ -223,17 +223,17 @@ def test_pods_of_a_job_that_is_gone_are_charged_until_they_are_too(world: World)
     world.change(a_job(**HELD))
     world.change(charged(a_gang()))
     world.change(charged(a_pod(0)))
-    (request,) = world.seen().state.requests
+    (request,) = world.seen().state.workloads
     assert (request.uid, request.gone) == ("uid-run", False)
     world.change(a_job(**HELD), gone=True)
     world.change(charged(a_gang()), gone=True)
-    (request,) = world.seen().state.requests
+    (request,) = world.seen().state.workloads
     assert (request.name, request.admitted, request.gpus, request.gone) == ("run", 2, 8, True)
     other = a_job(version=9)  # of the same name, and it waits
     world.change(replace(other, metadata=replace(other.metadata, uid="uid-other")))
-    assert [r.admitted for r in world.seen().state.requests] == [2, 0]
+    assert [r.admitted for r in world.seen().state.workloads] == [2, 0]
     world.change(charged(a_pod(0)), gone=True)
-    (request,) = world.seen().state.requests
+    (request,) = world.seen().state.workloads
     assert request.admitted == 0
 
 
@@ -244,7 +244,7 @@ def test_a_controller_that_starts_later_charges_what_a_job_that_is_gone_has_left
     """It never saw the job: nothing of it is in the memory of the process."""
     world.change(a_queue(quota={"nodes": 4}))
     world.change(charged(a_gang() if left == "the child Job" else a_pod(1, node="n")))
-    (request,) = world.seen().state.requests
+    (request,) = world.seen().state.workloads
     assert (request.queue, request.admitted, request.uid) == ("lab", 2, "uid-run")
     assert request.pod == {"pods": 1, GPU: 8}
     assert request.placed == ({} if left == "the child Job" else {"n": 1})
@@ -256,7 +256,7 @@ def test_what_runs_of_a_job_that_is_gone_is_no_part_of_the_next_of_its_name(worl
     world.change(replace(other, metadata=replace(other.metadata, uid="uid-other")))
     world.change(charged(a_pod(0, node="n")))
     state = world.seen().state
-    assert {r.uid: r.placed for r in state.requests} == {"uid-run": {"n": 1}, "uid-other": {}}
+    assert {r.uid: r.placed for r in state.workloads} == {"uid-run": {"n": 1}, "uid-other": {}}
 
 
 @pytest.mark.parametrize(
@@ -274,13 +274,13 @@ def test_what_runs_of_a_job_that_is_gone_is_no_part_of_the_next_of_its_name(worl
 def test_a_charge_that_makes_no_sense_is_none(world: World, said: str) -> None:
     world.change(a_queue(quota={"nodes": 4}))
     world.change(charged(a_pod(0), said))
-    assert world.seen().state.requests == ()
+    assert world.seen().state.workloads == ()
 
 
 def test_a_gang_of_which_nothing_runs_is_not_charged(world: World) -> None:
     world.change(a_queue(quota={"nodes": 4}))
     world.change(charged(a_pod(0, phase="Succeeded")))
-    assert world.seen().state.requests == ()
+    assert world.seen().state.workloads == ()
 
 
 def test_pods_on_lost_nodes_hold_nothing_up(world: World) -> None:
@@ -290,9 +290,9 @@ def test_pods_on_lost_nodes_hold_nothing_up(world: World) -> None:
     world.change(a_pod(0))
     seen = world.seen()
     assert seen.next_look == 35
-    assert [r.admitted for r in seen.state.requests] == [2]
+    assert [r.admitted for r in seen.state.workloads] == [2]
     later = world.seen(NOW + timedelta(seconds=36))
-    assert later.state.requests == ()
+    assert later.state.workloads == ()
     assert later.next_look is None
 
 
@@ -370,7 +370,7 @@ def test_a_pod_whose_label_changes_concerns_both_jobs(world: World) -> None:
         world.change(a_job(name, **HELD))
         world.change(a_gang(name))
     world.change(a_pod(job="run"))
-    placed = {r.name: dict(r.placed) for r in world.seen().state.requests}
+    placed = {r.name: dict(r.placed) for r in world.seen().state.workloads}
     assert placed == {"run": {"n": 1}, "other": {}}
     pod = a_pod(job="run")
     labels = msgspec.structs.replace(pod.metadata.labels, torchrun_job="other")
@@ -378,7 +378,7 @@ def test_a_pod_whose_label_changes_concerns_both_jobs(world: World) -> None:
     moved = msgspec.structs.replace(pod.metadata, labels=labels, owner_references=owners)
     world.change(msgspec.structs.replace(pod, metadata=moved))
     assert world.awake()
-    placed = {r.name: dict(r.placed) for r in world.seen().state.requests}
+    placed = {r.name: dict(r.placed) for r in world.seen().state.workloads}
     assert placed == {"run": {}, "other": {"n": 1}}
 
 

@@ -28,17 +28,17 @@ from torchrun_controller.controllers.admission import (
 )
 from torchrun_controller.controllers.controller import Behind, Done, RequeueAfter
 from torchrun_controller.metrics.registry import Metrics
-from torchrun_controller.reconcile.admission.assemble import Entry
-from torchrun_controller.reconcile.admission.standing import Standing
-from torchrun_controller.reconcile.admission.state import (
-    Admit,
+from torchrun_controller.reconcile.admission.classify import Classification
+from torchrun_controller.reconcile.admission.inputs import ClassifiedJob
+from torchrun_controller.reconcile.admission.model import (
+    ClusterState,
     Decisions,
-    Preempt,
+    Grant,
+    PendingStatus,
+    Preemption,
     QueueSummary,
-    Request,
-    State,
-    Turn,
-    Wait,
+    RoundRobinState,
+    Workload,
 )
 from torchrun_controller.reconcile.model.plan import Event
 
@@ -89,7 +89,7 @@ class World:
     def catch_up(self) -> None:
         self.cached = dict(self.server)
 
-    def decide(self, state: State, now: datetime) -> Decisions:
+    def decide(self, state: ClusterState, now: datetime) -> Decisions:
         self.decided += 1
         return self.decisions
 
@@ -98,15 +98,18 @@ class World:
             return None
         jobs = [o for o in self.cached.values() if isinstance(o, TorchrunJob)]
         queues = [o for o in self.cached.values() if isinstance(o, TorchrunQueue)]
-        entries = (Entry(job, self.standing(job)) for job in jobs)
+        entries = (ClassifiedJob(job, self.classification(job)) for job in jobs)
         return Seen(
-            state=State(), entries=tuple(entries), queues=tuple(queues), next_look=self.next_look
+            state=ClusterState(),
+            entries=tuple(entries),
+            queues=tuple(queues),
+            next_look=self.next_look,
         )
 
-    def standing(self, job: TorchrunJob) -> Standing:
+    def classification(self, job: TorchrunJob) -> Classification:
         held = job.status.admission.nodes if job.status.admission else 0
         meta = job.metadata
-        request = Request(
+        workload = Workload(
             namespace="t",
             name=meta.name,
             uid=meta.uid,
@@ -116,7 +119,7 @@ class World:
             admitted=held,
             since=NOW if held else None,
         )
-        return Standing(request=request, takes_part=True)
+        return Classification(workload=workload, takes_part=True)
 
     def version(self, owner: UserObject) -> str | None:
         found = self.cached.get(owner.metadata.uid)
@@ -161,7 +164,7 @@ def world() -> World:
 
 
 def admit(*names: str) -> Decisions:
-    return Decisions(admits=tuple(Admit(uid=name, nodes=2) for name in names))
+    return Decisions(grants=tuple(Grant(uid=name, nodes=2) for name in names))
 
 
 async def test_nothing_to_say_is_nothing_written(world: World) -> None:
@@ -201,12 +204,12 @@ async def test_what_is_given_back_goes_before_who_is_admitted(world: World) -> N
     world.job("smaller", held=4)
     world.job("told")
     world.decisions = Decisions(
-        admits=(Admit(uid="new", nodes=2), Admit(uid="smaller", nodes=1)),
-        preempts=(
-            Preempt(uid="victim", for_uid="told", reason="HigherPriority", message="for told"),
+        grants=(Grant(uid="new", nodes=2), Grant(uid="smaller", nodes=1)),
+        preemptions=(
+            Preemption(uid="victim", for_uid="told", reason="HigherPriority", message="for told"),
         ),
-        waits={"told": Wait("Preempting", "room is made", 1, True)},
-        queues=(QueueSummary(namespace="t", name="lab", turn=Turn(current=3)),),
+        pending={"told": PendingStatus("Preempting", "room is made", 1, True)},
+        queues=(QueueSummary(namespace="t", name="lab", round_robin=RoundRobinState(current=3)),),
     )
     with structlog.testing.capture_logs() as lines:
         assert await world.reconciler.attempt(KEY) == Done()
@@ -218,7 +221,7 @@ async def test_what_is_given_back_goes_before_who_is_admitted(world: World) -> N
     assert world.value("torchrun_preemptions_total", reason="HigherPriority") == 1
     assert world.value("torchrun_admission_seconds_count") == 1
     ((account,),) = world.accounts
-    assert account.turn == Turn(current=3)
+    assert account.round_robin == RoundRobinState(current=3)
 
 
 async def test_who_gave_way_is_counted_whatever_becomes_of_the_writes_after_it(
@@ -226,8 +229,8 @@ async def test_who_gave_way_is_counted_whatever_becomes_of_the_writes_after_it(
 ) -> None:
     world.job("new")
     world.job("victim", held=4)
-    preempt = Preempt(uid="victim", for_uid="new", reason="Reclaimed", message="for new")
-    world.decisions = Decisions(preempts=(preempt,), admits=(Admit(uid="new", nodes=2),))
+    preempt = Preemption(uid="victim", for_uid="new", reason="Reclaimed", message="for new")
+    world.decisions = Decisions(preemptions=(preempt,), grants=(Grant(uid="new", nodes=2),))
     world.failures["new"] = [(SupersededError("changed meanwhile"), False)]
     assert await world.reconciler.attempt(KEY) == Behind(BEHIND_RETRY)
     assert world.value("torchrun_preemptions_total", reason="Reclaimed") == 1
@@ -235,8 +238,8 @@ async def test_who_gave_way_is_counted_whatever_becomes_of_the_writes_after_it(
 
 async def test_who_gave_way_is_counted_once_though_it_is_sent_twice(world: World) -> None:
     world.job("victim", held=4)
-    preempt = Preempt(uid="victim", for_uid="new", reason="Reclaimed", message="for new")
-    world.decisions = Decisions(preempts=(preempt,))
+    preempt = Preemption(uid="victim", for_uid="new", reason="Reclaimed", message="for new")
+    world.decisions = Decisions(preemptions=(preempt,))
     world.failures["victim"] = [(UnavailableError("no answer"), False)]
     with pytest.raises(UnavailableError):
         await world.reconciler.attempt(KEY)
@@ -276,7 +279,9 @@ async def test_a_write_without_an_answer_is_sent_again_until_its_outcome_is_know
     world.failures["a"] = [(UnavailableError("no answer"), carried_out)]
     with pytest.raises(UnavailableError):
         await world.reconciler.attempt(KEY)
-    world.decisions = Decisions(waits={"a": Wait("QuotaUsed", "now it is another's turn", 1)})
+    world.decisions = Decisions(
+        pending={"a": PendingStatus("InsufficientQuota", "now it is another's turn", 1)}
+    )
     if carried_out:
         with pytest.raises(SupersededError):
             await world.reconciler.attempt(KEY)
@@ -297,7 +302,7 @@ async def test_who_changed_meanwhile_is_looked_at_again_and_nobody_after_is_admi
     cached = world.server["smaller"]
     changed = replace(cached, metadata=replace(cached.metadata, resource_version="7777"))
     world.server["smaller"] = changed
-    world.decisions = Decisions(admits=(Admit(uid="new", nodes=2), Admit(uid="smaller", nodes=1)))
+    world.decisions = Decisions(grants=(Grant(uid="new", nodes=2), Grant(uid="smaller", nodes=1)))
     assert await world.reconciler.attempt(KEY) == Behind(BEHIND_RETRY)
     assert world.log == [], "its room is not free yet"
     world.catch_up()
@@ -329,8 +334,8 @@ async def test_of_many_the_first_in_line_are_told_first(world: World) -> None:
     names = [f"job-{number:04}" for number in range(TOLD_AT_ONCE + 50)]
     for name in names:
         world.job(name)
-    waits = {n: Wait("BehindInQueue", "wait", p) for p, n in enumerate(reversed(names), 1)}
-    world.decisions = Decisions(waits=waits)
+    waits = {n: PendingStatus("BehindInQueue", "wait", p) for p, n in enumerate(reversed(names), 1)}
+    world.decisions = Decisions(pending=waits)
     assert await world.reconciler.attempt(KEY) == RequeueAfter(SOON)
     assert set(world.log) == set(names[50:])
     world.catch_up()
@@ -351,7 +356,7 @@ async def test_deadlines_come_from_the_decision_and_from_nodes(
 
 
 async def test_deciding_takes_only_a_share_of_the_time(world: World) -> None:
-    def slow(state: State, now: datetime) -> Decisions:
+    def slow(state: ClusterState, now: datetime) -> Decisions:
         world.time += 2
         return Decisions()
 

@@ -31,7 +31,7 @@ Memory Message Never NextContinuationToken NoExecute NoSchedule NoSuchBucket Nod
 NotIn NotYetSupported OnFailure OnRootMismatch PersistentVolumeClaim Pod
 PodGroupInitiallyScheduled PodGroupScheduled PodInitializing PodReadyToStartContainers
 PodScheduled QueueReady QuotaReserved ReadOnlyMany ReadWriteMany ReadWriteOnce
-ReadWriteOncePod Ready StorageReady
+ReadWriteOncePod StorageReady
 RegistryUnavailable RequestTimeTooSkewed ResourcesReady Running RuntimeDefault Scheduled Server
 Service SigCgt SigIgn Size Succeeded TemplateValid True Unknown UnschedulableOnNodePool Updating
 Warning Workload WorkspaceReady WritesAccepted Written

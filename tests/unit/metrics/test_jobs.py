@@ -10,7 +10,7 @@ from torchrun_api.queue import TorchrunQueueSpec, TorchrunQueueStatus
 from torchrun_api.status import Phase
 from torchrun_controller.metrics.jobs import MOST_WAITS
 from torchrun_controller.metrics.labels import MOST_QUEUES
-from torchrun_controller.reconcile.admission.state import Amounts, QueueSummary, Turn
+from torchrun_controller.reconcile.admission.model import Amounts, QueueSummary, RoundRobinState
 
 OTHERS = ("", "(others)")
 
@@ -119,21 +119,25 @@ def test_gpus_of_nodes_that_take_pods(world: World) -> None:
 
 def test_a_queue_that_takes_no_jobs_says_why(world: World) -> None:
     bad = Condition(type="Ready", status="False", reason="TemplateInvalid")
-    good = Condition(type="Ready", status="True", reason="TakesJobs")
+    good = Condition(type="Ready", status="True", reason="Ready")
     world.put(replace(queue("bad"), status=TorchrunQueueStatus(conditions=(bad,))))
     world.put(replace(queue("good"), status=TorchrunQueueStatus(conditions=(good,))))
     text = world.metrics.snapshot().render("")[0].decode()
     shown = [line for line in text.splitlines() if line.startswith("torchrun_queue_ready{")]
     assert shown == [
         'torchrun_queue_ready{job_namespace="team",queue="bad",reason="TemplateInvalid"} 0.0',
-        'torchrun_queue_ready{job_namespace="team",queue="good",reason="TakesJobs"} 1.0',
+        'torchrun_queue_ready{job_namespace="team",queue="good",reason="Ready"} 1.0',
     ]
 
 
 def test_quota_and_what_is_admitted(world: World) -> None:
     world.put(replace(queue("gpu"), spec=TorchrunQueueSpec(quota=Quota(gpus=32))))
-    used = QueueSummary(namespace="team", name="gpu", turn=Turn(), used=Amounts(gpus=24))
-    gone = QueueSummary(namespace="team", name="gone", turn=Turn(), used=Amounts(gpus=1))
+    used = QueueSummary(
+        namespace="team", name="gpu", round_robin=RoundRobinState(), used=Amounts(gpus=24)
+    )
+    gone = QueueSummary(
+        namespace="team", name="gone", round_robin=RoundRobinState(), used=Amounts(gpus=1)
+    )
     world.census.account((used, gone))
     assert world.values("torchrun_queue_gpus") == {
         ("team", "gpu", "quota"): 32,

@@ -17,7 +17,7 @@ from torchrun_controller.cache.store import Change
 from torchrun_controller.metrics.jobs import MOST_WAITS, PRESENT
 from torchrun_controller.metrics.labels import MOST_QUEUES
 from torchrun_controller.metrics.per_job import MOST_JOBS, PerJobMetrics
-from torchrun_controller.reconcile.admission.state import Amounts, QueueSummary, Turn
+from torchrun_controller.reconcile.admission.model import Amounts, QueueSummary, RoundRobinState
 from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.workqueue import WorkQueue
 
@@ -55,7 +55,9 @@ class Crowded(World):
             )
             self.put(made)
             meta, used = made.metadata, Amounts(gpus=1_000_000)
-            summary = QueueSummary(namespace=meta.namespace, name=meta.name, turn=Turn(), used=used)
+            summary = QueueSummary(
+                namespace=meta.namespace, name=meta.name, round_robin=RoundRobinState(), used=used
+            )
             summaries.append(summary)
         self.census.account(tuple(summaries))
 

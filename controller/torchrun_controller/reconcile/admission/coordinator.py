@@ -1,14 +1,14 @@
-"""Admission over all queues at once: who may run, who has to leave, what everybody else waits for.
+"""Admission over all queues at once: which job may run, which has to stop, what the rest waits for.
 
 A decision goes through the queues in five steps:
 
-1. Who was promised room gets it as soon as it is free.
+1. A workload that is nominated for freed room gets it as soon as it is free.
 2. Turns: the queue whose turn it is gets its head admitted. The first head that does not fit has
-   others preempted for it, where it may, or gets a reservation, and the turns on its nodes end.
+   others preempted, where it may, or gets a reservation, and the turns on its nodes end.
 3. Heads for which quota is missing have others preempted, where they may, or wait.
-4. Backfill: heads and those behind them go where they make no reservation wait, the queue that got
-   least for its weight first.
-5. Jobs that wish to grow get what is left.
+4. Backfill: heads and workloads behind them go where they delay no reservation. The queue that got
+   least for its weight comes first.
+5. Workloads that wish to grow get what is left.
 
 What does not fit is not tried again: within a decision room and quota only become less.
 """
@@ -16,346 +16,404 @@ What does not fit is not tried again: within a decision room and quota only beco
 from datetime import datetime
 from math import inf
 
-from torchrun_controller.reconcile.admission import victims
-from torchrun_controller.reconcile.admission.board import Ask, Board, Held, Line, order
-from torchrun_controller.reconcile.admission.messages import Blocked, Teller
-from torchrun_controller.reconcile.admission.quota import Cohort, Need, need_of
-from torchrun_controller.reconcile.admission.shadow import Kept, Reservations
-from torchrun_controller.reconcile.admission.state import (
-    Admit,
+from msgspec.structs import replace
+
+from torchrun_controller.reconcile.admission import messages
+from torchrun_controller.reconcile.admission.messages import pending_status
+from torchrun_controller.reconcile.admission.model import (
+    ClusterState,
     Decisions,
-    GiveBack,
-    Preempt,
-    State,
-    Wait,
+    Grant,
+    PendingStatus,
+    Preemption,
+    QueueSummary,
+    Release,
+    RoundRobinState,
 )
-from torchrun_controller.reconcile.admission.turns import charge, rank
+from torchrun_controller.reconcile.admission.node_capacity import Placement
+from torchrun_controller.reconcile.admission.preemption import PreemptionPlan, plan_preemption
+from torchrun_controller.reconcile.admission.quota import Cohort, Usage, amounts, usage_of
+from torchrun_controller.reconcile.admission.reservation import QuotaReservation, Reservations
+from torchrun_controller.reconcile.admission.snapshot import (
+    AdmittedWorkload,
+    PendingWorkload,
+    QueueSnapshot,
+    Snapshot,
+    queue_order,
+)
+from torchrun_controller.reconcile.admission.weighted_round_robin import charge, rank
 
 # An empty cluster is filled in pieces of this size, so that no decision takes long.
-MOST_ADMITS = 100
-# How many of all queues' jobs behind the heads are tried (Slurm's bf_max_job_test is 500).
+MOST_GRANTS = 100
+# How many jobs behind the heads of all queues are tried (Slurm's bf_max_job_test is 500).
 BACKFILL = 1000
 LEAST_BACKFILL = 16  # of one queue
 
 
-def admit(state: State, now: datetime) -> Decisions:
-    """What is to be done about the state; the same for the same objects in any order."""
+def admit(state: ClusterState, now: datetime) -> Decisions:
+    """What is to be done about the state. The order of its objects does not matter."""
     coordinator = Coordinator(state, now)
     coordinator.decide()
     return coordinator.decisions()
 
 
 class Coordinator:
-    """One decision in the making."""
+    """One decision in progress."""
 
-    def __init__(self, state: State, now: datetime) -> None:
+    def __init__(self, state: ClusterState, now: datetime) -> None:
         self.now = now
-        self.board = Board(state)
-        self.reservations = Reservations(self.board)
-        self.open = [line for line in self.board.lines if not line.closed]
-        self.preempts: list[Preempt] = []
-        self.waits: dict[str, Wait] = {}
-        self.gives_back: dict[str, int] = {}
-        self.teller = Teller(self.board, now)
-        self.blocked: dict[Line, Blocked] = {}  # why the head of a queue waits
-        self.settled: set[str] = set()  # admitted, promised room, or never to fit
+        self.snapshot = Snapshot(state)
+        self.reservations = Reservations(self.snapshot)
+        self.active = [queue for queue in self.snapshot.queues if not queue.paused_reason]
+        self.preemptions: list[Preemption] = []
+        self.pending: dict[str, PendingStatus] = {}
+        self.releases: dict[str, int] = {}
+        self.settled: set[str] = set()  # admitted, nominated, or never to fit
         self._granted = 0
-        self._kept: dict[Line, Kept] = {}
-        self._cohorts: dict[Cohort, list[Line]] = {}
-        for line in self.open:
-            self._cohorts.setdefault(line.account.cohort, []).append(line)
-            self._advance(line)
+        # Queues whose head waits, with the quota that is kept for it.
+        self._waiting: dict[QueueSnapshot, QuotaReservation] = {}
+        self._cohorts: dict[Cohort, list[QueueSnapshot]] = {}
+        for queue in self.active:
+            self._cohorts.setdefault(queue.quota.cohort, []).append(queue)
+            queue.head = self._first(queue)
 
     def decide(self) -> None:
-        """All steps; what is left out when there is much to admit comes with the next call."""
-        for step in (self._nominated, self._turns, self._short, self._backfill, self._growth):
+        """Take all steps. What is left when there is much to admit comes with the next call."""
+        steps = (
+            self._admit_nominated,
+            self._admit_in_turn,
+            self._settle_heads_without_quota,
+            self._backfill,
+            self._grow,
+        )
+        for step in steps:
             step()
             if self.full:
                 return
 
     @property
     def full(self) -> bool:
-        """Whether enough was admitted for one time."""
-        return self._granted >= MOST_ADMITS
+        """Whether enough was admitted for one decision."""
+        return self._granted >= MOST_GRANTS
 
     def decisions(self) -> Decisions:
-        """What came of it, in words for everybody who waits."""
-        for line in self.board.lines:
-            ahead = [request for request in line.waiting if request.uid not in self.settled]
-            self.teller.line(self.waits, line, ahead, self.blocked.get(line))
+        """The result, with a status for every workload that waits."""
+        for queue, kept in self._waiting.items():
+            assert queue.head is not None
+            self.pending[queue.head.workload.uid] = self._head_status(queue.head, kept.seconds)
+        for queue in self.snapshot.queues:
+            status = PendingStatus("BehindInQueue", f"waits behind other jobs of {queue.name}")
+            if queue.paused_reason:
+                status = PendingStatus("QueuePaused", queue.paused_reason)
+            waiting = (one.uid for one in queue.pending if one.uid not in self.settled)
+            for position, uid in enumerate(waiting, 1):
+                self.pending[uid] = replace(self.pending.get(uid, status), position=position)
         return Decisions(
-            admits=tuple(self.board.admits),
-            preempts=tuple(self.preempts),
-            gives_back=tuple(
-                GiveBack(uid=uid, nodes=nodes) for uid, nodes in sorted(self.gives_back.items())
+            grants=tuple(self.snapshot.grants),
+            preemptions=tuple(self.preemptions),
+            releases=tuple(
+                Release(uid=uid, nodes=nodes) for uid, nodes in sorted(self.releases.items())
             ),
-            waits=self.waits,
-            queues=tuple(self.teller.summary(line) for line in self.board.lines),
+            pending=self.pending,
+            queues=tuple(_summary(queue) for queue in self.snapshot.queues),
             requeue_after=0.0 if self.full else None,
         )
 
-    def _nominated(self) -> None:
-        """Who was promised room: it is there, or still being freed, or the promise is void."""
-        for line in self.open:
-            for request in [request for request in line.waiting if request.nominated]:
-                ask = self.board.ask(line, request)
-                fits = self.board.room.capacity(ask.shape) >= ask.slots
-                if fits and line.account.lacks(ask.need) is None:
-                    self._grant(ask, turn=True)
+    def _admit_nominated(self) -> None:
+        """Its room is free, or is still being freed, or the nomination is void."""
+        for queue in self.active:
+            for one in [one for one in queue.pending if one.nominated]:
+                workload = self.snapshot.pending(queue, one)
+                fits = self.snapshot.free.capacity(workload.shape) >= workload.workers
+                if fits and queue.quota.shortage(workload.usage) is None:
+                    self._grant(workload, in_turn=True)
                     continue
-                freed = victims.find(self.reservations, ask, fresh=False)
-                if freed is not None:
-                    self._promise(ask, freed)
+                plan = plan_preemption(self.snapshot, self.reservations, workload, new=False)
+                if plan is not None:
+                    self._nominate(workload, plan)
 
-    def _turns(self) -> None:
-        """Heads in the order of turns, until the room on their nodes is reserved."""
+    def _admit_in_turn(self) -> None:
+        """Admit heads in the order of turns, until the nodes that they could use are reserved."""
         while not self.full:
             able = [
-                line.head
-                for line in self.open
-                if line.head is not None
-                and line not in self._kept
-                and self.reservations.over(line.head) is None
-                and line.account.lacks(line.head.need) is None
-                and self._lender(line.head) is None
+                queue.head
+                for queue in self.active
+                if queue.head is not None
+                and queue not in self._waiting
+                and self.reservations.overlapping(queue.head) is None
+                and queue.quota.shortage(queue.head.usage) is None
+                and self._lender(queue.head) is None
             ]
             if not able:
                 return
-            head = max(able, key=lambda head: rank(head.line.turn, head.cost))
-            if self.board.room.capacity(head.shape) >= head.slots:
-                self._grant(head, turn=True)
+            head = max(able, key=lambda head: rank(head.queue.turn, head.cost))
+            if self.snapshot.free.capacity(head.shape) >= head.workers:
+                self._grant(head, in_turn=True)
             elif not self._preempt(head):
                 self._wait(head)
 
-    def _short(self) -> None:
-        """Heads for which their quota is not enough, or which would borrow before a lender."""
-        for line in self.open:
-            while (head := line.head) is not None and line not in self._kept:
-                kind = line.account.lacks(head.need)
-                lender = self._lender(head)
-                if kind is None and lender is None:
+    def _settle_heads_without_quota(self) -> None:
+        """Heads that lack quota, or that would borrow before a lender."""
+        for queue in self.active:
+            while (head := queue.head) is not None and queue not in self._waiting:
+                lacks_quota = queue.quota.shortage(head.usage) is not None
+                if not lacks_quota and self._lender(head) is None:
                     break
-                unused = kind is not None and self._take_unused(head)
-                if kind is None or unused or not self._preempt(head):
+                released = lacks_quota and self._release_unused(head)
+                if not lacks_quota or released or not self._preempt(head):
                     self._wait(head)
 
-    def _take_unused(self, head: Ask) -> bool:
-        """Have gangs that run with fewer nodes give back what they do not use, if that will do.
+    def _release_unused(self, head: PendingWorkload) -> bool:
+        """Have shrunk gangs of the cohort release what they do not use, if that is enough.
 
-        It is charged until it is given back.
+        The quota stays charged until that is released.
         """
-        account = head.line.account
-        taken: list[tuple[Held, Need]] = []
-        for held in self._unused(account.cohort):
-            if account.lacks(head.need) is None:
-                break
-            assert held.line is not None
-            assert held.request.uses is not None
-            need = need_of(held.request, held.request.admitted - held.request.uses, 0)
-            held.line.account.take(need, -1)
-            taken.append((held, need))
-        enough = account.lacks(head.need) is None
-        for held, need in taken:
-            assert held.line is not None
-            held.line.account.take(need)
+        quota = head.queue.quota
+        released: list[tuple[AdmittedWorkload, QueueSnapshot, int, Usage]] = []
+        for queue in self._cohorts[quota.cohort]:
+            for admitted in queue.admitted:
+                uses = admitted.workload.shrunk_to
+                if quota.shortage(head.usage) is None:
+                    break
+                if uses is None or admitted.preempted_for:
+                    continue
+                usage = usage_of(admitted.workload, admitted.workload.admitted - uses, 0)
+                queue.quota.add(usage, -1)
+                released.append((admitted, queue, uses, usage))
+        enough = quota.shortage(head.usage) is None
+        for admitted, queue, uses, usage in released:
+            queue.quota.add(usage)
             if enough:
-                assert held.request.uses is not None
-                self.gives_back[held.request.uid] = held.request.uses
+                self.releases[admitted.workload.uid] = uses
         return enough
 
-    def _unused(self, cohort: Cohort) -> list[Held]:
-        """Gangs of the cohort that do not use all that they were admitted for."""
-        return [
-            held
-            for line in self._cohorts[cohort]
-            for held in line.held
-            if held.request.uses is not None and not held.leaving
-        ]
-
     def _backfill(self) -> None:
-        """Whoever fits without making a head wait, as long as there are any."""
-        depth = max(LEAST_BACKFILL, BACKFILL // max(1, len(self.open)))
-        ends = {line: line.next + depth for line in self.open}
-        found = {line: self._next(line, ends[line]) for line in self.open}
+        """Admit whatever fits without delaying a head."""
+        depth = max(LEAST_BACKFILL, BACKFILL // max(1, len(self.active)))
+        ends = {queue: queue.next + depth for queue in self.active}
+        candidates = {queue: self._next(queue, ends[queue]) for queue in self.active}
         while not self.full:
-            asks = [ask for ask in found.values() if ask is not None]
-            if not asks:
+            fitting = [one for one in candidates.values() if one is not None]
+            if not fitting:
                 return
-            ask = max(asks, key=lambda ask: rank(ask.line.spare, ask.cost))
-            if self._passes(ask):
-                self._grant(ask)
-            found[ask.line] = self._next(ask.line, ends[ask.line])
+            workload = max(fitting, key=lambda one: rank(one.queue.spare, one.cost))
+            if self._may_pass(workload):
+                self._grant(workload)
+            candidates[workload.queue] = self._next(workload.queue, ends[workload.queue])
 
-    def _next(self, line: Line, end: int) -> Ask | None:
-        """The next of the queue that may go now; a head that may not is what others go behind."""
-        while line.head is not None and line.next < min(end, len(line.waiting)):
-            if line not in self._kept:
-                head = line.head
-                if self._passes(head):
+    def _next(self, queue: QueueSnapshot, end: int) -> PendingWorkload | None:
+        """The next workload of the queue that may go now. Its head waits if it may not."""
+        while queue.head is not None and queue.next < min(end, len(queue.pending)):
+            if queue not in self._waiting:
+                head = queue.head
+                if self._may_pass(head):
                     return head
                 if not self._preempt(head):
                     self._wait(head)
                 continue
-            request = line.waiting[line.next]
+            one = queue.pending[queue.next]
             # Most fail by this, which is cheap.
-            room = self.board.room.capacity(self.board.machines.shape(request))
-            if room >= request.slots(request.nodes):
-                ask = self._first(line)
-                if ask is not None and self._passes(ask):
-                    return ask
-            line.next += 1
+            room = self.snapshot.free.capacity(self.snapshot.nodes.shape(one))
+            if room >= one.workers(one.nodes):
+                workload = self._first(queue)
+                if workload is not None and self._may_pass(workload):
+                    return workload
+            queue.next += 1
         return None
 
-    def _growth(self) -> None:
-        """Admitted jobs that ask for more."""
+    def _grow(self) -> None:
+        """Admitted workloads that ask for more."""
         growing = [
-            held.request
-            for line in self.open
-            for held in line.held
-            if held.request.nodes > held.request.admitted and not held.leaving
+            (admitted.workload, queue)
+            for queue in self.active
+            for admitted in queue.admitted
+            if admitted.workload.nodes > admitted.workload.admitted and not admitted.preempted_for
         ]
-        lines = {held.request.uid: line for line in self.open for held in line.held}
-        for request in sorted(growing, key=order):
-            ask = self.board.ask(lines[request.uid], request)
-            if self._impossible(ask):
+        for one, queue in sorted(growing, key=lambda pair: queue_order(pair[0])):
+            workload = self.snapshot.pending(queue, one)
+            if self._is_impossible(workload):
                 continue
-            if self._passes(ask):
-                self._grant(ask)
+            if self._may_pass(workload):
+                self._grant(workload)
+                continue
+            resource = queue.quota.shortage(workload.usage)
+            free = self.snapshot.free
+            if resource is not None:
+                lacks = messages.quota_left(workload, resource)
+                status = pending_status(workload, "InsufficientQuota", lacks)
+            elif free.capacity(workload.shape) >= workload.workers:
+                status = pending_status(workload, "WaitingForTurn", "waiting jobs come first")
             else:
-                self.waits[request.uid] = self.teller.growth(ask)
+                lacks = messages.room_left(workload, free)
+                status = pending_status(workload, "WaitingForNodes", lacks)
+            self.pending[one.uid] = status
 
-    def _first(self, line: Line) -> Ask | None:
-        """The first of the queue that is not settled, from where it was looked at last."""
-        while line.next < len(line.waiting):
-            request = line.waiting[line.next]
-            if request.uid not in self.settled:
-                ask = self.board.ask(line, request)
-                if not self._impossible(ask):
-                    return ask
-            line.next += 1
+    def _first(self, queue: QueueSnapshot) -> PendingWorkload | None:
+        """The first workload that is not settled, from where the queue was looked at last."""
+        while queue.next < len(queue.pending):
+            one = queue.pending[queue.next]
+            if one.uid not in self.settled:
+                workload = self.snapshot.pending(queue, one)
+                if not self._is_impossible(workload):
+                    return workload
+            queue.next += 1
         return None
 
-    def _advance(self, line: Line) -> None:
-        line.head = self._first(line)
-
-    def _impossible(self, ask: Ask) -> bool:
-        """Whether it would not fit if nothing else ran; then it says so and keeps nobody up."""
-        wait = None
-        nodes = ask.request.nodes
-        kind = ask.line.account.exceeds(need_of(ask.request, nodes))
-        if kind is not None:
-            wait = self.teller.exceeds_quota(ask, kind)
-        elif self.board.bare.capacity(ask.shape) < ask.request.slots(nodes):
-            wait = self.teller.exceeds_nodes(ask)
-        if wait is None:
+    def _is_impossible(self, workload: PendingWorkload) -> bool:
+        """Whether it would not fit if nothing else ran. Then it delays nobody."""
+        one = workload.workload
+        resource = workload.queue.quota.exceeded(usage_of(one, one.nodes))
+        if resource is not None:
+            lacks = messages.quota_limit(workload, resource)
+            self.pending[one.uid] = pending_status(workload, "ExceedsQuota", lacks)
+        elif self.snapshot.empty.capacity(workload.shape) < one.workers(one.nodes):
+            lacks = messages.room_left(workload, self.snapshot.empty)
+            lacks += " even when they are empty; ask for smaller or fewer pods"
+            self.pending[one.uid] = pending_status(workload, "ExceedsNodes", lacks)
+        else:
             return False
-        self.waits[ask.request.uid] = wait
-        self.settled.add(ask.request.uid)
+        self.settled.add(one.uid)
         return True
 
-    def _passes(self, ask: Ask) -> bool:
-        """Whether it fits, by quota and by nodes, and makes no head wait longer."""
-        kept = self._kept.get(ask.line)
+    def _may_pass(self, workload: PendingWorkload) -> bool:
+        """Whether it fits, by quota and by nodes, and delays no head."""
+        queue = workload.queue
+        kept = self._waiting.get(queue)
         return (
-            self.reservations.room(ask).capacity(ask.shape) >= ask.slots
-            and ask.line.account.lacks(ask.need) is None
-            and (kept is None or kept.allows(ask))
-            and self._lender(ask) is None
+            self.reservations.available(workload).capacity(workload.shape) >= workload.workers
+            and queue.quota.shortage(workload.usage) is None
+            and (kept is None or kept.allows(workload))
+            and self._lender(workload) is None
         )
 
-    def _lender(self, ask: Ask) -> Line | None:
-        """A queue without a reservation that waits for its own, of which the ask would borrow."""
-        lines = self._cohorts[ask.line.account.cohort]
-        if len(lines) == 1 or not ask.line.account.borrows(ask.need):
+    def _lender(self, workload: PendingWorkload) -> QueueSnapshot | None:
+        """A queue that waits for its own quota, of which the workload would borrow.
+
+        A queue with a reservation does not count: that protects its head.
+        """
+        queues = self._cohorts[workload.queue.quota.cohort]
+        if len(queues) == 1 or not workload.queue.quota.borrows(workload.usage):
             return None
-        for line in lines:
-            head = line.head
-            if head is None or line is ask.line or line.account.borrows(head.need):
+        for queue in queues:
+            head = queue.head
+            if head is None or queue is workload.queue or queue.quota.borrows(head.usage):
                 continue
-            if self.board.overlap(head.shape, ask.shape) and not self.reservations.of(head):
-                return line
+            overlap = self.snapshot.overlap(head.shape, workload.shape)
+            if overlap and not self.reservations.has(head):
+                return queue
         return None
 
-    def _wait(self, head: Ask) -> None:
-        """The head waits for what it lacks; where nobody has a reservation yet it gets one."""
-        kind = head.line.account.lacks(head.need)
+    def _wait(self, head: PendingWorkload) -> None:
+        """Let the head wait for what it lacks, with a reservation where there is none yet.
+
+        From now on workloads behind it may only go where they delay it no longer.
+        """
+        queue, seconds = head.queue, inf
+        if (
+            queue.quota.shortage(head.usage) is None
+            and self._lender(head) is None
+            and self.reservations.overlapping(head) is None
+        ):
+            seconds = self.reservations.reserve(head).seconds
+        self._waiting[queue] = QuotaReservation(self.snapshot, head, seconds)
+        queue.next += 1
+
+    def _head_status(self, head: PendingWorkload, seconds: float) -> PendingStatus:
+        """What a waiting head lacks. It starts in `seconds` at the latest."""
+        latest_start = messages.latest_start(self.now, seconds)
+        resource = head.queue.quota.shortage(head.usage)
+        if resource is not None:
+            lacks = messages.quota_left(head, resource) + latest_start
+            return pending_status(head, "InsufficientQuota", lacks)
         lender = self._lender(head)
-        over = self.reservations.over(head)
-        if kind is not None:
-            self._block(head, Blocked("QuotaUsed", head, kind=kind))
-        elif lender is not None:
-            self._block(head, Blocked("LenderFirst", head, lender=lender))
-        elif over is not None:
-            fits = self.board.room.capacity(head.shape) >= head.slots
-            self._block(
-                head, Blocked("WaitingForTurn" if fits else "WaitingForNodes", head, over=over)
-            )
-        else:
-            shadow = self.reservations.reserve(head)
-            self._block(head, Blocked("WaitingForNodes", head, shadow=shadow), shadow.seconds)
+        if lender is not None:
+            lacks = f"queue {lender.name} of the cohort waits for its own quota first"
+            return pending_status(head, "WaitingForLender", lacks)
+        first, free = self.reservations.overlapping(head), self.snapshot.free
+        if first is not None and free.capacity(head.shape) >= head.workers:
+            lacks = f"nodes are reserved for {first.head.workload.name} of {first.head.queue.name}"
+            return pending_status(head, "WaitingForTurn", lacks)
+        lacks = messages.room_left(head, free) + latest_start
+        return pending_status(head, "WaitingForNodes", lacks)
 
-    def _block(self, head: Ask, blocked: Blocked, seconds: float = inf) -> None:
-        """The head waits; from now on those behind it may only go where that is no loss to it."""
-        kept = Kept(self.board, head, seconds)
-        blocked.kept = kept
-        self._kept[head.line] = kept
-        self.blocked[head.line] = blocked
-        head.line.next += 1
-
-    def _preempt(self, head: Ask) -> bool:
-        freed = victims.find(self.reservations, head)
-        if freed is None:
+    def _preempt(self, head: PendingWorkload) -> bool:
+        plan = plan_preemption(self.snapshot, self.reservations, head)
+        if plan is None:
             return False
-        self._promise(head, freed)
+        self._nominate(head, plan)
         return True
 
-    def _promise(self, ask: Ask, freed: victims.Freed) -> None:
-        """The ask has the room of those that have to leave, and waits for their pods to end."""
-        for held in freed.victims:
-            held.leave(ask.request.uid)
-            self.board.leaving.append(held)
-            self.preempts.append(self.teller.preempt(held, ask))
-        self.reservations.promise(ask, freed.placement, self.board.leaving)
-        self._settle(ask, freed.placement)
-        self.waits[ask.request.uid] = self.teller.promised(ask, self.board.leaving)
+    def _nominate(self, workload: PendingWorkload, plan: PreemptionPlan) -> None:
+        """Promise the room of preempted workloads; it is free when their pods have stopped."""
+        preempted = self.snapshot.preempted
+        for target in plan.targets:
+            target.preempt(workload.workload.uid)
+            preempted.append(target)
+            self.preemptions.append(messages.preemption(target, workload))
+        self.reservations.promise(workload, plan.placement, preempted)
+        self._settle(workload, plan.placement)
+        lacks = messages.freed_by(workload, preempted)
+        status = pending_status(workload, "Preempting", lacks, nominated=True)
+        self.pending[workload.workload.uid] = status
 
-    def _grant(self, ask: Ask, *, turn: bool = False) -> None:
-        placement = self.reservations.room(ask).place(ask.shape, ask.slots)
-        self._charge(ask, turn)
-        self.reservations.take(ask, placement)
+    def _grant(self, workload: PendingWorkload, *, in_turn: bool = False) -> None:
+        """Admit the workload now."""
+        one, free = workload.workload, self.reservations.available(workload)
+        placement = free.place(workload.shape, workload.workers)
+        self._charge(workload, in_turn)
+        self.reservations.take(workload, placement)
         self._granted += 1
-        names = {self.board.machines.nodes[i].name: pods for i, pods in sorted(placement.items())}
-        self.board.admits.append(
-            Admit(uid=ask.request.uid, nodes=ask.request.nodes, placement=names)
-        )
-        ask.line.admitted += 1 - bool(ask.request.admitted)
-        self._settle(ask, placement)
+        nodes = self.snapshot.nodes.nodes
+        names = {nodes[i].name: pods for i, pods in sorted(placement.items())}
+        self.snapshot.grants.append(Grant(uid=one.uid, nodes=one.nodes, placement=names))
+        workload.queue.granted += not one.admitted
+        self._settle(workload, placement)
 
-    def _settle(self, ask: Ask, placement: dict[int, int]) -> None:
-        line = ask.line
-        line.account.take(ask.need)
-        self.board.held.append(
-            Held(line, ask.request, ask.shape, placement, ask.need, self.now.timestamp())
+    def _settle(self, workload: PendingWorkload, placement: Placement) -> None:
+        """Count a workload that is admitted or nominated, and go on to the next of its queue."""
+        queue, one = workload.queue, workload.workload
+        queue.quota.add(workload.usage)
+        since = self.now.timestamp()
+        self.snapshot.admitted.append(
+            AdmittedWorkload(queue, one, workload.shape, placement, workload.usage, since)
         )
-        self.settled.add(ask.request.uid)
-        kept = self._kept.get(line)
+        self.settled.add(one.uid)
+        kept = self._waiting.get(queue)
         if kept is None:
-            self._advance(line)
+            queue.head = self._first(queue)
         else:
-            kept.take(ask)
+            kept.take(workload)
 
-    def _charge(self, ask: Ask, turn: bool) -> None:
-        """All queues that could have used it as well advance; those that lack quota stand still."""
+    def _charge(self, workload: PendingWorkload, in_turn: bool) -> None:
+        """Advance all queues that could have used the room as well, unless they lack quota."""
         rivals = [
-            line
-            for line in self.open
-            if line is ask.line
+            queue
+            for queue in self.active
+            if queue is workload.queue
             or (
-                line.head is not None
-                and self.board.overlap(line.head.shape, ask.shape)
-                and line.account.lacks(line.head.need) is None
+                queue.head is not None
+                and self.snapshot.overlap(queue.head.shape, workload.shape)
+                and queue.quota.shortage(queue.head.usage) is None
             )
         ]
-        charge(ask.line.spare, ask.cost, [line.spare for line in rivals])
-        if turn:
-            charge(ask.line.turn, ask.cost, [line.turn for line in rivals])
+        charge(workload.queue.spare, workload.cost, [queue.spare for queue in rivals])
+        if in_turn:
+            charge(workload.queue.turn, workload.cost, [queue.turn for queue in rivals])
+
+
+def _summary(queue: QueueSnapshot) -> QueueSummary:
+    quota = queue.quota
+    return QueueSummary(
+        namespace=queue.queue.namespace,
+        name=queue.name,
+        round_robin=RoundRobinState(
+            weight=queue.weight, current=queue.turn.current, spare=queue.spare.current
+        ),
+        used=amounts(dict(enumerate(quota.used))),
+        free=quota.free(),
+        borrowed=amounts(dict(quota.borrowed())),
+        pending=len(queue.pending) - queue.granted,
+        admitted=len(queue.admitted) + queue.granted,
+        running=sum(admitted.workload.running for admitted in queue.admitted),
+        message=queue.paused_reason,
+    )

@@ -1,25 +1,25 @@
-"""Gangs whose job is gone: they are charged until the last of their pods is.
+"""Gangs whose job is deleted: they are charged until their last pod is gone.
 
-A job may be deleted while no controller runs, so nothing is remembered of it. Its child Jobs and
-pods say by an annotation which job and queue they are of, and what they are charged with.
+A job may be deleted while no controller runs. An annotation of its child Jobs and pods has their
+job, their queue, and what they are charged with.
 """
 
 from collections.abc import Iterable
 
 from torchrun_api.core import Job, Pod
 from torchrun_api.meta import ChildMeta
-from torchrun_controller.reconcile.admission.standing import LONG_AGO, running
-from torchrun_controller.reconcile.admission.state import Request
+from torchrun_controller.reconcile.admission.classify import LONG_AGO, running_gang
+from torchrun_controller.reconcile.admission.model import Workload
 from torchrun_controller.reconcile.model import decode
 from torchrun_controller.reconcile.spec.requests import Charge, admitted_requests
 
 
-def of_other_jobs(
+def orphaned_workloads(
     uid: str, child_jobs: Iterable[Job], pods: Iterable[Pod], lost: frozenset[str]
-) -> tuple[Request, ...]:
-    """What runs of earlier jobs of one name; `uid` is that of the present job, "" without one.
+) -> tuple[Workload, ...]:
+    """What runs of earlier jobs of one name. `uid` is that of the present job, "" without one.
 
-    `child_jobs` and `pods` are all that bear the name, in the order of attempts.
+    `child_jobs` and `pods` are all with that name, in the order of attempts.
     """
     jobs: dict[str, list[Job]] = {}
     workers: dict[str, list[Pod]] = {}
@@ -32,11 +32,11 @@ def of_other_jobs(
         if (charge := foreign_charge(uid, pod.metadata)) is not None:
             workers.setdefault(charge.job, []).append(pod)
             charges.setdefault(charge.job, (charge, pod.metadata))
-    requests = (
-        _request(*charges[job], tuple(jobs.get(job, ())), tuple(workers.get(job, ())), lost)
+    workloads = (
+        _workload(*charges[job], tuple(jobs.get(job, ())), tuple(workers.get(job, ())), lost)
         for job in sorted(charges)
     )
-    return tuple(request for request in requests if request is not None)
+    return tuple(workload for workload in workloads if workload is not None)
 
 
 def foreign_charge(uid: str, meta: ChildMeta) -> Charge | None:
@@ -47,20 +47,20 @@ def foreign_charge(uid: str, meta: ChildMeta) -> Charge | None:
     return None if charge is None or charge.job in ("", uid) else charge
 
 
-def _request(
+def _workload(
     charge: Charge,
     meta: ChildMeta,
     child_jobs: tuple[Job, ...],
     pods: tuple[Pod, ...],
     lost: frozenset[str],
-) -> Request | None:
-    """None where nothing of it runs, or nobody can say what it is charged with."""
-    present = running(child_jobs, pods, lost)
+) -> Workload | None:
+    """None where nothing of it runs, or its charge cannot be read."""
+    present = running_gang(child_jobs, pods, lost)
     requests = admitted_requests(charge.admission)
     if requests is None or not present.nodes:
         return None
     nodes = max(requests.nodes, present.nodes)
-    return Request(
+    return Workload(
         namespace=meta.namespace,
         name=meta.labels.torchrun_job,
         uid=charge.job,

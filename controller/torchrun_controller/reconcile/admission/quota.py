@@ -1,94 +1,94 @@
 """What queues use of their own quota and of what their cohort lends: counters of one decision.
 
-Within a cohort the quotas of the members that limit a thing are added up; a member that does not
+Within a cohort the quotas of the members that limit a resource are added up; a member that does not
 limit it neither lends nor borrows it. A queue without a cohort is one of its own.
 """
 
 from collections.abc import Iterator
 
-from torchrun_controller.reconcile.admission.state import Amounts, Limits, Request
+from torchrun_controller.reconcile.admission.model import Amounts, QuotaLimits, Workload
 
-KINDS = ("nodes", "gpus", "cpu", "memory", "jobs")
-Need = tuple[int, int, int, int, int]
+RESOURCES = ("nodes", "gpus", "cpu", "memory", "jobs")
+Usage = tuple[int, int, int, int, int]
 
 
-def need_of(request: Request, pods: int, jobs: int = 1) -> Need:
-    """What so many pods of a request count for, in the order of KINDS.
+def usage_of(workload: Workload, pods: int, jobs: int = 1) -> Usage:
+    """What this many pods of a workload are charged with, in the order of RESOURCES.
 
-    With `jobs` 0 they are more pods of a job that is counted already.
+    With `jobs` 0 they are more pods of a job that is charged already.
     """
-    head = request.head if jobs else None
-    alike = pods if head is None else pods - 1
+    head = workload.head if jobs else None
+    workers = pods if head is None else pods - 1
     cpu, memory = (
-        request.pod.get(name, 0) * alike + (0 if head is None else head.get(name, 0))
+        workload.pod.get(name, 0) * workers + (0 if head is None else head.get(name, 0))
         for name in ("cpu", "memory")
     )
-    gpus = request.gpus * alike + (0 if head is None else request.head_gpus)
+    gpus = workload.gpus * workers + (0 if head is None else workload.head_gpus)
     return pods, gpus, cpu, memory, jobs
 
 
-def cost_of(need: Need) -> int:
+def cost_of(usage: Usage) -> int:
     """What a turn is charged: GPUs, and nodes where there are none."""
-    return need[1] or need[0]
+    return usage[1] or usage[0]
 
 
 class Cohort:
-    """The quotas of all members and what they use of them, by kind."""
+    """The quotas of all members and what they use of them, by resource."""
 
     def __init__(self) -> None:
-        self.limit = [0] * len(KINDS)
-        self.used = [0] * len(KINDS)
+        self.limit = [0] * len(RESOURCES)
+        self.used = [0] * len(RESOURCES)
 
 
-class Account:
-    """What one queue uses, may use by its own right, and may use at all."""
+class QueueQuota:
+    """What one queue uses, what it may use of its own, and what it may use with its cohort."""
 
-    def __init__(self, limits: Limits, cohort: Cohort) -> None:
-        own = ((kind, getattr(limits, name)) for kind, name in enumerate(KINDS))
-        self.limits: dict[int, int] = {kind: limit for kind, limit in own if limit is not None}
-        self.used = [0] * len(KINDS)
+    def __init__(self, limits: QuotaLimits, cohort: Cohort) -> None:
+        own = ((resource, getattr(limits, name)) for resource, name in enumerate(RESOURCES))
+        self.limits: dict[int, int] = {r: limit for r, limit in own if limit is not None}
+        self.used = [0] * len(RESOURCES)
         self.cohort = cohort
-        for kind, limit in self.limits.items():
-            cohort.limit[kind] += limit
+        for resource, limit in self.limits.items():
+            cohort.limit[resource] += limit
 
-    def take(self, need: Need, times: int = 1) -> None:
+    def add(self, usage: Usage, times: int = 1) -> None:
         """Count it as used; with `times` -1 no longer."""
-        for kind, amount in enumerate(need):
-            self.used[kind] += amount * times
-        for kind in self.limits:
-            self.cohort.used[kind] += need[kind] * times
+        for resource, amount in enumerate(usage):
+            self.used[resource] += amount * times
+        for resource in self.limits:
+            self.cohort.used[resource] += usage[resource] * times
 
-    def lacks(self, need: Need) -> int | None:
-        """The first kind of which too little is left, borrowed or not."""
-        cohort = self.cohort
-        for kind in self.limits:
-            if need[kind] and cohort.used[kind] + need[kind] > cohort.limit[kind]:
-                return kind
+    def shortage(self, usage: Usage) -> int | None:
+        """The first resource of which too little is left, borrowed or not."""
+        used, limit = self.cohort.used, self.cohort.limit
+        for resource in self.limits:
+            if usage[resource] and used[resource] + usage[resource] > limit[resource]:
+                return resource
         return None
 
-    def exceeds(self, need: Need) -> int | None:
-        """The first kind of which there is never enough, even with nothing in use."""
-        return next((kind for kind in self.limits if need[kind] > self.cohort.limit[kind]), None)
+    def exceeded(self, usage: Usage) -> int | None:
+        """The first resource of which there is never enough, even with nothing in use."""
+        return next((r for r in self.limits if usage[r] > self.cohort.limit[r]), None)
 
-    def borrows(self, need: Need) -> bool:
+    def borrows(self, usage: Usage) -> bool:
         """Whether it is more than what is left of the queue's own quota."""
         return any(
-            need[kind] and self.used[kind] + need[kind] > limit
-            for kind, limit in self.limits.items()
+            usage[resource] and self.used[resource] + usage[resource] > limit
+            for resource, limit in self.limits.items()
         )
 
-    def beyond(self) -> Iterator[tuple[int, int]]:
-        """The kinds of which more is used than the own quota, and how much more."""
-        for kind, limit in self.limits.items():
-            if self.used[kind] > limit:
-                yield kind, self.used[kind] - limit
+    def borrowed(self) -> Iterator[tuple[int, int]]:
+        """The resources of which more is used than the own quota, and how much more."""
+        for resource, limit in self.limits.items():
+            if self.used[resource] > limit:
+                yield resource, self.used[resource] - limit
 
-    def free(self) -> Limits:
+    def free(self) -> QuotaLimits:
         """What the own quota still has."""
-        left = {kind: max(0, limit - self.used[kind]) for kind, limit in self.limits.items()}
-        return Limits(**{KINDS[kind]: amount for kind, amount in left.items()})
+        left = {r: max(0, limit - self.used[r]) for r, limit in self.limits.items()}
+        return QuotaLimits(**{RESOURCES[resource]: amount for resource, amount in left.items()})
 
 
 def amounts(values: dict[int, int]) -> Amounts:
-    """Amounts from values by kind."""
-    return Amounts(**{KINDS[kind]: value for kind, value in values.items()})
+    """Amounts from values by resource."""
+    return Amounts(**{RESOURCES[resource]: value for resource, value in values.items()})

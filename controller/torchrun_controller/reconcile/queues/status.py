@@ -19,7 +19,7 @@ RESOURCES = "ResourcesReady"
 OURS = frozenset({READY, RESOURCES, template.CONDITION, kai.CONDITION})
 
 TERMINATING = "Terminating"
-TAKES_JOBS = Reason("TakesJobs", "jobs of this queue run by its present spec")
+READY_REASON = Reason("Ready", "jobs of this queue run by its present spec")
 PAUSED = Reason(
     "Paused", "spec.weight is 0: what runs goes on, nothing new is admitted; set a weight to go on"
 )
@@ -37,8 +37,8 @@ def compose(
     choice = gang.choice_of(observed)
     obstacle = _obstacle(judged, resources, mapped, choice)
     paused = observed.queue.spec.weight == 0
-    why = obstacle or (PAUSED if paused else TAKES_JOBS)
-    ready = ConditionUpdate(READY, "True" if why is TAKES_JOBS else "False", why)
+    why = obstacle or (PAUSED if paused else READY_REASON)
+    ready = ConditionUpdate(READY, "True" if why is READY_REASON else "False", why)
     claims = [ready, *(claim for claim in parts if claim is not None)]
     told = _told(observed, "Active" if obstacle is None else "Updating", claims, resources, now)
     return replace(told, gang=choice.gang if choice is not None else None)

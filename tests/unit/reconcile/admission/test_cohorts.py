@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from queueing import NOW, admitted, decide, holds, nodes, queue, request
 from torchrun_controller.reconcile.admission.coordinator import admit
-from torchrun_controller.reconcile.admission.state import Decisions, Request, State
+from torchrun_controller.reconcile.admission.model import ClusterState, Decisions, Workload
 
 PROD = (
     replace(queue("a", quota={"gpus": 32}, cohort="lab"), namespace="prod"),
@@ -19,11 +19,11 @@ RUNNING = tuple(
 )
 
 
-def decided(*requests: Request, shared: tuple[str, ...] = ()) -> Decisions:
-    state = State(
+def decided(*requests: Workload, shared: tuple[str, ...] = ()) -> Decisions:
+    state = ClusterState(
         nodes=nodes(8),
         queues=(*PROD, OTHER),
-        requests=(*RUNNING, *requests),
+        workloads=(*RUNNING, *requests),
         cohort_namespaces=shared,
     )
     return admit(state, NOW)
@@ -33,23 +33,23 @@ def decided(*requests: Request, shared: tuple[str, ...] = ()) -> Decisions:
 def test_a_queue_of_another_namespace_takes_nothing_back(shared):
     grab = replace(request("grab", "a", 4), namespace="other")
     decisions = decided(grab, shared=shared)
-    assert decisions.preempts == ()
-    assert decisions.waits["grab"].reason == "WaitingForNodes"
+    assert decisions.preemptions == ()
+    assert decisions.pending["grab"].reason == "WaitingForNodes"
 
 
 @pytest.mark.parametrize("shared", [(), ("prod",)])
 def test_a_queue_of_another_namespace_lends_nothing(shared):
     more = replace(request("more", "b", 1), namespace="prod")
     decisions = decided(more, shared=shared)
-    assert decisions.waits["more"].reason == "Preempting", "it takes back what is its own"
+    assert decisions.pending["more"].reason == "Preempting", "it takes back what is its own"
     wide = replace(request("wide", "b", 9), namespace="prod")
-    assert decided(wide, shared=shared).waits["wide"].reason == "ExceedsQuota"
+    assert decided(wide, shared=shared).pending["wide"].reason == "ExceedsQuota"
 
 
 def test_an_administrator_may_let_namespaces_share_their_cohorts():
     grab = replace(request("grab", "a", 4), namespace="other")
     decisions = decided(grab, shared=("other", "prod"))
-    assert {one.reason for one in decisions.preempts} == {"Reclaimed"}
+    assert {one.reason for one in decisions.preemptions} == {"Reclaimed"}
 
 
 def test_within_a_namespace_queues_lend_as_ever():
@@ -72,6 +72,6 @@ def test_priorities_of_different_queues_are_not_compared():
         holds("b-young", "b", held=2),
     ]
     decisions = decide(nodes(4), queues, *running, request("mine", "c"))
-    assert [one.uid for one in decisions.preempts] == ["a-young"]
+    assert [one.uid for one in decisions.preemptions] == ["a-young"]
     decisions = decide(nodes(4), queues, *running, request("mine", "c", 2))
-    assert sorted(one.uid for one in decisions.preempts) == ["a-young", "b-young"]
+    assert sorted(one.uid for one in decisions.preemptions) == ["a-young", "b-young"]

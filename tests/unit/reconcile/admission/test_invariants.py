@@ -9,8 +9,8 @@ from msgspec.structs import asdict, replace
 
 from queueing import GPU, NOW, holds, node, queue, request
 from torchrun_controller.reconcile.admission.coordinator import admit
-from torchrun_controller.reconcile.admission.quota import KINDS, need_of
-from torchrun_controller.reconcile.admission.state import Decisions, State
+from torchrun_controller.reconcile.admission.model import ClusterState, Decisions
+from torchrun_controller.reconcile.admission.quota import RESOURCES, usage_of
 
 AMOUNT = st.none() | st.integers(0, 24)
 ZONE = st.sampled_from(["a", "b"])
@@ -27,7 +27,7 @@ def queues(draw, name):
         draw(st.sampled_from([None, 0, 1, 1, 3, 5])),
         quota=quota,
         cohort=draw(st.sampled_from(["", "c", "c"])),
-        paused=draw(st.sampled_from(["", "", "", "its quota cannot be read"])),
+        paused_reason=draw(st.sampled_from(["", "", "", "its quota cannot be read"])),
     )
 
 
@@ -49,7 +49,7 @@ def requests(draw, number, names):
         made = replace(made, head={GPU: gpus} if gpus else {"cpu": 500}, head_gpus=gpus)
     if kind is request:
         return replace(made, nominated=draw(st.booleans()))
-    most = made.slots(nodes)
+    most = made.workers(nodes)
     placed = Counter(draw(st.lists(st.sampled_from([*names, "gone"]), max_size=most)))
     asked = draw(st.sampled_from([nodes, nodes, nodes + 1, max(1, nodes - 1)]))
     leaving = draw(st.sampled_from(["", "", "j0", "nobody"]))
@@ -59,7 +59,7 @@ def requests(draw, number, names):
         nodes=asked,
         placed=dict(placed),
         preempted_for=leaving,
-        uses=uses,
+        shrunk_to=uses,
         gone=draw(st.sampled_from([False, False, True])),
     )
 
@@ -77,17 +77,17 @@ def states(draw):
         for name in names
     )
     taking_part = draw(st.lists(st.sampled_from(QUEUES), unique=True))
-    return State(
+    return ClusterState(
         nodes=draw(st.sampled_from([machines, machines, machines, None])),
         queues=tuple(draw(queues(name)) for name in taking_part),
-        requests=tuple(draw(requests(i, names)) for i in range(draw(st.integers(0, 10)))),
+        workloads=tuple(draw(requests(i, names)) for i in range(draw(st.integers(0, 10)))),
     )
 
 
-def check(state: State, decisions: Decisions) -> None:
-    asked = {one.uid: one for one in state.requests}
-    admitted = {one.uid: one for one in decisions.admits}
-    assert len(admitted) == len(decisions.admits)
+def check(state: ClusterState, decisions: Decisions) -> None:
+    asked = {one.uid: one for one in state.workloads}
+    admitted = {one.uid: one for one in decisions.grants}
+    assert len(admitted) == len(decisions.grants)
     everybody_gets_an_answer(state, decisions, asked, admitted)
     gangs_are_whole_and_fit(state, asked, admitted)
     quotas_hold(state, asked, admitted)
@@ -96,19 +96,19 @@ def check(state: State, decisions: Decisions) -> None:
 
 
 def everybody_gets_an_answer(state, decisions, asked, admitted):
-    open_queues = {q.name for q in state.queues if q.weight != 0 and not q.paused}
+    open_queues = {q.name for q in state.queues if q.weight != 0 and not q.paused_reason}
     known = {q.name for q in state.queues}
-    for one in state.requests:
+    for one in state.workloads:
         if one.admitted == 0:
-            assert (one.uid in admitted) + (one.uid in decisions.waits) == (one.queue in known)
+            assert (one.uid in admitted) + (one.uid in decisions.pending) == (one.queue in known)
         if one.uid in admitted and one.nodes > one.admitted:
             assert one.queue in open_queues
         assert one.uid not in admitted or admitted[one.uid].nodes == one.nodes
-    for wait in decisions.waits.values():
+    for wait in decisions.pending.values():
         assert wait.message
         assert wait.nominated == (wait.reason == "Preempting")
     for name in known:
-        positions = [w.position for uid, w in decisions.waits.items() if asked[uid].queue == name]
+        positions = [w.position for uid, w in decisions.pending.items() if asked[uid].queue == name]
         in_line = sorted(position for position in positions if position)
         assert in_line == list(range(1, len(in_line) + 1))
 
@@ -118,10 +118,10 @@ def gangs_are_whole_and_fit(state, asked, admitted):
         return
     machines = {machine.name: machine for machine in state.nodes}
     used = {name: Counter() for name in machines}
-    placements = [(one, one.placed) for one in state.requests]
+    placements = [(one, one.placed) for one in state.workloads]
     for uid, one in admitted.items():
         wanted = asked[uid]
-        more = one.nodes - wanted.admitted if wanted.admitted else wanted.slots(one.nodes)
+        more = one.nodes - wanted.admitted if wanted.admitted else wanted.workers(one.nodes)
         assert sum(one.placement.values()) == max(0, more)
         placements.append((asked[uid], one.placement))
         for name in one.placement:
@@ -143,10 +143,10 @@ def quotas_hold(state, asked, admitted):
 
     def used(members, index):
         total = 0
-        for one in state.requests:
+        for one in state.workloads:
             if one.queue in members:
                 now = admitted[one.uid].nodes if one.uid in admitted else one.admitted
-                total += need_of(one, max(now, one.admitted), 1 if now else 0)[index]
+                total += usage_of(one, max(now, one.admitted), 1 if now else 0)[index]
         return total
 
     for uid in admitted:
@@ -154,8 +154,8 @@ def quotas_hold(state, asked, admitted):
         if mine is None or asked[uid].nodes <= asked[uid].admitted:
             continue
         jobs = 0 if asked[uid].admitted else 1
-        need = need_of(asked[uid], asked[uid].nodes - asked[uid].admitted, jobs)
-        for index, kind in enumerate(KINDS):
+        need = usage_of(asked[uid], asked[uid].nodes - asked[uid].admitted, jobs)
+        for index, kind in enumerate(RESOURCES):
             if asdict(mine.quota)[kind] is None or not need[index]:
                 continue
             cohort = [
@@ -167,26 +167,26 @@ def quotas_hold(state, asked, admitted):
 
 
 def only_what_is_not_used_is_given_back(state, decisions, asked):
-    for one in decisions.gives_back:
+    for one in decisions.releases:
         lender = asked[one.uid]
-        assert lender.uses == one.nodes < lender.admitted
+        assert lender.shrunk_to == one.nodes < lender.admitted
         assert not lender.preempted_for
-    assert not decisions.gives_back or any(
-        wait.reason == "QuotaUsed" for wait in decisions.waits.values()
+    assert not decisions.releases or any(
+        wait.reason == "InsufficientQuota" for wait in decisions.pending.values()
     )
 
 
 def victims_are_fair_game(state, decisions, asked):
     by_name = {one.name: one for one in state.queues}
     seen = set()
-    for one in decisions.preempts:
+    for one in decisions.preemptions:
         victim, winner = asked[one.uid], asked[one.for_uid]
         assert victim.admitted
         assert not victim.preempted_for
         assert not victim.gone
         assert one.uid not in seen
         seen.add(one.uid)
-        assert decisions.waits[one.for_uid].nominated
+        assert decisions.pending[one.for_uid].nominated
         if one.reason == "HigherPriority":
             assert victim.queue == winner.queue
             assert victim.priority < winner.priority
@@ -194,9 +194,9 @@ def victims_are_fair_game(state, decisions, asked):
             assert victim.queue != winner.queue
             lender, borrower = by_name[winner.queue], by_name[victim.queue]
             assert lender.cohort == borrower.cohort != ""
-            held = [r for r in state.requests if r.queue == victim.queue and r.admitted]
-            totals = [sum(need_of(r, r.admitted)[k] for r in held) for k in range(len(KINDS))]
-            limits = [asdict(borrower.quota)[kind] for kind in KINDS]
+            held = [r for r in state.workloads if r.queue == victim.queue and r.admitted]
+            totals = [sum(usage_of(r, r.admitted)[k] for r in held) for k in range(len(RESOURCES))]
+            limits = [asdict(borrower.quota)[kind] for kind in RESOURCES]
             assert any(
                 limit is not None and total > limit
                 for total, limit in zip(totals, limits, strict=True)
@@ -215,17 +215,17 @@ def test_the_order_of_objects_and_a_restart_change_nothing(state, rng):
     def shuffled(items):
         return tuple(rng.sample(items, len(items)))
 
-    other = State(
+    other = ClusterState(
         nodes=None if state.nodes is None else shuffled(state.nodes),
         queues=shuffled(state.queues),
-        requests=shuffled(state.requests),
+        workloads=shuffled(state.workloads),
     )
-    other = msgspec.json.decode(msgspec.json.encode(other), type=State)
+    other = msgspec.json.decode(msgspec.json.encode(other), type=ClusterState)
     assert admit(other, NOW) == admit(state, NOW)
 
 
 def test_jobs_without_any_requests_fit_everywhere():
-    state = State(
-        nodes=(node("n0"),), queues=(queue("q"),), requests=(replace(request("a", "q"), pod={}),)
+    state = ClusterState(
+        nodes=(node("n0"),), queues=(queue("q"),), workloads=(replace(request("a", "q"), pod={}),)
     )
-    assert [one.uid for one in admit(state, NOW).admits] == ["a"]
+    assert [one.uid for one in admit(state, NOW).grants] == ["a"]

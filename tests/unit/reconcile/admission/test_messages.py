@@ -1,43 +1,39 @@
-"""What those who wait are told."""
+"""Why a workload waits, as its status shows it."""
 
 from queueing import NOW, decide, holds, nodes, queue, request
 from torchrun_controller.reconcile.admission.coordinator import admit
-from torchrun_controller.reconcile.admission.state import State
+from torchrun_controller.reconcile.admission.model import ClusterState
 
 
-def test_the_first_ten_are_told_where_they_stand():
-    asked = [request(f"j{i:03}", "research", 2, age=999 - i) for i in range(111)]
-    waits = decide(nodes(2), [queue("research")], holds("x", "research"), *asked).waits
-    assert waits["j000"].message == (
-        "1st in research, needs 16 GPUs on 2 nodes, 8 GPUs free, next: x ends or is preempted"
+def test_the_head_says_what_it_lacks_and_the_others_that_they_wait():
+    asked = [request(f"j{i:03}", "research", 2, age=999 - i) for i in range(30)]
+    pending = decide(nodes(2), [queue("research")], holds("x", "research"), *asked).pending
+    assert pending["j000"].message == (
+        "needs 16 GPUs on 2 nodes: room for 1 of 2 pods on nodes that are ready"
     )
-    assert waits["j001"].message == (
-        "2nd in research, needs 16 GPUs on 2 nodes; j000 is before it (WaitingForNodes)"
-    )
-    assert waits["j002"].message.startswith("3rd in research")
-    assert waits["j009"].message.startswith("10th in research")
-    assert waits["j010"].message == "more than 10 jobs are before it in research"
-    assert waits["j110"].message == "more than 100 jobs are before it in research"
-    assert [waits[f"j{i:03}"].position for i in range(111)] == list(range(1, 112))
+    assert {pending[f"j{i:03}"].message for i in range(1, 30)} == {
+        "waits behind other jobs of research"
+    }
+    assert [pending[f"j{i:03}"].position for i in range(30)] == list(range(1, 31))
 
 
-def test_far_behind_the_words_stay_while_others_start():
+def test_messages_stay_while_others_start():
     asked = tuple(request(f"j{i:03}", "a", age=999 - i) for i in range(60))
-    before = admit(State(nodes=nodes(1), queues=(queue("a"),), requests=asked), NOW)
-    after = admit(State(nodes=nodes(1), queues=(queue("a"),), requests=asked[3:]), NOW)
+    before = admit(ClusterState(nodes=nodes(1), queues=(queue("a"),), workloads=asked), NOW)
+    after = admit(ClusterState(nodes=nodes(1), queues=(queue("a"),), workloads=asked[3:]), NOW)
     changed = [
-        r.uid for r in asked[4:] if before.waits[r.uid].message != after.waits[r.uid].message
+        r.uid for r in asked[4:] if before.pending[r.uid].message != after.pending[r.uid].message
     ]
-    assert len(changed) <= 12
+    assert changed == ["j004"]
 
 
-def test_a_head_that_lacks_quota_learns_that_others_stop():
-    # Room is missing as well, so that nothing can be promised yet.
+def test_a_head_without_room_in_its_quota_promises_no_time_while_others_stop():
+    # Nodes are missing as well, so it is not nominated.
     running = [
         holds("stops", "a", preempted_for="deleted", placed={"n000": 1}),
         holds("other", "b", placed={"n001": 1}),
     ]
     queues = [queue("a", quota={"gpus": 16}), queue("b")]
-    wait = decide(nodes(2), queues, *running, request("j", "a", 2)).waits["j"]
-    assert wait.reason == "QuotaUsed"
-    assert wait.message.endswith("8 GPUs of 16 GPUs are left of the quota, next: stops stops")
+    status = decide(nodes(2), queues, *running, request("j", "a", 2)).pending["j"]
+    assert status.reason == "InsufficientQuota"
+    assert status.message.endswith("8 GPUs of 16 GPUs left in the quota of queue a")

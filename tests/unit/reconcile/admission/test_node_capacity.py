@@ -7,7 +7,7 @@ from queueing import GPU, admitted, decide, holds, node, nodes, queue, request
 
 def placement(machines, *requests):
     decisions = decide(machines, [queue("a")], *requests)
-    return {one.uid: one.placement for one in decisions.admits}
+    return {one.uid: one.placement for one in decisions.grants}
 
 
 def test_pods_share_nodes_and_the_fullest_node_comes_first():
@@ -22,16 +22,16 @@ def test_all_resources_count():
     asked = [replace(request(f"j{i}", "a", 1, 4, age=9 - i), pod=pods) for i in range(2)]
     decisions = decide((machine,), [queue("a")], *asked)
     assert admitted(decisions) == ["j0"]
-    assert "0 GPUs free" in decisions.waits["j1"].message
+    assert "room for 0 of 1 pods" in decisions.pending["j1"].message
 
 
 def test_a_resource_that_no_node_has_is_never_there():
     job = replace(request("j", "a"), pod={GPU: 8, "rdma/hca": 1})
-    wait = decide(nodes(2), [queue("a")], job).waits["j"]
+    wait = decide(nodes(2), [queue("a")], job).pending["j"]
     assert (wait.reason, wait.position) == ("ExceedsNodes", 0)
     assert wait.message == (
-        "needs 8 GPUs on 1 node; on the 2 nodes that are ready there would be room for 0 of its"
-        " 1 pods: ask for less on each or for fewer nodes"
+        "needs 8 GPUs on 1 node: room for 0 of 1 pods on nodes that are ready even when they are"
+        " empty; ask for smaller or fewer pods"
     )
 
 
@@ -44,10 +44,8 @@ def test_unusable_nodes_and_those_that_do_not_match_take_nothing():
     job = request("j", "a", node_selector={"zone": "x"})
     assert placement(machines, job) == {"j": {"n2": 1}}
     two = request("j", "a", 2, node_selector={"zone": "x"})
-    wait = decide(machines, [queue("a")], two).waits["j"]
-    assert (
-        "on the 1 nodes that match zone=x there would be room for 1 of its 2 pods" in wait.message
-    )
+    wait = decide(machines, [queue("a")], two).pending["j"]
+    assert "room for 1 of 2 pods on nodes with zone=x" in wait.message
 
 
 def test_pods_on_nodes_that_are_gone_or_unusable_take_no_room_elsewhere():
@@ -59,9 +57,8 @@ def test_pods_on_nodes_that_are_gone_or_unusable_take_no_room_elsewhere():
 def test_jobs_without_gpus_say_how_many_pods_fit():
     machine = replace(node("n0"), allocatable={"cpu": 1000})
     running = holds("r", "b", 1, 0, placed={"n0": 1})
-    wait = decide((machine,), [queue("a")], running, request("j", "a", 1, 0)).waits["j"]
-    assert "1st in a, needs 1 node, 0 " not in wait.message
-    assert "1st in a, needs 1 node, room for" in wait.message
+    wait = decide((machine,), [queue("a")], running, request("j", "a", 1, 0)).pending["j"]
+    assert wait.message == "needs 1 node: room for 0 of 1 pods on nodes that are ready"
 
 
 def test_the_order_in_which_requests_are_written_means_nothing():

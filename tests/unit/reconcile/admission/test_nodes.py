@@ -4,16 +4,19 @@ import msgspec
 import pytest
 
 from torchrun_api import core
-from torchrun_controller.reconcile.admission import accounts, machines
-from torchrun_controller.reconcile.admission.assemble import Entry, assemble
-from torchrun_controller.reconcile.admission.standing import Standing
-from torchrun_controller.reconcile.admission.state import (
+from torchrun_api.admission import QueueAdmission
+from torchrun_controller.reconcile.admission import nodes as node_rules
+from torchrun_controller.reconcile.admission.classify import Classification
+from torchrun_controller.reconcile.admission.inputs import ClassifiedJob, cluster_state, queue_input
+from torchrun_controller.reconcile.admission.model import (
     Amounts,
-    Limits,
+    NodeCapacity,
     QueueSummary,
-    Request,
-    Turn,
+    QuotaLimits,
+    RoundRobinState,
+    Workload,
 )
+from torchrun_controller.reconcile.admission.statuses import queue_updates
 from world import START, make_job, make_queue
 
 GPU_TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
@@ -32,8 +35,8 @@ def a_node(name: str = "n", *taints: object, ready: str = "True", **spec: object
     return msgspec.convert(body, core.Node)
 
 
-def seen(node: core.Node) -> machines.Node:
-    return machines.machine(node, machines.tolerable([node]))
+def seen(node: core.Node) -> NodeCapacity:
+    return node_rules.capacity(node, node_rules.tolerable([node]))
 
 
 def test_amounts_in_whole_numbers():
@@ -59,7 +62,7 @@ def test_who_takes_nobody(node):
 def test_a_taint_that_only_prefers_keeps_nobody_away():
     node = a_node("n", {"key": "node.kubernetes.io/x", "effect": "PreferNoSchedule"})
     assert seen(node).usable
-    assert machines.tolerable([node]) == frozenset()
+    assert node_rules.tolerable([node]) == frozenset()
 
 
 @pytest.mark.parametrize(
@@ -76,70 +79,79 @@ def test_a_taint_that_only_prefers_keeps_nobody_away():
     ],
 )
 def test_tolerations(toleration, lets_in):
-    taints = machines.tolerable([a_node("n", TEAM_TAINT)])
-    assert (machines.avoided(taints, (toleration,), ()) == {}) is lets_in
+    taints = node_rules.tolerable([a_node("n", TEAM_TAINT)])
+    assert (node_rules.taint_selector(taints, (toleration,), ()) == {}) is lets_in
 
 
 def test_taints_become_labels_that_jobs_ask_for():
     nodes = (a_node("kept", TEAM_TAINT), a_node("open"))
     queue = make_queue(quota={"nodes": 1})
-    request = Request(
+    workload = Workload(
         namespace="ml", name="j", uid="u", queue="gpu", created=START, nodes=1, pod={"pods": 1}
     )
     entries = [
-        Entry(make_job(), Standing(request=request)),
-        Entry(make_job(), Standing(request=request)),
-        Entry(make_job(), Standing(request=request, tolerations=({"operator": "Exists"},))),
+        ClassifiedJob(make_job(), Classification(workload=workload)),
+        ClassifiedJob(make_job(), Classification(workload=workload)),
+        ClassifiedJob(
+            make_job(), Classification(workload=workload, tolerations=({"operator": "Exists"},))
+        ),
     ]
-    state = assemble([queue], entries, (), nodes, START)
+    state = cluster_state([queue], entries, (), nodes, START)
     (key,) = set(state.nodes[0].labels) - {"zone"}
     assert [node.labels[key] for node in state.nodes] == ["present", "absent"]
-    assert [r.node_selector for r in state.requests] == [{key: "absent"}, {key: "absent"}, {}]
+    assert [r.node_selector for r in state.workloads] == [{key: "absent"}, {key: "absent"}, {}]
 
 
 def test_a_device_of_ones_own_is_tolerated():
-    taints = machines.tolerable([a_node("n", GPU_TAINT)])
-    assert machines.avoided(taints, (), {"pods": 1, "nvidia.com/gpu": 8}) == {}
-    assert machines.avoided(taints, (), {"pods": 1}) != {}
+    taints = node_rules.tolerable([a_node("n", GPU_TAINT)])
+    assert node_rules.taint_selector(taints, (), {"pods": 1, "nvidia.com/gpu": 8}) == {}
+    assert node_rules.taint_selector(taints, (), {"pods": 1}) != {}
 
 
 def test_heartbeats_are_no_change():
-    assert machines.facts(a_node()) == machines.facts(a_node())
-    assert machines.facts(a_node()) != machines.facts(a_node(ready="False"))
-    assert machines.facts(None) is None
+    assert node_rules.relevant_fields(a_node()) == node_rules.relevant_fields(a_node())
+    assert node_rules.relevant_fields(a_node()) != node_rules.relevant_fields(a_node(ready="False"))
+    assert node_rules.relevant_fields(None) is None
 
 
 class TestQueues:
     def test_quotas_in_whole_numbers(self):
         quota = {"nodes": 4, "gpus": 32, "cpu": "1500m", "memory": "1Ki", "jobs": 2}
-        queue = accounts.queue_of(make_queue(quota=quota, weight=3, cohort="lab"))
-        assert queue.quota == Limits(nodes=4, gpus=32, cpu=1500, memory=1024, jobs=2)
-        assert (queue.weight, queue.cohort, queue.paused, queue.turn) == (3, "lab", "", None)
+        queue = queue_input(make_queue(quota=quota, weight=3, cohort="lab"))
+        assert queue.quota == QuotaLimits(nodes=4, gpus=32, cpu=1500, memory=1024, jobs=2)
+        assert (queue.weight, queue.cohort, queue.paused_reason, queue.round_robin) == (
+            3,
+            "lab",
+            "",
+            None,
+        )
 
     def test_without_quota_nothing_is_limited(self):
-        assert accounts.queue_of(make_queue(weight=1)).quota == Limits()
+        assert queue_input(make_queue(weight=1)).quota == QuotaLimits()
 
     def test_one_that_cannot_be_read_or_goes_is_paused(self):
-        assert "spec.quota" in accounts.queue_of(make_queue(quota={"cpu": "many"})).paused
+        assert "spec.quota" in queue_input(make_queue(quota={"cpu": "many"})).paused_reason
         going = msgspec.structs.replace(
             make_queue(),
             metadata=msgspec.structs.replace(make_queue().metadata, deletion_timestamp=START),
         )
-        assert accounts.queue_of(going).paused == "the queue is being deleted"
+        assert queue_input(going).paused_reason == "the queue is being deleted"
 
-    def account(self, **fields: object) -> accounts.QueueAdmission:
+    def account(self, **fields: object) -> QueueAdmission:
         summary = QueueSummary(
             namespace="ml",
             name="gpu",
-            turn=Turn(weight=2, current=-3, spare=1),
+            round_robin=RoundRobinState(weight=2, current=-3, spare=1),
             **fields,
         )
-        return accounts.account(summary)
+        (update,) = queue_updates([make_queue()], (summary,))
+        assert update.status.admission is not None
+        return update.status.admission
 
     def test_the_account(self):
         found = self.account(
             used=Amounts(nodes=2, gpus=16, cpu=1500, memory=2048, jobs=1),
-            free=Limits(gpus=16, cpu=0, memory=0),
+            free=QuotaLimits(gpus=16, cpu=0, memory=0),
         )
         assert found.summary == "16/32 GPUs"
         assert found.used == {"nodes": 2, "gpus": 16, "jobs": 1, "cpu": "1500m", "memory": "2Ki"}
@@ -150,10 +162,14 @@ class TestQueues:
         ("fields", "text"),
         [
             (
-                {"used": Amounts(nodes=6), "free": Limits(nodes=0), "borrowed": Amounts(nodes=2)},
+                {
+                    "used": Amounts(nodes=6),
+                    "free": QuotaLimits(nodes=0),
+                    "borrowed": Amounts(nodes=2),
+                },
                 "6/4 nodes",
             ),
-            ({"used": Amounts(jobs=1), "free": Limits(jobs=2)}, "1/3 jobs"),
+            ({"used": Amounts(jobs=1), "free": QuotaLimits(jobs=2)}, "1/3 jobs"),
             ({"used": Amounts(nodes=1, gpus=8)}, "8 GPUs"),
             ({"used": Amounts(nodes=1)}, "1 nodes"),
         ],
@@ -163,10 +179,10 @@ class TestQueues:
 
     def test_only_what_is_new_is_written_and_a_queue_without_admission_has_no_account(self):
         queue = make_queue(quota={"nodes": 4})
-        summary = QueueSummary(namespace="ml", name="gpu", turn=Turn(current=5))
-        (word,) = accounts.of_queues([queue], (summary,))
+        summary = QueueSummary(namespace="ml", name="gpu", round_robin=RoundRobinState(current=5))
+        (word,) = queue_updates([queue], (summary,))
         queue = msgspec.structs.replace(queue, status=word.status)
-        assert accounts.of_queues([queue], (summary,)) == []
-        assert accounts.turn_of(queue) == Turn(current=5)
-        (word,) = accounts.of_queues([queue], ())
+        assert queue_updates([queue], (summary,)) == []
+        assert queue_input(queue).round_robin == RoundRobinState(current=5)
+        (word,) = queue_updates([queue], ())
         assert word.status.admission is None

@@ -6,7 +6,7 @@ from queueing import admitted, decide, holds, nodes, queue, request
 
 
 def preempted(decisions):
-    return [(one.uid, one.for_uid) for one in decisions.preempts]
+    return [(one.uid, one.for_uid) for one in decisions.preemptions]
 
 
 def test_less_important_jobs_of_the_own_queue_leave_the_youngest_first():
@@ -20,13 +20,13 @@ def test_less_important_jobs_of_the_own_queue_leave_the_youngest_first():
         nodes(4), [queue("a"), queue("b")], *running, request("vip", "a", priority=9)
     )
     assert preempted(decisions) == [("young", "vip")]
-    assert decisions.preempts[0].reason == "HigherPriority"
-    assert decisions.preempts[0].message == (
+    assert decisions.preemptions[0].reason == "HigherPriority"
+    assert decisions.preemptions[0].message == (
         "makes room for team/vip, whose priority is 9, above its own 0"
     )
-    assert decisions.waits["vip"].reason == "Preempting"
-    assert decisions.waits["vip"].message == (
-        "next in a: room for 8 GPUs on 1 node is being freed by young"
+    assert decisions.pending["vip"].reason == "Preempting"
+    assert decisions.pending["vip"].message == (
+        "needs 8 GPUs on 1 node: room is being freed by young"
     )
 
 
@@ -36,7 +36,7 @@ def test_nobody_leaves_where_that_is_not_enough():
         nodes(4), [queue("a"), queue("b")], *running, request("vip", "a", 2, priority=9)
     )
     assert preempted(decisions) == []
-    assert decisions.waits["vip"].reason == "WaitingForNodes"
+    assert decisions.pending["vip"].reason == "WaitingForNodes"
 
 
 def test_equals_do_not_leave():
@@ -75,24 +75,24 @@ def test_freed_room_waits_for_whom_it_was_freed_for():
     decisions = decide(nodes(1), queues, *STOPPING, other)
     assert admitted(decisions) == []
     assert preempted(decisions) == []
-    assert decisions.waits["vip"].nominated
+    assert decisions.pending["vip"].nominated
     gone = replace(STOPPING[0], admitted=0, placed={}, preempted_for="")
     decisions = decide(nodes(1), queues, gone, STOPPING[1], other)
     assert admitted(decisions) == ["vip"]
-    assert decisions.queues[0].turn.current < 0
+    assert decisions.queues[0].round_robin.current < 0
 
 
 def test_a_promise_is_void_where_nothing_is_freed_any_more():
     vip = STOPPING[1]
     decisions = decide(nodes(1), [queue("a"), queue("b")], holds("r", "b"), vip)
-    assert not decisions.waits["vip"].nominated
-    assert decisions.waits["vip"].reason == "WaitingForNodes"
+    assert not decisions.pending["vip"].nominated
+    assert decisions.pending["vip"].reason == "WaitingForNodes"
 
 
 def test_a_closed_queue_keeps_no_promise():
     decisions = decide(nodes(2), [queue("a", 0)], STOPPING[1])
     assert admitted(decisions) == []
-    assert not decisions.waits["vip"].nominated
+    assert not decisions.pending["vip"].nominated
 
 
 def test_what_is_freed_for_nobody_is_enough():
@@ -103,8 +103,8 @@ def test_what_is_freed_for_nobody_is_enough():
     ]
     decisions = decide(nodes(2), [queue("a")], *running, request("vip", "a", priority=9))
     assert preempted(decisions) == []
-    assert decisions.waits["vip"].nominated
-    assert decisions.waits["vip"].message.endswith("is being freed by others")
+    assert decisions.pending["vip"].nominated
+    assert decisions.pending["vip"].message.endswith("is being freed by others")
 
 
 def test_two_heads_get_victims_of_their_own():
@@ -120,7 +120,7 @@ def test_a_head_behind_a_reservation_may_preempt_where_that_holds_nobody_up():
     asked = [request("a-head", "a", 3), request("b-vip", "b", priority=9)]
     decisions = decide(nodes(4), queues, *running, *asked)
     assert preempted(decisions) == [("b-low", "b-vip")]
-    assert decisions.waits["a-head"].reason == "WaitingForNodes"
+    assert decisions.pending["a-head"].reason == "WaitingForNodes"
     stops = holds("stops", "a", preempted_for="deleted", placed={"n003": 1})
     wide = request("a-head", "a", 4)
     decisions = decide(nodes(5), queues, *running, stops, wide, asked[1])
@@ -128,7 +128,7 @@ def test_a_head_behind_a_reservation_may_preempt_where_that_holds_nobody_up():
     # Here the other head needs the same room, and nobody knows for how long it would be gone.
     decisions = decide(nodes(3), queues, *running, *asked)
     assert preempted(decisions) == []
-    assert "a-head of queue a is next there" in decisions.waits["b-vip"].message
+    assert decisions.pending["b-vip"].reason == "WaitingForNodes"
 
 
 def test_what_is_being_preempted_holds_its_quota_until_it_is_gone():
@@ -136,13 +136,13 @@ def test_what_is_being_preempted_holds_its_quota_until_it_is_gone():
     running = holds("stops", "a", preempted_for="vip")
     decisions = decide(nodes(9), queues, running, request("vip", "a", nominated=True, priority=1))
     assert admitted(decisions) == []
-    assert decisions.waits["vip"].nominated
+    assert decisions.pending["vip"].nominated
 
 
 def test_what_a_job_of_a_queue_that_is_gone_leaves_counts_as_well():
     running = holds("stops", "gone", preempted_for="deleted")
     decisions = decide(nodes(1), [queue("a")], running, request("j", "a"))
-    assert decisions.waits["j"].nominated
+    assert decisions.pending["j"].nominated
 
 
 def test_nobody_leaves_whose_job_is_gone():
@@ -150,4 +150,4 @@ def test_nobody_leaves_whose_job_is_gone():
     running = holds("gone", "a", gone=True)
     decisions = decide(nodes(1), [queue("a")], running, request("vip", "a", priority=9))
     assert preempted(decisions) == []
-    assert decisions.waits["vip"].reason == "WaitingForNodes"
+    assert decisions.pending["vip"].reason == "WaitingForNodes"

@@ -4,31 +4,31 @@ import pytest
 from msgspec.structs import replace
 
 from queueing import admitted, decide, holds, nodes, queue, request
-from torchrun_controller.reconcile.admission.state import Limits
+from torchrun_controller.reconcile.admission.model import QuotaLimits
 
 
 def test_a_queue_gets_its_quota_and_no_more():
     asked = [request(f"j{i}", "a", age=9 - i) for i in range(4)]
     decisions = decide(nodes(9), [queue("a", quota={"gpus": 20})], *asked)
     assert admitted(decisions) == ["j0", "j1"]
-    wait = decisions.waits["j2"]
-    assert wait.reason == "QuotaUsed"
+    wait = decisions.pending["j2"]
+    assert wait.reason == "InsufficientQuota"
     assert wait.message.startswith(
-        "1st in a, needs 8 GPUs on 1 node; 4 GPUs of 20 GPUs are left of the quota"
+        "needs 8 GPUs on 1 node: 4 GPUs of 20 GPUs left in the quota of queue a"
     )
     (summary,) = decisions.queues
     assert (summary.used.gpus, summary.used.nodes, summary.used.jobs) == (16, 2, 2)
-    assert summary.free == Limits(gpus=4)
+    assert summary.free == QuotaLimits(gpus=4)
     assert (summary.pending, summary.admitted, summary.running) == (2, 2, 0)
 
 
 @pytest.mark.parametrize(
     ("kind", "limit", "told"),
     [
-        ("nodes", 3, "1 node of 3 nodes are left of the quota"),
-        ("jobs", 1, "0 jobs of 1 job are left of the quota"),
-        ("cpu", 3000, "1 CPU of 3 CPUs are left of the quota"),
-        ("memory", 3 << 30, "1Gi of memory of 3Gi of memory are left of the quota"),
+        ("nodes", 3, "1 node of 3 nodes left in the quota of queue a"),
+        ("jobs", 1, "0 jobs of 1 job left in the quota of queue a"),
+        ("cpu", 3000, "1 CPU of 3 CPUs left in the quota of queue a"),
+        ("memory", 3 << 30, "1Gi of memory of 3Gi of memory left in the quota of queue a"),
     ],
 )
 def test_every_kind_of_quota_counts(kind, limit, told):
@@ -37,16 +37,16 @@ def test_every_kind_of_quota_counts(kind, limit, told):
     asked = [replace(request(f"j{i}", "a", 2, 0, age=9 - i), pod=pods) for i in range(2)]
     decisions = decide((machine,), [queue("a", quota={kind: limit})], *asked)
     assert admitted(decisions) == ["j0"]
-    assert told in decisions.waits["j1"].message
+    assert told in decisions.pending["j1"].message
 
 
 def test_what_can_never_fit_the_quota_says_so_and_keeps_nobody_up():
     asked = [request("big", "a", 4, age=9), request("small", "a", age=1)]
     decisions = decide(nodes(9), [queue("a", quota={"gpus": 16})], *asked)
     assert admitted(decisions) == ["small"]
-    wait = decisions.waits["big"]
+    wait = decisions.pending["big"]
     assert (wait.reason, wait.position) == ("ExceedsQuota", 0)
-    assert "its quota in queue a allows 16 GPUs in all" in wait.message
+    assert "the quota of queue a allows 16 GPUs in all" in wait.message
 
 
 def test_jobs_without_gpus_pass_a_queue_whose_gpus_are_overdrawn():
@@ -62,13 +62,13 @@ def test_a_head_is_charged_with_what_it_requests_and_needs_no_workers_room():
     state = nodes(4), [queue("a", quota={"gpus": 32})]
     decisions = decide(*state, request("ray", "a", 5, **RAY))
     assert admitted(decisions) == ["ray"]
-    assert decisions.admits[0].nodes == 5
-    assert sorted(decisions.admits[0].placement.values()) == [1, 1, 1, 1]
+    assert decisions.grants[0].nodes == 5
+    assert sorted(decisions.grants[0].placement.values()) == [1, 1, 1, 1]
     (summary,) = decisions.queues
     assert (summary.used.gpus, summary.used.nodes, summary.used.cpu) == (32, 5, 1000)
     running = holds("ray", "a", 5, placed={"n000": 1, "n001": 1, "n002": 1}, **RAY)
     decisions = decide(nodes(5), state[1], running, request("next", "a"))
-    assert decisions.waits["next"].reason == "QuotaUsed"
+    assert decisions.pending["next"].reason == "InsufficientQuota"
     more = [queue("a", quota={"gpus": 64})]
     assert admitted(decide(nodes(5), more, running, request("next", "a"))) == ["next"]
     assert not admitted(decide(nodes(4), more, running, request("next", "a")))
@@ -76,11 +76,10 @@ def test_a_head_is_charged_with_what_it_requests_and_needs_no_workers_room():
 
 def test_a_head_stands_apart_where_nodes_are_too_few():
     decisions = decide(nodes(3), [queue("a")], request("ray", "a", 5, **RAY))
-    wait = decisions.waits["ray"]
+    wait = decisions.pending["ray"]
     assert wait.reason == "ExceedsNodes"
     assert wait.message.startswith(
-        "needs 32 GPUs on 5 nodes; on the 3 nodes that are ready there would be room for 3 of its"
-        " 4 pods beside its head"
+        "needs 32 GPUs on 5 nodes: room for 3 of 4 pods beside its head on nodes that are ready"
     )
 
 
@@ -92,7 +91,7 @@ def test_idle_quota_is_lent():
     asked = [request(f"j{i}", "a", age=9 - i) for i in range(4)]
     decisions = decide(nodes(9), cohort(a=8, b=16), *asked)
     assert admitted(decisions) == ["j0", "j1", "j2"]
-    assert "0 GPUs of 24 GPUs are left of cohort c" in decisions.waits["j3"].message
+    assert "0 GPUs of 24 GPUs left in cohort c" in decisions.pending["j3"].message
     borrower, lender = decisions.queues
     assert borrower.borrowed.gpus == 16
     assert lender.borrowed.gpus == 0
@@ -119,8 +118,8 @@ def test_nobody_borrows_before_the_lender_has_its_own():
     ]
     decisions = decide(nodes(4), queues, *running, *asked)
     assert admitted(decisions) == []
-    assert decisions.waits["a-2"].reason == "LenderFirst"
-    assert "queue b waits for its own first" in decisions.waits["a-2"].message
+    assert decisions.pending["a-2"].reason == "WaitingForLender"
+    assert "queue b of the cohort waits for its own quota first" in decisions.pending["a-2"].message
     # Where the lender asks for nothing, its quota is there for others.
     decisions = decide(nodes(4), queues, *running, asked[0], *asked[2:])
     assert admitted(decisions) == ["a-2"]
@@ -147,14 +146,14 @@ def test_a_lender_takes_back_its_own_from_the_youngest():
         holds("own", "b", held=1),
     ]
     decisions = decide(nodes(9), cohort(a=8, b=24), *running, request("mine", "b", 2))
-    assert [(p.uid, p.for_uid, p.reason) for p in decisions.preempts] == [
+    assert [(p.uid, p.for_uid, p.reason) for p in decisions.preemptions] == [
         ("young", "mine", "Reclaimed"),
         ("middle", "mine", "Reclaimed"),
     ]
-    assert "gives back what its queue borrowed in cohort c" in decisions.preempts[0].message
-    assert decisions.waits["mine"].nominated
-    assert decisions.waits["mine"].message == (
-        "next in b: room for 16 GPUs on 2 nodes is being freed by middle, young"
+    assert "gives back what its queue borrowed in cohort c" in decisions.preemptions[0].message
+    assert decisions.pending["mine"].nominated
+    assert decisions.pending["mine"].message == (
+        "needs 16 GPUs on 2 nodes: room is being freed by middle, young"
     )
 
 
@@ -165,22 +164,22 @@ def test_important_borrowers_go_last_and_nobody_goes_for_nothing():
         holds("large", "a", 2, held=3),
     ]
     decisions = decide(nodes(9), cohort(a=8, b=24), *running, request("mine", "b", 2))
-    assert [p.uid for p in decisions.preempts] == ["large"]
+    assert [p.uid for p in decisions.preemptions] == ["large"]
 
 
 def test_who_stays_within_its_own_is_left_alone():
     running = [holds("a-1", "a"), holds("b-1", "b", 2), holds("z", "z")]
     queues = [*cohort(a=8, b=16), queue("z")]
     decisions = decide(nodes(4), queues, *running, request("more", "a"), request("z-2", "z", 4))
-    assert decisions.preempts == ()
+    assert decisions.preemptions == ()
 
 
 def test_a_borrower_takes_nothing_back():
     running = [holds("a-1", "a", 2)]
     decisions = decide(nodes(9), cohort(a=8, b=8, d=8), *running, request("b-1", "b", 3))
     assert admitted(decisions) == []
-    assert decisions.preempts == ()
-    assert decisions.waits["b-1"].reason == "QuotaUsed"
+    assert decisions.preemptions == ()
+    assert decisions.pending["b-1"].reason == "InsufficientQuota"
 
 
 def test_who_sets_no_limit_neither_lends_nor_borrows():
@@ -188,19 +187,20 @@ def test_who_sets_no_limit_neither_lends_nor_borrows():
     asked = [request("b-1", "b", 4), request("a-1", "a"), request("a-2", "a")]
     decisions = decide(nodes(9), queues, *asked)
     assert admitted(decisions) == ["a-1", "b-1"]
-    assert decisions.waits["a-2"].reason == "QuotaUsed"
+    assert decisions.pending["a-2"].reason == "InsufficientQuota"
 
 
 def test_closed_queues_admit_nothing_and_say_so():
-    queues = [queue("a", 0), queue("b", paused="its quota is no quantity: many GPUs")]
+    queues = [queue("a", 0), queue("b", paused_reason="its quota is no quantity: many GPUs")]
     decisions = decide(nodes(9), queues, request("a-1", "a"), request("b-1", "b"), holds("h", "a"))
     assert admitted(decisions) == []
-    assert decisions.waits["a-1"].reason == "QueuePaused"
+    assert decisions.pending["a-1"].reason == "QueuePaused"
     assert (
-        decisions.waits["a-1"].message == "queue a is paused: its weight is 0, set it to 1 or more"
+        decisions.pending["a-1"].message
+        == "queue a is paused: its weight is 0, set it to 1 or more"
     )
-    assert decisions.waits["b-1"].message == "its quota is no quantity: many GPUs"
-    assert decisions.queues[0].message == decisions.waits["a-1"].message
+    assert decisions.pending["b-1"].message == "its quota is no quantity: many GPUs"
+    assert decisions.queues[0].message == decisions.pending["a-1"].message
     assert decisions.queues[0].admitted == 1
 
 
@@ -208,16 +208,16 @@ def test_a_job_of_a_queue_that_takes_no_part_only_takes_room():
     asked = [holds("h", "unknown"), request("u", "unknown"), request("a-1", "a", 2)]
     decisions = decide(nodes(2), [queue("a")], *asked)
     assert admitted(decisions) == []
-    assert set(decisions.waits) == {"a-1"}
+    assert set(decisions.pending) == {"a-1"}
 
 
 def test_for_room_only_those_who_borrow_have_to_leave_and_only_as_long_as_they_do():
     running = [holds("b-1", "b", held=9), holds("b-2", "b", held=8), holds("z-1", "z")]
     queues = [*cohort(a=16, b=16), queue("z")]
     decisions = decide(nodes(3), queues, *running, request("mine", "a"))
-    assert decisions.preempts == ()
+    assert decisions.preemptions == ()
     queues = [*cohort(a=16, b=8), queue("z")]
     decisions = decide(nodes(3), queues, *running, request("mine", "a"))
-    assert [p.uid for p in decisions.preempts] == ["b-2"]
+    assert [p.uid for p in decisions.preemptions] == ["b-2"]
     decisions = decide(nodes(3), queues, *running, request("mine", "a", 2))
-    assert decisions.preempts == ()
+    assert decisions.preemptions == ()

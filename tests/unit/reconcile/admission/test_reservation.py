@@ -17,13 +17,11 @@ def test_who_is_over_in_time_goes_first_and_who_is_not_waits():
     ]
     decisions = decide(nodes(4), [queue("a")], running, *asked)
     assert admitted(decisions) == ["short"]
-    assert decisions.waits["head"].message == (
-        "1st in a, needs 32 GPUs on 4 nodes, 8 GPUs free,"
-        " next: r ends, by 2026-01-01T01:00Z at the latest"
+    assert decisions.pending["head"].message == (
+        "needs 32 GPUs on 4 nodes: room for 1 of 4 pods on nodes that are ready;"
+        " starts by 2026-01-01T01:00Z at the latest"
     )
-    assert decisions.waits["long"].message == (
-        "2nd in a, needs 8 GPUs on 1 node; head is before it (WaitingForNodes)"
-    )
+    assert decisions.pending["long"].message == "waits behind other jobs of a"
 
 
 def test_what_the_head_leaves_over_is_used_for_any_time():
@@ -57,7 +55,9 @@ def test_without_a_known_end_only_what_the_head_leaves_over_is_used():
     machines = (*nodes(5), node("small", 4))
     decisions = decide(machines, [queue("a")], *running, *asked)
     assert admitted(decisions) == ["tiny"]
-    assert decisions.waits["head"].message.endswith("16 GPUs free, next: old ends or is preempted")
+    assert decisions.pending["head"].message.endswith(
+        "room for 2 of 4 pods on nodes that are ready"
+    )
 
 
 def test_a_reservation_holds_against_all_queues():
@@ -70,9 +70,9 @@ def test_a_reservation_holds_against_all_queues():
     ]
     decisions = decide(nodes(4), queues, running, *asked)
     assert admitted(decisions) == ["b-short"]
-    assert decisions.waits["b-long"].reason == "WaitingForTurn"
-    assert decisions.waits["b-long"].message == (
-        "1st in b, needs 8 GPUs on 1 node, 8 GPUs free; head of queue a is next there"
+    assert decisions.pending["b-long"].reason == "WaitingForTurn"
+    assert decisions.pending["b-long"].message == (
+        "needs 8 GPUs on 1 node: nodes are reserved for head of a"
     )
 
 
@@ -91,8 +91,8 @@ def test_nodes_apart_have_reservations_apart():
     ]
     decisions = decide(machines, queues, *running, *asked)
     assert admitted(decisions) == ["dy"]
-    assert "rx ends" in decisions.waits["ax"].message
-    assert "ry ends" in decisions.waits["by"].message
+    assert "starts by 2026-01-01T01:00Z" in decisions.pending["ax"].message
+    assert "starts by 2026-01-01T02:00Z" in decisions.pending["by"].message
 
 
 def test_queues_on_other_nodes_have_their_turns_meanwhile():
@@ -103,7 +103,7 @@ def test_queues_on_other_nodes_have_their_turns_meanwhile():
     decisions = decide(machines, [queue("a", 9), queue("b")], running, *asked)
     assert admitted(decisions) == ["b0", "b1"]
     # What b got on nodes that a cannot use is nothing that a would have a claim to.
-    assert decisions.queues[0].turn.current == 0
+    assert decisions.queues[0].round_robin.current == 0
 
 
 def test_what_is_admitted_beside_a_reservation_is_waited_for_by_the_next_one():
@@ -115,7 +115,7 @@ def test_what_is_admitted_beside_a_reservation_is_waited_for_by_the_next_one():
     ]
     decisions = decide(machines, [queue("a", 9), queue("b")], running, *asked)
     assert admitted(decisions) == ["b0", "b1"]
-    assert decisions.waits["b2"].reason == "WaitingForNodes"
+    assert decisions.pending["b2"].reason == "WaitingForNodes"
 
 
 def test_what_goes_before_one_reservation_is_waited_for_by_another():
@@ -131,7 +131,7 @@ def test_what_goes_before_one_reservation_is_waited_for_by_another():
     queues = [queue("a", 9), queue("b", 3), queue("c"), queue("d")]
     decisions = decide(machines, queues, running, *asked)
     assert admitted(decisions) == ["any", "cx"]
-    assert "next: any ends" in decisions.waits["cy"].message
+    assert "starts by 2026-01-01T00:01Z" in decisions.pending["cy"].message
 
 
 def test_quota_is_kept_for_the_head_of_its_queue():
@@ -146,8 +146,8 @@ def test_quota_is_kept_for_the_head_of_its_queue():
     queues = [queue("a", quota={"gpus": 24}), queue("b")]
     decisions = decide(nodes(9), queues, *running, *asked)
     assert admitted(decisions) == ["short"]
-    assert decisions.waits["head"].message.endswith(
-        "0 GPUs of 24 GPUs are left of the quota, next: r ends, by 2026-01-01T01:00Z at the latest"
+    assert decisions.pending["head"].message.endswith(
+        "0 GPUs of 24 GPUs left in the quota of queue a; starts by 2026-01-01T01:00Z at the latest"
     )
 
 
@@ -158,7 +158,7 @@ def test_quota_that_others_have_borrowed_for_an_unknown_time_is_waited_for():
     asked = [request("head", "a", 2, age=9), request("next", "a", 1, 4, age=8)]
     decisions = decide(nodes(9), queues, *running, *asked)
     assert admitted(decisions) == ["next"]
-    assert decisions.waits["head"].message.endswith("next: a-1 ends or is preempted")
+    assert decisions.pending["head"].message.endswith("4 GPUs of 40 GPUs left in cohort c")
 
 
 def test_a_reservation_is_not_where_others_are_promised_room():
@@ -170,8 +170,8 @@ def test_a_reservation_is_not_where_others_are_promised_room():
     asked = [request("first", "a", 1, nominated=True), request("head", "b", 1)]
     decisions = decide(nodes(2), [queue("a"), queue("b")], *running, *asked)
     assert admitted(decisions) == []
-    assert decisions.waits["first"].reason == "Preempting"
-    assert "next: runs ends" in decisions.waits["head"].message
+    assert decisions.pending["first"].reason == "Preempting"
+    assert "starts by 2026-01-01T01:00Z" in decisions.pending["head"].message
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -179,7 +179,7 @@ def test_without_nodes_quota_alone_decides(known):
     asked = [request("a-1", "a", 99, age=9), request("a-2", "a", 2)]
     decisions = decide(nodes(1) if known else None, [queue("a", quota={"gpus": 792})], *asked)
     assert admitted(decisions) == ([] if known else ["a-1"])
-    assert decisions.waits["a-2"].reason == ("ExceedsNodes" if known else "QuotaUsed")
+    assert decisions.pending["a-2"].reason == ("ExceedsNodes" if known else "InsufficientQuota")
 
 
 def test_a_job_on_nodes_of_two_reservations_ends_for_both():
@@ -191,12 +191,12 @@ def test_a_job_on_nodes_of_two_reservations_ends_for_both():
     ]
     # By their weights a is first.
     queues = [queue("a", 9), queue("b"), queue("d")]
-    waits = decide(machines, queues, both, *asked).waits
-    assert "next: both ends, by 2026-01-01T01:00Z" in waits["ax"].message
-    assert "next: both ends, by 2026-01-01T01:00Z" in waits["by"].message
+    waits = decide(machines, queues, both, *asked).pending
+    assert "starts by 2026-01-01T01:00Z" in waits["ax"].message
+    assert "starts by 2026-01-01T01:00Z" in waits["by"].message
     other = holds("other", "d", placed={"y1": 1}, seconds_left=2 * HOUR)
-    waits = decide(machines, queues, both, other, *asked).waits
-    assert "next: other ends, by 2026-01-01T02:00Z" in waits["by"].message
+    waits = decide(machines, queues, both, other, *asked).pending
+    assert "starts by 2026-01-01T02:00Z" in waits["by"].message
     other = holds("other", "d", placed={"y1": 1}, seconds_left=60)
-    waits = decide(machines, queues, both, other, *asked).waits
-    assert "next: both ends, by 2026-01-01T01:00Z" in waits["by"].message
+    waits = decide(machines, queues, both, other, *asked).pending
+    assert "starts by 2026-01-01T01:00Z" in waits["by"].message

@@ -8,7 +8,7 @@ def grows(name="g", to=4, **fields):
 
 
 def test_a_job_gets_the_difference_where_it_is_free():
-    (admit,) = decide(nodes(4), [queue("a")], grows()).admits
+    (admit,) = decide(nodes(4), [queue("a")], grows()).grants
     assert (admit.uid, admit.nodes) == ("g", 4)
     assert sum(admit.placement.values()) == 2
 
@@ -16,21 +16,23 @@ def test_a_job_gets_the_difference_where_it_is_free():
 def test_those_who_wait_come_first():
     decisions = decide(nodes(4), [queue("a")], grows(), request("j", "a", 2))
     assert admitted(decisions) == ["j"]
-    assert decisions.waits["g"].position == 0
-    assert decisions.waits["g"].message == "runs on; needs 16 GPUs on 2 nodes more, 0 GPUs free"
+    assert decisions.pending["g"].position == 0
+    assert decisions.pending["g"].message == (
+        "needs 16 GPUs on 2 nodes more: room for 0 of 2 pods on nodes that are ready"
+    )
 
 
 def test_what_is_kept_for_a_head_is_not_grown_into():
     decisions = decide(nodes(4), [queue("a")], grows(), request("j", "a", 3))
     assert admitted(decisions) == []
-    assert decisions.waits["g"].reason == "WaitingForTurn"
-    assert decisions.waits["g"].message.endswith("what is free is kept for jobs that wait")
+    assert decisions.pending["g"].reason == "WaitingForTurn"
+    assert decisions.pending["g"].message.endswith("waiting jobs come first")
 
 
 def test_quota_bounds_growth():
     decisions = decide(nodes(9), [queue("a", quota={"gpus": 32})], grows(), holds("o", "a"))
-    assert decisions.waits["g"].message == (
-        "runs on; for 16 GPUs on 2 nodes more 8 GPUs of 32 GPUs are left of the quota"
+    assert decisions.pending["g"].message == (
+        "needs 16 GPUs on 2 nodes more: 8 GPUs of 32 GPUs left in the quota of queue a"
     )
 
 
@@ -39,17 +41,17 @@ def test_growth_is_no_further_job():
 
 
 def test_more_than_there_is_says_so():
-    assert decide(nodes(3), [queue("a")], grows(to=9)).waits["g"].reason == "ExceedsNodes"
+    assert decide(nodes(3), [queue("a")], grows(to=9)).pending["g"].reason == "ExceedsNodes"
 
 
 def test_who_is_being_preempted_does_not_grow():
     decisions = decide(nodes(9), [queue("a")], grows(preempted_for="x"))
-    assert decisions.admits == ()
-    assert decisions.waits == {}
+    assert decisions.grants == ()
+    assert decisions.pending == {}
 
 
 def test_fewer_is_granted_at_once():
-    (admit,) = decide(nodes(2), [queue("a", 0)], holds("s", "a", 1, admitted=2)).admits
+    (admit,) = decide(nodes(2), [queue("a", 0)], holds("s", "a", 1, admitted=2)).grants
     assert (admit.uid, admit.nodes, admit.placement) == ("s", 1, {})
 
 

@@ -15,7 +15,7 @@ import pytest
 from queue_simulation import Job, Simulation, packed_knowing_everything, trace
 from queueing import NOW, nodes, queue
 from torchrun_controller.reconcile.admission.coordinator import admit
-from torchrun_controller.reconcile.admission.state import State
+from torchrun_controller.reconcile.admission.model import ClusterState
 
 LONG = bool(os.environ.get("LONG_SIMULATION"))
 LARGEST = 128  # GPUs of the largest job of a trace
@@ -35,10 +35,10 @@ class Shares:
         self.seconds = 0.0
 
     def __call__(self, simulation, state, decisions) -> None:
-        waiting = {request.queue for request in state.requests if not request.admitted}
+        waiting = {request.queue for request in state.workloads if not request.admitted}
         self.backlogged &= waiting == WEIGHTS.keys()
         if self.backlogged:
-            for one in decisions.admits:
+            for one in decisions.grants:
                 job = simulation.jobs[one.uid]
                 self.granted[job.queue] += job.size
             self.busy, self.seconds = sum(simulation.busy.values()), simulation.time
@@ -138,12 +138,12 @@ def test_a_head_starts_by_the_time_that_it_was_told_first():
 
     def look(simulation, state, decisions):
         now = NOW + timedelta(seconds=simulation.time)
-        for uid, wait in decisions.waits.items():
+        for uid, wait in decisions.pending.items():
             found = re.search(r"by (\S+)Z at the latest", wait.message)
             if found is not None and wait.reason == "WaitingForNodes":
                 by = datetime.fromisoformat(found[1]).replace(tzinfo=UTC)
                 promised.setdefault(uid, by + timedelta(minutes=1))  # told without its seconds
-        for one in decisions.admits:
+        for one in decisions.grants:
             started[one.uid] = now
 
     jobs = trace(11, 400, {"a": 1})
@@ -155,7 +155,7 @@ def test_a_head_starts_by_the_time_that_it_was_told_first():
     assert late == {}
 
 
-def backlog() -> State:
+def backlog() -> ClusterState:
     """10,000 jobs over 50 queues wait for a cluster that is full."""
     weights = {f"q{number:02}": 1 + number % 5 for number in range(50)}
     jobs = trace(7, 10_200, weights)
@@ -179,7 +179,7 @@ def seconds(work) -> float:
 
 def test_a_decision_over_ten_thousand_waiting_jobs_costs_a_few_passes_over_them(capsys):
     state = backlog()
-    waiting = [request for request in state.requests if not request.admitted]
+    waiting = [request for request in state.workloads if not request.admitted]
     assert len(waiting) >= 10_000
 
     def reference() -> None:

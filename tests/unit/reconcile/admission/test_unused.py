@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from queue_lab import Lab, pods_of
 from queueing import admitted, decide, holds, nodes, queue, request
 from torchrun_api.queue import TorchrunQueue
-from torchrun_controller.reconcile.admission.standing import running
+from torchrun_controller.reconcile.admission.classify import running_gang
 from torchrun_controller.reconcile.spec.admission_status import charged
 from world import World, make_job, make_queue
 
@@ -37,7 +37,7 @@ class Pair(Lab):
     def check(self) -> None:
         assert sum(charged(world.job) for world in self.worlds) <= QUOTA
         for world in self.worlds:
-            gang = running(world.observed().child_jobs, pods_of(world), frozenset())
+            gang = running_gang(world.observed().child_jobs, pods_of(world), frozenset())
             assert gang.nodes <= charged(world.job)
 
     def rounds(self, count: int = 3) -> None:
@@ -148,7 +148,7 @@ def test_a_gang_that_fails_meanwhile_goes_on_with_what_it_uses():
     assert charged(world.job) + charged(other.job) == 4
 
 
-SHRUNK = holds("shrunk", "a", 4, 8, uses=1, placed={"n000": 1})
+SHRUNK = holds("shrunk", "a", 4, 8, shrunk_to=1, placed={"n000": 1})
 
 
 def test_a_gang_has_no_claim_to_places_that_it_does_not_use():
@@ -160,16 +160,16 @@ def test_what_is_not_used_is_taken_back_before_anybody_is_preempted():
     low = holds("low", "a", 1, 8, held=1)
     vip = request("vip", "a", 1, 8, priority=9)
     decisions = decide(nodes(9), [queue("a", quota={"gpus": 40})], SHRUNK, low, vip)
-    assert [(one.uid, one.nodes) for one in decisions.gives_back] == [("shrunk", 1)]
-    assert decisions.preempts == ()
-    assert decisions.waits["vip"].reason == "QuotaUsed"
+    assert [(one.uid, one.nodes) for one in decisions.releases] == [("shrunk", 1)]
+    assert decisions.preemptions == ()
+    assert decisions.pending["vip"].reason == "InsufficientQuota"
 
 
 def test_no_more_gangs_give_back_than_it_takes():
-    other = holds("other", "a", 4, 8, uses=2)
+    other = holds("other", "a", 4, 8, shrunk_to=2)
     queues = [queue("a", quota={"gpus": 64}), queue("b", quota={"gpus": 64})]
     decisions = decide(None, queues, SHRUNK, other, request("j", "a", 2, 8))
-    assert len(decisions.gives_back) == 1
+    assert len(decisions.releases) == 1
     leaving = replace(SHRUNK, preempted_for="x")
     decisions = decide(None, queues, leaving, other, request("j", "a", 2, 8))
-    assert [one.uid for one in decisions.gives_back] == ["other"]
+    assert [one.uid for one in decisions.releases] == ["other"]

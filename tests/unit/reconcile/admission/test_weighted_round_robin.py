@@ -3,15 +3,15 @@
 from msgspec.structs import replace
 
 from queueing import NOW, admitted, decide, holds, nodes, queue, request
-from torchrun_controller.reconcile.admission.coordinator import MOST_ADMITS, admit
-from torchrun_controller.reconcile.admission.state import State, Turn
+from torchrun_controller.reconcile.admission.coordinator import MOST_GRANTS, admit
+from torchrun_controller.reconcile.admission.model import ClusterState, RoundRobinState
 
 
-def backlog(weights: dict[str, int], room: int, gpus: int = 8) -> State:
-    return State(
+def backlog(weights: dict[str, int], room: int, gpus: int = 8) -> ClusterState:
+    return ClusterState(
         nodes=nodes(room),
         queues=tuple(queue(name, weight) for name, weight in weights.items()),
-        requests=tuple(
+        workloads=tuple(
             request(f"{name}{i}", name, gpus=gpus, age=100 - i)
             for name in weights
             for i in range(9)
@@ -19,8 +19,8 @@ def backlog(weights: dict[str, int], room: int, gpus: int = 8) -> State:
     )
 
 
-def order(state: State) -> str:
-    return " ".join(one.uid[0] for one in admit(state, NOW).admits)
+def order(state: ClusterState) -> str:
+    return " ".join(one.uid[0] for one in admit(state, NOW).grants)
 
 
 def test_turns_are_taken_smoothly():
@@ -33,13 +33,13 @@ def test_turns_go_on_from_one_decision_to_the_next():
     state, taken = backlog({"a": 5, "b": 1, "c": 1}, room=1), []
     for _ in range(7):
         decisions = admit(state, NOW)
-        (one,) = decisions.admits
+        (one,) = decisions.grants
         taken.append(one.uid[0])
-        turns = {summary.name: summary.turn for summary in decisions.queues}
+        turns = {summary.name: summary.round_robin for summary in decisions.queues}
         state = replace(
             state,
-            queues=tuple(replace(q, turn=turns[q.name]) for q in state.queues),
-            requests=tuple(r for r in state.requests if r.uid != one.uid),
+            queues=tuple(replace(q, round_robin=turns[q.name]) for q in state.queues),
+            workloads=tuple(r for r in state.workloads if r.uid != one.uid),
         )
     assert " ".join(taken) == "a a b a c a a"
 
@@ -57,18 +57,18 @@ def test_turns_are_charged_by_gpus():
 
 
 def test_a_weight_that_is_not_set_counts_as_one():
-    assert decide(nodes(1), [queue("a", None)], request("j", "a")).queues[0].turn.weight == 1
+    assert decide(nodes(1), [queue("a", None)], request("j", "a")).queues[0].round_robin.weight == 1
 
 
 def turns(decisions):
-    return {summary.name: summary.turn.current for summary in decisions.queues}
+    return {summary.name: summary.round_robin.current for summary in decisions.queues}
 
 
 def test_a_queue_that_lacks_quota_stands_still():
     queues = [
-        queue("a", 1, quota={"jobs": 1}, turn=Turn(weight=1, current=7)),
-        queue("b", 2, turn=Turn(weight=2, current=-3)),
-        queue("c", 1, turn=Turn(weight=1, current=0)),
+        queue("a", 1, quota={"jobs": 1}, round_robin=RoundRobinState(weight=1, current=7)),
+        queue("b", 2, round_robin=RoundRobinState(weight=2, current=-3)),
+        queue("c", 1, round_robin=RoundRobinState(weight=1, current=0)),
     ]
     asked = [request("a-2", "a"), request("b-1", "b"), request("b-2", "b"), request("c-1", "c")]
     decisions = decide(nodes(9), queues, holds("a-1", "a"), *asked)
@@ -77,21 +77,21 @@ def test_a_queue_that_lacks_quota_stands_still():
 
 
 def test_a_queue_without_jobs_starts_from_nothing():
-    idle = queue("a", turn=Turn(weight=1, current=-50, spare=9))
+    idle = queue("a", round_robin=RoundRobinState(weight=1, current=-50, spare=9))
     decisions = decide(nodes(1), [idle], holds("h", "a"))
-    assert decisions.queues[0].turn == Turn(weight=1)
+    assert decisions.queues[0].round_robin == RoundRobinState(weight=1)
 
 
 def test_a_new_weight_starts_all_anew():
     queues = [
-        queue("a", 2, turn=Turn(weight=1, current=-50)),
-        queue("b", 1, turn=Turn(weight=1, current=50)),
+        queue("a", 2, round_robin=RoundRobinState(weight=1, current=-50)),
+        queue("b", 1, round_robin=RoundRobinState(weight=1, current=50)),
         queue("new", 1),
     ]
     asked = [request(f"{name}-{i}", name) for name in "ab" for i in range(3)]
     asked.append(holds("full", "new"))
     assert turns(decide(nodes(1), queues, *asked)) == {"a": 0, "b": 0, "new": 0}
-    queues[0] = queue("a", 1, turn=Turn(weight=1, current=-50))
+    queues[0] = queue("a", 1, round_robin=RoundRobinState(weight=1, current=-50))
     assert turns(decide(nodes(1), queues, *asked)) == {"a": -50, "b": 50, "new": 0}
 
 
@@ -102,9 +102,9 @@ def test_priority_comes_before_age():
 
 def test_backfill_goes_to_whom_got_least_and_is_not_charged_to_turns():
     queues = [
-        queue("a", turn=Turn(weight=1, current=999)),
-        queue("b", turn=Turn(weight=1, spare=-100)),
-        queue("c", turn=Turn(weight=1, spare=100)),
+        queue("a", round_robin=RoundRobinState(weight=1, current=999)),
+        queue("b", round_robin=RoundRobinState(weight=1, spare=-100)),
+        queue("c", round_robin=RoundRobinState(weight=1, spare=100)),
     ]
     asked = [
         request("head", "a", 3),
@@ -114,25 +114,25 @@ def test_backfill_goes_to_whom_got_least_and_is_not_charged_to_turns():
     decisions = decide(nodes(3), queues, running, *asked)
     assert admitted(decisions) == ["c-0", "c-1"]
     assert turns(decisions) == {"a": 999, "b": 0, "c": 0}
-    spare = {summary.name: summary.turn.spare for summary in decisions.queues}
+    spare = {summary.name: summary.round_robin.spare for summary in decisions.queues}
     assert spare == {"a": 16, "b": -84, "c": 100 + 16 - 3 * 16}
 
 
 def test_much_at_once_is_decided_in_pieces():
-    state = State(
-        nodes=nodes(MOST_ADMITS + 50),
+    state = ClusterState(
+        nodes=nodes(MOST_GRANTS + 50),
         queues=(queue("a"),),
-        requests=tuple(request(f"j{i:03}", "a", age=999 - i) for i in range(MOST_ADMITS + 60)),
+        workloads=tuple(request(f"j{i:03}", "a", age=999 - i) for i in range(MOST_GRANTS + 60)),
     )
     decisions = admit(state, NOW)
-    assert len(decisions.admits) == MOST_ADMITS
+    assert len(decisions.grants) == MOST_GRANTS
     assert decisions.requeue_after == 0
-    assert len(decisions.waits) == 60
+    assert len(decisions.pending) == 60
     small = [
-        request(f"s{i:03}", "a", 1, 1, age=1, seconds_left=60) for i in range(MOST_ADMITS + 60)
+        request(f"s{i:03}", "a", 1, 1, age=1, seconds_left=60) for i in range(MOST_GRANTS + 60)
     ]
     head, running = request("head", "a", 40, age=9), holds("r", "a", seconds_left=3600)
     decisions = decide(nodes(40), [queue("a")], running, head, *small)
-    assert len(decisions.admits) == MOST_ADMITS
+    assert len(decisions.grants) == MOST_GRANTS
     assert decisions.requeue_after == 0
-    assert decisions.waits["head"].reason == "WaitingForNodes"
+    assert decisions.pending["head"].reason == "WaitingForNodes"

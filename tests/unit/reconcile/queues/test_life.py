@@ -25,7 +25,7 @@ def test_a_queue_is_active_once_its_template_is_taken():
     assert world.queue is not None
     assert status(world).phase == "Active"
     assert status(world).observed_generation == 1
-    assert world.condition("Ready").reason == "TakesJobs"
+    assert world.condition("Ready").reason == "Ready"
     assert world.condition("TemplateValid").status == "True"
     assert world.queue.metadata.finalizers == (names.QUEUE_FINALIZER,)
     assert world.condition_types() == ["Ready", "TemplateValid"]

@@ -20,7 +20,7 @@ def test_no_gang_before_its_admission(takes_part):
     assert (world.phase, world.job.status.reason) == ("Queued", "WaitingForAdmission")
     assert "TorchrunQueue gpu" in world.job.status.message
     assert world.gangs == []
-    world.admission(False, "QuotaUsed", "2nd in gpu: needs 2 nodes, 1 is free", None)
+    world.admission(False, "InsufficientQuota", "2nd in gpu: needs 2 nodes, 1 is free", None)
     world.settle()
     assert world.job.status.message == "2nd in gpu: needs 2 nodes, 1 is free"
     assert world.condition("Running").message == "2nd in gpu: needs 2 nodes, 1 is free"
@@ -235,7 +235,7 @@ class TestPreemption:
         world.settle()
         world.containers_stop()
         world.settle()
-        world.admission(False, "QuotaUsed", "1st in gpu", None)
+        world.admission(False, "InsufficientQuota", "1st in gpu", None)
         world.settle()
         status = world.job.status
         assert (world.phase, status.reason, status.message) == (

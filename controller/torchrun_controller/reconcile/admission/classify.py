@@ -1,8 +1,8 @@
-"""What one job is to the coordinator: it waits, holds what it was admitted for, or gives it back.
+"""What admission has to do with one job: it waits, is admitted, or has to give its admission back.
 
 A charge is given back only when reconcile has said, in a status that it made after the refusal,
-that nothing of the job runs: a gang that is being made at this moment is of an older status. The
-reasons and phases below are these words.
+that nothing of the job runs: a gang that is being created at this moment belongs to an older
+status. The reasons and phases below are what reconcile says.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ from torchrun_api.json import JsonObject
 from torchrun_api.quantity import QuantityError
 from torchrun_api.queue import TorchrunQueue
 from torchrun_api.status import TERMINAL
-from torchrun_controller.reconcile.admission.state import Request
+from torchrun_controller.reconcile.admission.model import Workload
 from torchrun_controller.reconcile.pods import roles
 from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of
 from torchrun_controller.reconcile.spec import admission_status
@@ -31,16 +31,16 @@ from torchrun_controller.reconcile.spec.size import size_of
 LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class Standing(Struct, frozen=True, kw_only=True):
-    """`request` is for the State, but for what depends on the time and on the nodes' taints.
+class Classification(Struct, frozen=True, kw_only=True):
+    """`workload` is complete but for what depends on the time and on the taints of nodes.
 
-    What does not take part, or has no request, has nothing said of it: what was said is taken back,
-    and with it what its quota was charged with. `requeued`: it has given way, and waits again once
-    it has heard that. `outdated`: what its next gang asks for beyond what it was admitted for,
-    where nothing of it runs. `deadline` is of running time.
+    A job that does not take part, or has no workload, gets no admission status: what it has is
+    removed, and its quota is no longer charged. `requeued`: it was preempted, nothing of it runs,
+    and it waits again. `outdated`: what its next gang asks for beyond its admission, where nothing
+    of it runs. `deadline` is of running time.
     """
 
-    request: Request | None = None
+    workload: Workload | None = None
     takes_part: bool = False
     requeued: bool = False
     outdated: str = ""
@@ -48,45 +48,47 @@ class Standing(Struct, frozen=True, kw_only=True):
     deadline: timedelta | None = None
 
 
-class Gang(Struct, frozen=True, kw_only=True):
-    """What runs of a job, whatever attempt it is of; `made` are the nodes of the present Job.
+class RunningGang(Struct, frozen=True, kw_only=True):
+    """What runs of a job, whatever attempt it is of; `created` are the nodes of the present Job.
 
     `placed` are living pods by node, `heads` those of them with pods of their own.
     """
 
     nodes: int = 0
-    made: int = 0
+    created: int = 0
     since: datetime | None = None
     placed: dict[str, int] = {}
     heads: dict[str, int] = {}
 
 
-def stand(
+def classify_job(
     job: TorchrunJob,
     queue: TorchrunQueue | None,
     child_jobs: tuple[Job, ...],
     pods: tuple[Pod, ...],
     lost: frozenset[str],
-) -> Standing:
+) -> Classification:
     """`child_jobs` and `pods` are the job's own; pods on `lost` nodes are not waited for."""
-    present = running(child_jobs, pods, lost)
+    present = running_gang(child_jobs, pods, lost)
     charged = admission_status.charged(job)
-    # An admission outlives the absence of its queue, so that it is not gained twice.
+    # An admission outlives the absence of its queue, so that it is not granted twice.
     takes_part = admission_status.takes_part(queue.spec) if queue is not None else charged > 0
     if not takes_part:
-        held = present.nodes
-    elif charged and _has_given_way(job, present):
-        return Standing(takes_part=True, requeued=True)
+        admitted = present.nodes
+    elif charged and _was_requeued(job, present):
+        return Classification(takes_part=True, requeued=True)
     else:
-        # Of a queue that has come to take part, what runs goes on.
-        held = 0 if _is_over(job, present) else _charge(job, present) or present.made
-    if held or (takes_part and queue is not None and _waits(job)):
-        return _standing(job, queue, present, held, takes_part=takes_part)
-    return Standing(takes_part=takes_part)
+        # A gang goes on that runs when its queue begins to take part.
+        admitted = 0 if _is_over(job, present) else _charge(job, present) or present.created
+    if admitted or (takes_part and queue is not None and _waits(job)):
+        return _classify(job, queue, present, admitted, takes_part=takes_part)
+    return Classification(takes_part=takes_part)
 
 
-def running(child_jobs: tuple[Job, ...], pods: tuple[Pod, ...], lost: frozenset[str]) -> Gang:
-    """The largest gang of which something runs, or is about to; during a resize there are two."""
+def running_gang(
+    child_jobs: tuple[Job, ...], pods: tuple[Pod, ...], lost: frozenset[str]
+) -> RunningGang:
+    """The largest gang that runs, or is about to; during a resize there are two."""
     living = [
         pod
         for pod in pods
@@ -100,10 +102,10 @@ def running(child_jobs: tuple[Job, ...], pods: tuple[Pod, ...], lost: frozenset[
     heads = Counter(
         pod.spec.node_name for pod in with_node if pod.metadata.labels.role == names.HEAD
     )
-    made = sum(roles.nodes_of(child) for child in child_jobs[-1:] if not _is_finished(child))
-    return Gang(
-        nodes=max([*sizes.values(), made]),
-        made=made,
+    created = sum(roles.nodes_of(child) for child in child_jobs[-1:] if not _is_finished(child))
+    return RunningGang(
+        nodes=max([*sizes.values(), created]),
+        created=created,
         since=child_jobs[-1].metadata.creation_timestamp if child_jobs else None,
         placed=dict(placed),
         heads=dict(heads),
@@ -116,17 +118,17 @@ def _is_finished(child: Job) -> bool:
     )
 
 
-def _is_over(job: TorchrunJob, present: Gang) -> bool:
+def _is_over(job: TorchrunJob, present: RunningGang) -> bool:
     """Whether it is over, or paused, and nothing of it runs."""
     status = job.status
     if status.phase in TERMINAL:
         return not present.nodes
-    told = status.observed_generation == job.metadata.generation
-    return job.spec.suspend and told and status.phase == "Suspended"
+    observed = status.observed_generation == job.metadata.generation
+    return job.spec.suspend and observed and status.phase == "Suspended"
 
 
-def _charge(job: TorchrunJob, present: Gang) -> int:
-    """What it is charged with, less what it does not use once reconcile has left it."""
+def _charge(job: TorchrunJob, present: RunningGang) -> int:
+    """What it is charged with, less the nodes that reconcile has given up."""
     admission = job.status.admission
     if (
         admission is None
@@ -137,17 +139,17 @@ def _charge(job: TorchrunJob, present: Gang) -> int:
     return max(admission.limit, present.nodes)
 
 
-def _uses(job: TorchrunJob, held: int, present: Gang) -> int | None:
-    """Pods of a gang that is smaller than what was admitted, where it may give back the rest.
+def _shrunk_to(job: TorchrunJob, admitted: int, present: RunningGang) -> int | None:
+    """Pods of a gang that is smaller than its admission, where the rest may be released.
 
-    Not while an older gang of its ends, and not before reconcile has forgotten the last time.
+    None while an older gang of the job ends, and until reconcile has dropped its last answer.
     """
-    shrunk = job.spec.elastic is not None and 0 < present.made == present.nodes < held
-    told = admission_status.has_given_back(job) and not admission_status.gives_back(job)
-    return present.made if shrunk and not told else None
+    shrunk = job.spec.elastic is not None and 0 < present.created == present.nodes < admitted
+    reported = admission_status.has_given_back(job) and not admission_status.gives_back(job)
+    return present.created if shrunk and not reported else None
 
 
-def _has_given_way(job: TorchrunJob, present: Gang) -> bool:
+def _was_requeued(job: TorchrunJob, present: RunningGang) -> bool:
     withdrawn = admission_status.withdrawn(job)
     return bool(withdrawn) and job.status.reason == withdrawn and not present.nodes
 
@@ -157,41 +159,46 @@ def _waits(job: TorchrunJob) -> bool:
     return asks and not job.spec.suspend
 
 
-def _standing(
-    job: TorchrunJob, queue: TorchrunQueue | None, present: Gang, held: int, *, takes_part: bool
-) -> Standing:
-    """Of a job that waits (`held` is 0) or holds so much."""
-    asked, granted = _asked_of(job, queue), admission_status.granted_to(job)
+def _classify(
+    job: TorchrunJob,
+    queue: TorchrunQueue | None,
+    present: RunningGang,
+    admitted: int,
+    *,
+    takes_part: bool,
+) -> Classification:
+    """Of a job that waits (`admitted` is 0) or is admitted for this many nodes."""
+    asked, granted = _asked(job, queue), admission_status.granted_to(job)
     # The charge is what was admitted, whatever the spec says by now.
-    pods = granted or asked or _known_of(job)
+    pods = granted or asked or _from_status(job)
     head = pods.head
     placed = Counter(present.placed) - Counter({} if head is None else present.heads)
     scheduling = scheduling_of(job, queue)
     meta, status = job.metadata, job.status
     admission = status.admission or Admission()
-    return Standing(
+    return Classification(
         takes_part=takes_part,
         outdated=_outdated(job, queue, asked, present) if takes_part else "",
-        request=Request(
+        workload=Workload(
             namespace=meta.namespace,
             name=meta.name,
             uid=meta.uid,
             queue=admission.queue if granted is not None else job.spec.job_queue,
             created=meta.creation_timestamp or LONG_AGO,
-            nodes=_nodes_asked(job, asked, held, present) if takes_part else held,
+            nodes=_nodes_asked(job, asked, admitted, present) if takes_part else admitted,
             pod=pods.pod,
             gpus=pods.gpus,
             head=head,
             head_gpus=pods.head_gpus,
             priority=_priority(job, queue),
             node_selector=scheduling.node_selector,
-            admitted=held,
+            admitted=admitted,
             placed=dict(placed),
-            since=(admission.time or present.since) if held else None,
+            since=(admission.time or present.since) if admitted else None,
             running=status.phase == "Running",
             preempted_for=admission.preempted_for,
             nominated=admission.nominated,
-            uses=_uses(job, held, present) if takes_part else None,
+            shrunk_to=_shrunk_to(job, admitted, present) if takes_part else None,
         ),
         tolerations=scheduling.tolerations,
         deadline=resolve_reliability(job, queue).deadline,
@@ -199,38 +206,40 @@ def _standing(
 
 
 def _outdated(
-    job: TorchrunJob, queue: TorchrunQueue | None, asked: GangRequests | None, present: Gang
+    job: TorchrunJob, queue: TorchrunQueue | None, asked: GangRequests | None, present: RunningGang
 ) -> str:
-    """What the next gang lacks, once reconcile has said that it waits for just that."""
+    """What the next gang lacks, once reconcile has reported that it waits for that."""
     waits = job.status.reason in (admission_status.WAITING, admission_status.OUTDATED)
-    told = job.status.observed_generation == job.metadata.generation
-    if queue is None or asked is None or present.nodes or not (waits and told):
+    observed = job.status.observed_generation == job.metadata.generation
+    if queue is None or asked is None or present.nodes or not (waits and observed):
         return ""
     if admission_status.granted_to(job) is None:
         return ""
     return admission_status.outdated(job, queue.metadata.name, asked)
 
 
-def _nodes_asked(job: TorchrunJob, asked: GangRequests | None, held: int, present: Gang) -> int:
-    """More only for a gang that may grow, less once no gang of the former size is there.
+def _nodes_asked(
+    job: TorchrunJob, asked: GangRequests | None, admitted: int, present: RunningGang
+) -> int:
+    """More only for an elastic gang, less once no gang of the former size is left.
 
-    A gang whose pods ask for more than those that were admitted can have no other size.
+    The size stays where the pods ask for more than those that were admitted.
     """
     if asked is None or job.metadata.deletion_timestamp is not None:
-        return held
+        return admitted
     granted = admission_status.granted_to(job)
     if granted is not None and pod_shortfall(asked, granted):
-        return held
-    if not held or asked.nodes == held:
+        return admitted
+    if not admitted or asked.nodes == admitted:
         return asked.nodes
-    if asked.nodes > held:
-        return asked.nodes if job.spec.elastic is not None else held
-    told = job.status.observed_generation == job.metadata.generation
-    return max(asked.nodes, present.nodes) if told else held
+    if asked.nodes > admitted:
+        return asked.nodes if job.spec.elastic is not None else admitted
+    observed = job.status.observed_generation == job.metadata.generation
+    return max(asked.nodes, present.nodes) if observed else admitted
 
 
-def _asked_of(job: TorchrunJob, queue: TorchrunQueue | None) -> GangRequests | None:
-    """What the spec asks for; None where it makes no run."""
+def _asked(job: TorchrunJob, queue: TorchrunQueue | None) -> GangRequests | None:
+    """What the spec asks for; None where it cannot be resolved."""
     if queue is None:
         return None
     try:
@@ -239,15 +248,15 @@ def _asked_of(job: TorchrunJob, queue: TorchrunQueue | None) -> GangRequests | N
         return None
 
 
-def _known_of(job: TorchrunJob) -> GangRequests:
-    """Of a job whose spec makes no run: what the status knows."""
+def _from_status(job: TorchrunJob) -> GangRequests:
+    """What the status has of a job whose spec cannot be resolved."""
     nodes = job.status.num_nodes or 1
     gpus = (job.status.gpus or 0) // max(1, nodes)
     return GangRequests(nodes=nodes, pod={"pods": 1}, gpus=gpus)
 
 
 def _priority(job: TorchrunJob, queue: TorchrunQueue | None) -> int:
-    """At most what the queue allows, also of a job that was admitted before it did."""
+    """At most what the queue allows, even where that was set after the admission."""
     if queue is None:
         return job.spec.priority or 0
     wanted = queue.spec.priority if job.spec.priority is None else job.spec.priority

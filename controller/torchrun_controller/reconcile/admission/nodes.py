@@ -1,7 +1,7 @@
-"""Nodes as the coordinator sees them: what they have, and whom their taints keep away.
+"""Nodes as the coordinator sees them: what they offer, and which jobs their taints keep away.
 
-A taint that some jobs tolerate becomes a label of every node: a job that does not tolerate it asks
-for nodes without it, as it asks for labels.
+A taint that some jobs tolerate becomes a label of every node: a job that does not tolerate it
+selects nodes without it, as it selects labels.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,29 +12,29 @@ from types import MappingProxyType
 from torchrun_api import core
 from torchrun_api.json import JsonObject
 from torchrun_api.quantity import QuantityError, parse
-from torchrun_controller.reconcile.admission.state import Node
+from torchrun_controller.reconcile.admission.model import NodeCapacity
 from torchrun_controller.reconcile.pods.nodes import ready_condition
 
-# Kubernetes' own taints say that the node takes nobody (kubernetes.io, "Taints and Tolerations").
+# Kubernetes' own taints say that the node takes no pods (kubernetes.io, "Taints and Tolerations").
 LIFECYCLE = "node.kubernetes.io/"
-KEEPS_AWAY = frozenset({"NoSchedule", "NoExecute"})
-NOTHING: Mapping[str, int] = MappingProxyType({})
+REPELS = frozenset({"NoSchedule", "NoExecute"})
+NO_OVERHEAD: Mapping[str, int] = MappingProxyType({})
 ABSENT, PRESENT = "absent", "present"
 
 
-def machine(
-    node: core.Node, taints: frozenset[core.Taint], overhead: Mapping[str, int] = NOTHING
-) -> Node:
-    """`taints` are those of all nodes that some jobs may tolerate; `overhead` is what others use.
+def capacity(
+    node: core.Node, taints: frozenset[core.Taint], overhead: Mapping[str, int] = NO_OVERHEAD
+) -> NodeCapacity:
+    """What a node offers. `taints` are those of all nodes that some jobs may tolerate.
 
-    Pods of others are not watched, as there may be ten times as many as ours: what DaemonSets take
-    of each node, an administrator says.
+    `overhead` is what other pods use. They are not watched, as there may be ten times as many: an
+    administrator configures what DaemonSets take of each node.
     """
     own = set(node.spec.taints)
-    marks = {label_of(taint): PRESENT if taint in own else ABSENT for taint in taints}
-    return Node(
+    labels = {label_of(taint): PRESENT if taint in own else ABSENT for taint in taints}
+    return NodeCapacity(
         name=node.metadata.name,
-        labels=node.metadata.labels | marks,
+        labels=node.metadata.labels | labels,
         allocatable={
             name: max(0, amount - overhead.get(name, 0))
             for name, amount in _amounts(node.status.allocatable).items()
@@ -44,7 +44,7 @@ def machine(
 
 
 def parse_overhead(text: str) -> dict[str, int]:
-    """Read "cpu=2,memory=8Gi,pods=10", in the units of Node.allocatable. Raises ValueError."""
+    """Read "cpu=2,memory=8Gi,pods=10" in the units of NodeCapacity. Raises ValueError."""
     overhead = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, separator, value = part.partition("=")
@@ -54,8 +54,8 @@ def parse_overhead(text: str) -> dict[str, int]:
     return overhead
 
 
-def facts(node: core.Node | None) -> object:
-    """What of a node matters here; heartbeats, images and addresses do not."""
+def relevant_fields(node: core.Node | None) -> object:
+    """What admission reads of a node: not heartbeats, images and addresses."""
     if node is None:
         return None
     allocatable = node.status.allocatable
@@ -63,9 +63,9 @@ def facts(node: core.Node | None) -> object:
 
 
 def tolerable(nodes: Iterable[core.Node]) -> frozenset[core.Taint]:
-    """The taints by which nodes are kept for some jobs."""
-    found = (taint for node in nodes for taint in node.spec.taints)
-    return frozenset(t for t in found if t.effect in KEEPS_AWAY and not t.key.startswith(LIFECYCLE))
+    """The taints that keep nodes for some jobs."""
+    taints = (taint for node in nodes for taint in node.spec.taints)
+    return frozenset(t for t in taints if t.effect in REPELS and not t.key.startswith(LIFECYCLE))
 
 
 def label_of(taint: core.Taint) -> str:
@@ -73,19 +73,19 @@ def label_of(taint: core.Taint) -> str:
     return f"taint/{taint.key}={taint.value}/{taint.effect}"
 
 
-def avoided(
+def taint_selector(
     taints: Iterable[core.Taint], tolerations: tuple[JsonObject, ...], devices: Iterable[str]
 ) -> dict[str, str]:
-    """What a job with these tolerations asks of a node's labels for the sake of its taints.
+    """The labels that a job with these tolerations has to select.
 
-    A taint with the name of a device keeps those away that do not request it: the admission plugin
-    ExtendedResourceToleration lets the others in.
+    Pods that request a device tolerate a taint with its name: the admission plugin
+    ExtendedResourceToleration adds that.
     """
-    kept_for = frozenset(devices)
+    requested = frozenset(devices)
     return {
         label_of(taint): ABSENT
         for taint in taints
-        if taint.key not in kept_for and not any(_tolerates(t, taint) for t in tolerations)
+        if taint.key not in requested and not any(_tolerates(t, taint) for t in tolerations)
     }
 
 
@@ -102,13 +102,13 @@ def _tolerates(toleration: JsonObject, taint: core.Taint) -> bool:
 
 
 def _amounts(allocatable: dict[str, str]) -> dict[str, int]:
-    found = {}
+    amounts = {}
     for name, value in allocatable.items():
         try:
-            found[name] = floor(_amount(name, value))
+            amounts[name] = floor(_amount(name, value))
         except QuantityError:
             continue
-    return found
+    return amounts
 
 
 def _amount(name: str, value: int | str) -> Fraction:
@@ -117,5 +117,5 @@ def _amount(name: str, value: int | str) -> Fraction:
 
 def _is_usable(node: core.Node) -> bool:
     ready = ready_condition(node)
-    taken = any(t.key.startswith(LIFECYCLE) and t.effect in KEEPS_AWAY for t in node.spec.taints)
-    return ready is not None and ready.status == "True" and not (node.spec.unschedulable or taken)
+    repels = any(t.key.startswith(LIFECYCLE) and t.effect in REPELS for t in node.spec.taints)
+    return ready is not None and ready.status == "True" and not (node.spec.unschedulable or repels)

@@ -1,0 +1,129 @@
+"""The ClusterState of a decision, from jobs, queues and nodes as the API has them."""
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from math import floor
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from torchrun_api import core
+from torchrun_api.admission import Quota
+from torchrun_api.job import TorchrunJob
+from torchrun_api.json import JsonObject
+from torchrun_api.quantity import QuantityError, parse
+from torchrun_api.queue import TorchrunQueue
+from torchrun_controller.reconcile.admission import nodes as node_rules
+from torchrun_controller.reconcile.admission.classify import Classification
+from torchrun_controller.reconcile.admission.model import (
+    ClusterState,
+    Queue,
+    QuotaLimits,
+    RoundRobinState,
+    Workload,
+)
+from torchrun_controller.reconcile.model.times import seconds_run
+from torchrun_controller.reconcile.spec.admission_status import takes_part
+
+
+class ClassifiedJob(Struct, frozen=True):
+    """A job and what admission has to do with it."""
+
+    job: TorchrunJob
+    classification: Classification
+
+
+def cluster_state(
+    queues: Iterable[TorchrunQueue],
+    jobs: Iterable[ClassifiedJob],
+    orphans: Iterable[Workload],
+    nodes: tuple[core.Node, ...] | None,
+    now: datetime,
+    cohort_namespaces: frozenset[str] = frozenset(),
+    overhead: Mapping[str, int] = node_rules.NO_OVERHEAD,
+) -> ClusterState:
+    """Put the state together. `orphans` run after their job is gone; `nodes` None is not known.
+
+    Queues of `cohort_namespaces` may be of one cohort, whatever their namespace. `overhead` is what
+    other pods take of each node.
+    """
+    taints = node_rules.tolerable(nodes or ())
+    selectors = _TaintSelectors(taints)
+    return ClusterState(
+        nodes=None
+        if nodes is None
+        else tuple(node_rules.capacity(node, taints, overhead) for node in nodes),
+        queues=tuple(queue_input(queue) for queue in queues if takes_part(queue.spec)),
+        workloads=(*orphans, *_workloads(jobs, selectors, now)),
+        cohort_namespaces=tuple(sorted(cohort_namespaces)),
+    )
+
+
+def queue_input(queue: TorchrunQueue) -> Queue:
+    """The queue with its quota in whole numbers, and the last running weights."""
+    spec, meta, admission = queue.spec, queue.metadata, queue.status.admission
+    paused_reason = queue.invalid
+    if meta.deletion_timestamp is not None:
+        paused_reason = "the queue is being deleted"
+    limits = QuotaLimits()
+    try:
+        limits = _limits(spec.quota or Quota())
+    except QuantityError as error:
+        paused_reason = f"spec.quota: {error}"
+    round_robin = None
+    if admission is not None:
+        round_robin = RoundRobinState(
+            weight=admission.weight, current=admission.current, spare=admission.spare
+        )
+    return Queue(
+        namespace=meta.namespace,
+        name=meta.name,
+        weight=spec.weight,
+        quota=limits,
+        cohort=spec.cohort or "",
+        paused_reason=paused_reason,
+        round_robin=round_robin,
+    )
+
+
+def _limits(quota: Quota) -> QuotaLimits:
+    return QuotaLimits(
+        nodes=quota.nodes,
+        gpus=quota.gpus,
+        cpu=None if quota.cpu is None else floor(parse(quota.cpu) * 1000),
+        memory=None if quota.memory is None else floor(parse(quota.memory)),
+        jobs=quota.jobs,
+    )
+
+
+def _workloads(
+    jobs: Iterable[ClassifiedJob], selectors: "_TaintSelectors", now: datetime
+) -> Iterable[Workload]:
+    for one in jobs:
+        workload, classification = one.classification.workload, one.classification
+        if workload is None:
+            continue
+        labels = selectors.of(classification.tolerations, workload.pod)
+        if labels:
+            workload = replace(workload, node_selector=workload.node_selector | labels)
+        if classification.deadline is not None:
+            left = classification.deadline.total_seconds() - seconds_run(one.job.status, now)
+            workload = replace(workload, seconds_left=max(left, 0.0))
+        yield workload
+
+
+class _TaintSelectors:
+    """Node labels that jobs select because of taints, remembered, as most are equal."""
+
+    def __init__(self, taints: frozenset[core.Taint]) -> None:
+        self._taints = taints
+        self._known: dict[object, dict[str, str]] = {}
+
+    def of(self, tolerations: tuple[JsonObject, ...], pod: dict[str, int]) -> dict[str, str]:
+        """Of a job with these tolerations whose pods request this."""
+        if not self._taints:
+            return {}
+        key = str(tolerations), tuple(pod)
+        if key not in self._known:
+            self._known[key] = node_rules.taint_selector(self._taints, tolerations, pod)
+        return self._known[key]

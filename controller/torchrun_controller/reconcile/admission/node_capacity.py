@@ -1,0 +1,182 @@
+"""How many pods of one shape fit onto the nodes beside what runs there.
+
+Several pods may share a node. What a node has free is negative where it is promised before the pods
+that use it now are gone: then nothing else fits there.
+"""
+
+from collections.abc import Iterable
+
+from torchrun_controller.reconcile.admission.model import NodeCapacity, Workload
+
+# How many pods fit that request nothing, or where nodes are not known.
+UNLIMITED = 1 << 30
+Free = tuple[int, ...]
+Placement = dict[int, int]
+Items = tuple[tuple[str, str], ...]
+
+
+class NodePool:
+    """The usable nodes that match one selector, by index."""
+
+    def __init__(self, number: int, members: frozenset[int]) -> None:
+        self.number = number
+        self.members = members
+
+
+class PodShape:
+    """Pods that request the same and may run on the same nodes."""
+
+    def __init__(self, needs: tuple[tuple[int, int], ...], pool: NodePool) -> None:
+        self.needs = needs
+        self.pool = pool
+        self._known: dict[Free, int] = {}
+
+    def fit(self, free: Free) -> int:
+        """How many of these pods fit into this free capacity."""
+        count = self._known.get(free)
+        if count is None:
+            count = max(0, min((free[r] // amount for r, amount in self.needs), default=UNLIMITED))
+            self._known[free] = count
+        return count
+
+
+class NodeIndex:
+    """All nodes in the order of their names, and the shapes that were asked for."""
+
+    def __init__(self, nodes: tuple[NodeCapacity, ...] | None, resources: Iterable[str]) -> None:
+        self.known = nodes is not None
+        self.nodes = sorted(nodes or (), key=lambda node: node.name)
+        self.index = {node.name: i for i, node in enumerate(self.nodes)}
+        self._resources = {name: i for i, name in enumerate(sorted(resources))}
+        self._pools: dict[Items, NodePool] = {}
+        self._shapes: dict[tuple[tuple[tuple[str, int], ...], Items], PodShape] = {}
+        self._by_spelling: dict[tuple[object, ...], PodShape] = {}
+        self._overlaps: dict[tuple[int, int], bool] = {}
+
+    def empty(self) -> "FreeCapacity":
+        """The nodes with nothing on them."""
+        names = self._resources
+        free = [tuple(node.allocatable.get(name, 0) for name in names) for node in self.nodes]
+        return FreeCapacity(self, free)
+
+    def shape(self, workload: Workload) -> PodShape:
+        """The shape of the pods of a workload: one object for all equal ones."""
+        spelling = (*workload.pod.items(), *workload.node_selector.items())
+        shape = self._by_spelling.get(spelling)
+        if shape is None:
+            shape = self._by_spelling[spelling] = self._shape(workload)
+        return shape
+
+    def _shape(self, workload: Workload) -> PodShape:
+        pod, selector = (
+            tuple(sorted(workload.pod.items())),
+            tuple(sorted(workload.node_selector.items())),
+        )
+        shape = self._shapes.get((pod, selector))
+        if shape is None:
+            needs = tuple((self._resources[name], amount) for name, amount in pod if amount > 0)
+            shape = self._shapes[pod, selector] = PodShape(needs, self._pool(selector))
+        return shape
+
+    def overlap(self, one: NodePool, other: NodePool) -> bool:
+        """Whether two pools share nodes; True where nodes are not known."""
+        if one is other or not self.known:
+            return True
+        key = (min(one.number, other.number), max(one.number, other.number))
+        shared = self._overlaps.get(key)
+        if shared is None:
+            shared = self._overlaps[key] = not one.members.isdisjoint(other.members)
+        return shared
+
+    def _pool(self, selector: Items) -> NodePool:
+        pool = self._pools.get(selector)
+        if pool is None:
+            wanted = set(selector)
+            members = frozenset(
+                i
+                for i, node in enumerate(self.nodes)
+                if node.usable and wanted <= node.labels.items()
+            )
+            pool = self._pools[selector] = NodePool(len(self._pools), members)
+        return pool
+
+
+class FreeCapacity:
+    """What is free on each node, and how many pods fit of the shapes that were asked for."""
+
+    def __init__(self, nodes: NodeIndex, free: list[Free]) -> None:
+        self.nodes = nodes
+        self.free = free
+        self._fits: dict[PodShape, list[int]] = {}
+        self._totals: dict[PodShape, int] = {}
+
+    def copy(self, shape: PodShape) -> "FreeCapacity":
+        """An independent copy, with the counts of this shape."""
+        copy = FreeCapacity(self.nodes, list(self.free))
+        if shape in self._totals:
+            copy._totals[shape] = self._totals[shape]
+            copy._fits[shape] = list(self._fits[shape])
+        return copy
+
+    def least(self, other: "FreeCapacity") -> "FreeCapacity":
+        """What is free in both."""
+        pairs = zip(self.free, other.free, strict=True)
+        return FreeCapacity(self.nodes, [tuple(map(min, one, two)) for one, two in pairs])
+
+    def capacity(self, shape: PodShape) -> int:
+        """How many pods of the shape fit."""
+        if not self.nodes.known:
+            return UNLIMITED
+        if shape not in self._totals:
+            fits = [0] * len(self.free)
+            for i in shape.pool.members:
+                fits[i] = shape.fit(self.free[i])
+            self._fits[shape] = fits
+            self._totals[shape] = sum(fits)
+        return self._totals[shape]
+
+    def place(self, shape: PodShape, pods: int) -> Placement:
+        """Nodes for this many pods, the fullest nodes first. They have to fit."""
+        assert self.capacity(shape) >= pods
+        if not self.nodes.known:
+            return {}
+        placement: Placement = {}
+        for fit, i in sorted((fit, i) for i, fit in enumerate(self._fits[shape]) if fit):
+            placement[i] = min(fit, pods)
+            pods -= placement[i]
+            if not pods:
+                break
+        return placement
+
+    def place_admitted(self, shape: PodShape, pods: int) -> Placement:
+        """Nodes for pods that are admitted, whether they fit or not.
+
+        Those that do not fit are put onto the largest nodes, where others have to leave first.
+        """
+        placement = self.place(shape, min(pods, self.capacity(shape)))
+        pods -= sum(placement.values())
+        if pods > 0 and self.nodes.known:
+            bare = self.nodes.empty()
+            sizes = sorted((-shape.fit(bare.free[i]), i) for i in shape.pool.members)
+            for size, i in sizes:
+                more = min(pods, -size)
+                placement[i] = placement.get(i, 0) + more
+                pods -= more
+        return placement
+
+    def take(self, shape: PodShape, placement: Placement, times: int = 1) -> None:
+        """Count the pods as placed; with `times` -1 no longer."""
+        for i, pods in placement.items():
+            free = list(self.free[i])
+            for resource, amount in shape.needs:
+                free[resource] -= amount * pods * times
+            self.set(i, tuple(free))
+
+    def set(self, i: int, free: Free) -> None:
+        """Set what is free on a node, and update the counts of all shapes."""
+        self.free[i] = free
+        for shape, fits in self._fits.items():
+            if i in shape.pool.members:
+                fit = shape.fit(free)
+                self._totals[shape] += fit - fits[i]
+                fits[i] = fit

@@ -1,0 +1,136 @@
+"""Which workloads to preempt, so that a head fits: as few as needed.
+
+Within a queue the lowest priority leaves first, then the youngest. Priorities of different queues
+are not compared, as the users of each queue set them: there the youngest goes first.
+
+Candidates are workloads of lower priority in the head's own queue, and, where the head stays within
+its queue's own quota, workloads of queues that borrow from its cohort, as long as they borrow. What
+is being preempted already counts first: nothing new is preempted for room that it frees.
+"""
+
+import heapq
+from collections.abc import Iterator
+
+from torchrun_controller.reconcile.admission.node_capacity import Placement
+from torchrun_controller.reconcile.admission.reservation import Reservations
+from torchrun_controller.reconcile.admission.snapshot import (
+    AdmittedWorkload,
+    PendingWorkload,
+    Snapshot,
+)
+
+
+class PreemptionPlan:
+    """Where a head will run, and the workloads that have to be preempted for it in addition."""
+
+    def __init__(self, placement: Placement, targets: list[AdmittedWorkload]) -> None:
+        self.placement = placement
+        self.targets = targets
+
+
+def plan_preemption(
+    snapshot: Snapshot, reservations: Reservations, head: PendingWorkload, *, new: bool = True
+) -> PreemptionPlan | None:
+    """The room that a head has once others have left; None if there is none, or it fits already.
+
+    With `new` False only workloads that are being preempted already leave.
+    """
+    search = _Search(snapshot, reservations, head)
+    try:
+        fits_already = search.fits()
+        for admitted in snapshot.preempted:
+            search.remove(admitted)
+        targets = search.targets() if new or search.fits() else None
+        if fits_already or targets is None:
+            return None
+        return PreemptionPlan(search.capacity.place(), targets)
+    finally:
+        search.undo()
+
+
+class _Search:
+    """Removes workloads from a copy of the nodes and from the quotas, which `undo` restores."""
+
+    def __init__(
+        self, snapshot: Snapshot, reservations: Reservations, head: PendingWorkload
+    ) -> None:
+        self.snapshot = snapshot
+        self.head = head
+        self.capacity = reservations.simulate(head)
+        self._removed: list[AdmittedWorkload] = []
+
+    def remove(self, admitted: AdmittedWorkload) -> None:
+        self.capacity.remove(admitted)
+        if admitted.queue is not None:
+            admitted.queue.quota.add(admitted.usage, -1)
+        self._removed.append(admitted)
+
+    def put_back(self, admitted: AdmittedWorkload) -> None:
+        assert admitted.queue is not None
+        self.capacity.remove(admitted, 1)
+        admitted.queue.quota.add(admitted.usage)
+        self._removed.remove(admitted)
+
+    def undo(self) -> None:
+        for admitted in self._removed:
+            if admitted.queue is not None:
+                admitted.queue.quota.add(admitted.usage)
+
+    def fits(self) -> bool:
+        return self.head.queue.quota.shortage(self.head.usage) is None and self.capacity.fits()
+
+    def targets(self) -> list[AdmittedWorkload] | None:
+        """What has to be preempted in addition; None if that is not enough."""
+        targets: list[AdmittedWorkload] = []
+        candidates = self._candidates()
+        while not self.fits():
+            candidate = next(candidates, None)
+            if candidate is None:
+                return None
+            self.remove(candidate)
+            targets.append(candidate)
+        # Some may not be needed: a later one freed all that was missing.
+        for target in reversed(targets[:-1]):
+            self.put_back(target)
+            if self.fits():
+                targets.remove(target)
+            else:
+                self.remove(target)
+        return targets
+
+    def _candidates(self) -> Iterator[AdmittedWorkload]:
+        own = self.head.queue
+        any_node = own.quota.shortage(self.head.usage) is not None
+        if not own.quota.borrows(self.head.usage):
+            for admitted in self._of_cohort():
+                assert admitted.queue is not None
+                if self._is_useful(admitted, any_node) and any(admitted.queue.quota.borrowed()):
+                    yield admitted
+        priority = self.head.workload.priority
+        lower = [admitted for admitted in own.admitted if admitted.workload.priority < priority]
+        for admitted in sorted(lower, key=preemption_order):
+            if self._is_useful(admitted, any_node):
+                yield admitted
+
+    def _of_cohort(self) -> Iterator[AdmittedWorkload]:
+        """Workloads of the other queues of the cohort, each queue's in preemption order."""
+        own = self.head.queue
+        queues = [q for q in self.snapshot.queues if q.quota.cohort is own.quota.cohort]
+        ordered = [sorted(q.admitted, key=preemption_order) for q in queues if q is not own]
+        # The youngest of the first of each queue, whatever comes behind it there.
+        return heapq.merge(*ordered, key=youngest_first)
+
+    def _is_useful(self, admitted: AdmittedWorkload, any_node: bool) -> bool:
+        members = self.head.shape.pool.members
+        stays = admitted.preempted_for or admitted.workload.gone
+        return not stays and (any_node or not members.isdisjoint(admitted.placement))
+
+
+def preemption_order(admitted: AdmittedWorkload) -> tuple[int, float, str]:
+    """The order within a queue: lowest priority, then youngest."""
+    return admitted.workload.priority, *youngest_first(admitted)
+
+
+def youngest_first(admitted: AdmittedWorkload) -> tuple[float, str]:
+    """The order between queues."""
+    return -admitted.since, admitted.workload.uid

@@ -1,0 +1,205 @@
+"""What is reserved for a head that has to wait, and who may still go before it (EASY backfill).
+
+A node reservation is where and when the head fits at the latest. Admitted workloads are assumed to
+end in the order of their deadlines, after them the oldest first. A workload may pass the head if it
+ends before that, or needs only what the head leaves over: no backfill makes the head start later.
+Where a workload without a deadline has to end first, the time is not known, and only what the head
+leaves over is used. Room is expected from the oldest workloads, so later ones do not delay it.
+"""
+
+from collections.abc import Collection, Iterable
+from math import inf
+
+from torchrun_controller.reconcile.admission.node_capacity import FreeCapacity, Placement
+from torchrun_controller.reconcile.admission.snapshot import (
+    AdmittedWorkload,
+    PendingWorkload,
+    Snapshot,
+)
+
+
+class Reservation:
+    """Nodes for one head in `seconds` from now at the latest, inf where the time is not known."""
+
+    def __init__(self, head: PendingWorkload, seconds: float) -> None:
+        self.head = head
+        self.seconds = seconds
+
+
+class Reservations:
+    """All node reservations of one decision.
+
+    Beside what is free now this keeps what is free later, when every head has its reservation. A
+    workload that does not end before the reservations needs room in both.
+    """
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        self._reservations: list[Reservation] = []
+        self._later: FreeCapacity | None = None
+        self._both: FreeCapacity | None = None
+        # UIDs of the workloads that occupy nothing in `_later`.
+        self._ended: set[str] = set()
+
+    def overlapping(self, workload: PendingWorkload) -> Reservation | None:
+        """The first reservation of nodes that the workload could use."""
+        overlap = self._snapshot.overlap
+        return next((r for r in self._reservations if overlap(r.head.shape, workload.shape)), None)
+
+    def has(self, head: PendingWorkload) -> bool:
+        """Whether this head has a reservation."""
+        return any(reservation.head is head for reservation in self._reservations)
+
+    def reserve(self, head: PendingWorkload) -> Reservation:
+        """Reserve nodes for a head that does not fit now, and would if nothing else ran.
+
+        No other reservation may be on nodes that it could use.
+        """
+        later = (self._later or self._snapshot.free).copy(head.shape)
+        members = head.shape.pool.members
+        ending = [one for one in self._snapshot.admitted if not members.isdisjoint(one.placement)]
+        # Some end for another head already, on nodes of both.
+        waits = [one.seconds for one in ending if one.workload.uid in self._ended]
+        for admitted in sorted(ending, key=lambda one: one.end_order):
+            if later.capacity(head.shape) >= head.workers:
+                break
+            if admitted.workload.uid not in self._ended:
+                later.take(admitted.shape, admitted.placement, -1)
+                self._ended.add(admitted.workload.uid)
+                waits.append(admitted.seconds)
+        later.take(head.shape, later.place(head.shape, head.workers))
+        self._later = later
+        self._both = self._snapshot.free.least(later)
+        reservation = Reservation(head, max(waits, default=inf))
+        self._reservations.append(reservation)
+        return reservation
+
+    def available(self, workload: PendingWorkload) -> FreeCapacity:
+        """What the workload may use without delaying a head."""
+        if self._both is None or self._ends_before(workload):
+            return self._snapshot.free
+        return self._both
+
+    def simulate(self, workload: PendingWorkload) -> "CapacitySimulation":
+        """A copy of that, to see what a preemption would free."""
+        free = self._snapshot.free
+        if self._later is None or self._both is None or self._ends_before(workload):
+            return CapacitySimulation(workload, free, None, free, self._ended)
+        return CapacitySimulation(workload, free, self._later, self._both, self._ended)
+
+    def take(self, workload: PendingWorkload, placement: Placement) -> None:
+        """The workload is admitted on these nodes."""
+        self._snapshot.free.take(workload.shape, placement)
+        if self._later is not None:
+            if self._ends_before(workload):
+                self._ended.add(workload.workload.uid)
+            else:
+                self._later.take(workload.shape, placement)
+            self._update(placement)
+
+    def promise(
+        self, head: PendingWorkload, placement: Placement, preempted: list[AdmittedWorkload]
+    ) -> None:
+        """The head gets these nodes as soon as the preempted workloads have left them."""
+        self._snapshot.free.take(head.shape, placement)
+        if self._later is not None:
+            for admitted in preempted:
+                if admitted.workload.uid not in self._ended:
+                    self._ended.add(admitted.workload.uid)
+                    self._later.take(admitted.shape, admitted.placement, -1)
+                    self._update(admitted.placement)
+            self._later.take(head.shape, placement)
+            self._update(placement)
+
+    def _update(self, nodes: Iterable[int]) -> None:
+        assert self._later is not None
+        assert self._both is not None
+        for i in nodes:
+            self._both.set(i, tuple(map(min, self._snapshot.free.free[i], self._later.free[i])))
+
+    def _ends_before(self, workload: PendingWorkload) -> bool:
+        """Whether it ends before any reservation on nodes that it could use."""
+        overlap = self._snapshot.overlap
+        others = [r for r in self._reservations if overlap(r.head.shape, workload.shape)]
+        return bool(others) and all(workload.seconds <= r.seconds < inf for r in others)
+
+
+class CapacitySimulation:
+    """What a workload could use if admitted workloads left, with all reservations kept."""
+
+    def __init__(
+        self,
+        workload: PendingWorkload,
+        now: FreeCapacity,
+        later: FreeCapacity | None,
+        both: FreeCapacity,
+        ended: Collection[str],
+    ) -> None:
+        self._workload = workload
+        self._now = now.copy(workload.shape)
+        self._later = later and later.copy(workload.shape)
+        self._both = self._now if later is None else both.copy(workload.shape)
+        self._ended = ended
+
+    def remove(self, admitted: AdmittedWorkload, times: int = -1) -> None:
+        """Take the workload away; with `times` 1 put it back."""
+        self._now.take(admitted.shape, admitted.placement, times)
+        if self._later is not None:
+            if admitted.workload.uid not in self._ended:
+                self._later.take(admitted.shape, admitted.placement, times)
+            for i in admitted.placement:
+                self._both.set(i, tuple(map(min, self._now.free[i], self._later.free[i])))
+
+    def fits(self) -> bool:
+        """Whether there is room."""
+        return self._both.capacity(self._workload.shape) >= self._workload.workers
+
+    def place(self) -> Placement:
+        """Nodes with that room."""
+        return self._both.place(self._workload.shape, self._workload.workers)
+
+
+class QuotaReservation:
+    """Quota that a waiting head has before those behind it in its queue, unless they end before it.
+
+    `seconds` is when the head starts at the latest, inf where that is not known.
+    """
+
+    def __init__(self, snapshot: Snapshot, head: PendingWorkload, seconds: float = inf) -> None:
+        quota = head.queue.quota
+        self._resources = tuple(quota.limits)
+        self._limit = quota.cohort.limit
+        self._used = list(quota.cohort.used)
+        self.seconds = seconds
+        if quota.shortage(head.usage) is not None:
+            self._wait_for_quota(snapshot, head)
+        self._add(head)
+
+    def allows(self, workload: PendingWorkload) -> bool:
+        """Whether the workload leaves the head what it needs."""
+        return workload.seconds <= self.seconds < inf or self._fits(workload)
+
+    def take(self, workload: PendingWorkload) -> None:
+        """The workload was admitted."""
+        if not workload.seconds <= self.seconds < inf:
+            self._add(workload)
+
+    def _wait_for_quota(self, snapshot: Snapshot, head: PendingWorkload) -> None:
+        """Assume that workloads end, one after the other, until the quota is enough."""
+        self.seconds = 0.0
+        for admitted in sorted(snapshot.admitted, key=lambda one: one.end_order):
+            if self._fits(head):
+                break
+            queue = admitted.queue
+            if queue is not None and queue.quota.cohort is head.queue.quota.cohort:
+                for resource in queue.quota.limits:
+                    self._used[resource] -= admitted.usage[resource]
+                self.seconds = admitted.seconds
+
+    def _fits(self, workload: PendingWorkload) -> bool:
+        used, limit, usage = self._used, self._limit, workload.usage
+        return all(not usage[r] or used[r] + usage[r] <= limit[r] for r in self._resources)
+
+    def _add(self, workload: PendingWorkload) -> None:
+        for resource in self._resources:
+            self._used[resource] += workload.usage[resource]

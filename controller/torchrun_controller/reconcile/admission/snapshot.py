@@ -1,0 +1,192 @@
+"""All that one decision is made on: queues with their workloads, quotas, and room on nodes."""
+
+from math import inf
+
+from torchrun_controller.reconcile.admission.model import (
+    ClusterState,
+    Grant,
+    Queue,
+    RoundRobinState,
+    Workload,
+)
+from torchrun_controller.reconcile.admission.node_capacity import NodeIndex, Placement, PodShape
+from torchrun_controller.reconcile.admission.quota import (
+    Cohort,
+    QueueQuota,
+    Usage,
+    cost_of,
+    usage_of,
+)
+from torchrun_controller.reconcile.admission.weighted_round_robin import Peer, initial_states
+
+
+class PendingWorkload:
+    """What a workload still asks for: all of its pods, or those that it wishes to grow by."""
+
+    __slots__ = ("cost", "pods", "queue", "seconds", "shape", "usage", "workers", "workload")
+
+    def __init__(self, queue: "QueueSnapshot", workload: Workload, shape: PodShape) -> None:
+        self.queue = queue
+        self.workload = workload
+        self.shape = shape
+        self.pods = workload.nodes - workload.admitted
+        self.workers = self.pods if workload.admitted else workload.workers(self.pods)
+        self.usage = usage_of(workload, self.pods, 0 if workload.admitted else 1)
+        self.cost = cost_of(self.usage)
+        self.seconds = _seconds_left(workload)
+
+
+class AdmittedWorkload:
+    """What an admitted workload occupies, and in how many seconds that ends at the latest."""
+
+    __slots__ = (
+        "placement",
+        "preempted_for",
+        "queue",
+        "seconds",
+        "shape",
+        "since",
+        "usage",
+        "workload",
+    )
+
+    def __init__(
+        self,
+        queue: "QueueSnapshot | None",
+        workload: Workload,
+        shape: PodShape,
+        placement: Placement,
+        usage: Usage,
+        since: float,
+    ) -> None:
+        self.queue = queue
+        self.workload = workload
+        self.shape = shape
+        self.placement = placement
+        self.usage = usage
+        self.since = since
+        self.seconds = _seconds_left(workload)
+        self.preempted_for = ""
+        if workload.preempted_for:
+            self.preempt(workload.preempted_for)
+
+    def preempt(self, for_uid: str) -> None:
+        """Preempt it: its room is free as soon as its pods have stopped."""
+        self.preempted_for = for_uid
+        self.seconds = 0.0
+
+    @property
+    def end_order(self) -> tuple[float, float, str]:
+        """The order in which room is expected back: known ends, then the oldest."""
+        return self.seconds, self.since, self.workload.uid
+
+
+class QueueSnapshot:
+    """A queue: its pending workloads in order, those with an admission, and its running weights."""
+
+    def __init__(self, queue: Queue, quota: QueueQuota, state: RoundRobinState) -> None:
+        self.queue = queue
+        self.name = queue.name
+        self.quota = quota
+        self.weight = state.weight
+        self.turn = Peer(state.weight, state.current)
+        self.spare = Peer(state.weight, state.spare)
+        self.pending: list[Workload] = []
+        self.admitted: list[AdmittedWorkload] = []
+        self.granted = 0  # first admissions by this decision
+        self.next = 0  # index of the first pending workload that has not been looked at
+        self.head: PendingWorkload | None = None
+
+    @property
+    def paused_reason(self) -> str:
+        """Why the queue admits nothing; empty where it does."""
+        if self.queue.paused_reason:
+            return self.queue.paused_reason
+        if self.weight <= 0:
+            return f"queue {self.name} is paused: its weight is 0, set it to 1 or more"
+        return ""
+
+
+class Snapshot:
+    """The whole state, changed in place while one decision is made."""
+
+    def __init__(self, state: ClusterState) -> None:
+        resources = {name for workload in state.workloads for name in workload.pod}
+        self.nodes = NodeIndex(state.nodes, resources)
+        self.empty = self.nodes.empty()
+        self.free = self.nodes.empty()
+        self.queues = _queues(state)
+        self.admitted: list[AdmittedWorkload] = []
+        self.grants: list[Grant] = []
+        by_key = {(queue.queue.namespace, queue.name): queue for queue in self.queues}
+        for workload in state.workloads:
+            queue = by_key.get((workload.namespace, workload.queue))
+            if workload.admitted:
+                self._add_admitted(queue, workload)
+            elif queue is not None:
+                queue.pending.append(workload)
+        self._place_pending_pods()
+        self.preempted = [one for one in self.admitted if one.preempted_for]
+        self.grants.sort(key=lambda grant: grant.uid)
+        for queue in self.queues:
+            queue.pending.sort(key=queue_order)
+            if not queue.pending:
+                queue.turn.current = queue.spare.current = 0
+
+    def pending(self, queue: QueueSnapshot, workload: Workload) -> PendingWorkload:
+        """What the workload asks for, ready to be compared."""
+        return PendingWorkload(queue, workload, self.nodes.shape(workload))
+
+    def overlap(self, one: PodShape, other: PodShape) -> bool:
+        """Whether both could use the same nodes."""
+        return self.nodes.overlap(one.pool, other.pool)
+
+    def _add_admitted(self, queue: QueueSnapshot | None, workload: Workload) -> None:
+        index = self.nodes.index
+        placement = {index[name]: pods for name, pods in workload.placed.items() if name in index}
+        since = workload.since.timestamp() if workload.since else 0.0
+        usage = usage_of(workload, workload.admitted)
+        shape = self.nodes.shape(workload)
+        admitted = AdmittedWorkload(queue, workload, shape, placement, usage, since)
+        self.admitted.append(admitted)
+        self.free.take(shape, placement)
+        if queue is not None:
+            queue.admitted.append(admitted)
+            queue.quota.add(usage)
+        if workload.nodes < workload.admitted:
+            self.grants.append(Grant(uid=workload.uid, nodes=workload.nodes))
+
+    def _place_pending_pods(self) -> None:
+        """Assume a node for each admitted pod that has none, oldest admission first."""
+        self.admitted.sort(key=lambda one: (one.since, one.workload.uid))
+        for admitted in self.admitted:
+            workload = admitted.workload
+            # The part of an admission that a gang does not use holds no room.
+            pods = workload.admitted if workload.shrunk_to is None else workload.shrunk_to
+            missing = workload.workers(pods) - sum(workload.placed.values())
+            if missing > 0:
+                more = self.free.place_admitted(admitted.shape, missing)
+                self.free.take(admitted.shape, more)
+                for i, pods in more.items():
+                    admitted.placement[i] = admitted.placement.get(i, 0) + pods
+
+
+def queue_order(workload: Workload) -> tuple[int, float, str, str]:
+    """The order within a queue: priority, then age."""
+    return -workload.priority, workload.created.timestamp(), workload.name, workload.uid
+
+
+def _seconds_left(workload: Workload) -> float:
+    return inf if workload.seconds_left is None else max(0.0, workload.seconds_left)
+
+
+def _queues(state: ClusterState) -> list[QueueSnapshot]:
+    ordered = sorted(state.queues, key=lambda queue: (queue.namespace, queue.name))
+    cohorts: dict[tuple[str, str], Cohort] = {}
+    queues = []
+    for queue, turn in zip(ordered, initial_states(ordered), strict=True):
+        shared = queue.namespace in state.cohort_namespaces
+        key = "" if shared else queue.namespace, queue.cohort
+        cohort = cohorts.setdefault(key, Cohort()) if queue.cohort else Cohort()
+        queues.append(QueueSnapshot(queue, QueueQuota(queue.quota, cohort), turn))
+    return queues

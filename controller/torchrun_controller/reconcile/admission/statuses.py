@@ -1,0 +1,273 @@
+"""The status of each job and queue about which a decision says something new.
+
+Updates are written in stages, each only after the one before: what is given back, who is nominated,
+who is preempted, who is admitted, what queues have used (so that no turn is charged for an
+admission that failed), and then the rest. After a crash in between, nothing is promised twice: a
+charge goes before the admission that needs its room.
+"""
+
+from collections.abc import Iterable
+from datetime import datetime
+from enum import IntEnum
+from fractions import Fraction
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from torchrun_api.admission import Admission, QueueAdmission
+from torchrun_api.job import TorchrunJob
+from torchrun_api.meta import Condition
+from torchrun_api.quantity import format_bytes, format_cpu
+from torchrun_api.queue import TorchrunQueue, TorchrunQueueStatus
+from torchrun_api.status import TorchrunJobStatus
+from torchrun_controller.reconcile.admission.classify import Classification
+from torchrun_controller.reconcile.admission.model import (
+    Amounts,
+    Decisions,
+    Grant,
+    PendingStatus,
+    Preemption,
+    QueueSummary,
+    QuotaLimits,
+    Workload,
+)
+from torchrun_controller.reconcile.model.conditions import ADMITTED, ConditionUpdate, Reason, update
+from torchrun_controller.reconcile.spec import admission_status
+from torchrun_controller.reconcile.spec.requests import GangRequests, admission_of
+
+# Positions up to this one are exact. Further behind they may be out by a quarter, so that not every
+# admission writes the status of every job that waits.
+EXACT = 20
+
+REQUEUED = Reason("Requeued", "nothing of it runs any more; it waits for its turn again")
+
+
+class Stage(IntEnum):
+    """When an update is written; each stage waits for those before it."""
+
+    RELEASE = 0
+    NOMINATE = 1
+    PREEMPT = 2
+    ADMIT = 3
+    QUEUES = 4
+    REPORT = 5
+
+
+class JobAdmission(Struct, frozen=True, kw_only=True):
+    """The part of a job's status that admission owns."""
+
+    condition: ConditionUpdate | None = None
+    admission: Admission | None = None
+    position: int | None = None
+
+
+class StatusUpdate(Struct, frozen=True, kw_only=True):
+    """A new status of one job or queue; `rank` orders what may be late (lowest first)."""
+
+    owner: TorchrunJob | TorchrunQueue
+    status: TorchrunJobStatus | TorchrunQueueStatus
+    stage: Stage
+    rank: int = 0
+
+
+class JobUpdates:
+    """The decisions on jobs, by UID."""
+
+    def __init__(self, decisions: Decisions) -> None:
+        self._grants = {grant.uid: grant for grant in decisions.grants}
+        self._preemptions = {one.uid: one for one in decisions.preemptions}
+        self._releases = {one.uid: one.nodes for one in decisions.releases}
+        self._pending = decisions.pending
+
+    def update(
+        self, job: TorchrunJob, classification: Classification, now: datetime
+    ) -> StatusUpdate | None:
+        """What is new of this job; None if its status says everything."""
+        uid = job.metadata.uid
+        grant, preemption = self._grants.get(uid), self._preemptions.get(uid)
+        pending = self._pending.get(uid)
+        before = job_admission(job)
+        after = _next(job, classification, before, grant, preemption, pending, now)
+        if after.admission is not None:
+            limit = _limit(classification, after.admission, self._releases.get(uid, 0))
+            after = replace(after, admission=replace(after.admission, limit=limit))
+        if after == before or (pending and _is_close(before, after)):
+            return None
+        rank = after.position if after.position is not None else 0
+        return StatusUpdate(
+            owner=job, status=_status(job, after, now), stage=_stage(before, after), rank=rank
+        )
+
+
+def job_admission(job: TorchrunJob) -> JobAdmission:
+    """What the job's status has of it."""
+    conditions = (
+        ConditionUpdate(c.type, c.status, Reason(c.reason, c.message))
+        for c in job.status.conditions
+        if c.type == ADMITTED
+    )
+    return JobAdmission(
+        condition=next(conditions, None),
+        admission=job.status.admission,
+        position=job.status.queue_position,
+    )
+
+
+def _next(
+    job: TorchrunJob,
+    classification: Classification,
+    before: JobAdmission,
+    grant: Grant | None,
+    preemption: Preemption | None,
+    pending: PendingStatus | None,
+    now: datetime,
+) -> JobAdmission:
+    workload = classification.workload
+    if classification.requeued:
+        return JobAdmission(condition=ConditionUpdate(ADMITTED, "False", REQUEUED))
+    if workload is None or not classification.takes_part:
+        return JobAdmission()
+    nodes = workload.admitted if grant is None else grant.nodes
+    if nodes == 0:
+        if pending is None:
+            return before
+        return JobAdmission(
+            condition=ConditionUpdate(ADMITTED, "False", Reason(pending.reason, pending.message)),
+            admission=Admission(nominated=True) if pending.nominated else None,
+            position=pending.position or None,
+        )
+    charge = before.admission or Admission(time=workload.since)
+    since = now if workload.admitted == 0 else charge.time
+    charge = replace(_recorded(charge, workload), nodes=nodes, time=since, nominated=False)
+    if preemption is not None:
+        reason = Reason(admission_status.PREEMPTED, preemption.message)
+        charge = replace(charge, preempted_for=preemption.for_uid)
+        return JobAdmission(condition=ConditionUpdate(ADMITTED, "False", reason), admission=charge)
+    if admission_status.preempted(job):
+        return JobAdmission(condition=before.condition, admission=charge)
+    if classification.outdated and grant is None:
+        message = (
+            f"{classification.outdated}; gives back what it was admitted for, and is admitted again"
+        )
+        reason = Reason(admission_status.OUTDATED, message)
+        return JobAdmission(condition=ConditionUpdate(ADMITTED, "False", reason), admission=charge)
+    message = f"admitted for {nodes} node{'' if nodes == 1 else 's'}"
+    if pending is not None and workload.nodes > nodes:
+        message = f"{message} of {workload.nodes}; {pending.message}"
+    admitted = ConditionUpdate(ADMITTED, "True", Reason("Admitted", message))
+    return JobAdmission(condition=admitted, admission=charge)
+
+
+def _limit(classification: Classification, charge: Admission, decided: int) -> int:
+    """Once set it stays until that much is released, or another gang is there."""
+    workload = classification.workload
+    shrunk_to = None if workload is None else workload.shrunk_to
+    limit = decided or charge.limit
+    return limit if shrunk_to is not None and shrunk_to <= limit < charge.nodes else 0
+
+
+def _recorded(charge: Admission, workload: Workload) -> Admission:
+    """With what is admitted, where it does not say that yet."""
+    if charge.queue:
+        return charge
+    requests = GangRequests(
+        nodes=workload.nodes,
+        pod=workload.pod,
+        gpus=workload.gpus,
+        head=workload.head,
+        head_gpus=workload.head_gpus,
+    )
+    record = admission_of(requests, workload.queue)
+    return replace(
+        charge,
+        queue=record.queue,
+        requests=record.requests,
+        gpus=record.gpus,
+        head=record.head,
+    )
+
+
+def _is_close(before: JobAdmission, after: JobAdmission) -> bool:
+    """Whether only a position far behind has changed, and not by much."""
+    shown, position = before.position, after.position
+    if shown is None or position is None or position <= EXACT:
+        return False
+    return replace(after, position=shown) == before and abs(shown - position) <= position // 4
+
+
+def _stage(before: JobAdmission, after: JobAdmission) -> Stage:
+    had = before.admission or Admission()
+    has = after.admission or Admission()
+    if has.nodes < had.nodes or (had.nominated and has == Admission()):
+        return Stage.RELEASE
+    if has.preempted_for and has.preempted_for != had.preempted_for:
+        return Stage.PREEMPT
+    # A number below 0, which the controller never writes, counts as 0.
+    if has.nodes > max(had.nodes, 0):
+        return Stage.ADMIT
+    return Stage.NOMINATE if has.nominated and not had.nominated else Stage.REPORT
+
+
+def _status(job: TorchrunJob, after: JobAdmission, now: datetime) -> TorchrunJobStatus:
+    updates = [after.condition] if after.condition is not None else []
+    conditions: tuple[Condition, ...] = update(
+        job.status.conditions, updates, job.metadata.generation, now
+    )
+    return TorchrunJobStatus(
+        conditions=conditions, admission=after.admission, queue_position=after.position
+    )
+
+
+def queue_updates(
+    queues: Iterable[TorchrunQueue], summaries: tuple[QueueSummary, ...]
+) -> list[StatusUpdate]:
+    """What is new of each queue; a queue that no longer takes part loses its `admission`."""
+    by_name = {(summary.namespace, summary.name): summary for summary in summaries}
+    updates = []
+    for queue in queues:
+        meta = queue.metadata
+        summary = by_name.get((meta.namespace, meta.name))
+        after = None if summary is None else _queue_admission(summary)
+        if after != queue.status.admission:
+            status = TorchrunQueueStatus(admission=after)
+            updates.append(StatusUpdate(owner=queue, status=status, stage=Stage.QUEUES))
+    return updates
+
+
+def _queue_admission(summary: QueueSummary) -> QueueAdmission:
+    state = summary.round_robin
+    return QueueAdmission(
+        summary=_usage_text(summary),
+        used=_quantities(summary.used),
+        free=_quantities(summary.free),
+        borrowed=_quantities(summary.borrowed),
+        weight=state.weight,
+        current=state.current,
+        spare=state.spare,
+    )
+
+
+def _usage_text(summary: QueueSummary) -> str:
+    """Use and quota of the first resource that the quota limits, GPUs before others."""
+    for resource, unit in (("gpus", "GPUs"), ("nodes", "nodes"), ("jobs", "jobs")):
+        used, free = getattr(summary.used, resource), getattr(summary.free, resource)
+        if free is not None:
+            own = used - getattr(summary.borrowed, resource) + free
+            return f"{used}/{own} {unit}"
+    used = summary.used
+    return f"{used.gpus} GPUs" if used.gpus else f"{used.nodes} nodes"
+
+
+def _quantities(amounts: Amounts | QuotaLimits) -> dict[str, int | str]:
+    """Amounts in the units of a quota, without what is not limited or not used."""
+    quantities: dict[str, int | str] = {}
+    for resource in ("nodes", "gpus", "jobs"):
+        value = getattr(amounts, resource)
+        if value or (value == 0 and isinstance(amounts, QuotaLimits)):
+            quantities[resource] = value
+    cpu, memory = amounts.cpu, amounts.memory
+    if cpu or (cpu == 0 and isinstance(amounts, QuotaLimits)):
+        quantities["cpu"] = format_cpu(Fraction(cpu, 1000))
+    if memory or (memory == 0 and isinstance(amounts, QuotaLimits)):
+        quantities["memory"] = format_bytes(Fraction(memory))
+    return quantities

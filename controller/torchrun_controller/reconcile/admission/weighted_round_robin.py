@@ -1,0 +1,49 @@
+"""Smooth weighted round robin over queues, charged by what is handed out.
+
+For one unit of cost it is nginx' algorithm: every eligible queue advances by its weight, the
+largest comes next (the first by name where two are equal) and pays the sum of the weights. {5,1,1}
+gives a a b a c a a. A cost of c is c such rounds at once: all advance by c x weight, the chosen one
+pays c x sum. The running weights are whole numbers and kept in the status of the queues.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from torchrun_controller.reconcile.admission.model import Queue, RoundRobinState
+
+
+class Peer:
+    """A queue in one round robin."""
+
+    __slots__ = ("current", "weight")
+
+    def __init__(self, weight: int, current: int) -> None:
+        self.weight = weight
+        self.current = current
+
+
+def initial_states(queues: Sequence[Queue]) -> list[RoundRobinState]:
+    """The running weights to go on with; all start from 0 where a weight has changed."""
+    weights = [1 if queue.weight is None else queue.weight for queue in queues]
+    states = [queue.round_robin for queue in queues]
+    changed = any(
+        state is not None and state.weight != weight
+        for state, weight in zip(states, weights, strict=True)
+    )
+    return [
+        RoundRobinState(weight=weight) if state is None or changed else state
+        for state, weight in zip(states, weights, strict=True)
+    ]
+
+
+def rank(peer: Peer, cost: int) -> int:
+    """What the round robin compares: the running weight of the queue after its advance."""
+    return peer.current + peer.weight * cost
+
+
+def charge(chosen: Peer, cost: int, eligible: Iterable[Peer]) -> None:
+    """Charge `chosen`, which is one of `eligible`, with this cost."""
+    total = 0
+    for peer in eligible:
+        peer.current += peer.weight * cost
+        total += peer.weight
+    chosen.current -= total * cost
