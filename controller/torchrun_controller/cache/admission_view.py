@@ -1,8 +1,8 @@
-"""What the coordinator sees: every job that takes room or waits for it, queues, and nodes.
+"""The view of admission: every job that uses or awaits quota, the queues, and the nodes.
 
-There is one key for all of them. What each job is to the coordinator is kept, and worked out anew
-only when something of it has changed. Where no queue takes part and nothing was ever said of
-admission, no change wakes the key.
+Admission has a single key. The classification of each job is cached and recomputed only when the
+job, its children or its queue changes. While no queue takes part and no job has an admission
+status, no change wakes the key.
 """
 
 from collections.abc import Iterable, Mapping
@@ -32,25 +32,25 @@ from torchrun_controller.workqueue import WorkQueue
 
 T = TypeVar("T")
 
-ADMISSION = "all queues"  # the one key
-COALESCE = 0.02  # seconds: what changes together is decided on together
+ADMISSION = "all queues"  # the only key
+COALESCE = 0.02  # seconds: changes within this time are decided together
 
 
 class Seen(Struct, frozen=True, kw_only=True):
-    """All that one decision is made from, and whom it may be about."""
+    """The input of one admission decision, and the jobs and queues that it may write to."""
 
     state: ClusterState
     entries: tuple[ClassifiedJob, ...]
     queues: tuple[TorchrunQueue, ...]
-    next_look: float | None = None  # seconds until a node counts as lost, as things classify_job
+    next_look: float | None = None  # seconds until the next node counts as lost
 
 
 class AdmissionView:
-    """Feeds the work queue of admission with its one key.
+    """Adds the key of admission to its work queue.
 
-    Unless `by_nodes`, it is as if nothing were known of nodes: they come when pods wait for them.
-    Queues of `cohort_namespaces` may be of one cohort; other namespaces have their own cohorts.
-    `node_overhead` is what pods of others take of each node.
+    Unless `by_nodes`, nodes are ignored: a cluster autoscaler adds them when pods wait. Queues of
+    `cohort_namespaces` may share a cohort; each other namespace has its own cohorts.
+    `node_overhead` is what other pods use of each node.
     """
 
     def __init__(
@@ -67,12 +67,12 @@ class AdmissionView:
         self._cohort_namespaces = cohort_namespaces
         self._node_overhead = node_overhead
         self._work = work
-        # By the job's key. All of them hold what the caches hold, and no more.
+        # By the key of the job. Bounded by the objects in the caches.
         self._entries: dict[Key, ClassifiedJob] = {}
         self._stale: set[Key] = set()
         self._said: set[Key] = set()
         self._taking_part: set[Key] = set()
-        # What runs of jobs that are gone, by the key that they had.
+        # What still runs of deleted jobs, by their keys.
         self._orphans: dict[Key, tuple[Workload, ...]] = {}
         self._lost: frozenset[str] = frozenset()
         factory.subscribe(
@@ -81,10 +81,10 @@ class AdmissionView:
         factory.nodes.subscribe(self._node_changed)
 
     def observe(self, now: datetime) -> Seen | None:
-        """Everything as the caches have it; None while nodes matter and are not known.
+        """Return everything as cached; None while nodes are needed and not known.
 
-        Without the right to read them quota alone decides. Any other failure passes: what was
-        decided in the meantime would ignore the nodes.
+        Without the permission to read nodes, quota alone decides. Other failures are temporary: a
+        decision in the meantime would ignore the nodes.
         """
         if self._by_nodes and self._factory.nodes.is_awaited:
             return None
@@ -115,7 +115,7 @@ class AdmissionView:
         )
 
     def version(self, owner: UserObject) -> str | None:
-        """resourceVersion of a job or queue as it is cached now; None if it is gone or replaced."""
+        """Return the cached resourceVersion of a job or queue; None if it is gone or replaced."""
         meta = owner.metadata
         caches = self._factory.caches(meta.namespace)
         store = caches.jobs if isinstance(owner, TorchrunJob) else caches.queues
@@ -128,7 +128,7 @@ class AdmissionView:
         caches = self._factory.caches(key[0])
         job = caches.jobs.get(*key)
         uid = "" if job is None else job.metadata.uid
-        # Of a gang with a head, that of the head is last: it has the number of nodes.
+        # The head's Job comes last in a gang with a head: it has the number of nodes.
         named = caches.child_jobs.by_index(JOB_INDEX, index_key(*key))
         children = tuple(sorted(named, key=_by_attempt))
         pods = caches.pods.by_index(JOB_INDEX, index_key(*key))
@@ -152,7 +152,7 @@ class AdmissionView:
     def _job_changed(self, change: Change[TorchrunJob], initial: bool) -> None:
         job = change.object
         key = job.metadata.namespace, job.metadata.name
-        # What is written is written to the newest state, though nothing that matters has changed.
+        # Statuses are written to the newest version, even if no relevant field changed.
         self._mark(key)
         if change.new is None:
             self._said.discard(key)
@@ -174,7 +174,7 @@ class AdmissionView:
                 self._touch((child.metadata.namespace, _label(child)))
 
     def _queue_changed(self, change: Change[TorchrunQueue], initial: bool) -> None:
-        """Its own account, which follows a decision, asks for none."""
+        """Wake admission for a change of the spec. Its own status writes do not wake it."""
         meta = change.object.metadata
         key = meta.namespace, meta.name
         if change.new is not None and admission_status.takes_part(change.new.spec):
@@ -199,7 +199,7 @@ class AdmissionView:
         self._wake()
 
     def _mark(self, key: Key) -> None:
-        """Have it worked out, or forget it: nobody takes the key where no queue takes part."""
+        """Have the job classified again, or forget it if nothing of it exists."""
         if self._exists(key):
             self._stale.add(key)
             return
@@ -208,7 +208,7 @@ class AdmissionView:
         self._orphans.pop(key, None)
 
     def _exists(self, key: Key) -> bool:
-        """Whether there is such a job, or something that a job of this name was charged for."""
+        """Whether the job, or an object that was charged for a job of this name, exists."""
         caches, index = self._factory.caches(key[0]), index_key(*key)
         if caches.jobs.get(*key) is not None:
             return True
@@ -230,7 +230,7 @@ def _keep(kept: dict[Key, T], key: Key, value: T | None) -> None:
 
 
 def _lost(nodes: Iterable[Node], now: datetime) -> tuple[frozenset[str], float | None]:
-    """Names of the nodes whose pods nobody hears of, and seconds until the next is one of them."""
+    """Names of lost nodes, and the seconds until the next node counts as lost."""
     lost, waits = set(), []
     for node in nodes:
         ready = ready_condition(node)
@@ -250,7 +250,7 @@ def _by_attempt(child: Job) -> tuple[int, bool]:
 
 
 def _facts(job: TorchrunJob | None) -> object:
-    """What of a job matters here: not its progress, nor counts of its workers."""
+    """What of a job matters to admission: not its progress nor the counts of its workers."""
     if job is None:
         return None
     meta, status = job.metadata, job.status
@@ -267,12 +267,12 @@ def _facts(job: TorchrunJob | None) -> object:
 
 
 def _label(child: Child | None) -> str:
-    """The name of the job that it says to be of."""
+    """The job that a child's label names."""
     return child.metadata.labels.torchrun_job if child is not None else ""
 
 
 def _place(child: Child | None) -> object:
-    """What of a pod matters here: whether it lives, and where."""
+    """What of a pod matters to admission: whether it lives, and where."""
     if not isinstance(child, Pod) or child.metadata.labels.component != names.WORKER:
         return None
     return alive(child), child.spec.node_name

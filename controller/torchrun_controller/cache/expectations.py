@@ -1,4 +1,4 @@
-"""Read-your-writes: how far the caches must come before an owner is reconciled again."""
+"""Expectations: resourceVersions that the caches must reach before a key is reconciled again."""
 
 from collections.abc import Callable, Hashable, Mapping
 from typing import Generic, Protocol, TypeVar
@@ -9,7 +9,7 @@ from torchrun_controller.client.apply import WriteResult
 
 
 class Versioned(Protocol):
-    """The part of a store that tells how far it has come."""
+    """The part of a store that shows how current it is."""
 
     @property
     def resource_version(self) -> int:
@@ -18,8 +18,8 @@ class Versioned(Protocol):
 
 K = TypeVar("K", bound=Hashable)
 
-# A watch that is dead is noticed after 90 s of silence, and listed anew after that. Who decides
-# earlier may take a gang for deleted whose Job the cache has not shown yet, and end it.
+# Seconds. A dead watch is noticed after 90 s of silence, and a list follows. An earlier decision
+# may take a gang for deleted because its Job is not in the cache yet, and end it.
 PATIENCE = 120.0
 
 
@@ -29,12 +29,12 @@ class _Pending(Struct):
 
 
 class Expectations(Generic[K]):
-    """Remembers, for each owner and kind, the newest resourceVersion that its writes returned.
+    """Remembers for each key and kind the newest resourceVersion that its writes returned.
 
-    An owner is not to be reconciled before the caches show its own writes: it would decide from a
-    past that it has changed already. `caches` gives those that show an owner's objects, by
-    resource; `patience` (seconds) bounds the wait for one that never will, as after a restore of
-    etcd. Holds an entry only while a cache is behind, so it needs no bound of its own.
+    A key must not be reconciled before the caches show its own writes: it would decide from the
+    past. `caches` returns the caches of a key's objects by resource. `patience` (seconds) bounds
+    the wait for a version that never comes, as after a restore of etcd. Holds an entry only while a
+    cache is behind, so it needs no other bound.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Expectations(Generic[K]):
         self._pending: dict[K, _Pending] = {}
 
     def note(self, owner: K, written: WriteResult | None) -> None:
-        """Remember a write."""
+        """Expect the version of a write in its cache."""
         if written is None or not written.resource_version:
             return
         resource, version = written.kind.resource, int(written.resource_version)
@@ -61,7 +61,7 @@ class Expectations(Generic[K]):
         pending.since = now
 
     def behind(self, owner: K) -> float | None:
-        """For how many seconds more to wait for the caches at the most; None when they show all."""
+        """Return the seconds to wait at most for the caches; None when they show all writes."""
         pending = self._pending.get(owner)
         if pending is None:
             return None

@@ -1,9 +1,9 @@
-"""PodGroups and Workloads: an informer for each kind that is served, as long as it is.
+"""The view of scheduling groups: an informer for each kind that is served, while it is served.
 
-The controller makes a group before the child Job and cannot make it the Job's own, so it has to
-delete it when the gang is over, exactly that and no other of its name: for this it must know which
-are there. Ours bear our label, so the caches hold a few objects for each job; only Kueue's
-Workloads, which Kueue makes, are all watched, to tell what they wait for.
+The controller creates a group before the child Job and cannot make the Job its owner. So it deletes
+the group itself when the gang is over, exactly that one, and must know which groups exist. Its own
+groups have its label, so the caches hold a few objects for each job. Only the Workloads of Kueue,
+which Kueue creates, are all watched, to show what they wait for.
 """
 
 from collections.abc import Callable, Iterable
@@ -42,12 +42,12 @@ class _Watch(Struct, frozen=True):
 
 
 def by_owner(group: SchedulingGroup) -> Iterable[str]:
-    """Indexer of groups: the UID of their controller."""
+    """Index groups by the UID of their controller."""
     return (owner.uid for owner in group.metadata.owner_references if owner.controller)
 
 
 def kinds_of(installed: Installed) -> tuple[Kind[SchedulingGroup], ...]:
-    """The kinds to watch, of each scheduler the newest version that is served."""
+    """Return the kinds to watch: the newest served version of each scheduler."""
     families = (
         (KAI_POD_GROUPS,),
         (VOLCANO_POD_GROUPS,),
@@ -60,7 +60,7 @@ def kinds_of(installed: Installed) -> tuple[Kind[SchedulingGroup], ...]:
 
 
 class GroupView:
-    """The caches of groups. `changed` hears of each change, `namespaces` are () for all."""
+    """The caches of groups. `changed` is called with each change; no `namespaces` means all."""
 
     def __init__(
         self,
@@ -83,12 +83,12 @@ class GroupView:
         self._news, self._installed = anyio.Event(), Installed()
 
     def follow(self, installed: Installed) -> None:
-        """Watch what is installed now, and nothing else."""
+        """Watch exactly the kinds that are installed now."""
         self._installed = installed
         self._news.set()
 
     def owned_by(self, namespace: str, uid: str) -> tuple[Group, ...]:
-        """Groups that the object with this UID controls, as far as they are known."""
+        """Return the known groups that the object with this UID controls."""
         return tuple(
             Group(kind, group)
             for (where, kind), watch in self._watches.items()
@@ -98,7 +98,7 @@ class GroupView:
 
     @property
     def informers(self) -> list[Informer[SchedulingGroup]]:
-        """Of the kinds that are watched now."""
+        """The informers of kinds that are watched now."""
         return [watch.informer for watch in self._watches.values()]
 
     async def run(self) -> None:

@@ -1,10 +1,10 @@
-"""Keeps a store equal to the server's objects of one kind, and tells what changed.
+"""Keeps a store equal to the server's objects of one kind, and reports each change.
 
     informer = Informer(PODS, transport, Store({"job": ...}), on_change, label_selector="...")
-    task = group.create_task(informer.run())
+    tasks.start_soon(informer.run)
     await informer.synced.wait()
 
-It drives a watcher with a transport and does what the watcher says; nothing is decided here.
+The watcher decides; the informer sends what the watcher asks for and feeds back the answers.
 """
 
 import heapq
@@ -47,7 +47,7 @@ T = TypeVar("T", bound=Object)
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
-# Changes of a list that are handed on before others get their turn on the event loop: some ms.
+# Changes of a list that are reported in one turn of the event loop: some ms.
 _BATCH = 500
 
 
@@ -69,7 +69,7 @@ class _Page(Wire, frozen=True):
 
 
 class _Versions(NamedTuple):
-    """Of one page of a list: the newest version of its objects, and the token of the next page."""
+    """The newest resourceVersion of one page of a list, and the token of the next page."""
 
     newest: int
     next: str
@@ -79,14 +79,14 @@ _decode_page = msgspec.json.Decoder(_Page).decode
 
 
 def _read_versions(body: bytes) -> _Versions:
-    """Raises ValueError if it is no list, or a version is not a number."""
+    """Decode a page. Raises ValueError if it is no list or a version is not a number."""
     page = _decode_page(body)
     versions = (int(item.metadata.resource_version) for item in page.items or ())
     return _Versions(max(versions, default=0), page.metadata.next)
 
 
 class Observer(Protocol):
-    """Takes what happens for metrics; `resource` is as RBAC names it."""
+    """Receives events for metrics; `resource` is as RBAC names it."""
 
     def synced(self, resource: str, objects: int) -> None:
         """A whole list has replaced the store."""
@@ -102,7 +102,7 @@ class Observer(Protocol):
 
 
 class Unobserved:
-    """Measures nothing."""
+    """An observer that does nothing."""
 
     def synced(self, resource: str, objects: int) -> None:
         """Do nothing."""
@@ -118,11 +118,11 @@ class Unobserved:
 
 
 class Informer(Generic[T]):
-    """Lists and watches `kind` for as long as `run` runs.
+    """Lists and watches `kind` while `run` runs.
 
-    `on_change` is called on the event loop after each change of the store, with True for changes
-    that come from a list: the first, or one after an interruption (client-go gives those a low
-    priority). It turns them into keys and does nothing else. `label_selector`,
+    `on_change` is called on the event loop after each change of the store; its second argument is
+    True for changes from a list (the first, or one after an interruption; client-go gives those a
+    low priority). It turns changes into keys and does nothing else. `label_selector`,
     `field_selector` and `namespace` narrow what is watched; "" is everything. A list of more than
     `plain_pages` pages is streamed.
     """
@@ -148,12 +148,12 @@ class Informer(Generic[T]):
         self.path = kind.path(namespace)
         self.selectors = {"labelSelector": label_selector, "fieldSelector": field_selector}
         self.store = store
-        # Set once the first list has been handed on, and what follows it is heard: whoever works
-        # from a list alone does not see that it has become old.
+        # Set once the first list was reported and the watch after it is open: a list alone becomes
+        # stale unnoticed.
         self.synced = anyio.Event()
         # When the server last sent anything or opened a watch, on `clock`.
         self.last_seen = clock()
-        self._last_turn = self.last_seen  # when `run` last began or took in something
+        self._last_turn = self.last_seen  # when `run` last acted
         self._transport = transport
         self._on_change = on_change
         self._observer = observer or Unobserved()
@@ -171,7 +171,7 @@ class Informer(Generic[T]):
         self._order = itertools.count()
 
     async def run(self) -> NoReturn:
-        """Go on until cancelled, whatever the server does."""
+        """Run until cancelled, whatever the server does."""
         while True:
             self._last_turn = self._clock()
             match self._watcher.next(self._last_turn):
@@ -187,16 +187,16 @@ class Informer(Generic[T]):
         return self._clock() - self.last_seen
 
     def idle(self) -> float:
-        """Seconds since `run` last did anything: a minute or two, whatever the server does.
+        """Seconds since `run` last did anything: a minute or two at most, whatever the server does.
 
-        A server that is away is tried again and again, and a silent watch is opened again.
+        A server that is not reached is tried again and again, and a silent watch is opened again.
         """
         return self._clock() - max(self._last_turn, self.last_seen)
 
     async def wait_for(self, resource_version: int, seconds: float) -> bool:
-        """Wait until the store has reached a version that a write returned; False after `seconds`.
+        """Wait until the store reaches a resourceVersion of a write; False after `seconds`.
 
-        The store must be narrowed to objects that include the one written.
+        The store's selectors must include the written object.
         """
         if self.store.resource_version >= resource_version:
             return True
@@ -207,7 +207,7 @@ class Informer(Generic[T]):
         return reached.is_set()
 
     async def newest(self) -> int:
-        """The newest resourceVersion of the objects that the server's own store has now.
+        """Return the newest resourceVersion of these objects in the server's own store.
 
         One consistent list, of metadata only. Raises ApiError and Disconnected.
         """
@@ -256,7 +256,7 @@ class Informer(Generic[T]):
         await self.take(events)
 
     async def take(self, events: list[Event[T]]) -> None:
-        """Bring the store up to date, and tell of it; for whoever drives a watcher."""
+        """Apply a watcher's events to the store and report the changes. Also used to replay."""
         for event in events:
             match event:
                 case Synced():
@@ -295,7 +295,7 @@ class Informer(Generic[T]):
     def _call(self, change: Change[T], *, initial: bool) -> None:
         try:
             self._on_change(change, initial)
-        except Exception as error:  # a bug of ours costs one object, not its kind
+        except Exception as error:  # a bug in a callback must not end the watch
             metadata = change.object.metadata
             self._observer.faulted(self.kind.resource)
             log.exception(

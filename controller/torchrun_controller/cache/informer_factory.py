@@ -1,11 +1,11 @@
-"""The read side put together: informers, their caches, and the keys that changes become.
+"""The informers of the controller, their caches, and which change wakes which job's key.
 
-Seven informers for all namespaces, or seven for each namespace that the controller is limited to: a
-job and all that it refers to are of one namespace, so caches never need to be joined. And one for
-the cluster's nodes.
+There are seven informers for all namespaces, or seven for each namespace that the controller is
+limited to. A job and all that it refers to are in one namespace, so caches are never joined. One
+more informer covers the cluster's nodes.
 
-The seventh, of warnings, and that of nodes make reasons and reactions better: nobody waits for
-them, and where the right to read events or nodes is missing the controller works without.
+The informers of warnings and of nodes improve reasons and reactions only. The start does not wait
+for them, and the controller works without the permission to read events or nodes.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sized
@@ -68,15 +68,15 @@ Child: TypeAlias = Job | Pod | PersistentVolumeClaim | Service
 T = TypeVar("T", bound=Object)
 Listener: TypeAlias = Callable[[Change[T], bool], None]
 
-# Warnings that say why a pod is not made, a claim not bound or a volume not mounted are few; the
-# frequent ones are of no use here, and are kept from the wire.
+# Warnings that explain why a pod is not created, a PVC not bound or a volume not mounted are rare.
+# The server filters out the frequent ones, which are not needed.
 WARNINGS = "type=Warning,reason!=FailedScheduling,reason!=BackOff,reason!=Unhealthy"
-# The API server keeps no cache of events, so it sends no bookmarks: a quiet watch is no dead one.
+# The API server sends no bookmarks for events, so a silent watch of them is not dead.
 _QUIET = replace(CLIENT_GO, silence=2 * CLIENT_GO.watch + CLIENT_GO.grace)
 
 
 class Scope(Struct, frozen=True):
-    """One namespace, or all of them: its caches, and the informers that fill them by resource."""
+    """One namespace, or all of them: the caches, and the informers that fill them, by resource."""
 
     caches: Caches
     informers: dict[str, Informer[Any]]
@@ -85,7 +85,7 @@ class Scope(Struct, frozen=True):
 
 
 class ReadErrors:
-    """How the API server last answered lists and watches: HTTP codes by resource, 0 for not."""
+    """The last answers to lists and watches: HTTP codes by resource, 0 for no answer."""
 
     def __init__(
         self, observe: Callable[[str, str, int, float], None] = lambda *request: None
@@ -94,23 +94,23 @@ class ReadErrors:
         self._last: dict[str, tuple[str, int]] = {}
 
     def observe(self, verb: str, resource: str, code: int, seconds: float) -> None:
-        """For the transport; hands everything on."""
-        # A list may come by a watch, and then takes the right to watch alone.
+        """Note a request of the transport. Calls `observe` with the same arguments."""
+        # A streamed list is a watch, and needs the verb watch only.
         self._last[resource] = ("watch" if verb == "watch" else "list", code)
         self._observe(verb, resource, code, seconds)
 
     def problem(self, resource: str) -> str:
-        """Why it is not answered with a list, "" if nothing is known to be wrong."""
+        """Return why the last list or watch failed, "" if it did not."""
         verb, code = self._last.get(resource, ("list", 200))
         return "" if 200 <= code < 300 else refusal(verb, resource, code, f"HTTP {code}")
 
     def refused(self, resource: str) -> bool:
-        """Whether it may not be read, or is not served; all other errors pass."""
+        """Return whether the resource is forbidden or not served (403, 404)."""
         return self._last.get(resource, ("list", 200))[1] in (403, 404)
 
 
 class InformerFactory:
-    """What is known of the cluster, and how fresh that is; feeds the work queue."""
+    """The caches of the cluster. Adds the keys of jobs that a change concerns to `queue`."""
 
     def __init__(
         self,
@@ -147,47 +147,47 @@ class InformerFactory:
         queues: Listener[TorchrunQueue],
         children: Listener[Child] | None = None,
     ) -> None:
-        """Have other controllers told of each change of an object, as informers tell it."""
+        """Call these after each change of a job, a queue or a child object, as informers do."""
         self._job_listeners.append(jobs)
         self._queue_listeners.append(queues)
         if children is not None:
             self._child_listeners.append(children)
 
     def caches(self, namespace: str) -> Caches:
-        """The caches that hold this namespace."""
+        """Return the caches that hold this namespace."""
         return self._scope_of(namespace).caches
 
     def queues(self) -> Iterator[TorchrunQueue]:
-        """Every queue that is seen."""
+        """Iterate over the queues of all namespaces."""
         for scope in self._scopes.values():
             yield from scope.caches.queues
 
     @property
     def informers(self) -> list[Informer[Any]]:
-        """Every informer; each is to be run."""
+        """All informers; each must be run."""
         scopes = self._scopes.values()
         of_scopes = [i for scope in scopes for i in (*scope.informers.values(), scope.warnings)]
         return [*of_scopes, self.nodes.informer]
 
     @property
     def is_synced(self) -> bool:
-        """Whether every cache that is needed holds its first whole list."""
+        """Whether every required cache holds its first list."""
         return all(_all_synced(group) for group in self._by_resource().values())
 
     @property
     def memories(self) -> list[Informer[Any]]:
-        """Those of jobs and queues, in whose status everything stands that leaders remember."""
+        """The informers of jobs and queues, whose status holds all that leaders remember."""
         kinds = (TORCHRUN_JOBS.resource, TORCHRUN_QUEUES.resource)
         return [scope.informers[kind] for scope in self._scopes.values() for kind in kinds]
 
     async def synced(self) -> None:
-        """Wait until every cache holds its first whole list: for ever, where a CRD is missing."""
+        """Wait until every required cache holds its first list: forever if a CRD is missing."""
         for group in self._by_resource().values():
             for informer in group:
                 await informer.synced.wait()
 
     def observe(self, namespace: str, name: str) -> Observed | None:
-        """All that is known of one job; None where it is gone."""
+        """Return all that is known of one job; None if it is gone."""
         caches = self._scope_of(namespace).caches
         return observe(
             caches,
@@ -200,9 +200,9 @@ class InformerFactory:
         )
 
     def job_of(self, namespace: str, pod: str, uid: str) -> Key | None:
-        """The key of the job whose worker this pod looks like, if it lives; costs next to nothing.
+        """Return the key of the job whose worker this live pod seems to be. Cheap.
 
-        It goes by labels: what has come of a token's claims is only to be trusted after a review.
+        Goes by labels: the claims of a token are to be trusted only after a TokenReview.
         """
         known = self._pod(namespace, pod, uid)
         if known is None or known.metadata.labels.component != names.WORKER or not alive(known):
@@ -210,7 +210,7 @@ class InformerFactory:
         return namespace, known.metadata.labels.torchrun_job
 
     def worker(self, namespace: str, pod: str, uid: str) -> Worker | None:
-        """Whose worker this pod is, if it is of the present attempt of one of our jobs."""
+        """Return the worker that this pod is, if it belongs to the present attempt of a job."""
         known = self._pod(namespace, pod, uid)
         if known is None:
             return None
@@ -226,7 +226,7 @@ class InformerFactory:
         return known if known is not None and uid and known.metadata.uid == uid else None
 
     def stores(self, key: Key) -> Mapping[str, Store[Any]]:
-        """The caches that show the objects of this job, by resource."""
+        """Return the caches that show the objects of this job, by resource."""
         return self._scope_of(key[0]).stores
 
     def synced_by_resource(self) -> dict[str, Callable[[], bool]]:
@@ -248,7 +248,7 @@ class InformerFactory:
         return {resource: _Objects(group) for resource, group in by_resource.items()}
 
     def _with_workers_on(self, node: str) -> Iterator[Key]:
-        """Keys of jobs with workers on this node, seen or remembered; without a node, of all."""
+        """Keys of jobs with workers on this node, by pods and by status; all jobs for ""."""
         for scope in self._scopes.values():
             pods, jobs = scope.caches.pods, scope.caches.jobs
             for pod in pods.by_index(NODE_INDEX, node) if node else pods:
@@ -305,9 +305,9 @@ class InformerFactory:
         meta = change.object.metadata
         if change.new is None:
             self.reports.forget((meta.namespace, meta.name))
-        # After a restart a job that nobody has looked at yet goes before all that are under way.
-        looked_at = bool(change.object.status.phase)
-        self._queue.add((meta.namespace, meta.name), INITIAL if initial and looked_at else 0)
+        # After a restart, a job without a phase goes before the jobs that are under way.
+        has_phase = bool(change.object.status.phase)
+        self._queue.add((meta.namespace, meta.name), INITIAL if initial and has_phase else 0)
         if not initial:
             for child in followers(jobs, change):
                 self._queue.add((meta.namespace, child))
@@ -327,7 +327,7 @@ class InformerFactory:
                 self._queue.add((meta.namespace, job.metadata.name), INITIAL if initial else 0)
 
     def _installed_changed(self, installed: Installed) -> None:
-        """Any job that is not over may wait for a scheduler."""
+        """Wake every live job: it may wait for a scheduler."""
         self.groups.follow(installed)
         for scope in self._scopes.values():
             for job in scope.caches.jobs:
@@ -335,7 +335,9 @@ class InformerFactory:
                     self._queue.add((job.metadata.namespace, job.metadata.name), INITIAL)
 
     def _group_changed(self, change: Change[SchedulingGroup], initial: bool) -> None:
-        """Ours bear the job's name; a Workload of Kueue's is of the child Job that controls it."""
+        """Wake the job of a group: by our label, or by the child Job that controls a Workload of
+        Kueue.
+        """
         meta = change.object.metadata
         job = meta.labels.torchrun_job
         owners = (owner.name for owner in meta.owner_references if owner.controller)
@@ -357,7 +359,7 @@ class InformerFactory:
         self._queue.add((meta.namespace, meta.labels.torchrun_job), INITIAL if initial else 0)
 
     def _warned(self, caches: Caches, change: Change[CoreEvent], initial: bool) -> None:
-        """The job whose object it regards; one that is not cached yet will come by itself."""
+        """Wake the job whose object the warning regards; one not cached yet wakes it later."""
         regarding = change.object.involved_object
         stores: dict[str, Store[Any]] = {
             JOBS.kind: caches.child_jobs,
@@ -375,7 +377,7 @@ def _job(child: Child) -> str:
 
 
 def _template(queue: TorchrunQueue | None) -> object:
-    """What jobs go by: not the status, which changes with every one of them."""
+    """What of a queue concerns its jobs: not the status, which changes with each of them."""
     if queue is None:
         return None
     meta = queue.metadata
@@ -391,7 +393,7 @@ class _Objects(Sized):
 
 
 def _silence(informers: list[Informer[Any]]) -> float:
-    """Seconds; before the first list there is nothing to go silent."""
+    """Seconds since the last delivery; 0 before the first list."""
     return max((i.silence() for i in informers if i.synced.is_set()), default=0.0)
 
 

@@ -1,7 +1,7 @@
-"""Nodes: one informer for the whole cluster, and the jobs that a change of a node concerns.
+"""The view of nodes: one informer for the cluster, and the jobs that a change of a node wakes.
 
-A controller that may not read nodes (one that is limited to namespaces has no right to, unless a
-ClusterRole is bound cluster-wide) works all the same, without noticing lost nodes, and says so.
+A controller that is limited to namespaces usually may not read nodes. It then works without
+noticing lost nodes, and reports that.
 """
 
 from collections.abc import Callable, Iterable
@@ -20,8 +20,8 @@ from torchrun_controller.clock import SYSTEM, Clock
 from torchrun_controller.reconcile.pods import nodes
 from torchrun_controller.workqueue import INITIAL, WorkQueue
 
-# Beyond this silence (a watch that is dead is noticed after 90 s) what the cache says of nodes is
-# not acted on: a gang must not be given up because a watch is.
+# Seconds. After a longer silence the cache of nodes is not used: a gang must not fail because a
+# watch failed. A dead watch is noticed after 90 s.
 STALE_SECONDS = 120.0
 _LOOK_SECONDS = 5.0
 
@@ -39,7 +39,7 @@ class ReadErrors(Protocol):
 
 
 class NodeView:
-    """The cache of nodes. `concerned` gives the keys of jobs with workers on a node; "" all."""
+    """The cache of nodes. `concerned` returns keys of jobs with workers on a node, "" for all."""
 
     def __init__(
         self,
@@ -65,28 +65,28 @@ class NodeView:
         self._listeners: list[Callable[[Change[Node] | None], None]] = []
 
     def subscribe(self, listener: Callable[[Change[Node] | None], None]) -> None:
-        """Have another controller told of each change; None: nodes are known (again), or not."""
+        """Call `listener` with each change; with None when nodes become known or unknown."""
         self._listeners.append(listener)
 
     @property
     def view(self) -> Store[Node] | None:
-        """The nodes as they are; None where that is not known."""
+        """The nodes; None while they are not known."""
         informer = self.informer
         fresh = informer.silence() <= STALE_SECONDS
         return informer.store if informer.synced.is_set() and fresh else None
 
     @property
     def is_awaited(self) -> bool:
-        """Whether nodes are not known now, but may be read: a server that fails will recover."""
+        """Whether nodes are unknown now but may be read: the server will recover."""
         return self.view is None and not self._read_errors.refused(NODES.resource)
 
     @property
     def _is_starting(self) -> bool:
-        """Whether the first list is on its way and no request for it has failed."""
+        """Whether the first list is under way and no request for it has failed."""
         return not self.informer.synced.is_set() and not self._read_errors.problem(NODES.resource)
 
     def shortcoming(self) -> str:
-        """What the controller does without, and why; "" if nothing."""
+        """What does not work, and why; "" if nothing."""
         if self.view is not None:
             return ""
         why = self._read_errors.problem(NODES.resource) or "no answer yet"
@@ -96,7 +96,7 @@ class NodeView:
         return f"{missing}: {why}"
 
     async def follow(self) -> NoReturn:
-        """Look again at every job once nodes are known, or known again; say when they are not."""
+        """Wake every job when nodes become known; log when they are unknown."""
         known: bool | None = None
         warned = False
         while True:
@@ -114,7 +114,7 @@ class NodeView:
             await anyio.sleep(_LOOK_SECONDS)
 
     def _changed(self, change: Change[Node], initial: bool) -> None:
-        """Only what decides over a gang concerns its job: not heartbeats, not labels or images."""
+        """Wake jobs only for facts that decide over a gang: no heartbeats, labels or images."""
         if _facts(change.old) != _facts(change.new):
             self._add(change.object.metadata.name, INITIAL if initial else 0)
         self._tell(change)

@@ -1,4 +1,4 @@
-"""The newest report of each job. Lost with the process, and back with the next report."""
+"""The newest progress report of each job. Lost with the process; the next report restores it."""
 
 import time
 from collections.abc import Callable
@@ -16,14 +16,14 @@ FRESH = timedelta(minutes=1)
 
 
 class Worker(Struct, frozen=True):
-    """A worker of a job's present attempt: its job, and the child Job that controls it."""
+    """A worker of the present attempt: its job, and the UID of the child Job that controls it."""
 
     job: Key
     child_uid: str
 
 
 class Report(Struct, frozen=True):
-    """child_uid: of the child Job whose worker said so. received: by the clock, in seconds."""
+    """child_uid: UID of the sender's child Job. received: in seconds of the clock."""
 
     child_uid: str
     progress: Progress
@@ -31,39 +31,39 @@ class Report(Struct, frozen=True):
 
 
 class Totals(Struct, frozen=True):
-    """What the jobs that reported within the last minute make together."""
+    """Sums over the jobs that reported within the last minute."""
 
     jobs: int
     samples_per_second: float
 
 
 class Reports:
-    """Bounded by the number of TorchrunJobs: a report of any other job is never put here."""
+    """Bounded by the number of TorchrunJobs: only reports of existing jobs are put."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._newest: dict[Key, Report] = {}
 
     def put(self, job: Key, child_uid: str, progress: Progress) -> None:
-        """Take a report in the place of the one before it."""
+        """Replace the report of the job."""
         self._newest[job] = Report(child_uid, progress, self._clock())
 
     def of(self, job: Key, child_uid: str) -> Progress | None:
-        """What workers of this child Job said last."""
+        """Return the last progress that workers of this child Job reported."""
         report = self._newest.get(job)
         return report.progress if report is not None and report.child_uid == child_uid else None
 
     def age(self, job: Key) -> float:
-        """Seconds since the job's last report; without end where there is none."""
+        """Seconds since the last report of the job, infinite if there is none."""
         report = self._newest.get(job)
         return float("inf") if report is None else self._clock() - report.received
 
     def forget(self, job: Key) -> None:
-        """The job is gone."""
+        """Drop the report of a deleted job."""
         self._newest.pop(job, None)
 
     def totals(self) -> Totals:
-        """For metrics; jobs that fell silent do not count."""
+        """Return the sums for metrics, without jobs that stopped reporting."""
         since = self._clock() - FRESH.total_seconds()
         fresh = [r.progress for r in self._newest.values() if r.received >= since]
         return Totals(len(fresh), sum(progress.samples_per_second or 0.0 for progress in fresh))

@@ -29,7 +29,7 @@ from torchrun_controller.reconcile.queues.observed import Extra
 from torchrun_controller.workqueue import INITIAL, WorkQueue
 
 OWNER_INDEX = "owner"
-# All jobs of a queue are looked at to count them: for a burst of changes only once.
+# Seconds. Counting looks at all jobs of a queue, so a burst of changes causes one count.
 COUNT_SECONDS = 0.5
 _LOOK_SECONDS = 1.0
 _SETTLE_SECONDS = 0.01
@@ -53,7 +53,7 @@ def by_owner(extra: Extra) -> tuple[str, ...]:
 
 
 class QueueView:
-    """What is known of each queue; feeds the work queue of queues."""
+    """The caches of queues and their objects. Adds keys of queues to the work queue `work`."""
 
     def __init__(
         self,
@@ -83,30 +83,30 @@ class QueueView:
 
     @property
     def informers(self) -> list[Informer[Any]]:
-        """Those that are to be run from the start."""
+        """The informers that run from the start."""
         return [informer for scope in self._scopes.values() for informer in scope.informers]
 
     async def run_kai(self) -> None:
-        """Keep KAI's queues, once there are any."""
+        """Run the informer of KAI's queues once their kind is installed."""
         await self._kai_installed.wait()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._look_again_with_kai)
             await self._kai.run()
 
     async def _look_again_with_kai(self) -> None:
-        """A list without any of them changes nothing, and says that none is there."""
+        """An empty list causes no change, but shows that no KAI queue exists."""
         await self._kai.synced.wait()
         self._add_all()
 
     async def settled(self) -> None:
-        """Wait until each cache holds its first whole list, or it is known why it does not."""
+        """Wait until each cache holds its first list or the reason is known why it does not."""
         while True:
             if not self._filling():
                 return
             await anyio.sleep(_SETTLE_SECONDS)
 
     async def follow(self) -> NoReturn:
-        """Look again at every queue when something has come to be known, or is known no more."""
+        """Wake every queue when a cache becomes known or unknown."""
         before: object = None
         while True:
             unseen = {name: self._unseen(scope) for name, scope in self._scopes.items()}
@@ -116,7 +116,7 @@ class QueueView:
             await anyio.sleep(_LOOK_SECONDS)
 
     def observe(self, namespace: str, name: str) -> ObservedQueue | None:
-        """All that is known of one queue; None where it is gone."""
+        """Return all that is known of one queue; None if it is gone."""
         caches = self._factory.caches(namespace)
         queue = caches.queues.get(namespace, name)
         if queue is None:
@@ -135,7 +135,7 @@ class QueueView:
         )
 
     def stores(self, key: Key) -> Mapping[str, Store[Any]]:
-        """The caches that show the objects of this queue, by resource."""
+        """Return the caches that show the objects of this queue, by resource."""
         informers = [i for i in (*self._scope_of(key[0]).informers, self._kai) if i.synced.is_set()]
         return {
             TORCHRUN_QUEUES.resource: self._factory.caches(key[0]).queues,
@@ -160,7 +160,7 @@ class QueueView:
         return self._scopes.get("") or self._scopes[namespace]
 
     def _unseen(self, scope: _Scope) -> dict[str, str]:
-        """Why what is not known is not."""
+        """Why each unknown resource is unknown."""
         needed = [*scope.informers, *self._kai_if_installed()]
         waited = [informer.kind.resource for informer in needed if not informer.synced.is_set()]
         problems = self._factory.read_errors
@@ -175,7 +175,7 @@ class QueueView:
         return [self._kai] if self._kai_installed.is_set() else []
 
     def _sharing(self, queue: TorchrunQueue) -> Iterator[TorchrunQueue]:
-        """The other queues that name the same KAI queue and stay."""
+        """The other live queues that name the same KAI queue."""
         wanted, meta = queue.spec.kai_queue, queue.metadata
         for other in self._factory.queues() if wanted else ():
             stays = other.metadata.deletion_timestamp is None
@@ -183,13 +183,13 @@ class QueueView:
                 yield other
 
     def _job_changed(self, change: Change[TorchrunJob], initial: bool) -> None:
-        """Only what is counted or waited for concerns the queue, and only so often."""
+        """Wake the queue only if its counts may change, and at most every COUNT_SECONDS."""
         if initial or _counted(change.old) != _counted(change.new):
             job = change.object
             self._work.add_after((job.metadata.namespace, job.spec.job_queue), COUNT_SECONDS)
 
     def _queue_changed(self, change: Change[TorchrunQueue], initial: bool) -> None:
-        """The queue itself, and those that share a KAI queue with it."""
+        """Wake the queue and those that share a KAI queue with it."""
         meta = change.object.metadata
         self._add(meta.namespace, meta.name, initial=initial)
         if initial or _shared(change.old) != _shared(change.new):
@@ -204,7 +204,7 @@ class QueueView:
             self._add(meta.namespace, owner.name, initial=initial)
 
     def _kai_changed(self, change: Change[KaiQueue], initial: bool) -> None:
-        """Any queue with a KAI queue may have waited for this one; its status is of no interest."""
+        """Wake every queue for a change of spec: it may have waited for this KAI queue."""
         if initial or _written(change.old) != _written(change.new):
             self._add_all()
 

@@ -1,7 +1,7 @@
-"""The cache of one kind and its indexes: synchronous, with a single writer, the informer.
+"""The cache of one kind and its indexes: synchronous, with the informer as its only writer.
 
-Every method leaves map and indexes in step; nothing is awaited in between. Readers on the same
-event loop therefore always see one state of the world.
+Every method leaves objects and indexes consistent, and none awaits. So all readers on the event
+loop see one consistent state.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,11 +18,11 @@ Key: TypeAlias = tuple[str, str]
 """Namespace and name."""
 
 Indexer: TypeAlias = Callable[[T], Iterable[str]]
-"""The values under which an object is found. It may not raise: objects are what users write."""
+"""Returns the index values of an object. Must not raise for any object that users can write."""
 
 
 Tally: TypeAlias = Callable[[T], tuple[str, int] | None]
-"""What an object adds to the sum of which group, None for nothing. It may not raise either."""
+"""Returns the group of an object and its share in the sum, or None. Must not raise either."""
 
 
 class Change(Struct, Generic[T], frozen=True, gc=False):
@@ -40,10 +40,10 @@ class Change(Struct, Generic[T], frozen=True, gc=False):
 
 
 class Store(Generic[T]):
-    """Objects by namespace and name, by the values of each index, and sums over groups of them.
+    """Objects by namespace and name, indexes, and sums over groups of objects.
 
-    Sums are kept up to date with each change, so that reading one does not depend on the number of
-    objects. The store's size is bounded by what the server holds under the informer's selector.
+    Sums are updated with each change, so reading them does not depend on the number of objects. The
+    size is bounded by the objects that match the informer's selector.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Store(Generic[T]):
 
     @property
     def resource_version(self) -> int:
-        """The newest version that is known to be reached, 0 before the first list."""
+        """The newest resourceVersion that the store reflects, 0 before the first list."""
         return self._resource_version
 
     def __len__(self) -> int:
@@ -70,19 +70,21 @@ class Store(Generic[T]):
         return iter(tuple(self._objects.values()))
 
     def get(self, namespace: str, name: str) -> T | None:
-        """Return the object as it was last seen."""
+        """Return the object as last seen."""
         return self._objects.get((namespace, name))
 
     def by_index(self, index: str, value: str) -> tuple[T, ...]:
-        """Return what `index` finds under `value`. Raises KeyError if there is no such index."""
+        """Return the objects that `index` lists under `value`. Raises KeyError for an unknown
+        index.
+        """
         return tuple(self._indexes[index].get(value, {}).values())
 
     def sums(self, tally: str) -> dict[str, int]:
-        """Return a copy of the sums by group; those of 0 are left out. Raises KeyError."""
+        """Return a copy of the sums by group, without zeros. Raises KeyError."""
         return self._sums[tally].copy()
 
     def upsert(self, obj: T, resource_version: int) -> Change[T]:
-        """Put an object in the place of what was there under its name."""
+        """Add an object or replace the one of its name."""
         key = _key(obj)
         old = self._objects.get(key)
         if old is not None:
@@ -93,7 +95,7 @@ class Store(Generic[T]):
         return Change(old, obj)
 
     def delete(self, namespace: str, name: str, resource_version: int) -> Change[T] | None:
-        """Take an object out; None if it was not there."""
+        """Remove an object; None if it was not there."""
         self.advance(resource_version)
         old = self._objects.pop((namespace, name), None)
         if old is None:
@@ -107,11 +109,11 @@ class Store(Generic[T]):
         resource_version: int,
         unreadable: AbstractSet[Key] = frozenset(),
     ) -> list[Change[T]]:
-        """Take a whole list for all there is.
+        """Replace the contents by a whole list.
 
-        Gives a change for each object that vanished, with its last known state, then one for each
-        object of the list, changed or not. What is `unreadable` exists and stays as it was last
-        seen. The version is the list's even if that is older: the server was restored.
+        Returns a change for each object that vanished, with its last known state, then one for each
+        object of the list, changed or not. Objects that are `unreadable` exist and stay as last
+        seen. The version is the list's even if it is older: etcd may have been restored.
         """
         listed = {_key(obj): obj for obj in objects}
         known = self._objects
@@ -127,7 +129,7 @@ class Store(Generic[T]):
         return vanished + [Change(known.get(key), obj) for key, obj in listed.items()]
 
     def advance(self, resource_version: int) -> None:
-        """Take note that everything up to this version is here, as a bookmark says."""
+        """Note that the store reflects everything up to this version, as a bookmark says."""
         self._resource_version = max(self._resource_version, resource_version)
 
     def _no_entries(self) -> dict[str, dict[str, dict[Key, T]]]:

@@ -1,9 +1,9 @@
-"""Plan to requests: server-side apply for objects and status, deletes with preconditions.
+"""Server-side apply of objects and status, and deletes with preconditions.
 
-An object that must not exist yet is applied with a resourceVersion that no object can have: the
-API server creates it where it is absent and answers 409 where anything holds its name, so that
-nothing foreign is ever merged into. An object that is known is applied with its UID, by force: a
-replacement then answers 409 as well. Every write first checks the leadership.
+An object that must not exist yet is applied with a resourceVersion that no object can have. The API
+server creates it if the name is free and answers 409 otherwise, so nothing foreign is ever merged.
+A known object is applied by force with its UID; a replacement of it also answers 409. Every write
+first checks the leadership.
 """
 
 from typing import Any, Protocol, TypeAlias
@@ -36,11 +36,11 @@ Status: TypeAlias = TorchrunJobStatus | TorchrunQueueStatus
 
 APPLY_PATCH = "application/apply-patch+yaml"  # JSON is YAML
 
-# etcd's first revision is that of the empty store, so no object has it.
+# etcd's first revision is the empty store, so no object has it.
 ABSENT = "1"
 
-# How the API server begins its answer, with status 500, to an object whose fields have wrong types
-# (structured-merge-diff and the conversion behind it; seen with 1.35).
+# Start of the API server's message, with status 500, for an object whose fields have wrong types
+# (from structured-merge-diff and the conversion after it; observed with 1.35).
 MALFORMED = ("failed to create typed patch object", "failed to convert new object")
 
 
@@ -52,7 +52,7 @@ class LeaderCheck(Protocol):
 
 
 class NameConflictError(Exception):
-    """A name of ours is held by an object that is not ours; nothing was written to it."""
+    """Another object, not ours, has the name; nothing was written to it."""
 
     def __init__(self, conflict: Conflict) -> None:
         super().__init__(conflict.message)
@@ -60,9 +60,9 @@ class NameConflictError(Exception):
 
 
 class RejectedError(Exception):
-    """The API server refuses the object as it is; `permanent` until the object changes.
+    """The API server refuses the object; if `permanent`, until the object changes.
 
-    Not permanent: 403, since a quota, a webhook's mind or a role may change at any time.
+    403 is not permanent: a quota, a webhook or a role may change at any time.
     """
 
     def __init__(self, rejection: Rejection, *, permanent: bool) -> None:
@@ -72,7 +72,7 @@ class RejectedError(Exception):
 
 
 class UnavailableError(Exception):
-    """429, 5xx or no answer: try again, not before `retry_after` seconds where that is given."""
+    """429, 5xx or no answer: retry, not before `retry_after` seconds if that is set."""
 
     def __init__(self, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -80,16 +80,16 @@ class UnavailableError(Exception):
 
 
 class SupersededError(Exception):
-    """What the Plan was made from has changed meanwhile: observe again, then decide again."""
+    """An object that the Plan was made from has changed: observe and decide again."""
 
 
 _encode = msgspec.json.Encoder().encode
 
 
 class WriteResult(Struct, frozen=True):
-    """What a write left behind; `resource_version` is empty where the server did not tell.
+    """The result of a write; `resource_version` is empty if the server did not return one.
 
-    `created`: the object was not there before.
+    `created`: the object did not exist before.
     """
 
     kind: Kind[Any]
@@ -100,7 +100,7 @@ class WriteResult(Struct, frozen=True):
 
 
 class LiveObject(Struct, frozen=True):
-    """What the API server has under a name; `controller` is the UID of its controller, if any."""
+    """An object as the API server has it; `controller` is its controller's UID, "" for none."""
 
     uid: str
     controller: str
@@ -109,22 +109,22 @@ class LiveObject(Struct, frozen=True):
 
 
 class Applier:
-    """Carries out single writes. Has no state of its own."""
+    """Sends single writes. Has no state of its own."""
 
     def __init__(self, transport: Requests, leader: LeaderCheck) -> None:
         self._transport = transport
         self._leader = leader
 
     async def apply(self, intent: Apply) -> WriteResult:
-        """Create the object (no UID) or bring the one with this UID to the intent.
+        """Create the object (no UID), or update the one with this UID to the intent.
 
-        An object of ours that exists already, because the cache is behind, counts as created.
+        An object of ours that exists although the cache does not show it counts as created.
 
         Raises:
-            NameConflictError: something else holds the name; it was not touched.
+            NameConflictError: another object has the name; it was not touched.
             RejectedError: the API server refuses the object.
             SupersededError: the object is being deleted, or was replaced.
-            UnavailableError: try again later.
+            UnavailableError: retry later.
             ApiError: any other refusal.
         """
         try:
@@ -135,9 +135,9 @@ class Applier:
             raise UnavailableError(str(error)) from error
 
     async def dry_run(self, intent: Apply) -> None:
-        """Have the API server dry_run an object that does not exist, as a dry run: nothing is made.
+        """Validate an object that does not exist on the API server, without creating it.
 
-        Raises: as `apply`; NameConflictError where the name is taken.
+        Raises as `apply` does; NameConflictError if the name is taken.
         """
         body = {**intent.body, "metadata": {**_metadata(intent), "resourceVersion": ABSENT}}
         try:
@@ -148,10 +148,10 @@ class Applier:
             raise UnavailableError(str(error)) from error
 
     async def find(self, kind: Kind[Any], namespace: str, name: str) -> LiveObject | None:
-        """Look for an object where no cache is to be trusted; None if it is not there.
+        """Read an object from the API server, past the caches; None if it does not exist.
 
         Raises:
-            UnavailableError: try again later.
+            UnavailableError: retry later.
             ApiError: any other refusal.
         """
         try:
@@ -170,16 +170,15 @@ class Applier:
     async def apply_status(
         self, owner: UserObject, status: Status, manager: str = STATUS_FIELD_MANAGER
     ) -> WriteResult | None:
-        """Replace what `manager` says in the status of exactly this state of a job or a queue.
+        """Replace the fields of `manager` in the status of exactly this version of a job or queue.
 
-        None if it is gone.
-
-        A UID alone is not enough: for a status the API server takes all metadata but the
-        resourceVersion from the object that is there, so a replacement would get our status.
+        None if it is gone. A UID alone is not enough: for a status the API server takes all
+        metadata except the resourceVersion from the present object, so a replacement would get our
+        status.
 
         Raises:
             SupersededError: it has changed, or was replaced, since it was observed.
-            UnavailableError: try again later.
+            UnavailableError: retry later.
             ApiError: any other refusal.
         """
         kind, meta = kind_of(owner), owner.metadata
@@ -192,7 +191,7 @@ class Applier:
                 "uid": meta.uid,
                 "resourceVersion": meta.resource_version,
             },
-            "status": status,  # type: ignore[dict-item] # encoded below, never looked into
+            "status": status,  # type: ignore[dict-item] # only encoded below
         }
         path = kind.path(meta.namespace, meta.name, "status")
         try:
@@ -211,8 +210,8 @@ class Applier:
         """Delete exactly this object; None if it is gone or replaced.
 
         Raises:
-            SupersededError: the object is there and has another resourceVersion than expected.
-            UnavailableError: try again later.
+            SupersededError: the object exists with another resourceVersion than expected.
+            UnavailableError: retry later.
             ApiError: any other refusal.
         """
         preconditions = {"uid": delete.uid}
@@ -243,7 +242,7 @@ class Applier:
             raise UnavailableError(str(error)) from error
 
     async def _explain_conflict(self, delete: Delete, error: ApiError) -> None:
-        """Say which precondition failed: the server answers 409 to either, in words that vary.
+        """Find out which precondition failed: the server answers 409 to both.
 
         Returns if the object is gone or replaced; raises SupersededError if it has changed.
         """
@@ -284,7 +283,7 @@ class Applier:
         )
 
     async def _settle(self, intent: Apply) -> WriteResult:
-        """The name is taken: say by what, or take it for the creation if it is ours already."""
+        """Handle a taken name: an object of ours counts as created, another one raises."""
         meta = _metadata(intent)
         name = intent.name
         try:
@@ -330,7 +329,7 @@ def _is_ours(holder: HolderMeta, owner: OwnerReference | None, meta: JsonObject)
 
 
 def _is_predecessor(holder: HolderMeta, owner: OwnerReference | None) -> bool:
-    """Whether an earlier job of the same name owns it: the garbage collector is on its way."""
+    """Whether a deleted job of the same name owns it: garbage collection is under way."""
     return owner is not None and any(
         held.controller
         and (held.kind, held.name) == (owner.kind, owner.name)
@@ -355,8 +354,8 @@ def _conflict(kind: Kind[Any], name: str, holder: HolderMeta) -> Conflict:
 
 
 def _names_another(error: ApiError) -> bool:
-    """Whether the UID that was sent is not, or no longer, that of the object."""
-    # A replacement is answered with 422 and this cause, an absence and a precondition with 409.
+    """Whether the object does not have the UID that was sent."""
+    # 422 with this cause for a replacement, 409 for a missing object or a failed precondition.
     return error.status == 409 or any(field == "metadata.uid" for field, _ in error.causes)
 
 

@@ -1,43 +1,43 @@
-"""What can go wrong between the controller and the API server."""
+"""Errors between the controller and the API server."""
 
 import http
 from typing import NamedTuple
 
 import msgspec
 
-_START = 40  # characters of an answer that is not what was asked for
-_EXCERPT = 200  # characters of an answer that is not a Status
-# Whoever asks for a longer wait, or for a number that is none, is asked again after this.
+_START = 40  # characters that are shown of an answer that does not decode
+_EXCERPT = 200  # characters that are shown of an answer that is no Status
+# Longest Retry-After that is honoured; unparsable values count as this.
 LONGEST_WAIT = 600  # seconds
 
 
 class ConfigError(Exception):
-    """The connection's configuration cannot be used; the message says which part and what to do."""
+    """The connection's configuration cannot be used; the message says what to change."""
 
 
 class Disconnected(Exception):  # noqa: N818 named for a state
-    """The server was not reached, or its answer was lost: a write may have happened."""
+    """The server was not reached or its answer was lost: a write may have happened."""
 
 
 class Silent(Disconnected):
-    """Nothing came over a watch for as long as it may be silent: it is dead, or nothing happens."""
+    """A watch delivered nothing for its silence limit: it is dead, or nothing happened."""
 
 
 class InvalidResponse(Disconnected):
-    """The answer is not what was asked for: a proxy's page, or bytes that do not decode.
+    """The answer does not decode, or comes from a proxy.
 
-    A write may have happened, as with any answer that is lost.
+    A write may have happened, as with any lost answer.
     """
 
     @classmethod
     def of(cls, request: str, body: bytes, error: Exception) -> "InvalidResponse":
-        """Say what was asked and how the answer begins; too little of it to hold a token."""
+        """Name the request and the start of the answer; too short to contain a token."""
         start = body[:_START].decode(errors="replace")
         return cls(f"{request}: not the answer that was asked for, {start!r}... ({error})")
 
 
 class Cause(NamedTuple):
-    """One entry of `details.causes` of a Status: which field was refused and why."""
+    """One entry of `details.causes` of a Status: the refused field and the reason."""
 
     field: str
     message: str
@@ -47,7 +47,7 @@ class ApiError(Exception):
     """The server answered with an error.
 
     `status` is the HTTP code; `reason` the CamelCase word of metav1.Status ("Conflict", "Expired");
-    `retry_after` the seconds that the server asks to wait, by its body or its Retry-After header,
+    `retry_after` the seconds that the server asks to wait, from its body or its Retry-After header,
     at most 600.
     """
 
@@ -131,7 +131,7 @@ def _seconds(from_body: int, from_header: str) -> float | None:
 
 
 def refusal(verb: str, resource: str, status: int, message: str) -> str:
-    """Say what to do about a refused request; `status` is the HTTP code, 0 for no answer."""
+    """Explain a refused request and what to do; `status` is the HTTP code, 0 for no answer."""
     match status:
         case 403:
             advice = f"grant the controller's role the verb {verb} on {resource}"

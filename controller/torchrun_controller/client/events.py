@@ -1,10 +1,9 @@
-"""Events regarding jobs and queues (events.k8s.io/v1): best effort, in a task of their own.
+"""Events of jobs and queues (events.k8s.io/v1): best effort, written in a task of their own.
 
-A reconcile hands an event over and goes on at once; whatever happens to it then, the reconcile
-never knows. A write that fails is tried again for a while, and the others wait behind it. The same
-(type, reason, message) again within the window becomes a series on the first event instead of
-another object, and a token bucket for each ends storms. The figures are client-go's: a burst of 25
-for an object, one more each 5 minutes.
+`record` returns at once, and its caller never learns the result. A failed write is retried for a
+while; the other events wait. The same (type, reason, message) within the window becomes a series on
+the first event instead of another object. A token bucket for each object bounds storms, with
+client-go's figures: a burst of 25, then one each 5 minutes.
 """
 
 import math
@@ -30,18 +29,18 @@ from torchrun_controller.token_bucket import Rate, TokenBuckets
 REPORTING_CONTROLLER = "torchrun.ai/controller"
 MERGE_PATCH = "application/merge-patch+json"
 
-WINDOW = 360.0  # seconds in which a repetition joins its series
+WINDOW = 360.0  # seconds within which a repetition joins its series
 RATE = Rate(per_second=1 / 300, burst=25)  # of the events regarding one object
 MAX_QUEUED = 1000
 MAX_REMEMBERED = 4096
 MAX_NOTE = 1024  # bytes, the API server's limit
-TRIES = 8  # of a write that the server is too busy for, or does not answer: one and a half minutes
-FIRST_PAUSE = 1.0  # seconds after the first of them, then twice as long each time
+TRIES = 8  # of one write: 90 s in all
+FIRST_PAUSE = 1.0  # seconds after the first try, doubled after each other one
 LONGEST_PAUSE = 30.0
 
 log = structlog.get_logger(__name__)
 
-Key = tuple[str, str, str, str]  # UID of what it regards, type, reason, message
+Key = tuple[str, str, str, str]  # UID of the object, type, reason, message
 
 
 class _Series(Struct):
@@ -59,10 +58,10 @@ class _Series(Struct):
 
 
 class EventRecorder:
-    """`record` from anywhere, `run` in a task, `shut_down` at the end.
+    """Call `record` from anywhere, run `run` in a task, call `shut_down` at the end.
 
-    Bounded: at most 1,000 events wait, 4,096 series and jobs are remembered, and for no longer than
-    it matters; the oldest give way.
+    Bounded: at most 1,000 events wait, and 4,096 series and objects are remembered; the oldest are
+    dropped first.
     """
 
     def __init__(
@@ -82,12 +81,12 @@ class EventRecorder:
         self._buckets: TokenBuckets[str] = TokenBuckets(RATE, clock, MAX_REMEMBERED)
         self._queue: deque[_Series] = deque()
         self._wake = anyio.Event()
-        self._told = anyio.Event()  # to end
-        self._ends = math.inf  # when no more writes begin
+        self._stopping = anyio.Event()
+        self._ends = math.inf  # no write begins later
         self.dropped = 0
 
     def record(self, about: UserObject, event: Event) -> None:
-        """Hand an event over; never waits and never raises."""
+        """Hand over an event. Never waits and never raises."""
         uid = about.metadata.uid
         if not self._buckets.take(uid):
             self.dropped += 1
@@ -112,12 +111,12 @@ class EventRecorder:
                 return
             if pause := await self._write_next():
                 with anyio.move_on_after(pause):
-                    await self._told.wait()
+                    await self._stopping.wait()
 
     def shut_down(self, seconds: float) -> None:
-        """Have `run` write what waits, begin no write after this many seconds, and end."""
+        """Let `run` write waiting events, begin no write after this many seconds, and return."""
         self._ends = self._clock() + seconds
-        self._told.set()
+        self._stopping.set()
         self._wake.set()
 
     def _begin(self, about: UserObject, event: Event) -> _Series:
@@ -147,7 +146,7 @@ class EventRecorder:
 
     def _remember(self, key: Key, series: _Series) -> None:
         self._series[key] = series
-        over = self._clock() - WINDOW  # nothing joins it any more
+        over = self._clock() - WINDOW  # no event joins older ones
         while next(iter(self._series.values())).last <= over or len(self._series) > MAX_REMEMBERED:
             self._series.popitem(last=False)
 
@@ -167,7 +166,7 @@ class EventRecorder:
             await self._wake.wait()
 
     async def _write_next(self) -> float:
-        """Write the first event that waits; return the seconds to let pass before the next."""
+        """Write the next event; return the seconds to pause afterwards."""
         series = self._queue.popleft()
         series.queued = False
         try:
@@ -185,11 +184,11 @@ class EventRecorder:
         return 0.0
 
     def _put_back(self, series: _Series, error: ApiError | Disconnected) -> float:
-        """Have it be the next again; return the seconds until then."""
+        """Make it the next event again; return the seconds to pause."""
         asked = error.retry_after or 0.0 if isinstance(error, ApiError) else 0.0
         pause = max(asked, min(FIRST_PAUSE * 2.0**series.failures, LONGEST_PAUSE))
         series.failures += 1
-        if not series.queued:  # it may have happened again meanwhile
+        if not series.queued:  # it may have happened again
             series.queued = True
             self._queue.appendleft(series)
         return pause
@@ -197,12 +196,12 @@ class EventRecorder:
     async def _write(self, series: _Series) -> None:
         if series.posted and await self._patch(series):
             return
-        # First, or expired since: the API server keeps events for an hour only.
+        # New, or expired: the API server keeps events for an hour.
         body = series.body if series.count == 1 else {**series.body, "series": _series(series)}
         try:
             await self._send("POST", self._collection(series), body)
         except ApiError as error:
-            # The name is random, so it is ours: the answer to an earlier POST was lost.
+            # The name is random, so the object is ours: the answer to an earlier POST was lost.
             if error.status != 409:
                 raise
             if series.count > 1:
@@ -210,7 +209,7 @@ class EventRecorder:
         series.posted = True
 
     async def _patch(self, series: _Series) -> bool:
-        """Bring the count of an Event up to date; whether it was there."""
+        """Update the count of an Event; return whether it existed."""
         path = f"{self._collection(series)}/{series.name}"
         try:
             await self._send("PATCH", path, {"series": _series(series)})
@@ -233,7 +232,7 @@ class EventRecorder:
 
 
 def _may_pass(error: ApiError | Disconnected) -> bool:
-    """Whether the same write may succeed later: not if it was refused for what it says."""
+    """Whether the same write may succeed later: not if the event itself was refused."""
     return isinstance(error, Disconnected) or error.status == 429 or error.status >= 500
 
 

@@ -1,4 +1,4 @@
-"""What is read of the API server's answers to writes, and of objects that hold a name of ours."""
+"""The fields that are read of answers to writes, and of objects that have a name of ours."""
 
 from datetime import datetime
 
@@ -22,14 +22,14 @@ class _Manager(Wire, frozen=True, kw_only=True):
 
 
 class HolderMeta(Meta, frozen=True, kw_only=True):
-    """What else tells whose an object is."""
+    """Fields that also show whose an object is."""
 
     labels: dict[str, str] = field(default_factory=dict)
     managed_fields: tuple[_Manager, ...] = ()
 
     @property
     def managers(self) -> list[str]:
-        """Those who have set fields of it, sorted."""
+        """The managers that have set fields of it, sorted."""
         return sorted({entry.manager for entry in self.managed_fields} - {""})
 
 
@@ -46,7 +46,7 @@ _decode_holder = msgspec.json.Decoder(_Holder).decode
 
 
 def read_deleted(body: bytes) -> Meta:
-    """Read the answer to a delete: the object that ends, or a Status. Raises ValueError."""
+    """Read the answer to a delete: the object being deleted, or a Status. Raises ValueError."""
     meta = _decode_answer(body).metadata
     if meta.resource_version:
         int(meta.resource_version)
@@ -54,12 +54,12 @@ def read_deleted(body: bytes) -> Meta:
 
 
 def read_object(body: bytes) -> Meta:
-    """Read an object, as it is or as a write has left it. Raises ValueError."""
+    """Read an object from a GET or from the answer to a write. Raises ValueError."""
     return _identified(_decode_answer(body).metadata)
 
 
 def read_holder(body: bytes) -> HolderMeta:
-    """Read an object that holds a name of ours. Raises ValueError."""
+    """Read an object that has a name of ours. Raises ValueError."""
     meta = _decode_holder(body).metadata
     _identified(meta)
     return meta

@@ -1,4 +1,4 @@
-"""Requests and streams on one pool of sockets."""
+"""Short requests and streams over one pool of sockets."""
 
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -24,18 +24,18 @@ _NO_HEADERS: Mapping[str, str] = {}
 
 
 class Authority(Protocol):
-    """What a session needs of its connection."""
+    """What a session needs from its connection."""
 
     @property
     def endpoint(self) -> Endpoint:
         """The server."""
 
     async def authorization(self, refused: str | None = None) -> str:
-        """Return the Authorization header, renewed if it is the one that was refused."""
+        """Return the Authorization header, renewed if its value is `refused`."""
 
 
 class Response(Struct, frozen=True):
-    """A whole answer below 300; `request` names in messages what it answers."""
+    """A complete answer with a status below 300; `request` names it in error messages."""
 
     status: int
     body: bytes
@@ -43,9 +43,9 @@ class Response(Struct, frozen=True):
     request: str = "the API server"
 
     def read(self, parse: Callable[[bytes], T]) -> T:
-        """Parse the body. Raises InvalidResponse where `parse` raises ValueError or RecursionError.
+        """Parse the body. Raises InvalidResponse if `parse` raises ValueError or RecursionError.
 
-        Those are all that msgspec raises, for bytes that are no UTF-8 and deep nesting, too.
+        msgspec raises nothing else, also for invalid UTF-8 and deep nesting.
         """
         try:
             return parse(self.body)
@@ -82,7 +82,7 @@ class _Request(Struct, frozen=True):
 
 
 class Transport:
-    """Requests and streams; every failure of theirs is an ApiError or Disconnected."""
+    """Sends requests and opens streams. Every failure is an ApiError or Disconnected."""
 
     def __init__(
         self, authority: Authority, session: aiohttp.ClientSession, observe: Observe
@@ -103,9 +103,9 @@ class Transport:
         headers: Mapping[str, str] = _NO_HEADERS,
         timeout: float = 30.0,  # noqa: ASYNC109 aiohttp's own also bounds each step
     ) -> Response:
-        """Send one request and read its whole answer, within `timeout` seconds.
+        """Send one request and read the complete answer within `timeout` seconds.
 
-        Raises ApiError for an answer of 300 and above, Disconnected where none came whole. A
+        Raises ApiError for a status of 300 and above, Disconnected if no complete answer came. A
         request refused with 401 is sent once more if the credentials could be renewed.
         """
         limits = aiohttp.ClientTimeout(total=timeout, sock_connect=CONNECT_SECONDS)
@@ -120,11 +120,11 @@ class Transport:
     async def stream(
         self, path: str, *, query: Mapping[str, str], silence: float = 90.0, total: float
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Open a watch; its bytes come as they arrive and end when the server ends it.
+        """Open a watch; iterate over its bytes as they arrive, until the server ends it.
 
-        A watch on which nothing comes for `silence` seconds may be dead even if TCP says otherwise:
-        iterating raises Silent then. `total` bounds it altogether. Opening and iterating raise as
-        `request` does.
+        A watch that delivers nothing for `silence` seconds may be dead even if TCP says otherwise:
+        iterating then raises Silent. `total` (seconds) bounds the whole stream. Opening and
+        iterating raise as `request` does.
         """
         limits = aiohttp.ClientTimeout(total=total, sock_connect=CONNECT_SECONDS, sock_read=silence)
         call = _Request("watch", "GET", path, query, limits)
@@ -132,7 +132,7 @@ class Transport:
             try:
                 yield _Chunks(response.content, call)
             finally:
-                # Left in the middle: a dead peer would keep a TLS goodbye waiting.
+                # The stream may be left early: do not wait for a dead peer's TLS close.
                 if response.connection is not None and response.connection.transport is not None:
                     response.connection.transport.abort()
 
@@ -168,7 +168,8 @@ class Transport:
                     data=call.body,
                     timeout=call.limits,
                     allow_redirects=False,
-                    ssl=self._authority.endpoint.tls or True,  # it may have been replaced
+                    ssl=self._authority.endpoint.tls
+                    or True,  # may change while the session is open
                     proxy=self._authority.endpoint.proxy,
                     server_hostname=self._authority.endpoint.server_hostname,
                 )
@@ -183,7 +184,7 @@ class Transport:
         return response
 
     def _url(self, call: _Request) -> yarl.URL:
-        # A name out of an object must not lead to another path: "?" is quoted, ".." refused.
+        # A name from an object must not lead to another path: "?" is quoted, ".." is refused.
         if ".." in call.path.split("/"):
             raise ApiError(400, "BadRequest", f"{call.path!r} is not a path of the API")
         path = self._server.path.rstrip("/") + call.path
@@ -191,7 +192,7 @@ class Transport:
 
 
 class _Chunks(AsyncIterator[bytes]):
-    """The bytes of a watch: a class and not a generator, which would outlive a `break`."""
+    """The bytes of a watch: a class, because a generator would outlive a `break`."""
 
     def __init__(self, content: aiohttp.StreamReader, call: _Request) -> None:
         self._content = content
@@ -213,7 +214,7 @@ def _translated(call: _Request) -> Iterator[None]:
     what = f"{call.method} {call.path}"
     try:
         yield
-    except TimeoutError as error:  # of which aiohttp's timeouts are subclasses, too
+    except TimeoutError as error:  # includes aiohttp's timeouts
         raise Disconnected(f"{what}: timed out ({_words(error)})") from error
     except (aiohttp.ClientError, OSError) as error:
         raise Disconnected(f"{what}: {_words(error)}") from error
@@ -224,9 +225,9 @@ def _words(error: Exception) -> str:
 
 
 def resource_of(path: str) -> str:
-    """Return what a path is about, as RBAC names it: `pods`, `jobs.batch`, `pods/status`.
+    """Return the resource of a path as RBAC names it: `pods`, `jobs.batch`, `pods/status`.
 
-    Names and namespaces are left out, so that there are few; other paths give their first part.
+    Without names and namespaces, so that values are few. Other paths return their first part.
     """
     match path.strip("/").split("/"):
         case ["api", _, *rest]:

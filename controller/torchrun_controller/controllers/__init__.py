@@ -1,1 +1,1 @@
-"""The controllers: what each does about one of its keys, a file each."""
+"""The controllers: the loop that takes keys, and a reconciler each for jobs, queues, admission."""

@@ -1,9 +1,9 @@
-"""Who may run: one decision over all queues, and the writes that it calls for.
+"""The reconciler of admission: one decision over all queues, and the status writes for it.
 
-Nothing is decided before the caches show what the decision before has written, however long that
-takes: from a past in which it was not yet written, the same room would be promised twice. Every
-write is of exactly that state of an object that was decided on. One whose outcome is not known, as
-the answer was lost, is sent again until it is: it may have been carried out, or be yet.
+It decides nothing before the caches show the writes of the last decision, however long that takes:
+a decision from an older state would use the same quota twice. Every write applies to exactly the
+state of the object that was decided on. A write whose answer was lost is sent again until its
+result is known: it may or may not have happened.
 """
 
 import time
@@ -47,15 +47,15 @@ from torchrun_controller.reconcile.spec.admission_status import charged
 FIELD_MANAGER = "torchrun-controller-admission"
 
 WRITES_AT_A_TIME = 16
-# What only tells a job where it stands is written so many times between two decisions.
+# Most writes between two decisions that only inform a job of its place.
 TOLD_AT_ONCE = 200
-# Deciding takes at most this share of the process's time, however much there is to decide on.
+# Largest share of the process's time for deciding.
 LARGEST_SHARE = 0.2
 SOON = 0.05  # seconds
-# A cache that shows what was written need not wake the key: not all of it matters to a decision.
+# Seconds. Not every cache event of our writes wakes the key.
 BEHIND_RETRY = 0.05
-# A cache is never this late (a watch that is dead is noticed after 90 s): the server was restored
-# from a backup, and what was written is no more.
+# Seconds. A dead watch is noticed after 90 s, so a cache is never this late. After this time the
+# server was restored from a backup and the write is lost.
 PATIENCE = 300.0
 
 _DECISIONS = {Stage.PREEMPT: "preempted", Stage.ADMIT: "admitted"}
@@ -74,7 +74,7 @@ class View(Protocol):
 
 
 class _Sent(Struct):
-    """A write that the cache does not show yet; `answered`: it is known what became of it."""
+    """A write that the cache does not show yet; `answered`: its result is known."""
 
     word: StatusUpdate
     since: float
@@ -82,9 +82,9 @@ class _Sent(Struct):
 
 
 class AdmissionReconciler:
-    """What `Controller` does about the one key of admission; one attempt at a time.
+    """Reconciles the single key of admission, one attempt at a time.
 
-    `decide` is the coordinator, and `account` hears what it counts in each queue; `clock` is
+    `decide` is the coordinator. `account` is called with the summaries of its queues. `clock` is
     monotonic, in seconds.
     """
 
@@ -115,7 +115,7 @@ class AdmissionReconciler:
         self._not_before = 0.0
 
     async def attempt(self, key: str) -> Outcome:
-        """Decide once, and write it. Raises what the single writes raise, see `Applier`."""
+        """Decide once and write the decision. Raises what `Applier` raises."""
         await self._find_out()
         if self._sent:
             return Behind(BEHIND_RETRY)
@@ -135,17 +135,17 @@ class AdmissionReconciler:
         try:
             late = await self._write(words)
         except SupersededError:
-            # What was decided on has changed meanwhile; the cache that shows it wakes the key.
+            # An object has changed since the decision; its cache event wakes the key.
             return Behind(BEHIND_RETRY)
         waits = [decisions.requeue_after, seen.next_look, SOON if late else None]
         looks = [max(seconds, SOON) for seconds in waits if seconds is not None]
         return RequeueAfter(min(looks)) if looks else Done()
 
     async def _find_out(self) -> None:
-        """Forget what the cache shows by now, and send again what may not have arrived."""
+        """Drop writes that the cache shows; send again those without an answer."""
         for uid, sent in list(self._sent.items()):
             owner = sent.word.owner
-            # Once it has another version, a write of the former cannot be carried out any more.
+            # With a new version in the cache, a write to the old one can no longer happen.
             if self._view.version(owner) != owner.metadata.resource_version:
                 del self._sent[uid]
             elif self._clock() - sent.since > PATIENCE:
@@ -155,13 +155,13 @@ class AdmissionReconciler:
                 await self._send(sent.word)
 
     async def _write(self, words: list[StatusUpdate]) -> bool:
-        """Stage by stage; returns whether something is left for later. Raises the first error."""
+        """Write stage by stage; return whether writes are left. Raises the first error."""
         for stage in Stage:
             batch = [word for word in words if word.stage is stage]
             if stage is Stage.REPORT:
                 batch = sorted(batch, key=lambda word: word.rank)[:TOLD_AT_ONCE]
             errors = await self._send_all(batch)
-            # What is known to be over is looked at again at once; what is not, after a while.
+            # An unknown result, retried after a while, goes before a conflict, retried at once.
             for error in sorted(errors, key=lambda e: isinstance(e, SupersededError)):
                 raise error
         return sum(word.stage is Stage.REPORT for word in words) > TOLD_AT_ONCE
@@ -174,7 +174,7 @@ class AdmissionReconciler:
             for word in left:
                 try:
                     await self._send(word)
-                except Exception as error:  # raised once the others are through
+                except Exception as error:  # raised after the other writes
                     errors.append(error)
 
         async with anyio.create_task_group() as tasks:
@@ -199,11 +199,11 @@ class AdmissionReconciler:
         self._metrics.applies.labels(resource, "Gone" if written is None else "Written").inc()
         sent.answered = True
         if written is not None and written.resource_version == owner.metadata.resource_version:
-            del self._sent[uid]  # it was so already
+            del self._sent[uid]  # it was a no-op
         self._tell(word)
 
     def _tell(self, word: StatusUpdate) -> None:
-        """A line for each admission and its end, both counted, and how long it was waited for."""
+        """Log and count each admission and preemption, and observe the time to admission."""
         job = word.owner
         if word.stage not in _DECISIONS or not isinstance(job, TorchrunJob):
             return

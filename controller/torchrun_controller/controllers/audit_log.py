@@ -1,8 +1,8 @@
-"""What is logged of decisions, once each is carried out: one line for each, none where none was.
+"""The log lines of decisions, written once each is carried out: one line for each decision.
 
-The event names are few and stay as they are, since people search for them: `phase changed`,
-`reason changed`, `attempt created`, `attempt ended`, `admitted`, `preempted`, `object created`,
-`object deleted`. Each line names its job or queue as namespace/name, and the UID.
+The event names are few and stable, since people search for them: `phase changed`, `reason changed`,
+`attempt created`, `attempt ended`, `admitted`, `preempted`, `object created`, `object deleted`.
+Each line names its job or queue as namespace/name, and the UID.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,14 +17,14 @@ from torchrun_controller.reconcile.model.plan import Apply
 
 
 class Line(Struct, frozen=True):
-    """A line of the log: its event, and fields in their order."""
+    """A log line: its event, and its fields in order."""
 
     event: str
     fields: Mapping[str, object]
 
 
 def of_status(before: TorchrunJobStatus, after: TorchrunJobStatus) -> list[Line]:
-    """What a job's new status decides; counts of workers and progress are no decisions."""
+    """The lines for a job's new status. Counts of workers and progress are no decisions."""
     lines = [_attempt_ended(attempt, after) for attempt in _newly_ended(before, after)]
     now = {"phase": after.phase, "reason": after.reason, "why": after.message}
     if after.phase != before.phase:
@@ -36,7 +36,7 @@ def of_status(before: TorchrunJobStatus, after: TorchrunJobStatus) -> list[Line]
 
 
 def of_creation(intent: Apply) -> Line:
-    """An object that was not there before."""
+    """The line for a created object."""
     made = f"{intent.kind.kind}/{intent.name}"
     labels = _metadata(intent).get("labels")
     attempt = labels.get(ATTEMPT_LABEL) if isinstance(labels, dict) else None

@@ -25,36 +25,36 @@ from torchrun_controller.leader import NotLeader
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.workqueue import AsyncWorkQueue, ShutDownError
 
-FORBIDDEN_RETRY = 60.0  # seconds until an object that quota or admission forbade is tried again
+FORBIDDEN_RETRY = 60.0  # seconds until a retry of an object that quota or admission forbids
 
 log = structlog.get_logger(__name__)
 
 
 class Done(Struct, frozen=True):
-    """Nothing more to do until something changes."""
+    """Nothing to do until something changes."""
 
 
 class RequeueAfter(Struct, frozen=True):
-    """Look again after this many seconds."""
+    """Reconcile again after this many seconds."""
 
     seconds: float
 
 
 class Behind(Struct, frozen=True):
-    """The caches do not show our own last writes yet; nothing was decided."""
+    """The caches do not show our last writes yet; nothing was decided."""
 
     seconds: float
 
 
 class Retry(Struct, frozen=True):
-    """Failed; again with backoff, and not before as many seconds as the API server asked for."""
+    """Failed. Retry with backoff, and not before the time that the API server asked for."""
 
     error: Exception
     after: float | None = None
 
 
 class Terminal(Struct, frozen=True):
-    """Refused; not again until what users write changes, or after this many seconds."""
+    """Refused. Retry when the user changes the spec, or after this many seconds."""
 
     error: Exception
     after: float | None = None
@@ -68,10 +68,10 @@ K_contra = TypeVar("K_contra", bound=Hashable, contravariant=True)
 
 
 class Reconciler(Protocol[K_contra]):
-    """What a controller does about one key."""
+    """Reconciles one key."""
 
     async def attempt(self, key: K_contra) -> Outcome:
-        """Bring the key one step on. May raise what the single writes raise, see `Applier`."""
+        """Bring the key one step forward. May raise what `Applier` raises."""
 
 
 class Controller(Generic[K]):
@@ -96,18 +96,18 @@ class Controller(Generic[K]):
         self._reconciler = reconciler
         self._metrics = metrics
         self._clock = clock
-        # Prometheus does not see the step from no series to 1.
+        # Prometheus misses the increase of a series that starts with 1.
         for outcome in get_args(Outcome):
             metrics.reconciles.labels(name, outcome.__name__)
 
     async def run(self) -> None:
-        """Take keys until `shut_down`; run it `concurrency` times."""
+        """Reconcile keys until `shut_down`. Run this `concurrency` times."""
         with suppress(ShutDownError):
             while not self._queue.shutting_down:
                 await self._process(await self._queue.take())
 
     def shut_down(self) -> None:
-        """Take no more keys; what waits is left for the next leader."""
+        """Take no more keys; the next leader reconciles those that wait."""
         self._queue.shut_down()
 
     async def _process(self, key: K) -> None:
@@ -119,7 +119,7 @@ class Controller(Generic[K]):
             self._queue.done(key)
 
     def _settle(self, key: K, outcome: Outcome, seconds: float) -> None:
-        """The one place where an outcome becomes a verb of the queue, a metric and a log line."""
+        """Turn an outcome into a queue operation, a metric and a log line."""
         result = type(outcome).__name__
         self._metrics.reconciles.labels(self.name, result).inc()
         self._metrics.reconcile_seconds.labels(self.name, result).observe(seconds)
@@ -135,9 +135,9 @@ class Controller(Generic[K]):
                 queue.add_after(key, after)
             case Retry(error, wait):
                 queue.add_rate_limited(key, at_least=wait)
-                # Others are at work on the same objects: no trouble, unlike the rest.
-                say = log.debug if isinstance(error, SupersededError) else log.warning
-                say("retried later", **self._key_fields(key), error=str(error), after=wait)
+                # A conflict with another writer is normal, unlike the other errors.
+                write_line = log.debug if isinstance(error, SupersededError) else log.warning
+                write_line("retried later", **self._key_fields(key), error=str(error), after=wait)
             case Terminal(error, wait):
                 queue.forget(key)
                 if wait is not None:
@@ -152,7 +152,7 @@ class Controller(Generic[K]):
         except UnavailableError as error:
             return Retry(error, error.retry_after)
         except (NameConflictError, RejectedError) as error:
-            # The Plan insists although it has been told: not at once again.
+            # The Plan repeats a write that it knows to be refused: no hot loop.
             return Retry(error, FORBIDDEN_RETRY)
         except (SupersededError, ApiError, NotLeader) as error:
             return Retry(error)
@@ -166,11 +166,11 @@ class Controller(Generic[K]):
 
 
 def log_fields(kind: str, about: UserObject) -> dict[str, str]:
-    """A job or a queue as log lines name it; `kind` is the field's name."""
+    """The fields that name a job or a queue in log lines; `kind` is the name of the first."""
     meta = about.metadata
     return {kind: key_text((meta.namespace, meta.name)), "uid": meta.uid}
 
 
 def key_text(key: Hashable) -> str:
-    """A key as it stands in log lines: namespace/name."""
+    """A key in log lines: namespace/name."""
     return "/".join(key) if isinstance(key, tuple) else str(key)

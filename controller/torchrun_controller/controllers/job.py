@@ -1,7 +1,7 @@
-"""One TorchrunJob: observe, reconcile, apply.
+"""The reconciler of TorchrunJobs: observe, reconcile, apply.
 
-A refusal of the API server becomes a condition of its job and is tried again later; the rest of the
-Plan is carried out.
+A refused object becomes a condition of its job and is retried later; the rest of the Plan is
+carried out.
 """
 
 import time
@@ -33,7 +33,7 @@ from torchrun_controller.reconcile.job.refusals import Identity, identity
 from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.reconcile.model.plan import Apply, Delete, Event, Plan
 
-# Rounds of deciding and writing in one attempt: each but the last was refused something else.
+# Rounds of deciding and writing in one attempt. Each but the last had another refusal.
 MOST_ROUNDS = 8
 
 log = structlog.get_logger(__name__)
@@ -44,7 +44,7 @@ Decide: TypeAlias = Callable[[Observed, datetime], Plan]
 
 
 class _Round(Struct):
-    """What one attempt has written so far, and what it was refused."""
+    """What one attempt wrote so far, and what was refused."""
 
     done: set[Identity] = field(default_factory=set)
     created: bool = False
@@ -52,16 +52,16 @@ class _Round(Struct):
 
     @property
     def permanent(self) -> RejectedError | None:
-        """The first refusal that stays until what users write changes."""
+        """The first refusal that stays until the user changes the spec."""
         found = (e for e in self.refused if isinstance(e, RejectedError) and e.permanent)
         return next(found, None)
 
 
 class JobReconciler:
-    """What `Controller` does about the key of a job; several may be attempted at a time.
+    """Reconciles the keys of jobs, several at a time.
 
-    `observe` gives what the caches know of a job and `decide` is reconcile; `is_busy` says whether
-    more jobs wait than are attempted; `clock` is monotonic, in seconds.
+    `observe` reads the caches, `decide` is reconcile, `is_busy` says whether more keys wait than
+    are being reconciled, `clock` is monotonic, in seconds.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class JobReconciler:
         self._refusals: Refusals[Key] = Refusals(clock)
 
     async def attempt(self, key: Key) -> Outcome:
-        """One reconcile of the key. Raises what the single writes raise, see `Applier`."""
+        """Reconcile the key once. Raises what `Applier` raises."""
         behind = self._writes.behind(key)
         if behind is not None:
             return behind
@@ -100,14 +100,14 @@ class JobReconciler:
         try:
             return await self._reconcile(key, observed)
         except ApiError as error:
-            self._say_forbidden(observed.job, error)
+            self._record_forbidden(observed.job, error)
             raise
 
     async def _reconcile(self, key: Key, observed: Observed) -> Outcome:
-        """Decide and write, again after each refusal, until a Plan is carried out as it stands.
+        """Decide and write, again after each refusal, until a Plan is carried out completely.
 
-        The status is that of the last Plan, which knows all refusals: it is written whatever was
-        refused. Raises what the single writes raise, but for refusals.
+        The status comes from the last Plan, which knows all refusals, and is written whatever was
+        refused. Raises what `Applier` raises, except for refusals.
         """
         about, work = log_fields("job", observed.job), _Round()
         for _ in range(MOST_ROUNDS):
@@ -119,20 +119,20 @@ class JobReconciler:
         else:
             return RequeueAfter(STATUS_INTERVAL)
         if work.created and not (plan.status_before_deletes or work.refused) and self._is_busy():
-            # Others wait to be started. What was created brings the key back, behind them, as it
-            # shows in the cache, and the status with it; the time is for one that never shows it.
-            held_back: float | None = STATUS_INTERVAL
+            # Other jobs wait to start, so the status comes later. The cache event of each created
+            # object requeues the key. The timeout covers an object that never appears.
+            delay: float | None = STATUS_INTERVAL
         else:
-            held_back = await self._write_status(key, shown, plan)
-        waits = [plan.requeue_after, held_back]
-        if held_back is None:
-            # They tell of the change that the status shows, so they are held back with it.
+            delay = await self._write_status(key, shown, plan)
+        waits = [plan.requeue_after, delay]
+        if delay is None:
+            # Events describe the change that the status shows, so they are delayed with it.
             for event in plan.events:
                 self._events.record(shown.job, event)
             if plan.status_before_deletes and not await self._delete(
                 key, shown, plan.deletes, work, about
             ):
-                waits.append(STATUS_INTERVAL)  # the status is yet to tell of the refusal
+                waits.append(STATUS_INTERVAL)  # the next status shows the refusal
         waits.append(self._refusals.left(key))
         seconds = min((wait for wait in waits if wait is not None), default=None)
         if work.permanent is not None:
@@ -142,11 +142,12 @@ class JobReconciler:
     async def _carry_out(
         self, key: Key, observed: Observed, plan: Plan, work: _Round, about: Mapping[str, str]
     ) -> bool:
-        """Apply and delete; False if something was refused that was not refused before.
+        """Apply and delete; False if something was refused for the first time.
 
-        Objects are created in the Plan's order, each only if those before it are there: the Job of
-        a gang comes after all that it needs. What exists is brought up to date whatever else was
-        refused. Nothing is deleted before all is applied, as a gang that makes room for another.
+        Objects are created in the Plan's order, each only if those before it exist: the Job of a
+        gang comes after all that it needs. Existing objects are updated whatever else was refused.
+        Deletes come after all applies, so that a gang that makes room for another one stays until
+        then.
         """
         before, complete = len(work.refused), True
         for intent in plan.applies:
@@ -155,7 +156,7 @@ class JobReconciler:
                 complete = complete and (written or bool(intent.uid))
         if len(work.refused) > before:
             return False
-        if not complete:  # the Plan asks for what it knows to be refused
+        if not complete:  # the Plan repeats a write that it knows to be refused
             return True
         return plan.status_before_deletes or await self._delete(
             key, observed, plan.deletes, work, about
@@ -169,7 +170,7 @@ class JobReconciler:
         work: _Round,
         about: Mapping[str, str],
     ) -> bool:
-        """Delete each; False if something was refused that was not refused before."""
+        """Delete each object; False if something was refused for the first time."""
         before = len(work.refused)
         for delete in deletes:
             await self._try(key, observed, delete, work, about)
@@ -197,7 +198,7 @@ class JobReconciler:
                 raise
             self._refusals.add(key, observed, write, error)
             work.refused.append(error)
-            self._say_forbidden(observed.job, error)
+            self._record_forbidden(observed.job, error)
             resource, name = write.kind.resource, write.name
             log.warning("object refused", **about, resource=resource, name=name, error=str(error))
             return False
@@ -205,8 +206,8 @@ class JobReconciler:
         work.created = work.created or created
         return True
 
-    def _say_forbidden(self, job: TorchrunJob, error: Exception) -> None:
-        """A right was taken away: the status may not be ours to write either."""
+    def _record_forbidden(self, job: TorchrunJob, error: Exception) -> None:
+        """Record an event for a 403: without a permission even the status may be refused."""
         if isinstance(error, ApiError) and error.status == HTTPStatus.FORBIDDEN:
             self._events.record(job, Event("Warning", "Forbidden", error.message))
 

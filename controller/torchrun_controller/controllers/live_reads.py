@@ -1,14 +1,14 @@
-"""What caches may hide from a decision, as they are filled by watches that lag one behind another.
+"""Reads that check the caches before a decision that a stale cache would make harmful.
 
-A job that has begun and misses something in the caches may be gone itself, or may have a gang whose
-Job is not shown yet: to a leader that has just taken over, or by a watch that is dead and has not
-been noticed. What is made in its place would be a gang beside a gang, and a gang that is called
-deleted may be at work. So the API server is asked first; a plain start, or a restart after a
-failure that is seen, asks nothing.
+Caches are filled by watches, and each may lag. If a job has started and one of its objects is
+missing in the caches, the job may be gone itself, or the Job of its gang may not be shown yet:
+after a change of the leader, or while a dead watch is not noticed. A new object would then be a
+second gang beside the first, and a gang that counts as deleted may still run. So the API server is
+asked first. A plain start, or a restart after an observed failure, asks nothing.
 
-An elastic gang gives way to a smaller one when some workers have no node for a while. After a watch
-of pods that was dead for as long, the cache shows one worker's node before the next one's: so the
-workers without a node are asked for, too.
+An elastic gang shrinks when some workers have no node for a while. After a watch of pods that was
+dead for that time, the cache shows one worker's node before the next one's. So workers without a
+node are read, too.
 """
 
 from typing import Any, Protocol
@@ -22,16 +22,16 @@ from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of
 
 
 class Finder(Protocol):
-    """The part of the Applier that looks."""
+    """The part of the Applier that reads."""
 
     async def find(self, kind: Kind[Any], namespace: str, name: str) -> LiveObject | None:
         """See `Applier.find`."""
 
 
 async def settle(finder: Finder, observed: Observed, plan: Plan) -> None:
-    """Look for what the plan takes for gone, where it replaces something.
+    """Read what the plan takes for gone, if the plan replaces it.
 
-    Raises SupersededError where the caches are behind, else what `Applier.find` raises.
+    Raises SupersededError if the caches are behind, and what `Applier.find` raises.
     """
     if observed.job.spec.elastic is not None and _makes_gang(plan):
         await _settle_places(finder, observed)
@@ -50,7 +50,7 @@ async def settle(finder: Finder, observed: Observed, plan: Plan) -> None:
 
 
 async def _settle_places(finder: Finder, observed: Observed) -> None:
-    """Look whether workers without a node are as the cache shows them."""
+    """Check that workers without a node are as the cache shows them."""
     for pod in observed.workers:
         if pod.spec.node_name or not alive(pod):
             continue
@@ -64,7 +64,7 @@ def _makes_gang(plan: Plan) -> bool:
 
 
 def _replaces(observed: Observed, plan: Plan) -> bool:
-    """Whether something is made, or given up, that has been there as far as the status tells."""
+    """Whether the plan creates, or gives up, what existed before according to the status."""
     made = {intent.kind for intent in plan.applies if not intent.uid}
     if observed.job.status.workers is not None:
         return (bool(made) or _gives_up(observed, plan)) and not _knows_its_gang(observed)
@@ -72,7 +72,7 @@ def _replaces(observed: Observed, plan: Plan) -> bool:
 
 
 def _gives_up(observed: Observed, plan: Plan) -> bool:
-    """Whether the status is to tell of the end of the present gang, or of the job's."""
+    """Whether the new status records the end of the present gang or of the job."""
     if plan.status is None:
         return False
     before = {attempt.number for attempt in observed.job.status.attempts}
@@ -82,7 +82,7 @@ def _gives_up(observed: Observed, plan: Plan) -> bool:
 
 
 def _knows_its_gang(observed: Observed) -> bool:
-    """Whether the Job of the present attempt is in the cache, and stays."""
+    """Whether the Job of the present attempt is in the cache and not being deleted."""
     return any(
         attempt_of(child.metadata) >= observed.job.status.attempt
         and child.metadata.deletion_timestamp is None

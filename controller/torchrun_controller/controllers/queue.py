@@ -1,7 +1,7 @@
-"""One TorchrunQueue: observe, reconcile, apply.
+"""The reconciler of TorchrunQueues: observe, reconcile, apply.
 
-What the API server refuses of one object keeps the others of the queue from nothing: it is shown in
-the queue's status and tried again when the spec changes, or after a minute.
+A refused object does not stop the queue's other objects. The status shows it, and it is retried
+when the spec changes, or after a minute.
 """
 
 import math
@@ -28,13 +28,13 @@ from torchrun_controller.controllers.writes import BEHIND_RETRY, EventSink, Thro
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.queues import ObservedQueue, QueuePlan, Verdict
 
-REFUSED_RETRY = 60.0  # seconds until a write or a trial that was refused is tried again
+REFUSED_RETRY = 60.0  # seconds until a refused write or dry run is retried
 
 log = structlog.get_logger(__name__)
 
 
 class DryRunner(Protocol):
-    """The part of the Applier that tries the template of a queue."""
+    """The part of the Applier that tries the pod template of a queue."""
 
     async def dry_run(self, intent: Apply) -> None:
         """See `Applier.dry_run`."""
@@ -45,17 +45,17 @@ Decide: TypeAlias = Callable[[ObservedQueue, datetime], QueuePlan]
 
 
 class _Memory(Struct):
-    """What this process knows of one queue beside the caches; lost, it is asked for again."""
+    """What the process knows of one queue beside the caches. A new process asks again."""
 
     made_from: tuple[str, int]  # UID and generation
     verdict: Verdict | None = None
-    judge_again: float = math.inf  # when a verdict that is not good is asked for anew
-    # By resource and name: what a write was answered, and until when it is not repeated.
+    judge_again: float = math.inf  # the time of the next dry run after a failed one
+    # By resource and name: the message of a refusal, and the time of the next try.
     refused: dict[tuple[str, str], tuple[str, float]] = field(default_factory=dict)
 
 
 class QueueReconciler:
-    """What `Controller` does about the key of a queue. `clock` is monotonic, in seconds."""
+    """Reconciles the keys of queues. `clock` is monotonic, in seconds."""
 
     def __init__(
         self,
@@ -75,10 +75,10 @@ class QueueReconciler:
         self._events = events
         self._clock = clock
         self._now = now
-        self._memories: dict[Key, _Memory] = {}  # of queues that are there, no others
+        self._memories: dict[Key, _Memory] = {}  # of existing queues
 
     async def attempt(self, key: Key) -> Outcome:
-        """One reconcile of the key. Raises what the single writes raise, see `Applier`."""
+        """Reconcile the key once. Raises what `Applier` raises."""
         behind = self._writes.behind(key)
         if behind is not None:
             return behind
@@ -87,28 +87,28 @@ class QueueReconciler:
             self._memories.pop(key, None)
             self._writes.forget(key)
             return Done()
-        memory = self._remembered(key, observed.queue)
+        memory = self._memory_of(key, observed.queue)
         plan = self._plan(observed, memory)
         if plan.trial is not None:
-            memory.verdict = await self._judged(observed.queue, plan.trial)
+            memory.verdict = await self._check_template(observed.queue, plan.trial)
             good = memory.verdict.accepted == "True"
             memory.judge_again = math.inf if good else self._clock() + REFUSED_RETRY
             plan = self._plan(observed, memory)
         if await self._carry_out(key, observed.queue, memory, plan):
-            # The others are written, and shown soon; only what was refused is still to be told.
-            told = self._plan(observed, memory)
-            plan = replace(plan, status=told.status, events=told.events)
+            # Report only refused objects; the rest succeeded.
+            after = self._plan(observed, memory)
+            plan = replace(plan, status=after.status, events=after.events)
         if any(intent.kind is TORCHRUN_QUEUES for intent in plan.applies) and not memory.refused:
-            # Another resourceVersion: a status of this one would be refused. The cache wakes us.
+            # The queue has a new resourceVersion, so its status waits for the cache event.
             return RequeueAfter(BEHIND_RETRY)
-        held_back = await self._write_status(key, observed.queue, plan)
+        delay = await self._write_status(key, observed.queue, plan)
         again = [until for _, until in memory.refused.values()] + [memory.judge_again]
         waits = [until - self._clock() for until in again if until < math.inf]
-        if held_back is not None:
-            waits.append(held_back)
+        if delay is not None:
+            waits.append(delay)
         return RequeueAfter(max(0.0, min(waits))) if waits else Done()
 
-    def _remembered(self, key: Key, queue: TorchrunQueue) -> _Memory:
+    def _memory_of(self, key: Key, queue: TorchrunQueue) -> _Memory:
         made_from = (queue.metadata.uid, queue.metadata.generation)
         memory = self._memories.get(key)
         if memory is None or memory.made_from != made_from:
@@ -125,13 +125,13 @@ class QueueReconciler:
         shown = replace(observed, refused=refused, verdict=memory.verdict)
         return self._decide(shown, self._now())
 
-    async def _judged(self, queue: TorchrunQueue, trial: Apply) -> Verdict:
-        """Ask the API server. Raises UnavailableError where it does not answer."""
+    async def _check_template(self, queue: TorchrunQueue, trial: Apply) -> Verdict:
+        """Try the template as a dry run. Raises UnavailableError if the server does not answer."""
         generation = queue.metadata.generation
         try:
             await self._applier.dry_run(trial)
         except RejectedError as error:
-            # 403: a role, a quota or a webhook forbids it, which may be no fault of the template.
+            # 403: a role, a quota or a webhook forbids it; the template may be correct.
             return Verdict(generation, "False" if error.permanent else "Unknown", str(error))
         except (NameConflictError, SupersededError, ApiError) as error:
             return Verdict(generation, "Unknown", str(error))
@@ -140,7 +140,7 @@ class QueueReconciler:
     async def _carry_out(
         self, key: Key, queue: TorchrunQueue, memory: _Memory, plan: QueuePlan
     ) -> bool:
-        """Write what is to be written; whether anything of it was refused."""
+        """Apply and delete; return whether something was refused."""
         before = len(memory.refused)
         about = log_fields("queue", queue)
         for intent in plan.applies:

@@ -1,7 +1,7 @@
-"""What the API server refused of each job: shown to reconcile, and not sent again for a while.
+"""Refused writes of each job: shown to reconcile, and not sent again for a while.
 
-One refused object says nothing of the others. Reconcile sees all present refusals, says them in the
-status, leaves these writes out and decides the rest as usual.
+A refusal of one object does not affect the others. Reconcile sees all present refusals, reports
+them in the status, leaves these writes out, and decides the rest as usual.
 """
 
 from collections.abc import Callable, Hashable
@@ -17,11 +17,11 @@ from torchrun_controller.reconcile.job.refusals import Identity, identity
 from torchrun_controller.reconcile.model.observed import Conflict, Observed, Rejection
 from torchrun_controller.reconcile.model.plan import Apply, Delete
 
-CONFLICT_RETRY = 30.0  # seconds until a name that somebody else holds is tried again
-# Seconds until an object that the API server calls invalid is tried again although nothing of it
-# has changed: admission policies and webhooks answer so too, and change by themselves.
+CONFLICT_RETRY = 30.0  # seconds until a name that another object has is tried again
+# Seconds until an invalid object is retried without a change: admission policies and webhooks also
+# answer that way, and may change.
 REJECTED_RETRY = 300.0
-# Answers to a delete that stay the same until a right, a policy or a webhook changes.
+# HTTP codes of a refused delete that stay until a permission, a policy or a webhook changes.
 REFUSED_DELETE = frozenset({400, 403, 422})
 
 Refused: TypeAlias = Conflict | Rejection
@@ -30,14 +30,14 @@ K = TypeVar("K", bound=Hashable)
 
 
 class _Memory(Struct):
-    """Of one job: what was refused, and until when by the clock it is not sent again."""
+    """The refusals of one job, each with the time until which it is not sent again."""
 
     made_from: tuple[object, ...]  # see `_made_from`
     refused: dict[Identity, tuple[Refused, float]]
 
 
 class Refusals(Generic[K]):
-    """The present refusals of each key. Holds keys of jobs that are there, no others.
+    """The present refusals of each key. Holds keys of existing jobs only.
 
     `clock` is monotonic, in seconds.
     """
@@ -47,7 +47,7 @@ class Refusals(Generic[K]):
         self._memories: dict[K, _Memory] = {}
 
     def show(self, key: K, observed: Observed) -> Observed:
-        """Add the refusals that still stand; forget the others, which may be sent again."""
+        """Return the observed job with its refusals; drop those that may be sent again."""
         memory = self._memories.get(key)
         if memory is None:
             return observed
@@ -63,12 +63,12 @@ class Refusals(Generic[K]):
         return replace(observed, conflicts=(*conflicts, *observed.conflicts), rejections=rejections)
 
     def holds(self, key: K, write: Apply | Delete) -> bool:
-        """Whether this write is not to be sent yet."""
+        """Whether this write must not be sent yet."""
         memory = self._memories.get(key)
         return memory is not None and identity(write) in memory.refused
 
     def add(self, key: K, observed: Observed, write: Apply | Delete, error: Exception) -> None:
-        """Remember a refusal, as `is_refusal` knows it."""
+        """Remember an error for which `is_refusal` is true."""
         refused, seconds = _refused(write, error)
         made_from = _made_from(observed)
         memory = self._memories.setdefault(key, _Memory(made_from, {}))
@@ -76,26 +76,26 @@ class Refusals(Generic[K]):
         memory.refused[identity(write)] = (refused, self._clock() + seconds)
 
     def left(self, key: K) -> float | None:
-        """Return the seconds until the next refused write is tried again; None if there is none."""
+        """Return the seconds until the next refused write is retried; None if there is none."""
         memory = self._memories.get(key)
         if memory is None:
             return None
         return max(0.0, min(until for _, until in memory.refused.values()) - self._clock())
 
     def forget(self, key: K) -> None:
-        """The job is gone."""
+        """Drop the refusals of a deleted job."""
         self._memories.pop(key, None)
 
 
 def is_refusal(error: Exception, write: Apply | Delete) -> bool:
-    """Whether the answer is about this object alone, and the same until something changes."""
+    """Whether the error is about this object alone and stays until something changes."""
     if isinstance(error, ApiError):
         return isinstance(write, Delete) and error.status in REFUSED_DELETE
     return isinstance(error, NameConflictError | RejectedError)
 
 
 def _refused(write: Apply | Delete, error: Exception) -> tuple[Refused, float]:
-    """The refusal as reconcile sees it, and the seconds until the write is tried again."""
+    """The refusal as reconcile sees it, and the seconds until the write is retried."""
     match error:
         case NameConflictError():
             return error.conflict, CONFLICT_RETRY
@@ -109,7 +109,7 @@ def _refused(write: Apply | Delete, error: Exception) -> tuple[Refused, float]:
 
 
 def _made_from(observed: Observed) -> tuple[object, ...]:
-    """Identity and generation of what users write: a change of these may end a refusal."""
+    """Identity and generation of job and queue: a change of these may end a refusal."""
     job, queue = observed.job.metadata, observed.queue
     of_queue = (queue.metadata.uid, queue.metadata.generation) if queue is not None else ()
     return (job.uid, job.generation, *of_queue)
