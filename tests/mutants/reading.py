@@ -215,8 +215,8 @@ READING = (
     Mutant(
         "a-handlers-bug-ends-the-watch",
         "cache/informer.py",
-        "except Exception as error:  # a bug of ours",
-        "except MemoryError as error:  # a bug of ours",
+        "except Exception as error:  # a bug in a callback",
+        "except MemoryError as error:  # a bug in a callback",
         "one object that trips a handler stops all jobs",
         INFORMER,
     ),
