@@ -19,7 +19,7 @@ POINTS = {
     "depends": 115,
     "ttl": 71,
     "deadline": 70,
-    "suspend backing off": 144,
+    "suspend backing off": 165,
     "queue edited": 117,
     "queue deleted": 124,
     "waiting": 84,

@@ -33,10 +33,12 @@ def first_gang_fails(pod: Body) -> End:
 
 
 def two_gangs_fail(pod: Body) -> End:
-    """Soon after their start, so that the third has to wait."""
+    """One worker of each, soon after its start, so that the third gang has to wait."""
     labels = pod["metadata"]["labels"]
-    soon = labels[names.ATTEMPT_LABEL] in ("0", "1")
-    return End(5.0, 1, "no such file") if soon else well(pod)
+    fails = (
+        labels[names.ATTEMPT_LABEL] in ("0", "1") and labels[names.COMPLETION_INDEX_LABEL] == "0"
+    )
+    return End(5.0, 1, "no such file") if fails else well(pod)
 
 
 def first_gangs_of(*jobs: str) -> Script:
