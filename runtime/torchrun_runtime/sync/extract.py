@@ -1,18 +1,17 @@
-"""From an archive to a fresh tree, counting every byte that comes out."""
+"""From a zip archive to a fresh tree: every member is checked first, every byte is counted."""
 
-import hashlib
-import os
 import shutil
 import struct
 import zipfile
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from torchrun_api.contents import Entry, Manifest
+from torchrun_api.contents import Manifest
 from torchrun_runtime.sync.errors import ArchiveError, SyncError
-from torchrun_runtime.sync.modes import give
 from torchrun_runtime.sync.settings import Limits
+from torchrun_runtime.sync.tree import Tree
 from torchrun_runtime.sync.upload import FULL
 from torchrun_runtime.sync.zip_central_directory import count_entries, not_a_zip
 from torchrun_runtime.sync.zip_entries import Member, accept
@@ -21,10 +20,9 @@ _PIECE = 1 << 20
 
 
 def extract(archive: Path, tree: Path, limits: Limits) -> Manifest:
-    """Extract into `tree`, which must not exist; what it holds then.
+    """Extract into `tree`, which must not exist; returns what it holds.
 
-    The archive is judged whole before anything is written. Files are readable by all and keep
-    the executable bit; nothing else of their mode, owner or time is taken over.
+    All members are checked before anything is written.
 
     Raises ArchiveError naming the member at fault; SyncError (WorkspaceFull, not permanent)
     where the tree does not fit; OSError on any other fault of the disk.
@@ -52,66 +50,25 @@ def _opened(file: BinaryIO) -> zipfile.ZipFile:
         raise not_a_zip(str(error)) from error
 
 
-def _write(opened: zipfile.ZipFile, members: list[Member], tree: Path) -> Manifest:
-    tree.mkdir(mode=0o755)
-    made: set[tuple[str, ...]] = {()}
-    entries = []
+def _write(opened: zipfile.ZipFile, members: list[Member], directory: Path) -> Manifest:
+    tree = Tree(directory)
     for member in members:
-        make_directories(tree, member.path if member.directory else member.path[:-1], made)
-        path = "/".join(member.path)
-        if not member.directory:
-            sha256 = _write_file(opened, member, tree.joinpath(*member.path))
-            mode = "755" if member.executable else "644"
-            entries.append(Entry(path, sha256, member.size, mode))
-    filled = {member.path[:depth] for member in members for depth in range(len(member.path))}
-    empty = (member for member in members if member.directory and member.path not in filled)
-    entries += (Entry("/".join(member.path), "", 0, "dir") for member in empty)
-    return Manifest(entries)
+        if member.directory:
+            tree.add_directory(member)
+        else:
+            tree.add_file(member, _pieces(opened, member))
+    return tree.manifest
 
 
-def make_directories(tree: Path, path: tuple[str, ...], made: set[tuple[str, ...]]) -> None:
-    """Make the directory and those above it, but for those that are `made` already."""
-    for depth in range(1, len(path) + 1):
-        if path[:depth] not in made:
-            tree.joinpath(*path[:depth]).mkdir(mode=0o755)
-            made.add(path[:depth])
-
-
-def _write_file(opened: zipfile.ZipFile, member: Member, target: Path) -> str:
-    """Write the file; the SHA-256 of its content."""
-    mode = 0o755 if member.executable else 0o644
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-    written = 0
-    digest = hashlib.sha256()
+def _pieces(opened: zipfile.ZipFile, member: Member) -> Iterator[bytes]:
+    """The content of one member. Raises ArchiveError where it is damaged."""
     try:
-        with (
-            opened.open(member.info) as source,
-            os.fdopen(os.open(target, flags, mode), "wb", buffering=0) as file,
-        ):
-            give(file.fileno(), mode)
+        with opened.open(member.info) as source:
             while piece := source.read(_PIECE):
-                written += len(piece)
-                if written > member.size:
-                    break
-                digest.update(piece)
-                write_all(file.fileno(), piece)
+                yield piece
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         message = f"the member {member.name} is damaged: {error or 'it ends too early'}"
         raise ArchiveError("DamagedMember", message) from error
-    except FileExistsError as error:
-        message = f"the member {member.name} has a name that this file system cannot tell apart"
-        raise ArchiveError("DuplicateMember", message) from error
-    if written != member.size:
-        message = f"the member {member.name} does not have the {member.size} bytes it announces"
-        raise ArchiveError("DamagedMember", message)
-    return digest.hexdigest()
-
-
-def write_all(descriptor: int, piece: bytes) -> None:
-    """Write every byte. Raises OSError."""
-    view = memoryview(piece)
-    while view:
-        view = view[os.write(descriptor, view) :]
 
 
 def check_space(directory: Path, needed: int) -> None:

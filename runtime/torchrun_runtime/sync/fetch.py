@@ -151,4 +151,4 @@ def _from_git(settings: Settings, work: Path, tree: Path) -> Fetched:
         commit = git.fetch()
         log("fetched", source=checkout.shown, commit=commit)
         repository = git.list(commit, settings.limits)
-        return Fetched(commit, git.write(repository, tree, settings.limits).held)
+        return Fetched(commit, git.write(repository, tree, settings.limits).manifest)

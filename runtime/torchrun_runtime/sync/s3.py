@@ -122,7 +122,7 @@ def read_prefix(bucket: Bucket, found: list[tuple[Place, Object]], tree: Path) -
     for place, one in found:
         if one.size > _SMALL:
             written.add_file(place, bucket.pieces(one))
-    return written.held
+    return written.manifest
 
 
 def _batches(pairs: list[tuple[Place, Object]]) -> Iterator[list[tuple[Place, Object]]]:

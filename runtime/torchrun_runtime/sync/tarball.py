@@ -158,7 +158,7 @@ def _write(opened: tarfile.TarFile, places: list[Place], tree: Path, limits: Lim
         place = next(wanted)
         if member.isreg():
             written.add_file(place, _pieces(opened, member))
-    return written.held
+    return written.manifest
 
 
 def _pieces(opened: tarfile.TarFile, member: tarfile.TarInfo) -> Iterator[bytes]:

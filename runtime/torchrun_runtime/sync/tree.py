@@ -1,4 +1,4 @@
-"""The common end of every source: what was judged is written, and nothing else."""
+"""The last step of every source: files that were checked are written, and nothing else."""
 
 import hashlib
 import os
@@ -8,17 +8,16 @@ from pathlib import Path
 from torchrun_api.contents import Entry, Manifest
 from torchrun_runtime.sync import paths
 from torchrun_runtime.sync.errors import ArchiveError, SyncError
-from torchrun_runtime.sync.extract import make_directories, write_all
 from torchrun_runtime.sync.modes import give
 from torchrun_runtime.sync.paths import Place
 from torchrun_runtime.sync.settings import Limits
 
 
 class Tree:
-    """A fresh directory that files are written to, each at its place.
+    """A fresh directory to write the files of a workspace into.
 
     Files are readable by all and keep the executable bit; nothing else of their mode, owner or
-    time is taken over.
+    time is kept.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -26,16 +25,24 @@ class Tree:
         directory.mkdir(mode=0o755)
         self._directory = directory
         self._made: set[paths.Path] = {()}
-        self._entries: list[Entry] = []
+        self._files: list[Entry] = []
+        self._directories: list[paths.Path] = []
+        self._parents: set[paths.Path] = set()
 
     @property
-    def held(self) -> Manifest:
-        """What it holds by now."""
-        return Manifest(self._entries)
+    def manifest(self) -> Manifest:
+        """The files so far, and the directories that have nothing in them."""
+        empty = (path for path in self._directories if path not in self._parents)
+        return Manifest([*self._files, *(Entry("/".join(path), "", 0, "dir") for path in empty)])
+
+    def add_directory(self, place: Place) -> None:
+        """Make a directory that may stay empty. Raises OSError."""
+        self._make(place.path, place.path)
+        self._directories.append(place.path)
 
     def add_file(self, place: Place, pieces: Iterable[bytes]) -> None:
         """Write one file. Raises ArchiveError unless it has exactly the size of its place."""
-        make_directories(self._directory, place.path[:-1], self._made)
+        self._make(place.path, place.path[:-1])
         mode = 0o755 if place.executable else 0o644
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         target = self._directory.joinpath(*place.path)
@@ -52,14 +59,33 @@ class Tree:
                 if written > place.size:
                     break
                 digest.update(piece)
-                write_all(descriptor, piece)
+                _write_all(descriptor, piece)
         finally:
             os.close(descriptor)
         if written != place.size:
             message = f"the member {place.name} does not have the {place.size} bytes it announces"
             raise ArchiveError("DamagedMember", message)
         path = "/".join(place.path)
-        self._entries.append(Entry(path, digest.hexdigest(), written, f"{mode:o}"))
+        self._files.append(Entry(path, digest.hexdigest(), written, f"{mode:o}"))
+
+    def _make(self, path: paths.Path, directory: paths.Path) -> None:
+        """Make a directory for `path`, and note the parents of that."""
+        make_directories(self._directory, directory, self._made)
+        self._parents.update(path[:depth] for depth in range(len(path)))
+
+
+def make_directories(tree: Path, path: paths.Path, made: set[paths.Path]) -> None:
+    """Make the directory and its parents, except those that are in `made`."""
+    for depth in range(1, len(path) + 1):
+        if path[:depth] not in made:
+            tree.joinpath(*path[:depth]).mkdir(mode=0o755)
+            made.add(path[:depth])
+
+
+def _write_all(descriptor: int, piece: bytes) -> None:
+    view = memoryview(piece)
+    while view:
+        view = view[os.write(descriptor, view) :]
 
 
 def judge(places: list[Place], limits: Limits) -> None:
