@@ -1,4 +1,4 @@
-"""The launcher's steps: workspace, directory, names, command, and what there is to tell after."""
+"""The launcher's steps: workspace, directory, gate, names, command, termination message."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ from .output import say, timestamp, write_termination_message
 from .processes import descendants, send, signal_name
 from .reload import LATE_SECONDS, Reload, rendezvous
 from .reporting import Reporter
-from .served import Served
+from .served import ServedWorkspace
 from .settings import Settings, beside_head, from_environment, read
 from .stacks import STACK_SIGNAL
 from .state import usable
 from .streams import Streams
 from .supervise import STOPPING, CommandExit, StopRequest, Watchdog, supervise
 from .venv import make, use
-from .workspace import Workspace
+from .workspace import SharedWorkspace, WorkspaceCopy
 
-# After a signal that was passed on, whatever the ranks make of it: a rank that writes its
+# Exit code after a signal that was passed on. It does not depend on the ranks: one that writes its
 # checkpoint and exits 0 has not finished the training.
 STOPPED = 128 + signal.SIGTERM
-_KILL_SECONDS = 2.0  # for killed processes to be gone
-_COPY_SECONDS = 2.0  # at the end, for what is still on its way to the job's storage
+_KILL_SECONDS = 2.0  # for killed processes to end
+_COPY_SECONDS = 2.0  # at the end, for the rest of the log to reach the job's storage
 
 
 def main() -> int:
     """Run the command of TORCHRUN_COMMAND and return the container's exit code.
 
-    With the argument `setup`, make the job's environment and run no command.
+    With the argument `setup`, make the job's Python environment and run no command.
     """
-    sets_up = sys.argv[1:] == ["setup"]
+    setup_only = sys.argv[1:] == ["setup"]
     log = read(os.environ, contract.TERMINATION_LOG)
     for number in STOPPING:
         signal.signal(number, lambda number, _: _stop_now(log, number))
@@ -55,7 +55,7 @@ def main() -> int:
         os.environ.update(beside_head(os.environ))
         settings = from_environment(os.environ)
         workspace = prepare(settings)
-        cause = None if sets_up else launch(settings, os.environ, workspace)
+        cause = None if setup_only else launch(settings, os.environ, workspace)
     except LaunchError as error:
         say(f"error: {error.message}")
         cause = Cause(error.exit_code, None, None, error.reason, error.message, timestamp())
@@ -69,34 +69,34 @@ def main() -> int:
     return cause.exit_code
 
 
-def prepare(settings: Settings) -> Workspace | Served | None:
-    """Bring the code, and the job's environment where it is made here. Raises LaunchError."""
-    workspace = _workspace(settings)
+def prepare(settings: Settings) -> WorkspaceCopy | None:
+    """Copy the workspace, and make the job's environment in its pod. Raises LaunchError."""
+    workspace = _open_workspace(settings)
     if workspace:
-        workspace.take(podinfo.number(settings.start_file, contract.REVISION_ANNOTATION))
-    _enter(_directory(settings))
+        workspace.update(podinfo.number(settings.start_file, contract.REVISION_ANNOTATION))
+    _enter_directory(settings)
     if settings.place and settings.recipe:
         make(settings.place, settings.recipe)
     return workspace
 
 
-def _workspace(settings: Settings) -> Workspace | Served | None:
+def _open_workspace(settings: Settings) -> WorkspaceCopy | None:
     target = settings.workspace_target
     if settings.server:
-        return Served(settings.server, settings.start_file, target, settings.sync_wait)
+        return ServedWorkspace(settings.server, settings.start_file, target, settings.sync_wait)
     if not settings.workspace_source:
         return None
-    workspace = Workspace(settings.workspace_source, target)
+    workspace = SharedWorkspace(settings.workspace_source, target)
     workspace.wait(settings.sync_wait)
     return workspace
 
 
 def launch(
-    settings: Settings, environment: MutableMapping[str, str], workspace: Workspace | Served | None
+    settings: Settings, environment: MutableMapping[str, str], workspace: WorkspaceCopy | None
 ) -> Cause | None:
-    """Run the job's command; None if it succeeded. Raises LaunchError where it never ran.
+    """Run the job's command; None if it succeeded. Raises LaunchError if it never ran.
 
-    environment: this process's own, as programs are looked up where the command will find them.
+    environment: of this process, which is changed: programs are looked up as the command will.
     """
     settings = settings._replace(state_dir=usable(settings.state_dir))
     if settings.place:
@@ -104,18 +104,19 @@ def launch(
     run = decide(settings.command, settings.launcher, settings.nnodes, torchrun.python())
     argv = torchrun.argv(run)
     say(f"{'under torchrun' if run.under_torchrun else 'as it is'}: {run.why}")
-    fence = _fence(settings, pass_gate(settings.start_file, settings.attempt))
+    unfenced = pass_gate(settings.start_file, settings.attempt)
+    fencing = _take_over(settings, unfenced)
     wait_for_names(settings.hosts, settings.resolve_wait)
-    with _copied(settings):
+    with _copied_log(settings):
         if workspace is None:
-            return _told(_run(settings, environment, argv, fence)[1])
+            return _report(_run(settings, environment, argv, fencing)[1])
         late = LATE_SECONDS if settings.server and settings.nnodes != "1" else 0.0
         reload = Reload(workspace, settings.start_file, settings.edit_wait, late)
-        return _run_each_revision(settings, environment, argv, fence, reload)
+        return _run_each_revision(settings, environment, argv, fencing, reload)
 
 
-def _fence(settings: Settings, unfenced: list[Worker]) -> list[Watchdog]:
-    """Fence older gangs, and watch for newer ones from now on."""
+def _take_over(settings: Settings, unfenced: list[Worker]) -> list[Watchdog]:
+    """Fence older gangs; the watchdog for newer ones, if there is a state directory."""
     if not (settings.job_uid and settings.attempt):
         return []
     gang = GangId(settings.job_uid, int(settings.attempt))
@@ -130,24 +131,24 @@ def _run_each_revision(
     settings: Settings,
     environment: Mapping[str, str],
     argv: list[str],
-    fence: list[Watchdog],
+    fencing: list[Watchdog],
     reload: Reload,
 ) -> Cause | None:
-    """Run the command, and again whenever there is newer code for it."""
+    """Run the command, and run it again for each newer revision of its code."""
     while True:
         own = rendezvous(environment, reload.workspace.revision)
-        ended, cause = _run(settings, own, argv, fence, reload.asked)
-        if not ended.for_reload:
-            cause = _told(cause)
-            lasting = ended.stopped_by is not None or ended.stop_request is not None
-            if lasting or not reload.follows(failed=cause is not None):
+        command_exit, cause = _run(settings, own, argv, fencing, reload.is_requested)
+        if not command_exit.for_reload:
+            cause = _report(cause)
+            is_final = command_exit.stopped_by is not None or command_exit.stop_request is not None
+            if is_final or not reload.await_next(failed=cause is not None):
                 return cause
-        reload.take()
-        _enter(_directory(settings))
+        reload.update()
+        _enter_directory(settings)
         say(f"starting the command again with revision {reload.workspace.revision}")
 
 
-def _told(cause: Cause | None) -> Cause | None:
+def _report(cause: Cause | None) -> Cause | None:
     if cause:
         say(f"failed with exit code {cause.exit_code}: {cause.message}")
     return cause
@@ -157,25 +158,27 @@ def _run(
     settings: Settings,
     environment: Mapping[str, str],
     argv: list[str],
-    fence: list[Watchdog],
+    fencing: list[Watchdog],
     reload: Callable[[], bool] | None = None,
 ) -> tuple[CommandExit, Cause | None]:
-    """Supervise the command; what it left behind says why it failed."""
-    reports = _folder_for_reports()
+    """Supervise the command; if it failed, find out why from what its processes wrote."""
+    reports = _make_reports_folder()
     kills = oom_kills()
     streams = _streams(settings)
     reporter = _reporter(settings, reports)
-    watchdogs: list[Watchdog] = [*fence]
+    watchdogs: list[Watchdog] = [*fencing]
     if settings.hang_timeout:
         chunks = (lambda: streams.chunks) if streams else (lambda: 0)
         watchdogs.append(HangWatchdog(settings.hang_timeout, reports, chunks))
     try:
         variables = _environment_of_command(environment, reports, bool(settings.hang_timeout))
-        ended = supervise(argv, variables, settings.grace, watchdogs, streams, reload)
+        command_exit = supervise(argv, variables, settings.grace, watchdogs, streams, reload)
         if streams:
             streams.close()
-        cause = None if ended.for_reload else _cause(ended, reports, oom_kills() > kills)
-        return ended, cause
+        cause = (
+            None if command_exit.for_reload else _cause(command_exit, reports, oom_kills() > kills)
+        )
+        return command_exit, cause
     finally:
         if reporter:
             reporter.close()
@@ -188,31 +191,31 @@ def _reporter(settings: Settings, reports: str) -> Reporter | None:
     return Reporter(settings.progress_url, settings.progress_token_file, reports)
 
 
-def _cause(ended: CommandExit, reports: str, out_of_memory: bool) -> Cause | None:
-    if ended.stop_request is not None:
-        return _decided(ended.stop_request, out_of_memory)
-    if ended.stopped_by is not None:
-        return _stopped(ended.stopped_by)
-    if ended.exit_code == 0:
+def _cause(command_exit: CommandExit, reports: str, out_of_memory: bool) -> Cause | None:
+    if command_exit.stop_request is not None:
+        return _cause_of_request(command_exit.stop_request, out_of_memory)
+    if command_exit.stopped_by is not None:
+        return _cause_of_signal(command_exit.stopped_by)
+    if command_exit.exit_code == 0:
         return None
-    return find_cause(ended, read_reports(reports), time.time(), out_of_memory)
+    return find_cause(command_exit, read_reports(reports), time.time(), out_of_memory)
 
 
 def _streams(settings: Settings) -> Streams | None:
-    """Pipes for the command where somebody listens. A terminal stays the command's own."""
+    """Pipes for the command's output if something reads it. A terminal stays the command's."""
     if os.isatty(1) or not (settings.state_dir or settings.hang_timeout):
         return None
-    return Streams(_hand_to_copies)
+    return Streams(_feed_copies)
 
 
-def _hand_to_copies(stream: int, data: bytes) -> None:
+def _feed_copies(stream: int, data: bytes) -> None:
     for copy in output.copies:
         copy(stream, data)
 
 
 @contextmanager
-def _copied(settings: Settings) -> Iterator[None]:
-    """What the command and the launcher write from here on is copied to the job's storage."""
+def _copied_log(settings: Settings) -> Iterator[None]:
+    """Copy the log of the command and of the launcher to the job's storage until the end."""
     if not settings.state_dir:
         yield
         return
@@ -225,11 +228,10 @@ def _copied(settings: Settings) -> Iterator[None]:
         copy.close(_COPY_SECONDS)
 
 
-def _directory(settings: Settings) -> str:
-    return settings.working_dir or settings.workspace_target * bool(settings.workspace_source)
-
-
-def _enter(directory: str) -> None:
+def _enter_directory(settings: Settings) -> None:
+    """Change to the command's directory: workingDir, else the workspace, if there is one."""
+    workspace = settings.workspace_target if settings.workspace_source else ""
+    directory = settings.working_dir or workspace
     if not directory:
         return
     try:
@@ -242,8 +244,8 @@ def _enter(directory: str) -> None:
         ) from error
 
 
-def _folder_for_reports() -> str:
-    """A directory that the command's processes can write to, "" where there is none."""
+def _make_reports_folder() -> str:
+    """A directory that the command's processes can write to; "" if there is none."""
     beside = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     with suppress(OSError):
         return tempfile.mkdtemp(prefix="torchrun-launch-")
@@ -255,7 +257,7 @@ def _folder_for_reports() -> str:
 def _environment_of_command(
     environment: Mapping[str, str], reports: str, stacks: bool
 ) -> dict[str, str]:
-    """The pod's environment, output unbuffered, and what makes Python tell of its end."""
+    """The pod's environment, with unbuffered output and with Python's reports of exceptions."""
     hooks = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank")
     path = environment.get("PYTHONPATH", "")
     return {
@@ -268,20 +270,20 @@ def _environment_of_command(
     }
 
 
-def _decided(stop_request: StopRequest, out_of_memory: bool) -> Cause:
+def _cause_of_request(stop_request: StopRequest, out_of_memory: bool) -> Cause:
     code, reason, message = stop_request
     if out_of_memory:
         message += "; before that, the kernel killed one of its processes for memory"
     return Cause(code, None, None, reason, message, timestamp())
 
 
-def _stopped(number: int) -> Cause:
+def _cause_of_signal(number: int) -> Cause:
     message = f"stopped by {signal_name(number)}, which was passed on to the command"
     return Cause(STOPPED, None, number, "Stopped", message, timestamp())
 
 
 def _stop_now(log: str, number: int) -> None:
-    """A signal before the command runs: there is nothing to pass it on to."""
+    """Handle a signal before the command runs, when there is nothing to pass it on to."""
     message = f"stopped by {signal_name(number)} before the command was started"
     say(message)
     send(descendants(os.getpid()), signal.SIGKILL)  # what the setup runs
@@ -291,11 +293,11 @@ def _stop_now(log: str, number: int) -> None:
 
 
 def _end_now(log: str, stop_request: StopRequest) -> None:
-    """End the ranks and this process, from a thread: whatever holds the main one does not count."""
+    """End the ranks and this process from a thread, as the main thread may be blocked."""
     deadline = time.monotonic() + _KILL_SECONDS
     while time.monotonic() < deadline and (left := descendants(os.getpid())):
         send(left, signal.SIGKILL)
         time.sleep(0.05)
     say(f"the ranks are killed: {stop_request.message}")
-    write_termination_message(log, _decided(stop_request, out_of_memory=False).body())
+    write_termination_message(log, _cause_of_request(stop_request, out_of_memory=False).body())
     os._exit(stop_request.exit_code)

@@ -71,24 +71,26 @@ class Cause(NamedTuple):
         }
 
 
-def find_cause(ended: CommandExit, reports: list[Report], now: float, out_of_memory: bool) -> Cause:
-    """Say why the command failed; `ended` must not be a success.
+def find_cause(
+    command_exit: CommandExit, reports: list[Report], now: float, out_of_memory: bool
+) -> Cause:
+    """Say why the command failed; `command_exit` must not be a success.
 
     now: seconds since the epoch. out_of_memory: the kernel killed a process of this container.
     """
     accounts = [report for report in reports if report.failures]
-    if accounts and ended.exit_code == _TORCHRUN_FAILED:
+    if accounts and command_exit.exit_code == _TORCHRUN_FAILED:
         failures = max(accounts, key=lambda report: report.time).failures
         return _of_rank(failures, reports, out_of_memory)
-    if ended.signal is not None:
-        return _of_signal(None, ended.signal, now, out_of_memory)
+    if command_exit.signal is not None:
+        return _of_signal(None, command_exit.signal, now, out_of_memory)
     others = [report for report in reports if not report.failures]
     if others:
         last = max(others, key=lambda report: report.time)
         return Cause(
-            ended.exit_code, last.rank, None, "Exception", last.message, timestamp(last.time)
+            command_exit.exit_code, last.rank, None, "Exception", last.message, timestamp(last.time)
         )
-    return _of_exit(None, ended.exit_code, "the command", now)
+    return _of_exit(None, command_exit.exit_code, "the command", now)
 
 
 def _of_rank(failures: list[Failed], reports: list[Report], out_of_memory: bool) -> Cause:

@@ -1,9 +1,9 @@
-"""Edits brought into a running pod: another revision of the workspace, the command started anew.
+"""Newer code in a running pod: another revision of the workspace, and the command once more.
 
-All nodes have to change together. Each is told by the annotation of its pod, a moment after or
-before the others, and so may see its peers go before it is told. What ends meanwhile is therefore
-no end where the claim holds a newer revision already. Old and new agents never meet: each revision
-has a rendezvous and a port of its own.
+All nodes must change together. An annotation announces the revision to each pod, on some a moment
+later than on others, so a node may lose its peers before it knows why. A command that ends in that
+time does not end the pod if the claim has a newer revision. Agents of two revisions never meet:
+each revision has a rendezvous id and a port of its own.
 """
 
 from __future__ import annotations
@@ -15,65 +15,64 @@ from typing import Iterator, Mapping
 from . import contract
 from .output import say, wait_until
 from .podinfo import annotation, number
-from .served import Served
 from .settings import read
 from .supervise import STOPPING
-from .workspace import Workspace
+from .workspace import WorkspaceCopy
 
-# From a revision that is whole on the claim to the word of the controller.
-_WORD_SECONDS = 30.0
-# Longer than the controller takes to say it twice.
+# From a revision that is complete on the claim to the controller's annotation.
+_ANNOTATION_SECONDS = 30.0
+# Longer than the controller takes for two patches of the annotation.
 LATE_SECONDS = 6.0
 _POLL = 0.05
 _PORTS = 16
 
 
 class Reload:
-    """Watches for a newer revision than the one that runs.
+    """Detects a newer revision than the one that runs.
 
-    podinfo: file of the pod's annotations. edit_wait: seconds for which a command that has failed
-    in development mode keeps its pod. late: how long after a failure word of newer code may come,
-    where nothing else tells of it and peers may have begun with it.
+    podinfo: file of the pod's annotations. edit_wait: seconds for which a failed command keeps its
+    pod in development mode. late: seconds after a failure in which an annotation may still announce
+    newer code, where the claim does not show it and peers may run it already.
     """
 
     def __init__(
-        self, workspace: Workspace | Served, podinfo: str, edit_wait: float, late: float = 0.0
+        self, workspace: WorkspaceCopy, podinfo: str, edit_wait: float, late: float = 0.0
     ) -> None:
         self.workspace = workspace
         self._podinfo = podinfo
         self._edit_wait = edit_wait
         self._late = late
 
-    def asked(self) -> bool:
+    def is_requested(self) -> bool:
         """Whether the controller wants a newer revision to run."""
-        told = number(self._podinfo, contract.REVISION_ANNOTATION)
-        return told > self.workspace.revision and not self.workspace.adopts(told)
+        revision = number(self._podinfo, contract.REVISION_ANNOTATION)
+        return revision > self.workspace.revision and not self.workspace.accept_unchanged(revision)
 
-    def follows(self, *, failed: bool) -> bool:
-        """Whether the command, which has ended, is to run again with a newer revision."""
-        if self.asked():
+    def await_next(self, *, failed: bool) -> bool:
+        """Wait, after the command ended, for a newer revision; whether there is one to run."""
+        if self.is_requested():
             return True
         with _interruptible():
-            if self.workspace.newest() > self.workspace.revision:
-                return self._wait(_WORD_SECONDS, "the go-ahead for the newer revision")
+            if self.workspace.newest_revision() > self.workspace.revision:
+                return self._wait(_ANNOTATION_SECONDS, "the go-ahead for the newer revision")
             if failed and annotation(self._podinfo, contract.DEVELOPMENT_ANNOTATION) == "true":
                 say("development: the pod is kept and waits for the next edit")
                 return self._wait(self._edit_wait, "the next edit: kubectl torchrun sync")
             return failed and self._wait(self._late, "word of newer code")
 
-    def take(self) -> None:
+    def update(self) -> None:
         """Bring the newer revision into the node's copy. Raises LaunchError."""
         with _interruptible():
-            self.workspace.take(number(self._podinfo, contract.REVISION_ANNOTATION))
+            self.workspace.update(number(self._podinfo, contract.REVISION_ANNOTATION))
 
     def _wait(self, seconds: float, what: str) -> bool:
-        return wait_until(self.asked, seconds, what, pause=_POLL, longest_pause=_POLL)
+        return wait_until(self.is_requested, seconds, what, pause=_POLL, longest_pause=_POLL)
 
 
 def rendezvous(environment: Mapping[str, str], revision: int) -> dict[str, str]:
-    """The environment with the rendezvous of this revision: an id and a port of its own.
+    """The environment with the rendezvous id and port of this revision.
 
-    Those of the revision that the gang began with are as the pod has them.
+    The first revision of the gang keeps those of the pod.
     """
     changed = dict(environment)
     first = read(environment, contract.WORKSPACE_REVISION)
@@ -95,7 +94,7 @@ def rendezvous(environment: Mapping[str, str], revision: int) -> dict[str, str]:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Let a signal end the launcher at once: no command runs that it would have to be passed to."""
+    """Let a signal end the launcher at once, as no command runs that could take it."""
     before = signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
     try:
         yield

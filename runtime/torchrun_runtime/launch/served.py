@@ -1,7 +1,7 @@
-"""The node's own copy of a workspace that a pod of the job serves, where no storage is shared.
+"""The node's own copy of the workspace, from a serve pod of the job, where no storage is shared.
 
-Which pod that is, and what it has, the launcher is told at its start. A newer revision may be on
-another pod: the annotations of its own pod name both.
+The environment names the serve pod and its manifest. A newer revision may be on another serve pod:
+an annotation of the worker names that one and its manifest.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from .delivery import ReplacedError, Server, fetch
 from .errors import LaunchError
 from .output import wait_until
 
-# For word of another server, where the one that is known of has no use any more.
-_WORD_SECONDS = 10.0
+# For the annotation that names another server, after the present one failed.
+_ANNOTATION_SECONDS = 10.0
 
 
-class Served:
-    """revision: the one that the copy is of, 0 before the first."""
+class ServedWorkspace:
+    """A WorkspaceCopy of what a serve pod has."""
 
     def __init__(self, first: Server, podinfo: str, target: str, seconds: float) -> None:
         self.revision = 0
@@ -28,28 +28,28 @@ class Served:
         self._paths: set[str] = set()
         self._manifest = ""
 
-    def newest(self) -> int:
-        """Nobody but the controller tells of another one."""
+    def newest_revision(self) -> int:
+        """The present one: only the controller announces another."""
         return self.revision
 
-    def adopts(self, revision: int) -> bool:
-        """Whether a newer revision is the same content, and is taken for it."""
-        if self._told().manifest != self._manifest:
+    def accept_unchanged(self, revision: int) -> bool:
+        """Take `revision` as the present one if it has the same manifest."""
+        if self._announced_server().manifest != self._manifest:
             return False
         self.revision = revision
         return True
 
-    def take(self, revision: int = 0) -> None:
-        """Fetch what is not here yet of what is told of by now. Raises LaunchError."""
+    def update(self, revision: int = 0) -> None:
+        """Fetch what differs in the manifest that is announced now. Raises LaunchError."""
         while True:
-            server = self._told()
+            server = self._announced_server()
             try:
                 self._fetch(server)
                 break
             except ReplacedError:
                 continue
             except LaunchError:
-                if not self._is_replaced(server, _WORD_SECONDS):
+                if not self._is_replaced(server, _ANNOTATION_SECONDS):
                     raise
         self._manifest = server.manifest
         self.revision = revision
@@ -60,8 +60,10 @@ class Served:
         )
 
     def _is_replaced(self, server: Server, seconds: float) -> bool:
-        return wait_until(lambda: self._told() != server, seconds, "word of another server")
+        return wait_until(
+            lambda: self._announced_server() != server, seconds, "word of another server"
+        )
 
-    def _told(self) -> Server:
+    def _announced_server(self) -> Server:
         url, _, manifest = podinfo.annotation(self._podinfo, SERVED_ANNOTATION).partition(" ")
         return Server(url, self._first.token, manifest) if manifest else self._first

@@ -1,4 +1,4 @@
-"""From the claim that all workers share to a copy of the node's own."""
+"""The node's own copy of the workspace, from the claim that all workers share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import islice
-from typing import Iterable, Iterator, NamedTuple
+from typing import Iterable, Iterator, NamedTuple, Protocol
 
 from .contract import MARKER, SYNC_WAIT_SECONDS
 from .errors import LaunchError
@@ -24,15 +24,33 @@ _SEEN_SECONDS = 30.0
 _BATCH = 16  # files; a task of its own for each of 200,000 would take much memory
 
 
-class Copied(NamedTuple):
+class WorkspaceCopy(Protocol):
+    """The node's own copy of the workspace, wherever its revisions come from.
+
+    revision: that the copy has, 0 before the first.
+    """
+
+    revision: int
+
+    def newest_revision(self) -> int:
+        """The newest revision that is known without the controller."""
+
+    def accept_unchanged(self, revision: int) -> bool:
+        """Take `revision` as the present one if its content is known to be the same."""
+
+    def update(self, revision: int = 0) -> None:
+        """Copy what differs in `revision`, or in the newest one for 0. Raises LaunchError."""
+
+
+class CopyStats(NamedTuple):
     """What was copied. bytes: sum of the files' sizes."""
 
     files: int
     bytes: int
 
 
-class Workspace:
-    """The node's own copy. revision: the one that it is of, 0 before the first."""
+class SharedWorkspace:
+    """A WorkspaceCopy of revisions on a claim."""
 
     def __init__(self, source: str, target: str) -> None:
         self.revision = 0
@@ -50,7 +68,7 @@ class Workspace:
                 f"look at the job's sync pod, or raise {SYNC_WAIT_SECONDS}",
             )
 
-    def newest(self) -> int:
+    def newest_revision(self) -> int:
         """The revision that the marker names; 0 where it cannot be read."""
         try:
             with open(os.path.join(self._source, MARKER), encoding="utf-8") as file:
@@ -58,26 +76,27 @@ class Workspace:
         except (OSError, ValueError, KeyError, TypeError):
             return 0
 
-    def adopts(self, revision: int) -> bool:
-        """Whether a newer revision is the same content, and is taken for it: nobody knows."""
+    def accept_unchanged(self, revision: int) -> bool:
+        """Never: the content of the new revision is not known yet."""
         del revision
         return False
 
-    def take(self, revision: int = 0) -> None:
-        """Copy what is not here yet of the revision, of the newest where 0.
+    def update(self, revision: int = 0) -> None:
+        """Copy what differs in the revision, in the newest one for 0.
 
-        One that has been removed gives way to the newest. Raises LaunchError (WorkspaceCopyFailed).
+        The newest one replaces a revision that was removed. Raises LaunchError
+        (WorkspaceCopyFailed).
         """
         start = time.monotonic()
-        wanted = revision or self.newest()
+        wanted = revision or self.newest_revision()
         while True:
             tree = os.path.join(self._revision(wanted), "tree")
             try:
                 self._wait_for(wanted, tree)
-                copied = self._update(wanted, tree)
+                copied = self._copy_revision(wanted, tree)
                 break
             except OSError as error:
-                newest = self.newest()
+                newest = self.newest_revision()
                 if newest <= wanted:
                     raise LaunchError(
                         "WorkspaceCopyFailed",
@@ -91,14 +110,14 @@ class Workspace:
         )
 
     def _wait_for(self, revision: int, tree: str) -> None:
-        """What the controller knows of, a network file system may show a moment later."""
+        """A network file system may show a revision later than the controller announces it."""
 
         def seen() -> bool:
-            return os.path.isdir(tree) or self.newest() > revision
+            return os.path.isdir(tree) or self.newest_revision() > revision
 
         wait_until(seen, _SEEN_SECONDS, f"revision {revision} of the workspace")
 
-    def _update(self, revision: int, tree: str) -> Copied:
+    def _copy_revision(self, revision: int, tree: str) -> CopyStats:
         """Copy only what differs where the manifests of the copy and of the revision are known."""
         wanted = self._manifest(revision)
         if not (self._copied and wanted):
@@ -134,7 +153,7 @@ def remove(target: str, paths: Iterable[str]) -> None:
                 os.rmdir(os.path.join(target, path))
 
 
-def _copy_changed(tree: str, target: str, paths: list[str]) -> Copied:
+def _copy_changed(tree: str, target: str, paths: list[str]) -> CopyStats:
     copied = []
     for path in paths:
         source, full = os.path.join(tree, path), os.path.join(target, path)
@@ -145,7 +164,7 @@ def _copy_changed(tree: str, target: str, paths: list[str]) -> Copied:
         before = modified(full)
         copied.append(_copy_files([_File(source, full, stat.S_IMODE(os.stat(source).st_mode))]))
         show_as_newer(full, before)
-    return Copied(len(copied), sum(each.bytes for each in copied))
+    return CopyStats(len(copied), sum(each.bytes for each in copied))
 
 
 def modified(path: str) -> float:
@@ -162,14 +181,14 @@ def show_as_newer(path: str, before: float) -> None:
         os.utime(path, (before + 1, before + 1))
 
 
-def copy_tree(source: str, target: str) -> Copied:
+def copy_tree(source: str, target: str) -> CopyStats:
     """Copy regular files and directories with their permission bits; replace what is there.
 
     Raises OSError, also for anything that is neither: a synced workspace holds no links.
     """
     with ThreadPoolExecutor(_THREADS, initializer=_block_signals) as pool:
         done = list(pool.map(_copy_files, _batches(_files(source, target))))
-    return Copied(sum(copied.files for copied in done), sum(copied.bytes for copied in done))
+    return CopyStats(sum(copied.files for copied in done), sum(copied.bytes for copied in done))
 
 
 class _File(NamedTuple):
@@ -203,10 +222,10 @@ def _batches(files: Iterator[_File]) -> Iterator[list[_File]]:
         yield batch
 
 
-def _copy_files(files: list[_File]) -> Copied:
+def _copy_files(files: list[_File]) -> CopyStats:
     size = 0
     for file in files:
         shutil.copyfile(file.source, file.target)
         os.chmod(file.target, file.mode | stat.S_IWUSR)
         size += os.path.getsize(file.target)
-    return Copied(len(files), size)
+    return CopyStats(len(files), size)

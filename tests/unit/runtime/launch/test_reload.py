@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from torchrun_runtime.launch.reload import rendezvous
-from torchrun_runtime.launch.workspace import Workspace
+from torchrun_runtime.launch.workspace import SharedWorkspace
 from torchrun_runtime.sync.claim import Claim
 from torchrun_runtime.sync.extract import extract
 from torchrun_runtime.sync.settings import Limits
@@ -190,14 +190,14 @@ def test_only_what_changed_is_copied(tmp_path: Path) -> None:
     claim.incoming.mkdir(parents=True)
     first = {"a.py": b"1", "pkg/b.py": b"1", "pkg/c.py": b"1", "gone/d.py": b"1"}
     taken(claim, first)
-    workspace = Workspace(str(claim.directory), str(app))
-    workspace.take()
+    workspace = SharedWorkspace(str(claim.directory), str(app))
+    workspace.update()
     (app / "output.txt").write_text("the ranks' own")
     (app / "pkg/c.py").write_text("changed by a rank")
     before = (app / "a.py").stat().st_mtime
     second = {"a.py": b"2", "pkg/b.py": b"1", "pkg/c.py": b"1", "new/e.py": b"1"}
     taken(claim, second)
-    workspace.take(2)
+    workspace.update(2)
     assert workspace.revision == 2
     assert held(app) == {
         **second, "output.txt": b"the ranks' own", "pkg/c.py": b"changed by a rank"
@@ -212,8 +212,8 @@ def test_a_revision_that_was_removed_gives_way_to_the_newest(tmp_path: Path) -> 
     for text in (b"1", b"2", b"3"):
         taken(claim, {"a.py": text})
     claim.prepare()
-    workspace = Workspace(str(claim.directory), str(tmp_path / "app"))
-    workspace.take(1)
+    workspace = SharedWorkspace(str(claim.directory), str(tmp_path / "app"))
+    workspace.update(1)
     assert workspace.revision == 3
     assert held(tmp_path / "app") == {"a.py": b"3"}
 

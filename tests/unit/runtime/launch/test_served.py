@@ -12,7 +12,7 @@ import pytest
 from torchrun_api.contents import Manifest
 from torchrun_runtime.launch.delivery import Server
 from torchrun_runtime.launch.errors import LaunchError
-from torchrun_runtime.launch.served import Served
+from torchrun_runtime.launch.served import ServedWorkspace
 from unit.runtime.launching import PYTHONS, Launched, Launcher
 from unit.runtime.serving import publish, running, token
 
@@ -55,9 +55,9 @@ class Cluster:
         temporary.write_text("".join(f'torchrun.ai/{k}="{v}"\n' for k, v in said.items()))
         temporary.rename(self.podinfo)
 
-    def served(self, manifest: Manifest, pod: int = 0) -> Served:
+    def served(self, manifest: Manifest, pod: int = 0) -> ServedWorkspace:
         first = Server(self.urls[pod], str(self.directory / "token"), manifest.sha256)
-        return Served(first, str(self.podinfo), str(self.directory / "app"), 20)
+        return ServedWorkspace(first, str(self.podinfo), str(self.directory / "app"), 20)
 
     def files(self) -> dict[str, bytes]:
         app = self.directory / "app"
@@ -159,25 +159,25 @@ def test_a_pod_that_went_while_it_was_asked_gives_way_to_the_next(cluster: Clust
     second = cluster.serve({"b": b"2"})
     served = cluster.served(first)
     cluster.tell(2, second)
-    served.take(2)
+    served.update(2)
     assert (cluster.files(), served.revision) == ({"b": b"2"}, 2)
 
 
 def test_a_pod_that_has_other_content_than_was_told_is_not_believed(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torchrun_runtime.launch.served._WORD_SECONDS", 0.2)
+    monkeypatch.setattr("torchrun_runtime.launch.served._ANNOTATION_SECONDS", 0.2)
     cluster.serve({"a": b"1"})
     other = publish(cluster.directory / "elsewhere", {"a": b"2"})
     with pytest.raises(LaunchError, match="has the workspace of manifest"):
-        cluster.served(other).take()
+        cluster.served(other).update()
     assert not (cluster.directory / "app").exists()
 
 
 def test_what_came_in_parts_is_cleared_too(cluster: Cluster) -> None:
     served = cluster.served(cluster.serve({"a": b"1", "gone/b": b"2"}))
-    served.take(1)
+    served.update(1)
     cluster.tell(2, cluster.serve({"a": b"2"}))
-    served.take(2)
+    served.update(2)
     assert cluster.files() == {"a": b"2"}
     assert not (cluster.directory / "app" / "gone").exists()
