@@ -13,7 +13,7 @@ from typing import NamedTuple
 from kubectl_torchrun.errors import UsageProblem
 from kubectl_torchrun.text import human
 from kubectl_torchrun.upload.cache import Workspace
-from kubectl_torchrun.upload.tree import TORCHRUNIGNORE, Tree
+from kubectl_torchrun.upload.tree import MOST_COPIES, TORCHRUNIGNORE, Tree
 from torchrun_api.contents import Entry
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the first moment that a zip archive can name
@@ -28,7 +28,7 @@ class Limits(NamedTuple):
     part of it; ratio: bytes held for each byte of the archive, above ratio_floor bytes.
     """
 
-    files: int = 200_000
+    files: int = MOST_COPIES
     size: int = 50 << 30
     path: int = 3840
     name: int = 255

@@ -1,4 +1,4 @@
-"""Which files of a directory make its workspace: a walk that only reads names, links and sizes."""
+"""The files of a directory that make its workspace, by names, links and sizes; none is read."""
 
 import os
 import stat
@@ -12,6 +12,9 @@ from kubectl_torchrun.upload.gitignore import IgnoreFile
 
 GITIGNORE = ".gitignore"
 TORCHRUNIGNORE = ".torchrunignore"
+# Files and directories that links may add: as many as a workspace may have.
+MOST_COPIES = 200_000
+_SHOWN = 10  # links in a message
 
 
 class File(NamedTuple):
@@ -24,7 +27,7 @@ class File(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """A path that is not taken although no ignore file names it, and why."""
+    """A path that is left out although no ignore file names it, and why."""
 
     path: str
     why: str
@@ -45,7 +48,7 @@ class Tree(NamedTuple):
 
 
 class _Scope(NamedTuple):
-    """An ignore file and the directory (as a path prefix from the top) that it speaks of."""
+    """An ignore file, and its directory as a path prefix from the top. ours: a .torchrunignore."""
 
     prefix: str
     rules: IgnoreFile
@@ -55,20 +58,23 @@ class _Scope(NamedTuple):
 def scan(root: Path, overlay: Path | None = None) -> Tree:
     """The workspace of this directory. Raises UsageProblem naming what cannot be part of one.
 
-    The files of `overlay`, which obeys the same rules, go before those of the same path.
+    The files of `overlay`, which obeys the same rules, replace those of the same path.
 
     Left out are: `.git`, what .gitignore and .torchrunignore files name (those above the directory
     too, up to the top of its git repository), secrets (see `sensitive`), virtual environments,
     caches, and what is not a file, directory or link. A link is taken as a copy of what it points
-    to, where that is itself part of the workspace; a link that leads out of it is refused.
+    to, where that is itself part of the workspace. A link that leads out of the workspace or to a
+    directory that contains it is refused, and so are links that make more than MOST_COPIES copies.
     """
     walk = _Walk(root.resolve())
     walk.run()
-    found = walk.tree()
-    return found if overlay is None else _laid_over(found, scan(overlay))
+    copies = _Copies(walk)
+    copies.make()
+    tree = copies.tree()
+    return tree if overlay is None else _overlaid(tree, scan(overlay))
 
 
-def _laid_over(below: Tree, above: Tree) -> Tree:
+def _overlaid(below: Tree, above: Tree) -> Tree:
     files = {file.path: file for file in (*below.files, *above.files)}
     filled = {parent for path in files for parent in _parents(path)}
     shadowed = {file.path for file in above.files} & ({*below.empty_directories} | filled)
@@ -88,11 +94,13 @@ def _laid_over(below: Tree, above: Tree) -> Tree:
 
 
 class _Walk:
+    """The files, directories and links below a root that no rule leaves out."""
+
     def __init__(self, root: Path) -> None:
         self.root = root
         self.prefix, self.outer = _outer_scopes(root)
         self.files: dict[str, File] = {}
-        self.directories: dict[str, list[str]] = {}  # to the names of what was taken in each
+        self.directories: dict[str, list[str]] = {}  # each with the names of its entries
         self.links: dict[str, Path] = {}
         self.left_out: list[LeftOut] = []
 
@@ -128,12 +136,11 @@ class _Walk:
         if name in sensitive.ALWAYS:
             return True
         top_path = self.prefix + path
-        verdict = _verdict(top_path, scopes, directory=directory)
-        if verdict:
+        if _ignored(top_path, scopes, directory=directory):
             return True
-        if sensitive.SECRETS.verdict(path, directory=directory):
+        if sensitive.SECRETS.match(path, directory=directory):
             ours = tuple(scope for scope in scopes if scope.ours)
-            if _verdict(top_path, ours, directory=directory) is not False:
+            if _ignored(top_path, ours, directory=directory) is not False:
                 self.left_out.append(LeftOut(path, "it may hold a secret"))
                 return True
         if directory and sensitive.is_environment(self.root / path):
@@ -156,64 +163,98 @@ class _Walk:
         self.files[path] = File(path, Path(entry.path), status.st_size, executable)
         return True
 
-    def tree(self) -> Tree:
-        files = dict(self.files)
-        directories = set(self.directories) - {""}
-        outside: list[str] = []
-        for path in self.links:
-            for found in self._linked(path, path, frozenset(_parents(path)), outside):
-                if isinstance(found, File):
-                    files[found.path] = found
-                else:
-                    directories.add(found)
-        if outside:
+
+class _Copies:
+    """The copies that links stand for: each file below a link under the link's own path.
+
+    Links multiply: of two links to a directory with two links each come four copies, and so on.
+    The number of copies is bounded, so that time and memory are.
+    """
+
+    def __init__(self, walk: _Walk) -> None:
+        self._walk = walk
+        self._files = dict(walk.files)
+        self._directories = set(walk.directories) - {""}
+        self._left_out = list(walk.left_out)
+        self._refused: dict[str, str] = {}  # by link: where it was met first, and its target
+        self._targets: dict[str, Path] = {}
+        self._steps = 0
+
+    def make(self) -> None:
+        """Add the copies. Raises UsageProblem."""
+        added: dict[str, int] = {}
+        for link in self._walk.links:
+            before = self._steps
+            self._add_link(link, link, frozenset(_parents(link)))
+            added[link] = self._steps - before
+            if self._steps > MOST_COPIES:
+                break
+        if self._refused:
             raise UsageProblem(
                 "These links lead out of the directory, or in a circle:\n"
-                + "".join(f"  {link}\n" for link in outside[:10])
-                + (f"  and {len(outside) - 10} more\n" if len(outside) > 10 else "")
+                + "".join(f"  {link}\n" for link in [*self._refused.values()][:_SHOWN])
+                + (f"  and {more} more\n" if (more := len(self._refused) - _SHOWN) > 0 else "")
                 + f"Copy in what they point to, or name them in {TORCHRUNIGNORE}."
             )
-        filled = {parent for path in (*files, *directories) for parent in _parents(path)}
-        ordered = sorted(files.values(), key=lambda file: os.fsencode(file.path))
-        empty = sorted(directories - filled, key=os.fsencode)
-        return Tree(self.root, tuple(ordered), tuple(empty), tuple(sorted(self.left_out)))
+        if self._steps > MOST_COPIES:
+            largest = sorted(added, key=lambda link: -added[link])[:_SHOWN]
+            raise UsageProblem(
+                f"Links to directories make more than {MOST_COPIES:,} files of"
+                f" {len(self._walk.files):,}, as each link is sent as a copy of what it points"
+                " to:\n"
+                + "".join(f"  {link} -> {self._shown_target(link)}\n" for link in largest)
+                + f"Name those that the run does not need in {TORCHRUNIGNORE}."
+            )
 
-    def _linked(
-        self, link: str, path: str, above: frozenset[str], outside: list[str]
-    ) -> Iterator[File | str]:
-        """Files and directories (by path) that the link stands for under the name `path`.
+    def tree(self) -> Tree:
+        """The workspace with its copies, in the order of its archive."""
+        filled = {
+            parent for path in (*self._files, *self._directories) for parent in _parents(path)
+        }
+        files = sorted(self._files.values(), key=lambda file: os.fsencode(file.path))
+        empty = sorted(self._directories - filled, key=os.fsencode)
+        return Tree(self._walk.root, tuple(files), tuple(empty), tuple(sorted(self._left_out)))
 
-        `above`: the real directories that lead to it, so that a circle is seen.
+    def _add_link(self, link: str, path: str, above: frozenset[str]) -> None:
+        """Add what the link points to under `path`.
+
+        above: the real directories that contain the copy, by which a circle is found.
         """
-        place = self.links[link]
-        real = Path(os.path.realpath(place))
-        if not real.is_relative_to(self.root):
-            outside.append(f"{path} -> {os.readlink(place)}")
-            return
-        target = "" if real == self.root else real.relative_to(self.root).as_posix()
-        if target in self.files:
-            yield self.files[target]._replace(path=path)
-        elif target in self.directories:
-            if target in above:
-                outside.append(f"{path} -> {os.readlink(place)}")
-                return
-            yield from self._copied(target, path, above | {target}, outside)
+        self._steps += 1
+        root, real = self._walk.root, self._real_path(link)
+        target = "" if real == root else os.path.relpath(real, root)
+        if not real.is_relative_to(root) or target in above:
+            self._refused.setdefault(link, f"{path} -> {self._shown_target(link)}")
+        elif target in self._walk.files:
+            self._files[path] = self._walk.files[target]._replace(path=path)
+        elif target in self._walk.directories:
+            self._add_directory(target, path, above | {target})
         else:
-            there = "is left out" if real.exists() else "does not exist"
-            self.left_out.append(LeftOut(path, f"a link to {target}, which {there}"))
+            reason = "is left out" if real.exists() else "does not exist"
+            self._left_out.append(LeftOut(path, f"a link to {target}, which {reason}"))
 
-    def _copied(
-        self, directory: str, path: str, above: frozenset[str], outside: list[str]
-    ) -> Iterator[File | str]:
-        yield path
-        for name in self.directories[directory]:
+    def _add_directory(self, directory: str, path: str, above: frozenset[str]) -> None:
+        self._steps += 1
+        self._directories.add(path)
+        for name in self._walk.directories[directory]:
+            if self._steps > MOST_COPIES:
+                return
             source, copy = f"{directory}/{name}", f"{path}/{name}"
-            if source in self.files:
-                yield self.files[source]._replace(path=copy)
-            elif source in self.links:
-                yield from self._linked(source, copy, above, outside)
+            if source in self._walk.files:
+                self._steps += 1
+                self._files[copy] = self._walk.files[source]._replace(path=copy)
+            elif source in self._walk.links:
+                self._add_link(source, copy, above)
             else:
-                yield from self._copied(source, copy, above | {source}, outside)
+                self._add_directory(source, copy, above | {source})
+
+    def _real_path(self, link: str) -> Path:
+        if link not in self._targets:
+            self._targets[link] = Path(os.path.realpath(self._walk.links[link]))
+        return self._targets[link]
+
+    def _shown_target(self, link: str) -> str:
+        return os.readlink(self._walk.links[link])
 
 
 def _parents(path: str) -> Iterator[str]:
@@ -222,11 +263,12 @@ def _parents(path: str) -> Iterator[str]:
         yield path
 
 
-def _verdict(top_path: str, scopes: tuple[_Scope, ...], *, directory: bool) -> bool | None:
+def _ignored(top_path: str, scopes: tuple[_Scope, ...], *, directory: bool) -> bool | None:
+    """True: ignored. False: taken in again. None: no ignore file names the path."""
     for scope in reversed(scopes):
-        verdict = scope.rules.verdict(top_path[len(scope.prefix) :], directory=directory)
-        if verdict is not None:
-            return verdict
+        ignored = scope.rules.match(top_path[len(scope.prefix) :], directory=directory)
+        if ignored is not None:
+            return ignored
     return None
 
 
@@ -250,6 +292,6 @@ def _outer_scopes(root: Path) -> tuple[str, tuple[_Scope, ...]]:
         found = gitignore.read(place / GITIGNORE)
         scopes = (*scopes, _Scope(prefix, found, ours=False))
         place = place / part
-        if _verdict(place.relative_to(top).as_posix(), scopes, directory=True):
-            return "", ()  # the directory itself is ignored: who stands in it means it all the same
+        if _ignored(place.relative_to(top).as_posix(), scopes, directory=True):
+            return "", ()  # the directory itself is ignored, and yet the user chose it
     return root.relative_to(top).as_posix() + "/", scopes

@@ -63,7 +63,7 @@ def kept_by_rules(text: str) -> set[str]:
     def ignored(path: str) -> bool:
         parts = path.split("/")
         return any(
-            rules.verdict("/".join(parts[:depth]), directory=depth < len(parts))
+            rules.match("/".join(parts[:depth]), directory=depth < len(parts))
             for depth in range(1, len(parts) + 1)
         )
 
@@ -94,15 +94,15 @@ def test_the_same_files_are_kept_as_by_git(repository: Path, lines: list[str]) -
     ],
 )
 def test_verdicts(lines: list[str], path: str, directory: bool, verdict: bool | None) -> None:
-    assert gitignore.parse(lines).verdict(path, directory=directory) is verdict
+    assert gitignore.parse(lines).match(path, directory=directory) is verdict
 
 
 def test_a_byte_order_mark_and_windows_line_ends_are_no_part_of_a_pattern(tmp_path: Path) -> None:
     file = tmp_path / ".gitignore"
     file.write_bytes(b"\xef\xbb\xbf*.log\r\n*.tmp\r\n")
     rules = gitignore.read(file)
-    assert rules.verdict("a.log", directory=False)
-    assert rules.verdict("a.tmp", directory=False)
+    assert rules.match("a.log", directory=False)
+    assert rules.match("a.tmp", directory=False)
 
 
 def test_no_file_means_no_rules(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_hostile_pattern_takes_no_time(pattern: str, path: str) -> None:
     """By steps that a backtracking match would take, each of these runs for years."""
     rules = gitignore.parse([pattern])
     started = time.process_time()
-    assert rules.verdict(path, directory=False) is None
+    assert rules.match(path, directory=False) is None
     assert time.process_time() - started < 2
 
 
@@ -135,5 +135,5 @@ def test_a_bounded_match_keeps_what_a_backtracking_one_keeps(pattern: str) -> No
     with mock.patch.object(gitignore, "_bounded", "".join):
         backtracking = gitignore.parse([pattern])
     for path in DEEP:
-        verdicts = [rules.verdict(path, directory=True) for rules in (bounded, backtracking)]
+        verdicts = [rules.match(path, directory=True) for rules in (bounded, backtracking)]
         assert verdicts[0] is verdicts[1], path

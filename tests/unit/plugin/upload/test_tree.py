@@ -3,6 +3,7 @@
 import os
 import socket
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,44 @@ def test_links_that_go_in_a_circle_are_refused(tmp_path: Path) -> None:
     (tmp_path / "b/to_a").symlink_to("../a")
     with pytest.raises(UsageProblem, match="circle"):
         scan(tmp_path)
+
+
+def test_links_that_multiply_the_files_are_refused_before_they_do(tmp_path: Path) -> None:
+    """Forty directories, each with two links to the one before: 2**40 files."""
+    make(tmp_path, "d0/x.py")
+    for level in range(1, 41):
+        (tmp_path / f"d{level}").mkdir()
+        for name in ("one", "two"):
+            (tmp_path / f"d{level}" / name).symlink_to(f"../d{level - 1}")
+    started = time.process_time()
+    with pytest.raises(
+        UsageProblem, match=r"more than 200,000 files\b.*\n  d\d+/one -> \.\./d\d+\n"
+    ):
+        scan(tmp_path)
+    assert time.process_time() - started < 30
+
+
+def test_many_circles_are_refused_at_once(tmp_path: Path) -> None:
+    """Twenty directories with links to each other, and to the one above: 20! ways through them."""
+    for one in range(20):
+        make(tmp_path, f"d{one}/x.py")
+        (tmp_path / f"d{one}" / "up").symlink_to("..")
+        for other in range(20):
+            (tmp_path / f"d{one}" / f"to{other}").symlink_to(f"../d{other}")
+    started = time.process_time()
+    with pytest.raises(UsageProblem, match=r"circle:\n  d\d+/"):
+        scan(tmp_path)
+    assert time.process_time() - started < 30
+
+
+def test_links_to_one_directory_are_as_many_copies_of_it(tmp_path: Path) -> None:
+    make(tmp_path, "lib/a.py", "lib/sub/b.py", "x/y.py")
+    for name in ("one", "two", "x/three"):
+        (tmp_path / name).symlink_to(tmp_path / "lib")
+    copied = [
+        f"{top}/{file}" for top in ("lib", "one", "two", "x/three") for file in ("a.py", "sub/b.py")
+    ]
+    assert paths(tmp_path) == sorted([*copied, "x/y.py"])
 
 
 def test_a_link_is_no_way_around_the_rules(tmp_path: Path) -> None:
