@@ -1,4 +1,4 @@
-"""Bring an archive to a job's sync pod, whichever pod that is at the moment."""
+"""Upload a workspace to a job's current sync pod."""
 
 import tempfile
 from collections.abc import AsyncIterator
@@ -21,15 +21,15 @@ from kubectl_torchrun.upload import pack
 from kubectl_torchrun.upload.cache import Workspace
 from kubectl_torchrun.upload.pack import Archive
 from kubectl_torchrun.upload.protocol import (
-    Announce,
-    Answer,
-    Ask,
+    BuildArchive,
     Done,
-    Pack,
+    GetState,
+    PutManifest,
+    PutRange,
     Refused,
-    Send,
+    Response,
+    Sleep,
     Upload,
-    Wait,
 )
 from kubectl_torchrun.upload.upload_token import token_sha256
 from torchrun_api import contents, names
@@ -40,7 +40,7 @@ MANIFEST_PATH = "/v1/manifest"
 _BLOCK = 256 << 10
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class SyncMessage(msgspec.Struct, frozen=True):
     """The termination message of a sync pod."""
 
     reason: str = ""
@@ -51,13 +51,13 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class Arrived(NamedTuple):
-    """No pod is needed any more: the workspace is there, as this revision (0: not known)."""
+    """The workspace is already there, as this revision (0: unknown)."""
 
     revision: int = 0
 
 
 class Delivered(NamedTuple):
-    """What came of it. files, sent: how many files and bytes had to go over the wire."""
+    """The result. files, sent: the files and bytes that went over the wire."""
 
     revision: int
     files: int = 0
@@ -74,15 +74,15 @@ async def deliver(
     token: str,
     backoff: Backoff = PATIENT,
 ) -> Delivered:
-    """Upload what the pod misses, until it has made the workspace. token: the job's, of uploads.
+    """Upload what the pod lacks, until it has the workspace. token: the upload token of the job.
 
     Raises UploadProblem: no sync pod for `pod_wait` seconds, the archive refused, no progress for
     `backoff.give_up` seconds. UsageProblem: a file changed or cannot be read. RunProblem: the job
     has come to nothing meanwhile. ApiError where the API server forbids it.
     """
     with tempfile.TemporaryFile() as file:
-        made = _Delivery(api, mirror, terminal, workspace, file, pod_wait, token, backoff)
-        return await made.run()
+        delivery = _Delivery(api, mirror, terminal, workspace, file, pod_wait, token, backoff)
+        return await delivery.run()
 
 
 class _Delivery:
@@ -104,9 +104,9 @@ class _Delivery:
         self._file = file
         self._pod_wait = pod_wait
         self._token = token
-        known = workspace.previous.manifest.sha256 if workspace.previous else ""
+        base = workspace.previous.manifest.sha256 if workspace.previous else ""
         now = anyio.current_time()
-        self._upload = Upload(workspace.manifest.sha256, now, known, backoff)
+        self._upload = Upload(workspace.manifest.sha256, now, base, backoff)
         self._files = 0
         self._sent = 0
 
@@ -120,15 +120,15 @@ class _Delivery:
                         return self._delivered(revision)
                     case Refused(reason, message):
                         raise UploadProblem(f"The workspace was not taken ({reason}): {message}")
-                    case Wait(seconds):
+                    case Sleep(seconds):
                         await anyio.sleep(seconds)
-                    case Pack(wanted):
+                    case BuildArchive(wanted):
                         bars.close()
                         # In a thread, where a Ctrl-C is heard between two blocks of a file.
                         archive = await anyio.to_thread.run_sync(self._pack, wanted)
-                        self._upload.packed(archive.sha256, archive.size, anyio.current_time())
+                        self._upload.on_archive(archive.sha256, archive.size, anyio.current_time())
                         bar = bars.enter_context(self._terminal.bar("Uploading", archive.size))
-                    case Ask() | Announce() | Send():
+                    case GetState() | PutManifest() | PutRange():
                         since = anyio.current_time()
                         sha256 = self._workspace.manifest.sha256
                         pod = await wait_for_pod(
@@ -136,7 +136,7 @@ class _Delivery:
                         )
                         if isinstance(pod, Arrived):
                             return self._delivered(pod.revision)
-                        self._upload.waited(anyio.current_time() - since)
+                        self._upload.add_idle_time(anyio.current_time() - since)
                         await self._carry_out(step, pod, bar)
                         bar.reached(self._upload.offset)
 
@@ -160,45 +160,47 @@ class _Delivery:
         self._files += archive.files
         return archive
 
-    async def _carry_out(self, step: Ask | Announce | Send, pod: str, bar: Bar) -> None:
+    async def _carry_out(self, step: GetState | PutManifest | PutRange, pod: str, bar: Bar) -> None:
         upload = self._upload
         try:
             status, body = await self._request(step, pod, bar)
         except Unreachable as error:
-            upload.lost(str(error), anyio.current_time())
+            upload.on_failure(str(error), anyio.current_time())
             return
         except ApiError as error:
             if not (error.retriable or error.status == 404):  # 404: the pod has gone, another comes
                 raise
-            upload.lost(error.message, anyio.current_time(), error.retry_after)
+            upload.on_failure(error.message, anyio.current_time(), error.retry_after)
             return
-        upload.answered(status, _answer(body), anyio.current_time())
+        upload.on_response(status, _response(body), anyio.current_time())
 
-    async def _request(self, step: Ask | Announce | Send, pod: str, bar: Bar) -> tuple[int, bytes]:
-        proof = {
+    async def _request(
+        self, step: GetState | PutManifest | PutRange, pod: str, bar: Bar
+    ) -> tuple[int, bytes]:
+        authentication = {
             "X-Torchrun-Workspace": self._workspace.manifest.sha256,
             "X-Torchrun-Upload-Token": self._token,
         }
         match step:
-            case Ask():
-                return await self._api.ask_pod(pod, "GET", PATH, headers=proof)
-            case Announce(base):
+            case GetState():
+                return await self._api.ask_pod(pod, "GET", PATH, headers=authentication)
+            case PutManifest(base):
                 before = self._workspace.previous
                 differs_from = before.manifest if before and base else None
                 data = contents.pack(self._workspace.manifest, differs_from)
                 self._sent += len(data)
-                headers = {**proof, "Content-Length": str(len(data))}
+                headers = {**authentication, "Content-Length": str(len(data))}
                 return await self._api.ask_pod(
                     pod, "PUT", MANIFEST_PATH, headers=headers, content=data
                 )
-            case Send(start, stop):
+            case PutRange(start, stop):
                 self._sent += stop - start
                 headers = {
                     "Content-Range": f"bytes {start}-{stop - 1}/{self._upload.size}",
                     "Content-Length": str(stop - start),
                     "Content-Type": "application/octet-stream",
                     "X-Torchrun-Sha256": self._upload.sha256,
-                    **proof,
+                    **authentication,
                 }
                 content = _blocks(self._file, step, bar)
                 return await self._api.ask_pod(pod, "PUT", PATH, headers=headers, content=content)
@@ -207,12 +209,12 @@ class _Delivery:
 async def wait_for_pod(
     mirror: Mirror, sha256: str, seconds: float, token: str = ""
 ) -> str | Arrived:
-    """The name of the pod that takes this archive now. token: the digest of the upload token."""
+    """The name of the pod that takes this archive. token: the SHA-256 of the upload token."""
     with anyio.move_on_after(seconds):
         while True:
-            found = find_pod(mirror, sha256, token)
-            if found is not None:
-                return found
+            pod = find_pod(mirror, sha256, token)
+            if pod is not None:
+                return pod
             await mirror.changed(seconds)
     why = ""
     if mirror.job is not None and mirror.job.status.reason:
@@ -245,18 +247,16 @@ def find_pod(mirror: Mirror, sha256: str, token: str = "") -> str | Arrived | No
     match latest.status.phase:
         case "Running" if _is_ready(latest):
             return latest.metadata.name
-        case "Succeeded" if (made := _verdict(latest)).sha256 == sha256:
-            return Arrived(made.revision)
+        case "Succeeded" if (sync := _sync_message(latest)).sha256 == sha256:
+            return Arrived(sync.revision)
         case "Failed":
-            verdict = _verdict(latest)
-            if verdict.permanent:
-                raise UploadProblem(
-                    f"The workspace was not taken ({verdict.reason}): {verdict.message}"
-                )
+            sync = _sync_message(latest)
+            if sync.permanent:
+                raise UploadProblem(f"The workspace was not taken ({sync.reason}): {sync.message}")
     return None
 
 
-async def _blocks(file: BufferedRandom, step: Send, bar: Bar) -> AsyncIterator[bytes]:
+async def _blocks(file: BufferedRandom, step: PutRange, bar: Bar) -> AsyncIterator[bytes]:
     position = step.start
     while position < step.stop:
         file.seek(position)
@@ -266,18 +266,19 @@ async def _blocks(file: BufferedRandom, step: Send, bar: Bar) -> AsyncIterator[b
         bar.reached(position)
 
 
-def _answer(body: bytes) -> Answer:
+def _response(body: bytes) -> Response:
     try:
-        return msgspec.json.decode(body, type=Answer)
+        return msgspec.json.decode(body, type=Response)
     except msgspec.DecodeError:
-        return Answer(message=body.decode(errors="replace").strip()[:500])
+        return Response(message=body.decode(errors="replace").strip()[:500])
 
 
 def _takes(pod: Pod, sha256: str, token: str) -> bool:
-    """Whether it takes this archive by its name, or any by the token."""
-    said = pod.metadata.annotations
-    by_token = said.workspace_sha256 == "" and said.upload_token_sha256 == token
-    return pod.metadata.deletion_timestamp is None and (said.workspace_sha256 == sha256 or by_token)
+    """Whether the pod takes this archive, by its digest or by the upload token."""
+    expected = pod.metadata.annotations
+    by_token = expected.workspace_sha256 == "" and expected.upload_token_sha256 == token
+    by_digest = expected.workspace_sha256 == sha256
+    return pod.metadata.deletion_timestamp is None and (by_digest or by_token)
 
 
 def _number(pod: Pod) -> int:
@@ -289,9 +290,9 @@ def _is_ready(pod: Pod) -> bool:
     return any(status.ready for status in pod.status.container_statuses)
 
 
-def _verdict(pod: Pod) -> Verdict:
+def _sync_message(pod: Pod) -> SyncMessage:
     end = end_of(pod, names.SYNC_CONTAINER)
     try:
-        return msgspec.json.decode(end.message if end else "", type=Verdict)
+        return msgspec.json.decode(end.message if end else "", type=SyncMessage)
     except msgspec.DecodeError:
-        return Verdict()
+        return SyncMessage()

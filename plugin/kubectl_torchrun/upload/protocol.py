@@ -1,8 +1,8 @@
 """The upload protocol of the sync pod as a state machine: no socket, no clock.
 
-Ask `next_step` what to do, do it, and say by `answered` or `lost` how it went. The pod keeps what
-it has received, also over its own replacement, so after any doubt the machine asks for the offset
-and goes on from there.
+Call `next_step`, carry the step out, and report by `on_response` or `on_failure` how it went. The
+pod keeps what it has received, also over its own replacement. So after any failure the machine asks
+for the offset and continues there.
 """
 
 from typing import NamedTuple, TypeAlias
@@ -16,54 +16,54 @@ _POLL = 0.05
 _DIGEST_TRIES = 3
 
 
-class Ask(NamedTuple):
+class GetState(NamedTuple):
     """GET the pod's state."""
 
 
-class Announce(NamedTuple):
+class PutManifest(NamedTuple):
     """PUT the manifest, as a difference to the one with this digest, or whole."""
 
     base: str
 
 
-class Pack(NamedTuple):
-    """Make an archive of these entries of the manifest, and tell by `packed`."""
+class BuildArchive(NamedTuple):
+    """Build an archive of these entries of the manifest, and report it by `on_archive`."""
 
     wanted: tuple[int, ...]
 
 
-class Send(NamedTuple):
+class PutRange(NamedTuple):
     """PUT the archive's bytes from `start` to before `stop`."""
 
     start: int
     stop: int
 
 
-class Wait(NamedTuple):
-    """Do nothing for so many seconds."""
+class Sleep(NamedTuple):
+    """Wait for so many seconds."""
 
     seconds: float
 
 
 class Done(NamedTuple):
-    """The pod has made the workspace, as this revision."""
+    """The pod has the workspace, as this revision."""
 
     revision: int
 
 
 class Refused(NamedTuple):
-    """It will not be taken, or it was tried long enough."""
+    """The pod does not accept it, or there was no progress for too long."""
 
     reason: str
     message: str
 
 
-Step: TypeAlias = Ask | Announce | Pack | Send | Wait | Done | Refused
+Step: TypeAlias = GetState | PutManifest | BuildArchive | PutRange | Sleep | Done | Refused
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 
 
-class Answer(Struct, frozen=True):
-    """The body of an answer of the pod; what an answer does not carry is at its default."""
+class Response(Struct, frozen=True):
+    """The body of a response of the pod; missing fields have their defaults."""
 
     state: str = ""
     sha256: str = ""
@@ -99,7 +99,7 @@ class Upload:
         self._progress_at = now
         self._bad_digests = 0
         self._sent = False  # then what the pod says of a failure is about this archive
-        self._steps: list[Step] = [Ask()]
+        self._steps: list[Step] = [GetState()]
 
     def next_step(self, now: float) -> Step:
         """What to do now. Done and Refused are final and come again when asked again."""
@@ -110,90 +110,104 @@ class Upload:
             why = self.trouble or "the pod does not finish"
             self._then(Refused("GaveUp", f"no progress for {self._backoff.give_up:.0f} s: {why}"))
             return self._steps[0]
-        if isinstance(step, Wait):
+        if isinstance(step, Sleep):
             self._steps.pop(0)
         return step
 
-    def waited(self, seconds: float) -> None:
-        """There was no pod to speak to for so long: that does not count against the upload."""
+    def add_idle_time(self, seconds: float) -> None:
+        """Exclude the time without a pod from the time without progress."""
         self._progress_at += seconds
 
-    def packed(self, sha256: str, size: int, now: float) -> None:
-        """The archive that was asked for is there: digest, bytes. Packing may take its time."""
+    def on_archive(self, sha256: str, size: int, now: float) -> None:
+        """The archive is built: digest, bytes. The time that it took counts as progress."""
         self.sha256 = sha256
         self.size = size
         self._progressed(now)
-        self._then(Ask())
+        self._then(GetState())
 
-    def lost(self, why: str, now: float, retry_after: float | None = None) -> None:
-        """No answer came, or one that says to try again: back off, then ask for the offset."""
+    def on_failure(self, why: str, now: float, retry_after: float | None = None) -> None:
+        """No response came, or one to try again: back off, then ask for the offset."""
         del now
         step = self._steps[0]
-        self._sent = self._sent or (isinstance(step, Send) and step.stop == self.size)
+        self._sent = self._sent or (isinstance(step, PutRange) and step.stop == self.size)
         self.trouble = why
         self._failures += 1
         delay = self._backoff.delay(self._failures)
-        self._then(Wait(max(delay, min(retry_after or 0.0, self._backoff.longest))), Ask())
+        self._then(Sleep(max(delay, min(retry_after or 0.0, self._backoff.longest))), GetState())
 
-    def answered(self, status: int, answer: Answer, now: float) -> None:
-        """The pod itself answered the last Ask or Send."""
-        step = self._steps[0]
+    def on_response(self, status: int, response: Response, now: float) -> None:
+        """The pod itself responded to the last GetState, PutManifest or PutRange."""
         if status >= 500 and status != 507:
-            self.lost(answer.message or f"the pod answered {status}", now)
-        elif isinstance(step, Ask) and status == 200:
-            self._described(answer, now)
-        elif isinstance(step, Announce) and status == 202:
-            self._then(Ask())
-        elif isinstance(step, Announce) and status == 409:
-            if not step.base:
-                self.lost(answer.message, now)
-            self._base = ""
-            self._then(Announce(""))
-        elif isinstance(step, Send) and status == 200 and answer.offset is not None:
-            self._sent = True
-            self._advance(answer.offset, now)
-        elif isinstance(step, Send) and status == 202:
-            self._sent = True
-            self._received(now)
-            self._then(Ask())
-        elif isinstance(step, Send) and status == 409 and answer.offset is not None:
-            self._moved(step, answer.offset, now)
-        elif isinstance(step, Send) and status == 409:
-            self.lost(answer.message, now)
-        elif status == 422 and answer.reason == "DigestMismatch":
-            self._mismatch(answer, now)
-        else:
-            self._then(
-                Refused(answer.reason or f"HTTP{status}", answer.message or "no reason given")
-            )
-
-    def _described(self, answer: Answer, now: float) -> None:
-        ours = answer.workspace == self._workspace
-        match answer.state:
-            case "failed" if ours and self._sent:
-                self._then(Refused(answer.reason, answer.message))
-            case "waiting" | "receiving" | "failed" if not ours or answer.state == "failed":
+            self.on_failure(response.message or f"the pod answered {status}", now)
+            return
+        match self._steps[0], status:
+            case GetState(), 200:
+                self._on_state(response, now)
+            case PutManifest(), 202:
+                self._then(GetState())
+            case PutManifest(base), 409:
+                if not base:
+                    self.on_failure(response.message, now)
+                self._base = ""
+                self._then(PutManifest(""))
+            case PutRange(), 200 if response.offset is not None:
                 self._sent = True
-                self._then(Announce(self._base if self._base == answer.base else ""))
-            case "waiting" | "receiving" if answer.missing != self._packed or not self.sha256:
-                self._packed = answer.missing
-                self._progressed(now)
-                self._then(Pack(_numbers(answer.missing)))
-            case "waiting" | "receiving":
-                held = answer.offset if answer.sha256 == self.sha256 else 0
-                self._advance(held or 0, now)
-            case "comparing" | "extracting" if ours:
-                if answer.state == "extracting":
-                    self._received(now)
-                self._then(Wait(_POLL), Ask())
-            case "done" if ours:
+                self._advance(response.offset, now)
+            case PutRange(), 202:
+                self._sent = True
                 self._received(now)
-                self._then(Done(answer.revision))
-            case "comparing" | "extracting" | "done":
-                self.lost("the pod makes another workspace", now)
+                self._then(GetState())
+            case PutRange(start), 409 if response.offset not in (None, start):
+                self._advance(response.offset or 0, now)
+            case PutRange(start), 409:
+                refused_own_offset = "the pod refuses the offset that it asks for"
+                why = refused_own_offset if response.offset == start else response.message
+                self.on_failure(why, now)
+            case _, 422 if response.reason == "DigestMismatch":
+                self._on_digest_mismatch(response, now)
+            case _:
+                reason = response.reason or f"HTTP{status}"
+                self._then(Refused(reason, response.message or "no reason given"))
+
+    def _on_state(self, response: Response, now: float) -> None:
+        """The pod's state, of this workspace or of another one."""
+        match response.state:
+            case "waiting" | "receiving" | "failed" | "comparing" | "extracting" | "done":
+                if response.workspace == self._workspace:
+                    self._on_own_state(response, now)
+                elif response.state in ("waiting", "receiving", "failed"):
+                    self._put_manifest(response)
+                else:
+                    self.on_failure("the pod makes another workspace", now)
             case state:
                 message = f"unknown state {state!r}; plugin and controller differ in version"
                 self._then(Refused("UnknownState", message))
+
+    def _on_own_state(self, response: Response, now: float) -> None:
+        match response.state:
+            case "failed" if self._sent:
+                self._then(Refused(response.reason, response.message))
+            case "failed":
+                self._put_manifest(response)
+            case "waiting" | "receiving" if response.missing != self._packed or not self.sha256:
+                self._packed = response.missing
+                self._progressed(now)
+                self._then(BuildArchive(_numbers(response.missing)))
+            case "waiting" | "receiving":
+                offset = response.offset if response.sha256 == self.sha256 else 0
+                self._advance(offset or 0, now)
+            case "done":
+                self._received(now)
+                self._then(Done(response.revision))
+            case _:  # comparing or extracting
+                if response.state == "extracting":
+                    self._received(now)
+                self._then(Sleep(_POLL), GetState())
+
+    def _put_manifest(self, response: Response) -> None:
+        """Send the manifest, as a difference if the pod has the base."""
+        self._sent = True
+        self._then(PutManifest(self._base if self._base == response.base else ""))
 
     def _advance(self, offset: int, now: float) -> None:
         if offset > self.offset:
@@ -201,23 +215,18 @@ class Upload:
         self.offset = offset
         self.extracting = False
         if offset >= self.size:
-            self._then(Wait(_POLL), Ask())
+            self._then(Sleep(_POLL), GetState())
         else:
-            self._then(Send(offset, min(offset + CHUNK, self.size)))
+            self._then(PutRange(offset, min(offset + CHUNK, self.size)))
 
-    def _moved(self, sent: Send, offset: int, now: float) -> None:
-        if offset == sent.start:
-            self.lost("the pod refuses the offset that it asks for", now)
-        else:
-            self._advance(offset, now)
-
-    def _mismatch(self, answer: Answer, now: float) -> None:
+    def _on_digest_mismatch(self, response: Response, now: float) -> None:
         self._bad_digests += 1
         if self._bad_digests >= _DIGEST_TRIES:
-            self._then(Refused(answer.reason, f"{answer.message} ({_DIGEST_TRIES} times in a row)"))
+            message = f"{response.message} ({_DIGEST_TRIES} times in a row)"
+            self._then(Refused(response.reason, message))
         else:
             self.offset = 0
-            self.lost(answer.message, now)
+            self.on_failure(response.message, now)
 
     def _received(self, now: float) -> None:
         if not self.extracting:
