@@ -59,7 +59,7 @@ class Lab:
         now = self.worlds[0].now
         entries = []
         for world in self.worlds:
-            gangs = world.observed().child_jobs
+            gangs = world.observed().gang.child_jobs
             queue = self.queues[world.job.spec.job_queue]
             classification = classify_job(world.job, queue, gangs, pods_of(world), frozenset())
             entries.append(ClassifiedJob(world.job, classification))
@@ -108,7 +108,7 @@ class Lab:
         by_gangs: Counter[str] = Counter()
         for world in self.worlds:
             queue = world.job.spec.job_queue
-            present = running_gang(world.observed().child_jobs, pods_of(world), frozenset())
+            present = running_gang(world.observed().gang.child_jobs, pods_of(world), frozenset())
             by_charge[queue] += charged(world.job)
             by_gangs[queue] += present.nodes
             assert present.nodes <= charged(world.job), "no gang without its charge"

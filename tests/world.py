@@ -423,7 +423,7 @@ class World:
 
     def workers(self) -> list[Pod]:
         """Pods of the latest attempt, by index."""
-        return sorted(self.observed().workers, key=lambda p: (index_of(p), p.metadata.name))
+        return sorted(self.observed().gang.workers, key=lambda p: (index_of(p), p.metadata.name))
 
     def all_workers(self, phase: str) -> None:
         """Every worker in one phase."""
@@ -432,11 +432,11 @@ class World:
 
     def sync_done(self) -> None:
         """The last sync pod succeeds and its claim is bound."""
-        self.pod(self.observed().sync_pods[-1].metadata.name, phase="Succeeded")
+        self.pod(self.observed().workspace.sync_pods[-1].metadata.name, phase="Succeeded")
 
     def takes_upload(self, *, ready: bool = True) -> None:
         """The last sync pod runs, and listens if `ready`."""
-        name = self.observed().sync_pods[-1].metadata.name
+        name = self.observed().workspace.sync_pods[-1].metadata.name
         sync = ContainerStatus(name="sync", ready=ready)
         self.pod(name, phase="Running", container_statuses=(sync,))
 
@@ -460,7 +460,7 @@ class World:
             terminated=StateTerminated(exit_code=0, message=told, finished_at=self.now)
         )
         self.pod(
-            self.observed().sync_pods[-1].metadata.name,
+            self.observed().workspace.sync_pods[-1].metadata.name,
             phase="Running",
             pod_ip=ip,
             conditions=(Condition(type="Ready", status="False", reason="ContainersNotReady"),),
@@ -472,7 +472,7 @@ class World:
 
     def setup_done(self) -> None:
         """The last setup pod succeeds."""
-        self.pod(self.observed().setup_pods[-1].metadata.name, phase="Succeeded")
+        self.pod(self.observed().workspace.setup_pods[-1].metadata.name, phase="Succeeded")
 
     def end_container(self, pod: str, container: str, **ended: Any) -> None:
         """A container terminates and its pod fails."""
@@ -487,7 +487,7 @@ class World:
 
     def job_condition(self, kind: str, reason: str = "", message: str = "") -> None:
         """The Job controller's verdict on the latest child Job."""
-        child: Job = self.observed().child_jobs[-1]
+        child: Job = self.observed().gang.child_jobs[-1]
         condition = Condition(type=kind, status="True", reason=reason, message=message)
         status = replace(child.status, conditions=(*child.status.conditions, condition))
         version = str(int(child.metadata.resource_version or 0) + 1)
@@ -498,7 +498,7 @@ class World:
 
     def delete_child_job(self) -> None:
         """Somebody deletes the child Job, and its pods have gone with it."""
-        child: Job = self.observed().child_jobs[-1]
+        child: Job = self.observed().gang.child_jobs[-1]
         del self.objects[JOBS.plural, child.metadata.name]
         for key, value in list(self.objects.items()):
             if isinstance(value, Pod) and value.metadata.controlled_by(child.metadata.uid):

@@ -23,9 +23,9 @@ DECIDING = (
     Mutant(
         "one-success-is-enough",
         "reconcile/gang/gang.py",
-        "return next((job for job in observed.child_jobs if _is_complete(job)), None)",
-        "return next((job for job in observed.child_jobs if _is_complete(job) or any(\n"
-        '        pod.status.phase == "Succeeded" for pod in observed.workers)), None)',
+        "return next((job for job in observed.gang.child_jobs if _is_complete(job)), None)",
+        "return next((job for job in observed.gang.child_jobs if _is_complete(job) or any(\n"
+        '        pod.status.phase == "Succeeded" for pod in observed.gang.workers)), None)',
         "a job is Succeeded when its first rank ends, and the others are left alone",
         LIFE,
     ),
@@ -56,7 +56,7 @@ DECIDING = (
     Mutant(
         "survivors-run-on",
         "reconcile/gang/gang.py",
-        "return end(observed.workers, grace)",
+        "return end(observed.gang.workers, grace)",
         "return ()",
         "the other ranks of a failed gang keep their GPUs until they time out",
         LIFE,
@@ -64,8 +64,8 @@ DECIDING = (
     Mutant(
         "old-gangs-are-kept",
         "reconcile/gang/gang.py",
-        "observed.child_jobs[: -KEPT_JOBS + 1]",
-        "observed.child_jobs[:0]",
+        "observed.gang.child_jobs[: -KEPT_JOBS + 1]",
+        "observed.gang.child_jobs[:0]",
         "a job that restarts often leaves hundreds of Jobs",
         ATTEMPTS,
     ),
@@ -127,9 +127,9 @@ DECIDING = (
     ),
     Mutant(
         "the-end-does-not-absorb",
-        "reconcile/model/phases.py",
-        "None if phase in TERMINAL else ROWS[state]",
-        "ROWS[state]",
+        "reconcile/job/steps.py",
+        "if observed.job.status.phase in TERMINAL:",
+        'if observed.job.status.phase == "Failed":',
         "a job that has succeeded runs again",
         PHASES,
     ),

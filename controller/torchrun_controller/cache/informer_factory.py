@@ -216,9 +216,9 @@ class InformerFactory:
             return None
         job = known.metadata.labels.torchrun_job
         observed = self.observe(namespace, job)
-        if observed is None or not observed.child_jobs or known not in observed.workers:
+        if observed is None or not observed.gang.child_jobs or known not in observed.gang.workers:
             return None
-        return Worker((namespace, job), observed.child_jobs[-1].metadata.uid)
+        return Worker((namespace, job), observed.gang.current_job.metadata.uid)
 
     def _pod(self, namespace: str, name: str, uid: str) -> Pod | None:
         scope = self._everywhere or self._scopes.get(namespace)

@@ -16,7 +16,17 @@ from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.cache.progress_reports import Reports
 from torchrun_controller.cache.store import Change, Store
 from torchrun_controller.reconcile.model.installed import Installed
-from torchrun_controller.reconcile.model.observed import Base, Conflict, Group, Observed, Rejection
+from torchrun_controller.reconcile.model.observed import (
+    Base,
+    Conflict,
+    Group,
+    Observed,
+    ObservedCluster,
+    ObservedGang,
+    ObservedWorkspace,
+    RefusedWrites,
+    Rejection,
+)
 from torchrun_controller.reconcile.pods.lifecycle import alive, collected
 
 Key: TypeAlias = tuple[str, str]
@@ -160,25 +170,30 @@ def observe(
     return Observed(
         job=job,
         queue=queue,
-        claims=tuple(claims),
-        service=next(iter(services), None),
-        sync_pods=tuple(pods.syncing),
-        setup_pods=tuple(pods.setting_up),
-        probes=tuple(pods.probes),
-        child_jobs=tuple(attempts),
-        worker_jobs=tuple(of_workers),
-        workers=tuple(sorted(pods.workers, key=attrgetter("metadata.name"))),
-        stale_pods=tuple(pod for pod in pods.of_old_gangs if alive(pod) or collected(pod)),
-        conflicts=found,
-        rejections=rejections,
-        warnings=_warnings(caches, told_of),
-        base=_base(caches, job),
         parents=_parents(caches.jobs, job),
-        nodes=None if nodes is None else _named(nodes, mattering | roomy),
-        promised=caches.pods.sums(PROMISED) if roomy else {},
-        progress=reports.of((namespace, name), latest) if reports is not None else None,
-        installed=installed,
-        groups=(*groups(uid), *(groups(latest) if latest else ())),
+        gang=ObservedGang(
+            child_jobs=tuple(attempts),
+            worker_jobs=tuple(of_workers),
+            workers=tuple(sorted(pods.workers, key=attrgetter("metadata.name"))),
+            stale_pods=tuple(pod for pod in pods.of_old_gangs if alive(pod) or collected(pod)),
+            probes=tuple(pods.probes),
+            groups=(*groups(uid), *(groups(latest) if latest else ())),
+            service=next(iter(services), None),
+            progress=reports.of((namespace, name), latest) if reports is not None else None,
+        ),
+        workspace=ObservedWorkspace(
+            claims=tuple(claims),
+            sync_pods=tuple(pods.syncing),
+            setup_pods=tuple(pods.setting_up),
+            base=_base(caches, job),
+        ),
+        cluster=ObservedCluster(
+            nodes=None if nodes is None else _named(nodes, mattering | roomy),
+            promised=caches.pods.sums(PROMISED) if roomy else {},
+            installed=installed,
+            warnings=_warnings(caches, told_of),
+        ),
+        refused=RefusedWrites(conflicts=found, rejections=rejections),
     )
 
 

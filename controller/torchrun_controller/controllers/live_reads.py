@@ -51,7 +51,7 @@ async def settle(finder: Finder, observed: Observed, plan: Plan) -> None:
 
 async def _settle_places(finder: Finder, observed: Observed) -> None:
     """Check that workers without a node are as the cache shows them."""
-    for pod in observed.workers:
+    for pod in observed.gang.workers:
         if pod.spec.node_name or not alive(pod):
             continue
         found = await finder.find(PODS, pod.metadata.namespace, pod.metadata.name)
@@ -86,5 +86,5 @@ def _knows_its_gang(observed: Observed) -> bool:
     return any(
         attempt_of(child.metadata) >= observed.job.status.attempt
         and child.metadata.deletion_timestamp is None
-        for child in observed.child_jobs
+        for child in observed.gang.child_jobs
     )

@@ -14,7 +14,12 @@ from torchrun_controller.client import ApiError
 from torchrun_controller.client.apply import NameConflictError, RejectedError
 from torchrun_controller.controllers.controller import FORBIDDEN_RETRY
 from torchrun_controller.reconcile.job.refusals import Identity, identity
-from torchrun_controller.reconcile.model.observed import Conflict, Observed, Rejection
+from torchrun_controller.reconcile.model.observed import (
+    Conflict,
+    Observed,
+    RefusedWrites,
+    Rejection,
+)
 from torchrun_controller.reconcile.model.plan import Apply, Delete
 
 CONFLICT_RETRY = 30.0  # seconds until a name that another object has is tried again
@@ -60,7 +65,8 @@ class Refusals(Generic[K]):
         told = [refused for refused, _ in kept.values()]
         conflicts = tuple(each for each in told if isinstance(each, Conflict))
         rejections = tuple(each for each in told if isinstance(each, Rejection))
-        return replace(observed, conflicts=(*conflicts, *observed.conflicts), rejections=rejections)
+        conflicts = (*conflicts, *observed.refused.conflicts)
+        return replace(observed, refused=RefusedWrites(conflicts=conflicts, rejections=rejections))
 
     def holds(self, key: K, write: Apply | Delete) -> bool:
         """Whether this write must not be sent yet."""

@@ -154,9 +154,9 @@ class ChangeMetrics:
 
     def _synced(self, observed: Observed, now: datetime, exemplar: dict[str, str]) -> None:
         workspace = observed.job.spec.volumes.workspace
-        if workspace is None or not observed.sync_pods:
+        if workspace is None or not observed.workspace.sync_pods:
             return
-        pod = observed.sync_pods[-1]
+        pod = observed.workspace.sync_pods[-1]
         seconds = _between(pod.metadata.creation_timestamp, now)
         self._sync_seconds.labels(workspace.source).observe(seconds, exemplar)
         if (size := verdict(pod).bytes) > 0:
@@ -168,8 +168,8 @@ class ChangeMetrics:
         if after.attempt == 0:
             created = observed.job.metadata.creation_timestamp
             self._job_start.observe(_between(created, now), exemplar)
-        if observed.child_jobs and observed.job.status.phase == "Queued":
-            created = observed.child_jobs[-1].metadata.creation_timestamp
+        if observed.gang.child_jobs and observed.job.status.phase == "Queued":
+            created = observed.gang.current_job.metadata.creation_timestamp
             attempt = "later" if after.attempt else "first"
             self._gang_start.labels(attempt).observe(_between(created, now), exemplar)
 

@@ -87,7 +87,7 @@ def outcome(pair: Fields) -> list[bytes]:
     kai = (KAI_POD_GROUPS.api_version, KAI_POD_GROUPS.plural)
     world.installed = Installed(resources=frozenset({kai}))
     world.step()
-    if world.observed().sync_pods:
+    if world.observed().workspace.sync_pods:
         world.sync_done()
     world.step()
     return [

@@ -273,4 +273,4 @@ def test_what_is_installed_concerns_every_job_that_is_not_over(world: World) -> 
     assert world.keys() == [("team", "waits")]
     observed = world.factory.observe("team", "waits")
     assert observed is not None
-    assert observed.installed == found
+    assert observed.cluster.installed == found

@@ -53,9 +53,9 @@ def test_progress_is_of_the_latest_child_job_alone(caches):
     reports = Reports()
     caches.child_jobs.upsert(child(Job, "train", OURS, **{names.ATTEMPT_LABEL: "0"}), 1)
     reports.put(("ml", "train"), "uid-train", Progress(step=7))
-    assert observe(caches, "ml", "train", reports=reports).progress == Progress(step=7)
+    assert observe(caches, "ml", "train", reports=reports).gang.progress == Progress(step=7)
     caches.child_jobs.upsert(child(Job, "train-r1", OURS, **{names.ATTEMPT_LABEL: "1"}), 2)
-    assert observe(caches, "ml", "train", reports=reports).progress is None
+    assert observe(caches, "ml", "train", reports=reports).gang.progress is None
 
 
 def test_a_job_that_is_gone_is_nothing(caches):
@@ -82,15 +82,15 @@ def test_children_are_ordered_by_number_and_workers_are_of_the_latest_attempt(ca
         for index in (1, 0):
             caches.pods.upsert(child(Pod, f"train-r{attempt}-{index}-x", owner, **worker), 1)
     seen = observe(caches, "ml", "train")
-    assert [pod.metadata.name for pod in seen.sync_pods] == [
+    assert [pod.metadata.name for pod in seen.workspace.sync_pods] == [
         "train-sync-0",
         "train-sync-2",
         "train-sync-10",
     ]
-    assert [job.metadata.name for job in seen.child_jobs] == ["train-r9", "train-r10"]
-    assert [pod.metadata.name for pod in seen.workers] == ["train-r10-0-x", "train-r10-1-x"]
-    assert {pod.metadata.name for pod in seen.stale_pods} == {"train-r9-0-x", "train-r9-1-x"}
-    assert seen.conflicts == ()
+    assert [job.metadata.name for job in seen.gang.child_jobs] == ["train-r9", "train-r10"]
+    assert [pod.metadata.name for pod in seen.gang.workers] == ["train-r10-0-x", "train-r10-1-x"]
+    assert {pod.metadata.name for pod in seen.gang.stale_pods} == {"train-r9-0-x", "train-r9-1-x"}
+    assert seen.refused.conflicts == ()
 
 
 def test_the_workers_of_a_head_have_a_job_beside_its_own(caches):
@@ -102,13 +102,13 @@ def test_the_workers_of_a_head_have_a_job_beside_its_own(caches):
             labels[names.COMPONENT_LABEL] = names.WORKER
             caches.pods.upsert(child(Pod, f"{job}-0-x", owner, **labels), 1)
     seen = observe(caches, "ml", "train")
-    assert [job.metadata.name for job in seen.child_jobs] == ["train", "train-r1"]
-    assert [job.metadata.name for job in seen.worker_jobs] == ["train-w", "train-r1-w"]
-    assert [pod.metadata.name for pod in seen.workers] == ["train-r1-0-x", "train-r1-w-0-x"]
-    assert {pod.metadata.name for pod in seen.stale_pods} == {"train-0-x", "train-w-0-x"}
+    assert [job.metadata.name for job in seen.gang.child_jobs] == ["train", "train-r1"]
+    assert [job.metadata.name for job in seen.gang.worker_jobs] == ["train-w", "train-r1-w"]
+    assert [pod.metadata.name for pod in seen.gang.workers] == ["train-r1-0-x", "train-r1-w-0-x"]
+    assert {pod.metadata.name for pod in seen.gang.stale_pods} == {"train-0-x", "train-w-0-x"}
     caches.child_jobs.delete("ml", "train-r1", 2)
     left = observe(caches, "ml", "train")
-    assert [pod.metadata.name for pod in left.workers] == ["train-0-x", "train-w-0-x"]
+    assert [pod.metadata.name for pod in left.gang.workers] == ["train-0-x", "train-w-0-x"]
 
 
 def test_what_another_owner_holds_is_a_conflict_and_not_ours(caches):
@@ -117,23 +117,23 @@ def test_what_another_owner_holds_is_a_conflict_and_not_ours(caches):
     caches.services.upsert(child(Service, "train", []), 1)
     caches.claims.upsert(child(PersistentVolumeClaim, "train-workspace", OURS), 1)
     seen = observe(caches, "ml", "train")
-    assert (seen.child_jobs, seen.service) == ((), None)
-    assert [claim.metadata.name for claim in seen.claims] == ["train-workspace"]
-    assert {(c.resource, c.name) for c in seen.conflicts} == {
+    assert (seen.gang.child_jobs, seen.gang.service) == ((), None)
+    assert [claim.metadata.name for claim in seen.workspace.claims] == ["train-workspace"]
+    assert {(c.resource, c.name) for c in seen.refused.conflicts} == {
         ("jobs.batch", "train"),
         ("services", "train"),
     }
-    assert "uid-before" in seen.conflicts[0].message
-    assert "no owner" in seen.conflicts[1].message
+    assert "uid-before" in seen.refused.conflicts[0].message
+    assert "no owner" in seen.refused.conflicts[1].message
 
 
 def test_an_object_on_its_way_out_is_said_so(caches):
     going = child(Service, "train", [])
     caches.services.upsert(going, 1)
-    assert "being deleted" not in observe(caches, "ml", "train").conflicts[0].message
+    assert "being deleted" not in observe(caches, "ml", "train").refused.conflicts[0].message
     meta = msgspec.structs.replace(going.metadata, deletion_timestamp=START)
     caches.services.upsert(msgspec.structs.replace(going, metadata=meta), 2)
-    assert "being deleted" in observe(caches, "ml", "train").conflicts[0].message
+    assert "being deleted" in observe(caches, "ml", "train").refused.conflicts[0].message
 
 
 def test_workers_of_a_job_that_is_gone_are_ghosts_until_they_have_stopped(caches):
@@ -141,14 +141,14 @@ def test_workers_of_a_job_that_is_gone_are_ghosts_until_they_have_stopped(caches
     pod = child(Pod, "train-0-x", owner, **{names.COMPONENT_LABEL: names.WORKER})
     caches.pods.upsert(pod, 1)
     seen = observe(caches, "ml", "train")
-    assert (seen.workers, seen.stale_pods, seen.conflicts) == ((), (pod,), ())
+    assert (seen.gang.workers, seen.gang.stale_pods, seen.refused.conflicts) == ((), (pod,), ())
     stopped = msgspec.structs.replace(pod.status, phase="Failed")
     caches.pods.upsert(msgspec.structs.replace(pod, status=stopped), 2)
-    assert observe(caches, "ml", "train").stale_pods == ()
+    assert observe(caches, "ml", "train").gang.stale_pods == ()
     said = Condition(type="DisruptionTarget", status="True", reason="DeletionByPodGC")
     collected = msgspec.structs.replace(stopped, conditions=(said,))
     caches.pods.upsert(msgspec.structs.replace(pod, status=collected), 3)
-    (ghost,) = observe(caches, "ml", "train").stale_pods
+    (ghost,) = observe(caches, "ml", "train").gang.stale_pods
     assert ghost.status == collected, "no kubelet said that it has ended"
 
 
@@ -156,16 +156,16 @@ def test_a_retained_claim_is_taken_up_again(caches):
     kept = child(PersistentVolumeClaim, "train-checkpoints", [], **{names.RETAINED_LABEL: "train"})
     caches.claims.upsert(kept, 1)
     seen = observe(caches, "ml", "train")
-    assert seen.claims == (kept,)
-    assert seen.conflicts == ()
+    assert seen.workspace.claims == (kept,)
+    assert seen.refused.conflicts == ()
 
 
 def test_what_the_worker_knows_is_handed_on(caches):
     conflict = Conflict("jobs.batch", "train", "foreign")
     rejection = Rejection("jobs.batch", "train", "no")
     seen = observe(caches, "ml", "train", conflicts=(conflict,), rejections=(rejection,))
-    assert seen.conflicts == (conflict,)
-    assert seen.rejections == (rejection,)
+    assert seen.refused.conflicts == (conflict,)
+    assert seen.refused.rejections == (rejection,)
 
 
 def test_warnings_are_those_of_the_jobs_own_objects_in_the_order_of_time(caches):
@@ -187,7 +187,7 @@ def test_warnings_are_those_of_the_jobs_own_objects_in_the_order_of_time(caches)
         }
         caches.warnings.upsert(msgspec.convert(event, CoreEvent), 4)
     seen = observe(caches, "ml", "train")
-    assert [event.message for event in seen.warnings] == ["3", "1", "0"]
+    assert [event.message for event in seen.cluster.warnings] == ["3", "1", "0"]
 
 
 def a_node(name: str) -> Node:
@@ -219,10 +219,10 @@ def test_the_nodes_that_matter_are_those_of_pods_and_of_what_is_remembered(cache
     )
     caches.jobs.upsert(replace(make_job(), status=status), 2)
     seen = observe(caches, "ml", "train", nodes=nodes)
-    assert set(seen.nodes) == {
+    assert set(seen.cluster.nodes) == {
         *("of-a-pod", "of-an-unfenced", "of-a-failure", "of-a-worker"),
     }
-    assert observe(caches, "ml", "train").nodes is None
+    assert observe(caches, "ml", "train").cluster.nodes is None
     assert caches.pods.by_index(NODE_INDEX, "of-a-pod") == (bound,)
 
 
@@ -271,12 +271,12 @@ def test_where_checkpoints_stay_on_nodes_every_node_matters_and_what_it_has_prom
         caches.pods.upsert(replace(template, metadata=meta, spec=spec, status=status), 2)
     plain = observe(caches, "ml", "train", nodes=nodes)
     assert plain is not None
-    assert (plain.nodes, plain.promised) == ({}, {})
+    assert (plain.cluster.nodes, plain.cluster.promised) == ({}, {})
     caches.queues.upsert(make_queue(storage={"checkpoints": {"hostPath": "/var/c"}}), 2)
     seen = observe(caches, "ml", "train", nodes=nodes)
     assert seen is not None
-    assert set(seen.nodes or ()) == {"one", "two"}
-    assert seen.promised == {"one": 12}
+    assert set(seen.cluster.nodes or ()) == {"one", "two"}
+    assert seen.cluster.promised == {"one": 12}
 
 
 def test_no_job_looks_at_every_pod(caches, monkeypatch):

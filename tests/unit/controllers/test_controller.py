@@ -174,7 +174,7 @@ class TestStatus:
 
 def waiting_for(seen: Observed) -> Plan:
     """As reconcile does: nothing is made while something stands in the way."""
-    if seen.conflicts or seen.rejections:
+    if seen.refused.conflicts or seen.refused.rejections:
         return Plan(status=status("Pending", "blocked"))
     return Plan(applies=(SERVICE,), status=status("Running"))
 
@@ -186,7 +186,7 @@ class TestObstacles:
         world.plan = waiting_for
         world.failures = [NameConflictError(CONFLICT)]
         assert await world.reconciler.attempt(KEY) == RequeueAfter(CONFLICT_RETRY)
-        assert world.seen[-1].conflicts == (CONFLICT,)
+        assert world.seen[-1].refused.conflicts == (CONFLICT,)
         assert world.log == [status("Pending", "blocked")]
 
     async def test_nothing_is_touched_meanwhile(self, world: World) -> None:
@@ -210,7 +210,7 @@ class TestObstacles:
         error = RejectedError(REJECTION, permanent=True)
         world.failures = [error]
         assert await world.reconciler.attempt(KEY) == Terminal(error, REJECTED_RETRY)
-        assert world.seen[-1].rejections == (REJECTION,)
+        assert world.seen[-1].refused.rejections == (REJECTION,)
         world.cache.resource_version = 100
         world.time += 10
         assert await world.reconciler.attempt(KEY) == RequeueAfter(REJECTED_RETRY - 10)

@@ -11,6 +11,7 @@ from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.client.apply import LiveObject, SupersededError
 from torchrun_controller.controllers import live_reads
 from torchrun_controller.reconcile import Observed, Plan
+from torchrun_controller.reconcile.model.observed import ObservedGang
 from torchrun_controller.reconcile.model.plan import Apply
 from world import make_job
 
@@ -39,7 +40,9 @@ def seen(status: dict[str, Any], *attempts: int) -> Observed:
         msgspec.convert({"metadata": {"labels": {"torchrun.ai/attempt": str(each)}}}, Job)
         for each in attempts
     )
-    return Observed(job=msgspec.structs.replace(job, status=told), queue=None, child_jobs=children)
+    return Observed(
+        job=msgspec.structs.replace(job, status=told), gang=ObservedGang(child_jobs=children)
+    )
 
 
 HAD_A_GANG = {"phase": "Running", "attempt": 1, "workers": {}}
@@ -122,7 +125,7 @@ def short_of_a_node() -> Observed:
         for index, node in enumerate(("node-0", ""))
     )
     job = msgspec.structs.replace(job, status=status)
-    return Observed(job=job, child_jobs=(child,), workers=pods)
+    return Observed(job=job, gang=ObservedGang(child_jobs=(child,), workers=pods))
 
 
 @pytest.mark.parametrize("version", ["8", None], ids=["changed", "gone"])

@@ -11,7 +11,7 @@ from torchrun_api.status import Attempt, Phase
 from torchrun_api.workspace import WorkspaceVolume
 from torchrun_controller.metrics.changes import phase_since
 from torchrun_controller.metrics.registry import Metrics
-from torchrun_controller.reconcile.model.observed import Observed
+from torchrun_controller.reconcile.model.observed import Observed, ObservedGang, ObservedWorkspace
 
 
 class World:
@@ -132,7 +132,7 @@ def test_a_phase_began_with_the_last_condition_that_makes_phases() -> None:
 @pytest.mark.parametrize(("attempt", "label"), [(0, "first"), (2, "later")])
 def test_the_start_of_a_gang(world: World, attempt: int, label: str) -> None:
     child = Job(metadata=ChildMeta(creation_timestamp=ago(7)))
-    before = Observed(job=job("a", "Queued", since=40), child_jobs=(child,))
+    before = Observed(job=job("a", "Queued", since=40), gang=ObservedGang(child_jobs=(child,)))
     world.wrote(before, phase="Running", attempt=attempt)
     assert world.value("torchrun_gang_start_seconds_sum", attempt=label) == 7
     assert world.value("torchrun_job_start_seconds_sum") == (40 if attempt == 0 else 0)
@@ -140,7 +140,9 @@ def test_the_start_of_a_gang(world: World, attempt: int, label: str) -> None:
 
 def test_a_gang_that_was_suspended_does_not_start_anew(world: World) -> None:
     child = Job(metadata=ChildMeta(creation_timestamp=ago(7000)))
-    world.wrote(Observed(job=job("a", "Preempted"), child_jobs=(child,)), phase="Running")
+    world.wrote(
+        Observed(job=job("a", "Preempted"), gang=ObservedGang(child_jobs=(child,))), phase="Running"
+    )
     assert world.value("torchrun_gang_start_seconds_count", attempt="first") == 0
 
 
@@ -156,7 +158,7 @@ def test_a_sync_in_seconds_and_bytes(world: World, phase: Phase) -> None:
         job_queue="gpu", volumes=Volumes(workspace=WorkspaceVolume(source="git", url="u"))
     )
     syncing = replace(job("a", "Syncing"), spec=spec)
-    world.wrote(Observed(job=syncing, sync_pods=(pod,)), phase=phase)
+    world.wrote(Observed(job=syncing, workspace=ObservedWorkspace(sync_pods=(pod,))), phase=phase)
     assert world.value("torchrun_sync_seconds_sum", source="git") == 12
     assert world.value("torchrun_sync_bytes_sum", source="git") == 5_000_000
 

@@ -179,7 +179,7 @@ class Machines:
     def jobs(self) -> None:
         """The Job controller: a pod that failed or is gone is the end of its Job and its pods."""
         pods = [o for o in self.world.objects.values() if isinstance(o, Pod)]
-        for child in self.world.observed().child_jobs:
+        for child in self.world.observed().gang.child_jobs:
             mine = [pod for pod in pods if pod.metadata.controlled_by(child.metadata.uid)]
             whole = len(mine) == child.spec.completions and all(alive(pod) for pod in mine)
             if not whole and not child.status.conditions:

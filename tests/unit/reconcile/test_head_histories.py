@@ -30,13 +30,13 @@ class Heads(Histories):
             **({"volumes": ZIP} if zipped else {}),
         )
 
-    @precondition(lambda self: self.world.observed().worker_jobs)
+    @precondition(lambda self: self.world.observed().gang.worker_jobs)
     @happens()
     def workers_job_is_deleted(self):
         seen = self.world.observed()
-        if seen.child_jobs:
+        if seen.gang.child_jobs:
             self.forget_untold(seen)
-        self.world._delete(gang.delete(seen.worker_jobs[-1]))
+        self.world._delete(gang.delete(seen.gang.worker_jobs[-1]))
         self.asked_by_users += 1
 
     @precondition(lambda self: self.world.workers())
@@ -53,7 +53,9 @@ class Heads(Histories):
         world.settle()
         seen = world.observed()
         assert not roles.headless(seen)
-        at_work = [p for p in seen.workers if alive(p) and p.metadata.deletion_timestamp is None]
+        at_work = [
+            p for p in seen.gang.workers if alive(p) and p.metadata.deletion_timestamp is None
+        ]
         assert not at_work or world.phase in TERMINAL or roles.is_whole(seen)
 
 

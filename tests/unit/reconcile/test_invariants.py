@@ -101,7 +101,7 @@ class Histories(RuleBasedStateMachine):
             self.step(KILLED_AFTER.get(reaction))
 
     def step(self, writes):
-        pods = self.world.observed().sync_pods
+        pods = self.world.observed().workspace.sync_pods
         served = any(delivery.serves(pod) and delivery.is_serving(pod) for pod in pods)
         had_workspace = not self.zipped or any(pod.status.phase == "Succeeded" for pod in pods)
         known = any(
@@ -110,7 +110,7 @@ class Histories(RuleBasedStateMachine):
         )
         needs_setup = self.zipped and self.world.job.spec.setup_command
         had_setup = not needs_setup or any(
-            pod.status.phase == "Succeeded" for pod in self.world.observed().setup_pods
+            pod.status.phase == "Succeeded" for pod in self.world.observed().workspace.setup_pods
         )
         plan = self.world.step(writes)
         for made in (apply for apply in plan.applies if apply.kind is JOBS):
@@ -119,7 +119,7 @@ class Histories(RuleBasedStateMachine):
                 continue
             assert had_workspace or known, "no gang before its workspace"
             assert had_setup, "no gang before its setup"
-            claims = self.world.observed().claims
+            claims = self.world.observed().workspace.claims
             assert not self.zipped or claims[0].status.phase != "Pending", "no gang without a claim"
 
     @happens()
@@ -138,14 +138,14 @@ class Histories(RuleBasedStateMachine):
     def clock_jumps(self, seconds):
         self.world.pass_time(seconds=seconds)
 
-    @precondition(lambda self: self.world.observed().sync_pods)
+    @precondition(lambda self: self.world.observed().workspace.sync_pods)
     @happens(phase=st.sampled_from(["Running", "Succeeded", "Succeeded", "Failed"]))
     def sync_pod_changes(self, phase):
-        pod = self.world.observed().sync_pods[-1]
+        pod = self.world.observed().workspace.sync_pods[-1]
         if not alive(pod):
             return
         if phase != "Failed" and pod.metadata.annotations.delivery != "ephemeral":
-            if not self.world.observed().claims:
+            if not self.world.observed().workspace.claims:
                 return
             self.world.claim_is("Bound")
         if phase == "Succeeded" and delivery.serves(pod):
@@ -153,25 +153,25 @@ class Histories(RuleBasedStateMachine):
         else:
             self.world.pod(pod.metadata.name, phase=phase)
 
-    @precondition(lambda self: self.world.observed().claims)
+    @precondition(lambda self: self.world.observed().workspace.claims)
     @happens()
     def claim_waits(self):
-        if self.world.observed().claims[0].status.phase != "Bound":
+        if self.world.observed().workspace.claims[0].status.phase != "Bound":
             self.world.claim_is("Pending")
 
-    @precondition(lambda self: self.world.observed().sync_pods)
+    @precondition(lambda self: self.world.observed().workspace.sync_pods)
     @happens()
     def sync_pod_is_deleted(self):
-        name = self.world.observed().sync_pods[-1].metadata.name
+        name = self.world.observed().workspace.sync_pods[-1].metadata.name
         del self.world.objects[PODS.plural, name]
 
-    @precondition(lambda self: self.world.observed().setup_pods)
+    @precondition(lambda self: self.world.observed().workspace.setup_pods)
     @happens(
         phase=st.sampled_from(["Running", "Succeeded", "Succeeded", "Failed"]),
         own_fault=st.booleans(),
     )
     def setup_pod_changes(self, phase, own_fault):
-        pod = self.world.observed().setup_pods[-1]
+        pod = self.world.observed().workspace.setup_pods[-1]
         if not alive(pod):
             return
         if phase == "Failed" and own_fault:
@@ -180,10 +180,10 @@ class Histories(RuleBasedStateMachine):
         else:
             self.world.pod(pod.metadata.name, phase=phase)
 
-    @precondition(lambda self: self.world.observed().setup_pods)
+    @precondition(lambda self: self.world.observed().workspace.setup_pods)
     @happens()
     def setup_pod_is_deleted(self):
-        name = self.world.observed().setup_pods[-1].metadata.name
+        name = self.world.observed().workspace.setup_pods[-1].metadata.name
         del self.world.objects[PODS.plural, name]
 
     @precondition(lambda self: self.world.workers())
@@ -206,11 +206,11 @@ class Histories(RuleBasedStateMachine):
         if all(pod.status.phase == "Succeeded" for pod in self.world.workers()):
             self.world.job_condition("Complete")
 
-    @precondition(lambda self: self.world.observed().child_jobs)
+    @precondition(lambda self: self.world.observed().gang.child_jobs)
     @happens()
     def child_job_is_deleted(self):
         seen = self.world.observed()
-        child = seen.child_jobs[-1]
+        child = seen.gang.current_job
         self.forget_untold(seen)
         self.world._delete(gang.delete(child))
         self.asked_by_users += 1
@@ -283,8 +283,8 @@ class Histories(RuleBasedStateMachine):
     def one_live_pod_of_each_kind_prepares(self):
         """Beside its successor lives only a serve pod that holds what it made."""
         seen = self.world.observed()
-        assert sum(alive(pod) for pod in seen.setup_pods) <= 1
-        before = [pod for pod in seen.sync_pods if alive(pod)][:-1]
+        assert sum(alive(pod) for pod in seen.workspace.setup_pods) <= 1
+        before = [pod for pod in seen.workspace.sync_pods if alive(pod)][:-1]
         assert all(delivery.serves(pod) and delivery.has_content(pod) for pod in before)
 
     @invariant()
@@ -322,10 +322,10 @@ class Histories(RuleBasedStateMachine):
         """At rest, probes ask for no more than what is missing, and only beside a gang."""
         seen, missing = world.observed(), 0
         if gang.is_there(seen):
-            present = roles.nodes_of(seen.child_jobs[-1])
+            present = roles.nodes_of(seen.gang.current_job)
             assert 1 <= present <= 3
             missing = max(0, world.job.spec.num_nodes - present)
-        assert len(seen.probes) <= (missing if world.phase == "Running" else 0)
+        assert len(seen.gang.probes) <= (missing if world.phase == "Running" else 0)
 
 
 class Capacities(RuleBasedStateMachine):
@@ -367,17 +367,17 @@ class Capacities(RuleBasedStateMachine):
         self.world.settle()
         self.world.pass_time(seconds=seconds)
 
-    @precondition(lambda self: self.world.observed().probes)
+    @precondition(lambda self: self.world.observed().gang.probes)
     @happens(index=st.integers(0, 1), seconds=st.sampled_from([1, 11]))
     def probe_finds_room(self, index, seconds):
-        probes = self.world.observed().probes
+        probes = self.world.observed().gang.probes
         self.world.placed(probes[index % len(probes)].metadata.name)
         self.world.pass_time(seconds=seconds)
 
-    @precondition(lambda self: self.world.observed().probes)
+    @precondition(lambda self: self.world.observed().gang.probes)
     @happens()
     def probe_is_evicted(self):
-        self.world.pod(self.world.observed().probes[-1].metadata.name, phase="Failed")
+        self.world.pod(self.world.observed().gang.probes[-1].metadata.name, phase="Failed")
 
     @precondition(lambda self: self.world.workers())
     @happens(index=st.integers(0, 2))

@@ -7,6 +7,7 @@ from torchrun_api.kinds import JOBS, SERVICES
 from torchrun_api.meta import Condition
 from torchrun_api.shared import Distributed
 from torchrun_controller.reconcile import Conflict
+from torchrun_controller.reconcile.model.observed import RefusedWrites
 from world import START, ZIP, World, make_job, make_queue
 
 
@@ -155,7 +156,11 @@ def test_a_refused_object_says_what_the_server_said():
     rejection = Rejection(
         JOBS.resource, "train", "spec.template.spec.containers[0].image: Required"
     )
-    plan = reconcile(replace(world.observed(), rejections=(rejection,)), world.now, DEFAULTS)
+    plan = reconcile(
+        replace(world.observed(), refused=RefusedWrites(rejections=(rejection,))),
+        world.now,
+        DEFAULTS,
+    )
     assert plan.applies == ()
     assert plan.status.reason == "Rejected"
     assert "containers[0].image" in plan.status.message
@@ -168,7 +173,7 @@ def test_a_child_job_deleted_by_hand_is_a_new_attempt(lost):
     world.all_workers("Running")
     world.settle()
     if lost != "after":
-        child = world.observed().child_jobs[-1]
+        child = world.observed().gang.child_jobs[-1]
         world.objects[JOBS.plural, "train"] = replace(
             child, metadata=replace(child.metadata, deletion_timestamp=world.now)
         )

@@ -45,7 +45,7 @@ def trainer(world: World) -> Any:
 def fail_now(world: World) -> None:
     """The Job controller gives the gang's Job up, at this very moment."""
     world.job_condition("Failed", "BackoffLimitExceeded", "the limit was reached")
-    child = world.observed().child_jobs[-1]
+    child = world.observed().gang.child_jobs[-1]
     said = replace(child.status.conditions[-1], last_transition_time=world.now)
     told = replace(child, status=replace(child.status, conditions=(said,)))
     world.objects[JOBS.plural, child.metadata.name] = told
@@ -276,7 +276,7 @@ def test_a_pause_is_told_before_the_gang_goes():
     plan = world.step(99)
     assert plan.status_before_deletes
     assert plan.deletes
-    assert world.observed().child_jobs, "killed before its status, it has deleted nothing"
+    assert world.observed().gang.child_jobs, "killed before its status, it has deleted nothing"
     world.settle()
     assert [attempt.reason for attempt in world.job.status.attempts] == ["Suspended"]
 
@@ -286,7 +286,7 @@ def test_a_gang_after_one_whose_pods_nobody_has_seen_waits_for_its_gate():
     world = World(make_job(numNodes=2), make_queue())
     world.settle()
     del world.objects[JOBS.plural, "train"]
-    for pod in list(world.workers()) + list(world.observed().stale_pods):
+    for pod in list(world.workers()) + list(world.observed().gang.stale_pods):
         world.vanish(pod.metadata.name)
     made = next(apply for apply in world.step().applies if apply.kind is JOBS)
     assert "torchrun.ai/start" not in str(made.body)

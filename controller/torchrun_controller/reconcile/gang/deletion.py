@@ -19,7 +19,7 @@ JOB_DELETED = "JobDeleted"
 def of_gang(observed: Observed) -> Failure | None:
     """The deletion of a Job of the gang that is there; None if nobody deletes one."""
     name = roles.being_deleted(observed)
-    return _failure(name, observed.child_jobs[-1].metadata.deletion_timestamp) if name else None
+    return _failure(name, observed.gang.current_job.metadata.deletion_timestamp) if name else None
 
 
 def of_lost_gang(observed: Observed, now: datetime) -> tuple[Failure, Attempt] | None:

@@ -70,14 +70,14 @@ def _outlook(
 ) -> Outlook:
     wanted = observed.job.spec.num_nodes
     assert wanted is not None, "elastic goes with numNodes"
-    child = observed.child_jobs[-1]
+    child = observed.gang.current_job
     nodes = roles.nodes_of(child)
     if wanted not in (nodes, asked_of(child)):
         why = Reason(gang.BY_THE_USER, f"from {nodes} to {wanted} nodes, from the checkpoint")
         return Outlook(nodes=wanted, why=why)
     if child.spec.suspend:
         return Outlook()
-    if state is State.GANG_STARTING and scheduled(observed.workers) < nodes:
+    if state is State.GANG_STARTING and scheduled(observed.gang.workers) < nodes:
         return _placing(observed, nodes, elastic.min_nodes, now)
     if nodes == wanted:
         return Outlook(condition=_condition("True", "AllNodes", f"{nodes} of {wanted} nodes"))
@@ -114,17 +114,17 @@ def asked_of(child: Job) -> int:
 
 def kept(observed: Observed) -> int | None:
     """Nodes of the gang that follows a failure: a smaller gang stays so; None: as the spec says."""
-    child, spec = observed.child_jobs[-1], observed.job.spec
+    child, spec = observed.gang.current_job, observed.job.spec
     as_asked = spec.elastic is not None and asked_of(child) == spec.num_nodes
     return roles.nodes_of(child) if as_asked else None
 
 
 def _placing(observed: Observed, nodes: int, fewest: int, now: datetime) -> Outlook:
     """Not every worker has a node: wait, then take what there is."""
-    if any(loss(observed, pod, now) is None for pod in observed.stale_pods):
+    if any(loss(observed, pod, now) is None for pod in observed.gang.stale_pods):
         told = "workers of an earlier gang still hold their nodes"
         return Outlook(condition=_condition("Unknown", "WaitingForOldGang", told))
-    placed = scheduled(observed.workers)
+    placed = scheduled(observed.gang.workers)
     if placed < fewest:
         message = f"{placed} workers have a node, {fewest} are needed (elastic.minNodes)"
         return Outlook(condition=_condition("False", "NodesMissing", message))
@@ -145,7 +145,7 @@ def _placing(observed: Observed, nodes: int, fewest: int, now: datetime) -> Outl
 
 def _placing_since(observed: Observed, now: datetime) -> datetime:
     """Since when nothing of ours keeps the nodes from the gang, as the condition remembers it."""
-    made = observed.child_jobs[-1].metadata.creation_timestamp or now
+    made = observed.gang.current_job.metadata.creation_timestamp or now
     known = {c.type: c for c in observed.job.status.conditions}.get(admission_status.FULL_SIZE)
     if known is None or known.status == "True" or known.last_transition_time is None:
         return made
@@ -161,13 +161,13 @@ def _growing(
     a restart costs.
     """
     short = f"{nodes} of {wanted} nodes, waits for capacity"
-    opening = (observed.child_jobs[-1].metadata.creation_timestamp or now) + grow_after
+    opening = (observed.gang.current_job.metadata.creation_timestamp or now) + grow_after
     if opening > now:
         message = f"{short}; room for more is looked for from {opening:%H:%M:%S} UTC on"
         condition = _condition("False", "WaitingForCapacity", message)
         return Outlook(condition=condition, requeue_after=_until(opening, now))
     probes = min(wanted - nodes, MOST_PROBES)
-    placed = [pod for pod in observed.probes if pod.spec.node_name and _stands(pod)]
+    placed = [pod for pod in observed.gang.probes if pod.spec.node_name and _stands(pod)]
     condition = _condition(
         "False", "WaitingForCapacity", f"{short}; probe pods ask the scheduler for {probes} more"
     )
@@ -203,7 +203,7 @@ def leftovers(
     resized = (gang.delete(child) for child in gang.left_by_resize(observed))
     idle = (
         delete_pod(pod)
-        for number, pod in enumerate(sorted(observed.probes, key=lambda p: p.metadata.name))
+        for number, pod in enumerate(sorted(observed.gang.probes, key=lambda p: p.metadata.name))
         if (number >= wanted or not alive(pod)) and pod.metadata.deletion_timestamp is None
     )
     known = {delete.uid for delete in deletes}

@@ -58,9 +58,9 @@ class BlockingPods(Struct, frozen=True):
 
 def blocking_pods(observed: Observed, attempt: int, now: datetime) -> BlockingPods:
     """What holds the gang of this attempt at its gate."""
-    older = [pod for pod in observed.stale_pods if alive(pod)]
-    if not observed.child_jobs or attempt_of(observed.child_jobs[-1].metadata) < attempt:
-        older += [pod for pod in observed.workers if alive(pod)]
+    older = [pod for pod in observed.gang.stale_pods if alive(pod)]
+    if not observed.gang.child_jobs or attempt_of(observed.gang.current_job.metadata) < attempt:
+        older += [pod for pod in observed.gang.workers if alive(pod)]
     return BlockingPods(
         tuple(pod for pod in older if nodes.loss(observed, pod, now) is None),
         tuple(
@@ -105,12 +105,12 @@ def worker_nodes(
     The `unfenced` ones are remembered already. Of a worker without a pod it has been judged whether
     it is one of these.
     """
-    if observed.nodes is None:
+    if observed.cluster.nodes is None:
         return ()
     known = {_identity(worker) for worker in unfenced}
     found = {
         index_of(pod): pod.spec.node_name
-        for pod in (*observed.workers, *observed.stale_pods)
+        for pod in (*observed.gang.workers, *observed.gang.stale_pods)
         if attempt_of(pod.metadata) == attempt
         and _may_train(pod)
         and not stopped(pod)
@@ -145,10 +145,10 @@ def fencing_since(observed: Observed) -> datetime | None:
 
     Gangs before that one were fenced by it, or its launchers know that they were not.
     """
-    if not observed.child_jobs:
+    if not observed.gang.child_jobs:
         return None
-    last = attempt_of(observed.child_jobs[-1].metadata) - 1
-    told = (pod.metadata.annotations.fence.partition(" ") for pod in observed.workers)
+    last = attempt_of(observed.gang.current_job.metadata) - 1
+    told = (pod.metadata.annotations.fence.partition(" ") for pod in observed.gang.workers)
     times = [time_of(time) for time, _, who in told if f" {last}:" in f" {who}"]
     return max((time for time in times if time is not None), default=None)
 
@@ -193,10 +193,10 @@ def time_of(stamped: str) -> datetime | None:
 def _judged(observed: Observed) -> tuple[UnfencedWorker, ...]:
     """What is remembered, after what the present gang found out about it."""
     workers = observed.job.status.unfenced
-    if not observed.child_jobs or not workers:
+    if not observed.gang.child_jobs or not workers:
         return workers
-    present = attempt_of(observed.child_jobs[-1].metadata)
-    if any(words_of(pod).reason == UNPROVEN for pod in observed.workers if not alive(pod)):
+    present = attempt_of(observed.gang.current_job.metadata)
+    if any(words_of(pod).reason == UNPROVEN for pod in observed.gang.workers if not alive(pod)):
         return tuple(
             replace(w, unproven=True) if w.attempt is None or w.attempt < present else w
             for w in workers
@@ -209,10 +209,10 @@ def _vanished(observed: Observed, now: datetime) -> Iterator[UnfencedWorker]:
 
     A pod that goes while its node is Ready has stopped.
     """
-    status, known = observed.job.status, observed.nodes
+    status, known = observed.job.status, observed.cluster.nodes
     if known is None:
         return
-    pods = (*observed.workers, *observed.stale_pods)
+    pods = (*observed.gang.workers, *observed.gang.stale_pods)
     there = {index_of(pod) for pod in pods if attempt_of(pod.metadata) == status.attempt}
     for index, name in enumerate(status.worker_nodes):
         node = known.get(name)
@@ -221,7 +221,7 @@ def _vanished(observed: Observed, now: datetime) -> Iterator[UnfencedWorker]:
 
 
 def _all_silent(observed: Observed, now: datetime) -> Iterator[UnfencedWorker]:
-    for pod in (*observed.workers, *observed.stale_pods):
+    for pod in (*observed.gang.workers, *observed.gang.stale_pods):
         worker = _silent(observed, pod, now)
         if worker is not None:
             yield worker
@@ -235,7 +235,7 @@ def _may_train(pod: Pod) -> bool:
 
 def _silent(observed: Observed, pod: Pod, now: datetime) -> UnfencedWorker | None:
     meta = pod.metadata
-    if not _may_train(pod) or observed.nodes is None or stopped(pod):
+    if not _may_train(pod) or observed.cluster.nodes is None or stopped(pod):
         return None
     silence = nodes.silence(observed, pod, now)
     if silence is None and not collected(pod):
@@ -254,7 +254,7 @@ def of_earlier_job(observed: Observed, pod: Pod) -> bool:
     It is this job's own where its child Job is, or where it is younger than the job in the whole
     seconds of the API.
     """
-    children = (*observed.child_jobs, *observed.worker_jobs)
+    children = (*observed.gang.child_jobs, *observed.gang.worker_jobs)
     if any(pod.metadata.controlled_by(child.metadata.uid) for child in children):
         return False
     made, own = pod.metadata.creation_timestamp, observed.job.metadata.creation_timestamp
@@ -268,9 +268,9 @@ def _released(
     clearing: timedelta,
     off: frozenset[str],
 ) -> bool:
-    if observed.nodes is None:
+    if observed.cluster.nodes is None:
         return False
-    node = observed.nodes.get(worker.node)
+    node = observed.cluster.nodes.get(worker.node)
     if node is None:
         return vouched(worker) in off
     if nodes.out_of_service(node):
@@ -294,7 +294,7 @@ def vouched(worker: UnfencedWorker) -> str:
 
 
 def _ready_since(observed: Observed, worker: UnfencedWorker) -> datetime | None:
-    node = observed.nodes.get(worker.node) if observed.nodes else None
+    node = observed.cluster.nodes.get(worker.node) if observed.cluster.nodes else None
     ready = nodes.ready_condition(node) if node is not None else None
     if ready is None or ready.status != "True":
         return None
@@ -307,7 +307,7 @@ def _is_there(observed: Observed, worker: UnfencedWorker) -> bool:
         index_of(pod) == worker.index
         and pod.spec.node_name == worker.node
         and (worker.attempt is None or attempt_of(pod.metadata) == worker.attempt)
-        for pod in (*observed.workers, *observed.stale_pods)
+        for pod in (*observed.gang.workers, *observed.gang.stale_pods)
         if not collected(pod)
     )
 

@@ -47,13 +47,13 @@ def attempt_of(child: Job) -> int:
 
 def is_there(observed: Observed) -> bool:
     """Whether the Job of the present attempt is there; an older one's end has been dealt with."""
-    jobs = observed.child_jobs
+    jobs = observed.gang.child_jobs
     return bool(jobs) and attempt_of(jobs[-1]) >= observed.job.status.attempt
 
 
 def has_been(observed: Observed) -> bool:
     """Whether a gang was ever made: what started goes on by what it started with."""
-    return observed.job.status.workers is not None or bool(observed.child_jobs)
+    return observed.job.status.workers is not None or bool(observed.gang.child_jobs)
 
 
 def is_over(observed: Observed) -> bool:
@@ -64,23 +64,23 @@ def is_over(observed: Observed) -> bool:
     """
     if not has_been(observed):
         return True
-    ended = sum(not alive(pod) for pod in observed.workers)
-    return is_there(observed) and ended >= roles.nodes_of(observed.child_jobs[-1])
+    ended = sum(not alive(pod) for pod in observed.gang.workers)
+    return is_there(observed) and ended >= roles.nodes_of(observed.gang.current_job)
 
 
 def is_in_status(observed: Observed) -> bool:
     """Whether the status knows of the newest child Job: its number, and what it counts for."""
     status = observed.job.status
-    return status.workers is not None and attempt_of(observed.child_jobs[-1]) <= status.attempt
+    return status.workers is not None and attempt_of(observed.gang.current_job) <= status.attempt
 
 
 def counts_of(observed: Observed) -> Counts:
     """What was counted so far: by the status, or by a child Job that is newer than it."""
     status = observed.job.status
     known = Counts(status.restarts, status.disruptions)
-    if not observed.child_jobs or attempt_of(observed.child_jobs[-1]) <= status.attempt:
+    if not observed.gang.child_jobs or attempt_of(observed.gang.current_job) <= status.attempt:
         return known
-    said = observed.child_jobs[-1].metadata.annotations
+    said = observed.gang.current_job.metadata.annotations
     return Counts(names.number_in(said.restarts), names.number_in(said.disruptions))
 
 
@@ -90,13 +90,13 @@ def ended_before(observed: Observed) -> tuple[Attempt, ...]:
     More than one where a leader that took over died as well before it could write a status.
     """
     known = observed.job.status.attempt
-    causes = [_cause(child) for child in observed.child_jobs if attempt_of(child) > known]
+    causes = [_cause(child) for child in observed.gang.child_jobs if attempt_of(child) > known]
     return tuple(_attempt(cause) for cause in causes if cause is not None)
 
 
 def failed_before(observed: Observed) -> LastFailure | None:
     """What that attempt failed of."""
-    child = observed.child_jobs[-1]
+    child = observed.gang.current_job
     cause = _cause(child) if attempt_of(child) > observed.job.status.attempt else None
     return None if cause is None else cause.failure
 
@@ -118,14 +118,14 @@ def next_attempt(observed: Observed) -> int:
     deleted before the status knew it.
     """
     status = observed.job.status
-    made = [attempt_of(child) for child in (*observed.child_jobs, *observed.worker_jobs)]
-    own = (ghost for ghost in observed.stale_pods if not fence.of_earlier_job(observed, ghost))
+    made = [attempt_of(child) for child in (*observed.gang.child_jobs, *observed.gang.worker_jobs)]
+    own = (ghost for ghost in observed.gang.stale_pods if not fence.of_earlier_job(observed, ghost))
     made += [lifecycle.attempt_of(ghost.metadata) for ghost in own]
     if status.workers is None and not made:
         return status.attempt
     ended = [attempt.number for attempt in status.attempts]
     attempt = max([status.attempt, *made, *ended]) + 1
-    taken = {c.name for c in observed.conflicts if c.resource == JOBS.resource}
+    taken = {c.name for c in observed.refused.conflicts if c.resource == JOBS.resource}
     job = observed.job.metadata.name
     while not taken.isdisjoint((names.child_job(job, attempt), names.workers_job(job, attempt))):
         attempt += 1
@@ -134,7 +134,7 @@ def next_attempt(observed: Observed) -> int:
 
 def completed(observed: Observed) -> Job | None:
     """The child Job that has succeeded; an older one may have while its successor was created."""
-    return next((job for job in observed.child_jobs if _is_complete(job)), None)
+    return next((job for job in observed.gang.child_jobs if _is_complete(job)), None)
 
 
 def _is_complete(child: Job) -> bool:
@@ -164,7 +164,7 @@ def find(observed: Observed, now: datetime) -> GangState:
         all_of_them = f"{nodes} of {nodes} workers succeeded"
         message = "the head succeeded" if roles.has_head(succeeded) else all_of_them
         return GangState(State.GANG_SUCCEEDED, Reason("Completed", message))
-    child = observed.child_jobs[-1]
+    child = observed.gang.current_job
     nodes = roles.nodes_of(child)
     deleted = deletion.of_gang(observed)
     if roles.head_has_succeeded(observed) and child.metadata.deletion_timestamp is None:
@@ -188,7 +188,7 @@ def find(observed: Observed, now: datetime) -> GangState:
                 message=said.message or f"Job {job.metadata.name} failed",
                 time=said.last_transition_time,
             ),
-            disruption=len(observed.workers) < nodes,
+            disruption=len(observed.gang.workers) < nodes,
         )
         left = _unheard(observed, job, failure.said, now)
         if left is not None:
@@ -204,11 +204,11 @@ def _unheard(observed: Observed, job: Job, said: LastFailure, now: datetime) -> 
     A Job fails only when all of its pods have ended. One that has never been seen to start may not
     have been heard of at all; one that has, and is shown no more, was removed.
     """
-    its_own = (pod for pod in observed.workers if pod.metadata.controlled_by(job.metadata.uid))
+    its_own = (pod for pod in observed.gang.workers if pod.metadata.controlled_by(job.metadata.uid))
     lives = any(alive(pod) for pod in its_own)
-    status, nodes = observed.job.status, roles.nodes_of(observed.child_jobs[-1])
+    status, nodes = observed.job.status, roles.nodes_of(observed.gang.current_job)
     known = status.workers if is_in_status(observed) else None
-    unseen = len(observed.workers) < nodes and (known is None or known.pending > 0)
+    unseen = len(observed.gang.workers) < nodes and (known is None or known.pending > 0)
     return peer_loss.patience_left(said, now, UNHEARD) if lives or unseen else None
 
 
@@ -218,9 +218,9 @@ def _left(observed: Observed, said: LastFailure, now: datetime) -> float | None:
     Pods and Jobs are watched apart: that a pod ends may be heard of before Kueue has suspended its
     Job.
     """
-    if said.reason == POD_DELETED and _by_kueue(observed.child_jobs[-1]):
+    if said.reason == POD_DELETED and _by_kueue(observed.gang.current_job):
         return peer_loss.patience_left(said, now)
-    return peer_loss.left(said, observed.workers, now)
+    return peer_loss.left(said, observed.gang.workers, now)
 
 
 def _by_kueue(child: Job) -> bool:
@@ -244,26 +244,26 @@ def _since_resumed(observed: Observed) -> tuple[Pod, ...]:
 
     The Job controller does not count these as failed either.
     """
-    conditions = observed.child_jobs[-1].status.conditions
+    conditions = observed.gang.current_job.status.conditions
     resumed = next((c.last_transition_time for c in conditions if c.type == "Suspended"), None)
     if resumed is None:
-        return observed.workers
+        return observed.gang.workers
 
     def told_to_end(pod: Pod) -> bool:
         made, ends = pod.metadata.creation_timestamp, pod.metadata.deletion_timestamp
         return ends is not None and made is not None and made < resumed
 
-    return tuple(pod for pod in observed.workers if not told_to_end(pod))
+    return tuple(pod for pod in observed.gang.workers if not told_to_end(pod))
 
 
 def _progress(observed: Observed, now: datetime) -> tuple[State, Reason]:
     """Nothing failed: is it running, and if not, what does it wait for."""
-    nodes = roles.nodes_of(observed.child_jobs[-1])
-    counts = count(observed.workers, nodes)
+    nodes = roles.nodes_of(observed.gang.current_job)
+    counts = count(observed.gang.workers, nodes)
     claims = delivery.mounted_claims(observed)
     jobs = roles.jobs_of(observed)
-    why = waiting.of_gang(jobs, nodes, observed.workers, claims, observed.warnings)
-    if why is None and scheduled(observed.workers) < nodes:
+    why = waiting.of_gang(jobs, nodes, observed.gang.workers, claims, observed.cluster.warnings)
+    if why is None and scheduled(observed.gang.workers) < nodes:
         why = groups.why_waiting(observed)
     why = why or gate.why_closed(observed, now)
     if why is not None:
@@ -276,7 +276,7 @@ def _progress(observed: Observed, now: datetime) -> tuple[State, Reason]:
 
 def _suspended(observed: Observed) -> tuple[State, Reason]:
     """By Kueue, which has not admitted it yet or takes its place away, or by anybody."""
-    child, status = observed.child_jobs[-1], observed.job.status
+    child, status = observed.gang.current_job, observed.job.status
     name, by_kueue = child.metadata.name, _by_kueue(child)
     said = groups.why_waiting(observed)
     has_run = status.phase in ("Running", "Preempted") and attempt_of(child) == status.attempt
@@ -294,22 +294,22 @@ def end_survivors(observed: Observed, grace: int = SURVIVOR_GRACE) -> tuple[Dele
 
     Where somebody has deleted a Job of the gang, its pods go or stay with that, as was asked for.
     """
-    if observed.child_jobs and roles.being_deleted(observed):
+    if observed.gang.child_jobs and roles.being_deleted(observed):
         return ()
-    return end(observed.workers, grace)
+    return end(observed.gang.workers, grace)
 
 
 def end_stale_pods(observed: Observed) -> tuple[Delete, ...]:
     """Pods of ended gangs that nobody has told to end, as the process died in between."""
     resized = left_by_resize(observed)
-    standing = (c for c in observed.child_jobs[:-1] if c.metadata.deletion_timestamp is None)
+    standing = (c for c in observed.gang.child_jobs[:-1] if c.metadata.deletion_timestamp is None)
     older = [child for child in standing if child not in resized]
     numbers = {attempt_of(child) for child in older}
-    beside = (job for job in observed.worker_jobs if attempt_of(job) in numbers)
+    beside = (job for job in observed.gang.worker_jobs if attempt_of(job) in numbers)
     ended = {job.metadata.uid for job in (*older, *beside)}
     ours = (
         pod
-        for pod in observed.stale_pods
+        for pod in observed.gang.stale_pods
         if any(owner.controller and owner.uid in ended for owner in pod.metadata.owner_references)
     )
     return end(tuple(ours), SURVIVOR_GRACE)
@@ -319,10 +319,10 @@ def left_by_resize(observed: Observed) -> tuple[Job, ...]:
     """Jobs of gangs that a resize has replaced and not deleted, as the process died in between."""
     known = (
         *observed.job.status.attempts,
-        *(ended_before(observed) if observed.child_jobs else ()),
+        *(ended_before(observed) if observed.gang.child_jobs else ()),
     )
     ends = {attempt.number: attempt.reason for attempt in known}
-    older = (c for c in observed.child_jobs[:-1] if c.metadata.deletion_timestamp is None)
+    older = (c for c in observed.gang.child_jobs[:-1] if c.metadata.deletion_timestamp is None)
     return tuple(
         child
         for child in older
@@ -356,14 +356,14 @@ def delete(child: Job) -> Delete:
 
 def forget_oldest(observed: Observed) -> tuple[Delete, ...]:
     """Child Jobs of ended attempts, but for the last few."""
-    return tuple(delete(child) for child in observed.child_jobs[: -KEPT_JOBS + 1])
+    return tuple(delete(child) for child in observed.gang.child_jobs[: -KEPT_JOBS + 1])
 
 
 def record(
     observed: Observed, why: Reason, now: datetime, *, counted: bool, node: str = ""
 ) -> Attempt:
     """The present gang as an attempt that ended; `node` is that of its failure."""
-    child, status = observed.child_jobs[-1], observed.job.status
+    child, status = observed.gang.current_job, observed.job.status
     number = attempt_of(child)
     ran = seconds_of_gang(status, now) if number == status.attempt else 0.0
     return Attempt(
@@ -380,7 +380,7 @@ def record(
 
 def recorded(observed: Observed) -> Attempt | None:
     """The present gang's end, where the status has it already."""
-    number = attempt_of(observed.child_jobs[-1])
+    number = attempt_of(observed.gang.current_job)
     known = (a for a in observed.job.status.attempts if a.number == number)
     return next(known, None)
 

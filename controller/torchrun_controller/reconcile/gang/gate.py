@@ -33,25 +33,25 @@ def instruct(observed: Observed, now: datetime) -> tuple[Apply, ...]:
 
     The go-ahead, where the gang may start; the workspace's revision, where all can change together.
     """
-    child = observed.child_jobs[-1]
+    child = observed.gang.current_job
     blocking_pods = fence.blocking_pods(observed, attempt_of(child.metadata), now)
     safe = not blocking_pods.pods and _by_epoch(child, blocking_pods.unfenced)
     opens = safe and roles.is_whole(observed)
     start: JsonObject = {names.START: str(attempt_of(child.metadata))}
     if opens and blocking_pods.unfenced:
         start[names.FENCE] = fence.instruction(blocking_pods.unfenced, now)
-    together = all(alive(pod) for pod in observed.workers)
+    together = all(alive(pod) for pod in observed.gang.workers)
     code = reload.told(observed) if together else {}
     return tuple(
         tell
-        for pod in observed.workers
+        for pod in observed.gang.workers
         if alive(pod) and (tell := _tell(pod, start if opens else {}, code, now)) is not None
     )
 
 
 def next_look(observed: Observed, now: datetime) -> float | None:
     """Seconds until a worker is to be told again."""
-    ends = (_repeat_left(pod, now) for pod in observed.workers if alive(pod))
+    ends = (_repeat_left(pod, now) for pod in observed.gang.workers if alive(pod))
     return min((seconds for seconds in ends if seconds), default=None)
 
 
@@ -100,11 +100,11 @@ def _tell(pod: Pod, start: JsonObject, code: JsonObject, now: datetime) -> Apply
 
 def is_open(observed: Observed) -> bool:
     """Whether every worker has the go-ahead."""
-    child = observed.child_jobs[-1]
+    child = observed.gang.current_job
     attempt = attempt_of(child.metadata)
     told = [
         pod
-        for pod in observed.workers
+        for pod in observed.gang.workers
         if pod.metadata.annotations.start == str(attempt) or not alive(pod)
     ]
     return len(told) >= roles.nodes_of(child)
@@ -114,7 +114,7 @@ def why_closed(observed: Observed, now: datetime) -> Reason | None:
     """What keeps ranks of older gangs from being known to have stopped; None: nothing does."""
     if is_open(observed):
         return _why_fencing(observed, now)
-    child = observed.child_jobs[-1]
+    child = observed.gang.current_job
     blocking_pods = fence.blocking_pods(observed, attempt_of(child.metadata), now)
     if blocking_pods.pods:
         told = ", ".join(sorted(pod.metadata.name for pod in blocking_pods.pods)[:NAMED])
@@ -154,7 +154,7 @@ def _why_held(observed: Observed, unfenced: tuple[UnfencedWorker, ...]) -> Reaso
 
 def _vouch(observed: Observed, unfenced: tuple[UnfencedWorker, ...]) -> str:
     """How to say that the machines are off: at their Nodes, or where they have none any more."""
-    known = observed.nodes or {}
+    known = observed.cluster.nodes or {}
     there = next((worker.node for worker in unfenced if worker.node in known), None)
     gone = [worker for worker in unfenced if worker.node not in known]
     ways = []

@@ -11,7 +11,7 @@ from torchrun_controller.reconcile.pods import roles
 
 def end_workers(observed: Observed) -> tuple[Delete, ...]:
     """Those beside a head, which has ended."""
-    beside = (pod for pod in observed.workers if pod.metadata.labels.role == names.WORKER)
+    beside = (pod for pod in observed.gang.workers if pod.metadata.labels.role == names.WORKER)
     return gang.end(tuple(beside), gang.SURVIVOR_GRACE)
 
 
@@ -23,7 +23,7 @@ def delete_half(observed: Observed, now: datetime) -> tuple[Delete, ...]:
         or fence.unrecorded(observed, now)
     ):
         return ()
-    return (gang.delete(observed.child_jobs[-1]),)
+    return (gang.delete(observed.gang.current_job),)
 
 
 def delete_headless(observed: Observed) -> tuple[Delete, ...]:

@@ -17,10 +17,10 @@ def orphans(observed: Observed) -> tuple[Pod, ...]:
 
     One whose Job is gone is not among them: the garbage collector ends it.
     """
-    foreign = {c.name for c in observed.conflicts if c.resource == JOBS.resource}
+    foreign = {c.name for c in observed.refused.conflicts if c.resource == JOBS.resource}
     return tuple(
         pod
-        for pod in observed.stale_pods
+        for pod in observed.gang.stale_pods
         if alive(pod) and not pod.metadata.terminating
         if all(owner.name in foreign for owner in pod.metadata.owner_references if owner.controller)
     )

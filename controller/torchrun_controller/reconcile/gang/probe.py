@@ -32,7 +32,7 @@ def missing_probes(
         return (), ""
     job, queue = observed.job, observed.queue
     wanted = [names.probe(job.metadata.name, index) for index in range(count)]
-    refused = next((r for r in observed.rejections if r.name in wanted), None)
+    refused = next((r for r in observed.refused.rejections if r.name in wanted), None)
     if refused is not None:
         return (), f"the API server refused pod {refused.name}: {refused.message}"
     if queue is None:
@@ -51,7 +51,9 @@ def missing_probes(
         ]
     except InvalidSpecError as error:
         return (), str(error)
-    taken = {pod.metadata.name for pod in observed.probes} | {c.name for c in observed.conflicts}
+    taken = {pod.metadata.name for pod in observed.gang.probes} | {
+        c.name for c in observed.refused.conflicts
+    }
     return tuple(probe for probe in probes if probe.name not in taken), ""
 
 

@@ -148,7 +148,7 @@ class Context:
     @cached_property
     def survivors(self) -> tuple[Delete, ...]:
         """The end of pods and Jobs that still run of a gang which is over."""
-        if not self.observed.child_jobs:
+        if not self.observed.gang.child_jobs:
             return ()
         survivors, half = gang.end_survivors(self.observed), halves.delete_half
         return (*survivors, *half(self.observed, self.now))

@@ -46,7 +46,9 @@ def suspended(context: Context) -> Decision | None:
     if not observed.job.spec.suspend:
         return None
     # A serve pod may hold the only copy of the code: it is kept as claims are.
-    preparing = (p for p in (*observed.sync_pods, *observed.setup_pods) if not serves(p))
+    preparing = (
+        p for p in (*observed.workspace.sync_pods, *observed.workspace.setup_pods) if not serves(p)
+    )
     ending = Decision(
         state=State.SUSPENDING,
         why=Reason("Suspending", ""),
@@ -94,9 +96,9 @@ def _history(context: Context) -> History:
 def _end_gang(context: Context, ending: Decision, cause: Reason) -> Decision | None:
     """The decision that ends the present gang because of `cause`; None if there is none."""
     observed, now = context.observed, context.now
-    if not observed.child_jobs:
+    if not observed.gang.child_jobs:
         return None
-    child = observed.child_jobs[-1]
+    child = observed.gang.current_job
     history = replace(ending.history, ended=(*gang.ended_before(observed), *ending.history.ended))
     noted = replace(
         ending,
@@ -108,7 +110,7 @@ def _end_gang(context: Context, ending: Decision, cause: Reason) -> Decision | N
         # Only its Job knows its number and its counts, and only its pods who may run on although
         # their node is lost: all of it stays until the status has that.
         return noted
-    standing = [job for job in observed.child_jobs if job.metadata.deletion_timestamp is None]
+    standing = [job for job in observed.gang.child_jobs if job.metadata.deletion_timestamp is None]
     if not standing and gang.recorded(observed) is not None:
         return None  # the Jobs go when their pods have: these are waited for
     ended = gang.record(observed, cause, now, counted=False)
@@ -124,7 +126,7 @@ def _wait_for_pods(context: Context, ending: Decision, *preparing: Pod) -> Decis
     """While pods of the gang, or those that prepare one, still end; None once nothing runs."""
     observed, now = context.observed, context.now
     # A pod on a lost node never tells of its end: it is remembered, and holds the next gang.
-    gangs = (*observed.workers, *observed.stale_pods)
+    gangs = (*observed.gang.workers, *observed.gang.stale_pods)
     heard_of = (pod for pod in gangs if nodes.loss(observed, pod, now) is None)
     waiting = [pod for pod in (*heard_of, *preparing) if alive(pod)]
     if not waiting:
@@ -144,7 +146,7 @@ def _end_what_runs(
 ) -> tuple[tuple[Delete, ...], float | None]:
     """Workers beside a head that has succeeded have their grace period to end by themselves."""
     status, succeeded = observed.job.status, gang.completed(observed)
-    has_successor = succeeded is not None and succeeded is not observed.child_jobs[-1]
+    has_successor = succeeded is not None and succeeded is not observed.gang.current_job
     if status.phase != "Succeeded" or has_successor:
         return gang.end_survivors(observed), None
     workers, ended = halves.end_workers(observed), status.completion_time or now

@@ -92,7 +92,7 @@ def scheduler_missing(context: Context) -> Decision | None:
     """Wait for the gang scheduler that the queue asks for."""
     observed = context.observed
     assert observed.queue is not None
-    missing = choose(observed.queue, observed.installed, observed.job).missing
+    missing = choose(observed.queue, observed.cluster.installed, observed.job).missing
     if missing is None:
         return None
     return _decide(context, State.SCHEDULER_MISSING, missing, QUEUE_FOUND, spec=context.spec)
@@ -136,7 +136,7 @@ def checkpoints_terminating(context: Context) -> Decision | None:
     wanted = context.preparation.spec.checkpoints
     if wanted is None or wanted.existing:
         return None
-    why = claims.terminating(context.observed.claims, wanted.name)
+    why = claims.terminating(context.observed.workspace.claims, wanted.name)
     return None if why is None else _ready_but(context, State.CLAIM_ENDING, why)
 
 
@@ -195,7 +195,7 @@ def create_gang(context: Context) -> Decision:
     if upcoming.resize is not None:
         # Only a gang that was never whole has nothing to save.
         hurried = hurried if upcoming.resize.reason == gang.SHRINKING else ()
-        resized = gang.delete(observed.child_jobs[-1])
+        resized = gang.delete(observed.gang.current_job)
         deletes = (*hurried, resized, *gang.forget_oldest(observed))
     return replace(
         decision,
@@ -241,7 +241,7 @@ def _cause(upcoming: NextAttempt) -> Cause | None:
 def _network(context: Context, spec: ResolvedSpec) -> tuple[Apply, ...]:
     """The Service and the NetworkPolicy of a gang, as far as they are missing."""
     observed, applies = context.observed, []
-    if network.needs_service(spec) and observed.service is None:
+    if network.needs_service(spec) and observed.gang.service is None:
         applies.append(network.service(observed.job))
     if observed.queue is not None and observed.queue.spec.networking.isolate:
         applies.append(network.isolation(observed.job))

@@ -11,7 +11,7 @@ INTERVAL = timedelta(seconds=10)
 
 def shown(observed: Observed, now: datetime, *, ended: bool) -> Progress | None:
     """What the status says: the newest report, but no new one too soon; the last one at the end."""
-    present, reported = observed.job.status.progress, observed.progress
+    present, reported = observed.job.status.progress, observed.gang.progress
     if reported is None:
         return present
     return present if not ended and _left(present, now) > 0 else reported
@@ -19,7 +19,7 @@ def shown(observed: Observed, now: datetime, *, ended: bool) -> Progress | None:
 
 def left(observed: Observed, progress: Progress | None, now: datetime) -> float | None:
     """Seconds until a report that the status does not show is due."""
-    if observed.progress in (None, progress):
+    if observed.gang.progress in (None, progress):
         return None
     return _left(progress, now)
 

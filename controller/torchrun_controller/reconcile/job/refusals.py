@@ -28,10 +28,10 @@ def refusal_of(observed: Observed, write: Apply | Delete) -> Reason | None:
     """Why this write is refused at present; None if it is not."""
     wanted = identity(write)
     if isinstance(write, Apply):
-        for conflict in observed.conflicts:
+        for conflict in observed.refused.conflicts:
             if ("apply", conflict.resource, conflict.name) == wanted:
                 return _why(conflict)
-    found = (r for r in observed.rejections if (r.verb, r.resource, r.name) == wanted)
+    found = (r for r in observed.refused.rejections if (r.verb, r.resource, r.name) == wanted)
     return next((_why(rejection) for rejection in found), None)
 
 
@@ -56,8 +56,8 @@ def all_or_refused(observed: Observed, applies: tuple[Apply, ...]) -> tuple[Appl
 
 def condition(observed: Observed, applies: tuple[Apply, ...]) -> ConditionUpdate | None:
     """The warning of what is refused; `applies` are what the job needs now."""
-    told = [_why(rejection) for rejection in observed.rejections]
-    names = {("apply", r.resource, r.name) for r in observed.rejections}
+    told = [_why(rejection) for rejection in observed.refused.rejections]
+    names = {("apply", r.resource, r.name) for r in observed.refused.rejections}
     wanted = (apply for apply in applies if identity(apply) not in names)
     told += [why for apply in wanted if (why := refusal_of(observed, apply)) is not None]
     if not told:

@@ -51,7 +51,7 @@ def present_gang(
     return Decision(
         state=state,
         why=why,
-        attempt=gang.attempt_of(observed.child_jobs[-1]),
+        attempt=gang.attempt_of(observed.gang.current_job),
         spec=spec,
         conditions=tuple(ready),
         history=context.history,
@@ -197,12 +197,16 @@ def _missing_checkpoints(observed: Observed) -> tuple[Apply, ...]:
 def missing_checkpoints(observed: Observed, spec: ResolvedSpec) -> tuple[Apply, ...]:
     """The claim for checkpoints, where the job has one of its own and it is not there."""
     wanted = spec.checkpoints
-    if wanted is None or wanted.existing or claims.named(observed.claims, wanted.name) is not None:
+    if (
+        wanted is None
+        or wanted.existing
+        or claims.named(observed.workspace.claims, wanted.name) is not None
+    ):
         return ()
     return (volumes.claim(observed.job, wanted, names.CHECKPOINTS),)
 
 
 def _missing_service(observed: Observed) -> tuple[Apply, ...]:
     """The Service of a gang that lives, where somebody has deleted it."""
-    several = roles.nodes_of(observed.child_jobs[-1]) > 1
-    return (network.service(observed.job),) if several and observed.service is None else ()
+    several = roles.nodes_of(observed.gang.current_job) > 1
+    return (network.service(observed.job),) if several and observed.gang.service is None else ()

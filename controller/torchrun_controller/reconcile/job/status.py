@@ -130,7 +130,7 @@ def compose(observed: Observed, decision: Decision, row: Row, now: datetime) -> 
 def _queue_policy(observed: Observed, decision: Decision, *, ended: bool) -> QueuePolicy | None:
     """What the queue lends, from the first gang on, or from the end of a job that had none."""
     known = observed.job.status.queue_policy
-    started = decision.state is State.READY or bool(observed.child_jobs)
+    started = decision.state is State.READY or bool(observed.gang.child_jobs)
     if known is None and (ended or (started and observed.queue is not None)):
         return lent_by(observed.queue)
     return known
@@ -143,15 +143,15 @@ def _workers(observed: Observed, decision: Decision) -> tuple[int | None, Worker
         assert decision.spec is not None
         nodes = decision.spec.size.nodes
         return nodes, count((), nodes)
-    if observed.child_jobs:
-        child = gang.completed(observed) or observed.child_jobs[-1]
+    if observed.gang.child_jobs:
+        child = gang.completed(observed) or observed.gang.current_job
         nodes = roles.nodes_of(child)
         if decision.state is State.GANG_SUCCEEDED:
             if roles.has_head(child):
                 return nodes, _beside_head(observed)
             # The Job's word: what is known of its pods may be older, and is not told any more.
             return nodes, WorkersStatus(succeeded=nodes)
-        return nodes, count(observed.workers, nodes)
+        return nodes, count(observed.gang.workers, nodes)
     # Counts of zero remember that there was a gang: the next one has another number.
     idle = None if present.workers is None else WorkersStatus()
     return (decision.spec.size.nodes if decision.spec else present.num_nodes), idle
@@ -163,7 +163,7 @@ def _beside_head(observed: Observed) -> WorkersStatus:
     One that was ended with the head counts while it runs: neither its end nor how long it is seen
     after that says anything.
     """
-    told = (p for p in observed.workers if alive(p) or p.metadata.deletion_timestamp is None)
+    told = (p for p in observed.gang.workers if alive(p) or p.metadata.deletion_timestamp is None)
     return count(tuple(told), 0)
 
 
@@ -199,7 +199,7 @@ def _conditions(
     }
     claims.update((update.type, update) for update in decision.conditions)
     made = decision.state is State.READY
-    if observed.child_jobs or made:
+    if observed.gang.child_jobs or made:
         placed = _placed(observed, decision, nodes)
         why = _why_placed(decision, placed, nodes)
         _claim(claims, "Scheduled", holds=placed == nodes, why=why)
@@ -232,7 +232,7 @@ def _placed(observed: Observed, decision: Decision, nodes: int) -> int:
         case State.GANG_SUCCEEDED:
             return nodes  # whatever the cache of pods, which may lag behind that of Jobs
         case _:
-            return scheduled(observed.workers)
+            return scheduled(observed.gang.workers)
 
 
 def _why_placed(decision: Decision, placed: int, nodes: int) -> Reason:
@@ -273,7 +273,7 @@ def after_the_end(observed: Observed, now: datetime) -> TorchrunJobStatus:
 
 def _recounted(present: TorchrunJobStatus, observed: Observed) -> TorchrunJobStatus:
     """Workers may end later than the head that they go with."""
-    known, gangs = present.workers, observed.child_jobs
+    known, gangs = present.workers, observed.gang.child_jobs
     over = present.phase != "Succeeded" or known is None or not known.running
     if over or not gangs or not roles.has_head(gangs[-1]):
         return present
@@ -285,7 +285,7 @@ def _recounted(present: TorchrunJobStatus, observed: Observed) -> TorchrunJobSta
 def _refined(observed: Observed) -> TorchrunJobStatus:
     """A failed job learns a better root cause from pods that end after the first one did."""
     present = observed.job.status
-    found = root_cause(observed.workers) if present.phase == "Failed" else None
+    found = root_cause(observed.gang.workers) if present.phase == "Failed" else None
     known = present.last_failure
     if found is None or (known is not None and precedence(known) <= precedence(found.said)):
         return present

@@ -52,48 +52,84 @@ class Group(Struct, frozen=True):
     object: SchedulingGroup
 
 
-class Observed(Struct, frozen=True, kw_only=True):
-    """The present state of one job. Lists hold only objects that the job's UID controls.
+class ObservedGang(Struct, frozen=True, kw_only=True):
+    """The Jobs and pods of the job's attempts, in the order of their attempts.
 
-    `sync_pods` and `setup_pods` are in the order of their numbers, `child_jobs` of their attempts.
-    Where the head has pods of its own, its Job is among these, and that of its workers in
-    `worker_jobs`. `workers` are the pods of the latest gang, `ghosts` those of any other gang under
-    the job's name that may still run, an earlier job's of that name and collected ones included. A
-    retained claim has no owner and is listed by its label. `conflicts` are the names held by
-    others, as the cache or the last apply showed; `rejections` are all writes that the API server
-    refused and that are not tried again yet. `warnings` regard its claims, its latest child
-    Job and that Job's pods, in the order of time. `progress` is what a worker of the latest child
-    Job has told this process last. `nodes` holds those of its pods, of unfenced workers and of
-    earlier failures, as far as they exist; it is None where nothing is known of nodes, as none may
-    be read. `base` is what the job's annotation names, if that is there. `installed` is None until
-    the API server has told. `parents` are the jobs that it depends on, and those that these depend
-    on, and so on, by name and as far as they exist. Where its checkpoints stay on its nodes,
-    `nodes` holds every node, and `promised` the bytes on each that were promised to the checkpoints
-    of workers there.
-    `groups` are those of the job and of its latest child Job, as far as they may be read.
+    Where the head has pods of its own, its Job is among `child_jobs`, and that of its workers in
+    `worker_jobs`. `workers` are the pods of the latest gang. `stale_pods` are those of any other
+    gang under the job's name that may still run, an earlier job's of that name and collected ones
+    included. `groups` are those of the job and of its latest child Job, as far as they may be read.
+    `progress` is what a worker of the latest child Job reported to this process last.
     """
 
-    job: TorchrunJob
-    queue: TorchrunQueue | None = None
-    claims: tuple[PersistentVolumeClaim, ...] = ()
-    service: Service | None = None
-    sync_pods: tuple[Pod, ...] = ()
-    probes: tuple[Pod, ...] = ()
-    setup_pods: tuple[Pod, ...] = ()
     child_jobs: tuple[Job, ...] = ()
     worker_jobs: tuple[Job, ...] = ()
     workers: tuple[Pod, ...] = ()
     stale_pods: tuple[Pod, ...] = ()
+    probes: tuple[Pod, ...] = ()
+    groups: tuple[Group, ...] = ()
+    service: Service | None = None
+    progress: Progress | None = None
+
+    @property
+    def current_job(self) -> Job:
+        """The latest child Job. Raises IndexError where there is none."""
+        return self.child_jobs[-1]
+
+
+class ObservedWorkspace(Struct, frozen=True, kw_only=True):
+    """The claims of a job, and the pods that prepare its workspace, in the order of their numbers.
+
+    A retained claim has no owner and is found by its label. `base` is the workspace that the job's
+    annotation names, if that exists.
+    """
+
+    claims: tuple[PersistentVolumeClaim, ...] = ()
+    sync_pods: tuple[Pod, ...] = ()
+    setup_pods: tuple[Pod, ...] = ()
+    base: Base | None = None
+
+
+class ObservedCluster(Struct, frozen=True, kw_only=True):
+    """What is not the job's own: nodes, schedulers that are installed, and warnings.
+
+    `nodes` holds those of the job's pods, of unfenced workers and of earlier failures, as far as
+    they exist; every node where checkpoints stay on nodes; None where no node may be read.
+    `promised` are then the bytes on each node that checkpoints of workers there may take.
+    `installed` is None until the API server has answered. `warnings` are events regarding the
+    claims, the latest child Job and that Job's pods, in the order of time.
+    """
+
+    nodes: dict[str, Node] | None = None
+    promised: dict[str, int] = field(default_factory=dict)
+    installed: Installed | None = None
+    warnings: tuple[CoreEvent, ...] = ()
+
+
+class RefusedWrites(Struct, frozen=True, kw_only=True):
+    """Names held by others, as the cache or the last apply showed, and writes that were refused.
+
+    A refused write stands here until it is to be tried again.
+    """
+
     conflicts: tuple[Conflict, ...] = ()
     rejections: tuple[Rejection, ...] = ()
-    warnings: tuple[CoreEvent, ...] = ()
-    progress: Progress | None = None
-    nodes: dict[str, Node] | None = None
-    base: Base | None = None
-    installed: Installed | None = None
-    promised: dict[str, int] = field(default_factory=dict)
+
+
+class Observed(Struct, frozen=True, kw_only=True):
+    """The present state of one job. Lists hold only objects that the job's UID controls.
+
+    `parents` are the jobs that it depends on, and those that these depend on, and so on, by name
+    and as far as they exist.
+    """
+
+    job: TorchrunJob
+    queue: TorchrunQueue | None = None
     parents: dict[str, TorchrunJob] = field(default_factory=dict)
-    groups: tuple[Group, ...] = ()
+    gang: ObservedGang = ObservedGang()
+    workspace: ObservedWorkspace = ObservedWorkspace()
+    cluster: ObservedCluster = ObservedCluster()
+    refused: RefusedWrites = RefusedWrites()
 
 
 class Defaults(Struct, frozen=True, kw_only=True):

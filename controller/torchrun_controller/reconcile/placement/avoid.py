@@ -37,6 +37,6 @@ def failed_twice(attempts: tuple[Attempt, ...]) -> tuple[str, ...]:
 
 def hostnames(observed: Observed, nodes: tuple[str, ...]) -> tuple[str, ...]:
     """Their label kubernetes.io/hostname, which is mostly but not always the name."""
-    known = observed.nodes or {}
+    known = observed.cluster.nodes or {}
     labels = (known[name].metadata.labels if name in known else {} for name in nodes)
     return tuple(of.get(HOSTNAME) or name for of, name in zip(labels, nodes, strict=True))

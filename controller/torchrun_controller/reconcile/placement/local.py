@@ -22,7 +22,7 @@ def nodes_with_checkpoints(observed: Observed) -> tuple[str, ...]:
     """Nodes of the last gang that kept its checkpoints on them, once all of it has been placed."""
     here = {
         worker.spec.node_name
-        for worker in observed.workers
+        for worker in observed.gang.workers
         if worker.metadata.annotations.local_checkpoints
     }
     remembered = observed.job.status.checkpoint_nodes
@@ -44,8 +44,8 @@ def _roomiest(observed: Observed, run: ResolvedSpec) -> tuple[str, ...]:
     assert run.checkpoints is not None
     size = int(parse(run.checkpoints.size))
     rooms = {
-        name: _room(node) - observed.promised.get(name, 0)
-        for name, node in (observed.nodes or {}).items()
+        name: _room(node) - observed.cluster.promised.get(name, 0)
+        for name, node in (observed.cluster.nodes or {}).items()
         if _takes_pods(node, run.node_selector)
     }
     chosen: set[str] = set()

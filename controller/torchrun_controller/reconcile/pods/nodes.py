@@ -35,9 +35,9 @@ def loss(observed: Observed, pod: Pod, now: datetime) -> Loss | None:
 def silence(observed: Observed, pod: Pod, now: datetime) -> Loss | None:
     """Why nothing is heard of the pod's node: as `loss`, but from the first moment of NotReady."""
     name = pod.spec.node_name
-    if observed.nodes is None or not name:
+    if observed.cluster.nodes is None or not name:
         return None
-    node = observed.nodes.get(name)
+    node = observed.cluster.nodes.get(name)
     if node is None:
         if _left(observed, pod, now) > timedelta():
             return None
@@ -54,10 +54,10 @@ def silence(observed: Observed, pod: Pod, now: datetime) -> Loss | None:
 
 def next_look(observed: Observed, now: datetime) -> float | None:
     """Seconds until the next node of a pod counts as lost, as things stand."""
-    if observed.nodes is None:
+    if observed.cluster.nodes is None:
         return None
-    syncing = (pod for pod in observed.sync_pods if alive(pod))
-    everyone = (*observed.workers, *observed.stale_pods, *syncing)
+    syncing = (pod for pod in observed.workspace.sync_pods if alive(pod))
+    everyone = (*observed.gang.workers, *observed.gang.stale_pods, *syncing)
     pods = (pod for pod in everyone if pod.spec.node_name)
     left = (_left(observed, pod, now).total_seconds() for pod in pods)
     return min((seconds for seconds in left if seconds > 0), default=None)
@@ -69,8 +69,8 @@ def _left(observed: Observed, pod: Pod, now: datetime) -> timedelta:
     The watch of nodes may lag behind that of pods: a node that is not known is one that has just
     come, until the pod has been there for long enough.
     """
-    assert observed.nodes is not None
-    node = observed.nodes.get(pod.spec.node_name)
+    assert observed.cluster.nodes is not None
+    node = observed.cluster.nodes.get(pod.spec.node_name)
     since = _placed(pod) if node is None else _not_ready_since(node)
     if since is None:
         return timedelta()

@@ -25,20 +25,20 @@ def has_head(child: Job) -> bool:
 
 def workers_job(observed: Observed) -> Job | None:
     """The Job of the workers of the present gang, where its head has one of its own."""
-    present = attempt_of(observed.child_jobs[-1].metadata)
-    found = (job for job in observed.worker_jobs if attempt_of(job.metadata) == present)
+    present = attempt_of(observed.gang.current_job.metadata)
+    found = (job for job in observed.gang.worker_jobs if attempt_of(job.metadata) == present)
     return next(found, None)
 
 
 def jobs_of(observed: Observed) -> tuple[Job, ...]:
     """The Jobs of the present gang."""
     workers = workers_job(observed)
-    return (observed.child_jobs[-1], *(() if workers is None else (workers,)))
+    return (observed.gang.current_job, *(() if workers is None else (workers,)))
 
 
 def is_whole(observed: Observed) -> bool:
     """Whether all of the present gang is there: somebody may have deleted the workers' Job."""
-    if not has_head(observed.child_jobs[-1]):
+    if not has_head(observed.gang.current_job):
         return True
     workers = workers_job(observed)
     return workers is not None and workers.metadata.deletion_timestamp is None
@@ -46,7 +46,7 @@ def is_whole(observed: Observed) -> bool:
 
 def being_deleted(observed: Observed) -> str:
     """Name of a Job of the gang that somebody deletes or has deleted, "" if nobody does."""
-    child = observed.child_jobs[-1]
+    child = observed.gang.current_job
     if child.metadata.deletion_timestamp is not None:
         return child.metadata.name
     whole = is_whole(observed)
@@ -68,17 +68,17 @@ def failed(observed: Observed) -> tuple[Job, Condition] | None:
 
 def head_has_succeeded(observed: Observed) -> bool:
     """Whether the head's pod says so: its Job will, and how its workers end matters no more."""
-    return has_head(observed.child_jobs[-1]) and any(
+    return has_head(observed.gang.current_job) and any(
         pod.metadata.labels.role == names.HEAD and pod.status.phase == "Succeeded"
-        for pod in observed.workers
+        for pod in observed.gang.workers
     )
 
 
 def headless(observed: Observed) -> tuple[Job, ...]:
     """Jobs of workers whose head's Job is gone, or was never made."""
-    heads = {attempt_of(child.metadata) for child in observed.child_jobs}
+    heads = {attempt_of(child.metadata) for child in observed.gang.child_jobs}
     return tuple(
         job
-        for job in observed.worker_jobs
+        for job in observed.gang.worker_jobs
         if attempt_of(job.metadata) not in heads and job.metadata.deletion_timestamp is None
     )

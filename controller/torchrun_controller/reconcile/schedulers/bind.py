@@ -84,7 +84,7 @@ def probing(
 
 def _choose(observed: Observed) -> Choice:
     assert observed.queue is not None
-    return choose(observed.queue, observed.installed, observed.job)
+    return choose(observed.queue, observed.cluster.installed, observed.job)
 
 
 def _gang(
@@ -111,7 +111,7 @@ def _gang(
         template=template,
         parts=((template, least - len(heads)), *((head, 1) for head in heads)),
         topology=job.spec.scheduling.topology or queue.spec.scheduling.topology,
-        installed=observed.installed or Installed(),
+        installed=observed.cluster.installed or Installed(),
     )
 
 

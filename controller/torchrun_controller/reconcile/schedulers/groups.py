@@ -27,23 +27,23 @@ def leftovers(observed: Observed, applies: tuple[Apply, ...]) -> tuple[Delete, .
     that is about to be made. With Kueue, an older Job that is suspended would be resumed one day.
     """
     needed = {apply.name for apply in applies if apply.kind is JOBS}
-    latest = observed.child_jobs[-1:]
+    latest = observed.gang.child_jobs[-1:]
     needed |= {child.metadata.name for child in latest if not _ended(child)}
     running = {
         pod.metadata.labels.attempt
-        for pod in (*observed.workers, *observed.stale_pods)
+        for pod in (*observed.gang.workers, *observed.gang.stale_pods)
         if alive(pod)
     }
     uid = observed.job.metadata.uid
     over: list[tuple[Kind[Any], ChildMeta]] = [
         (group.kind, meta)
-        for group in observed.groups
+        for group in observed.gang.groups
         if (meta := group.object.metadata).controlled_by(uid)
         and meta.name not in needed
         and meta.labels.attempt not in running
         and meta.deletion_timestamp is None
     ]
-    older = (child for child in observed.child_jobs[:-1] if child.spec.suspend)
+    older = (child for child in observed.gang.child_jobs[:-1] if child.spec.suspend)
     over += [(JOBS, child.metadata) for child in older if not _ended(child)]
     return tuple(
         Delete(
@@ -66,8 +66,8 @@ def _ended(child: Job) -> bool:
 
 def why_waiting(observed: Observed) -> Reason | None:
     """What the gang's scheduler says against the present gang."""
-    child = observed.child_jobs[-1].metadata
-    for group in observed.groups:
+    child = observed.gang.current_job.metadata
+    for group in observed.gang.groups:
         meta = group.object.metadata
         if meta.name == child.name or meta.controlled_by(child.uid):
             why = _verdict(group.object)

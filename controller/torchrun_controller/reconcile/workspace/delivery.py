@@ -46,7 +46,7 @@ def route(
     if wanted.delivery == "shared":
         return Route(store="")
     given = "delivery is direct"
-    latest = observed.sync_pods[-1] if observed.sync_pods else None
+    latest = observed.workspace.sync_pods[-1] if observed.workspace.sync_pods else None
     pending = held is not None and held.status.phase == "Pending"
     if needs_no_claim(observed) or (
         pending and not (latest and alive(latest)) and decided(observed)
@@ -61,7 +61,9 @@ def route(
 
 def needs_no_claim(observed: Observed) -> bool:
     """Whether the last pod keeps the workspace on storage of its own."""
-    return any(p.metadata.annotations.delivery == "ephemeral" for p in observed.sync_pods[-1:])
+    return any(
+        p.metadata.annotations.delivery == "ephemeral" for p in observed.workspace.sync_pods[-1:]
+    )
 
 
 def decided(observed: Observed) -> bool:
@@ -75,21 +77,21 @@ def is_served(observed: Observed) -> bool:
 
     The pod shows it where no status does: the gang may be older than any status.
     """
-    return decided(observed) or any(serves(pod) for pod in observed.sync_pods[-1:])
+    return decided(observed) or any(serves(pod) for pod in observed.workspace.sync_pods[-1:])
 
 
 def _never_bound(
     observed: Observed, held: PersistentVolumeClaim | None, now: datetime
 ) -> tuple[str, float | None]:
     """Why the claim is given up, or the seconds until it is; a pod must be waiting for it."""
-    if held is None or held.status.phase != "Pending" or not observed.sync_pods:
+    if held is None or held.status.phase != "Pending" or not observed.workspace.sync_pods:
         return "", None
-    failed = waiting.hopeless(held, observed.warnings)
+    failed = waiting.hopeless(held, observed.cluster.warnings)
     if failed is not None:
         return failed.message, None
-    pod = observed.sync_pods[-1]
+    pod = observed.workspace.sync_pods[-1]
     since = pod.metadata.creation_timestamp
-    why = waiting.of_pod(pod, (held,), observed.warnings)
+    why = waiting.of_pod(pod, (held,), observed.cluster.warnings)
     if not alive(pod) or since is None or (why is not None and why.reason != "ClaimPending"):
         return "", None
     left = (since + PATIENCE - now).total_seconds()
@@ -126,8 +128,8 @@ def has_content(pod: Pod) -> bool:
 
 def node(observed: Observed) -> str:
     """Where the claim is mounted that serve pods share, "" where that binds nobody."""
-    pods = (p for p in observed.sync_pods if serves(p) and alive(p) and p.spec.node_name)
-    known = observed.nodes
+    pods = (p for p in observed.workspace.sync_pods if serves(p) and alive(p) and p.spec.node_name)
+    known = observed.cluster.nodes
     placed = (p.spec.node_name for p in pods)
     return next((name for name in placed if known is None or name in known), "")
 
@@ -160,7 +162,7 @@ def delivered_unrecorded(pod: Pod) -> Reason | None:
 
 def mounted_claims(observed: Observed) -> tuple[PersistentVolumeClaim, ...]:
     """The claims that the workers mount; that of a workspace which is served is not among them."""
-    if not observed.sync_pods or not serves(observed.sync_pods[-1]):
-        return observed.claims
+    if not observed.workspace.sync_pods or not serves(observed.workspace.sync_pods[-1]):
+        return observed.workspace.claims
     served = names.workspace_claim(observed.job.metadata.name)
-    return tuple(claim for claim in observed.claims if claim.metadata.name != served)
+    return tuple(claim for claim in observed.workspace.claims if claim.metadata.name != served)

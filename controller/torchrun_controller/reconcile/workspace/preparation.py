@@ -66,13 +66,13 @@ def prepare(
     if given is not None:
         return Workspace(state=SyncState.READY, why=given)
     assert wanted is not None, "nothing is to be prepared"
-    held = named(observed.claims, wanted.name)
+    held = named(observed.workspace.claims, wanted.name)
     way = route(observed, wanted, held, now)
-    ending = terminating(observed.claims, wanted.name)
+    ending = terminating(observed.workspace.claims, wanted.name)
     if ending is not None and way.store != "ephemeral":
         # What mounts it would keep it for ever.
         return replace(_syncing(ending), deletes=end_preparations(observed))
-    latest = observed.sync_pods[-1] if observed.sync_pods else None
+    latest = observed.workspace.sync_pods[-1] if observed.workspace.sync_pods else None
     if held is None and way.store != "ephemeral":
         number = 0 if latest is None else names.number_of(latest.metadata.name) + 1
         pod = _pod(observed, wanted, way, number, defaults, _base(observed))
@@ -137,7 +137,7 @@ def _is_at_hand(observed: Observed, pod: Pod, now: datetime) -> bool:
 
 def last_good(observed: Observed, wanted: VolumeSource, now: datetime) -> Workspace | None:
     """What the gang before ran with, for the next one where newer code did not come."""
-    held = named(observed.claims, wanted.name)
+    held = named(observed.workspace.claims, wanted.name)
     way = route(observed, wanted, held, now)
     done = sync_results.done(observed, way.store) if observed.job.status.workers is not None else []
     if not done or not _is_at_hand(observed, done[-1], now):
@@ -150,7 +150,7 @@ def _base(observed: Observed) -> str:
 
     It may go with what else mounts it, or has it for itself.
     """
-    base = observed.base
+    base = observed.workspace.base
     if base is None or base.claim.status.phase != "Bound":
         return ""
     if base.claim.metadata.terminating or base.claim.metadata.labels.component != (names.WORKSPACE):
@@ -196,10 +196,10 @@ def said(observed: Observed, run: ResolvedSpec | None) -> Reason | None:
 
     `run` is known of a gang that no status tells of: what needs no pod is said by it.
     """
-    if not observed.sync_pods:
+    if not observed.workspace.sync_pods:
         return None if run is None else _given(run.workspace)
     known = (c for c in observed.job.status.conditions if c.type == "WorkspaceReady")
-    latest = observed.sync_pods[-1]
+    latest = observed.workspace.sync_pods[-1]
     if delivery.serves(latest):
         recorded = next((Reason(c.reason, c.message) for c in known if c.status == "True"), None)
         return recorded or delivery.delivered_unrecorded(latest)
@@ -218,7 +218,7 @@ def _pod(
     defaults: Defaults,
     base: str = "",
 ) -> Apply:
-    latest = observed.sync_pods[-1] if observed.sync_pods else None
+    latest = observed.workspace.sync_pods[-1] if observed.workspace.sync_pods else None
     commit = sync_results.pinned(observed.job, latest)
     if not way.store:
         return sync_pod(
@@ -252,13 +252,13 @@ def _next_pod(
 def stale(observed: Observed) -> tuple[Delete, ...]:
     """Sync pods that make room for one more; the last one that ended well stays."""
     good = sync_results.done(observed)[-1:]
-    older = observed.sync_pods[: -KEPT_SYNC_PODS + 1]
+    older = observed.workspace.sync_pods[: -KEPT_SYNC_PODS + 1]
     return tuple(delete(pod) for pod in older if pod not in good)
 
 
 def retry_left(observed: Observed, now: datetime) -> float:
     """Seconds until another sync pod may follow the last one; 0 where that did not fail."""
-    latest = observed.sync_pods[-1] if observed.sync_pods else None
+    latest = observed.workspace.sync_pods[-1] if observed.workspace.sync_pods else None
     if latest is None or latest.status.phase != "Failed":
         return 0.0
     return retry.left(latest, end_of(latest, names.SYNC_CONTAINER), now)
@@ -281,7 +281,7 @@ def end_preparations(observed: Observed, *, serving: bool = True) -> tuple[Delet
     """Sync and setup pods that still run; those that serve only if `serving`."""
     return tuple(
         delete(pod)
-        for pod in (*observed.sync_pods, *observed.setup_pods)
+        for pod in (*observed.workspace.sync_pods, *observed.workspace.setup_pods)
         if alive(pod) and pod.metadata.deletion_timestamp is None
         if serving or not delivery.serves(pod)
     )
@@ -370,7 +370,7 @@ def _why_syncing(observed: Observed, pod: Pod) -> Reason:
     """What the workspace waits for."""
     job = observed.job
     name = names.workspace_claim(job.metadata.name)
-    held = named(observed.claims, name)
+    held = named(observed.workspace.claims, name)
     if delivery.serves(pod) and delivery.has_content(pod):
         return Reason("SyncPodStarting", f"pod {pod.metadata.name} is about to serve the workspace")
     if pod.status.phase == "Running" and workspace_source.is_fetched(job):
@@ -384,7 +384,7 @@ def _why_syncing(observed: Observed, pod: Pod) -> Reason:
             f" kubectl torchrun sync {job.metadata.name}",
         )
     mounted = (held,) if held and pod.metadata.annotations.delivery != "ephemeral" else ()
-    why = waiting.of_pod(pod, mounted, observed.warnings)
+    why = waiting.of_pod(pod, mounted, observed.cluster.warnings)
     # The scheduler's word on a claim stands until its next look, although the claim is bound.
     bound = held is not None and held.status.phase == "Bound"
     if why is None or (why.reason == "ClaimPending" and bound):

@@ -34,7 +34,9 @@ def sync(observed: Observed, now: datetime, defaults: Defaults) -> Workspace | N
     if step.state is not SyncState.READY:
         return step
     job = observed.job
-    others = [pod for pod in observed.sync_pods if alive(pod) and pod not in _in_use(observed)]
+    others = [
+        pod for pod in observed.workspace.sync_pods if alive(pod) and pod not in _in_use(observed)
+    ]
     if not workspace_source.stands_by(job):
         return Workspace(state=step.state, why=step.why, deletes=_ends(others))
     ready = [pod for pod in others if sync_results.stands_by(job, pod)]
@@ -57,7 +59,7 @@ def _wanted(observed: Observed) -> VolumeSource | None:
     if workspace_source.source_of(job).source not in ("zip", "git", "s3"):
         return None
     name = names.workspace_claim(job.metadata.name)
-    held = claims.named(observed.claims, name)
+    held = claims.named(observed.workspace.claims, name)
     if held is not None and held.metadata.terminating and not delivery.needs_no_claim(observed):
         return None
     if delivery.is_served(observed):
@@ -85,7 +87,7 @@ def _ends(pods: list[Pod]) -> tuple[Delete, ...]:
 
 
 def _stand_by(observed: Observed, wanted: VolumeSource, defaults: Defaults) -> Apply:
-    job, latest = observed.job, observed.sync_pods[-1]
+    job, latest = observed.job, observed.workspace.sync_pods[-1]
     number = names.number_of(latest.metadata.name) + 1
     known, kept_on = sync_results.revision(observed), latest.metadata.annotations.delivery
     if not kept_on:
@@ -120,7 +122,7 @@ def _why_not_told(observed: Observed, runs: int, *, fetched: bool) -> ConditionU
     known = sync_results.revision(observed)
     if known <= runs:
         return None
-    if not all(alive(pod) for pod in observed.workers):
+    if not all(alive(pod) for pod in observed.gang.workers):
         words = f"revision {known} waits for the next gang, as a worker of this one has ended"
         return _behind("Unknown", "WorkersEnded", words)
     return (
@@ -174,8 +176,8 @@ def _begins(container: JsonObject, revision: JsonValue) -> JsonObject:
 
 def running(observed: Observed) -> int:
     """The revision that every worker of the gang has been told to run."""
-    said = [pod.metadata.annotations.revision for pod in observed.workers]
+    said = [pod.metadata.annotations.revision for pod in observed.gang.workers]
     present = observed.job.status.workspace_revision
-    if not observed.child_jobs or not said:
+    if not observed.gang.child_jobs or not said:
         return present
     return min(names.number_in(text, present) for text in said)

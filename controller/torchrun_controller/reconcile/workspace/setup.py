@@ -36,9 +36,9 @@ def prepare(
     if not wanted.shared:
         words = f"{ready.why.message}; every worker runs the setup before its command"
         return replace(ready, why=Reason(ready.why.reason, words))
-    if not observed.setup_pods:
+    if not observed.workspace.setup_pods:
         return _next_pod(observed, run, wanted, 0, defaults)
-    latest = observed.setup_pods[-1]
+    latest = observed.workspace.setup_pods[-1]
     name, number = latest.metadata.name, names.number_of(latest.metadata.name)
     current = latest.metadata.annotations.setup_key == wanted.key
     if latest.metadata.deletion_timestamp is not None:
@@ -74,7 +74,7 @@ def _next_pod(
         state=SyncState.SYNCING,
         why=Reason("SetupRunning", "a setup pod is being made"),
         applies=(pod,),
-        deletes=tuple(delete(pod) for pod in observed.setup_pods[: -KEPT_SETUP_PODS + 1]),
+        deletes=tuple(delete(pod) for pod in observed.workspace.setup_pods[: -KEPT_SETUP_PODS + 1]),
     )
 
 
@@ -117,7 +117,7 @@ def _why_running(observed: Observed, pod: Pod) -> Reason:
             "SetupRunning",
             f"pod {name} installs what the workers need; see: kubectl logs -f {name}",
         )
-    why = waiting.of_pod(pod, observed.claims, observed.warnings)
+    why = waiting.of_pod(pod, observed.workspace.claims, observed.cluster.warnings)
     if why is None:
         return Reason("SetupRunning", f"pod {name} is starting")
     return Reason(why.reason, f"pod {name}: {why.message}")

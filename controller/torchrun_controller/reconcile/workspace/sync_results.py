@@ -20,11 +20,11 @@ def done(observed: Observed, store: str | None = None) -> list[Pod]:
     What those before the present claim made is gone with theirs.
     """
     name = names.workspace_claim(observed.job.metadata.name)
-    held = claims.named(observed.claims, name)
+    held = claims.named(observed.workspace.claims, name)
     since = held.metadata.creation_timestamp if held else None
     return [
         pod
-        for pod in observed.sync_pods
+        for pod in observed.workspace.sync_pods
         if store is None or pod.metadata.annotations.delivery == store
         if delivery.has_content(pod)
         and not (since and (made := pod.metadata.creation_timestamp) and made < since)
@@ -49,7 +49,7 @@ def revision(observed: Observed) -> int:
     made = (verdict(pod).revision for pod in done(observed))
     known = max(made, default=0) or observed.job.status.workspace_revision
     said = observed.job.metadata.annotations.get(names.WORKSPACE_REVISION, "")
-    served = any(delivery.serves(pod) for pod in observed.sync_pods)
+    served = any(delivery.serves(pod) for pod in observed.workspace.sync_pods)
     return known + 1 if known and not served and said == str(known + 1) else known
 
 

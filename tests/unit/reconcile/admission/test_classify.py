@@ -36,7 +36,7 @@ NOBODY: frozenset[str] = frozenset()
 
 def classified(world: World, lost: frozenset[str] = NOBODY) -> Classification:
     pods = tuple(o for o in world.objects.values() if isinstance(o, Pod))
-    return classify_job(world.job, world.queue, world.observed().child_jobs, pods, lost)
+    return classify_job(world.job, world.queue, world.observed().gang.child_jobs, pods, lost)
 
 
 def word(world: World, **decided: object) -> StatusUpdate | None:

@@ -128,7 +128,7 @@ class EditedLab(Lab):
     def schedule(self, world: World) -> None:
         """The scheduler finds nodes for some pods of an elastic gang, or for its probes."""
         waiting = [pod for pod in world.workers() if pod.status.phase == "Pending"]
-        for pod in (*waiting, *world.observed().probes):
+        for pod in (*waiting, *world.observed().gang.probes):
             if self.chance.random() < 0.6:
                 world.placed(pod.metadata.name)
             elif pod in waiting:
@@ -142,7 +142,7 @@ class EditedLab(Lab):
             self.schedule(self.chance.choice(elastic))
         if self.chance.random() < 0.1:
             world = self.chance.choice(self.worlds)
-            if world.observed().child_jobs:
+            if world.observed().gang.child_jobs:
                 world.delete_child_job()
         for world in self.worlds:
             self.fail(world) if self.chance.random() < 0.3 else None

@@ -37,7 +37,7 @@ class Pair(Lab):
     def check(self) -> None:
         assert sum(charged(world.job) for world in self.worlds) <= QUOTA
         for world in self.worlds:
-            gang = running_gang(world.observed().child_jobs, pods_of(world), frozenset())
+            gang = running_gang(world.observed().gang.child_jobs, pods_of(world), frozenset())
             assert gang.nodes <= charged(world.job)
 
     def rounds(self, count: int = 3) -> None:
@@ -74,7 +74,7 @@ def test_nobody_else_waits_so_it_keeps_what_it_was_admitted_for():
     assert world.job.status.admission.limit == 0
     world.pass_time(seconds=600)
     world.settle()
-    assert len(world.observed().probes) == 3, "it looks for room"
+    assert len(world.observed().gang.probes) == 3, "it looks for room"
 
 
 def test_what_it_does_not_use_goes_to_a_job_that_waits():
@@ -95,7 +95,7 @@ def test_what_it_does_not_use_goes_to_a_job_that_waits():
     assert len(other.gangs) == 1
     world.pass_time(seconds=600)
     world.settle()
-    assert world.observed().probes == (), "no room is looked for that is not admitted"
+    assert world.observed().gang.probes == (), "no room is looked for that is not admitted"
 
 
 def test_it_grows_when_the_other_has_ended():
@@ -110,7 +110,7 @@ def test_it_grows_when_the_other_has_ended():
     assert (charged(world.job), charged(other.job)) == (4, 0)
     world.pass_time(seconds=600)
     world.settle()
-    assert len(world.observed().probes) == 3
+    assert len(world.observed().gang.probes) == 3
 
 
 def test_it_gives_back_nothing_where_that_is_not_enough():
@@ -127,7 +127,7 @@ def test_a_gang_that_grows_at_that_moment_keeps_all():
     world = pair.shrink()
     world.pass_time(seconds=600)
     world.settle()
-    for probe in world.observed().probes:
+    for probe in world.observed().gang.probes:
         world.placed(probe.metadata.name)
     other = pair.submit(3)
     # It has not heard of the limit when it makes the larger gang.

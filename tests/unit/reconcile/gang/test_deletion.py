@@ -26,7 +26,7 @@ def run(world: World) -> None:
 
 def delete_in_foreground(world: World) -> None:
     """The Job stays until its pods are gone."""
-    child = world.observed().child_jobs[-1]
+    child = world.observed().gang.child_jobs[-1]
     meta = replace(child.metadata, deletion_timestamp=world.now)
     world.objects[JOBS.plural, child.metadata.name] = replace(child, metadata=meta)
 
@@ -259,6 +259,6 @@ def test_nothing_of_an_older_gang_runs_on_where_the_job_of_the_next_was_deleted(
     world.settle()
     assert world.job.status.reason == "BackingOff"
     seen = world.observed()
-    pods = (*seen.workers, *seen.stale_pods)
+    pods = (*seen.gang.workers, *seen.gang.stale_pods)
     alive = [pod for pod in pods if pod.metadata.deletion_timestamp is None]
     assert [pod.metadata.name for pod in alive if pod.status.phase == "Running"] == []

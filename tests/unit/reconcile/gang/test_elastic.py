@@ -10,6 +10,7 @@ from torchrun_api.kinds import JOBS, PODS
 from torchrun_controller.reconcile import Conflict, Plan, Rejection, reconcile
 from torchrun_controller.reconcile.gang.elastic import SETTLE, SHRINK_AFTER
 from torchrun_controller.reconcile.gang.gate import REPEAT_SECONDS
+from torchrun_controller.reconcile.model.observed import RefusedWrites
 from world import DEFAULTS, START, World, make_job, make_queue
 
 GROW_AFTER = DEFAULTS.grow_after
@@ -55,7 +56,7 @@ def grow_time(world: World) -> Plan:
 
 
 def probes(world: World) -> list[str]:
-    return sorted(pod.metadata.name for pod in world.observed().probes)
+    return sorted(pod.metadata.name for pod in world.observed().gang.probes)
 
 
 def probe_placed(world: World, index: int) -> None:
@@ -298,13 +299,17 @@ def test_a_probe_that_is_refused_says_so_and_holds_up_nothing():
     world.told()
     world.pass_time(seconds=GROW_AFTER.total_seconds())
     refused = Rejection("pods", "train-probe-0", "exceeded quota")
-    plan = reconcile(replace(world.observed(), rejections=(refused,)), world.now, DEFAULTS)
+    plan = reconcile(
+        replace(world.observed(), refused=RefusedWrites(rejections=(refused,))), world.now, DEFAULTS
+    )
     assert plan.applies == ()
     assert "exceeded quota" in next(
         c.message for c in plan.status.conditions if c.type == "FullSize"
     )
     world.pod("train-r1-0-abcde", phase="Failed")
-    plan = reconcile(replace(world.observed(), rejections=(refused,)), world.now, DEFAULTS)
+    plan = reconcile(
+        replace(world.observed(), refused=RefusedWrites(rejections=(refused,))), world.now, DEFAULTS
+    )
     assert [a.name for a in plan.applies] == ["train-r2"]
 
 
@@ -327,5 +332,5 @@ def test_without_a_run_to_be_made_nothing_is_asked_for(queue):
 
 def test_times_are_told_from_the_gangs_creation():
     world = elastic()
-    assert world.observed().child_jobs[-1].metadata.creation_timestamp == START
+    assert world.observed().gang.child_jobs[-1].metadata.creation_timestamp == START
     assert timedelta(seconds=30) == SHRINK_AFTER

@@ -48,7 +48,7 @@ def test_a_pause_frees_everything_but_the_claims_and_a_resume_is_no_restart():
     world.settle()
     assert world.phase == "Suspended"
     assert world.job.status.running_seconds == 45
-    assert [o.metadata.name for o in world.observed().sync_pods] == ["train-sync-0"]
+    assert [o.metadata.name for o in world.observed().workspace.sync_pods] == ["train-sync-0"]
     assert {plural for plural, _ in world.objects} == {CLAIMS.plural, SERVICES.plural, PODS.plural}
     world.spec(suspend=False)
     world.settle()
@@ -233,7 +233,7 @@ def test_a_workspace_that_is_not_ready_in_time_fails_the_job():
     world.settle()
     assert (world.phase, world.job.status.reason) == ("Failed", "SyncTimeout")
     assert "syncTimeoutSeconds" in world.job.status.message
-    assert world.observed().sync_pods == (), "no pod waits on for a job that is over"
+    assert world.observed().workspace.sync_pods == (), "no pod waits on for a job that is over"
 
 
 def test_without_a_time_to_live_nothing_is_deleted():

@@ -28,7 +28,8 @@ def report(step: int, time: datetime) -> Progress:
 
 def told(world: World, progress: Progress) -> Plan:
     """Reconcile with this report, and keep the status as the API server would."""
-    observed = replace(world.observed(), progress=progress)
+    observed = world.observed()
+    observed = replace(observed, gang=replace(observed.gang, progress=progress))
     plan = reconcile(observed, world.now, REPORTING)
     if plan.status is not None:
         wire = msgspec.json.decode(msgspec.json.encode(plan.status), type=type(plan.status))

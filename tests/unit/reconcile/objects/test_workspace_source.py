@@ -23,11 +23,11 @@ def fetching(**workspace):
 
 
 def sync_pods(world):
-    return [pod.metadata.name for pod in world.observed().sync_pods]
+    return [pod.metadata.name for pod in world.observed().workspace.sync_pods]
 
 
 def end(world, **said):
-    pod = world.observed().sync_pods[-1].metadata.name
+    pod = world.observed().workspace.sync_pods[-1].metadata.name
     message = msgspec.json.encode(said).decode()
     world.end_container(pod, names.SYNC_CONTAINER, message=message, finished_at=world.now)
     if "commit" in said:
@@ -233,7 +233,7 @@ def test_a_gang_that_fails_meanwhile_starts_again_with_what_it_had():
     fail_gang(world)
     world.pass_time(seconds=1)
     world.settle()
-    assert world.observed().child_jobs[-1].metadata.name == "train-r1"
+    assert world.observed().gang.child_jobs[-1].metadata.name == "train-r1"
     assert world.job.status.workspace_commit == COMMIT
 
 

@@ -26,7 +26,8 @@ class Cluster(World):
         self.promised = {}
 
     def observed(self) -> Observed:
-        return replace(super().observed(), promised=self.promised)
+        seen = super().observed()
+        return replace(seen, cluster=replace(seen.cluster, promised=self.promised))
 
     def storage(self, name: str, size: str, ready: bool = True, **labels: str) -> None:
         self.node(name, ready, hostname=f"{name}.local")

@@ -35,7 +35,7 @@ def runs(world):
 def test_the_gang_has_two_jobs_and_one_count(world):
     plan = world.step()
     assert [a.name for a in plan.applies] == ["train", "train-w", "train"]
-    head = world.observed().child_jobs[-1]
+    head = world.observed().gang.child_jobs[-1]
     assert (roles.nodes_of(head), head.spec.completions) == (3, 1)
     status = world.job.status
     assert (status.num_nodes, status.gpus, status.workers.pending) == (3, 16, 3)
@@ -153,7 +153,7 @@ def test_survivors_of_a_process_that_dies_early_end_later(world):
     world.pod(world.workers()[0].metadata.name, phase="Failed")
     world.step(writes=2)
     world.settle()
-    left = [p for p in world.observed().stale_pods if p.metadata.deletion_timestamp is None]
+    left = [p for p in world.observed().gang.stale_pods if p.metadata.deletion_timestamp is None]
     assert not left, [p.metadata.name for p in left]
 
 

@@ -7,6 +7,7 @@ from torchrun_api.core import ContainerState, ContainerStatus, StateWaiting
 from torchrun_api.kinds import CLAIMS, JOBS, PODS
 from torchrun_api.meta import Condition
 from torchrun_controller.reconcile import Rejection, reconcile
+from torchrun_controller.reconcile.model.observed import RefusedWrites
 from torchrun_controller.reconcile.pods.waiting import refusal
 from world import DEFAULTS, ZIP, World, make_job, make_queue
 
@@ -215,7 +216,9 @@ def test_a_quota_that_refuses_an_object_of_ours_reads_alike():
     world = World(make_job(numNodes=1, volumes=ZIP), make_queue())
     said = QUOTA.removeprefix("Error creating: ")
     refused = Rejection("pods", "train-sync-0", said)
-    plan = reconcile(replace(world.observed(), rejections=(refused,)), world.now, DEFAULTS)
+    plan = reconcile(
+        replace(world.observed(), refused=RefusedWrites(rejections=(refused,))), world.now, DEFAULTS
+    )
     assert plan.status is not None
     assert plan.status.reason == "QuotaExceeded"
     assert plan.status.message.startswith("pods train-sync-0: ResourceQuota team is used up")

@@ -84,7 +84,7 @@ def test_the_status_tells_of_a_claim_that_is_given_up_before_its_pod_goes():
     world.step(writes=1)  # and no status, as when one was written a moment ago
     world.settle()
     assert pods(world) == ["train-serve-0", "train-serve-0"]
-    assert world.observed().sync_pods[0].metadata.annotations.delivery == "ephemeral"
+    assert world.observed().workspace.sync_pods[0].metadata.annotations.delivery == "ephemeral"
 
 
 @pytest.mark.parametrize(
@@ -259,14 +259,14 @@ def test_a_pause_keeps_it_as_it_keeps_claims_and_the_end_does_not():
     world.containers_stop()
     world.settle()
     assert world.phase == "Suspended"
-    assert [p.metadata.name for p in world.observed().sync_pods] == ["train-serve-0"]
+    assert [p.metadata.name for p in world.observed().workspace.sync_pods] == ["train-serve-0"]
     world.spec(suspend=False)
     world.settle()
     world.all_workers("Succeeded")
     world.job_condition("Complete")
     world.settle()
     assert world.phase == "Succeeded"
-    assert world.observed().sync_pods == ()
+    assert world.observed().workspace.sync_pods == ()
 
 
 def test_shared_storage_may_be_asked_for_later():

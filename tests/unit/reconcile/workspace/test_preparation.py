@@ -81,7 +81,7 @@ def test_a_failed_sync_is_tried_again_with_growing_delay():
         world.pass_time(minutes=5)
         world.settle()
         world.end_container(f"train-sync-{number}", "sync", exit_code=1, finished_at=world.now)
-    assert len(world.observed().sync_pods) == 3, "only the last few are kept"
+    assert len(world.observed().workspace.sync_pods) == 3, "only the last few are kept"
 
 
 def test_an_evicted_sync_pod_is_tried_again():
@@ -106,7 +106,7 @@ def test_a_refused_archive_waits_for_its_mending():
     meta = replace(world.job.metadata, annotations={names.WORKSPACE_SHA256: "b" * 64})
     world.job = replace(world.job, metadata=meta)
     world.settle()
-    assert world.observed().sync_pods[-1].metadata.name == "train-sync-1"
+    assert world.observed().workspace.sync_pods[-1].metadata.name == "train-sync-1"
     world.sync_done()
     world.settle()
     assert world.phase == "Queued"
@@ -119,7 +119,7 @@ def test_a_new_upload_replaces_a_sync_pod_that_waits_for_the_old_one():
     meta = replace(world.job.metadata, annotations={names.WORKSPACE_SHA256: "b" * 64})
     world.job = replace(world.job, metadata=meta)
     world.settle()
-    pod = world.observed().sync_pods[-1]
+    pod = world.observed().workspace.sync_pods[-1]
     assert pod.metadata.annotations.workspace_sha256 == "b" * 64
     world.sync_done()
     meta = replace(world.job.metadata, annotations={names.WORKSPACE_SHA256: "c" * 64})
@@ -140,8 +140,8 @@ def test_another_upload_token_replaces_a_sync_pod_that_takes_any_upload(digest: 
         meta = replace(world.job.metadata, annotations=annotations)
         world.job = replace(world.job, metadata=meta)
         world.settle()
-        world.pod(world.observed().sync_pods[-1].metadata.name, phase="Running")
-    latest = world.observed().sync_pods[-1].metadata
+        world.pod(world.observed().workspace.sync_pods[-1].metadata.name, phase="Running")
+    latest = world.observed().workspace.sync_pods[-1].metadata
     assert latest.annotations.upload_token_sha256 == ("d" * 64 if pods else "")
     world.sync_done()
     world.settle()

@@ -23,7 +23,7 @@ def annotate(world: World, **values: str) -> None:
 
 def made(world: World, revision: int, sha256: str) -> None:
     """The last sync pod ends well."""
-    pod = world.observed().sync_pods[-1].metadata.name
+    pod = world.observed().workspace.sync_pods[-1].metadata.name
     message = json.dumps({"sha256": sha256, "files": 1, "bytes": 1, "revision": revision})
     world.end_container(pod, names.SYNC_CONTAINER, message=message, finished_at=world.now)
     world.pod(pod, phase="Succeeded")
@@ -50,7 +50,7 @@ def variables(pod: Any) -> dict[str, str]:
 
 
 def syncing(world: World) -> list[str]:
-    return [pod.metadata.name for pod in world.observed().sync_pods]
+    return [pod.metadata.name for pod in world.observed().workspace.sync_pods]
 
 
 def told(world: World) -> set[str]:
@@ -185,7 +185,7 @@ def test_another_token_and_another_workspace_together_come_to_a_pod_of_their_own
     world.pod("train-sync-1", phase="Running")
     annotate(world, workspace_sha256="b" * 64, upload_token_sha256="f" * 64)
     world.settle()
-    pod = world.observed().sync_pods[-1]
+    pod = world.observed().workspace.sync_pods[-1]
     said = pod.metadata.annotations
     assert (said.workspace_sha256, said.upload_token_sha256) == ("b" * 64, "f" * 64)
     made(world, 2, "b" * 64)
@@ -216,7 +216,7 @@ def test_a_pod_that_stands_by_is_in_nobodys_way() -> None:
     world.containers_stop()
     world.pass_time(minutes=10)
     world.settle()
-    assert world.observed().child_jobs[-1].metadata.name == "train-r1"
+    assert world.observed().gang.child_jobs[-1].metadata.name == "train-r1"
     world.spec(development=False)
     world.all_workers("Running")
     world.settle()

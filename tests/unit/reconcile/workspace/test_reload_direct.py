@@ -32,7 +32,7 @@ def variables(world: World, name: str) -> dict[str, str]:
 
 
 def pods(world: World) -> list[str]:
-    return [pod.metadata.name for pod in world.observed().sync_pods]
+    return [pod.metadata.name for pod in world.observed().workspace.sync_pods]
 
 
 def told(world: World) -> set[tuple[str, str]]:
@@ -104,7 +104,7 @@ def unrecorded(delivery: str) -> World:
     status = world.job.status
     world.serves(FIRST, "1" * 64, 1, sha256="a" * 64)
     world.step()
-    assert world.observed().child_jobs
+    assert world.observed().gang.child_jobs
     world.job = replace(world.job, status=status)
     world.claim_is("Bound")
     return world
@@ -157,7 +157,7 @@ def test_a_fetch_that_fails_leaves_run_and_server_alone() -> None:
     world.settle()
     world.pass_time(minutes=1)
     world.settle()
-    assert world.observed().child_jobs[-1].metadata.name == "train-r1", "with what there is"
+    assert world.observed().gang.child_jobs[-1].metadata.name == "train-r1", "with what there is"
     assert told(world) == {("1", f"http://{FIRST}:8081")}
     serves(world, SECOND, 2, "", "d" * 40)
     assert world.job.status.workspace_commit == "d" * 40

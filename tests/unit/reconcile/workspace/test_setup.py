@@ -33,7 +33,7 @@ def setup_pods(world: World) -> list[str]:
 
 
 def fail(world: World, **ended) -> None:
-    world.end_container(world.observed().setup_pods[-1].metadata.name, "setup", **ended)
+    world.end_container(world.observed().workspace.setup_pods[-1].metadata.name, "setup", **ended)
 
 
 def fail_by_itself(world: World) -> None:
@@ -99,7 +99,7 @@ def test_a_setup_under_way_is_replaced_when_the_spec_changes():
     assert [delete.name for delete in plan.deletes] == ["train-setup-0"]
     assert world.job.status.reason == "Replacing"
     world.settle()
-    assert len(world.observed().setup_pods) == 1
+    assert len(world.observed().workspace.setup_pods) == 1
     assert "make all" in str(world.plans[-2].applies or world.plans[-3].applies)
 
 
@@ -133,7 +133,7 @@ def test_a_failing_command_waits_for_its_mending():
     world.setup_done()
     world.settle()
     assert (JOBS.plural, "train") in world.created
-    assert len(world.observed().setup_pods) == 2, "the last ones are kept"
+    assert len(world.observed().workspace.setup_pods) == 2, "the last ones are kept"
 
 
 @pytest.mark.parametrize(
@@ -200,14 +200,14 @@ def test_it_is_part_of_the_time_that_a_sync_may_take():
     world.pass_time(seconds=61)
     world.settle()
     assert (world.phase, world.job.status.reason) == ("Failed", "SyncTimeout")
-    assert world.observed().setup_pods == ()
+    assert world.observed().workspace.setup_pods == ()
 
 
 def test_a_pause_ends_it_and_a_resume_begins_again():
     world = ready_for_setup()
     world.spec(suspend=True)
     world.settle()
-    assert (world.phase, world.observed().setup_pods) == ("Suspended", ())
+    assert (world.phase, world.observed().workspace.setup_pods) == ("Suspended", ())
     world.spec(suspend=False)
     world.settle()
     assert world.job.status.reason == "SetupRunning"
@@ -227,11 +227,11 @@ def test_the_content_of_a_workspace_is_what_its_sync_pod_says_where_nobody_asked
     world.end_container("train-sync-0", "sync", message='{"sha256": "aa"}')
     world.pod("train-sync-0", phase="Succeeded")
     world.step()
-    first = world.observed().setup_pods[-1].metadata.annotations.setup_key
+    first = world.observed().workspace.setup_pods[-1].metadata.annotations.setup_key
     world.end_container("train-sync-0", "sync", message='{"sha256": "bb"}')
     world.pod("train-sync-0", phase="Succeeded")
     world.settle()
-    assert world.observed().setup_pods[-1].metadata.annotations.setup_key != first
+    assert world.observed().workspace.setup_pods[-1].metadata.annotations.setup_key != first
 
 
 def test_a_variable_of_the_setup_is_the_controllers():
