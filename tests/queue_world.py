@@ -16,10 +16,10 @@ from torchrun_api.meta import Condition
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.reconcile.model.installed import Installed
 from torchrun_controller.reconcile.model.plan import Event
-from torchrun_controller.reconcile.queues import (
+from torchrun_controller.reconcile.queue import (
     ObservedQueue,
     QueuePlan,
-    Verdict,
+    TemplateCheck,
     reconcile_queue,
 )
 from world import DEFAULTS, START
@@ -77,7 +77,7 @@ class QueueWorld:
         self.refused: dict[tuple[str, str], str] = {}
         self.unseen: dict[str, str] = {}
         self.namespaces: tuple[str, ...] = ()
-        self.verdict: Verdict | None = None
+        self.verdict: TemplateCheck | None = None
         self.says = ("True", "")  # of a trial
         self.trials: list[JsonObject] = []
         self.plans: list[QueuePlan] = []
@@ -95,7 +95,7 @@ class QueueWorld:
             unseen=self.unseen,
             sharing=self.sharing,
             refused=self.refused,
-            verdict=self.verdict,
+            template_check=self.verdict,
             namespaces=self.namespaces,
         )
 
@@ -106,7 +106,7 @@ class QueueWorld:
             assert self.queue is not None
             self.trials.append(plan.trial.body)
             said, message = self.says
-            self.verdict = Verdict(self.queue.metadata.generation, said, message)  # type: ignore[arg-type]
+            self.verdict = TemplateCheck(self.queue.metadata.generation, said, message)  # type: ignore[arg-type]
             plan = reconcile_queue(self.observed(), self.now, DEFAULTS)
         assert plan.trial is None
         return plan

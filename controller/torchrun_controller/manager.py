@@ -41,7 +41,7 @@ from torchrun_controller.metrics.watches import WatchObserver
 from torchrun_controller.reconcile import reconcile
 from torchrun_controller.reconcile.admission.coordinator import admit
 from torchrun_controller.reconcile.model.observed import Defaults
-from torchrun_controller.reconcile.queues import reconcile_queue
+from torchrun_controller.reconcile.queue import reconcile_queue
 from torchrun_controller.settings import Settings
 from torchrun_controller.workqueue import AsyncWorkQueue
 

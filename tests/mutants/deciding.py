@@ -6,7 +6,7 @@ _CORE = "tests/unit/reconcile"
 LIFE = (f"{_CORE}/test_life.py", f"{_CORE}/test_regressions.py", f"{_CORE}/job/test_ends.py")
 ATTEMPTS = (f"{_CORE}/gang", f"{_CORE}/test_regressions.py")
 WORKSPACE = (f"{_CORE}/workspace", f"{_CORE}/test_life.py")
-QUEUES = (f"{_CORE}/queues",)
+QUEUES = (f"{_CORE}/queue",)
 ADMISSION = (f"{_CORE}/admission",)
 ROLES = (f"{_CORE}/pods/test_roles.py",)
 PHASES = (f"{_CORE}/model/test_phases.py", f"{_CORE}/test_life.py")
@@ -215,7 +215,7 @@ DECIDING = (
     ),
     Mutant(
         "the-finalizer-stays",
-        "reconcile/queues/leave.py",
+        "reconcile/queue/finalizer.py",
         "return QueuePlan(applies=(_finalizers(queue, []),))",
         "return QueuePlan()",
         "a queue that is deleted never goes, nor does its namespace",
@@ -223,9 +223,9 @@ DECIDING = (
     ),
     Mutant(
         "a-queue-goes-before-its-jobs",
-        "reconcile/queues/leave.py",
+        "reconcile/queue/finalizer.py",
         "if running:",
-        "if len(running) > NAMED:",
+        "if len(running) > NAMES:",
         "jobs lose their queue while they run",
         QUEUES,
     ),

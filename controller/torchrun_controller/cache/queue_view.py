@@ -24,8 +24,8 @@ from torchrun_controller.cache.observe import QUEUE_INDEX, Key, index_key
 from torchrun_controller.cache.store import Change, Store
 from torchrun_controller.client import Transport
 from torchrun_controller.reconcile.model.installed import Installed
-from torchrun_controller.reconcile.queues import ObservedQueue, jobs
-from torchrun_controller.reconcile.queues.observed import Extra
+from torchrun_controller.reconcile.queue import ObservedQueue, jobs
+from torchrun_controller.reconcile.queue.model import Extra
 from torchrun_controller.workqueue import INITIAL, WorkQueue
 
 OWNER_INDEX = "owner"
@@ -231,7 +231,7 @@ def _extras(scope: _Scope, uid: str) -> tuple[Extra, ...] | None:
 
 
 def _counted(job: TorchrunJob | None) -> object:
-    return None if job is None else jobs.standing(job)
+    return None if job is None else jobs.state_of(job)
 
 
 def _shared(queue: TorchrunQueue | None) -> object:

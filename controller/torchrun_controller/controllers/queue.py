@@ -26,7 +26,7 @@ from torchrun_controller.client.apply import (
 from torchrun_controller.controllers.controller import Done, Outcome, RequeueAfter, log_fields
 from torchrun_controller.controllers.writes import BEHIND_RETRY, EventSink, Throttled, Writes
 from torchrun_controller.reconcile.model.plan import Apply
-from torchrun_controller.reconcile.queues import ObservedQueue, QueuePlan, Verdict
+from torchrun_controller.reconcile.queue import ObservedQueue, QueuePlan, TemplateCheck
 
 REFUSED_RETRY = 60.0  # seconds until a refused write or dry run is retried
 
@@ -48,8 +48,8 @@ class _Memory(Struct):
     """What the process knows of one queue beside the caches. A new process asks again."""
 
     made_from: tuple[str, int]  # UID and generation
-    verdict: Verdict | None = None
-    judge_again: float = math.inf  # the time of the next dry run after a failed one
+    template_check: TemplateCheck | None = None
+    check_again: float = math.inf  # the time of the next dry run after a failed one
     # By resource and name: the message of a refusal, and the time of the next try.
     refused: dict[tuple[str, str], tuple[str, float]] = field(default_factory=dict)
 
@@ -90,9 +90,9 @@ class QueueReconciler:
         memory = self._memory_of(key, observed.queue)
         plan = self._plan(observed, memory)
         if plan.trial is not None:
-            memory.verdict = await self._check_template(observed.queue, plan.trial)
-            good = memory.verdict.accepted == "True"
-            memory.judge_again = math.inf if good else self._clock() + REFUSED_RETRY
+            memory.template_check = await self._check_template(observed.queue, plan.trial)
+            good = memory.template_check.accepted == "True"
+            memory.check_again = math.inf if good else self._clock() + REFUSED_RETRY
             plan = self._plan(observed, memory)
         if await self._carry_out(key, observed.queue, memory, plan):
             # Report only refused objects; the rest succeeded.
@@ -102,7 +102,7 @@ class QueueReconciler:
             # The queue has a new resourceVersion, so its status waits for the cache event.
             return RequeueAfter(BEHIND_RETRY)
         delay = await self._write_status(key, observed.queue, plan)
-        again = [until for _, until in memory.refused.values()] + [memory.judge_again]
+        again = [until for _, until in memory.refused.values()] + [memory.check_again]
         waits = [until - self._clock() for until in again if until < math.inf]
         if delay is not None:
             waits.append(delay)
@@ -118,24 +118,24 @@ class QueueReconciler:
 
     def _plan(self, observed: ObservedQueue, memory: _Memory) -> QueuePlan:
         now = self._clock()
-        if now >= memory.judge_again:
-            memory.verdict, memory.judge_again = None, math.inf
+        if now >= memory.check_again:
+            memory.template_check, memory.check_again = None, math.inf
         memory.refused = {what: why for what, why in memory.refused.items() if why[1] > now}
         refused = {what: message for what, (message, _) in memory.refused.items()}
-        shown = replace(observed, refused=refused, verdict=memory.verdict)
+        shown = replace(observed, refused=refused, template_check=memory.template_check)
         return self._decide(shown, self._now())
 
-    async def _check_template(self, queue: TorchrunQueue, trial: Apply) -> Verdict:
+    async def _check_template(self, queue: TorchrunQueue, trial: Apply) -> TemplateCheck:
         """Try the template as a dry run. Raises UnavailableError if the server does not answer."""
         generation = queue.metadata.generation
         try:
             await self._applier.dry_run(trial)
         except RejectedError as error:
             # 403: a role, a quota or a webhook forbids it; the template may be correct.
-            return Verdict(generation, "False" if error.permanent else "Unknown", str(error))
+            return TemplateCheck(generation, "False" if error.permanent else "Unknown", str(error))
         except (NameConflictError, SupersededError, ApiError) as error:
-            return Verdict(generation, "Unknown", str(error))
-        return Verdict(generation, "True")
+            return TemplateCheck(generation, "Unknown", str(error))
+        return TemplateCheck(generation, "True")
 
     async def _carry_out(
         self, key: Key, queue: TorchrunQueue, memory: _Memory, plan: QueuePlan

@@ -25,7 +25,7 @@ from torchrun_controller.controllers.writes import Writes
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile.model.observed import Conflict, Rejection
 from torchrun_controller.reconcile.model.plan import Apply, Delete, Event
-from torchrun_controller.reconcile.queues import ObservedQueue, QueuePlan, Verdict
+from torchrun_controller.reconcile.queue import ObservedQueue, QueuePlan, TemplateCheck
 from unit.controllers.neighbours import NOW, Cache
 
 KEY = ("ml", "gpu")
@@ -152,14 +152,14 @@ class TestTrials:
         ids=str,
     )
     async def test_verdicts(self, world: World, failure: Exception | None, accepted: str) -> None:
-        world.plan = lambda seen: QueuePlan(trial=TRIAL if seen.verdict is None else None)
+        world.plan = lambda seen: QueuePlan(trial=TRIAL if seen.template_check is None else None)
         if failure is not None:
             world.failures = {"template": failure}
         good = accepted == "True"
         assert await world.reconciler.attempt(KEY) == (
             Done() if good else RequeueAfter(REFUSED_RETRY)
         )
-        verdict = world.seen[-1].verdict
+        verdict = world.seen[-1].template_check
         assert verdict is not None
         assert (verdict.generation, verdict.accepted) == (1, accepted)
         assert verdict.message == ("" if failure is None else str(failure))
@@ -169,7 +169,7 @@ class TestTrials:
         world.time += REFUSED_RETRY
         assert await world.reconciler.attempt(KEY) == Done()
         assert len(world.seen) == (4 if good else 5), "a refusal may have been a policy's mood"
-        assert world.seen[-1].verdict == Verdict(1, "True")
+        assert world.seen[-1].template_check == TemplateCheck(1, "True")
 
     async def test_a_server_that_does_not_answer_gives_none(self, world: World) -> None:
         world.plan = lambda seen: QueuePlan(trial=TRIAL)
@@ -178,12 +178,12 @@ class TestTrials:
             await world.reconciler.attempt(KEY)
 
     async def test_another_spec_is_another_trial(self, world: World) -> None:
-        world.plan = lambda seen: QueuePlan(trial=TRIAL if seen.verdict is None else None)
+        world.plan = lambda seen: QueuePlan(trial=TRIAL if seen.template_check is None else None)
         await world.reconciler.attempt(KEY)
         assert world.queue is not None
         world.queue = replace(world.queue, metadata=replace(world.queue.metadata, generation=2))
         await world.reconciler.attempt(KEY)
-        assert world.seen[-1].verdict == Verdict(2, "True")
+        assert world.seen[-1].template_check == TemplateCheck(2, "True")
         assert world.log == [TRIAL, TRIAL]
 
 

@@ -13,8 +13,8 @@ from torchrun_controller.reconcile.model.plan import Apply, Delete, Event
 Extra: TypeAlias = ConfigMap | QueueClaim
 
 
-class Verdict(Struct, frozen=True):
-    """What the API server says of a Job made from the template of this generation.
+class TemplateCheck(Struct, frozen=True):
+    """The API server's answer to a dry run of a Job made from the template of this generation.
 
     `accepted` is "Unknown" where the controller may not ask.
     """
@@ -42,7 +42,7 @@ class ObservedQueue(Struct, frozen=True, kw_only=True):
     unseen: dict[str, str] = {}
     sharing: tuple[TorchrunQueue, ...] = ()
     refused: dict[tuple[str, str], str] = {}
-    verdict: Verdict | None = None
+    template_check: TemplateCheck | None = None
     namespaces: tuple[str, ...] = ()
 
 
@@ -50,7 +50,7 @@ class QueuePlan(Struct, frozen=True, kw_only=True):
     """Carried out in this order: applies, deletes, status, events.
 
     A `trial` is asked for before anything else: reconcile wants to be called again with the API
-    server's Verdict on it. `status` is None where the present one says it all.
+    server's TemplateCheck on it. `status` is None where the present one says it all.
     """
 
     trial: Apply | None = None

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from queue_world import KAI, QueueWorld, a_job, kai_queue, make_trq
-from torchrun_controller.reconcile.queues import QueuePlan
+from torchrun_controller.reconcile.queue import QueuePlan
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "queues"
 CLAIM = {

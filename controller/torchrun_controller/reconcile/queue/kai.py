@@ -21,8 +21,8 @@ from torchrun_api.quantity import QuantityError, parse
 from torchrun_api.queue import TorchrunQueue, TorchrunQueueSpec
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
 from torchrun_controller.reconcile.model.plan import Apply, Delete
-from torchrun_controller.reconcile.queues import gang
-from torchrun_controller.reconcile.queues.observed import ObservedQueue
+from torchrun_controller.reconcile.queue import jobs
+from torchrun_controller.reconcile.queue.model import ObservedQueue
 from torchrun_controller.reconcile.schedulers.choice import SCHEDULERS
 
 CONDITION = "KaiQueueReady"
@@ -34,39 +34,39 @@ KEPT = "Kept"
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 
-class Mapped(Struct, frozen=True, kw_only=True):
-    """What is to be done about the KAI queue, and how it stands; no claim where none is asked for.
+class KaiQueuePlan(Struct, frozen=True, kw_only=True):
+    """What is to be done about the KAI queue; no condition where the spec asks for none.
 
     `usable` is False where jobs would be sent to a queue that is not theirs.
     """
 
-    claim: ConditionUpdate | None = None
+    condition: ConditionUpdate | None = None
     apply: Apply | None = None
     deletes: tuple[Delete, ...] = ()
     usable: bool = True
 
 
-def keep(observed: ObservedQueue, *, idle: bool) -> Mapped:
+def plan_kai_queue(observed: ObservedQueue, *, idle: bool) -> KaiQueuePlan:
     """Make the KAI queue or bring it up to date; once `idle`, remove one of a former name."""
-    mapped = _keep(observed)
+    plan = _plan(observed)
     former = _former(observed)
     refused = {queue.metadata.name: observed.refused.get(key(queue)) for queue in former}
     stuck = "; ".join(f"{name}: {why}" for name, why in refused.items() if why is not None)
     if stuck:
-        told = f"the KAI queue of a former spec.kaiQueue cannot be removed: {stuck}"
-        return replace(mapped, claim=_claim("False", "NotRemoved", told))
+        message = f"the KAI queue of a former spec.kaiQueue cannot be removed: {stuck}"
+        return replace(plan, condition=_condition("False", "NotRemoved", message))
     if idle:
-        return replace(mapped, deletes=tuple(delete(queue) for queue in former))
-    return mapped
+        return replace(plan, deletes=tuple(delete(queue) for queue in former))
+    return plan
 
 
-def _keep(observed: ObservedQueue) -> Mapped:
+def _plan(observed: ObservedQueue) -> KaiQueuePlan:
     name = observed.queue.spec.kai_queue
     if name is None:
-        return Mapped()
+        return KaiQueuePlan()
     if observed.installed is not None and not observed.installed.serves(KAI_QUEUES):
-        return Mapped(
-            claim=_claim(
+        return KaiQueuePlan(
+            condition=_condition(
                 "False",
                 NOT_INSTALLED,
                 f"the cluster has no {KAI_QUEUES.resource} in version {KAI_QUEUES.version}; it is"
@@ -75,11 +75,13 @@ def _keep(observed: ObservedQueue) -> Mapped:
         )
     if observed.kai is None:
         why = observed.unseen.get(KAI_QUEUES.resource, "the cache is being filled")
-        return Mapped(claim=_claim("Unknown", "NotSeen", f"KAI's queues are not known: {why}"))
-    return _mapped(observed, name, observed.kai)
+        return KaiQueuePlan(
+            condition=_condition("Unknown", "NotSeen", f"KAI's queues are not known: {why}")
+        )
+    return _plan_named(observed, name, observed.kai)
 
 
-def release(observed: ObservedQueue) -> tuple[KaiQueue, ...]:
+def removable(observed: ObservedQueue) -> tuple[KaiQueue, ...]:
     """KAI queues to remove with a TorchrunQueue: its own, but for one that another takes over."""
     taken = observed.queue.spec.kai_queue if observed.sharing else None
     return tuple(queue for queue in _owned(observed) if queue.metadata.name != taken)
@@ -96,63 +98,71 @@ def _owned(observed: ObservedQueue) -> list[KaiQueue]:
     return [known[name] for name in sorted(known) if _owner(known[name]) == ours]
 
 
-def _mapped(observed: ObservedQueue, name: str, present: dict[str, KaiQueue]) -> Mapped:
-    queue, held = observed.queue, present.get(name)
+def _plan_named(observed: ObservedQueue, name: str, present: dict[str, KaiQueue]) -> KaiQueuePlan:
+    queue, existing = observed.queue, present.get(name)
     eldest = min((queue, *observed.sharing), key=_age)
     if eldest is not queue:
         return _younger(queue, eldest, name)
-    if held is not None:
-        owner = _owner(held)
+    if existing is not None:
+        owner = _owner(existing)
         if not owner:
-            told = (
+            message = (
                 f"KAI queue {name} was not made for this queue: it is used as it is, and quota and"
                 " weight of this queue are not handed on to it"
             )
-            return Mapped(claim=_claim("True", "NotOurs", told))
+            return KaiQueuePlan(condition=_condition("True", "NotOurs", message))
         if owner != _identity(queue) and not _is_watched(observed, owner):
             return _conflict(name, owner)
     refused = observed.refused.get((KAI_QUEUES.resource, name))
     if refused is not None:
-        claim = _claim("False", "Refused", refused)
-        return Mapped(claim=claim, usable=held is not None)
+        condition = _condition("False", "Refused", refused)
+        return KaiQueuePlan(condition=condition, usable=existing is not None)
     try:
         resources = _resources(queue.spec)
     except QuantityError as error:
-        return Mapped(claim=_claim("False", "InvalidSpec", f"spec.quota: {error}"))
-    parent = _parent(queue.spec, held, present)
+        return KaiQueuePlan(condition=_condition("False", "InvalidSpec", f"spec.quota: {error}"))
+    parent = _parent(queue.spec, existing, present)
     if parent not in present:
-        return Mapped(claim=_claim("False", "ParentNotFound", _no_parent(queue, parent)))
+        return KaiQueuePlan(
+            condition=_condition("False", "ParentNotFound", _no_parent(queue, parent))
+        )
     spec: JsonObject = {"parentQueue": parent, "resources": resources}
-    up_to_date = held is not None and _owner(held) == _identity(queue) and _within(held.spec, spec)
-    uid = held.metadata.uid if held is not None else ""
-    return Mapped(
-        claim=_kept(observed, name, present),
+    up_to_date = (
+        existing is not None
+        and _owner(existing) == _identity(queue)
+        and _within(existing.spec, spec)
+    )
+    uid = existing.metadata.uid if existing is not None else ""
+    return KaiQueuePlan(
+        condition=_kept(observed, name, present),
         apply=None if up_to_date else Apply(KAI_QUEUES, _body(queue, name, spec), uid),
     )
 
 
-def _younger(queue: TorchrunQueue, eldest: TorchrunQueue, name: str) -> Mapped:
+def _younger(queue: TorchrunQueue, eldest: TorchrunQueue, name: str) -> KaiQueuePlan:
     """Queues of one namespace may share a KAI queue; queues of several would share a quota."""
     if eldest.metadata.namespace != queue.metadata.namespace:
         return _conflict(name, _identity(eldest))
-    told = (
+    message = (
         f"KAI queue {name} is kept by the older TorchrunQueue {eldest.metadata.name}, whose quota"
         " and weight it has"
     )
-    return Mapped(claim=_claim("True", "Shared", told))
+    return KaiQueuePlan(condition=_condition("True", "Shared", message))
 
 
-def _conflict(name: str, owner: str) -> Mapped:
-    told = (
+def _conflict(name: str, owner: str) -> KaiQueuePlan:
+    message = (
         f"KAI queue {name} belongs to the older TorchrunQueue {owner}; choose another spec.kaiQueue"
     )
-    return Mapped(claim=_claim("False", "Conflict", told), usable=False)
+    return KaiQueuePlan(condition=_condition("False", "Conflict", message), usable=False)
 
 
 def _kept(observed: ObservedQueue, name: str, present: dict[str, KaiQueue]) -> ConditionUpdate:
-    children = sorted(held for held, q in present.items() if q.spec.get("parentQueue") == name)
+    children = sorted(
+        existing for existing, q in present.items() if q.spec.get("parentQueue") == name
+    )
     if children:
-        return _claim(
+        return _condition(
             "False",
             "NotALeaf",
             f"KAI queue {name} is the parent of {', '.join(children[:5])}: KAI schedules pods of"
@@ -164,19 +174,21 @@ def _kept(observed: ObservedQueue, name: str, present: dict[str, KaiQueue]) -> C
         if quota is None
         else [field for field in ("gpus", "cpu", "memory") if getattr(quota, field) in (0, "0")]
     )
-    said = f"; of {', '.join(none)} its quota is 0: no job that asks for it runs" if none else ""
-    choice = gang.choice_of(observed)
+    note = f"; of {', '.join(none)} its quota is 0: no job that asks for it runs" if none else ""
+    choice = jobs.choice_of(observed)
     if choice is not None and choice.gang != "kai":
-        said += (
+        note += (
             "; but pods of this queue are not scheduled by KAI: set scheduling.scheduler to"
             f" {SCHEDULERS['kai']}"
         )
-    return _claim("True", KEPT, f"KAI queue {name} is as this queue says{said}")
+    return _condition("True", KEPT, f"KAI queue {name} is as this queue says{note}")
 
 
-def _parent(spec: TorchrunQueueSpec, held: KaiQueue | None, present: dict[str, KaiQueue]) -> str:
+def _parent(
+    spec: TorchrunQueueSpec, existing: KaiQueue | None, present: dict[str, KaiQueue]
+) -> str:
     """The parent asked for, the one it has, or the first of the usual ones that is there."""
-    has = str(held.spec.get("parentQueue", "")) if held is not None else ""
+    has = str(existing.spec.get("parentQueue", "")) if existing is not None else ""
     usual = next((parent for parent in PARENTS if parent in present), PARENTS[-1])
     return spec.parent_kai_queue or (has if has in PARENTS and has in present else usual)
 
@@ -185,7 +197,7 @@ def _resources(spec: TorchrunQueueSpec) -> JsonObject:
     """spec.resources of the KAI queue. Raises QuantityError.
 
     A quota without a cohort is a limit as well: nothing is lent beyond it. What has no quota is not
-    limited, which KAI must be told, since for it what is unset is 0.
+    limited, which KAI must be message, since for it what is unset is 0.
     """
     quota = spec.quota
     amounts: dict[str, int] = {}
@@ -261,5 +273,5 @@ def key(queue: KaiQueue) -> tuple[str, str]:
     return KAI_QUEUES.resource, queue.metadata.name
 
 
-def _claim(status: ConditionStatus, reason: str, message: str) -> ConditionUpdate:
+def _condition(status: ConditionStatus, reason: str, message: str) -> ConditionUpdate:
     return ConditionUpdate(CONDITION, status, Reason(reason, message))

@@ -1,4 +1,4 @@
-"""The end of a queue: it waits for the jobs that run by it, then cleans up and goes."""
+"""The finalizer of a queue: it waits for running jobs, then removes the KAI queue."""
 
 from datetime import datetime
 
@@ -7,14 +7,14 @@ from torchrun_api.json import JsonObject
 from torchrun_api.kinds import KAI_QUEUES, TORCHRUN_QUEUES
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.reconcile.model.plan import Apply
-from torchrun_controller.reconcile.queues import jobs, kai, status
-from torchrun_controller.reconcile.queues.observed import ObservedQueue, QueuePlan
+from torchrun_controller.reconcile.queue import jobs, kai, status
+from torchrun_controller.reconcile.queue.model import ObservedQueue, QueuePlan
 
-NAMED = 5  # jobs that a message names
+NAMES = 5  # most jobs that a message names
 
 
-def hold(observed: ObservedQueue) -> tuple[Apply, ...]:
-    """Put our finalizer on a queue that has none."""
+def add_finalizer(observed: ObservedQueue) -> tuple[Apply, ...]:
+    """Add the finalizer to a queue that lacks it."""
     queue = observed.queue
     refused = (TORCHRUN_QUEUES.resource, queue.metadata.name) in observed.refused
     if names.QUEUE_FINALIZER in queue.metadata.finalizers or refused:
@@ -22,20 +22,20 @@ def hold(observed: ObservedQueue) -> tuple[Apply, ...]:
     return (_finalizers(queue, [names.QUEUE_FINALIZER]),)
 
 
-def leave(observed: ObservedQueue, now: datetime) -> QueuePlan:
-    """Wait, remove the KAI queue, let go: its other objects go with their owner."""
+def finalize(observed: ObservedQueue, now: datetime) -> QueuePlan:
+    """Wait for jobs, then remove the KAI queue and the finalizer; owned objects follow."""
     queue = observed.queue
     if names.QUEUE_FINALIZER not in queue.metadata.finalizers:
         return QueuePlan()
     running = sorted(job.metadata.name for job in observed.jobs if jobs.runs(job))
     if running:
-        more = f" and {len(running) - NAMED} more" if len(running) > NAMED else ""
-        named = ", ".join(running[:NAMED]) + more
+        more = f" and {len(running) - NAMES} more" if len(running) > NAMES else ""
+        named = ", ".join(running[:NAMES]) + more
         return _wait(observed, f"waits for the jobs that run: {named}", now)
-    if _unseen(observed):
+    if _hides_kai_queue(observed):
         why = observed.unseen.get(KAI_QUEUES.resource, "the cache is being filled")
         return _wait(observed, f"KAI's queues are not known, and one is to be removed: {why}", now)
-    left = kai.release(observed)
+    left = kai.removable(observed)
     refused = {q.metadata.name: observed.refused.get(kai.key(q)) for q in left}
     stuck = [f"{name}: {why}" for name, why in refused.items() if why is not None]
     if stuck:
@@ -45,8 +45,8 @@ def leave(observed: ObservedQueue, now: datetime) -> QueuePlan:
     return QueuePlan(applies=(_finalizers(queue, []),))
 
 
-def _unseen(observed: ObservedQueue) -> bool:
-    """Whether there is a KAI queue of ours that cannot be seen."""
+def _hides_kai_queue(observed: ObservedQueue) -> bool:
+    """Whether the queue has a KAI queue that cannot be read."""
     installed = observed.installed
     if observed.kai is not None or (installed is not None and not installed.serves(KAI_QUEUES)):
         return False

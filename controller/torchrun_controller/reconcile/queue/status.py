@@ -9,8 +9,8 @@ from torchrun_api.meta import Condition
 from torchrun_api.queue import TorchrunQueueStatus
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason, update
 from torchrun_controller.reconcile.model.plan import Event
-from torchrun_controller.reconcile.queues import extras, gang, jobs, kai, template
-from torchrun_controller.reconcile.queues.observed import ObservedQueue
+from torchrun_controller.reconcile.queue import jobs, kai, queue_resources, template
+from torchrun_controller.reconcile.queue.model import ObservedQueue
 from torchrun_controller.reconcile.schedulers.choice import Choice
 
 READY = "Ready"
@@ -19,7 +19,7 @@ RESOURCES = "ResourcesReady"
 OURS = frozenset({READY, RESOURCES, template.CONDITION, kai.CONDITION})
 
 TERMINATING = "Terminating"
-READY_REASON = Reason("Ready", "jobs of this queue run by its present spec")
+RUNS_JOBS = Reason("Ready", "jobs of this queue run by its present spec")
 PAUSED = Reason(
     "Paused", "spec.weight is 0: what runs goes on, nothing new is admitted; set a weight to go on"
 )
@@ -27,21 +27,23 @@ PAUSED = Reason(
 
 def compose(
     observed: ObservedQueue,
-    judged: ConditionUpdate,
+    template_condition: ConditionUpdate,
     resources: tuple[QueueResourceStatus, ...],
-    mapped: kai.Mapped,
+    kai_plan: kai.KaiQueuePlan,
     now: datetime,
 ) -> TorchrunQueueStatus:
     """The status of a queue that stays."""
-    parts = [judged, _resources(resources), mapped.claim]
-    choice = gang.choice_of(observed)
-    obstacle = _obstacle(judged, resources, mapped, choice)
+    parts = [template_condition, _resources(resources), kai_plan.condition]
+    choice = jobs.choice_of(observed)
+    obstacle = _obstacle(template_condition, resources, kai_plan, choice)
     paused = observed.queue.spec.weight == 0
-    why = obstacle or (PAUSED if paused else READY_REASON)
-    ready = ConditionUpdate(READY, "True" if why is READY_REASON else "False", why)
-    claims = [ready, *(claim for claim in parts if claim is not None)]
-    told = _told(observed, "Active" if obstacle is None else "Updating", claims, resources, now)
-    return replace(told, gang=choice.gang if choice is not None else None)
+    why = obstacle or (PAUSED if paused else RUNS_JOBS)
+    ready = ConditionUpdate(READY, "True" if why is RUNS_JOBS else "False", why)
+    updates = [ready, *(part for part in parts if part is not None)]
+    status = _status(
+        observed, "Active" if obstacle is None else "Updating", updates, resources, now
+    )
+    return replace(status, gang=choice.gang if choice is not None else None)
 
 
 def terminating(observed: ObservedQueue, message: str, now: datetime) -> TorchrunQueueStatus:
@@ -51,9 +53,9 @@ def terminating(observed: ObservedQueue, message: str, now: datetime) -> Torchru
         for c in observed.queue.status.conditions
         if c.type in OURS - {READY}
     ]
-    claims = [ConditionUpdate(READY, "False", Reason(TERMINATING, message)), *known]
-    told = _told(observed, "Terminating", claims, observed.queue.status.resources, now)
-    return replace(told, gang=observed.queue.status.gang)
+    updates = [ConditionUpdate(READY, "False", Reason(TERMINATING, message)), *known]
+    status = _status(observed, "Terminating", updates, observed.queue.status.resources, now)
+    return replace(status, gang=observed.queue.status.gang)
 
 
 def present(observed: ObservedQueue) -> TorchrunQueueStatus:
@@ -71,17 +73,17 @@ def events(observed: ObservedQueue, composed: TorchrunQueueStatus) -> tuple[Even
     conditions = [
         Event("Normal" if c.type == READY else "Warning", c.reason, c.message)
         for c in composed.conditions
-        if c.status == "False" and _tells(c) and (c.type, c.status, c.reason) not in known
+        if c.status == "False" and _has_event(c) and (c.type, c.status, c.reason) not in known
     ]
     objects = [
         Event("Warning", "ResourceNotReady", f"spec.resources {r.name}: {r.message}")
         for r in composed.resources
-        if not r.ready and r.message not in extras.PASSING and r not in before.resources
+        if not r.ready and r.message not in queue_resources.PASSING and r not in before.resources
     ]
     return (*_changed(observed), *conditions, *objects)
 
 
-def _tells(condition: Condition) -> bool:
+def _has_event(condition: Condition) -> bool:
     """Ready sums up what others tell, but for a pause and the end; objects tell for themselves."""
     if condition.type == READY:
         return condition.reason in (PAUSED.reason, TERMINATING)
@@ -94,20 +96,20 @@ def _changed(observed: ObservedQueue) -> list[Event]:
     running = sum(jobs.runs(job) for job in observed.jobs)
     if not running or not 0 < seen < meta.generation or meta.deletion_timestamp is not None:
         return []
-    told = f"applies to jobs and attempts that start later; {running} running keep theirs"
-    return [Event("Normal", "QueueChanged", told)]
+    message = f"applies to jobs and attempts that start later; {running} running keep theirs"
+    return [Event("Normal", "QueueChanged", message)]
 
 
-def _told(
+def _status(
     observed: ObservedQueue,
     phase: str,
-    claims: list[ConditionUpdate],
+    updates: list[ConditionUpdate],
     resources: tuple[QueueResourceStatus, ...],
     now: datetime,
 ) -> TorchrunQueueStatus:
     queue = observed.queue
     generation = queue.metadata.generation
-    conditions = update(queue.status.conditions, claims, generation, now)
+    conditions = update(queue.status.conditions, updates, generation, now)
     assert phase in ("Active", "Updating", "Terminating")
     return TorchrunQueueStatus(
         observed_generation=generation,
@@ -126,25 +128,25 @@ def _resources(resources: tuple[QueueResourceStatus, ...]) -> ConditionUpdate | 
         return ConditionUpdate(
             RESOURCES, "True", Reason("AllReady", "every object is as its template says")
         )
-    told = "; ".join(f"{r.name}: {r.message}" for r in waiting)
-    if all(r.message in extras.PASSING for r in waiting):
-        return ConditionUpdate(RESOURCES, "Unknown", Reason("InProgress", told))
-    return ConditionUpdate(RESOURCES, "False", Reason("NotReady", told))
+    message = "; ".join(f"{r.name}: {r.message}" for r in waiting)
+    if all(r.message in queue_resources.PASSING for r in waiting):
+        return ConditionUpdate(RESOURCES, "Unknown", Reason("InProgress", message))
+    return ConditionUpdate(RESOURCES, "False", Reason("NotReady", message))
 
 
 def _obstacle(
-    judged: ConditionUpdate,
+    template_condition: ConditionUpdate,
     resources: tuple[QueueResourceStatus, ...],
-    mapped: kai.Mapped,
+    kai_plan: kai.KaiQueuePlan,
     choice: Choice | None,
 ) -> Reason | None:
     """Why jobs cannot run as the spec says; the first that holds."""
-    if judged.status == "False":
-        return Reason("TemplateInvalid", judged.why.message)
+    if template_condition.status == "False":
+        return Reason("TemplateInvalid", template_condition.why.message)
     objects = _resources(resources)
     if objects is not None and objects.status != "True":
         return Reason("ResourcesNotReady", objects.why.message)
-    if not mapped.usable:
-        assert mapped.claim is not None
-        return Reason("KaiQueueNotReady", mapped.claim.why.message)
+    if not kai_plan.usable:
+        assert kai_plan.condition is not None
+        return Reason("KaiQueueNotReady", kai_plan.condition.why.message)
     return choice.missing if choice is not None else None

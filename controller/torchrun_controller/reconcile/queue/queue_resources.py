@@ -18,7 +18,7 @@ from torchrun_api.kinds import CONFIG_MAPS, QUEUE_CLAIMS, TORCHRUN_QUEUES, Kind
 from torchrun_api.quantity import QuantityError, parse
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.reconcile.model.plan import Apply, Delete
-from torchrun_controller.reconcile.queues.observed import Extra, ObservedQueue
+from torchrun_controller.reconcile.queue.model import Extra, ObservedQueue
 
 KINDS: dict[str, Kind[ConfigMap] | Kind[QueueClaim]] = {
     kind.kind: kind for kind in (CONFIG_MAPS, QUEUE_CLAIMS)
@@ -32,7 +32,7 @@ REMAKING = "it is being deleted, and made anew after that"
 PASSING = frozenset({MAKING, REMAKING})
 
 
-class Kept(Struct, frozen=True, kw_only=True):
+class ResourcesPlan(Struct, frozen=True, kw_only=True):
     """What is to be done about the objects, and how each stands."""
 
     applies: tuple[Apply, ...] = ()
@@ -40,16 +40,18 @@ class Kept(Struct, frozen=True, kw_only=True):
     statuses: tuple[QueueResourceStatus, ...] = ()
 
 
-class _Unusable(Exception):  # noqa: N818 named for what a template is
+class _InvalidTemplateError(Exception):
     """Why a template makes no object, and what to do."""
 
 
-def keep(observed: ObservedQueue) -> Kept:
+def plan_resources(observed: ObservedQueue) -> ResourcesPlan:
     """One entry of spec.resources after the other; then what no entry asks for any more."""
     if observed.extras is None:
         why = "; ".join(observed.unseen.values()) or "the cache is being filled"
         entries = observed.queue.spec.resources
-        return Kept(statuses=tuple(_not_ready(e, "", f"not looked at: {why}") for e in entries))
+        return ResourcesPlan(
+            statuses=tuple(_not_ready(e, "", f"not looked at: {why}") for e in entries)
+        )
     present = {(_kind(extra).kind, extra.metadata.name): extra for extra in observed.extras}
     kept: set[tuple[str, str]] = set()
     applies: list[Apply] = []
@@ -59,8 +61,10 @@ def keep(observed: ObservedQueue) -> Kept:
         try:
             kind = _kind_of(entry)
             if (kind.kind, name) in kept:
-                raise _Unusable(f"{kind.kind} {name} is another entry's: choose another name")
-        except _Unusable as error:
+                raise _InvalidTemplateError(
+                    f"{kind.kind} {name} is another entry's: choose another name"
+                )
+        except _InvalidTemplateError as error:
             # What a better template has made stays until the entry goes.
             kept |= {(kind, name) for kind in KINDS}
             statuses.append(_not_ready(entry, "", str(error)))
@@ -71,7 +75,7 @@ def keep(observed: ObservedQueue) -> Kept:
             applies.append(intent)
         statuses.append(status)
     unwanted = [extra for key, extra in present.items() if key not in kept and not _going(extra)]
-    return Kept(
+    return ResourcesPlan(
         applies=tuple(applies),
         deletes=tuple(_delete(e) for e in unwanted if _key(e) not in observed.refused),
         statuses=tuple(sorted(statuses, key=lambda status: status.name)),
@@ -88,13 +92,13 @@ def _kind_of(entry: QueueResource) -> Kind[ConfigMap] | Kind[QueueClaim]:
     version, name = template.get("apiVersion"), template.get("kind")
     kind = KINDS.get(str(name)) if version == "v1" else None
     if kind is None:
-        raise _Unusable(
+        raise _InvalidTemplateError(
             f"template: {version} {name} is not made here; only v1 ConfigMap and v1"
             " PersistentVolumeClaim are"
         )
     further = sorted(object_at(template, "metadata").keys() - METADATA)
     if further:
-        raise _Unusable(
+        raise _InvalidTemplateError(
             f"template.metadata.{further[0]}: remove it; only labels and annotations may be given"
         )
     return kind
@@ -107,26 +111,26 @@ def _one(
     present: Extra | None,
 ) -> tuple[Apply | None, QueueResourceStatus]:
     name = object_name(observed.queue, entry)
-    told = f"{kind.kind}/{name}"
+    object_ref = f"{kind.kind}/{name}"
     refused = observed.refused.get((kind.resource, name))
     if refused is not None:
-        return None, _not_ready(entry, told, refused)
+        return None, _not_ready(entry, object_ref, refused)
     body = _body(observed.queue, entry, name)
     if present is None:
-        return Apply(kind, body), _not_ready(entry, told, MAKING)
+        return Apply(kind, body), _not_ready(entry, object_ref, MAKING)
     if _going(present):
-        return None, _not_ready(entry, told, REMAKING)
+        return None, _not_ready(entry, object_ref, REMAKING)
     if entry.immutable:
-        return None, QueueResourceStatus(name=entry.name, object=told, ready=True)
+        return None, QueueResourceStatus(name=entry.name, object=object_ref, ready=True)
     lasting = larger = ""
     if isinstance(present, QueueClaim):
         try:
-            body, lasting, larger = _of_claim(present, body)
+            body, lasting, larger = _update_claim(present, body)
         except QuantityError as error:
-            return None, _not_ready(entry, told, f"template.spec.resources: {error}")
+            return None, _not_ready(entry, object_ref, f"template.spec.resources: {error}")
     drifted = _digest(present) != _digest_in(body) or not _contains(present.content, _content(body))
     status = QueueResourceStatus(
-        name=entry.name, object=told, ready=not lasting, message=lasting or larger
+        name=entry.name, object=object_ref, ready=not lasting, message=lasting or larger
     )
     return Apply(kind, body, present.metadata.uid) if drifted else None, status
 
@@ -161,7 +165,7 @@ def _body(queue: TorchrunQueue, entry: QueueResource, name: str) -> JsonObject:
     }
 
 
-def _of_claim(present: QueueClaim, body: JsonObject) -> tuple[JsonObject, str, str]:
+def _update_claim(present: QueueClaim, body: JsonObject) -> tuple[JsonObject, str, str]:
     """The body with what a claim lets change, what it does not, and a remark on its size.
 
     A claim's spec is fixed but for its size, which may only grow.
@@ -237,5 +241,7 @@ def _delete(extra: Extra) -> Delete:
     return Delete(kind=_kind(extra), namespace=meta.namespace, name=meta.name, uid=meta.uid)
 
 
-def _not_ready(entry: QueueResource, told: str, message: str) -> QueueResourceStatus:
-    return QueueResourceStatus(name=entry.name, object=told, ready=False, message=message[:1024])
+def _not_ready(entry: QueueResource, object_ref: str, message: str) -> QueueResourceStatus:
+    return QueueResourceStatus(
+        name=entry.name, object=object_ref, ready=False, message=message[:1024]
+    )

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from queue_world import KAI, NOTHING, QueueWorld, a_job, kai_queue, make_trq
 from torchrun_api import names
 from torchrun_api.queue import TorchrunQueue
-from torchrun_controller.reconcile.queues import QueuePlan
+from torchrun_controller.reconcile.queue import QueuePlan
 
 QUOTA = {"gpus": 16, "cpu": "1500m", "memory": "1Gi"}
 UNLIMITED = {"quota": -1, "limit": -1, "overQuotaWeight": 1}

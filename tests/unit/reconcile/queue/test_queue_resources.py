@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from queue_world import QueueWorld, make_trq
 from torchrun_api import names
 from torchrun_api.extras import ConfigMap
-from torchrun_controller.reconcile.queues import QueuePlan
+from torchrun_controller.reconcile.queue import QueuePlan
 from world import START
 
 SETTINGS = {"apiVersion": "v1", "kind": "ConfigMap", "data": {"nccl.conf": "NCCL_DEBUG=INFO"}}

@@ -1,6 +1,6 @@
 """Whether jobs can be made of a queue's template: what CEL cannot see, the API server judges.
 
-A sample Job, merged as for any worker, is sent as a dry run; the verdict stands in the condition
+A sample Job, merged as for any worker, is sent as a dry run; the check stands in the condition
 TemplateValid and is not asked for again until the spec changes.
 """
 
@@ -15,7 +15,7 @@ from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reas
 from torchrun_controller.reconcile.model.observed import Defaults
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.objects.child_job import charge, child_job, worker_template
-from torchrun_controller.reconcile.queues.observed import ObservedQueue, Verdict
+from torchrun_controller.reconcile.queue.model import ObservedQueue, TemplateCheck
 from torchrun_controller.reconcile.schedulers.choice import choose
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from torchrun_controller.reconcile.spec.merge import merge
@@ -24,29 +24,31 @@ from torchrun_controller.reconcile.spec.resolve import resolve_spec
 CONDITION = "TemplateValid"
 
 
-class Judged(Struct, frozen=True):
+class TemplateState(Struct, frozen=True):
     """The condition, or what has to be tried for it."""
 
-    claim: ConditionUpdate | None = None
+    condition: ConditionUpdate | None = None
     trial: Apply | None = None
 
 
-def judge(observed: ObservedQueue, defaults: Defaults) -> Judged:
+def check_template(observed: ObservedQueue, defaults: Defaults) -> TemplateState:
     """What is known of the template, or how to learn it."""
     queue = observed.queue
     if queue.invalid:
-        return Judged(_claim("False", "InvalidSpec", queue.invalid))
-    verdict = observed.verdict
-    if verdict is not None and verdict.generation == queue.metadata.generation:
-        return Judged(_of(verdict))
+        return TemplateState(_condition("False", "InvalidSpec", queue.invalid))
+    check = observed.template_check
+    if check is not None and check.generation == queue.metadata.generation:
+        return TemplateState(_of(check))
     known = _known(queue)
     if known is not None:
-        return Judged(ConditionUpdate(CONDITION, known.status, Reason(known.reason, known.message)))
+        return TemplateState(
+            ConditionUpdate(CONDITION, known.status, Reason(known.reason, known.message))
+        )
     try:
         choose(queue, observed.installed)
-        return Judged(trial=sample(queue, defaults))
+        return TemplateState(trial=sample(queue, defaults))
     except InvalidSpecError as error:
-        return Judged(_claim("False", "InvalidSpec", str(error)))
+        return TemplateState(_condition("False", "InvalidSpec", str(error)))
 
 
 def sample(queue: TorchrunQueue, defaults: Defaults) -> Apply:
@@ -81,18 +83,22 @@ def sample(queue: TorchrunQueue, defaults: Defaults) -> Apply:
     return replace(made, body={**made.body, "metadata": metadata})
 
 
-def _of(verdict: Verdict) -> ConditionUpdate:
-    match verdict.accepted:
+def _of(check: TemplateCheck) -> ConditionUpdate:
+    match check.accepted:
         case "True":
-            return _claim("True", "Accepted", "the API server takes a Job made from the template")
+            return _condition(
+                "True", "Accepted", "the API server takes a Job made from the template"
+            )
         case "False":
-            return _claim("False", "Rejected", f"a Job made from it is refused: {verdict.message}")
+            return _condition(
+                "False", "Rejected", f"a Job made from it is refused: {check.message}"
+            )
         case _:
-            return _claim("Unknown", "NotJudged", f"it was not tried: {verdict.message}")
+            return _condition("Unknown", "NotJudged", f"it was not tried: {check.message}")
 
 
 def _known(queue: TorchrunQueue) -> Condition | None:
-    """A good verdict on the present spec, as it stands in the status; others are asked for anew."""
+    """A good check on the present spec, as it stands in the status; others are asked for anew."""
     return next(
         (
             condition
@@ -105,6 +111,6 @@ def _known(queue: TorchrunQueue) -> Condition | None:
     )
 
 
-def _claim(status: str, reason: str, message: str) -> ConditionUpdate:
+def _condition(status: str, reason: str, message: str) -> ConditionUpdate:
     assert status in ("True", "False", "Unknown")
     return ConditionUpdate(CONDITION, status, Reason(reason, message))  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from torchrun_api import names
 from torchrun_api.meta import Condition
 from torchrun_api.queue import QueueAdmission
 from torchrun_api.status import TorchrunJobStatus, WorkersStatus
-from torchrun_controller.reconcile.queues import QueuePlan
+from torchrun_controller.reconcile.queue import QueuePlan
 from world import START
 
 
