@@ -1,4 +1,4 @@
-"""What time it is, and chance where waits shall differ: given to all parts, so that tests can."""
+"""The clock and the source of randomness, passed as arguments so that tests can set them."""
 
 import random
 import time
@@ -9,7 +9,7 @@ from msgspec import Struct
 
 
 def _monotonic() -> float:
-    # A lease runs out while the machine sleeps, too: the usual clock stands still then.
+    # A lease also expires while the machine sleeps, when the usual monotonic clock stands still.
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
@@ -25,7 +25,7 @@ class Clock(Struct, frozen=True):
     jitter: Callable[[], float] = random.random
 
     def second(self) -> datetime:
-        """The time of day as objects of the API have it: in whole seconds."""
+        """The time of day in whole seconds, as API objects have it."""
         return self.wall().replace(microsecond=0)
 
 

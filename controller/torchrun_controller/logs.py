@@ -23,7 +23,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "json", "console"]
 LEVELS: tuple[str, ...] = get_args(LogLevel)
 
-# What these say at debug is of no use here, or shows bodies and headers of requests.
+# Their debug lines are of no use, or contain bodies and headers of requests.
 _QUIET = ("aiohttp", "asyncio", "kubernetes_asyncio", "urllib3")
 
 REDACTED = "***"
@@ -40,7 +40,7 @@ _Event = MutableMapping[str, Any]
 
 
 def configure(level: LogLevel, format: LogFormat, stream: TextIO | None = None) -> None:
-    """Set logging up for the process; `auto` is console if the stream is a terminal."""
+    """Configure logging for the process; `auto` means console if the stream is a terminal."""
     stream = sys.stderr if stream is None else stream
     console = format == "console" or (format == "auto" and stream.isatty())
     common: list[structlog.typing.Processor] = [
@@ -83,7 +83,7 @@ def configure(level: LogLevel, format: LogFormat, stream: TextIO | None = None) 
 
 
 def set_level(level: str) -> None:
-    """Change the least level that is logged. Raises ValueError if there is no such level."""
+    """Set the lowest level that is logged. Raises ValueError for an unknown level."""
     if level not in LEVELS:
         raise ValueError(f"{level!r} is no log level: it must be one of {', '.join(LEVELS)}")
     logging.getLogger().setLevel(level.upper())

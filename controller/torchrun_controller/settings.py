@@ -26,11 +26,11 @@ _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 class SettingsError(Exception):
-    """A setting is wrong; the message is one line with its name, its value and what is accepted."""
+    """A setting is wrong; the message is one line with name, value and accepted values."""
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """What the process was told at its start; durations in seconds."""
+    """The settings of a process; durations in seconds."""
 
     runtime_image: str
     runtime_image_pull_policy: Literal["Always", "IfNotPresent", "Never"]
@@ -57,7 +57,7 @@ class Settings(Struct, frozen=True, kw_only=True):
 
 
 class _Option(Struct, frozen=True):
-    """One setting; `parse` raises ValueError, and then `accepted` is what the user is told."""
+    """One setting. `parse` raises ValueError; then the user sees `accepted`."""
 
     group: str
     name: str

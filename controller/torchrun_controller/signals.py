@@ -1,8 +1,8 @@
 """SIGTERM and SIGINT, from the first moment of the process to its last.
 
-The process is PID 1 of its container, and for PID 1 the kernel drops a signal that has no handler.
-So there is a handler before anything else is imported, and it stays: a signal that comes before
-there is anything to end in order, or while that goes on, ends the process at once.
+The process is PID 1 of its container, and the kernel drops a signal to PID 1 that has no handler.
+So handlers are installed before anything else is imported, and stay. A signal that comes before the
+controller runs, or while it ends, ends the process at once.
 """
 
 import asyncio  # the event loop's own interface for signals and file descriptors
@@ -16,20 +16,20 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Signals:
-    """Handlers of both signals, once they are installed. For the main thread."""
+    """Handlers of both signals, once `install` was called. For the main thread."""
 
     def __init__(self) -> None:
-        self._wake: Callable[[], object] | None = None  # there is somebody who ends in order
+        self._wake: Callable[[], object] | None = None  # set while `wait` waits
         self._received: signal.Signals | None = None
 
     def install(self) -> "Signals":
-        """Have signals handled from now on."""
+        """Install the handlers."""
         for number in _SIGNALS:
             signal.signal(number, self._receive)
         return self
 
     async def wait(self) -> signal.Signals:
-        """Wait for the first signal, and return which it is. The next one ends the process."""
+        """Wait for the first signal and return it. The next one ends the process."""
         loop, told = asyncio.get_running_loop(), asyncio.Event()
         _wake_up_at_signals(loop)
         self._wake = lambda: loop.call_soon_threadsafe(told.set)
@@ -47,10 +47,10 @@ class Signals:
 
 
 def _wake_up_at_signals(loop: asyncio.AbstractEventLoop) -> None:
-    """Have each signal wake the loop, so that its handler runs.
+    """Have each signal wake the event loop, so that its handler runs.
 
-    Python runs a handler in the main thread, between two of its steps. A signal that comes just
-    before the loop begins to poll, or in another thread, does not end that poll.
+    Python runs handlers in the main thread, between two bytecodes. A signal that comes just before
+    the loop polls, or in another thread, does not end that poll.
     """
     reader, writer = socket.socketpair()
     reader.setblocking(False)
@@ -66,7 +66,7 @@ def _wake_up_at_signals(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _end_at_once(number: int) -> None:
-    """As if there were no handler: the parent sees which signal it was."""
+    """End as without a handler: the parent process sees which signal it was."""
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
     os._exit(128 + number)  # as PID 1, which has no such default

@@ -1,8 +1,8 @@
 """Work queue of keys with client-go's semantics: deduplicated, prioritised, delayed, rate limited.
 
-Only identity is queued, never an object: whoever takes a key looks at the newest state.
+Only keys are queued, never objects: a reconcile reads the newest state.
 
-What holds, always:
+Guarantees:
 
 - **Nothing is lost.** After `add(key)` the key is taken at least once more, by a `get` that begins
   after the add. Adds in between collapse into that one.
@@ -13,18 +13,17 @@ What holds, always:
   Priorities are strict: `INITIAL` (-100, for the initial list and relists) waits while anything
   else is there, so that an edit made during a restart is not behind 10,000 unchanged objects.
 - **Delay.** `add_after` keeps one deadline per key, the earliest; when it passes, the key is added.
-  An `add` in between does not cancel it: a deadline may cost a needless look, never a missed one.
+  An `add` in between does not cancel it: a deadline may cause a needless reconcile, never miss one.
 - **Rate limit**, for failures only. `add_rate_limited` waits 5 ms x 2^n, at most 1000 s, where n
   counts the key's failures since `forget`, or until the overall bucket (10/s, burst 100) has a
-  token, whichever is later. Where the server asked for a wait, that counts instead of the bucket.
+  token, whichever is later. A wait that the server asked for replaces the bucket.
   A success calls `forget`.
 - **Shutdown.** `shut_down` ignores further adds and drops deadlines. What waits is still handed
   out, and a key marked before the shutdown is still put back by `done`; then `take` raises.
+- **Standby.** `retain` drops keys of deleted objects from a queue that nobody takes from.
 
-- **Standby.** `retain` drops keys of objects that are gone, for a queue that nobody takes from.
-
-Bounds: a key stands at most once in a line and once among the deadlines, so the queue is bounded by
-the number of keys in use; failures are kept until `forget`.
+Bounds: a key is at most once in a line and once among the deadlines, so the queue is bounded by the
+number of keys in use. Failures are kept until `forget`.
 
 `WorkQueue` is synchronous, knows no event loop, and gets its clock (seconds, monotonic) as an
 argument. `AsyncWorkQueue` adds `take`. Neither is thread-safe: one event loop owns the queue.
@@ -52,7 +51,7 @@ INITIAL = -100
 
 
 class Observer(Protocol):
-    """Where counts and durations (seconds) go."""
+    """Receives counts and durations (seconds)."""
 
     def added(self) -> None:
         """A key was added that was not waiting yet."""
@@ -91,10 +90,10 @@ class RateLimiter(Generic[K]):
         self._bucket = TokenBucket(limit.overall, clock)
 
     def delay(self, key: K, at_least: float | None = None) -> float:
-        """Count a failure of the key and return the seconds until it may be tried again.
+        """Count a failure of the key; return the seconds until it may be retried.
 
-        `at_least` is the wait that the server asked for. It takes the place of the overall bucket,
-        since the server paces all of its clients.
+        `at_least` is the wait that the server asked for. It replaces the overall bucket, because
+        the server paces all of its clients.
         """
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
@@ -125,7 +124,7 @@ class Delayed(Generic[K]):
         return len(self._due)
 
     def put(self, key: K, deadline: float, priority: int) -> None:
-        """Keep the earlier deadline and the higher priority of what is there and what comes."""
+        """Keep the earlier deadline and the higher priority of the two."""
         held = self._due.get(key)
         if held is not None:
             priority = max(priority, held[1])
@@ -149,7 +148,7 @@ class Delayed(Generic[K]):
         return None
 
     def pop(self) -> tuple[K, int]:
-        """Remove the key that `first` spoke of; returns it with its priority."""
+        """Remove the key of the deadline that `first` returned; return it with its priority."""
         _, _, key = heapq.heappop(self._heap)
         return key, self._due.pop(key)[1]
 
@@ -170,7 +169,7 @@ class Delayed(Generic[K]):
 
 
 class WorkQueue(Generic[K]):
-    """The synchronous core; see the module's contract."""
+    """The synchronous queue; see the contract of the module."""
 
     def __init__(
         self,
@@ -193,7 +192,7 @@ class WorkQueue(Generic[K]):
         self._stopping = False
 
     def add(self, key: K, priority: int = 0) -> None:
-        """Have the key processed; does nothing where it waits at this priority or a higher one."""
+        """Have the key processed; no effect if it waits at this priority or a higher one."""
         if self._stopping:
             return
         held = self._dirty.get(key)
@@ -208,7 +207,7 @@ class WorkQueue(Generic[K]):
             self._line_up(key, priority)
 
     def add_after(self, key: K, seconds: float, priority: int = 0) -> None:
-        """Add the key once the seconds have passed; of several deadlines the earliest counts."""
+        """Add the key after this many seconds; of several deadlines the earliest counts."""
         if self._stopping:
             return
         if seconds <= 0:
@@ -258,9 +257,10 @@ class WorkQueue(Generic[K]):
             self._line_up(key, marked[0])
 
     def retain(self, keep: Callable[[K], bool]) -> None:
-        """Drop the keys that wait, or have a deadline, and are not to be kept.
+        """Drop keys for which `keep` is false, waiting or with a deadline.
 
-        For a queue that nobody takes from: it would grow with all objects that ever were.
+        For a standby, which takes no keys: its queue would grow with every object that ever
+        existed.
         """
         waiting = [key for key in self._dirty if key not in self._processing]
         for key in waiting:
@@ -341,10 +341,10 @@ class WorkQueue(Generic[K]):
 
 
 class AsyncWorkQueue(WorkQueue[K]):
-    """The queue for tasks of one event loop: whoever takes waits without polling.
+    """The queue for tasks of one event loop: `take` waits without polling.
 
-    Every key that joins a line wakes one waiting taker, if there is one. A taker that is woken and
-    cancelled before it ran passes the wake-up on. So while a key can be taken, a taker is awake.
+    Every key that joins a line wakes one waiting taker. A taker that is woken and then cancelled
+    passes the wake-up on. So while a key can be taken, a taker is awake.
     """
 
     def __init__(
@@ -363,9 +363,9 @@ class AsyncWorkQueue(WorkQueue[K]):
     async def take(self) -> K:
         """Wait for the next key, to be given back by `done`.
 
-        Yields to the event loop at least once, so that workers which never wait for anything else
-        cannot starve watches and the lease. Raises ShutDownError once the queue is shut down and
-        nothing waits; a taker may be cancelled at any time and takes no key with it.
+        Yields to the event loop at least once, so that busy controllers cannot starve watches and
+        the lease. Raises ShutDownError once the queue is shut down and empty. A cancelled taker
+        takes no key.
         """
         await anyio.lowlevel.checkpoint()
         while (key := self.get()) is None:

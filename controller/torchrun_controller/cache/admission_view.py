@@ -36,7 +36,7 @@ ADMISSION = "all queues"  # the only key
 COALESCE = 0.02  # seconds: changes within this time are decided together
 
 
-class Seen(Struct, frozen=True, kw_only=True):
+class ObservedAdmission(Struct, frozen=True, kw_only=True):
     """The input of one admission decision, and the jobs and queues that it may write to."""
 
     state: ClusterState
@@ -70,7 +70,7 @@ class AdmissionView:
         # By the key of the job. Bounded by the objects in the caches.
         self._entries: dict[Key, ClassifiedJob] = {}
         self._stale: set[Key] = set()
-        self._said: set[Key] = set()
+        self._with_status: set[Key] = set()
         self._taking_part: set[Key] = set()
         # What still runs of deleted jobs, by their keys.
         self._orphans: dict[Key, tuple[Workload, ...]] = {}
@@ -80,7 +80,7 @@ class AdmissionView:
         )
         factory.nodes.subscribe(self._node_changed)
 
-    def observe(self, now: datetime) -> Seen | None:
+    def observe(self, now: datetime) -> ObservedAdmission | None:
         """Return everything as cached; None while nodes are needed and not known.
 
         Without the permission to read nodes, quota alone decides. Other failures are temporary: a
@@ -99,7 +99,7 @@ class AdmissionView:
         self._stale.clear()
         queues = tuple(self._factory.queues())
         entries = tuple(self._entries.values())
-        return Seen(
+        return ObservedAdmission(
             state=cluster_state(
                 queues,
                 entries,
@@ -145,7 +145,7 @@ class AdmissionView:
         silent = (
             classification.workload is None
             and not classification.requeued
-            and key not in self._said
+            and key not in self._with_status
         )
         _keep(self._entries, key, None if silent else ClassifiedJob(job, classification))
 
@@ -155,11 +155,11 @@ class AdmissionView:
         # Statuses are written to the newest version, even if no relevant field changed.
         self._mark(key)
         if change.new is None:
-            self._said.discard(key)
+            self._with_status.discard(key)
         elif job_admission(job) != JobAdmission():
-            self._said.add(key)
+            self._with_status.add(key)
         else:
-            self._said.discard(key)
+            self._with_status.discard(key)
         if initial or _facts(change.old) != _facts(change.new):
             self._wake()
 
@@ -218,7 +218,7 @@ class AdmissionView:
         return any(meta.annotations.charge for meta in metas)
 
     def _wake(self) -> None:
-        if self._taking_part or self._said:
+        if self._taking_part or self._with_status:
             self._work.add_after(ADMISSION, COALESCE)
 
 

@@ -1,4 +1,4 @@
-"""Where the server's address, its CA and our credentials come from."""
+"""Sources of the server's address, its CA and our credentials."""
 
 import asyncio  # for the loader of kubeconfigs, which is written for asyncio
 import ipaddress
@@ -41,32 +41,32 @@ class Endpoint(Struct, frozen=True):
 
 
 class Credentials(Protocol):
-    """The value of the Authorization header, "" where a client certificate or nothing is used."""
+    """Source of the Authorization header, "" for a client certificate or no credentials."""
 
     @property
     def tls(self) -> ssl.SSLContext | None:
-        """What new connections go by, as of the last `read` or `renew`; None: as at the start."""
+        """The TLS context for new connections since the last `read` or `renew`; None: unchanged."""
 
     async def read(self) -> str:
         """Return the present value; called about once a minute. Raises ConfigError."""
 
     async def renew(self) -> str:
-        """Return a value that owes nothing to memory, after the server refused the last one."""
+        """Return a fresh value, without any cache, after the server refused the last one."""
 
 
 class Trust:
     """A TLS context that follows the file of the cluster's CA."""
 
     def __init__(self, ca_file: str | None, tls: ssl.SSLContext | None = None) -> None:
-        """`tls` is what was made of the file already. Raises ConfigError if it cannot be read."""
+        """`tls` is a context made of the file already. Raises ConfigError if it cannot be read."""
         self.tls = tls or tls_context(ca_file)
         self._content = _content(ca_file)
 
     def refresh(self, ca_file: str | None) -> None:
-        """Make another context if the CA is another one; one that cannot be read stays out.
+        """Replace the context if the CA has changed; keep it if the new one cannot be read.
 
-        A context only ever learns to trust more, so it is replaced: connections go by a CA that
-        was taken away until they end, new ones do not.
+        A context can only be extended, so it is replaced: open connections keep a removed CA until
+        they end, new ones do not use it.
         """
         content = _content(ca_file)
         if content == self._content or not content:
@@ -88,7 +88,7 @@ def _content(file: str | None) -> bytes:
 
 
 class ServiceAccount:
-    """In a pod: the mounted token and CA, which the kubelet replaces long before they expire."""
+    """The token and CA mounted into a pod, which the kubelet replaces before they expire."""
 
     def __init__(self, folder: Path, tls: ssl.SSLContext | None = None) -> None:
         self._token = folder / "token"
@@ -97,11 +97,11 @@ class ServiceAccount:
 
     @property
     def tls(self) -> ssl.SSLContext:
-        """By the CA that is mounted."""
+        """The context for the mounted CA."""
         return self._trust.tls
 
     async def read(self) -> str:
-        """Raises ConfigError if the token is not there."""
+        """Read the token. Raises ConfigError if it is missing."""
         try:
             token = self._token.read_text().strip()
         except OSError as error:
@@ -115,10 +115,7 @@ class ServiceAccount:
 
 
 class Kubeconfig:
-    """A kubeconfig, with its exec plugins, token files and certificates.
-
-    kubernetes_asyncio reads it, of which as little is imported as can be, and here alone.
-    """
+    """A kubeconfig with exec plugins, token files and certificates, read by kubernetes_asyncio."""
 
     def __init__(self, path: str, context: str | None, patience: float = 60.0) -> None:
         self._path = path
@@ -152,7 +149,7 @@ class Kubeconfig:
 
     @property
     def tls(self) -> ssl.SSLContext | None:
-        """By the kubeconfig's CA, with its client certificate."""
+        """The context for the CA of the kubeconfig, with its client certificate."""
         return self._trust.tls if self._trust is not None else None
 
     async def read(self) -> str:
@@ -162,7 +159,7 @@ class Kubeconfig:
         return self._authorization()
 
     async def renew(self) -> str:
-        """Start from scratch: the loader would trust its plugin's token until that expires."""
+        """Read everything again: the loader caches a plugin's token until it expires."""
         await self._load()
         self._load_certificate()
         return self._authorization()
@@ -191,7 +188,7 @@ class Kubeconfig:
                 f"kubeconfig {self._path}: its credential plugin gave no answer "
                 f"within {self._patience:g} s"
             ) from error
-        except Exception as error:  # the loader raises what it stumbles over: AssertionError too
+        except Exception as error:  # the loader raises any type, also AssertionError
             raise self._unusable(error) from error
 
     def _authorization(self) -> str:
@@ -199,7 +196,7 @@ class Kubeconfig:
         return value
 
     def _load_certificate(self) -> None:
-        # Certificates are replaced on disk, or by a plugin; new connections then use the new one.
+        # A certificate may be replaced on disk or by a plugin; new connections use the new one.
         configuration = self._configuration
         if self._trust is None:
             return
@@ -217,13 +214,13 @@ class Kubeconfig:
 
 
 def kubeconfig_path(kubeconfig: str | None, environ: Mapping[str, str]) -> str | None:
-    """Return the kubeconfig that was asked for by argument or by KUBECONFIG (a list of paths)."""
+    """Return the kubeconfig of the argument or of $KUBECONFIG (a list of paths)."""
     path = kubeconfig or environ.get("KUBECONFIG")
     return os.path.expanduser(path) if path else None
 
 
 def in_cluster(environ: Mapping[str, str], folder: Path) -> Endpoint | None:
-    """Return the API server as a pod sees it, None outside of a pod. Raises ConfigError."""
+    """Return the API server as seen from a pod, None outside a pod. Raises ConfigError."""
     host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT")
     if not host or not port or not (folder / "token").exists():
         return None
@@ -236,7 +233,7 @@ def in_cluster(environ: Mapping[str, str], folder: Path) -> Endpoint | None:
 
 
 def home_kubeconfig(environ: Mapping[str, str]) -> str:
-    """Return the kubeconfig of last resort; raises ConfigError if it is not there."""
+    """Return ~/.kube/config. Raises ConfigError if it does not exist."""
     path = os.path.join(environ.get("HOME", ""), ".kube", "config")
     if not os.path.exists(path):
         raise ConfigError(
@@ -258,9 +255,9 @@ def _environment_proxy(server: str) -> str | None:
 
 
 def _in_networks(host: str, entries: Iterable[str]) -> bool:
-    """Whether the host is an address in one of these, as Go's programs read NO_PROXY.
+    """Whether the host is an address in one of these networks, as Go reads NO_PROXY.
 
-    Python's own reading knows names and single addresses; networks such as 10.0.0.0/8 are common.
+    Python knows names and single addresses only; networks such as 10.0.0.0/8 are common.
     """
     try:
         address = ipaddress.ip_address(host)
@@ -274,10 +271,10 @@ def _in_networks(host: str, entries: Iterable[str]) -> bool:
 
 
 def tls_context(ca_file: str | None) -> ssl.SSLContext:
-    """Verify the server fully, but accept a CA that lacks the extensions RFC 5280 asks for.
+    """Verify the server fully, but accept a CA without the extensions that RFC 5280 requires.
 
-    Python 3.13 and newer refuse such a CA by default, and clusters are made with them every day.
-    Raises ConfigError if `ca_file` cannot be read.
+    Python 3.13 and newer refuse such a CA by default, and many clusters have one. Raises
+    ConfigError if `ca_file` cannot be read.
     """
     try:
         context = ssl.create_default_context(cafile=ca_file)

@@ -1,9 +1,9 @@
-"""Which gang schedulers are installed: what the API server says that it serves, kept up to date.
+"""Discovery of the installed gang schedulers: the API kinds that the server serves, kept current.
 
-One conditional request for the aggregated discovery document (kubernetes.io, "Discovery API") every
-few seconds, answered with 304 and no body while nothing has changed. It needs no right that is not
-everybody's (ClusterRole system:discovery), where a watch of CustomResourceDefinitions needs one for
-the whole cluster, and it also sees kinds that come with a flag of the API server and not by a CRD.
+Every few seconds it sends one conditional request for the aggregated discovery document
+(kubernetes.io, "Discovery API"), answered with 304 and no body while nothing has changed. Every
+account may send it (ClusterRole system:discovery), while a watch of CustomResourceDefinitions needs
+a cluster-wide permission. It also shows kinds that an API server flag enables without a CRD.
 """
 
 from collections.abc import Awaitable, Callable
@@ -18,7 +18,7 @@ from torchrun_api.meta import Wire
 from torchrun_controller.client import ApiError, Disconnected, Transport
 from torchrun_controller.reconcile.model.installed import GROUPS, Installed
 
-INTERVAL = 10.0  # seconds between two looks
+INTERVAL = 10.0  # seconds between two requests
 # v2 since Kubernetes 1.30, v2beta1 since 1.26.
 ACCEPT = ",".join(
     f"application/json;g=apidiscovery.k8s.io;v={version};as=APIGroupDiscoveryList"
@@ -47,13 +47,13 @@ class _Group(Wire, frozen=True, kw_only=True):
 
 
 class _Listed(Wire, frozen=True, kw_only=True):
-    """What is read of a list of KAI's Topology objects."""
+    """The fields that are read of a list of KAI's Topology objects."""
 
     items: tuple[_Group, ...] = ()
 
 
 class _Document(Wire, frozen=True, kw_only=True):
-    """apidiscovery.k8s.io APIGroupDiscoveryList, as far as it is read."""
+    """The fields that are read of apidiscovery.k8s.io APIGroupDiscoveryList."""
 
     kind: str = ""
     items: tuple[_Group, ...] = ()
@@ -73,10 +73,9 @@ def _read_document(body: bytes) -> _Document:
 
 
 class Discovery:
-    """The last answer, and who is told of another.
+    """The installed kinds. Listeners are called after each change.
 
-    `installed` is None until the API server has answered for the first time; where it does not
-    answer any more, the last answer stands.
+    `installed` is None until the API server has answered once; later failures keep the last answer.
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class Discovery:
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
         self.installed: Installed | None = None
-        self.looked = anyio.Event()  # set once it was asked for, whatever came of it
+        self.looked = anyio.Event()  # set after the first request, whatever its result
         self._transport = transport
         self._sleep = sleep
         self._listeners: list[Callable[[Installed], None]] = []
@@ -94,29 +93,29 @@ class Discovery:
         self._problem = "no answer yet"
 
     def subscribe(self, listener: Callable[[Installed], None]) -> None:
-        """Have `listener` called, on the event loop, after each change."""
+        """Call `listener` on the event loop after each change."""
         self._listeners.append(listener)
 
     def shortcoming(self) -> str:
-        """What the controller does without, and why; "" if nothing."""
+        """What does not work, and why; "" if nothing."""
         if not self._problem:
             return ""
         known = "goes by what was installed before" if self.installed is not None else "is unknown"
         return f"what gang schedulers are installed {known}: {self._problem}"
 
     def groups(self) -> frozenset[str]:
-        """The API groups of schedulers that are served, as far as that is known."""
+        """The API groups of schedulers that are known to be served."""
         served = self.installed.resources if self.installed is not None else frozenset()
         return frozenset(version.partition("/")[0] for version, _ in served)
 
     async def run(self) -> NoReturn:
-        """Go on until cancelled, whatever the server does."""
+        """Run until cancelled, whatever the server does."""
         while True:
             await self.look()
             await self._sleep(INTERVAL)
 
     async def look(self) -> None:
-        """Ask once. Never raises for what the server does."""
+        """Ask once. Does not raise for errors of the server."""
         before = self._problem
         try:
             self._resources = await self._ask()
@@ -133,7 +132,7 @@ class Discovery:
             self.looked.set()
 
     async def _ask(self) -> frozenset[tuple[str, str]]:
-        """What is served of the groups that are of interest."""
+        """Return the served resources of the known schedulers."""
         headers = {"Accept": ACCEPT} | ({"If-None-Match": self._etag} if self._etag else {})
         try:
             answer = await self._transport.request("GET", "/apis", headers=headers)
@@ -152,7 +151,7 @@ class Discovery:
         )
 
     async def _topologies(self) -> tuple[str, ...]:
-        """Names of KAI's Topology objects, which are a handful; () where they may not be read."""
+        """Names of KAI's few Topology objects; () if they may not be read."""
         if (KAI_TOPOLOGIES.api_version, KAI_TOPOLOGIES.plural) not in self._resources:
             return ()
         try:

@@ -1,8 +1,9 @@
-"""kubernetes_asyncio's reader of kubeconfigs without its generated client.
+"""The kubeconfig reader of kubernetes_asyncio without its generated client.
 
-`import kubernetes_asyncio` imports every API and model there is: 0.25 s and 35 MiB, of which a
-kubeconfig needs nothing. Its two packages are therefore empty while the reader is imported, and
-are gone afterwards, so that whoever imports the library later gets all of it.
+`import kubernetes_asyncio` imports every API and model: 0.46 s and 37 MiB; the reader alone takes
+0.05 s and 3 MiB. No public module of the library has the reader without the models. So its two
+packages are empty while the reader is imported and are removed afterwards; a later import of the
+library gets all of it. Only processes with a kubeconfig use this: a pod has a service account.
 """
 
 import importlib
@@ -22,7 +23,7 @@ _PACKAGES = "kubernetes_asyncio", "kubernetes_asyncio.client"
 
 
 class Reading(NamedTuple):
-    """What reading a kubeconfig takes."""
+    """The two names that reading a kubeconfig needs."""
 
     configuration: "type[Configuration]"
     load_kube_config: "Callable[..., Awaitable[KubeConfigLoader]]"
@@ -30,11 +31,11 @@ class Reading(NamedTuple):
 
 @cache
 def reading() -> Reading:
-    """Import the reader, once: alone where that is possible, else with everything."""
+    """Import the reader once: alone if possible, else with the whole library."""
     if _PACKAGES[0] not in sys.modules:
         try:
             return _alone()
-        except (ImportError, AttributeError):  # a release that is laid out otherwise
+        except (ImportError, AttributeError):  # a release with another layout
             _forget()
     from kubernetes_asyncio import client, config
 
@@ -45,7 +46,7 @@ def _alone() -> Reading:
     try:
         _, client = (_empty(name) for name in _PACKAGES)
         configuration = importlib.import_module(f"{_PACKAGES[1]}.configuration").Configuration
-        # The reader imports both names from here; it only needs the second to make clients.
+        # The reader imports both names, and needs ApiClient only to build clients.
         vars(client).update(Configuration=configuration, ApiClient=None)
         reader = importlib.import_module(f"{_PACKAGES[0]}.config.kube_config")
         return Reading(configuration, reader.load_kube_config)

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import UserObject, kind_of
-from torchrun_controller.cache.admission_view import Seen
+from torchrun_controller.cache.admission_view import ObservedAdmission
 from torchrun_controller.client.apply import SupersededError, UnavailableError
 from torchrun_controller.controllers.controller import (
     Behind,
@@ -66,7 +66,7 @@ log = structlog.get_logger(__name__)
 class View(Protocol):
     """The part of the AdmissionView that a decision needs."""
 
-    def observe(self, now: datetime) -> Seen | None:
+    def observe(self, now: datetime) -> ObservedAdmission | None:
         """See `AdmissionView.observe`."""
 
     def version(self, owner: UserObject) -> str | None:
@@ -228,7 +228,7 @@ class AdmissionReconciler:
             self._metrics.admission_seconds.observe(max(seconds, 0.0))
 
 
-def _words(seen: Seen, decisions: Decisions, now: datetime) -> list[StatusUpdate]:
+def _words(seen: ObservedAdmission, decisions: Decisions, now: datetime) -> list[StatusUpdate]:
     jobs = JobUpdates(decisions)
     updates = (jobs.update(entry.job, entry.classification, now) for entry in seen.entries)
     return [

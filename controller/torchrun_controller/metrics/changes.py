@@ -1,8 +1,8 @@
-"""What is counted and timed when a job's status has been written, at most once for each change.
+"""Counters and histograms of status changes, each updated at most once for a change.
 
-A change is the difference of the status that was decided on and the one that was written in its
-place, so that nothing is counted again by a controller that starts, lists everything anew or takes
-over: its first look finds what is written already. A write whose answer is lost is not counted.
+A change is the difference between the observed status and the written one. So a controller that
+starts, lists again or takes over counts nothing twice: it finds the status written already. A write
+whose answer is lost is not counted.
 """
 
 from datetime import datetime
@@ -34,7 +34,7 @@ _WITHIN = frozenset(
 
 
 def phase_since(job: TorchrunJob) -> datetime | None:
-    """When the job's present phase began, as its conditions tell: to the second."""
+    """When the present phase began, from the conditions, in whole seconds."""
     told = (c.last_transition_time for c in job.status.conditions if c.type not in _WITHIN)
     times = [time for time in (job.metadata.creation_timestamp, *told) if time is not None]
     return max(times, default=None)
@@ -125,7 +125,7 @@ class ChangeMetrics:
             self._finished.labels(*queue, phase)
 
     def wrote(self, observed: Observed, after: TorchrunJobStatus, now: datetime) -> None:
-        """The status of `observed.job` was replaced by `after`."""
+        """Note that the status of `observed.job` was replaced by `after`."""
         job = observed.job
         before = job.status
         queue = self._queues.of((job.metadata.namespace, job.spec.job_queue))
@@ -147,7 +147,7 @@ class ChangeMetrics:
             self._finished.labels(*queue, after.phase).inc()
 
     def forget_queue(self, queue: tuple[str, str]) -> None:
-        """Drop the series of a queue that is gone, by its labels."""
+        """Drop the series of a deleted queue, by its labels."""
         labels = dict(zip(("job_namespace", "queue"), queue, strict=True))
         self._queue_restarts.remove_by_labels(labels)
         self._finished.remove_by_labels(labels)
@@ -194,5 +194,5 @@ def _kind(ended: Attempt) -> str:
 
 
 def _between(since: datetime | None, now: datetime) -> float:
-    """Seconds; clocks of two machines may differ."""
+    """Seconds; the clocks of two machines may differ."""
     return max(0.0, (now - since).total_seconds()) if since is not None else 0.0

@@ -1,7 +1,7 @@
-"""Jobs, queues and nodes as the caches have them: kept up with each change, read at each scrape.
+"""Jobs, queues and nodes in the caches: updated with each change, read at each scrape.
 
-Only the leader tells, so that sums over replicas are right. What is a counter here, GPU seconds,
-begins anew with each process, and counts while that process leads: as every counter of Prometheus.
+Only the leader exports values, so that sums over replicas are right. GPU seconds, a counter,
+restart at 0 with each process and count while that process leads, as every Prometheus counter.
 """
 
 from collections import Counter, defaultdict
@@ -33,7 +33,7 @@ _QUEUE = ("job_namespace", "queue")
 Label = tuple[str, str]
 
 
-class _Seen(Struct, frozen=True, gc=False):
+class _JobRecord(Struct, frozen=True, gc=False):
     """What is counted of one job. `since` is in seconds of Unix time."""
 
     queue: Key
@@ -48,7 +48,7 @@ _ALIKE = attrgetter("queue", "phase", "reason", "gpus")
 _PHASE = attrgetter("phase")
 
 
-class _Template(Struct, frozen=True):
+class _QueueRecord(Struct, frozen=True):
     """What is told of one queue. `ready` is None while nothing was said of it."""
 
     ready: bool | None
@@ -58,10 +58,10 @@ class _Template(Struct, frozen=True):
 
 
 class JobMetrics(Collector):
-    """Every job and every queue. `leads` is asked at each scrape, `now` is in Unix time.
+    """All jobs and queues. `leads` is asked at each scrape, `now` is in Unix time.
 
-    `nodes` gives those that are known, None where that is not known. `know` hears of the labels
-    of a queue that is there, `forget` of one that is gone.
+    `nodes` returns the nodes, None if they are not known. `know` is called with the labels of an
+    existing queue, `forget` with those of a deleted one.
     """
 
     def __init__(
@@ -82,15 +82,15 @@ class JobMetrics(Collector):
         self._know = know
         self._forget = forget
         self._reasons = Reasons()
-        self._jobs: dict[Key, _Seen] = {}
-        self._templates: dict[Key, _Template] = {}
+        self._jobs: dict[Key, _JobRecord] = {}
+        self._templates: dict[Key, _QueueRecord] = {}
         # Of running jobs: until when their GPUs are counted.
         self._counted_until: dict[Key, float] = {}
         self._gpu_seconds: defaultdict[Label, float] = defaultdict(float)
         self._led = False
 
     def job_changed(self, change: Change[TorchrunJob], initial: bool) -> None:
-        """A job is there, is another, or is gone."""
+        """Note a change of a job."""
         meta = change.object.metadata
         key = meta.namespace, meta.name
         now = self._now()
@@ -107,7 +107,7 @@ class JobMetrics(Collector):
             self._counted_until.pop(key, None)
 
     def queue_changed(self, change: Change[TorchrunQueue], initial: bool) -> None:
-        """A queue is there, is another, or is gone."""
+        """Note a change of a queue."""
         meta = change.object.metadata
         key = meta.namespace, meta.name
         if change.new is not None:
@@ -123,15 +123,15 @@ class JobMetrics(Collector):
             self._forget(label)
 
     def account(self, queues: tuple[QueueSummary, ...]) -> None:
-        """What the coordinator counts in each queue that takes part, for the next scrapes."""
+        """Set the coordinator's summary of each queue, for the next scrapes."""
         self._admission = queues
 
     def describe(self) -> Iterator[Metric]:
-        """The families without values: registering must not ask for them."""
+        """The families without values: registering must not collect."""
         yield from _Families().all()
 
     def collect(self) -> Iterator[Metric]:
-        """All values, if this process leads; else the families alone."""
+        """All values if this process leads, else the families alone."""
         families, now = _Families(), self._now()
         self._look_who_leads(now)
         if self._led:
@@ -287,9 +287,9 @@ class _Families:
         yield from vars(self).values()
 
 
-def _seen(job: TorchrunJob, now: float) -> _Seen:
+def _seen(job: TorchrunJob, now: float) -> _JobRecord:
     status, since = job.status, phase_since(job)
-    return _Seen(
+    return _JobRecord(
         queue=(job.metadata.namespace, job.spec.job_queue),
         phase=status.phase or "Pending",
         reason=status.reason,
@@ -299,10 +299,10 @@ def _seen(job: TorchrunJob, now: float) -> _Seen:
     )
 
 
-def _template(queue: TorchrunQueue) -> _Template:
+def _template(queue: TorchrunQueue) -> _QueueRecord:
     ready = next((c for c in queue.status.conditions if c.type == "Ready"), None)
     quota = queue.spec.quota
-    return _Template(
+    return _QueueRecord(
         ready=None if ready is None else ready.status == "True",
         reason="" if ready is None else ready.reason,
         quota=None if quota is None else quota.gpus,

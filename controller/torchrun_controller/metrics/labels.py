@@ -1,4 +1,4 @@
-"""Labels that stay few, whatever users make: a bounded number of queues, reasons, characters."""
+"""Labels with few values: a bounded number of queues, reasons and characters."""
 
 import re
 
@@ -12,9 +12,9 @@ _REASON = re.compile(r"[A-Za-z][A-Za-z0-9]{0,39}")
 
 
 class QueueLabels:
-    """The first queues that are seen have series of their own, until they are deleted.
+    """The first queues have series of their own, until they are deleted.
 
-    All others, and queues that jobs name and that do not exist, are one: `("", "(others)")`.
+    All other queues, and unknown names of queues, share `("", "(others)")`.
     """
 
     def __init__(self, most: int = MOST_QUEUES) -> None:
@@ -24,7 +24,7 @@ class QueueLabels:
         self._waiting: dict[Key, None] = {}  # in the order in which they came
 
     def add(self, queue: Key) -> None:
-        """A queue is there."""
+        """Note an existing queue."""
         if queue in self._own or queue in self._waiting:
             return
         label = queue[0][:LONGEST], queue[1][:LONGEST]
@@ -35,7 +35,7 @@ class QueueLabels:
             self._waiting[queue] = None
 
     def discard(self, queue: Key) -> None:
-        """A queue is gone; the first that had no series of its own gets its place."""
+        """Note a deleted queue; the first queue without own series gets its place."""
         self._waiting.pop(queue, None)
         label = self._own.pop(queue, None)
         if label is None:
@@ -46,15 +46,14 @@ class QueueLabels:
             self.add(other)
 
     def of(self, queue: Key) -> tuple[str, str]:
-        """Namespace and name as they stand in labels."""
+        """Namespace and name for labels."""
         return self._own.get(queue, ("", OTHERS))
 
 
 class Reasons:
-    """The first reasons that are seen stand for themselves, all later ones are one word.
+    """The first reasons are labels of their own, later ones share one.
 
-    Most are the controller's own; some come from kubelets, schedulers and what a user's container
-    writes as its last words.
+    Most come from the controller; others from kubelets, schedulers and termination messages.
     """
 
     def __init__(self, most: int = MOST_REASONS) -> None:
@@ -62,7 +61,7 @@ class Reasons:
         self._known: set[str] = set()
 
     def of(self, reason: str) -> str:
-        """The reason as it stands in a label."""
+        """The reason for a label."""
         if not reason or reason in self._known:
             return reason
         if len(self._known) >= self._most or not _REASON.fullmatch(reason):

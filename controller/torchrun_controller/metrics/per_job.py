@@ -1,7 +1,7 @@
-"""Series of single jobs, for so many jobs as a setting allows: none, unless it is set.
+"""Series of single jobs, for as many jobs as a setting allows; the default is 0.
 
-A job that is not over gets a place while there is one, and keeps it; one that is over keeps it
-until another needs it, so that its end can be seen.
+A live job gets a place when one is free, and keeps it. A finished job keeps its place until another
+job needs it, so that its end is visible.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,12 +16,12 @@ from torchrun_controller.cache.store import Change
 from torchrun_controller.metrics.changes import phase_since
 from torchrun_controller.metrics.labels import LONGEST, OTHERS, Reasons
 
-MOST_JOBS = 100  # what the setting may be at most: /metrics stays under 1 MB
+MOST_JOBS = 100  # largest setting: /metrics stays under 1 MB
 _JOB = ("job_namespace", "torchrun_job")
 
 
 class PerJobMetrics(Collector):
-    """At most `most` jobs; `leads` is asked at each scrape, `get` gives a job as it is cached."""
+    """At most `most` jobs; `leads` is asked at each scrape, `get` returns a cached job."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class PerJobMetrics(Collector):
         self._reasons = Reasons()
 
     def job_changed(self, change: Change[TorchrunJob], initial: bool) -> None:
-        """A job is there, is another, or is gone."""
+        """Note a change of a job."""
         if not self._most:
             return
         meta = change.object.metadata
@@ -69,7 +69,7 @@ class PerJobMetrics(Collector):
         yield from _Families().all()
 
     def collect(self) -> Iterator[Metric]:
-        """All values, if this process leads; else the families alone."""
+        """All values if this process leads, else the families alone."""
         families = _Families()
         if self._leads():
             for key in self._shown:

@@ -1,4 +1,4 @@
-"""What informers report, as metrics."""
+"""Metrics of informers."""
 
 from torchrun_controller.metrics.registry import Metrics
 

@@ -1,4 +1,4 @@
-"""Record: the controller's own reading side, which writes nothing to the cluster."""
+"""Record the lists and watches of a controller, which writes nothing to the cluster."""
 
 import signal
 from collections.abc import AsyncIterator, Mapping
@@ -15,8 +15,8 @@ from torchrun_controller.watch.lines import LineSplitter, Overlong
 from torchrun_controller.workqueue import WorkQueue
 
 
-class Taped(Transport):
-    """A Transport for reading that keeps on a Tape what the server sends."""
+class RecordingTransport(Transport):
+    """A transport that records what the server sends."""
 
     def __init__(self, inner: Transport, tape: Tape) -> None:
         self._inner = inner
@@ -56,11 +56,11 @@ class Taped(Transport):
         async with self._inner.stream(path, query=query, silence=silence, total=total) as chunks:
             if "sendInitialEvents" in query:
                 self._tape.opens(source)
-            yield _Kept(chunks, source, self._tape)
+            yield _RecordedChunks(chunks, source, self._tape)
 
 
-class _Kept(AsyncIterator[bytes]):
-    """The bytes of a watch, its lines taped; a class as a generator would outlive a `break`."""
+class _RecordedChunks(AsyncIterator[bytes]):
+    """The bytes of a watch, recorded line by line; a generator would outlive a `break`."""
 
     def __init__(self, chunks: AsyncIterator[bytes], source: str, tape: Tape) -> None:
         self._chunks = chunks
@@ -94,7 +94,9 @@ async def record(
         read_errors = ReadErrors()
         async with connection.session("record", read_errors.observe) as session:
             queue: WorkQueue[Key] = WorkQueue(lambda: 0.0)  # nobody takes its keys
-            factory = InformerFactory(Taped(session, tape), read_errors, queue, head.namespaces)
+            factory = InformerFactory(
+                RecordingTransport(session, tape), read_errors, queue, head.namespaces
+            )
             await _run(factory, tape)
     finally:
         tape.close()

@@ -1,4 +1,4 @@
-"""Checks of health and readiness that `server` lists."""
+"""Checks of health and readiness, which `server` lists."""
 
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
@@ -8,16 +8,16 @@ from torchrun_controller.leader import Leadership
 Check: TypeAlias = Callable[[], str]
 """Called at each probe; returns why it fails, "" if it does not."""
 
-STUCK = 600.0  # seconds without a turn after which only a restart can help
+STUCK = 600.0  # seconds without activity after which only a restart helps
 
 
 def watches_alive(idle: Mapping[str, Callable[[], float]], bound: float = STUCK) -> Check:
-    """Liveness: seconds since each informer last did anything, by resource, against a bound.
+    """Liveness: the seconds since each informer last did anything, by resource, against a bound.
 
-    It does not depend on the API server: a watch notices its own death after 90 s and is opened
-    again, a request that fails is repeated, and each of that is a turn. The bound only catches an
-    informer that hangs. If the server's silence counted, an outage of ten minutes would have every
-    replica killed, with caches that are needed when it is back.
+    Independent of the API server: a watch notices its own death after 90 s and is opened again, and
+    a failed request is repeated. The bound catches only an informer that hangs. A check of the
+    server's silence would restart every replica in an outage of ten minutes, and their caches are
+    needed when the server is back.
     """
 
     def check() -> str:
@@ -30,7 +30,7 @@ def watches_alive(idle: Mapping[str, Callable[[], float]], bound: float = STUCK)
 def caches_synced(
     synced: Mapping[str, Callable[[], bool]], problem: Callable[[str], str] = lambda resource: ""
 ) -> Check:
-    """Readiness: whether each cache holds its first whole list; `problem` says what keeps it."""
+    """Readiness: whether each cache holds its first list; `problem` explains why not."""
 
     def check() -> str:
         missing = [

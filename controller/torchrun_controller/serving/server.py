@@ -1,17 +1,17 @@
-"""What the process says of itself over HTTP, without authentication and without secrets.
+"""Metrics, health and readiness over HTTP, without authentication and without secrets.
 
     GET /metrics    for Prometheus, in the text format or OpenMetrics
     GET /healthz    200 while the process is worth keeping alive, else 503: the kubelet restarts it
     GET /readyz     200 while it does its work (or stands by), else 503
     PUT /loglevel   from localhost only (kubectl port-forward): the body is the new level
 
-Health and readiness are made of named checks; every answer lists each with its verdict:
+Health and readiness consist of named checks; every answer lists each with its result:
 
     [+] caches ok
     [!] nodes: lost nodes are not noticed: grant the controller's role the verb list on nodes
     [-] lease: cannot patch lease torchrun-system/torchrun-controller: 403 Forbidden: ...
 
-That the event loop is alive needs no check of its own: an answer is the proof.
+The event loop needs no check: an answer shows that it runs.
 """
 
 import ipaddress
@@ -42,7 +42,7 @@ class Server:
         ready: Mapping[str, Check],
         notes: Mapping[str, Check] | None = None,
     ) -> None:
-        self.port = port  # the real one while running, where 0 was asked for
+        self.port = port  # the real port while running, also if 0 was given
         self._address = address
         self._metrics = metrics
         self._live = live
@@ -69,17 +69,17 @@ class Server:
             await runner.cleanup()
 
     async def _show_metrics(self, request: web.Request) -> web.Response:
-        async with self._scrape:  # one at a time, however many ask
+        async with self._scrape:  # one scrape at a time
             snapshot = self._metrics.snapshot()
             accept = request.headers.get("Accept", "")
             body, content_type = await anyio.to_thread.run_sync(snapshot.render, accept)
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def _show_health(self, request: web.Request) -> web.Response:
-        return _verdict(self._live)
+        return _result(self._live)
 
     async def _show_readiness(self, request: web.Request) -> web.Response:
-        return _verdict(self._ready, self._notes)
+        return _result(self._ready, self._notes)
 
     async def _set_log_level(self, request: web.Request) -> web.Response:
         if not _from_localhost(request):
@@ -92,7 +92,7 @@ class Server:
         return web.Response(text=f"{level}\n")
 
 
-def _verdict(
+def _result(
     checks: Mapping[str, Check], notes: Mapping[str, Check] = MappingProxyType({})
 ) -> web.Response:
     reasons = {name: check() for name, check in checks.items()}

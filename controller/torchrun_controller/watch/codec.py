@@ -1,8 +1,8 @@
-"""Bytes to frames and pages, straight into the slim types.
+"""Decoding of watch frames and list pages into the slim types.
 
-A frame is decoded in one pass, as a union tagged by its `type`: for pods of 8.7 KB that takes 12 ms
-per 1,000, of which 8.7 ms are spent on skipping what is not read; type and object one after the
-other take 20 ms. Whatever does not decode that way is taken apart slowly and gives what it can.
+A frame is decoded in one pass, as a union tagged by its `type`. For pods of 8.7 KB that takes 12 ms
+per 1,000, of which 8.7 ms skip fields that are not read; decoding type and object separately takes
+20 ms. A frame that does not decode is decoded piece by piece, as far as possible.
 """
 
 import re
@@ -17,12 +17,12 @@ from torchrun_controller.watch.sharing import shared
 
 T = TypeVar("T", bound=Object)
 
-# All that msgspec raises on bytes it cannot decode; RecursionError is for deep nesting.
+# msgspec raises these and no others; RecursionError for deep nesting.
 UNREADABLE = (ValueError, RecursionError)
 
 # https://kubernetes.io/docs/reference/using-api/api-concepts/#streaming-lists
 _INITIAL_EVENTS_END = "k8s.io/initial-events-end"
-# Nobody waits longer; a number in JSON may be beyond any float.
+# Seconds. Longer waits are cut: a JSON number may exceed any float.
 _LONGEST_WAIT = 600
 _NAME = re.compile(rb'"name":\s*"([^"\\]*)"')
 _NAMESPACE = re.compile(rb'"namespace":\s*"([^"\\]*)"')
@@ -140,7 +140,7 @@ class Codec(Generic[T]):
         ] = msgspec.json.Decoder(frame)
         self._list: msgspec.json.Decoder[_List[T]] = msgspec.json.Decoder(_List[object_type])  # type: ignore[valid-type]
         self._object = msgspec.json.Decoder(object_type)
-        # Kinds that users write have a field that says why the spec could not be read.
+        # Kinds that users write have a field for the reason why the spec was unreadable.
         fields = msgspec.structs.fields(cast(type[Struct], object_type))
         self._invalid = next((each.encode_name for each in fields if each.name == "invalid"), "")
 
@@ -214,7 +214,7 @@ class Codec(Generic[T]):
 
 
 def identity_of(text: bytes) -> Key:
-    """Return namespace and name of an object out of JSON that may be broken, as far as legible."""
+    """Return namespace and name from JSON that may be broken, "" where not legible."""
     try:
         return _key(_IDENTIFIED.decode(text).metadata)
     except UNREADABLE:

@@ -1,4 +1,4 @@
-"""What a watcher tells its driver, and what it tells it to do."""
+"""The events and the actions that a watcher returns to its driver."""
 
 from collections.abc import Mapping
 from typing import ClassVar, Generic, TypeAlias, TypeVar
@@ -12,7 +12,7 @@ Key: TypeAlias = tuple[str, str]
 
 
 class Synced(Struct, Generic[T], frozen=True, gc=False):
-    """The whole truth at one resourceVersion; it replaces all that was known.
+    """The complete state at one resourceVersion; it replaces everything known.
 
     `unreadable` are objects that exist but could not be decoded: they have not vanished.
     """
@@ -43,19 +43,19 @@ class Bookmarked(Struct, frozen=True, gc=False):
 
 
 class Faulted(Struct, frozen=True, gc=False):
-    """A frame that could not be used was skipped; `key` has "" for what was not legible either."""
+    """A frame was skipped because it is unusable; `key` has "" for what was not legible."""
 
     key: Key
     message: str
 
 
 class Interrupted(Struct, frozen=True, gc=False):
-    """The stream or list is no good any more: close it. It goes on `delay` seconds from now.
+    """The stream or list failed: close it. The watcher continues after `delay` seconds.
 
-    `reason` is one CamelCase word for a metric, `relist` whether a whole list comes next.
+    `reason` is one CamelCase word for a metric, `relist` whether a complete list comes next.
     """
 
-    # Of a watch alone, opened anew at once: it may be dead, but most of the time nothing happens.
+    # For a watch only, which is opened again at once: it may be dead, or nothing happened.
     SILENT: ClassVar[str] = "Silent"
 
     reason: str
@@ -68,20 +68,20 @@ Event: TypeAlias = Synced[T] | Upserted[T] | Deleted | Bookmarked | Faulted | In
 
 
 class Wait(Struct, frozen=True, gc=False):
-    """Do nothing for so many seconds, then ask again."""
+    """Do nothing for this many seconds, then ask again."""
 
     seconds: float
 
 
 class FetchPage(Struct, frozen=True, gc=False):
-    """GET the collection with this query and hand over the body."""
+    """GET the collection with this query and pass on the body."""
 
     query: Mapping[str, str]
     timeout: float
 
 
 class OpenStream(Struct, frozen=True, gc=False):
-    """Open a watch with this query and hand over its bytes; `silence` and `total` are seconds."""
+    """Open a watch with this query and pass on its bytes; `silence` and `total` in seconds."""
 
     query: Mapping[str, str]
     silence: float
@@ -92,9 +92,9 @@ Action: TypeAlias = Wait | FetchPage | OpenStream
 
 
 class Failure(Struct, frozen=True, gc=False):
-    """Why a request or stream ended other than well; `status` 0 means that no answer came.
+    """Why a request or stream failed; `status` 0 means that no answer came.
 
-    `silent` is a stream on which nothing came for as long as it may be silent.
+    `silent`: nothing came over the stream for its silence limit.
     """
 
     message: str

@@ -1,23 +1,23 @@
-"""Lines out of a stream of bytes."""
+"""Splitting a stream of bytes into lines."""
 
 from typing import NamedTuple
 
-# etcd's default keeps an object under 1.5 MiB; its managedFields and a larger setting need room.
+# Bytes. etcd's default limit for an object is 1.5 MiB; larger settings exist.
 MAX_LINE = 16 * 2**20
 _HEAD = 64 * 2**10
 
 
 class Overlong(NamedTuple):
-    """A line over the limit, of which only the beginning was kept."""
+    """A line over the limit; only its beginning is kept."""
 
     head: bytes
 
 
 class LineSplitter:
-    """Splits at newlines, whatever the chunks; holds at most one line of `limit` bytes.
+    """Splits chunks at newlines; holds at most one line of `limit` bytes.
 
-    aiohttp's own reader refuses lines that a large object makes. A line that the stream does not
-    end, because it broke, never comes out.
+    aiohttp's own reader refuses the long lines of large objects. An incomplete last line is
+    dropped.
     """
 
     def __init__(self, limit: int = MAX_LINE) -> None:
@@ -27,7 +27,7 @@ class LineSplitter:
         self._skipping = False
 
     def feed(self, chunk: bytes) -> list[bytes | Overlong]:
-        """Take bytes, give the lines that they complete. Empty lines are left out."""
+        """Take bytes and return the lines that they complete, without empty lines."""
         lines: list[bytes | Overlong] = []
         *ended, rest = chunk.split(b"\n")
         for end in ended:

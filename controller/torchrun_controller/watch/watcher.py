@@ -14,16 +14,16 @@
                           BACKING_OFF ---> WATCHING (busy or unreachable server), else a new list
 
 Guarantees:
-- A short list takes a round trip; how a long one costs the server least is the server's matter.
-- Every list is a consistent read. One that did not come to its end leaves no trace, and the
-  resourceVersion from which a watch goes on never comes from one (its events are not in order).
-- A resourceVersion that was refused is not tried again.
-- However the server misbehaves, between two failures lies a delay.
-- One frame that cannot be used costs its own object only.
+- A short list takes one round trip; a long one is streamed, which costs the server least.
+- Every list is a consistent read. An incomplete list has no effect, and a watch never continues
+  from the resourceVersion of one (its events are not in order).
+- A refused resourceVersion is not used again.
+- There is a delay between two failures, whatever the server does.
+- An unusable frame affects only its own object.
 
-A watch that is silent for long is opened anew, as it may be dead. Where nothing has changed since
-an API server's start it sends no bookmarks to the watches of before; to one that is opened anew it
-sends one a minute (measured with 1.35).
+A watch that is silent for long is opened again, because it may be dead. While nothing has changed
+since an API server's start, it sends no bookmarks to older watches, but one a minute to a watch
+that was opened since (measured with 1.35).
 
 Facts: client-go's reflector, https://kubernetes.io/docs/reference/using-api/api-concepts/.
 """
@@ -60,15 +60,15 @@ _GONE = 410
 _TOO_MANY_REQUESTS = 429
 _NO_ANSWER = 0
 _REASONS = {_NO_ANSWER: "Unreached", _TOO_MANY_REQUESTS: "Throttled", _GONE: "Expired"}
-# A streamed list ends by a timer of the server's, 1 to 1.25 s where nothing happens (measured with
-# 1.35); a page of 500 pods takes a tenth of that, but a list of many pages costs memory there.
+# The server ends a streamed list after 1 to 1.25 s without changes (measured with 1.35).
+# A page of 500 pods takes a tenth of that, but a list of many pages costs the server memory.
 PLAIN_PAGES = 4
-# What servers answer that do not know sendInitialEvents or have it switched off.
+# Answers of servers without sendInitialEvents, or with it disabled.
 _NOT_SUPPORTED = frozenset({400, 422, 501})
 
 
 class State(enum.Enum):
-    """Where a watcher is; see the module's diagram."""
+    """States of a watcher; see the diagram of the module."""
 
     STREAM_LISTING = "StreamListing"
     LISTING = "Listing"
@@ -77,11 +77,11 @@ class State(enum.Enum):
 
 
 class Timings(Struct, frozen=True):
-    """Seconds, as client-go has them by default but for `healthy_after` and `unreached_cap`.
+    """Seconds. client-go's defaults, except for `healthy_after` and `unreached_cap`.
 
-    With its 120 s since the last failure and 30 s for all, a server that is away for a moment once
-    a minute is not heard for a minute each time. 30 s of open streams cost it no more than the
-    longest delay does, and one that cannot be reached is not hurt by being tried.
+    With client-go's 120 s since the last failure and 30 s for all failures, a server that fails for
+    a moment once a minute is not heard for a minute each time. 30 s of open streams cost the server
+    no more than the longest delay, and tries do not harm a server that is not reached.
     """
 
     backoff: float = 0.8
@@ -100,7 +100,7 @@ CLIENT_GO = Timings()
 
 
 class Backoff:
-    """Delays that double up to a cap, with jitter; short again after a time of health."""
+    """Delays that double up to a cap, with jitter; reset after a healthy period."""
 
     def __init__(self, timings: Timings, random: Callable[[], float], cap: float) -> None:
         self._timings = timings
@@ -110,7 +110,7 @@ class Backoff:
         self._healthy_since: float | None = None
 
     def healthy(self, now: float) -> None:
-        """Take note that things go well, from now or already."""
+        """Note that the server works, from now on unless noted before."""
         if self._healthy_since is None:
             self._healthy_since = now
 
@@ -125,12 +125,12 @@ class Backoff:
 
 
 class Watcher(Generic[T]):
-    """Ask `next` what to do, do it, and feed back what came of it.
+    """Ask `next` what to do, do it, and feed back the result.
 
-    Wait: let the time pass. FetchPage: `page` with the body, or `failed`. OpenStream: `opened`,
-    then `receive` with each chunk until it says Interrupted, then `closed`, or `failed`.
-    `random` gives numbers in [0, 1); `now` is any clock that only goes forward, in seconds.
-    A list of more than `plain_pages` pages is streamed; with 0 every list is.
+    Wait: sleep. FetchPage: call `page` with the body, or `failed`. OpenStream: call `opened`, then
+    `receive` with each chunk until it returns Interrupted, then `closed`, or `failed`. `random`
+    returns numbers in [0, 1); `now` is a monotonic clock in seconds. A list of more than
+    `plain_pages` pages is streamed; with 0 every list is.
     """
 
     def __init__(
@@ -158,12 +158,12 @@ class Watcher(Generic[T]):
         self._backoff = Backoff(timings, random, timings.backoff_cap)
         self._unreached = Backoff(timings, random, timings.unreached_cap)
 
-        self._stream_lists = True  # False once the server has shown that it knows none
+        self._stream_lists = True  # False once the server refused a streamed list
         self._plain_pages = plain_pages
         self._pages_left: float = plain_pages  # of this list before it is streamed instead
         self._resume = self._first
         self._resume_at = 0.0
-        # The list that is being received: nothing of it is handed on before its end.
+        # The list that is being received; events come at its end.
         self._listed: dict[Key, T] = {}
         self._unreadable: set[Key] = set()
         self._continue = ""
@@ -172,11 +172,11 @@ class Watcher(Generic[T]):
         self._lines = LineSplitter(max_line)
         self._opened_at: float | None = None
         self._got_events = False
-        # Where a watch goes on: moved by whole lists and by WATCHING, never by a list under way.
+        # Where a watch continues: set by complete lists and by WATCHING only.
         self._version = 0
 
     def next(self, now: float) -> Action:
-        """Say what to do now."""
+        """Return what to do now."""
         self._opened_at = None
         if self.state is State.BACKING_OFF:
             if now < self._resume_at:
@@ -196,7 +196,7 @@ class Watcher(Generic[T]):
         return OpenStream(self._selector | query, self._timings.silence, total)
 
     def page(self, body: bytes, now: float) -> list[Event[T]]:
-        """Take one answer to a LIST."""
+        """Process one answer to a LIST."""
         try:
             page = self._codec.page(body)
         except NotAList as error:
@@ -215,7 +215,7 @@ class Watcher(Generic[T]):
         return [*page.faults, self._synced(page.resource_version)]
 
     def opened(self, now: float) -> None:
-        """Take note that the server has accepted a watch."""
+        """Note that the server has accepted a watch."""
         self._opened_at = now
         self._backoff.healthy(now)
         self._unreached.healthy(now)
@@ -223,7 +223,7 @@ class Watcher(Generic[T]):
         self._got_events = False
 
     def receive(self, chunk: bytes, now: float) -> list[Event[T]]:
-        """Take bytes of the watch. After an Interrupted nothing is left to do with the stream."""
+        """Process bytes of the watch. After an Interrupted, close the stream."""
         events: list[Event[T]] = []
         for line in self._lines.feed(chunk):
             event = self._frame(line, now)
@@ -234,11 +234,11 @@ class Watcher(Generic[T]):
         return events
 
     def closed(self, now: float) -> list[Event[T]]:
-        """Take note that the server has ended the watch, as it does every few minutes."""
+        """Note that the server ended the watch, as it does every few minutes."""
         return self._ended(now, "Closed", f"the server ended the watch of {self._resource}")
 
     def failed(self, failure: Failure, now: float) -> list[Event[T]]:
-        """Take note that a list or watch was refused, or broke off in the middle."""
+        """Note that a list or watch was refused, or failed in the middle."""
         status = failure.status
         if self.state is State.STREAM_LISTING and status in _NOT_SUPPORTED:
             self._stream_lists = False
@@ -285,7 +285,7 @@ class Watcher(Generic[T]):
             return None
         if frame.initial_events_end:
             return self._synced(frame.resource_version)
-        # Before the end of the list only a server sends a bookmark that knows no such lists.
+        # A bookmark before the end of the list comes from a server without streamed lists.
         self._stream_lists = False
         self._enter(State.LISTING)
         return Interrupted("NotSupported", "the server streams no lists", 0.0, relist=True)
@@ -297,14 +297,14 @@ class Watcher(Generic[T]):
 
     def _synced(self, resource_version: int) -> Synced[T]:
         synced = Synced(list(self._listed.values()), resource_version, frozenset(self._unreadable))
-        self._enter(State.WATCHING)  # lets go of the objects
+        self._enter(State.WATCHING)  # drops the references to the objects
         self._version = resource_version
         return synced
 
     def _ended(self, now: float, reason: str, message: str) -> list[Event[T]]:
         assert self._opened_at is not None, "a stream ends after it was opened"
         if self.state is State.STREAM_LISTING:
-            # Whatever stood in its way, pages are smaller.
+            # Pages are smaller than a stream and may pass.
             interrupted = self._back_off(now, reason, message)
             self._resume, self._pages_left = State.LISTING, math.inf
             return [interrupted]

@@ -12,7 +12,12 @@ from prometheus_client import CollectorRegistry
 from torchrun_api.core import Job, Node, Pod
 from torchrun_api.job import TorchrunJob
 from torchrun_api.queue import TorchrunQueue
-from torchrun_controller.cache.admission_view import ADMISSION, COALESCE, AdmissionView, Seen
+from torchrun_controller.cache.admission_view import (
+    ADMISSION,
+    COALESCE,
+    AdmissionView,
+    ObservedAdmission,
+)
 from torchrun_controller.cache.informer_factory import InformerFactory, ReadErrors
 from torchrun_controller.clock import Clock
 from torchrun_controller.metrics.registry import Metrics
@@ -60,7 +65,7 @@ class World:
             self.work.done(key)
         return key is not None
 
-    def seen(self, now: datetime = NOW) -> Seen:
+    def seen(self, now: datetime = NOW) -> ObservedAdmission:
         found = self.watch.observe(now)
         assert found is not None
         return found

@@ -15,7 +15,7 @@ from torchrun_api.job import TorchrunJob, TorchrunJobSpec
 from torchrun_api.kinds import UserObject, kind_of
 from torchrun_api.meta import ObjectMeta
 from torchrun_api.queue import TorchrunQueue
-from torchrun_controller.cache.admission_view import Seen
+from torchrun_controller.cache.admission_view import ObservedAdmission
 from torchrun_controller.client import ApiError
 from torchrun_controller.client.apply import Status, SupersededError, UnavailableError, WriteResult
 from torchrun_controller.controllers.admission import (
@@ -93,13 +93,13 @@ class World:
         self.decided += 1
         return self.decisions
 
-    def observe(self, now: datetime) -> Seen | None:
+    def observe(self, now: datetime) -> ObservedAdmission | None:
         if not self.nodes_known:
             return None
         jobs = [o for o in self.cached.values() if isinstance(o, TorchrunJob)]
         queues = [o for o in self.cached.values() if isinstance(o, TorchrunQueue)]
         entries = (ClassifiedJob(job, self.classification(job)) for job in jobs)
-        return Seen(
+        return ObservedAdmission(
             state=ClusterState(),
             entries=tuple(entries),
             queues=tuple(queues),

@@ -21,7 +21,7 @@ from frames import pod as a_pod
 from scripted_server import connection, json_response, serving, streamed
 from torchrun_controller import logs
 from torchrun_controller.replay.__main__ import main
-from torchrun_controller.replay.record import Taped
+from torchrun_controller.replay.record import RecordingTransport
 from torchrun_controller.replay.tape import Head, Line, Tape, TapeError, read
 from unit.replay.film import DISCOVERY, NEEDED, Film, job, queue
 
@@ -166,7 +166,7 @@ async def test_what_passes_the_transport_is_on_the_tape(tmp_path: Path) -> None:
 
     tape = Tape(tmp_path / "run", HEAD, 10_000)
     async with serving(answer) as server, connection(server.url).session("test") as session:
-        taped = Taped(session, tape)
+        taped = RecordingTransport(session, tape)
         query = {"labelSelector": "torchrun-job-name"}
         await taped.request("GET", "/api/v1/pods", query=query)
         await taped.request("GET", "/api/v1/pods", query={**query, "continue": "x"})

@@ -1,9 +1,10 @@
-"""Progress from the workers: one authenticated port, and the newest report of each job in memory.
+"""Progress reports of workers: an authenticated port. `cache.progress_reports` keeps the newest
+one.
 
     launcher --POST /v1/progress--> endpoint --token--> tokens --TokenReview--> API server
                                         |
                                      reports --> observe --> reconcile --> status
 
-A report is worth little and comes again within seconds, so nothing here is kept, retried or queued:
-what is too much, too early or sent to a standby is refused, and the sender tries again.
+A report is repeated within seconds, so nothing is stored, retried or queued. Reports that are too
+many, too early or sent to a standby are refused, and the sender tries again.
 """

@@ -1,4 +1,4 @@
-"""POST /v1/progress: a worker says how far its training is.
+"""POST /v1/progress: a worker reports the progress of its training.
 
     POST /v1/progress   Authorization: Bearer <token of audience torchrun.ai/progress>
     {"step": 120, "totalSteps": 1000, "loss": 2.31, "samplesPerSecond": 450.0}
@@ -8,10 +8,10 @@
     413 too long         429 too often             503 ask again: at once after a standby, and when
                                                    Retry-After says where it is too much at once
 
-It has a port of its own, as job pods may reach this and nothing else. A standby refuses and does
-not forward: it does not know the leader's address, a report is worth no hop more, and the next
-connection goes by the Service to any replica. Connections are bounded in number and in time, see
-`connection_limit`, since any pod of a job may open them.
+It has its own port, because pods of jobs may reach only this. A standby refuses and does not
+forward: it does not know the leader's address, and the next connection goes through the Service to
+any replica. Connections are limited in number and in time (`connection_limit`), because any pod of
+a job may open them.
 """
 
 import asyncio  # only for create_server, which aiohttp's handlers need
@@ -48,7 +48,7 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 class Body(Wire, frozen=True, kw_only=True):
-    """What a report says; each part may be missing."""
+    """The body of a report; each field is optional."""
 
     step: Count | None = None
     total_steps: Count | None = None
@@ -67,7 +67,7 @@ class Workers(Protocol):
 
 
 class ReportRefused(Exception):  # noqa: N818  # an answer, not an error
-    """status: HTTP code; the message is for whoever debugs the sender."""
+    """status: HTTP code. The message helps to debug the sender."""
 
     def __init__(self, status: int, message: str, wait: int = 0) -> None:
         super().__init__(message)
@@ -76,9 +76,9 @@ class ReportRefused(Exception):  # noqa: N818  # an answer, not an error
 
 
 class ProgressServer:
-    """The listening socket of the reports, while `running`.
+    """The HTTP server of the reports, while `running`.
 
-    leads: whether this process may write. accepted: called with the job of each report taken.
+    leads: whether this process may write. accepted: called with the job of each accepted report.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class ProgressServer:
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC).replace(microsecond=0),
     ) -> None:
-        self.port = port  # the real one while running, where 0 was asked for
+        self.port = port  # the real port while running, also if 0 was given
         self._address = address
         self._leads = leads
         self._tokens = tokens
@@ -141,7 +141,7 @@ class ProgressServer:
         authorization = request.headers.get("Authorization", "")
         sender = await self._sender(authorization, request.remote or "")
         body = _decode(await _read(request))
-        # Only now: its job may be gone by the time that the body is there.
+        # After the body is read, because the job may be deleted in the meantime.
         worker = self._workers.worker(sender.namespace, sender.name, sender.uid)
         if worker is None:
             raise ReportRefused(403, NO_WORKER)
@@ -156,10 +156,10 @@ class ProgressServer:
         self._accepted(worker.job)
 
     async def _sender(self, authorization: str, source: str) -> PodIdentity:
-        """The pod that the token proves to be. Raises ReportRefused.
+        """Return the pod that the token proves. Raises ReportRefused.
 
-        Until the token is verified nothing is done that costs more than a look into the cache, and
-        nothing is logged: anybody can make up its claims.
+        Before the token is verified, nothing is logged and nothing costs more than a read of the
+        cache: anybody can invent its claims.
         """
         scheme, _, token = authorization.partition(" ")
         claims = self._tokens.claims(token) if scheme.lower() == "bearer" else None
@@ -182,14 +182,14 @@ class ProgressServer:
         return proved
 
     def _warn(self, error: str) -> None:
-        """Log that reports are refused, once a minute: those who may cause it are not known."""
+        """Log refused reports once a minute: their senders are not known."""
         if self._clock() - self._warned_at >= WARNING_SECONDS:
             self._warned_at = self._clock()
             log.warning("reports of progress are refused", error=error)
 
 
 async def _read(request: web.BaseRequest) -> bytes:
-    """The body, if it is short and comes soon. Raises ReportRefused."""
+    """Read a short body within the time limit. Raises ReportRefused."""
     taken = b""
     try:
         with anyio.fail_after(BODY_SECONDS):

@@ -1,17 +1,17 @@
-"""Whose token it is: the API server's word, asked for seldom and kept for a minute.
+"""Verification of tokens by the API server, limited in rate and cached for a minute.
 
 https://kubernetes.io/docs/reference/access-authn-authz/service-accounts-admin/ (bound tokens): the
 claims of a projected token name the pod that it is bound to, and so does a TokenReview's answer.
 The claims alone prove nothing, but a token whose claims name no living worker of ours needs no
 review, so that strangers cannot make the controller ask.
 
-Anybody can make up claims that name a worker, so reviews are rationed where the forger pays:
+Anybody can invent claims that name a worker, so reviews are limited at the forger's expense:
 
-- A token that was verified before is reviewed again out of a bucket of its own, which tokens that
-  nobody has verified cannot empty. One such token is remembered for each pod.
-- Any other token is reviewed out of the bucket of the sender's address and the pod that it names,
-  then out of that of the pod's namespace, then out of that of all. A namespace has a quarter of the
-  whole, and who knows UIDs of pods is in their namespace.
+- Tokens that were verified before have a bucket of their own, which unverified tokens cannot empty.
+  One such token is remembered for each pod.
+- Any other token takes from three buckets: that of the sender's address and the claimed pod, that
+  of the pod's namespace, and that of all. A namespace has a quarter of the whole, and only its own
+  users know the UIDs of its pods.
 """
 
 import base64
@@ -35,8 +35,8 @@ V = TypeVar("V")
 
 PATH: Final = "/apis/authentication.k8s.io/v1/tokenreviews"
 KEPT_SECONDS = 60.0
-REFUSALS_KEPT_SECONDS = 10.0  # a pod that the API server does not know yet will soon be known
-KEPT_VERDICTS = 10_000
+REFUSALS_KEPT_SECONDS = 10.0  # a new pod may be unknown to the API server for a moment
+MAX_CACHED = 10_000
 OF_ALL = Rate(per_second=20, burst=200)
 OF_NAMESPACE = Rate(per_second=5, burst=50)
 OF_POD = Rate(per_second=0.1, burst=3)  # a new token comes every few minutes at most
@@ -69,7 +69,7 @@ class _KubernetesClaim(Struct, frozen=True):
 
 
 class Claims(Struct, frozen=True):
-    """What a token says of itself; proves nothing."""
+    """The claims of a token. They prove nothing."""
 
     aud: tuple[str, ...] = ()
     exp: float = 0.0
@@ -77,7 +77,7 @@ class Claims(Struct, frozen=True):
 
     @property
     def pod(self) -> PodIdentity:
-        """The pod that it claims to be bound to."""
+        """The pod that the token claims to be bound to."""
         claimed = self.kubernetes
         return PodIdentity(claimed.namespace, claimed.pod.name, claimed.pod.uid)
 
@@ -101,20 +101,20 @@ _decode_review = msgspec.json.Decoder(_Review).decode
 
 
 def claims_of(token: str, now: float) -> Claims | None:
-    """The claims of a token for this audience that has not expired; `now` since the epoch."""
+    """The claims of an unexpired token for this audience; `now` in seconds since the epoch."""
     if _JWT.fullmatch(token) is None:
         return None
     try:
         payload = token.split(".")[1]
         padded = payload + "=" * (-len(payload) % 4)
         claims = msgspec.json.decode(base64.urlsafe_b64decode(padded), type=Claims)
-    except (ValueError, RecursionError):  # it is read before anybody has vouched for it
+    except (ValueError, RecursionError):  # the token is not verified yet
         return None
     return claims if AUDIENCE in claims.aud and claims.exp > now else None
 
 
 class _Verified(Struct, frozen=True):
-    """The token that a pod has proved itself with last. Believed `until`, then reviewed again."""
+    """The token that a pod last proved its identity with; valid `until`, then reviewed again."""
 
     digest: bytes
     pod: PodIdentity
@@ -122,7 +122,7 @@ class _Verified(Struct, frozen=True):
 
 
 class Tokens:
-    """Verdicts on tokens. Bounded: so many are kept, and so many are asked for in a second."""
+    """Verifies tokens by TokenReviews. Bounded in memory and in reviews for each second."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class Tokens:
         self._now = now
         # By the pod that the token names.
         self._verified: OrderedDict[PodIdentity, _Verified] = OrderedDict()
-        # By digest: until when a refusal is believed.
+        # By digest: the time until which a refusal is cached.
         self._refused: OrderedDict[bytes, float] = OrderedDict()
         self._again: TokenBuckets[None] = TokenBuckets(OF_ALL, clock)
         self._all: TokenBuckets[None] = TokenBuckets(OF_ALL, clock)
@@ -148,7 +148,7 @@ class Tokens:
         return claims_of(token, self._now()) if len(token) <= LONGEST else None
 
     async def pod_of(self, token: str, claims: Claims, source: str) -> PodIdentity | None:
-        """The pod that the token proves to be; None if it proves nothing. Raises BusyError.
+        """Return the pod that the token proves; None if it proves nothing. Raises BusyError.
 
         `source` is the address of the sender.
         """
@@ -173,7 +173,7 @@ class Tokens:
         return pod
 
     def _take_one(self, claimed: PodIdentity, source: str, *, was_verified: bool) -> None:
-        """Take one review out of the buckets that pay for it. Raises BusyError."""
+        """Take one review from each bucket that limits it. Raises BusyError."""
         if was_verified:
             if not self._again.take(None):
                 raise BusyError("too many tokens to review again")
@@ -200,7 +200,7 @@ class Tokens:
             status = answer.read(_decode_review).status
         except (ApiError, Disconnected) as error:
             raise BusyError(f"the token cannot be reviewed: {error}") from error
-        # A server that knows no audiences leaves them out: its word is for its own audience.
+        # A server without audiences omits them: it has checked its own audience only.
         if not status.authenticated or AUDIENCE not in status.audiences:
             return None
         namespace, _, account = status.user.username.removeprefix(_USER_PREFIX).partition(":")
@@ -214,7 +214,7 @@ class Tokens:
 
 
 def _bound(kept: OrderedDict[K, V], newest: K) -> None:
-    """Drop what was put there longest ago, where there is too much."""
+    """Drop the oldest entries above the limit."""
     kept.move_to_end(newest)
-    while len(kept) > KEPT_VERDICTS:
+    while len(kept) > MAX_CACHED:
         kept.popitem(last=False)

@@ -311,7 +311,7 @@ async def test_a_token_of_other_bytes_is_no_token(junk: bytes) -> None:
 
 
 async def test_kept_verdicts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, "KEPT_VERDICTS", 2)
+    monkeypatch.setattr(tokens, "MAX_CACHED", 2)
     world = World()
     async with connection_to(world) as verdicts:
         claims = verdicts.claims(token())
