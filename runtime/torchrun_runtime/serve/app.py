@@ -1,4 +1,4 @@
-"""The HTTP face: a manifest, and the contents of the files that a worker asks for.
+"""The HTTP handlers: a manifest, and the contents of the files that a worker asks for.
 
     GET /v1/manifest        the manifest's text, zlib-compressed
     POST /v1/files          {"manifest": SHA256, "entries": [[FIRST, LAST], ...]}: the bytes of
@@ -43,20 +43,20 @@ class Wanted(msgspec.Struct, frozen=True):
 
 def application(tree: Tree, verifier: Verifier) -> web.Application:
     """The application; `tree` is read in threads of its own."""
-    face = _Face(tree, verifier)
+    handlers = _Handlers(tree, verifier)
     app = web.Application(client_max_size=_LARGEST_REQUEST)
     app.add_routes(
         [
-            web.get("/readyz", face.ready),
-            web.get("/v1/manifest", face.guarded(face.manifest)),
-            web.post("/v1/files", face.guarded(face.files)),
+            web.get("/readyz", handlers.ready),
+            web.get("/v1/manifest", handlers.guarded(handlers.manifest)),
+            web.post("/v1/files", handlers.guarded(handlers.files)),
         ]
     )
-    app.on_cleanup.append(face.close)
+    app.on_cleanup.append(handlers.close)
     return app
 
 
-class _Face:
+class _Handlers:
     def __init__(self, tree: Tree, verifier: Verifier) -> None:
         self._tree = tree
         self._verifier = verifier

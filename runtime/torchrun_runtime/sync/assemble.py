@@ -33,10 +33,10 @@ class Assembly:
         self.manifest = manifest
         self._claim = claim
         self._limits = limits
-        self._at_hand: dict[Content, Path] = {}
+        self._available: dict[Content, Path] = {}
         self._packs = 0
 
-    def take_own(self) -> None:
+    def reuse_own_files(self) -> None:
         """Share the files of the claim's present revision."""
         marker = self._claim.marker()
         if marker is None:
@@ -47,9 +47,9 @@ class Assembly:
             if _content(entry) in wanted and entry.sha256:
                 with suppress(OSError):
                     if (path := tree / entry.path).stat().st_size == entry.size:
-                        self._at_hand[_content(entry)] = path
+                        self._available[_content(entry)] = path
 
-    def take_base(self, base: Claim) -> int:
+    def copy_from_base(self, base: Claim) -> int:
         """Copy from another claim what is missing and proves to be the same; bytes copied."""
         marker = base.marker()
         if marker is None:
@@ -64,13 +64,13 @@ class Assembly:
             target = directory / f"{entry.sha256}-{entry.mode}"
             if not _copy_checked(tree / entry.path, target, entry):
                 return 0
-            self._at_hand[_content(entry)] = target
+            self._available[_content(entry)] = target
             return entry.size
 
         with ThreadPoolExecutor(_THREADS) as pool:
             return sum(pool.map(copy, found.values()))
 
-    def take_archive(self, archive: Path) -> None:
+    def add_archive(self, archive: Path) -> None:
         """Take the contents of an archive of files of this workspace.
 
         Raises ArchiveError, also where a member is not what the manifest says; as `extract` else.
@@ -88,7 +88,7 @@ class Assembly:
                 )
                 raise ArchiveError("NotAnnounced", message)
             if entry.sha256:
-                self._at_hand[_content(entry)] = directory / entry.path
+                self._available[_content(entry)] = directory / entry.path
 
     def missing(self) -> list[int]:
         """Which entries have to be sent, by their number; each content once."""
@@ -96,7 +96,7 @@ class Assembly:
         found = []
         for number, entry in enumerate(self.manifest.entries):
             content = _content(entry)
-            if entry.sha256 and content not in self._at_hand and content not in asked:
+            if entry.sha256 and content not in self._available and content not in asked:
                 asked.add(content)
                 found.append(number)
         return found
@@ -114,7 +114,7 @@ class Assembly:
                 parts = tuple(entry.path.split("/"))
                 make_directories(tree, parts if entry.mode == "dir" else parts[:-1], made)
                 if entry.sha256:
-                    _link(self._at_hand[_content(entry)], tree / entry.path)
+                    _link(self._available[_content(entry)], tree / entry.path)
         except OSError as error:
             if error.errno in FULL:
                 raise workspace_full(error.strerror or "no space") from error

@@ -1,15 +1,15 @@
-"""The claim's layout, and the steps that make a workspace appear on it all at once.
+"""The layout of the workspace claim, and the steps that publish a revision atomically.
 
     revisions/<n>/tree/      the workspace as of revision n; its files never change
     revisions/<n>/manifest   what that tree holds
-    .sync_success            marker, names the revision that is whole and shall run
-    state/                   the one directory that workers may write to, whoever they run as
-    env/                     of setup pods, which run as the workers do
-    tree.new-<pod>/          the next revision under way; worthless after a restart
-    .incoming/               upload under way; outlives the pod but for work/
+    .sync_success            marker, names the complete revision that shall run
+    state/                   the only directory that workers may write to, as any user
+    env/                     Python environments of setup pods, which run as the workers do
+    tree.new-<pod>/          the next revision while it is written; discarded by the next pod
+    .incoming/               unfinished upload; outlives the pod except for work/
 
-A new revision is written beside the others and shares its unchanged files with them. It is there
-once the marker, replaced by a rename, names it. Killed between any two steps, the next pod either
+A new revision is written beside the others and shares its unchanged files with them. It exists once
+the marker, replaced by a rename, names it. If the pod is killed between two steps, the next pod
 finds the marker or does the work again.
 """
 
@@ -31,9 +31,10 @@ NEW = "tree.new"
 
 @dataclass(frozen=True)
 class Marker:
-    """What the workspace was made of. bytes: sum of its files' sizes; time: RFC 3339.
+    """The published revision. bytes: sum of its files' sizes; time: RFC 3339.
 
-    sha256: of the upload; commit: of what was fetched, from the source with this digest.
+    sha256: of the upload. commit, source: of a fetched workspace, its content and its source's
+    digest.
     """
 
     sha256: str
@@ -46,9 +47,9 @@ class Marker:
 
 
 class Claim:
-    """One claim, mounted writable by this pod alone, but for one that hangs on a lost node.
+    """One claim. Only this pod writes to it, except for one that still runs on a lost node.
 
-    `after`: a revision that is known of, whatever the claim says.
+    after: a revision that exists already, even if the claim does not show it.
     """
 
     def __init__(self, directory: Path, after: int = 0) -> None:
@@ -60,7 +61,7 @@ class Claim:
         self.shared = (directory / "state", directory / "env")
 
     def prepare(self) -> None:
-        """Make the upload's directory, and remove what is of no use any more.
+        """Make the upload's directory, and remove old revisions.
 
         Raises SyncError where the claim is missing or cannot be written.
         """
@@ -99,7 +100,7 @@ class Claim:
             return Manifest(())
 
     def discard_unfinished(self) -> None:
-        """Remove what an interrupted step left."""
+        """Remove the rest of an interrupted step."""
         self.discard_tree()
         if self.work.exists():
             shutil.rmtree(self.work)
@@ -110,10 +111,10 @@ class Claim:
             shutil.rmtree(tree)
 
     def _discard_old(self) -> None:
-        """Remove the revisions that no launcher starts to copy any more.
+        """Remove all revisions but the newest two.
 
-        One that still copies the last but one may finish; whoever is slower than that finds its
-        files gone, and begins again with the newest.
+        A launcher that still copies the older of them may finish. One that is slower finds its
+        files removed, and starts again with the newest.
         """
         marker = self.marker()
         newest = marker.revision if marker else 0
@@ -124,27 +125,27 @@ class Claim:
     def make_state(self) -> None:
         """Make the directories of other pods, for any user as /tmp is. Raises OSError.
 
-        Where one is missing the kubelet makes it for root alone, and that cannot be mended here.
+        The kubelet would make a missing one for root alone, which cannot be changed here.
         """
         for directory in self.shared:
             directory.mkdir(exist_ok=True)
             give(directory, 0o1777)
 
     def publish(
-        self, held: Manifest, sha256: str = "", *, commit: str = "", source: str = ""
+        self, manifest: Manifest, sha256: str = "", *, commit: str = "", source: str = ""
     ) -> Marker:
-        """Make the new tree, which holds this, the newest revision and the one that shall run.
+        """Make the new tree the newest revision, which the workers shall run.
 
-        sha256: what the workspace is known by, by default the manifest's. Raises OSError.
+        manifest: of the tree. sha256: of the upload, by default the manifest's. Raises OSError.
         """
         before = self.marker()
         number = max(before.revision if before else 0, self._after) + 1
-        known_by = sha256 or held.sha256
-        marker = Marker(known_by, held.files, held.size, now(), number, commit, source)
+        identity = sha256 or manifest.sha256
+        marker = Marker(identity, manifest.files, manifest.size, now(), number, commit, source)
         self.make_state()
         directory = self._revision(marker.revision)
         directory.mkdir(parents=True)
-        (directory / "manifest").write_text(held.text)
+        (directory / "manifest").write_text(manifest.text)
         self.new.rename(directory / "tree")
         _sync_filesystem(directory)
         self._mark(marker)

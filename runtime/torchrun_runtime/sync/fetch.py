@@ -1,4 +1,4 @@
-"""Sources that the pod gets by itself: fetched, judged, written, published."""
+"""Workspaces from git and s3: fetched, checked, written, published."""
 
 import shutil
 import tempfile
@@ -38,18 +38,18 @@ from torchrun_runtime.sync.upload import FULL
 
 
 @dataclass(frozen=True)
-class Fetched:
-    """A tree that was written, and what names its content: a commit, or a digest of objects."""
+class FetchResult:
+    """The manifest of the written tree. commit: names its content; a digest of objects for s3."""
 
     commit: str
-    held: Manifest
+    manifest: Manifest
 
 
 def fetch(settings: Settings) -> Marker:
-    """Fetch the source and publish it; nothing is done where that was done already.
+    """Fetch the source and publish it, unless that was done already.
 
-    Where somebody has asked for the source anew, a commit that it had before does not bind. What is
-    no other content is no other revision.
+    A new request for the source is not bound to the commit of the one before. Unchanged content
+    makes no new revision.
 
     Raises SyncError, OSError.
     """
@@ -69,10 +69,10 @@ def fetch(settings: Settings) -> Marker:
         check_sub_path(settings)
         source = _from_git if settings.source == "git" else _from_s3
         fetched = source(settings, work, claim.new)
-        if marker and fetched.held.sha256 == claim.manifest().sha256:
+        if marker and fetched.manifest.sha256 == claim.manifest().sha256:
             log("nothing has changed", commit=fetched.commit, revision=marker.revision)
             return claim.confirm(marker, commit=fetched.commit, source=settings.digest)
-        return claim.publish(fetched.held, commit=fetched.commit, source=settings.digest)
+        return claim.publish(fetched.manifest, commit=fetched.commit, source=settings.digest)
     except ArchiveError as error:
         raise SyncError(error.reason, error.message, permanent=True) from error
     except OSError as error:
@@ -95,7 +95,7 @@ def check_sub_path(settings: Settings) -> None:
         raise SyncError("InvalidSubPath", message, permanent=True) from error
 
 
-def _from_s3(settings: Settings, work: Path, tree: Path) -> Fetched:
+def _from_s3(settings: Settings, work: Path, tree: Path) -> FetchResult:
     secret = Secret(settings.secret, settings.secret_directory)
     deadline = time.monotonic() + settings.fetch_timeout
     bucket, key = open_bucket(settings.url, secret, deadline)
@@ -103,19 +103,21 @@ def _from_s3(settings: Settings, work: Path, tree: Path) -> Fetched:
         return _from_bucket(settings, bucket, key, work, tree)
 
 
-def _from_bucket(settings: Settings, bucket: Bucket, key: str, work: Path, tree: Path) -> Fetched:
+def _from_bucket(
+    settings: Settings, bucket: Bucket, key: str, work: Path, tree: Path
+) -> FetchResult:
     log("fetching", source=f"{bucket.endpoint.shown}/{key}")
     if is_archive(key):
         archive = bucket.find(key)
         commit = _checked(settings, digest([archive]))
-        held = read_archive(bucket, archive, settings.sub_path, work, tree, settings.limits)
-        return Fetched(commit, held)
+        manifest = read_archive(bucket, archive, settings.sub_path, work, tree, settings.limits)
+        return FetchResult(commit, manifest)
     parts = (key.strip("/"), settings.sub_path)
     prefix = "".join(f"{part}/" for part in parts if part)
-    found = list_prefix(bucket, prefix, settings.limits)
-    commit = _checked(settings, digest(one for _, one in found))
-    log("listed", objects=len(found), bytes=sum(one.size for _, one in found))
-    return Fetched(commit, read_prefix(bucket, found, tree))
+    files = list_prefix(bucket, prefix, settings.limits)
+    commit = _checked(settings, digest(one for _, one in files))
+    log("listed", objects=len(files), bytes=sum(one.size for _, one in files))
+    return FetchResult(commit, read_prefix(bucket, files, tree))
 
 
 def _checked(settings: Settings, commit: str) -> str:
@@ -129,7 +131,7 @@ def _checked(settings: Settings, commit: str) -> str:
     raise SyncError("SourceChanged", message, permanent=True)
 
 
-def _from_git(settings: Settings, work: Path, tree: Path) -> Fetched:
+def _from_git(settings: Settings, work: Path, tree: Path) -> FetchResult:
     location = parse_git(settings.url)
     check_ref(settings.ref, settings.commit)
     checkout = Checkout(location, settings.ref, settings.commit, settings.sub_path)
@@ -151,4 +153,4 @@ def _from_git(settings: Settings, work: Path, tree: Path) -> Fetched:
         commit = git.fetch()
         log("fetched", source=checkout.shown, commit=commit)
         repository = git.list(commit, settings.limits)
-        return Fetched(commit, git.write(repository, tree, settings.limits).manifest)
+        return FetchResult(commit, git.write(repository, tree, settings.limits).manifest)

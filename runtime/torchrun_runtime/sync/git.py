@@ -1,9 +1,9 @@
-"""git: one commit, shallow, by the real program, taken out of its objects by our own hand.
+"""The git source: a shallow fetch of one commit by the git program, without a checkout.
 
-git fetches into a bare repository that nobody's configuration, hooks or attributes reach, and is
-asked for nothing but objects: the tree is read with ls-tree and cat-file and written like that of
-any other source, so that no checkout runs filters, follows links or obeys .gitattributes.
-Submodules and Git LFS are left out, with a word in the log.
+git fetches into a bare repository, which no configuration, hook or attribute of others reaches. The
+tree is read with ls-tree and cat-file and written like that of any other source. No checkout runs,
+so nothing runs filters, follows links or obeys .gitattributes. Submodules and Git LFS are left out,
+with a line in the log.
 """
 
 import os
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from torchrun_api.contract import SYNC_COMMIT
 from torchrun_api.workspace import GIT_REF
 from torchrun_runtime.sync.address import Location
 from torchrun_runtime.sync.errors import ArchiveError, SyncError
@@ -23,12 +24,12 @@ from torchrun_runtime.sync.programs import Programs
 from torchrun_runtime.sync.report import log
 from torchrun_runtime.sync.secret import Secret
 from torchrun_runtime.sync.settings import Limits
-from torchrun_runtime.sync.tree import Tree, judge
+from torchrun_runtime.sync.tree import Tree, check_places
 
 _PIECE = 1 << 20
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _TIP = "refs/torchrun/tip"
-# How far back a commit is looked for where the server gives none by its name.
+# How many commits to search where the server does not serve a commit by its name.
 _DEPTHS = (100, 2_000, 50_000)
 _REFUSED_REF = re.compile(r"\.\.|//|@\{|/\.|\.lock(/|$)|[/.]$")
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
@@ -73,7 +74,7 @@ class Checkout:
 def check_ref(ref: str, commit: str) -> None:
     """Raises SyncError (InvalidRef), permanent, unless each is "" or looks like what it is."""
     if commit and not _COMMIT.fullmatch(commit):
-        message = f"TORCHRUN_SYNC_COMMIT {commit[:200]!a} is no commit"
+        message = f"{SYNC_COMMIT.name} {commit[:200]!a} is no commit"
         raise SyncError("InvalidRef", message, permanent=True)
     if not ref:
         return
@@ -111,43 +112,43 @@ class Git:
 
     def _initialise(self, directory: Path) -> None:
         try:
-            ended = self._programs.run(
+            result = self._programs.run(
                 *self._git, "init", "--bare", "--quiet", "--template=", str(directory)
             )
         except FileNotFoundError as error:
             message = "the sync pod's image has no git; leave volumes.workspace.image out"
             raise SyncError("GitMissing", message, permanent=True) from error
-        if ended.exit_code:
-            raise self._failure(ended.output)
+        if result.exit_code:
+            raise self._failure(result.output)
 
     def fetch(self) -> str:
-        """Get the commit, and no more of the history than it takes; its name. Raises SyncError."""
+        """Fetch the commit, with as little history as possible; its name. Raises SyncError."""
         wanted = self._checkout.commit or self._checkout.ref
         if _COMMIT.fullmatch(wanted):
             self._fetch_commit(wanted)
             return wanted
         named = wanted.startswith("refs/") or wanted in ("", "HEAD")
         names = (wanted or "HEAD",) if named else (f"refs/heads/{wanted}", f"refs/tags/{wanted}")
-        said = ""
+        error = ""
         for name in names:
-            said = self._fetch(f"+{name}:{_TIP}", depth=1)
-            if not said:
+            error = self._fetch(f"+{name}:{_TIP}", depth=1)
+            if not error:
                 return self._commit_of_tip()
-            if "couldn't find remote ref" not in said:
+            if "couldn't find remote ref" not in error:
                 break
-        raise self._failure(said)
+        raise self._failure(error)
 
     def _fetch_commit(self, commit: str) -> None:
-        said = self._fetch(f"+{commit}:{_TIP}", depth=1)
-        if not said and self._commit_of_tip() == commit:
+        error = self._fetch(f"+{commit}:{_TIP}", depth=1)
+        if not error and self._commit_of_tip() == commit:
             return
-        if said and not re.search("unadvertised object|not our ref|remote ref", said):
-            raise self._failure(said)
+        if error and not re.search("unadvertised object|not our ref|remote ref", error):
+            raise self._failure(error)
         for depth in _DEPTHS:
             log("looking for the commit in the history", commit=commit, depth=depth)
-            said = self._fetch("+refs/*:refs/torchrun/all/*", depth=depth)
-            if said:
-                raise self._failure(said)
+            error = self._fetch("+refs/*:refs/torchrun/all/*", depth=depth)
+            if error:
+                raise self._failure(error)
             if self._programs.text(*self._git, "cat-file", "-t", commit) == "commit":
                 return
         message = (
@@ -157,14 +158,16 @@ class Git:
         raise SyncError("RefNotFound", message, permanent=False)
 
     def _fetch(self, refspec: str, depth: int) -> str:
-        """ "" or why not."""
+        """Fetch one refspec; "", or what git says on failure."""
         url = self._checkout.location.url
-        ended = self._programs.run(
+        result = self._programs.run(
             *self._git,
             *("fetch", f"--depth={depth}", "--no-tags", "--no-recurse-submodules", "--progress"),
             *("--no-write-fetch-head", "--end-of-options", url, refspec),
         )
-        return "" if ended.exit_code == 0 else ended.output or f"git ended with {ended.exit_code}"
+        if result.exit_code == 0:
+            return ""
+        return result.output or f"git ended with {result.exit_code}"
 
     def _commit_of_tip(self) -> str:
         peeled = f"{_TIP}^{{commit}}"
@@ -176,13 +179,13 @@ class Git:
             raise SyncError("RefNotFound", message, permanent=False)
         return commit
 
-    def _failure(self, said: str) -> SyncError:
+    def _failure(self, stderr: str) -> SyncError:
         packs = self._directory.glob("objects/pack/*")
         if any(pack.stat().st_size >= self._programs.largest for pack in packs):
-            # Whoever unpacked it got SIGXFSZ, and git does not say so.
+            # The unpacking process got SIGXFSZ, which git does not report.
             message = f"{self._checkout.shown} has more than {self._programs.largest} bytes"
             return SyncError("WorkspaceTooLarge", message, permanent=False)
-        return explain(self._secret.scrub(said), self._checkout.shown)
+        return explain(self._secret.scrub(stderr), self._checkout.shown)
 
     def list(self, commit: str, limits: Limits) -> Repository:
         """The files of the commit's subPath. Raises ArchiveError, SyncError."""
@@ -211,7 +214,7 @@ class Git:
             objects = _Objects(process.stdin, process.stdout)
             repository.read_links(objects.read)
             files = list(repository.files(self._programs.check_time))
-            judge([_place(path, blob) for path, blob in files], limits)
+            check_places([_place(path, blob) for path, blob in files], limits)
             written = Tree(tree)
             for path, blob in files:
                 written.add_file(_place(path, blob), objects.pieces(blob))
@@ -229,7 +232,7 @@ def _place(path: tuple[str, ...], blob: Blob) -> Place:
 
 
 def _records(stream: IO[bytes]) -> Iterator[bytes]:
-    """Records that end with NUL; one that is longer than any path may be ends it all."""
+    """Records that end with NUL. Raises ArchiveError at one that is longer than any path."""
     rest = b""
     while piece := os.read(stream.fileno(), _PIECE):
         *lines, rest = (rest + piece).split(b"\0")
@@ -251,7 +254,7 @@ class _Objects:
         return b"".join(self.pieces(blob))
 
     def pieces(self, blob: Blob) -> Iterator[bytes]:
-        """The content; it is to be taken to its end. Raises ArchiveError where it is not there."""
+        """The content, to be read to its end. Raises ArchiveError where the object is missing."""
         try:
             self._stdin.write(blob.name.encode() + b"\n")
             self._stdin.flush()

@@ -1,4 +1,4 @@
-"""What git says on stderr, in one reason and a sentence that says what to do."""
+"""From git's stderr to one reason and a message that says what to do."""
 
 import re
 
@@ -78,19 +78,21 @@ _KNOWN: tuple[tuple[str, str, str, bool], ...] = (
 )
 
 
-def explain(said: str, source: str) -> SyncError:
-    """`said`: stderr without secrets; `source`: what was fetched, as messages name it."""
-    detail = _last_words(said)
+def explain(stderr: str, source: str) -> SyncError:
+    """The error of a failed git. stderr: without secrets; source: as messages name it."""
+    detail = _last_lines(stderr)
     for pattern, reason, advice, permanent in _KNOWN:
-        if re.search(pattern, said, re.IGNORECASE):
+        if re.search(pattern, stderr, re.IGNORECASE):
             message = f"cannot fetch {source}: {advice} (git: {detail})"
             return SyncError(reason, message, permanent=permanent)
     return SyncError("FetchFailed", f"cannot fetch {source} (git: {detail})", permanent=False)
 
 
-def _last_words(said: str) -> str:
+def _last_lines(stderr: str) -> str:
     """What git's last lines say, without its general advice."""
-    lines = [line for line in said.splitlines() if not line.startswith(("Please make", "and the"))]
+    lines = [
+        line for line in stderr.splitlines() if not line.startswith(("Please make", "and the"))
+    ]
     telling = [
         line for line in lines if re.search("fatal|error|denied|failed|host key", line, re.I)
     ]

@@ -1,7 +1,7 @@
-"""A commit's files as git lists them, judged, and its links replaced by what they point to.
+"""The files of a commit as git lists them, checked, with links replaced by their targets.
 
-A workspace holds no links: workers copy files, and a link could lead anywhere by then. What a link
-of the repository points to inside of the workspace takes its place; any other link is refused.
+A workspace has no links: workers copy files, and a link could lead anywhere on their nodes. The
+target replaces a link if it is inside of the workspace; any other link is refused.
 """
 
 import unicodedata

@@ -1,4 +1,4 @@
-"""The manifest of the workspace that is on its way: what shall be there, before what is sent."""
+"""The manifest of the workspace that is being uploaded: it comes before the contents."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,10 +14,10 @@ from torchrun_runtime.sync.zip_entries import refuse_size
 
 
 class PendingManifest:
-    """At most one manifest; it outlives the pod.
+    """At most one manifest, in a file that outlives the pod.
 
-    known: manifests at hand by their sha256, from which an announcement may differ. wanted: the
-    only one that is taken, or "".
+    known: manifests by their sha256 that a client may send a difference to. wanted: sha256 of the
+    only acceptable one, or "".
     """
 
     def __init__(
@@ -29,18 +29,18 @@ class PendingManifest:
         self._wanted = wanted
         self.manifest: Manifest | None = None
         with suppress(OSError, ValueError):
-            held = parse(self._file.read_text())
-            if wanted in ("", held.sha256):
-                self.manifest = held
+            stored = parse(self._file.read_text())
+            if wanted in ("", stored.sha256):
+                self.manifest = stored
 
     @property
     def base(self) -> str:
-        """What an announcement had best differ from; "" for nothing."""
+        """The known manifest that a client should send a difference to; "" for none."""
         return next(iter(self._known), "")
 
     @property
     def sha256(self) -> str:
-        """Of the manifest that is held; "" for none."""
+        """Of the manifest; "" for none."""
         return self.manifest.sha256 if self.manifest else ""
 
     def take(self, sha256: str, data: bytes) -> None:
@@ -69,8 +69,8 @@ class PendingManifest:
             raise UploadError(507, "WorkspaceFull", message) from error
         self.manifest = manifest
 
-    def forget(self) -> None:
-        """Take any other."""
+    def discard(self) -> None:
+        """Drop the manifest."""
         self._file.unlink(missing_ok=True)
         self.manifest = None
 

@@ -24,7 +24,7 @@ _LINE_END = re.compile(rb"[\r\n]")
 
 
 @dataclass(frozen=True)
-class Ended:
+class ProgramResult:
     """exit_code: negative for a signal; output: the last lines on stderr."""
 
     exit_code: int
@@ -42,12 +42,12 @@ class Programs:
         self._deadline = deadline
         self.largest = largest
 
-    def run(self, *command: str) -> Ended:
+    def run(self, *command: str) -> ProgramResult:
         """Run to the end and keep what it says on stderr. Raises SyncError (TimedOut)."""
         with self._started(command, subprocess.DEVNULL) as process:
             assert process.stderr
             lines = _follow(process.stderr, command)
-            return Ended(process.wait(), "\n".join(lines))
+            return ProgramResult(process.wait(), "\n".join(lines))
 
     @contextmanager
     def reading(self, *command: str) -> Iterator["subprocess.Popen[bytes]"]:
@@ -114,21 +114,21 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
 
 def _follow(stream: IO[bytes], command: Sequence[str]) -> list[str]:
     """The last lines; progress, which is rewritten in place, goes to the log now and then."""
-    kept: deque[str] = deque(maxlen=_KEPT_LINES)
-    rest, said = b"", time.monotonic()
+    last_lines: deque[str] = deque(maxlen=_KEPT_LINES)
+    rest, last_log = b"", time.monotonic()
     while piece := os.read(stream.fileno(), 1 << 16):
         *lines, rest = _LINE_END.split(rest + piece)
         rest = rest[:_LONGEST_LINE]
         for line in lines:
             text = _printable(line)
             if text and "%" not in text:
-                kept.append(text)
-            elif text and time.monotonic() - said > _PROGRESS_SECONDS:
-                said = time.monotonic()
+                last_lines.append(text)
+            elif text and time.monotonic() - last_log > _PROGRESS_SECONDS:
+                last_log = time.monotonic()
                 log("fetching", program=command[0], progress=text)
     if text := _printable(rest):
-        kept.append(text)
-    return list(kept)
+        last_lines.append(text)
+    return list(last_lines)
 
 
 def _printable(line: bytes) -> str:

@@ -41,7 +41,7 @@ def receive(settings: Settings) -> Marker:
             workflow.fail(fault.reason, fault.message)
             raise fault from error
         finally:
-            workflow.seen.wait(settings.linger)
+            workflow.result_read.wait(settings.linger)
 
 
 def _is_wanted(marker: Marker, settings: Settings) -> bool:
@@ -101,9 +101,9 @@ def _extract(settings: Settings, claim: Claim, workflow: Workflow) -> Marker:
 def _compare(settings: Settings, claim: Claim, manifest: Manifest) -> Assembly:
     claim.discard_unfinished()
     assembly = Assembly(claim, manifest, settings.limits)
-    assembly.take_own()
+    assembly.reuse_own_files()
     if settings.base:
-        copied = assembly.take_base(Claim(settings.base))
+        copied = assembly.copy_from_base(Claim(settings.base))
         log("taken from the base", bytes=copied)
     return assembly
 
@@ -111,7 +111,7 @@ def _compare(settings: Settings, claim: Claim, manifest: Manifest) -> Assembly:
 def _complete(assembly: Assembly, workflow: Workflow) -> bool:
     """Take the archive, if one has come, and say whether nothing is missing; else ask for it."""
     if workflow.upload.complete:
-        assembly.take_archive(workflow.upload.archive)
+        assembly.add_archive(workflow.upload.archive)
     missing = assembly.missing()
     if not missing:
         return True

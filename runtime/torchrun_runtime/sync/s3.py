@@ -18,7 +18,7 @@ from torchrun_runtime.sync.secret import Secret
 from torchrun_runtime.sync.settings import Limits
 from torchrun_runtime.sync.signature import Credentials
 from torchrun_runtime.sync.tarball import extract_tar
-from torchrun_runtime.sync.tree import Tree, judge, too_many
+from torchrun_runtime.sync.tree import Tree, check_places, too_many
 
 _KEY_ID, _KEY = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"
 _REGION, _ENDPOINT, _TOKEN = "AWS_REGION", "AWS_ENDPOINT_URL", "AWS_SESSION_TOKEN"
@@ -54,8 +54,8 @@ def open_bucket(url: str, secret: Secret, deadline: float) -> tuple[Bucket, str]
 
 
 def _credentials(secret: Secret, region: str) -> Credentials | None:
-    held = set(secret.keys())
-    if not secret.name or (held and held <= _PUBLIC):
+    keys = set(secret.keys())
+    if not secret.name or (keys and keys <= _PUBLIC):
         return None
     secret.require(_KEY_ID, _KEY, why="a bucket that is not public is read with a key pair")
     return Credentials(secret.word(_KEY_ID), secret.text(_KEY), region, secret.word(_TOKEN))
@@ -89,8 +89,8 @@ def digest(objects: Iterable[Object]) -> str:
 
 
 def list_prefix(bucket: Bucket, prefix: str, limits: Limits) -> list[tuple[Place, Object]]:
-    """The files below a prefix, judged. Raises ArchiveError, SyncError."""
-    found: list[tuple[Place, Object]] = []
+    """The files below a prefix, checked. Raises ArchiveError, SyncError."""
+    files: list[tuple[Place, Object]] = []
     for one in bucket.list(prefix):
         if not one.key.startswith(prefix):
             raise ArchiveError("UnsafeName", f"object {one.key!r} is not below {prefix!r}")
@@ -100,26 +100,26 @@ def list_prefix(bucket: Bucket, prefix: str, limits: Limits) -> list[tuple[Place
         path = components(name, limits)
         if name.endswith("/"):
             raise ArchiveError("UnsafeName", f"object {name!r} is a folder with content")
-        found.append((Place(path, size=one.size), one))
-        if len(found) > limits.entries:
+        files.append((Place(path, size=one.size), one))
+        if len(files) > limits.entries:
             raise too_many(limits)
-    if not found:
+    if not files:
         message = f"{bucket.endpoint.shown} has no objects below {prefix!r}; check the prefix"
         raise SyncError("ObjectNotFound", message, permanent=False)
-    judge([place for place, _ in found], limits)
-    return found
+    check_places([place for place, _ in files], limits)
+    return files
 
 
-def read_prefix(bucket: Bucket, found: list[tuple[Place, Object]], tree: Path) -> Manifest:
+def read_prefix(bucket: Bucket, files: list[tuple[Place, Object]], tree: Path) -> Manifest:
     """Make the tree. Raises ArchiveError, SyncError, OSError."""
     written = Tree(tree)
-    small = [pair for pair in found if pair[1].size <= _SMALL]
+    small = [pair for pair in files if pair[1].size <= _SMALL]
     with ThreadPoolExecutor(_THREADS) as pool:
         for batch in _batches(small):
             contents = pool.map(lambda pair: b"".join(bucket.pieces(pair[1])), batch)
             for (place, _), content in zip(batch, contents, strict=True):
                 written.add_file(place, [content])
-    for place, one in found:
+    for place, one in files:
         if one.size > _SMALL:
             written.add_file(place, bucket.pieces(one))
     return written.manifest
@@ -138,19 +138,19 @@ def read_archive(
     if archive.size > limits.bytes:
         message = f"{archive.key!r} has {archive.size} bytes, allowed are {limits.bytes}"
         raise ArchiveError("WorkspaceTooLarge", message)
-    kept = work / "archive"
-    with kept.open("wb") as file:
+    download = work / "archive"
+    with download.open("wb") as file:
         for piece in bucket.pieces(archive):
             file.write(piece)
     unpacked = work / "tree"
     unpack = extract if archive.key.lower().endswith(".zip") else extract_tar
-    held = unpack(kept, unpacked, limits)
-    kept.unlink()
+    manifest = unpack(download, unpacked, limits)
+    download.unlink()
     prefix = f"{sub_path}/" if sub_path else ""
-    inside = [entry for entry in held.entries if entry.path.startswith(prefix)]
-    if not inside:
+    selected = [entry for entry in manifest.entries if entry.path.startswith(prefix)]
+    if not selected:
         message = f"subPath {sub_path!a} is no folder of {archive.key!r}"
         raise SyncError("SubPathNotFound", message, permanent=False)
     (unpacked / sub_path).rename(tree)
     shutil.rmtree(unpacked, ignore_errors=True)
-    return Manifest(entry._replace(path=entry.path.removeprefix(prefix)) for entry in inside)
+    return Manifest(entry._replace(path=entry.path.removeprefix(prefix)) for entry in selected)

@@ -52,7 +52,7 @@ class Secret:
     def require(self, *keys: str, why: str) -> None:
         """Raises SyncError (SecretNotFound, SecretKeyMissing) unless all of the keys are there.
 
-        Neither is permanent: the Secret may be mended, and nothing tells the controller of it.
+        Neither is permanent: the Secret may be corrected, without the controller noticing.
         """
         missing = [key for key in keys if self.path(key) is None]
         if not missing:
@@ -60,14 +60,16 @@ class Secret:
         if not self.name:
             message = f"{why}; set volumes.workspace.secretRef to a Secret with {', '.join(keys)}"
             raise SyncError("SecretMissing", message, permanent=True)
-        held = self.keys()
-        if not held:
+        present = self.keys()
+        if not present:
             message = (
                 f"Secret {self.name} of volumes.workspace.secretRef does not exist, or is empty:"
                 f" {why}; create it with {', '.join(keys)}"
             )
             raise SyncError("SecretNotFound", message, permanent=False)
-        message = f"Secret {self.name} lacks {', '.join(missing)} (it has {', '.join(held)}): {why}"
+        message = (
+            f"Secret {self.name} lacks {', '.join(missing)} (it has {', '.join(present)}): {why}"
+        )
         raise SyncError("SecretKeyMissing", message, permanent=False)
 
     def keys(self) -> list[str]:

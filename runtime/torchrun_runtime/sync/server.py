@@ -55,7 +55,7 @@ class Server:
         read_timeout: float,
         authorization: Authorization,
     ) -> None:
-        self._face = _Face(workflow, read_timeout, authorization)
+        self._handlers = _Handlers(workflow, read_timeout, authorization)
         self._connections = Connections(_CONNECTIONS, read_timeout)
         self._socket = _listen(host, port)
         self._loop = asyncio.new_event_loop()
@@ -86,7 +86,7 @@ class Server:
 
     async def _start(self) -> None:
         app = web.Application(middlewares=[self._count])
-        app.router.add_route("*", "/{path:.*}", self._face.answer)
+        app.router.add_route("*", "/{path:.*}", self._handlers.answer)
         app.on_response_prepare.append(_name)
         self._runner = web.AppRunner(
             app,
@@ -115,7 +115,7 @@ class Server:
             return await handler(request)
 
 
-class _Face:
+class _Handlers:
     """Requests and answers. What reads or writes the claim runs in threads."""
 
     def __init__(
@@ -174,7 +174,7 @@ class _Face:
         if final:
             await response.prepare(request)
             await response.write_eof()
-            self._workflow.seen.set()
+            self._workflow.result_read.set()
         return response
 
     async def _take_archive(self, request: web.Request) -> web.StreamResponse:

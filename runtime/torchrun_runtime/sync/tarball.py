@@ -18,7 +18,7 @@ from torchrun_runtime.sync.errors import ArchiveError
 from torchrun_runtime.sync.extract import check_space
 from torchrun_runtime.sync.paths import Place, components, refused
 from torchrun_runtime.sync.settings import Limits
-from torchrun_runtime.sync.tree import Tree, judge, too_many
+from torchrun_runtime.sync.tree import Tree, check_places, too_many
 
 _PIECE = 1 << 20
 _MOST_GLOBAL_RECORDS = 64
@@ -36,7 +36,7 @@ def extract_tar(archive: Path, tree: Path, limits: Limits) -> Manifest:
     try:
         with _opened(archive, limits) as opened:
             places = [_place(member, limits) for member in _members(opened, limits)]
-        judge([place for place in places if place.path], limits)
+        check_places([place for place in places if place.path], limits)
         check_space(tree.parent, sum(place.size for place in places))
         with _opened(archive, limits) as opened:
             return _write(opened, places, tree, limits)

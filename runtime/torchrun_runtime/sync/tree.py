@@ -88,8 +88,8 @@ def _write_all(descriptor: int, piece: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def judge(places: list[Place], limits: Limits) -> None:
-    """Raises ArchiveError where they make no workspace together."""
+def check_places(places: list[Place], limits: Limits) -> None:
+    """Raises ArchiveError unless the places make a workspace together."""
     if not places:
         raise ArchiveError("EmptyWorkspace", "there is nothing at volumes.workspace's url and path")
     if len(places) > limits.entries:
@@ -105,12 +105,12 @@ def judge(places: list[Place], limits: Limits) -> None:
 
 
 def too_many(limits: Limits) -> ArchiveError:
-    """The refusal of more members than are allowed; whoever lists them stops there."""
+    """The error for more files than are allowed; a listing stops there."""
     message = f"the workspace has more than {limits.entries} files; choose a part of it by subPath"
     return ArchiveError("TooManyEntries", message)
 
 
 def workspace_full(why: str) -> SyncError:
-    """The claim has no room: another size may mend it, and so may another ref."""
+    """The error for a full claim. Not permanent: another size or ref may fit."""
     message = f"the workspace claim is full: {why}; raise volumes.workspace.size in a new job"
     return SyncError("WorkspaceFull", message, permanent=False)

@@ -1,11 +1,11 @@
-"""Where the pod stands: what HTTP's threads ask and feed, and what the main thread waits for.
+"""The state of an upload, shared by the HTTP server and the main thread.
 
 waiting -> [comparing ->] receiving -> extracting -> done
    ^            |             |            |
    |            +--- (nothing is missing) -+
    +--- failed <--------------+------------+     (a new upload starts again from failed)
 
-An upload that is announced by a manifest brings only what the pod says that it misses.
+With a manifest, a client sends only the contents that the pod lists as missing.
 """
 
 import threading
@@ -22,12 +22,15 @@ State = Literal["waiting", "comparing", "receiving", "extracting", "done", "fail
 
 
 class Workflow:
-    """The state, guarded by one lock. Uploads are begun here and fed through the upload itself."""
+    """The state, guarded by one lock. `begin` opens an upload; its bytes go to `Upload.append`.
+
+    result_read: set when a client has read the final state.
+    """
 
     def __init__(self, upload: Upload, pending: PendingManifest) -> None:
         self.upload = upload
         self.pending = pending
-        self.seen = threading.Event()
+        self.result_read = threading.Event()
         self._changed = threading.Condition()
         self._stage: Literal["open", "comparing", "extracting", "done", "failed"] = "open"
         self._accepted: Identity | None = None
@@ -73,13 +76,13 @@ class Workflow:
                     return
                 raise _busy()
             self.pending.take(sha256, data)
-            held = self.upload.identity
-            if held and held.workspace != sha256:
+            current = self.upload.identity
+            if current and current.workspace != sha256:
                 self.upload.discard()
             self._missing = []
             self._reason = self._message = ""
             self._to("comparing")
-            self.seen.clear()  # what was seen is the end of an earlier upload
+            self.result_read.clear()  # the result was that of an earlier upload
 
     def begin(self, identity: Identity, start: int) -> object:
         """Open the upload to a writer.
@@ -98,13 +101,13 @@ class Workflow:
             if identity.workspace != self.pending.sha256:
                 if identity.workspace:
                     raise UploadError(409, "ManifestNeeded", "send the archive's manifest first")
-                self.pending.forget()
+                self.pending.discard()
                 self._missing = []
             writer = self.upload.begin(identity, start)
             self._stage = "open"
             self._accepted = None
             self._reason = self._message = ""
-            self.seen.clear()
+            self.result_read.clear()
             return writer
 
     def finish(self, writer: object) -> bool:
@@ -133,7 +136,7 @@ class Workflow:
                 self._changed.wait()
 
     def ask_for(self, missing: list[list[int]]) -> None:
-        """The main thread has seen what is missing: ranges of the manifest's entries."""
+        """The main thread has result_read what is missing: ranges of the manifest's entries."""
         with self._changed:
             self._missing = missing
             self._accepted = None
