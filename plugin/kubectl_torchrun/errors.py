@@ -1,4 +1,4 @@
-"""What can stop a command. Each says in its message what to do, and carries the exit code."""
+"""Errors that end a command. The message says what to do; each class has its exit code."""
 
 SUCCEEDED = 0
 RUN_FAILED = 1
@@ -10,7 +10,7 @@ DETACHED = 130
 
 
 class Problem(Exception):  # noqa: N818 - it is shown to users by its message alone
-    """Base of all that a command reports instead of a traceback."""
+    """Base of the errors that a command reports without a traceback."""
 
     exit_code = RUN_FAILED
 
@@ -22,7 +22,7 @@ class UsageProblem(Problem):
 
 
 class RunProblem(Problem):
-    """The job exists and comes to nothing: it has ended, was deleted, or cannot run as it is."""
+    """The job exists and does not run: it has ended, was deleted, or its spec is invalid."""
 
     exit_code = RUN_FAILED
 
@@ -40,6 +40,6 @@ class ClusterProblem(Problem):
 
 
 class TimeoutProblem(Problem):
-    """What was waited for did not come about in time."""
+    """The condition of --wait was not met in time."""
 
     exit_code = TIMED_OUT

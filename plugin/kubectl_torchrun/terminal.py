@@ -79,12 +79,12 @@ class Terminal:
         if self._live:
             self._spin(f"{brief} ({seconds:.0f} s)" if seconds >= _QUIET_SECONDS else brief)
             return
-        said, at = self._waiting
+        before, at = self._waiting
         now = time.monotonic()
-        if seconds >= _QUIET_SECONDS and (text != said or now - at >= _REPEAT_SECONDS):
+        if seconds >= _QUIET_SECONDS and (text != before or now - at >= _REPEAT_SECONDS):
             self._waiting = (text, now)
             again = f"still waiting: {brief} ({seconds:.0f} s)"
-            self.note(again if text == said else f"still waiting: {text}")
+            self.note(again if text == before else f"still waiting: {text}")
 
     def at_rest(self) -> None:
         """Take the spinner off the screen."""

@@ -1,6 +1,6 @@
-"""Text as a terminal may have it: what others wrote is escaped, colours are our own.
+"""Text that is safe on a terminal: foreign text is escaped, only our own colours remain.
 
-All that is printed passes through `escape` or `log_text`.
+Everything that is printed passes through `escape` or `log_text`.
 """
 
 import re
@@ -23,9 +23,9 @@ _RESET = "\x1b[0m"
 
 
 class Styled(str):
-    """Text without control characters but the colours that `style` gave it.
+    """Text without control characters except the colours of `style`.
 
-    What is added to it is escaped. An f-string makes plain text of it, whose colours are escaped.
+    Text that is added to it is escaped. An f-string makes it plain text, whose colours are escaped.
     """
 
     __slots__ = ()
@@ -38,7 +38,7 @@ def escape(text: str) -> Styled:
     """The text with each control character as its number: an escape character is `\\u001b`."""
     if isinstance(text, Styled):
         return text
-    return Styled(_CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
+    return Styled(_CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text))
 
 
 def style(text: str, *, fg: str | None = None, bold: bool | None = None) -> Styled:
@@ -54,17 +54,17 @@ def join(lines: Sequence[str]) -> Styled:
 def log_text(line: bytes, *, colour: bool) -> Styled:
     """A line of a log without control sequences; with `colour`, its colours stay.
 
-    Of one that draws over itself, as bars do, the end.
+    Of a line that overwrites itself, as progress bars do, only the end.
     """
     text = line.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2]
-    shown = _SEQUENCE.sub(lambda found: _colour(found[0]) if colour else "", text)
+    shown = _SEQUENCE.sub(lambda match: _colour(match[0]) if colour else "", text)
     return Styled(shown + _RESET if "\x1b" in shown else shown)
 
 
 def echo(
     text: str = "", *, file: TextIO | None = None, nl: bool = True, colour: bool | None = None
 ) -> None:
-    """Print it on stdout or this file. colour: whether ours stay; None: where it is a terminal."""
+    """Print on stdout or this file. colour: keep our colours; None: only on a terminal."""
     click.echo(escape(text), file=file or sys.stdout, nl=nl, color=colour)
 
 

@@ -38,10 +38,10 @@ def project() -> Path:
 
     One at home or at the root holds defaults for all projects, and makes no project of its place.
     """
-    found = find()
-    if found is None or found.parent in (Path.home().resolve(), Path(found.anchor)):
+    file = find()
+    if file is None or file.parent in (Path.home().resolve(), Path(file.anchor)):
         return Path.cwd()
-    return found.parent
+    return file.parent
 
 
 def of_command(group: click.Group, command: click.Command) -> dict[str, object]:
@@ -52,7 +52,7 @@ def of_command(group: click.Group, command: click.Command) -> dict[str, object]:
     content = read(path)
     flags = {name: _flags(member) for name, member in group.commands.items()}
     everywhere = set().union(*flags.values())
-    found: dict[str, object] = {}
+    values: dict[str, object] = {}
     for key, value in content.items():
         if isinstance(value, dict) and key in flags:
             known = flags[key]
@@ -68,9 +68,9 @@ def of_command(group: click.Group, command: click.Command) -> dict[str, object]:
         if parameter is None or (isinstance(value, dict) and name in flags):
             continue
         if name == "command" and name not in own_table and command.name not in _RUNS:
-            continue  # what the project runs is not what `exec` is to run
-        found[parameter] = _plain(path, name, value)
-    return found
+            continue  # the command of the project is not the one of `exec`
+        values[parameter] = _plain(path, name, value)
+    return values
 
 
 def parameter(command: click.Command, flag: str) -> str | None:
@@ -79,27 +79,27 @@ def parameter(command: click.Command, flag: str) -> str | None:
 
 
 def read(path: Path) -> dict[str, object]:
-    """What the file says. Raises click.UsageError."""
+    """The content of the file. Raises click.UsageError."""
     import tomllib
 
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise _mistake(f"{path} cannot be read: {error}") from error
+        raise _error(f"{path} cannot be read: {error}") from error
 
 
-def _mistake(message: str) -> click.UsageError:
-    """The file may have come with a repository: what it says commands no terminal."""
+def _error(message: str) -> click.UsageError:
+    """Escaped, as the file may have come with a repository."""
     return click.UsageError(escape(message))
 
 
 def _check(name: str, known: set[str], where: str, tables: list[str] | None = None) -> None:
     if name in _REFUSED:
-        raise _mistake(f"{where}: {name} is not taken; {_REFUSED[name]}.")
+        raise _error(f"{where}: {name} is not taken; {_REFUSED[name]}.")
     if name not in known:
         near = difflib.get_close_matches(name, [*known, *(tables or ())], 1)
         hint = f" Is {near[0]} meant?" if near else f" There are: {', '.join(sorted(known))}."
-        raise _mistake(f"{where}: there is no flag --{name} for the key {name}.{hint}")
+        raise _error(f"{where}: there is no flag --{name} for the key {name}.{hint}")
 
 
 def _flags(command: click.Command) -> set[str]:

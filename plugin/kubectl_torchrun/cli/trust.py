@@ -1,7 +1,7 @@
-"""The user's word on a torchrun.toml, which may have come with somebody's repository.
+"""The user's consent to a torchrun.toml, which may have come with a repository.
 
-Keys that choose what runs, where, or what is sent take it once: at a terminal by a question,
-elsewhere by --trust. It is remembered for the file's path and for what these keys say.
+Keys that choose what runs, where, or what is sent need consent once: at a terminal by a question,
+elsewhere by --trust. It is recorded for the file's path and the values of these keys.
 """
 
 import hashlib
@@ -45,24 +45,24 @@ def option() -> click.Option:
 
 
 def check(ctx: click.Context, terminal: "Terminal") -> None:
-    """Ask for the user's word where this command takes one of these keys from the file.
+    """Ask for consent where this command takes one of these keys from the file.
 
     Raises UsageProblem without it.
     """
     path = defaults.find()
     if path is None or path.parent == Path.home().resolve():  # the user's own, for all projects
         return
-    found = _relevant(path, defaults.read(path))
-    memory = _memory(path)
+    settings = _relevant(path, defaults.read(path))
+    record = _record_path(path)
     if ctx.meta.get(_ASKED):
-        _remember(memory, path, found)
+        _write_record(record, path, settings)
         return
-    wanted = {key: value for key, value in found.items() if _takes(ctx, key)}
-    if not wanted or _is_known(memory, path, found):
+    wanted = {key: value for key, value in settings.items() if _takes(ctx, key)}
+    if not wanted or _is_known(record, path, settings):
         return
-    said = "".join(f"\n  {key} = {json.dumps(value)}" for key, value in wanted.items())
+    keys = "".join(f"\n  {key} = {json.dumps(value)}" for key, value in wanted.items())
     why = (
-        f"{path} sets{said}\nThis chooses what runs, where, or what is sent, and the file may have"
+        f"{path} sets{keys}\nThis chooses what runs, where, or what is sent, and the file may have"
         " come with a repository, so it takes your word."
     )
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
@@ -73,7 +73,7 @@ def check(ctx: click.Context, terminal: "Terminal") -> None:
     terminal.note(why)
     if ask("Take it from there until it changes? [y/N]:").lower() not in ("y", "yes"):
         _refuse("Nothing was done. Give these flags on the command line instead.")
-    _remember(memory, path, found)
+    _write_record(record, path, settings)
 
 
 def _refuse(why: str) -> None:
@@ -83,8 +83,8 @@ def _refuse(why: str) -> None:
 
 
 def _relevant(path: Path, content: dict[str, object]) -> dict[str, object]:
-    """What the file says of these keys; those of a command's table as `command.key`."""
-    found: dict[str, object] = {}
+    """The values of these keys; those of a command's table as `command.key`."""
+    settings: dict[str, object] = {}
     for key, value in content.items():
         if isinstance(value, dict) and key not in _KEYS:
             inner = {f"{key}.{name}": each for name, each in value.items()}
@@ -93,11 +93,11 @@ def _relevant(path: Path, content: dict[str, object]) -> dict[str, object]:
         for full, each in inner.items():
             name = full.rpartition(".")[2]
             if name in _KEYS:
-                found[full] = each
+                settings[full] = each
             elif name in _DIRECTORIES and _leads_out(path.parent, str(each)):
                 # A link may lead elsewhere tomorrow.
-                found[full] = [str(each), str((path.parent / str(each)).resolve())]
-    return found
+                settings[full] = [str(each), str((path.parent / str(each)).resolve())]
+    return settings
 
 
 def _leads_out(top: Path, directory: str) -> bool:
@@ -107,7 +107,7 @@ def _leads_out(top: Path, directory: str) -> bool:
 
 
 def _takes(ctx: click.Context, key: str) -> bool:
-    """Whether the command's own value of the key is the file's."""
+    """Whether the command's value of the key comes from the file."""
     table, _, name = key.rpartition(".")
     if table not in ("", ctx.command.name):
         return False
@@ -119,28 +119,28 @@ def _takes(ctx: click.Context, key: str) -> bool:
     return not ctx.find_root().params.get(param)  # given before the command's name
 
 
-def _digest(path: Path, found: dict[str, object]) -> str:
-    text = json.dumps([str(path), found], sort_keys=True, default=str)
+def _digest(path: Path, settings: dict[str, object]) -> str:
+    text = json.dumps([str(path), settings], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _memory(path: Path) -> Path:
+def _record_path(path: Path) -> Path:
     config = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     name = hashlib.sha256(os.fsencode(path)).hexdigest()[:24]
     return Path(config) / "kubectl-torchrun" / "trusted" / name
 
 
-def _is_known(memory: Path, path: Path, found: dict[str, object]) -> bool:
+def _is_known(record: Path, path: Path, settings: dict[str, object]) -> bool:
     try:
-        return memory.read_text(encoding="utf-8").split("\n")[0] == _digest(path, found)
+        return record.read_text(encoding="utf-8").split("\n")[0] == _digest(path, settings)
     except (OSError, UnicodeDecodeError):
         return False
 
 
-def _remember(memory: Path, path: Path, found: dict[str, object]) -> None:
-    """A home that cannot be written is no reason to stop: the word is asked for again."""
-    temporary = memory.with_name(f"{memory.name}.{os.getpid()}")
+def _write_record(record: Path, path: Path, settings: dict[str, object]) -> None:
+    """A home that cannot be written is ignored: consent is then asked for again."""
+    temporary = record.with_name(f"{record.name}.{os.getpid()}")
     with suppress(OSError, UnicodeEncodeError):
-        memory.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(f"{_digest(path, found)}\n{path}\n", encoding="utf-8")
-        temporary.replace(memory)
+        record.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(f"{_digest(path, settings)}\n{path}\n", encoding="utf-8")
+        temporary.replace(record)

@@ -1,4 +1,4 @@
-"""How often and how long a failed request is tried again, as a value."""
+"""Back-off: how often and how long a failed request is retried."""
 
 import random
 from collections.abc import Callable
@@ -14,7 +14,7 @@ class Backoff(NamedTuple):
     give_up: float = 300.0
 
     def delay(self, failures: int, chance: Callable[[], float] = random.random) -> float:
-        """Wait after so many failures in a row (1, 2, ...): spread, so that clients part ways."""
+        """Seconds to wait after so many failures in a row (1, 2, ...), with jitter."""
         full = min(self.longest, self.first * self.factor ** min(failures - 1, 30))
         return full * (0.5 + 0.5 * chance())
 

@@ -1,6 +1,6 @@
-"""What doctor looks at, one function a subject: from answers of the API server to findings.
+"""Doctor's checks, one function for each subject: from responses of the API server to findings.
 
-Each gives findings whatever it may see; what is forbidden or not there is a finding of its own.
+A subject that is forbidden or missing is a finding too.
 """
 
 from collections.abc import Coroutine, Sequence
@@ -10,7 +10,7 @@ from kubectl_torchrun.cluster.client import Api, ApiError
 from kubectl_torchrun.cluster.slices import QUEUES, Queue
 from torchrun_api.json import JsonObject, JsonValue
 
-Verdict = Literal["ok", "note", "warn", "fail"]
+Severity = Literal["ok", "note", "warn", "fail"]
 INSTALL = "an administrator installs it: kubectl apply -f manifests/crd, then the controller"
 _SHARED = (
     *("nfs", "cephfs", "efs.csi", "filestore", "azurefile", "file.csi.azure", "gluster"),
@@ -28,7 +28,7 @@ _GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/i915", "habana
 class Finding(NamedTuple):
     """One line of doctor's report; `fix` says what to do, where there is something to do."""
 
-    verdict: Verdict
+    verdict: Severity  # the name in the output of -o
     subject: str
     text: str
     fix: str = ""
@@ -63,7 +63,7 @@ async def storage(api: Api) -> list[Finding]:
         listed = await api.read("/apis/storage.k8s.io/v1/storageclasses")
     except ApiError as error:
         return [unseen("storage", error)]
-    found, shared, default = [], [], ""
+    names, shared, default = [], [], ""
     for item in items_at(listed, "items"):
         name, by = str(field_at(item, "metadata", "name")), str(field_at(item, "provisioner"))
         if (
@@ -73,14 +73,14 @@ async def storage(api: Api) -> list[Finding]:
             default = name
         if any(word in by.lower() for word in _SHARED):
             shared.append(name)
-        found.append(f"{name} ({by})")
+        names.append(f"{name} ({by})")
     fix = "name a class in the queue's spec.storage.workspace.storageClassName"
-    if not found:
+    if not names:
         return [Finding("fail", "storage", "no storage class", "install a provisioner of volumes")]
     if default:
-        first = Finding("ok", "storage", f"default {default}; there are: {', '.join(found)}")
+        first = Finding("ok", "storage", f"default {default}; there are: {', '.join(names)}")
     else:
-        first = Finding("warn", "storage", f"no default class; there are: {', '.join(found)}", fix)
+        first = Finding("warn", "storage", f"no default class; there are: {', '.join(names)}", fix)
     if shared:
         return [first, Finding("ok", "shared", f"for several nodes (RWX): {', '.join(shared)}")]
     text = "no class is known to serve several nodes at once (ReadWriteMany)"
@@ -100,7 +100,7 @@ async def gpus(api: Api, queues: Sequence[Queue]) -> list[Finding]:
         return [unseen("nodes", error)]
     nodes = items_at(listed, "items")
     count = "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"
-    found = [Finding("ok" if nodes else "fail", "nodes", count,
+    findings = [Finding("ok" if nodes else "fail", "nodes", count,
                      "" if nodes else "the cluster has no nodes: nothing can run")]  # fmt: skip
     for resource in sorted({*asked, *_GPU_RESOURCES}):
         each = [int(str(field_at(node, "status", "allocatable", resource) or 0)) for node in nodes]
@@ -108,17 +108,17 @@ async def gpus(api: Api, queues: Sequence[Queue]) -> list[Finding]:
         if most:
             with_some = sum(1 for number in each if number)
             text = f"{sum(each)} {resource} on {with_some} nodes, at most {most} on one"
-            found.append(Finding("ok", "GPUs", text))
+            findings.append(Finding("ok", "GPUs", text))
         for queue in queues:
             of = queue.spec.node_resources
             if of.gpu_resource_name == resource and of.gpus > most:
                 name = queue.metadata.name
                 text = f"queue {name} asks {of.gpus} {resource} of a node; {most} is the most"
                 fix = "install the device plugin, add nodes, or lower nodeResources.gpus"
-                found.append(Finding("fail", "GPUs", text, fix))
-    if not any(finding.subject == "GPUs" for finding in found):
-        found.append(Finding("note", "GPUs", "none; queues without GPUs run on CPUs (gloo)"))
-    return found
+                findings.append(Finding("fail", "GPUs", text, fix))
+    if not any(finding.subject == "GPUs" for finding in findings):
+        findings.append(Finding("note", "GPUs", "none; queues without GPUs run on CPUs (gloo)"))
+    return findings
 
 
 async def schedulers(api: Api, queues: Sequence[Queue]) -> list[Finding]:
@@ -127,15 +127,15 @@ async def schedulers(api: Api, queues: Sequence[Queue]) -> list[Finding]:
     there = {str(field_at(group, "name")) for group in items_at(groups, "groups")}
     known = [name for group, name in _SCHEDULERS.items() if group in there]
     text = ", ".join(known) or "only Kubernetes' own"
-    found = [Finding("ok" if known else "note", "schedulers", text)]
+    findings = [Finding("ok" if known else "note", "schedulers", text)]
     named = {queue.spec.scheduling.scheduler for queue in queues} - {None, "default-scheduler"}
     groups_of = {"kai-scheduler": "scheduling.run.ai", "volcano": "scheduling.volcano.sh"}
     for name in sorted(
         name for name in named if name and groups_of.get(name, "") not in {"", *there}
     ):
         text = f"queues name {name}, which is not installed: their pods will wait for ever"
-        found.append(Finding("fail", "schedulers", text, f"install {name}, or name another"))
-    return found
+        findings.append(Finding("fail", "schedulers", text, f"install {name}, or name another"))
+    return findings
 
 
 async def queues(api: Api) -> tuple[list[Finding], Sequence[Queue]]:
@@ -144,13 +144,13 @@ async def queues(api: Api) -> tuple[list[Finding], Sequence[Queue]]:
         listed = (await api.list(QUEUES)).items
     except ApiError as error:
         if error.status == 404:
-            return [], ()  # told by `kinds`
+            return [], ()  # reported by `kinds`
         return [unseen("queues", error)], ()
     if not listed:
         fix = "make one, as in the README, or choose another namespace with -n"
         return [Finding("fail", "queues", f"none in the namespace {api.namespace}", fix)], ()
-    found = [Finding("ok", "queues", ", ".join(sorted(queue.metadata.name for queue in listed)))]
-    found += [
+    findings = [Finding("ok", "queues", ", ".join(sorted(queue.metadata.name for queue in listed)))]
+    findings += [
         Finding("warn", "queues", f"{queue.metadata.name} names no image",
                 "set spec.image, or give --image with each job")
         for queue in listed if not queue.spec.image
@@ -161,12 +161,12 @@ async def queues(api: Api) -> tuple[list[Finding], Sequence[Queue]]:
             "wait; where no controller is left to let it go: "
             f'kubectl patch trq {name} --type=merge -p \'{{"metadata":{{"finalizers":[]}}}}\''
         )
-        found.append(Finding("warn", "queues", text, fix))
-    return found, listed
+        findings.append(Finding("warn", "queues", text, fix))
+    return findings, listed
 
 
 def unseen(subject: str, error: ApiError) -> Finding:
-    """What the API server did not tell."""
+    """The finding for a subject that the API server does not show."""
     if error.status == 403:
         return Finding("note", subject, f"not yours to see ({error.message})")
     return Finding("warn", subject, f"the API server says: {error.message}")
@@ -181,5 +181,5 @@ def field_at(value: JsonValue, *path: str) -> JsonValue:
 
 def items_at(value: JsonValue, *path: str) -> list[JsonObject]:
     """The objects of the list at a path."""
-    found = field_at(value, *path)
-    return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
+    items = field_at(value, *path)
+    return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []

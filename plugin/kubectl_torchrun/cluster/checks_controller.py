@@ -1,8 +1,8 @@
-"""What doctor sees of the controller: its Deployment, who leads, and what it says of itself."""
+"""Doctor's checks of the controller: its Deployment, its leader, its readiness."""
 
 from datetime import UTC, datetime
 
-from kubectl_torchrun.cluster.checks import INSTALL, Finding, Verdict, field_at, items_at, unseen
+from kubectl_torchrun.cluster.checks import INSTALL, Finding, Severity, field_at, items_at, unseen
 from kubectl_torchrun.cluster.client import Api, ApiError
 from kubectl_torchrun.output import duration
 from torchrun_api.json import JsonObject
@@ -22,7 +22,7 @@ async def controller(api: Api) -> list[Finding]:
         deployments = await _listed(api, _APPS, "deployments", _CONTROLLER)
     except ApiError as error:
         return [unseen("controller", error)]
-    found = []
+    findings = []
     for item in deployments:
         name, where = (str(field_at(item, "metadata", key)) for key in ("name", "namespace"))
         ready = field_at(item, "status", "readyReplicas") or 0
@@ -31,13 +31,13 @@ async def controller(api: Api) -> list[Finding]:
         images = ", ".join(str(field_at(container, "image")) for container in containers)
         text = f"{where}/{name}: {ready} of {wanted} ready, image {images}"
         if ready:
-            found.append(Finding("ok", "controller", text))
+            findings.append(Finding("ok", "controller", text))
         else:
             fix = f"kubectl describe pods -n {where}; kubectl logs deploy/{name} -n {where}"
-            found.append(Finding("fail", "controller", text + await _waits(api, where), fix))
-        found += await _complaints(api, where)
-        found.append(await _leader(api, where))
-    return found or [await _outside(api)]
+            findings.append(Finding("fail", "controller", text + await _waits(api, where), fix))
+        findings += await _complaints(api, where)
+        findings.append(await _leader(api, where))
+    return findings or [await _outside(api)]
 
 
 async def _listed(api: Api, root: str, plural: str, query: dict[str, str]) -> list[JsonObject]:
@@ -64,15 +64,12 @@ async def _pods(api: Api, where: str) -> list[JsonObject]:
 
 
 async def _waits(api: Api, where: str) -> str:
-    """Why the first container of the controller that does not run does not, as far as it is known.
-
-    Its own last words, as of a wrong setting, go before the kubelet's.
-    """
+    """Why a container of the controller does not run: its own last message, else the kubelet's."""
     for pod in await _pods(api, where):
         for container in items_at(pod, "status", "containerStatuses"):
             for state in ("state", "lastState"):
-                if said := field_at(container, state, "terminated", "message"):
-                    return f"; {str(said).strip()}"
+                if message := field_at(container, state, "terminated", "message"):
+                    return f"; {str(message).strip()}"
             if reason := field_at(container, "state", "waiting", "reason"):
                 message = field_at(container, "state", "waiting", "message") or ""
                 return f"; {reason}: {message}".rstrip(": ")
@@ -80,8 +77,8 @@ async def _waits(api: Api, where: str) -> str:
 
 
 async def _complaints(api: Api, where: str) -> list[Finding]:
-    """What the running replicas say that they lack: rights, kinds, the lease."""
-    said: dict[str, Verdict] = {}
+    """What the running replicas report in /readyz: missing rights, kinds, the lease."""
+    problems: dict[str, Severity] = {}
     for pod in await _pods(api, where):
         if field_at(pod, "status", "phase") != "Running":
             continue
@@ -92,10 +89,10 @@ async def _complaints(api: Api, where: str) -> list[Finding]:
             return [unseen("readiness", error)]
         for line in body.decode(errors="replace").splitlines():
             if line.startswith(_FAILS):
-                said[line.removeprefix(_FAILS)] = "fail"
+                problems[line.removeprefix(_FAILS)] = "fail"
             elif line.startswith(_NOTES):
-                said[line.removeprefix(_NOTES)] = "warn"
-    return [Finding(verdict, "readiness", text) for text, verdict in said.items()]
+                problems[line.removeprefix(_NOTES)] = "warn"
+    return [Finding(severity, "readiness", text) for text, severity in problems.items()]
 
 
 async def _leader(api: Api, where: str) -> Finding:

@@ -1,4 +1,4 @@
-"""The API server over HTTP, as far as the plugin needs it."""
+"""A client of the API server over HTTP, with the requests that the plugin makes."""
 
 from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -47,11 +47,11 @@ class ApiError(Exception):
 
 
 class Unreachable(Exception):  # noqa: N818 - named for the state, as in client libraries
-    """The server was not reached, or its answer was lost: the request may have been carried out."""
+    """The server was not reached, or its response was lost: it may have carried out the request."""
 
 
 class Unreadable(Exception):  # noqa: N818 - as Unreachable
-    """An object has other fields than this plugin knows, as of a newer kind; names it and where."""
+    """An object does not have the fields that this plugin reads; the message names both."""
 
 
 class Api:
@@ -75,7 +75,7 @@ class Api:
     ) -> Listed[T]:
         """All objects of the kind, or those that the query's selectors choose.
 
-        One that cannot be read costs the others nothing.
+        Objects that cannot be read are named in `unreadable`.
         """
         path = kind.path("" if everywhere else self.namespace)
         answer = await self._request("GET", path, query=query)
@@ -85,16 +85,16 @@ class Api:
             return _one_by_one(_decode(answer, Listed[msgspec.Raw]), kind)
 
     async def read(self, path: str, query: Mapping[str, str] | None = None) -> JsonObject:
-        """What a path of the API server answers, with all its fields."""
+        """The response of a path of the API server, with all its fields."""
         return _decode(await self._request("GET", path, query=query), JsonObject)
 
     async def ask(self, path: str, body: JsonObject) -> JsonObject:
-        """The answer to a review: a POST that makes nothing."""
+        """POST a review, which creates nothing; the response."""
         content = msgspec.json.encode(body)
         return _decode(await self._request("POST", path, content=content), JsonObject)
 
     async def create(self, kind: Kind[T], body: JsonObject, *, dry_run: bool = False) -> bytes:
-        """Create the object, or have it judged only. The answer is the object as JSON."""
+        """Create the object, or only validate it. Returns the object as JSON."""
         query = {
             "fieldManager": "kubectl-torchrun",
             "fieldValidation": "Strict",
@@ -289,19 +289,19 @@ async def split_lines(chunks: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
 
     Of a line longer than 1 MiB the beginning comes, with a `\\n`.
     """
-    held, skipping = b"", False
+    rest, skipping = b"", False
     async for chunk in chunks:
-        *lines, held = (held + chunk).split(b"\n")
+        *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
             if not skipping:
                 yield line + b"\n"
             skipping = False
-        if len(held) > _LONGEST_LINE:
+        if len(rest) > _LONGEST_LINE:
             if not skipping:
-                yield held[:_LONGEST_LINE] + b"\n"
-            held, skipping = b"", True
-    if held and not skipping:
-        yield held
+                yield rest[:_LONGEST_LINE] + b"\n"
+            rest, skipping = b"", True
+    if rest and not skipping:
+        yield rest
 
 
 class _unreachable:  # noqa: N801 - reads as a statement: with _unreachable()
@@ -317,11 +317,11 @@ class _unreachable:  # noqa: N801 - reads as a statement: with _unreachable()
 
 
 def _raise_for_server(status: int, body: bytes) -> None:
-    """Raises what the API server or kubectl said; returns if the body is somebody else's."""
+    """Raises the error of the API server or of kubectl; returns if the body is a pod's."""
     try:
         answer = msgspec.json.decode(body, type=Status)
     except msgspec.DecodeError:
-        if status in (500, 502):  # kubectl proxy's own words: it did not get through
+        if status in (500, 502):  # kubectl proxy's own error: it did not reach the server
             text = body.decode(errors="replace").strip()
             raise Unreachable(f"kubectl cannot reach the API server: {text[:500]}") from None
         return
@@ -351,8 +351,7 @@ def _one_by_one(listed: Listed[msgspec.Raw], kind: Kind[T]) -> Listed[T]:
             items.append(_object(raw, kind))
         except (Unreadable, Unreachable) as error:
             unreadable.append(str(error))
-    found = tuple(unreadable)
-    return Listed(metadata=listed.metadata, items=tuple(items), unreadable=found)
+    return Listed(metadata=listed.metadata, items=tuple(items), unreadable=tuple(unreadable))
 
 
 def _decode(body: bytes | msgspec.Raw, kind: type[V]) -> V:

@@ -53,12 +53,12 @@ def print_findings(target: Target, form: str, terminal: Terminal) -> int:
 async def examine(api: Api) -> list[Finding]:
     """All findings, in the order of the report. Raises Unreachable; refusals are findings."""
     version = await api.read("/version")
-    found = [
+    findings = [
         Finding(
             "ok", "cluster", f"Kubernetes {version.get('gitVersion')}, namespace {api.namespace}"
         )
     ]
-    told, queues = await checks.queues(api)
+    queue_findings, queues = await checks.queues(api)
     sections: list[list[Finding]] = [[], [], [], [], [], [], []]
 
     async def fill(at: int, section: "checks.Section") -> None:
@@ -77,9 +77,9 @@ async def examine(api: Api) -> list[Finding]:
             )
         ):
             tasks.start_soon(fill, at, section)
-    for part in (*sections[:2], told, *sections[2:]):
-        found += part
-    return found
+    for part in (*sections[:2], queue_findings, *sections[2:]):
+        findings += part
+    return findings
 
 
 async def rights(api: Api) -> list[Finding]:

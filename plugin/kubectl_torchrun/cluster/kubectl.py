@@ -24,9 +24,10 @@ _SERVING = re.compile(rb"Starting to serve on (.+)\n")
 _LOG_LINE = re.compile(r"[IWEF]\d{4} ")
 _SERVICE_ACCOUNT_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
-# The shell makes the directory and removes it, and ends the proxy with what that has started, when
-# this program's end of the pipe closes: also if it was killed and could clean up nothing. The
-# directory goes once nobody can put a socket into it any more. The group is the shell's own.
+# The shell creates the directory and removes it. When this program's end of the pipe closes, even
+# because it was killed, the shell ends the proxy and everything that the proxy has started. It
+# removes the directory after the proxy, which could put a socket into it. The process group is the
+# shell's own.
 _GUARD = """
 dir=$(mktemp -d "${TMPDIR:-/tmp}/kubectl-torchrun-XXXXXX") || exit 1
 kubectl=$1; shift
@@ -58,9 +59,9 @@ class Target(NamedTuple):
 
 @contextmanager
 def proxy(target: Target) -> Iterator[Path]:
-    """A running `kubectl proxy`: the path of its unix socket, in a directory that is ours alone.
+    """A running `kubectl proxy`: the path of its unix socket, in a private directory.
 
-    Raises ClusterProblem with kubectl's own words if it does not start.
+    Raises ClusterProblem with kubectl's error if it does not start.
     """
     command = [find_kubectl(), *target.flags(namespace=False)]
     with subprocess.Popen(
@@ -73,11 +74,11 @@ def proxy(target: Target) -> Iterator[Path]:
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
-        said = _Words(process.stderr)
+        stderr = _StderrLog(process.stderr)
         try:
-            socket = _SERVING.search(_first_words(process.stdout))
+            socket = _SERVING.search(_first_output(process.stdout))
             if socket is None:
-                raise ClusterProblem(f"kubectl proxy does not start: {said.after_end()}")
+                raise ClusterProblem(f"kubectl proxy does not start: {stderr.after_end()}")
             yield Path(os.fsdecode(socket[1]))
         finally:
             process.stdin.close()
@@ -104,8 +105,8 @@ def resolve(target: Target) -> ClusterNamespace:
     except subprocess.TimeoutExpired:
         raise ClusterProblem("kubectl config view does not answer.") from None
     if result.returncode == 0:
-        server, _, found = result.stdout.partition("\n")
-        return ClusterNamespace(server.strip(), target.namespace or found.strip() or "default")
+        server, _, current = result.stdout.partition("\n")
+        return ClusterNamespace(server.strip(), target.namespace or current.strip() or "default")
     if target.namespace:  # kubectl itself says more where it is needed
         return ClusterNamespace("", target.namespace)
     if target.context or target.kubeconfig or not _SERVICE_ACCOUNT_NAMESPACE.exists():
@@ -132,14 +133,14 @@ def find_kubectl() -> str:
     return path
 
 
-def _first_words(stdout: IO[bytes]) -> bytes:
+def _first_output(stdout: IO[bytes]) -> bytes:
     """kubectl prints one line with its socket once it listens, and ends without if it cannot."""
     ready, _, _ = select.select([stdout], [], [], _START_SECONDS)
     return os.read(stdout.fileno(), 4096) if ready else b""
 
 
-class _Words:
-    """What kubectl says on stderr: its log is kept for our own messages, the rest is shown at once.
+class _StderrLog:
+    """kubectl's stderr: its log lines are kept for our messages, the rest is printed at once.
 
     Login helpers ask there to open a page or to enter a code, while the first request waits.
     """

@@ -149,7 +149,7 @@ def _delete(
 
 async def _existing(api: Api, jobs: Sequence[str]) -> list[str]:
     """The names that belong to a job, each once."""
-    found = []
+    existing = []
     for name in dict.fromkeys(jobs):
         try:
             await api.get(JOBS, name)
@@ -157,8 +157,8 @@ async def _existing(api: Api, jobs: Sequence[str]) -> list[str]:
             if error.status != 404 or not error.details.name:
                 raise
         else:
-            found.append(name)
-    return found
+            existing.append(name)
+    return existing
 
 
 def _confirmed(jobs: Sequence[str], stays: str) -> bool:
@@ -176,7 +176,7 @@ async def _retained(api: Api, jobs: Sequence[str]) -> str:
     """`, but NAMES stay`: the claims that no job owns; empty where they may not be listed."""
     query = {"labelSelector": f"{names.RETAINED_LABEL} in ({','.join(jobs)})"}
     try:
-        kept = [claim.metadata.name for claim in (await api.list(CLAIMS, query)).items]
+        claims = [claim.metadata.name for claim in (await api.list(CLAIMS, query)).items]
     except ApiError:
         return ""
-    return f", but {', '.join(sorted(kept))} stay{'s' * (len(kept) == 1)}" if kept else ""
+    return f", but {', '.join(sorted(claims))} stay{'s' * (len(claims) == 1)}" if claims else ""

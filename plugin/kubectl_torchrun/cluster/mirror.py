@@ -1,4 +1,4 @@
-"""A job and its pods as they were last seen, kept up to date by two watches."""
+"""The last known state of a job and its pods, kept up to date by two watches."""
 
 import anyio
 
@@ -9,10 +9,10 @@ from torchrun_api.core import Pod
 
 
 class Mirror:
-    """One job of a namespace. Run `keep` in a task; `changed` wakes all who wait for a change.
+    """One job of a namespace. Run `keep` in a task; `changed` waits for the next change.
 
-    `reloads`: it has a workspace already and is to get another. `seen` is False until the job has
-    been asked for. The two watches are not in step: a job may have ended before its pods show it.
+    reloads: the job has a workspace and gets another one. seen: whether the job was read at all.
+    The two watches are not in step: a job may have ended before its pods show it.
     """
 
     def __init__(self, api: Api, name: str, *, reloads: bool = False) -> None:

@@ -25,17 +25,17 @@ class Ranks(NamedTuple):
 
 
 async def ranks_of(api: Api, job: Job) -> Ranks:
-    """Processes of each node: laid down by job or queue, or as many as its GPUs, or one."""
-    said = job.spec.distributed.nproc_per_node
-    if isinstance(said, int):
-        return Ranks(max(said, 1))
+    """Processes of each node: set by the job or the queue, else its number of GPUs, else one."""
+    nproc = job.spec.distributed.nproc_per_node
+    if isinstance(nproc, int):
+        return Ranks(max(nproc, 1))
     try:
         queue = (await api.get(QUEUES, job.spec.job_queue)).spec
     except ApiError:  # it may be gone, or not ours to see
         queue = QueueSpecSlice()
-    said = queue.distributed.nproc_per_node
-    if isinstance(said, int):
-        return Ranks(max(said, 1))
+    nproc = queue.distributed.nproc_per_node
+    if isinstance(nproc, int):
+        return Ranks(max(nproc, 1))
     gpus, nodes = job.status.gpus or 0, job.status.num_nodes or 1
     if job.spec.head is None:
         return Ranks(max(gpus // nodes, 1))

@@ -65,7 +65,7 @@ def _closed_pipe(error: BaseException) -> bool:
 
 
 def explain(error: BaseException, namespace: str, jobs: str) -> Problem | None:
-    """What a user is told of this error; None if it is a fault of this program.
+    """The problem to show for this error; None for a bug of this program.
 
     jobs: the command line that lists the namespace's jobs.
     """
@@ -85,9 +85,9 @@ def explain(error: BaseException, namespace: str, jobs: str) -> Problem | None:
         return _refusal(error, namespace, jobs)
     if isinstance(error, BaseExceptionGroup):
         for member in error.exceptions:
-            found = explain(member, namespace, jobs)
-            if found is not None:
-                return found
+            problem = explain(member, namespace, jobs)
+            if problem is not None:
+                return problem
     return None
 
 

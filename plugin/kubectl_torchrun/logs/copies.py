@@ -31,7 +31,7 @@ STATE = "/torchrun-state"
 _CLAIM = "/claim"
 _CONTAINER = "reader"
 _READY_SECONDS = 60.0
-_LIFETIME_SECONDS = 900  # it ends by itself then, if nobody is left to delete it
+_LIFETIME_SECONDS = 900  # then it ends by itself, if the plugin was killed
 _USER = 65532  # any that is not root: the files are readable to all
 _SPOOL_BYTES = 4 << 20
 _MARK = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z) std(?:out|err) F ")
@@ -57,14 +57,14 @@ class Place(NamedTuple):
         return [find_kubectl(), *flags, "exec", *where, "--", *words]
 
     def listing(self, attempt: int) -> tuple[list[int], list[int]]:
-        """The attempts that are kept, and the nodes of this one. Raises ClusterProblem."""
+        """The attempts with copies, and the nodes of this one. Raises ClusterProblem."""
         command = self.command("sh", "-c", _LIST, self.root, str(attempt))
         ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
         if ended.returncode:
-            raise ClusterProblem(_says(ended.stderr))
-        kept, _, files = ended.stdout.partition("\n")
-        nodes = [int(found[1]) for name in files.split() if (found := _NAME.fullmatch(name))]
-        return sorted(int(word) for word in kept.split() if word.isdecimal()), sorted(nodes)
+            raise ClusterProblem(_exec_error(ended.stderr))
+        listed, _, files = ended.stdout.partition("\n")
+        nodes = [int(match[1]) for name in files.split() if (match := _NAME.fullmatch(name))]
+        return sorted(int(word) for word in listed.split() if word.isdecimal()), sorted(nodes)
 
     def lines(self, attempt: int, node: int, tail: int | None) -> Iterator[bytes]:
         """A node's copy without times, at most its last lines. Raises ClusterProblem."""
@@ -72,7 +72,7 @@ class Place(NamedTuple):
             yield split(line)[1]
 
     def fetched(self, attempt: int, node: int, view: View, until: ExitStack) -> "LogCopy":
-        """A node's copy as far as it may be shown, kept here. Raises ClusterProblem."""
+        """A node's copy, downloaded as far as the view may show it. Raises ClusterProblem."""
         spool = tempfile.SpooledTemporaryFile(_SPOOL_BYTES)  # noqa: SIM115  # `until` closes it
         until.enter_context(spool)
         for line in self.stamped(attempt, node, view.tail):
@@ -95,7 +95,9 @@ class Place(NamedTuple):
                 for line in process.stdout:
                     yield line.removesuffix(b"\n")
                 if process.wait():
-                    raise ClusterProblem(_says(process.stderr.read().decode(errors="replace")))
+                    raise ClusterProblem(
+                        _exec_error(process.stderr.read().decode(errors="replace"))
+                    )
             finally:
                 process.terminate()
 
@@ -107,7 +109,7 @@ def split(line: bytes) -> tuple[bytes, bytes]:
 
 
 class LogCopy:
-    """A copy that was brought here. `timed`: whether its lines have times; read it before use."""
+    """A downloaded copy. `timed`: whether its lines have times."""
 
     def __init__(self, spool: IO[bytes], view: View) -> None:
         self.stamp = b""
@@ -117,7 +119,7 @@ class LogCopy:
         self.timed = any(split(line)[0] for line in (spool.readline(), spool.readline()))
 
     async def read(self, *, follow: bool, ended: bool) -> AsyncGenerator[bytes, None]:
-        """As a Cursor does. The oldest line, cut where older parts were dropped, is left out."""
+        """As a Cursor does. The oldest line is left out, as it may be incomplete."""
         del follow, ended
         oldest = b""
         if self._since is not None:
@@ -131,16 +133,16 @@ class LogCopy:
                 yield text
 
 
-def _says(text: str) -> str:
-    said = text.strip().splitlines()
-    return f"kubectl exec says: {said[-1] if said else 'nothing'}"
+def _exec_error(text: str) -> str:
+    lines = text.strip().splitlines()
+    return f"kubectl exec says: {lines[-1] if lines else 'nothing'}"
 
 
 @contextmanager
 def place(
     cluster: Cluster, job: Job, workers: Sequence[Pod], terminal: Terminal
 ) -> Iterator[Place]:
-    """Where the copies can be read: a running worker, else a pod that is made for it and removed.
+    """A container that can read the copies: of a running worker, else of a temporary pod.
 
     Raises Problem, which says why neither is possible.
     """
@@ -206,9 +208,9 @@ async def _make(api: Api, job: Job, reader: str) -> None:
 
 
 async def _image(api: Api, job: Job) -> tuple[str, list[JsonValue]]:
-    """An image that the job's nodes can pull, and with which secrets: the sync pod's, else its own.
+    """An image that the job's nodes can pull, and its pull secrets: the sync pod's, else the job's.
 
-    Raises ClusterProblem where there is none to be seen.
+    Raises ClusterProblem where none is known.
     """
     from kubectl_torchrun.cluster.slices import QUEUES
 
@@ -235,9 +237,11 @@ def _containers(pods: JsonObject) -> Iterator[JsonObject]:
     for pod in items if isinstance(items, list) else []:
         spec = pod.get("spec") if isinstance(pod, dict) else None
         for key in ("containers", "initContainers"):
-            found = spec.get(key) if isinstance(spec, dict) else None
+            containers = spec.get(key) if isinstance(spec, dict) else None
             yield from (
-                c for c in (found if isinstance(found, list) else []) if isinstance(c, dict)
+                c
+                for c in (containers if isinstance(containers, list) else [])
+                if isinstance(c, dict)
             )
 
 

@@ -20,8 +20,8 @@ from torchrun_api import names
 from torchrun_api.core import Pod
 
 TAIL = 20  # lines of the log of the rank that failed
-# Lines that are read for these: torchrun has its own to say when a rank has failed, as many as 40
-# where it has many; and an hour's waiting for an edit is 360.
+# Lines that are read to find these: torchrun writes up to 40 after a failure, and the launcher 360
+# in an hour of waiting for an edit.
 _READ = 400
 _TORCHRUN = re.compile(rb"[EW]\d{4} .*torch/distributed/elastic/multiprocessing/")
 
@@ -53,7 +53,7 @@ async def _broken_edit(api: Api, cluster: Cluster, job: Job) -> None:
 
 
 def _last_lines(cluster: Cluster, job: Job) -> None:
-    """Of the rank that failed first: from its pod, else from the copy on the job's claim."""
+    """Print those of the rank that failed first: from its pod, else from the copy on the claim."""
     failure = job.status.last_failure
     if failure is None:
         return
@@ -62,16 +62,16 @@ def _last_lines(cluster: Cluster, job: Job) -> None:
     if pod is not None:
         cluster.run(lambda api: _tail(api, pod.metadata.name))
         return
-    found = copied(job.metadata.name, failure.message)
+    place_in_copies = attempt_and_node(job.metadata.name, failure.message)
     running = next((pod for pod in pods if is_training(pod)), None)
-    if found is None:
+    if place_in_copies is None:
         echo("  its pod is gone, and its log with it")
     elif running is None:
-        hint = cluster.command(f"torchrun logs {job.metadata.name} --attempt {found[0]}")
+        hint = cluster.command(f"torchrun logs {job.metadata.name} --attempt {place_in_copies[0]}")
         echo(f"  its pod is gone; a copy of its log may be on the job's claim: {hint}")
     else:
         place = Place(cluster, running.metadata.name, names.TRAINER_CONTAINER, STATE)
-        _tail_of_copy(place, *found)
+        _tail_of_copy(place, *place_in_copies)
 
 
 def _tail_of_copy(place: Place, attempt: int, node: int) -> None:
@@ -95,19 +95,19 @@ def _print(lines: list[bytes]) -> None:
 
 
 def of_ranks(lines: list[bytes]) -> list[bytes]:
-    """The last that a node's ranks said, without what torchrun says of their end."""
-    # A mark alone is torchrun's own, above what it says of the first failure.
+    """The last lines of a node's ranks, without what torchrun writes about their end."""
+    # A mark without text is torchrun's own, above its report of the first failure.
     marks = ((line, RANK_MARK.match(line)) for line in lines)
     marked = [line for line, mark in marks if mark and line[mark.end() :].strip()]
     before = [*itertools.takewhile(lambda line: not _TORCHRUN.match(line), lines)]
     return (marked or before or lines)[-TAIL:]
 
 
-def copied(job: str, message: str) -> tuple[int, int] | None:
-    """Attempt and node of the pod that a failure's message speaks of, by the pod's name."""
+def attempt_and_node(job: str, message: str) -> tuple[int, int] | None:
+    """Attempt and node of the pod that a failure's message names; None where it names none."""
     child = rf"{re.escape(job)}(?:-r(?P<attempt>\d+))?-(?P<node>\d+)(?:-[a-z0-9]{{5}})?"
-    found = re.search(rf"(?:^|\s){child}[:\s]", f"{message} ")
-    return (int(found["attempt"] or 0), int(found["node"])) if found else None
+    match = re.search(rf"(?:^|\s){child}[:\s]", f"{message} ")
+    return (int(match["attempt"] or 0), int(match["node"])) if match else None
 
 
 async def _tail(api: Api, pod: str) -> None:
@@ -122,6 +122,6 @@ async def _tail(api: Api, pod: str) -> None:
 
 
 def _is_of(pod: Pod, message: str) -> bool:
-    """Whether a failure's message speaks of this pod and there is a log to show."""
+    """Whether a failure's message names this pod and the pod has a log."""
     named = f"{pod.metadata.name}:" in message or f"{pod.metadata.name} " in f"{message} "
     return named and has_started(pod, names.TRAINER_CONTAINER)

@@ -92,10 +92,10 @@ class _Streams:
         self._cursors = cursors
         self._tasks = tasks
         self._known: set[str] = set()
-        self._told = False
+        self._noted = False
 
     def start(self) -> None:
-        """Begin to read every worker that has come to have a log."""
+        """Start to read every worker whose log has begun."""
         for pod in sorted(self._mirror.of_component(WORKER), key=rank_of):
             if (
                 pod.metadata.uid in self._known
@@ -104,15 +104,15 @@ class _Streams:
             ):
                 continue
             if self.open >= MOST_STREAMS:
-                self._tell_of_the_rest()
+                self._note_limit()
                 return
             self._known.add(pod.metadata.uid)
             self.open += 1
             self._tasks.start_soon(self._read, pod)
 
-    def _tell_of_the_rest(self) -> None:
-        if not self._told:
-            self._told = True
+    def _note_limit(self) -> None:
+        if not self._noted:
+            self._noted = True
             self._terminal.note(
                 f"Reading {MOST_STREAMS} workers at a time; choose others with --node."
             )

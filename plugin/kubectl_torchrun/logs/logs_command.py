@@ -130,21 +130,21 @@ def _copied(
 ) -> list[tuple[int, copies.LogCopy]]:
     """The copies of the nodes that have no pod any more. Raises Problem where there are none."""
     with copies.place(cluster, job, pods, terminal) as place:
-        kept, nodes = place.listing(attempt)
+        attempts, nodes = place.listing(attempt)
         left = [node for node in nodes if node not in shown and view.takes(node)]
         if not left and not shown:
-            of = "attempts " + ", ".join(map(str, kept)) if kept else "no attempt"
+            of = "attempts " + ", ".join(map(str, attempts)) if attempts else "no attempt"
             raise UsageProblem(
                 f"The claim of {job.metadata.name} holds no log of attempt {attempt} that was asked"
                 f" for; it has logs of {of}."
             )
-        found = [(node, place.fetched(attempt, node, view, until)) for node in left]
-    if not all(copied.timed for _, copied in found):
+        log_copies = [(node, place.fetched(attempt, node, view, until)) for node in left]
+    if not all(copied.timed for _, copied in log_copies):
         terminal.note(
             "Copies of an older launcher carry no times: they come first, node after node"
             + ("." if view.since is None else ", and --since leaves nothing out of them.")
         )
-    return found
+    return log_copies
 
 
 async def _backlog(api: Api, job: Job, view: View, terminal: Terminal) -> dict[str, Cursor]:

@@ -13,8 +13,8 @@ from kubectl_torchrun.cluster.client import Api, ApiError
 from kubectl_torchrun.cluster.ranks import Ranks
 from torchrun_api.names import TRAINER_CONTAINER
 
-_HOLD_SECONDS = 0.2
-_MOST_HELD = 50_000
+_DELAY_SECONDS = 0.2
+_MOST_WAITING = 50_000
 RANK_MARK = re.compile(rb"\[[a-zA-Z_]*(\d+)\]:")  # torchrun's --tee: role and local rank
 
 
@@ -58,7 +58,7 @@ ALL = View()
 
 
 class Cursor:
-    """A place in one worker's log. After a failure, `read` goes on behind the last line read."""
+    """A position in one worker's log. After a failure, `read` continues after the last line."""
 
     def __init__(self, api: Api, pod: str, view: View = ALL) -> None:
         self.stamp = b""  # RFC 3339 with nine digits of a second, as the kubelet writes it
@@ -69,7 +69,8 @@ class Cursor:
     async def read(self, *, follow: bool, ended: bool) -> AsyncGenerator[bytes, None]:
         """The lines from here; with `follow`, until the container ends or the connection does.
 
-        `ended`: the container has; else a last line without an end was torn off, and comes again.
+        `ended`: the container has ended. Else a last line without newline is incomplete, and the
+        next read has it whole.
         """
         query = {"timestamps": "true", "follow": str(follow).lower()}
         behind = self.stamp
@@ -120,7 +121,7 @@ async def merged(
 
 
 async def _next(lines: AsyncGenerator[bytes, None]) -> bytes | None:
-    """The next line; none also where the pod has gone or its container is not there yet."""
+    """The next line; None at the end, and where the pod or its container does not exist."""
     try:
         return await anext(lines, None)
     except ApiError as error:
@@ -130,32 +131,32 @@ async def _next(lines: AsyncGenerator[bytes, None]) -> bytes | None:
 
 
 class Window:
-    """Lines of several workers as they come, each held for a moment so that they leave by time."""
+    """Sorts lines of several workers by time: each line waits for a moment for older ones."""
 
     def __init__(self, show: Callable[[int, bytes], None]) -> None:
         self._show = show
-        self._held: list[tuple[bytes, int, int, bytes, float]] = []
+        self._waiting: list[tuple[bytes, int, int, bytes, float]] = []
         self._count = itertools.count()
 
     def add(self, stamp: bytes, node: int, line: bytes) -> None:
         """Take a line with its time."""
         entry = (stamp, next(self._count), node, line, anyio.current_time())
-        heapq.heappush(self._held, entry)
-        if len(self._held) > _MOST_HELD:
+        heapq.heappush(self._waiting, entry)
+        if len(self._waiting) > _MOST_WAITING:
             self.flush(0)
 
-    def flush(self, hold: float = _HOLD_SECONDS) -> None:
-        """Show those that were held long enough."""
-        until = anyio.current_time() - hold
-        while self._held and self._held[0][4] <= until:
-            _, _, node, line, _ = heapq.heappop(self._held)
+    def flush(self, delay: float = _DELAY_SECONDS) -> None:
+        """Show the lines that have waited long enough."""
+        until = anyio.current_time() - delay
+        while self._waiting and self._waiting[0][4] <= until:
+            _, _, node, line, _ = heapq.heappop(self._waiting)
             self._show(node, line)
 
     async def run(self) -> None:
-        """Until cancelled; nothing is left in it then."""
+        """Until cancelled; then all remaining lines are shown."""
         try:
             while True:
-                await anyio.sleep(_HOLD_SECONDS / 4)
+                await anyio.sleep(_DELAY_SECONDS / 4)
                 self.flush()
         finally:
             self.flush(0)

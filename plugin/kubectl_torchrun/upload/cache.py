@@ -19,7 +19,7 @@ from kubectl_torchrun.errors import UsageProblem
 from kubectl_torchrun.upload.tree import TORCHRUNIGNORE, File, Tree
 from torchrun_api.contents import Entry, Manifest, ManifestError, parse
 
-# A file that is younger may be changed once more within the grain of its time stamp.
+# A younger file may change again within the resolution of its time stamp.
 _SETTLED = 2 * 10**9
 _BLOCK = 1 << 20
 
@@ -52,7 +52,7 @@ class UploadCache:
         self._digests = state_folder() / f"digests-{_short(here)}"
 
     def digest(self, tree: Tree, advance: Callable[[int], None] = lambda _: None) -> Workspace:
-        """The directory's files by their digests. `advance` is told of the bytes of each file.
+        """The directory's files by their digests. `advance` gets the bytes of each file.
 
         Raises UsageProblem where a file cannot be read.
         """

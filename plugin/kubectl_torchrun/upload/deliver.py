@@ -124,7 +124,7 @@ class _Delivery:
                         await anyio.sleep(seconds)
                     case BuildArchive(wanted):
                         bars.close()
-                        # In a thread, where a Ctrl-C is heard between two blocks of a file.
+                        # In a thread, which a Ctrl-C ends between two blocks of a file.
                         archive = await anyio.to_thread.run_sync(self._pack, wanted)
                         self._upload.on_archive(archive.sha256, archive.size, anyio.current_time())
                         bar = bars.enter_context(self._terminal.bar("Uploading", archive.size))
@@ -238,7 +238,7 @@ def find_pod(mirror: Mirror, sha256: str, token: str = "") -> str | Arrived | No
     if status.reason == "InvalidSpec":
         raise RunProblem(f"The job cannot run as it is: {status.message}")
     pods = mirror.of_component(names.SYNC)
-    if mirror.reloads and pods:  # what earlier pods made is not what runs
+    if mirror.reloads and pods:  # only the newest pod serves the revision that runs
         pods = [max(pods, key=_number)]
     pods = [pod for pod in pods if _takes(pod, sha256, token)]
     if not pods:

@@ -35,7 +35,7 @@ class Request(NamedTuple):
     image: str = ""
     env: tuple[tuple[str, str], ...] = ()
     development: bool = False
-    after: tuple[tuple[str, str], ...] = ()  # other jobs, each with the condition that it must meet
+    after: tuple[tuple[str, str], ...] = ()  # names of jobs, each with a condition
     manifest: JsonObject | None = None  # of the user's file, in place of all but name and queue
 
 
@@ -111,18 +111,18 @@ def check_name(name: str) -> None:
 
 def variables(pairs: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """`K=V` pairs as names and values. Raises UsageProblem naming the one that is none."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not _VARIABLE.fullmatch(name):
             raise UsageProblem(f"--env {pair!r} is not NAME=VALUE, as in --env LR=0.1.")
-        found[name] = value
-    return tuple(found.items())
+        values[name] = value
+    return tuple(values.items())
 
 
 def dependencies(pairs: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """`JOB[=CONDITION]` as names and conditions. Raises UsageProblem naming what is none."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for pair in pairs:
         name, _, condition = pair.partition("=")
         condition = condition or CONDITIONS[0]
@@ -131,5 +131,5 @@ def dependencies(pairs: Sequence[str]) -> tuple[tuple[str, str], ...]:
                 f"--after {pair!r} is not JOB or JOB=CONDITION, as in --after pretrain=Running;"
                 f" conditions: {', '.join(CONDITIONS)}."
             )
-        found[name] = condition
-    return tuple(found.items())
+        values[name] = condition
+    return tuple(values.items())

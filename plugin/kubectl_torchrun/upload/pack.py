@@ -22,10 +22,10 @@ _SAMPLE = 1 << 16
 
 
 class Limits(NamedTuple):
-    """What the sync pod takes, so that a workspace that it would refuse is not sent at all.
+    """The sync pod's limits: a workspace beyond them is refused here, before an upload.
 
     files: with directories; size: bytes of all files; path, name: bytes of a whole path and of one
-    part of it; ratio: bytes held for each byte of the archive, above ratio_floor bytes.
+    part of it; ratio: bytes of files for each byte of the archive, above ratio_floor bytes.
     """
 
     files: int = MOST_COPIES
@@ -80,11 +80,11 @@ def write(
     advance: Callable[[int], None] = lambda _: None,
     limits: Limits = LIMITS,
 ) -> Archive:
-    """Packs files into `file`, an empty binary file. `advance` is told of each block's bytes.
+    """Packs files into `file`, an empty binary file. `advance` gets the bytes of each block.
 
     wanted: numbers of entries of the manifest. Raises UsageProblem if a file cannot be read, or is
-    not what it was when the manifest was made, or if the archive is one that the sync pod would
-    take for a decompression bomb.
+    changed since the manifest was written, or if the sync pod would take the archive for a
+    decompression bomb.
     """
     sources = {member.path: member.source for member in workspace.tree.files}
     unpacked = 0

@@ -1,4 +1,4 @@
-"""A job that fetches its workspace by itself is told to do so once more, while it runs."""
+"""Asks a job whose workspace comes from git or s3 to fetch it again, while it runs."""
 
 import time
 from datetime import UTC, datetime
@@ -15,7 +15,7 @@ from torchrun_api.meta import Condition
 
 
 async def request(api: Api, name: str) -> None:
-    """Have the newest code fetched. Raises ApiError."""
+    """Request a fetch of the newest code. Raises ApiError."""
     now = datetime.now(UTC).isoformat(timespec="microseconds")
     await api.annotate(JOBS, name, {names.SYNC_REQUESTED: now})
 
@@ -34,14 +34,14 @@ async def refetch(api: Api, job: Job, terminal: Terminal, seconds: float) -> int
         await request(api, name)
         try:
             with anyio.fail_after(seconds):
-                told = await _outcome(mirror, before)
+                changed = await _outcome(mirror, before)
         except TimeoutError:
             raise RunProblem(
                 f"Nothing new is there after {seconds:.0f} s. It goes on; see what it waits for:"
                 f" kubectl torchrun why {name}"
             ) from None
         tasks.cancel_scope.cancel()
-    status = told.status
+    status = changed.status
     what = f"revision {status.workspace_revision} (commit {status.workspace_commit})"
     if status.workspace_revision == before:
         terminal.note(f"Nothing has changed: {name} runs {what} already.")
@@ -52,8 +52,9 @@ async def refetch(api: Api, job: Job, terminal: Terminal, seconds: float) -> int
 
 
 async def _outcome(mirror: Mirror, before: int) -> Job:
-    """The job when its workers were told, or when there was nothing to tell them."""
-    asked = False  # the controller acts on it: what its condition says is of this request
+    """The job once its workers have the new revision, or once there is none."""
+    # Once the condition is Unknown, the controller acts on this request.
+    asked = False
     while True:
         job = mirror.job
         if mirror.seen and job is None:
@@ -73,5 +74,5 @@ async def _outcome(mirror: Mirror, before: int) -> Job:
 
 
 def _behind(job: Job) -> Condition | None:
-    found = (c for c in job.status.conditions if c.type == names.UP_TO_DATE)
-    return next(found, None)
+    conditions = (c for c in job.status.conditions if c.type == names.UP_TO_DATE)
+    return next(conditions, None)

@@ -1,4 +1,4 @@
-"""Edits into a job that runs: the directory is sent, and the pods that are there run it."""
+"""Edits of a directory for a job that runs: the present pods run the new files."""
 
 import time
 from collections.abc import Callable
@@ -22,8 +22,8 @@ from kubectl_torchrun.upload.deliver import deliver
 from torchrun_api import names
 from torchrun_api.json import JsonObject
 
-_TOLD_SECONDS = 60.0
-# Between two looks at the directory: at least this, and four times as long as a look takes.
+_WORKERS_SECONDS = 60.0
+# The pause between two looks: at least this, and four times the duration of a look.
 _LOOK_SECONDS = 0.3
 _LOOK_SHARE = 4
 
@@ -101,7 +101,7 @@ class Reload:
 
     async def _watch(self, api: Api, mirror: Mirror) -> None:
         token: JsonObject = {names.UPLOAD_TOKEN_SHA256: upload_token.token_sha256(self._token)}
-        # Both at once: a pod stands by for edits only where there is a token to take them by.
+        # In one patch: a pod waits for edits only if the job has an upload token.
         development: JsonObject = {
             "metadata": {"annotations": token},
             "spec": {"development": True},
@@ -115,7 +115,7 @@ class Reload:
             try:
                 workspace = await anyio.to_thread.run_sync(self._look, _check_cancelled)
                 sha256 = workspace.manifest.sha256
-                # What an editor is still writing is another at the next look.
+                # Send only what is the same at two looks: an editor may still be writing.
                 if sha256 != sent and sha256 == before:
                     await self._send(api, mirror, workspace)
                     sent = sha256
@@ -144,11 +144,11 @@ class Reload:
         if named == sha256 and self._has_arrived(sha256):
             self._terminal.note(f"{self._job} has this content already.")
             return
-        said = {
+        annotations = {
             names.WORKSPACE_SHA256: sha256,
             names.UPLOAD_TOKEN_SHA256: upload_token.token_sha256(self._token),
         }
-        await api.annotate(JOBS, self._job, said)
+        await api.annotate(JOBS, self._job, annotations)
         done = await deliver(
             api, mirror, self._terminal, workspace, pod_wait=self._pod_wait, token=self._token
         )
@@ -156,32 +156,32 @@ class Reload:
         if done.revision:
             revision = str(done.revision)
             await api.annotate(JOBS, self._job, {names.WORKSPACE_REVISION: revision})
-        await self._wait_told(mirror, done.revision)
+        await self._wait_for_workers(mirror, done.revision)
         self._terminal.note(
             f"Revision {done.revision}: {files_of(done.files)}, {human(done.sent)} sent, "
             f"workers told in {time.monotonic() - started:.1f} s"
         )
 
     def _has_arrived(self, sha256: str) -> bool:
-        """Whether the job has it by what is remembered: a command before this one may have been
-        cut between naming the content and sending it."""
+        """Whether the upload cache says so: an earlier command may have been killed between the
+        annotation and the upload."""
         last = self._cache.last_upload()
         return last is not None and (last.job, last.manifest.sha256) == (self._job, sha256)
 
-    async def _wait_told(self, mirror: Mirror, revision: int) -> None:
-        """Until the status says that all workers have been told. Raises RunProblem."""
-        with anyio.move_on_after(_TOLD_SECONDS):
+    async def _wait_for_workers(self, mirror: Mirror, revision: int) -> None:
+        """Wait until the status shows that all workers have the revision. Raises RunProblem."""
+        with anyio.move_on_after(_WORKERS_SECONDS):
             while mirror.job is None or mirror.job.status.workspace_revision < revision:
                 if mirror.job is not None and mirror.job.ended:
                     raise RunProblem(f"The job is {mirror.job.status.phase} meanwhile.")
-                await mirror.changed(_TOLD_SECONDS)
+                await mirror.changed(_WORKERS_SECONDS)
             return
         raise RunProblem(
             f"Revision {revision} is in the workspace, but the workers were not told within"
-            f" {_TOLD_SECONDS:.0f} s. Where one of them has ended, the next attempt runs it."
+            f" {_WORKERS_SECONDS:.0f} s. Where one of them has ended, the next attempt runs it."
         )
 
 
 def _check_cancelled(_: int) -> None:
-    """Between two files: a Ctrl-C ends the thread that looks."""
+    """Called between two files, so that a Ctrl-C ends the thread."""
     anyio.from_thread.check_cancelled()

@@ -1,4 +1,4 @@
-"""What is left out of an archive unasked: secrets by their usual names, caches, environments."""
+"""What is left out without an ignore file: likely secrets, caches, virtual environments."""
 
 from pathlib import Path
 

@@ -289,8 +289,8 @@ def _outer_scopes(root: Path) -> tuple[str, tuple[_Scope, ...]]:
     place = top
     for part in root.relative_to(top).parts:
         prefix = "" if place == top else place.relative_to(top).as_posix() + "/"
-        found = gitignore.read(place / GITIGNORE)
-        scopes = (*scopes, _Scope(prefix, found, ours=False))
+        rules = gitignore.read(place / GITIGNORE)
+        scopes = (*scopes, _Scope(prefix, rules, ours=False))
         place = place / part
         if _ignored(place.relative_to(top).as_posix(), scopes, directory=True):
             return "", ()  # the directory itself is ignored, and yet the user chose it

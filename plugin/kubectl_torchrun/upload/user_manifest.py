@@ -19,7 +19,7 @@ def read(file: str) -> JsonObject:
 
     try:
         text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
-        documents = [found for found in yaml.safe_load_all(text) if found is not None]
+        documents = [each for each in yaml.safe_load_all(text) if each is not None]
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UsageProblem(f"--filename {file} cannot be read: {error}") from error
     if len(documents) != 1:

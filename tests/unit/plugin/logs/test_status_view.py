@@ -9,7 +9,7 @@ import pytest
 from kubectl_torchrun.cluster.slices import ProgressSlice
 from kubectl_torchrun.cluster.summary import progress_line
 from kubectl_torchrun.logs.copies import Place
-from kubectl_torchrun.logs.failure_report import TAIL, copied, of_ranks
+from kubectl_torchrun.logs.failure_report import TAIL, attempt_and_node, of_ranks
 
 from ..laptop import Laptop
 
@@ -180,7 +180,7 @@ def test_why_of_a_pod_that_is_gone_reads_its_copy(
     ],
 )
 def test_whose_copy_is_meant(message: str, expected: tuple[int, int] | None) -> None:
-    assert copied("run", message) == expected
+    assert attempt_and_node("run", message) == expected
 
 
 def test_why_shows_a_broken_edit_that_keeps_its_pods(laptop: Laptop) -> None:
