@@ -44,7 +44,8 @@ async def setup(world: Simulation) -> None:
 
 async def direct(world: Simulation) -> None:
     """A pod serves the workspace to both gangs."""
-    world.make_queue()
+    # Without a class it depends on when the PVC is looked at whether it is given up.
+    world.make_queue(storage={"workspace": {"storageClassName": "fast"}})
     world.submit(volumes=DIRECT, annotations_=UPLOADED)
     await world.reaches("Succeeded", attempt=1)
 

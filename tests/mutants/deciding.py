@@ -131,7 +131,7 @@ DECIDING = (
         "if observed.job.status.phase in TERMINAL:",
         'if observed.job.status.phase == "Failed":',
         "a job that has succeeded runs again",
-        PHASES,
+        (f"{_CORE}/job/test_ends.py",),
     ),
     Mutant(
         "conditions-are-always-new",
