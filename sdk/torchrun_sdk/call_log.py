@@ -19,7 +19,7 @@ class JobLog:
         self._child = Child(kubectl.plugin("logs", job, "--follow"), line)
 
     def close(self) -> None:
-        """Follow it no more."""
+        """Stop following."""
         self._child.close()
 
     def wait(self) -> None:
@@ -28,7 +28,7 @@ class JobLog:
 
 
 class CallLog:
-    """Lines of the ranks of one call in pods that stay, as their connections bring them."""
+    """Lines of the ranks of one call in warm pods, from the connections into them."""
 
     def __init__(self, line: Callable[[str], None], *, several: bool) -> None:
         self._line = line
@@ -37,7 +37,7 @@ class CallLog:
         self._ended: set[tuple[int, int]] = set()
 
     def take(self, attempt: int, node: str, lines: Lines) -> None:
-        """What a rank printed; a connection that broke brings it once more."""
+        """Print new lines of a rank; after a broken connection they come a second time."""
         rank = (attempt, lines.rank)
         seen = self._seen.get(rank, 0)
         new = lines.lines[max(0, seen - lines.first) :]
@@ -50,5 +50,5 @@ class CallLog:
                 self._line(f"[{node}] {shown}" if self._several else shown)
 
     def ended(self, attempt: int) -> int:
-        """How many ranks have said all."""
+        """The number of ranks whose output is complete."""
         return sum(rank[0] == attempt for rank in self._ended)

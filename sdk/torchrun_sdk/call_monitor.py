@@ -193,5 +193,5 @@ class CallMonitor:
 
     @property
     def times(self) -> str:
-        """When each kind of thing was events of last, in seconds, for who looks for time."""
+        """Seconds from the start to the last event of each kind, to find where time goes."""
         return ", ".join(f"{what} {seconds:.2f} s" for what, seconds in self._times.items())

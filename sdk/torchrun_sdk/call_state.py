@@ -26,7 +26,7 @@ _LATE = 3.0
 # Seconds after the last result: the ranks end when they know that the client has it.
 _COMPLETE = 60.0
 
-# Reason of a JobFailed: the job succeeded, and results were not received of.
+# Reason of a JobFailed: the job succeeded without sending its results.
 MISSING = "ResultsMissing"
 _QUORUM = f"{QuorumTimeout.__module__}.{QuorumTimeout.__qualname__}"
 
@@ -97,7 +97,7 @@ class CallState:
 
     @property
     def world(self) -> int:
-        """How many ranks there are, 0 before any has begun."""
+        """The number of ranks, 0 before any has started."""
         return max((frame.world_size for frame in self._started.values()), default=0)
 
     def job_changed(self, status: dict[str, Any], now: float) -> None:
@@ -145,7 +145,7 @@ class CallState:
     def _began(self, frame: Started, now: float) -> None:
         before = self._started.get(frame.rank)
         if before is not None and _is_later(frame, before):
-            # torchrun started its ranks again: what this one left before is no result.
+            # torchrun restarted its ranks: the earlier frames of this one do not count.
             self._results.pop(frame.rank, None)
             self._raised.pop(frame.rank, None)
             self._ended_by_rank.pop(frame.rank, None)
@@ -218,11 +218,11 @@ class CallState:
         )
 
     def _order(self, end: Raised | Exited) -> tuple[bool, float]:
-        """What ended first. The clocks of two nodes are never compared.
+        """The sort key for which rank ended first. The clocks of two nodes are never compared.
 
-        While the pods are there, they say how long ago it was, and the clock here does the rest. Of
-        the past it is known which rank the controller names, and how long each ran: ranks of a gang
-        start together.
+        Running pods send how long ago a rank ended, and this client's clock does the rest. Of a
+        finished job, the rank that the controller names comes first, then the rank that ran for
+        the shortest time: ranks of a gang start together.
         """
         sooner = _PEER_LOSS if isinstance(end, Exited) else 0.0
         if not self._kept:

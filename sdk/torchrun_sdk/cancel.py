@@ -1,4 +1,4 @@
-"""Ending a call from another thread than the one that waits for it."""
+"""Cancels a call from another thread than the one that waits for it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Callable
 
 
 class Cancelled(Exception):
-    """Nobody waits for the call any more."""
+    """The call was cancelled."""
 
 
 class Cancellation:
-    """Whether a call is to end, and what wakes those who wait for something in it."""
+    """Whether a call is cancelled, and the actions that wake threads that wait in it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -21,7 +21,7 @@ class Cancellation:
         self._asked = False
 
     def cancel(self) -> None:
-        """End the call. Returns at once."""
+        """Cancel the call. Returns at once."""
         with self._lock:
             self._asked = True
             actions = list(self._actions)
@@ -29,13 +29,13 @@ class Cancellation:
             action()
 
     def check(self) -> None:
-        """Raises Cancelled where the call is to end."""
+        """Raises Cancelled if the call is cancelled."""
         if self._asked:
             raise Cancelled
 
     @contextmanager
     def waking(self, action: Callable[[], object]) -> Iterator[None]:
-        """Have `cancel` do this while the block runs; at once where it was called before."""
+        """Run the action at `cancel` while the block runs; at once if it was called before."""
         with self._lock:
             self._actions.append(action)
             asked = self._asked

@@ -1,4 +1,4 @@
-"""What one worker has, and how many there are."""
+"""The resources of one worker, and the number of workers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def seconds(value: Seconds, name: str) -> float:
 
 
 class Volume:
-    """A claim of the namespace that every pod mounts; made where there is none of that name."""
+    """A claim of the namespace that every pod mounts; created if it does not exist."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Compute:
     """The pod of one worker.
 
     gpus: of each node. cpus: as 4 or "500m". memory: as "16Gi". Each at most what a node of the
-    queue has; what is not said is the queue's. idle_time: how long the pods stay for another call
+    queue has; a missing one is the queue's. idle_time: how long the pods stay for another call
     after one. queue, namespace: else TORCHRUN_QUEUE, TORCHRUN_NAMESPACE, else the only queue of
     kubectl's namespace. launch_timeout: how long all pods may take to run. max_restarts: new gangs
     after a pod died by itself; a pod that was taken away is always replaced, an exception is never
@@ -178,7 +178,7 @@ class Compute:
         if self.distribution.operator:
             return None
         options = self.distribution.worker_node_options or {}
-        # Only the workers' GPUs are said: the queue's are not meant for the head.
+        # GPUs are given for the workers only: the head does not get those of the queue.
         own = self._resources({"gpus": 0} if "gpus" in options and self.gpus is None else {})
         return own if own != self.node_resources() else None
 

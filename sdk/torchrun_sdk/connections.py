@@ -36,7 +36,7 @@ from torchrun_sdk.spec import (
 )
 
 _AGAIN = 0.5  # between two tries to reach a pod
-_LAST_WORDS = 2.0  # for what was said last to go out
+_LAST_WORDS = 2.0  # for the last messages to go out
 _PIECE = 256 << 10  # bytes of a file in one line
 # Its stderr stays connected: containerd 1.6 ends an exec whose stderr is closed.
 _COLLECT = f'exec python3 -S "$TORCHRUN_WORKSPACE_TARGET/{FOLDER}/{ENTRY}" collect "$0"'
@@ -94,10 +94,10 @@ class CallDelivery:
 
 
 class Connections:
-    """One into each pod that runs, begun again where it breaks.
+    """One connection into each running pod, restarted where it breaks.
 
-    call: whose results are wanted, "" for the newest of each pod. delivery: for pods that have not
-    events of it.
+    call: the call whose results are wanted, "" for the newest of each pod. delivery: for pods that
+    do not have this call.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Connections:
             pod.send(json.dumps({"end": True}))
 
     def close(self) -> None:
-        """End them all, once what was said last has gone out."""
+        """Close all connections, after the last messages have gone out."""
         self._closed.set()
         children = [pod.child for pod in self._pods.values() if pod.child is not None]
         for child in children:
@@ -168,7 +168,7 @@ class Connections:
             self._closed.wait(_AGAIN)
 
     def _line(self, line: str, pod: _Pod) -> str | None:
-        """Hand a message on; the answer to a last message lets its rank go.
+        """Pass a message on; the acknowledgement of a last frame lets its rank end.
 
         Nothing is raised, as this thread alone would hear of it: what fails here ends the call.
         """

@@ -1,4 +1,4 @@
-"""Who else is there: the addresses of a job's pods, from inside one of them or from outside."""
+"""The addresses of a job's pods, from inside one of them or from outside."""
 
 from __future__ import annotations
 

@@ -207,7 +207,7 @@ class Remote:
         return self._compute.distribute(**self._distributed)
 
     def _take_gang(self, compute: Compute, root: Path, call: Call) -> Gang:
-        """A gang that is held by this call: a warm one that is free, else a new one."""
+        """A gang whose `busy` lock this call has: a free warm one, else a new one."""
         for gang in self._gangs:
             if gang.is_warm and gang.busy.acquire(blocking=False):
                 return gang
@@ -221,7 +221,7 @@ class Remote:
         return gang
 
     def _find_warm_job(self, compute: Compute, key: str) -> tuple[str, str]:
-        """Name and UID of a job whose pods another program has left warm; "" where none is to try.
+        """Name and UID of a job with warm pods of another program; "" where there is none.
 
         Anyone in the namespace can give a job this label. So a call that opens pickles takes only
         what this user has made here.

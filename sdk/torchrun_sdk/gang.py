@@ -1,4 +1,4 @@
-"""A TorchrunJob that carries out calls, one after the other, seen from the client."""
+"""The client's side of a TorchrunJob that carries out calls, one after the other."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ from torchrun_sdk.worker.__main__ import main
 
 sys.exit(main(sys.argv[1:], here))
 """
-# What a client must not leave running: nobody waits for it any more.
+# After these the job is deleted, as no client waits for it.
 _ABANDONED = (LaunchTimeout, QuorumTimeout, CallTimeout)
-# Set: where the time of a call goes is told on stderr.
+# If set, the times of a call's events are printed on stderr.
 _TIMES = "TORCHRUN_SDK_TIMES"
-# A client that goes away may come back the next day.
+# A client that detached may reattach the next day.
 _KEPT_SECONDS = 24 * 3600
 
 
 class Gang:
-    """One job. `run` makes it with the first call, and brings each later call into its pods.
+    """One job. `run` creates it with the first call, and delivers each later call to its pods.
 
-    created: the job is there, and its pods stay for another call; `uid` is its own. key: by which
-    another program finds them.
+    created: the job exists, with warm pods; `uid` is its UID. key: by which other programs find
+    the job.
     """
 
     def __init__(
@@ -93,11 +93,11 @@ class Gang:
         line: Line | None,
         cancellation: Cancellation | None = None,
     ) -> list[Result]:
-        """Carry out one call: the results of all ranks, sorted. Hold `busy` meanwhile.
+        """Carry out one call: the results of all ranks, sorted. The caller holds `busy`.
 
-        line: is given each line of the pods' log. Raises CallError, ClusterError, UsageError;
+        line: gets each line of the pods' log. Raises CallError, ClusterError, UsageError;
         UnavailableError where the pods stayed and cannot take it; Detached at Ctrl-C; Cancelled,
-        and then the call is ended, with a job that was made for it.
+        after ending the call, and the job if it was created for it.
         """
         stays = bool(call.idle)
         first = not self._created
@@ -147,7 +147,7 @@ class Gang:
             raise error
 
     def _with_operator_reason(self, error: CallError) -> CallError:
-        """A limit of time that the pods of an operator may have run into."""
+        """The error with the reason why the operator's pods do not run."""
         if not self._compute.distribution.operator or isinstance(error, CallTimeout):
             return error
         why = kuberay.pending_reason(self.name, self._kubectl)
@@ -203,7 +203,7 @@ class Gang:
                 rayjob = kuberay.build(self.name, self._uid, self._compute, call.secret)
                 self._kubectl.run("create", "-f", "-", stdin=json.dumps(rayjob))
         except (ClusterError, Cancelled):
-            self.down()  # it may be there, without what it waits for
+            self.down()  # it may exist and would wait for its upload
             raise
         own_jobs.record(self._uid, call.arguments.format)
         self._note(f"{self.name}: {self._compute.distribution.workers} worker(s) asked for")
@@ -216,7 +216,7 @@ class Gang:
 
 
 def write_overlay(folder: Path, call: Call) -> None:
-    """What the pods need beside the project: this package, and the call."""
+    """Write what the pods need beside the project: this package and the call."""
     package = Path(__file__).parent
     shutil.copytree(
         package, folder / package.name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc")

@@ -1,4 +1,9 @@
-"""The client of the cluster: processes of kubectl and its plugin, with every login they know."""
+"""The client of the cluster: processes of kubectl and its plugin, with every login they know.
+
+The plugin has a client of its own, over HTTP. It is not shared: it needs Python 3.11 and other
+packages, and this package runs in any image with Python 3.9. What both do, the plugin does: it
+sends directories and reads logs and kept results for this package.
+"""
 
 from __future__ import annotations
 

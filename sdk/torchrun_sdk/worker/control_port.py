@@ -23,9 +23,7 @@ HERE = b"here\n"  # the answer to the secret
 DONE = b"done\n"
 _SHOW_SECONDS = 5.0  # for a connection to show the secret
 _LONGEST = 256  # bytes of it
-_MOST_UNAUTHENTICATED = (
-    64  # connections that have shown nothing yet; the oldest gives way to the next
-)
+_MOST_UNAUTHENTICATED = 64  # connections without the secret; a further one ends the oldest
 # Keepalive: a pod on a lost node does not close its connection.
 _ASKED = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 6))
 

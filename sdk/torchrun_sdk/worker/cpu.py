@@ -1,4 +1,4 @@
-"""For machines without GPUs: what asks for nccl gets gloo (TORCHRUN_SDK_CPU_ONLY=1)."""
+"""Replaces nccl by gloo on machines without GPUs (TORCHRUN_SDK_CPU_ONLY=1)."""
 
 from __future__ import annotations
 

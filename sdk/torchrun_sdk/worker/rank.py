@@ -1,4 +1,4 @@
-"""A rank: find the function, call it, leave its result, wait until somebody has taken it."""
+"""A rank: find the function, call it, write its result, wait until a client has it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def run(folder: Path) -> int:
             code = _attempt(call, folder.parent, files)
             files.wait(call.linger, failed=code != 0)
             return code
-    except Exception as error:  # of the surroundings alone: the function's are told by now
+    except Exception as error:  # of Ray's start or end: those of the function are written by now
         files.leave(encode(_raised(error, files.rank, began)))
         files.wait(call.linger, failed=True)
         return RAISED

@@ -99,7 +99,7 @@ class Receiver:
         _put(new, place, int(line.mode, 8) | 0o200)
 
     def finish(self) -> None:
-        """Remove the files that the directory has no more; those of the run itself stay."""
+        """Remove files that the directory no longer has; files of the run itself stay."""
         listed = {line.path for line in self._lines}
         for path in self._before() - listed:
             if path.split("/", 1)[0] != FOLDER:
@@ -108,7 +108,7 @@ class Receiver:
         self._held.write_text("\n".join(sorted(listed)), encoding="utf-8")
 
     def _before(self) -> set[str]:
-        """What came from the directory until now."""
+        """The paths that came from the directory so far."""
         with suppress(OSError):
             return set(self._held.read_text(encoding="utf-8").split("\n"))
         # The first time: by the claim, where the workspace came from one.
@@ -120,7 +120,7 @@ class Receiver:
         return self._older()
 
     def _older(self) -> set[str]:
-        """What was there before any call began, where nothing tells what was delivered."""
+        """The files older than the first call, where no record of the delivery exists."""
         own = self._root / FOLDER
         began = [path.stat().st_mtime_ns for path in (own / RESULTS).glob("*/*.started")]
         found = set()
@@ -161,7 +161,7 @@ def _digest(place: Path, line: Line, stamp: list[object] | None) -> str:
 
 
 def _put(new: Path, place: Path, mode: int) -> None:
-    """In its place, and newer than what was there: Python takes bytecode by whole seconds."""
+    """Replace the file, with a newer time: Python compares bytecode by whole seconds."""
     before = _stamp(place)
     new.chmod(mode)
     new.replace(place)

@@ -161,7 +161,7 @@ class _Server:
 def environment(given: os._Environ[str] | dict[str, str], number: int) -> dict[str, str]:
     """For the function: the ranks of a later call meet by a store and a port of their own.
 
-    torchrun's agent keeps the store of the first one, with all that its ranks left in there.
+    torchrun's agent keeps the store of the first call, with the keys of its ranks.
     """
     made = dict(given)
     port = made.get("MASTER_PORT", "")
