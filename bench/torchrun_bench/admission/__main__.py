@@ -49,14 +49,15 @@ def run(seeds: int, jobs: int) -> dict[str, object]:
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
     ).stdout.strip()
-    return {"commit": commit, "seeds": seeds, "jobs": jobs, "traces": traces}
+    removed = json.loads(KEPT.read_text())["removed"] if KEPT.exists() else {}
+    return {"commit": commit, "seeds": seeds, "jobs": jobs, "traces": traces, "removed": removed}
 
 
 def block(kept: dict[str, object]) -> str:
     """The tables of what was kept: one for each trace, means over the seeds.
 
-    Utilisation and fairness of a variant are differences to the whole, in points, with half the
-    width of their range over the seeds.
+    Utilisation and fairness of a variant are differences to the whole, in points, with their
+    standard error. Mechanisms that were removed for lack of effect have a table of their own.
     """
     lines = [BEGIN, "", f"{kept['seeds']} seeds of {kept['jobs']} jobs for each trace.", ""]
     traces = kept["traces"]
@@ -74,7 +75,16 @@ def block(kept: dict[str, object]) -> str:
             ]
             lines.append(f"| {variant} | {' | '.join(cells)} |")
         lines.append("")
-    return "\n".join([*lines, END])
+    removed = kept["removed"]
+    assert isinstance(removed, dict)
+    if removed:
+        lines += ["Removed, as it made less than a point of difference to one trace or more:", ""]
+        lines += ["| without | trace | utilisation | fairness |", "|---|---|---|---|"]
+    for mechanism, by_trace in removed.items():
+        for name, sides in by_trace.items():
+            cells = [_points(sides["without"][field], sides["with"][field]) for field in POINTS]
+            lines.append(f"| {mechanism} | {name} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", END])
 
 
 def _points(values: list[float], whole: list[float]) -> str:
@@ -97,7 +107,7 @@ def main() -> int:
     parser = argparse.ArgumentParser("python -m torchrun_bench.admission", description=__doc__)
     parser.add_argument("--page", action="store_true", help="only write the page")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--jobs", type=int, default=1000, help="of each trace")
+    parser.add_argument("--jobs", type=int, default=600, help="of each trace")
     chosen = parser.parse_args()
     if not chosen.page:
         KEPT.write_text(json.dumps(run(chosen.seeds, chosen.jobs), indent=1) + "\n")

@@ -25,13 +25,11 @@ from torchrun_controller.reconcile.admission.model import (
     Grant,
     PendingStatus,
     Preemption,
-    QueueSummary,
     Release,
-    RoundRobinState,
 )
 from torchrun_controller.reconcile.admission.node_capacity import Placement
 from torchrun_controller.reconcile.admission.preemption import PreemptionPlan, plan_preemption
-from torchrun_controller.reconcile.admission.quota import Cohort, Usage, amounts, usage_of
+from torchrun_controller.reconcile.admission.quota import Cohort, Usage, usage_of
 from torchrun_controller.reconcile.admission.reservation import QuotaReservation, Reservations
 from torchrun_controller.reconcile.admission.snapshot import (
     AdmittedWorkload,
@@ -114,7 +112,7 @@ class Coordinator:
                 Release(uid=uid, nodes=nodes) for uid, nodes in sorted(self.releases.items())
             ),
             pending=self.pending,
-            queues=tuple(_summary(queue) for queue in self.snapshot.queues),
+            queues=tuple(queue.summary() for queue in self.snapshot.queues),
             requeue_after=0.0 if self.full else None,
         )
 
@@ -396,19 +394,3 @@ class Coordinator:
             )
         ]
         charge(workload.queue.turn, workload.cost, [queue.turn for queue in rivals])
-
-
-def _summary(queue: QueueSnapshot) -> QueueSummary:
-    quota = queue.quota
-    return QueueSummary(
-        namespace=queue.queue.namespace,
-        name=queue.name,
-        round_robin=RoundRobinState(weight=queue.turn.weight, current=queue.turn.current),
-        used=amounts(dict(enumerate(quota.used))),
-        free=quota.free(),
-        borrowed=amounts(dict(quota.borrowed())),
-        pending=len(queue.pending) - queue.granted,
-        admitted=len(queue.admitted) + queue.granted,
-        running=sum(admitted.workload.running for admitted in queue.admitted),
-        message=queue.paused_reason,
-    )

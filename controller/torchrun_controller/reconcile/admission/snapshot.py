@@ -6,6 +6,7 @@ from torchrun_controller.reconcile.admission.model import (
     ClusterState,
     Grant,
     Queue,
+    QueueSummary,
     RoundRobinState,
     Workload,
 )
@@ -14,6 +15,7 @@ from torchrun_controller.reconcile.admission.quota import (
     Cohort,
     QueueQuota,
     Usage,
+    amounts,
     cost_of,
     usage_of,
 )
@@ -103,6 +105,21 @@ class QueueSnapshot:
         if self.turn.weight <= 0:
             return f"queue {self.name} is paused: its weight is 0, set it to 1 or more"
         return ""
+
+    def summary(self) -> QueueSummary:
+        """The queue for its status, after the decision."""
+        return QueueSummary(
+            namespace=self.queue.namespace,
+            name=self.name,
+            round_robin=RoundRobinState(weight=self.turn.weight, current=self.turn.current),
+            used=amounts(dict(enumerate(self.quota.used))),
+            free=self.quota.free(),
+            borrowed=amounts(dict(self.quota.borrowed())),
+            pending=len(self.pending) - self.granted,
+            admitted=len(self.admitted) + self.granted,
+            running=sum(admitted.workload.running for admitted in self.admitted),
+            message=self.paused_reason,
+        )
 
 
 class Snapshot:
