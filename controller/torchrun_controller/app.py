@@ -16,7 +16,7 @@ import anyio
 import structlog
 
 from torchrun_controller import logs
-from torchrun_controller.cache.informer_factory import ReadErrors
+from torchrun_controller.cache.read_errors import ReadErrors
 from torchrun_controller.client import ConfigError, Connection, Transport
 from torchrun_controller.client.permissions import Permissions
 from torchrun_controller.clock import SYSTEM

@@ -21,9 +21,10 @@ from msgspec import Struct
 from torchrun_controller.cache.admission_view import AdmissionView
 from torchrun_controller.cache.expectations import Expectations
 from torchrun_controller.cache.informer import Informer
-from torchrun_controller.cache.informer_factory import InformerFactory, ReadErrors
+from torchrun_controller.cache.informer_factory import InformerFactory
 from torchrun_controller.cache.observe import Key
 from torchrun_controller.cache.queue_view import QueueView
+from torchrun_controller.cache.read_errors import ReadErrors
 from torchrun_controller.client import ApiError, Disconnected, Transport
 from torchrun_controller.client.apply import Applier
 from torchrun_controller.client.events import EventRecorder

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from faults.api_server import ApiServer
 from faults.network import Client, Faults
-from torchrun_controller.cache.informer_factory import ReadErrors
+from torchrun_controller.cache.read_errors import ReadErrors
 from torchrun_controller.clock import Clock
 from torchrun_controller.manager import Components, Manager, Sessions, assemble
 from torchrun_controller.metrics.registry import Metrics

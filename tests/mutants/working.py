@@ -31,7 +31,7 @@ WORKING = (
     ),
     Mutant(
         "failures-are-not-slowed-down",
-        "workqueue.py",
+        "rate_limit.py",
         "2.0 ** min(failures, 63)",
         "1.0 ** min(failures, 63)",
         "a job that fails is tried 200 times a second",
@@ -39,7 +39,7 @@ WORKING = (
     ),
     Mutant(
         "failures-are-never-forgotten",
-        "workqueue.py",
+        "rate_limit.py",
         "self._failures.pop(key, None)",
         "self._failures.get(key)",
         "a job that failed an hour ago waits 15 minutes after its next failure; memory grows",

@@ -5,7 +5,7 @@ noticing lost nodes, and reports that.
 """
 
 from collections.abc import Callable, Iterable
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 import anyio
 import structlog
@@ -14,6 +14,7 @@ from torchrun_api.core import Node
 from torchrun_api.kinds import NODES
 from torchrun_controller.cache.informer import Informer, Observer
 from torchrun_controller.cache.observe import Key
+from torchrun_controller.cache.read_errors import ReadErrors
 from torchrun_controller.cache.store import Change, Store
 from torchrun_controller.client import Transport
 from torchrun_controller.clock import SYSTEM, Clock
@@ -26,16 +27,6 @@ STALE_SECONDS = 120.0
 _LOOK_SECONDS = 5.0
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
-
-
-class ReadErrors(Protocol):
-    """How the API server last answered lists and watches."""
-
-    def problem(self, resource: str) -> str:
-        """Why the last request failed, "" if it did not."""
-
-    def refused(self, resource: str) -> bool:
-        """Whether the last request was refused with 403 or 404."""
 
 
 class NodeView:

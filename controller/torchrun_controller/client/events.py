@@ -23,8 +23,8 @@ from torchrun_api.json import JsonObject
 from torchrun_api.kinds import UserObject, kind_of
 from torchrun_controller.client import ApiError, Disconnected, Requests
 from torchrun_controller.client.apply import LeaderCheck
+from torchrun_controller.rate_limit import Rate, TokenBuckets
 from torchrun_controller.reconcile.model.plan import Event
-from torchrun_controller.token_bucket import Rate, TokenBuckets
 
 REPORTING_CONTROLLER = "torchrun.ai/controller"
 MERGE_PATCH = "application/merge-patch+json"

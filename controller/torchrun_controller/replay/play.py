@@ -16,8 +16,9 @@ import anyio
 from msgspec import Struct
 
 from torchrun_controller.cache.informer import Informer
-from torchrun_controller.cache.informer_factory import InformerFactory, ReadErrors
+from torchrun_controller.cache.informer_factory import InformerFactory
 from torchrun_controller.cache.observe import Key
+from torchrun_controller.cache.read_errors import ReadErrors
 from torchrun_controller.client import ApiError, Response, Transport
 from torchrun_controller.clock import Clock
 from torchrun_controller.reconcile import reconcile

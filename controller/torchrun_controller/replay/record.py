@@ -7,8 +7,9 @@ from pathlib import Path
 
 import anyio
 
-from torchrun_controller.cache.informer_factory import InformerFactory, ReadErrors
+from torchrun_controller.cache.informer_factory import InformerFactory
 from torchrun_controller.cache.observe import Key
+from torchrun_controller.cache.read_errors import ReadErrors
 from torchrun_controller.client import Connection, Response, Transport
 from torchrun_controller.replay.tape import Head, Tape, source_of
 from torchrun_controller.watch.lines import LineSplitter, Overlong

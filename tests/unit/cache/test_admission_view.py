@@ -18,7 +18,8 @@ from torchrun_controller.cache.admission_view import (
     AdmissionView,
     ObservedAdmission,
 )
-from torchrun_controller.cache.informer_factory import InformerFactory, ReadErrors
+from torchrun_controller.cache.informer_factory import InformerFactory
+from torchrun_controller.cache.read_errors import ReadErrors
 from torchrun_controller.clock import Clock
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile.spec.requests import GangRequests, encode_charge

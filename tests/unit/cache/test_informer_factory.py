@@ -13,8 +13,9 @@ from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import EVENTS
 from torchrun_api.queue import TorchrunQueue
 from torchrun_api.status import Progress
-from torchrun_controller.cache.informer_factory import InformerFactory, ReadErrors
+from torchrun_controller.cache.informer_factory import InformerFactory
 from torchrun_controller.cache.progress_reports import Worker
+from torchrun_controller.cache.read_errors import ReadErrors
 from torchrun_controller.cache.store import Change
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile.model.installed import Installed

@@ -11,8 +11,9 @@ from prometheus_client import CollectorRegistry
 from queue_world import a_job, kai_queue, make_trq
 from torchrun_api.extras import ConfigMap
 from torchrun_api.kinds import KAI_QUEUES
-from torchrun_controller.cache.informer_factory import InformerFactory, ReadErrors
+from torchrun_controller.cache.informer_factory import InformerFactory
 from torchrun_controller.cache.queue_view import QueueView
+from torchrun_controller.cache.read_errors import ReadErrors
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile.model.installed import Installed
 from torchrun_controller.workqueue import WorkQueue

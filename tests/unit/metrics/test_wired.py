@@ -1,6 +1,6 @@
 from metrics_world import job
 from torchrun_api.kinds import TORCHRUN_JOBS
-from torchrun_controller.cache.informer_factory import ReadErrors
+from torchrun_controller.cache.read_errors import ReadErrors
 from torchrun_controller.client import Transport
 from torchrun_controller.clock import SYSTEM
 from torchrun_controller.manager import Sessions, assemble

@@ -2,8 +2,8 @@
 
 import pytest
 
-from torchrun_controller.token_bucket import Rate
-from torchrun_controller.workqueue import INITIAL, RateLimit, WorkQueue
+from torchrun_controller.rate_limit import Rate, RateLimit
+from torchrun_controller.workqueue import INITIAL, WorkQueue
 
 
 class Clock:

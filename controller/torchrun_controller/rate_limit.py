@@ -1,4 +1,4 @@
-"""Token buckets: how often something may be done, for one key or for each of many.
+"""Rate limits: token buckets for one key or for each of many, and the backoff of failed keys.
 
 Sources: client-go flowcontrol and util/workqueue, which limit the same way.
 """
@@ -75,3 +75,43 @@ class TokenBuckets(Generic[K]):
 
     def _oldest_is_full(self) -> bool:
         return next(iter(self._buckets.values())).level() >= self._rate.burst
+
+
+class RateLimit(Struct, frozen=True):
+    """How failed keys are held back, in seconds; the defaults are client-go's."""
+
+    base: float = 0.005  # after the first failure of a key, doubled after each other one
+    longest: float = 1000.0
+    overall: Rate = Rate(per_second=10.0, burst=100)  # of all keys together
+
+
+CLIENT_GO = RateLimit()
+
+
+class RateLimiter(Generic[K]):
+    """The later of a per-key exponential backoff and an overall token bucket."""
+
+    def __init__(self, clock: Callable[[], float], limit: RateLimit) -> None:
+        self._limit = limit
+        self._failures: dict[K, int] = {}  # at least 1 each
+        self._bucket = TokenBucket(limit.overall, clock)
+
+    def delay(self, key: K, at_least: float | None = None) -> float:
+        """Count a failure of the key; return the seconds until it may be retried.
+
+        `at_least` is the wait that the server asked for. It replaces the overall bucket, because
+        the server paces all of its clients.
+        """
+        failures = self._failures.get(key, 0)
+        self._failures[key] = failures + 1
+        # Past 2^63 the product is beyond any bound: the exponent must not grow into an overflow.
+        backoff = min(self._limit.base * 2.0 ** min(failures, 63), self._limit.longest)
+        return max(backoff, self._bucket.reserve() if at_least is None else at_least)
+
+    def failures(self, key: K) -> int:
+        """Failures of the key since it was last forgotten."""
+        return self._failures.get(key, 0)
+
+    def forget(self, key: K) -> None:
+        """Drop the key's failures: it succeeded, or is gone."""
+        self._failures.pop(key, None)

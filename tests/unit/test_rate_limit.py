@@ -1,4 +1,4 @@
-from torchrun_controller.token_bucket import Rate, TokenBucket, TokenBuckets
+from torchrun_controller.rate_limit import Rate, TokenBucket, TokenBuckets
 
 RATE = Rate(per_second=0.5, burst=2)
 
