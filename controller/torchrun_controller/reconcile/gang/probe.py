@@ -13,7 +13,7 @@ from torchrun_controller.reconcile.model.observed import Defaults, Observed
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.objects.base import RESTRICTED_CONTAINER, RUNTIME_USER, metadata
 from torchrun_controller.reconcile.objects.child_job import worker_template
-from torchrun_controller.reconcile.schedulers import bind
+from torchrun_controller.reconcile.schedulers import gang_objects
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from torchrun_controller.reconcile.spec.resolve import resolve_spec
 
@@ -39,13 +39,16 @@ def missing_probes(
         return (), f"there is no TorchrunQueue {job.spec.job_queue}"
     try:
         run = resolve_spec(job, queue)
-        unasked = bind.unasked(observed)
+        unasked = gang_objects.unasked(observed)
         if unasked:
             return (), unasked
         template = worker_template(job, queue, run, None, 0, "", defaults)
         probes = [
             Apply(
-                PODS, bind.probing(observed, run, template, _probe(job, template, name, defaults))
+                PODS,
+                gang_objects.probing(
+                    observed, run, template, _probe(job, template, name, defaults)
+                ),
             )
             for name in wanted
         ]

@@ -24,8 +24,8 @@ from torchrun_controller.reconcile.model.times import sync_left
 from torchrun_controller.reconcile.objects import network
 from torchrun_controller.reconcile.objects.child_job import worker_template
 from torchrun_controller.reconcile.placement import avoid
-from torchrun_controller.reconcile.schedulers.bind import build_gang_objects
 from torchrun_controller.reconcile.schedulers.choice import choose
+from torchrun_controller.reconcile.schedulers.gang_objects import build_gang_objects
 from torchrun_controller.reconcile.spec import admission_status
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from torchrun_controller.reconcile.spec.requests import requests_of

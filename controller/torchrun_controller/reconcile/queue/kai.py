@@ -23,7 +23,7 @@ from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reas
 from torchrun_controller.reconcile.model.plan import Apply, Delete
 from torchrun_controller.reconcile.queue import jobs
 from torchrun_controller.reconcile.queue.model import ObservedQueue
-from torchrun_controller.reconcile.schedulers.choice import SCHEDULERS
+from torchrun_controller.reconcile.schedulers.kai import KAI
 
 CONDITION = "KaiQueueReady"
 PARENTS = ("default", "default-parent-queue")
@@ -179,7 +179,7 @@ def _kept(observed: ObservedQueue, name: str, present: dict[str, KaiQueue]) -> C
     if choice is not None and choice.gang != "kai":
         note += (
             "; but pods of this queue are not scheduled by KAI: set scheduling.scheduler to"
-            f" {SCHEDULERS['kai']}"
+            f" {KAI.pod_scheduler}"
         )
     return _condition("True", KEPT, f"KAI queue {name} is as this queue says{note}")
 

@@ -4,63 +4,19 @@ Nothing is chosen that the pods are not scheduled by: what is merely installed c
 is the cluster's own scheduler, which schedules pods that name no other.
 """
 
-from collections.abc import Mapping
-from types import MappingProxyType
-
 from msgspec import Struct
 
 from torchrun_api import names
 from torchrun_api.admission import GangScheduling
-from torchrun_api.core import SchedulingGroup
 from torchrun_api.job import TorchrunJob
-from torchrun_api.kinds import (
-    COSCHEDULING_POD_GROUPS,
-    KAI_POD_GROUPS,
-    KUEUE_WORKLOADS,
-    NATIVE_GROUPS,
-    VOLCANO_POD_GROUPS,
-    Kind,
-)
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.installed import Installed
+from torchrun_controller.reconcile.schedulers.table import SCHEDULERS
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 
-# Names under which the schedulers are installed, unless somebody gives them another.
-SCHEDULERS: Mapping[GangScheduling, str] = MappingProxyType(
-    {
-        "kai": "kai-scheduler",
-        "volcano": "volcano",
-        "coscheduling": "scheduler-plugins-scheduler",
-    }
-)
-_BY_NAME = {name: gang for gang, name in SCHEDULERS.items()}
+_BY_NAME = {one.pod_scheduler: name for name, one in SCHEDULERS.items() if one.pod_scheduler}
 _OWN = "default-scheduler"
-
-
-class _Need(Struct, frozen=True):
-    """One of these kinds must be served; otherwise this is to be done."""
-
-    kinds: tuple[Kind[SchedulingGroup], ...]
-    advice: str
-
-
-_NEEDS: Mapping[GangScheduling, _Need] = MappingProxyType(
-    {
-        "kai": _Need((KAI_POD_GROUPS,), "install KAI Scheduler 0.15 or newer"),
-        "volcano": _Need((VOLCANO_POD_GROUPS,), "install Volcano"),
-        "coscheduling": _Need(
-            (COSCHEDULING_POD_GROUPS,), "install scheduler-plugins with Coscheduling"
-        ),
-        "kueue": _Need(KUEUE_WORKLOADS, "install Kueue"),
-        "native": _Need(
-            NATIVE_GROUPS,
-            "give kube-apiserver and kube-scheduler (Kubernetes 1.35 or newer) the feature gates"
-            " GenericWorkload and GangScheduling, and kube-apiserver"
-            " --runtime-config=scheduling.k8s.io/<version>=true",
-        ),
-    }
-)
 
 
 class Choice(Struct, frozen=True, kw_only=True):
@@ -90,7 +46,7 @@ def choose(
     gang = wanted or _BY_NAME.get(named) or _of_the_cluster(named, installed)
     return Choice(
         gang=gang,
-        scheduler=named or SCHEDULERS.get(gang, ""),
+        scheduler=named or SCHEDULERS[gang].pod_scheduler,
         missing=_missing(queue, gang, installed),
     )
 
@@ -111,7 +67,7 @@ def _of_the_cluster(named: str, installed: Installed | None) -> GangScheduling:
 
 
 def _served(gang: GangScheduling, installed: Installed | None) -> bool:
-    return installed is not None and any(map(installed.serves, _NEEDS[gang].kinds))
+    return installed is not None and any(map(installed.serves, SCHEDULERS[gang].kinds))
 
 
 def _check(queue: TorchrunQueue, wanted: GangScheduling, named: str) -> None:
@@ -142,8 +98,8 @@ def _check_local_queue(queue: TorchrunQueue) -> None:
 def _missing(
     queue: TorchrunQueue, gang: GangScheduling, installed: Installed | None
 ) -> Reason | None:
-    need = _NEEDS.get(gang)
-    if need is None or _served(gang, installed):
+    scheduler = SCHEDULERS[gang]
+    if not scheduler.kinds or _served(gang, installed):
         return None
     if installed is None:
         message = (
@@ -151,9 +107,10 @@ def _missing(
             " serves; see /readyz of the controller"
         )
         return Reason("GangSchedulerUnknown", message)
-    resource = need.kinds[0].resource
+    resource = scheduler.kinds[0].resource
     message = (
         f"TorchrunQueue {queue.metadata.name} has its gangs scheduled by {gang}, and the API server"
-        f" serves no {resource}: {need.advice}, or set spec.scheduling.gang of the queue to none"
+        f" serves no {resource}: {scheduler.install_hint}, or set spec.scheduling.gang of the queue"
+        " to none"
     )
     return Reason("GangSchedulerMissing", message)

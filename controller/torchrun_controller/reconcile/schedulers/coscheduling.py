@@ -8,14 +8,14 @@ from torchrun_api.json import JsonObject
 from torchrun_api.kinds import COSCHEDULING_POD_GROUPS
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.schedulers.affinity import near_each_other
-from torchrun_controller.reconcile.schedulers.binding import Gang, GangObjects
+from torchrun_controller.reconcile.schedulers.scheduler import Gang, GangObjects, GangScheduler
 from torchrun_controller.reconcile.spec import pod_requests
 from torchrun_controller.reconcile.spec.merge import merge
 
 _POD_GROUP = "scheduling.x-k8s.io/pod-group"
 
 
-def bind(gang: Gang) -> GangObjects:
+def build(gang: Gang) -> GangObjects:
     """The PodGroup; a pod that probes needs none."""
     group: JsonObject = {
         "apiVersion": COSCHEDULING_POD_GROUPS.api_version,
@@ -33,3 +33,12 @@ def bind(gang: Gang) -> GangObjects:
             {"metadata": {"labels": {_POD_GROUP: gang.name}}},
         ),
     )
+
+
+COSCHEDULING = GangScheduler(
+    name="coscheduling",
+    build=build,
+    pod_scheduler="scheduler-plugins-scheduler",
+    kinds=(COSCHEDULING_POD_GROUPS,),
+    install_hint="install scheduler-plugins with Coscheduling",
+)

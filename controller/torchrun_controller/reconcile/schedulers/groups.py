@@ -9,15 +9,10 @@ from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.reconcile.model.plan import Apply, Delete
 from torchrun_controller.reconcile.pods.lifecycle import alive
+from torchrun_controller.reconcile.schedulers.table import SCHEDULERS
 
-# Conditions that say, by this status, that a gang is not placed or not admitted.
-_NO = {
-    "Unschedulable": "True",  # Volcano
-    "UnschedulableOnNodePool": "True",  # KAI
-    "PodGroupScheduled": "False",  # Kubernetes 1.36
-    "PodGroupInitiallyScheduled": "False",  # Kubernetes 1.37
-    "QuotaReserved": "False",  # Kueue
-}
+# Conditions that say, by their status, that a gang is not placed or not admitted.
+_REFUSALS = {refusal for one in SCHEDULERS.values() for refusal in one.refusals}
 
 
 def leftovers(observed: Observed, applies: tuple[Apply, ...]) -> tuple[Delete, ...]:
@@ -78,5 +73,5 @@ def why_waiting(observed: Observed) -> Reason | None:
 
 def _verdict(group: SchedulingGroup) -> Reason | None:
     said = (*group.status.conditions, *group.status.scheduling_conditions)
-    refusals = (c for c in said if c.message and _NO.get(c.type) == c.status)
+    refusals = (c for c in said if c.message and (c.type, c.status) in _REFUSALS)
     return next((Reason("GangUnschedulable", c.message) for c in refusals), None)

@@ -8,7 +8,7 @@ from torchrun_api.admission import Topology
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import KAI_POD_GROUPS
 from torchrun_controller.reconcile.model.plan import Apply
-from torchrun_controller.reconcile.schedulers.binding import Gang, GangObjects
+from torchrun_controller.reconcile.schedulers.scheduler import Gang, GangObjects, GangScheduler
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 
 # KAI makes this queue when it is installed.
@@ -18,7 +18,7 @@ _SKIP = "kai.scheduler/skip-podgrouper"
 _GROUP_NAME = "pod-group-name"
 
 
-def bind(gang: Gang) -> GangObjects:
+def build(gang: Gang) -> GangObjects:
     """The PodGroup; a pod that probes has none, and the podgrouper makes one for it alone."""
     queue = gang.queue.spec.kai_queue or DEFAULT_QUEUE
     spec: JsonObject = {"minMember": gang.least, "queue": queue}
@@ -58,3 +58,13 @@ def _constraint(topology: Topology, known: tuple[str, ...]) -> JsonObject:
     if topology.preferred is not None:
         constraint["preferredTopologyLevel"] = topology.preferred
     return constraint
+
+
+KAI = GangScheduler(
+    name="kai",
+    build=build,
+    pod_scheduler="kai-scheduler",
+    kinds=(KAI_POD_GROUPS,),
+    install_hint="install KAI Scheduler 0.15 or newer",
+    refusals=(("UnschedulableOnNodePool", "True"),),
+)

@@ -9,14 +9,15 @@ Kueue takes one topology annotation: where both are given, the required one.
 """
 
 from torchrun_api.json import JsonObject
-from torchrun_controller.reconcile.schedulers.binding import Gang, GangObjects
+from torchrun_api.kinds import KUEUE_WORKLOADS
+from torchrun_controller.reconcile.schedulers.scheduler import Gang, GangObjects, GangScheduler
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 _REQUIRED = "kueue.x-k8s.io/podset-required-topology"
 _PREFERRED = "kueue.x-k8s.io/podset-preferred-topology"
 
 
-def bind(gang: Gang) -> GangObjects:
+def build(gang: Gang) -> GangObjects:
     """Labels, annotations and spec.suspend; Kueue makes the Workload itself."""
     queue = gang.queue.spec.scheduling.queue_name or gang.queue.metadata.name
     annotations: JsonObject = {}
@@ -28,3 +29,12 @@ def bind(gang: Gang) -> GangObjects:
         job={"metadata": {"labels": {QUEUE_LABEL: queue}}, "spec": {"suspend": True}},
         template={"metadata": {"annotations": annotations}} if annotations else {},
     )
+
+
+KUEUE = GangScheduler(
+    name="kueue",
+    build=build,
+    kinds=KUEUE_WORKLOADS,
+    install_hint="install Kueue",
+    refusals=(("QuotaReserved", "False"),),
+)

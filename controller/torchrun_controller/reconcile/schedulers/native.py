@@ -9,14 +9,14 @@ from torchrun_api.json import JsonObject
 from torchrun_api.kinds import NATIVE_GROUPS
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.schedulers.affinity import near_each_other
-from torchrun_controller.reconcile.schedulers.binding import Gang, GangObjects
+from torchrun_controller.reconcile.schedulers.scheduler import Gang, GangObjects, GangScheduler
 from torchrun_controller.reconcile.spec.merge import merge
 
 # Within a Workload.
 _POD_GROUP = "workers"
 
 
-def bind(gang: Gang) -> GangObjects:
+def build(gang: Gang) -> GangObjects:
     """The PodGroup or Workload; a pod that probes needs none."""
     kind = next(kind for kind in NATIVE_GROUPS if gang.installed.serves(kind))
     policy: JsonObject = {"gang": {"minCount": gang.least}}
@@ -41,3 +41,17 @@ def bind(gang: Gang) -> GangObjects:
         groups=(Apply(kind, group),),
         template=merge(near_each_other(gang.template, gang.labels, gang.topology), {"spec": pod}),
     )
+
+
+NATIVE = GangScheduler(
+    name="native",
+    build=build,
+    kinds=NATIVE_GROUPS,
+    install_hint=(
+        "give kube-apiserver and kube-scheduler (Kubernetes 1.35 or newer) the feature gates"
+        " GenericWorkload and GangScheduling, and kube-apiserver"
+        " --runtime-config=scheduling.k8s.io/<version>=true"
+    ),
+    # Of Kubernetes 1.36, and of 1.37.
+    refusals=(("PodGroupScheduled", "False"), ("PodGroupInitiallyScheduled", "False")),
+)

@@ -12,7 +12,7 @@ from torchrun_api.json import JsonObject
 from torchrun_api.kinds import VOLCANO_POD_GROUPS
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.schedulers.affinity import near_each_other
-from torchrun_controller.reconcile.schedulers.binding import Gang, GangObjects
+from torchrun_controller.reconcile.schedulers.scheduler import Gang, GangObjects, GangScheduler
 from torchrun_controller.reconcile.spec import pod_requests
 from torchrun_controller.reconcile.spec.merge import merge
 
@@ -23,7 +23,7 @@ _TIER = "volcano.sh/"
 _TIER_NUMBER = "volcano.sh/tier-"
 
 
-def bind(gang: Gang) -> GangObjects:
+def build(gang: Gang) -> GangObjects:
     """The PodGroup; a pod that probes has none, and Volcano makes one for it alone."""
     queue = gang.queue.spec.scheduling.queue_name or DEFAULT_QUEUE
     spec: JsonObject = {
@@ -70,3 +70,13 @@ def _network_topology(mode: str, key: str) -> JsonObject:
     if number.isdecimal():
         return {"mode": mode, "highestTierAllowed": int(number)}
     return {"mode": mode, "highestTierName": key.removeprefix(_TIER)}
+
+
+VOLCANO = GangScheduler(
+    name="volcano",
+    build=build,
+    pod_scheduler="volcano",
+    kinds=(VOLCANO_POD_GROUPS,),
+    install_hint="install Volcano",
+    refusals=(("Unschedulable", "True"),),
+)

@@ -1,11 +1,15 @@
-"""What a gang scheduler is told of a gang, and what it wants of the gang's objects."""
+"""A gang scheduler: what it is told of a gang, and what it wants of the gang's objects."""
+
+from collections.abc import Callable
 
 from msgspec import Struct, field
 
 from torchrun_api import names
-from torchrun_api.admission import Topology
+from torchrun_api.admission import GangScheduling, Topology
+from torchrun_api.core import SchedulingGroup
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
+from torchrun_api.kinds import Kind
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.reconcile.model.installed import Installed
 from torchrun_controller.reconcile.model.plan import Apply
@@ -70,3 +74,20 @@ class GangObjects(Struct, frozen=True, kw_only=True):
     job: JsonObject = field(default_factory=dict)
     template: JsonObject = field(default_factory=dict)
     probe: JsonObject = field(default_factory=dict)
+
+
+class GangScheduler(Struct, frozen=True, kw_only=True):
+    """One way to have all workers of a gang started together: all that differs stands here.
+
+    `pod_scheduler` is the name under which it is usually installed, "" where pods need none. One of
+    `kinds` must be served; else `install_hint` says what to do. `build` makes the objects of a gang
+    and may raise InvalidSpecError. `refusals` are conditions, with their status, by which its
+    groups say that a gang is not placed or not admitted.
+    """
+
+    name: GangScheduling
+    build: Callable[[Gang], GangObjects]
+    pod_scheduler: str = ""
+    kinds: tuple[Kind[SchedulingGroup], ...] = ()
+    install_hint: str = ""
+    refusals: tuple[tuple[str, str], ...] = ()

@@ -1,32 +1,17 @@
 """From the child Job to the child Job and its group, as the chosen scheduler wants them."""
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-
 from msgspec.structs import replace
 
 from torchrun_api import names
-from torchrun_api.admission import GangScheduling
 from torchrun_api.json import JsonObject
 from torchrun_controller.reconcile.model.installed import Installed
 from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.reconcile.model.plan import Apply
-from torchrun_controller.reconcile.schedulers import coscheduling, kai, kueue, native, none, volcano
-from torchrun_controller.reconcile.schedulers.binding import Gang, GangObjects
 from torchrun_controller.reconcile.schedulers.choice import Choice, choose
+from torchrun_controller.reconcile.schedulers.scheduler import Gang, GangObjects
+from torchrun_controller.reconcile.schedulers.table import SCHEDULERS
 from torchrun_controller.reconcile.spec.merge import merge
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec
-
-WAYS: Mapping[GangScheduling, Callable[[Gang], GangObjects]] = MappingProxyType(
-    {
-        "kai": kai.bind,
-        "volcano": volcano.bind,
-        "coscheduling": coscheduling.bind,
-        "native": native.bind,
-        "kueue": kueue.bind,
-        "none": none.bind,
-    }
-)
 
 
 def build_gang_objects(
@@ -42,8 +27,8 @@ def build_gang_objects(
     choice = _choose(observed)
     templates = [_object(_object(one.body, "spec"), "template") for one in made]
     gang = _gang(observed, run, attempt, made[-1].name, *templates)
-    way = WAYS[choice.gang]
-    bindings = [way(replace(gang, template=template)) for template in templates]
+    build = SCHEDULERS[choice.gang].build
+    bindings = [build(replace(gang, template=template)) for template in templates]
     jobs = (_bound(one, binding, choice) for one, binding in zip(made, bindings, strict=True))
     return (*bindings[0].groups, *jobs)
 
@@ -78,7 +63,9 @@ def probing(
         InvalidSpecError: what is asked for cannot be said to this scheduler.
     """
     choice = _choose(observed)
-    binding = WAYS[choice.gang](_gang(observed, run, 0, observed.job.metadata.name, template))
+    binding = SCHEDULERS[choice.gang].build(
+        _gang(observed, run, 0, observed.job.metadata.name, template)
+    )
     return merge(_named(probe, choice), binding.probe)
 
 
