@@ -44,6 +44,11 @@ class ObjectMeta(Wire, frozen=True, kw_only=True):
     deletion_timestamp: datetime | None = None
     finalizers: tuple[str, ...] = ()
 
+    @property
+    def terminating(self) -> bool:
+        """Whether it is being deleted; finalizers may keep it for long."""
+        return self.deletion_timestamp is not None
+
 
 class ChildLabels(Wire, frozen=True, kw_only=True):
     """The labels of a child object that are read; the others are not kept."""

@@ -18,7 +18,7 @@ from torchrun_api.job import Elastic, TorchrunJob
 from torchrun_api.meta import ConditionStatus
 from torchrun_controller.reconcile.gang import gang
 from torchrun_controller.reconcile.gang.probe import missing_probes
-from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
+from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason, find_condition
 from torchrun_controller.reconcile.model.observed import Defaults, Observed
 from torchrun_controller.reconcile.model.phases import State
 from torchrun_controller.reconcile.model.plan import Apply, Delete
@@ -146,7 +146,7 @@ def _placing(observed: Observed, nodes: int, fewest: int, now: datetime) -> Outl
 def _placing_since(observed: Observed, now: datetime) -> datetime:
     """Since when nothing of ours keeps the nodes from the gang, as the condition remembers it."""
     made = observed.gang.current_job.metadata.creation_timestamp or now
-    known = {c.type: c for c in observed.job.status.conditions}.get(admission_status.FULL_SIZE)
+    known = find_condition(observed.job.status.conditions, admission_status.FULL_SIZE)
     if known is None or known.status == "True" or known.last_transition_time is None:
         return made
     return now if known.status == "Unknown" else max(made, known.last_transition_time)
@@ -184,12 +184,12 @@ def _growing(
 
 
 def _stands(pod: Pod) -> bool:
-    return alive(pod) and pod.metadata.deletion_timestamp is None
+    return alive(pod) and not pod.metadata.terminating
 
 
 def _placed_at(pod: Pod, now: datetime) -> datetime:
-    times = (c.last_transition_time for c in pod.status.conditions if c.type == "PodScheduled")
-    return next((time for time in times if time is not None), now)
+    scheduled = find_condition(pod.status.conditions, "PodScheduled")
+    return (scheduled.last_transition_time if scheduled is not None else None) or now
 
 
 def _until(moment: datetime | None, now: datetime) -> float | None:
@@ -204,7 +204,7 @@ def leftovers(
     idle = (
         delete_pod(pod)
         for number, pod in enumerate(sorted(observed.gang.probes, key=lambda p: p.metadata.name))
-        if (number >= wanted or not alive(pod)) and pod.metadata.deletion_timestamp is None
+        if (number >= wanted or not alive(pod)) and not pod.metadata.terminating
     )
     known = {delete.uid for delete in deletes}
     return tuple(delete for delete in (*resized, *idle) if delete.uid not in known)

@@ -18,7 +18,7 @@ from torchrun_controller.reconcile.gang.failures import (
 )
 from torchrun_controller.reconcile.gang.restarts import Counts
 from torchrun_controller.reconcile.model import decode
-from torchrun_controller.reconcile.model.conditions import Reason
+from torchrun_controller.reconcile.model.conditions import Reason, find_condition
 from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.reconcile.model.phases import State
 from torchrun_controller.reconcile.model.plan import Delete
@@ -167,7 +167,7 @@ def find(observed: Observed, now: datetime) -> GangState:
     child = observed.gang.current_job
     nodes = roles.nodes_of(child)
     deleted = deletion.of_gang(observed)
-    if roles.head_has_succeeded(observed) and child.metadata.deletion_timestamp is None:
+    if roles.head_has_succeeded(observed) and not child.metadata.terminating:
         return GangState(*_progress(observed, now))
     failed = roles.failed(observed)
     if child.spec.suspend and failed is None and deleted is None:
@@ -245,7 +245,8 @@ def _since_resumed(observed: Observed) -> tuple[Pod, ...]:
     The Job controller does not count these as failed either.
     """
     conditions = observed.gang.current_job.status.conditions
-    resumed = next((c.last_transition_time for c in conditions if c.type == "Suspended"), None)
+    suspended = find_condition(conditions, "Suspended")
+    resumed = suspended.last_transition_time if suspended is not None else None
     if resumed is None:
         return observed.gang.workers
 
@@ -302,7 +303,7 @@ def end_survivors(observed: Observed, grace: int = SURVIVOR_GRACE) -> tuple[Dele
 def end_stale_pods(observed: Observed) -> tuple[Delete, ...]:
     """Pods of ended gangs that nobody has told to end, as the process died in between."""
     resized = left_by_resize(observed)
-    standing = (c for c in observed.gang.child_jobs[:-1] if c.metadata.deletion_timestamp is None)
+    standing = (c for c in observed.gang.child_jobs[:-1] if not c.metadata.terminating)
     older = [child for child in standing if child not in resized]
     numbers = {attempt_of(child) for child in older}
     beside = (job for job in observed.gang.worker_jobs if attempt_of(job) in numbers)
@@ -322,7 +323,7 @@ def left_by_resize(observed: Observed) -> tuple[Job, ...]:
         *(ended_before(observed) if observed.gang.child_jobs else ()),
     )
     ends = {attempt.number: attempt.reason for attempt in known}
-    older = (c for c in observed.gang.child_jobs[:-1] if c.metadata.deletion_timestamp is None)
+    older = (c for c in observed.gang.child_jobs[:-1] if not c.metadata.terminating)
     return tuple(
         child
         for child in older
@@ -333,9 +334,7 @@ def left_by_resize(observed: Observed) -> tuple[Job, ...]:
 def end(pods: tuple[Pod, ...], grace: int) -> tuple[Delete, ...]:
     """Those of the pods that still run and have not been told."""
     return tuple(
-        delete_pod(pod, grace)
-        for pod in pods
-        if alive(pod) and pod.metadata.deletion_timestamp is None
+        delete_pod(pod, grace) for pod in pods if alive(pod) and not pod.metadata.terminating
     )
 
 

@@ -110,7 +110,7 @@ def _end_gang(context: Context, ending: Decision, cause: Reason) -> Decision | N
         # Only its Job knows its number and its counts, and only its pods who may run on although
         # their node is lost: all of it stays until the status has that.
         return noted
-    standing = [job for job in observed.gang.child_jobs if job.metadata.deletion_timestamp is None]
+    standing = [job for job in observed.gang.child_jobs if not job.metadata.terminating]
     if not standing and gang.recorded(observed) is not None:
         return None  # the Jobs go when their pods have: these are waited for
     ended = gang.record(observed, cause, now, counted=False)

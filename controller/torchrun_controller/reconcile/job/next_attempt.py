@@ -51,7 +51,7 @@ def queue_missing(context: Context) -> Decision | None:
             " create it, or choose one of: kubectl get torchrunqueues",
         )
         return _decide(context, State.QUEUE_MISSING, why)
-    if queue.metadata.deletion_timestamp is not None and not gang.has_been(context.observed):
+    if queue.metadata.terminating and not gang.has_been(context.observed):
         why = Reason(
             "QueueTerminating",
             f"TorchrunQueue {queue.metadata.name} is being deleted and takes no new jobs;"

@@ -163,7 +163,7 @@ def _beside_head(observed: Observed) -> WorkersStatus:
     One that was ended with the head counts while it runs: neither its end nor how long it is seen
     after that says anything.
     """
-    told = (p for p in observed.gang.workers if alive(p) or p.metadata.deletion_timestamp is None)
+    told = (p for p in observed.gang.workers if alive(p) or not p.metadata.terminating)
     return count(tuple(told), 0)
 
 

@@ -92,7 +92,7 @@ def reconcile(observed: Observed, now: datetime, defaults: Defaults) -> Plan:
     `now` is in UTC with whole seconds, as the API keeps times. The garbage collector removes what a
     deleted job owns. A job that is over keeps its phase: its pods end, and it expires.
     """
-    if observed.job.metadata.deletion_timestamp is not None:
+    if observed.job.metadata.terminating:
         return Plan()
     if observed.job.status.phase in TERMINAL:
         return plan_finished(observed, now)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from datetime import datetime
+from typing import Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -26,6 +27,21 @@ class ConditionUpdate(Struct, frozen=True):
     type: str
     status: ConditionStatus
     why: Reason
+
+
+class Typed(Protocol):
+    """Any condition: of jobs, pods or nodes."""
+
+    @property
+    def type(self) -> str: ...  # noqa: D102
+
+
+C = TypeVar("C", bound=Typed)
+
+
+def find_condition(conditions: Iterable[C], kind: str) -> C | None:
+    """The condition of this type, of which there is at most one."""
+    return next((condition for condition in conditions if condition.type == kind), None)
 
 
 def update(

@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 from msgspec.structs import replace
 
 from torchrun_api.status import TorchrunJobStatus
+from torchrun_controller.reconcile.model.conditions import find_condition
 from torchrun_controller.reconcile.model.observed import Observed
 
 
@@ -12,10 +13,8 @@ def running_since(status: TorchrunJobStatus) -> datetime | None:
     """Since when the gang runs, where it does."""
     if status.phase != "Running":
         return None
-    return next(
-        (c.last_transition_time for c in status.conditions if c.type == "Running"),
-        None,
-    )
+    running = find_condition(status.conditions, "Running")
+    return running.last_transition_time if running is not None else None
 
 
 def seconds_of_gang(status: TorchrunJobStatus, now: datetime) -> float:

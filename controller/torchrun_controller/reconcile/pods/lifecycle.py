@@ -5,6 +5,7 @@ from torchrun_api.core import Pod
 from torchrun_api.kinds import PODS
 from torchrun_api.meta import ChildMeta
 from torchrun_api.status import WorkersStatus
+from torchrun_controller.reconcile.model.conditions import find_condition
 from torchrun_controller.reconcile.model.plan import Delete
 
 
@@ -26,7 +27,8 @@ def count(pods: tuple[Pod, ...], nodes: int) -> WorkersStatus:
 
 
 def _ready(pod: Pod) -> bool:
-    return any(c.type == "Ready" and c.status == "True" for c in pod.status.conditions)
+    ready = find_condition(pod.status.conditions, "Ready")
+    return ready is not None and ready.status == "True"
 
 
 def scheduled(pods: tuple[Pod, ...]) -> int:
@@ -73,5 +75,6 @@ def collected(pod: Pod) -> bool:
     The garbage collector of pods does that, and asks nobody of containers (gc_controller.go of
     Kubernetes, markFailedAndDeletePodWithCondition).
     """
-    reasons = {c.reason for c in pod.status.conditions if c.type == "DisruptionTarget"}
-    return not alive(pod) and "DeletionByPodGC" in reasons and not stopped(pod)
+    disruption = find_condition(pod.status.conditions, "DisruptionTarget")
+    by_collector = disruption is not None and disruption.reason == "DeletionByPodGC"
+    return not alive(pod) and by_collector and not stopped(pod)

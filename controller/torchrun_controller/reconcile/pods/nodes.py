@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from msgspec import Struct
 
 from torchrun_api.core import Node, NodeCondition, Pod
+from torchrun_controller.reconcile.model.conditions import find_condition
 from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.reconcile.pods.lifecycle import alive
 
@@ -78,8 +79,8 @@ def _left(observed: Observed, pod: Pod, now: datetime) -> timedelta:
 
 
 def _placed(pod: Pod) -> datetime | None:
-    times = (c.last_transition_time for c in pod.status.conditions if c.type == "PodScheduled")
-    return next(times, pod.metadata.creation_timestamp)
+    scheduled = find_condition(pod.status.conditions, "PodScheduled")
+    return pod.metadata.creation_timestamp if scheduled is None else scheduled.last_transition_time
 
 
 def _not_ready_since(node: Node) -> datetime | None:
@@ -91,7 +92,7 @@ def _not_ready_since(node: Node) -> datetime | None:
 
 def ready_condition(node: Node) -> NodeCondition | None:
     """The condition Ready; a node that has just come has none."""
-    return next((c for c in node.status.conditions if c.type == "Ready"), None)
+    return find_condition(node.status.conditions, "Ready")
 
 
 def is_ready(node: Node) -> bool:

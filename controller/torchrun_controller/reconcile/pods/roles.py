@@ -41,13 +41,13 @@ def is_whole(observed: Observed) -> bool:
     if not has_head(observed.gang.current_job):
         return True
     workers = workers_job(observed)
-    return workers is not None and workers.metadata.deletion_timestamp is None
+    return workers is not None and not workers.metadata.terminating
 
 
 def being_deleted(observed: Observed) -> str:
     """Name of a Job of the gang that somebody deletes or has deleted, "" if nobody does."""
     child = observed.gang.current_job
-    if child.metadata.deletion_timestamp is not None:
+    if child.metadata.terminating:
         return child.metadata.name
     whole = is_whole(observed)
     return (
@@ -80,5 +80,5 @@ def headless(observed: Observed) -> tuple[Job, ...]:
     return tuple(
         job
         for job in observed.gang.worker_jobs
-        if attempt_of(job.metadata) not in heads and job.metadata.deletion_timestamp is None
+        if attempt_of(job.metadata) not in heads and not job.metadata.terminating
     )

@@ -36,7 +36,7 @@ def leftovers(observed: Observed, applies: tuple[Apply, ...]) -> tuple[Delete, .
         if (meta := group.object.metadata).controlled_by(uid)
         and meta.name not in needed
         and meta.labels.attempt not in running
-        and meta.deletion_timestamp is None
+        and not meta.terminating
     ]
     older = (child for child in observed.gang.child_jobs[:-1] if child.spec.suspend)
     over += [(JOBS, child.metadata) for child in older if not _ended(child)]
@@ -56,7 +56,7 @@ def leftovers(observed: Observed, applies: tuple[Apply, ...]) -> tuple[Delete, .
 def _ended(child: Job) -> bool:
     """Whether the Job makes no pods any more."""
     verdicts = {c.type for c in child.status.conditions if c.status == "True"}
-    return child.metadata.deletion_timestamp is not None or bool(verdicts & {"Complete", "Failed"})
+    return child.metadata.terminating or bool(verdicts & {"Complete", "Failed"})
 
 
 def why_waiting(observed: Observed) -> Reason | None:

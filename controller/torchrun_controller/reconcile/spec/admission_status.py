@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from torchrun_api.job import TorchrunJob
 from torchrun_api.meta import Condition
 from torchrun_api.queue import TorchrunQueueSpec
-from torchrun_controller.reconcile.model.conditions import ADMITTED, Reason
+from torchrun_controller.reconcile.model.conditions import ADMITTED, Reason, find_condition
 from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.reconcile.spec.requests import (
     GangRequests,
@@ -84,7 +84,8 @@ def has_given_back(job: TorchrunJob) -> bool:
 
     The coordinator sets no other limit before this is taken back: so it is the answer to this one.
     """
-    return any(c.type == FULL_SIZE and c.reason == GIVES_BACK for c in job.status.conditions)
+    full_size = find_condition(job.status.conditions, FULL_SIZE)
+    return full_size is not None and full_size.reason == GIVES_BACK
 
 
 def _most_nodes(job: TorchrunJob) -> int:
@@ -122,4 +123,4 @@ def was_preempted(observed: Observed) -> bool:
 
 
 def _said(job: TorchrunJob) -> Condition | None:
-    return next((c for c in job.status.conditions if c.type == ADMITTED), None)
+    return find_condition(job.status.conditions, ADMITTED)

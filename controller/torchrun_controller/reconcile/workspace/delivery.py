@@ -10,7 +10,7 @@ import msgspec
 
 from torchrun_api import names
 from torchrun_api.core import ContainerStatus, PersistentVolumeClaim, Pod
-from torchrun_controller.reconcile.model.conditions import Reason
+from torchrun_controller.reconcile.model.conditions import Reason, find_condition
 from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.reconcile.objects.serve_pod import Store
 from torchrun_controller.reconcile.pods import waiting
@@ -68,8 +68,8 @@ def needs_no_claim(observed: Observed) -> bool:
 
 def decided(observed: Observed) -> bool:
     """Whether the status says that the workspace is served, where no pod is there to show it."""
-    conditions = observed.job.status.conditions
-    return any(c.type == "WorkspaceReady" and c.reason == REASON for c in conditions)
+    ready = find_condition(observed.job.status.conditions, "WorkspaceReady")
+    return ready is not None and ready.reason == REASON
 
 
 def is_served(observed: Observed) -> bool:
@@ -122,7 +122,7 @@ def has_content(pod: Pod) -> bool:
     if not serves(pod):
         return pod.status.phase == "Succeeded"
     ended = _container(pod, names.SYNC_CONTAINER).state.terminated
-    gone = pod.metadata.deletion_timestamp is not None or not alive(pod)
+    gone = pod.metadata.terminating or not alive(pod)
     return ended is not None and ended.exit_code == 0 and not gone
 
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from torchrun_api import names
 from torchrun_api.core import Pod
 from torchrun_api.job import TorchrunJob
-from torchrun_controller.reconcile.model.conditions import Reason
+from torchrun_controller.reconcile.model.conditions import Reason, find_condition
 from torchrun_controller.reconcile.model.observed import Defaults, Observed
 from torchrun_controller.reconcile.model.plan import Apply, Delete
 from torchrun_controller.reconcile.model.times import seconds_left
@@ -103,7 +103,7 @@ def _after(
     lost = nodes.loss(observed, latest, now) if alive(latest) else None
     if lost is not None:
         return _after_loss(observed, wanted, way, latest, lost, defaults)
-    if latest.metadata.deletion_timestamp is not None:
+    if latest.metadata.terminating:
         reason = delivery.REASON if delivery.decided(observed) else "SyncPodEnding"
         return _syncing(Reason(reason, f"pod {latest.metadata.name} is being deleted"))
     match latest.status.phase:
@@ -198,12 +198,13 @@ def said(observed: Observed, run: ResolvedSpec | None) -> Reason | None:
     """
     if not observed.workspace.sync_pods:
         return None if run is None else _given(run.workspace)
-    known = (c for c in observed.job.status.conditions if c.type == "WorkspaceReady")
     latest = observed.workspace.sync_pods[-1]
-    if delivery.serves(latest):
-        recorded = next((Reason(c.reason, c.message) for c in known if c.status == "True"), None)
-        return recorded or delivery.delivered_unrecorded(latest)
-    return SYNCED
+    if not delivery.serves(latest):
+        return SYNCED
+    known = find_condition(observed.job.status.conditions, "WorkspaceReady")
+    if known is None or known.status != "True":
+        return delivery.delivered_unrecorded(latest)
+    return Reason(known.reason, known.message)
 
 
 def _syncing(why: Reason) -> Workspace:
@@ -282,7 +283,7 @@ def end_preparations(observed: Observed, *, serving: bool = True) -> tuple[Delet
     return tuple(
         delete(pod)
         for pod in (*observed.workspace.sync_pods, *observed.workspace.setup_pods)
-        if alive(pod) and pod.metadata.deletion_timestamp is None
+        if alive(pod) and not pod.metadata.terminating
         if serving or not delivery.serves(pod)
     )
 
@@ -326,7 +327,7 @@ def _after_loss(
 ) -> Workspace:
     """Another pod takes the place of one whose node nobody hears of."""
     step = _next_pod(observed, wanted, way, names.number_of(pod.metadata.name) + 1, defaults)
-    ends = () if pod.metadata.deletion_timestamp else (delete(pod),)
+    ends = () if pod.metadata.terminating else (delete(pod),)
     why = Reason(
         "SyncPodLost", f"{loss.message}; another pod takes the place of {pod.metadata.name}"
     )

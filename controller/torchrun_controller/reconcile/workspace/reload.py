@@ -83,7 +83,7 @@ def _in_use(observed: Observed) -> list[Pod]:
 
 
 def _ends(pods: list[Pod]) -> tuple[Delete, ...]:
-    return tuple(delete(pod) for pod in pods if pod.metadata.deletion_timestamp is None)
+    return tuple(delete(pod) for pod in pods if not pod.metadata.terminating)
 
 
 def _stand_by(observed: Observed, wanted: VolumeSource, defaults: Defaults) -> Apply:

@@ -10,6 +10,7 @@ from torchrun_api import names
 from torchrun_api.core import Pod
 from torchrun_api.meta import Wire
 from torchrun_controller.reconcile.model import decode
+from torchrun_controller.reconcile.model.conditions import find_condition
 from torchrun_controller.reconcile.model.times import seconds_left
 
 FIRST_RETRY = timedelta(seconds=10)
@@ -62,9 +63,10 @@ def end_of(pod: Pod, container: str) -> End:
 def _why_driven_out(pod: Pod) -> SyncMessage | None:
     if pod.status.reason:
         return SyncMessage(reason=pod.status.reason, message=pod.status.message)
-    told = (c for c in pod.status.conditions if c.type == "DisruptionTarget" and c.status == "True")
-    found = next(told, None)
-    return None if found is None else SyncMessage(reason=found.reason, message=found.message)
+    found = find_condition(pod.status.conditions, "DisruptionTarget")
+    if found is None or found.status != "True":
+        return None
+    return SyncMessage(reason=found.reason, message=found.message)
 
 
 def delay(pod: Pod) -> timedelta:

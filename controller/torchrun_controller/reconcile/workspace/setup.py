@@ -41,7 +41,7 @@ def prepare(
     latest = observed.workspace.setup_pods[-1]
     name, number = latest.metadata.name, names.number_of(latest.metadata.name)
     current = latest.metadata.annotations.setup_key == wanted.key
-    if latest.metadata.deletion_timestamp is not None:
+    if latest.metadata.terminating:
         return _waits(Reason("SetupPodEnding", f"pod {name} is being deleted"))
     match latest.status.phase:
         case "Succeeded" if current:
