@@ -14,7 +14,8 @@ class Figures(Struct, frozen=True, kw_only=True):
 
     `utilisation` is the share of GPU hours in which gangs made progress while any job waited.
     `fairness` is Jain's index of GPU hours by weight over the queues that waited. `large` are the
-    jobs of the largest size; one that never started has waited up to the end.
+    jobs of the largest size; one that never started has waited up to the end. Utilisation and
+    fairness are 1 where nothing waited.
     """
 
     utilisation: float
@@ -81,8 +82,8 @@ def measure(trace: Trace, decide: Decide, *, spread: bool = False) -> Figures:
     }
     large = [job.name for job in trace.jobs if job.size == largest]
     return Figures(
-        utilisation=meter.busy / meter.offered,
-        fairness=sum(meter.indexes) / len(meter.indexes),
+        utilisation=meter.busy / meter.offered if meter.offered else 1.0,
+        fairness=sum(meter.indexes) / len(meter.indexes) if meter.indexes else 1.0,
         mean_wait=sum(waits.values()) / len(waits),
         large_mean_wait=sum(waits[name] for name in large) / len(large),
         large_longest_wait=max(waits[name] for name in large),
