@@ -1,9 +1,9 @@
-"""A copy of a node's log on the job's own storage, which outlives the pod.
+"""A copy of a node's log on the job's storage, which outlives the pod.
 
 <TORCHRUN_STATE_DIR>/logs/<attempt>/node-<index>.log holds the newest part, up to 32 MiB, and
 node-<index>.log.1 the 32 MiB before it. Lines are as container runtimes write theirs (CRI): time,
-stream, F, text. The storage may be full, slow or hang for ever, so all work on it is a thread's
-own, behind a bounded buffer: what does not fit is left out, and that is said.
+stream, F, text. The storage may be full, slow or hang for ever, so a thread of its own writes to
+it, behind a bounded buffer. Output that does not fit is left out, with a note in the copy.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _RETRY_SECONDS = 10.0
 
 
 class Lines(NamedTuple):
-    """Whole lines of a stream (1 or 2) that came at `time`, in nanoseconds since 1970."""
+    """Complete lines of a stream (1 or 2). time: of their arrival, in nanoseconds since 1970."""
 
     time: int
     stream: int
     lines: bytes
 
     def stamped(self) -> bytes:
-        """Each line with its time and stream before it."""
+        """Each line after its time and stream."""
         seconds, nanoseconds = divmod(self.time, 10**9)
         clock = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
         stream = "stderr" if self.stream == STDERR else "stdout"
@@ -44,7 +44,7 @@ class Lines(NamedTuple):
 
 
 class Copy:
-    """Lines go in with `add`, whatever the storage does; `close` waits for what is on its way."""
+    """`add` takes output and never waits for the storage; `close` waits for the rest."""
 
     def __init__(self, state: str, attempt: str, index: str, file_bytes: int = FILE_BYTES) -> None:
         self._logs = os.path.join(state, "logs")
@@ -54,15 +54,15 @@ class Copy:
         self._path = os.path.join(self._logs, attempt, f"node-{index}.log")
         self._partial: dict[int, bytes] = {}  # by stream: the line that is not complete yet
         self._waiting: deque[Lines] = deque()
-        self._size = 0  # bytes of what waits or is being written, without times and streams
+        self._size = 0  # bytes that wait or are being written, without times and streams
         self._left_out = 0  # bytes
-        self._told = False  # that something is left out
+        self._loss_reported = False
         self._closed = False
         self._change = threading.Condition()
         self._thread = start_thread(self._run)
 
     def add(self, stream: int, data: bytes) -> None:
-        """Take what came on a stream (1 or 2), line by line so that streams mix between lines."""
+        """Add output of a stream (1 or 2). Streams mix only between lines."""
         head, newline, tail = (self._partial.pop(stream, b"") + data).rpartition(b"\n")
         if len(tail) > _LINE_BYTES:
             head, newline, tail = head + newline + tail, b"\n", b""
@@ -71,7 +71,7 @@ class Copy:
         self._put(stream, head + newline)
 
     def close(self, seconds: float) -> None:
-        """Write what is left, for at most so many seconds."""
+        """Write the rest, for at most this many seconds."""
         for stream, tail in self._partial.items():
             self._put(stream, tail + b"\n")
         self._partial.clear()
@@ -86,27 +86,27 @@ class Copy:
         first_loss = False
         with self._change:
             if self._size + len(lines) > _BUFFER_BYTES:
-                first_loss, self._told = not self._told, True
+                first_loss, self._loss_reported = not self._loss_reported, True
                 self._left_out += len(lines)
             else:
-                self._tell_of_loss()
+                self._queue_loss_note()
                 self._queue(Lines(time.time_ns(), stream, lines))
                 self._change.notify()
         if first_loss:
-            _say_once_only(f"{self._path} is too slow: parts of this log are left out of it")
+            _say_uncopied(f"{self._path} is too slow: parts of this log are left out of it")
 
     def _queue(self, entry: Lines) -> None:
         self._waiting.append(entry)
         self._size += len(entry.lines)
 
-    def _tell_of_loss(self) -> None:
+    def _queue_loss_note(self) -> None:
         if self._left_out:
-            said = f"torchrun-launch: {self._left_out} bytes are missing here\n"
+            note = f"torchrun-launch: {self._left_out} bytes are missing here\n"
             self._left_out = 0
-            self._queue(Lines(time.time_ns(), STDERR, said.encode()))
+            self._queue(Lines(time.time_ns(), STDERR, note.encode()))
 
     def _run(self) -> None:
-        descriptor, said = -1, ""
+        descriptor, last_error = -1, ""
         while True:
             data, size = self._next()
             if not data:
@@ -116,8 +116,10 @@ class Copy:
                     descriptor = self._open()
                 descriptor = self._write(descriptor, data)
             except OSError as error:
-                if said != (said := f"cannot copy this log to {self._path}: {error.strerror}"):
-                    _say_once_only(said)
+                if last_error != (
+                    last_error := f"cannot copy this log to {self._path}: {error.strerror}"
+                ):
+                    _say_uncopied(last_error)
                 descriptor = self._after_a_failure(descriptor, size)
             with self._change:
                 self._size -= size
@@ -126,7 +128,7 @@ class Copy:
                 os.close(descriptor)
 
     def _next(self) -> tuple[bytes, int]:
-        """Some of what waits, as it is written, and how many bytes it was; nothing at the end."""
+        """Some of the waiting lines, formatted, and their size in bytes; nothing at the end."""
         with self._change:
             while not self._waiting and not self._closed:
                 self._change.wait()
@@ -136,15 +138,15 @@ class Copy:
                 data += entry.stamped()
                 size += len(entry.lines)
             if not self._waiting:
-                self._tell_of_loss()
+                self._queue_loss_note()
             return bytes(data), size
 
     def _open(self) -> int:
         os.makedirs(os.path.dirname(self._path), exist_ok=True)
         if self._index == "0":
-            self._forget_old_attempts()
+            self._remove_old_attempts()
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        # Whatever the image's umask: other users than the job's read it, too.
+        # Independent of the image's umask: other users than the job's read the logs, too.
         with suppress(OSError):
             for path in (self._logs, os.path.dirname(self._path)):
                 os.chmod(path, 0o755)  # noqa: S103
@@ -152,7 +154,7 @@ class Copy:
             os.fchmod(descriptor, 0o644)
         return descriptor
 
-    def _forget_old_attempts(self) -> None:
+    def _remove_old_attempts(self) -> None:
         numbers = [int(name) for name in os.listdir(self._logs) if name.isdigit()]
         newest = sorted(number for number in numbers if number <= int(self._attempt or 0))
         for number in newest[:-KEPT_ATTEMPTS]:
@@ -171,7 +173,7 @@ class Copy:
         return descriptor
 
     def _after_a_failure(self, descriptor: int, lost: int) -> int:
-        """Try again later with a new file handle: a full disk or a stale one may recover."""
+        """Close the file and pause: a full disk or a stale file handle may recover."""
         with suppress(OSError):
             if descriptor >= 0:
                 os.close(descriptor)
@@ -181,6 +183,6 @@ class Copy:
         return -1
 
 
-def _say_once_only(text: str) -> None:
-    """To the container's log alone: the copy is what has the trouble."""
+def _say_uncopied(text: str) -> None:
+    """Log to the container only, as the copy is what failed."""
     say(text, copied=False)

@@ -1,7 +1,7 @@
-"""The workspace from the job's own server, where the job has no shared storage.
+"""Fetch the workspace from the job's serve pod, where the job has no shared storage.
 
-First the manifest, which must be the one that the pod was told of, then the contents of the files
-that are not here yet, each checked by its digest. What breaks off goes on with the next file.
+First the manifest, which must have the announced SHA-256, then the contents of the files that are
+not here yet, each checked by its digest. An interrupted request goes on with the next file.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from .workspace import modified, remove, show_as_newer
 T = TypeVar("T")
 
 _BLOCK = 1 << 20
-# Of a large gang only some are served at a time; the others hear nothing until it is their turn.
+# The server serves some workers of a large gang at a time; the others wait without an answer.
 _SILENCE_SECONDS = 300.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 10.0
 _LOOK = 0.2
-# Answers that another try would only repeat. (Tokens and keys may be late: 401 passes.)
+# Status codes that a retry would only repeat. 401 is not one: tokens and keys may come late.
 _FINAL = (400, 404, 409)
 
 
@@ -44,42 +44,42 @@ class Server(NamedTuple):
 
 
 class ReplacedError(Exception):
-    """The server has a successor, which has what is wanted by now."""
+    """Another serve pod has replaced the server."""
 
 
 class _BrokenError(Exception):
-    """A try that came to nothing; the next one may do better."""
+    """A failed try; the next one may succeed."""
 
 
 def fetch(
     server: Server,
     target: str,
     seconds: float,
-    held: set[str] | None = None,
+    copied: set[str] | None = None,
     replaced: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Bring the workspace into `target`; `seconds` may pass without any progress.
+    """Fetch the workspace into `target`; gives up after `seconds` without progress.
 
-    held: paths that came with workspaces before. Those that this one lacks are removed, and the set
-    is made its own. replaced: whether another server is to be asked.
+    copied: paths of the workspace before, updated in place; paths that are not in this one are
+    removed. replaced: whether another server has to be asked.
 
     Raises LaunchError: WorkspaceNotDelivered, WorkspaceCopyFailed where `target` takes no files.
     ReplacedError.
     """
     start = time.monotonic()
-    held = set() if held is None else held
+    copied = set() if copied is None else copied
     try:
-        entries = _patiently(partial(_manifest, server), seconds, replaced)
+        entries = _retry(partial(_manifest, server), seconds, replaced)
         paths = {entry.path for entry in entries}
-        gone = held - paths
-        held |= paths
+        gone = copied - paths
+        copied |= paths
         _make_directories(target, entries)
         missing = _missing(target, entries)
         while missing:
             request = partial(_fetch_files, server, target, entries, missing)
-            missing = _patiently(request, seconds, replaced)
+            missing = _retry(request, seconds, replaced)
         remove(target, gone)
-        held -= gone
+        copied -= gone
     except OSError as error:
         message = f"cannot write the workspace to {target}: {error}"
         raise LaunchError("WorkspaceCopyFailed", message) from error
@@ -88,8 +88,8 @@ def fetch(
     say(f"workspace: {counted(len(entries))}, {size} bytes from {server.url} ({passed:.1f} s)")
 
 
-def _patiently(step: Callable[[], T], seconds: float, replaced: Callable[[], bool]) -> T:
-    """Try until it works, for `seconds`. Raises LaunchError, ReplacedError."""
+def _retry(step: Callable[[], T], seconds: float, replaced: Callable[[], bool]) -> T:
+    """Try until it succeeds, for `seconds`. Raises LaunchError, ReplacedError."""
     start, pause = time.monotonic(), _FIRST_PAUSE
     while True:
         try:
@@ -105,7 +105,7 @@ def _patiently(step: Callable[[], T], seconds: float, replaced: Callable[[], boo
 
 
 def _manifest(server: Server) -> list[Entry]:
-    """Its entries, directories too."""
+    """The entries of the server's manifest, with directories."""
     with _request(server, "/v1/manifest") as answer:
         unpack = zlib.decompressobj()
         try:
@@ -147,8 +147,8 @@ def _is_here(target: str, file: Entry) -> bool:
         if os.path.getsize(path) != file.size:
             return False
         digest = hashlib.sha256()
-        with open(path, "rb") as held:
-            for block in iter(lambda: held.read(_BLOCK), b""):
+        with open(path, "rb") as opened:
+            for block in iter(lambda: opened.read(_BLOCK), b""):
                 digest.update(block)
     except OSError:
         return False
@@ -183,13 +183,13 @@ def _write_file(answer: http.client.HTTPResponse, path: str, file: Entry) -> Non
     digest = hashlib.sha256()
     left = file.size
     try:
-        with open(temporary, "wb") as made:
+        with open(temporary, "wb") as output:
             while left:
                 block = _read(answer, min(_BLOCK, left))
                 if not block:
                     raise _BrokenError(f"{file.path} was cut off")
                 digest.update(block)
-                made.write(block)
+                output.write(block)
                 left -= len(block)
         if digest.hexdigest() != file.sha256:
             raise _BrokenError(f"{file.path} came damaged")
@@ -222,8 +222,8 @@ def _request(server: Server, path: str, body: bytes | None = None) -> http.clien
         answer: http.client.HTTPResponse = opener.open(request, timeout=_SILENCE_SECONDS)
     except urllib.error.HTTPError as error:
         with error:
-            told = error.read(2000).decode("utf-8", "replace")
-        message = f"{server.url} answers {error.code}: {told}"
+            reply = error.read(2000).decode("utf-8", "replace")
+        message = f"{server.url} answers {error.code}: {reply}"
         if error.code in _FINAL:
             raise LaunchError("WorkspaceNotDelivered", message) from error
         raise _BrokenError(message) from error
@@ -242,10 +242,10 @@ def _read(answer: http.client.HTTPResponse, size: int | None = None) -> bytes:
 
 def _ranges(numbers: Iterable[int]) -> list[list[int]]:
     """Ascending numbers as ranges with both ends in them."""
-    found: list[list[int]] = []
+    ranges: list[list[int]] = []
     for number in numbers:
-        if found and found[-1][1] == number - 1:
-            found[-1][1] = number
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1][1] = number
         else:
-            found.append([number, number])
-    return found
+            ranges.append([number, number])
+    return ranges

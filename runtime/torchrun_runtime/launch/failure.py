@@ -1,8 +1,8 @@
-"""The root cause of a failed command, out of what its processes left behind.
+"""The root cause of a failed command, from the reports of its processes.
 
-Trust, in this order: torchrun's own account (which rank, which exit code), then what the rank's
-Python said (which exception, when), then the command's exit code. Among several failed ranks the
-first by time is the cause; what merely noticed a peer's death is not.
+Order of trust: torchrun's account (which rank, which exit code), the report of the rank's Python
+(which exception, when), the command's exit code. Among several failed ranks the first by time is
+the cause; a rank that only lost a peer is not.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from .output import timestamp
 from .processes import signal_name
 from .supervise import CommandExit
 
-# What gloo and NCCL say on a rank whose peer has gone.
-_COLLATERAL = re.compile(
+# Messages of gloo and NCCL on a rank that lost a peer.
+_PEER_LOSS = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|by peer\b|broken pipe|ncclRemoteError"
     r"|remote process exited|socket timeout|timed out waiting \d+ms|read error \[|writeAny",
     re.IGNORECASE,
@@ -50,7 +50,7 @@ class Failed(NamedTuple):
 
 
 class Cause(NamedTuple):
-    """What the termination message says. exit_code: the container's own."""
+    """The cause in the termination message. exit_code: of the container."""
 
     exit_code: int
     rank: int | None
@@ -60,7 +60,7 @@ class Cause(NamedTuple):
     time: str
 
     def body(self) -> dict[str, object]:
-        """As the controller reads it."""
+        """The termination message as the controller reads it."""
         return {
             "rank": self.rank,
             "exitCode": self.exit_code,
@@ -74,7 +74,7 @@ class Cause(NamedTuple):
 def find_cause(
     command_exit: CommandExit, reports: list[Report], now: float, out_of_memory: bool
 ) -> Cause:
-    """Say why the command failed; `command_exit` must not be a success.
+    """Why the command failed; `command_exit` must not be a success.
 
     now: seconds since the epoch. out_of_memory: the kernel killed a process of this container.
     """
@@ -94,20 +94,20 @@ def find_cause(
 
 
 def _of_rank(failures: list[Failed], reports: list[Report], out_of_memory: bool) -> Cause:
-    said = {report.pid: report for report in reports}
+    by_pid = {report.pid: report for report in reports}
     by_rank = {report.rank: report for report in sorted(reports, key=lambda report: report.time)}
 
     def report_of(failed: Failed) -> Report | None:
-        return said.get(failed.pid) or by_rank.get(failed.rank)
+        return by_pid.get(failed.pid) or by_rank.get(failed.rank)
 
     def order(failed: Failed) -> tuple[bool, float]:
         report = report_of(failed)
         text = report.message if report else failed.message
-        collateral = failed.exit_code == -_SIGTERM or bool(
-            failed.exit_code > 0 and _COLLATERAL.search(text)
+        peer_loss = failed.exit_code == -_SIGTERM or bool(
+            failed.exit_code > 0 and _PEER_LOSS.search(text)
         )
-        # torchrun's own time has whole seconds, cut: it never comes too late.
-        return collateral, report.time if report else failed.time
+        # torchrun's own time is cut to whole seconds, so it is never too late.
+        return peer_loss, report.time if report else failed.time
 
     first = min(failures, key=order)
     report = report_of(first)
@@ -137,7 +137,7 @@ def _of_exit(rank: int | None, code: int, who: str, time: float) -> Cause:
 
 
 def read_reports(folder: str) -> list[Report]:
-    """What processes of the command left in `folder`; what cannot be read is left out."""
+    """The reports of the command's processes in `folder`; unreadable ones are left out."""
     reports = []
     with suppress(OSError):
         for name in sorted(os.listdir(folder)):

@@ -1,4 +1,4 @@
-"""The start gate: no rank starts beside one of an older gang that may still write checkpoints."""
+"""The start gate: no rank starts while one of an older gang may still write checkpoints."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from .fencing import Worker
 from .output import say, wait_until
 from .podinfo import annotation
 
-# The controller knows why the gate is closed and says so in the job's status; it opens the gate or
-# deletes the pod. An end of our own would only turn a wait into a failure.
+# The job's status says why the gate is closed. The controller opens it or deletes the pod, so a
+# timeout here would only turn a wait into a failure.
 _FOR_EVER = float("inf")
-# Seconds. The kubelet takes 0.1 to 0.3 s to bring a patch into the file; one that it misses comes
-# with the controller's second patch.
+# Seconds. The kubelet takes 0.1 to 0.3 s to write a patch into the file. If it misses one, the
+# controller's second patch brings it.
 _POLL = 0.05
 
 
@@ -40,18 +40,18 @@ def _may_start(start_file: str, attempt: str) -> bool:
 
 
 def workers_in(order: str) -> list[Worker]:
-    """The workers of an order to fence: a time, then attempts with indexes, as in 0:1 1:0-3,7.
+    """Parse an order to fence: a time, then attempts with indexes, as in 0:1 1:0-3,7.
 
-    Raises LaunchError where it cannot be read: nobody knows then whom it is for.
+    Raises LaunchError if it cannot be parsed, as the workers to wait for are unknown then.
     """
-    found = []
+    workers = []
     for word in order.split()[1:]:
         attempt, _, ranges = word.partition(":")
         try:
             for each in ranges.split(","):
                 first, _, last = each.partition("-")
                 indexes = range(int(first), int(last or first) + 1)
-                found += [Worker(int(attempt), index) for index in indexes]
+                workers += [Worker(int(attempt), index) for index in indexes]
         except ValueError as error:
             raise LaunchError("Fenced", f"the order to fence {word[:80]!r} is none") from error
-    return found
+    return workers

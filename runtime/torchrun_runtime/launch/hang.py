@@ -1,4 +1,4 @@
-"""The hang watch: whether the ranks of this node still get on.
+"""The hang watch: whether the ranks of this node still make progress.
 
 Signs of life are a call of torchrun_progress.report in any rank, and anything that the command
 writes. The watch begins with the first report; in a command that never imports torchrun_progress,
@@ -18,10 +18,10 @@ from .processes import descendants, variable
 from .stacks import write_stacks
 from .supervise import StopRequest
 
-# As timeout(1) has it: the command did not end by itself.
+# The exit code of timeout(1).
 HUNG = 124
-# From the stacks to the end: the other nodes of the gang write theirs, and who was only slow may
-# still go on.
+# Seconds between the stacks and the end. The other nodes write their stacks, and ranks that were
+# only slow may go on.
 LAST_CHANCE = 5.0
 BEAT = "beat."
 
@@ -35,7 +35,7 @@ class _Beat(NamedTuple):
 
 
 class HangWatchdog:
-    """`look` from time to time; it gives a stop_request after `seconds` without a sign of life.
+    """`look` from time to time; it requests a stop after `seconds` without a sign of life.
 
     folder: of the heartbeats. chunks: a number that grows whenever the command writes.
     """
@@ -47,10 +47,10 @@ class HangWatchdog:
         self._signs = (0, 0)
         self._last_sign = self._began = time.monotonic()
         self._stacks_at: float | None = None
-        self._leads: bool | None = None
+        self._has_rank_0: bool | None = None
 
     def check(self) -> StopRequest | None:
-        """One look; takes up to two seconds when stacks are written."""
+        """Take the time since the last sign of life; takes up to two seconds to write stacks."""
         now = time.monotonic()
         beats = _read_beats(self._folder)
         signs = (max((beat.time_ns for beat in beats), default=0), self._chunks())
@@ -65,16 +65,16 @@ class HangWatchdog:
                 self._stacks_at = None
             return None
         if self._stacks_at is None:
-            say(f"{self._words(silence, beats)}; this is where they stand")
+            say(f"{self._describe(silence, beats)}; this is where they stand")
             self._write_stacks()
             return None
         if now - self._stacks_at < min(LAST_CHANCE, self._seconds):
             return None
-        message = f"{self._words(silence, beats)}; the stack of every rank is in its node's log"
+        message = f"{self._describe(silence, beats)}; the stack of every rank is in its node's log"
         return StopRequest(HUNG, "Hung", message)
 
     def on_stop(self) -> None:
-        """The pod is told to end, perhaps because another node of the gang was found to hang."""
+        """Write the stacks if this node is silent: a hang of another node may end the gang."""
         silence = time.monotonic() - self._last_sign
         if self._stacks_at is None and silence >= self._seconds / 2:
             say(f"told to end after {silence:.0f} s of silence; this is where the ranks stand")
@@ -90,15 +90,15 @@ class HangWatchdog:
         return self._chunks() > 0 and self._is_beside_rank_0()
 
     def _is_beside_rank_0(self) -> bool:
-        if self._leads is None:
+        if self._has_rank_0 is None:
             ranks = {variable(process.pid, "RANK") for process in descendants(os.getpid())}
             ranks.discard(None)
             if not ranks:
                 return os.environ.get(NODE_RANK, "0") == "0"
-            self._leads = "0" in ranks
-        return self._leads
+            self._has_rank_0 = "0" in ranks
+        return self._has_rank_0
 
-    def _words(self, silence: float, beats: list[_Beat]) -> str:
+    def _describe(self, silence: float, beats: list[_Beat]) -> str:
         text = f"no sign of life for {silence:.0f} s (hangTimeoutSeconds {self._seconds:.0f})"
         reporting = [beat for beat in beats if beat.reported]
         if len(reporting) > 1:
@@ -108,7 +108,7 @@ class HangWatchdog:
 
 
 def _read_beats(folder: str) -> list[_Beat]:
-    """The ranks of this node that know torchrun_progress."""
+    """Heartbeats of the ranks of this node that import torchrun_progress."""
     beats = []
     with suppress(OSError):
         for name in os.listdir(folder):

@@ -1,6 +1,6 @@
-"""Whether the kernel killed for memory in this container; a rank killed so writes nothing itself.
+"""OOM kills in this container. A rank that the kernel kills for memory reports nothing itself.
 
-The kubelet says OOMKilled only of pid 1, which the launcher is and the rank is not.
+The kubelet reports OOMKilled only for pid 1, which is the launcher, not a rank.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
 def oom_kills(files: tuple[str, ...] = _FILES) -> int:
-    """Processes that the kernel has killed for memory so far; 0 where it does not say."""
+    """Number of processes that the kernel killed for memory so far; 0 if it is unknown."""
     for path in files:
         try:
             with open(path) as file:

@@ -1,8 +1,8 @@
-"""The master's name, before anybody builds on it.
+"""Wait for the DNS name of the master.
 
-A headless Service's name appears with its pods, and a resolver that was asked too early remembers
-for some seconds (CoreDNS: 5) that there is none. torchrun gives up at once on an unknown host, so
-the launcher is the one that waits; index 0 too, as it must recognise itself by that name.
+The name of a headless Service appears with its pods, and a resolver that was asked too early caches
+the negative answer (CoreDNS: 5 s). torchrun fails at once on an unknown host, so the launcher waits
+before it starts torchrun. The first worker waits too: it must recognise itself by that name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the launcher says: lines on stderr, and one termination message for the controller."""
+"""The launcher's own output: lines on stderr, and a termination message for the controller."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ _MESSAGE_CHARACTERS = 600
 
 
 STDERR = 2
-# Who else gets what the launcher writes, as stream and bytes.
+# Called with stream and bytes of all that the launcher writes.
 copies: list[Callable[[int, bytes], None]] = []
 
 
 def counted(files: int) -> str:
-    """As a line of the log says it."""
+    """A number of files, for log lines."""
     return "1 file" if files == 1 else f"{files} files"
 
 
 def say(text: str, *, copied: bool = True) -> None:
-    """One line, marked as the launcher's own; the ranks' lines pass by untouched."""
+    """Write one line, marked as the launcher's."""
     write_log(f"torchrun-launch: {text}\n".encode(errors="backslashreplace"), copied=copied)
 
 
 def write_log(data: bytes, *, copied: bool = True) -> None:
-    """Whole lines.
+    """Write complete lines.
 
-    Past sys.stderr and its buffer, which a signal handler may not enter a second time.
+    Not through sys.stderr: a signal handler may not enter its buffer a second time.
     """
     view = memoryview(data)
     with suppress(OSError):
@@ -48,7 +48,7 @@ def timestamp(seconds: float | None = None) -> str:
 
 
 def write_termination_message(path: str, body: dict[str, object]) -> None:
-    """Write where the kubelet made the file for it; where there is none, the exit code must do."""
+    """Write the termination message if the kubelet made the file for it."""
     text = str(body.get("message", ""))
     content = json.dumps({**body, "message": text[:_MESSAGE_CHARACTERS]})
     with suppress(OSError):
@@ -64,14 +64,14 @@ def wait_until(
     pause: float = 0.2,
     longest_pause: float = 1.0,
 ) -> bool:
-    """Poll until ready, or for `seconds`; say every 10 s what is waited for. True: it is ready."""
-    start = said = time.monotonic()
+    """Poll until ready, or for `seconds`; log every 10 s. Returns whether it is ready."""
+    start = last_line = time.monotonic()
     while not ready():
         now = time.monotonic()
         if now - start >= seconds:
             return False
-        if now - said >= 10:
-            said = now
+        if now - last_line >= 10:
+            last_line = now
             bound = f" of at most {seconds:.0f}" if seconds < float("inf") else ""
             say(f"waiting for {waiting_for} ({now - start:.0f}{bound} s)")
         time.sleep(min(pause, max(0.0, start + seconds - now)))

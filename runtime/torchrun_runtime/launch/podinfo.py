@@ -7,9 +7,9 @@ from __future__ import annotations
 
 
 def annotation(file: str, name: str) -> str:
-    """The value of one annotation; "" where there is none, or no file.
+    """The value of one annotation; "" if it is not set or the file cannot be read.
 
-    A file that cannot be read says nothing: the kubelet swaps it by a rename.
+    The kubelet replaces the file by a rename, so it may be missing for a moment.
     """
     if not file:
         return ""
@@ -23,6 +23,6 @@ def annotation(file: str, name: str) -> str:
 
 
 def number(file: str, name: str) -> int:
-    """The same as a number, 0 where it is none."""
+    """An annotation as a number; 0 if it is none."""
     text = annotation(file, name)
     return int(text) if text.isdigit() else 0

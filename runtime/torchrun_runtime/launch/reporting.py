@@ -1,9 +1,9 @@
-"""What rank 0 reports, handed on to the controller by the launcher beside it.
+"""Progress of rank 0, sent to the controller.
 
-Throttled, by a thread of its own, and worth nothing if it fails: the next try has newer values.
-With several replicas behind the controller's Service only the leader takes a report. Each try is a
-connection of its own, which goes to any of them: what a standby refuses with 503 is tried again at
-once, as often as fits into the time that the last report has.
+Reports are throttled and sent by a thread of their own. A failed report is dropped, as the next one
+has newer values. Only the leader of the controller's replicas accepts a report, and each request
+uses a new connection, which may reach any replica. A standby answers 503; the request is repeated
+at once, within the time limit for one report.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .state import start_thread
 PATH = "/v1/progress"
 _LOOK_SECONDS = 1.0
 _PAUSE_SECONDS = 10.0  # between two reports
-_TRY_SECONDS = 1.5  # for one report, refused or not
+_TRY_SECONDS = 1.5  # for one report with its retries
 _TRY_PAUSE = 0.1
 _TIMEOUT = 5.0
 _LAST_SECONDS = 2.0  # for the last report, when the command has ended
@@ -29,7 +29,7 @@ _TAKEN, _AGAIN = 204, (429, 503)
 
 
 class Reporter:
-    """Hands on the file `progress` of a folder whenever it has changed.
+    """Sends the file `progress` of a folder whenever it has changed.
 
     url: the controller's, without the path. token_file: read each time, as the kubelet renews it.
     """
@@ -39,12 +39,12 @@ class Reporter:
         self._token_file = token_file
         self._file = os.path.join(folder, "progress")
         self._sent = b""
-        self._said = ""
+        self._last_error = ""
         self._ended = threading.Event()
         self._thread = start_thread(self._run)
 
     def close(self) -> None:
-        """Hand on the last values, within seconds."""
+        """Send the last values, within seconds."""
         self._ended.set()
         self._thread.join(_LAST_SECONDS)
 
@@ -55,7 +55,7 @@ class Reporter:
         self._report()
 
     def _report(self) -> bool:
-        """Whether something new was there to be sent, with or without success."""
+        """Send the values if they are new; whether they were, with or without success."""
         try:
             with open(self._file, "rb") as file:
                 values = file.read()
@@ -65,20 +65,20 @@ class Reporter:
             return False
         until = time.monotonic() + _TRY_SECONDS
         while True:
-            code, wait, trouble = self._post(values)
+            code, wait, error = self._post(values)
             pause = max(wait, _TRY_PAUSE)
             if code not in _AGAIN or time.monotonic() + pause > until:
                 break
             time.sleep(pause)
         if code == _TAKEN:
             self._sent = values
-        if trouble and trouble != self._said:
-            say(f"the controller does not take the progress: {trouble}")
-            self._said = trouble
+        if error and error != self._last_error:
+            say(f"the controller does not take the progress: {error}")
+            self._last_error = error
         return True
 
     def _post(self, values: bytes) -> tuple[int, float, str]:
-        """HTTP code, 0 without an answer; seconds to wait; what is wrong. By no proxy."""
+        """HTTP code (0 without an answer), seconds to wait, error. Uses no proxy."""
         secure = self._url.scheme == "https"
         make = HTTPSConnection if secure else HTTPConnection
         connection = make(self._url.hostname or "", self._url.port, timeout=_TIMEOUT)

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def usable(directory: str, seconds: float = _PROBE_SECONDS) -> str:
-    """The directory if files can be made in it, else "" and a line that says why."""
+    """The directory if files can be made in it; else "", with a line in the log."""
     if not directory:
         return ""
     try:
@@ -32,9 +32,9 @@ def usable(directory: str, seconds: float = _PROBE_SECONDS) -> str:
 
 
 def within(seconds: float, work: Callable[[], T]) -> T:
-    """What `work` returns or raises; TimeoutError if that takes longer.
+    """Return or raise what `work` does; TimeoutError if it takes longer.
 
-    A thread that storage holds for ever is left behind: it ends with the process.
+    A thread that the storage blocks for ever stays until the process ends.
     """
     done: list[T] = []
     failed: list[BaseException] = []
@@ -55,7 +55,7 @@ def within(seconds: float, work: Callable[[], T]) -> T:
 
 
 def start_thread(run: Callable[[], None]) -> threading.Thread:
-    """A daemon thread that takes no signals: those are the main thread's."""
+    """Start a daemon thread that takes no signals: the main thread does."""
     thread = threading.Thread(target=run, daemon=True)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:

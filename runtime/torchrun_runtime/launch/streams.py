@@ -1,7 +1,7 @@
-"""The command's stdout and stderr, passed on at once and heard by the launcher.
+"""The command's stdout and stderr, passed on at once and counted by the launcher.
 
-Each has a pipe of its own and goes on to the container's stream of the same number, as it comes and
-unbuffered, so that the container's log is what it would be without the launcher in between.
+Each has a pipe and goes to the container's stream of the same number, unbuffered, so that the
+container's log is the same as without the launcher.
 """
 
 from __future__ import annotations
@@ -19,27 +19,28 @@ _CLOSE_SECONDS = 2.0
 
 
 class Streams:
-    """Pipes for one command. `ends`: what becomes its stdout and stderr.
+    """Pipes for one command.
 
-    `taken` gets stream and bytes of all that passes; it must not block.
+    ends: descriptors of its stdout and stderr. consume: gets stream and bytes of all output; it
+    must not block.
     """
 
-    def __init__(self, taken: Callable[[int, bytes], None]) -> None:
+    def __init__(self, consume: Callable[[int, bytes], None]) -> None:
         self.chunks = 0  # grows whenever the command writes
-        self._taken = taken
+        self._consume = consume
         out, err = os.pipe(), os.pipe()
         self._sources = {out[0]: STDOUT, err[0]: STDERR}
         self.ends = {STDOUT: out[1], STDERR: err[1]}
         self._thread = start_thread(self._pass_on)
 
     def started(self) -> None:
-        """The command has its ends: let go of ours, or the pipes would never end."""
+        """Close our copies of the ends that the command has, so that the pipes can end."""
         for descriptor in self.ends.values():
             os.close(descriptor)
         self.ends = {}
 
     def close(self) -> None:
-        """Wait, but not for ever, until all that was written has been passed on."""
+        """Wait, for a bounded time, until all output has been passed on."""
         self.started()
         self._thread.join(_CLOSE_SECONDS)
 
@@ -58,11 +59,11 @@ class Streams:
                     continue
                 self.chunks += 1
                 _write(left[source], data)
-                self._taken(left[source], data)
+                self._consume(left[source], data)
 
 
 def _write(stream: int, data: bytes) -> None:
-    """All of it; where nobody reads the container's log any more, the command still goes on."""
+    """Write all of it; errors are ignored, so that the command runs on without its log."""
     view = memoryview(data)
     with suppress(OSError):
         while view:

@@ -1,13 +1,13 @@
-"""The HTTP handlers: a manifest, and the contents of the files that a worker asks for.
+"""The HTTP server of the serve pod: a manifest, and the contents of requested files.
 
     GET /v1/manifest        the manifest's text, zlib-compressed
     POST /v1/files          {"manifest": SHA256, "entries": [[FIRST, LAST], ...]}: the bytes of
                             those files of the manifest, one after the other
     GET /readyz             200 once the workspace is whole
 
-A worker checks both by their digests, asks only for what it does not have, and asks again for what
-did not come. So the server keeps nothing of a worker in mind. Of a large gang only a few are sent
-files at a time, each with all the bandwidth that there is, and the rest wait for their turn.
+A worker checks both by their digests, requests only files that it lacks, and requests again what
+did not arrive. So the server has no state for a worker. It sends files to a few workers of a large
+gang at a time, with the full bandwidth, while the others wait.
 """
 
 import asyncio
@@ -88,10 +88,10 @@ class _Handlers:
         return _refusal(503, "NotReady", "there is no workspace yet")
 
     async def manifest(self, _: web.Request) -> web.StreamResponse:
-        held = await self._in_thread(self._tree.newest)
-        if held is None:
+        revision = await self._in_thread(self._tree.newest)
+        if revision is None:
             return _refusal(503, "NotReady", "there is no workspace yet")
-        return web.Response(body=held.packed, content_type="application/zlib")
+        return web.Response(body=revision.packed, content_type="application/zlib")
 
     async def files(self, request: web.Request) -> web.StreamResponse:
         try:

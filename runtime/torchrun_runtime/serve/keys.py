@@ -1,9 +1,9 @@
-"""The keys that the cluster's service-account tokens are signed with, as the API server tells them.
+"""The public keys of the cluster's service-account tokens, from the API server.
 
-They are asked for at `/openid/v1/jwks` of the API server itself: its `issuer` need not be reachable
-from pods. Every service account may ask (ClusterRole system:service-account-issuer-discovery, bound
-to system:serviceaccounts since Kubernetes 1.20), so the pod needs no role, and no right to have
-tokens reviewed. Nothing is asked for each worker: a gang of a thousand costs one request.
+They come from `/openid/v1/jwks` of the API server itself, as pods may not reach its `issuer`. Every
+service account may read them (ClusterRole system:service-account-issuer-discovery, bound to
+system:serviceaccounts since Kubernetes 1.20), so the pod needs no role and no TokenReview. A gang
+of any size costs one request.
 """
 
 import asyncio

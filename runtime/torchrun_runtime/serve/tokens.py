@@ -1,9 +1,9 @@
-"""Whose token it is: that of a worker of this job, as the cluster itself has signed it.
+"""The check of a token: it must be of a worker of this job, signed by the cluster.
 
-A worker's token is made for the audience torchrun.ai/workspace alone: the API server takes it for
-nothing, and a token that is good for the API server is good for nothing here. It is bound to its
-pod, whose name and namespace it holds. (A pod's name can be chosen by whoever may make pods in the
-namespace; they could mount the job's claim just as well.)
+A worker's token has the audience torchrun.ai/workspace alone. The API server does not accept it,
+and the serve pod accepts no token for the API server. The token is bound to its pod and has the
+pod's name and namespace. (Users who may create pods in the namespace can choose such a name; they
+could also mount the job's claim.)
 """
 
 import jwt

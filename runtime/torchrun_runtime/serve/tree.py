@@ -1,4 +1,4 @@
-"""The files of the newest revision, as workers ask for them."""
+"""The files of the newest revision, for requests of workers."""
 
 import zlib
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ _BLOCK = 1 << 20
 
 
 class NotThereError(Exception):
-    """What is asked for is not in the workspace that is served."""
+    """The request is not for the workspace that is served."""
 
 
 class Revision(NamedTuple):
@@ -28,7 +28,7 @@ class Tree:
 
     def __init__(self, directory: Path) -> None:
         self._claim = Claim(directory)
-        self._held: Revision | None = None
+        self._revision: Revision | None = None
 
     def ready(self) -> bool:
         """Whether there is a whole workspace."""
@@ -39,25 +39,25 @@ class Tree:
         marker = self._claim.marker()
         if marker is None:
             return None
-        if self._held is None or self._held.number != marker.revision:
+        if self._revision is None or self._revision.number != marker.revision:
             manifest = self._claim.manifest()
             packed = zlib.compress(manifest.text.encode(), 1)
-            self._held = Revision(marker.revision, manifest, packed)
-        return self._held
+            self._revision = Revision(marker.revision, manifest, packed)
+        return self._revision
 
     def select(self, sha256: str, wanted: Sequence[tuple[int, int]]) -> "Selection":
         """The files of these ranges of the manifest's entries, both ends in them.
 
         Raises NotThereError where the manifest is another one by now, or has fewer entries.
         """
-        held = self.newest()
-        if held is None or held.manifest.sha256 != sha256:
+        revision = self.newest()
+        if revision is None or revision.manifest.sha256 != sha256:
             raise NotThereError(f"the workspace of manifest {sha256} is not here any more")
-        entries = held.manifest.entries
+        entries = revision.manifest.entries
         if not all(0 <= first <= last < len(entries) for first, last in wanted):
             raise NotThereError(f"the manifest has {len(entries)} entries")
         chosen = [entry for first, last in wanted for entry in entries[first : last + 1]]
-        return Selection(self._claim.tree(held.number), [e for e in chosen if e.mode != "dir"])
+        return Selection(self._claim.tree(revision.number), [e for e in chosen if e.mode != "dir"])
 
 
 class Selection(NamedTuple):

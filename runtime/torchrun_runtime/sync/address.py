@@ -1,9 +1,9 @@
-"""A source's URL by its parts, and the addresses behind its host: the second look at both.
+"""The parts of a source's URL, and the addresses of its host: the guard against SSRF.
 
-The API server has matched the URL against a pattern already. Here nothing is taken on trust: the
-form is matched again, what is percent-encoded is looked at decoded, and the host is resolved once,
-by us, so that what was judged is what is connected to. Link-local and the clouds' metadata
-addresses are refused under every spelling: they hand out the credentials of the node.
+The API server has matched the URL against a pattern. The pod does not rely on that: it matches the
+form again, checks percent-encoded parts decoded, and resolves the host once, so that connections go
+to the checked addresses. Link-local addresses and the metadata addresses of clouds are refused in
+every spelling, as they give out the credentials of the node.
 """
 
 import ipaddress
@@ -49,7 +49,7 @@ _LOOPBACK = ipaddress.ip_address("::1")
 
 @dataclass(frozen=True)
 class Location:
-    """A URL that is in order. path: decoded, without the slash that it starts with."""
+    """A checked URL. path: decoded, without its first slash."""
 
     url: str
     scheme: str

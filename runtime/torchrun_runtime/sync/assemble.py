@@ -1,4 +1,4 @@
-"""From a manifest to a tree: each file from where its content is at hand already, or was sent."""
+"""From a manifest to a tree: each file from content that the claim has, or that was uploaded."""
 
 import hashlib
 import os
@@ -27,7 +27,7 @@ Content = tuple[str, str]
 
 
 class Assembly:
-    """One workspace in the making. Every file in it is of this claim and never changes again."""
+    """Assembles one workspace. All its files are on this claim and never change again."""
 
     def __init__(self, claim: Claim, manifest: Manifest, limits: Limits) -> None:
         self.manifest = manifest
@@ -37,7 +37,7 @@ class Assembly:
         self._packs = 0
 
     def reuse_own_files(self) -> None:
-        """Share the files of the claim's present revision."""
+        """Use the files of the claim's present revision, as hard links."""
         marker = self._claim.marker()
         if marker is None:
             return
@@ -50,13 +50,13 @@ class Assembly:
                         self._available[_content(entry)] = path
 
     def copy_from_base(self, base: Claim) -> int:
-        """Copy from another claim what is missing and proves to be the same; bytes copied."""
+        """Copy missing files from another claim if their digests match; the bytes copied."""
         marker = base.marker()
         if marker is None:
             return 0
         tree = base.tree(marker.revision)
         missing = {_content(self.manifest.entries[index]) for index in self.missing()}
-        found = {_content(e): e for e in base.manifest().entries if _content(e) in missing}
+        present = {_content(e): e for e in base.manifest().entries if _content(e) in missing}
         directory = self._claim.work / "base"
         directory.mkdir(parents=True, exist_ok=True)
 
@@ -68,7 +68,7 @@ class Assembly:
             return entry.size
 
         with ThreadPoolExecutor(_THREADS) as pool:
-            return sum(pool.map(copy, found.values()))
+            return sum(pool.map(copy, present.values()))
 
     def add_archive(self, archive: Path) -> None:
         """Take the contents of an archive of files of this workspace.
@@ -78,9 +78,9 @@ class Assembly:
         self._packs += 1
         self._claim.work.mkdir(parents=True, exist_ok=True)
         directory = self._claim.work / str(self._packs)
-        held = extract(archive, directory, self._limits)
+        extracted = extract(archive, directory, self._limits)
         announced = {entry.path: entry for entry in self.manifest.entries}
-        for entry in held.entries:
+        for entry in extracted.entries:
             if announced.get(entry.path) != entry:
                 message = (
                     f"the member {shown(entry.path)} is not the file that was announced; "
@@ -91,15 +91,15 @@ class Assembly:
                 self._available[_content(entry)] = directory / entry.path
 
     def missing(self) -> list[int]:
-        """Which entries have to be sent, by their number; each content once."""
-        asked: set[Content] = set()
-        found = []
+        """Numbers of the entries that have to be uploaded; each content once."""
+        listed: set[Content] = set()
+        numbers = []
         for number, entry in enumerate(self.manifest.entries):
             content = _content(entry)
-            if entry.sha256 and content not in self._available and content not in asked:
-                asked.add(content)
-                found.append(number)
-        return found
+            if entry.sha256 and content not in self._available and content not in listed:
+                listed.add(content)
+                numbers.append(number)
+        return numbers
 
     def build(self) -> None:
         """Make the new tree of it; nothing may be missing.

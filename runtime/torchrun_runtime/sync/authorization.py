@@ -1,11 +1,11 @@
 """Who may upload: a client that knows a secret of the job.
 
-Any pod of the cluster can reach the sync pod's port. What it is told by the controller comes from
-annotations of the job, which only those who may edit the job can set:
+Any pod of the cluster can reach the sync pod's port. The controller passes on annotations of the
+job, which only those who may edit the job can set:
 
 - The SHA-256 of a token. A client that shows the token may upload any workspace.
-- The SHA-256 of the only workspace that is taken. A client that names it may upload that one. It is
-  never in an answer or a log line, so that only those who may read the job, or have the files, know
+- The SHA-256 of the only workspace that is accepted. A client that names it may upload that one. It
+  is in no answer and no log line, so that only those who may read the job, or have the files, know
   it.
 
 Without either nobody may upload.

@@ -1,7 +1,7 @@
-"""Connections of the sync pod's server: a bound on their number, and on their silence.
+"""Bounds on the connections of the sync pod's server: their number, and their idle time.
 
-Anybody in the cluster can connect. A connection that asks for nothing is closed after a while, and
-at once where a new one needs its place. So strangers who only hold connections keep nobody out.
+Any pod of the cluster can connect. An idle connection is closed after a timeout, and at once when a
+new one needs its place. So clients that only hold connections open do not keep others out.
 """
 
 import asyncio
@@ -25,12 +25,12 @@ class Connections:
         self._busy: set[asyncio.Transport] = set()
 
     def protocol(self, factory: Factory) -> asyncio.Protocol:
-        """A protocol of the factory that is counted here."""
+        """A protocol of the factory whose connections are counted."""
         return _Counted(factory(), self)
 
     @contextmanager
     def serving(self, transport: asyncio.BaseTransport | None) -> Iterator[None]:
-        """A request is served on it: how long that takes is the request's business."""
+        """While a request is served the connection is not idle, however long that takes."""
         if not isinstance(transport, asyncio.Transport) or transport not in self._idle:
             yield
             return
@@ -44,14 +44,14 @@ class Connections:
                 self._wait(transport)
 
     def opened(self, transport: asyncio.Transport) -> None:
-        """Take it, in the place of the longest idle one where there are too many."""
+        """Add a connection; the longest idle one is closed if there are too many."""
         if len(self._idle) + len(self._busy) >= self._most:
             self._end(next(iter(self._idle), transport))
         if not transport.is_closing():
             self._wait(transport)
 
     def closed(self, transport: asyncio.Transport) -> None:
-        """Forget it."""
+        """Remove a connection."""
         self._busy.discard(transport)
         timer = self._idle.pop(transport, None)
         if timer is not None:
@@ -67,7 +67,7 @@ class Connections:
 
 
 class _Counted(asyncio.Protocol):
-    """Hands everything on to another protocol."""
+    """Passes everything on to another protocol, and counts its connection."""
 
     def __init__(self, inner: asyncio.Protocol, connections: Connections) -> None:
         self._inner = inner

@@ -1,8 +1,8 @@
-"""How git reaches a server: environment, configuration and two little programs, from the Secret.
+"""Git's access to a server: environment, configuration and two small programs, from the Secret.
 
-No secret is ever in an argument, in the environment or in a file of ours. git asks the first of the
-programs for user name and password, which reads them where the kubelet has put them; the second is
-ssh with the options that we want, since git would hand anything longer than a path to a shell.
+No secret is in an argument, in the environment or in a file of the pod's own. git asks the first
+program for user name and password, which reads them from the mounted Secret. The second program
+runs ssh with its options, as git would pass anything longer than a path to a shell.
 """
 
 import ipaddress

@@ -1,7 +1,7 @@
-"""Which paths a workspace may have, wherever they come from; decided before a byte is written.
+"""The paths that a workspace may have, from any source; checked before a byte is written.
 
-Nothing is repaired: a name that would need cleaning is refused with the name in the message, as
-every tool repairs differently and a silently renamed file is a bug in somebody's training.
+No name is repaired. A bad name is refused, with the name in the message: tools repair names in
+different ways, and a silently renamed file breaks a training.
 """
 
 import unicodedata
@@ -19,7 +19,7 @@ Path = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Place:
-    """A file or directory to be made. path: components; size: bytes announced, an upper bound."""
+    """A file or directory to make. path: components; size: announced bytes, an upper bound."""
 
     path: Path
     directory: bool = False
@@ -67,9 +67,9 @@ def components(name: str, limits: Limits) -> Path:
 
 
 def refuse_collisions(places: Sequence[Place]) -> None:
-    """No two places are one and the same, nor would be where case makes no difference.
+    """Raises ArchiveError where two places have the same path, or differ in case alone.
 
-    A claim may fold case (SMB), and the machine where the tree was made as well.
+    A claim may ignore case (SMB), and so may the machine that the tree comes from.
     """
     files: set[Path] = set()
     directories: set[Path] = set()

@@ -1,4 +1,4 @@
-"""What the pod says: JSON lines on stdout, one termination message at the end."""
+"""The output of sync and serve pods: JSON lines on stdout, one termination message at the end."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What a gateway answers when it gives nothing, as a reason and a sentence that says what to do."""
+"""From a gateway's error answer to one reason and a message that says what to do."""
 
 import re
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ def _by_status(status: int, code: str, message: str) -> tuple[str, str]:
 
 
 def changed(key: str, bucket: str) -> SyncError:
-    """Somebody wrote to the bucket meanwhile."""
+    """The error for an object that was changed while it was read."""
     message = f"{shown(key)} of {bucket} was changed while it was read; it is read again"
     return SyncError("SourceChanged", message, permanent=False)
 

@@ -1,8 +1,8 @@
-"""The pod's HTTP face: one archive in, pieces and retries allowed.
+"""The HTTP server of the sync pod: takes one archive, in pieces and with retries.
 
-Clients come through the API server's pod proxy, die in the middle, send twice, or send nothing for
-minutes. So every body is written piece by piece as it comes, every read has a timeout, and no
-request waits for another. Strangers come past the proxy; see `authorization` and `connections`.
+Clients come through the API server's pod proxy. They may break off, send twice, or send nothing for
+minutes. So each piece of a body is written as it arrives, every read has a timeout, and no request
+waits for another. Any pod can connect without the proxy; see `authorization` and `connections`.
 """
 
 import asyncio
@@ -35,17 +35,17 @@ _ARCHIVE, _WORKSPACE = "X-Torchrun-Sha256", "X-Torchrun-Workspace"
 _LARGEST_MANIFEST = 32 << 20  # compressed; of 200,000 files it has about 9 MB
 _BUFFER = 1 << 18
 _CONNECTIONS = 64
-_GRACE_SECONDS = 1.0  # for answers that are under way at the end
+_GRACE_SECONDS = 1.0  # for unfinished answers at the end
 _BACKLOG = 128
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-# What aiohttp logs is what strangers send; what goes wrong here is logged by `report`.
+# aiohttp would log what clients send. Errors of the server itself are logged by `report`.
 _NO_LOG = logging.Logger("torchrun-sync", level=logging.CRITICAL + 1)
 
 
 class Server:
-    """Listens on all addresses, both families where there are both, in a thread of its own."""
+    """Serves in a thread of its own, on all addresses of both families."""
 
     def __init__(
         self,
@@ -85,9 +85,9 @@ class Server:
         self._loop.close()
 
     async def _start(self) -> None:
-        app = web.Application(middlewares=[self._count])
+        app = web.Application(middlewares=[self._track])
         app.router.add_route("*", "/{path:.*}", self._handlers.answer)
-        app.on_response_prepare.append(_name)
+        app.on_response_prepare.append(_set_server_header)
         self._runner = web.AppRunner(
             app,
             access_log=None,
@@ -110,13 +110,13 @@ class Server:
             await self._runner.cleanup()
 
     @web.middleware
-    async def _count(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+    async def _track(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         with self._connections.serving(request.transport):
             return await handler(request)
 
 
 class _Handlers:
-    """Requests and answers. What reads or writes the claim runs in threads."""
+    """The requests. Code that reads or writes the claim runs in threads."""
 
     def __init__(
         self, workflow: Workflow, read_timeout: float, authorization: Authorization
@@ -132,7 +132,7 @@ class _Handlers:
         }
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        """The answer to any request."""
+        """Answer any request."""
         try:
             return await self._route(request)(request)
         except UploadError as error:
@@ -203,13 +203,13 @@ class _Handlers:
         return web.json_response({"state": "comparing"}, status=202)
 
     def _authorize(self, request: web.Request) -> None:
-        """Raises UploadError (403). Comes before anything that the job's own client would miss."""
+        """Raises UploadError (403). Comes before anything that the job's client would notice."""
         named = [request.headers.get(header, "") for header in (_ARCHIVE, _WORKSPACE)]
         token = request.headers.get(TOKEN_HEADER, "")
         self._authorization.check(token, *(name.strip().lower() for name in named))
 
     async def _pieces(self, request: web.Request, length: int) -> AsyncIterator[bytes]:
-        """The body as it comes. Raises ConnectionError where it ends too early, TimeoutError."""
+        """The body as it arrives. Raises ConnectionError if it ends too early, TimeoutError."""
         left = length
         while left:
             async with asyncio.timeout(self._read_timeout):
@@ -220,7 +220,7 @@ class _Handlers:
             yield piece
 
 
-async def _name(_: web.Request, response: web.StreamResponse) -> None:
+async def _set_server_header(_: web.Request, response: web.StreamResponse) -> None:
     """Server header without versions."""
     response.headers["Server"] = "torchrun-sync"
 

@@ -1,4 +1,4 @@
-"""From a tar archive to a fresh tree: every member judged first, every byte counted.
+"""From a tar archive to a fresh tree: every member is checked first, every byte is counted.
 
 tarfile reads a header's own payload (long names, PAX records) whole, whatever size it announces, so
 it is given a file that hands out no more than a mebibyte at a time and counts what comes out of the

@@ -1,11 +1,11 @@
-"""An archive on its way onto the claim, in pieces, over as many connections and pods as it takes.
+"""The upload of an archive to the claim, in pieces, over several connections and pods.
 
-Two files hold all that must survive: the bytes so far, and whose they are (digest and length of
-the whole). The length of the first is the offset. A digest is kept running over the bytes, so that
-the last of them decides at once.
+Two files survive the pod: the bytes so far, and the identity of the archive (digest and length of
+the whole). The length of the first is the offset. The digest is updated with each piece, so that
+the last byte completes the check.
 
-One connection writes at a time. A newer one that goes on from the right offset takes over, so that
-a client whose connection died without a word need not wait for the old one's timeout.
+One connection writes at a time. A newer one that continues at the right offset takes over, so that
+a client whose connection was lost need not wait for the timeout of the old one.
 """
 
 import errno
@@ -21,15 +21,16 @@ from torchrun_runtime.sync.errors import UploadError
 
 _PIECE = 1 << 20
 
-# What a file system says when nothing more fits: also a quota, also a claim of NFS.
+# Errors of a full file system, or of a quota (also on NFS).
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Of one archive: digest in hex, length in bytes.
+    """One archive: digest in hex, length in bytes.
 
-    workspace: digest of the manifest whose missing contents it brings, "" where it is all there is.
+    workspace: digest of the manifest whose missing contents the archive has, "" for a whole
+    workspace.
     """
 
     sha256: str
@@ -38,7 +39,7 @@ class Identity:
 
 
 class Upload:
-    """Bytes held of one archive. Every method may be called from any thread.
+    """The bytes of one archive so far. Every method may be called from any thread.
 
     Invariants: `offset` is the length of the file and the number of bytes in the digest;
     without an identity there is no file.
@@ -58,14 +59,14 @@ class Upload:
 
     @property
     def complete(self) -> bool:
-        """Whether every byte is held and the digest is the promised one."""
+        """Whether all bytes are here and have the announced digest."""
         with self._lock:
             return self._complete()
 
     def begin(self, identity: Identity, start: int) -> object:
         """Take over the upload at byte `start` and return the writer's token.
 
-        Raises UploadError: 409 with the offset held where it is not `start`; 413, 422, 507.
+        Raises UploadError: 409 with the present offset if that is not `start`; 413, 422, 507.
         """
         with self._lock:
             self._check(identity)
@@ -73,8 +74,8 @@ class Upload:
                 if start != 0:
                     raise _wrong_offset(0)
                 self._check_space(identity.total, freed=self.offset)
-                self._forget()
-                self._remember(identity)
+                self._clear()
+                self._store_identity(identity)
             elif start != self.offset:
                 raise _wrong_offset(self.offset)
             else:
@@ -123,13 +124,13 @@ class Upload:
                 f"the {self.offset} bytes received have sha256 {self._digest.hexdigest()}, "
                 f"announced was {self.identity.sha256}; send the archive again"
             )
-            self._forget()
+            self._clear()
             raise UploadError(422, "DigestMismatch", message, offset=0)
 
     def discard(self) -> None:
-        """Drop all bytes held."""
+        """Drop all bytes."""
         with self._lock:
-            self._forget()
+            self._clear()
 
     def _complete(self) -> bool:
         identity = self.identity
@@ -153,7 +154,7 @@ class Upload:
         if needed > free:
             raise _disk_full(needed, free, self.offset)
 
-    def _remember(self, identity: Identity) -> None:
+    def _store_identity(self, identity: Identity) -> None:
         try:
             write_durably(self._sidecar, json.dumps(asdict(identity)).encode())
         except OSError as error:
@@ -162,7 +163,7 @@ class Upload:
             raise _disk_full(identity.total, 0, 0) from error
         self.identity = identity
 
-    def _forget(self) -> None:
+    def _clear(self) -> None:
         self.archive.unlink(missing_ok=True)
         self._sidecar.unlink(missing_ok=True)
         self.identity = None
@@ -171,7 +172,7 @@ class Upload:
         self._writer = None
 
     def _resume(self) -> None:
-        """Take up what an earlier pod held; drop it where it does not fit together."""
+        """Resume the upload of an earlier pod; drop it if its files contradict each other."""
         try:
             identity = Identity(**json.loads(self._sidecar.read_bytes()))
             self._check(identity)
@@ -180,11 +181,11 @@ class Upload:
                     self._digest.update(piece)
                     self.offset += len(piece)
         except (FileNotFoundError, ValueError, TypeError, UploadError):
-            self._forget()
+            self._clear()
             return
         self.identity = identity
         if self.offset > identity.total or (self.offset == identity.total and not self._complete()):
-            self._forget()
+            self._clear()
 
 
 def refuse_other(wanted: str, sha256: str) -> None:

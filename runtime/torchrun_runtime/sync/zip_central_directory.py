@@ -1,8 +1,8 @@
-"""The archive's own list of members, bounded before it is read.
+"""The central directory of a zip archive: its entries are counted before zipfile reads it.
 
-zipfile reads a central directory whole and makes an object of each entry, whatever the directory's
-size: ten million entries are some gigabytes of memory. So they are counted first, one header at a
-time. Layout and numbers: PKWARE's APPNOTE.TXT 6.3.10, sections 4.3.12 to 4.3.16.
+zipfile reads the whole central directory and makes an object for each entry; ten million entries
+would take gigabytes of memory. So the entries are counted first, one header at a time. Layout and
+numbers: PKWARE's APPNOTE.TXT 6.3.10, sections 4.3.12 to 4.3.16.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Which members of a zip archive are accepted, decided before the first byte is extracted."""
+"""The checks of a zip archive's entries, before the first byte is extracted."""
 
 import stat
 import zipfile

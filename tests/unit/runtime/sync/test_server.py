@@ -250,7 +250,7 @@ def test_refuses_malformed_requests(
     ],
 )
 def test_survives_what_is_no_upload(tmp_path: Path, request_: bytes) -> None:
-    with pod(settings(tmp_path / "claim", read_timeout=0.5)) as server:
+    with pod(settings(tmp_path / "claim", read_timeout=2)) as server:
         answer = raw(server.port, request_)
         assert b" 2" not in answer.partition(b"\r\n")[0]
         assert server.get()["state"] == "waiting"
