@@ -17,8 +17,8 @@ import pytest
 import yaml
 
 from kubectl_torchrun.cluster.client import connect
+from kubectl_torchrun.cluster.job_watch import JobWatch
 from kubectl_torchrun.cluster.kubectl import Target, proxy
-from kubectl_torchrun.cluster.mirror import Mirror
 from torchrun_api.json import JsonObject
 from torchrun_cluster import LocalCluster, Size
 
@@ -363,10 +363,10 @@ async def test_the_watches_outlive_a_restart_of_the_api_server(tmp_path: Path) -
         cluster.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
         laptop = Laptop(cluster, "default", tmp_path)
 
-        async def until_phase(mirror: Mirror, phase: str) -> None:
+        async def until_phase(job_watch: JobWatch, phase: str) -> None:
             with anyio.fail_after(SECONDS):
-                while mirror.job is None or mirror.job.status.phase != phase:
-                    await mirror.changed(SECONDS)
+                while job_watch.job is None or job_watch.job.status.phase != phase:
+                    await job_watch.next_change(SECONDS)
 
         job = {
             "apiVersion": "torchrun.ai/v1alpha1",
@@ -377,15 +377,15 @@ async def test_the_watches_outlive_a_restart_of_the_api_server(tmp_path: Path) -
         cluster.kubectl("apply", "-f", "-", stdin=json.dumps(job))
         with proxy(Target(kubeconfig=str(cluster.kubeconfig))) as socket:
             async with connect(socket, "default") as api, anyio.create_task_group() as tasks:
-                mirror = Mirror(api, "run")
-                tasks.start_soon(mirror.keep)
+                job_watch = JobWatch(api, "run")
+                tasks.start_soon(job_watch.run)
                 laptop.set_status("run", phase="Queued")
-                await until_phase(mirror, "Queued")
+                await until_phase(job_watch, "Queued")
                 cluster.restart("kube-apiserver")
                 laptop.set_status("run", phase="Running")
-                await until_phase(mirror, "Running")
+                await until_phase(job_watch, "Running")
                 cluster.kubectl("delete", "tj", "run")
                 with anyio.fail_after(SECONDS):
-                    while mirror.job is not None:
-                        await mirror.changed(SECONDS)
+                    while job_watch.job is not None:
+                        await job_watch.next_change(SECONDS)
                 tasks.cancel_scope.cancel()

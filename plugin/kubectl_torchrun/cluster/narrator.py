@@ -2,7 +2,7 @@
 
 import anyio
 
-from kubectl_torchrun.cluster.mirror import Mirror
+from kubectl_torchrun.cluster.job_watch import JobWatch
 from kubectl_torchrun.cluster.slices import Job
 from kubectl_torchrun.terminal import Terminal
 
@@ -21,9 +21,9 @@ class Narrator:
     """
 
     def __init__(
-        self, mirror: Mirror, terminal: Terminal, quiet: frozenset[str] = frozenset()
+        self, job_watch: JobWatch, terminal: Terminal, quiet: frozenset[str] = frozenset()
     ) -> None:
-        self._mirror = mirror
+        self._job_watch = job_watch
         self._terminal = terminal
         self._quiet = quiet
         self._printed = ("", "", "", 0)
@@ -33,11 +33,11 @@ class Narrator:
         """Until cancelled."""
         while True:
             self.catch_up()
-            await self._mirror.changed(_TICK_SECONDS)
+            await self._job_watch.next_change(_TICK_SECONDS)
 
     def catch_up(self) -> None:
         """Print what is new."""
-        job = self._mirror.job
+        job = self._job_watch.job
         if job is None:
             return
         status = job.status

@@ -3,7 +3,7 @@
 import anyio
 
 from kubectl_torchrun.cluster.client import Api
-from kubectl_torchrun.cluster.mirror import Mirror
+from kubectl_torchrun.cluster.job_watch import JobWatch
 from kubectl_torchrun.cluster.narrator import Narrator
 from kubectl_torchrun.cluster.slices import Job
 from kubectl_torchrun.errors import RUN_FAILED, SUCCEEDED, TimeoutProblem, UsageProblem
@@ -46,36 +46,40 @@ async def wait(
     Raises TimeoutProblem. A job that ends or goes without ever meeting the condition is
     RUN_FAILED.
     """
-    mirror = Mirror(api, name)
+    job_watch = JobWatch(api, name)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(mirror.keep)
-        code = await until(mirror, terminal, condition, seconds)
+        tasks.start_soon(job_watch.run)
+        code = await until(job_watch, terminal, condition, seconds)
         tasks.cancel_scope.cancel()
     return code
 
 
-async def until(mirror: Mirror, terminal: Terminal, condition: str, seconds: float | None) -> int:
-    """The same with a mirror that is kept by somebody else."""
-    narrator = Narrator(mirror, terminal)
+async def until(
+    job_watch: JobWatch, terminal: Terminal, condition: str, seconds: float | None
+) -> int:
+    """The same with a JobWatch that another task runs."""
+    narrator = Narrator(job_watch, terminal)
     with anyio.move_on_after(seconds):
         while True:
             narrator.catch_up()
-            if mirror.seen:
-                if met(mirror.job, condition):
+            if job_watch.seen:
+                if met(job_watch.job, condition):
                     terminal.at_rest()
                     return SUCCEEDED
-                if mirror.job is None:
+                if job_watch.job is None:
                     terminal.at_rest()
-                    terminal.note(f"{mirror.name} was deleted before it was {condition}.")
+                    terminal.note(f"{job_watch.name} was deleted before it was {condition}.")
                     return RUN_FAILED
-                if mirror.job.ended and condition != DELETED:
+                if job_watch.job.ended and condition != DELETED:
                     terminal.at_rest()
-                    terminal.note(f"{mirror.name} is {mirror.job.status.phase}, not {condition}.")
+                    terminal.note(
+                        f"{job_watch.name} is {job_watch.job.status.phase}, not {condition}."
+                    )
                     return RUN_FAILED
-            await mirror.changed(_TICK_SECONDS)
-    status = mirror.job.status if mirror.job else None
+            await job_watch.next_change(_TICK_SECONDS)
+    status = job_watch.job.status if job_watch.job else None
     now = f"it is {status.phase or 'new'} ({status.reason}: {status.message})" if status else ""
     raise TimeoutProblem(
-        f"{mirror.name} is not {condition} after {seconds:g} s{'; ' + now if now else ''}.\n"
+        f"{job_watch.name} is not {condition} after {seconds:g} s{'; ' + now if now else ''}.\n"
         "The job is left as it is. --timeout says how long to wait."
     )

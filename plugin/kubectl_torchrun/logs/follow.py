@@ -8,7 +8,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from kubectl_torchrun.cluster.client import Api, ApiError, Unreachable
-from kubectl_torchrun.cluster.mirror import Mirror
+from kubectl_torchrun.cluster.job_watch import JobWatch
 from kubectl_torchrun.cluster.narrator import Narrator
 from kubectl_torchrun.cluster.pods import end_of, has_started, rank_of
 from kubectl_torchrun.errors import RUN_FAILED, SUCCEEDED
@@ -25,7 +25,7 @@ _REREAD_SECONDS = 0.2
 
 async def follow(
     api: Api,
-    mirror: Mirror,
+    job_watch: JobWatch,
     terminal: Terminal,
     narrator: Narrator,
     view: View = ALL,
@@ -37,27 +37,27 @@ async def follow(
     pod's UID). At most MOST_STREAMS workers are read at a time, the lowest first.
     """
     async with anyio.create_task_group() as tasks:
-        streams = _Streams(api, mirror, terminal, view, cursors, tasks)
+        streams = _Streams(api, job_watch, terminal, view, cursors, tasks)
         tasks.start_soon(streams.window.run)
-        while not mirror.seen or (mirror.job is not None and not mirror.job.ended):
+        while not job_watch.seen or (job_watch.job is not None and not job_watch.job.ended):
             streams.start()
-            await mirror.changed(_TICK_SECONDS)
+            await job_watch.next_change(_TICK_SECONDS)
         with anyio.move_on_after(_LAST_LINES_SECONDS):
             with suppress(ApiError, Unreachable):  # then what the watch has brought is all
-                await mirror.refresh_pods()
+                await job_watch.refresh_pods()
             streams.start()
             while streams.open:
-                await mirror.changed(0.05)
+                await job_watch.next_change(0.05)
         tasks.cancel_scope.cancel()
     narrator.catch_up()
-    return _result(mirror, terminal)
+    return _result(job_watch, terminal)
 
 
-def _result(mirror: Mirror, terminal: Terminal) -> int:
+def _result(job_watch: JobWatch, terminal: Terminal) -> int:
     terminal.at_rest()
-    job = mirror.job
+    job = job_watch.job
     if job is None:
-        terminal.note(f"The job {mirror.name} was deleted.")
+        terminal.note(f"The job {job_watch.name} was deleted.")
         return RUN_FAILED
     if job.status.phase == "Succeeded":
         return SUCCEEDED
@@ -77,7 +77,7 @@ class _Streams:
     def __init__(
         self,
         api: Api,
-        mirror: Mirror,
+        job_watch: JobWatch,
         terminal: Terminal,
         view: View,
         cursors: Mapping[str, Cursor],
@@ -86,7 +86,7 @@ class _Streams:
         self.open = 0
         self.window = Window(terminal.log)
         self._api = api
-        self._mirror = mirror
+        self._job_watch = job_watch
         self._terminal = terminal
         self._view = view
         self._cursors = cursors
@@ -96,7 +96,7 @@ class _Streams:
 
     def start(self) -> None:
         """Start to read every worker whose log has begun."""
-        for pod in sorted(self._mirror.of_component(WORKER), key=rank_of):
+        for pod in sorted(self._job_watch.of_component(WORKER), key=rank_of):
             if (
                 pod.metadata.uid in self._known
                 or not self._view.takes(rank_of(pod))
@@ -146,7 +146,7 @@ class _Streams:
             self.open -= 1
 
     def _has_ended(self, pod: Pod) -> bool:
-        latest = self._mirror.pods.get(pod.metadata.name)
+        latest = self._job_watch.pods.get(pod.metadata.name)
         if latest is None or latest.metadata.uid != pod.metadata.uid:
             return True
         return end_of(latest, TRAINER_CONTAINER) is not None

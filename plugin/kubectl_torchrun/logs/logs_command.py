@@ -6,8 +6,8 @@ from typing import NamedTuple
 import anyio
 
 from kubectl_torchrun.cluster.client import Api
+from kubectl_torchrun.cluster.job_watch import JobWatch
 from kubectl_torchrun.cluster.kubectl import Target
-from kubectl_torchrun.cluster.mirror import Mirror
 from kubectl_torchrun.cluster.narrator import Narrator
 from kubectl_torchrun.cluster.pods import attempt_of, has_started, list_workers, rank_of
 from kubectl_torchrun.cluster.ranks import Ranks, ranks_of
@@ -41,12 +41,12 @@ def follow_logs(target: Target, name: str, choice: LogChoice, terminal: Terminal
 
         async def work(api: Api) -> int:
             cursors = await _backlog(api, job, view, terminal)
-            mirror = Mirror(api, name)
+            job_watch = JobWatch(api, name)
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(mirror.keep)
-                narrator = Narrator(mirror, terminal)
+                tasks.start_soon(job_watch.run)
+                narrator = Narrator(job_watch, terminal)
                 tasks.start_soon(narrator.run)
-                code = await follow(api, mirror, terminal, narrator, view, cursors)
+                code = await follow(api, job_watch, terminal, narrator, view, cursors)
                 tasks.cancel_scope.cancel()
             return code
 

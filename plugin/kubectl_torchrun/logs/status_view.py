@@ -9,8 +9,8 @@ import anyio
 
 from kubectl_torchrun import output
 from kubectl_torchrun.cluster.client import Api
+from kubectl_torchrun.cluster.job_watch import JobWatch
 from kubectl_torchrun.cluster.kubectl import Target
-from kubectl_torchrun.cluster.mirror import Mirror
 from kubectl_torchrun.cluster.narrator import Narrator
 from kubectl_torchrun.cluster.pods import attempt_of, rank_of, trouble
 from kubectl_torchrun.cluster.session import Cluster, session
@@ -63,38 +63,38 @@ async def _broken_edit(api: Api, cluster: Cluster, job: Job, pods: Sequence[Pod]
 class _EditCheck:
     """Looks for a broken edit every few seconds; `text` is what to print of it, or ""."""
 
-    def __init__(self, api: Api, cluster: Cluster, mirror: Mirror) -> None:
+    def __init__(self, api: Api, cluster: Cluster, job_watch: JobWatch) -> None:
         self.text = ""
         self._api = api
         self._cluster = cluster
-        self._mirror = mirror
+        self._job_watch = job_watch
 
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            job = self._mirror.job
+            job = self._job_watch.job
             if job is not None:
-                pods = list(self._mirror.pods.values())
+                pods = list(self._job_watch.pods.values())
                 self.text = await _broken_edit(self._api, self._cluster, job, pods)
             await anyio.sleep(_EDIT_SECONDS)
 
 
 async def _print_changes(api: Api, cluster: Cluster, name: str, terminal: Terminal) -> int:
-    mirror = Mirror(api, name)
-    narrator = Narrator(mirror, terminal)
-    edits, printed = _EditCheck(api, cluster, mirror), ""
+    job_watch = JobWatch(api, name)
+    narrator = Narrator(job_watch, terminal)
+    edits, printed = _EditCheck(api, cluster, job_watch), ""
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(mirror.keep)
+        tasks.start_soon(job_watch.run)
         tasks.start_soon(edits.run)
-        while not _over(mirror):
+        while not _over(job_watch):
             narrator.catch_up()
             if edits.text not in ("", printed):
                 terminal.note(edits.text)
             printed = edits.text
-            await mirror.changed(_TICK_SECONDS)
+            await job_watch.next_change(_TICK_SECONDS)
         narrator.catch_up()
         tasks.cancel_scope.cancel()
-    return _code(mirror, terminal)
+    return _code(job_watch, terminal)
 
 
 async def _redraw(api: Api, cluster: Cluster, name: str, terminal: Terminal) -> int:
@@ -102,42 +102,42 @@ async def _redraw(api: Api, cluster: Cluster, name: str, terminal: Terminal) -> 
     from rich.live import Live
     from rich.text import Text
 
-    mirror = Mirror(api, name)
-    edits = _EditCheck(api, cluster, mirror)
+    job_watch = JobWatch(api, name)
+    edits = _EditCheck(api, cluster, job_watch)
     console = Console(highlight=False, markup=False)
 
     def picture() -> Text:
-        if mirror.job is None:
+        if job_watch.job is None:
             return Text(f"{name} ...")
         size = shutil.get_terminal_size()
-        pods = list(mirror.pods.values())
-        lines = view(mirror.job, pods, size.columns, size.lines - 1, edits.text)
+        pods = list(job_watch.pods.values())
+        lines = view(job_watch.job, pods, size.columns, size.lines - 1, edits.text)
         return Text.from_ansi(join(lines), no_wrap=True, overflow="ellipsis")
 
     with Live(picture(), console=console, auto_refresh=False) as drawing:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(mirror.keep)
+            tasks.start_soon(job_watch.run)
             tasks.start_soon(edits.run)
-            while not _over(mirror):
+            while not _over(job_watch):
                 drawing.update(picture(), refresh=True)
-                await mirror.changed(_TICK_SECONDS)
-            if mirror.job is not None:
-                await mirror.refresh_pods()
+                await job_watch.next_change(_TICK_SECONDS)
+            if job_watch.job is not None:
+                await job_watch.refresh_pods()
                 drawing.update(picture(), refresh=True)
             tasks.cancel_scope.cancel()
-    return _code(mirror, terminal)
+    return _code(job_watch, terminal)
 
 
-def _over(mirror: Mirror) -> bool:
-    return mirror.seen and (mirror.job is None or mirror.job.ended)
+def _over(job_watch: JobWatch) -> bool:
+    return job_watch.seen and (job_watch.job is None or job_watch.job.ended)
 
 
-def _code(mirror: Mirror, terminal: Terminal) -> int:
+def _code(job_watch: JobWatch, terminal: Terminal) -> int:
     terminal.at_rest()
-    if mirror.job is None:
-        terminal.note(f"The job {mirror.name} was deleted.")
+    if job_watch.job is None:
+        terminal.note(f"The job {job_watch.name} was deleted.")
         return RUN_FAILED
-    return SUCCEEDED if mirror.job.status.phase == "Succeeded" else RUN_FAILED
+    return SUCCEEDED if job_watch.job.status.phase == "Succeeded" else RUN_FAILED
 
 
 def view(

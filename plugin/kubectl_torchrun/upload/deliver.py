@@ -13,7 +13,7 @@ import msgspec
 
 from kubectl_torchrun.cluster.backoff import PATIENT, Backoff
 from kubectl_torchrun.cluster.client import Api, ApiError, Unreachable
-from kubectl_torchrun.cluster.mirror import Mirror
+from kubectl_torchrun.cluster.job_watch import JobWatch
 from kubectl_torchrun.cluster.pods import end_of
 from kubectl_torchrun.errors import RunProblem, UploadProblem
 from kubectl_torchrun.terminal import Bar, Terminal
@@ -66,7 +66,7 @@ class Delivered(NamedTuple):
 
 async def deliver(
     api: Api,
-    mirror: Mirror,
+    job_watch: JobWatch,
     terminal: Terminal,
     workspace: Workspace,
     *,
@@ -81,7 +81,7 @@ async def deliver(
     has come to nothing meanwhile. ApiError where the API server forbids it.
     """
     with tempfile.TemporaryFile() as file:
-        delivery = _Delivery(api, mirror, terminal, workspace, file, pod_wait, token, backoff)
+        delivery = _Delivery(api, job_watch, terminal, workspace, file, pod_wait, token, backoff)
         return await delivery.run()
 
 
@@ -89,7 +89,7 @@ class _Delivery:
     def __init__(
         self,
         api: Api,
-        mirror: Mirror,
+        job_watch: JobWatch,
         terminal: Terminal,
         workspace: Workspace,
         file: BufferedRandom,
@@ -98,7 +98,7 @@ class _Delivery:
         backoff: Backoff,
     ) -> None:
         self._api = api
-        self._mirror = mirror
+        self._job_watch = job_watch
         self._terminal = terminal
         self._workspace = workspace
         self._file = file
@@ -132,7 +132,7 @@ class _Delivery:
                         since = anyio.current_time()
                         sha256 = self._workspace.manifest.sha256
                         pod = await wait_for_pod(
-                            self._mirror, sha256, self._pod_wait, token_sha256(self._token)
+                            self._job_watch, sha256, self._pod_wait, token_sha256(self._token)
                         )
                         if isinstance(pod, Arrived):
                             return self._delivered(pod.revision)
@@ -207,38 +207,38 @@ class _Delivery:
 
 
 async def wait_for_pod(
-    mirror: Mirror, sha256: str, seconds: float, token: str = ""
+    job_watch: JobWatch, sha256: str, seconds: float, token: str = ""
 ) -> str | Arrived:
     """The name of the pod that takes this archive. token: the SHA-256 of the upload token."""
     with anyio.move_on_after(seconds):
         while True:
-            pod = find_pod(mirror, sha256, token)
+            pod = find_pod(job_watch, sha256, token)
             if pod is not None:
                 return pod
-            await mirror.changed(seconds)
+            await job_watch.next_change(seconds)
     why = ""
-    if mirror.job is not None and mirror.job.status.reason:
-        why = f" ({mirror.job.status.reason}: {mirror.job.status.message})"
+    if job_watch.job is not None and job_watch.job.status.reason:
+        why = f" ({job_watch.job.status.reason}: {job_watch.job.status.message})"
     raise UploadProblem(f"No sync pod took the upload within {seconds:.0f} s{why}.")
 
 
-def find_pod(mirror: Mirror, sha256: str, token: str = "") -> str | Arrived | None:
+def find_pod(job_watch: JobWatch, sha256: str, token: str = "") -> str | Arrived | None:
     """The pod that takes this archive, or None so far. Raises as `deliver`."""
-    job = mirror.job
-    if not mirror.seen:
+    job = job_watch.job
+    if not job_watch.seen:
         return None
     if job is None:
-        raise RunProblem(f"The job {mirror.name} was deleted.")
+        raise RunProblem(f"The job {job_watch.name} was deleted.")
     status = job.status
     wanted = job.metadata.annotations.get(names.WORKSPACE_SHA256, "")
-    if job.workspace_ready and wanted in ("", sha256) and not mirror.reloads:
+    if job.workspace_ready and wanted in ("", sha256) and not job_watch.reloads:
         return Arrived()
     if job.ended:
         raise RunProblem(f"The job is {status.phase} ({status.reason}): {status.message}")
     if status.reason == "InvalidSpec":
         raise RunProblem(f"The job cannot run as it is: {status.message}")
-    pods = mirror.of_component(names.SYNC)
-    if mirror.reloads and pods:  # only the newest pod serves the revision that runs
+    pods = job_watch.of_component(names.SYNC)
+    if job_watch.reloads and pods:  # only the newest pod serves the revision that runs
         pods = [max(pods, key=_number)]
     pods = [pod for pod in pods if _takes(pod, sha256, token)]
     if not pods:

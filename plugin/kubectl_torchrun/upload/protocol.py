@@ -140,34 +140,44 @@ class Upload:
         if status >= 500 and status != 507:
             self.on_failure(response.message or f"the pod answered {status}", now)
             return
-        match self._steps[0], status:
-            case GetState(), 200:
+        match self._steps[0]:
+            case GetState() if status == 200:
                 self._on_state(response, now)
-            case PutManifest(), 202:
-                self._then(GetState())
-            case PutManifest(base), 409:
-                if not base:
-                    self.on_failure(response.message, now)
-                self._base = ""
-                self._then(PutManifest(""))
-            case PutRange(), 200 if response.offset is not None:
+            case PutManifest(base) if status in (202, 409):
+                self._on_manifest_response(base, status, response, now)
+            case PutRange(start) if status in (202, 409):
+                self._on_range_response(start, status, response, now)
+            case PutRange() if status == 200 and response.offset is not None:
                 self._sent = True
                 self._advance(response.offset, now)
-            case PutRange(), 202:
-                self._sent = True
-                self._received(now)
-                self._then(GetState())
-            case PutRange(start), 409 if response.offset not in (None, start):
-                self._advance(response.offset or 0, now)
-            case PutRange(start), 409:
-                refused_own_offset = "the pod refuses the offset that it asks for"
-                why = refused_own_offset if response.offset == start else response.message
-                self.on_failure(why, now)
-            case _, 422 if response.reason == "DigestMismatch":
+            case _ if status == 422 and response.reason == "DigestMismatch":
                 self._on_digest_mismatch(response, now)
             case _:
                 reason = response.reason or f"HTTP{status}"
                 self._then(Refused(reason, response.message or "no reason given"))
+
+    def _on_manifest_response(self, base: str, status: int, response: Response, now: float) -> None:
+        """202: the pod has the manifest. 409: it does not have the base of the difference."""
+        if status == 202:
+            self._then(GetState())
+            return
+        if not base:
+            self.on_failure(response.message, now)
+        self._base = ""
+        self._then(PutManifest(""))
+
+    def _on_range_response(self, start: int, status: int, response: Response, now: float) -> None:
+        """202: the pod has the whole archive. 409: it expects another offset."""
+        if status == 202:
+            self._sent = True
+            self._received(now)
+            self._then(GetState())
+        elif response.offset is None:
+            self.on_failure(response.message, now)
+        elif response.offset == start:
+            self.on_failure("the pod refuses the offset that it asks for", now)
+        else:
+            self._advance(response.offset, now)
 
     def _on_state(self, response: Response, now: float) -> None:
         """The pod's state, of this workspace or of another one."""

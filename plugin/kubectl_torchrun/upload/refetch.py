@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import anyio
 
 from kubectl_torchrun.cluster.client import Api
-from kubectl_torchrun.cluster.mirror import Mirror
+from kubectl_torchrun.cluster.job_watch import JobWatch
 from kubectl_torchrun.cluster.slices import JOBS, Job
 from kubectl_torchrun.errors import RunProblem, UploadProblem
 from kubectl_torchrun.terminal import Terminal
@@ -27,14 +27,14 @@ async def refetch(api: Api, job: Job, terminal: Terminal, seconds: float) -> int
     has come of it within `seconds`.
     """
     name, before = job.metadata.name, job.status.workspace_revision
-    mirror = Mirror(api, name, reloads=True)
+    job_watch = JobWatch(api, name, reloads=True)
     started = time.monotonic()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(mirror.keep)
+        tasks.start_soon(job_watch.run)
         await request(api, name)
         try:
             with anyio.fail_after(seconds):
-                changed = await _outcome(mirror, before)
+                changed = await _outcome(job_watch, before)
         except TimeoutError:
             raise RunProblem(
                 f"Nothing new is there after {seconds:.0f} s. It goes on; see what it waits for:"
@@ -51,14 +51,14 @@ async def refetch(api: Api, job: Job, terminal: Terminal, seconds: float) -> int
     return 0
 
 
-async def _outcome(mirror: Mirror, before: int) -> Job:
+async def _outcome(job_watch: JobWatch, before: int) -> Job:
     """The job once its workers have the new revision, or once there is none."""
     # Once the condition is Unknown, the controller acts on this request.
     asked = False
     while True:
-        job = mirror.job
-        if mirror.seen and job is None:
-            raise RunProblem(f"The job {mirror.name} was deleted.")
+        job = job_watch.job
+        if job_watch.seen and job is None:
+            raise RunProblem(f"The job {job_watch.name} was deleted.")
         if job is not None:
             if job.ended:
                 raise RunProblem(f"The job is {job.status.phase} meanwhile.")
@@ -70,7 +70,7 @@ async def _outcome(mirror: Mirror, before: int) -> Job:
             if asked and behind is not None and behind.status == "False":
                 raise UploadProblem(f"It cannot be fetched ({behind.reason}): {behind.message}")
             asked = asked or (behind is not None and behind.status == "Unknown")
-        await mirror.changed(60)
+        await job_watch.next_change(60)
 
 
 def _behind(job: Job) -> Condition | None:

@@ -10,7 +10,7 @@ import anyio.to_thread
 import msgspec
 
 from kubectl_torchrun.cluster.client import Api
-from kubectl_torchrun.cluster.mirror import Mirror
+from kubectl_torchrun.cluster.job_watch import JobWatch
 from kubectl_torchrun.cluster.session import Cluster
 from kubectl_torchrun.cluster.slices import JOBS
 from kubectl_torchrun.errors import DETACHED, RunProblem, UploadProblem, UsageProblem
@@ -59,10 +59,10 @@ class Reload:
         workspace = self._look()
 
         async def work(api: Api) -> int:
-            mirror = Mirror(api, self._job, reloads=True)
+            job_watch = JobWatch(api, self._job, reloads=True)
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(mirror.keep)
-                await self._send(api, mirror, workspace)
+                tasks.start_soon(job_watch.run)
+                await self._send(api, job_watch, workspace)
                 tasks.cancel_scope.cancel()
             return 0
 
@@ -85,10 +85,10 @@ class Reload:
         """Send each edit, in development mode, until the job ends or somebody presses Ctrl-C."""
 
         async def work(api: Api) -> int:
-            mirror = Mirror(api, self._job, reloads=True)
+            job_watch = JobWatch(api, self._job, reloads=True)
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(mirror.keep)
-                await self._watch(api, mirror)
+                tasks.start_soon(job_watch.run)
+                await self._watch(api, job_watch)
                 tasks.cancel_scope.cancel()
             return 0
 
@@ -99,7 +99,7 @@ class Reload:
             self._terminal.note(f"{self._job} goes on with what it has.")
             return DETACHED
 
-    async def _watch(self, api: Api, mirror: Mirror) -> None:
+    async def _watch(self, api: Api, job_watch: JobWatch) -> None:
         token: JsonObject = {names.UPLOAD_TOKEN_SHA256: upload_token.token_sha256(self._token)}
         # In one patch: a pod waits for edits only if the job has an upload token.
         development: JsonObject = {
@@ -110,14 +110,14 @@ class Reload:
         self._terminal.note(f"Watching {self._directory.resolve()}; Ctrl-C ends it.")
         sent = ""
         before = ""
-        while not (mirror.job and mirror.job.ended):
+        while not (job_watch.job and job_watch.job.ended):
             started = time.monotonic()
             try:
                 workspace = await anyio.to_thread.run_sync(self._look, _check_cancelled)
                 sha256 = workspace.manifest.sha256
                 # Send only what is the same at two looks: an editor may still be writing.
                 if sha256 != sent and sha256 == before:
-                    await self._send(api, mirror, workspace)
+                    await self._send(api, job_watch, workspace)
                     sent = sha256
                 before = sha256
             except UsageProblem as problem:
@@ -126,7 +126,7 @@ class Reload:
                 self._terminal.note(str(problem))
                 sent = before
             except RunProblem as problem:
-                if mirror.job is None or not mirror.job.ended:
+                if job_watch.job is None or not job_watch.job.ended:
                     raise
                 self._terminal.note(str(problem))
             await anyio.sleep(max(_LOOK_SECONDS, _LOOK_SHARE * (time.monotonic() - started)))
@@ -136,7 +136,7 @@ class Reload:
         pack.check(files)
         return self._cache.digest(files, advance)
 
-    async def _send(self, api: Api, mirror: Mirror, workspace: Workspace) -> None:
+    async def _send(self, api: Api, job_watch: JobWatch, workspace: Workspace) -> None:
         started = time.monotonic()
         sha256 = workspace.manifest.sha256
         job = await api.get(JOBS, self._job)
@@ -150,13 +150,13 @@ class Reload:
         }
         await api.annotate(JOBS, self._job, annotations)
         done = await deliver(
-            api, mirror, self._terminal, workspace, pod_wait=self._pod_wait, token=self._token
+            api, job_watch, self._terminal, workspace, pod_wait=self._pod_wait, token=self._token
         )
         self._cache.record(LastUpload(self._job, workspace.manifest))
         if done.revision:
             revision = str(done.revision)
             await api.annotate(JOBS, self._job, {names.WORKSPACE_REVISION: revision})
-        await self._wait_for_workers(mirror, done.revision)
+        await self._wait_for_workers(job_watch, done.revision)
         self._terminal.note(
             f"Revision {done.revision}: {files_of(done.files)}, {human(done.sent)} sent, "
             f"workers told in {time.monotonic() - started:.1f} s"
@@ -168,13 +168,13 @@ class Reload:
         last = self._cache.last_upload()
         return last is not None and (last.job, last.manifest.sha256) == (self._job, sha256)
 
-    async def _wait_for_workers(self, mirror: Mirror, revision: int) -> None:
+    async def _wait_for_workers(self, job_watch: JobWatch, revision: int) -> None:
         """Wait until the status shows that all workers have the revision. Raises RunProblem."""
         with anyio.move_on_after(_WORKERS_SECONDS):
-            while mirror.job is None or mirror.job.status.workspace_revision < revision:
-                if mirror.job is not None and mirror.job.ended:
-                    raise RunProblem(f"The job is {mirror.job.status.phase} meanwhile.")
-                await mirror.changed(_WORKERS_SECONDS)
+            while job_watch.job is None or job_watch.job.status.workspace_revision < revision:
+                if job_watch.job is not None and job_watch.job.ended:
+                    raise RunProblem(f"The job is {job_watch.job.status.phase} meanwhile.")
+                await job_watch.next_change(_WORKERS_SECONDS)
             return
         raise RunProblem(
             f"Revision {revision} is in the workspace, but the workers were not told within"

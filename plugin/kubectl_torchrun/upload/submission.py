@@ -9,8 +9,8 @@ import anyio
 from kubectl_torchrun import output
 from kubectl_torchrun.cluster import wait
 from kubectl_torchrun.cluster.client import Api, ApiError, Unreachable
+from kubectl_torchrun.cluster.job_watch import JobWatch
 from kubectl_torchrun.cluster.kubectl import ClusterNamespace, Target, proxy, resolve
-from kubectl_torchrun.cluster.mirror import Mirror
 from kubectl_torchrun.cluster.narrator import Narrator
 from kubectl_torchrun.cluster.session import Cluster
 from kubectl_torchrun.cluster.slices import JOBS, QUEUES
@@ -215,20 +215,25 @@ class Submission:
 
     async def _upload_and_follow(self, api: Api) -> int:
         options, terminal = self._options, self._terminal
-        mirror = Mirror(api, self._name)
+        job_watch = JobWatch(api, self._name)
         code = 0
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(mirror.keep)
-            narrator = Narrator(mirror, terminal, frozenset({"WaitingForUpload"}))
+            tasks.start_soon(job_watch.run)
+            narrator = Narrator(job_watch, terminal, frozenset({"WaitingForUpload"}))
             tasks.start_soon(narrator.run)
             done = await deliver(
-                api, mirror, terminal, self._workspace, pod_wait=options.pod_wait, token=self._token
+                api,
+                job_watch,
+                terminal,
+                self._workspace,
+                pod_wait=options.pod_wait,
+                token=self._token,
             )
             self._uploaded = True
             self._cache.record(LastUpload(self._name, self._workspace.manifest))
             terminal.note(f"Uploaded {files_of(done.files)}, {human(done.sent)}")
             if options.follow:
-                code = await follow(api, mirror, terminal, narrator)
+                code = await follow(api, job_watch, terminal, narrator)
             tasks.cancel_scope.cancel()
         if options.wait:
             code = await wait.wait(api, self._name, terminal, options.wait, options.timeout)

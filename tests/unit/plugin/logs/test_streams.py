@@ -11,7 +11,7 @@ from aiohttp import web
 
 from kubectl_torchrun.cluster.backoff import Backoff
 from kubectl_torchrun.cluster.client import Api, split_lines
-from kubectl_torchrun.cluster.mirror import Mirror
+from kubectl_torchrun.cluster.job_watch import JobWatch
 from kubectl_torchrun.cluster.narrator import Narrator
 from kubectl_torchrun.cluster.slices import Job
 from kubectl_torchrun.logs.follow import follow
@@ -89,8 +89,10 @@ def worker(rank: int, ended: bool = True) -> Pod:
     return msgspec.convert(pod, Pod)
 
 
-async def run(api: Api, mirror: Mirror, terminal: Terminal, *ranks: int) -> int:
-    return await follow(api, mirror, terminal, Narrator(mirror, terminal), View(frozenset(ranks)))
+async def run(api: Api, job_watch: JobWatch, terminal: Terminal, *ranks: int) -> int:
+    return await follow(
+        api, job_watch, terminal, Narrator(job_watch, terminal), View(frozenset(ranks))
+    )
 
 
 LINES = [stamped(n // 4, n, f"line {n}") for n in range(20)]
@@ -116,17 +118,17 @@ async def test_following_loses_and_doubles_nothing(cuts: list[int], ends: list[i
     kubelet.cuts, kubelet.ends = list(cuts), list(ends)
     out = io.StringIO()
     async with kubelet.serve() as api:
-        mirror = Mirror(api, "job")
-        mirror.show_job(msgspec.convert({"status": {"phase": "Succeeded"}}, Job))
+        job_watch = JobWatch(api, "job")
+        job_watch.show_job(msgspec.convert({"status": {"phase": "Succeeded"}}, Job))
         kubelet.pods = [worker(0, ended=False)]
 
         class Watched(Terminal):
             def log(self, rank: int, line: bytes) -> None:
                 super().log(rank, line)
                 if not kubelet.cuts and not kubelet.ends:
-                    mirror.show_pods({"p0": worker(0)})
+                    job_watch.show_pods({"p0": worker(0)})
 
-        assert await run(api, mirror, Watched(out, io.StringIO())) == 0
+        assert await run(api, job_watch, Watched(out, io.StringIO())) == 0
     assert out.getvalue() == "".join(f"[0] line {n}\n" for n in range(20))
     assert not kubelet.cuts
 
@@ -136,9 +138,9 @@ async def test_workers_that_the_watch_has_not_brought_yet_are_read_all_the_same(
     kubelet.pods = [worker(0)]
     out = io.StringIO()
     async with kubelet.serve() as api:
-        mirror = Mirror(api, "job")
-        mirror.show_job(msgspec.convert({"status": {"phase": "Succeeded"}}, Job))
-        assert await run(api, mirror, Terminal(out, io.StringIO())) == 0
+        job_watch = JobWatch(api, "job")
+        job_watch.show_job(msgspec.convert({"status": {"phase": "Succeeded"}}, Job))
+        assert await run(api, job_watch, Terminal(out, io.StringIO())) == 0
     assert out.getvalue() == "[0] line 0\n"
 
 
@@ -147,11 +149,11 @@ async def test_ranks_are_chosen_and_the_root_cause_is_told() -> None:
     out, err = io.StringIO(), io.StringIO()
     failure = {"node": "n", "rank": 1, "exitCode": 137, "reason": "OOMKilled", "message": "memory"}
     async with kubelet.serve() as api:
-        mirror = Mirror(api, "job")
+        job_watch = JobWatch(api, "job")
         kubelet.pods = [worker(0), worker(1)]
         status = {"phase": "Failed", "lastFailure": failure}
-        mirror.show_job(msgspec.convert({"status": status}, Job))
-        assert await run(api, mirror, Terminal(out, err), 1) == 1
+        job_watch.show_job(msgspec.convert({"status": status}, Job))
+        assert await run(api, job_watch, Terminal(out, err), 1) == 1
     assert out.getvalue() == "[1] line 2\n[1] line 3\n"
     assert err.getvalue().splitlines() == [
         "Failed",
@@ -161,11 +163,11 @@ async def test_ranks_are_chosen_and_the_root_cause_is_told() -> None:
 
 async def test_a_deleted_job_ends_the_following() -> None:
     async with Kubelet().serve() as api:
-        mirror = Mirror(api, "job")
-        mirror.show_job(None)
-        mirror.show_pods({})
+        job_watch = JobWatch(api, "job")
+        job_watch.show_job(None)
+        job_watch.show_pods({})
         err = io.StringIO()
-        assert await run(api, mirror, Terminal(io.StringIO(), err)) == 1
+        assert await run(api, job_watch, Terminal(io.StringIO(), err)) == 1
     assert "deleted" in err.getvalue()
 
 

@@ -15,8 +15,8 @@ from msgspec import structs
 
 from kubectl_torchrun.cluster.backoff import Backoff
 from kubectl_torchrun.cluster.client import Api
+from kubectl_torchrun.cluster.job_watch import JobWatch
 from kubectl_torchrun.cluster.kubectl import ClusterNamespace
-from kubectl_torchrun.cluster.mirror import Mirror
 from kubectl_torchrun.cluster.slices import Job
 from kubectl_torchrun.errors import RunProblem, UploadProblem
 from kubectl_torchrun.terminal import Terminal
@@ -92,23 +92,23 @@ def job(phase: str = "Syncing", reason: str = "", ready: bool = False, sha256: s
 @asynccontextmanager
 async def within_reach(
     pod: SyncPod, workspace: Workspace, trouble: float = 0.0, seed: int = 0
-) -> AsyncIterator[tuple[Api, Mirror, PodProxy]]:
+) -> AsyncIterator[tuple[Api, JobWatch, PodProxy]]:
     proxy = PodProxy(pod, trouble, Random(seed))
     async with proxy.serve() as url, httpx.AsyncClient(base_url=url, timeout=10) as client:
         api = Api(client, "ns", HASTY)
-        mirror = Mirror(api, "job")
-        mirror.show_job(job(sha256=workspace.manifest.sha256))
-        mirror.show_pods({"job-sync-0": sync_pod(workspace.manifest.sha256)})
+        job_watch = JobWatch(api, "job")
+        job_watch.show_job(job(sha256=workspace.manifest.sha256))
+        job_watch.show_pods({"job-sync-0": sync_pod(workspace.manifest.sha256)})
 
         async def play_kubelet() -> None:
             await pod.success()
             said = json.dumps({"sha256": workspace.manifest.sha256, "revision": 1})
             ended = sync_pod(workspace.manifest.sha256, "Succeeded", said)
-            mirror.show_pods({"job-sync-0": ended})
+            job_watch.show_pods({"job-sync-0": ended})
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(play_kubelet)
-            yield api, mirror, proxy
+            yield api, job_watch, proxy
             tasks.cancel_scope.cancel()
 
 
@@ -125,8 +125,8 @@ def check_tree(pod: SyncPod, workspace: Workspace) -> None:
 
 
 async def test_an_upload_becomes_the_workspace(pod: SyncPod, workspace: Workspace) -> None:
-    async with within_reach(pod, workspace) as (api, mirror, _):
-        await deliver(api, mirror, terminal(), workspace, pod_wait=5, token="t", backoff=HASTY)
+    async with within_reach(pod, workspace) as (api, job_watch, _):
+        await deliver(api, job_watch, terminal(), workspace, pod_wait=5, token="t", backoff=HASTY)
     await pod.success()
     check_tree(pod, workspace)
 
@@ -135,16 +135,16 @@ async def test_an_upload_becomes_the_workspace(pod: SyncPod, workspace: Workspac
 async def test_it_survives_bad_days_of_the_api_server(
     pod: SyncPod, workspace: Workspace, seed: int
 ) -> None:
-    async with within_reach(pod, workspace, trouble=0.5, seed=seed) as (api, mirror, proxy):
-        await deliver(api, mirror, terminal(), workspace, pod_wait=5, token="t", backoff=HASTY)
+    async with within_reach(pod, workspace, trouble=0.5, seed=seed) as (api, job_watch, proxy):
+        await deliver(api, job_watch, terminal(), workspace, pod_wait=5, token="t", backoff=HASTY)
     assert proxy.went_wrong
     check_tree(pod, workspace)
 
 
 async def test_it_goes_on_in_the_next_pod(pod: SyncPod, workspace: Workspace) -> None:
-    async with within_reach(pod, workspace) as (api, mirror, proxy):
+    async with within_reach(pod, workspace) as (api, job_watch, proxy):
         proxy.kill_at = [5 << 20]
-        await deliver(api, mirror, terminal(), workspace, pod_wait=5, token="t", backoff=HASTY)
+        await deliver(api, job_watch, terminal(), workspace, pod_wait=5, token="t", backoff=HASTY)
         assert not proxy.kill_at
     check_tree(pod, workspace)
 
@@ -155,10 +155,10 @@ async def test_an_archive_that_the_job_does_not_name_is_not_taken(
     pod = SyncPod(tmp_path / "claim", "0" * 64)
     await pod.start()
     try:
-        async with within_reach(pod, workspace) as (api, mirror, _):
+        async with within_reach(pod, workspace) as (api, job_watch, _):
             with pytest.raises(UploadProblem, match=r"UploadDenied"):
                 await deliver(
-                    api, mirror, terminal(), workspace, pod_wait=5, token="t", backoff=HASTY
+                    api, job_watch, terminal(), workspace, pod_wait=5, token="t", backoff=HASTY
                 )
     finally:
         pod.kill()
@@ -171,10 +171,10 @@ async def test_a_pod_that_stands_by_takes_an_upload_by_the_token(
     pod = SyncPod(tmp_path / "claim", "", token_sha256("t" if right else "another"))
     await pod.start()
     try:
-        async with within_reach(pod, workspace) as (api, mirror, _):
-            mirror.show_pods({"job-sync-0": sync_pod("", token=token_sha256("t"))})
+        async with within_reach(pod, workspace) as (api, job_watch, _):
+            job_watch.show_pods({"job-sync-0": sync_pod("", token=token_sha256("t"))})
             sending = deliver(
-                api, mirror, terminal(), workspace, pod_wait=5, token="t", backoff=HASTY
+                api, job_watch, terminal(), workspace, pod_wait=5, token="t", backoff=HASTY
             )
             if right:
                 await sending
@@ -187,9 +187,9 @@ async def test_a_pod_that_stands_by_takes_an_upload_by_the_token(
 
 
 async def test_only_the_edit_is_sent(tmp_path: Path, workspace: Workspace, pod: SyncPod) -> None:
-    async with within_reach(pod, workspace) as (api, mirror, _):
+    async with within_reach(pod, workspace) as (api, job_watch, _):
         first = await deliver(
-            api, mirror, terminal(), workspace, pod_wait=5, token="t", backoff=HASTY
+            api, job_watch, terminal(), workspace, pod_wait=5, token="t", backoff=HASTY
         )
     assert first.revision == 1
     assert first.sent > len(WEIGHTS)
@@ -203,9 +203,9 @@ async def test_only_the_edit_is_sent(tmp_path: Path, workspace: Workspace, pod: 
     again = SyncPod(pod.directory, edited.manifest.sha256)
     await again.start()
     try:
-        async with within_reach(again, edited) as (api, mirror, _):
+        async with within_reach(again, edited) as (api, job_watch, _):
             second = await deliver(
-                api, mirror, terminal(), edited, pod_wait=5, token="t", backoff=HASTY
+                api, job_watch, terminal(), edited, pod_wait=5, token="t", backoff=HASTY
             )
     finally:
         again.kill()
@@ -218,9 +218,9 @@ async def test_an_upload_broken_ten_times_at_random_arrives_identical(
     tmp_path: Path, workspace: Workspace, pod: SyncPod
 ) -> None:
     random = Random(3)
-    async with within_reach(pod, workspace) as (api, mirror, proxy):
+    async with within_reach(pod, workspace) as (api, job_watch, proxy):
         proxy.kill_at = [random.randrange(1, 1 << 20) for _ in range(10)]
-        await deliver(api, mirror, terminal(), workspace, pod_wait=5, token="t", backoff=HASTY)
+        await deliver(api, job_watch, terminal(), workspace, pod_wait=5, token="t", backoff=HASTY)
         assert not proxy.kill_at
     check_tree(pod, workspace)
 
@@ -228,26 +228,26 @@ async def test_an_upload_broken_ten_times_at_random_arrives_identical(
 async def test_nobody_listening_is_given_up_in_time(pod: SyncPod, workspace: Workspace) -> None:
     pod.kill()
     impatient = Backoff(first=0.01, longest=0.05, give_up=0.3)
-    async with within_reach(pod, workspace) as (api, mirror, _):
+    async with within_reach(pod, workspace) as (api, job_watch, _):
         with pytest.raises(UploadProblem, match=r"GaveUp"):
             await deliver(
-                api, mirror, terminal(), workspace, pod_wait=5, token="t", backoff=impatient
+                api, job_watch, terminal(), workspace, pod_wait=5, token="t", backoff=impatient
             )
 
 
 async def test_no_pod_in_time_says_what_the_job_says(pod: SyncPod, workspace: Workspace) -> None:
-    async with within_reach(pod, workspace) as (api, mirror, _):
-        mirror.pods = {}
-        mirror.job = job(reason="ClaimPending", sha256=workspace.manifest.sha256)
+    async with within_reach(pod, workspace) as (api, job_watch, _):
+        job_watch.pods = {}
+        job_watch.job = job(reason="ClaimPending", sha256=workspace.manifest.sha256)
         with pytest.raises(UploadProblem, match=r"within 0 s \(ClaimPending: m\)"):
-            await deliver(api, mirror, terminal(), workspace, pod_wait=0.2, token="t")
+            await deliver(api, job_watch, terminal(), workspace, pod_wait=0.2, token="t")
 
 
 async def found(observed: Job | None, *pods: Pod) -> str | Arrived | None:
-    mirror = Mirror(Api(httpx.AsyncClient(), "ns", HASTY), "job")
-    mirror.show_job(observed)
-    mirror.show_pods({pod.metadata.name: pod for pod in pods})
-    return find_pod(mirror, SHA)
+    job_watch = JobWatch(Api(httpx.AsyncClient(), "ns", HASTY), "job")
+    job_watch.show_job(observed)
+    job_watch.show_pods({pod.metadata.name: pod for pod in pods})
+    return find_pod(job_watch, SHA)
 
 
 async def test_which_pod_takes_the_upload() -> None:

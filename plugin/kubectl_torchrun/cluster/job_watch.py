@@ -8,8 +8,8 @@ from torchrun_api import names
 from torchrun_api.core import Pod
 
 
-class Mirror:
-    """One job of a namespace. Run `keep` in a task; `changed` waits for the next change.
+class JobWatch:
+    """One job as last seen. Start `run` in a task; `next_change` waits for a change.
 
     reloads: the job has a workspace and gets another one. seen: whether the job was read at all.
     The two watches are not in step: a job may have ended before its pods show it.
@@ -25,13 +25,13 @@ class Mirror:
         self._selector = {"labelSelector": f"{names.JOB_LABEL}={name}"}
         self._tick = anyio.Event()
 
-    async def keep(self) -> None:
+    async def run(self) -> None:
         """Watch until cancelled. Raises ApiError and Unreachable as `Api.watch` does."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._keep_job)
-            tasks.start_soon(self._keep_pods)
+            tasks.start_soon(self._watch_job)
+            tasks.start_soon(self._watch_pods)
 
-    async def changed(self, seconds: float) -> bool:
+    async def next_change(self, seconds: float) -> bool:
         """Wait for the next change, at most so long; whether there was one."""
         tick = self._tick
         with anyio.move_on_after(seconds):
@@ -43,12 +43,12 @@ class Mirror:
         """The sync pods or the workers."""
         return [pod for pod in self.pods.values() if pod.metadata.labels.component == component]
 
-    async def _keep_job(self) -> None:
+    async def _watch_job(self) -> None:
         query = {"fieldSelector": f"metadata.name={self.name}"}
         async for jobs in self._api.watch(JOBS, query):
             self.show_job(jobs.get(self.name))
 
-    async def _keep_pods(self) -> None:
+    async def _watch_pods(self) -> None:
         async for pods in self._api.watch(PODS, self._selector):
             self.show_pods(pods)
 
