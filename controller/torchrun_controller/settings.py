@@ -6,12 +6,9 @@ TORCHRUN_PORT, TORCHRUN_SERVICE_HOST and the like.)
 """
 
 import argparse
-import ipaddress
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, NoReturn
-from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct
@@ -20,6 +17,20 @@ from torchrun_controller.leader.election import Durations
 from torchrun_controller.logs import LogFormat, LogLevel
 from torchrun_controller.metrics.per_job import MOST_JOBS
 from torchrun_controller.reconcile.admission.nodes import parse_overhead
+from torchrun_controller.setting_parsers import (
+    IMAGE,
+    NAME,
+    SUBDOMAIN,
+    base_url,
+    boolean,
+    existing_file,
+    integer,
+    ip_address,
+    matching,
+    name_list,
+    one_of,
+    seconds,
+)
 
 # https://kubernetes.io/docs/tasks/run-application/access-api-from-pod/
 _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -75,81 +86,6 @@ class _Option(Struct, frozen=True):
         return f"TORCHRUN_{self.name.upper()}"
 
 
-_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-_SUBDOMAIN = re.compile(
-    r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
-)
-# https://github.com/distribution/reference: [host[:port]/]path[:tag][@digest]
-_IMAGE = re.compile(
-    r"([A-Za-z0-9.-]+(:[0-9]+)?/)?[a-z0-9]+([._/-]+[a-z0-9]+)*"
-    r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@[a-z0-9]+:[0-9a-f]{32,})?"
-)
-_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)?")
-_UNITS = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
-
-
-def _matching(pattern: re.Pattern[str]) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if pattern.fullmatch(text) is None:
-            raise ValueError
-        return text
-
-    return parse
-
-
-def _one_of(*words: str) -> Callable[[str], str]:
-    return _matching(re.compile("|".join(words)))
-
-
-def _names(text: str) -> tuple[str, ...]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    if not all(_NAME.fullmatch(name) for name in names):
-        raise ValueError
-    return tuple(dict.fromkeys(names))
-
-
-def _integer(low: int, high: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        if not (text.isascii() and text.isdigit()) or not low <= int(text) <= high:
-            raise ValueError
-        return int(text)
-
-    return parse
-
-
-def _switch(text: str) -> bool:
-    return {"true": True, "false": False}[text.lower()]
-
-
-def _seconds(text: str) -> float:
-    match = _DURATION.fullmatch(text)
-    if match is None:
-        raise ValueError
-    return float(match[1]) * _UNITS[match[2] or ""]
-
-
-def _path(text: str) -> str | None:
-    if text and not Path(text).is_file():
-        raise ValueError
-    return text or None
-
-
-def _address(text: str) -> str:
-    if text:
-        ipaddress.ip_address(text)
-    return text
-
-
-def _base_url(text: str) -> str:
-    if text:
-        parts = urlsplit(text)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
-            raise ValueError
-        if parts.query or parts.fragment or parts.username or parts.password:
-            raise ValueError
-    return text.rstrip("/")
-
-
 _SECONDS = "a duration such as 15s, 500ms or 1m"
 _NAMESPACES = "names of namespaces, separated by commas"
 _SWITCH = "true or false"
@@ -160,7 +96,7 @@ _OPTIONS: Final = (
     _Option(
         _PODS,
         "runtime_image",
-        _matching(_IMAGE),
+        matching(IMAGE),
         "an image such as registry.example.com/torchrun-runtime:1.0 (no registry is assumed)",
         None,
         "Image of the sync pods and of the launcher that is copied into the training pods. "
@@ -169,7 +105,7 @@ _OPTIONS: Final = (
     _Option(
         _PODS,
         "runtime_image_pull_policy",
-        _one_of("Always", "IfNotPresent", "Never"),
+        one_of("Always", "IfNotPresent", "Never"),
         "Always, IfNotPresent or Never",
         "IfNotPresent",
         "When the kubelet pulls the runtime image.",
@@ -177,7 +113,7 @@ _OPTIONS: Final = (
     _Option(
         _PODS,
         "grow_after",
-        _seconds,
+        seconds,
         _SECONDS,
         "5m",
         "Age at which a gang of an elastic job may give way to a larger one; growth costs as "
@@ -186,7 +122,7 @@ _OPTIONS: Final = (
     _Option(
         _PODS,
         "admit_by_nodes",
-        _switch,
+        boolean,
         _SWITCH,
         "true",
         "Whether a gang is admitted only once nodes have room for it; false where nodes come when "
@@ -203,7 +139,7 @@ _OPTIONS: Final = (
     _Option(
         _PODS,
         "cohort_namespaces",
-        _names,
+        name_list,
         _NAMESPACES,
         "",
         "Namespaces whose queues may be of one cohort. Empty: each namespace has its own cohorts.",
@@ -211,7 +147,7 @@ _OPTIONS: Final = (
     _Option(
         _CLUSTER,
         "namespaces",
-        _names,
+        name_list,
         _NAMESPACES,
         "",
         "Namespaces to work in, such as team-a,team-b. Empty: all, which needs a ClusterRole.",
@@ -219,7 +155,7 @@ _OPTIONS: Final = (
     _Option(
         _CLUSTER,
         "kubeconfig",
-        _path,
+        existing_file,
         "the path of a file",
         "",
         "Kubeconfig file. Empty: $KUBECONFIG, the pod's service account, or ~/.kube/config.",
@@ -235,7 +171,7 @@ _OPTIONS: Final = (
     _Option(
         _HA,
         "leader_election",
-        _switch,
+        boolean,
         _SWITCH,
         "true",
         "Let one of several replicas work, by a Lease. Off only where there is never a second.",
@@ -243,7 +179,7 @@ _OPTIONS: Final = (
     _Option(
         _HA,
         "lease_name",
-        _matching(_SUBDOMAIN),
+        matching(SUBDOMAIN),
         "a DNS name in lower case",
         "torchrun-controller",
         "Name of the Lease.",
@@ -251,7 +187,7 @@ _OPTIONS: Final = (
     _Option(
         _HA,
         "lease_namespace",
-        lambda text: _matching(_NAME)(text or _own_namespace()),
+        lambda text: matching(NAME)(text or _own_namespace()),
         "the name of a namespace",
         "",
         "Namespace of the Lease. Empty: the pod's own, outside of a cluster `default`.",
@@ -259,7 +195,7 @@ _OPTIONS: Final = (
     _Option(
         _HA,
         "lease_duration",
-        _seconds,
+        seconds,
         _SECONDS,
         "15s",
         "How long a standby lets a silent leader be. Must be longer than the renew deadline; the "
@@ -268,7 +204,7 @@ _OPTIONS: Final = (
     _Option(
         _HA,
         "lease_renew_deadline",
-        _seconds,
+        seconds,
         _SECONDS,
         "10s",
         "A leader that cannot renew for so long stops.",
@@ -276,7 +212,7 @@ _OPTIONS: Final = (
     _Option(
         _HA,
         "lease_retry_period",
-        _seconds,
+        seconds,
         _SECONDS,
         "2s",
         "Time between two renewals, or two tries.",
@@ -284,7 +220,7 @@ _OPTIONS: Final = (
     _Option(
         _PROCESS,
         "workers",
-        _integer(1, 1000),
+        integer(1, 1000),
         "a whole number from 1 to 1000",
         "16",
         "Jobs that are reconciled at the same time.",
@@ -292,7 +228,7 @@ _OPTIONS: Final = (
     _Option(
         _PROCESS,
         "listen_address",
-        _address,
+        ip_address,
         "an IP address",
         "",
         "Where /metrics, /healthz and /readyz are served. Empty: every interface.",
@@ -300,7 +236,7 @@ _OPTIONS: Final = (
     _Option(
         _PROCESS,
         "listen_port",
-        _integer(0, 65535),
+        integer(0, 65535),
         "a whole number from 0 to 65535",
         "8080",
         "Port of the same; 0 takes a free one.",
@@ -308,7 +244,7 @@ _OPTIONS: Final = (
     _Option(
         _PROGRESS,
         "progress_url",
-        _base_url,
+        base_url,
         "a URL such as http://torchrun-controller.torchrun-system.svc:8081",
         "",
         "Where workers reach this controller to report their progress. Empty: they do not report "
@@ -317,7 +253,7 @@ _OPTIONS: Final = (
     _Option(
         _PROGRESS,
         "progress_port",
-        _integer(0, 65535),
+        integer(0, 65535),
         "a whole number from 0 to 65535",
         "8081",
         "Port on which they are heard, on every interface or --listen-address; 0 takes a free one.",
@@ -325,7 +261,7 @@ _OPTIONS: Final = (
     _Option(
         _PROCESS,
         "metrics_jobs",
-        _integer(0, MOST_JOBS),
+        integer(0, MOST_JOBS),
         f"a whole number from 0 to {MOST_JOBS}",
         "0",
         "Jobs that have series of their own in /metrics, under their names; 0: none.",
@@ -333,7 +269,7 @@ _OPTIONS: Final = (
     _Option(
         _PROCESS,
         "log_level",
-        _one_of("debug", "info", "warning", "error"),
+        one_of("debug", "info", "warning", "error"),
         "debug, info, warning or error",
         "info",
         "Least level that is logged. At run time, from localhost: PUT /loglevel.",
@@ -341,12 +277,12 @@ _OPTIONS: Final = (
     _Option(
         _PROCESS,
         "log_format",
-        _one_of("auto", "json", "console"),
+        one_of("auto", "json", "console"),
         "auto, json or console",
         "auto",
         "auto: console on a terminal, else json.",
     ),
-    _Option(_PROCESS, "uvloop", _switch, _SWITCH, "true", "Use uvloop's faster event loop."),
+    _Option(_PROCESS, "uvloop", boolean, _SWITCH, "true", "Use uvloop's faster event loop."),
 )
 
 
@@ -398,9 +334,9 @@ def _parser() -> argparse.ArgumentParser:
         default = "required" if option.default is None else f"default: {option.default or 'empty'}"
         groups[option.group].add_argument(
             option.flag,
-            nargs="?" if option.parse is _switch else None,
-            const="true" if option.parse is _switch else None,
-            metavar="BOOL" if option.parse is _switch else option.name.rpartition("_")[2].upper(),
+            nargs="?" if option.parse is boolean else None,
+            const="true" if option.parse is boolean else None,
+            metavar="BOOL" if option.parse is boolean else option.name.rpartition("_")[2].upper(),
             help=f"{option.help} [{option.variable}; {default}]",
         )
     return parser
