@@ -209,6 +209,9 @@ class QueueAdmission(Wire, frozen=True, kw_only=True):
     current: Annotated[
         int, Meta(description="Running weight of the round robin over the queues.")
     ] = 0
+    spare: Annotated[
+        int, Meta(description="Likewise, for the room that the next in turn leaves.")
+    ] = 0
 
 
 class QueueResourceStatus(Wire, frozen=True, kw_only=True):

@@ -49,15 +49,14 @@ def run(seeds: int, jobs: int) -> dict[str, object]:
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
     ).stdout.strip()
-    removed = json.loads(KEPT.read_text())["removed"] if KEPT.exists() else {}
-    return {"commit": commit, "seeds": seeds, "jobs": jobs, "traces": traces, "removed": removed}
+    return {"commit": commit, "seeds": seeds, "jobs": jobs, "traces": traces}
 
 
 def block(kept: dict[str, object]) -> str:
     """The tables of what was kept: one for each trace, means over the seeds.
 
     Utilisation and fairness of a variant are differences to the whole, in points, with their
-    standard error. Mechanisms that were removed for lack of effect have a table of their own.
+    standard error.
     """
     lines = [BEGIN, "", f"{kept['seeds']} seeds of {kept['jobs']} jobs for each trace.", ""]
     traces = kept["traces"]
@@ -75,16 +74,7 @@ def block(kept: dict[str, object]) -> str:
             ]
             lines.append(f"| {variant} | {' | '.join(cells)} |")
         lines.append("")
-    removed = kept["removed"]
-    assert isinstance(removed, dict)
-    if removed:
-        lines += ["Removed, as it made less than a point of difference to one trace or more:", ""]
-        lines += ["| without | trace | utilisation | fairness |", "|---|---|---|---|"]
-    for mechanism, by_trace in removed.items():
-        for name, sides in by_trace.items():
-            cells = [_points(sides["without"][field], sides["with"][field]) for field in POINTS]
-            lines.append(f"| {mechanism} | {name} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", END])
+    return "\n".join([*lines, END])
 
 
 def _points(values: list[float], whole: list[float]) -> str:

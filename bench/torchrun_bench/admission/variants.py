@@ -39,7 +39,7 @@ class WithoutBackfill(Coordinator):
         for queue in self.active:
             while (head := queue.head) is not None and queue not in self._waiting:
                 if self._may_pass(head):
-                    self._grant(head)
+                    self._grant(head, in_turn=True)
                 elif not self._preempt(head):
                     self._wait(head)
 
@@ -56,6 +56,18 @@ class WithoutRelease(Coordinator):
 
     def _release_unused(self, head: PendingWorkload) -> bool:
         return False
+
+
+class OneRoundRobin(Coordinator):
+    """Workloads that pass a head are charged to the turns like all others."""
+
+    def __init__(self, state: ClusterState, now: datetime) -> None:
+        super().__init__(state, now)
+        for queue in self.active:
+            queue.spare = queue.turn
+
+    def _charge(self, workload: PendingWorkload, in_turn: bool) -> None:
+        super()._charge(workload, in_turn=False)
 
 
 def _decide_with(kind: type[Coordinator]) -> Decide:
@@ -106,6 +118,7 @@ VARIANTS: dict[str, Decide] = {
     "reservation of quota": _decide_with(WithoutQuotaReservation),
     "backfill": _decide_with(WithoutBackfill),
     "deadlines in backfill": without_deadlines,
+    "second round robin": _decide_with(OneRoundRobin),
     "lender first": _decide_with(WithoutLender),
     "release by shrunk gangs": _decide_with(WithoutRelease),
     SPREAD: admit,

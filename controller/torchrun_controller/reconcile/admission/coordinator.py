@@ -6,7 +6,8 @@ A decision goes through the queues in five steps:
 2. Turns: the queue whose turn it is gets its head admitted. The first head that does not fit has
    others preempted, where it may, or gets a reservation, and the turns on its nodes end.
 3. Heads for which quota is missing have others preempted, where they may, or wait.
-4. Backfill: heads and workloads behind them go where they delay no reservation, in turn.
+4. Backfill: heads and workloads behind them go where they delay no reservation. The queue that got
+   least for its weight comes first.
 5. Workloads that wish to grow get what is left.
 
 What does not fit is not tried again: within a decision room and quota only become less.
@@ -123,7 +124,7 @@ class Coordinator:
                 workload = self.snapshot.pending(queue, one)
                 fits = self.snapshot.free.capacity(workload.shape) >= workload.workers
                 if fits and queue.quota.shortage(workload.usage) is None:
-                    self._grant(workload)
+                    self._grant(workload, in_turn=True)
                     continue
                 plan = plan_preemption(self.snapshot, self.reservations, workload, new=False)
                 if plan is not None:
@@ -145,7 +146,7 @@ class Coordinator:
                 return
             head = max(able, key=lambda head: rank(head.queue.turn, head.cost))
             if self.snapshot.free.capacity(head.shape) >= head.workers:
-                self._grant(head)
+                self._grant(head, in_turn=True)
             elif not self._preempt(head):
                 self._wait(head)
 
@@ -193,7 +194,7 @@ class Coordinator:
             fitting = [one for one in candidates.values() if one is not None]
             if not fitting:
                 return
-            workload = max(fitting, key=lambda one: rank(one.queue.turn, one.cost))
+            workload = max(fitting, key=lambda one: rank(one.queue.spare, one.cost))
             if self._may_pass(workload):
                 self._grant(workload)
             candidates[workload.queue] = self._next(workload.queue, ends[workload.queue])
@@ -353,11 +354,11 @@ class Coordinator:
         status = pending_status(workload, "Preempting", lacks, nominated=True)
         self.pending[workload.workload.uid] = status
 
-    def _grant(self, workload: PendingWorkload) -> None:
+    def _grant(self, workload: PendingWorkload, *, in_turn: bool = False) -> None:
         """Admit the workload now."""
         one, free = workload.workload, self.reservations.available(workload)
         placement = free.place(workload.shape, workload.workers)
-        self._charge(workload)
+        self._charge(workload, in_turn)
         self.reservations.take(workload, placement)
         self._granted += 1
         nodes = self.snapshot.nodes.nodes
@@ -381,7 +382,7 @@ class Coordinator:
         else:
             kept.take(workload)
 
-    def _charge(self, workload: PendingWorkload) -> None:
+    def _charge(self, workload: PendingWorkload, in_turn: bool) -> None:
         """Advance all queues that could have used the room as well, unless they lack quota."""
         rivals = [
             queue
@@ -393,4 +394,6 @@ class Coordinator:
                 and queue.quota.shortage(queue.head.usage) is None
             )
         ]
-        charge(workload.queue.turn, workload.cost, [queue.turn for queue in rivals])
+        charge(workload.queue.spare, workload.cost, [queue.spare for queue in rivals])
+        if in_turn:
+            charge(workload.queue.turn, workload.cost, [queue.turn for queue in rivals])

@@ -72,7 +72,9 @@ def queue_input(queue: TorchrunQueue) -> Queue:
         paused_reason = f"spec.quota: {error}"
     round_robin = None
     if admission is not None:
-        round_robin = RoundRobinState(weight=admission.weight, current=admission.current)
+        round_robin = RoundRobinState(
+            weight=admission.weight, current=admission.current, spare=admission.spare
+        )
     return Queue(
         namespace=meta.namespace,
         name=meta.name,

@@ -58,14 +58,16 @@ class QuotaLimits(Struct, frozen=True, kw_only=True):
 
 
 class RoundRobinState(Struct, frozen=True, kw_only=True):
-    """A queue's running weight in the round robin, and the weight it was reached with.
+    """A queue's running weights in the round robin, and the weight they were reached with.
 
-    It decides whose head is next and gets the reservation, and who may use what that leaves.
-    Everything that the queue gets is charged to it.
+    `current` decides whose head is next and gets the reservation; only heads that are admitted in
+    their turn are charged to it, so backfill delays no head. `spare` decides who may use what the
+    reservation leaves; everything that the queue gets is charged to it.
     """
 
     weight: int = 1
     current: int = 0
+    spare: int = 0
 
 
 class Queue(Struct, frozen=True, kw_only=True):

@@ -84,13 +84,15 @@ class AdmittedWorkload:
 
 
 class QueueSnapshot:
-    """A queue: its pending workloads in order, those with an admission, and its running weight."""
+    """A queue: its pending workloads in order, those with an admission, and its running weights."""
 
     def __init__(self, queue: Queue, quota: QueueQuota, state: RoundRobinState) -> None:
         self.queue = queue
         self.name = queue.name
         self.quota = quota
+        self.weight = state.weight
         self.turn = Peer(state.weight, state.current)
+        self.spare = Peer(state.weight, state.spare)
         self.pending: list[Workload] = []
         self.admitted: list[AdmittedWorkload] = []
         self.granted = 0  # first admissions by this decision
@@ -102,7 +104,7 @@ class QueueSnapshot:
         """Why the queue admits nothing; empty where it does."""
         if self.queue.paused_reason:
             return self.queue.paused_reason
-        if self.turn.weight <= 0:
+        if self.weight <= 0:
             return f"queue {self.name} is paused: its weight is 0, set it to 1 or more"
         return ""
 
@@ -111,7 +113,9 @@ class QueueSnapshot:
         return QueueSummary(
             namespace=self.queue.namespace,
             name=self.name,
-            round_robin=RoundRobinState(weight=self.turn.weight, current=self.turn.current),
+            round_robin=RoundRobinState(
+                weight=self.weight, current=self.turn.current, spare=self.spare.current
+            ),
             used=amounts(dict(enumerate(self.quota.used))),
             free=self.quota.free(),
             borrowed=amounts(dict(self.quota.borrowed())),
@@ -146,7 +150,7 @@ class Snapshot:
         for queue in self.queues:
             queue.pending.sort(key=queue_order)
             if not queue.pending:
-                queue.turn.current = 0
+                queue.turn.current = queue.spare.current = 0
 
     def pending(self, queue: QueueSnapshot, workload: Workload) -> PendingWorkload:
         """What the workload asks for, ready to be compared."""

@@ -243,6 +243,7 @@ def _queue_admission(summary: QueueSummary) -> QueueAdmission:
         borrowed=_quantities(summary.borrowed),
         weight=state.weight,
         current=state.current,
+        spare=state.spare,
     )
 
 

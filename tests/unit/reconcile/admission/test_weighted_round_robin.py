@@ -77,7 +77,7 @@ def test_a_queue_that_lacks_quota_stands_still():
 
 
 def test_a_queue_without_jobs_starts_from_nothing():
-    idle = queue("a", round_robin=RoundRobinState(weight=1, current=-50))
+    idle = queue("a", round_robin=RoundRobinState(weight=1, current=-50, spare=9))
     decisions = decide(nodes(1), [idle], holds("h", "a"))
     assert decisions.queues[0].round_robin == RoundRobinState(weight=1)
 
@@ -100,11 +100,11 @@ def test_priority_comes_before_age():
     assert admitted(decide(nodes(1), [queue("a")], *asked)) == ["vip"]
 
 
-def test_backfill_goes_by_turns_and_is_charged_to_them():
+def test_backfill_goes_to_whom_got_least_and_is_not_charged_to_turns():
     queues = [
         queue("a", round_robin=RoundRobinState(weight=1, current=999)),
-        queue("b", round_robin=RoundRobinState(weight=1, current=-100)),
-        queue("c", round_robin=RoundRobinState(weight=1, current=100)),
+        queue("b", round_robin=RoundRobinState(weight=1, spare=-100)),
+        queue("c", round_robin=RoundRobinState(weight=1, spare=100)),
     ]
     asked = [
         request("head", "a", 3),
@@ -113,8 +113,9 @@ def test_backfill_goes_by_turns_and_is_charged_to_them():
     running = holds("r", "a", seconds_left=3600)
     decisions = decide(nodes(3), queues, running, *asked)
     assert admitted(decisions) == ["c-0", "c-1"]
-    # c-1 is the last of its queue, which advances no more; the others advance for both.
-    assert turns(decisions) == {"a": 999 + 16, "b": -100 + 16, "c": 100 + 16 - 3 * 16}
+    assert turns(decisions) == {"a": 999, "b": 0, "c": 0}
+    spare = {summary.name: summary.round_robin.spare for summary in decisions.queues}
+    assert spare == {"a": 16, "b": -84, "c": 100 + 16 - 3 * 16}
 
 
 def test_much_at_once_is_decided_in_pieces():
