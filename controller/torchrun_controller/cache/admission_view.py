@@ -259,7 +259,7 @@ def _facts(job: TorchrunJob | None) -> object:
         meta.generation,
         meta.deletion_timestamp,
         status.phase,
-        status.reason,
+        admission_status.request(job),
         status.observed_generation,
         status.running_seconds,
         job_admission(job),

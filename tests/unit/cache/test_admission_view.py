@@ -83,6 +83,7 @@ def a_queue(name: str = "lab", generation: int = 1, **spec: object) -> TorchrunQ
 
 
 def a_job(name: str = "run", version: int = 1, **status: object) -> TorchrunJob:
+    asks = {"type": "AdmissionRequested", "status": "True", "reason": "WaitingForAdmission"}
     body = {
         "metadata": {
             "name": name,
@@ -91,7 +92,7 @@ def a_job(name: str = "run", version: int = 1, **status: object) -> TorchrunJob:
             "resourceVersion": str(version),
         },
         "spec": {"jobQueue": "lab", "numNodes": 2, "command": "c"},
-        "status": {"reason": "WaitingForAdmission", **status},
+        "status": status if "phase" in status else {**status, "conditions": [asks]},
     }
     return msgspec.convert(body, TorchrunJob)
 

@@ -151,12 +151,12 @@ def _shrunk_to(job: TorchrunJob, admitted: int, present: RunningGang) -> int | N
 
 def _was_requeued(job: TorchrunJob, present: RunningGang) -> bool:
     withdrawn = admission_status.withdrawn(job)
-    return bool(withdrawn) and job.status.reason == withdrawn and not present.nodes
+    return bool(withdrawn) and admission_status.request(job) == withdrawn and not present.nodes
 
 
 def _waits(job: TorchrunJob) -> bool:
-    asks = job.status.reason == admission_status.WAITING and job.metadata.deletion_timestamp is None
-    return asks and not job.spec.suspend
+    asks = admission_status.request(job) == admission_status.WAITING
+    return asks and not job.metadata.terminating and not job.spec.suspend
 
 
 def _classify(
@@ -209,7 +209,8 @@ def _outdated(
     job: TorchrunJob, queue: TorchrunQueue | None, asked: GangRequests | None, present: RunningGang
 ) -> str:
     """What the next gang lacks, once reconcile has reported that it waits for that."""
-    waits = job.status.reason in (admission_status.WAITING, admission_status.OUTDATED)
+    asks = admission_status.request(job)
+    waits = asks in (admission_status.WAITING, admission_status.OUTDATED)
     observed = job.status.observed_generation == job.metadata.generation
     if queue is None or asked is None or present.nodes or not (waits and observed):
         return ""

@@ -11,7 +11,7 @@ from torchrun_controller.reconcile.gang.decision import Decision, History, Write
 from torchrun_controller.reconcile.gang.orphans import orphans, way_out
 from torchrun_controller.reconcile.job.context import Context
 from torchrun_controller.reconcile.job.running import present_gang
-from torchrun_controller.reconcile.model.conditions import Reason
+from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
 from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.reconcile.model.phases import State
 from torchrun_controller.reconcile.model.plan import Delete
@@ -80,7 +80,10 @@ def preempted(context: Context) -> Decision | None:
     )
     why = Reason(admission_status.PREEMPTED, message)
     still = _end_gang(context, ending, why) or _wait_for_pods(context, ending)
-    return still or replace(ending, state=State.PREEMPTED, why=why)
+    if still is not None:
+        return still
+    answer = ConditionUpdate(admission_status.REQUESTED, "True", why)
+    return replace(ending, state=State.PREEMPTED, why=why, conditions=(answer,))
 
 
 def _history(context: Context) -> History:

@@ -27,6 +27,7 @@ from torchrun_controller.reconcile.placement import avoid
 from torchrun_controller.reconcile.schedulers.choice import choose
 from torchrun_controller.reconcile.schedulers.gang_objects import build_gang_objects
 from torchrun_controller.reconcile.spec import admission_status
+from torchrun_controller.reconcile.spec.admission_status import REQUESTED
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from torchrun_controller.reconcile.spec.requests import requests_of
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec
@@ -150,9 +151,8 @@ def not_admitted(context: Context) -> Decision | None:
     if left:  # the admission cannot change while they run
         why = Reason("OrphanedWorkers", f"{why.message}. {way_out(left)}")
     gave_way = context.next_attempt.cause is None and admission_status.was_preempted(observed)
-    return _ready_but(
-        context, State.PREEMPTED_WAITING if gave_way else State.ADMISSION_WAITING, why
-    )
+    state = State.PREEMPTED_WAITING if gave_way else State.ADMISSION_WAITING
+    return _ready_but(context, state, why, ConditionUpdate(REQUESTED, "True", why))
 
 
 def unfenced_not_recorded(context: Context) -> Decision | None:
@@ -260,7 +260,7 @@ def _refused(context: Context, applies: tuple[Apply, ...]) -> tuple[State, Reaso
     return None
 
 
-def _ready_but(context: Context, state: State, why: Reason) -> Decision:
+def _ready_but(context: Context, state: State, why: Reason, *ready: ConditionUpdate) -> Decision:
     """A decision where nothing but what `why` says is missing."""
     met = dependencies.why_met(context.observed)
     return _with_workspace(
@@ -268,6 +268,7 @@ def _ready_but(context: Context, state: State, why: Reason) -> Decision:
         state,
         why,
         *(() if met is None else (ConditionUpdate(dependencies.CONDITION, "True", met),)),
+        *ready,
     )
 
 

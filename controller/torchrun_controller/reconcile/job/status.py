@@ -22,17 +22,18 @@ from torchrun_controller.reconcile.model.times import seconds_run, sync_start
 from torchrun_controller.reconcile.placement import avoid, local
 from torchrun_controller.reconcile.pods import roles
 from torchrun_controller.reconcile.pods.lifecycle import alive, count, scheduled
+from torchrun_controller.reconcile.spec.admission_status import REQUESTED
 from torchrun_controller.reconcile.spec.reliability import lent_by
 from torchrun_controller.reconcile.workspace import claims as job_claims
 from torchrun_controller.reconcile.workspace import delivery, reload
 
 KEPT_ATTEMPTS = 5
 MOST_NODES = 1024  # an affinity with more names would not help the scheduler
-# Conditions that are there only while there is something to warn of.
+# Conditions that are there only while there is something to warn of, or to ask for.
 WARNINGS = frozenset(
     {
         *("NotYetSupported", "StorageShared", "StorageReady", "FullSize"),
-        *(names.UP_TO_DATE, refusals.CONDITION),
+        *(names.UP_TO_DATE, refusals.CONDITION, REQUESTED),
     }
 )
 ALREADY_FINISHED = Reason("AlreadyFinished", "spec.suspend came after the end and changes nothing")

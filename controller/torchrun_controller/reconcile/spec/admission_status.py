@@ -25,10 +25,22 @@ PREEMPTED = "Preempted"
 WAITING = "WaitingForAdmission"
 # The reason of Admitted=False of a job whose next gang does not fit what was admitted.
 OUTDATED = "AdmissionOutdated"
+# The condition by which reconcile asks for admission, and answers where it is taken back.
+REQUESTED = "AdmissionRequested"
 # The condition of an elastic job that says how its size stands, and its reason while nodes that it
 # does not use are given back.
 FULL_SIZE = "FullSize"
 GIVES_BACK = "GivesBackNodes"
+
+
+def request(job: TorchrunJob) -> str:
+    """What reconcile asks of the coordinator: WAITING, OUTDATED, PREEMPTED, or "".
+
+    WAITING: nothing is missing for a gang but the admission. The other two answer a refusal of the
+    same reason: no gang of the job is there, and none will be made.
+    """
+    condition = find_condition(job.status.conditions, REQUESTED)
+    return condition.reason if condition is not None and condition.status == "True" else ""
 
 
 def takes_part(queue: TorchrunQueueSpec) -> bool:

@@ -10,6 +10,7 @@ from torchrun_api.admission import Admission, AdmittedHead
 from torchrun_api.core import Pod
 from torchrun_api.job import JobNodeResources
 from torchrun_api.kinds import PODS
+from torchrun_api.meta import Condition
 from torchrun_api.shared import PodTemplate
 from torchrun_controller.reconcile.admission.classify import Classification, classify_job
 from torchrun_controller.reconcile.admission.coordinator import admit
@@ -527,8 +528,10 @@ def test_when_one_of_thousands_is_admitted_few_are_told_anew():
     told = {word.owner.metadata.uid: word.status for word in decide()}
     assert len(told) == 2000
     jobs = [replace(e.job, status=told[e.job.metadata.uid]) for e in entries]
+    ask = Condition(type="AdmissionRequested", status="True", reason="WaitingForAdmission")
     asking = [
-        replace(job, status=replace(job.status, reason="WaitingForAdmission")) for job in jobs
+        replace(job, status=replace(job.status, conditions=(*job.status.conditions, ask)))
+        for job in jobs
     ]
     entries = [ClassifiedJob(job, classify_job(job, queue, (), (), NOBODY)) for job in asking]
     assert decide() == []
