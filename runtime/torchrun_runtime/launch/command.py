@@ -1,8 +1,8 @@
-"""How the user's command is run: under torchrun, or as it is. Pure: words in, words out.
+"""How to run the user's command: under torchrun, or as it is. Pure.
 
-A plain `python train.py` is put under torchrun. Whatever launches processes by itself runs as it
-is, or each of N processes would start N more. A shell line stays a shell line: the shell expands
-it once in every rank, so `--lr $LR` and `--rank $RANK` mean what they say.
+A plain `python train.py` runs under torchrun. A command that starts ranks itself runs as it is:
+else each of N processes would start N more. A shell line stays a shell line: the shell expands it
+once in every rank, so `--rank $RANK` has the value of that rank.
 """
 
 from __future__ import annotations
@@ -115,11 +115,11 @@ def _obstacle(parsed: _Parsed, starts: str) -> str:
 
 
 def _starts_ranks(words: list[str]) -> str:
-    """What in the command starts processes for ranks of its own; "" for nothing."""
+    """The word of the command that starts ranks itself; "" for none."""
     for before, word in zip(["", *words], words):
-        found = _LAUNCHER.search(word)
-        if found:
-            return found.group(1)
+        match = _LAUNCHER.search(word)
+        if match:
+            return match.group(1)
         if before == "-m" and _LAUNCHER_MODULE.match(word):
             return word
     return ""
@@ -134,11 +134,11 @@ def _check_nodes(words: list[str], nnodes: str) -> None:
                 "torchrun gets the number of nodes and the rendezvous from the job",
             )
         option, separator, value = word.partition("=")
-        said = value if separator else after
-        if option == "--nnodes" and nnodes and "$" not in said and _nodes(said) != _nodes(nnodes):
+        nodes = value if separator else after
+        if option == "--nnodes" and nnodes and "$" not in nodes and _nodes(nodes) != _nodes(nnodes):
             raise LaunchError(
                 "InvalidCommand",
-                f"the command says --nnodes={said}, but the job has {nnodes} nodes: leave "
+                f"the command says --nnodes={nodes}, but the job has {nnodes} nodes: leave "
                 "--nnodes out (torchrun gets it from the job), or make both the same",
             )
 

@@ -1,6 +1,6 @@
-"""Why the launcher ends without having run the command."""
+"""Errors that end the launcher before it runs the command."""
 
-# As container runtimes use it: the launcher itself failed, not what it was to run.
+# The exit code of container runtimes for a failure of their own, not of the command.
 LAUNCH_FAILED = 125
 
 

@@ -19,14 +19,14 @@ _PROBE_SECONDS = 300  # a first import from a network file system takes its time
 _POLL = 1.0  # seconds between two looks at a command that writes nothing
 
 _SITE_PACKAGES = "import sysconfig; print(sysconfig.get_path('purelib'))"
-# Where the image's python is in a virtual environment itself, "system" would be what is below that.
+# If the image's python is in a virtual environment, "system" would mean the packages below that.
 _IMAGE_PACKAGES = """
 import site, sys
 if sys.prefix != sys.base_prefix:
     for directory in site.getsitepackages():
         print("import site; site.addsitedir(%r)" % directory)
 """
-# The image's own pip would install into the image.
+# The image's pip would install into the image.
 _PIP = '#!/bin/sh\nexec "$VIRTUAL_ENV/bin/python" -m pip "$@"\n'
 _PIP_DEFAULTS = {
     "PIP_DISABLE_PIP_VERSION_CHECK": "1",
@@ -34,24 +34,24 @@ _PIP_DEFAULTS = {
     "PIP_NO_INPUT": "1",
     "PYTHONUNBUFFERED": "1",
 }
-_LEADING_ELSEWHERE = ("PIP_USER", "PIP_TARGET", "PIP_PREFIX", "PYTHONHOME")
+_REDIRECTING = ("PIP_USER", "PIP_TARGET", "PIP_PREFIX", "PYTHONHOME")
 
 
 class Recipe(NamedTuple):
-    """What an environment is made of. command: shell line, argument vector, or "" for none."""
+    """The content of an environment. command: shell line, argument vector, or "" for none."""
 
     requirements: tuple[str, ...]
     command: str | list[str]
 
 
 def install(directory: str, recipe: Recipe, environment: Mapping[str, str]) -> None:
-    """Make an environment of `directory`, which is there and empty, and install into it.
+    """Make an environment in `directory`, which exists and is empty, and install into it.
 
-    environment: of the commands; it has the environment activated.
+    environment: variables of the commands, with the environment activated.
     Raises LaunchError (SetupFailed), OSError where `directory` cannot be written.
     """
     variables = {**_PIP_DEFAULTS, **environment}
-    for name in _LEADING_ELSEWHERE:
+    for name in _REDIRECTING:
         variables.pop(name, None)
     base, inside = python(), os.path.join(directory, "bin", "python")
     _make_venv(base, directory, variables)
@@ -72,7 +72,7 @@ def install(directory: str, recipe: Recipe, environment: Mapping[str, str]) -> N
 
 
 def _make_venv(base: str, directory: str, variables: Mapping[str, str]) -> None:
-    """As `python -m venv` does, which follows no link, and without a pip of its own."""
+    """Run `python -m venv`, which follows no link, and add a pip that is the image's."""
     real = os.path.realpath(directory)
     options = ["--system-site-packages", "--without-pip"]
     _run("python -m venv", [base, "-m", "venv", *options, real], variables)
@@ -108,7 +108,7 @@ def _has_pip(inside: str, variables: Mapping[str, str]) -> bool:
 
 
 def _arguments(requirements: tuple[str, ...]) -> list[str]:
-    """As pip takes them: an option is split into words, anything else is one requirement."""
+    """Arguments for pip: an option is split into words, anything else is one requirement."""
     try:
         return [
             word
@@ -121,7 +121,7 @@ def _arguments(requirements: tuple[str, ...]) -> list[str]:
 
 
 def _ask(interpreter: str, code: str, variables: Mapping[str, str]) -> str:
-    """What a line of Python prints there."""
+    """The output of a line of Python in that interpreter."""
     try:
         return (
             subprocess.run(
@@ -163,9 +163,9 @@ def _run(what: str, argv: list[str], variables: Mapping[str, str]) -> None:
 
 
 def _pass_on(process: subprocess.Popen[bytes]) -> bytes:
-    """Copy its output to ours until it ends; the last bytes.
+    """Pass its output on until it ends; returns the last bytes.
 
-    What it leaves running may hold the pipe open for ever, so its end counts, not the pipe's.
+    Processes that it leaves running may hold the pipe open for ever, so only its own end counts.
     """
     assert process.stdout
     pipe = process.stdout.fileno()
@@ -184,7 +184,7 @@ def _pass_on(process: subprocess.Popen[bytes]) -> bytes:
 
 
 def _last_lines(output: bytes) -> list[str]:
-    """The last lines that say something; a progress bar's carriage return ends a line as well."""
+    """The last lines that are not empty; a carriage return (progress bar) ends a line too."""
     text = output.decode("utf-8", "replace").replace("\r", "\n")
     lines = [line.strip() for line in text.split("\n")]
     return [line for line in lines if line][-_TAIL_LINES:]

@@ -13,7 +13,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 class Process(NamedTuple):
-    """One process. started: clock ticks since boot, which with the pid tells it from all others."""
+    """One process. started: clock ticks since boot; with the pid it is unique."""
 
     pid: int
     parent: int
@@ -24,10 +24,10 @@ class Process(NamedTuple):
 def descendants(root: int) -> list[Process]:
     """Living processes below `root`, parents before children."""
     children = _children(_all())
-    found = list(children.get(root, ()))
-    for process in found:  # grows while it is walked
-        found.extend(children.get(process.pid, ()))
-    return found
+    tree = list(children.get(root, ()))
+    for process in tree:  # grows during the loop
+        tree.extend(children.get(process.pid, ()))
+    return tree
 
 
 def foremost(tree: list[Process], number: int) -> list[Process]:
@@ -48,7 +48,7 @@ def ranks(tree: list[Process]) -> list[Process]:
 
 
 def agents(tree: list[Process]) -> list[Process]:
-    """What started the ranks and watches them: their parents and those above, but for shells."""
+    """The processes that started the ranks: their parents and ancestors, without shells."""
     known = {process.pid: process for process in tree}
     found: dict[int, Process] = {}
     for rank in ranks(tree):
@@ -65,23 +65,23 @@ def trapping(tree: list[Process], number: int) -> list[Process]:
 
 
 def programs(tree: list[Process]) -> list[Process]:
-    """All but the shells that wait for something: a signalled one would leave that alone."""
+    """All but shells that wait for a child: a shell that a signal ends would leave it behind."""
     parents = {process.parent for process in tree}
     return [p for p in tree if p.name not in _SHELLS or p.pid not in parents]
 
 
 def catches(process: Process, number: int) -> bool:
-    """Whether the signal does not end it at once: it has a handler for it, or ignores it."""
+    """Whether it handles or ignores the signal, so that the signal does not end it at once."""
     return _has(process.pid, "SigCgt", number) or _has(process.pid, "SigIgn", number)
 
 
 def _inside(process: Process, children: dict[int, list[Process]], number: int) -> list[Process]:
-    """What is signalled of a shell and what it runs.
+    """The processes to signal of a shell and its children.
 
-    Without a trap it is what the shell runs: the shell itself would die at once and leave its
-    program running, unsignalled. A shell with a trap is signalled, too. It runs the trap once its
-    program in the foreground has ended, so that one is signalled as well. What it runs in the
-    background is the business of the trap, as in a container without a launcher.
+    A shell without a trap is not signalled, only its children: the shell would die at once and
+    leave its program running. A shell with a trap is signalled, and so is its program in the
+    foreground, as the trap runs only after that has ended. Its background programs are left to the
+    trap, as in a container without a launcher.
     """
     inner = children.get(process.pid, ())
     if process.name not in _SHELLS or not inner:
@@ -153,7 +153,7 @@ def variable(pid: int, name: str) -> str | None:
 
 
 def state(pid: int) -> str:
-    """As "S (sleeping)"; "gone" where it is."""
+    """Its state, such as "S (sleeping)"; "gone" without a process."""
     with suppress(OSError), open(f"/proc/{pid}/status") as file:
         for line in file:
             if line.startswith("State:"):

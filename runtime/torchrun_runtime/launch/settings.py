@@ -1,4 +1,4 @@
-"""What the pod's environment says."""
+"""The launcher's settings, from the pod's environment."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Where the ranks stand: the Python stack of every thread of every rank and of its children.
+"""The Python stacks of all threads of every rank and of its children.
 
-Each Python of the command has registered faulthandler on a signal (rank/sitecustomize.py), with a
-file of its own to write to: faulthandler writes in many small pieces, and stacks that several ranks
-write to one log at the same time cannot be read. The signal is a real-time one, which programs do
-not use themselves, so neither does it take a handler of the user's nor the user's its handler.
+Each Python of the command registers faulthandler on a signal (rank/sitecustomize.py), with a file
+of its own: faulthandler writes in many small pieces, and several ranks would mix in one log. The
+signal is a real-time one, which programs do not use, so its handler does not collide with one of
+the user.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _MOST = 1 << 20  # bytes altogether
 
 
 def write_stacks(folder: str) -> None:
-    """Ask every rank of this pod for its stacks and put them into the log, rank by rank."""
-    asked = {process: _path(folder, process) for process in _processes()}
-    before = {process: _size(path) for process, path in asked.items()}
-    willing = [process for process, path in asked.items() if os.path.exists(path)]
-    send(willing, STACK_SIGNAL)
-    _await([asked[process] for process in willing], [before[process] for process in willing])
+    """Make every rank of this pod write its stacks, and log them, rank by rank."""
+    paths = {process: _path(folder, process) for process in _processes()}
+    before = {process: _size(path) for process, path in paths.items()}
+    registered = [process for process, path in paths.items() if os.path.exists(path)]
+    send(registered, STACK_SIGNAL)
+    _await([paths[process] for process in registered], [before[process] for process in registered])
     left = _MOST
-    for process, path in asked.items():
+    for process, path in paths.items():
         text = _read(path, before[process])[: min(_LONGEST, left)]
         left -= len(text)
         who = _name(process)
@@ -50,9 +50,9 @@ def _processes() -> list[Process]:
     """Ranks and their children, or the whole command where there are no ranks; ranks first."""
     tree = descendants(os.getpid())
     ranks = [process for process in tree if variable(process.pid, "LOCAL_RANK") is not None]
-    found = ranks or tree
-    above = {process.pid for process in found}
-    return sorted(found, key=lambda process: process.parent in above)
+    selected = ranks or tree
+    above = {process.pid for process in selected}
+    return sorted(selected, key=lambda process: process.parent in above)
 
 
 def _name(process: Process) -> str:

@@ -1,14 +1,14 @@
-"""The job's own Python environment: what `requirements` and `setupCommand` install, made once.
+"""The job's own Python environment: what `requirements` and `setupCommand` install, once.
 
-It is a virtual environment above the packages of the image, so that torch need not be installed
-again and no right to write to the image is needed. Environments lie side by side in one folder,
-usually `env/` of the workspace claim, named by the content that they are made of:
+It is a virtual environment above the packages of the image, so torch need not be installed again
+and the image need not be writable. Environments are in one folder, usually `env/` of the workspace
+claim, named by a digest of their content:
 
-    <key>/       a whole environment, with its marker .complete
-    .new-*/      one that is being made; renamed when it is whole, worthless otherwise
+    <key>/       a complete environment, with its marker .complete
+    .new-*/      one that is being made; renamed when it is complete, else discarded
 
-A virtual environment holds its own path in many places. It is therefore always used by way of a
-link that has the same path in every pod, wherever the folder itself is mounted.
+A virtual environment contains its own path in many files. Therefore it is always used through a
+link that has the same path in every pod, wherever the folder is mounted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _KEPT = 2  # environments: the present one, and the one before, which a gang may
 
 
 class Place(NamedTuple):
-    """Where environments are. folder: of all of them; key: of this one; link: its path in use."""
+    """Paths of an environment. folder: of all; key: its name there; link: its path in use."""
 
     folder: str
     key: str
@@ -45,12 +45,12 @@ class Place(NamedTuple):
         return os.path.join(self.folder, self.key)
 
     def complete(self) -> bool:
-        """Whether it was made to its end."""
+        """Whether it is complete."""
         return _complete(self.directory)
 
 
 def make(place: Place, recipe: Recipe) -> None:
-    """Make the environment, with the present directory as that of its commands, unless it is there.
+    """Make the environment if it is missing; its commands run in the present directory.
 
     Raises LaunchError: SetupFailed with the exit code and the last lines of what failed,
     EnvironmentUnwritable.
@@ -70,7 +70,7 @@ def make(place: Place, recipe: Recipe) -> None:
 
 
 def use(place: Place, environment: Mapping[str, str], seconds: float) -> dict[str, str]:
-    """Variables that make a command run in the environment, for which it waits up to `seconds`.
+    """Wait up to `seconds` for the environment; the variables to run a command in it.
 
     Raises LaunchError (EnvironmentMissing).
     """
@@ -98,7 +98,7 @@ def activated(directory: str, environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def link(path: str, target: str) -> None:
-    """Let `path` lead to `target`, also where it led elsewhere. Raises OSError."""
+    """Make or replace the link `path` to `target`. Raises OSError."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     fresh = f"{path}.{os.getpid()}"
     with suppress(FileNotFoundError):
@@ -122,7 +122,7 @@ def _finish(place: Place, unfinished: str) -> None:
     try:
         os.rename(unfinished, place.directory)
     except OSError:
-        # Another pod was faster, or it is no environment at all.
+        # Another pod was faster, or the directory is not an environment.
         if not place.complete():
             shutil.rmtree(place.directory)
             os.rename(unfinished, place.directory)
@@ -149,7 +149,7 @@ def _age(directory: str) -> float:
 
 
 def _discard(directories: Iterable[str]) -> None:
-    """Remove what is of no use; that of another user stays, it only takes space."""
+    """Remove directories; those of another user stay and only take space."""
     for directory in directories:
         with suppress(OSError):
             os.unlink(os.path.join(directory, MARKER))
@@ -157,7 +157,7 @@ def _discard(directories: Iterable[str]) -> None:
 
 
 def _flush(directory: str) -> None:
-    """Flush its file system, so that no marker outlives the content of its environment."""
+    """Flush the file system, so that no marker is on disk before its environment."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         ctypes.CDLL(None).syncfs(descriptor)

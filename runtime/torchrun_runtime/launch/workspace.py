@@ -18,7 +18,7 @@ from .errors import LaunchError
 from .manifest import Entry, parse
 from .output import counted, say, wait_until
 
-# Claims are often network file systems, where copies wait for round trips.
+# Claims are often on network file systems, where copies wait for round trips.
 _THREADS = 16
 _SEEN_SECONDS = 30.0
 _BATCH = 16  # files; a task of its own for each of 200,000 would take much memory
@@ -59,7 +59,7 @@ class SharedWorkspace:
         self._copied: dict[str, Entry] = {}  # by path; empty while that is not known
 
     def wait(self, seconds: float) -> None:
-        """Wait until there is a revision. Raises LaunchError (WorkspaceNotReady)."""
+        """Wait for the first revision. Raises LaunchError (WorkspaceNotReady)."""
         marker = os.path.join(self._source, MARKER)
         if not wait_until(lambda: os.path.exists(marker), seconds, f"the workspace ({marker})"):
             raise LaunchError(
@@ -144,7 +144,7 @@ class SharedWorkspace:
 
 
 def remove(target: str, paths: Iterable[str]) -> None:
-    """Files that a revision has no more, with the directories that nothing else is in."""
+    """Remove files, and directories that are empty then."""
     for path in paths:
         full = os.path.join(target, path)
         with suppress(OSError):
@@ -168,23 +168,23 @@ def _copy_changed(tree: str, target: str, paths: list[str]) -> CopyStats:
 
 
 def modified(path: str) -> float:
-    """When the file was written last; 0 where there is none."""
+    """Modification time of the file; 0 if there is none."""
     return os.stat(path).st_mtime if os.path.exists(path) else 0.0
 
 
 def show_as_newer(path: str, before: float) -> None:
-    """Let a file that was replaced differ in time from the one before.
+    """Give a replaced file a modification time that differs from the one before.
 
-    Python takes bytecode for that of a source with the same size and second.
+    Python uses cached bytecode for a source of the same size and second.
     """
     if int(os.stat(path).st_mtime) <= int(before):
         os.utime(path, (before + 1, before + 1))
 
 
 def copy_tree(source: str, target: str) -> CopyStats:
-    """Copy regular files and directories with their permission bits; replace what is there.
+    """Copy regular files and directories with their permission bits; replaces existing files.
 
-    Raises OSError, also for anything that is neither: a synced workspace holds no links.
+    Raises OSError, also for any other kind of file: a synced workspace has no links.
     """
     with ThreadPoolExecutor(_THREADS, initializer=_block_signals) as pool:
         done = list(pool.map(_copy_files, _batches(_files(source, target))))
@@ -198,7 +198,7 @@ class _File(NamedTuple):
 
 
 def _files(source: str, target: str) -> Iterator[_File]:
-    """Every file below `source`; each directory is made before its first file comes."""
+    """Every file below `source`; makes each directory before its first file."""
     os.makedirs(target, exist_ok=True)
     with os.scandir(source) as entries:
         for entry in entries:
@@ -213,7 +213,7 @@ def _files(source: str, target: str) -> Iterator[_File]:
 
 
 def _block_signals() -> None:
-    """Leave all signals to the main thread: a thread about to end would take one with it."""
+    """Leave all signals to the main thread: a thread that ends could lose one."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
 
 

@@ -1,11 +1,11 @@
-"""Loaded by every Python of the command through PYTHONPATH: leaves word of how it failed.
+"""Loaded by every Python of the command through PYTHONPATH: writes a report if it fails.
 
-torchrun answers any failing rank with exit code 1, and a rank without @record leaves no error file
-at all. So two kinds of processes write a report when an exception ends them: a rank (what was
-raised, and when), and torchrun itself, whose ChildFailedError knows every rank's exit code.
+torchrun exits with 1 for any failing rank, and a rank without @record writes no error file. So two
+kinds of processes write a report when an exception ends them: a rank (which exception, and when),
+and torchrun itself, whose ChildFailedError has every rank's exit code.
 Where the launcher watches for hangs, each Python also registers faulthandler on a real-time signal
 (TORCHRUN_STACK_SIGNAL), to write the stacks of all its threads to a file of its own.
-Nothing here may ever disturb the program: all faults are swallowed.
+Nothing here may disturb the program: all errors are suppressed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _report(kind: type[BaseException], value: BaseException) -> None:
 
 
 def _text(message: object) -> str:
-    """torch's error files hold a string, or an object with one."""
+    """The message of torch's error files: a string, or an object with one."""
     return str(message.get("message", "") if isinstance(message, dict) else message)[:_LONGEST]
 
 
