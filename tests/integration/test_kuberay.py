@@ -44,7 +44,9 @@ def test_a_raycluster_comes_and_goes_with_its_torchrunjob(cluster: LocalCluster)
     cluster.install("kuberay")
     kuberay.check(compute, kubectl)
     kubectl.run("create", "-f", "-", stdin=json.dumps(manifest.build(JOB, compute)))
-    kuberay.create(JOB, compute, kubectl)
+    uid = kubectl.run("get", "torchrunjob", JOB, "--output=jsonpath={.metadata.uid}").strip()
+    rayjob = kuberay.build(JOB, uid, compute, "secret")
+    kubectl.run("create", "-f", "-", stdin=json.dumps(rayjob))
     eventually("a head and three workers", lambda: len(listed("pods")) == 4, 60)
     assert kuberay.pending_reason(JOB, kubectl) == "its RayJob is Initializing"
     containers = [pod["spec"]["containers"][0] for pod in listed("pods")]
