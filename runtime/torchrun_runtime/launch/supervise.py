@@ -95,8 +95,7 @@ def supervise(
     stop_request: StopRequest | None = None
     last_check = time.monotonic()
     while True:
-        pause = _POLL_RANKS if stop else _POLL if stop_request or reload else _IDLE
-        number = _stop_signal(pause)
+        number = _stop_signal(_pause(stop, stop_request, reload))
         if number and stop_request is None and (stop is None or stop.for_reload):
             for watchdog in watchdogs:
                 watchdog.on_stop()
@@ -116,6 +115,17 @@ def supervise(
         if stop_request:
             # Parents before children: an agent must not see its ranks end and start them again.
             send(descendants(os.getpid()), signal.SIGKILL)
+
+
+def _pause(
+    stop: _GracefulStop | None,
+    stop_request: StopRequest | None,
+    reload: Callable[[], bool] | None,
+) -> float:
+    """Seconds to wait for a signal before the next look."""
+    if stop:
+        return _POLL_RANKS
+    return _POLL if stop_request or reload else _IDLE
 
 
 def _stop_signal(seconds: float) -> int:

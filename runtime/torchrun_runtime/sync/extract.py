@@ -72,7 +72,7 @@ def _pieces(opened: zipfile.ZipFile, member: Member) -> Iterator[bytes]:
 
 
 def check_space(directory: Path, needed: int) -> None:
-    """Raises SyncError (WorkspaceFull) where so many bytes do not fit."""
+    """Raises SyncError (WorkspaceFull) where `needed` bytes do not fit."""
     free = shutil.disk_usage(directory).free
     if needed > free:
         raise workspace_full(f"{needed} bytes are needed, {free} are free")

@@ -15,7 +15,7 @@ from torchrun_runtime.sync.settings import Limits
 from torchrun_runtime.sync.tree import too_many
 
 _LONGEST_TARGET = 4096  # PATH_MAX
-_MOST_HOPS = 40  # as Linux resolves at most so many links of one path
+_MOST_HOPS = 40  # the most links of one path that Linux resolves
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ class Programs:
             yield process
 
     def text(self, *command: str, longest: int = 1 << 16) -> str:
-        """What it prints, at most so many bytes; "" where it fails."""
+        """The first `longest` bytes of its output; "" if it fails."""
         with self.reading(*command) as process:
             assert process.stdout
             printed = process.stdout.read(longest)

@@ -65,7 +65,7 @@ def _opened(archive: Path, limits: Limits) -> Iterator[tarfile.TarFile]:
 
 
 class _Bounded(io.RawIOBase):
-    """A file of which nobody reads much at once, or more than `most` bytes in all."""
+    """A file with a bound on each read, and on the bytes of all reads (`most`)."""
 
     def __init__(self, source: io.BufferedReader | gzip.GzipFile, most: int) -> None:
         self._source = source
