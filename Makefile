@@ -46,6 +46,9 @@ unit: $(VENV)/.ready ## No cluster, no network; the pure core at 100% of its bra
 	$(BIN)/coverage report --include='controller/torchrun_controller/reconcile/*' --fail-under=100
 	$(BIN)/coverage report --fail-under=90
 
+test-of: $(VENV)/.ready ## FILE=...: the unit tests of one source file, in seconds (ARGS="-k deadline")
+	$(BIN)/python tests/mirrors.py $(FILE) $(ARGS)
+
 thorough: $(VENV)/.ready ## Each property of the pure core with 1,000 examples
 	$(BIN)/pytest tests/unit/reconcile --hypothesis-profile=thorough --timeout=0 -n $(WORKERS)
 
@@ -227,7 +230,7 @@ $(BIN)/.controller: $(VENV)/.ready
 	$(VENV)/controller/bin/pip install --quiet --editable .
 	touch $@
 
-.PHONY: demo test lint types walls docs unit thorough programs integration ha e2e e2e-all image sbom matrix monitoring venv \
+.PHONY: demo test lint types walls docs unit test-of thorough programs integration ha e2e e2e-all image sbom matrix monitoring venv \
 	format generate run debug record replay hooks faults faults-pairs faults-time-travel faults-page faults-proxied mutants mutants-random \
 	hostile soak bench flames \
 	cluster-up cluster-status cluster-down clean help

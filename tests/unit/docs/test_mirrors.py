@@ -1,0 +1,65 @@
+"""From a source file to its tests: `make test-of`."""
+
+from pathlib import Path
+
+import pytest
+
+from mirrors import MIRRORS, ROOT, NoTestsError, find_tests, main, mirror_of
+
+CONTROLLER = "controller/torchrun_controller"
+
+
+@pytest.mark.parametrize(
+    ("source", "tests"),
+    [
+        (f"{CONTROLLER}/watch/codec.py", ["watch/test_codec.py"]),
+        (f"{CONTROLLER}/signals.py", ["test_signals.py"]),
+        ("sdk/torchrun_sdk/serialization.py", ["sdk/test_serialization.py"]),
+        ("plugin/kubectl_torchrun/upload/gitignore.py", ["plugin/upload/test_gitignore.py"]),
+        # More than one file of tests, also in a folder of the module's name.
+        (
+            f"{CONTROLLER}/reconcile/gang/elastic.py",
+            ["reconcile/gang/test_elastic.py", "reconcile/gang/test_elastic_resize.py"],
+        ),
+        (
+            f"{CONTROLLER}/workqueue.py",
+            ["workqueue/test_async.py", "workqueue/test_core.py", "workqueue/test_invariants.py"],
+        ),
+        # test_git_*.py would be tests of git_errors.py and of the others beside git.py.
+        ("runtime/torchrun_runtime/sync/git.py", ["runtime/sync/test_git.py"]),
+        # A test is its own test.
+        ("tests/unit/watch/test_codec.py", ["watch/test_codec.py"]),
+    ],
+)
+def test_a_file_has_the_tests_of_its_mirrored_path(source: str, tests: list[str]):
+    assert find_tests(Path(source)) == [Path("tests/unit") / test for test in tests]
+
+
+def test_a_file_without_tests_of_its_own_has_those_of_its_folder():
+    tests = find_tests(Path(f"{CONTROLLER}/reconcile/model/plan.py"))
+    assert Path("tests/unit/reconcile/model/test_phases.py") in tests
+    assert {test.parent for test in tests} == {Path("tests/unit/reconcile/model")}
+
+
+def test_a_folder_without_tests_has_those_of_the_folder_above():
+    tests = find_tests(Path("plugin/kubectl_torchrun/completion.py"))
+    assert {test.parent for test in tests} == {Path("tests/unit/plugin")}
+
+
+def test_what_has_no_tests_says_what_to_do(capsys: pytest.CaptureFixture[str]):
+    assert main([f"{CONTROLLER}/nowhere.py"]) == 2
+    assert "no such file" in capsys.readouterr().out
+    assert main(["Dockerfile"]) == 2
+    assert CONTROLLER in capsys.readouterr().out
+    assert main([f"{CONTROLLER}/clock.py"]) == 2
+    assert "Write tests/unit/test_clock.py; docs/first-test.md" in capsys.readouterr().out
+    assert main([]) == 2
+    with pytest.raises(NoTestsError):
+        find_tests(Path("nothing.py"))
+
+
+def test_mirrored_folders_exist():
+    assert {
+        folder for pair in MIRRORS.items() for folder in pair if not (ROOT / folder).is_dir()
+    } == set()
+    assert mirror_of(Path("docs/conf.py")) == Path("tests/unit/docs/test_conf.py")
