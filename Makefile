@@ -111,12 +111,13 @@ format: $(VENV)/.ready ## Format and mend what can be mended
 	$(BIN)/ruff format $(CODE)
 	$(BIN)/ruff check --fix $(CODE)
 
-generate: $(VENV)/.ready ## CRDs, references of API, environment and metrics, phases, golden Plans
+generate: $(VENV)/.ready ## CRDs, references of API, environment and metrics, pictures, golden Plans
 	$(BIN)/python -m torchrun_api.crd manifests/crd
 	$(BIN)/python -m torchrun_api.contract_reference runtime/torchrun_runtime/launch/contract.py docs/environment.md
 	$(BIN)/python -m torchrun_controller.metrics.reference docs/metrics.md
 	$(BIN)/python manifests/monitoring/generate.py
 	$(BIN)/python docs/draw_phases.py
+	$(BIN)/python docs/draw_rooms.py
 	$(BIN)/pytest -q tests/unit/reconcile --update-golden
 
 run: $(VENV)/.ready ## The controller on this machine against the current cluster (RUNTIME_IMAGE=...)

@@ -1,0 +1,50 @@
+"""ARCHITECTURE.md names files that exist, few rooms for each change, and every room."""
+
+import re
+from pathlib import Path
+
+import draw_rooms
+
+from pages import ROOT
+
+PAGE = ROOT / "ARCHITECTURE.md"
+CONTROLLER = ROOT / "controller" / "torchrun_controller"
+PACKAGES = ("api", "bench", "cluster", "manifests", "plugin", "runtime", "sdk")
+
+
+def rows() -> dict[str, list[str]]:
+    """What to change, and the files to open."""
+    table = PAGE.read_text(encoding="utf-8").partition("## To change X, open Y\n")[2]
+    cells = re.findall(r"^\| (.+?) \| (`.+`) \|$", table, re.MULTILINE)
+    return {change: re.findall(r"`([^`]+)`", files) for change, files in cells}
+
+
+def located(path: str) -> Path:
+    return (ROOT if path.partition("/")[0] in PACKAGES else CONTROLLER) / path
+
+
+def room_of(path: str) -> tuple[str, ...]:
+    """Of reconcile and of packages outside of the controller the folder, else the first word."""
+    parts = Path(path).parent.parts
+    return parts if parts[:1] == ("reconcile",) or parts[:1] == ("runtime",) else parts[:1]
+
+
+def test_every_file_of_the_table_exists():
+    assert len(rows()) >= 20
+    assert {p for paths in rows().values() for p in paths if not located(p).is_file()} == set()
+
+
+def test_no_change_needs_more_than_three_rooms():
+    crowded = {change for change, paths in rows().items() if len({*map(room_of, paths)}) > 3}
+    assert crowded == set()
+
+
+def test_every_room_is_described():
+    rooms = PAGE.read_text(encoding="utf-8").partition("## Rooms\n")[2].partition("\n## ")[0]
+    folders = [*CONTROLLER.iterdir(), *(CONTROLLER / "reconcile").iterdir()]
+    described = {f.relative_to(CONTROLLER) for f in folders if (f / "__init__.py").is_file()}
+    assert {str(room) for room in described if f"`{room}/`" not in rooms} == set()
+
+
+def test_the_picture_is_drawn_from_the_contracts():
+    assert draw_rooms.PICTURE.read_text(encoding="utf-8") == draw_rooms.picture(), "make generate"
