@@ -65,6 +65,16 @@ def mirror_of(source: Path) -> Path:
     return MIRRORS[package] / source.relative_to(package).with_name(f"test_{source.stem}.py")
 
 
+def are_own(source: Path, tests: Sequence[Path]) -> bool:
+    """Whether these are tests of the file itself, and not those of its folder."""
+    return any(
+        test == source
+        or test.stem.startswith(f"test_{source.stem}")
+        or test.parent.name == source.stem
+        for test in tests
+    )
+
+
 def _own_tests(source: Path, folder: Path) -> list[Path]:
     """`test_gang.py` and `test_gang_*.py` for gang.py, without those of a gang_*.py beside it."""
     neighbours = [
@@ -100,6 +110,8 @@ def main(arguments: Sequence[str]) -> int:
     except NoTestsError as error:
         print(error)
         return 2
+    if not are_own(source, tests):
+        print(f"There is no {mirror_of(source)}: these are the tests of its folder.")
     print(*tests, sep="\n", flush=True)
     command = [sys.executable, "-m", "pytest", "-q", "-n0", *map(str, tests), *arguments[1:]]
     return subprocess.run(command, cwd=ROOT, check=False).returncode

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mirrors import MIRRORS, ROOT, NoTestsError, find_tests, main, mirror_of
+from mirrors import MIRRORS, ROOT, NoTestsError, are_own, find_tests, main, mirror_of
 
 CONTROLLER = "controller/torchrun_controller"
 
@@ -32,11 +32,15 @@ CONTROLLER = "controller/torchrun_controller"
     ],
 )
 def test_a_file_has_the_tests_of_its_mirrored_path(source: str, tests: list[str]):
-    assert find_tests(Path(source)) == [Path("tests/unit") / test for test in tests]
+    expected = [Path("tests/unit") / test for test in tests]
+    assert find_tests(Path(source)) == expected
+    assert are_own(Path(source), expected)
 
 
 def test_a_file_without_tests_of_its_own_has_those_of_its_folder():
-    tests = find_tests(Path(f"{CONTROLLER}/reconcile/model/plan.py"))
+    plan = Path(f"{CONTROLLER}/reconcile/model/plan.py")
+    tests = find_tests(plan)
+    assert not are_own(plan, tests)
     assert Path("tests/unit/reconcile/model/test_phases.py") in tests
     assert {test.parent for test in tests} == {Path("tests/unit/reconcile/model")}
 
