@@ -326,6 +326,7 @@ async def test_a_foreign_holder_is_named_and_left_alone(held: JsonObject, whose:
         await Applier(wire, Open()).apply(intent())
     conflict = caught.value.conflict
     assert (conflict.resource, conflict.name) == ("services", "run")
+    assert str(caught.value) == conflict.message
     assert conflict.message.startswith(f"Service 'run' exists already and {whose}; delete")
     assert [request.method for request in wire.requests] == ["PATCH", "GET"]
 
