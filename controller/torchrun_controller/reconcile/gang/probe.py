@@ -8,8 +8,9 @@ class, so it drives nobody out.
 from torchrun_api import names
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject, JsonValue, object_at, objects_at
-from torchrun_api.kinds import PODS
-from torchrun_controller.reconcile.model.observed import Defaults, Observed
+from torchrun_api.kinds import JOBS, PODS
+from torchrun_controller.reconcile.gang import gang
+from torchrun_controller.reconcile.model.observed import Defaults, Observed, Rejection
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.objects.base import RESTRICTED_CONTAINER, RUNTIME_USER, metadata
 from torchrun_controller.reconcile.objects.child_job import worker_template
@@ -32,9 +33,12 @@ def missing_probes(
         return (), ""
     job, queue = observed.job, observed.queue
     wanted = [names.probe(job.metadata.name, index) for index in range(count)]
-    refused = next((r for r in observed.refused.rejections if r.name in wanted), None)
-    if refused is not None:
-        return (), f"the API server refused pod {refused.name}: {refused.message}"
+    for refused in observed.refused.rejections:
+        if refused.name in wanted:
+            return (), f"the API server refused pod {refused.name}: {refused.message}"
+        if _is_of_next_gang(observed, refused):
+            # Room that is found is of no use yet; each try would create and delete probes.
+            return (), f"the API server refused Job {refused.name}: {refused.message}"
     if queue is None:
         return (), f"there is no TorchrunQueue {job.spec.job_queue}"
     try:
@@ -58,6 +62,12 @@ def missing_probes(
         c.name for c in observed.refused.conflicts
     }
     return tuple(probe for probe in probes if probe.name not in taken), ""
+
+
+def _is_of_next_gang(observed: Observed, refused: Rejection) -> bool:
+    name, attempt = observed.job.metadata.name, gang.next_attempt(observed)
+    jobs = (names.child_job(name, attempt), names.workers_job(name, attempt))
+    return refused.resource == JOBS.resource and refused.name in jobs
 
 
 def _probe(job: TorchrunJob, template: JsonObject, name: str, defaults: Defaults) -> JsonObject:

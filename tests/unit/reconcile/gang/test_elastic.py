@@ -313,6 +313,22 @@ def test_a_probe_that_is_refused_says_so_and_holds_up_nothing():
     assert [a.name for a in plan.applies] == ["train-r2"]
 
 
+def test_no_room_is_looked_for_while_the_larger_gang_is_refused() -> None:
+    world = shrunk()
+    grow_time(world)
+    probe_placed(world, 0)
+    other = Rejection("services", "train", "denied too")
+    world.rejections = (other, Rejection("jobs.batch", "train-r2", "denied by a policy"))
+    for _ in range(3):
+        world.step()
+    assert probes(world) == []
+    assert world.phase == "Running"
+    assert "refused Job train-r2: denied by a policy" in world.condition("FullSize").message
+    world.rejections = ()
+    world.settle()
+    assert probes(world) == ["train-probe-0"]
+
+
 def test_a_name_held_by_others_is_left_alone():
     world = shrunk()
     world.conflicts = (Conflict("pods", "train-probe-0", "somebody's"),)
