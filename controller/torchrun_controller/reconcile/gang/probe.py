@@ -12,7 +12,11 @@ from torchrun_api.kinds import JOBS, PODS
 from torchrun_controller.reconcile.gang import gang
 from torchrun_controller.reconcile.model.observed import Defaults, Observed, Rejection
 from torchrun_controller.reconcile.model.plan import Apply
-from torchrun_controller.reconcile.objects.base import RESTRICTED_CONTAINER, RUNTIME_USER, metadata
+from torchrun_controller.reconcile.objects.base import (
+    RESTRICTED_CONTAINER,
+    RESTRICTED_USER,
+    metadata,
+)
 from torchrun_controller.reconcile.objects.child_job import worker_template
 from torchrun_controller.reconcile.schedulers import gang_objects
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
@@ -78,12 +82,7 @@ def _probe(job: TorchrunJob, template: JsonObject, name: str, defaults: Defaults
         "terminationGracePeriodSeconds": 1,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": RUNTIME_USER,
-            "runAsGroup": RUNTIME_USER,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": RESTRICTED_USER,
         "containers": [_idle(c, defaults) for c in objects_at(worker, "containers")],
         # Where a volume can be reached is a constraint too.
         "volumes": [v for v in objects_at(worker, "volumes") if "persistentVolumeClaim" in v],

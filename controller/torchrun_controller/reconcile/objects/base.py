@@ -9,17 +9,23 @@ from torchrun_api.queue import TorchrunQueue
 # uid and gid of the runtime image's own user.
 RUNTIME_USER = 65532
 
-# The restricted Pod Security profile, for containers of the runtime image.
+# The restricted Pod Security profile, for pods and containers of the runtime image.
+_USER: JsonObject = {"runAsNonRoot": True, "runAsUser": RUNTIME_USER, "runAsGroup": RUNTIME_USER}
+_SECCOMP: JsonObject = {"seccompProfile": {"type": "RuntimeDefault"}}
+RESTRICTED_USER: JsonObject = {**_USER, **_SECCOMP}
+# With volumes: they are handed to this group, and large ones that are so already are left alone.
+RESTRICTED_POD: JsonObject = {
+    **_USER,
+    "fsGroup": RUNTIME_USER,
+    "fsGroupChangePolicy": "OnRootMismatch",
+    **_SECCOMP,
+}
 RESTRICTED_CONTAINER: JsonObject = {
     "allowPrivilegeEscalation": False,
     "capabilities": {"drop": ["ALL"]},
     "readOnlyRootFilesystem": True,
-    "runAsNonRoot": True,
-    "runAsUser": RUNTIME_USER,
-    "runAsGroup": RUNTIME_USER,
-    "seccompProfile": {"type": "RuntimeDefault"},
+    **RESTRICTED_USER,
 }
-
 
 # The autoscalers' words for pods whose end costs more than a node that is half empty (Karpenter,
 # cluster-autoscaler).

@@ -12,7 +12,7 @@ import msgspec
 from torchrun_api import names
 from torchrun_api.json import JsonObject, JsonValue, object_at
 from torchrun_api.queue import PodSecurity, TorchrunQueue
-from torchrun_controller.reconcile.objects.base import RUNTIME_USER
+from torchrun_controller.reconcile.objects.base import RESTRICTED_POD, RUNTIME_USER
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from torchrun_controller.reconcile.spec.merge import merge
 
@@ -22,15 +22,6 @@ _POD: JsonObject = {"seccompProfile": {"type": "RuntimeDefault"}}
 _TRAINER: JsonObject = {
     "allowPrivilegeEscalation": False,
     "capabilities": {"drop": ["MKNOD", "NET_RAW"]},
-}
-_RESTRICTED_POD: JsonObject = {
-    "runAsNonRoot": True,
-    "runAsUser": RUNTIME_USER,
-    "runAsGroup": RUNTIME_USER,
-    # Claims are handed to this group, and large ones that are so already are left alone.
-    "fsGroup": RUNTIME_USER,
-    "fsGroupChangePolicy": "OnRootMismatch",
-    **_POD,
 }
 _RESTRICTED_CONTAINER: JsonObject = {
     "allowPrivilegeEscalation": False,
@@ -179,7 +170,7 @@ def secured(template: JsonObject, queue: TorchrunQueue) -> JsonObject:
     level = queue.spec.pod_security
     spec = object_at(template, "spec")
     if level == "restricted":
-        made = _filled(spec, "securityContext", _RESTRICTED_POD)
+        made = _filled(spec, "securityContext", RESTRICTED_POD)
         made |= {kind: _each(spec[kind], partial(_restricted, made)) for kind in _KINDS}
     else:
         made = _filled(spec, "securityContext", _POD)

@@ -14,7 +14,7 @@ from torchrun_controller.reconcile.objects.base import (
     NO_PROXY,
     NO_PROXY_LABEL,
     RESTRICTED_CONTAINER,
-    RUNTIME_USER,
+    RESTRICTED_POD,
     metadata,
     pull_secrets,
 )
@@ -77,14 +77,7 @@ def sync_pod(
             "restartPolicy": "Never",
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
-            "securityContext": {
-                "runAsNonRoot": True,
-                "runAsUser": RUNTIME_USER,
-                "runAsGroup": RUNTIME_USER,
-                "fsGroup": RUNTIME_USER,
-                "fsGroupChangePolicy": "OnRootMismatch",
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
+            "securityContext": RESTRICTED_POD,
             "containers": [_container(job, defaults, commit, upload, after, base)],
             "volumes": [
                 {"name": "workspace", "persistentVolumeClaim": {"claimName": wanted.name}},
