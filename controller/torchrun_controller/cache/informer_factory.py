@@ -47,6 +47,7 @@ from torchrun_controller.cache.observe import (
     Caches,
     Key,
     empty_caches,
+    finished_parents,
     followers,
     index_key,
     observe,
@@ -284,8 +285,8 @@ class InformerFactory:
         has_phase = bool(change.object.status.phase)
         self._queue.add((meta.namespace, meta.name), INITIAL if initial and has_phase else 0)
         if not initial:
-            for child in followers(jobs, change):
-                self._queue.add((meta.namespace, child))
+            for related in followers(jobs, change) | finished_parents(jobs, change):
+                self._queue.add((meta.namespace, related))
         for listener in self._job_listeners:
             listener(change, initial)
 

@@ -13,6 +13,7 @@ from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import CLAIMS, JOBS, PODS, SERVICES, Kind
 from torchrun_api.meta import ChildMeta
 from torchrun_api.queue import TorchrunQueue
+from torchrun_api.status import TERMINAL
 from torchrun_controller.cache.progress_reports import Reports
 from torchrun_controller.cache.store import Change, Store
 from torchrun_controller.reconcile.model.installed import Installed
@@ -171,6 +172,7 @@ def observe(
         job=job,
         queue=queue,
         parents=_parents(caches.jobs, job),
+        dependents=caches.jobs.by_index(PARENT_INDEX, key),
         gang=ObservedGang(
             child_jobs=tuple(attempts),
             worker_jobs=tuple(of_workers),
@@ -293,6 +295,27 @@ def followers(jobs: Store[TorchrunJob], change: Change[TorchrunJob]) -> set[str]
         if edited:
             open_ends += names_of
     return found
+
+
+def finished_parents(jobs: Store[TorchrunJob], change: Change[TorchrunJob]) -> set[str]:
+    """Names of the finished jobs whose deletion may wait for this change of a dependent."""
+    if change.old is None or (
+        change.new is not None and _record_of(change.old) == _record_of(change.new)
+    ):
+        return set()
+    namespace = change.object.metadata.namespace
+    parents = (jobs.get(namespace, edge.name) for edge in change.old.spec.depends_on)
+    return {
+        parent.metadata.name
+        for parent in parents
+        if parent is not None and parent.status.phase in TERMINAL
+    }
+
+
+def _record_of(job: TorchrunJob) -> tuple[object, ...]:
+    status = job.status
+    ended = job.metadata.terminating or status.phase in TERMINAL
+    return (ended, status.workers, status.dependencies_met, job.spec.depends_on)
 
 
 def _came_so_far(job: TorchrunJob | None) -> tuple[object, ...]:

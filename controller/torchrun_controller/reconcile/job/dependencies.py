@@ -1,10 +1,9 @@
-"""spec.dependsOn: what must have become of other jobs before the first gang of this one.
+"""spec.dependsOn: the state that other jobs must reach before the first gang of this one.
 
-The status remembers each dependency from the first moment that it is met. Once a gang was
-made nothing of this matters any more: a job that runs needs no parent.
+The status records each dependency when it is first met. A job that has had a gang needs no parent.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
@@ -65,6 +64,23 @@ def met(observed: Observed) -> tuple[MetDependency, ...]:
         for dependency in observed.job.spec.depends_on
     )
     return tuple(one for one in found if one is not None)
+
+
+def are_recorded(job: TorchrunJob, dependents: Iterable[TorchrunJob]) -> bool:
+    """Whether each job that depends on this finished one shows in its status how it ended."""
+    return all(
+        dependent.metadata.terminating
+        or dependent.status.phase in TERMINAL
+        or dependent.status.workers is not None
+        or _records(dependent, job.metadata.name)
+        for dependent in dependents
+    )
+
+
+def _records(dependent: TorchrunJob, parent: str) -> bool:
+    recorded = {(one.name, one.condition) for one in dependent.status.dependencies_met}
+    edges = (edge for edge in dependent.spec.depends_on if edge.name == parent)
+    return all((edge.name, edge.condition) in recorded for edge in edges)
 
 
 def why_met(observed: Observed) -> Reason | None:

@@ -9,6 +9,7 @@ from torchrun_api.kinds import TORCHRUN_JOBS
 from torchrun_controller.reconcile.gang import fence, gang, halves
 from torchrun_controller.reconcile.gang.decision import Decision, History, Writes, soonest
 from torchrun_controller.reconcile.gang.orphans import orphans, way_out
+from torchrun_controller.reconcile.job import dependencies
 from torchrun_controller.reconcile.job.context import Context
 from torchrun_controller.reconcile.job.running import present_gang
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
@@ -160,10 +161,11 @@ def _end_what_runs(
 def clean_up(
     observed: Observed, policy: ResolvedReliability, now: datetime
 ) -> tuple[tuple[Delete, ...], float | None]:
-    """What a job that is over still calls for: no pod runs on, and its time to live.
+    """Delete what a finished job leaves running, and the job itself after its time to live.
 
-    A TTL on the child Job would delete the Job, and the next reconcile would train again: it is the
-    TorchrunJob that is deleted, and all that it owns goes with it.
+    A TTL on the child Job would delete the Job, and the next reconcile would train again. So the
+    TorchrunJob is deleted, with all that it owns, once the jobs that depend on it have recorded how
+    it ended: the status of a job that is gone cannot be read.
     """
     status, meta = observed.job.status, observed.job.metadata
     ends, wait = _end_what_runs(observed, policy, now)
@@ -173,6 +175,8 @@ def clean_up(
     left = (policy.time_to_live - (now - status.completion_time)).total_seconds()
     if left > 0:
         return deletes, soonest(left, wait)
+    if not dependencies.are_recorded(observed.job, observed.dependents):
+        return deletes, wait
     own = Delete(
         kind=TORCHRUN_JOBS,
         namespace=meta.namespace,

@@ -120,12 +120,13 @@ class Observed(Struct, frozen=True, kw_only=True):
     """The present state of one job. Lists hold only objects that the job's UID controls.
 
     `parents` are the jobs that it depends on, and those that these depend on, and so on, by name
-    and as far as they exist.
+    and as far as they exist. `dependents` are the jobs that name this one in `spec.dependsOn`.
     """
 
     job: TorchrunJob
     queue: TorchrunQueue | None = None
     parents: dict[str, TorchrunJob] = field(default_factory=dict)
+    dependents: tuple[TorchrunJob, ...] = ()
     gang: ObservedGang = ObservedGang()
     workspace: ObservedWorkspace = ObservedWorkspace()
     cluster: ObservedCluster = ObservedCluster()

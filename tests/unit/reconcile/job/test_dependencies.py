@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from torchrun_api.admission import Dependency
 from torchrun_api.job import TorchrunJob
-from torchrun_api.kinds import JOBS, PODS
+from torchrun_api.kinds import JOBS, PODS, TORCHRUN_JOBS
 from torchrun_controller.reconcile.model.observed import Conflict, Observed
 from world import START, ZIP, World, make_job, make_queue
 
@@ -262,3 +262,54 @@ def test_a_job_that_has_started_asks_no_more_for_its_parents():
     world.know(job("prep", "train", phase="Failed"))
     assert world.phase == "Running"
     assert not [key for key in world.created if key[0] == PODS.plural]
+
+
+def _expired(phase: str) -> World:
+    """A finished job whose time to live is over."""
+    world = World(make_job(numNodes=1, reliability={"ttlSecondsAfterFinished": 20}), make_queue())
+    world.settle()
+    world.all_workers("Running")
+    world.settle()
+    world.job_condition("Complete")
+    world.settle()
+    world.job = replace(world.job, status=replace(world.job.status, phase=phase))
+    world.pass_time(seconds=21)
+    return world
+
+
+def _deletes_itself(world: World) -> bool:
+    return TORCHRUN_JOBS in [delete.kind for delete in world.plan().deletes]
+
+
+_RECORD = {"name": "train", "condition": "Succeeded", "uid": "uid-train"}
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+@pytest.mark.parametrize(
+    ("dependent", "deleted"),
+    [
+        (job("next", "train"), False),
+        (job("next", "train", phase="Queued"), False),
+        (job("next", "train", dependenciesMet=[{**_RECORD, "condition": "Finished"}]), False),
+        (job("next", "train", dependenciesMet=[_RECORD]), True),
+        (job("next", "train", phase="Failed"), True),
+        (job("next", "train", phase="Running", workers={}), True),
+        (job("next", "other"), True),
+    ],
+)
+def test_a_finished_job_outlives_its_ttl_until_its_dependents_record_how_it_ended(
+    phase: str, dependent: TorchrunJob, deleted: bool
+):
+    world = _expired(phase)
+    world.neighbours = (dependent,)
+    assert _deletes_itself(world) is deleted
+    world.neighbours = ()
+    assert _deletes_itself(world)
+
+
+def test_a_dependent_that_is_being_deleted_keeps_no_parent():
+    world = _expired("Succeeded")
+    dependent = job("next", "train")
+    ending = replace(dependent.metadata, deletion_timestamp=START)
+    world.neighbours = (replace(dependent, metadata=ending),)
+    assert _deletes_itself(world)
