@@ -30,9 +30,9 @@ lint: $(VENV)/.ready ## Format and lint
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/ruff check $(CODE)
 
-types: $(VENV)/.ready ## mypy, strict
+types: $(VENV)/.ready ## mypy, strict: the sources and the helpers of the tests
 	cd manifests/monitoring && ../../$(BIN)/mypy --strict --cache-dir ../../.mypy_cache generate.py
-	$(BIN)/mypy api controller runtime plugin sdk cluster bench
+	$(BIN)/mypy api controller runtime plugin sdk cluster bench tests
 
 walls: $(VENV)/.ready ## Who may import whom
 	$(BIN)/lint-imports

@@ -3,10 +3,10 @@
 import json
 from collections.abc import Iterable
 
-from torchrun_api.json import JsonObject
+from torchrun_api.json import JsonObject, JsonValue
 
 
-def pod(name: str, version: int, attempt: str = "0", **more: object) -> JsonObject:
+def pod(name: str, version: int, attempt: str = "0", **more: JsonValue) -> JsonObject:
     metadata: JsonObject = {
         "name": name,
         "namespace": "team-a",

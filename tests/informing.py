@@ -21,7 +21,7 @@ LIST = "sendInitialEvents"
 # What one test may last; nothing waits for this long unless it is broken.
 PATIENCE = 10.0
 
-Step = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Step = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Play:
         self.steps = deque(steps)
         self.server: ScriptedServer
 
-    async def __call__(self, request: web.Request) -> web.StreamResponse:
+    async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         if self.steps:
             return await self.steps.popleft()(request)
         response = await streamed(request)
@@ -79,7 +79,7 @@ class Play:
 def sends(*chunks: bytes) -> Step:
     """A watch that sends this and ends."""
 
-    async def step(request: web.Request) -> web.StreamResponse:
+    async def step(request: web.BaseRequest) -> web.StreamResponse:
         return await streamed(request, *chunks)
 
     return step
@@ -88,7 +88,7 @@ def sends(*chunks: bytes) -> Step:
 def breaks(*chunks: bytes) -> Step:
     """A watch that sends this and loses its connection."""
 
-    async def step(request: web.Request) -> web.StreamResponse:
+    async def step(request: web.BaseRequest) -> web.StreamResponse:
         response = await streamed(request, *chunks)
         assert request.transport is not None
         request.transport.close()
@@ -98,14 +98,14 @@ def breaks(*chunks: bytes) -> Step:
 
 
 def refuses(code: int, reason: str, **headers: str) -> Step:
-    async def step(request: web.Request) -> web.StreamResponse:
+    async def step(request: web.BaseRequest) -> web.StreamResponse:
         return json_response(status(code, reason), code, headers)
 
     return step
 
 
 def gives(body: bytes) -> Step:
-    async def step(request: web.Request) -> web.StreamResponse:
+    async def step(request: web.BaseRequest) -> web.StreamResponse:
         return web.Response(body=body)
 
     return step

@@ -15,5 +15,5 @@ settings.register_profile(THOROUGH, max_examples=1000)
 def examples(count: int, **more: Any) -> settings:
     """Settings of a property that draws `count` examples, or more by the profile; no deadline."""
     if settings.get_current_profile_name() == THOROUGH:
-        count = max(count, settings.default.max_examples)
+        count = max(count, settings.get_profile(THOROUGH).max_examples)
     return settings(max_examples=count, deadline=None, **more)

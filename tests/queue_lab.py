@@ -7,7 +7,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from torchrun_api.core import Pod
-from torchrun_api.status import TERMINAL
+from torchrun_api.status import TERMINAL, TorchrunJobStatus
 from torchrun_controller.reconcile.admission.classify import classify_job, running_gang
 from torchrun_controller.reconcile.admission.coordinator import admit
 from torchrun_controller.reconcile.admission.inputs import ClassifiedJob, cluster_state
@@ -88,6 +88,7 @@ class Lab:
         for world in self.worlds:
             if world.job is not word.owner:
                 continue
+            assert isinstance(status, TorchrunJobStatus)
             present = world.job.status
             others = tuple(c for c in present.conditions if c.type != "Admitted")
             told = replace(

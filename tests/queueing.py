@@ -1,6 +1,7 @@
 """Short ways to write a ClusterState down."""
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from torchrun_controller.reconcile.admission.coordinator import admit
 from torchrun_controller.reconcile.admission.model import (
@@ -16,7 +17,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 GPU = "nvidia.com/gpu"
 
 
-def node(name: str, gpus: int = 8, **fields) -> NodeCapacity:
+def node(name: str, gpus: int = 8, **fields: Any) -> NodeCapacity:
     return NodeCapacity(name=name, allocatable={GPU: gpus, "cpu": 96_000}, **fields)
 
 
@@ -24,14 +25,16 @@ def nodes(count: int, gpus: int = 8) -> tuple[NodeCapacity, ...]:
     return tuple(node(f"n{i:03}", gpus) for i in range(count))
 
 
-def queue(name: str, weight: int | None = 1, *, quota: dict | None = None, **fields) -> Queue:
+def queue(
+    name: str, weight: int | None = 1, *, quota: dict[str, int] | None = None, **fields: Any
+) -> Queue:
     return Queue(
         namespace="team", name=name, weight=weight, quota=QuotaLimits(**(quota or {})), **fields
     )
 
 
 def request(
-    name: str, queue: str, nodes: int = 1, gpus: int = 8, *, age: float = 0, **fields
+    name: str, queue: str, nodes: int = 1, gpus: int = 8, *, age: float = 0, **fields: Any
 ) -> Workload:
     """`age` in seconds; the uid is the name."""
     return Workload(
@@ -48,7 +51,7 @@ def request(
 
 
 def holds(
-    name: str, queue: str, nodes: int = 1, gpus: int = 8, *, held: float = 0, **fields
+    name: str, queue: str, nodes: int = 1, gpus: int = 8, *, held: float = 0, **fields: Any
 ) -> Workload:
     """Admitted `held` seconds ago for all that it asks for, unless `admitted` says otherwise."""
     fields = {"admitted": nodes, "since": NOW - timedelta(seconds=held), **fields}

@@ -15,7 +15,7 @@ from torchrun_controller.client.credentials import Endpoint
 # How the answer of a server begins that is played byte by byte.
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 @dataclass
@@ -35,7 +35,7 @@ class ScriptedServer:
 async def serving(handler: Handler, tls: SSLContext | None = None) -> AsyncIterator[ScriptedServer]:
     """Answer every request by `handler`."""
 
-    async def answer(request: web.Request) -> web.StreamResponse:
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
         server.requests.append(f"{request.method} {request.rel_url}")
         return await handler(request)
 
@@ -72,7 +72,7 @@ def json_response(
     return web.json_response(body, status=status, headers=headers)
 
 
-async def streamed(request: web.Request, *chunks: bytes) -> web.StreamResponse:
+async def streamed(request: web.BaseRequest, *chunks: bytes) -> web.StreamResponse:
     """Begin a watch and send chunks; the stream ends when the handler returns."""
     response = web.StreamResponse()
     await response.prepare(request)

@@ -35,7 +35,7 @@ from torchrun_api.core import (
     Taint,
 )
 from torchrun_api.job import TorchrunJob
-from torchrun_api.json import JsonObject
+from torchrun_api.json import JsonObject, object_at
 from torchrun_api.kinds import (
     CLAIMS,
     JOBS,
@@ -46,7 +46,7 @@ from torchrun_api.kinds import (
     Kind,
     Object,
 )
-from torchrun_api.meta import ChildMeta, Condition
+from torchrun_api.meta import ChildMeta, Condition, ConditionStatus
 from torchrun_api.queue import TorchrunQueue
 from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.cache.observe import Caches, empty_caches, observe
@@ -57,7 +57,7 @@ from torchrun_controller.reconcile.model.conditions import ADMITTED
 from torchrun_controller.reconcile.model.installed import Installed
 from torchrun_controller.reconcile.model.observed import Group
 from torchrun_controller.reconcile.model.plan import Apply, Delete
-from torchrun_controller.reconcile.placement.avoid import HOSTNAME
+from torchrun_controller.reconcile.placement.affinity import HOSTNAME
 from torchrun_controller.reconcile.pods.lifecycle import alive, index_of
 from torchrun_controller.reconcile.spec.requests import admission_of, requests_of
 from torchrun_controller.reconcile.spec.size import size_of
@@ -180,7 +180,8 @@ class World:
         """Reconcile once and carry the Plan out; a process killed after some `writes` no further."""
         plan = self.plan()
         deletes = () if plan.status_before_deletes and writes is not None else plan.deletes
-        for write in (*plan.applies, *deletes)[:writes]:
+        writes_in_order: tuple[Apply | Delete, ...] = (*plan.applies, *deletes)
+        for write in writes_in_order[:writes]:
             self.write(write)
         if plan.status is not None and writes is None:
             self.write_status(plan.status)
@@ -286,7 +287,8 @@ class World:
         if apply.kind is JOBS:
             if meta.labels.role != names.WORKER:
                 self.gangs.append(self.objects[key])
-            self.templates[meta.uid] = apply.body["spec"]["template"]
+            spec = object_at(apply.body, "spec")
+            self.templates[meta.uid] = spec["template"]
             self._spawn(self.objects[key], apply.body)
 
     def _spawn(self, child: Job, body: JsonObject) -> None:
@@ -363,7 +365,7 @@ class World:
         """A Node comes or changes."""
         nodes = self.nodes if self.nodes is not None else {}
         before = nodes.get(name)
-        status = "True" if ready else "Unknown"
+        status: ConditionStatus = "True" if ready else "Unknown"
         changed = self.now
         if before is not None and before.status.conditions[0].status == status:
             changed = before.status.conditions[0].last_transition_time or self.now

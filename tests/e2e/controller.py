@@ -11,10 +11,11 @@ from pathlib import Path
 
 import httpx
 
+from bodies import Body
 from e2e.cluster import Cluster
 from e2e.history import History
 from e2e.space import CONTROLLER, Space
-from torchrun_api.json import JsonObject
+from e2e.sync_pod import SyncPod, is_ready
 
 NAMESPACE = "torchrun-system"
 SELECTOR = "app.kubernetes.io/name=torchrun-controller"
@@ -78,15 +79,16 @@ def no_deployment(cluster: Cluster) -> Iterator[None]:
         cluster.kubectl("rollout", "status", *CONTROLLER, "--timeout=180s")
 
 
-def pod_of_deployment(space: Space) -> JsonObject:
+def pod_of_deployment(space: Space) -> Body:
     """The Deployment's one pod; one that a rollout ends does not count."""
     path = f"/api/v1/namespaces/{NAMESPACE}/pods"
     listed = space.api.get(path, params={"labelSelector": SELECTOR}).json()["items"]
+    pod: Body
     (pod,) = (pod for pod in listed if "deletionTimestamp" not in pod["metadata"])
     return pod
 
 
-def kill_in_pod(pod: JsonObject) -> None:
+def kill_in_pod(pod: Body) -> None:
     """SIGKILL the container's process, as the kernel does when memory runs out."""
     container = pod["status"]["containerStatuses"][0]["containerID"].rpartition("/")[2]
     killed = 0
@@ -126,8 +128,6 @@ def uploading(space: Space, pods: History, pod: str, seconds: float = 180) -> No
 
     The pod may have ended by then: it takes all of a small upload within a second.
     """
-    from e2e.test_upload import SyncPod, is_ready
-
     pods.until(lambda state: is_ready(state) or ended(state), seconds, pod)
     deadline = time.monotonic() + seconds
     while not any(ended(state) for state in pods.states(pod)):
@@ -137,6 +137,6 @@ def uploading(space: Space, pods: History, pod: str, seconds: float = 180) -> No
         assert time.monotonic() < deadline, "no upload began"
 
 
-def ended(pod: JsonObject) -> bool:
+def ended(pod: Body) -> bool:
     """Whether all of its containers have."""
     return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")

@@ -1,10 +1,10 @@
 """What is needed to judge a failed test: the objects of its namespace, events, logs."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+from bodies import Body
 from e2e.space import CONTROLLER, Space
-from torchrun_api.json import JsonObject
 
 KINDS = (
     *("torchrunjobs", "torchrunqueues", "jobs", "pods", "persistentvolumeclaims", "services"),
@@ -45,32 +45,31 @@ def ask(space: Space, *words: str) -> str:
         return f"kubectl {' '.join(words)}: {error!r}"
 
 
-def items(space: Space, kind: str) -> list[JsonObject] | str:
+def items(space: Space, kind: str) -> list[Body] | str:
     """All objects of a kind, or why there are none."""
     text = ask(space, "get", kind, "-o", "json")
     try:
-        found: list[JsonObject] = json.loads(text)["items"]
+        found: list[Body] = json.loads(text)["items"]
     except (ValueError, KeyError, TypeError):
         return text
     return found
 
 
-def rendered(found: list[JsonObject] | str, line: object) -> str:
+def rendered(found: list[Body] | str, line: Callable[[Body], str]) -> str:
     """One object after the other."""
-    assert callable(line)
     if isinstance(found, str):
         return found
     return "\n".join(line(one) for one in sorted(found, key=changed)) or "none"
 
 
-def changed(one: JsonObject) -> str:
+def changed(one: Body) -> str:
     """When it was made, or last seen."""
     return str(
         one.get("lastTimestamp") or one.get("eventTime") or one["metadata"]["creationTimestamp"]
     )
 
 
-def torchrunjob(job: JsonObject) -> str:
+def torchrunjob(job: Body) -> str:
     """Phase, reason, counts and conditions."""
     status = job.get("status", {})
     counts = {key: status.get(key, 0) for key in ("attempt", "restarts", "disruptions")}
@@ -84,7 +83,7 @@ def torchrunjob(job: JsonObject) -> str:
     return "\n".join(lines)
 
 
-def pod(one: JsonObject) -> str:
+def pod(one: Body) -> str:
     """Its phase and node, and each container's state."""
     meta, status = one["metadata"], one.get("status", {})
     ending = f", deleted {meta['deletionTimestamp']}" if "deletionTimestamp" in meta else ""
@@ -107,7 +106,7 @@ def pod(one: JsonObject) -> str:
     return "\n".join(lines)
 
 
-def event(one: JsonObject) -> str:
+def event(one: Body) -> str:
     """When, of what, why."""
     about = one.get("involvedObject", {})
     times = f" x{one['count']}" if one.get("count", 1) != 1 else ""
@@ -117,7 +116,7 @@ def event(one: JsonObject) -> str:
     )
 
 
-def pod_logs(space: Space, pods: list[JsonObject] | str) -> Iterator[tuple[str, str]]:
+def pod_logs(space: Space, pods: list[Body] | str) -> Iterator[tuple[str, str]]:
     """Of every container that has started, and of the one before a restart."""
     if isinstance(pods, str):
         return

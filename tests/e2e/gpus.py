@@ -5,7 +5,7 @@ Scheduler, Job controller and controller are real; a pod there is nothing but it
 
 import json
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,16 +16,16 @@ from e2e.history import History
 from e2e.manifests import queue
 from e2e.space import Space
 from torchrun_api import names
-from torchrun_api.json import JsonObject
+from torchrun_api.json import JsonObject, JsonValue
 from torchrun_cluster import LocalCluster, binaries
 
 STAGES = Path(__file__).with_name("kwok.yaml")
 ENDS = "torchrun-e2e/ends"
 ROLE = "torchrun-e2e/role"
-FAKE = {ROLE: "fake-gpus"}
-TAINT = {"key": ROLE, "value": FAKE[ROLE], "effect": "NoSchedule"}
+FAKE: JsonObject = {ROLE: "fake-gpus"}
+TAINT: JsonObject = {"key": ROLE, "value": FAKE[ROLE], "effect": "NoSchedule"}
 PER_NODE = 8
-ONE_NODE = {"gpus": PER_NODE, "cpus": 8, "memory": "64Gi"}
+ONE_NODE: JsonObject = {"gpus": PER_NODE, "cpus": 8, "memory": "64Gi"}
 """A worker that takes a whole node."""
 DDP = """\
 import torch, torch.distributed as d
@@ -88,7 +88,7 @@ def add_node(cluster: Cluster, number: int) -> None:
     cluster.kubectl("wait", f"node/{name}", "--for=condition=Ready", "--timeout=180s")
 
 
-def gpu_queue(name: str, scheduling: Mapping[str, object], **spec: object) -> JsonObject:
+def gpu_queue(name: str, scheduling: JsonObject, **spec: JsonValue) -> JsonObject:
     """A queue for whole fake nodes, without storage."""
     return queue(
         name,

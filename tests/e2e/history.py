@@ -5,13 +5,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import httpx
 import msgspec
 
+from bodies import Body
 from torchrun_api import names
-from torchrun_api.json import JsonObject
 from torchrun_api.kinds import Kind
 
 T = TypeVar("T")
@@ -26,10 +26,10 @@ class History:
     but no object that lives longer than that.
     """
 
-    def __init__(self, api: httpx.Client, kind: Kind, namespace: str) -> None:
+    def __init__(self, api: httpx.Client, kind: Kind[Any], namespace: str) -> None:
         self._api = api
         self._path = kind.path(namespace)
-        self._states: list[JsonObject] = []
+        self._states: list[Body] = []
         self._deleted: set[tuple[str, str]] = set()  # UID and version of each last state
         self._versions: set[tuple[str, str]] = set()
         self._changed = threading.Condition()
@@ -48,12 +48,12 @@ class History:
             self._hang_up()
             self._thread.join()
 
-    def states(self, name: str = "") -> list[JsonObject]:
+    def states(self, name: str = "") -> list[Body]:
         """All states so far, or those of one object."""
         with self._changed:
             return [s for s in self._states if name in ("", s["metadata"]["name"])]
 
-    def is_last(self, state: JsonObject) -> bool:
+    def is_last(self, state: Body) -> bool:
         """Whether the object went with this state, and was not there any more from then on."""
         return (state["metadata"]["uid"], state["metadata"]["resourceVersion"]) in self._deleted
 
@@ -69,9 +69,7 @@ class History:
         phases = [state.get("status", {}).get("phase", "") for state in self.states(name)]
         return [p for p, before in zip(phases, [None, *phases], strict=False) if p and p != before]
 
-    def until(
-        self, holds: Callable[[JsonObject], T | None], seconds: float = 180, name: str = ""
-    ) -> T:
+    def until(self, holds: Callable[[Body], T | None], seconds: float = 180, name: str = "") -> T:
         """Wait for a state (one of the past will do) that `holds` finds something in; returns that."""
         deadline, looked_at = time.monotonic() + seconds, 0
         with self._changed:
@@ -128,11 +126,11 @@ class History:
             with suppress(OSError):
                 self._connection.shutdown(socket.SHUT_RDWR)
 
-    def _list(self, items: list[JsonObject]) -> None:
+    def _list(self, items: list[Body]) -> None:
         for item in items:
             self._add(item)
 
-    def _add(self, state: JsonObject, *, deleted: bool = False) -> None:
+    def _add(self, state: Body, *, deleted: bool = False) -> None:
         meta = state["metadata"]
         with self._changed:
             if deleted:
@@ -144,7 +142,7 @@ class History:
             self._changed.notify_all()
 
 
-def trains(state: JsonObject) -> bool:
+def trains(state: Body) -> bool:
     """Whether ranks of this pod may run: the go-ahead is given, the containers have not stopped."""
     annotations = state["metadata"].get("annotations", {})
     return names.START in annotations and state["status"].get("phase") == "Running"

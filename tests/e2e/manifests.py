@@ -1,13 +1,13 @@
 """Queues and jobs that the tests use."""
 
-from torchrun_api.json import JsonObject
+from torchrun_api.json import JsonObject, JsonValue
 
 API_VERSION = "torchrun.ai/v1alpha1"
 
 
-def queue(name: str, image: str, **spec: object) -> JsonObject:
+def queue(name: str, image: str, **spec: JsonValue) -> JsonObject:
     """A queue for small CPU jobs with a workspace of a few MiB."""
-    defaults = {
+    defaults: JsonObject = {
         "image": image,
         "imagePullPolicy": "IfNotPresent",
         "nodeResources": {"cpus": "50m", "memory": "128Mi"},
@@ -25,9 +25,14 @@ def queue(name: str, image: str, **spec: object) -> JsonObject:
     }
 
 
-def job(name: str, queue: str, command: object, nodes: int = 1, **spec: object) -> JsonObject:
+def job(name: str, queue: str, command: JsonValue, nodes: int = 1, **spec: JsonValue) -> JsonObject:
     """A job whose command runs as it is, without torchrun and without a workspace."""
-    defaults = {"jobQueue": queue, "numNodes": nodes, "command": command, "launcher": "none"}
+    defaults: JsonObject = {
+        "jobQueue": queue,
+        "numNodes": nodes,
+        "command": command,
+        "launcher": "none",
+    }
     return {
         "apiVersion": API_VERSION,
         "kind": "TorchrunJob",
@@ -36,6 +41,8 @@ def job(name: str, queue: str, command: object, nodes: int = 1, **spec: object) 
     }
 
 
-def zip_job(name: str, queue: str, command: object, nodes: int = 1, **spec: object) -> JsonObject:
+def zip_job(
+    name: str, queue: str, command: JsonValue, nodes: int = 1, **spec: JsonValue
+) -> JsonObject:
     """A job that waits for an upload of any content."""
     return job(name, queue, command, nodes, volumes={"workspace": {"source": "zip"}}, **spec)

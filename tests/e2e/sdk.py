@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from bodies import Body
 from e2e.cluster import ROOT
 from e2e.space import Space
-from torchrun_api.json import JsonObject
 from torchrun_cluster import images
 
 SECONDS = 300
@@ -71,9 +71,11 @@ class Laptop:
         patch = json.dumps({"spec": spec})
         self.space.kubectl("patch", "torchrunqueue", "cpu", "--type=merge", "--patch", patch)
 
-    def jobs(self) -> list[JsonObject]:
-        listed = self.space.kubectl("get", "torchrunjobs", "-o", "json")
-        return json.loads(listed)["items"]
+    def jobs(self) -> list[Body]:
+        listed: list[Body] = json.loads(self.space.kubectl("get", "torchrunjobs", "-o", "json"))[
+            "items"
+        ]
+        return listed
 
     def pods(self) -> list[str]:
         words = ("get", "pods", "-l", "app.kubernetes.io/component=worker", "-o", "name")

@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 
+from bodies import Body
 from e2e.cluster import Cluster
 from e2e.history import History
 from torchrun_api.json import JsonObject
@@ -46,24 +48,30 @@ class Space:
         listed = {"apiVersion": "v1", "kind": "List", "items": objects}
         self.kubectl("apply", "-f", "-", stdin=json.dumps(listed))
 
-    def get(self, kind: Kind, name: str) -> JsonObject:
+    def get(self, kind: Kind[Any], name: str) -> Body:
         """An object as it is now."""
-        return self.api.get(kind.path(self.name, name)).raise_for_status().json()
+        found: Body = self.api.get(kind.path(self.name, name)).raise_for_status().json()
+        return found
+
+    def status(self, job: str) -> Body:
+        """The status of a TorchrunJob as it is now."""
+        status: Body = self.get(TORCHRUN_JOBS, job)["status"]
+        return status
 
     def wait(self, target: str, condition: str, seconds: float = PATIENCE) -> None:
         """`kubectl wait`: target as pod/NAME, condition as jsonpath={.status.phase}=Running."""
         limit = f"--timeout={seconds:.0f}s"
         self.kubectl("wait", target, f"--for={condition}", limit, seconds=seconds + 20)
 
-    def wait_phase(self, job: str, phase: str, seconds: float = PATIENCE) -> JsonObject:
+    def wait_phase(self, job: str, phase: str, seconds: float = PATIENCE) -> Body:
         """Wait until the TorchrunJob is in the phase; its status."""
         self.wait(f"torchrunjob/{job}", f"jsonpath={{.status.phase}}={phase}", seconds)
-        return self.get(TORCHRUN_JOBS, job)["status"]
+        return self.status(job)
 
-    def wait_reason(self, job: str, reason: str, seconds: float = PATIENCE) -> JsonObject:
+    def wait_reason(self, job: str, reason: str, seconds: float = PATIENCE) -> Body:
         """Wait until the TorchrunJob's Reason column says so; its status."""
         self.wait(f"torchrunjob/{job}", f"jsonpath={{.status.reason}}={reason}", seconds)
-        return self.get(TORCHRUN_JOBS, job)["status"]
+        return self.status(job)
 
     def wait_message(self, job: str, *texts: str, seconds: float = PATIENCE) -> None:
         """Wait until the TorchrunJob's message has all of these.
@@ -72,18 +80,18 @@ class Space:
         """
         deadline = time.monotonic() + seconds
         while True:
-            message = self.get(TORCHRUN_JOBS, job)["status"].get("message", "")
+            message = self.status(job).get("message", "")
             if all(text in message for text in texts):
                 return
             assert time.monotonic() < deadline, f"{job}: no {texts} in {message!r}"
             time.sleep(0.2)
 
-    def history(self, kind: Kind) -> AbstractContextManager[History]:
+    def history(self, kind: Kind[Any]) -> AbstractContextManager[History]:
         """Record what the objects of a kind go through."""
         return History(self.api, kind, self.name).running()
 
     @contextmanager
-    def histories(self, *kinds: Kind) -> Iterator[list[History]]:
+    def histories(self, *kinds: Kind[Any]) -> Iterator[list[History]]:
         """The same for several kinds."""
         if not kinds:
             yield []

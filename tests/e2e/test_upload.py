@@ -2,18 +2,14 @@
 
 import hashlib
 import io
-import time
 import zipfile
-from collections.abc import Iterator
-
-import httpx
-import pytest
 
 from e2e.manifests import zip_job
 from e2e.space import Space
-from torchrun_api.json import JsonObject, object_at
+from e2e.sync_pod import TOKEN_SHA256, SyncPod, is_ready
+from torchrun_api.json import object_at
 from torchrun_api.kinds import PODS, TORCHRUN_JOBS
-from torchrun_api.names import SYNC_PORT, UPLOAD_TOKEN_SHA256, WORKSPACE_SHA256
+from torchrun_api.names import UPLOAD_TOKEN_SHA256
 from unit.runtime.hostile import HOSTILE, build
 
 NOISE = hashlib.shake_256(b"noise").digest(3 << 20)
@@ -22,9 +18,6 @@ CHECK = (
     f"sys.exit(hashlib.sha256(open('noise','rb').read()).hexdigest()"
     f" != '{hashlib.sha256(NOISE).hexdigest()}')"
 )
-TOKEN = "the token of these tests"
-TOKEN_SHA256 = hashlib.sha256(TOKEN.encode()).hexdigest()
-PROOF = {"X-Torchrun-Upload-Token": TOKEN}
 RUN = ["python3", "-c", CHECK]
 BOMB_BYTES = 1100 << 20
 
@@ -48,58 +41,6 @@ def bomb() -> bytes:
         for _ in range(BOMB_BYTES >> 20):
             member.write(zeros)
     return buffer.getvalue()
-
-
-class SyncPod:
-    """The upload protocol, as a client that means no good speaks it."""
-
-    def __init__(self, space: Space, name: str) -> None:
-        self._api = space.api
-        self._job = TORCHRUN_JOBS.path(space.name, name.rpartition("-sync-")[0])
-        self._url = f"{PODS.path(space.name, name)}:{SYNC_PORT}/proxy/v1/upload"
-
-    def put(
-        self, archive: bytes, start: int = 0, stop: int | None = None, sha256: str = ""
-    ) -> httpx.Response:
-        """Send a range of the archive, by default all of it."""
-        stop = len(archive) if stop is None else stop
-        return self._api.put(
-            self._url, content=archive[start:stop], headers=headers(archive, start, stop, sha256)
-        )
-
-    def cut(self, archive: bytes, start: int, after: int) -> None:
-        """Announce the rest of the archive, and break the connection after some bytes."""
-
-        def broken() -> Iterator[bytes]:
-            yield archive[start : start + after]
-            raise ConnectionAbortedError
-
-        announced = headers(archive, start, len(archive))
-        announced["Content-Length"] = str(len(archive) - start)
-        with pytest.raises(ConnectionAbortedError):
-            self._api.put(self._url, content=broken(), headers=announced)
-
-    def state(self) -> JsonObject:
-        """What the pod says of itself."""
-        job = self._api.get(self._job).raise_for_status().json()
-        wanted = job["metadata"].get("annotations", {}).get(WORKSPACE_SHA256)
-        proof = {"X-Torchrun-Workspace": wanted} if wanted else PROOF
-        return self._api.get(self._url, headers=proof).raise_for_status().json()
-
-    def state_in(self, *states: str, seconds: float = 180) -> JsonObject:
-        """Ask until the pod is in one of the states."""
-        deadline = time.monotonic() + seconds
-        while (said := self.state())["state"] not in states:
-            assert time.monotonic() < deadline, said
-        return said
-
-
-def headers(archive: bytes, start: int, stop: int, sha256: str = "") -> dict[str, str]:
-    return {
-        "Content-Range": f"bytes {start}-{stop - 1}/{len(archive)}",
-        "X-Torchrun-Sha256": sha256 or hashlib.sha256(archive).hexdigest(),
-        **PROOF,
-    }
 
 
 def awaited(space: Space, name: str) -> SyncPod:
@@ -169,8 +110,3 @@ def test_an_upload_goes_on_where_it_was_cut(space: Space):
         assert pod.state_in("done", "failed")["state"] == "done"
         space.wait_phase("cut", "Succeeded")
         assert len(pods.uids()["cut-sync-0"]) == 2
-
-
-def is_ready(pod: JsonObject) -> bool:
-    conditions = pod.get("status", {}).get("conditions", [])
-    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions) or None

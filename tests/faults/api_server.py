@@ -13,8 +13,9 @@ from typing import Any, NoReturn
 import msgspec
 from msgspec import Struct
 
+from bodies import Body
 from faults import fields
-from faults.fields import Body, Manager
+from faults.fields import Manager
 from faults.selectors import matching
 from faults.store import Key, Resource, Store, Stored
 from torchrun_controller.client import ApiError

@@ -8,8 +8,8 @@ import asyncio
 from collections.abc import Callable
 from datetime import datetime
 
+from bodies import Body
 from faults.api_server import ApiServer, Target, Write, stamp
-from faults.fields import Body
 from faults.store import Change, Resource
 from torchrun_api import names
 from torchrun_controller.client import ApiError
@@ -139,7 +139,7 @@ class JobController(Actor):
         self._tell(job, len(alive), ended.count("Succeeded"), failed)
 
     def _tell(self, job: Body, active: int, succeeded: int, failed: int) -> None:
-        status = {"active": active, "succeeded": succeeded, "failed": failed}
+        status: Body = {"active": active, "succeeded": succeeded, "failed": failed}
         status["startTime"] = job.get("status", {}).get("startTime", self.time())
         if succeeded == job["spec"]["completions"]:
             status["conditions"] = [self._condition("Complete", "CompletionsReached")]

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from faults.fields import Body
+from bodies import Body
 from torchrun_api.kinds import CONFIG_MAPS, JOBS, PODS, TORCHRUN_JOBS, Kind
 from torchrun_controller.client import ApiError
 from torchrun_controller.client.apply import ABSENT, APPLY_PATCH
@@ -94,7 +94,7 @@ async def _frames(chunks: AsyncIterator[bytes]) -> AsyncIterator[Body]:
             yield json.loads(line)
 
 
-async def eventually(look: Callable[[], Awaitable[T]]) -> T:
+async def eventually(look: Callable[[], Awaitable[T | None]]) -> T:
     async with asyncio.timeout(PATIENCE):
         while not (found := await look()):  # noqa: ASYNC110 nothing tells of a change
             await asyncio.sleep(0.1)
@@ -327,8 +327,10 @@ async def what_an_owner_leaves_is_collected(api: Api) -> None:
 
 
 async def _gang(api: Api) -> tuple[Body, list[Body]]:
-    template = {"metadata": {"labels": {"g": "1"}}}
-    template["spec"] = {"containers": [CONTAINER], "restartPolicy": "Never"}
+    template = {
+        "metadata": {"labels": {"g": "1"}},
+        "spec": {"containers": [CONTAINER], "restartPolicy": "Never"},
+    }
     size = {"completions": 2, "parallelism": 2, "completionMode": "Indexed", "backoffLimit": 0}
     spec = {**size, "podReplacementPolicy": "Failed", "template": template}
     job = await api.apply(JOBS, "gang", spec=spec)

@@ -297,11 +297,13 @@ class FaultPlan:
 
     def request(self, call: Call) -> RequestFault:
         kind = self._meet(f"{call.session} {call.method} {call.about}", call.client)
+        if kind is None:
+            return self._troubled(call) or NO_REQUEST_FAULT
         if kind in LASTING:
             self.trouble = LASTING[kind]()
         elif kind in CLOCKS:
             self.skew = CLOCKS[kind]
-        elif kind is not None:
+        else:
             return OF_REQUESTS[kind]()
         return self._troubled(call) or NO_REQUEST_FAULT
 

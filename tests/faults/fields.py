@@ -11,7 +11,8 @@ from typing import Any, TypeAlias
 
 from msgspec import Struct
 
-Body: TypeAlias = dict[str, Any]
+from bodies import Body
+
 Path: TypeAlias = tuple[str | tuple[str, str], ...]
 Fields: TypeAlias = frozenset[Path]
 

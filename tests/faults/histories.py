@@ -7,14 +7,15 @@ to do.
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import TypeAlias
 
 from msgspec import Struct
 
 import virtual_time
+from bodies import Body
 from faults.cluster import JOBS, PODS, TORCHRUN_QUEUES
 from faults.faults import OF_EVENTS, OF_REQUESTS, FaultPlan
-from faults.fields import Body
 from faults.network import Call, EventFault, RequestFault, Stream
 from faults.nodes import End
 from faults.scenarios import ZIP
@@ -109,7 +110,7 @@ class _History:
             if world.job(name) is not None:
                 world.edit(name, suspend=False)
         for name in NAMES:
-            await world.until(f"{name} is over", lambda name=name: _over(world, name))
+            await world.until(f"{name} is over", partial(_over, world, name))
         await world.rest(REST)
         before = world.writes
         (await world.leader()).client.kill()

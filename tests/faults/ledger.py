@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from typing import Any, TypeAlias
 
+from bodies import Body
 from faults.cluster import JOBS, PODS, TORCHRUN_JOBS, TORCHRUN_QUEUES, is_worker, owners
-from faults.fields import Body
 from faults.store import Change, Store, key_of
 from torchrun_api import names
 from torchrun_api.status import TERMINAL

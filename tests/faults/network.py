@@ -10,17 +10,19 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import Any, NoReturn, Protocol
+from typing import NoReturn, Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
 
+from bodies import Body
 from faults.api_server import ApiServer, Target, Write, refuse, target_of
-from faults.fields import Body
 from faults.selectors import matching
 from faults.store import Change, spoken
 from torchrun_controller.client import ApiError, Disconnected, Response
 from torchrun_controller.client.session import resource_of
+
+T = TypeVar("T")
 
 LATENCY = 0.002  # seconds, one way
 BOOKMARKS = 50.0  # seconds between two of a watch; about a minute in truth
@@ -155,7 +157,7 @@ class Transport:
         finally:
             opened.close()
 
-    async def _exchange(self, call: Call, carry_out: Callable[[], Any]) -> Any:
+    async def _exchange(self, call: Call, carry_out: Callable[[], T]) -> T:
         client = self._client
         try:
             await client.unless_dead()

@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 
 from msgspec import Struct
 
+from bodies import Body
 from faults.api_server import ApiServer
 from faults.cluster import CLAIMS, NODES, PODS, Actor, index_of, is_over, is_worker
-from faults.fields import Body
 from faults.store import Change
 from torchrun_api import names
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
+from bodies import Body
 from faults.cluster import JOBS, PODS, TORCHRUN_JOBS, TORCHRUN_QUEUES, owners
-from faults.fields import Body
 from faults.ledger import Ledger
 from faults.store import Change, Resource, Store
 from torchrun_api import names
@@ -150,7 +150,8 @@ class Oracle:
 
 
 def _is_ours(job: Body) -> bool:
-    return job["metadata"].get("labels", {}).get(names.MANAGED_BY_LABEL) == names.MANAGED_BY
+    labels: dict[str, str] = job["metadata"].get("labels", {})
+    return labels.get(names.MANAGED_BY_LABEL) == names.MANAGED_BY
 
 
 def end_state(

@@ -4,10 +4,12 @@ import asyncio
 import random
 from collections.abc import Callable
 from datetime import datetime
+from typing import cast
 
 from faults.api_server import ApiServer
 from faults.network import Client, Faults
 from torchrun_controller.cache.read_errors import ReadErrors
+from torchrun_controller.client.session import Observe, Transport
 from torchrun_controller.clock import Clock
 from torchrun_controller.manager import Components, Manager, Sessions, assemble
 from torchrun_controller.metrics.registry import Metrics
@@ -27,9 +29,9 @@ class Process:
         self.metrics = Metrics()
         answers = ReadErrors(self.metrics.observe_request)
         sessions = Sessions(
-            self.client.session("watch", answers.observe),
-            self.client.session("write", self.metrics.observe_request),
-            self.client.session("lease", self.metrics.observe_request),
+            self._session("watch", answers.observe),
+            self._session("write", self.metrics.observe_request),
+            self._session("lease", self.metrics.observe_request),
             answers,
         )
         loop = asyncio.get_running_loop()
@@ -41,6 +43,10 @@ class Process:
         self.exit: BaseException | None = None
         self._dead = asyncio.Event()
         self.client.ended = self._dead.set
+
+    def _session(self, name: str, observe: Observe) -> Transport:
+        """The simulated Transport has the methods of the real one, and no sockets."""
+        return cast(Transport, self.client.session(name, observe))
 
     async def run(self) -> None:
         """Live to the end of it; `exit` says what that was."""
@@ -84,7 +90,9 @@ class Replica:
     ) -> None:
         self.name = name
         self.processes: list[Process] = []
-        self._make = lambda number: Process(f"{name}-{number}", server, faults, now)
+        self._make: Callable[[int], Process] = lambda number: Process(
+            f"{name}-{number}", server, faults, now
+        )
 
     @property
     def process(self) -> Process:

@@ -5,9 +5,9 @@ Pods work for longer than a new leader needs to take over, so that a fault finds
 
 from collections.abc import Iterator
 
+from bodies import Body
 from faults import scenarios_nodes, scenarios_queues, scenarios_workspace
 from faults.cluster import PODS, TORCHRUN_JOBS, TORCHRUN_QUEUES
-from faults.fields import Body
 from faults.scripts import first_gang_fails, first_gang_stays, serves, well
 from faults.simulation import NAMESPACE, Scenario, Simulation
 from torchrun_api import names

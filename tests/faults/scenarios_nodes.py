@@ -1,6 +1,6 @@
 """Scenarios of nodes: lost ones, and too few for an elastic job."""
 
-from faults.fields import Body
+from bodies import Body
 from faults.nodes import End
 from faults.scripts import first_gang_stays
 from faults.simulation import Scenario, Simulation

@@ -2,9 +2,10 @@
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 
+from bodies import Body
 from faults.cluster import PODS, TORCHRUN_QUEUES, is_worker
-from faults.fields import Body
 from faults.nodes import End
 from faults.oracle import KAI_QUEUES
 from faults.scripts import (
@@ -175,8 +176,12 @@ async def waiting(world: Simulation) -> None:
     for number in range(4):
         world.nodes.cordon(f"node-{number}")
     for name in ("lost", "large", "orphan", "circle", "code", "unplaced"):
-        await world.until(f"{name} says why", lambda name=name: bool(world.status(name)))
+        await world.until(f"{name} says why", partial(_has_status, world, name))
     await asyncio.sleep(60.0)
+
+
+def _has_status(world: Simulation, name: str) -> bool:
+    return bool(world.status(name))
 
 
 def _workers(world: Simulation) -> Iterator[Body]:

@@ -2,8 +2,8 @@
 
 import json
 
+from bodies import Body
 from faults.cluster import is_worker
-from faults.fields import Body
 from faults.nodes import End
 from faults.scripts import SYNCING, first_gang_fails, well
 from faults.simulation import Scenario, Simulation

@@ -1,6 +1,6 @@
 """What the containers of pods do, for scenarios."""
 
-from faults.fields import Body
+from bodies import Body
 from faults.nodes import End, Script
 from torchrun_api import names
 

@@ -12,6 +12,7 @@ import structlog
 from msgspec import Struct
 
 import virtual_time
+from bodies import Body
 from faults import oracle
 from faults.api_server import ApiServer
 from faults.cluster import (
@@ -24,7 +25,6 @@ from faults.cluster import (
     JobController,
 )
 from faults.faults import FaultPlan, Planned, Point
-from faults.fields import Body
 from faults.nodes import End, Nodes, Script
 from faults.oracle import EVENTS, LEASES, Oracle
 from faults.replica import Process, Replica

@@ -9,7 +9,8 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from faults.fields import Body, Owners
+from bodies import Body
+from faults.fields import Owners
 
 Resource: TypeAlias = tuple[str, str]  # apiVersion and plural
 Key: TypeAlias = tuple[str, str]  # namespace and name
@@ -106,7 +107,9 @@ class Store:
         body = self._stamped(body)
         objects[key] = Stored(body, owners)
         verb: Verb = "MODIFIED" if known else "ADDED"
-        self._tell(Change(self.version, resource, verb, known and known.body, body, writer))
+        self._tell(
+            Change(self.version, resource, verb, known.body if known else None, body, writer)
+        )
         return body
 
     def remove(self, resource: Resource, key: Key, writer: str) -> Body:

@@ -10,9 +10,27 @@ from torchrun_controller.watch.lines import MAX_LINE
 
 VICTIMS = 8  # objects that the frames are about; nobody else's name is in them
 TYPES = ("ADDED", "MODIFIED", "DELETED", "BOOKMARK")
-_ODD_TYPES = ("", "added", "ADDED ", "GONE", "ERR\x00R", "💥", None, 1, [], {}, True, "A" * 10_000)
-_CODES = (410, 429, 500, 0, -1, 200, 2**63, 10**400, "410", None, 1.5)
-_TEXTS = ("Expired", "", "💥", "x" * 10_000, None, 7, [], {})
+_ODD_TYPES: tuple[JsonValue, ...] = (
+    "",
+    "added",
+    "ADDED ",
+    "GONE",
+    "ERR\x00R",
+    "💥",
+    None,
+    1,
+    [],
+    {},
+    True,
+    "A" * 10_000,
+)
+_CODES: tuple[JsonValue, ...] = (410, 429, 500, 0, -1, 200, 2**63, 10**400, "410", None, 1.5)
+_TEXTS: tuple[JsonValue, ...] = ("Expired", "", "💥", "x" * 10_000, None, 7, [], {})
+_VERSIONS: tuple[JsonValue, ...] = (
+    *("", "0", "-1", " 7", "1_0", "٣", "9" * 5000, "0x1f"),
+    *(7, None, [], 1e9),
+)
+_ITEMS: tuple[JsonValue, ...] = (None, {}, "x", [None], [[]], [1])
 _LARGE = 1.5 * 2**20  # what etcd takes of one object
 _HUGE = 0.0002  # share of those lines: each is 1.5 to 17 MB
 
@@ -75,7 +93,7 @@ def _numbers(chance: random.Random, obj: JsonObject) -> bytes:
 def _versions(chance: random.Random, obj: JsonObject) -> bytes:
     meta = obj["metadata"]
     assert isinstance(meta, dict)
-    version = chance.choice(("", "0", "-1", " 7", "1_0", "٣", "9" * 5000, "0x1f", 7, None, [], 1e9))
+    version = chance.choice(_VERSIONS)
     return _text(_frame(chance, {**obj, "metadata": {**meta, "resourceVersion": version}}))
 
 
@@ -162,7 +180,7 @@ def page(chance: random.Random, real: list[JsonObject]) -> bytes:
     whole: JsonObject = {"metadata": {"resourceVersion": "7", "continue": ""}, "items": [*items]}
     match chance.randrange(7):
         case 0:
-            return _text({**whole, "items": chance.choice((None, {}, "x", [None], [[]], [1]))})
+            return _text({**whole, "items": chance.choice(_ITEMS)})
         case 1:
             return _text({**whole, "metadata": chance.choice(ANY)})
         case 2:

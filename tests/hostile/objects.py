@@ -10,11 +10,16 @@ from functools import cache
 from hostile.values import ANY, anywhere_else, changed
 from torchrun_api import names
 from torchrun_api.crd import open_api_schema
+from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject, JsonValue, object_at
-from torchrun_api.kinds import TORCHRUN_JOBS, TORCHRUN_QUEUES
+from torchrun_api.kinds import TORCHRUN_JOBS, TORCHRUN_QUEUES, Kind
+from torchrun_api.queue import TorchrunQueue
 
 QUEUE = "gpu"  # the queue that is good
-KINDS = {"TorchrunJob": TORCHRUN_JOBS, "TorchrunQueue": TORCHRUN_QUEUES}
+KINDS: dict[str, Kind[TorchrunJob] | Kind[TorchrunQueue]] = {
+    "TorchrunJob": TORCHRUN_JOBS,
+    "TorchrunQueue": TORCHRUN_QUEUES,
+}
 _TEXTS = (
     *("a", "train", QUEUE, "h-1", "h-2", "python train.py", "/app", "/", "/a/../b", "image:1"),
     *("https://git.example/a.git", "s3://bucket/path", "git@host:a/b.git", "file:///etc/passwd"),
@@ -55,7 +60,7 @@ def body(chance: random.Random, number: int, *, status: bool = True) -> JsonObje
     schema = _schema(kind)
     spec = _spec(chance, kind, object_at(schema, "spec"))
     wrong = chance.choice((0, 0, 0, 1, 1, 2, 5))
-    if kind == "TorchrunJob" and isinstance(spec, dict) and chance.random() < 0.7:
+    if kind == "TorchrunJob" and chance.random() < 0.7:
         spec["jobQueue"] = chance.choice((QUEUE, QUEUE, QUEUE, f"h-{number - 1}", "none"))
     made: JsonObject = {
         "apiVersion": KINDS[kind].api_version,
@@ -64,19 +69,19 @@ def body(chance: random.Random, number: int, *, status: bool = True) -> JsonObje
         "spec": changed(chance, spec, anywhere_else, wrong) if wrong and spec else spec,
     }
     if status and chance.random() < 0.3:
-        told = _value(chance, object_at(schema, "status"), 0)
-        odd = changed(chance, told, anywhere_else, chance.randint(0, 2)) if told else {}
-        # Of these the API server is the judge: our manager merges with them by type.
+        drawn = _object(chance, object_at(schema, "status"), 0)
+        odd = changed(chance, drawn, anywhere_else, chance.randint(0, 2)) if drawn else {}
+        # The API server validates conditions: our manager merges them by type.
         made["status"] = {name: value for name, value in odd.items() if name != "conditions"}
     if chance.random() < 0.02:
         made["spec"] = chance.choice(ANY)
     return made
 
 
-def _spec(chance: random.Random, kind: str, schema: JsonObject) -> JsonValue:
-    """Any, or, so that more than the first mistake is come upon, a good one but for a few fields."""
+def _spec(chance: random.Random, kind: str, schema: JsonObject) -> JsonObject:
+    """Any, or a good one but for a few fields, so that more than the first mistake is reached."""
     if chance.random() < 0.3:
-        return _value(chance, schema, 0)
+        return _object(chance, schema, 0)
     properties = object_at(schema, "properties")
     few = chance.sample(sorted(properties), chance.randint(1, 3))
     good: JsonObject = {"image": "trainer:1"}
@@ -137,9 +142,10 @@ def _value(chance: random.Random, schema: JsonObject, depth: int) -> JsonValue:
             count = chance.choice((0, 1, 1, 2, 5))
             return {chance.choice(_TEXTS): _value(chance, values, depth + 1) for _ in range(count)}
         case "array":
-            count = chance.choice((0, 1, 1, 2, 3, schema.get("maxItems", 30)))
+            most = schema.get("maxItems", 30)
+            assert isinstance(most, int)
+            count = chance.choice((0, 1, 1, 2, 3, most))
             items = object_at(schema, "items")
-            assert isinstance(count, int)
             return [_value(chance, items, depth + 1) for _ in range(min(count, 64))]
         case "string":
             return _text(chance, schema)

@@ -14,13 +14,23 @@ def nested(depth: int) -> JsonValue:
     return value
 
 
+_CONTAINERS: list[JsonValue] = [
+    [],
+    [None],
+    [[]],
+    [{}],
+    {},
+    {"": None},
+    {"a": {"b": {"c": []}}},
+    ["x"] * 2000,
+    {str(number): "x" for number in range(500)},
+]
 ANY: tuple[JsonValue, ...] = (
     *(None, True, False, 0, -1, 1.5, 2**31, -(2**63), 2**64, 10**40, 1e308, -1e-308),
     *("", " ", "\x00", "null", "💥\u202e", "é" * 300, "x" * 70_000, "../../etc", "{{.}}", "%s%n"),
     *("2026-01-01T00:00:00Z", "0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z", "yesterday"),
     "2026-01-02T03:04:05",
-    *([], [None], [[]], [{}], {}, {"": None}, {"a": {"b": {"c": []}}}, ["x"] * 2000),
-    dict.fromkeys(map(str, range(500)), "x"),
+    *_CONTAINERS,
 )
 # As text, since not all of them are JSON and Python does not write the others.
 NUMBERS = (
@@ -31,8 +41,6 @@ BOMBS = (
     *(b"[" * 100_000, b"[" * 5000 + b"]" * 5000, b'{"a":' * 5000 + b"1" + b"}" * 5000),
     *(b'{"a":' * 50_000, b"[" * 900 + b"]" * 900, b'[{"a":' * 1500 + b"1" + b"}]" * 1500),
 )
-GONE = object()
-"""In the place of a value: it shall not be there."""
 
 
 def anywhere_else(chance: random.Random) -> JsonValue:
@@ -43,20 +51,22 @@ def anywhere_else(chance: random.Random) -> JsonValue:
 def changed(
     chance: random.Random,
     value: JsonObject,
-    other: Callable[[random.Random], object],
+    other: Callable[[random.Random], JsonValue],
     times: int,
 ) -> JsonObject:
-    """A copy in which so many values, anywhere, are others or gone."""
-    copy = _copy(value)
+    """A copy in which so many values, anywhere, are replaced by `other` ones or removed."""
+    copy = {key: _copy(each) for key, each in value.items()}
     for _ in range(times):
-        place, key = _place(chance, copy)
-        new = other(chance) if chance.random() < 0.85 else GONE
-        if new is not GONE:
-            place[key] = _copy(new)
-        elif isinstance(place, dict):
-            place.pop(key, None)
+        container, index = _place(chance, copy)
+        new = [_copy(other(chance))] if chance.random() < 0.85 else []
+        if isinstance(container, list):
+            container[index : index + 1] = new
+            continue
+        key = list(container)[index] if container else "spec"
+        if new:
+            container[key] = new[0]
         else:
-            del place[key]
+            container.pop(key, None)
     return copy
 
 
@@ -66,15 +76,14 @@ def _copy(value: JsonValue) -> JsonValue:
     return [_copy(each) for each in value] if isinstance(value, list) else value
 
 
-def _place(chance: random.Random, value: JsonObject) -> tuple[JsonValue, str | int]:
-    """A container within the value, and a key or index of it."""
-    at: JsonValue = value
-    while True:
-        keys = list(at) if isinstance(at, dict) else list(range(len(at)))
-        if not keys:
-            return value, chance.choice(list(value) or ["spec"])
-        key = chance.choice(keys)
-        below = at[key]
+def _place(chance: random.Random, value: JsonObject) -> tuple[JsonObject | list[JsonValue], int]:
+    """A container within the value, and the position of one of its entries."""
+    container: JsonObject | list[JsonValue] = value
+    while container:
+        index = chance.randrange(len(container))
+        entries = list(container.values()) if isinstance(container, dict) else container
+        below = entries[index]
         if not isinstance(below, dict | list) or not below or chance.random() < 0.2:
-            return at, key
-        at = below
+            return container, index
+        container = below
+    return value, chance.randrange(max(len(value), 1))

@@ -117,7 +117,7 @@ class Wire:
     def _good(self) -> JsonObject:
         """As it is only once every line was sent."""
         obj = self._sample.named(GOOD, 2_000_000_001)
-        annotations = {} if self._lines else {"torchrun.ai/told": "changed"}
+        annotations: JsonObject = {} if self._lines else {"torchrun.ai/told": "changed"}
         meta = obj["metadata"]
         assert isinstance(meta, dict)
         return {**obj, "metadata": {**meta, "annotations": annotations}}
@@ -198,8 +198,15 @@ _JOB: JsonObject = {
         "progress": {"step": 7, "loss": 0.5, "time": "2026-01-02T03:04:05Z"},
     },
 }
-_OWNER = {"apiVersion": "torchrun.ai/v1alpha1", "kind": "TorchrunJob", "name": "train", "uid": "u"}
-_STATE = {"terminated": {"exitCode": 1, "reason": "Error", "finishedAt": "2026-01-02T03:04:05Z"}}
+_OWNER: JsonObject = {
+    "apiVersion": "torchrun.ai/v1alpha1",
+    "kind": "TorchrunJob",
+    "name": "train",
+    "uid": "u",
+}
+_STATE: JsonObject = {
+    "terminated": {"exitCode": 1, "reason": "Error", "finishedAt": "2026-01-02T03:04:05Z"}
+}
 _POD: JsonObject = {
     "metadata": _meta(
         ownerReferences=[{**_OWNER, "controller": True}],

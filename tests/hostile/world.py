@@ -10,10 +10,10 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import virtual_time
+from bodies import Body
 from faults.api_server import ApiServer
 from faults.cluster import JOBS, TORCHRUN_JOBS, TORCHRUN_QUEUES, GarbageCollector, Hands
 from faults.faults import FaultPlan
-from faults.fields import Body
 from faults.oracle import EVENTS, LEASES
 from faults.replica import Replica
 from faults.simulation import NAMESPACE, START, quiet

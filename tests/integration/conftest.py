@@ -1,7 +1,7 @@
 """One real control plane for all integration tests that do not break it."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,9 +17,11 @@ FAILURES = BUILD / "integration-failures"
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> object:
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Keep what is needed to judge a failed test before its control plane goes."""
-    report: pytest.TestReport = yield
+    report = yield
     if report.failed:
         attach(report, FAILURES, gather(getattr(item, "funcargs", {})), QUIET)
     return report

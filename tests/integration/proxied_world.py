@@ -19,10 +19,10 @@ from typing import Any
 import httpx
 from msgspec import Struct
 
+from bodies import Body
 from faults import oracle
 from faults.cluster import JOBS, PODS, TORCHRUN_JOBS, TORCHRUN_QUEUES
 from faults.faults import Point
-from faults.fields import Body
 from faults.simulation import Scenario, Stuck
 from faults.store import Resource
 from integration.audit import AuditLog, Write, made, without_lease
@@ -200,7 +200,7 @@ async def _scenario(
 ) -> None:
     kubelets = asyncio.create_task(world.kubelets())
     try:
-        await scenario.play(world)  # type: ignore[arg-type] what it asks for is there
+        await scenario.play(world)  # type: ignore[arg-type]  # what it asks for is there
         before: list[Any] = [None]
 
         def rests() -> bool:

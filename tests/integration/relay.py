@@ -65,7 +65,7 @@ class Relay:
             while True:
                 client, _ = self._listening.accept()
                 self._open.wait()
-                server = socket.create_connection(self._target)  # type: ignore[arg-type]
+                server = socket.create_connection(self._target)
                 self._sockets += (client, server)
                 self._made += (client, server)
                 for pair in ((client, server), (server, client)):

@@ -3,17 +3,16 @@
 python faulty.py FLAGS...
 """
 
-from typing import Any
-
 import anyio
 
 from torchrun_controller import __main__, manager
+from torchrun_controller.controllers.controller import Outcome
 from torchrun_controller.controllers.job import JobReconciler
 
 attempt = JobReconciler.attempt
 
 
-async def with_bugs(self: JobReconciler, key: tuple[str, str]) -> Any:
+async def with_bugs(self: JobReconciler, key: tuple[str, str]) -> Outcome:
     if key[1] == "panic":
         raise ZeroDivisionError("a bug")
     if key[1] == "hang":
@@ -21,6 +20,6 @@ async def with_bugs(self: JobReconciler, key: tuple[str, str]) -> Any:
     return await attempt(self, key)
 
 
-assert manager.JobReconciler is JobReconciler
+assert vars(manager)["JobReconciler"] is JobReconciler
 JobReconciler.attempt = with_bugs  # type: ignore[method-assign]
 __main__.main()

@@ -99,7 +99,7 @@ class Soak:
                     life.arrivals.clear()
             lost = self._finish(chaos, lives, verdicts)
             left = self._left(api, teams)
-            watched = [w for each in (*lives, *verdicts, chaos) for w in each.wrong]
+            watched = _wrong(chaos, lives, verdicts)
         writes = self._audit.writes()
         wrong = [*watched, *left, *_of_writes(writes)]
         return self._result(chaos, lives, verdicts, proxy, lost, wrong, writes)
@@ -118,7 +118,7 @@ class Soak:
         minutes = (time.monotonic() - chaos.began) / 60
         came, done = (sum(map(len, each)) for each in (_came(lives), _done(lives)))
         oldest = max((age for life in lives for age in life.under_way().values()), default=0.0)
-        wrong = [w for each in (*lives, *verdicts, chaos) for w in each.wrong]
+        wrong = _wrong(chaos, lives, verdicts)
         for each in wrong:
             if each not in self._said:
                 self._said.add(each)
@@ -196,6 +196,12 @@ def _node(api: Api, name: str) -> None:
     status = {"allocatable": room, "capacity": room, "conditions": [ready]}
     api.patch(f"/api/v1/nodes/{name}/status", {"status": status})
     api.patch(f"/api/v1/nodes/{name}", {"spec": {"taints": None}})  # it was made as not ready
+
+
+def _wrong(chaos: Chaos, lives: list[Life], verdicts: list[Verdict]) -> list[str]:
+    of_lives = [wrong for life in lives for wrong in life.wrong]
+    of_verdicts = [wrong for verdict in verdicts for wrong in verdict.wrong]
+    return [*of_lives, *of_verdicts, *chaos.wrong]
 
 
 def _came(lives: list[Life]) -> list[dict[str, Any]]:

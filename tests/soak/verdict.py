@@ -4,13 +4,15 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import httpx
 
+from bodies import Body
 from e2e.history import History
-from soak.lives import NARROW, TERMINAL, trains
+from integration.team import TERMINAL, trains
+from soak.lives import NARROW
 from torchrun_api import names
-from torchrun_api.json import JsonObject
 from torchrun_api.kinds import JOBS, PODS, TORCHRUN_JOBS, Kind
 
 
@@ -24,14 +26,14 @@ class Followed(History):
     def __init__(
         self,
         api: httpx.Client,
-        kind: Kind,
+        kind: Kind[Any],
         namespace: str,
-        see: Callable[[JsonObject, bool], None],
+        see: Callable[[Body, bool], None],
         settled: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(api, kind, namespace)
         self._see, self._settled = see, settled
-        self._live: dict[str, JsonObject] = {}
+        self._live: dict[str, Body] = {}
 
     def __str__(self) -> str:
         return f"the {self._thread.name} has ended"
@@ -41,7 +43,7 @@ class Followed(History):
         """Whether it was begun and sees nothing any more, by a bug of the soak."""
         return self._thread.ident is not None and not self._thread.is_alive()
 
-    def _list(self, items: list[JsonObject]) -> None:
+    def _list(self, items: list[Body]) -> None:
         present = {item["metadata"]["uid"] for item in items}
         for uid in self._live.keys() - present:
             self._see(self._live.pop(uid), True)
@@ -50,7 +52,7 @@ class Followed(History):
             self._see(item, False)
         self._settled()
 
-    def _add(self, state: JsonObject, *, deleted: bool = False) -> None:
+    def _add(self, state: Body, *, deleted: bool = False) -> None:
         uid = state["metadata"]["uid"]
         if deleted:
             self._live.pop(uid, None)
@@ -100,7 +102,7 @@ class Verdict:
         with self._lock:
             self._said[f"{self._namespace}: {what}"] = None
 
-    def _job(self, job: JsonObject, gone: bool) -> None:
+    def _job(self, job: Body, gone: bool) -> None:
         meta, status = job["metadata"], job.get("status", {})
         phase, attempt = status.get("phase", ""), status.get("attempt", 0)
         before, last = self._last.get(meta["uid"], ("", 0))
@@ -118,7 +120,7 @@ class Verdict:
         if len(self._admitted) > NARROW:
             self._say(f"more are admitted than {NARROW}: {sorted(self._admitted)}")
 
-    def _child(self, job: JsonObject, gone: bool) -> None:
+    def _child(self, job: Body, gone: bool) -> None:
         meta = job["metadata"]
         attempt = meta["labels"][names.ATTEMPT_LABEL]
         # Beside that of a head there is one of its workers.
@@ -128,7 +130,7 @@ class Verdict:
         if len(self._gangs[gang]) > 1:
             self._say(f"attempt {attempt} of {meta['name']} has {len(self._gangs[gang])} Jobs")
 
-    def _pod(self, pod: JsonObject, gone: bool) -> None:
+    def _pod(self, pod: Body, gone: bool) -> None:
         meta = pod["metadata"]
         live = self._training[meta["labels"][names.JOB_LABEL]]
         if trains(pod) and not gone:

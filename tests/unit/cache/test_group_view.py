@@ -56,7 +56,7 @@ class Api:
         self.listed = asyncio.Event()
         self.server: ScriptedServer
 
-    async def answer(self, request: web.Request) -> web.StreamResponse:
+    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
         self.paths.append(f"{request.path}?{request.query.get('labelSelector', '')}")
         group = a_group("run", "run", "run")
         if "watch" not in request.query:

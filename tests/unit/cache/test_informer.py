@@ -82,7 +82,7 @@ class TestFollowing:
     async def test_the_newest_version_is_that_of_an_object_on_any_page(self) -> None:
         pages = [page([pod("a", 5), pod("b", 17)], 40, token="more"), page([pod("c", 6)], 40)]
 
-        async def listed(request: web.Request) -> web.Response:
+        async def listed(request: web.BaseRequest) -> web.Response:
             assert "PartialObjectMetadataList" in request.headers["Accept"]
             return web.Response(body=pages["continue" in request.query])
 
@@ -103,7 +103,7 @@ class TestFollowing:
 
     @pytest.mark.parametrize("body", GARBLED)
     async def test_garbage_tells_no_newest_version(self, body: bytes) -> None:
-        async def listed(request: web.Request) -> web.Response:
+        async def listed(request: web.BaseRequest) -> web.Response:
             return web.Response(body=body)
 
         async with (
@@ -247,7 +247,7 @@ class TestKnownFaults:
     async def test_dead_silent_watch(self) -> None:
         play = Play()
 
-        async def silent(request: web.Request) -> web.StreamResponse:
+        async def silent(request: web.BaseRequest) -> web.StreamResponse:
             response = await streamed(request, bookmark(9, end=True))
             await harness.server.hang()
             return response
@@ -264,13 +264,13 @@ class TestKnownFaults:
         """Not a word for 100 s, as of a kind without changes: heard again with each new watch."""
         again = asyncio.Event()
 
-        async def quiet(request: web.Request) -> web.StreamResponse:
+        async def quiet(request: web.BaseRequest) -> web.StreamResponse:
             harness.clock.now += 100
             response = await streamed(request)
             await harness.server.hang()
             return response
 
-        async def opened_again(request: web.Request) -> web.StreamResponse:
+        async def opened_again(request: web.BaseRequest) -> web.StreamResponse:
             again.set()
             return await streamed(request, added("a", 10))
 
@@ -344,7 +344,7 @@ class TestKnownFaults:
             assert ("interrupted", "pods", "ServerError", True) in harness.observed.told
 
     async def test_token_expiry(self) -> None:
-        async def authorized(request: web.Request) -> web.StreamResponse:
+        async def authorized(request: web.BaseRequest) -> web.StreamResponse:
             if request.headers["Authorization"] != "Bearer new":
                 return await refuses(401, "Unauthorized")(request)
             return await streamed(request, added("a", 10))
@@ -403,7 +403,7 @@ class TestWaitFor:
     async def test_versions_that_come(self) -> None:
         go = asyncio.Event()
 
-        async def later(request: web.Request) -> web.StreamResponse:
+        async def later(request: web.BaseRequest) -> web.StreamResponse:
             response = await streamed(request, bookmark(9, end=True))
             await go.wait()
             await response.write(added("a", 12) + bookmark(13))
@@ -427,7 +427,7 @@ class TestWaitFor:
         first = sends(bookmark(9, end=True))
         go = asyncio.Event()
 
-        async def later(request: web.Request) -> web.StreamResponse:
+        async def later(request: web.BaseRequest) -> web.StreamResponse:
             await go.wait()
             return await streamed(request, bookmark(12))
 

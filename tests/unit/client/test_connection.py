@@ -67,7 +67,7 @@ def serving_tls(pki: Path) -> ssl.SSLContext:
     return tls
 
 
-async def who(request: web.Request) -> web.Response:
+async def who(request: web.BaseRequest) -> web.Response:
     assert request.transport is not None
     peer = request.transport.get_extra_info("peercert")
     subject = dict(pair for part in peer["subject"] for pair in part) if peer else {}
@@ -380,7 +380,7 @@ class TestKubeconfig:
             await Connection.load(environ={"HOME": str(tmp_path)}, service_account=tmp_path)
 
     async def test_plain_http(self, kubeconfig: Write) -> None:
-        async def ok(request: web.Request) -> web.Response:
+        async def ok(request: web.BaseRequest) -> web.Response:
             return json_response({})
 
         async with serving(ok) as plain:

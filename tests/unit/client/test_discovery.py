@@ -45,7 +45,7 @@ class Api:
         self.asked: list[tuple[str, str]] = []
         self.server: ScriptedServer
 
-    async def answer(self, request: web.Request) -> web.StreamResponse:
+    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.path == "/apis/kai.scheduler/v1alpha1/topologies":
             items: list[JsonValue] = [{"metadata": {"name": name}} for name in self.topologies]
             return json_response({"items": items}, self.topologies_status)

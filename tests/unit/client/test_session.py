@@ -20,13 +20,13 @@ from torchrun_controller.client import ApiError, Disconnected
 from torchrun_controller.client.session import resource_of
 
 
-async def ok(request: web.Request) -> web.Response:
+async def ok(request: web.BaseRequest) -> web.Response:
     return json_response({"path": str(request.rel_url)})
 
 
 class TestRequest:
     async def test_carries_method_path_query_body_and_headers(self) -> None:
-        async def echo(request: web.Request) -> web.Response:
+        async def echo(request: web.BaseRequest) -> web.Response:
             return json_response(
                 {
                     "method": request.method,
@@ -58,7 +58,7 @@ class TestRequest:
         assert echoed["headers"]["User-Agent"] == "torchrun-controller/write"
 
     async def test_the_identity_is_in_the_user_agent(self) -> None:
-        async def echo(request: web.Request) -> web.Response:
+        async def echo(request: web.BaseRequest) -> web.Response:
             return json_response({"agent": request.headers["User-Agent"]})
 
         async with (
@@ -132,7 +132,7 @@ class TestRequest:
         assert limits == [2500]
 
     async def test_no_authorization_where_there_is_none(self) -> None:
-        async def echo(request: web.Request) -> web.Response:
+        async def echo(request: web.BaseRequest) -> web.Response:
             return json_response({"authorization": request.headers.get("Authorization", "none")})
 
         async with (
@@ -158,7 +158,7 @@ class TestRequest:
                 await transport.request("GET", "/api/v1/namespaces/a/pods/../secrets/x")
 
     async def test_an_error_answer(self) -> None:
-        async def refuse(request: web.Request) -> web.Response:
+        async def refuse(request: web.BaseRequest) -> web.Response:
             status = {"kind": "Status", "reason": "Conflict", "message": "taken"}
             return json_response(status, 409, {"Retry-After": "2"})
 
@@ -170,7 +170,7 @@ class TestRequest:
         assert error.retry_after == 2.0
 
     async def test_a_redirect_is_not_followed(self) -> None:
-        async def login(request: web.Request) -> web.Response:
+        async def login(request: web.BaseRequest) -> web.Response:
             raise web.HTTPFound("/login")
 
         async with serving(login) as server, connection(server.url).session("write") as transport:
@@ -203,7 +203,7 @@ class TestRequest:
                 await transport.request("GET", "/version")
 
     async def test_a_server_that_never_answers(self) -> None:
-        async def hang(request: web.Request) -> web.Response:
+        async def hang(request: web.BaseRequest) -> web.Response:
             await server.hang()
             return await ok(request)
 
@@ -216,8 +216,8 @@ class TestTokenExpiry:
     """401: the token is renewed and the request sent once more."""
 
     @staticmethod
-    def accepting(token: str) -> Callable[[web.Request], "asyncio.Future[web.Response]"]:
-        async def answer(request: web.Request) -> web.Response:
+    def accepting(token: str) -> Callable[[web.BaseRequest], "asyncio.Future[web.Response]"]:
+        async def answer(request: web.BaseRequest) -> web.Response:
             if request.headers["Authorization"] != token:
                 return json_response({"kind": "Status", "reason": "Unauthorized"}, 401)
             return json_response({"body": await request.text()})
@@ -281,7 +281,7 @@ async def test_everything_is_observed() -> None:
         assert 0 <= seconds < 10
         seen.append((verb, resource, code))
 
-    async def answer(request: web.Request) -> web.Response:
+    async def answer(request: web.BaseRequest) -> web.Response:
         return json_response({}, 404 if request.method == "DELETE" else 200)
 
     async with (

@@ -19,7 +19,7 @@ from torchrun_controller.client import ApiError, Disconnected, Silent
 
 class TestStream:
     async def test_bytes_come_as_they_arrive_and_end(self) -> None:
-        async def watch(request: web.Request) -> web.StreamResponse:
+        async def watch(request: web.BaseRequest) -> web.StreamResponse:
             return await streamed(request, b"one\n", b"two\n")
 
         async with (
@@ -31,7 +31,7 @@ class TestStream:
         assert server.requests == ["GET /api/v1/pods?watch=true"]
 
     async def test_dead_silent_watch(self) -> None:
-        async def watch(request: web.Request) -> web.StreamResponse:
+        async def watch(request: web.BaseRequest) -> web.StreamResponse:
             response = await streamed(request, b"one\n")
             await server.hang()
             return response
@@ -46,7 +46,7 @@ class TestStream:
                 await anext(chunks)
 
     async def test_total_time_is_bounded(self) -> None:
-        async def watch(request: web.Request) -> web.StreamResponse:
+        async def watch(request: web.BaseRequest) -> web.StreamResponse:
             response = await streamed(request, b"one\n")
             while not server.hung.is_set():
                 await response.write(b"more\n")
@@ -77,7 +77,7 @@ class TestStream:
                 await read_all()
 
     async def test_refused(self) -> None:
-        async def refuse(request: web.Request) -> web.Response:
+        async def refuse(request: web.BaseRequest) -> web.Response:
             return json_response({"kind": "Status", "reason": "Expired", "message": "old"}, 410)
 
         async def open_it() -> None:
@@ -89,7 +89,7 @@ class TestStream:
                 await open_it()
 
     async def test_there_may_be_many(self) -> None:
-        async def watch(request: web.Request) -> web.StreamResponse:
+        async def watch(request: web.BaseRequest) -> web.StreamResponse:
             response = await streamed(request, b"one\n")
             await server.hang()
             return response
@@ -105,7 +105,7 @@ class TestStream:
     async def test_left_early_closes_the_socket(self) -> None:
         gone = asyncio.Event()
 
-        async def watch(request: web.Request) -> web.StreamResponse:
+        async def watch(request: web.BaseRequest) -> web.StreamResponse:
             response = await streamed(request, b"one\n")
             try:
                 while True:

@@ -2,17 +2,18 @@
 
 from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Any
 
 import anyio
 from prometheus_client import CollectorRegistry
 
 from torchrun_api.job import TorchrunJob
-from torchrun_api.kinds import TORCHRUN_JOBS
+from torchrun_api.kinds import TORCHRUN_JOBS, Kind, UserObject
 from torchrun_api.meta import ObjectMeta
 from torchrun_api.queue import TorchrunQueue
 from torchrun_api.status import Phase, TorchrunJobStatus
 from torchrun_controller.cache.expectations import Expectations
-from torchrun_controller.client.apply import WriteResult
+from torchrun_controller.client.apply import LiveObject, Status, WriteResult
 from torchrun_controller.controllers.controller import Controller
 from torchrun_controller.controllers.job import JobReconciler
 from torchrun_controller.controllers.writes import Writes
@@ -77,10 +78,17 @@ class World:
     async def delete(self, delete: Delete) -> WriteResult | None:
         return self._write(delete, WriteResult(delete.kind, delete.name, "u", ""))
 
-    async def apply_status(self, job: TorchrunJob, status: TorchrunJobStatus) -> WriteResult | None:
-        return self._write(status, WriteResult(TORCHRUN_JOBS, job.metadata.name, "u", self._next()))
+    async def apply_status(
+        self, owner: UserObject, status: Status, manager: str = ""
+    ) -> WriteResult | None:
+        return self._write(
+            status, WriteResult(TORCHRUN_JOBS, owner.metadata.name, "u", self._next())
+        )
 
-    def record(self, job: TorchrunJob, event: Event) -> None:
+    async def find(self, kind: Kind[Any], namespace: str, name: str) -> LiveObject | None:
+        raise NotImplementedError
+
+    def record(self, about: UserObject, event: Event) -> None:
         self.events.append(event)
 
     async def attempts(self, keys: int = 1) -> None:

@@ -5,12 +5,11 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from torchrun_api.job import TorchrunJob
-from torchrun_api.kinds import JOBS, TORCHRUN_JOBS, Kind
+from torchrun_api.kinds import JOBS, TORCHRUN_JOBS, Kind, UserObject
 from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.cache.expectations import Expectations
 from torchrun_controller.client import ApiError
-from torchrun_controller.client.apply import LiveObject, RejectedError, WriteResult
+from torchrun_controller.client.apply import LiveObject, RejectedError, Status, WriteResult
 from torchrun_controller.controllers.controller import Outcome
 from torchrun_controller.controllers.job import JobReconciler
 from torchrun_controller.controllers.writes import Writes
@@ -83,9 +82,12 @@ class Cluster:
             None if found is None else LiveObject(found.metadata.uid, "uid-train", is_ending=False)
         )
 
-    async def apply_status(self, job: TorchrunJob, status: TorchrunJobStatus) -> WriteResult | None:
+    async def apply_status(
+        self, owner: UserObject, status: Status, manager: str = ""
+    ) -> WriteResult | None:
+        assert isinstance(status, TorchrunJobStatus)
         self.world.write_status(status)
-        return WriteResult(TORCHRUN_JOBS, job.metadata.name, "u", "")
+        return WriteResult(TORCHRUN_JOBS, owner.metadata.name, "u", "")
 
-    def record(self, job: TorchrunJob, event: Event) -> None:
+    def record(self, about: UserObject, event: Event) -> None:
         self.events.append(event)

@@ -78,7 +78,7 @@ async def test_they_cost_no_more_on_a_real_connection() -> None:
     at, lines, pages = round_of(1)
     wire = Wire(SAMPLES[at], lines, pages)
 
-    async def answer(request: web.Request) -> web.StreamResponse:
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
         if "watch" not in request.query:
             return web.Response(body=wire.page())
         response = await streamed(request)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from aiohttp import web
 
 from torchrun_api import contents
-from torchrun_api.json import JsonObject
+from torchrun_api.json import JsonObject, object_at
 
 Hook = Callable[[web.Request], web.StreamResponse | None]
 ROOT = "/apis/torchrun.ai/v1alpha1/namespaces/ns"
@@ -208,7 +208,9 @@ class ApiServer:
     async def _patch(self, request: web.Request) -> web.Response:
         name, changed = request.match_info["name"], await request.json()
         if "annotations" in changed.get("metadata", {}):
-            known = self.objects["torchrunjobs", name]["metadata"].get("annotations", {})  # type: ignore[union-attr,call-overload]
+            known = object_at(
+                object_at(self.objects["torchrunjobs", name], "metadata"), "annotations"
+            )
             changed["metadata"]["annotations"] = {**known, **changed["metadata"]["annotations"]}
         if request.query.get("dryRun") != "All":
             self.put("torchrunjobs", name, **changed)
@@ -250,14 +252,12 @@ def _selector(query: Mapping[str, str]) -> Callable[[JsonObject], bool]:
     key, one_of, values = text.partition(" in ")
     if one_of:
         members = values.strip("()").split(",")
-        return lambda body: body["metadata"].get("labels", {}).get(key) in members  # type: ignore[index,call-overload,union-attr]
+        return lambda body: object_at(object_at(body, "metadata"), "labels").get(key) in members
     wanted = [pair.split("=") for pair in text.split(",") if pair]
 
     def chosen(body: JsonObject) -> bool:
-        metadata = body["metadata"]
-        assert isinstance(metadata, dict)
-        labels = metadata.get("labels", {})
-        assert isinstance(labels, dict)
+        metadata = object_at(body, "metadata")
+        labels = object_at(metadata, "labels")
         return name in ("", metadata["name"]) and all(labels.get(k) == v for k, v in wanted)
 
     return chosen

@@ -1,5 +1,7 @@
 """Gangs on nodes of their own, and nodes that are lost, for the tests."""
 
+from typing import Any
+
 from world import ZIP, World, make_job, make_queue
 
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
@@ -35,7 +37,7 @@ def lose(world: World, node: str = "node-1") -> None:
     world.settle()
 
 
-def replaced(**spec: object) -> World:
+def replaced(**spec: Any) -> World:
     """The new gang is placed elsewhere, and what can end of the old one has ended."""
     world = running(**spec)
     lose(world)

@@ -296,7 +296,7 @@ class Machines:
         alive = [worker for worker in unfenced if worker.attempt >= self.passed]
         if not storage or self.epoch > process.attempt:
             process.state, process.said = State.DEAD, "Fenced"
-        elif not self.signed.issuperset(alive):  # type: ignore[arg-type]
+        elif not self.signed.issuperset(alive):
             process.state, process.said = State.DEAD, "FenceUnproven"
         else:
             self.epoch = process.attempt

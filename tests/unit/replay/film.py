@@ -10,7 +10,7 @@ import msgspec
 
 from frames import frame
 from torchrun_api import names
-from torchrun_api.json import JsonObject
+from torchrun_api.json import JsonObject, JsonValue, object_at
 from torchrun_api.kinds import (
     CLAIMS,
     EVENTS,
@@ -38,7 +38,7 @@ def source(kind: Kind[Any]) -> str:
     return source_of(kind.path(), {"labelSelector": label, "fieldSelector": field})
 
 
-def job(name: str = "train", **spec: object) -> JsonObject:
+def job(name: str = "train", **spec: JsonValue) -> JsonObject:
     return user_object("TorchrunJob", name, {"jobQueue": "gpu", "command": "python t.py", **spec})
 
 
@@ -47,7 +47,7 @@ def queue() -> JsonObject:
 
 
 def user_object(kind: str, name: str, spec: JsonObject) -> JsonObject:
-    metadata = {"name": name, "namespace": "ml", "uid": f"uid-{name}", "generation": 1}
+    metadata: JsonObject = {"name": name, "namespace": "ml", "uid": f"uid-{name}", "generation": 1}
     return {"apiVersion": "torchrun.ai/v1alpha1", "kind": kind, "metadata": metadata, "spec": spec}
 
 
@@ -70,7 +70,7 @@ class Film:
         self._add(kind, opens=True)
         for obj in objects:
             self.event(kind, "ADDED", obj)
-        end = {"k8s.io/initial-events-end": "true"}
+        end: JsonObject = {"k8s.io/initial-events-end": "true"}
         self.event(kind, "BOOKMARK", {"metadata": {"name": "", "annotations": end}})
 
     def event(self, kind: Kind[Any], verb: str, obj: JsonObject) -> None:
@@ -108,9 +108,12 @@ class Film:
 
     def _versioned(self, obj: JsonObject) -> JsonObject:
         self._version += 1
-        metadata = {**obj["metadata"], "resourceVersion": str(self._version)}  # type: ignore[dict-item]
-        created = {"creationTimestamp": START.astimezone(UTC).isoformat()}
-        return {**obj, "metadata": created | metadata}
+        metadata: JsonObject = {
+            "creationTimestamp": START.astimezone(UTC).isoformat(),
+            **object_at(obj, "metadata"),
+            "resourceVersion": str(self._version),
+        }
+        return {**obj, "metadata": metadata}
 
 
 def applied(decision: Decision) -> dict[str, JsonObject]:

@@ -159,7 +159,7 @@ def test_the_cli_shows_one_job_as_text_and_as_json(tmp_path: Path, cli: Cli) -> 
 async def test_what_passes_the_transport_is_on_the_tape(tmp_path: Path) -> None:
     chunks = [frame("ADDED", a_pod("a", 5))[:30], frame("ADDED", a_pod("a", 5))[30:], bookmark(9)]
 
-    async def answer(request: web.Request) -> web.StreamResponse:
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
         if "watch" in request.query:
             return await streamed(request, *chunks)
         return web.Response(body=page([a_pod("b", 3)], 9))
@@ -188,7 +188,7 @@ async def test_recording_ends_in_order_when_it_is_told_to(tmp_path: Path) -> Non
     opened: set[str] = set()
     all_opened = asyncio.Event()
 
-    async def answer(request: web.Request) -> web.StreamResponse:
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
         if request.path == "/apis":
             return json_response(DISCOVERY)
         if "watch" not in request.query:

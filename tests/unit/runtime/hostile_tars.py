@@ -77,7 +77,7 @@ def global_headers(archive: tarfile.TarFile, chance: random.Random) -> None:
     for part in range(4):
         fields = {f"x{part}-{n}": "v" for n in range(40)}
         raw = tarfile.TarInfo.create_pax_global_header(fields)
-        archive.fileobj.write(raw)  # type: ignore[union-attr]
+        archive.fileobj.write(raw)
         archive.offset += len(raw)
     add(archive, "after")
 

@@ -24,6 +24,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any, BinaryIO
 
 ROOT = Path(os.environ["FAKE_CLUSTER"])
 JOB = ROOT / "job.json"
@@ -143,7 +144,7 @@ def plugin(words: list[str]) -> int:
     return 0
 
 
-def prepare(job: dict, directory: Path, overlay: Path) -> None:
+def prepare(job: dict[str, Any], directory: Path, overlay: Path) -> None:
     """The pods' workspaces."""
     for index in range(job["spec"]["numNodes"]):
         place = ROOT / "workspace" / f"pod-{index}"
@@ -201,7 +202,8 @@ def gang() -> None:
         status(name_of_job, phase="Succeeded", reason="Completed", message="done")
 
 
-def tell(index: int, rank: "subprocess.Popen[bytes]", log) -> None:
+def tell(index: int, rank: "subprocess.Popen[bytes]", log: BinaryIO) -> None:
+    assert rank.stdout is not None
     for line in rank.stdout:
         log.write(b"[%d] " % index + line)
         log.flush()
@@ -216,11 +218,11 @@ def status(name: str, **changed: object) -> None:
 
 
 def _name() -> str:
-    return json.loads(_text(JOB) or '{"metadata": {}}')["metadata"].get("name", "")
+    return str(json.loads(_text(JOB) or '{"metadata": {}}')["metadata"].get("name", ""))
 
 
 def _phase() -> str:
-    return json.loads(_text(JOB) or '{"status": {}}')["status"].get("phase", "")
+    return str(json.loads(_text(JOB) or '{"status": {}}')["status"].get("phase", ""))
 
 
 def _text(path: Path) -> str:

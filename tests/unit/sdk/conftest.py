@@ -4,9 +4,10 @@ import os
 import signal
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,12 +18,12 @@ from .pods import Pod
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Iterator:
+def make(tmp_path: Path) -> Iterator[Callable[..., Pod]]:
     pods: list[Pod] = []
 
-    def make(script: str, qualname: str = "f", *args: object, **options: object) -> Pod:
+    def make(script: str, qualname: str = "f", *args: object, **options: Any) -> Pod:
         (tmp_path / "script.py").write_text(textwrap.dedent(script))
-        fields = {
+        fields: dict[str, Any] = {
             "function": Reference(qualname, script="script.py"),
             "arguments": pack([args, {}], "json", "x"),
             "linger": 20.0,
@@ -37,7 +38,8 @@ def make(tmp_path: Path) -> Iterator:
             process.kill()
             process.wait()
             for stream in (process.stdin, process.stdout, process.stderr):
-                stream.close()
+                if stream is not None:
+                    stream.close()
 
 
 @pytest.fixture

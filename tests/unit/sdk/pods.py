@@ -6,7 +6,19 @@ import sys
 from pathlib import Path
 
 from torchrun_sdk.gang import write_overlay
-from torchrun_sdk.spec import ENTRY, FOLDER, Call, Here, Started, decode
+from torchrun_sdk.spec import (
+    ENTRY,
+    FOLDER,
+    Call,
+    Exited,
+    Frame,
+    Here,
+    Lines,
+    Raised,
+    Result,
+    Started,
+    decode,
+)
 
 SECONDS = 30
 
@@ -38,21 +50,23 @@ class Pod:
         return process
 
 
-def frames(collector: "subprocess.Popen[str]", last: type) -> list:
-    """What the client hears up to the first frame of this kind; each is answered."""
-    heard = []
+def frames(collector: "subprocess.Popen[str]", last: type[Frame]) -> list[Frame | Lines]:
+    """The frames of a rank up to the first of type `last`; each end of a rank is acknowledged."""
+    received: list[Frame | Lines] = []
     assert collector.stdout is not None
     assert collector.stdin is not None
+    assert collector.stderr is not None
     for line in collector.stdout:
         if line == ".\n":
             continue
         frame = decode(line)
         if isinstance(frame, Here):
             continue
-        heard.append(frame)
+        assert isinstance(frame, Started | Result | Raised | Exited | Lines), frame
+        received.append(frame)
         if not isinstance(frame, Started):
             collector.stdin.write(f"{frame.rank}\n")
             collector.stdin.flush()
         if isinstance(frame, last):
-            return heard
-    raise AssertionError(f"no {last.__name__} in {heard}: {collector.stderr.read()}")
+            return received
+    raise AssertionError(f"no {last.__name__} in {received}: {collector.stderr.read()}")

@@ -71,7 +71,7 @@ class World:
         self.observed += 1
         return self.workers.get((namespace, pod, uid))
 
-    async def review(self, request: web.Request) -> web.Response:
+    async def review(self, request: web.BaseRequest) -> web.Response:
         self.reviews += 1
         if self.review_code != 201:
             return json_response({"message": "no"}, self.review_code)
