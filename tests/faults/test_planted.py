@@ -15,6 +15,7 @@ from torchrun_controller.reconcile.admission.quota import QueueQuota
 from torchrun_controller.reconcile.gang.restarts import Counts
 from torchrun_controller.reconcile.job import dependencies
 from torchrun_controller.reconcile.workspace import preparation
+from torchrun_controller.reconcile.workspace.helper_pods import SyncState, Workspace
 from torchrun_controller.watch.watcher import Watcher
 from torchrun_controller.workqueue import WorkQueue
 
@@ -28,7 +29,7 @@ def requeue_is_forgotten(plant: pytest.MonkeyPatch) -> None:
 
 
 def job_is_applied_before_the_sync(plant: pytest.MonkeyPatch) -> None:
-    ready = preparation.Workspace(state=preparation.SyncState.READY, why=preparation.SYNCED)
+    ready = Workspace(state=SyncState.READY, why=preparation.SYNCED)
     plant.setattr(preparation, "prepare", lambda *_: ready)
 
 

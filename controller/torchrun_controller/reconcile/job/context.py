@@ -26,7 +26,7 @@ from torchrun_controller.reconcile.objects.environment import Environment, envir
 from torchrun_controller.reconcile.spec.reliability import resolve_reliability
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec, resolve_spec
 from torchrun_controller.reconcile.workspace import preparation, setup
-from torchrun_controller.reconcile.workspace.preparation import SyncState, Workspace
+from torchrun_controller.reconcile.workspace.helper_pods import SyncState, Workspace
 
 
 class GangEnd(Struct, frozen=True, kw_only=True):

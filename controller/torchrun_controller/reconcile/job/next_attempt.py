@@ -32,7 +32,7 @@ from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from torchrun_controller.reconcile.spec.requests import requests_of
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec
 from torchrun_controller.reconcile.workspace import claims
-from torchrun_controller.reconcile.workspace.preparation import SyncState
+from torchrun_controller.reconcile.workspace.helper_pods import SyncState
 
 
 def job_invalid(context: Context) -> Decision | None:

@@ -1,7 +1,7 @@
 """The workspace: its claim, the sync pod that fills it, and how far that is."""
 
 from datetime import datetime, timedelta
-from enum import Enum
+from typing import ClassVar
 
 import msgspec
 from msgspec.structs import replace
@@ -23,6 +23,15 @@ from torchrun_controller.reconcile.spec.resolve import ResolvedSpec, Served, Vol
 from torchrun_controller.reconcile.workspace import delivery, retry, sync_results
 from torchrun_controller.reconcile.workspace.claims import named, terminating
 from torchrun_controller.reconcile.workspace.delivery import Route, route
+from torchrun_controller.reconcile.workspace.helper_pods import (
+    PodFailure,
+    SyncState,
+    Workspace,
+    next_number,
+    next_step,
+    refused,
+    syncing,
+)
 from torchrun_controller.reconcile.workspace.retry import SyncMessage, end_of
 
 BASE_WAIT = timedelta(seconds=20)
@@ -31,101 +40,148 @@ NO_WORKSPACE = Reason("NoWorkspace", "the code is in the image")
 SYNCED = Reason("Synced", "the workspace is in its claim")
 
 
-class SyncState(Enum):
-    """How far the workspace is."""
-
-    READY = "Ready"
-    SYNCING = "Syncing"
-    REFUSED = "Refused"
-
-
-class Workspace(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the workspace is, and what is to be made or removed now.
-
-    `commit` is what a ready one was made of, where its sync pod has said so; `content` tells it
-    from every other, "" where nothing does. `failed`: a try came to nothing.
-    """
-
-    state: SyncState
-    why: Reason
-    commit: str = ""
-    content: str = ""
-    served: Served | None = None
-    failed: bool = False
-    applies: tuple[Apply, ...] = ()
-    deletes: tuple[Delete, ...] = ()
-    status_before_deletes: bool = False  # see Plan
-    requeue_after: float | None = None
-
-
 def prepare(
-    observed: Observed, wanted: VolumeSource | None, now: datetime, defaults: Defaults
+    observed: Observed, source: VolumeSource | None, now: datetime, defaults: Defaults
 ) -> Workspace:
     """Decide the next step towards a ready workspace."""
-    given = _given(wanted)
+    given = _given(source)
     if given is not None:
         return Workspace(state=SyncState.READY, why=given)
-    assert wanted is not None, "nothing is to be prepared"
-    held = named(observed.workspace.claims, wanted.name)
-    way = route(observed, wanted, held, now)
-    ending = terminating(observed.workspace.claims, wanted.name)
+    assert source is not None, "nothing is to be prepared"
+    present = named(observed.workspace.claims, source.name)
+    way = route(observed, source, present, now)
+    ending = terminating(observed.workspace.claims, source.name)
     if ending is not None and way.store != "ephemeral":
-        # What mounts it would keep it for ever.
-        return replace(_syncing(ending), deletes=end_preparations(observed))
-    latest = observed.workspace.sync_pods[-1] if observed.workspace.sync_pods else None
-    if held is None and way.store != "ephemeral":
-        number = 0 if latest is None else names.number_of(latest.metadata.name) + 1
-        pod = _pod(observed, wanted, way, number, defaults, _base(observed))
+        # A pod that mounts the PVC would keep it from being deleted.
+        return replace(syncing(ending), deletes=end_preparations(observed))
+    pods = observed.workspace.sync_pods
+    if present is None and way.store != "ephemeral":
+        pod = _pod(observed, source, way, next_number(pods), defaults, _base(observed))
         return Workspace(
             state=SyncState.SYNCING,
-            why=Reason("Creating", f"claim {wanted.name} and a sync pod are being made"),
-            applies=(claim(observed.job, wanted, names.WORKSPACE), pod),
+            why=Reason("Creating", f"claim {source.name} and a sync pod are being made"),
+            applies=(claim(observed.job, source, names.WORKSPACE), pod),
         )
-    found = sync_results.newest(observed, way.store)
-    if found is not None and _is_at_hand(observed, found, now):
-        return _ready(observed.job, found, way)
-    if latest is None:
-        return _next_pod(observed, wanted, way, 0, defaults)
-    return _after(observed, wanted, way, latest, now, defaults)
+    return next_step(SyncPods(observed, source, way, defaults, now), now)
 
 
-def _after(
-    observed: Observed,
-    wanted: VolumeSource,
-    way: Route,
-    latest: Pod,
-    now: datetime,
-    defaults: Defaults,
-) -> Workspace:
-    """The step after what has become of the last pod."""
-    job, number = observed.job, names.number_of(latest.metadata.name)
-    current = sync_results.takes(job, latest) and latest.metadata.annotations.delivery == way.store
-    lost = nodes.loss(observed, latest, now) if alive(latest) else None
-    if lost is not None:
-        return _after_loss(observed, wanted, way, latest, lost, defaults)
-    if latest.metadata.terminating:
-        reason = delivery.REASON if delivery.decided(observed) else "SyncPodEnding"
-        return _syncing(Reason(reason, f"pod {latest.metadata.name} is being deleted"))
-    match latest.status.phase:
-        case "Failed" if current:
-            return _after_failure(observed, wanted, way, latest, now, defaults)
-        case "Succeeded" | "Failed":
-            return _next_pod(observed, wanted, way, number + 1, defaults)
-        case _ if not current and way.store and delivery.has_content(latest):
-            # It goes on serving: what is asked for may never come.
-            return _next_pod(observed, wanted, way, number + 1, defaults)
-        case _ if not current:
-            return _replace(latest, way)
-        case _ if (said := sync_results.verdict(latest)).reason:
-            return _started_again(job, said)
-        case "" | "Pending" if (left := _base_left(latest, now)) is not None:
-            if left <= 0:
-                # The next one is made without: only the pod that comes with its claim has a base.
-                return _replace(latest, way)
-            return replace(_syncing(_why_syncing(observed, latest)), requeue_after=left)
-        case _:
-            step = _lost_before(observed, latest) or _syncing(_why_syncing(observed, latest))
-            return replace(step, requeue_after=way.left)
+class SyncPods(msgspec.Struct, frozen=True):
+    """Sync pods as helper pods; a serve pod is one that goes on to serve what it received."""
+
+    observed: Observed
+    source: VolumeSource
+    way: Route
+    defaults: Defaults
+    now: datetime
+
+    container: ClassVar[str] = names.SYNC_CONTAINER
+
+    @property
+    def pods(self) -> tuple[Pod, ...]:
+        """The sync pods of the job."""
+        return self.observed.workspace.sync_pods
+
+    def result(self) -> Workspace | None:
+        """The workspace that a pod made from the present source, where it is reachable now."""
+        pod = sync_results.newest(self.observed, self.way.store)
+        if pod is None or not _is_at_hand(self.observed, pod, self.now):
+            return None
+        return _ready(self.observed.job, pod, self.way)
+
+    def create_pod(self, number: int) -> Workspace:
+        """One more sync pod; only the last few are kept."""
+        return Workspace(
+            state=SyncState.SYNCING,
+            why=Reason("Creating", "a sync pod is being made"),
+            applies=(_pod(self.observed, self.source, self.way, number, self.defaults),),
+            deletes=stale(self.observed),
+        )
+
+    def replace_pod(self, pod: Pod) -> Workspace:
+        """Delete a pod of another source or route. One that serves goes on beside the next one.
+
+        The upload that the job asks for may never arrive.
+        """
+        if self.way.store and delivery.has_content(pod):
+            return self.create_pod(next_number(self.pods))
+        return self._delete_pod(pod)
+
+    def _delete_pod(self, pod: Pod) -> Workspace:
+        why = Reason("Replacing", "the job names another source; the sync pod is being replaced")
+        store = self.way.store
+        if pod.metadata.annotations.delivery != store and store:
+            why = Reason(delivery.REASON, f"{self.way.why}; a pod will serve the workspace")
+        elif pod.metadata.annotations.delivery != store:
+            why = Reason("Replacing", "a claim is used now")
+        return Workspace(
+            state=SyncState.SYNCING,
+            why=why,
+            deletes=(delete(pod),),
+            # Once the pod is gone, only the status records that the job no longer waits for a PVC.
+            status_before_deletes=store == "ephemeral",
+        )
+
+    def replace_lost_pod(self, pod: Pod) -> Workspace | None:
+        """Another pod takes the place of one whose node does not report."""
+        loss = nodes.loss(self.observed, pod, self.now) if alive(pod) else None
+        if loss is None:
+            return None
+        step = self.create_pod(next_number(self.pods))
+        name, uid = pod.metadata.name, pod.metadata.uid
+        own = () if pod.metadata.terminating else (delete(pod),)
+        return replace(
+            step,
+            why=Reason("SyncPodLost", f"{loss.message}; another pod takes the place of {name}"),
+            deletes=(*(d for d in step.deletes if d.uid != uid), *own),
+        )
+
+    def follow_pod(self, pod: Pod) -> Workspace:
+        """Wait for the pod, or report why the container that fills the workspace failed."""
+        message = sync_results.verdict(pod)
+        if message.reason:
+            return self._after_container_failure(pod, message)
+        left = _base_left(pod, self.now) if pod.status.phase in ("", "Pending") else None
+        if left is not None and left <= 0:
+            # The next pod has no base: only the pod that is created with its PVC has one.
+            return self._delete_pod(pod)
+        step = syncing(_why_syncing(self.observed, pod))
+        if left is not None:
+            return replace(step, requeue_after=left)
+        return replace(_lost_before(self.observed, pod) or step, requeue_after=self.way.left)
+
+    def _after_container_failure(self, pod: Pod, message: SyncMessage) -> Workspace:
+        """The kubelet restarts the container of a serve pod, so the pod itself does not fail."""
+        failure = self.failure(pod, message)
+        if failure.remedy:
+            return refused(failure)
+        why = Reason(failure.reason, f"{failure.message}; it is tried again")
+        return replace(syncing(why), failed=True)
+
+    def why_terminating(self, pod: Pod) -> Reason:
+        """A pod whose delivery has changed terminates for that."""
+        reason = delivery.REASON if delivery.decided(self.observed) else "SyncPodEnding"
+        return Reason(reason, f"pod {pod.metadata.name} is being deleted")
+
+    def is_current(self, pod: Pod) -> bool:
+        """Whether the pod takes the present source, and keeps it where the route says."""
+        same_store = pod.metadata.annotations.delivery == self.way.store
+        return same_store and sync_results.takes(self.observed.job, pod)
+
+    def is_edited(self, pod: Pod) -> bool:
+        """An edit of the source makes the pod outdated; no other edit can fix its failure."""
+        return False
+
+    def failure(self, pod: Pod, message: SyncMessage) -> PodFailure:
+        """The failure of a fetch or an upload; the sync program knows which are permanent."""
+        job = self.observed.job
+        remedy = f"mend it, then run: kubectl torchrun sync {job.metadata.name}"
+        if workspace_source.is_fetched(job) and job.status.workers is None:
+            remedy = f"change spec.volumes.workspace, or {remedy}"
+        return PodFailure(
+            message.reason or "SyncFailed",
+            message.message or "the sync pod failed",
+            remedy if message.permanent else "",
+        )
 
 
 def _is_at_hand(observed: Observed, pod: Pod, now: datetime) -> bool:
@@ -207,10 +263,6 @@ def said(observed: Observed, run: ResolvedSpec | None) -> Reason | None:
     return Reason(known.reason, known.message)
 
 
-def _syncing(why: Reason) -> Workspace:
-    return Workspace(state=SyncState.SYNCING, why=why)
-
-
 def _pod(
     observed: Observed,
     wanted: VolumeSource,
@@ -238,18 +290,6 @@ def _pod(
     )
 
 
-def _next_pod(
-    observed: Observed, wanted: VolumeSource, way: Route, number: int, defaults: Defaults
-) -> Workspace:
-    """One more sync pod; only the last few are kept."""
-    return Workspace(
-        state=SyncState.SYNCING,
-        why=Reason("Creating", "a sync pod is being made"),
-        applies=(_pod(observed, wanted, way, number, defaults),),
-        deletes=stale(observed),
-    )
-
-
 def stale(observed: Observed) -> tuple[Delete, ...]:
     """Sync pods that make room for one more; the last one that ended well stays."""
     good = sync_results.done(observed)[-1:]
@@ -265,19 +305,6 @@ def retry_left(observed: Observed, now: datetime) -> float:
     return retry.left(latest, end_of(latest, names.SYNC_CONTAINER), now)
 
 
-def _replace(pod: Pod, way: Route) -> Workspace:
-    """The job names another source, or goes another way: the pod that is at the old one ends."""
-    why = Reason("Replacing", "the job names another source; the sync pod is being replaced")
-    if pod.metadata.annotations.delivery != way.store:
-        told = f"{way.why}; a pod will serve the workspace" if way.store else "a claim is used now"
-        why = Reason(delivery.REASON if way.store else "Replacing", told)
-    # Without the pod only the status tells that the claim was given up; else the next waits again.
-    gives_up = way.store == "ephemeral"
-    return Workspace(
-        state=SyncState.SYNCING, why=why, deletes=(delete(pod),), status_before_deletes=gives_up
-    )
-
-
 def end_preparations(observed: Observed, *, serving: bool = True) -> tuple[Delete, ...]:
     """Sync and setup pods that still run; those that serve only if `serving`."""
     return tuple(
@@ -286,53 +313,6 @@ def end_preparations(observed: Observed, *, serving: bool = True) -> tuple[Delet
         if alive(pod) and not pod.metadata.terminating
         if serving or not delivery.serves(pod)
     )
-
-
-def _after_failure(
-    observed: Observed,
-    wanted: VolumeSource,
-    way: Route,
-    pod: Pod,
-    now: datetime,
-    defaults: Defaults,
-) -> Workspace:
-    """What cannot succeed waits for its mending; the rest is tried again with growing delays."""
-    end = end_of(pod, names.SYNC_CONTAINER)
-    said = end.said
-    text = said.message or "the sync pod failed"
-    if said.permanent:
-        return _refused(observed.job, said, text)
-    number = names.number_of(pod.metadata.name)
-    left = retry.left(pod, end, now)
-    if left <= 0:
-        return _next_pod(observed, wanted, way, number + 1, defaults)
-    return Workspace(
-        state=SyncState.SYNCING,
-        why=Reason(
-            said.reason or "SyncFailed",
-            f"{text}; tried again {retry.delay(pod).total_seconds():.0f} s after the failure",
-        ),
-        failed=True,
-        requeue_after=left,
-    )
-
-
-def _after_loss(
-    observed: Observed,
-    wanted: VolumeSource,
-    way: Route,
-    pod: Pod,
-    loss: nodes.Loss,
-    defaults: Defaults,
-) -> Workspace:
-    """Another pod takes the place of one whose node nobody hears of."""
-    step = _next_pod(observed, wanted, way, names.number_of(pod.metadata.name) + 1, defaults)
-    ends = () if pod.metadata.terminating else (delete(pod),)
-    why = Reason(
-        "SyncPodLost", f"{loss.message}; another pod takes the place of {pod.metadata.name}"
-    )
-    deletes = tuple(d for d in step.deletes if d.uid != pod.metadata.uid)
-    return replace(step, why=why, deletes=(*deletes, *ends))
 
 
 def _lost_before(observed: Observed, pod: Pod) -> Workspace | None:
@@ -348,23 +328,7 @@ def _lost_before(observed: Observed, pod: Pod) -> Workspace | None:
         f"the workspace of revision {known} was on storage of a pod that is gone; send it again"
         f" to pod {pod.metadata.name}: kubectl torchrun sync {job.metadata.name}",
     )
-    return replace(_syncing(why), failed=True)
-
-
-def _refused(job: TorchrunJob, said: SyncMessage, text: str) -> Workspace:
-    mend = f"mend it, then run: kubectl torchrun sync {job.metadata.name}"
-    if workspace_source.is_fetched(job) and job.status.workers is None:
-        mend = f"change spec.volumes.workspace, or {mend}"
-    why = Reason(said.reason or "SyncFailed", f"{text}; {mend}")
-    return Workspace(state=SyncState.REFUSED, why=why, failed=True)
-
-
-def _started_again(job: TorchrunJob, said: SyncMessage) -> Workspace:
-    """A serve pod lives on when the container that makes the workspace fails: the kubelet tries."""
-    if said.permanent:
-        return _refused(job, said, said.message)
-    why = Reason(said.reason, f"{said.message}; it is tried again")
-    return replace(_syncing(why), failed=True)
+    return replace(syncing(why), failed=True)
 
 
 def _why_syncing(observed: Observed, pod: Pod) -> Reason:

@@ -22,7 +22,7 @@ from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from torchrun_controller.reconcile.spec.resolve import VolumeSource, resolve_spec
 from torchrun_controller.reconcile.workspace import claims, delivery, sync_results
 from torchrun_controller.reconcile.workspace import preparation as workspace
-from torchrun_controller.reconcile.workspace.preparation import SyncState, Workspace
+from torchrun_controller.reconcile.workspace.helper_pods import SyncState, Workspace
 
 
 def sync(observed: Observed, now: datetime, defaults: Defaults) -> Workspace | None:

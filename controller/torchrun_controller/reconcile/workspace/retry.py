@@ -33,10 +33,10 @@ class SyncMessage(Wire, frozen=True, kw_only=True):
 
 
 class End(msgspec.Struct, frozen=True):
-    """When it ended, where somebody says so, and its last words."""
+    """When the container ended, None where nothing says so, and its termination message."""
 
     time: datetime | None
-    said: SyncMessage
+    message: SyncMessage
 
 
 def end_of(pod: Pod, container: str) -> End:

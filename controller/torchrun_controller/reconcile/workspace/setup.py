@@ -1,7 +1,9 @@
 """The setup: the job's own environment on its claim, made once for what it is made of."""
 
 from datetime import datetime
+from typing import ClassVar
 
+import msgspec
 from msgspec.structs import replace
 
 from torchrun_api import names
@@ -13,9 +15,14 @@ from torchrun_controller.reconcile.objects.setup_pod import setup_pod
 from torchrun_controller.reconcile.pods import waiting
 from torchrun_controller.reconcile.pods.lifecycle import delete
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec
-from torchrun_controller.reconcile.workspace import retry
-from torchrun_controller.reconcile.workspace.preparation import SyncState, Workspace
-from torchrun_controller.reconcile.workspace.retry import end_of
+from torchrun_controller.reconcile.workspace.helper_pods import (
+    PodFailure,
+    SyncState,
+    Workspace,
+    next_step,
+    syncing,
+)
+from torchrun_controller.reconcile.workspace.retry import SyncMessage
 
 KEPT_SETUP_PODS = 2
 # Ends that another try would only repeat.
@@ -26,88 +33,91 @@ PERMANENT = frozenset(
 
 def prepare(
     observed: Observed,
-    run: ResolvedSpec,
-    wanted: Environment,
+    spec: ResolvedSpec,
+    environment: Environment,
     now: datetime,
     defaults: Defaults,
     ready: Workspace,
 ) -> Workspace:
     """Decide the next step towards the environment, now that the workspace is `ready`."""
-    if not wanted.shared:
-        words = f"{ready.why.message}; every worker runs the setup before its command"
-        return replace(ready, why=Reason(ready.why.reason, words))
-    if not observed.workspace.setup_pods:
-        return _next_pod(observed, run, wanted, 0, defaults)
-    latest = observed.workspace.setup_pods[-1]
-    name, number = latest.metadata.name, names.number_of(latest.metadata.name)
-    current = latest.metadata.annotations.setup_key == wanted.key
-    if latest.metadata.terminating:
-        return _waits(Reason("SetupPodEnding", f"pod {name} is being deleted"))
-    match latest.status.phase:
-        case "Succeeded" if current:
-            return ready
-        case "Failed" if current:
-            return _after_failure(observed, run, wanted, latest, now, defaults)
-        case "Succeeded" | "Failed":
-            return _next_pod(observed, run, wanted, number + 1, defaults)
-        case _ if not current:
-            return Workspace(
-                state=SyncState.SYNCING,
-                why=Reason("Replacing", f"the setup has changed; pod {name} is being replaced"),
-                deletes=(delete(latest),),
-            )
-        case _:
-            return _waits(_why_running(observed, latest))
+    if not environment.shared:
+        message = f"{ready.why.message}; every worker runs the setup before its command"
+        return replace(ready, why=Reason(ready.why.reason, message))
+    return next_step(SetupPods(observed, spec, environment, defaults, ready), now)
 
 
-def _waits(why: Reason) -> Workspace:
-    return Workspace(state=SyncState.SYNCING, why=why)
+class SetupPods(msgspec.Struct, frozen=True):
+    """Setup pods as helper pods. `ready` is the step that a finished setup returns."""
 
+    observed: Observed
+    spec: ResolvedSpec
+    environment: Environment
+    defaults: Defaults
+    ready: Workspace
 
-def _next_pod(
-    observed: Observed, run: ResolvedSpec, wanted: Environment, number: int, defaults: Defaults
-) -> Workspace:
-    """One more setup pod; only the last few are kept."""
-    assert observed.queue is not None
-    pod = setup_pod(observed.job, observed.queue, run, wanted, number, defaults)
-    return Workspace(
-        state=SyncState.SYNCING,
-        why=Reason("SetupRunning", "a setup pod is being made"),
-        applies=(pod,),
-        deletes=tuple(delete(pod) for pod in observed.workspace.setup_pods[: -KEPT_SETUP_PODS + 1]),
-    )
+    container: ClassVar[str] = names.SETUP_CONTAINER
 
+    @property
+    def pods(self) -> tuple[Pod, ...]:
+        """The setup pods of the job."""
+        return self.observed.workspace.setup_pods
 
-def _after_failure(
-    observed: Observed,
-    run: ResolvedSpec,
-    wanted: Environment,
-    pod: Pod,
-    now: datetime,
-    defaults: Defaults,
-) -> Workspace:
-    """A command that failed waits for its mending; what came from outside is tried again."""
-    end = end_of(pod, names.SETUP_CONTAINER)
-    said = end.said
-    text = f"pod {pod.metadata.name}: {said.message or said.reason or 'the setup failed'}"
-    number = names.number_of(pod.metadata.name)
-    if said.reason in PERMANENT:
-        # Any change of the spec may be the mending, as one of env.
-        if pod.metadata.annotations.generation != str(observed.job.metadata.generation):
-            return _next_pod(observed, run, wanted, number + 1, defaults)
-        mend = (
-            "mend spec.setupCommand, spec.requirements or the workspace; to try the same again:"
-            f" kubectl delete pod {pod.metadata.name}"
+    def result(self) -> Workspace | None:
+        """The ready workspace, once the latest pod has installed this environment."""
+        if not self.pods:
+            return None
+        latest = self.pods[-1]
+        done = latest.status.phase == "Succeeded" and not latest.metadata.terminating
+        return self.ready if done and self.is_current(latest) else None
+
+    def create_pod(self, number: int) -> Workspace:
+        """One more setup pod; only the last few are kept."""
+        job, queue = self.observed.job, self.observed.queue
+        assert queue is not None
+        pod = setup_pod(job, queue, self.spec, self.environment, number, self.defaults)
+        return Workspace(
+            state=SyncState.SYNCING,
+            why=Reason("SetupRunning", "a setup pod is being made"),
+            applies=(pod,),
+            deletes=tuple(delete(pod) for pod in self.pods[: -KEPT_SETUP_PODS + 1]),
         )
-        return Workspace(state=SyncState.REFUSED, why=Reason("SetupFailed", f"{text}; {mend}"))
-    left = retry.left(pod, end, now)
-    if left <= 0:
-        return _next_pod(observed, run, wanted, number + 1, defaults)
-    again = f"tried again {retry.delay(pod).total_seconds():.0f} s after the failure"
-    reason = said.reason or "SetupFailed"
-    return Workspace(
-        state=SyncState.SYNCING, why=Reason(reason, f"{text}; {again}"), requeue_after=left
-    )
+
+    def replace_pod(self, pod: Pod) -> Workspace:
+        """Delete a pod that installs another environment."""
+        why = f"the setup has changed; pod {pod.metadata.name} is being replaced"
+        return replace(syncing(Reason("Replacing", why)), deletes=(delete(pod),))
+
+    def replace_lost_pod(self, pod: Pod) -> Workspace | None:
+        """None: the next setup pod follows only once this one has ended, lost node or not."""
+        return None
+
+    def follow_pod(self, pod: Pod) -> Workspace:
+        """Wait for the pod."""
+        return syncing(_why_running(self.observed, pod))
+
+    def why_terminating(self, pod: Pod) -> Reason:
+        """The next pod is created once this one is gone."""
+        return Reason("SetupPodEnding", f"pod {pod.metadata.name} is being deleted")
+
+    def is_current(self, pod: Pod) -> bool:
+        """Whether the pod installs this environment."""
+        return pod.metadata.annotations.setup_key == self.environment.key
+
+    def is_edited(self, pod: Pod) -> bool:
+        """Whether the spec has changed since: any field may be the fix, as a variable of env."""
+        return pod.metadata.annotations.generation != str(self.observed.job.metadata.generation)
+
+    def failure(self, pod: Pod, message: SyncMessage) -> PodFailure:
+        """The failure of the user's command is permanent; one from outside is not."""
+        name = pod.metadata.name
+        text = f"pod {name}: {message.message or message.reason or 'the setup failed'}"
+        if message.reason not in PERMANENT:
+            return PodFailure(message.reason or "SetupFailed", text)
+        remedy = (
+            "mend spec.setupCommand, spec.requirements or the workspace; to try the same again:"
+            f" kubectl delete pod {name}"
+        )
+        return PodFailure("SetupFailed", text, remedy)
 
 
 def _why_running(observed: Observed, pod: Pod) -> Reason:

@@ -11,7 +11,7 @@ from torchrun_controller.reconcile.workspace.retry import SyncMessage, end_of
 
 def verdict(pod: Pod) -> SyncMessage:
     """What a sync pod made, or why it did not."""
-    return end_of(pod, names.SYNC_CONTAINER).said
+    return end_of(pod, names.SYNC_CONTAINER).message
 
 
 def done(observed: Observed, store: str | None = None) -> list[Pod]:

@@ -1,0 +1,151 @@
+"""The state machine that the sync pod and the setup pod share.
+
+A helper pod runs once and leaves a result. A pod that failed is followed by another one, after a
+delay that grows, unless the failure is permanent. A pod that runs for an outdated input is
+replaced.
+"""
+
+from datetime import datetime
+from enum import Enum
+from typing import ClassVar, Protocol
+
+import msgspec
+
+from torchrun_api import names
+from torchrun_api.core import Pod
+from torchrun_controller.reconcile.model.conditions import Reason
+from torchrun_controller.reconcile.model.plan import Apply, Delete
+from torchrun_controller.reconcile.spec.resolve import Served
+from torchrun_controller.reconcile.workspace import retry
+from torchrun_controller.reconcile.workspace.retry import SyncMessage, end_of
+
+
+class SyncState(Enum):
+    """How far the workspace is."""
+
+    READY = "Ready"
+    SYNCING = "Syncing"
+    REFUSED = "Refused"
+
+
+class Workspace(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the workspace is, and what to create or delete now.
+
+    `commit` is the commit of a ready workspace, where its sync pod reported one. `content`
+    identifies the content, "" where nothing does. `failed`: a pod failed.
+    """
+
+    state: SyncState
+    why: Reason
+    commit: str = ""
+    content: str = ""
+    served: Served | None = None
+    failed: bool = False
+    applies: tuple[Apply, ...] = ()
+    deletes: tuple[Delete, ...] = ()
+    status_before_deletes: bool = False  # see Plan
+    requeue_after: float | None = None
+
+
+class PodFailure(msgspec.Struct, frozen=True):
+    """Why a pod failed. `remedy` is what the user has to do, "" where a retry may succeed."""
+
+    reason: str
+    message: str
+    remedy: str = ""
+
+
+class HelperPods(Protocol):
+    """What one kind of helper pod declares: its pods, their result and the messages."""
+
+    container: ClassVar[str]  # whose termination message is read
+
+    @property
+    def pods(self) -> tuple[Pod, ...]:
+        """The pods of this kind, in the order of their numbers."""
+
+    def result(self) -> Workspace | None:
+        """The step once a pod has left what the job needs; None before that."""
+
+    def create_pod(self, number: int) -> Workspace:
+        """The step that creates the pod of this number."""
+
+    def replace_pod(self, pod: Pod) -> Workspace:
+        """The step for a pod that runs for an outdated input."""
+
+    def replace_lost_pod(self, pod: Pod) -> Workspace | None:
+        """The step for a pod whose node is lost; None for any other pod."""
+
+    def follow_pod(self, pod: Pod) -> Workspace:
+        """The step while a current pod starts or runs."""
+
+    def why_terminating(self, pod: Pod) -> Reason:
+        """The reason while the pod terminates."""
+
+    def is_current(self, pod: Pod) -> bool:
+        """Whether the pod was made for the present input."""
+
+    def is_edited(self, pod: Pod) -> bool:
+        """Whether the job was edited since the pod, so that a permanent failure may be fixed."""
+
+    def failure(self, pod: Pod, message: SyncMessage) -> PodFailure:
+        """The failure that the pod's termination message describes."""
+
+
+def next_step(kind: HelperPods, now: datetime) -> Workspace:
+    """Return the next step towards the result of this kind of pod; the latest pod decides."""
+    result = kind.result()
+    if result is not None:
+        return result
+    if not kind.pods:
+        return kind.create_pod(0)
+    latest = kind.pods[-1]
+    lost = kind.replace_lost_pod(latest)
+    if lost is not None:
+        return lost
+    if latest.metadata.terminating:
+        return syncing(kind.why_terminating(latest))
+    current = kind.is_current(latest)
+    match latest.status.phase:
+        case "Failed" if current:
+            return _after_failure(kind, latest, now)
+        case "Succeeded" | "Failed":
+            return kind.create_pod(next_number(kind.pods))
+        case _ if not current:
+            return kind.replace_pod(latest)
+        case _:
+            return kind.follow_pod(latest)
+
+
+def _after_failure(kind: HelperPods, pod: Pod, now: datetime) -> Workspace:
+    """Wait for the user after a permanent failure; retry any other with growing delays."""
+    end = end_of(pod, kind.container)
+    failure = kind.failure(pod, end.message)
+    if failure.remedy and not kind.is_edited(pod):
+        return refused(failure)
+    left = 0.0 if failure.remedy else retry.left(pod, end, now)
+    if left <= 0:
+        return kind.create_pod(next_number(kind.pods))
+    delay = f"tried again {retry.delay(pod).total_seconds():.0f} s after the failure"
+    return Workspace(
+        state=SyncState.SYNCING,
+        why=Reason(failure.reason, f"{failure.message}; {delay}"),
+        failed=True,
+        requeue_after=left,
+    )
+
+
+def refused(failure: PodFailure) -> Workspace:
+    """The step after a permanent failure: nothing is retried before the user acts."""
+    why = Reason(failure.reason, f"{failure.message}; {failure.remedy}")
+    return Workspace(state=SyncState.REFUSED, why=why, failed=True)
+
+
+def syncing(why: Reason) -> Workspace:
+    """A step that only waits."""
+    return Workspace(state=SyncState.SYNCING, why=why)
+
+
+def next_number(pods: tuple[Pod, ...]) -> int:
+    """The number of the next pod; numbers are never reused while a pod of them exists."""
+    return names.number_of(pods[-1].metadata.name) + 1 if pods else 0
