@@ -1,7 +1,7 @@
 """The process: its event loop, its connection, its ports, its signals and its exit codes.
 
-SIGTERM and SIGINT stop the controller in order. A second signal ends the process at once, as does
-a signal that comes before the controller runs, and the loss of the lease.
+SIGTERM and SIGINT shut the controller down in order. A second signal ends the process at once, as
+does a signal before the controller runs, or the loss of the lease.
 """
 
 import asyncio  # only for the type of an event loop
@@ -39,7 +39,10 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 def main(settings: Settings, signals: Signals | None = None) -> int:
-    """Run on uvloop if it is installed; return the exit code. `signals` are installed already."""
+    """Run on uvloop if it is installed; return the exit code.
+
+    `signals` are the installed handlers; None installs them.
+    """
     signals = signals or Signals().install()
     logs.configure(settings.log_level, settings.log_format)
     try:
@@ -49,7 +52,7 @@ def main(settings: Settings, signals: Signals | None = None) -> int:
         sys.stderr.write(f"torchrun-controller: {error}\n")
         return UNUSABLE
     except Exception:
-        # One line like any other, with its traceback: log collectors split at newlines.
+        # As one log record, because log collectors split a plain traceback at newlines.
         log.exception("a bug in the controller; please report it")
         return CRASHED
 
@@ -63,7 +66,7 @@ async def run(settings: Settings, signals: Signals) -> int:
     metrics = Metrics()
     permissions = _permissions(settings, metrics)
     read_errors = ReadErrors(metrics.observe_request)
-    # A restarted container keeps the name of its pod, but it is another process.
+    # A restarted container has the same hostname, but it is another process.
     identity = f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
     session = partial(connection.session, identity=identity)
     grace = settings.lease_durations.grace
@@ -76,7 +79,9 @@ async def run(settings: Settings, signals: Signals) -> int:
 
     async with (
         session("watch", read_errors.observe) as watch,
-        session("write", permissions.observe, before_send=check_leader, undelivered=grace) as write,
+        session(
+            "write", permissions.observe, before_send=check_leader, tcp_user_timeout=grace
+        ) as write,
         session("lease", metrics.observe_request) as lease,
         session("review", metrics.observe_request) as review,
     ):
@@ -105,8 +110,8 @@ async def run(settings: Settings, signals: Signals) -> int:
     return 0
 
 
-def _loop_factory(wanted: bool) -> Callable[[], asyncio.AbstractEventLoop] | None:
-    if not wanted:
+def _loop_factory(enabled: bool) -> Callable[[], asyncio.AbstractEventLoop] | None:
+    if not enabled:
         return None
     try:
         import uvloop

@@ -187,7 +187,7 @@ class Manager:
     async def _start_controllers(self, tasks: anyio.abc.TaskGroup) -> None:
         alone = self._leader.elected.is_set()
         await self._factory.synced()
-        await self._factory.discovery.looked.wait()
+        await self._factory.discovery.first_poll.wait()
         await self._queue_view.settled()
         async with anyio.create_task_group() as standby:
             standby.start_soon(self._forget_deleted)

@@ -54,7 +54,7 @@ READING = (
     Mutant(
         "retry-after-is-not-read",
         "client/errors.py",
-        "_seconds(answer.details.retry_after_seconds, retry_after),",
+        "_parse_retry_after(answer.details.retry_after_seconds, retry_after),",
         "None,",
         "an API server under load is hammered at",
         TRANSPORT,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from torchrun_controller.client.errors import refusal
+from torchrun_controller.client.errors import explain_refusal
 
 
 class ReadErrors:
@@ -23,7 +23,7 @@ class ReadErrors:
     def problem(self, resource: str) -> str:
         """Return why the last list or watch failed, "" if it did not."""
         verb, code = self._last.get(resource, ("list", 200))
-        return "" if 200 <= code < 300 else refusal(verb, resource, code, f"HTTP {code}")
+        return "" if 200 <= code < 300 else explain_refusal(verb, resource, code, f"HTTP {code}")
 
     def refused(self, resource: str) -> bool:
         """Return whether the resource is forbidden or not served (403, 404)."""

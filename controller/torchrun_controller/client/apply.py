@@ -60,9 +60,10 @@ class NameConflictError(Exception):
 
 
 class RejectedError(Exception):
-    """The API server refuses the object; if `permanent`, until the object changes.
+    """The API server refuses the object.
 
-    403 is not permanent: a quota, a webhook or a role may change at any time.
+    If `permanent`, only a changed object can succeed. 403 is not permanent: a quota, a webhook or a
+    role may change at any time.
     """
 
     def __init__(self, rejection: Rejection, *, permanent: bool) -> None:
@@ -100,7 +101,10 @@ class WriteResult(Struct, frozen=True):
 
 
 class LiveObject(Struct, frozen=True):
-    """An object as the API server has it; `controller` is its controller's UID, "" for none."""
+    """The state of an object on the API server, read past the caches.
+
+    `controller` is the UID of its controller, "" for none; `version` is its resourceVersion.
+    """
 
     uid: str
     controller: str
@@ -118,7 +122,7 @@ class Applier:
     async def apply(self, intent: Apply) -> WriteResult:
         """Create the object (no UID), or update the one with this UID to the intent.
 
-        An object of ours that exists although the cache does not show it counts as created.
+        If the name is taken by an object of this owner, that object is the result.
 
         Raises:
             NameConflictError: another object has the name; it was not touched.
@@ -130,7 +134,7 @@ class Applier:
         try:
             return await (self._update(intent) if intent.uid else self._create(intent))
         except ApiError as error:
-            raise _typed(error, intent) from error
+            raise _convert_error(error, intent) from error
         except Disconnected as error:
             raise UnavailableError(str(error)) from error
 
@@ -143,7 +147,7 @@ class Applier:
         try:
             await self._patch(_path(intent), body, FIELD_MANAGER, force=False, dry_run=True)
         except ApiError as error:
-            raise _typed(error, intent) from error
+            raise _convert_error(error, intent) from error
         except Disconnected as error:
             raise UnavailableError(str(error)) from error
 
@@ -155,12 +159,12 @@ class Applier:
             ApiError: any other refusal.
         """
         try:
-            answer = await self._transport.request("GET", kind.path(namespace, name))
-            meta = answer.read(read_object)
+            response = await self._transport.request("GET", kind.path(namespace, name))
+            meta = response.read(read_object)
         except ApiError as error:
             if error.status == 404:
                 return None
-            raise _unavailable(error) or error from error
+            raise _convert_unavailable(error) or error from error
         except Disconnected as error:
             raise UnavailableError(str(error)) from error
         controllers = (owner.uid for owner in meta.owner_references if owner.controller)
@@ -172,9 +176,9 @@ class Applier:
     ) -> WriteResult | None:
         """Replace the fields of `manager` in the status of exactly this version of a job or queue.
 
-        None if it is gone. A UID alone is not enough: for a status the API server takes all
-        metadata except the resourceVersion from the present object, so a replacement would get our
-        status.
+        Returns None if the object is gone. A UID alone is not enough: for a status the API server
+        takes all metadata except the resourceVersion from the current object, so a replacement of
+        the same name would get this status.
 
         Raises:
             SupersededError: it has changed, or was replaced, since it was observed.
@@ -195,14 +199,14 @@ class Applier:
         }
         path = kind.path(meta.namespace, meta.name, "status")
         try:
-            answer = await self._patch(path, body, manager, force=True)
-            return _written(kind, meta.name, answer.read(read_object))
+            response = await self._patch(path, body, manager, force=True)
+            return _write_result(kind, meta.name, response.read(read_object))
         except ApiError as error:
             if error.status == 404:
                 return None
             if error.status == 409:
                 raise SupersededError(f"{kind.kind} {meta.name!r} has changed meanwhile") from error
-            raise _unavailable(error) or error from error
+            raise _convert_unavailable(error) or error from error
         except Disconnected as error:
             raise UnavailableError(str(error)) from error
 
@@ -225,49 +229,49 @@ class Applier:
             options["gracePeriodSeconds"] = delete.grace_seconds
         self._leader.check()
         try:
-            answer = await self._transport.request(
+            response = await self._transport.request(
                 "DELETE",
                 delete.kind.path(delete.namespace, delete.name),
                 body=_encode(options),
             )
-            return _written(delete.kind, delete.name, answer.read(read_deleted))
+            return _write_result(delete.kind, delete.name, response.read(read_deleted))
         except ApiError as error:
             if error.status == 409:
                 await self._explain_conflict(delete, error)
                 return None
-            if error.status == 404 or _names_another(error):
+            if error.status == 404 or _is_uid_mismatch(error):
                 return None
-            raise _unavailable(error) or error from error
+            raise _convert_unavailable(error) or error from error
         except Disconnected as error:
             raise UnavailableError(str(error)) from error
 
     async def _explain_conflict(self, delete: Delete, error: ApiError) -> None:
-        """Find out which precondition failed: the server answers 409 to both.
+        """Determine which precondition failed: the server answers 409 to both.
 
         Returns if the object is gone or replaced; raises SupersededError if it has changed.
         """
         present = await self.find(delete.kind, delete.namespace, delete.name)
         if present is not None and present.uid == delete.uid:
-            changed = f"{delete.kind.kind} {delete.name!r} has changed meanwhile"
-            raise SupersededError(changed) from error
+            message = f"{delete.kind.kind} {delete.name!r} has changed meanwhile"
+            raise SupersededError(message) from error
 
     async def _create(self, intent: Apply) -> WriteResult:
         meta = _metadata(intent)
         body = {**intent.body, "metadata": {**meta, "resourceVersion": ABSENT}}
         try:
-            answer = await self._patch(_path(intent), body, FIELD_MANAGER, force=False)
+            response = await self._patch(_path(intent), body, FIELD_MANAGER, force=False)
         except ApiError as error:
             if error.status != 409:
                 raise
-            return await self._settle(intent)
-        written = _written(intent.kind, intent.name, answer.read(read_object))
-        return replace(written, created=True)
+            return await self._resolve_taken_name(intent)
+        result = _write_result(intent.kind, intent.name, response.read(read_object))
+        return replace(result, created=True)
 
     async def _update(self, intent: Apply) -> WriteResult:
         meta = _metadata(intent)
         body = {**intent.body, "metadata": {**meta, "uid": intent.uid}}
-        answer = await self._patch(_path(intent), body, FIELD_MANAGER, force=True)
-        return _written(intent.kind, intent.name, answer.read(read_object))
+        response = await self._patch(_path(intent), body, FIELD_MANAGER, force=True)
+        return _write_result(intent.kind, intent.name, response.read(read_object))
 
     async def _patch(
         self, path: str, body: JsonObject, manager: str, *, force: bool, dry_run: bool = False
@@ -282,22 +286,22 @@ class Applier:
             "PATCH", path, query=query, body=_encode(body), content_type=APPLY_PATCH
         )
 
-    async def _settle(self, intent: Apply) -> WriteResult:
+    async def _resolve_taken_name(self, intent: Apply) -> WriteResult:
         """Handle a taken name: an object of ours counts as created, another one raises."""
         meta = _metadata(intent)
         name = intent.name
         try:
-            answer = await self._transport.request("GET", _path(intent))
+            response = await self._transport.request("GET", _path(intent))
         except ApiError as error:
             if error.status == 404:
                 raise SupersededError(f"{intent.kind.kind} {name!r} went away meanwhile") from error
             raise
-        holder = answer.read(read_holder)
-        owner = _controller_of(meta.get("ownerReferences"))
+        holder = response.read(read_holder)
+        owner = _find_controller(meta.get("ownerReferences"))
         if holder.deletion_timestamp is not None or _is_predecessor(holder, owner):
             raise SupersededError(f"an older {intent.kind.kind} {name!r} is being deleted")
         if not _is_ours(holder, owner, meta):
-            raise NameConflictError(_conflict(intent.kind, name, holder))
+            raise NameConflictError(_describe_conflict(intent.kind, name, holder))
         return WriteResult(intent.kind, name, holder.uid, holder.resource_version)
 
 
@@ -311,35 +315,38 @@ def _path(intent: Apply) -> str:
     return intent.kind.path(str(_metadata(intent).get("namespace", "")), intent.name)
 
 
-def _written(kind: Kind[Any], name: str, meta: Meta) -> WriteResult:
+def _write_result(kind: Kind[Any], name: str, meta: Meta) -> WriteResult:
     return WriteResult(kind, name, meta.uid, meta.resource_version)
 
 
-def _controller_of(references: object) -> OwnerReference | None:
+def _find_controller(references: object) -> OwnerReference | None:
     owners = msgspec.convert(references or (), tuple[OwnerReference, ...])
     return next((owner for owner in owners if owner.controller), None)
 
 
 def _is_ours(holder: HolderMeta, owner: OwnerReference | None, meta: JsonObject) -> bool:
     if owner is not None:
-        return any(held.controller and held.uid == owner.uid for held in holder.owner_references)
+        return any(
+            reference.controller and reference.uid == owner.uid
+            for reference in holder.owner_references
+        )
     labels = meta.get("labels")
     retained_from = labels.get(RETAINED_LABEL) if isinstance(labels, dict) else None
     return retained_from is not None and holder.labels.get(RETAINED_LABEL) == retained_from
 
 
 def _is_predecessor(holder: HolderMeta, owner: OwnerReference | None) -> bool:
-    """Whether a deleted job of the same name owns it: garbage collection is under way."""
+    """Whether the controller is a deleted job of the same name, so garbage collection is due."""
     return owner is not None and any(
-        held.controller
-        and (held.kind, held.name) == (owner.kind, owner.name)
-        and held.api_version.partition("/")[0] == owner.api_version.partition("/")[0]
-        and held.uid != owner.uid
-        for held in holder.owner_references
+        reference.controller
+        and (reference.kind, reference.name) == (owner.kind, owner.name)
+        and reference.api_version.partition("/")[0] == owner.api_version.partition("/")[0]
+        and reference.uid != owner.uid
+        for reference in holder.owner_references
     )
 
 
-def _conflict(kind: Kind[Any], name: str, holder: HolderMeta) -> Conflict:
+def _describe_conflict(kind: Kind[Any], name: str, holder: HolderMeta) -> Conflict:
     controller = next((owner for owner in holder.owner_references if owner.controller), None)
     if controller is not None:
         whose = f"belongs to {controller.kind} {controller.name!r}"
@@ -353,24 +360,24 @@ def _conflict(kind: Kind[Any], name: str, holder: HolderMeta) -> Conflict:
     )
 
 
-def _names_another(error: ApiError) -> bool:
-    """Whether the object does not have the UID that was sent."""
+def _is_uid_mismatch(error: ApiError) -> bool:
+    """Whether the object on the server has another UID than the request."""
     # 422 with this cause for a replacement, 409 for a missing object or a failed precondition.
     return error.status == 409 or any(field == "metadata.uid" for field, _ in error.causes)
 
 
-def _unavailable(error: ApiError) -> UnavailableError | None:
+def _convert_unavailable(error: ApiError) -> UnavailableError | None:
     if error.status == 429 or error.status >= 500:
         return UnavailableError(error.message, error.retry_after)
     return None
 
 
-def _typed(error: ApiError, intent: Apply) -> Exception:
+def _convert_error(error: ApiError, intent: Apply) -> Exception:
     kind, name = intent.kind, intent.name
-    if _names_another(error):
+    if _is_uid_mismatch(error):
         return SupersededError(f"{kind.kind} {name!r} was deleted or replaced meanwhile")
     malformed = error.status == 500 and error.message.startswith(MALFORMED)
     if malformed or error.status in (400, 403, 422):
         rejection = Rejection(kind.resource, name, error.message)
         return RejectedError(rejection, permanent=error.status != 403)
-    return _unavailable(error) or error
+    return _convert_unavailable(error) or error

@@ -30,10 +30,9 @@ from torchrun_controller.client.session import Observe, Transport
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 REREAD_SECONDS = 60.0  # as client-go re-reads a token file
-# Longest wait of a request for fresher credentials; after it, the request goes with the old ones.
-# Reading a mounted token takes no time. A credential plugin may take a minute, and the lease cannot
-# wait that long.
-REREAD_PATIENCE = 1.0
+# Longest wait of a request for fresher credentials. After it, the request uses the old ones: a
+# credential plugin may take a minute, and the lease cannot wait that long.
+REREAD_TIMEOUT = 1.0
 
 
 class Connection:
@@ -48,11 +47,11 @@ class Connection:
         self.endpoint = endpoint
         self._credentials = credentials
         self._clock = clock
-        self._lock = anyio.Lock()  # the reader of a kubeconfig does one thing at a time
+        self._lock = anyio.Lock()  # the kubeconfig loader is not reentrant
         self._tasks: anyio.abc.TaskGroup | None = None  # while `refreshing`
-        # Set at the end of the reading and of the renewal that run, or ran last.
-        self._reading: anyio.Event | None = None
-        self._renewing: anyio.Event | None = None
+        # Set when the current or last read, or renewal, has ended.
+        self._read_end: anyio.Event | None = None
+        self._renewal_end: anyio.Event | None = None
         self._authorization: str | None = None  # None: never read
         self._read_at = 0.0
 
@@ -74,16 +73,16 @@ class Connection:
             endpoint = in_cluster(environ, service_account)
             if endpoint is not None:
                 account = ServiceAccount(service_account, endpoint.tls)
-                return await cls(endpoint, account)._authorized()
+                return await cls(endpoint, account)._with_credentials()
         credentials = Kubeconfig(path or home_kubeconfig(environ), context)
-        return await cls(await credentials.endpoint(), credentials)._authorized()
+        return await cls(await credentials.endpoint(), credentials)._with_credentials()
 
     @property
     def namespace(self) -> str:
         """The namespace of our pod, or of the kubeconfig's context."""
         return self.endpoint.namespace
 
-    async def _authorized(self) -> "Connection":
+    async def _with_credentials(self) -> "Connection":
         await self.authorization()
         return self
 
@@ -91,8 +90,8 @@ class Connection:
     async def refreshing(self) -> AsyncIterator[None]:
         """Read credentials in tasks of this context from now on.
 
-        Such a reading continues when the request that started it ends. Without this context the
-        request itself reads, and waits as long as that takes.
+        A read continues when the request that started it ends. Outside this context the request
+        itself reads, and waits for the result.
         """
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
@@ -105,28 +104,28 @@ class Connection:
     async def authorization(self, refused: str | None = None) -> str:
         """Return the Authorization header, "" for none. It is read again when it is 60 s old.
 
-        `refused` is a value that the server answered with 401. It is renewed once, however many
-        requests were refused with it, and all of them wait. After `load`, a failure or a slow
-        credential plugin leaves the old value in place.
+        `refused` is a value that the server answered with 401. It is renewed once for all requests
+        that were refused with it, and all of them wait. After `load`, the old value stays if the
+        credential plugin fails or is slow.
         """
         if self._authorization is None:
             await self._read(self._credentials.read)
         elif refused is not None and refused == self._authorization:
-            if self._renewing is None or self._renewing.is_set():
-                self._renewing = await self._start(self._credentials.renew, refused)
-            await self._renewing.wait()
+            if self._renewal_end is None or self._renewal_end.is_set():
+                self._renewal_end = await self._start_read(self._credentials.renew, refused)
+            await self._renewal_end.wait()
         elif self._clock() - self._read_at >= REREAD_SECONDS:
-            if self._reading is None or self._reading.is_set():
-                self._reading = await self._start(self._credentials.read)
-            with anyio.move_on_after(REREAD_PATIENCE):
-                await self._reading.wait()
+            if self._read_end is None or self._read_end.is_set():
+                self._read_end = await self._start_read(self._credentials.read)
+            with anyio.move_on_after(REREAD_TIMEOUT):
+                await self._read_end.wait()
         assert self._authorization is not None
         return self._authorization
 
-    async def _start(
+    async def _start_read(
         self, read: Callable[[], Awaitable[str]], refused: str | None = None
     ) -> anyio.Event:
-        """Read in a task, or here if there is no context for tasks; the event is set at the end."""
+        """Read in a task, or here outside `refreshing`; the event is set when the read ends."""
         end = anyio.Event()
         if self._tasks is None:
             await self._read(read, refused, end)
@@ -149,7 +148,7 @@ class Connection:
         except Exception as error:
             if self._authorization is None:
                 raise
-            # Anything but a ConfigError is a bug, and no reason to let every request fail.
+            # Any other error than ConfigError is a bug, but it must not fail every request.
             unexpected = not isinstance(error, ConfigError)
             message = "credentials could not be read again, the old ones stay"
             log.warning(message, error=str(error), exc_info=unexpected)
@@ -158,7 +157,7 @@ class Connection:
                 end.set()
 
     def _update_trust(self) -> None:
-        """Use the present CA for new connections; open ones stay as they are."""
+        """Use the current CA for new connections; open ones keep theirs."""
         tls = self._credentials.tls
         if tls is not None and tls is not self.endpoint.tls:
             self.endpoint = replace(self.endpoint, tls=tls)
@@ -171,38 +170,38 @@ class Connection:
         *,
         identity: str = "",
         before_send: Callable[[], None] | None = None,
-        undelivered: float = 0.0,
+        tcp_user_timeout: float = 0.0,
     ) -> AsyncIterator[Transport]:
-        """Open a session with its own sockets; `name` (watch, write, lease) tells sessions apart.
+        """Open a session with its own sockets. `name` (watch, write, lease) is in its User-Agent.
 
-        Each HTTP/1.1 watch holds a socket: in one pool with them, the lease would starve.
-        `identity` tells replicas apart in the API server's audit log. `before_send` is called when
-        a socket is connected, just before the request is sent; if it raises, the request raises the
-        same and is not sent. The kernel drops what it cannot deliver within `undelivered` seconds
-        (0: its default).
+        Each HTTP/1.1 watch occupies a socket: in one pool with watches, the lease would starve.
+        `identity` distinguishes replicas in the API server's audit log. `before_send` is called
+        when a socket is connected, just before the request is sent. If it raises, the request
+        raises the same error and is not sent. The kernel drops data that the peer does not
+        acknowledge within `tcp_user_timeout` seconds (0: the kernel's default).
         """
         agent = f"torchrun-controller/{name}" + (f" ({identity})" if identity else "")
         async with aiohttp.ClientSession(
-            request_class=_checked(before_send) if before_send else aiohttp.ClientRequest,
+            request_class=_request_class(before_send) if before_send else aiohttp.ClientRequest,
             # No limit: six watches for each namespace; writers have their own limits.
             connector=aiohttp.TCPConnector(
                 ssl=self.endpoint.tls or True,
                 limit=0,
-                socket_factory=_socket_factory(undelivered) if undelivered else None,
+                socket_factory=_socket_factory(tcp_user_timeout) if tcp_user_timeout else None,
             ),
             cookie_jar=aiohttp.DummyCookieJar(),
-            # Decompression costs more CPU than the cluster's network costs time.
+            # Within a cluster, decompression takes longer than the transfer of uncompressed bytes.
             headers={
                 "Accept": "application/json",
                 "Accept-Encoding": "identity",
                 "User-Agent": agent,
             },
         ) as session:
-            yield Transport(self, session, observe or _unobserved)
+            yield Transport(self, session, observe or _ignore_request)
 
 
-def _checked(before_send: Callable[[], None]) -> type[aiohttp.ClientRequest]:
-    # The check comes after connecting: that takes up to 10 s, and a credential plugin more.
+def _request_class(before_send: Callable[[], None]) -> type[aiohttp.ClientRequest]:
+    # Checked after connecting, which takes up to 10 s, and longer with a credential plugin.
     class Checked(aiohttp.ClientRequest):
         async def send(self, conn: aiohttp.connector.Connection) -> aiohttp.ClientResponse:
             before_send()
@@ -227,19 +226,19 @@ def _checked(before_send: Callable[[], None]) -> type[aiohttp.ClientRequest]:
     return Checked
 
 
-def _socket_factory(undelivered: float) -> aiohttp.SocketFactoryType:
-    # Otherwise a write that was under way when the network failed arrives when the network is back,
-    # a minute after the end of its process (observed).
-    def make(address: aiohttp.AddrInfoType) -> socket.socket:
+def _socket_factory(tcp_user_timeout: float) -> aiohttp.SocketFactoryType:
+    # Without this limit, a write that is in flight when the network fails may arrive once it is
+    # back, a minute after its process has ended (observed).
+    def create_socket(address: aiohttp.AddrInfoType) -> socket.socket:
         family, kind, protocol, *_ = address
-        made = socket.socket(family, kind, protocol)
+        sock = socket.socket(family, kind, protocol)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
-            milliseconds = round(undelivered * 1000)
-            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
-        return made
+            milliseconds = round(tcp_user_timeout * 1000)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+        return sock
 
-    return make
+    return create_socket
 
 
-def _unobserved(verb: str, resource: str, code: int, seconds: float) -> None:
+def _ignore_request(verb: str, resource: str, code: int, seconds: float) -> None:
     """Do nothing."""

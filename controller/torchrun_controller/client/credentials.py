@@ -58,9 +58,9 @@ class Trust:
     """A TLS context that follows the file of the cluster's CA."""
 
     def __init__(self, ca_file: str | None, tls: ssl.SSLContext | None = None) -> None:
-        """`tls` is a context made of the file already. Raises ConfigError if it cannot be read."""
+        """`tls` is a context that was built from `ca_file` before. Raises ConfigError."""
         self.tls = tls or tls_context(ca_file)
-        self._content = _content(ca_file)
+        self._content = _read_file(ca_file)
 
     def refresh(self, ca_file: str | None) -> None:
         """Replace the context if the CA has changed; keep it if the new one cannot be read.
@@ -68,7 +68,7 @@ class Trust:
         A context can only be extended, so it is replaced: open connections keep a removed CA until
         they end, new ones do not use it.
         """
-        content = _content(ca_file)
+        content = _read_file(ca_file)
         if content == self._content or not content:
             return
         try:
@@ -80,7 +80,7 @@ class Trust:
         log.info("the cluster's CA was replaced", file=ca_file)
 
 
-def _content(file: str | None) -> bytes:
+def _read_file(file: str | None) -> bytes:
     try:
         return Path(file).read_bytes() if file else b""
     except OSError:
@@ -117,9 +117,9 @@ class ServiceAccount:
 class Kubeconfig:
     """A kubeconfig with exec plugins, token files and certificates, read by kubernetes_asyncio."""
 
-    def __init__(self, path: str, context: str | None, patience: float = 60.0) -> None:
+    def __init__(self, path: str, context: str | None, timeout: float = 60.0) -> None:
         self._path = path
-        self._patience = patience
+        self._timeout = timeout
         self._context = context
         self._trust: Trust | None = None  # with https
         self._loader: KubeConfigLoader
@@ -137,7 +137,7 @@ class Kubeconfig:
                     "put the cluster's CA in certificate-authority instead"
                 )
             self._trust = Trust(configuration.ssl_ca_cert)
-            self._load_certificate()
+            self._load_client_certificate()
         current = (self._loader.current_context or {}).get("context") or {}
         return Endpoint(
             server=host,
@@ -154,14 +154,14 @@ class Kubeconfig:
 
     async def read(self) -> str:
         """Let the loader renew what has expired; raises ConfigError."""
-        await self._bounded(self._loader.load_and_set(self._configuration))
-        self._load_certificate()
+        await self._await_loader(self._loader.load_and_set(self._configuration))
+        self._load_client_certificate()
         return self._authorization()
 
     async def renew(self) -> str:
         """Read everything again: the loader caches a plugin's token until it expires."""
         await self._load()
-        self._load_certificate()
+        self._load_client_certificate()
         return self._authorization()
 
     async def _load(self) -> None:
@@ -170,32 +170,32 @@ class Kubeconfig:
                 f"kubeconfig {self._path} cannot be used: it does not exist; "
                 "give --kubeconfig or set KUBECONFIG"
             )
-        made = slim.reading()
-        configuration = made.configuration()
-        self._loader = await self._bounded(
-            made.load_kube_config(self._path, self._context, client_configuration=configuration)
+        reader = slim.import_reader()
+        configuration = reader.configuration()
+        self._loader = await self._await_loader(
+            reader.load_kube_config(self._path, self._context, client_configuration=configuration)
         )
         self._configuration = configuration
 
-    async def _bounded(self, loading: Awaitable[T]) -> T:
+    async def _await_loader(self, loading: Awaitable[T]) -> T:
         try:
-            # Not anyio.fail_after: it cancels again and again, and would cut off asyncio's own wait
-            # for the plugin that it kills.
-            async with asyncio.timeout(self._patience):
+            # Not anyio.fail_after: it cancels repeatedly, and would cancel asyncio's own wait for
+            # the plugin that it kills.
+            async with asyncio.timeout(self._timeout):
                 return await loading
         except TimeoutError as error:
             raise ConfigError(
                 f"kubeconfig {self._path}: its credential plugin gave no answer "
-                f"within {self._patience:g} s"
+                f"within {self._timeout:g} s"
             ) from error
         except Exception as error:  # the loader raises any type, also AssertionError
-            raise self._unusable(error) from error
+            raise self._config_error(error) from error
 
     def _authorization(self) -> str:
         value: str = self._configuration.api_key.get("BearerToken", "")
         return value
 
-    def _load_certificate(self) -> None:
+    def _load_client_certificate(self) -> None:
         # A certificate may be replaced on disk or by a plugin; new connections use the new one.
         configuration = self._configuration
         if self._trust is None:
@@ -206,9 +206,9 @@ class Kubeconfig:
         try:
             self._trust.tls.load_cert_chain(configuration.cert_file, configuration.key_file)
         except OSError as error:
-            raise self._unusable(error) from error
+            raise self._config_error(error) from error
 
-    def _unusable(self, error: Exception) -> ConfigError:
+    def _config_error(self, error: Exception) -> ConfigError:
         detail = f"{type(error).__name__}: {error}".removesuffix(": ")
         return ConfigError(f"kubeconfig {self._path} cannot be used: {detail}")
 
@@ -244,7 +244,7 @@ def home_kubeconfig(environ: Mapping[str, str]) -> str:
 
 
 def _environment_proxy(server: str) -> str | None:
-    # aiohttp would also read ~/.netrc, in a thread, for each request.
+    # aiohttp's trust_env would also read ~/.netrc, in a thread, for each request.
     url, proxies = urllib.parse.urlsplit(server), urllib.request.getproxies()
     host = url.hostname or ""
     if urllib.request.proxy_bypass(f"{host}:{url.port}" if url.port else host):
@@ -257,7 +257,7 @@ def _environment_proxy(server: str) -> str | None:
 def _in_networks(host: str, entries: Iterable[str]) -> bool:
     """Whether the host is an address in one of these networks, as Go reads NO_PROXY.
 
-    Python knows names and single addresses only; networks such as 10.0.0.0/8 are common.
+    Python matches names and single addresses only; networks such as 10.0.0.0/8 are common.
     """
     try:
         address = ipaddress.ip_address(host)

@@ -46,7 +46,7 @@ class _Group(Wire, frozen=True, kw_only=True):
     versions: tuple[_Version, ...] = ()
 
 
-class _Listed(Wire, frozen=True, kw_only=True):
+class _TopologyList(Wire, frozen=True, kw_only=True):
     """The fields that are read of a list of KAI's Topology objects."""
 
     items: tuple[_Group, ...] = ()
@@ -60,7 +60,7 @@ class _Document(Wire, frozen=True, kw_only=True):
 
 
 _decode = msgspec.json.Decoder(_Document).decode
-_decode_list = msgspec.json.Decoder(_Listed).decode
+_decode_list = msgspec.json.Decoder(_TopologyList).decode
 
 
 def _read_document(body: bytes) -> _Document:
@@ -73,9 +73,10 @@ def _read_document(body: bytes) -> _Document:
 
 
 class Discovery:
-    """The installed kinds. Listeners are called after each change.
+    """The kinds of gang schedulers that the API server serves. Polls while `run` runs.
 
-    `installed` is None until the API server has answered once; later failures keep the last answer.
+    `installed` is None until the API server has answered once; a later failure keeps the last
+    answer. Listeners are called after each change.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class Discovery:
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
         self.installed: Installed | None = None
-        self.looked = anyio.Event()  # set after the first request, whatever its result
+        self.first_poll = anyio.Event()  # set after the first request, successful or not
         self._transport = transport
         self._sleep = sleep
         self._listeners: list[Callable[[Installed], None]] = []
@@ -109,29 +110,31 @@ class Discovery:
         return frozenset(version.partition("/")[0] for version, _ in served)
 
     async def run(self) -> NoReturn:
-        """Run until cancelled, whatever the server does."""
+        """Poll until cancelled. Errors of the server do not end it."""
         while True:
-            await self.look()
+            await self.poll()
             await self._sleep(INTERVAL)
 
-    async def look(self) -> None:
-        """Ask once. Does not raise for errors of the server."""
-        before = self._problem
+    async def poll(self) -> None:
+        """Send one request. Does not raise for errors of the server."""
+        previous = self._problem
         try:
-            self._resources = await self._ask()
-            found = Installed(resources=self._resources, topologies=await self._topologies())
+            self._resources = await self._fetch_resources()
+            installed = Installed(
+                resources=self._resources, topologies=await self._fetch_topologies()
+            )
         except (ApiError, Disconnected) as error:
             self._problem = f"cannot get it from the API server: {error}"
-            if before != self._problem:
+            if previous != self._problem:
                 log.warning(self.shortcoming())
         else:
             self._problem = ""
-            if found != self.installed:
-                self._change(found)
+            if installed != self.installed:
+                self._update(installed)
         finally:
-            self.looked.set()
+            self.first_poll.set()
 
-    async def _ask(self) -> frozenset[tuple[str, str]]:
+    async def _fetch_resources(self) -> frozenset[tuple[str, str]]:
         """Return the served resources of the known schedulers."""
         headers = {"Accept": ACCEPT} | ({"If-None-Match": self._etag} if self._etag else {})
         try:
@@ -150,7 +153,7 @@ class Discovery:
             for resource in version.resources
         )
 
-    async def _topologies(self) -> tuple[str, ...]:
+    async def _fetch_topologies(self) -> tuple[str, ...]:
         """Names of KAI's few Topology objects; () if they may not be read."""
         if (KAI_TOPOLOGIES.api_version, KAI_TOPOLOGIES.plural) not in self._resources:
             return ()
@@ -162,13 +165,13 @@ class Discovery:
             raise
         return tuple(sorted(item.metadata.name for item in answer.read(_decode_list).items))
 
-    def _change(self, found: Installed) -> None:
-        before = self.installed.resources if self.installed is not None else frozenset()
-        self.installed = found
+    def _update(self, installed: Installed) -> None:
+        previous = self.installed.resources if self.installed is not None else frozenset()
+        self.installed = installed
         log.info(
             "gang schedulers' kinds",
-            come=sorted("/".join(pair) for pair in found.resources - before),
-            gone=sorted("/".join(pair) for pair in before - found.resources),
+            come=sorted("/".join(pair) for pair in installed.resources - previous),
+            gone=sorted("/".join(pair) for pair in previous - installed.resources),
         )
         for listener in self._listeners:
-            listener(found)
+            listener(installed)

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import msgspec
 
-_START = 40  # characters that are shown of an answer that does not decode
-_EXCERPT = 200  # characters that are shown of an answer that is no Status
+_START_LENGTH = 40  # characters of a response that does not decode
+_EXCERPT_LENGTH = 200  # characters of a response that is not a Status
 # Longest Retry-After that is honoured; unparsable values count as this.
 LONGEST_WAIT = 600  # seconds
 
@@ -16,23 +16,20 @@ class ConfigError(Exception):
 
 
 class Disconnected(Exception):  # noqa: N818 named for a state
-    """The server was not reached or its answer was lost: a write may have happened."""
+    """The server was not reached or its response was lost: a write may have happened."""
 
 
 class Silent(Disconnected):
-    """A watch delivered nothing for its silence limit: it is dead, or nothing happened."""
+    """A watch delivered nothing within its silence limit: it is dead, or nothing changed."""
 
 
 class InvalidResponse(Disconnected):
-    """The answer does not decode, or comes from a proxy.
-
-    A write may have happened, as with any lost answer.
-    """
+    """The response does not decode, or comes from a proxy. A write may have happened."""
 
     @classmethod
     def of(cls, request: str, body: bytes, error: Exception) -> "InvalidResponse":
-        """Name the request and the start of the answer; too short to contain a token."""
-        start = body[:_START].decode(errors="replace")
+        """Build the error from the request and the first 40 bytes: too few to leak a token."""
+        start = body[:_START_LENGTH].decode(errors="replace")
         return cls(f"{request}: not the answer that was asked for, {start!r}... ({error})")
 
 
@@ -81,9 +78,9 @@ class ApiError(Exception):
             answer = _Status(message=_excerpt(body))
         return cls(
             status,
-            answer.reason or _reason(status),
+            answer.reason or _http_reason(status),
             answer.message or "the server gave no message",
-            _seconds(answer.details.retry_after_seconds, retry_after),
+            _parse_retry_after(answer.details.retry_after_seconds, retry_after),
             tuple(Cause(cause.field, cause.message) for cause in answer.details.causes or ()),
         )
 
@@ -108,7 +105,7 @@ class _Status(msgspec.Struct, frozen=True):
 _STATUS = msgspec.json.Decoder(_Status)
 
 
-def _reason(status: int) -> str:
+def _http_reason(status: int) -> str:
     try:
         phrase = http.HTTPStatus(status).phrase
     except ValueError:
@@ -117,11 +114,11 @@ def _reason(status: int) -> str:
 
 
 def _excerpt(body: bytes) -> str:
-    text = " ".join(body[: 4 * _EXCERPT].decode(errors="replace").split())
-    return text if len(text) <= _EXCERPT else f"{text[:_EXCERPT]}..."
+    text = " ".join(body[: 4 * _EXCERPT_LENGTH].decode(errors="replace").split())
+    return text if len(text) <= _EXCERPT_LENGTH else f"{text[:_EXCERPT_LENGTH]}..."
 
 
-def _seconds(from_body: int, from_header: str) -> float | None:
+def _parse_retry_after(from_body: int, from_header: str) -> float | None:
     if from_body > 0:
         return float(min(from_body, LONGEST_WAIT))
     # The header may also be a date; the API server sends whole seconds only.
@@ -130,7 +127,7 @@ def _seconds(from_body: int, from_header: str) -> float | None:
     return min(float(from_header), float(LONGEST_WAIT))
 
 
-def refusal(verb: str, resource: str, status: int, message: str) -> str:
+def explain_refusal(verb: str, resource: str, status: int, message: str) -> str:
     """Explain a refused request and what to do; `status` is the HTTP code, 0 for no answer."""
     match status:
         case 403:

@@ -1,9 +1,9 @@
 """Events of jobs and queues (events.k8s.io/v1): best effort, written in a task of their own.
 
-`record` returns at once, and its caller never learns the result. A failed write is retried for a
-while; the other events wait. The same (type, reason, message) within the window becomes a series on
-the first event instead of another object. A token bucket for each object bounds storms, with
-client-go's figures: a burst of 25, then one each 5 minutes.
+`record` returns at once and reports no result. A failed write is retried for a while; the other
+events wait. A repetition of (type, reason, message) within the window becomes a series on the first
+event instead of another object. A token bucket for each object bounds storms, with client-go's
+figures: a burst of 25, then one each 5 minutes.
 """
 
 import math
@@ -32,11 +32,11 @@ MERGE_PATCH = "application/merge-patch+json"
 WINDOW = 360.0  # seconds within which a repetition joins its series
 RATE = Rate(per_second=1 / 300, burst=25)  # of the events regarding one object
 MAX_QUEUED = 1000
-MAX_REMEMBERED = 4096
+MAX_SERIES = 4096
 MAX_NOTE = 1024  # bytes, the API server's limit
-TRIES = 8  # of one write: 90 s in all
-FIRST_PAUSE = 1.0  # seconds after the first try, doubled after each other one
-LONGEST_PAUSE = 30.0
+MAX_TRIES = 8  # of one write: 90 s in all
+INITIAL_PAUSE = 1.0  # seconds after the first try, doubled after each other one
+MAX_PAUSE = 30.0
 
 log = structlog.get_logger(__name__)
 
@@ -78,16 +78,16 @@ class EventRecorder:
         self._now = now
         self._instance = instance or f"{socket.gethostname()}-{os.getpid()}"[:128]
         self._series: OrderedDict[Key, _Series] = OrderedDict()
-        self._buckets: TokenBuckets[str] = TokenBuckets(RATE, clock, MAX_REMEMBERED)
+        self._buckets: TokenBuckets[str] = TokenBuckets(RATE, clock, MAX_SERIES)
         self._queue: deque[_Series] = deque()
         self._wake = anyio.Event()
         self._stopping = anyio.Event()
-        self._ends = math.inf  # no write begins later
+        self._deadline = math.inf  # no write begins later
         self.dropped = 0
 
-    def record(self, about: UserObject, event: Event) -> None:
-        """Hand over an event. Never waits and never raises."""
-        uid = about.metadata.uid
+    def record(self, regarding: UserObject, event: Event) -> None:
+        """Queue an event of this object. Never waits and never raises."""
+        uid = regarding.metadata.uid
         if not self._buckets.take(uid):
             self.dropped += 1
             return
@@ -97,8 +97,8 @@ class EventRecorder:
         if series is not None and now - series.last < WINDOW:
             series.count += 1
         else:
-            series = self._begin(about, event)
-            self._remember(key, series)
+            series = self._new_series(regarding, event)
+            self._store_series(key, series)
         series.last, series.last_time = now, self._now()
         self._series.move_to_end(key)
         self._enqueue(series)
@@ -107,7 +107,7 @@ class EventRecorder:
         """Write events until `shut_down`."""
         while True:
             await self._wait()
-            if not self._queue or self._clock() >= self._ends:
+            if not self._queue or self._clock() >= self._deadline:
                 return
             if pause := await self._write_next():
                 with anyio.move_on_after(pause):
@@ -115,25 +115,25 @@ class EventRecorder:
 
     def shut_down(self, seconds: float) -> None:
         """Let `run` write waiting events, begin no write after this many seconds, and return."""
-        self._ends = self._clock() + seconds
+        self._deadline = self._clock() + seconds
         self._stopping.set()
         self._wake.set()
 
-    def _begin(self, about: UserObject, event: Event) -> _Series:
-        kind, meta = kind_of(about), about.metadata
+    def _new_series(self, regarding: UserObject, event: Event) -> _Series:
+        kind, meta = kind_of(regarding), regarding.metadata
         name = f"{meta.name}.{secrets.token_hex(8)}"
         time = self._now()
         body: JsonObject = {
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
             "metadata": {"name": name, "namespace": meta.namespace},
-            "eventTime": _micro_time(time),
+            "eventTime": _format_time(time),
             "reportingController": REPORTING_CONTROLLER,
             "reportingInstance": self._instance,
             "action": "Reconcile",
             "type": event.type,
             "reason": event.reason,
-            "note": _shortened(event.message),
+            "note": _truncate(event.message),
             "regarding": {
                 "apiVersion": kind.api_version,
                 "kind": kind.kind,
@@ -144,10 +144,10 @@ class EventRecorder:
         }
         return _Series(meta.namespace, name, body, self._clock(), time)
 
-    def _remember(self, key: Key, series: _Series) -> None:
+    def _store_series(self, key: Key, series: _Series) -> None:
         self._series[key] = series
-        over = self._clock() - WINDOW  # no event joins older ones
-        while next(iter(self._series.values())).last <= over or len(self._series) > MAX_REMEMBERED:
+        expiry = self._clock() - WINDOW  # older series accept no more events
+        while next(iter(self._series.values())).last <= expiry or len(self._series) > MAX_SERIES:
             self._series.popitem(last=False)
 
     def _enqueue(self, series: _Series) -> None:
@@ -161,7 +161,7 @@ class EventRecorder:
         self._wake.set()
 
     async def _wait(self) -> None:
-        while not self._queue and math.isinf(self._ends):
+        while not self._queue and math.isinf(self._deadline):
             self._wake = anyio.Event()
             await self._wake.wait()
 
@@ -173,8 +173,12 @@ class EventRecorder:
             self._leader.check()
             await self._write(series)
         except (ApiError, Disconnected) as error:
-            if _may_pass(error) and series.failures + 1 < TRIES and math.isinf(self._ends):
-                return self._put_back(series, error)
+            if (
+                _is_retryable(error)
+                and series.failures + 1 < MAX_TRIES
+                and math.isinf(self._deadline)
+            ):
+                return self._requeue(series, error)
             self.dropped += 1
             log.debug("event not written", event_name=series.name, error=str(error))
         except Exception:
@@ -183,12 +187,12 @@ class EventRecorder:
         series.failures = 0
         return 0.0
 
-    def _put_back(self, series: _Series, error: ApiError | Disconnected) -> float:
-        """Make it the next event again; return the seconds to pause."""
-        asked = error.retry_after or 0.0 if isinstance(error, ApiError) else 0.0
-        pause = max(asked, min(FIRST_PAUSE * 2.0**series.failures, LONGEST_PAUSE))
+    def _requeue(self, series: _Series, error: ApiError | Disconnected) -> float:
+        """Put the event at the head of the queue; return the seconds to pause."""
+        retry_after = error.retry_after or 0.0 if isinstance(error, ApiError) else 0.0
+        pause = max(retry_after, min(INITIAL_PAUSE * 2.0**series.failures, MAX_PAUSE))
         series.failures += 1
-        if not series.queued:  # it may have happened again
+        if not series.queued:  # not recorded again meanwhile
             series.queued = True
             self._queue.appendleft(series)
         return pause
@@ -196,7 +200,7 @@ class EventRecorder:
     async def _write(self, series: _Series) -> None:
         if series.posted and await self._patch(series):
             return
-        # New, or expired: the API server keeps events for an hour.
+        # New, or expired: the API server deletes events after an hour.
         body = series.body if series.count == 1 else {**series.body, "series": _series(series)}
         try:
             await self._send("POST", self._collection(series), body)
@@ -231,21 +235,21 @@ class EventRecorder:
         )
 
 
-def _may_pass(error: ApiError | Disconnected) -> bool:
-    """Whether the same write may succeed later: not if the event itself was refused."""
+def _is_retryable(error: ApiError | Disconnected) -> bool:
+    """Whether the same write may succeed later; a refused event does not."""
     return isinstance(error, Disconnected) or error.status == 429 or error.status >= 500
 
 
 def _series(series: _Series) -> JsonObject:
     # The API server refuses a series of fewer than 2.
-    return {"count": max(2, series.count), "lastObservedTime": _micro_time(series.last_time)}
+    return {"count": max(2, series.count), "lastObservedTime": _format_time(series.last_time)}
 
 
-def _micro_time(time: datetime) -> str:
+def _format_time(time: datetime) -> str:
     return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def _shortened(message: str) -> str:
+def _truncate(message: str) -> str:
     if len(message.encode()) <= MAX_NOTE:
         return message
     return message.encode()[: MAX_NOTE - 3].decode(errors="ignore") + "..."

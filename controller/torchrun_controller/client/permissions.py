@@ -2,7 +2,7 @@
 
 `PERMISSIONS` equals manifests/rbac/role.yaml; a test compares them. The controller asks the API
 server with SelfSubjectAccessReviews, which every account may create: after the start, every few
-minutes, and after a request was refused with 403.
+minutes, and after a 403.
 """
 
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
@@ -37,11 +37,11 @@ from torchrun_api.kinds import (
 from torchrun_api.meta import Wire
 from torchrun_controller.client import ApiError, Disconnected, Requests
 
-SECONDS = 10.0  # between two checks of the missing permissions, and after a 403
-LOOKS = 30  # checks of the missing ones until all are checked again
-START_SECONDS = 2.0  # before the first check: nothing waits for it, and the start is busy
+CHECK_SECONDS = 10.0  # between two checks of the missing permissions, and after a 403
+CHECKS = 30  # checks of the missing permissions until all are checked again
+START_SECONDS = 2.0  # delay of the first check: nothing waits for it, and the start is busy
 
-_MADE = ("get", "list", "watch", "create", "patch", "delete")
+_MANAGED_VERBS = ("get", "list", "watch", "create", "patch", "delete")
 _PATH = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
@@ -66,38 +66,43 @@ class Permission(Struct, frozen=True):
         return self.resource.partition("/")[0].partition(".")[2]
 
 
-_QUEUES_OBJECTS = "objects of spec.resources of queues are not kept"
-_GANGS = "gangs are not handed to this scheduler"
+_WITHOUT_QUEUE_OBJECTS = "objects of spec.resources of queues are not kept"
+_WITHOUT_GANGS = "gangs are not handed to this scheduler"
 
 PERMISSIONS = (
     Permission(TORCHRUN_JOBS.resource, ("get", "list", "watch", "delete")),
     Permission(TORCHRUN_QUEUES.resource, ("list", "watch", "patch")),
     Permission(f"{TORCHRUN_JOBS.resource}/status", ("patch",)),
     Permission(f"{TORCHRUN_QUEUES.resource}/status", ("patch",)),
-    Permission(PODS.resource, _MADE),
+    Permission(PODS.resource, _MANAGED_VERBS),
     Permission(SERVICES.resource, ("get", "list", "watch", "create", "patch")),
-    Permission(CLAIMS.resource, _MADE),
-    Permission(JOBS.resource, _MADE),
+    Permission(CLAIMS.resource, _MANAGED_VERBS),
+    Permission(JOBS.resource, _MANAGED_VERBS),
     Permission(
         NETWORK_POLICIES.resource,
         ("get", "create", "patch"),
         "jobs of queues with networking.isolate do not start",
     ),
-    Permission(CONFIG_MAPS.resource, _MADE, _QUEUES_OBJECTS),
+    Permission(CONFIG_MAPS.resource, _MANAGED_VERBS, _WITHOUT_QUEUE_OBJECTS),
     Permission(
         EVENTS.resource, ("list", "watch"), "why pods are not made and claims not bound is not said"
     ),
     Permission("events.events.k8s.io", ("create", "patch"), "no events are written"),
     *(
-        Permission(kind.resource, _MADE, _GANGS, addon=True)
+        Permission(kind.resource, _MANAGED_VERBS, _WITHOUT_GANGS, addon=True)
         for kind in (KAI_POD_GROUPS, VOLCANO_POD_GROUPS, COSCHEDULING_POD_GROUPS)
     ),
-    *(Permission(kind.resource, _MADE, _GANGS, addon=True) for kind in NATIVE_GROUPS[1:]),
+    *(
+        Permission(kind.resource, _MANAGED_VERBS, _WITHOUT_GANGS, addon=True)
+        for kind in NATIVE_GROUPS[1:]
+    ),
     Permission(
         KUEUE_WORKLOADS[0].resource, ("list", "watch"), "why Kueue waits is not said", addon=True
     ),
     Permission(NODES.resource, ("list", "watch"), "lost nodes are not noticed", cluster=True),
-    Permission(KAI_QUEUES.resource, _MADE, "KAI queues are not kept", cluster=True, addon=True),
+    Permission(
+        KAI_QUEUES.resource, _MANAGED_VERBS, "KAI queues are not kept", cluster=True, addon=True
+    ),
     Permission(
         KAI_TOPOLOGIES.resource, ("list",), "topologies are not known", cluster=True, addon=True
     ),
@@ -127,7 +132,7 @@ _decode = msgspec.json.Decoder(_Review).decode
 
 
 class AccessReview(Struct, frozen=True):
-    """One question: may we use this verb on the resource in a namespace, "" for all of them?"""
+    """One verb of a permission to check in a namespace, "" for all namespaces."""
 
     permission: Permission
     verb: str
@@ -137,8 +142,8 @@ class AccessReview(Struct, frozen=True):
 class Permissions:
     """The missing permissions, kept up to date while `running`.
 
-    Asks for each of `namespaces`, or cluster-wide if there are none; for the lease in
-    `lease_namespace`.
+    Checks each of `namespaces`, or cluster-wide if there are none, and the lease in
+    `lease_namespace`. The method `observe` passes each request on to the argument `observe`.
     """
 
     def __init__(
@@ -158,14 +163,14 @@ class Permissions:
 
     def observe(self, verb: str, resource: str, code: int, seconds: float) -> None:
         """Note a request: a 403 starts a new check. Calls `observe` with the same arguments."""
-        known = {review.permission.resource for review in self._missing}
-        if code == 403 and resource not in known:
+        missing = {review.permission.resource for review in self._missing}
+        if code == 403 and resource not in missing:
             self._refused = True
         self._observe(verb, resource, code, seconds)
 
     def missing(self) -> str:
         """Readiness: the missing permissions without which nothing works, "" if none is missing."""
-        return _advice([review for review in self._missing if not review.permission.without])
+        return _format_advice([review for review in self._missing if not review.permission.without])
 
     def shortcoming(self) -> str:
         """The other missing permissions and what does not work without them, "" if none."""
@@ -173,7 +178,9 @@ class Permissions:
         for review in self._missing:
             if review.permission.without:
                 reasons.setdefault(review.permission.without, []).append(review)
-        return "; ".join(f"{without}: {_advice(reviews)}" for without, reviews in reasons.items())
+        return "; ".join(
+            f"{without}: {_format_advice(reviews)}" for without, reviews in reasons.items()
+        )
 
     @asynccontextmanager
     async def running(self, transport: Requests, served: Served) -> AsyncIterator[None]:
@@ -183,39 +190,39 @@ class Permissions:
             yield
             tasks.cancel_scope.cancel()
 
-    async def look(self, transport: Requests, groups: Collection[str]) -> None:
-        """Ask for each permission once. Does not raise for errors of the server."""
-        await self._ask(transport, tuple(self._questions(groups)))
+    async def check(self, transport: Requests, groups: Collection[str]) -> None:
+        """Check each permission once. Does not raise for errors of the server."""
+        await self._review_all(transport, tuple(self._build_reviews(groups)))
 
     async def _run(self, transport: Requests, served: Served) -> None:
         await anyio.sleep(START_SECONDS)
         while True:
             try:
-                await self._look_for_a_while(transport, served)
+                await self._check_until_due(transport, served)
             except Exception:
-                # The last result stays: readiness must keep working.
+                # The last result stays, so that readiness keeps working.
                 log.exception("a bug in the check of rights; please report it")
-                await anyio.sleep(SECONDS)
+                await anyio.sleep(CHECK_SECONDS)
 
-    async def _look_for_a_while(self, transport: Requests, served: Served) -> None:
-        """Ask for each permission, then for the missing ones until all are due again."""
+    async def _check_until_due(self, transport: Requests, served: Served) -> None:
+        """Check each permission, then the missing ones until all are due again."""
         self._refused, groups = False, served()
-        await self.look(transport, groups)
-        for _ in range(LOOKS):
-            await anyio.sleep(SECONDS)
+        await self.check(transport, groups)
+        for _ in range(CHECKS):
+            await anyio.sleep(CHECK_SECONDS)
             if self._refused or served() != groups:
                 break
-            await self._ask(transport, self._missing)
+            await self._review_all(transport, self._missing)
 
-    async def _ask(self, transport: Requests, questions: tuple[AccessReview, ...]) -> None:
+    async def _review_all(self, transport: Requests, reviews: tuple[AccessReview, ...]) -> None:
         try:
-            missing = [review for review in questions if not await _may(transport, review)]
+            missing = [review for review in reviews if not await _is_allowed(transport, review)]
         except (ApiError, Disconnected) as error:
             log.debug("rights are not known", error=str(error))
         else:
-            self._set(tuple(missing))
+            self._set_missing(tuple(missing))
 
-    def _questions(self, groups: Collection[str]) -> Iterator[AccessReview]:
+    def _build_reviews(self, groups: Collection[str]) -> Iterator[AccessReview]:
         for permission in (*PERMISSIONS, *((PROGRESS,) if self._progress else ())):
             if permission.addon and permission.group not in groups:
                 continue
@@ -224,7 +231,7 @@ class Permissions:
         if self._lease_namespace:
             yield from (AccessReview(LEASE, verb, self._lease_namespace) for verb in LEASE.verbs)
 
-    def _set(self, missing: tuple[AccessReview, ...]) -> None:
+    def _set_missing(self, missing: tuple[AccessReview, ...]) -> None:
         if missing == self._missing:
             return
         self._missing = missing
@@ -237,7 +244,7 @@ class Permissions:
             log.info("has all rights that it needs")
 
 
-async def _may(transport: Requests, review: AccessReview) -> bool:
+async def _is_allowed(transport: Requests, review: AccessReview) -> bool:
     resource, _, subresource = review.permission.resource.partition("/")
     attributes: JsonObject = {
         "namespace": review.namespace,
@@ -255,15 +262,15 @@ async def _may(transport: Requests, review: AccessReview) -> bool:
     return answer.read(_decode).status.allowed
 
 
-def _advice(missing: list[AccessReview]) -> str:
+def _format_advice(missing: list[AccessReview]) -> str:
     """Format as `grant ... create, patch jobs.batch in team-a`; "" for none."""
     if not missing:
         return ""
     verbs: dict[tuple[str, str], list[str]] = {}
     for review in missing:
         verbs.setdefault((review.permission.resource, review.namespace), []).append(review.verb)
-    parts = [
+    grants = [
         f"{', '.join(of)} {resource}" + (f" in {namespace}" if namespace else "")
         for (resource, namespace), of in verbs.items()
     ]
-    return f"grant the controller's role {'; '.join(parts)}"
+    return f"grant the controller's role {'; '.join(grants)}"

@@ -1,4 +1,4 @@
-"""The fields that are read of answers to writes, and of objects that have a name of ours."""
+"""The fields that are read from responses to writes, and from the object that has a taken name."""
 
 from datetime import datetime
 
@@ -9,7 +9,7 @@ from torchrun_api.meta import OwnerReference, Wire
 
 
 class Meta(Wire, frozen=True, kw_only=True):
-    """Identity and version of an object; all empty in the Status that answers some deletes."""
+    """Identity and version of an object. All empty in a Status, as after some deletes."""
 
     uid: str = ""
     resource_version: str = ""
@@ -22,18 +22,18 @@ class _Manager(Wire, frozen=True, kw_only=True):
 
 
 class HolderMeta(Meta, frozen=True, kw_only=True):
-    """Fields that also show whose an object is."""
+    """The metadata of the object that has a taken name, with the fields that show its owner."""
 
     labels: dict[str, str] = field(default_factory=dict)
     managed_fields: tuple[_Manager, ...] = ()
 
     @property
     def managers(self) -> list[str]:
-        """The managers that have set fields of it, sorted."""
+        """The field managers of the object, sorted."""
         return sorted({entry.manager for entry in self.managed_fields} - {""})
 
 
-class _Answer(Wire, frozen=True, kw_only=True):
+class _Object(Wire, frozen=True, kw_only=True):
     metadata: Meta = Meta()
 
 
@@ -41,31 +41,31 @@ class _Holder(Wire, frozen=True, kw_only=True):
     metadata: HolderMeta
 
 
-_decode_answer = msgspec.json.Decoder(_Answer).decode
+_decode_object = msgspec.json.Decoder(_Object).decode
 _decode_holder = msgspec.json.Decoder(_Holder).decode
 
 
 def read_deleted(body: bytes) -> Meta:
-    """Read the answer to a delete: the object being deleted, or a Status. Raises ValueError."""
-    meta = _decode_answer(body).metadata
+    """Read the response to a delete: the object being deleted, or a Status. Raises ValueError."""
+    meta = _decode_object(body).metadata
     if meta.resource_version:
         int(meta.resource_version)
     return meta
 
 
 def read_object(body: bytes) -> Meta:
-    """Read an object from a GET or from the answer to a write. Raises ValueError."""
-    return _identified(_decode_answer(body).metadata)
+    """Read an object from the response to a GET or a write. Raises ValueError."""
+    return _validate_identity(_decode_object(body).metadata)
 
 
 def read_holder(body: bytes) -> HolderMeta:
-    """Read an object that has a name of ours. Raises ValueError."""
+    """Read the object that has a taken name. Raises ValueError."""
     meta = _decode_holder(body).metadata
-    _identified(meta)
+    _validate_identity(meta)
     return meta
 
 
-def _identified(meta: Meta) -> Meta:
+def _validate_identity(meta: Meta) -> Meta:
     if not meta.uid:
         raise ValueError("an object without metadata.uid")
     int(meta.resource_version)

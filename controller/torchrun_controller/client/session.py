@@ -12,8 +12,8 @@ from msgspec import Struct
 from torchrun_controller.client.credentials import Endpoint
 from torchrun_controller.client.errors import ApiError, Disconnected, InvalidResponse, Silent
 
-# Called with verb ("get", "patch", "watch"), resource ("jobs.batch"), HTTP code (0: no answer) and
-# the seconds until the answer's headers.
+# Called with the verb ("get", "patch", "watch"), the resource ("jobs.batch"), the HTTP code (0: no
+# response) and the seconds until the response's headers.
 Observe: TypeAlias = Callable[[str, str, int, float], None]
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ class Authority(Protocol):
 
 
 class Response(Struct, frozen=True):
-    """A complete answer with a status below 300; `request` names it in error messages."""
+    """A complete response with a status below 300; `request` names it in error messages."""
 
     status: int
     body: bytes
@@ -67,7 +67,7 @@ class Requests(Protocol):
         headers: Mapping[str, str] = ...,
         timeout: float = ...,  # noqa: ASYNC109 as in Transport.request
     ) -> Response:
-        """Send one request and read the complete answer. Raises ApiError and Disconnected."""
+        """Send one request and read the complete response. Raises ApiError and Disconnected."""
 
 
 class _Request(Struct, frozen=True):
@@ -103,18 +103,18 @@ class Transport:
         headers: Mapping[str, str] = _NO_HEADERS,
         timeout: float = 30.0,  # noqa: ASYNC109 aiohttp's own also bounds each step
     ) -> Response:
-        """Send one request and read the complete answer within `timeout` seconds.
+        """Send one request and read the complete response within `timeout` seconds.
 
-        Raises ApiError for a status of 300 and above, Disconnected if no complete answer came. A
-        request refused with 401 is sent once more if the credentials could be renewed.
+        Raises ApiError for a status of 300 and above, and Disconnected without a complete response.
+        A request refused with 401 is sent once more if the credentials could be renewed.
         """
         limits = aiohttp.ClientTimeout(total=timeout, sock_connect=CONNECT_SECONDS)
         call = _Request(method.lower(), method, path, query, limits, body, content_type, headers)
-        async with self._answer(call) as response:
-            with _translated(call):
+        async with self._open(call) as response:
+            with _translate_errors(call):
                 etag = response.headers.get("ETag", "")
-                what = f"{call.method} {call.path}"
-                return Response(response.status, await response.read(), etag, what)
+                request = f"{call.method} {call.path}"
+                return Response(response.status, await response.read(), etag, request)
 
     @asynccontextmanager
     async def stream(
@@ -128,7 +128,7 @@ class Transport:
         """
         limits = aiohttp.ClientTimeout(total=total, sock_connect=CONNECT_SECONDS, sock_read=silence)
         call = _Request("watch", "GET", path, query, limits)
-        async with self._answer(call) as response:
+        async with self._open(call) as response:
             try:
                 yield _Chunks(response.content, call)
             finally:
@@ -137,7 +137,7 @@ class Transport:
                     response.connection.transport.abort()
 
     @asynccontextmanager
-    async def _answer(self, call: _Request) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def _open(self, call: _Request) -> AsyncIterator[aiohttp.ClientResponse]:
         authorization = await self._authority.authorization()
         try:
             response = await self._send(call, authorization)
@@ -160,7 +160,7 @@ class Transport:
         started = time.monotonic()
         code = 0
         try:
-            with _translated(call):
+            with _translate_errors(call):
                 response = await self._session.request(
                     call.method,
                     self._url(call),
@@ -184,7 +184,7 @@ class Transport:
         return response
 
     def _url(self, call: _Request) -> yarl.URL:
-        # A name from an object must not lead to another path: "?" is quoted, ".." is refused.
+        # A name from an object must not change the path: "?" is quoted, ".." is refused.
         if ".." in call.path.split("/"):
             raise ApiError(400, "BadRequest", f"{call.path!r} is not a path of the API")
         path = self._server.path.rstrip("/") + call.path
@@ -199,28 +199,30 @@ class _Chunks(AsyncIterator[bytes]):
         self._call = call
 
     async def __anext__(self) -> bytes:
-        with _translated(self._call):
+        with _translate_errors(self._call):
             try:
                 chunk = await self._content.readany()
             except aiohttp.SocketTimeoutError as error:
-                raise Silent(f"{self._call.method} {self._call.path}: {_words(error)}") from error
+                raise Silent(
+                    f"{self._call.method} {self._call.path}: {_describe_error(error)}"
+                ) from error
         if not chunk:
             raise StopAsyncIteration
         return chunk
 
 
 @contextmanager
-def _translated(call: _Request) -> Iterator[None]:
-    what = f"{call.method} {call.path}"
+def _translate_errors(call: _Request) -> Iterator[None]:
+    request = f"{call.method} {call.path}"
     try:
         yield
     except TimeoutError as error:  # includes aiohttp's timeouts
-        raise Disconnected(f"{what}: timed out ({_words(error)})") from error
+        raise Disconnected(f"{request}: timed out ({_describe_error(error)})") from error
     except (aiohttp.ClientError, OSError) as error:
-        raise Disconnected(f"{what}: {_words(error)}") from error
+        raise Disconnected(f"{request}: {_describe_error(error)}") from error
 
 
-def _words(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".removesuffix(": ")
 
 

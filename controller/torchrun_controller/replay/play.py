@@ -112,7 +112,7 @@ class Player:
     @property
     def _is_ready(self) -> bool:
         """As for the controller's workers."""
-        return self._factory.is_synced and self._factory.discovery.looked.is_set()
+        return self._factory.is_synced and self._factory.discovery.first_poll.is_set()
 
     def _time(self) -> datetime:
         return datetime.fromtimestamp(self._now, UTC)
@@ -142,7 +142,7 @@ class Player:
                 informer.synced.set()
         elif line.page and _is_discovery(line.source):
             self._transport.answers[line.source] = bytes(line.page)
-            await self._factory.discovery.look()
+            await self._factory.discovery.poll()
             self._factory.groups.adjust(lambda watch: None)  # the recording feeds its informers
         else:
             self.unread += 1

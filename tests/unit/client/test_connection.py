@@ -333,7 +333,7 @@ class TestKubeconfig:
     async def test_plugin_that_hangs(self, kubeconfig: Write, tmp_path: Path) -> None:
         path = kubeconfig(plugin(tmp_path, token="never"))
         with pytest.raises(ConfigError, match="its credential plugin gave no answer within 0 s"):
-            await Kubeconfig(path, None, patience=0.0).endpoint()
+            await Kubeconfig(path, None, timeout=0.0).endpoint()
 
     async def test_plugin_that_fails_later_leaves_the_old_token(
         self, kubeconfig: Write, tmp_path: Path

@@ -49,7 +49,7 @@ class TestSlowPlugin:
 
     @pytest.fixture(autouse=True)
     def short(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(transport_connection, "REREAD_PATIENCE", 0.01)
+        monkeypatch.setattr(transport_connection, "REREAD_TIMEOUT", 0.01)
 
     async def test_requests_go_with_the_old_value_meanwhile(self) -> None:
         async with aged() as (connection, plugin):

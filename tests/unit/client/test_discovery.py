@@ -70,9 +70,9 @@ class Garbage:
 @pytest.mark.parametrize("body", GARBLED)
 async def test_garbage_is_said_and_asked_for_again(body: bytes) -> None:
     discovery = Discovery(cast("Transport", Garbage(body)))
-    await discovery.look()
+    await discovery.poll()
     assert discovery.installed is None
-    assert discovery.looked.is_set()
+    assert discovery.first_poll.is_set()
     assert "is unknown: cannot get it from the API server" in discovery.shortcoming()
 
 
@@ -93,7 +93,7 @@ async def test_the_kinds_of_schedulers_are_found_and_no_others(api, discovery):
     api.body = document(
         ("scheduling.volcano.sh", "v1beta1", "podgroups"), ("example.com", "v1", "podgroups")
     )
-    await discovery.look()
+    await discovery.poll()
     assert discovery.installed == Installed(resources=frozenset({VOLCANO}))
     podgroups = Kind("scheduling.volcano.sh", "v1beta1", "podgroups", "PodGroup", PODS.type)
     assert discovery.installed.serves(podgroups)
@@ -105,22 +105,22 @@ async def test_the_kinds_of_schedulers_are_found_and_no_others(api, discovery):
 async def test_each_change_is_told_once(api, discovery):
     told: list[Installed] = []
     discovery.subscribe(told.append)
-    await discovery.look()
-    await discovery.look()
+    await discovery.poll()
+    await discovery.poll()
     api.body = document(("scheduling.volcano.sh", "v1beta1", "podgroups"))
-    await discovery.look()
+    await discovery.poll()
     api.body = document(
         ("scheduling.volcano.sh", "v1beta1", "podgroups"), ("example.com", "v1", "things")
     )
-    await discovery.look()
+    await discovery.poll()
     api.body = document()
-    await discovery.look()
+    await discovery.poll()
     assert told == [Installed(), Installed(resources=frozenset({VOLCANO})), Installed()]
 
 
 async def test_an_unchanged_list_is_not_sent_again(api, discovery):
-    await discovery.look()
-    await discovery.look()
+    await discovery.poll()
+    await discovery.poll()
     assert api.asked[0][1] == ""
     assert api.asked[1][1]
     assert discovery.installed == Installed()
@@ -131,34 +131,34 @@ async def test_an_unchanged_list_is_not_sent_again(api, discovery):
 async def test_a_refusal_keeps_the_last_word_and_says_so(api, discovery, status):
     assert "is unknown: no answer yet" in discovery.shortcoming()
     api.status = status
-    await discovery.look()
+    await discovery.poll()
     assert discovery.installed is None
-    assert discovery.looked.is_set()
+    assert discovery.first_poll.is_set()
     assert "is unknown: cannot get it from the API server" in discovery.shortcoming()
     api.status, api.body = 200, document(("scheduling.volcano.sh", "v1beta1", "podgroups"))
-    await discovery.look()
+    await discovery.poll()
     api.status = status
-    await discovery.look()
+    await discovery.poll()
     assert discovery.installed == Installed(resources=frozenset({VOLCANO}))
     assert "goes by what was installed before" in discovery.shortcoming()
 
 
 async def test_a_server_that_is_too_old_or_another_is_said(api, discovery):
     api.body = {"kind": "APIGroupList", "groups": []}
-    await discovery.look()
+    await discovery.poll()
     assert discovery.installed is None
     assert "needs Kubernetes 1.26 or newer" in discovery.shortcoming()
     api.body = {"items": "nothing"}
-    await discovery.look()
+    await discovery.poll()
     assert "cannot get it from the API server" in discovery.shortcoming()
 
 
 async def test_a_server_that_is_not_there_ends_nothing():
     async with connection("http://127.0.0.1:1").session("test") as transport:
         discovery = Discovery(transport)
-        await discovery.look()
+        await discovery.poll()
         assert "is unknown: cannot get it from the API server" in discovery.shortcoming()
-        assert discovery.looked.is_set()
+        assert discovery.first_poll.is_set()
 
 
 async def test_it_looks_again_and_again(api, discovery):
@@ -180,10 +180,10 @@ async def test_it_looks_again_and_again(api, discovery):
 
 async def test_kais_topologies_are_looked_at_each_time(api, discovery):
     api.body = document(("kai.scheduler", "v1alpha1", "topologies"))
-    await discovery.look()
+    await discovery.poll()
     assert discovery.installed.topologies == ()
     api.topologies = ["racks", "blocks"]
-    await discovery.look()
+    await discovery.poll()
     assert discovery.installed.topologies == ("blocks", "racks")
     assert len(api.asked) == 2
 
@@ -192,15 +192,15 @@ async def test_kais_topologies_are_looked_at_each_time(api, discovery):
 async def test_topologies_that_may_not_be_read_are_none(api, discovery, status):
     api.body = document(("kai.scheduler", "v1alpha1", "topologies"))
     api.topologies_status = status
-    await discovery.look()
+    await discovery.poll()
     assert discovery.installed.topologies == ()
     assert not discovery.shortcoming()
 
 
 async def test_topologies_that_cannot_be_read_now_change_nothing(api, discovery):
     api.body, api.topologies = document(("kai.scheduler", "v1alpha1", "topologies")), ["racks"]
-    await discovery.look()
+    await discovery.poll()
     api.topologies_status = 503
-    await discovery.look()
+    await discovery.poll()
     assert discovery.installed.topologies == ("racks",)
     assert "cannot get it" in discovery.shortcoming()

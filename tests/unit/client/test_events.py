@@ -223,7 +223,7 @@ async def test_the_queue_is_bounded_and_the_oldest_give_way(world: World) -> Non
 
 
 async def test_memory_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "MAX_REMEMBERED", 10)
+    monkeypatch.setattr(events, "MAX_SERIES", 10)
     for number in range(50):
         await world.say("hello", job=f"job-{number}")
     await world.say("hello", job="job-49")
@@ -308,15 +308,15 @@ async def test_a_server_that_is_away_for_a_moment_costs_no_event(failure: Except
         world.recorder.record(a_job(), Event("Warning", "Broken", message))
     seconds = await waited(world)
     assert [event["note"] for event in world.objects] == ["one", "two"], "in their order"
-    asked = isinstance(failure, ApiError) and failure.retry_after
-    assert seconds == pytest.approx(15 if asked else 7, abs=0.3)
+    retry_after = isinstance(failure, ApiError) and failure.retry_after
+    assert seconds == pytest.approx(15 if retry_after else 7, abs=0.3)
     assert world.recorder.dropped == 0
 
 
 @in_virtual_time
 async def test_one_that_never_succeeds_gives_way_to_the_others() -> None:
     world = World()
-    world.server.failures = [busy()] * events.TRIES
+    world.server.failures = [busy()] * events.MAX_TRIES
     for message in ("poison", "other"):
         world.recorder.record(a_job(), Event("Warning", "Broken", message))
     assert await waited(world) < 120

@@ -64,7 +64,7 @@ async def test_what_is_missing_is_named_by_verb_and_resource() -> None:
         *(("create", "jobs.batch"), ("patch", "jobs.batch"), ("watch", LEASE.resource)),
         *(("list", "nodes"), ("create", "events.events.k8s.io"), ("create", PROGRESS.resource)),
     )
-    await rights.look(reviewer, ())
+    await rights.check(reviewer, ())
     assert rights.missing() == (
         "grant the controller's role create, patch jobs.batch;"
         " watch leases.coordination.k8s.io in system"
@@ -76,17 +76,17 @@ async def test_what_is_missing_is_named_by_verb_and_resource() -> None:
         " tokenreviews.authentication.k8s.io"
     )
     reviewer.is_down = True
-    await rights.look(reviewer, ())
+    await rights.check(reviewer, ())
     assert "jobs.batch" in rights.missing(), "what is not known does not heal"
     reviewer.is_down, reviewer.denied = False, set()
-    await rights.look(reviewer, ())
+    await rights.check(reviewer, ())
     assert rights.missing() == rights.shortcoming() == ""
 
 
 async def test_they_are_asked_for_where_the_controller_works() -> None:
     reviewer = Reviewer(("list", "pods"))
     rights = Permissions(("team-a", "team-b"))
-    await rights.look(reviewer, ())
+    await rights.check(reviewer, ())
     asked = {(namespace, resource) for _, resource, namespace in reviewer.asked}
     assert {("team-a", "pods"), ("team-b", "pods"), ("", "nodes")} <= asked
     assert ("", "pods") not in asked
@@ -99,18 +99,18 @@ async def test_those_of_schedulers_matter_where_their_kinds_are_served() -> None
     group = "scheduling.volcano.sh"
     reviewer = Reviewer(("delete", f"podgroups.{group}"))
     rights = Permissions()
-    await rights.look(reviewer, ())
+    await rights.check(reviewer, ())
     assert rights.shortcoming() == ""
-    await rights.look(reviewer, {group})
+    await rights.check(reviewer, {group})
     assert f"delete podgroups.{group}" in rights.shortcoming()
 
 
 async def test_while_running_it_looks_again_at_what_is_missing_and_after_a_refusal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("torchrun_controller.client.permissions.SECONDS", 0.001)
+    monkeypatch.setattr("torchrun_controller.client.permissions.CHECK_SECONDS", 0.001)
     monkeypatch.setattr("torchrun_controller.client.permissions.START_SECONDS", 0)
-    monkeypatch.setattr("torchrun_controller.client.permissions.LOOKS", 1_000_000)
+    monkeypatch.setattr("torchrun_controller.client.permissions.CHECKS", 1_000_000)
     seen: list[tuple[str, str, int, float]] = []
     rights = Permissions(observe=lambda *request: seen.append(request))
     reviewer, groups = Reviewer(("list", "pods")), {"scheduling.run.ai"}
@@ -139,14 +139,14 @@ async def test_while_running_it_looks_again_at_what_is_missing_and_after_a_refus
 @pytest.mark.parametrize("body", GARBLED)
 async def test_garbage_changes_nothing(body: bytes) -> None:
     reviewer, rights = Reviewer(("list", "pods")), Permissions()
-    await rights.look(reviewer, ())
+    await rights.check(reviewer, ())
     reviewer.garbage = body
-    await rights.look(reviewer, ())
+    await rights.check(reviewer, ())
     assert rights.missing() == "grant the controller's role list pods"
 
 
 async def test_a_bug_is_said_and_the_looks_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchrun_controller.client.permissions.SECONDS", 0.001)
+    monkeypatch.setattr("torchrun_controller.client.permissions.CHECK_SECONDS", 0.001)
     monkeypatch.setattr("torchrun_controller.client.permissions.START_SECONDS", 0)
     reviewer, rights = Reviewer(("list", "pods")), Permissions()
     reviewer.bugs = 2

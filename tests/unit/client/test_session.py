@@ -126,7 +126,7 @@ class TestRequest:
 
         async with serving(ok) as server:
             monkeypatch.setattr("torchrun_controller.client.connection.socket.socket", Watched)
-            async with connection(server.url).session("write", undelivered=2.5) as transport:
+            async with connection(server.url).session("write", tcp_user_timeout=2.5) as transport:
                 await transport.request("PATCH", "/version", body=b"{}")
                 limits = [s.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) for s in made]
         assert limits == [2500]
