@@ -6,11 +6,11 @@ import sys
 
 
 def main() -> None:
-    """Read the settings, then run until told to end."""
+    """Read the settings and run the controller until a signal; exit with its exit code."""
     from torchrun_controller.signals import Signals
 
     signals = Signals().install()
-    # Nothing that imports make is garbage: to look for it costs a tenth of the start.
+    # Imports create no garbage; collections during the imports take a tenth of the start.
     gc.disable()
     from torchrun_controller import app
     from torchrun_controller.settings import SettingsError, parse

@@ -1,4 +1,4 @@
-"""The clock and the source of randomness, passed as arguments so that tests can set them."""
+"""The clock and the source of randomness. They are arguments, so that tests can replace them."""
 
 import random
 import time
@@ -9,7 +9,7 @@ from msgspec import Struct
 
 
 def _monotonic() -> float:
-    # A lease also expires while the machine sleeps, when the usual monotonic clock stands still.
+    # CLOCK_BOOTTIME also runs while the machine is suspended, as the expiry of a lease does.
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
@@ -25,7 +25,7 @@ class Clock(Struct, frozen=True):
     jitter: Callable[[], float] = random.random
 
     def second(self) -> datetime:
-        """The time of day in whole seconds, as API objects have it."""
+        """Return the time of day in whole seconds, the precision of metav1.Time."""
         return self.wall().replace(microsecond=0)
 
 

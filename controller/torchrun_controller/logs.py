@@ -4,10 +4,10 @@
     log = structlog.get_logger()
     log.info("job started", job="team-a/train", attempt=0)
 
-Everything goes through the standard library's root logger, ours and what dependencies, asyncio and
-`warnings` say, so that there is one format, one level (`set_level` at run time) and one place where
-credentials are struck out: values whose key names one, and whatever looks like one in any text,
-tracebacks included. Tracebacks never show local variables.
+All records go through the standard library's root logger: ours, and those of dependencies, asyncio
+and `warnings`. So there is one format, one level (`set_level` at run time) and one place that
+redacts credentials: values whose key names a credential, and text that looks like one, also in
+tracebacks. Tracebacks never show local variables.
 """
 
 import logging
@@ -23,8 +23,8 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "json", "console"]
 LEVELS: tuple[str, ...] = get_args(LogLevel)
 
-# Their debug lines are of no use, or contain bodies and headers of requests.
-_QUIET = ("aiohttp", "asyncio", "kubernetes_asyncio", "urllib3")
+# Their debug records contain bodies and headers of requests, or are of no use.
+_QUIET_LOGGERS = ("aiohttp", "asyncio", "kubernetes_asyncio", "urllib3")
 
 REDACTED = "***"
 _SECRET_KEY = re.compile(r"authorization|token|password|passwd|secret|credential|cookie", re.I)
@@ -58,9 +58,9 @@ def configure(level: LogLevel, format: LogFormat, stream: TextIO | None = None) 
             foreign_pre_chain=[*common],
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                _strike_out_keys,
-                *(_console(stream.isatty()) if console else _json()),
-                _strike_out_text,
+                _redact_values,
+                *(_console_processors(stream.isatty()) if console else _json_processors()),
+                _redact_text,
             ],
         )
     )
@@ -77,7 +77,7 @@ def configure(level: LogLevel, format: LogFormat, stream: TextIO | None = None) 
     logging.captureWarnings(True)
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    for name in _QUIET:
+    for name in _QUIET_LOGGERS:
         logging.getLogger(name).setLevel(logging.WARNING)
     set_level(level)
 
@@ -89,7 +89,7 @@ def set_level(level: str) -> None:
     logging.getLogger().setLevel(level.upper())
 
 
-def _json() -> tuple[structlog.typing.Processor, ...]:
+def _json_processors() -> tuple[structlog.typing.Processor, ...]:
     return (
         structlog.processors.format_exc_info,
         structlog.processors.EventRenamer("message"),
@@ -97,7 +97,7 @@ def _json() -> tuple[structlog.typing.Processor, ...]:
     )
 
 
-def _console(colours: bool) -> tuple[structlog.typing.Processor, ...]:
+def _console_processors(colours: bool) -> tuple[structlog.typing.Processor, ...]:
     plain = structlog.dev.plain_traceback
     return (
         structlog.dev.ConsoleRenderer(
@@ -112,23 +112,23 @@ def _encode(event: _Event, default: object) -> str:
     return msgspec.json.encode(ordered, enc_hook=repr).decode()
 
 
-def _strike_out_keys(logger: object, method: str, event: _Event) -> _Event:
+def _redact_values(logger: object, method: str, event: _Event) -> _Event:
     for key, value in event.items():
-        event[key] = _struck_out(key, value)
+        event[key] = _redact_value(key, value)
     return event
 
 
-def _struck_out(key: str, value: object) -> object:
+def _redact_value(key: str, value: object) -> object:
     if isinstance(value, dict):
-        return {name: _struck_out(str(name), inner) for name, inner in value.items()}
+        return {name: _redact_value(str(name), inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_struck_out(key, inner) for inner in value]
+        return [_redact_value(key, inner) for inner in value]
     return REDACTED if isinstance(value, str | bytes) and _SECRET_KEY.search(key) else value
 
 
-def _strike_out_text(logger: object, method: str, line: Any) -> str:  # noqa: ANN401 a processor
-    return _SECRET_TEXT.sub(_kept, line)
+def _redact_text(logger: object, method: str, line: Any) -> str:  # noqa: ANN401 a processor
+    return _SECRET_TEXT.sub(_replacement, line)
 
 
-def _kept(match: re.Match[str]) -> str:
+def _replacement(match: re.Match[str]) -> str:
     return (match["scheme"] or match["user"] or match["query"] or "") + REDACTED

@@ -27,16 +27,16 @@ class TokenBucket:
     def __init__(self, rate: Rate, clock: Callable[[], float]) -> None:
         self._rate = rate
         self._clock = clock
-        self._tokens = rate.burst  # below zero: promised to those that wait
+        self._tokens = rate.burst  # below zero: reserved tokens
         self._counted_at = clock()
 
     def level(self) -> float:
-        """Tokens now: at most the burst, negative while reservations are due."""
+        """Return the number of tokens: at most the burst, negative after reservations."""
         earned = (self._clock() - self._counted_at) * self._rate.per_second
         return min(self._rate.burst, self._tokens + earned)
 
     def reserve(self) -> float:
-        """Take a token, or promise a future one; return the seconds until it is there."""
+        """Take a token, or reserve a future one; return the seconds until it is available."""
         self._tokens, self._counted_at = self.level() - 1, self._clock()
         return max(0.0, -self._tokens / self._rate.per_second)
 
@@ -44,8 +44,8 @@ class TokenBucket:
 class TokenBuckets(Generic[K]):
     """A bucket for each key. `clock` is monotonic, in seconds.
 
-    At most `size` keys are remembered, the least recently used are dropped first. A key with a full
-    bucket is dropped too: it says as much as none.
+    At most `size` buckets are stored; the least recently used is dropped first. A full bucket is
+    dropped too, because a new bucket is full.
     """
 
     def __init__(self, rate: Rate, clock: Callable[[], float], size: int = 10_000) -> None:
@@ -63,22 +63,22 @@ class TokenBuckets(Generic[K]):
         return bucket is None or bucket.level() >= 1
 
     def take(self, key: K) -> bool:
-        """Take a token of the key, if there is one; whether there was."""
+        """Take a token of the key; return False if it has none."""
         bucket = self._buckets.pop(key, None) or TokenBucket(self._rate, self._clock)
         self._buckets[key] = bucket
-        taken = bucket.level() >= 1
-        if taken:
+        has_token = bucket.level() >= 1
+        if has_token:
             bucket.reserve()
         while self._buckets and (len(self._buckets) > self._size or self._oldest_is_full()):
             self._buckets.popitem(last=False)
-        return taken
+        return has_token
 
     def _oldest_is_full(self) -> bool:
         return next(iter(self._buckets.values())).level() >= self._rate.burst
 
 
 class RateLimit(Struct, frozen=True):
-    """How failed keys are held back, in seconds; the defaults are client-go's."""
+    """The backoff of failed keys, in seconds; the defaults are client-go's."""
 
     base: float = 0.005  # after the first failure of a key, doubled after each other one
     longest: float = 1000.0
@@ -99,19 +99,19 @@ class RateLimiter(Generic[K]):
     def delay(self, key: K, at_least: float | None = None) -> float:
         """Count a failure of the key; return the seconds until it may be retried.
 
-        `at_least` is the wait that the server asked for. It replaces the overall bucket, because
-        the server paces all of its clients.
+        `at_least` is the server's Retry-After in seconds. It replaces the overall bucket, because
+        the server limits all of its clients.
         """
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
-        # Past 2^63 the product is beyond any bound: the exponent must not grow into an overflow.
+        # 2^63 exceeds any bound; a larger exponent would overflow.
         backoff = min(self._limit.base * 2.0 ** min(failures, 63), self._limit.longest)
         return max(backoff, self._bucket.reserve() if at_least is None else at_least)
 
     def failures(self, key: K) -> int:
-        """Failures of the key since it was last forgotten."""
+        """Return the number of failures of the key since the last `forget`."""
         return self._failures.get(key, 0)
 
     def forget(self, key: K) -> None:
-        """Drop the key's failures: it succeeded, or is gone."""
+        """Drop the key's failures, after a success or when its object is gone."""
         self._failures.pop(key, None)

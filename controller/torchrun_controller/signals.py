@@ -1,8 +1,8 @@
-"""SIGTERM and SIGINT, from the first moment of the process to its last.
+"""Handlers of SIGTERM and SIGINT for the whole life of the process.
 
 The process is PID 1 of its container, and the kernel drops a signal to PID 1 that has no handler.
 So handlers are installed before anything else is imported, and stay. A signal that comes before the
-controller runs, or while it ends, ends the process at once.
+controller runs, or during its shutdown, ends the process at once.
 """
 
 import asyncio  # the event loop's own interface for signals and file descriptors
@@ -16,41 +16,41 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Signals:
-    """Handlers of both signals, once `install` was called. For the main thread."""
+    """The signal handlers, after `install`. Use in the main thread only."""
 
     def __init__(self) -> None:
-        self._wake: Callable[[], object] | None = None  # set while `wait` waits
+        self._notify: Callable[[], object] | None = None  # set while `wait` waits; wakes it
         self._received: signal.Signals | None = None
 
     def install(self) -> "Signals":
         """Install the handlers."""
-        for number in _SIGNALS:
-            signal.signal(number, self._receive)
+        for signum in _SIGNALS:
+            signal.signal(signum, self._receive)
         return self
 
     async def wait(self) -> signal.Signals:
         """Wait for the first signal and return it. The next one ends the process."""
-        loop, told = asyncio.get_running_loop(), asyncio.Event()
-        _wake_up_at_signals(loop)
-        self._wake = lambda: loop.call_soon_threadsafe(told.set)
-        await told.wait()
+        loop, received = asyncio.get_running_loop(), asyncio.Event()
+        _add_wakeup_reader(loop)
+        self._notify = lambda: loop.call_soon_threadsafe(received.set)
+        await received.wait()
         assert self._received is not None
         return self._received
 
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        wake, self._wake = self._wake, None
-        if wake is None:
-            _end_at_once(number)
+    def _receive(self, signum: int, frame: FrameType | None) -> None:
+        notify, self._notify = self._notify, None
+        if notify is None:
+            _terminate(signum)
         else:
-            self._received = signal.Signals(number)
-            wake()
+            self._received = signal.Signals(signum)
+            notify()
 
 
-def _wake_up_at_signals(loop: asyncio.AbstractEventLoop) -> None:
-    """Have each signal wake the event loop, so that its handler runs.
+def _add_wakeup_reader(loop: asyncio.AbstractEventLoop) -> None:
+    """Let each signal wake the event loop, so that Python runs its handler.
 
-    Python runs handlers in the main thread, between two bytecodes. A signal that comes just before
-    the loop polls, or in another thread, does not end that poll.
+    Python runs handlers in the main thread, between two bytecodes. A signal that arrives just
+    before the loop polls, or in another thread, does not interrupt the poll.
     """
     reader, writer = socket.socketpair()
     reader.setblocking(False)
@@ -65,8 +65,8 @@ def _wake_up_at_signals(loop: asyncio.AbstractEventLoop) -> None:
     loop.add_reader(reader, reader.recv, 4096)
 
 
-def _end_at_once(number: int) -> None:
-    """End as without a handler: the parent process sees which signal it was."""
-    signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
-    os._exit(128 + number)  # as PID 1, which has no such default
+def _terminate(signum: int) -> None:
+    """End the process by the default action, so that the parent sees the signal."""
+    signal.signal(signum, signal.SIG_DFL)
+    os.kill(os.getpid(), signum)
+    os._exit(128 + signum)  # PID 1 has no default action

@@ -4,26 +4,25 @@ Only keys are queued, never objects: a reconcile reads the newest state.
 
 Guarantees:
 
-- **Nothing is lost.** After `add(key)` the key is taken at least once more, by a `get` that begins
-  after the add. Adds in between collapse into that one.
-- **Never twice at once.** A key that is being processed is not handed out again before `done`. An
-  add in the meantime marks it; `done` puts a marked key back at the end of its line.
-- **Order.** The highest priority first, first in first out within a priority. An add with a higher
-  priority raises a waiting key (to the end of the higher line), a lower one does not sink it.
-  Priorities are strict: `INITIAL` (-100, for the initial list and relists) waits while anything
-  else is there, so that an edit made during a restart is not behind 10,000 unchanged objects.
-- **Delay.** `add_after` keeps one deadline per key, the earliest; when it passes, the key is added.
-  An `add` in between does not cancel it: a deadline may cause a needless reconcile, never miss one.
-- **Rate limit**, for failures only. `add_rate_limited` waits 5 ms x 2^n, at most 1000 s, where n
-  counts the key's failures since `forget`, or until the overall bucket (10/s, burst 100) has a
-  token, whichever is later. A wait that the server asked for replaces the bucket.
-  A success calls `forget`.
-- **Shutdown.** `shut_down` ignores further adds and drops deadlines. What waits is still handed
-  out, and a key marked before the shutdown is still put back by `done`; then `take` raises.
-- **Standby.** `retain` drops keys of deleted objects from a queue that nobody takes from.
+- **No key is lost.** After `add(key)` a later `get` returns the key. Several adds before that `get`
+  count as one.
+- **No key is processed twice at once.** `get` does not return a key between its `get` and `done`.
+  If the key is added meanwhile, `done` puts it at the end of its line.
+- **Order.** The highest priority first, and first in, first out within a priority. An add with a
+  higher priority moves a waiting key to the end of the higher line; an add with a lower priority
+  does not move it. Priorities are strict: keys with `INITIAL` (-100, for initial lists and relists)
+  wait for all others, so that an edit during a restart does not wait for 10,000 unchanged objects.
+- **Delay.** `add_after` keeps the earliest deadline of a key; when it passes, the key is added. An
+  `add` does not cancel it: a deadline may cause a needless reconcile, but it is never missed.
+- **Rate limit**, for failures only. `add_rate_limited` waits 5 ms x 2^n, at most 1000 s, where n is
+  the number of the key's failures since `forget`, and until the overall bucket (10/s, burst 100)
+  has a token. A Retry-After of the server replaces the bucket. A success calls `forget`.
+- **Shutdown.** `shut_down` ignores further adds and drops deadlines. Waiting keys can still be
+  taken, also those that were added during their processing. Then `take` raises.
+- **Standby.** `retain` drops keys of deleted objects from the queue of a standby.
 
 Bounds: a key is at most once in a line and once among the deadlines, so the queue is bounded by the
-number of keys in use. Failures are kept until `forget`.
+number of keys in use. Failure counts stay until `forget`.
 
 `WorkQueue` is synchronous, knows no event loop, and gets its clock (seconds, monotonic) as an
 argument. `AsyncWorkQueue` adds `take`. Neither is thread-safe: one event loop owns the queue.
@@ -56,10 +55,10 @@ class Observer(Protocol):
         """A key was added that was not waiting yet."""
 
     def taken(self, waited: float) -> None:
-        """A key was handed out, this long after its add."""
+        """A key was taken, `waited` seconds after its add."""
 
     def finished(self, worked: float) -> None:
-        """A key was given back, this long after it was handed out."""
+        """The processing of a key ended after `worked` seconds."""
 
     def retried(self) -> None:
         """A key failed and was added with the rate limit."""
@@ -69,39 +68,39 @@ class ShutDownError(Exception):
     """The queue was shut down and nothing is left to take."""
 
 
-class Delayed(Generic[K]):
-    """Keys with a deadline each, the earliest first."""
+class DelayHeap(Generic[K]):
+    """A heap of keys by deadline (seconds of the queue's clock), each key once."""
 
     def __init__(self) -> None:
-        # The deadline and the priority that count. Every key here has its pair in the heap; pairs
-        # in the heap that differ are stale. Stale ones are swept out once they outnumber the rest.
-        self._due: dict[K, tuple[float, int]] = {}
-        self._heap: list[tuple[float, int, K]] = []  # (deadline, number, key)
-        self._number = 0
+        # Each entry has one pair in the heap. A pair with another deadline than its entry is stale.
+        # `_sweep` removes stale pairs once they outnumber the entries.
+        self._entries: dict[K, tuple[float, int]] = {}  # deadline, priority
+        self._heap: list[tuple[float, int, K]] = []  # (deadline, sequence, key)
+        self._sequence = 0
 
     def __len__(self) -> int:
-        return len(self._due)
+        return len(self._entries)
 
     def put(self, key: K, deadline: float, priority: int) -> None:
-        """Keep the earlier deadline and the higher priority of the two."""
-        held = self._due.get(key)
-        if held is not None:
-            priority = max(priority, held[1])
-            if held[0] <= deadline:
-                self._due[key] = (held[0], priority)
+        """Add a deadline. If the key has one, keep the earlier one, and the higher priority."""
+        entry = self._entries.get(key)
+        if entry is not None:
+            priority = max(priority, entry[1])
+            if entry[0] <= deadline:
+                self._entries[key] = (entry[0], priority)
                 return
-        self._due[key] = (deadline, priority)
-        self._number += 1
-        heapq.heappush(self._heap, (deadline, self._number, key))
-        if len(self._heap) > 2 * len(self._due) + 64:
+        self._entries[key] = (deadline, priority)
+        self._sequence += 1
+        heapq.heappush(self._heap, (deadline, self._sequence, key))
+        if len(self._heap) > 2 * len(self._entries) + 64:
             self._sweep()
 
     def first(self) -> float | None:
-        """The earliest deadline."""
+        """Return the earliest deadline; None if there is none."""
         while self._heap:
             deadline, _, key = self._heap[0]
-            held = self._due.get(key)
-            if held is not None and held[0] == deadline:
+            entry = self._entries.get(key)
+            if entry is not None and entry[0] == deadline:
                 return deadline
             heapq.heappop(self._heap)
         return None
@@ -109,26 +108,26 @@ class Delayed(Generic[K]):
     def pop(self) -> tuple[K, int]:
         """Remove the key of the deadline that `first` returned; return it with its priority."""
         _, _, key = heapq.heappop(self._heap)
-        return key, self._due.pop(key)[1]
+        return key, self._entries.pop(key)[1]
 
     def retain(self, keep: Callable[[K], bool]) -> None:
-        """Drop the deadlines of keys that are not to be kept."""
-        self._due = {key: due for key, due in self._due.items() if keep(key)}
+        """Drop the deadlines of keys for which `keep` is false."""
+        self._entries = {key: entry for key, entry in self._entries.items() if keep(key)}
         self._sweep()
 
     def clear(self) -> None:
         """Drop every deadline."""
-        self._due.clear()
+        self._entries.clear()
         self._heap.clear()
 
     def _sweep(self) -> None:
-        due = enumerate(self._due.items())
-        self._heap = [(deadline, number, key) for number, (key, (deadline, _)) in due]
+        entries = enumerate(self._entries.items())
+        self._heap = [(deadline, sequence, key) for sequence, (key, (deadline, _)) in entries]
         heapq.heapify(self._heap)
 
 
 class WorkQueue(Generic[K]):
-    """The synchronous queue; see the contract of the module."""
+    """The synchronous queue; the module's docstring is its contract."""
 
     def __init__(
         self,
@@ -140,33 +139,33 @@ class WorkQueue(Generic[K]):
         self._clock = clock
         self._observer = observer
         self._limiter: RateLimiter[K] = RateLimiter(clock, limit)
-        # Keys that need to be processed, with priority and time of the add. A key here waits in
-        # exactly one line, unless it is being processed too: then it is marked, and in no line.
+        # Keys that need to be processed, with the priority and the time of the add. Such a key is
+        # in exactly one line, or in none while it is also in `_processing`.
         self._dirty: dict[K, tuple[int, float]] = {}
-        # One line a priority, oldest first. No line is empty.
+        # One line for each priority, the oldest key first. No line is empty.
         self._lines: dict[int, OrderedDict[K, None]] = {}
-        # Keys that were handed out and not given back, with the time they were taken.
+        # Keys between `get` and `done`, with the time of `get`.
         self._processing: dict[K, float] = {}
-        self._delayed: Delayed[K] = Delayed()
+        self._delayed: DelayHeap[K] = DelayHeap()
         self._stopping = False
 
     def add(self, key: K, priority: int = 0) -> None:
-        """Have the key processed; no effect if it waits at this priority or a higher one."""
+        """Add the key. No effect if it waits at this priority or a higher one."""
         if self._stopping:
             return
-        held = self._dirty.get(key)
-        if held is not None:
-            if priority > held[0]:
-                self._raise(key, held, priority)
+        entry = self._dirty.get(key)
+        if entry is not None:
+            if priority > entry[0]:
+                self._raise_priority(key, entry, priority)
             return
         self._dirty[key] = (priority, self._clock())
         if self._observer is not None:
             self._observer.added()
         if key not in self._processing:
-            self._line_up(key, priority)
+            self._append_to_line(key, priority)
 
     def add_after(self, key: K, seconds: float, priority: int = 0) -> None:
-        """Add the key after this many seconds; of several deadlines the earliest counts."""
+        """Add the key after this many seconds, or at its earlier deadline."""
         if self._stopping:
             return
         if seconds <= 0:
@@ -176,12 +175,12 @@ class WorkQueue(Generic[K]):
         deadline = self._clock() + seconds
         self._delayed.put(key, deadline, priority)
         if before is None or deadline < before:
-            self._earlier()
+            self._reset_timer()
 
     def add_rate_limited(self, key: K, priority: int = 0, *, at_least: float | None = None) -> None:
-        """Add the key again after a failure, when the rate limit allows.
+        """Add the key again after a failure, as the rate limit allows.
 
-        `at_least` is the wait in seconds that the server asked for, if it did.
+        `at_least` is the server's Retry-After in seconds, None without one.
         """
         if self._stopping:
             return
@@ -190,7 +189,7 @@ class WorkQueue(Generic[K]):
         self.add_after(key, self._limiter.delay(key, at_least), priority)
 
     def get(self) -> K | None:
-        """Hand out the next key, to be given back by `done`; None if none is ready."""
+        """Return the next key, to be passed to `done` later; None if no key is ready."""
         self._promote()
         if not self._lines:
             return None
@@ -207,40 +206,39 @@ class WorkQueue(Generic[K]):
         return key
 
     def done(self, key: K) -> None:
-        """Give back a key from `get`. Raises KeyError if it is not being processed."""
+        """End the processing of a key from `get`. Raises KeyError if it is not in process."""
         taken = self._processing.pop(key)
         if self._observer is not None:
             self._observer.finished(self._clock() - taken)
-        marked = self._dirty.get(key)
-        if marked is not None:
-            self._line_up(key, marked[0])
+        entry = self._dirty.get(key)
+        if entry is not None:
+            self._append_to_line(key, entry[0])
 
     def retain(self, keep: Callable[[K], bool]) -> None:
-        """Drop keys for which `keep` is false, waiting or with a deadline.
+        """Drop keys for which `keep` is false, whether they wait or have a deadline.
 
-        For a standby, which takes no keys: its queue would grow with every object that ever
-        existed.
+        A standby calls this. It takes no keys, so its queue would grow with every deleted object.
         """
         waiting = [key for key in self._dirty if key not in self._processing]
         for key in waiting:
             if not keep(key):
-                self._leave_line(key, self._dirty.pop(key)[0])
+                self._remove_from_line(key, self._dirty.pop(key)[0])
         self._delayed.retain(keep)
 
     def forget(self, key: K) -> None:
-        """Drop the key's failures; called on success and when its object is gone."""
+        """Drop the key's failures, after a success or when its object is gone."""
         self._limiter.forget(key)
 
     def failures(self, key: K) -> int:
-        """Failures of the key since it was last forgotten."""
+        """Return the number of failures of the key since the last `forget`."""
         return self._limiter.failures(key)
 
     def next_ready(self) -> float | None:
-        """Seconds until a key can be taken: 0 if one can now, None if nothing is to come."""
+        """Return the seconds until a key can be taken, 0 for now, None if no key is queued."""
         return 0.0 if self._lines else self._next_deadline()
 
     def shut_down(self) -> None:
-        """Ignore further adds and drop deadlines; what waits can still be taken."""
+        """Ignore further adds and drop deadlines; waiting keys can still be taken."""
         self._stopping = True
         self._delayed.clear()
 
@@ -250,16 +248,16 @@ class WorkQueue(Generic[K]):
         return self._stopping
 
     def __len__(self) -> int:
-        """Keys that need to be processed, the marked ones included (client-go's depth)."""
+        """Return the number of keys that need to be processed (client-go's depth)."""
         return len(self._dirty)
 
     @property
     def delayed(self) -> int:
-        """Keys that wait for a deadline."""
+        """The number of keys that wait for a deadline."""
         return len(self._delayed)
 
     def unfinished(self) -> tuple[float, float]:
-        """Seconds that keys are being processed for: the sum over all of them, and the longest."""
+        """Return the seconds that keys have been in process: the sum, and the longest."""
         now = self._clock()
         ages = [now - taken for taken in self._processing.values()]
         return sum(ages), max(ages, default=0.0)
@@ -272,38 +270,38 @@ class WorkQueue(Generic[K]):
         while (deadline := self._delayed.first()) is not None and deadline <= self._clock():
             self.add(*self._delayed.pop())
 
-    def _raise(self, key: K, held: tuple[int, float], priority: int) -> None:
-        self._dirty[key] = (priority, held[1])
+    def _raise_priority(self, key: K, entry: tuple[int, float], priority: int) -> None:
+        self._dirty[key] = (priority, entry[1])
         if key in self._processing:
             return
-        self._leave_line(key, held[0])
-        self._line_up(key, priority)
+        self._remove_from_line(key, entry[0])
+        self._append_to_line(key, priority)
 
-    def _leave_line(self, key: K, priority: int) -> None:
+    def _remove_from_line(self, key: K, priority: int) -> None:
         line = self._lines[priority]
         del line[key]
         if not line:
             del self._lines[priority]
 
-    def _line_up(self, key: K, priority: int) -> None:
+    def _append_to_line(self, key: K, priority: int) -> None:
         line = self._lines.get(priority)
         if line is None:
             line = self._lines[priority] = OrderedDict()
         line[key] = None
-        self._ready()
+        self._wake_taker()
 
-    def _ready(self) -> None:
-        """Called whenever a key joins a line."""
+    def _wake_taker(self) -> None:
+        """Wake a task that waits for a key. Called when a key joins a line; here a no-op."""
 
-    def _earlier(self) -> None:
-        """Called whenever the earliest deadline moves forward."""
+    def _reset_timer(self) -> None:
+        """Set the timer again. Called when the earliest deadline moves forward; here a no-op."""
 
 
 class AsyncWorkQueue(WorkQueue[K]):
     """The queue for tasks of one event loop: `take` waits without polling.
 
-    Every key that joins a line wakes one waiting taker. A taker that is woken and then cancelled
-    passes the wake-up on. So while a key can be taken, a taker is awake.
+    Each key that joins a line wakes one sleeping taker. A taker that is cancelled after its wake-up
+    wakes another one. So while a key can be taken, a taker is awake.
     """
 
     def __init__(
@@ -315,64 +313,64 @@ class AsyncWorkQueue(WorkQueue[K]):
     ) -> None:
         super().__init__(clock, limit=limit, observer=observer)
         self._takers: deque[anyio.Event] = deque()  # asleep, or cancelled while asleep
-        # While takers sleep and keys are delayed. anyio has no timer without a task, and a time-out
-        # for each taker would wake all of them at each deadline.
+        # Set while takers sleep and keys have deadlines. anyio has no timer without a task, and a
+        # timeout for each taker would wake all of them at each deadline.
         self._timer: asyncio.TimerHandle | None = None
 
     async def take(self) -> K:
-        """Wait for the next key, to be given back by `done`.
+        """Wait for the next key, to be passed to `done` later.
 
         Yields to the event loop at least once, so that busy controllers cannot starve watches and
-        the lease. Raises ShutDownError once the queue is shut down and empty. A cancelled taker
+        the lease. Raises ShutDownError once the queue is shut down and empty. A cancelled call
         takes no key.
         """
         await anyio.lowlevel.checkpoint()
         while (key := self.get()) is None:
             if self.shutting_down:
                 raise ShutDownError
-            await self._sleep()
+            await self._wait_for_wakeup()
         return key
 
     def shut_down(self) -> None:
         """Ignore further adds, drop deadlines, and wake every taker."""
         super().shut_down()
-        self._arm()
+        self._set_timer()
         while self._takers:
-            self._ready()
+            self._wake_taker()
 
-    async def _sleep(self) -> None:
+    async def _wait_for_wakeup(self) -> None:
         taker = anyio.Event()
         self._takers.append(taker)
-        self._arm()
+        self._set_timer()
         try:
             await taker.wait()
         except anyio.get_cancelled_exc_class():
             if taker.is_set():
-                self._ready()  # woken for a key that another taker must take now
+                self._wake_taker()  # another taker must take the key
             else:
                 self._takers.remove(taker)
             raise
 
-    def _ready(self) -> None:
+    def _wake_taker(self) -> None:
         if self._takers:
             self._takers.popleft().set()
 
-    def _earlier(self) -> None:
+    def _reset_timer(self) -> None:
         if self._takers:
-            self._arm()
+            self._set_timer()
 
-    def _arm(self) -> None:
+    def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         seconds = self._next_deadline()
         if seconds is not None:
-            # uvloop rounds to whole milliseconds: without the floor it would spin below one.
+            # uvloop rounds to whole milliseconds, so a shorter delay would be a busy loop.
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(max(seconds, 0.001), self._due)
+            self._timer = loop.call_later(max(seconds, 0.001), self._on_deadline)
 
-    def _due(self) -> None:
+    def _on_deadline(self) -> None:
         self._timer = None
         self._promote()
         if self._takers:
-            self._arm()
+            self._set_timer()
