@@ -95,7 +95,7 @@ READING = (
     Mutant(
         "a-broken-list-leaves-a-trace",
         "watch/watcher.py",
-        "self.state = state\n        self._listed = {}\n",
+        "self.state = state\n        self._objects = {}\n",
         "self.state = state\n",
         "objects that are gone come back from a list that broke off",
         WATCHER,
@@ -103,7 +103,7 @@ READING = (
     Mutant(
         "deletions-within-a-list-are-lost",
         "watch/watcher.py",
-        "self._listed.pop(frame.key, None)",
+        "self._objects.pop(frame.key, None)",
         "pass",
         "a pod that goes while the list is streamed lives on in the cache",
         WATCHER,

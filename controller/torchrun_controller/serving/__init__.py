@@ -1,1 +1,1 @@
-"""HTTP ports of the process: health and metrics, and the progress that workers report."""
+"""HTTP servers of the process: one for health and metrics, one for progress reports."""

@@ -1,4 +1,4 @@
-"""Checks of health and readiness, which `server` lists."""
+"""The health and readiness checks that `server` runs."""
 
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
@@ -6,18 +6,18 @@ from typing import TypeAlias
 from torchrun_controller.leader import Leadership
 
 Check: TypeAlias = Callable[[], str]
-"""Called at each probe; returns why it fails, "" if it does not."""
+"""Called for each probe; returns the reason of the failure, "" for success."""
 
-STUCK = 600.0  # seconds without activity after which only a restart helps
+STUCK = 600.0  # seconds without activity after which the informer hangs
 
 
 def watches_alive(idle: Mapping[str, Callable[[], float]], bound: float = STUCK) -> Check:
-    """Liveness: the seconds since each informer last did anything, by resource, against a bound.
+    """Return a liveness check: no informer is idle for more than `bound` seconds.
 
-    Independent of the API server: a watch notices its own death after 90 s and is opened again, and
-    a failed request is repeated. The bound catches only an informer that hangs. A check of the
-    server's silence would restart every replica in an outage of ten minutes, and their caches are
-    needed when the server is back.
+    `idle` returns the seconds since each informer last acted, by resource. It does not depend on
+    the API server: a dead watch is opened again after 90 s, and a failed request is repeated. So
+    only an informer that hangs fails the check. A check of the server's silence would restart every
+    replica in an outage of ten minutes, and lose the caches.
     """
 
     def check() -> str:
@@ -30,7 +30,7 @@ def watches_alive(idle: Mapping[str, Callable[[], float]], bound: float = STUCK)
 def caches_synced(
     synced: Mapping[str, Callable[[], bool]], problem: Callable[[str], str] = lambda resource: ""
 ) -> Check:
-    """Readiness: whether each cache holds its first list; `problem` explains why not."""
+    """Return a readiness check: each cache has its first list; `problem` explains why not."""
 
     def check() -> str:
         missing = [
@@ -44,7 +44,7 @@ def caches_synced(
 
 
 def leads_or_stands_by(leadership: Leadership) -> Check:
-    """Readiness: the leader may write, or a standby can read the lease."""
+    """Return a readiness check: the leader may write, or the standby can read the lease."""
 
     def check() -> str:
         if leadership.problem:

@@ -1,17 +1,17 @@
-"""Metrics, health and readiness over HTTP, without authentication and without secrets.
+"""Metrics, health and readiness over HTTP. There is no authentication, and there are no secrets.
 
     GET /metrics    for Prometheus, in the text format or OpenMetrics
-    GET /healthz    200 while the process is worth keeping alive, else 503: the kubelet restarts it
-    GET /readyz     200 while it does its work (or stands by), else 503
+    GET /healthz    200, or 503 if only a restart helps
+    GET /readyz     200 for a leader or standby that works, else 503
     PUT /loglevel   from localhost only (kubectl port-forward): the body is the new level
 
-Health and readiness consist of named checks; every answer lists each with its result:
+Health and readiness consist of named checks; each response lists all of them with their results:
 
     [+] caches ok
     [!] nodes: lost nodes are not noticed: grant the controller's role the verb list on nodes
     [-] lease: cannot patch lease torchrun-system/torchrun-controller: 403 Forbidden: ...
 
-The event loop needs no check: an answer shows that it runs.
+The event loop needs no check: each response shows that it runs.
 """
 
 import ipaddress
@@ -30,7 +30,11 @@ from torchrun_controller.serving.checks import Check
 
 
 class Server:
-    """The listening socket and its pages, while `running`."""
+    """The HTTP server, while `running`.
+
+    `live` and `ready` are the checks of /healthz and /readyz by name; `notes` are limitations that
+    /readyz lists without failing.
+    """
 
     def __init__(
         self,
@@ -111,7 +115,7 @@ def _from_localhost(request: web.Request) -> bool:
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """A listening socket, for IPv6 and IPv4 where no address is given. Raises OSError."""
+    """Return a listening socket; "" listens on all IPv6 and IPv4 addresses. Raises OSError."""
     if address:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         return socket.create_server((address, port), family=family)

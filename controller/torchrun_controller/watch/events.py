@@ -12,9 +12,9 @@ Key: TypeAlias = tuple[str, str]
 
 
 class Synced(Struct, Generic[T], frozen=True, gc=False):
-    """The complete state at one resourceVersion; it replaces everything known.
+    """A complete list at one resourceVersion; it replaces the contents of the store.
 
-    `unreadable` are objects that exist but could not be decoded: they have not vanished.
+    `unreadable` are the keys of objects that exist but could not be decoded.
     """
 
     objects: list[T]
@@ -43,7 +43,7 @@ class Bookmarked(Struct, frozen=True, gc=False):
 
 
 class Faulted(Struct, frozen=True, gc=False):
-    """A frame was skipped because it is unusable; `key` has "" for what was not legible."""
+    """A frame was skipped because it does not decode; `key` has "" for what is not readable."""
 
     key: Key
     message: str
@@ -55,7 +55,7 @@ class Interrupted(Struct, frozen=True, gc=False):
     `reason` is one CamelCase word for a metric, `relist` whether a complete list comes next.
     """
 
-    # For a watch only, which is opened again at once: it may be dead, or nothing happened.
+    # Reason for a watch that delivered nothing for its silence limit. It is opened again at once.
     SILENT: ClassVar[str] = "Silent"
 
     reason: str
@@ -68,33 +68,34 @@ Event: TypeAlias = Synced[T] | Upserted[T] | Deleted | Bookmarked | Faulted | In
 
 
 class Wait(Struct, frozen=True, gc=False):
-    """Do nothing for this many seconds, then ask again."""
+    """Sleep for this many seconds, then call `Watcher.next`."""
 
     seconds: float
 
 
 class FetchPage(Struct, frozen=True, gc=False):
-    """GET the collection with this query and pass on the body."""
+    """GET the collection with this query, and pass the body to `Watcher.page`."""
 
     query: Mapping[str, str]
-    timeout: float
+    timeout: float  # seconds
 
 
 class OpenStream(Struct, frozen=True, gc=False):
-    """Open a watch with this query and pass on its bytes; `silence` and `total` in seconds."""
+    """Open a watch with this query, and pass its bytes to `Watcher.receive`."""
 
     query: Mapping[str, str]
-    silence: float
-    total: float
+    silence: float  # seconds without a byte until the watch counts as silent
+    total: float  # seconds of the whole stream
 
 
 Action: TypeAlias = Wait | FetchPage | OpenStream
 
 
 class Failure(Struct, frozen=True, gc=False):
-    """Why a request or stream failed; `status` 0 means that no answer came.
+    """Why a request or stream failed.
 
-    `silent`: nothing came over the stream for its silence limit.
+    `status` is the HTTP code, 0 without a response; `retry_after` is in seconds. `silent`: the
+    stream delivered nothing for its silence limit.
     """
 
     message: str

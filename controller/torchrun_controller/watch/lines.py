@@ -8,7 +8,7 @@ _HEAD = 64 * 2**10
 
 
 class Overlong(NamedTuple):
-    """A line over the limit; only its beginning is kept."""
+    """A line over the limit; `head` is its first 64 KiB."""
 
     head: bytes
 
@@ -27,11 +27,11 @@ class LineSplitter:
         self._skipping = False
 
     def feed(self, chunk: bytes) -> list[bytes | Overlong]:
-        """Take bytes and return the lines that they complete, without empty lines."""
+        """Return the lines that these bytes complete, without newlines and empty lines."""
         lines: list[bytes | Overlong] = []
-        *ended, rest = chunk.split(b"\n")
-        for end in ended:
-            self._append(end, lines)
+        *line_ends, rest = chunk.split(b"\n")
+        for line_end in line_ends:
+            self._append(line_end, lines)
             if self._parts:
                 lines.append(self._parts[0] if len(self._parts) == 1 else b"".join(self._parts))
             self._clear()

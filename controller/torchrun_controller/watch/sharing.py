@@ -1,4 +1,4 @@
-"""One copy of the strings that many objects repeat."""
+"""Interning of the strings that many objects share."""
 
 from sys import intern
 from typing import TypeVar
@@ -18,11 +18,11 @@ _NODE = ("node_name",)
 _TYPE = ("type",)
 
 
-def shared(obj: T) -> T:
+def intern_strings(obj: T) -> T:
     """Replace the strings of a freshly decoded object by interned ones, and return it.
 
-    Nobody else has seen the object, and equal values stay equal: it may be touched though frozen.
-    Interned strings go when the last object that holds them goes.
+    The object is frozen, but it has no other reader yet and its fields stay equal. Python frees an
+    interned string with the last object that uses it.
     """
     metadata = obj.metadata
     if isinstance(metadata, ChildMeta):

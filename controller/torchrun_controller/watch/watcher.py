@@ -18,10 +18,10 @@ Guarantees:
 - Every list is a consistent read. An incomplete list has no effect, and a watch never continues
   from the resourceVersion of one (its events are not in order).
 - A refused resourceVersion is not used again.
-- There is a delay between two failures, whatever the server does.
+- Between two failures there is always a delay.
 - An unusable frame affects only its own object.
 
-A watch that is silent for long is opened again, because it may be dead. While nothing has changed
+A watch that is silent for 90 s is opened again, because it may be dead. While nothing has changed
 since an API server's start, it sends no bookmarks to older watches, but one a minute to a watch
 that was opened since (measured with 1.35).
 
@@ -63,7 +63,7 @@ _REASONS = {_NO_ANSWER: "Unreached", _TOO_MANY_REQUESTS: "Throttled", _GONE: "Ex
 # The server ends a streamed list after 1 to 1.25 s without changes (measured with 1.35).
 # A page of 500 pods takes a tenth of that, but a list of many pages costs the server memory.
 PLAIN_PAGES = 4
-# Answers of servers without sendInitialEvents, or with it disabled.
+# HTTP codes of servers without sendInitialEvents, or with it disabled.
 _NOT_SUPPORTED = frozenset({400, 422, 501})
 
 
@@ -79,9 +79,10 @@ class State(enum.Enum):
 class Timings(Struct, frozen=True):
     """Seconds. client-go's defaults, except for `healthy_after` and `unreached_cap`.
 
-    With client-go's 120 s since the last failure and 30 s for all failures, a server that fails for
-    a moment once a minute is not heard for a minute each time. 30 s of open streams cost the server
-    no more than the longest delay, and tries do not harm a server that is not reached.
+    client-go resets its back-off 120 s after the last failure, with a cap of 30 s for all failures:
+    with a server that fails once a minute, its delays reach a minute. Here 30 s of an open stream
+    reset the back-off, and the cap is lower for a server that is not reached, because retries do
+    not load it.
     """
 
     backoff: float = 0.8
@@ -110,7 +111,7 @@ class Backoff:
         self._healthy_since: float | None = None
 
     def healthy(self, now: float) -> None:
-        """Note that the server works, from now on unless noted before."""
+        """Record that the server works at `now`, unless an earlier time is recorded."""
         if self._healthy_since is None:
             self._healthy_since = now
 
@@ -125,7 +126,7 @@ class Backoff:
 
 
 class Watcher(Generic[T]):
-    """Ask `next` what to do, do it, and feed back the result.
+    """The state machine: its driver carries out the action of `next` and passes back the result.
 
     Wait: sleep. FetchPage: call `page` with the body, or `failed`. OpenStream: call `opened`, then
     `receive` with each chunk until it returns Interrupted, then `closed`, or `failed`. `random`
@@ -145,8 +146,8 @@ class Watcher(Generic[T]):
         page_size: int = 500,
         plain_pages: int = PLAIN_PAGES,
     ) -> None:
-        self._first = State.LISTING if plain_pages else State.STREAM_LISTING
-        self.state = self._first
+        self._list_state = State.LISTING if plain_pages else State.STREAM_LISTING
+        self.state = self._list_state
         self._codec = Codec(kind.type)
         self._resource = kind.resource
         selectors = {"labelSelector": label_selector, "fieldSelector": field_selector}
@@ -160,23 +161,23 @@ class Watcher(Generic[T]):
 
         self._stream_lists = True  # False once the server refused a streamed list
         self._plain_pages = plain_pages
-        self._pages_left: float = plain_pages  # of this list before it is streamed instead
-        self._resume = self._first
+        self._pages_left: float = plain_pages  # pages of this list before it is streamed
+        self._resume = self._list_state
         self._resume_at = 0.0
-        # The list that is being received; events come at its end.
-        self._listed: dict[Key, T] = {}
+        # The list that is being received; its events are returned at its end.
+        self._objects: dict[Key, T] = {}
         self._unreadable: set[Key] = set()
         self._continue = ""
         self._limit = page_size
         # The stream that is open.
         self._lines = LineSplitter(max_line)
         self._opened_at: float | None = None
-        self._got_events = False
-        # Where a watch continues: set by complete lists and by WATCHING only.
+        self._has_events = False
+        # resourceVersion from which a watch continues; set by complete lists and by WATCHING only.
         self._version = 0
 
     def next(self, now: float) -> Action:
-        """Return what to do now."""
+        """Return the action to carry out at `now`."""
         self._opened_at = None
         if self.state is State.BACKING_OFF:
             if now < self._resume_at:
@@ -196,14 +197,14 @@ class Watcher(Generic[T]):
         return OpenStream(self._selector | query, self._timings.silence, total)
 
     def page(self, body: bytes, now: float) -> list[Event[T]]:
-        """Process one answer to a LIST."""
+        """Process one page of a LIST."""
         try:
             page = self._codec.page(body)
         except NotAList as error:
             message = f"the answer to a list of {self._resource} is not a Kubernetes list: {error}"
             return [self._back_off(now, "NotAList", message)]
         for obj in page.objects:
-            self._listed[obj.metadata.namespace, obj.metadata.name] = obj
+            self._objects[obj.metadata.namespace, obj.metadata.name] = obj
         self._unreadable |= {fault.key for fault in page.faults}
         self._continue = page.next
         self._pages_left -= 1
@@ -212,21 +213,21 @@ class Watcher(Generic[T]):
             return []
         if page.next:
             return [*page.faults]
-        return [*page.faults, self._synced(page.resource_version)]
+        return [*page.faults, self._finish_list(page.resource_version)]
 
     def opened(self, now: float) -> None:
-        """Note that the server has accepted a watch."""
+        """Record that the server has accepted a watch."""
         self._opened_at = now
         self._backoff.healthy(now)
         self._unreached.healthy(now)
         self._lines = LineSplitter(self._max_line)
-        self._got_events = False
+        self._has_events = False
 
     def receive(self, chunk: bytes, now: float) -> list[Event[T]]:
         """Process bytes of the watch. After an Interrupted, close the stream."""
         events: list[Event[T]] = []
         for line in self._lines.feed(chunk):
-            event = self._frame(line, now)
+            event = self._decode_line(line, now)
             if event is not None:
                 events.append(event)
             if isinstance(event, Interrupted):
@@ -234,11 +235,11 @@ class Watcher(Generic[T]):
         return events
 
     def closed(self, now: float) -> list[Event[T]]:
-        """Note that the server ended the watch, as it does every few minutes."""
-        return self._ended(now, "Closed", f"the server ended the watch of {self._resource}")
+        """Record that the server ended the watch, as it does every few minutes."""
+        return self._end_stream(now, "Closed", f"the server ended the watch of {self._resource}")
 
     def failed(self, failure: Failure, now: float) -> list[Event[T]]:
-        """Note that a list or watch was refused, or failed in the middle."""
+        """Record that a list or watch was refused, or failed before its end."""
         status = failure.status
         if self.state is State.STREAM_LISTING and status in _NOT_SUPPORTED:
             self._stream_lists = False
@@ -248,68 +249,68 @@ class Watcher(Generic[T]):
             self._enter(State.LISTING, limit=0)
             return []
         if status == _NO_ANSWER and self._opened_at is not None:
-            quiet = failure.silent and self.state is State.WATCHING
-            reason = Interrupted.SILENT if quiet else "Broken"
-            return self._ended(now, reason, failure.message)
+            is_silent = failure.silent and self.state is State.WATCHING
+            reason = Interrupted.SILENT if is_silent else "Broken"
+            return self._end_stream(now, reason, failure.message)
         reason = _REASONS.get(status, "Refused")
         relist = status not in (_NO_ANSWER, _TOO_MANY_REQUESTS)
         retry_after = failure.retry_after or 0.0
         return [self._back_off(now, reason, failure.message, relist=relist, at_least=retry_after)]
 
-    def _frame(self, line: bytes | Overlong, now: float) -> Event[T] | None:
+    def _decode_line(self, line: bytes | Overlong, now: float) -> Event[T] | None:
         if isinstance(line, Overlong):
             message = f"larger than the {self._max_line} bytes that one event of a watch may have"
-            return self._faulted(Faulted(identity_of(line.head), message))
+            return self._record_fault(Faulted(identity_of(line.head), message))
         frame = self._codec.frame(line)
         if isinstance(frame, Faulted):
-            return self._faulted(frame)
+            return self._record_fault(frame)
         if isinstance(frame, ServerError):
             reason = "Expired" if frame.code == _GONE else "ServerError"
             message = f"{frame.code} {frame.reason}: {frame.message}"
             return self._back_off(now, reason, message, at_least=frame.retry_after or 0.0)
-        self._got_events = True
+        self._has_events = True
         if self.state is State.STREAM_LISTING:
-            return self._listing(frame)
+            return self._collect(frame)
         self._version = frame.resource_version
         return Bookmarked(frame.resource_version) if isinstance(frame, Bookmark) else frame
 
-    def _listing(self, frame: Upserted[T] | Deleted | Bookmark) -> Event[T] | None:
+    def _collect(self, frame: Upserted[T] | Deleted | Bookmark) -> Event[T] | None:
         if isinstance(frame, Upserted):
             key = (frame.object.metadata.namespace, frame.object.metadata.name)
-            self._listed[key] = frame.object
+            self._objects[key] = frame.object
             self._unreadable.discard(key)
             return None
         if isinstance(frame, Deleted):
-            self._listed.pop(frame.key, None)
+            self._objects.pop(frame.key, None)
             self._unreadable.discard(frame.key)
             return None
         if frame.initial_events_end:
-            return self._synced(frame.resource_version)
+            return self._finish_list(frame.resource_version)
         # A bookmark before the end of the list comes from a server without streamed lists.
         self._stream_lists = False
         self._enter(State.LISTING)
         return Interrupted("NotSupported", "the server streams no lists", 0.0, relist=True)
 
-    def _faulted(self, fault: Faulted) -> Faulted:
+    def _record_fault(self, fault: Faulted) -> Faulted:
         if self.state is State.STREAM_LISTING:
             self._unreadable.add(fault.key)
         return fault
 
-    def _synced(self, resource_version: int) -> Synced[T]:
-        synced = Synced(list(self._listed.values()), resource_version, frozenset(self._unreadable))
+    def _finish_list(self, resource_version: int) -> Synced[T]:
+        synced = Synced(list(self._objects.values()), resource_version, frozenset(self._unreadable))
         self._enter(State.WATCHING)  # drops the references to the objects
         self._version = resource_version
         return synced
 
-    def _ended(self, now: float, reason: str, message: str) -> list[Event[T]]:
+    def _end_stream(self, now: float, reason: str, message: str) -> list[Event[T]]:
         assert self._opened_at is not None, "a stream ends after it was opened"
         if self.state is State.STREAM_LISTING:
-            # Pages are smaller than a stream and may pass.
+            # A list in pages may succeed: each page is smaller than the stream.
             interrupted = self._back_off(now, reason, message)
             self._resume, self._pages_left = State.LISTING, math.inf
             return [interrupted]
         if now - self._opened_at < self._timings.short_lived:
-            return [self._back_off(now, reason, message, relist=not self._got_events)]
+            return [self._back_off(now, reason, message, relist=not self._has_events)]
         if reason == "Closed":
             return []
         return [Interrupted(reason, message, 0.0, relist=False)]
@@ -321,14 +322,14 @@ class Watcher(Generic[T]):
         backoff = self._unreached if reason == "Unreached" and not relist else self._backoff
         delay = max(backoff.delay(now), min(at_least, self._timings.retry_after_cap))
         self._enter(State.BACKING_OFF)
-        again = self._first if self._stream_lists else State.LISTING
-        self._resume = again if relist else State.WATCHING
+        first_state = self._list_state if self._stream_lists else State.LISTING
+        self._resume = first_state if relist else State.WATCHING
         self._resume_at = now + delay
         return Interrupted(reason, message, delay, relist)
 
     def _enter(self, state: State, limit: int | None = None) -> None:
         self.state = state
-        self._listed = {}
+        self._objects = {}
         self._unreadable = set()
         self._pages_left = self._plain_pages
         self._continue = ""

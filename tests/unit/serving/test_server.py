@@ -14,7 +14,7 @@ import anyio
 import pytest
 import uvloop
 
-from torchrun_controller.client.errors import refusal
+from torchrun_controller.client.errors import explain_refusal
 from torchrun_controller.leader import NoElection
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.serving.checks import (
@@ -227,7 +227,7 @@ def test_caches_that_are_not_synced_are_named_with_what_keeps_them() -> None:
     synced = {"pods": True, "jobs.batch": False}
     checks = {name: partial(synced.__getitem__, name) for name in synced}
     assert caches_synced(checks)() == "not listed yet: jobs.batch (the first list is on its way)"
-    forbidden = refusal("list", "jobs.batch", 403, "forbidden")
+    forbidden = explain_refusal("list", "jobs.batch", 403, "forbidden")
     assert caches_synced(checks, lambda resource: forbidden)() == (
         "not listed yet: jobs.batch (cannot list jobs.batch: "
         "grant the controller's role the verb list on jobs.batch (forbidden))"
@@ -259,5 +259,5 @@ def test_leading_and_standing_by_are_both_ready() -> None:
     ],
 )
 def test_a_refusal_says_what_to_do(status: int, advice: str) -> None:
-    text = refusal("watch", "torchrunjobs.torchrun.ai", status, "why")
+    text = explain_refusal("watch", "torchrunjobs.torchrun.ai", status, "why")
     assert text == f"cannot watch torchrunjobs.torchrun.ai: {advice} (why)"

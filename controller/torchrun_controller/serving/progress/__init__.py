@@ -1,10 +1,9 @@
-"""Progress reports of workers: an authenticated port. `cache.progress_reports` keeps the newest
-one.
+"""The authenticated HTTP server for progress reports; `cache.progress_reports` stores them.
 
     launcher --POST /v1/progress--> endpoint --token--> tokens --TokenReview--> API server
                                         |
                                      reports --> observe --> reconcile --> status
 
-A report is repeated within seconds, so nothing is stored, retried or queued. Reports that are too
-many, too early or sent to a standby are refused, and the sender tries again.
+The launcher sends a report every few seconds, so none is queued or retried here. A report over the
+limits, or to a standby, is refused; the launcher sends the next one.
 """

@@ -1,4 +1,4 @@
-"""A limit on connections: how many at a time, how long each, and a fair share for each address."""
+"""A limit on the number and the duration of connections, with a fair share for each address."""
 
 import asyncio  # protocols and transports: the interface of aiohttp's server
 from collections import Counter
@@ -14,8 +14,8 @@ CONNECTION_SECONDS = 20.0
 class ConnectionLimit:
     """Accepts connections for a server and closes each after CONNECTION_SECONDS.
 
-    At the limit, the address with most connections loses its oldest one, so that one address
-    cannot keep others out. A new connection of that address itself is refused.
+    At the limit, a new connection replaces the oldest one of the address with the most connections.
+    A new connection of that address is refused, so no address can exclude the others.
     """
 
     def __init__(self, server: web.Server) -> None:
@@ -27,7 +27,7 @@ class ConnectionLimit:
         return _NewConnection(self)
 
     def accept(self, transport: asyncio.Transport) -> None:
-        """Hand the connection to the server, or abort it."""
+        """Pass the connection to the server, or abort it at the limit."""
         peer = transport.get_extra_info("peername")
         source = str(peer[0]) if peer else ""
         if not self._has_room_for(source):

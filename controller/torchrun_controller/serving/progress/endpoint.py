@@ -3,15 +3,14 @@
     POST /v1/progress   Authorization: Bearer <token of audience torchrun.ai/progress>
     {"step": 120, "totalSteps": 1000, "loss": 2.31, "samplesPerSecond": 450.0}
 
-    204 taken            400 not that JSON         401 no valid token
-    403 the token's pod is no worker of a job's present attempt
-    413 too long         429 too often             503 ask again: at once after a standby, and when
-                                                   Retry-After says where it is too much at once
+    204 accepted         400 not such JSON         401 no valid token
+    403 the token's pod is no worker of a job's current attempt
+    404 other path       408 slow body             413 body over 1 KiB
+    429 too often        503 from a standby, or at the limits of tokens, then with Retry-After
 
-It has its own port, because pods of jobs may reach only this. A standby refuses and does not
-forward: it does not know the leader's address, and the next connection goes through the Service to
-any replica. Connections are limited in number and in time (`connection_limit`), because any pod of
-a job may open them.
+The server has its own port, because pods of jobs may reach only this one. A standby refuses a
+report and does not forward it: the next connection goes through the Service to any replica. Any pod
+of a job may open connections, so their number and duration are limited (`connection_limit`).
 """
 
 import asyncio  # only for create_server, which aiohttp's handlers need
@@ -37,12 +36,12 @@ from torchrun_controller.serving.progress.tokens import BusyError, PodIdentity, 
 from torchrun_controller.serving.server import listen
 
 PATH = "/v1/progress"
-LONGEST_BODY = 1024
+MAX_BODY = 1024
 BODY_SECONDS = 5.0
-TOO_SOON = 1.0  # seconds between two reports of a job
+MIN_INTERVAL = 1.0  # seconds between two reports of a job
 WARNING_SECONDS = 60.0
 NO_WORKER = "the token's pod is no worker of a TorchrunJob's present attempt"
-Count = Annotated[int, Meta(ge=0, le=2**53)]  # what every reader of JSON holds
+Count = Annotated[int, Meta(ge=0, le=2**53)]  # the integers that are exact in every JSON reader
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
@@ -66,19 +65,24 @@ class Workers(Protocol):
         """See `InformerFactory.worker`."""
 
 
-class ReportRefused(Exception):  # noqa: N818  # an answer, not an error
-    """status: HTTP code. The message helps to debug the sender."""
+class ReportRefused(Exception):  # noqa: N818  # a response, not an error
+    """A refused report.
 
-    def __init__(self, status: int, message: str, wait: int = 0) -> None:
+    `status` is the HTTP code, `retry_after` the Retry-After in seconds, 0 for none. The message is
+    the body of the response.
+    """
+
+    def __init__(self, status: int, message: str, retry_after: int = 0) -> None:
         super().__init__(message)
         self.status = status
-        self.wait = wait
+        self.retry_after = retry_after
 
 
 class ProgressServer:
     """The HTTP server of the reports, while `running`.
 
-    leads: whether this process may write. accepted: called with the job of each accepted report.
+    `leads` returns whether this process may write. `accepted` is called with the key of the job of
+    each accepted report.
     """
 
     def __init__(
@@ -112,7 +116,7 @@ class ProgressServer:
         """Serve. Raises OSError, which names address and port, if they are taken."""
         listening = listen(self._address, self.port)
         self.port = listening.getsockname()[1]
-        handler = web.Server(self._answer, access_log=None)
+        handler = web.Server(self._handle, access_log=None)
         limit = ConnectionLimit(handler)
         server = await asyncio.get_running_loop().create_server(limit.new_protocol, sock=listening)
         try:
@@ -121,19 +125,19 @@ class ProgressServer:
             server.close()
             await handler.shutdown(1)
 
-    async def _answer(self, request: web.BaseRequest) -> web.Response:
+    async def _handle(self, request: web.BaseRequest) -> web.Response:
         try:
-            await self._take(request)
-        except ReportRefused as refused:
-            self._metrics.progress_reports.labels(refused.status).inc()
+            await self._accept_report(request)
+        except ReportRefused as refusal:
+            self._metrics.progress_reports.labels(refusal.status).inc()
             headers = {"Connection": "close"}
-            if refused.wait:
-                headers["Retry-After"] = str(refused.wait)
-            return web.Response(status=refused.status, text=f"{refused}\n", headers=headers)
+            if refusal.retry_after:
+                headers["Retry-After"] = str(refusal.retry_after)
+            return web.Response(status=refusal.status, text=f"{refusal}\n", headers=headers)
         self._metrics.progress_reports.labels(204).inc()
         return web.Response(status=204)
 
-    async def _take(self, request: web.BaseRequest) -> None:
+    async def _accept_report(self, request: web.BaseRequest) -> None:
         if (request.method, request.path) != ("POST", PATH):
             raise ReportRefused(404, f"only POST {PATH}")
         if not self._leads():
@@ -141,7 +145,7 @@ class ProgressServer:
         authorization = request.headers.get("Authorization", "")
         sender = await self._sender(authorization, request.remote or "")
         body = _decode(await _read(request))
-        # After the body is read, because the job may be deleted in the meantime.
+        # After the read of the body, because the job may be deleted meanwhile.
         worker = self._workers.worker(sender.namespace, sender.name, sender.uid)
         if worker is None:
             raise ReportRefused(403, NO_WORKER)
@@ -156,10 +160,10 @@ class ProgressServer:
         self._accepted(worker.job)
 
     async def _sender(self, authorization: str, source: str) -> PodIdentity:
-        """Return the pod that the token proves. Raises ReportRefused.
+        """Return the identity that the token proves. Raises ReportRefused.
 
-        Before the token is verified, nothing is logged and nothing costs more than a read of the
-        cache: anybody can invent its claims.
+        Until the token is verified, nothing is logged and no request is sent: anyone can forge its
+        claims.
         """
         scheme, _, token = authorization.partition(" ")
         claims = self._tokens.claims(token) if scheme.lower() == "bearer" else None
@@ -170,19 +174,19 @@ class ProgressServer:
         job = self._workers.job_of(claims.pod.namespace, claims.pod.name, claims.pod.uid)
         if job is None:
             raise ReportRefused(403, NO_WORKER)
-        if self._reports.age(job) < TOO_SOON:
-            raise ReportRefused(429, "one report in a second is enough", wait=1)
+        if self._reports.age(job) < MIN_INTERVAL:
+            raise ReportRefused(429, "one report in a second is enough", retry_after=1)
         try:
-            proved = await self._tokens.pod_of(token, claims, source)
+            identity = await self._tokens.pod_of(token, claims, source)
         except BusyError as error:
             self._warn(str(error))
-            raise ReportRefused(503, str(error), wait=10) from error
-        if proved is None:
+            raise ReportRefused(503, str(error), retry_after=10) from error
+        if identity is None:
             raise ReportRefused(401, "the API server does not know this token")
-        return proved
+        return identity
 
     def _warn(self, error: str) -> None:
-        """Log refused reports once a minute: their senders are not known."""
+        """Log refused reports at most once a minute: unverified senders must not fill the log."""
         if self._clock() - self._warned_at >= WARNING_SECONDS:
             self._warned_at = self._clock()
             log.warning("reports of progress are refused", error=error)
@@ -190,16 +194,16 @@ class ProgressServer:
 
 async def _read(request: web.BaseRequest) -> bytes:
     """Read a short body within the time limit. Raises ReportRefused."""
-    taken = b""
+    body = b""
     try:
         with anyio.fail_after(BODY_SECONDS):
             while chunk := await request.content.readany():
-                taken += chunk
-                if len(taken) > LONGEST_BODY:
-                    raise ReportRefused(413, f"longer than {LONGEST_BODY} bytes")
+                body += chunk
+                if len(body) > MAX_BODY:
+                    raise ReportRefused(413, f"longer than {MAX_BODY} bytes")
     except TimeoutError:
         raise ReportRefused(408, f"the body took longer than {BODY_SECONDS:.0f} s") from None
-    return taken
+    return body
 
 
 def _decode(data: bytes) -> Body:

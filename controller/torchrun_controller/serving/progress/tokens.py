@@ -1,17 +1,17 @@
 """Verification of tokens by the API server, limited in rate and cached for a minute.
 
 https://kubernetes.io/docs/reference/access-authn-authz/service-accounts-admin/ (bound tokens): the
-claims of a projected token name the pod that it is bound to, and so does a TokenReview's answer.
-The claims alone prove nothing, but a token whose claims name no living worker of ours needs no
-review, so that strangers cannot make the controller ask.
+claims of a projected token name the pod that it is bound to, and so does the status of a
+TokenReview. The claims alone prove nothing. But a token whose claims name no running worker is
+refused without a review, so that unknown senders cause no requests.
 
-Anybody can invent claims that name a worker, so reviews are limited at the forger's expense:
+Anyone can forge claims that name a worker, so reviews are limited:
 
-- Tokens that were verified before have a bucket of their own, which unverified tokens cannot empty.
-  One such token is remembered for each pod.
-- Any other token takes from three buckets: that of the sender's address and the claimed pod, that
-  of the pod's namespace, and that of all. A namespace has a quarter of the whole, and only its own
-  users know the UIDs of its pods.
+- Tokens that were verified before have a bucket of their own, which forged tokens cannot empty. One
+  verified token is stored for each pod.
+- Each other token takes from three buckets: one for the sender's address and the claimed pod, one
+  for the pod's namespace, and one for all. A namespace has a quarter of the overall rate, and only
+  its own users know the UIDs of its pods.
 """
 
 import base64
@@ -34,14 +34,14 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 PATH: Final = "/apis/authentication.k8s.io/v1/tokenreviews"
-KEPT_SECONDS = 60.0
-REFUSALS_KEPT_SECONDS = 10.0  # a new pod may be unknown to the API server for a moment
+CACHE_SECONDS = 60.0
+REFUSAL_CACHE_SECONDS = 10.0  # a new pod may be unknown to the API server for a moment
 MAX_CACHED = 10_000
-OF_ALL = Rate(per_second=20, burst=200)
-OF_NAMESPACE = Rate(per_second=5, burst=50)
-OF_POD = Rate(per_second=0.1, burst=3)  # a new token comes every few minutes at most
+OVERALL_RATE = Rate(per_second=20, burst=200)
+NAMESPACE_RATE = Rate(per_second=5, burst=50)
+POD_RATE = Rate(per_second=0.1, burst=3)  # a new token comes every few minutes at most
 REVIEW_TIMEOUT = 5.0
-LONGEST = 8192  # bytes of a token
+MAX_TOKEN = 8192  # bytes of a token
 _JWT = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")  # RFC 7515, compact
 _USER_PREFIX = "system:serviceaccount:"
 
@@ -69,7 +69,7 @@ class _KubernetesClaim(Struct, frozen=True):
 
 
 class Claims(Struct, frozen=True):
-    """The claims of a token. They prove nothing."""
+    """The unverified claims of a token."""
 
     aud: tuple[str, ...] = ()
     exp: float = 0.0
@@ -78,8 +78,8 @@ class Claims(Struct, frozen=True):
     @property
     def pod(self) -> PodIdentity:
         """The pod that the token claims to be bound to."""
-        claimed = self.kubernetes
-        return PodIdentity(claimed.namespace, claimed.pod.name, claimed.pod.uid)
+        claim = self.kubernetes
+        return PodIdentity(claim.namespace, claim.pod.name, claim.pod.uid)
 
 
 class _User(Wire, frozen=True, kw_only=True):
@@ -101,7 +101,11 @@ _decode_review = msgspec.json.Decoder(_Review).decode
 
 
 def claims_of(token: str, now: float) -> Claims | None:
-    """The claims of an unexpired token for this audience; `now` in seconds since the epoch."""
+    """Decode the claims of a token, without verification.
+
+    Returns None if the token is malformed, expired at `now` (seconds since the epoch) or for
+    another audience.
+    """
     if _JWT.fullmatch(token) is None:
         return None
     try:
@@ -114,7 +118,7 @@ def claims_of(token: str, now: float) -> Claims | None:
 
 
 class _Verified(Struct, frozen=True):
-    """The token that a pod last proved its identity with; valid `until`, then reviewed again."""
+    """The last verified token of a pod: its SHA-256, and the time of the next review."""
 
     digest: bytes
     pod: PodIdentity
@@ -122,7 +126,10 @@ class _Verified(Struct, frozen=True):
 
 
 class Tokens:
-    """Verifies tokens by TokenReviews. Bounded in memory and in reviews for each second."""
+    """Verifies tokens by TokenReviews. Bounded in memory and in reviews per second.
+
+    `clock` is monotonic, `now` is Unix time, both in seconds.
+    """
 
     def __init__(
         self,
@@ -138,54 +145,55 @@ class Tokens:
         self._verified: OrderedDict[PodIdentity, _Verified] = OrderedDict()
         # By digest: the time until which a refusal is cached.
         self._refused: OrderedDict[bytes, float] = OrderedDict()
-        self._again: TokenBuckets[None] = TokenBuckets(OF_ALL, clock)
-        self._all: TokenBuckets[None] = TokenBuckets(OF_ALL, clock)
-        self._namespaces: TokenBuckets[str] = TokenBuckets(OF_NAMESPACE, clock)
-        self._pods: TokenBuckets[tuple[str, PodIdentity]] = TokenBuckets(OF_POD, clock)
+        self._renewals: TokenBuckets[None] = TokenBuckets(OVERALL_RATE, clock)
+        self._overall: TokenBuckets[None] = TokenBuckets(OVERALL_RATE, clock)
+        self._namespaces: TokenBuckets[str] = TokenBuckets(NAMESPACE_RATE, clock)
+        self._pods: TokenBuckets[tuple[str, PodIdentity]] = TokenBuckets(POD_RATE, clock)
 
     def claims(self, token: str) -> Claims | None:
         """See `claims_of`."""
-        return claims_of(token, self._now()) if len(token) <= LONGEST else None
+        return claims_of(token, self._now()) if len(token) <= MAX_TOKEN else None
 
     async def pod_of(self, token: str, claims: Claims, source: str) -> PodIdentity | None:
-        """Return the pod that the token proves; None if it proves nothing. Raises BusyError.
+        """Return the pod that the token is bound to; None if the API server refuses the token.
 
-        `source` is the address of the sender.
+        `claims` are those of the token, `source` is the address of the sender. Raises BusyError if
+        the token cannot be reviewed now.
         """
         digest = hashlib.sha256(token.encode()).digest()
-        known = self._verified.get(claims.pod)
-        was_verified = known is not None and known.digest == digest
-        if known is not None and was_verified and self._clock() < known.until:
-            return known.pod
+        verified = self._verified.get(claims.pod)
+        was_verified = verified is not None and verified.digest == digest
+        if verified is not None and was_verified and self._clock() < verified.until:
+            return verified.pod
         if self._clock() < self._refused.get(digest, 0.0):
             return None
-        self._take_one(claims.pod, source, was_verified=was_verified)
+        self._reserve_review(claims.pod, source, was_verified=was_verified)
         pod = await self._review(token)
         if pod is not None:
-            kept = min(KEPT_SECONDS, claims.exp - self._now())
-            self._verified[claims.pod] = _Verified(digest, pod, self._clock() + kept)
-            _bound(self._verified, claims.pod)
+            lifetime = min(CACHE_SECONDS, claims.exp - self._now())
+            self._verified[claims.pod] = _Verified(digest, pod, self._clock() + lifetime)
+            _evict_oldest(self._verified, claims.pod)
         else:
             if was_verified:
                 self._verified.pop(claims.pod, None)
-            self._refused[digest] = self._clock() + REFUSALS_KEPT_SECONDS
-            _bound(self._refused, digest)
+            self._refused[digest] = self._clock() + REFUSAL_CACHE_SECONDS
+            _evict_oldest(self._refused, digest)
         return pod
 
-    def _take_one(self, claimed: PodIdentity, source: str, *, was_verified: bool) -> None:
-        """Take one review from each bucket that limits it. Raises BusyError."""
+    def _reserve_review(self, pod_claim: PodIdentity, source: str, *, was_verified: bool) -> None:
+        """Take a token from each bucket that limits the review. Raises BusyError."""
         if was_verified:
-            if not self._again.take(None):
+            if not self._renewals.take(None):
                 raise BusyError("too many tokens to review again")
             return
-        if not self._pods.has_token((source, claimed)):
-            raise BusyError(f"too many tokens that name pod {claimed.name}")
-        if not self._namespaces.has_token(claimed.namespace):
-            raise BusyError(f"too many tokens that name pods of namespace {claimed.namespace}")
-        if not self._all.take(None):
+        if not self._pods.has_token((source, pod_claim)):
+            raise BusyError(f"too many tokens that name pod {pod_claim.name}")
+        if not self._namespaces.has_token(pod_claim.namespace):
+            raise BusyError(f"too many tokens that name pods of namespace {pod_claim.namespace}")
+        if not self._overall.take(None):
             raise BusyError("too many tokens to review")
-        self._pods.take((source, claimed))
-        self._namespaces.take(claimed.namespace)
+        self._pods.take((source, pod_claim))
+        self._namespaces.take(pod_claim.namespace)
 
     async def _review(self, token: str) -> PodIdentity | None:
         body = {
@@ -200,7 +208,7 @@ class Tokens:
             status = answer.read(_decode_review).status
         except (ApiError, Disconnected) as error:
             raise BusyError(f"the token cannot be reviewed: {error}") from error
-        # A server without audiences omits them: it has checked its own audience only.
+        # A server without support of audiences omits them; it has checked its own audience only.
         if not status.authenticated or AUDIENCE not in status.audiences:
             return None
         namespace, _, account = status.user.username.removeprefix(_USER_PREFIX).partition(":")
@@ -213,8 +221,8 @@ class Tokens:
         return PodIdentity(namespace, name, uid) if name and uid else None
 
 
-def _bound(kept: OrderedDict[K, V], newest: K) -> None:
-    """Drop the oldest entries above the limit."""
-    kept.move_to_end(newest)
-    while len(kept) > MAX_CACHED:
-        kept.popitem(last=False)
+def _evict_oldest(entries: OrderedDict[K, V], newest: K) -> None:
+    """Mark `newest` as used, and drop the least recently used entries above MAX_CACHED."""
+    entries.move_to_end(newest)
+    while len(entries) > MAX_CACHED:
+        entries.popitem(last=False)
