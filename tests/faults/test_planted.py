@@ -43,11 +43,11 @@ def expired_is_ignored(plant: pytest.MonkeyPatch) -> None:
 
 
 def caches_are_trusted(plant: pytest.MonkeyPatch) -> None:
-    async def settle(*_: object) -> None:
+    async def verify(*_: object) -> None:
         return
 
     plant.setattr(Expectations, "behind", lambda self, owner: None)
-    plant.setattr(live_reads, "settle", settle)
+    plant.setattr(live_reads, "verify", verify)
 
 
 def quotas_are_ignored(plant: pytest.MonkeyPatch) -> None:

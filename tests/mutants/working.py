@@ -234,16 +234,16 @@ WORKING = (
     Mutant(
         "a-refusal-is-for-ever",
         "controllers/refusals.py",
-        "for what, told in memory.refused.items() if told[1] > now}",
-        "for what, told in memory.refused.items()}",
+        "for write, entry in memory.refused.items() if entry[1] > now}",
+        "for write, entry in memory.refused.items()}",
         "a job waits after the name that it needs is free again",
         WORKER,
     ),
     Mutant(
         "a-refusal-stays-after-an-edit",
         "controllers/refusals.py",
-        "if memory.made_from != made_from or not kept:",
-        "if not kept:",
+        "if memory.generations != generations or not active:",
+        "if not active:",
         "a job that was refused and is corrected waits for minutes",
         WORKER,
     ),
@@ -290,7 +290,7 @@ WORKING = (
     Mutant(
         "nothing-is-asked-in-doubt",
         "controllers/live_reads.py",
-        "if not _replaces(observed, plan):",
+        "if not _is_replacement(observed, plan):",
         "if True:",
         "a new leader whose cache lags makes a gang beside a gang",
         DOUBT,
@@ -298,7 +298,7 @@ WORKING = (
     Mutant(
         "room-is-promised-twice",
         "controllers/admission.py",
-        "if self._sent:\n            return Behind(BEHIND_RETRY)",
+        "if self._unconfirmed:\n            return Behind(BEHIND_RETRY)",
         "",
         "two jobs are admitted for the same nodes",
         ADMISSION,

@@ -59,14 +59,14 @@ class Process:
         self.queues: dict[str, AsyncWorkQueue[tuple[str, str]]] = {}
 
     async def run(self) -> None:
-        looked = anyio.Event()
-        looked.set()
+        first_poll = anyio.Event()
+        first_poll.set()
         factory = SimpleNamespace(
             informers=[],
             memories=[self.memory],
             caches=lambda namespace: SimpleNamespace(jobs=self.jobs),
             nodes=SimpleNamespace(follow=anyio.sleep_forever),
-            discovery=SimpleNamespace(run=anyio.sleep_forever, looked=looked),
+            discovery=SimpleNamespace(run=anyio.sleep_forever, first_poll=first_poll),
             groups=SimpleNamespace(run=anyio.sleep_forever),
             synced=anyio.lowlevel.checkpoint,
         )

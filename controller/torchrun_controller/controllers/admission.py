@@ -1,9 +1,8 @@
 """The reconciler of admission: one decision over all queues, and the status writes for it.
 
-It decides nothing before the caches show the writes of the last decision, however long that takes:
-a decision from an older state would use the same quota twice. Every write applies to exactly the
-state of the object that was decided on. A write whose answer was lost is sent again until its
-result is known: it may or may not have happened.
+No decision is made until the caches show the writes of the last one: a decision from an older state
+would use the same quota twice. Each write has the resourceVersion of the object in the decision. A
+write without a response may or may not have happened; it is repeated until its result is known.
 """
 
 import time
@@ -46,17 +45,17 @@ from torchrun_controller.reconcile.spec.admission_status import charged
 
 FIELD_MANAGER = "torchrun-controller-admission"
 
-WRITES_AT_A_TIME = 16
-# Most writes between two decisions that only inform a job of its place.
-TOLD_AT_ONCE = 200
-# Largest share of the process's time for deciding.
-LARGEST_SHARE = 0.2
-SOON = 0.05  # seconds
+MAX_CONCURRENT_WRITES = 16
+# Most writes of one decision that only report the position of a job in its queue.
+MAX_REPORTS = 200
+# Largest share of the process's time for decisions.
+MAX_TIME_SHARE = 0.2
+MIN_DELAY = 0.05  # seconds between two decisions
 # Seconds. Not every cache event of our writes wakes the key.
 BEHIND_RETRY = 0.05
-# Seconds. A dead watch is noticed after 90 s, so a cache is never this late. After this time the
-# server was restored from a backup and the write is lost.
-PATIENCE = 300.0
+# Seconds. A dead watch is noticed after 90 s, so no cache lags longer than this. A write that is
+# not in the cache by then was lost, for instance in a restore of etcd.
+CONFIRM_TIMEOUT = 300.0
 
 _DECISIONS = {Stage.PREEMPT: "preempted", Stage.ADMIT: "admitted"}
 
@@ -73,19 +72,19 @@ class View(Protocol):
         """See `AdmissionView.version`."""
 
 
-class _Sent(Struct):
-    """A write that the cache does not show yet; `answered`: its result is known."""
+class _UnconfirmedWrite(Struct):
+    """A write that the cache does not show yet. `since` is on the clock, in seconds."""
 
-    word: StatusUpdate
+    update: StatusUpdate
     since: float
-    answered: bool = False
+    answered: bool = False  # whether the result is known
 
 
 class AdmissionReconciler:
     """Reconciles the single key of admission, one attempt at a time.
 
-    `decide` is the coordinator. `account` is called with the summaries of its queues. `clock` is
-    monotonic, in seconds.
+    `decide` is the coordinator. `account` is called with its queue summaries. `clock` is monotonic,
+    in seconds; `now` is the time of day in whole seconds.
     """
 
     def __init__(
@@ -108,130 +107,132 @@ class AdmissionReconciler:
         self._account = account
         self._clock = clock
         self._now = now
-        # By UID; at most what one decision writes.
-        self._sent: dict[str, _Sent] = {}
-        # Of the last decision, by UID.
-        self._preempts: dict[str, Preemption] = {}
+        # By UID of the object. Bounded by the writes of one decision.
+        self._unconfirmed: dict[str, _UnconfirmedWrite] = {}
+        # The preemptions of the last decision, by UID of the job.
+        self._preemptions: dict[str, Preemption] = {}
         self._not_before = 0.0
 
     async def attempt(self, key: str) -> Outcome:
         """Decide once and write the decision. Raises what `Applier` raises."""
-        await self._find_out()
-        if self._sent:
+        await self._resolve_unconfirmed()
+        if self._unconfirmed:
             return Behind(BEHIND_RETRY)
-        early = self._not_before - self._clock()
-        if early > 0:
-            return RequeueAfter(early)
-        began, now = self._clock(), self._now()
-        seen = self._view.observe(now)
-        if seen is None:
+        delay = self._not_before - self._clock()
+        if delay > 0:
+            return RequeueAfter(delay)
+        start, now = self._clock(), self._now()
+        observed = self._view.observe(now)
+        if observed is None:
             return Behind(BEHIND_RETRY)
-        decisions = self._decide(seen.state, now)
-        words = _words(seen, decisions, now)
-        ended = self._clock()
-        self._not_before = ended + (ended - began) / LARGEST_SHARE
+        decisions = self._decide(observed.state, now)
+        updates = _build_updates(observed, decisions, now)
+        end = self._clock()
+        self._not_before = end + (end - start) / MAX_TIME_SHARE
         self._account(decisions.queues)
-        self._preempts = {preempt.uid: preempt for preempt in decisions.preemptions}
+        self._preemptions = {preemption.uid: preemption for preemption in decisions.preemptions}
         try:
-            late = await self._write(words)
+            has_more = await self._write_stages(updates)
         except SupersededError:
             # An object has changed since the decision; its cache event wakes the key.
             return Behind(BEHIND_RETRY)
-        waits = [decisions.requeue_after, seen.next_look, SOON if late else None]
-        looks = [max(seconds, SOON) for seconds in waits if seconds is not None]
-        return RequeueAfter(min(looks)) if looks else Done()
+        waits = [decisions.requeue_after, observed.next_look, MIN_DELAY if has_more else None]
+        delays = [max(seconds, MIN_DELAY) for seconds in waits if seconds is not None]
+        return RequeueAfter(min(delays)) if delays else Done()
 
-    async def _find_out(self) -> None:
-        """Drop writes that the cache shows; send again those without an answer."""
-        for uid, sent in list(self._sent.items()):
-            owner = sent.word.owner
-            # With a new version in the cache, a write to the old one can no longer happen.
+    async def _resolve_unconfirmed(self) -> None:
+        """Drop writes that the cache shows, and repeat writes without a response."""
+        for uid, write in list(self._unconfirmed.items()):
+            owner = write.update.owner
+            # With a newer version in the cache, a write to the old version fails.
             if self._view.version(owner) != owner.metadata.resource_version:
-                del self._sent[uid]
-            elif self._clock() - sent.since > PATIENCE:
+                del self._unconfirmed[uid]
+            elif self._clock() - write.since > CONFIRM_TIMEOUT:
                 log.warning("a write was never seen", **log_fields(kind_of(owner).kind, owner))
-                del self._sent[uid]
-            elif not sent.answered:
-                await self._send(sent.word)
+                del self._unconfirmed[uid]
+            elif not write.answered:
+                await self._send(write.update)
 
-    async def _write(self, words: list[StatusUpdate]) -> bool:
-        """Write stage by stage; return whether writes are left. Raises the first error."""
+    async def _write_stages(self, updates: list[StatusUpdate]) -> bool:
+        """Write stage by stage; return whether reports are left over. Raises the first error."""
         for stage in Stage:
-            batch = [word for word in words if word.stage is stage]
+            batch = [update for update in updates if update.stage is stage]
             if stage is Stage.REPORT:
-                batch = sorted(batch, key=lambda word: word.rank)[:TOLD_AT_ONCE]
+                batch = sorted(batch, key=lambda update: update.rank)[:MAX_REPORTS]
             errors = await self._send_all(batch)
-            # An unknown result, retried after a while, goes before a conflict, retried at once.
+            # An error with an unknown result goes before a conflict, which is retried at once.
             for error in sorted(errors, key=lambda e: isinstance(e, SupersededError)):
                 raise error
-        return sum(word.stage is Stage.REPORT for word in words) > TOLD_AT_ONCE
+        return sum(update.stage is Stage.REPORT for update in updates) > MAX_REPORTS
 
-    async def _send_all(self, words: Sequence[StatusUpdate]) -> list[Exception]:
+    async def _send_all(self, updates: Sequence[StatusUpdate]) -> list[Exception]:
         errors: list[Exception] = []
-        left = iter(words)
+        remaining = iter(updates)
 
         async def send() -> None:
-            for word in left:
+            for update in remaining:
                 try:
-                    await self._send(word)
+                    await self._send(update)
                 except Exception as error:  # raised after the other writes
                     errors.append(error)
 
         async with anyio.create_task_group() as tasks:
-            for _ in range(min(len(words), WRITES_AT_A_TIME)):
+            for _ in range(min(len(updates), MAX_CONCURRENT_WRITES)):
                 tasks.start_soon(send)
         return errors
 
-    async def _send(self, word: StatusUpdate) -> None:
-        owner = word.owner
+    async def _send(self, update: StatusUpdate) -> None:
+        owner = update.owner
         resource, uid = kind_of(owner).resource, owner.metadata.uid
-        sent = self._sent.setdefault(uid, _Sent(word, self._clock()))
+        write = self._unconfirmed.setdefault(uid, _UnconfirmedWrite(update, self._clock()))
         try:
-            written = await self._applier.apply_status(owner, word.status, FIELD_MANAGER)
+            written = await self._applier.apply_status(owner, update.status, FIELD_MANAGER)
         except Exception as error:
             result = type(error).__name__.removesuffix("Error")
             self._metrics.applies.labels(resource, result).inc()
             if isinstance(error, SupersededError):
-                sent.answered = True
+                write.answered = True
             elif not isinstance(error, UnavailableError):
-                del self._sent[uid]
+                del self._unconfirmed[uid]
             raise
         self._metrics.applies.labels(resource, "Gone" if written is None else "Written").inc()
-        sent.answered = True
+        write.answered = True
         if written is not None and written.resource_version == owner.metadata.resource_version:
-            del self._sent[uid]  # it was a no-op
-        self._tell(word)
+            del self._unconfirmed[uid]  # no change, so no cache event comes
+        self._record_decision(update)
 
-    def _tell(self, word: StatusUpdate) -> None:
-        """Log and count each admission and preemption, and observe the time to admission."""
-        job = word.owner
-        if word.stage not in _DECISIONS or not isinstance(job, TorchrunJob):
+    def _record_decision(self, update: StatusUpdate) -> None:
+        """Log and count an admission or a preemption, and observe the time to admission."""
+        job = update.owner
+        if update.stage not in _DECISIONS or not isinstance(job, TorchrunJob):
             return
-        (said,) = word.status.conditions
+        (condition,) = update.status.conditions
         log.info(
-            _DECISIONS[word.stage],
+            _DECISIONS[update.stage],
             **log_fields("job", job),
             attempt=job.status.attempt,
             phase=job.status.phase,
-            reason=said.reason,
-            why=said.message,
+            reason=condition.reason,
+            why=condition.message,
         )
-        if word.stage is Stage.PREEMPT:
-            if preempt := self._preempts.get(job.metadata.uid):
-                self._metrics.preemptions.labels(preempt.reason).inc()
+        if update.stage is Stage.PREEMPT:
+            if preemption := self._preemptions.get(job.metadata.uid):
+                self._metrics.preemptions.labels(preemption.reason).inc()
             return
-        self._events.record(job, Event("Normal", said.reason, said.message))
-        waited = (c for c in job.status.conditions if (c.type, c.status) == (ADMITTED, "False"))
-        since = next((c.last_transition_time for c in waited), None)
+        self._events.record(job, Event("Normal", condition.reason, condition.message))
+        pending = (c for c in job.status.conditions if (c.type, c.status) == (ADMITTED, "False"))
+        since = next((c.last_transition_time for c in pending), None)
         if charged(job) == 0:
             seconds = (self._now() - since).total_seconds() if since is not None else 0.0
             self._metrics.admission_seconds.observe(max(seconds, 0.0))
 
 
-def _words(seen: ObservedAdmission, decisions: Decisions, now: datetime) -> list[StatusUpdate]:
+def _build_updates(
+    observed: ObservedAdmission, decisions: Decisions, now: datetime
+) -> list[StatusUpdate]:
     jobs = JobUpdates(decisions)
-    updates = (jobs.update(entry.job, entry.classification, now) for entry in seen.entries)
+    updates = (jobs.update(entry.job, entry.classification, now) for entry in observed.entries)
     return [
         *(update for update in updates if update is not None),
-        *queue_updates(seen.queues, decisions.queues),
+        *queue_updates(observed.queues, decisions.queues),
     ]

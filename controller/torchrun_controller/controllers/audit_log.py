@@ -1,6 +1,6 @@
-"""The log lines of decisions, written once each is carried out: one line for each decision.
+"""The log lines of decisions. Each is written once, after its write has succeeded.
 
-The event names are few and stable, since people search for them: `phase changed`, `reason changed`,
+The event names are stable, because users search for them: `phase changed`, `reason changed`,
 `attempt created`, `attempt ended`, `admitted`, `preempted`, `object created`, `object deleted`.
 Each line names its job or queue as namespace/name, and the UID.
 """
@@ -23,31 +23,31 @@ class Line(Struct, frozen=True):
     fields: Mapping[str, object]
 
 
-def of_status(before: TorchrunJobStatus, after: TorchrunJobStatus) -> list[Line]:
-    """The lines for a job's new status. Counts of workers and progress are no decisions."""
-    lines = [_attempt_ended(attempt, after) for attempt in _newly_ended(before, after)]
-    now = {"phase": after.phase, "reason": after.reason, "why": after.message}
+def status_lines(before: TorchrunJobStatus, after: TorchrunJobStatus) -> list[Line]:
+    """Return the lines for a job's new status. Counts of workers and progress cause none."""
+    lines = [_attempt_ended(attempt, after) for attempt in _ended_attempts(before, after)]
+    state = {"phase": after.phase, "reason": after.reason, "why": after.message}
     if after.phase != before.phase:
-        fields = {"attempt": after.attempt, "was": before.phase, **now}
+        fields = {"attempt": after.attempt, "was": before.phase, **state}
         lines.append(Line("phase changed", fields))
     elif after.reason != before.reason:
-        lines.append(Line("reason changed", {"attempt": after.attempt, **now}))
+        lines.append(Line("reason changed", {"attempt": after.attempt, **state}))
     return lines
 
 
-def of_creation(intent: Apply) -> Line:
-    """The line for a created object."""
-    made = f"{intent.kind.kind}/{intent.name}"
+def creation_line(intent: Apply) -> Line:
+    """Return the line for a created object."""
+    object_name = f"{intent.kind.kind}/{intent.name}"
     labels = _metadata(intent).get("labels")
     attempt = labels.get(ATTEMPT_LABEL) if isinstance(labels, dict) else None
     if intent.kind is JOBS and isinstance(attempt, str):
-        return Line("attempt created", {"attempt": int(attempt), "object": made})
-    return Line("object created", {"object": made})
+        return Line("attempt created", {"attempt": int(attempt), "object": object_name})
+    return Line("object created", {"object": object_name})
 
 
-def _newly_ended(before: TorchrunJobStatus, after: TorchrunJobStatus) -> Iterator[Attempt]:
-    known = max((attempt.number for attempt in before.attempts), default=-1)
-    return (attempt for attempt in after.attempts if attempt.number > known)
+def _ended_attempts(before: TorchrunJobStatus, after: TorchrunJobStatus) -> Iterator[Attempt]:
+    last_number = max((attempt.number for attempt in before.attempts), default=-1)
+    return (attempt for attempt in after.attempts if attempt.number > last_number)
 
 
 def _attempt_ended(attempt: Attempt, after: TorchrunJobStatus) -> Line:

@@ -41,13 +41,13 @@ class RequeueAfter(Struct, frozen=True):
 
 
 class Behind(Struct, frozen=True):
-    """The caches do not show our last writes yet; nothing was decided."""
+    """The caches do not show our last writes yet. Retry after this many seconds at most."""
 
     seconds: float
 
 
 class Retry(Struct, frozen=True):
-    """Failed. Retry with backoff, and not before the time that the API server asked for."""
+    """Failed. Retry with back-off, and not before `after` seconds (Retry-After)."""
 
     error: Exception
     after: float | None = None
@@ -71,7 +71,7 @@ class Reconciler(Protocol[K_contra]):
     """Reconciles one key."""
 
     async def attempt(self, key: K_contra) -> Outcome:
-        """Bring the key one step forward. May raise what `Applier` raises."""
+        """Reconcile the key once. May raise what `Applier` raises."""
 
 
 class Controller(Generic[K]):
@@ -96,7 +96,7 @@ class Controller(Generic[K]):
         self._reconciler = reconciler
         self._metrics = metrics
         self._clock = clock
-        # Prometheus misses the increase of a series that starts with 1.
+        # Create each series at 0: Prometheus misses the increase of a series that starts with 1.
         for outcome in get_args(Outcome):
             metrics.reconciles.labels(name, outcome.__name__)
 
@@ -107,7 +107,7 @@ class Controller(Generic[K]):
                 await self._process(await self._queue.take())
 
     def shut_down(self) -> None:
-        """Take no more keys; the next leader reconciles those that wait."""
+        """Take no more keys; the next leader reconciles the waiting ones."""
         self._queue.shut_down()
 
     async def _process(self, key: K) -> None:
@@ -152,7 +152,7 @@ class Controller(Generic[K]):
         except UnavailableError as error:
             return Retry(error, error.retry_after)
         except (NameConflictError, RejectedError) as error:
-            # The Plan repeats a write that it knows to be refused: no hot loop.
+            # The next Plan may repeat the refused write, so a short delay would be a hot loop.
             return Retry(error, FORBIDDEN_RETRY)
         except (SupersededError, ApiError, NotLeader) as error:
             return Retry(error)
@@ -166,11 +166,11 @@ class Controller(Generic[K]):
 
 
 def log_fields(kind: str, about: UserObject) -> dict[str, str]:
-    """The fields that name a job or a queue in log lines; `kind` is the name of the first."""
+    """Return the fields that identify a job or a queue in log lines; `kind` is the first key."""
     meta = about.metadata
     return {kind: key_text((meta.namespace, meta.name)), "uid": meta.uid}
 
 
 def key_text(key: Hashable) -> str:
-    """A key in log lines: namespace/name."""
+    """Format a key for log lines: namespace/name."""
     return "/".join(key) if isinstance(key, tuple) else str(key)

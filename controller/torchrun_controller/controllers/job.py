@@ -33,8 +33,8 @@ from torchrun_controller.reconcile.job.refusals import Identity, identity
 from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.reconcile.model.plan import Apply, Delete, Event, Plan
 
-# Rounds of deciding and writing in one attempt. Each but the last had another refusal.
-MOST_ROUNDS = 8
+# Most Plans in one attempt. Each round but the last has a new refusal.
+MAX_ROUNDS = 8
 
 log = structlog.get_logger(__name__)
 
@@ -43,8 +43,8 @@ Observe: TypeAlias = Callable[[str, str], Observed | None]
 Decide: TypeAlias = Callable[[Observed, datetime], Plan]
 
 
-class _Round(Struct):
-    """What one attempt wrote so far, and what was refused."""
+class _WriteRecord(Struct):
+    """The successful writes of one attempt, and the errors of the refused ones."""
 
     done: set[Identity] = field(default_factory=set)
     created: bool = False
@@ -52,16 +52,16 @@ class _Round(Struct):
 
     @property
     def permanent(self) -> RejectedError | None:
-        """The first refusal that stays until the user changes the spec."""
-        found = (e for e in self.refused if isinstance(e, RejectedError) and e.permanent)
-        return next(found, None)
+        """The first refusal that lasts until the user changes the spec; None without one."""
+        errors = (error for error in self.refused if isinstance(error, RejectedError))
+        return next((error for error in errors if error.permanent), None)
 
 
 class JobReconciler:
     """Reconciles the keys of jobs, several at a time.
 
-    `observe` reads the caches, `decide` is reconcile, `is_busy` says whether more keys wait than
-    are being reconciled, `clock` is monotonic, in seconds.
+    `observe` reads the caches and `decide` is reconcile. `is_busy` returns whether more keys wait
+    than can be reconciled at once. `clock` is monotonic, in seconds.
     """
 
     def __init__(
@@ -104,21 +104,25 @@ class JobReconciler:
             raise
 
     async def _reconcile(self, key: Key, observed: Observed) -> Outcome:
-        """Decide and write, again after each refusal, until a Plan is carried out completely.
+        """Decide and write, and repeat after each new refusal.
 
-        The status comes from the last Plan, which knows all refusals, and is written whatever was
-        refused. Raises what `Applier` raises, except for refusals.
+        The status is that of the last Plan, which includes all refusals. It is written even if
+        objects were refused. Raises what `Applier` raises, except for refusals.
         """
-        about, work = log_fields("job", observed.job), _Round()
-        for _ in range(MOST_ROUNDS):
-            shown = self._refusals.show(key, observed)
+        fields, record = log_fields("job", observed.job), _WriteRecord()
+        for _ in range(MAX_ROUNDS):
+            shown = self._refusals.with_refusals(key, observed)
             plan = self._decide(shown, self._now())
-            await live_reads.settle(self._applier, shown, plan)
-            if await self._carry_out(key, shown, plan, work, about):
+            await live_reads.verify(self._applier, shown, plan)
+            if await self._carry_out(key, shown, plan, record, fields):
                 break
         else:
             return RequeueAfter(STATUS_INTERVAL)
-        if work.created and not (plan.status_before_deletes or work.refused) and self._is_busy():
+        if (
+            record.created
+            and not (plan.status_before_deletes or record.refused)
+            and self._is_busy()
+        ):
             # Other jobs wait to start, so the status comes later. The cache event of each created
             # object requeues the key. The timeout covers an object that never appears.
             delay: float | None = STATUS_INTERVAL
@@ -126,40 +130,44 @@ class JobReconciler:
             delay = await self._write_status(key, shown, plan)
         waits = [plan.requeue_after, delay]
         if delay is None:
-            # Events describe the change that the status shows, so they are delayed with it.
+            # Events describe the change in the status, so they are delayed with it.
             for event in plan.events:
                 self._events.record(shown.job, event)
             if plan.status_before_deletes and not await self._delete(
-                key, shown, plan.deletes, work, about
+                key, shown, plan.deletes, record, fields
             ):
-                waits.append(STATUS_INTERVAL)  # the next status shows the refusal
-        waits.append(self._refusals.left(key))
+                waits.append(STATUS_INTERVAL)  # the next status reports the refusal
+        waits.append(self._refusals.next_retry(key))
         seconds = min((wait for wait in waits if wait is not None), default=None)
-        if work.permanent is not None:
-            return Terminal(work.permanent, seconds)
+        if record.permanent is not None:
+            return Terminal(record.permanent, seconds)
         return Done() if seconds is None else RequeueAfter(seconds)
 
     async def _carry_out(
-        self, key: Key, observed: Observed, plan: Plan, work: _Round, about: Mapping[str, str]
+        self,
+        key: Key,
+        observed: Observed,
+        plan: Plan,
+        record: _WriteRecord,
+        fields: Mapping[str, str],
     ) -> bool:
         """Apply and delete; False if something was refused for the first time.
 
-        Objects are created in the Plan's order, each only if those before it exist: the Job of a
-        gang comes after all that it needs. Existing objects are updated whatever else was refused.
-        Deletes come after all applies, so that a gang that makes room for another one stays until
-        then.
+        Objects are created in the Plan's order, each only if the earlier ones exist: the Job of a
+        gang comes after the objects that it needs. Existing objects are updated even after a
+        refusal. Deletes come last, so that a gang is not deleted for a replacement that is refused.
         """
-        before, complete = len(work.refused), True
+        before, complete = len(record.refused), True
         for intent in plan.applies:
             if complete or intent.uid:
-                written = await self._try(key, observed, intent, work, about)
+                written = await self._write_object(key, observed, intent, record, fields)
                 complete = complete and (written or bool(intent.uid))
-        if len(work.refused) > before:
+        if len(record.refused) > before:
             return False
-        if not complete:  # the Plan repeats a write that it knows to be refused
+        if not complete:  # the Plan repeats a refused write
             return True
         return plan.status_before_deletes or await self._delete(
-            key, observed, plan.deletes, work, about
+            key, observed, plan.deletes, record, fields
         )
 
     async def _delete(
@@ -167,47 +175,47 @@ class JobReconciler:
         key: Key,
         observed: Observed,
         deletes: tuple[Delete, ...],
-        work: _Round,
-        about: Mapping[str, str],
+        record: _WriteRecord,
+        fields: Mapping[str, str],
     ) -> bool:
         """Delete each object; False if something was refused for the first time."""
-        before = len(work.refused)
+        before = len(record.refused)
         for delete in deletes:
-            await self._try(key, observed, delete, work, about)
-        return len(work.refused) == before
+            await self._write_object(key, observed, delete, record, fields)
+        return len(record.refused) == before
 
-    async def _try(
+    async def _write_object(
         self,
         key: Key,
         observed: Observed,
         write: Apply | Delete,
-        work: _Round,
-        about: Mapping[str, str],
+        record: _WriteRecord,
+        fields: Mapping[str, str],
     ) -> bool:
-        """Write one object once in an attempt, unless it is refused; whether it is written."""
-        what = identity(write)
-        if what in work.done:
+        """Write one object, at most once in an attempt; False if it is refused."""
+        write_id = identity(write)
+        if write_id in record.done:
             return True
-        if self._refusals.holds(key, write):
+        if self._refusals.is_refused(key, write):
             return False
         applies, deletes = ((), (write,)) if isinstance(write, Delete) else ((write,), ())
         try:
-            created = await self._writes.carry_out(key, applies, deletes, about)
+            created = await self._writes.carry_out(key, applies, deletes, fields)
         except (NameConflictError, RejectedError, ApiError) as error:
             if not is_refusal(error, write):
                 raise
             self._refusals.add(key, observed, write, error)
-            work.refused.append(error)
+            record.refused.append(error)
             self._record_forbidden(observed.job, error)
             resource, name = write.kind.resource, write.name
-            log.warning("object refused", **about, resource=resource, name=name, error=str(error))
+            log.warning("object refused", **fields, resource=resource, name=name, error=str(error))
             return False
-        work.done.add(what)
-        work.created = work.created or created
+        record.done.add(write_id)
+        record.created = record.created or created
         return True
 
     def _record_forbidden(self, job: TorchrunJob, error: Exception) -> None:
-        """Record an event for a 403: without a permission even the status may be refused."""
+        """Record an event for a 403: without the permission the status may be refused, too."""
         if isinstance(error, ApiError) and error.status == HTTPStatus.FORBIDDEN:
             self._events.record(job, Event("Warning", "Forbidden", error.message))
 
@@ -220,7 +228,7 @@ class JobReconciler:
         if isinstance(written, Throttled):
             return written.seconds
         if written is not None:
-            _log(job, status)
+            _log_status(job, status)
             self._metrics.changes.wrote(observed, status, self._now())
         return None
 
@@ -229,9 +237,9 @@ class JobReconciler:
         self._writes.forget(key)
 
 
-def _log(job: TorchrunJob, status: TorchrunJobStatus) -> None:
-    about, lines = log_fields("job", job), audit_log.of_status(job.status, status)
+def _log_status(job: TorchrunJob, status: TorchrunJobStatus) -> None:
+    fields, lines = log_fields("job", job), audit_log.status_lines(job.status, status)
     for line in lines:
-        log.info(line.event, **about, **line.fields)
+        log.info(line.event, **fields, **line.fields)
     if not lines:
-        log.debug("status changed", **about, phase=status.phase, workers=status.workers_status)
+        log.debug("status changed", **fields, phase=status.phase, workers=status.workers_status)

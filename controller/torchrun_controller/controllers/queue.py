@@ -45,11 +45,11 @@ Decide: TypeAlias = Callable[[ObservedQueue, datetime], QueuePlan]
 
 
 class _Memory(Struct):
-    """What the process knows of one queue beside the caches. A new process asks again."""
+    """The state of one queue that is not in the caches. A new process starts without it."""
 
-    made_from: tuple[str, int]  # UID and generation
+    generation: tuple[str, int]  # UID and generation of the queue
     template_check: TemplateCheck | None = None
-    check_again: float = math.inf  # the time of the next dry run after a failed one
+    check_again: float = math.inf  # the time of the next dry run after one that failed
     # By resource and name: the message of a refusal, and the time of the next try.
     refused: dict[tuple[str, str], tuple[str, float]] = field(default_factory=dict)
 
@@ -87,12 +87,12 @@ class QueueReconciler:
             self._memories.pop(key, None)
             self._writes.forget(key)
             return Done()
-        memory = self._memory_of(key, observed.queue)
+        memory = self._find_memory(key, observed.queue)
         plan = self._plan(observed, memory)
         if plan.trial is not None:
             memory.template_check = await self._check_template(observed.queue, plan.trial)
-            good = memory.template_check.accepted == "True"
-            memory.check_again = math.inf if good else self._clock() + REFUSED_RETRY
+            accepted = memory.template_check.accepted == "True"
+            memory.check_again = math.inf if accepted else self._clock() + REFUSED_RETRY
             plan = self._plan(observed, memory)
         if await self._carry_out(key, observed.queue, memory, plan):
             # Report only refused objects; the rest succeeded.
@@ -102,17 +102,17 @@ class QueueReconciler:
             # The queue has a new resourceVersion, so its status waits for the cache event.
             return RequeueAfter(BEHIND_RETRY)
         delay = await self._write_status(key, observed.queue, plan)
-        again = [until for _, until in memory.refused.values()] + [memory.check_again]
-        waits = [until - self._clock() for until in again if until < math.inf]
+        retry_times = [time for _, time in memory.refused.values()] + [memory.check_again]
+        waits = [time - self._clock() for time in retry_times if time < math.inf]
         if delay is not None:
             waits.append(delay)
         return RequeueAfter(max(0.0, min(waits))) if waits else Done()
 
-    def _memory_of(self, key: Key, queue: TorchrunQueue) -> _Memory:
-        made_from = (queue.metadata.uid, queue.metadata.generation)
+    def _find_memory(self, key: Key, queue: TorchrunQueue) -> _Memory:
+        generation = (queue.metadata.uid, queue.metadata.generation)
         memory = self._memories.get(key)
-        if memory is None or memory.made_from != made_from:
-            memory = self._memories[key] = _Memory(made_from)
+        if memory is None or memory.generation != generation:
+            memory = self._memories[key] = _Memory(generation)
             self._writes.forget(key)
         return memory
 
@@ -120,13 +120,15 @@ class QueueReconciler:
         now = self._clock()
         if now >= memory.check_again:
             memory.template_check, memory.check_again = None, math.inf
-        memory.refused = {what: why for what, why in memory.refused.items() if why[1] > now}
-        refused = {what: message for what, (message, _) in memory.refused.items()}
+        memory.refused = {
+            write_key: refusal for write_key, refusal in memory.refused.items() if refusal[1] > now
+        }
+        refused = {write_key: message for write_key, (message, _) in memory.refused.items()}
         shown = replace(observed, refused=refused, template_check=memory.template_check)
         return self._decide(shown, self._now())
 
     async def _check_template(self, queue: TorchrunQueue, trial: Apply) -> TemplateCheck:
-        """Try the template as a dry run. Raises UnavailableError if the server does not answer."""
+        """Send the template as a dry run. Raises UnavailableError without a result."""
         generation = queue.metadata.generation
         try:
             await self._applier.dry_run(trial)
@@ -142,28 +144,44 @@ class QueueReconciler:
     ) -> bool:
         """Apply and delete; return whether something was refused."""
         before = len(memory.refused)
-        about = log_fields("queue", queue)
+        fields = log_fields("queue", queue)
         for intent in plan.applies:
-            what = (intent.kind.resource, intent.name)
-            await self._try(memory, what, self._writes.carry_out(key, (intent,), (), about), about)
+            write_key = (intent.kind.resource, intent.name)
+            await self._write_object(
+                memory,
+                write_key,
+                self._writes.carry_out(key, (intent,), (), fields),
+                fields,
+            )
         for delete in plan.deletes:
-            what = (delete.kind.resource, delete.name)
-            await self._try(memory, what, self._writes.carry_out(key, (), (delete,), about), about)
+            write_key = (delete.kind.resource, delete.name)
+            await self._write_object(
+                memory,
+                write_key,
+                self._writes.carry_out(key, (), (delete,), fields),
+                fields,
+            )
         return len(memory.refused) > before
 
-    async def _try(
+    async def _write_object(
         self,
         memory: _Memory,
-        what: tuple[str, str],
+        write_key: tuple[str, str],
         write: Coroutine[Any, Any, object],
-        about: Mapping[str, str],
+        fields: Mapping[str, str],
     ) -> None:
         try:
             await write
         except (NameConflictError, RejectedError, ApiError) as error:
             message = error.message if isinstance(error, ApiError) else str(error)
-            log.warning("object refused", **about, resource=what[0], name=what[1], error=message)
-            memory.refused[what] = (message, self._clock() + REFUSED_RETRY)
+            log.warning(
+                "object refused",
+                **fields,
+                resource=write_key[0],
+                name=write_key[1],
+                error=message,
+            )
+            memory.refused[write_key] = (message, self._clock() + REFUSED_RETRY)
 
     async def _write_status(self, key: Key, queue: TorchrunQueue, plan: QueuePlan) -> float | None:
         """Write status and events, or return the seconds for which they are throttled."""
@@ -174,8 +192,8 @@ class QueueReconciler:
         if isinstance(written, Throttled):
             return written.seconds
         if written is not None and status.phase != queue.status.phase:
-            about = log_fields("queue", queue)
-            log.info("phase changed", **about, was=queue.status.phase, phase=status.phase)
+            fields = log_fields("queue", queue)
+            log.info("phase changed", **fields, was=queue.status.phase, phase=status.phase)
         for event in plan.events:
             self._events.record(queue, event)
         return None

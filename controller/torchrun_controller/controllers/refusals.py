@@ -1,7 +1,7 @@
-"""Refused writes of each job: shown to reconcile, and not sent again for a while.
+"""The refused writes of each job: inputs of reconcile, and not repeated for a while.
 
-A refusal of one object does not affect the others. Reconcile sees all present refusals, reports
-them in the status, leaves these writes out, and decides the rest as usual.
+A refusal of one object does not affect the others. Reconcile reports all current refusals in the
+status; their writes are skipped, and all others are sent.
 """
 
 from collections.abc import Callable, Hashable
@@ -22,11 +22,11 @@ from torchrun_controller.reconcile.model.observed import (
 )
 from torchrun_controller.reconcile.model.plan import Apply, Delete
 
-CONFLICT_RETRY = 30.0  # seconds until a name that another object has is tried again
+CONFLICT_RETRY = 30.0  # seconds until a taken name is tried again
 # Seconds until an invalid object is retried without a change: admission policies and webhooks also
 # answer that way, and may change.
 REJECTED_RETRY = 300.0
-# HTTP codes of a refused delete that stay until a permission, a policy or a webhook changes.
+# HTTP codes of a refused delete that only a change of a permission, policy or webhook resolves.
 REFUSED_DELETE = frozenset({400, 403, 422})
 
 Refused: TypeAlias = Conflict | Rejection
@@ -37,12 +37,12 @@ K = TypeVar("K", bound=Hashable)
 class _Memory(Struct):
     """The refusals of one job, each with the time until which it is not sent again."""
 
-    made_from: tuple[object, ...]  # see `_made_from`
+    generations: tuple[object, ...]  # UIDs and generations of job and queue
     refused: dict[Identity, tuple[Refused, float]]
 
 
 class Refusals(Generic[K]):
-    """The present refusals of each key. Holds keys of existing jobs only.
+    """The current refusals of each key. Bounded by the existing jobs.
 
     `clock` is monotonic, in seconds.
     """
@@ -51,38 +51,38 @@ class Refusals(Generic[K]):
         self._clock = clock
         self._memories: dict[K, _Memory] = {}
 
-    def show(self, key: K, observed: Observed) -> Observed:
-        """Return the observed job with its refusals; drop those that may be sent again."""
+    def with_refusals(self, key: K, observed: Observed) -> Observed:
+        """Return the observed job with its refusals; drop those whose write may be repeated."""
         memory = self._memories.get(key)
         if memory is None:
             return observed
-        now, made_from = self._clock(), _made_from(observed)
-        kept = {what: told for what, told in memory.refused.items() if told[1] > now}
-        if memory.made_from != made_from or not kept:
+        now, generations = self._clock(), _generations(observed)
+        active = {write: entry for write, entry in memory.refused.items() if entry[1] > now}
+        if memory.generations != generations or not active:
             del self._memories[key]
             return observed
-        memory.refused = kept
-        told = [refused for refused, _ in kept.values()]
-        conflicts = tuple(each for each in told if isinstance(each, Conflict))
-        rejections = tuple(each for each in told if isinstance(each, Rejection))
+        memory.refused = active
+        refusals = [refused for refused, _ in active.values()]
+        conflicts = tuple(refusal for refusal in refusals if isinstance(refusal, Conflict))
+        rejections = tuple(refusal for refusal in refusals if isinstance(refusal, Rejection))
         conflicts = (*conflicts, *observed.refused.conflicts)
         return replace(observed, refused=RefusedWrites(conflicts=conflicts, rejections=rejections))
 
-    def holds(self, key: K, write: Apply | Delete) -> bool:
-        """Whether this write must not be sent yet."""
+    def is_refused(self, key: K, write: Apply | Delete) -> bool:
+        """Whether this write is refused and must not be repeated yet."""
         memory = self._memories.get(key)
         return memory is not None and identity(write) in memory.refused
 
     def add(self, key: K, observed: Observed, write: Apply | Delete, error: Exception) -> None:
-        """Remember an error for which `is_refusal` is true."""
+        """Store an error for which `is_refusal` is true."""
         refused, seconds = _refused(write, error)
-        made_from = _made_from(observed)
-        memory = self._memories.setdefault(key, _Memory(made_from, {}))
-        memory.made_from = made_from
+        generations = _generations(observed)
+        memory = self._memories.setdefault(key, _Memory(generations, {}))
+        memory.generations = generations
         memory.refused[identity(write)] = (refused, self._clock() + seconds)
 
-    def left(self, key: K) -> float | None:
-        """Return the seconds until the next refused write is retried; None if there is none."""
+    def next_retry(self, key: K) -> float | None:
+        """Return the seconds until the next refused write may be repeated; None without one."""
         memory = self._memories.get(key)
         if memory is None:
             return None
@@ -94,14 +94,14 @@ class Refusals(Generic[K]):
 
 
 def is_refusal(error: Exception, write: Apply | Delete) -> bool:
-    """Whether the error is about this object alone and stays until something changes."""
+    """Whether the error concerns this object alone and repeats until something changes."""
     if isinstance(error, ApiError):
         return isinstance(write, Delete) and error.status in REFUSED_DELETE
     return isinstance(error, NameConflictError | RejectedError)
 
 
 def _refused(write: Apply | Delete, error: Exception) -> tuple[Refused, float]:
-    """The refusal as reconcile sees it, and the seconds until the write is retried."""
+    """Return the refusal for reconcile, and the seconds until the write is repeated."""
     match error:
         case NameConflictError():
             return error.conflict, CONFLICT_RETRY
@@ -114,8 +114,8 @@ def _refused(write: Apply | Delete, error: Exception) -> tuple[Refused, float]:
             raise TypeError(f"{error!r} is no refusal")
 
 
-def _made_from(observed: Observed) -> tuple[object, ...]:
-    """Identity and generation of job and queue: a change of these may end a refusal."""
+def _generations(observed: Observed) -> tuple[object, ...]:
+    """Return UID and generation of job and queue: a change of these drops the refusals."""
     job, queue = observed.job.metadata, observed.queue
-    of_queue = (queue.metadata.uid, queue.metadata.generation) if queue is not None else ()
-    return (job.uid, job.generation, *of_queue)
+    queue_generation = (queue.metadata.uid, queue.metadata.generation) if queue is not None else ()
+    return (job.uid, job.generation, *queue_generation)

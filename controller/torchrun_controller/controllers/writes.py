@@ -1,4 +1,4 @@
-"""The writes for one key: sent, counted, throttled, and expected in the caches."""
+"""The writes of a controller: they are counted, throttled, and expected in the caches."""
 
 import math
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
@@ -15,7 +15,7 @@ from torchrun_controller.controllers.controller import Behind
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile.model.plan import Apply, Delete, Event
 
-# Seconds. The cache event of a write requeues its key; this covers an event that never comes.
+# Seconds. The cache event of a write requeues its key; this covers a missing event.
 BEHIND_RETRY = 1.0
 STATUS_INTERVAL = 1.0  # seconds between two status writes of an object in the same phase
 
@@ -46,12 +46,12 @@ class Writer(StatusWriter, Protocol):
 class EventSink(Protocol):
     """The part of the EventRecorder that controllers need."""
 
-    def record(self, about: UserObject, event: Event) -> None:
+    def record(self, regarding: UserObject, event: Event) -> None:
         """See `EventRecorder.record`."""
 
 
 class Throttled(Struct, frozen=True):
-    """The status was not written; it may be after this many seconds."""
+    """The status was not written; retry after this many seconds."""
 
     seconds: float
 
@@ -72,11 +72,11 @@ class StatusThrottle(Generic[K]):
         return left if same_phase and left > 0 else None
 
     def record_write(self, key: K) -> None:
-        """Note a successful write. After a failed one the work queue's backoff applies."""
+        """Record a successful write. After a failed one, the work queue's back-off applies."""
         self._written[key] = self._clock()
 
     def forget(self, key: K) -> None:
-        """Write the next status at once: the object is gone, or was replaced."""
+        """Do not delay the next status: the object is gone or replaced."""
         self._written.pop(key, None)
 
 
@@ -96,7 +96,7 @@ class Writes(Generic[K]):
         self._throttle: StatusThrottle[K] = StatusThrottle(clock)
 
     def behind(self, key: K) -> Behind | None:
-        """Return Behind while the caches do not show the key's last writes: decide nothing then."""
+        """Return Behind while the caches do not show the key's last writes, else None."""
         seconds = self._expectations.behind(key)
         return None if seconds is None else Behind(min(seconds, BEHIND_RETRY))
 
@@ -105,25 +105,25 @@ class Writes(Generic[K]):
         key: K,
         applies: Iterable[Apply],
         deletes: Iterable[Delete],
-        about: Mapping[str, str],
+        fields: Mapping[str, str],
     ) -> bool:
         """Apply, then delete, in the Plan's order; return whether an object was created.
 
-        Raises what the Applier raises. `about` are fields of the log lines.
+        Raises what the Applier raises. `fields` are those of the log lines.
         """
         creates = False
         for intent in applies:
             written = await self._write(key, intent.kind, self._writer.apply(intent))
             if written is not None and written.created:
                 creates = True
-                line = audit_log.of_creation(intent)
-                log.info(line.event, **about, **line.fields)
+                line = audit_log.creation_line(intent)
+                log.info(line.event, **fields, **line.fields)
             else:
-                log.debug("object changed", **about, object=f"{intent.kind.kind}/{intent.name}")
+                log.debug("object changed", **fields, object=f"{intent.kind.kind}/{intent.name}")
         for delete in deletes:
             written = await self._write(key, delete.kind, self._writer.delete(delete))
             if written is not None:
-                log.info("object deleted", **about, object=f"{delete.kind.kind}/{delete.name}")
+                log.info("object deleted", **fields, object=f"{delete.kind.kind}/{delete.name}")
         return creates
 
     async def write_status(
@@ -142,7 +142,7 @@ class Writes(Generic[K]):
         return written
 
     def forget(self, key: K) -> None:
-        """Do not throttle the next status: the object is gone, or was replaced."""
+        """Do not throttle the next status: the object is gone or replaced."""
         self._throttle.forget(key)
 
     async def _write(

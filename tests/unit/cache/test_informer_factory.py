@@ -270,7 +270,7 @@ def test_what_is_installed_concerns_every_job_that_is_not_over(world: World) -> 
     world.change(a_job("is-done", phase="Succeeded"))
     world.keys()
     found = Installed(resources=frozenset({("scheduling.volcano.sh/v1beta1", "podgroups")}))
-    world.factory.discovery._change(found)
+    world.factory.discovery._update(found)
     assert world.keys() == [("team", "waits")]
     observed = world.factory.observe("team", "waits")
     assert observed is not None

@@ -51,7 +51,7 @@ class World:
             informer.synced.set()
 
     def install_kai(self) -> None:
-        self.factory.discovery._change(KAI)
+        self.factory.discovery._update(KAI)
 
     def keys(self) -> list[str]:
         """Those of the next second."""

@@ -20,10 +20,10 @@ from torchrun_controller.client import ApiError
 from torchrun_controller.client.apply import Status, SupersededError, UnavailableError, WriteResult
 from torchrun_controller.controllers.admission import (
     BEHIND_RETRY,
+    CONFIRM_TIMEOUT,
     FIELD_MANAGER,
-    PATIENCE,
-    SOON,
-    TOLD_AT_ONCE,
+    MAX_REPORTS,
+    MIN_DELAY,
     AdmissionReconciler,
 )
 from torchrun_controller.controllers.controller import Behind, Done, RequeueAfter
@@ -265,7 +265,7 @@ async def test_a_server_that_was_restored_is_not_waited_for_for_ever(world: Worl
     world.job("a")
     world.decisions = admit("a")
     await world.reconciler.attempt(KEY)
-    world.time += PATIENCE + 1
+    world.time += CONFIRM_TIMEOUT + 1
     await world.reconciler.attempt(KEY)
     assert world.decided == 2
 
@@ -331,12 +331,12 @@ async def test_one_that_is_gone_is_no_obstacle(world: World) -> None:
 
 
 async def test_of_many_the_first_in_line_are_told_first(world: World) -> None:
-    names = [f"job-{number:04}" for number in range(TOLD_AT_ONCE + 50)]
+    names = [f"job-{number:04}" for number in range(MAX_REPORTS + 50)]
     for name in names:
         world.job(name)
     waits = {n: PendingStatus("BehindInQueue", "wait", p) for p, n in enumerate(reversed(names), 1)}
     world.decisions = Decisions(pending=waits)
-    assert await world.reconciler.attempt(KEY) == RequeueAfter(SOON)
+    assert await world.reconciler.attempt(KEY) == RequeueAfter(MIN_DELAY)
     assert set(world.log) == set(names[50:])
     world.catch_up()
     assert await world.reconciler.attempt(KEY) == Done()
@@ -346,7 +346,7 @@ async def test_of_many_the_first_in_line_are_told_first(world: World) -> None:
     assert len(world.log) == len(names), "at rest nothing is written"
 
 
-@pytest.mark.parametrize(("after", "seconds"), [(0, SOON), (7, 7)])
+@pytest.mark.parametrize(("after", "seconds"), [(0, MIN_DELAY), (7, 7)])
 async def test_deadlines_come_from_the_decision_and_from_nodes(
     world: World, after: float, seconds: float
 ) -> None:

@@ -25,7 +25,7 @@ ABOUT = {"job": "team/run", "uid": "job", "log_level": "info"}
 
 
 def told(before: TorchrunJobStatus, after: TorchrunJobStatus) -> list[tuple[str, dict[str, Any]]]:
-    return [(line.event, dict(line.fields)) for line in audit_log.of_status(before, after)]
+    return [(line.event, dict(line.fields)) for line in audit_log.status_lines(before, after)]
 
 
 def test_the_same_status_again_is_no_decision() -> None:
@@ -97,8 +97,8 @@ class TestInTheReconciler:
         assert lines == []
 
     async def test_objects_by_what_became_of_them(self, world: World) -> None:
-        known = Apply(SERVICES, SERVICE.body, "uid")
-        world.plan = lambda _: Plan(applies=(SERVICE, GANG, known), deletes=(GONE,))
+        last_number = Apply(SERVICES, SERVICE.body, "uid")
+        world.plan = lambda _: Plan(applies=(SERVICE, GANG, last_number), deletes=(GONE,))
         with structlog.testing.capture_logs() as lines:
             await world.reconciler.attempt(KEY)
         assert [line for line in lines if line["log_level"] == "info"] == [

@@ -60,7 +60,7 @@ HAD_A_GANG = {"phase": "Running", "attempt": 1, "workers": {}}
 )
 async def test_what_follows_from_what_is_seen_is_not_asked_for(observed, plan):
     server = Server()
-    await live_reads.settle(server, observed, plan)
+    await live_reads.verify(server, observed, plan)
     assert server.asked == []
 
 
@@ -77,7 +77,7 @@ async def test_what_follows_from_what_is_seen_is_not_asked_for(observed, plan):
 )
 async def test_caches_that_are_behind_decide_nothing(server, observed, plan):
     with pytest.raises(SupersededError):
-        await live_reads.settle(server, observed, plan)
+        await live_reads.verify(server, observed, plan)
 
 
 @pytest.mark.parametrize("end", [{"phase": "Failed"}, {"attempts": [{"number": 1}]}])
@@ -85,11 +85,11 @@ async def test_a_gang_is_not_given_up_that_is_only_not_shown(end):
     """Its Job seems to be deleted; with restartPolicy Never the job would fail for good."""
     plan = Plan(status=msgspec.convert(end, TorchrunJobStatus))
     with pytest.raises(SupersededError, match="is there"):
-        await live_reads.settle(Server(gang=GANG), seen(HAD_A_GANG, 0), plan)
-    await live_reads.settle(Server(gang=None), seen(HAD_A_GANG, 0), plan)
+        await live_reads.verify(Server(gang=GANG), seen(HAD_A_GANG, 0), plan)
+    await live_reads.verify(Server(gang=None), seen(HAD_A_GANG, 0), plan)
     told = seen({**HAD_A_GANG, "attempts": [{"number": 1}]})
     server = Server(gang=GANG)
-    await live_reads.settle(server, told, Plan(status=told.job.status))
+    await live_reads.verify(server, told, Plan(status=told.job.status))
     assert server.asked == []
 
 
@@ -104,7 +104,7 @@ async def test_a_gang_is_not_given_up_that_is_only_not_shown(end):
 )
 async def test_a_gang_that_is_gone_is_followed_by_another(gang):
     server = Server(gang=gang)
-    await live_reads.settle(server, seen(HAD_A_GANG), makes(JOBS))
+    await live_reads.verify(server, seen(HAD_A_GANG), makes(JOBS))
     assert server.asked == [(TORCHRUN_JOBS.kind, "train"), (JOBS.kind, "train-r1")]
 
 
@@ -134,17 +134,17 @@ async def test_no_gang_shrinks_by_a_pod_that_the_cache_shows_as_it_was(version):
     found = None if version is None else LiveObject("uid-pod", "uid-gang", False, version)
     server.has["Pod", "train-r1-1"] = found
     with pytest.raises(SupersededError, match="train-r1-1"):
-        await live_reads.settle(server, short_of_a_node(), makes(JOBS))
+        await live_reads.verify(server, short_of_a_node(), makes(JOBS))
 
 
 async def test_a_pod_that_has_no_node_in_truth_is_asked_for_once():
     server = Server()
     server.has["Pod", "train-r1-1"] = LiveObject("uid-pod", "uid-gang", False, "7")
-    await live_reads.settle(server, short_of_a_node(), makes(JOBS))
+    await live_reads.verify(server, short_of_a_node(), makes(JOBS))
     assert server.asked == [("Pod", "train-r1-1")]
 
 
 async def test_pods_are_not_asked_for_where_no_gang_is_made():
     server = Server()
-    await live_reads.settle(server, short_of_a_node(), Plan())
+    await live_reads.verify(server, short_of_a_node(), Plan())
     assert server.asked == []

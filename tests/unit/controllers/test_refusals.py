@@ -5,7 +5,7 @@ from typing import Any
 from torchrun_api.kinds import JOBS, PODS, SERVICES
 from torchrun_controller.client.apply import NameConflictError, WriteResult
 from torchrun_controller.controllers.controller import FORBIDDEN_RETRY, RequeueAfter
-from torchrun_controller.controllers.job import MOST_ROUNDS
+from torchrun_controller.controllers.job import MAX_ROUNDS
 from torchrun_controller.controllers.writes import STATUS_INTERVAL
 from torchrun_controller.reconcile.model.observed import Conflict
 from torchrun_controller.reconcile.model.plan import Apply
@@ -181,6 +181,6 @@ async def test_taken_names_are_found_a_few_in_each_attempt() -> None:
     world.all_workers("Failed")
     cluster = Taken(world)
     assert await cluster.attempt() == RequeueAfter(STATUS_INTERVAL)
-    assert len(cluster.asked) == MOST_ROUNDS
+    assert len(cluster.asked) == MAX_ROUNDS
     await cluster.attempt()
-    assert len(set(cluster.asked)) == len(cluster.asked) == 2 * MOST_ROUNDS
+    assert len(set(cluster.asked)) == len(cluster.asked) == 2 * MAX_ROUNDS

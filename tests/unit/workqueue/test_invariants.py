@@ -71,7 +71,7 @@ class QueueMachine(RuleBasedStateMachine):
             return
         assert self.queue.failures(key) == failures + 1
         assert self.queue.delayed == max(before, len(self.deadlines | {key: (0.0, 0)}))
-        at, _ = self.queue._delayed._due[key]
+        at, _ = self.queue._delayed._entries[key]
         assert at - self.now >= min(0.005 * 2**failures, 1000) - 1e-9 or key in self.deadlines
         held_at, held_priority = self.deadlines.get(key, (at, 0))
         assert at <= held_at
@@ -133,8 +133,8 @@ class QueueMachine(RuleBasedStateMachine):
         for priority, line in queue._lines.items():
             assert all(queue._dirty[key][0] == priority for key in line)
         in_heap = {(deadline, key) for deadline, _, key in queue._delayed._heap}
-        assert {(due, key) for key, (due, _) in queue._delayed._due.items()} <= in_heap
-        assert len(queue._delayed._heap) <= 2 * len(queue._delayed._due) + 65
+        assert {(due, key) for key, (due, _) in queue._delayed._entries.items()} <= in_heap
+        assert len(queue._delayed._heap) <= 2 * len(queue._delayed._entries) + 65
         assert queue._limiter._bucket.level() <= queue._limiter._limit.overall.burst
 
     @invariant()
