@@ -19,7 +19,7 @@ from torchrun_bench.admission.variants import SPREAD, VARIANTS
 from torchrun_bench.report import RESULTS, say
 
 KEPT = RESULTS / "admission.json"
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "admission.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "bench.md"
 BEGIN, END = "<!-- figures: make admission-bench -->", "<!-- end of figures -->"
 # A title, the field of Figures, its factor, and the format of the figure.
 COLUMNS = (
