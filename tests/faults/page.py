@@ -36,10 +36,10 @@ def block(counts: Any) -> str:
         [
             BEGIN,
             "",
-            f"{counts['scenarios']} scenarios, {counts['points']:,} places for a fault,"
+            f"{counts['scenarios']} scenarios with {counts['points']:,} points for a fault, and"
             f" {counts['kinds']} kinds of faults.",
             "",
-            "| what | runs | wrong | on |",
+            "| test | runs | wrong | date |",
             "|---|---|---|---|",
             *rows,
             "",

@@ -1,4 +1,4 @@
-"""What faults have found, by name; docs/faults.md says what it was."""
+"""Regression tests for the bugs that injected faults have found."""
 
 import asyncio
 

@@ -63,7 +63,7 @@ def _short(test: str) -> str:
 
 
 def _report(found: dict[Mutant, Verdict]) -> int:
-    """A table, as docs/faults.md has it."""
+    """Print a Markdown table of the bugs and the tests that found them."""
     print("\n| bug | what a user would see | found by | s |\n|---|---|---|---|")
     for mutant, verdict in found.items():
         killer = f"`{_short(verdict.killer)}`" if verdict.killer else "**nothing**"
