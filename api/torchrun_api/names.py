@@ -155,11 +155,6 @@ def probe(job: str, index: int) -> str:
     return f"{job}-probe-{index}"
 
 
-def is_probe(job: str, name: str) -> bool:
-    """Whether a pod's name is that of a probe of this job."""
-    return name.startswith(f"{job}-probe-")
-
-
 def serve_pod(job: str, number: int | str = "<n>") -> str:
     """Pod that prepares the workspace and serves it to the workers, where no claim is shared."""
     return f"{job}-serve-{number}"
