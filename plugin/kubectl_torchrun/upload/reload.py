@@ -1,7 +1,8 @@
 """Edits of a directory for a job that runs: the present pods run the new files."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -57,21 +58,9 @@ class Reload:
     def once(self) -> int:
         """Send what the directory holds now; the exit code. Raises Problem."""
         workspace = self._look()
-
-        async def work(api: Api) -> int:
-            job_watch = JobWatch(api, self._job, reloads=True)
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(job_watch.run)
-                await self._send(api, job_watch, workspace)
-                tasks.cancel_scope.cancel()
-            return 0
-
+        send = partial(self._send, workspace=workspace)
         try:
-            return self._cluster.run(work)
-        except KeyboardInterrupt:
-            self._terminal.interrupted()
-            self._terminal.note(f"Stopped. {self._goes_on()}")
-            return DETACHED
+            return self._run(send, f"Stopped. {self._goes_on()}")
         except UploadProblem as problem:
             raise UploadProblem(f"{problem}\n{self._goes_on()}") from problem
 
@@ -83,20 +72,24 @@ class Reload:
 
     def watch(self) -> int:
         """Send each edit, in development mode, until the job ends or somebody presses Ctrl-C."""
+        return self._run(self._watch, f"{self._job} goes on with what it has.")
 
-        async def work(api: Api) -> int:
+    def _run(self, work: Callable[[Api, JobWatch], Awaitable[None]], interrupted: str) -> int:
+        """Run `work` beside a watch of the job; the exit code. interrupted: the note at Ctrl-C."""
+
+        async def run(api: Api) -> int:
             job_watch = JobWatch(api, self._job, reloads=True)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(job_watch.run)
-                await self._watch(api, job_watch)
+                await work(api, job_watch)
                 tasks.cancel_scope.cancel()
             return 0
 
         try:
-            return self._cluster.run(work)
+            return self._cluster.run(run)
         except KeyboardInterrupt:
             self._terminal.interrupted()
-            self._terminal.note(f"{self._job} goes on with what it has.")
+            self._terminal.note(interrupted)
             return DETACHED
 
     async def _watch(self, api: Api, job_watch: JobWatch) -> None:
