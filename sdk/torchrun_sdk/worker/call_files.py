@@ -148,40 +148,32 @@ class WarmPod:
     def take_state(self) -> str:
         """Take the lock and return FREE, until `release`; or return BUSY or CLOSED.
 
-        Waits for ranks and clients whose call is over, as they take a moment to exit. Does not
-        wait for a rank that works on its call.
+        Waits up to _ENDING_SECONDS for ranks and clients of a finished call, as they take a moment
+        to exit. Does not wait for a rank that runs its call.
         """
         until = time.monotonic() + _ENDING_SECONDS
-        while not self._is_free():
-            if self._works() or time.monotonic() >= until:
+        while True:
+            running = list(self._results.glob("*/*.running"))
+            if not running and self._lock_call():
+                if self._closed.exists():
+                    self.release()
+                    return CLOSED
+                return FREE
+            for path in running:
+                finished = path.with_suffix(".left").exists() or (path.parent / END).exists()
+                if not finished:
+                    return BUSY
+            if time.monotonic() >= until:
                 return BUSY
             if self._closed.exists():
                 return CLOSED
             time.sleep(_POLL)
-        if self._closed.exists():
-            self.release()
-            return CLOSED
-        return FREE
-
-    def _is_free(self) -> bool:
-        """Whether no rank runs and the lock is taken for this client."""
-        return not self._running() and self._hold()
-
-    def _works(self) -> bool:
-        """Whether a rank runs that has not written its last frame and is not to be ended."""
-        return any(
-            not (path.with_suffix(".left").exists() or (path.parent / END).exists())
-            for path in self._running()
-        )
-
-    def _running(self) -> list[Path]:
-        return list(self._results.glob("*/*.running"))
 
     def leave(self) -> bool:
         """Whether a rank may end: no client delivers a call from now on."""
         if self._closed.exists():
             return True
-        if not self._hold():
+        if not self._lock_call():
             return False
         self._closed.touch()
         self.release()
@@ -193,7 +185,7 @@ class WarmPod:
             self._lock.close()
             self._lock = None
 
-    def _hold(self) -> bool:
+    def _lock_call(self) -> bool:
         lock = (self._calls / "lock").open("w")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
