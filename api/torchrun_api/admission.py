@@ -15,8 +15,9 @@ Weight = Annotated[
     Meta(
         ge=0,
         le=1000,
-        description="Share of what is free among the queues that have a weight, by GPUs (by nodes "
-        "for CPU jobs). 0 pauses the queue: what runs goes on, nothing new is admitted.",
+        description="Share of the free capacity among queues that set a weight, counted in "
+        "GPUs (in nodes for CPU jobs). 0 pauses the queue: running jobs "
+        "continue, no job is admitted.",
     ),
 ]
 JobPriority = Annotated[int, Meta(ge=-1000000, le=1000000)]
@@ -31,20 +32,35 @@ TopologyKey = Annotated[
 
 
 class Quota(Wire, frozen=True, kw_only=True):
-    """What the running jobs of a queue may take together; what is unset is not limited."""
+    """Upper bounds of what the running jobs of a queue use together. Unset: no limit."""
 
-    nodes: Annotated[int, Meta(ge=0, le=100000, description="Nodes, that is pods.")] | None = None
+    nodes: (
+        Annotated[int, Meta(ge=0, le=100000, description="Nodes. One pod runs on each.")] | None
+    ) = None
     gpus: Annotated[int, Meta(ge=0, le=1000000, description="GPUs.")] | None = None
-    cpu: Annotated[Quantity, Meta(description='CPUs, as 960 or "500m".')] | None = None
-    memory: Annotated[Quantity, Meta(description='Memory, as "4Ti".')] | None = None
-    jobs: Annotated[int, Meta(ge=0, le=100000, description="Jobs at the same time.")] | None = None
+    cpu: Annotated[Quantity, Meta(description='CPUs, for example 960 or "500m".')] | None = None
+    memory: Annotated[Quantity, Meta(description='Memory, for example "4Ti".')] | None = None
+    jobs: (
+        Annotated[
+            int, Meta(ge=0, le=100000, description="Jobs that are admitted at the same time.")
+        ]
+        | None
+    ) = None
 
 
 class Limits(Wire, frozen=True, kw_only=True):
-    """An administrator's caps on each job of the queue."""
+    """An administrator's upper bounds for each job of the queue."""
 
     max_nodes_per_job: (
-        Annotated[int, Meta(ge=1, le=10000, description="A larger job is refused.")] | None
+        Annotated[
+            int,
+            Meta(
+                ge=1,
+                le=10000,
+                description="Maximum number of nodes of a job. A larger job is rejected.",
+            ),
+        ]
+        | None
     ) = None
     max_run_seconds: (
         Annotated[
@@ -52,7 +68,8 @@ class Limits(Wire, frozen=True, kw_only=True):
             Meta(
                 ge=1,
                 le=100000000,
-                description="A job has at most this as its activeDeadlineSeconds.",
+                description="Upper bound of activeDeadlineSeconds, and its default for jobs that do"
+                " not set it.",
             ),
         ]
         | None
@@ -60,14 +77,17 @@ class Limits(Wire, frozen=True, kw_only=True):
     max_priority: (
         Annotated[
             JobPriority,
-            Meta(description="A job whose spec.priority is higher is refused. Default: no limit."),
+            Meta(
+                description="Maximum spec.priority of a job. A job with a higher priority is "
+                "rejected. Default: no limit."
+            ),
         ]
         | None
     ) = None
 
 
 class Topology(Wire, frozen=True, kw_only=True):
-    """The workers of a gang in one rack, zone or the like."""
+    """Places the pods of a gang close together, for example in one rack or zone."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -80,24 +100,37 @@ class Topology(Wire, frozen=True, kw_only=True):
     required: (
         Annotated[
             TopologyKey,
-            Meta(description="Label key: all workers run on nodes with the same value of it."),
+            Meta(
+                description="Node label. All pods of a gang run on nodes with the same value of "
+                "this label."
+            ),
         ]
         | None
     ) = None
     preferred: (
-        Annotated[TopologyKey, Meta(description="Label key: likewise where it can be done.")] | None
+        Annotated[
+            TopologyKey,
+            Meta(
+                description="Node label. The scheduler prefers nodes with the same value of this "
+                "label."
+            ),
+        ]
+        | None
     ) = None
     name: (
         Annotated[
             ObjectName,
-            Meta(description="KAI's Topology object that knows these keys. Default: its first."),
+            Meta(
+                description="Name of the KAI Topology object that lists these labels. Default: the "
+                "first one."
+            ),
         ]
         | None
     ) = None
 
 
 class QueueResource(Wire, frozen=True, kw_only=True):
-    """An object that goes with the queue: made, kept and deleted with it."""
+    """An object that is created, updated and deleted with the queue."""
 
     name: Annotated[
         str,
@@ -105,119 +138,140 @@ class QueueResource(Wire, frozen=True, kw_only=True):
             min_length=1,
             max_length=63,
             pattern="^[a-z0-9]([-a-z0-9]*[a-z0-9])?$",
-            description="Name of the object, see nameMode.",
+            description="Name of the object; see nameMode.",
         ),
     ]
     name_mode: Annotated[
         Literal["Prefixed", "Exact"],
-        Meta(description="Prefixed: <queue>-<name>. Exact: <name>."),
+        Meta(
+            description="Prefixed: the object is named <queue>-<name>. Exact: the object is "
+            "named <name>."
+        ),
     ] = "Prefixed"
     template: Annotated[
         Embedded,
         Meta(
-            description="A v1 ConfigMap or PersistentVolumeClaim without name and namespace: "
-            "it is made in the queue's."
+            description="A v1 ConfigMap or PersistentVolumeClaim without a name and namespace. "
+            "It is created in the queue's namespace."
         ),
     ]
     immutable: Annotated[
-        bool, Meta(description="Made once and never changed, whatever becomes of the template.")
+        bool,
+        Meta(
+            description="The object is created once. Later changes of the template do not "
+            "update it."
+        ),
     ] = False
 
 
 class Dependency(Wire, frozen=True, kw_only=True):
-    """A job of the same namespace that must have come so far first."""
+    """A job in the same namespace that must reach a state before this one starts."""
 
-    name: Annotated[ObjectName, Meta(description="The other TorchrunJob.")]
+    name: Annotated[ObjectName, Meta(description="Name of the other TorchrunJob.")]
     condition: Annotated[
         Literal["Succeeded", "Running", "Finished"],
-        Meta(description="Finished: succeeded or failed for good."),
+        Meta(
+            description="State that the other job must reach. Running: all of its pods have "
+            "run. Finished: it is Succeeded, Failed or TimedOut. Default: "
+            "Succeeded."
+        ),
     ] = "Succeeded"
 
 
 class MetDependency(Wire, frozen=True, kw_only=True):
-    """A dependency that was met once; what becomes of the other job afterwards does not matter."""
+    """A dependency that is met. Later changes of the other job do not matter."""
 
-    name: Annotated[str, Meta(description="The other TorchrunJob.")] = ""
-    condition: Annotated[str, Meta(description="The condition that was met.")] = ""
-    uid: Annotated[str, Meta(description="UID of the job that met it.")] = ""
+    name: Annotated[str, Meta(description="Name of the other TorchrunJob.")] = ""
+    condition: Annotated[str, Meta(description="Condition that is met.")] = ""
+    uid: Annotated[str, Meta(description="UID of the job that met the condition.")] = ""
 
 
 class AdmittedHead(Wire, frozen=True, kw_only=True):
-    """What the first node was admitted for, where it asks for less than the others."""
+    """Admitted resources of the first node, if they are fewer than those of the others."""
 
     requests: Annotated[
-        dict[str, Quantity], Meta(description="Requests of its pod, GPUs included.")
+        dict[str, Quantity], Meta(description="Resource requests of its pod, including GPUs.")
     ] = field(default_factory=dict)
     gpus: Annotated[int, Meta(description="GPUs of its pod.")] = 0
 
 
 class Admission(Wire, frozen=True, kw_only=True):
-    """What a job was admitted for; its quota is charged with this until it is given back.
+    """What the job is admitted for. The quota is charged with it until the job releases it.
 
-    A gang that asks for more of anything, or runs by another queue, is admitted again first.
+    A gang that needs more of any resource, or runs in another queue, is admitted again first.
     """
 
     nodes: Annotated[
-        int, Meta(description="Nodes that the quota is charged with; none while it waits.")
+        int, Meta(description="Number of nodes charged to the quota. Unset while the job waits.")
     ] = 0
     queue: Annotated[str, Meta(description="TorchrunQueue whose quota is charged.")] = ""
     requests: Annotated[
         dict[str, Quantity],
-        Meta(description="Requests of each node's pod as admitted, GPUs included."),
+        Meta(description="Admitted resource requests of each pod, including GPUs."),
     ] = field(default_factory=dict)
-    gpus: Annotated[int, Meta(description="GPUs of each node as admitted.")] = 0
+    gpus: Annotated[int, Meta(description="Admitted GPUs of each node.")] = 0
     head: AdmittedHead | None = None
-    time: Annotated[Time | None, Meta(description="Since when.")] = None
+    time: Annotated[Time | None, Meta(description="Time of admission.")] = None
     limit: Annotated[
         int,
         Meta(
-            description="Most nodes of the next gang, where it runs with fewer than it was "
-            "admitted for: what is beyond is being given back to jobs that wait."
+            description="Maximum size of the next gang, if the job runs with fewer nodes than "
+            "admitted. The rest of the quota is released to waiting jobs."
         ),
     ] = 0
     preempted_for: Annotated[
-        str, Meta(description="UID of the job that it gives way to, until its pods are gone.")
+        str,
+        Meta(
+            description="UID of the job that preempts this one. Set until the pods of this job "
+            "are gone."
+        ),
     ] = ""
     nominated: Annotated[
-        bool, Meta(description="Room is being made for it: others give way, nobody else gets it.")
+        bool,
+        Meta(
+            description="Other jobs are being preempted for this one, and their quota is "
+            "reserved for it."
+        ),
     ] = False
 
 
 class QueueJobs(Wire, frozen=True, kw_only=True, omit_defaults=False):
-    """Jobs of the queue that have not ended."""
+    """Counts of the unfinished jobs of the queue."""
 
-    pending: Annotated[int, Meta(description="Wait: for anything.")] = 0
-    admitted: Annotated[int, Meta(description="Admitted, and not all workers run.")] = 0
-    running: Annotated[int, Meta(description="Run.")] = 0
+    pending: Annotated[int, Meta(description="Jobs that wait for any reason.")] = 0
+    admitted: Annotated[
+        int, Meta(description="Jobs that are admitted, but whose pods do not all run.")
+    ] = 0
+    running: Annotated[int, Meta(description="Jobs that run.")] = 0
 
 
 class QueueAdmission(Wire, frozen=True, kw_only=True):
-    """The coordinator's account of the queue."""
+    """Usage of the quota and order of admission of the queue."""
 
-    summary: Annotated[str, Meta(description='Used of the quota, as "16/32 GPUs".')] = ""
+    summary: Annotated[str, Meta(description='Used quota, for example "16/32 GPUs".')] = ""
     used: Annotated[
         dict[str, Quantity],
-        Meta(description="Taken by admitted jobs: nodes, gpus, cpu, memory, jobs."),
+        Meta(description="Usage of admitted jobs: nodes, gpus, cpu, memory and jobs."),
     ] = field(default_factory=dict)
-    free: Annotated[dict[str, Quantity], Meta(description="What the quota still has of them.")] = (
-        field(default_factory=dict)
+    free: Annotated[dict[str, Quantity], Meta(description="Unused quota.")] = field(
+        default_factory=dict
     )
     borrowed: Annotated[
-        dict[str, Quantity], Meta(description="Taken beyond the quota, from the cohort's.")
+        dict[str, Quantity], Meta(description="Usage above the quota, borrowed from the cohort.")
     ] = field(default_factory=dict)
-    weight: Annotated[int, Meta(description="The weight by which current was counted.")] = 0
+    weight: Annotated[int, Meta(description="Weight with which current was computed.")] = 0
     current: Annotated[
-        int, Meta(description="Running weight of the round robin over the queues.")
+        int, Meta(description="Current weight of the queue in the smooth weighted round robin.")
     ] = 0
     spare: Annotated[
-        int, Meta(description="Likewise, for the room that the next in turn leaves.")
+        int, Meta(description="Current weight of the queue in the round robin of backfill.")
     ] = 0
 
 
 class QueueResourceStatus(Wire, frozen=True, kw_only=True):
-    """How one of the queue's objects stands."""
+    """State of one object of the queue."""
 
-    name: Annotated[str, Meta(description="As in spec.resources.")]
+    name: Annotated[str, Meta(description="Name of the entry in spec.resources.")]
     object: Annotated[str, Meta(description="Kind and name of the object.")] = ""
-    ready: Annotated[bool, Meta(description="Whether it is as the template says.")] = False
-    message: Annotated[str, Meta(description="Why not, and what to do.")] = ""
+    ready: Annotated[bool, Meta(description="Whether the object matches its template.")] = False
+    message: Annotated[str, Meta(description="Why the object is not ready, and what to do.")] = ""

@@ -64,14 +64,22 @@ DEFINITIONS = (
         categories=("all", "torchrun"),
         columns=(
             Column("Queue", "string", ".spec.jobQueue", "TorchrunQueue of the job."),
-            Column("Nodes", "integer", ".status.numNodes", "Nodes, that is pods."),
-            Column("Phase", "string", ".status.phase", "How far the run is."),
-            Column("Workers", "string", ".status.workersStatus", "How many workers are ready."),
-            Column("Reason", "string", ".status.reason", "Why it is in this phase."),
-            Column("Restarts", "integer", ".status.restarts", "Counted restarts.", wide=True),
-            Column("GPUs", "integer", ".status.gpus", "GPUs of all nodes together.", wide=True),
-            Column("Step", "integer", ".status.progress.step", "Steps done.", wide=True),
-            Column("Of", "integer", ".status.progress.totalSteps", "Steps in all.", wide=True),
+            Column("Nodes", "integer", ".status.numNodes", "Number of nodes."),
+            Column("Phase", "string", ".status.phase", "Phase of the job."),
+            Column("Workers", "string", ".status.workersStatus", "Pods that are ready."),
+            Column("Reason", "string", ".status.reason", "Why the job is in this phase."),
+            Column(
+                "Restarts",
+                "integer",
+                ".status.restarts",
+                "Restarts that count towards maxRestarts.",
+                wide=True,
+            ),
+            Column("GPUs", "integer", ".status.gpus", "Total number of GPUs.", wide=True),
+            Column("Step", "integer", ".status.progress.step", "Completed steps.", wide=True),
+            Column(
+                "Of", "integer", ".status.progress.totalSteps", "Total number of steps.", wide=True
+            ),
             Column("Loss", "number", ".status.progress.loss", "Last loss.", wide=True),
             Column(
                 *("Samples/s", "number", ".status.progress.samplesPerSecond"),
@@ -87,22 +95,22 @@ DEFINITIONS = (
         short_names=("trq",),
         categories=("torchrun",),
         columns=(
-            Column("Weight", "integer", ".spec.weight", "Its share among the queues."),
-            Column("Quota", "string", ".status.admission.summary", "What of it is taken."),
+            Column("Weight", "integer", ".spec.weight", "Weight of the queue."),
+            Column("Quota", "string", ".status.admission.summary", "Used quota."),
             Column("Pending", "integer", ".status.jobs.pending", "Jobs that wait."),
             Column(
                 "Starting",
                 "integer",
                 ".status.jobs.admitted",
-                "Jobs that may have pods, and whose workers do not all run.",
+                "Jobs that are admitted, but whose pods do not all run.",
             ),
             Column("Running", "integer", ".status.jobs.running", "Jobs that run."),
-            Column("Phase", "string", ".status.phase", "Whether it takes jobs."),
+            Column("Phase", "string", ".status.phase", "Phase of the queue."),
             Column(
                 *("GPUs", "integer", ".spec.nodeResources.gpus", "GPUs of one node."), wide=True
             ),
             Column(
-                *("GPU Type", "string", ".spec.nodeResources.gpuType", "Type of those GPUs."),
+                *("GPU Type", "string", ".spec.nodeResources.gpuType", "Type of the GPUs."),
                 wide=True,
             ),
             Column(*("CPUs", "string", ".spec.nodeResources.cpus", "CPUs of one node."), wide=True),

@@ -31,12 +31,12 @@ from torchrun_api.workspace import WorkspaceVolume
 
 
 class Elastic(Wire, frozen=True, kw_only=True):
-    """The sizes between which the job may move; numNodes is the one that is wanted.
+    """The range of sizes of the job. numNodes is the size that you want.
 
-    kubectl scale changes numNodes within these bounds. Where workers find no node for 30 s, a gang
-    of those that have one goes on, minNodes at least; when there is room again, by the scheduler's
-    word, it grows to numNodes, at most every 5 minutes (the controller's --grow-after). Each resize
-    is a new gang that starts from the checkpoint, and counts as no restart.
+    kubectl scale changes numNodes within this range. If pods find no node for 30 s, a smaller gang
+    of at least minNodes continues. When the scheduler has room again, the job grows to numNodes, at
+    most every 5 minutes (the controller's --grow-after). Each resize starts a new gang from the
+    checkpoint and does not count as a restart.
     """
 
     RULES: ClassVar[tuple[Rule, ...]] = (
@@ -46,12 +46,14 @@ class Elastic(Wire, frozen=True, kw_only=True):
         ),
     )
 
-    min_nodes: Annotated[NodeCount, Meta(description="Fewest nodes that the job goes on with.")]
-    max_nodes: Annotated[NodeCount, Meta(description="Most nodes that numNodes may ask for.")]
+    min_nodes: Annotated[
+        NodeCount, Meta(description="Minimum number of nodes with which the job continues.")
+    ]
+    max_nodes: Annotated[NodeCount, Meta(description="Maximum value of numNodes.")]
 
 
 class JobScheduling(Wire, frozen=True, kw_only=True):
-    """The job's overrides of its queue's scheduling."""
+    """Scheduling settings that override the queue's."""
 
     priority_class_name: PriorityClassName | None = None
     node_selector: NodeSelector = field(default_factory=dict)
@@ -61,38 +63,46 @@ class JobScheduling(Wire, frozen=True, kw_only=True):
 
 
 class JobNodeResources(Wire, frozen=True, kw_only=True):
-    """What the job takes of each of its nodes, at most what the queue's nodeResources give.
+    """Resources of each node, at most the queue's nodeResources.
 
-    Of fewer GPUs than the queue's nodes have it takes CPU and memory pro rata, where they are not
-    said here.
+    A job that sets fewer GPUs than the queue gets a proportional share of CPU and memory, unless it
+    sets them too.
     """
 
     gpus: (
-        Annotated[int, Meta(ge=0, le=1024, description="GPUs on each node. Default: the queue's.")]
+        Annotated[int, Meta(ge=0, le=1024, description="GPUs of each node. Default: the queue's.")]
         | None
     ) = None
-    cpus: Annotated[Quantity, Meta(description='CPUs on each node, as 8 or "500m".')] | None = None
-    memory: Annotated[Quantity, Meta(description='Memory on each node, as "64Gi".')] | None = None
+    cpus: (
+        Annotated[Quantity, Meta(description='CPUs of each node, for example 8 or "500m".')] | None
+    ) = None
+    memory: (
+        Annotated[Quantity, Meta(description='Memory of each node, for example "64Gi".')] | None
+    ) = None
 
 
 class Head(Wire, frozen=True, kw_only=True):
-    """Pods of its own for node 0, beside which all others are workers: Ray's head, for one.
+    """Settings of node 0 if it differs from the others, for example the head of Ray.
 
-    It runs the same command with TORCHRUN_ROLE=head, the others with TORCHRUN_ROLE=worker. When it
-    succeeds the job has, and workers that have not ended a grace period later are ended.
+    The head runs the same command with TORCHRUN_ROLE=head, all others run it with
+    TORCHRUN_ROLE=worker. The job succeeds when the head succeeds. Pods that still run a grace
+    period later are deleted.
     """
 
     node_resources: Annotated[
         JobNodeResources,
-        Meta(description="As spec.nodeResources, for the head: what is not said is the queue's."),
+        Meta(
+            description="Resources of the head, like spec.nodeResources. Default: the queue's "
+            "nodeResources."
+        ),
     ] = JobNodeResources()
     pod_template: Annotated[
-        PodTemplate, Meta(description="Merged over spec.podTemplate, for the head.")
+        PodTemplate, Meta(description="Merged into the pod of the head, after spec.podTemplate.")
     ] = PodTemplate()
 
 
 class Volumes(Wire, frozen=True, kw_only=True):
-    """Storage overrides and additions."""
+    """Storage settings that override or extend the queue's."""
 
     workspace: WorkspaceVolume | None = None
     checkpoints: CheckpointsOverride | None = None
@@ -100,16 +110,16 @@ class Volumes(Wire, frozen=True, kw_only=True):
         tuple[Dataset, ...],
         Meta(
             max_length=32,
-            description="Claims that exist already, beside those of the queue.",
+            description="Existing PVCs, in addition to those of the queue.",
             extra_json_schema=BY_NAME,
         ),
     ] = ()
     additional_volumes: Annotated[
-        tuple[Embedded, ...], Meta(max_length=64, description="Further v1 Volumes of the pods.")
+        tuple[Embedded, ...], Meta(max_length=64, description="Additional v1 Volumes of the pods.")
     ] = ()
     additional_mounts: Annotated[
         tuple[Embedded, ...],
-        Meta(max_length=64, description="Further v1 VolumeMounts of the training container."),
+        Meta(max_length=64, description="Additional v1 VolumeMounts of the training container."),
     ] = ()
 
 
@@ -117,15 +127,16 @@ class EnvVar(Wire, frozen=True, kw_only=True):
     """v1 EnvVar of the training container."""
 
     name: Annotated[str, Meta(min_length=1, max_length=253, description="Name of the variable.")]
-    value: Annotated[str, Meta(max_length=32768, description="Its value.")] | None = None
+    value: Annotated[str, Meta(max_length=32768, description="Value of the variable.")] | None = (
+        None
+    )
     value_from: (
-        Annotated[Embedded, Meta(description="v1 EnvVarSource: where its value is read from.")]
-        | None
+        Annotated[Embedded, Meta(description="v1 EnvVarSource: source of the value.")] | None
     ) = None
 
 
 class TorchrunJobSpec(Wire, frozen=True, kw_only=True):
-    """What to run, where and how large."""
+    """What the job runs, where, and at what size."""
 
     REQUIRED: ClassVar[tuple[str, ...]] = ("jobQueue", "command")
     RULES: ClassVar[tuple[Rule, ...]] = (
@@ -160,15 +171,21 @@ class TorchrunJobSpec(Wire, frozen=True, kw_only=True):
 
     job_queue: Annotated[
         ObjectName,
-        Meta(description="TorchrunQueue of the same namespace that says how the job runs."),
+        Meta(
+            description="TorchrunQueue in the same namespace that provides the defaults and the"
+            " quota of the job."
+        ),
     ] = ""
     num_nodes: Annotated[
         NodeCount | None,
-        Meta(description="Nodes, that is pods; each takes the queue's nodeResources."),
+        Meta(description="Number of nodes. One pod with the queue's nodeResources runs on each."),
     ] = None
     num_gpus: Annotated[
         GpuCount | None,
-        Meta(description="GPUs in all; they become the fewest nodes with the same number on each."),
+        Meta(
+            description="Total number of GPUs. The job runs on the smallest number of nodes "
+            "that divides them evenly."
+        ),
     ] = field(default=None, name="numGPUs")
     node_resources: JobNodeResources = JobNodeResources()
     elastic: Elastic | None = None
@@ -179,35 +196,38 @@ class TorchrunJobSpec(Wire, frozen=True, kw_only=True):
             tuple[Annotated[str, Meta(max_length=65536)], ...], Meta(min_length=1, max_length=1024)
         ],
         Meta(
-            description="What each node runs: a string is a shell line, "
-            "a list of strings is a program and its arguments, that no shell sees. "
-            "It cannot change once the job has started."
+            description="Command that runs on each node. A string is a shell command line. A "
+            "list of strings is a program and its arguments, which run without a "
+            "shell. Immutable once the job has started."
         ),
     ] = ""
     setup_command: Annotated[
         Annotated[str, Meta(max_length=65536)]
         | Annotated[tuple[Annotated[str, Meta(max_length=65536)], ...], Meta(max_length=1024)],
         Meta(
-            description="Run once before the command, in the same image and directory: a shell "
-            "line or a list of strings. What it installs with pip, or writes to "
-            "$TORCHRUN_ENV_DIR, is there for every worker; all else that it changes is dropped. "
-            "It runs again when the workspace, the image, requirements or this line change."
+            description="Command that runs once before the job, in the same image and "
+            "directory: a shell command line or a list of strings. All pods see "
+            "what it installs with pip or writes to $TORCHRUN_ENV_DIR; all other "
+            "changes are discarded. It runs again when the workspace, the image, "
+            "requirements or this command change."
         ),
     ] = ""
     requirements: Annotated[
         tuple[Annotated[str, Meta(min_length=1, max_length=1024)], ...],
         Meta(
             max_length=256,
-            description="Installed before setupCommand runs, each as pip install takes it: "
-            '"einops>=0.8", "-r requirements.txt" (a file of the workspace), "./libs/mine". '
-            "What the image has already, as torch, is not installed again.",
+            description="Requirements that pip installs before setupCommand runs: "
+            '"einops>=0.8", "-r requirements.txt" (a file in the workspace), '
+            '"./libs/mine". Packages that the image already has, such as torch, are'
+            " not installed again.",
         ),
     ] = ()
     launcher: Annotated[
         Literal["auto", "torchrun", "none"],
         Meta(
-            description="auto: a plain python line runs under torchrun, everything else as it is. "
-            "torchrun: always. none: never; PET_* and MASTER_* are set in each case."
+            description="auto: a plain python command runs under torchrun, any other command "
+            "runs as it is. torchrun: the command always runs under torchrun. none:"
+            " it never does. PET_* and MASTER_* are set in all cases."
         ),
     ] = "auto"
     working_dir: Annotated[
@@ -226,11 +246,11 @@ class TorchrunJobSpec(Wire, frozen=True, kw_only=True):
             extra_json_schema=BY_NAME,
         ),
     ] = ()
-    labels: Annotated[LabelMap, Meta(description="Further labels of the pods.")] = field(
+    labels: Annotated[LabelMap, Meta(description="Additional labels of the pods.")] = field(
         default_factory=dict
     )
-    annotations: Annotated[StringMap, Meta(description="Further annotations of the pods.")] = field(
-        default_factory=dict
+    annotations: Annotated[StringMap, Meta(description="Additional annotations of the pods.")] = (
+        field(default_factory=dict)
     )
     distributed: Distributed = Distributed()
     scheduling: JobScheduling = JobScheduling()
@@ -239,31 +259,32 @@ class TorchrunJobSpec(Wire, frozen=True, kw_only=True):
     development: Annotated[
         bool,
         Meta(
-            description="Edits are expected: a sync pod is kept ready for them, and pods whose "
-            "command fails are kept for the next edit, for an hour. kubectl torchrun sync --watch "
-            "sets it."
+            description="Keeps a sync pod ready for edits of the workspace. Pods whose command "
+            "fails wait up to an hour for the next edit. kubectl torchrun sync "
+            "--watch sets this field."
         ),
     ] = False
     suspend: Annotated[
         bool,
         Meta(
-            description="Pause: ranks get SIGTERM and the grace period, then everything but the "
-            "claims is freed. Back to false: a new gang goes on, not counted as a restart."
+            description="Pauses the job. The ranks get SIGTERM and the grace period, then all "
+            "resources except PVCs are released. When the field is false again, a "
+            "new gang continues. It does not count as a restart."
         ),
     ] = False
     priority: Annotated[
         JobPriority | None,
         Meta(
-            description="Order among the jobs of the queue: higher first, then older. A waiting "
-            "job may preempt running ones of a lower priority. At most limits.maxPriority of the "
-            "queue. Default: the queue's."
+            description="Order of the jobs in the queue: higher priority first, then older "
+            "jobs. A waiting job may preempt running jobs of a lower priority. At "
+            "most the queue's limits.maxPriority. Default: the queue's priority."
         ),
     ] = None
     depends_on: Annotated[
         tuple[Dependency, ...],
         Meta(
             max_length=64,
-            description="Jobs that must have come so far before this one starts.",
+            description="Jobs that must reach a state before this one starts.",
             extra_json_schema=BY_NAME,
         ),
     ] = ()
@@ -310,7 +331,7 @@ _FIXED = "cannot change once the job has started: submit a new job"
 
 
 class TorchrunJob(Wire, frozen=True, kw_only=True):
-    """A TorchrunJob is one training run: a command on a number of nodes, as its queue lays down."""
+    """A TorchrunJob is one training run: a command on a number of nodes of a queue."""
 
     REQUIRED: ClassVar[tuple[str, ...]] = ("spec",)
     RULES: ClassVar[tuple[Rule, ...]] = (

@@ -127,13 +127,13 @@ class Condition(Wire, frozen=True, kw_only=True):
     """One metav1 Condition."""
 
     # Those of pods and Jobs are read with it too, so nothing but type and status is demanded.
-    type: Annotated[str, Meta(description="What is spoken of.")]
-    status: Annotated[ConditionStatus, Meta(description="Whether it is so.")]
+    type: Annotated[str, Meta(description="Type of the condition.")]
+    status: Annotated[ConditionStatus, Meta(description="Whether the condition holds.")]
     observed_generation: Annotated[
-        int, Meta(description="Generation of the spec that this speaks of.")
+        int, Meta(description="Generation of the spec that the condition describes.")
     ] = 0
-    last_transition_time: Annotated[Time | None, Meta(description="When status last changed.")] = (
-        None
-    )
-    reason: Annotated[str, Meta(description="Why, in one CamelCase word.")] = ""
-    message: Annotated[str, Meta(description="Why, and what to do.")] = ""
+    last_transition_time: Annotated[
+        Time | None, Meta(description="Time of the last change of status.")
+    ] = None
+    reason: Annotated[str, Meta(description="Machine-readable reason in CamelCase.")] = ""
+    message: Annotated[str, Meta(description="What happened, and what to do.")] = ""

@@ -51,32 +51,42 @@ PodSecurity = Literal["baseline", "restricted"]
 
 
 class NodeResources(Wire, frozen=True, kw_only=True):
-    """What one node, that is one pod, requests.
+    """Resource requests of one node, that is of one pod.
 
-    A job that uses part of a node's GPUs gets CPU and memory pro rata.
+    A job that uses only some of the GPUs of a node gets a proportional share of CPU and memory.
     """
 
-    gpus: Annotated[int, Meta(ge=0, le=1024, description="GPUs on each node; 0 for CPU jobs.")] = 0
-    cpus: Annotated[Quantity, Meta(description='CPUs on each node, as 96 or "500m".')] | None = None
-    memory: Annotated[Quantity, Meta(description='Memory on each node, as "512Gi".')] | None = None
+    gpus: Annotated[int, Meta(ge=0, le=1024, description="GPUs of each node. 0 for CPU jobs.")] = 0
+    cpus: (
+        Annotated[Quantity, Meta(description='CPUs of each node, for example 96 or "500m".')] | None
+    ) = None
+    memory: (
+        Annotated[Quantity, Meta(description='Memory of each node, for example "512Gi".')] | None
+    ) = None
     gpu_type: Annotated[
         LabelValue | None,
         Meta(
-            description="Becomes the label torchrun.ai/gpu-type of the pods; "
-            "nodes are selected by nodeSelector."
+            description="Value of the pod label torchrun.ai/gpu-type. It does not select nodes;"
+            " nodeSelector does."
         ),
     ] = None
     gpu_resource_name: Annotated[
-        str, Meta(min_length=1, max_length=253, description="Extended resource of one GPU.")
+        str,
+        Meta(
+            min_length=1, max_length=253, description="Extended resource that stands for one GPU."
+        ),
     ] = "nvidia.com/gpu"
     extra: Annotated[
         dict[str, Quantity],
-        Meta(max_length=32, description="Further resources of each node, as RDMA devices."),
+        Meta(
+            max_length=32,
+            description="Additional resources of each node, for example RDMA devices.",
+        ),
     ] = field(default_factory=dict)
 
 
 class WorkspaceStorage(Wire, frozen=True, kw_only=True):
-    """A claim for each job that holds its code; it goes with the job unless retained."""
+    """A PVC for the code of each job. It is deleted with the job unless it is retained."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (ONE_SIZE,)
 
@@ -85,25 +95,27 @@ class WorkspaceStorage(Wire, frozen=True, kw_only=True):
     size_per_gpu: SizePerGpu | None = field(default=None, name="sizePerGPU")
     storage_class_name: StorageClassName | None = None
     access_mode: ClaimAccessMode | None = None
-    mount_path: Annotated[MountPath, Meta(description="Where workers find their copy.")] = "/app"
+    mount_path: Annotated[
+        MountPath, Meta(description="Mount path of the workspace in the pods.")
+    ] = "/app"
     delivery: Delivery = "auto"
-    retain: Annotated[bool, Meta(description="Keep the claim when the job is deleted.")] = False
+    retain: Annotated[bool, Meta(description="Keeps the PVC when the job is deleted.")] = False
 
 
 class CheckpointStorage(Wire, frozen=True, kw_only=True):
-    """A claim that outlives the job; a job of the same name takes it up again."""
+    """A PVC that outlives the job. A job with the same name uses it again."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (ONE_SIZE, EXISTING_CLAIM, LOCAL_CHECKPOINTS)
 
-    enabled: Annotated[bool, Meta(description="Whether there is a claim.")] = True
+    enabled: Annotated[bool, Meta(description="Whether jobs have a PVC for checkpoints.")] = True
     size: ClaimSize | None = None
     size_per_gpu: SizePerGpu | None = field(default=None, name="sizePerGPU")
     storage_class_name: StorageClassName | None = None
     access_mode: ClaimAccessMode | None = None
     claim_name: SharedClaim | None = None
     host_path: HostPath | None = None
-    mount_path: Annotated[MountPath, Meta(description="Where workers find it.")] = "/checkpoints"
-    retain: Annotated[bool, Meta(description="Keep the claim when the job is deleted.")] = True
+    mount_path: Annotated[MountPath, Meta(description="Mount path in the pods.")] = "/checkpoints"
+    retain: Annotated[bool, Meta(description="Keeps the PVC when the job is deleted.")] = True
 
 
 class Storage(Wire, frozen=True, kw_only=True):
@@ -115,18 +127,18 @@ class Storage(Wire, frozen=True, kw_only=True):
         tuple[Dataset, ...],
         Meta(
             max_length=32,
-            description="Claims that exist already, mounted into every worker.",
+            description="Existing PVCs that are mounted into every pod.",
             extra_json_schema=BY_NAME,
         ),
     ] = ()
     shm_size_per_gpu: Annotated[
         Quantity | None,
-        Meta(description="Shared memory of each worker, for each of its GPUs (at least one)."),
+        Meta(description="Size of /dev/shm in each pod for each of its GPUs (at least one)."),
     ] = field(default=None, name="shmSizePerGPU")
 
 
 class QueueScheduling(Wire, frozen=True, kw_only=True):
-    """Where and by whom the pods are scheduled."""
+    """Scheduler of the pods and the nodes that they may use."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -143,15 +155,16 @@ class QueueScheduling(Wire, frozen=True, kw_only=True):
     gang: Annotated[
         GangScheduling | None,
         Meta(
-            description="Who sees to it that all workers of a gang start together or none does. "
-            "Default: by the scheduler's name and by what is installed."
+            description="Gang scheduler that starts either all pods of a gang or none. Default:"
+            " derived from schedulerName and from the schedulers that are "
+            "installed."
         ),
     ] = None
     queue_name: Annotated[
         ObjectName | None,
         Meta(
-            description="Queue of the gang scheduler: Kueue's LocalQueue (default: the name of "
-            "this queue) or Volcano's Queue (default: default)."
+            description="Queue of the gang scheduler: a LocalQueue for Kueue (default: the name"
+            " of this queue) or a Queue for Volcano (default: default)."
         ),
     ] = None
     topology: Topology | None = None
@@ -162,7 +175,7 @@ class QueueScheduling(Wire, frozen=True, kw_only=True):
 
 
 class Networking(Wire, frozen=True, kw_only=True):
-    """Network of the pods."""
+    """Network settings of the pods."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -172,12 +185,12 @@ class Networking(Wire, frozen=True, kw_only=True):
         ),
     )
 
-    host_network: Annotated[bool, Meta(description="Use the node's network.")] = False
+    host_network: Annotated[bool, Meta(description="Uses the node's network.")] = False
     isolate: Annotated[
         bool,
         Meta(
-            description="Only pods of the same job may connect to a worker: by a NetworkPolicy for "
-            "each job, which needs a network plugin that enforces it."
+            description="Only pods of the same job may connect to its pods. A NetworkPolicy for"
+            " each job enforces this and needs a network plugin that supports it."
         ),
     ] = False
 
@@ -206,34 +219,35 @@ class TorchrunQueueSpec(Wire, frozen=True, kw_only=True):
     kai_queue: Annotated[
         LabelledName | None,
         Meta(
-            description="KAI queue this maps to: made and kept for the eldest TorchrunQueue that "
-            "names it, where KAI is installed. One that is there already is used as it is. Pods "
-            "name it in a label, which holds 63 characters."
+            description="KAI queue of the jobs. If KAI is installed, the queue is created for "
+            "the oldest TorchrunQueue that names it. An existing queue is used "
+            "unchanged. At most 63 characters, because pods name the queue in a "
+            "label."
         ),
     ] = None
     parent_kai_queue: Annotated[
         ObjectName | None,
         Meta(
-            description="Parent of the KAI queue. Unset: default where there is one, else "
-            "default-parent-queue."
+            description='Parent of the KAI queue. Default: "default" if that queue exists, '
+            'otherwise "default-parent-queue".'
         ),
     ] = None
     node_resources: NodeResources = NodeResources()
     image: Annotated[ImageName | None, Meta(description="Image of the training container.")] = None
     image_pull_policy: Annotated[
         Literal["Always", "IfNotPresent", "Never"] | None,
-        Meta(description="When the image is pulled. Default: Kubernetes' own."),
+        Meta(description="Pull policy of the image. Default: that of Kubernetes."),
     ] = None
     image_pull_secrets: Annotated[
         tuple[LocalObjectReference, ...],
         Meta(
             max_length=16,
-            description="Secrets with which the image is pulled.",
+            description="Secrets for pulling the image.",
             extra_json_schema=BY_NAME,
         ),
     ] = ()
     service_account_name: Annotated[
-        ObjectName | None, Meta(description="ServiceAccount of the workers.")
+        ObjectName | None, Meta(description="ServiceAccount of the pods.")
     ] = None
     storage: Storage = Storage()
     scheduling: QueueScheduling = QueueScheduling()
@@ -246,9 +260,9 @@ class TorchrunQueueSpec(Wire, frozen=True, kw_only=True):
         Annotated[
             Embedded,
             Meta(
-                description="securityContext of the training container, over what jobs set. What "
-                "it leaves open: no privilege escalation, seccomp RuntimeDefault, capabilities "
-                "MKNOD and NET_RAW dropped."
+                description="securityContext of the training container. It overrides what jobs set."
+                " Defaults: no privilege escalation, seccomp profile RuntimeDefault, "
+                "capabilities MKNOD and NET_RAW dropped."
             ),
         ]
         | None
@@ -256,9 +270,10 @@ class TorchrunQueueSpec(Wire, frozen=True, kw_only=True):
     pod_security: Annotated[
         PodSecurity | None,
         Meta(
-            description="Level of the Pod Security Standards that the workers keep to: a job that "
-            "asks for more is refused. restricted also fills in what the level demands: user and "
-            "group 65532 (fsGroup too, so that claims can be written), all capabilities dropped."
+            description="Level of the Pod Security Standards that the pods must meet. A job "
+            "that violates it is rejected. restricted also sets what the level "
+            "requires: user and group 65532 (fsGroup too, so that PVCs are "
+            "writable) and no capabilities."
         ),
     ] = None
     networking: Networking = Networking()
@@ -266,15 +281,13 @@ class TorchrunQueueSpec(Wire, frozen=True, kw_only=True):
     reliability: Reliability = Reliability()
     quota: Quota | None = None
     weight: Weight | None = None
-    priority: Annotated[
-        JobPriority, Meta(description="Priority of its jobs that name none of their own.")
-    ] = 0
+    priority: Annotated[JobPriority, Meta(description="Default priority of jobs.")] = 0
     cohort: Annotated[
         ObjectName | None,
         Meta(
-            description="Queues of the namespace with the same cohort lend each other the quota "
-            "that they do not use, and take it back when they need it. Across namespaces only "
-            "between those that the controller's --cohort-namespaces names."
+            description="Queues with the same cohort lend each other unused quota and reclaim "
+            "it when they need it. Queues of different namespaces share a cohort "
+            "only if the controller's --cohort-namespaces lists these namespaces."
         ),
     ] = None
     limits: Limits = Limits()
@@ -282,17 +295,17 @@ class TorchrunQueueSpec(Wire, frozen=True, kw_only=True):
         tuple[QueueResource, ...],
         Meta(
             max_length=16,
-            description="Objects that are made, kept and deleted with the queue.",
+            description="Objects that are created, updated and deleted with the queue.",
             extra_json_schema=BY_NAME,
         ),
     ] = ()
 
 
 class TorchrunQueueStatus(Wire, frozen=True, kw_only=True):
-    """How the queue stands."""
+    """State of the queue."""
 
     observed_generation: Annotated[
-        int, Meta(description="Generation of the spec that this status speaks of.")
+        int, Meta(description="Generation of the spec that this status describes.")
     ] = 0
     conditions: Annotated[
         tuple[Condition, ...],
@@ -301,25 +314,24 @@ class TorchrunQueueStatus(Wire, frozen=True, kw_only=True):
     phase: Annotated[
         Literal["Active", "Updating", "Terminating"] | None,
         Meta(
-            description="Active: takes jobs. Updating: the last change cannot be used (yet), see "
-            "the conditions. Terminating: it goes once its running jobs have ended."
+            description="Active: the queue accepts jobs. Updating: the last change is not in "
+            "use yet; see the conditions. Terminating: the queue is deleted when "
+            "its running jobs have ended."
         ),
     ] = None
-    gang: Annotated[
-        GangScheduling | None, Meta(description="How gangs of this queue are scheduled.")
-    ] = None
+    gang: Annotated[GangScheduling | None, Meta(description="Gang scheduler in use.")] = None
     jobs: QueueJobs | None = None
     resources: Annotated[
         tuple[QueueResourceStatus, ...],
-        Meta(description="The objects of spec.resources.", extra_json_schema=BY_NAME),
+        Meta(description="State of the objects in spec.resources.", extra_json_schema=BY_NAME),
     ] = ()
     admission: QueueAdmission | None = None
 
 
 class TorchrunQueue(Wire, frozen=True, kw_only=True):
-    """A TorchrunQueue is the template of its jobs: resources of a node, image, storage, scheduling.
+    """A TorchrunQueue is a template for jobs: node resources, image, storage and scheduling.
 
-    Jobs name it in spec.jobQueue and may override part of it.
+    Jobs name it in spec.jobQueue and may override parts of it.
     """
 
     RULES: ClassVar[tuple[Rule, ...]] = (

@@ -18,7 +18,7 @@ Action = Literal["fail", "restart", "ignore"]
 
 
 class FailureRule(Wire, frozen=True, kw_only=True):
-    """Matches where any of its entries does; the first rule that matches decides."""
+    """Matches if any of its entries matches. The first rule that matches decides."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -30,25 +30,29 @@ class FailureRule(Wire, frozen=True, kw_only=True):
 
     exit_codes: Annotated[
         tuple[ExitCode, ...],
-        Meta(min_length=1, max_length=64, description="Exit codes of the first failed rank."),
+        Meta(min_length=1, max_length=64, description="Exit codes of the first rank that failed."),
     ] = ()
     signals: Annotated[
         tuple[Signal, ...],
-        Meta(min_length=1, max_length=64, description="Signals that ended the first failed rank."),
+        Meta(
+            min_length=1,
+            max_length=64,
+            description="Signals that ended the first rank that failed.",
+        ),
     ] = ()
     pod_conditions: Annotated[
         tuple[PodCondition, ...],
         Meta(
             min_length=1,
             max_length=16,
-            description="Conditions of its pod that are True, as DisruptionTarget.",
+            description="Pod conditions with status True, for example DisruptionTarget.",
         ),
     ] = ()
     action: Annotated[
         Action,
         Meta(
-            description="fail: the job fails. restart: a new gang, counted by maxRestarts. "
-            "ignore: a new gang that is not counted."
+            description="fail: the job fails. restart: a new gang starts and counts towards "
+            "maxRestarts. ignore: a new gang starts and does not count."
         ),
     ] = "restart"
 
@@ -66,41 +70,44 @@ _NEVER = "has(self.restartPolicy) && self.restartPolicy == 'Never'"
 
 
 class QueuePolicy(Wire, frozen=True, kw_only=True):
-    """What a queue said of ends and repetition when the job's first gang was created."""
+    """Settings of the queue when the job's first gang was created."""
 
     max_restarts: (
-        Annotated[RestartCount, Meta(description="Of the queue's reliability.")] | None
+        Annotated[RestartCount, Meta(description="Value from the queue's reliability.")] | None
     ) = None
     restart_policy: (
-        Annotated[Literal["OnFailure", "Never"], Meta(description="Of the queue's reliability.")]
+        Annotated[
+            Literal["OnFailure", "Never"], Meta(description="Value from the queue's reliability.")
+        ]
         | None
     ) = None
     rules: (
         Annotated[
             tuple[FailureRule, ...],
-            Meta(max_length=16, description="Of the queue's reliability."),
+            Meta(max_length=16, description="Value from the queue's reliability."),
         ]
         | None
     ) = None
     ttl_seconds_after_finished: (
-        Annotated[SecondsOrNone, Meta(description="Of the queue's reliability.")] | None
+        Annotated[SecondsOrNone, Meta(description="Value from the queue's reliability.")] | None
     ) = None
     active_deadline_seconds: (
-        Annotated[Seconds, Meta(description="Of the queue's reliability.")] | None
+        Annotated[Seconds, Meta(description="Value from the queue's reliability.")] | None
     ) = None
     sync_timeout_seconds: (
-        Annotated[Seconds, Meta(description="Of the queue's reliability.")] | None
+        Annotated[Seconds, Meta(description="Value from the queue's reliability.")] | None
     ) = None
     max_run_seconds: (
-        Annotated[int, Meta(ge=1, le=100000000, description="Of the queue's limits.")] | None
+        Annotated[int, Meta(ge=1, le=100000000, description="Value from the queue's limits.")]
+        | None
     ) = None
     max_nodes_per_job: (
-        Annotated[int, Meta(ge=1, le=10000, description="Of the queue's limits.")] | None
+        Annotated[int, Meta(ge=1, le=10000, description="Value from the queue's limits.")] | None
     ) = None
 
 
 class Reliability(Wire, frozen=True, kw_only=True):
-    """When a gang is started again, and when the job ends. Unset fields are the queue's."""
+    """When the job restarts and when it ends. Unset fields default to the queue's."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -121,8 +128,8 @@ class Reliability(Wire, frozen=True, kw_only=True):
         Annotated[
             RestartCount,
             Meta(
-                description="New gangs after failures of the job's own. Disruptions (preemption, "
-                "drain, eviction, lost nodes) are not counted. Default: 3."
+                description="Maximum number of new gangs after failures. Disruptions (preemption, "
+                "drain, eviction, node loss) do not count. Default: 3."
             ),
         ]
         | None
@@ -130,7 +137,10 @@ class Reliability(Wire, frozen=True, kw_only=True):
     restart_policy: (
         Annotated[
             Literal["OnFailure", "Never"],
-            Meta(description="Never: no new gang, whatever ended the last. Default: OnFailure."),
+            Meta(
+                description="Never: no gang follows the first one, for any reason. Default: "
+                "OnFailure."
+            ),
         ]
         | None
     ) = None
@@ -139,7 +149,8 @@ class Reliability(Wire, frozen=True, kw_only=True):
             tuple[FailureRule, ...],
             Meta(
                 max_length=16,
-                description="Decide by exit code, signal or pod condition; first match wins.",
+                description="Actions by exit code, signal or pod condition. The first match "
+                "decides.",
             ),
         ]
         | None
@@ -147,7 +158,10 @@ class Reliability(Wire, frozen=True, kw_only=True):
     ttl_seconds_after_finished: (
         Annotated[
             SecondsOrNone,
-            Meta(description="The TorchrunJob is deleted so long after its end. Default: never."),
+            Meta(
+                description="Time after which a finished TorchrunJob is deleted, once the jobs that"
+                " depend on it have recorded how it ended. Default: never."
+            ),
         ]
         | None
     ) = None
@@ -155,8 +169,8 @@ class Reliability(Wire, frozen=True, kw_only=True):
         Annotated[
             Seconds,
             Meta(
-                description="Running time after which the job ends as TimedOut; waiting and "
-                "pauses are not counted. Default: none."
+                description="Maximum running time. The job then ends as TimedOut. Time spent "
+                "waiting or suspended does not count. Default: no limit."
             ),
         ]
         | None
@@ -165,8 +179,8 @@ class Reliability(Wire, frozen=True, kw_only=True):
         Annotated[
             Seconds,
             Meta(
-                description="Time in phase Syncing after which the job fails: of each preparation "
-                "of the workspace, before the first gang or a later one. Default: none."
+                description="Maximum time in phase Syncing for each preparation of the workspace. "
+                "The job then fails. Default: no limit."
             ),
         ]
         | None
@@ -175,12 +189,13 @@ class Reliability(Wire, frozen=True, kw_only=True):
         Annotated[
             HangSeconds,
             Meta(
-                description="A gang whose ranks give no sign of life for so long has failed "
-                "(reason Hung, exit code 124), with the stacks of all ranks in the log. Signs of "
-                "life are calls of torchrun_progress.report and output. It counts from the first "
-                "report; where torchrun_progress is never imported, from rank 0's first output, "
-                "and then for rank 0's node alone. Choose more than the longest pause between two "
-                "signs of any node, as for a checkpoint or an evaluation. Default: no watch."
+                description="Maximum time without a sign of life. The gang then fails (reason Hung,"
+                " exit code 124), and the log shows the stacks of all ranks. Signs of "
+                "life are calls of torchrun_progress.report and output. The time counts"
+                " from the first report. If the script never imports torchrun_progress,"
+                " it counts from the first output of rank 0 and only for the node of "
+                "rank 0. Choose a value above the longest silence of any node, for "
+                "example during a checkpoint or an evaluation. Default: no limit."
             ),
         ]
         | None
@@ -189,8 +204,9 @@ class Reliability(Wire, frozen=True, kw_only=True):
         Annotated[
             bool,
             Meta(
-                description="Start a new gang beside workers on a lost node that may still run and "
-                "write the same checkpoints. Default: false, it waits until they are fenced."
+                description="Starts a new gang even if pods on a lost node may still run and write "
+                "the same checkpoints. Default: false; the new gang waits until these "
+                "pods are fenced."
             ),
         ]
         | None
@@ -199,8 +215,8 @@ class Reliability(Wire, frozen=True, kw_only=True):
         Annotated[
             SecondsOrNone,
             Meta(
-                description="From SIGTERM to SIGKILL, for a last checkpoint. Where podTemplate "
-                "sets it too, the longer one counts. Default: 30."
+                description="Time between SIGTERM and SIGKILL, for a last checkpoint. If "
+                "podTemplate sets it too, the longer time applies. Default: 30."
             ),
         ]
         | None

@@ -37,49 +37,54 @@ StringMap = Annotated[dict[str, Annotated[str, Meta(max_length=65536)]], Meta(ma
 Delivery = Annotated[
     DeliveryMode,
     Meta(
-        description="How workers get the workspace. shared: from its claim. direct: over HTTP from "
-        "a pod of the job, which needs no shared storage. auto: shared, and direct where the claim "
-        "is not bound within 30 s or its provisioning fails."
+        description="How pods get the workspace. shared: from its PVC. direct: over HTTP "
+        "from a pod of the job, without shared storage. auto: shared, or direct"
+        " if the PVC is not bound within 30 s or its provisioning fails."
     ),
 ]
-NodeSelector = Annotated[LabelMap, Meta(description="Labels that a worker's node must have.")]
+NodeSelector = Annotated[LabelMap, Meta(description="Labels that a node must have.")]
 Tolerations = Annotated[
-    tuple[Embedded, ...], Meta(max_length=64, description="v1 Tolerations of the workers.")
+    tuple[Embedded, ...], Meta(max_length=64, description="v1 Tolerations of the pods.")
 ]
-Affinity = Annotated[Embedded, Meta(description="v1 Affinity of the workers.")]
-PriorityClassName = Annotated[ObjectName, Meta(description="PriorityClass of the workers.")]
+Affinity = Annotated[Embedded, Meta(description="v1 Affinity of the pods.")]
+PriorityClassName = Annotated[ObjectName, Meta(description="PriorityClass of the pods.")]
 StorageClassName = Annotated[
-    ObjectName, Meta(description="Class of the claim. Default: the cluster's default class.")
+    ObjectName, Meta(description="StorageClass of the PVC. Default: the cluster's default class.")
 ]
 ClaimAccessMode = Annotated[
     AccessMode,
-    Meta(description="Default: ReadWriteMany for several nodes, ReadWriteOnce for one."),
+    Meta(
+        description="Access mode of the PVC. Default: ReadWriteMany for several nodes, "
+        "ReadWriteOnce for one."
+    ),
 ]
 ClaimSize = Annotated[
     Quantity,
-    Meta(description='Size of the claim, as "100Gi". Default: by sizePerGPU, without it 10Gi.'),
+    Meta(
+        description='Size of the PVC, for example "100Gi". Default: derived from '
+        "sizePerGPU, otherwise 10Gi."
+    ),
 ]
 SizePerGpu = Annotated[
-    Quantity, Meta(description="Size of the claim for each GPU of the job (at least one).")
+    Quantity, Meta(description="Size of the PVC for each GPU of the job (at least one).")
 ]
-SharedClaim = Annotated[
-    ObjectName, Meta(description="A claim that exists already, to be shared between jobs.")
-]
+SharedClaim = Annotated[ObjectName, Meta(description="Existing PVC that jobs share.")]
 
 
 HostPath = Annotated[
     MountPath,
     Meta(
-        description="Checkpoints stay on the nodes: in <hostPath>/<namespace>/<job> of each, in "
-        "place of a claim. size is what a worker may need there. A new gang prefers the nodes of "
-        "the last one, then those with most free local storage. Needs a namespace whose pod "
-        "security allows hostPath volumes."
+        description="Directory on the nodes for checkpoints, instead of a PVC: "
+        "<hostPath>/<namespace>/<job>. size is the space that a pod may need "
+        "there. A new gang prefers the nodes of the previous one, then those "
+        "with the most free local storage. The namespace must allow hostPath "
+        "volumes."
     ),
 ]
 
 
 class LocalObjectReference(Wire, frozen=True, kw_only=True):
-    """An object of the same namespace."""
+    """An object in the same namespace."""
 
     name: Annotated[ObjectName, Meta(description="Name of the object.")]
 
@@ -104,39 +109,44 @@ LOCAL_CHECKPOINTS = Rule(
 
 
 class Distributed(Wire, frozen=True, kw_only=True):
-    """How the ranks find each other. A job's value overrides its queue's, field by field."""
+    """How the ranks find each other. Fields of a job override those of its queue."""
 
     backend: Annotated[
         Literal["nccl", "gloo", "mpi", "ucc"] | None,
         Meta(
-            description="torch.distributed backend, handed to ranks as TORCHRUN_BACKEND. "
-            "Default: nccl on GPUs, gloo on CPU."
+            description="Backend of torch.distributed. Ranks read it from TORCHRUN_BACKEND. "
+            "Default: nccl on GPUs, gloo on CPUs."
         ),
     ] = None
     rdzv_backend: Annotated[
         RdzvBackend | None,
         Meta(
-            description="torchrun's rendezvous. Default: static for a fixed size, c10d for elastic "
-            "jobs. etcd-v2 and etcd need rdzvEndpoint; without one the default is used and said so."
+            description="Rendezvous backend of torchrun. Default: static for jobs of a fixed "
+            "size, c10d for elastic jobs. etcd-v2 and etcd need rdzvEndpoint; "
+            "without it, the job uses the default, and a condition says so."
         ),
     ] = None
     rdzv_endpoint: Annotated[
-        Endpoint | None, Meta(description="host:port of the rendezvous. Default: the first worker.")
+        Endpoint | None, Meta(description="host:port of the rendezvous. Default: the first pod.")
     ] = None
     port: Annotated[
-        Port | None, Meta(description="Rendezvous and master port. Default: 29500.")
+        Port | None, Meta(description="Port of the rendezvous and of the master. Default: 29500.")
     ] = None
     nproc_per_node: Annotated[
         ProcessCount | None,
-        Meta(description="Processes on each node. Default: its GPUs; 1 on CPU."),
+        Meta(
+            description="Processes on each node. Default: the number of its GPUs, or 1 without "
+            "GPUs."
+        ),
     ] = None
     max_restarts: Annotated[
-        RestartCount | None, Meta(description="torchrun's own restarts inside a pod. Default: 0.")
+        RestartCount | None,
+        Meta(description="Restarts of the processes by torchrun inside the pods. Default: 0."),
     ] = None
 
 
 class Dataset(Wire, frozen=True, kw_only=True):
-    """A claim that exists already, mounted into every worker."""
+    """An existing PVC that is mounted into every pod."""
 
     name: Annotated[
         str,
@@ -144,41 +154,44 @@ class Dataset(Wire, frozen=True, kw_only=True):
             min_length=1,
             max_length=50,
             pattern="^[a-z0-9]([-a-z0-9]*[a-z0-9])?$",
-            description="Name of the dataset; a job's dataset replaces its queue's of that name.",
+            description="Name of the dataset. A dataset of a job replaces that of its queue "
+            "with the same name.",
         ),
     ]
-    claim_name: Annotated[ObjectName, Meta(description="The claim, in the job's namespace.")]
-    mount_path: Annotated[MountPath, Meta(description="Where workers find it.")]
-    read_only: Annotated[bool, Meta(description="Mount it read-only.")] = True
+    claim_name: Annotated[ObjectName, Meta(description="Name of the PVC, in the job's namespace.")]
+    mount_path: Annotated[MountPath, Meta(description="Mount path in the pods.")]
+    read_only: Annotated[bool, Meta(description="Mounts the PVC read-only.")] = True
 
 
 class CheckpointsOverride(Wire, frozen=True, kw_only=True):
-    """The job's checkpoint storage; what is unset is the queue's."""
+    """Checkpoint storage of the job. Unset fields default to the queue's."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (ONE_SIZE, EXISTING_CLAIM, LOCAL_CHECKPOINTS)
 
-    enabled: Annotated[bool, Meta(description="Whether there is a claim.")] | None = None
+    enabled: (
+        Annotated[bool, Meta(description="Whether the job has a PVC for checkpoints.")] | None
+    ) = None
     size: ClaimSize | None = None
     size_per_gpu: SizePerGpu | None = field(default=None, name="sizePerGPU")
     storage_class_name: StorageClassName | None = None
     access_mode: ClaimAccessMode | None = None
     claim_name: SharedClaim | None = None
     host_path: HostPath | None = None
-    mount_path: Annotated[MountPath, Meta(description="Where workers find it.")] | None = None
-    retain: Annotated[bool, Meta(description="Keep the claim when the job is deleted.")] | None = (
+    mount_path: Annotated[MountPath, Meta(description="Mount path in the pods.")] | None = None
+    retain: Annotated[bool, Meta(description="Keeps the PVC when the job is deleted.")] | None = (
         None
     )
 
 
 class PodTemplate(Wire, frozen=True, kw_only=True):
-    """Merged under the workers' pods by Kubernetes' strategic merge rules (containers by name).
+    """Merged into the pods by the strategic merge rules of Kubernetes (containers by name).
 
-    The container `trainer` is the training container.
+    The training container is named `trainer`.
     """
 
     metadata: Annotated[Embedded, Meta(description="Labels and annotations of the pods.")] = field(
         default_factory=dict
     )
-    spec: Annotated[Embedded, Meta(description="v1 PodSpec, or the part of it that you set.")] = (
-        field(default_factory=dict)
+    spec: Annotated[Embedded, Meta(description="v1 PodSpec with the fields to set.")] = field(
+        default_factory=dict
     )

@@ -31,174 +31,198 @@ Gangs = Annotated[int, Meta(ge=0, le=MOST_GANGS)]
 
 
 class WorkersStatus(Wire, frozen=True, kw_only=True, omit_defaults=False):
-    """Workers of the present attempt, counted from their pods."""
+    """Counts of the pods of the current attempt."""
 
-    pending: Annotated[int, Meta(description="Not started yet.")] = 0
-    ready: Annotated[int, Meta(description="Started, and their command runs.")] = 0
-    running: Annotated[int, Meta(description="Started, ready or not.")] = 0
-    failed: Annotated[int, Meta(description="Ended with an error.")] = 0
-    succeeded: Annotated[int, Meta(description="Ended well.")] = 0
+    pending: Annotated[int, Meta(description="Pods that have not started.")] = 0
+    ready: Annotated[int, Meta(description="Pods whose command runs.")] = 0
+    running: Annotated[int, Meta(description="Pods that have started, ready or not.")] = 0
+    failed: Annotated[int, Meta(description="Pods that failed.")] = 0
+    succeeded: Annotated[int, Meta(description="Pods that succeeded.")] = 0
 
 
 class LastFailure(Wire, frozen=True, kw_only=True):
-    """The first failure of the last gang that failed: the cause, not what it dragged along."""
+    """The root cause of the last failed gang: its first failure, not those that followed."""
 
-    node: Annotated[str, Meta(description="Node on which it happened.")] = ""
+    node: Annotated[str, Meta(description="Node of the failure.")] = ""
     rank: Annotated[int | None, Meta(description="Global rank that failed.")] = None
     exit_code: Annotated[int | None, Meta(description="Exit code of that rank.")] = None
     signal: Annotated[int | None, Meta(description="Signal that ended that rank.")] = None
-    reason: Annotated[str, Meta(description="Kind of failure, in one word.")] = ""
-    message: Annotated[str, Meta(description="Its last line, or what to do.")] = ""
-    time: Annotated[Time | None, Meta(description="When it happened.")] = None
+    reason: Annotated[str, Meta(description="Reason of the failure in CamelCase.")] = ""
+    message: Annotated[
+        str, Meta(description="Last line of output of the failed rank, or what to do.")
+    ] = ""
+    time: Annotated[Time | None, Meta(description="Time of the failure.")] = None
 
 
 class Attempt(Wire, frozen=True, kw_only=True):
-    """A gang that ended, and why."""
+    """A gang that has ended, and why."""
 
     number: Annotated[Gangs, Meta(description="Number of the attempt, from 0.")] = 0
-    node: Annotated[str, Meta(description="Node of the failure that ended it.")] = ""
-    start_time: Annotated[Time | None, Meta(description="When it was created.")] = None
-    end_time: Annotated[Time | None, Meta(description="When it was given up.")] = None
+    node: Annotated[str, Meta(description="Node of the failure that ended the attempt.")] = ""
+    start_time: Annotated[Time | None, Meta(description="Time of creation.")] = None
+    end_time: Annotated[Time | None, Meta(description="Time of its end.")] = None
     running_seconds: Annotated[
-        int, Meta(ge=0, le=10_000_000_000, description="For how long all its workers ran.")
+        int, Meta(ge=0, le=10_000_000_000, description="Time during which all of its pods ran.")
     ] = 0
-    counted: Annotated[bool, Meta(description="Whether maxRestarts counts its end.")] = False
-    reason: Annotated[str, Meta(description="Why it ended, in one word.")] = ""
-    message: Annotated[str, Meta(description="Why it ended.")] = ""
+    counted: Annotated[bool, Meta(description="Whether its end counts towards maxRestarts.")] = (
+        False
+    )
+    reason: Annotated[str, Meta(description="Reason of its end in CamelCase.")] = ""
+    message: Annotated[str, Meta(description="Why the attempt ended.")] = ""
 
 
 class Progress(Wire, frozen=True, kw_only=True):
-    """How far the training is, as rank 0 says by torchrun_progress.report."""
+    """Training progress, as rank 0 reports it by torchrun_progress.report."""
 
-    step: Annotated[int | None, Meta(description="Steps done.")] = None
-    total_steps: Annotated[int | None, Meta(description="Steps in all.")] = None
-    loss: Annotated[float | None, Meta(description="Last loss; left out if not finite.")] = None
-    samples_per_second: Annotated[float | None, Meta(description="Of the whole job.")] = None
-    time: Annotated[Time | None, Meta(description="When it was reported.")] = None
+    step: Annotated[int | None, Meta(description="Completed steps.")] = None
+    total_steps: Annotated[int | None, Meta(description="Total number of steps.")] = None
+    loss: Annotated[float | None, Meta(description="Last loss. Omitted if it is not finite.")] = (
+        None
+    )
+    samples_per_second: Annotated[
+        float | None, Meta(description="Throughput of the whole job.")
+    ] = None
+    time: Annotated[Time | None, Meta(description="Time of the report.")] = None
 
 
 class UnfencedWorker(Wire, frozen=True, kw_only=True):
-    """A worker on a lost node of which nobody knows whether it still runs."""
+    """A pod on a lost node that may still run."""
 
     attempt: Annotated[
         Gangs | None,
-        Meta(description="Its attempt; unset for a worker of an earlier job of this name."),
+        Meta(
+            description="Number of its attempt. Unset for a pod of an earlier job with this name."
+        ),
     ] = None
-    index: Annotated[int, Meta(ge=0, le=10000, description="Its index in the gang.")] = 0
-    node: Annotated[str, Meta(description="Its node.")] = ""
-    since: Annotated[Time | None, Meta(description="Since when the node is lost.")] = None
+    index: Annotated[int, Meta(ge=0, le=10000, description="Index of the pod in the gang.")] = 0
+    node: Annotated[str, Meta(description="Node of the pod.")] = ""
+    since: Annotated[Time | None, Meta(description="Time since which the node is lost.")] = None
     unproven: Annotated[
-        bool, Meta(description="It left no proof that it watches for newer gangs.")
+        bool, Meta(description="The pod has not confirmed that it watches for newer gangs.")
     ] = False
 
 
 class TorchrunJobStatus(Wire, frozen=True, kw_only=True):
-    """How far the run is and why it waits or died."""
+    """How far the job is, and why it waits or failed."""
 
-    phase: Annotated[Phase | None, Meta(description="Sums up the conditions.")] = None
+    phase: Annotated[Phase | None, Meta(description="Summary of the conditions.")] = None
     conditions: Annotated[
         tuple[Condition, ...],
         Meta(
-            description="metav1 conditions; each message says what to do.",
+            description="metav1 conditions. Each message says what to do.",
             extra_json_schema=BY_TYPE,
         ),
     ] = ()
     observed_generation: Annotated[
-        int, Meta(description="Generation of the spec that this status speaks of.")
+        int, Meta(description="Generation of the spec that this status describes.")
     ] = 0
-    reason: Annotated[str, Meta(description="Of the condition that matters now.")] = ""
-    message: Annotated[str, Meta(description="Of the condition that matters now.")] = ""
-    num_nodes: Annotated[int | None, Meta(description="Nodes of the present attempt.")] = None
-    gpus: Annotated[int | None, Meta(description="GPUs of those nodes together.")] = None
+    reason: Annotated[str, Meta(description="From the condition that currently matters.")] = ""
+    message: Annotated[str, Meta(description="From the condition that currently matters.")] = ""
+    num_nodes: Annotated[
+        int | None, Meta(description="Number of nodes of the current attempt.")
+    ] = None
+    gpus: Annotated[
+        int | None, Meta(description="Total number of GPUs of the current attempt.")
+    ] = None
     workers: WorkersStatus | None = None
-    workers_status: Annotated[str, Meta(description='The counts in words, as "3/4 ready".')] = ""
-    attempt: Annotated[Gangs, Meta(description="Number of the present gang, from 0.")] = 0
+    workers_status: Annotated[
+        str, Meta(description='Summary of the counts, for example "3/4 ready".')
+    ] = ""
+    attempt: Annotated[Gangs, Meta(description="Number of the current attempt, from 0.")] = 0
     restarts: Annotated[
         Gangs,
-        Meta(description="Gangs that failed and that maxRestarts counts; a new one follows each."),
+        Meta(description="Restarts that count towards maxRestarts."),
     ] = 0
     disruptions: Annotated[
         Gangs,
-        Meta(description="Gangs that ended by disruptions and ignored failures, not counted."),
+        Meta(
+            description="Restarts after disruptions and ignored failures. They do not count "
+            "towards maxRestarts."
+        ),
     ] = 0
     running_seconds: Annotated[
         int,
         Meta(
             ge=0,
             le=10_000_000_000,
-            description="Running time of the gangs before the present one.",
+            description="Running time of all previous attempts.",
         ),
     ] = 0
     attempts: Annotated[
-        tuple[Attempt, ...], Meta(max_length=5, description="The last gangs that ended.")
+        tuple[Attempt, ...], Meta(max_length=5, description="Most recent attempts that have ended.")
     ] = ()
     unfenced: Annotated[
         tuple[UnfencedWorker, ...],
-        Meta(description="Workers on lost nodes that may still run and write checkpoints."),
+        Meta(description="Pods on lost nodes that may still run and write checkpoints."),
     ] = ()
     worker_nodes: Annotated[
         tuple[str, ...],
         Meta(
             max_length=10000,
-            description="Nodes of the present gang's workers that may run their command, by index; "
-            "empty for others, and for those in unfenced.",
+            description="Nodes of the pods of the current attempt that may run their command, "
+            "by index. Empty strings stand for other pods and for those in "
+            "unfenced.",
         ),
     ] = ()
     avoided_nodes: Annotated[
         tuple[str, ...],
-        Meta(description="Nodes that the next gang avoids where it can: they failed twice."),
+        Meta(description="Nodes that failed twice. The next gang avoids them if possible."),
     ] = ()
     checkpoint_nodes: Annotated[
         tuple[str, ...],
         Meta(
             max_length=1024,
-            description="Nodes that have the checkpoints of the last gang, where they stay on "
-            "nodes: the next gang prefers these.",
+            description="Nodes with the checkpoints of the previous attempt, if checkpoints "
+            "stay on nodes. The next gang prefers them.",
         ),
     ] = ()
-    selector: Annotated[str, Meta(description="Label selector of the workers, for scaling.")] = ""
+    selector: Annotated[
+        str, Meta(description="Label selector of the pods, for the scale subresource.")
+    ] = ""
     workspace_revision: Annotated[
         int,
         Meta(
             ge=0,
             le=1_000_000_000_000_000,
-            description="The revision of the workspace that all workers of the present gang have "
-            "been told to run, from 1; kubectl torchrun sync makes another.",
+            description="Revision of the workspace that the current attempt runs, from 1. "
+            "kubectl torchrun sync creates a new one.",
         ),
     ] = 0
     workspace_commit: Annotated[
         str,
         Meta(
-            description="What the workspace was made of: git's commit, or for s3 a digest over "
-            "the objects' names, sizes and ETags."
+            description="Version of the source: the commit for git, or a digest of the names, "
+            "sizes and ETags of the objects for s3."
         ),
     ] = ""
-    start_time: Annotated[Time | None, Meta(description="When all workers first ran.")] = None
+    start_time: Annotated[Time | None, Meta(description="Time at which all pods first ran.")] = None
     queue_policy: Annotated[
         QueuePolicy | None,
         Meta(
-            description="What the queue lent to the job when its first gang was created: this "
-            "holds to the job's end, whatever becomes of the queue. The job's own spec goes first."
+            description="Settings of the queue when the first gang of the job was created. They"
+            " stay in effect until the job ends, even if the queue changes or is "
+            "deleted. The job's own spec takes precedence."
         ),
     ] = None
     sync_start_time: Annotated[
         Time | None,
-        Meta(description="When the preparation of the workspace began that is under way."),
+        Meta(description="Time at which the current preparation of the workspace started."),
     ] = None
-    completion_time: Annotated[
-        Time | None, Meta(description="When the job succeeded or failed for good.")
-    ] = None
+    completion_time: Annotated[Time | None, Meta(description="Time at which the job finished.")] = (
+        None
+    )
     last_failure: LastFailure | None = None
     progress: Progress | None = None
     dependencies_met: Annotated[
         tuple[MetDependency, ...],
         Meta(
             max_length=64,
-            description="Those of spec.dependsOn that have been met.",
+            description="Dependencies of spec.dependsOn that are met.",
             extra_json_schema=BY_NAME,
         ),
     ] = ()
     admission: Admission | None = None
     queue_position: Annotated[
-        int | None, Meta(description="Place in its queue's line while it is not admitted, from 1.")
+        int | None,
+        Meta(description="Position in the queue while the job waits for admission, from 1."),
     ] = None

@@ -99,9 +99,8 @@ class WorkspaceVolume(Wire, frozen=True, kw_only=True):
     source: Annotated[
         WorkspaceSource,
         Meta(
-            description="zip: waits for an upload by kubectl torchrun. "
-            "git: a commit of a repository. s3: objects of a bucket. "
-            "existing: a claim of yours, mounted read-only as it is. "
+            description="zip: an upload by kubectl torchrun. git: a commit of a repository. s3:"
+            " objects of a bucket. existing: an existing PVC, mounted read-only. "
             "none: the code is in the image."
         ),
     ] = "zip"
@@ -113,7 +112,7 @@ class WorkspaceVolume(Wire, frozen=True, kw_only=True):
                 max_length=2048,
                 description=f"git: {GIT_URL_FORMS}. s3: {S3_URL_FORMS}; a single .zip, .tar or "
                 ".tar.gz is unpacked, everything else is the prefix of a folder. "
-                "It can be mended until the first workers are made.",
+                "It can be corrected until the first pods are created.",
             ),
         ]
         | None
@@ -125,8 +124,9 @@ class WorkspaceVolume(Wire, frozen=True, kw_only=True):
                 min_length=1,
                 max_length=255,
                 pattern=GIT_REF,
-                description="git: branch, tag, or commit with all its digits. Default: the "
-                "repository's own default branch. status.workspaceCommit has what it meant.",
+                description="git: a branch, a tag, or a full commit hash. Default: the default "
+                "branch of the repository. status.workspaceCommit shows the resolved "
+                "commit.",
             ),
         ]
         | None
@@ -138,7 +138,7 @@ class WorkspaceVolume(Wire, frozen=True, kw_only=True):
                 min_length=1,
                 max_length=1024,
                 pattern=SUB_PATH,
-                description="Folder of the repository, the objects or the claim that is the "
+                description="Directory of the repository, the objects or the PVC that becomes the "
                 "workspace. Default: all of it.",
             ),
         ]
@@ -148,38 +148,44 @@ class WorkspaceVolume(Wire, frozen=True, kw_only=True):
         Annotated[
             LocalObjectReference,
             Meta(
-                description="Secret that the sync pod alone sees. git over https: username, "
-                "password; over ssh: ssh-privatekey, known_hosts. s3: AWS_ACCESS_KEY_ID, "
-                "AWS_SECRET_ACCESS_KEY, and if needed AWS_SESSION_TOKEN, AWS_REGION, "
-                "AWS_ENDPOINT_URL. Both: ca.crt for a private certificate authority."
+                description="Secret that only the sync pod mounts. git over https: username, "
+                "password; over ssh: ssh-privatekey, known_hosts. s3: "
+                "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and, if needed, "
+                "AWS_SESSION_TOKEN, AWS_REGION, AWS_ENDPOINT_URL. Both: ca.crt for a "
+                "private certificate authority."
             ),
         ]
         | None
     ) = None
     claim_name: (
-        Annotated[ObjectName, Meta(description="existing: the claim, in the job's namespace.")]
+        Annotated[
+            ObjectName, Meta(description="existing: name of the PVC, in the job's namespace.")
+        ]
         | None
     ) = None
     image: (
         Annotated[
             ImageName,
             Meta(
-                description="Image of the sync pod, which has torchrun-sync in it. "
-                "Default: the controller's own."
+                description="Image of the sync pod. It must contain torchrun-sync. Default: the "
+                "controller's image."
             ),
         ]
         | None
     ) = None
     delivery: Delivery | None = None
-    size: (
-        Annotated[Quantity, Meta(description="Size of the claim. Default: the queue's.")] | None
-    ) = None
+    size: Annotated[Quantity, Meta(description="Size of the PVC. Default: the queue's.")] | None = (
+        None
+    )
     storage_class_name: StorageClassName | None = None
     access_mode: ClaimAccessMode | None = None
     mount_path: (
         Annotated[
             MountPath,
-            Meta(description="Where workers find their copy. Default: the queue's, usually /app."),
+            Meta(
+                description="Mount path of the workspace in the pods. Default: the queue's, usually"
+                " /app."
+            ),
         ]
         | None
     ) = None

@@ -134,7 +134,7 @@ def test_shapes() -> None:
     assert at(job, ".status.startTime") == {
         "type": "string",
         "format": "date-time",
-        "description": "When all workers first ran.",
+        "description": "Time at which all pods first ran.",
     }
     command = at(job, ".spec.command")
     assert "type" not in command
