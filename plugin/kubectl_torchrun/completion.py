@@ -1,6 +1,6 @@
-"""Completion, by kubectl's own mechanism: it runs kubectl_complete-torchrun with the words so far.
+"""Shell completion: kubectl runs kubectl_complete-torchrun with the words of the command line.
 
-The output is a line for each completion, `value<TAB>description`, and a last line with a colon and
+The output has a line for each completion, `value<TAB>description`, and a last line with a colon and
 cobra's directive. https://kubernetes.io/docs/tasks/extend-kubectl/kubectl-plugins
 """
 

@@ -1,4 +1,4 @@
-"""Errors that end a command. The message says what to do; each class has its exit code."""
+"""Errors that end a command. The message tells the next step; each class has an exit code."""
 
 SUCCEEDED = 0
 RUN_FAILED = 1
@@ -9,32 +9,32 @@ TIMED_OUT = 5
 DETACHED = 130
 
 
-class Problem(Exception):  # noqa: N818 - it is shown to users by its message alone
-    """Base of the errors that a command reports without a traceback."""
+class Problem(Exception):  # noqa: N818  # users see only its message
+    """Base of errors that a command reports without a traceback."""
 
     exit_code = RUN_FAILED
 
 
 class UsageProblem(Problem):
-    """The command cannot be carried out as it was given: nothing was created."""
+    """Invalid usage: nothing was created or changed."""
 
     exit_code = USAGE
 
 
 class RunProblem(Problem):
-    """The job exists and does not run: it has ended, was deleted, or its spec is invalid."""
+    """The job exists but does not run: it ended, was deleted, or has an invalid spec."""
 
     exit_code = RUN_FAILED
 
 
 class UploadProblem(Problem):
-    """The job exists and still waits for its workspace."""
+    """The job exists but still waits for its workspace."""
 
     exit_code = UPLOAD_FAILED
 
 
 class ClusterProblem(Problem):
-    """The cluster was not reached, or it refused."""
+    """The cluster is unreachable or refused the request."""
 
     exit_code = CLUSTER
 

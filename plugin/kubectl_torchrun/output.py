@@ -1,4 +1,4 @@
-"""What is printed for programs and in columns."""
+"""Output for programs (-o) and tables."""
 
 import sys
 from collections.abc import Sequence
@@ -37,13 +37,13 @@ def write(body: JsonObject, output: str) -> None:
 
 
 def put(text: str) -> None:
-    """Print text for programs as it is; on a terminal its control characters are escaped."""
+    """Print text for programs unchanged; on a terminal, escape its control characters."""
     sys.stdout.write(escape(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
 
 def put_bytes(content: bytes) -> None:
-    """Print content for programs as it is."""
+    """Print content for programs unchanged."""
     sys.stdout.buffer.write(content)
 
 
@@ -62,14 +62,15 @@ def columns(
     width: int | None = None,
     spare: Sequence[str] = (),
 ) -> list[str]:
-    """Aligned lines, the head first. To fit in `width`, columns named in `spare` go, in that order.
+    """Aligned lines, the head first.
 
-    Then the last column is cut, with an ellipsis. Without a width nothing is left out.
+    To fit in `width`, columns in `spare` are removed in that order; then the last column is cut
+    with an ellipsis. width: None for no limit.
     """
     table = [[*head], *([str(escape(" ".join(cell.split()))) for cell in row] for row in rows)]
-    gone = list(spare)
-    while width and gone and _needs(table) > width:
-        name = gone.pop(0)
+    removable = list(spare)
+    while width and removable and _required_width(table) > width:
+        name = removable.pop(0)
         if name in table[0]:
             at = table[0].index(name)
             table = [row[:at] + row[at + 1 :] for row in table]
@@ -82,26 +83,26 @@ def columns(
 
 
 def cut(line: str, width: int | None) -> str:
-    """At most so many characters, the last an ellipsis where some are missing."""
+    """The line, at most `width` characters long; an ellipsis replaces a cut end."""
     return line if not width or len(line) <= width else line[: max(width - 1, 0)] + "…"
 
 
-def _needs(table: list[list[str]]) -> int:
-    """Width with at least some of the last column."""
+def _required_width(table: list[list[str]]) -> int:
+    """The width with at least 24 characters of the last column."""
     widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]
     last = min(widths[-1], 24) if table[0] else 0
     return sum(widths[:-1]) + last + len(GAP) * (len(widths) - 1)
 
 
 def screen_width() -> int | None:
-    """Columns of the terminal on stdout; None where it is none, and nothing need be cut."""
+    """Columns of the terminal on stdout; None if stdout is not a terminal."""
     import shutil
 
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def age(since: datetime | None, now: datetime | None = None) -> str:
-    """As kubectl writes it: 45s, 3m20s, 5h, 2d."""
+    """The age in the format of kubectl: 45s, 3m20s, 5h, 2d."""
     if since is None:
         return ""
     if since.tzinfo is None:
@@ -111,7 +112,7 @@ def age(since: datetime | None, now: datetime | None = None) -> str:
 
 
 def duration(seconds: int) -> str:
-    """In two units where the larger is small."""
+    """A duration in one unit, or in two if the larger is small."""
     if seconds < 120:
         return f"{seconds}s"
     minutes, rest = divmod(seconds, 60)
@@ -126,5 +127,5 @@ def duration(seconds: int) -> str:
 
 
 def print_lines(lines: Sequence[str]) -> None:
-    """Print lines on stdout; colours go where it has none."""
+    """Print lines on stdout, with colours if it shows them."""
     echo(join(lines), colour=has_colour(sys.stdout))

@@ -1,4 +1,4 @@
-"""What the user sees: logs on stdout, all else on stderr; a spinner and a bar on terminals only."""
+"""Output for the user: logs on stdout, all else on stderr; spinner and bars on terminals only."""
 
 import os
 import select
@@ -55,7 +55,7 @@ class Terminal:
         self.at_rest()
 
     def note(self, text: str) -> None:
-        """One line about what happens."""
+        """Print one line on stderr."""
         if self._spinner is not None or self._barred:
             from rich.text import Text
 
@@ -64,15 +64,15 @@ class Terminal:
             echo(text, file=self._err, colour=self._err_colour)
 
     def transition(self, phase: str, text: str) -> None:
-        """The job has entered a phase, or says something new in it."""
+        """Print a new phase of the job, or a new reason or message of it."""
         self._waiting = ("", 0.0)
         padded = f"{phase:<9} " if text else phase
         self.note(style(padded, **phase_style(phase)) + text)
 
     def waiting(self, brief: str, text: str, seconds: float) -> None:
-        """Nothing has happened for so many seconds, because of `text`, which starts with `brief`.
+        """Show what the job waits for, after `seconds` without a change.
 
-        A terminal shows the brief one beside a spinner, as the whole stands above it already.
+        brief: the start of `text`. A terminal shows only this, as the text is already above it.
         """
         if self._barred:
             return
@@ -83,23 +83,23 @@ class Terminal:
         now = time.monotonic()
         if seconds >= _QUIET_SECONDS and (text != before or now - at >= _REPEAT_SECONDS):
             self._waiting = (text, now)
-            again = f"still waiting: {brief} ({seconds:.0f} s)"
-            self.note(again if text == before else f"still waiting: {text}")
+            again = f"Still waiting: {brief} ({seconds:.0f} s)"
+            self.note(again if text == before else f"Still waiting: {text}")
 
     def at_rest(self) -> None:
-        """Take the spinner off the screen."""
+        """Remove the spinner from the screen."""
         if self._spinner is not None:
             self._spinner.stop()
             self._spinner = None
 
     def interrupted(self) -> None:
-        """Go on below the `^C` that the terminal itself has written."""
+        """Continue below the `^C` that the terminal has printed."""
         self.at_rest()
         if self._live:
             self._err.write("\n")
 
     def log(self, rank: int, line: bytes) -> None:
-        """One line of a rank's log. Of one that draws over itself, as bars do, the end."""
+        """Print one line of a log; of a line that overwrites itself, as bars do, only the end."""
         self.at_rest()
         prefix = escape(f"[{rank}]")
         if self._out_colour:
@@ -109,7 +109,7 @@ class Terminal:
 
     @contextmanager
     def bar(self, label: str, total: int) -> Iterator["Bar"]:
-        """A bar over so many bytes."""
+        """A progress bar; total: bytes."""
         self.at_rest()
         self._barred = self._live
         try:
@@ -141,27 +141,27 @@ class Terminal:
 
 
 class Bar:
-    """How far an upload is; `reached` bytes are taken."""
+    """Progress of an upload or of packing."""
 
     def __init__(self, label: str, total: int, terminal: Terminal | None) -> None:
         self.label = label
         self.total = total
         self._terminal = terminal
-        self._told_at = time.monotonic()
+        self._printed_at = time.monotonic()
 
     def reached(self, size: int) -> None:
-        """Says so every few seconds."""
+        """Set the progress to `size` bytes; without a terminal, print it every few seconds."""
         now = time.monotonic()
-        if self._terminal is not None and now - self._told_at >= _BAR_SECONDS:
-            self._told_at = now
+        if self._terminal is not None and now - self._printed_at >= _BAR_SECONDS:
+            self._printed_at = now
             share = 100 * size // max(self.total, 1)
             self._terminal.note(f"{self.label}: {share} % of {human(self.total)}")
 
 
 def ask(question: str) -> str:
-    """The line that is typed at the terminal on stdin; empty at its end. Raises KeyboardInterrupt.
+    """The line that the user types; empty at the end of stdin. Raises KeyboardInterrupt.
 
-    input() may sleep through a Ctrl-C that comes just before it begins to read.
+    input() may miss a Ctrl-C that arrives just before it starts to read.
     """
     echo(f"{question} ", nl=False, file=sys.stderr)
     woken, wakes = os.pipe()
@@ -180,7 +180,7 @@ def ask(question: str) -> str:
 
 
 def phase_style(phase: str) -> "PhaseStyle":
-    """Arguments for `style`."""
+    """The colour of a phase, as arguments of `style`."""
     return {"fg": _PHASE_COLOURS.get(phase), "bold": True}
 
 
@@ -213,5 +213,5 @@ def _is_terminal(stream: TextIO) -> bool:
 
 
 def has_colour(stream: TextIO) -> bool:
-    """Whether a stream shows colours: a terminal, and its user wants them."""
+    """Whether a stream shows colours: it is a terminal, and NO_COLOR is not set."""
     return _is_terminal(stream) and not os.environ.get("NO_COLOR")

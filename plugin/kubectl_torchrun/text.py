@@ -1,6 +1,6 @@
-"""Text that is safe on a terminal: foreign text is escaped, only our own colours remain.
+"""Text that is safe on a terminal: foreign text is escaped, only the plugin's colours remain.
 
-Everything that is printed passes through `escape` or `log_text`.
+All output passes through `escape` or `log_text`.
 """
 
 import re
@@ -10,7 +10,7 @@ from typing import TextIO
 
 import click
 
-# Control characters but tab and newline, and what reorders or breaks a line.
+# Control characters except tab and newline, and characters that reorder or break a line.
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
@@ -35,7 +35,7 @@ class Styled(str):
 
 
 def escape(text: str) -> Styled:
-    """The text with each control character as its number: an escape character is `\\u001b`."""
+    """The text with control characters as escape sequences, for example `\\u001b`."""
     if isinstance(text, Styled):
         return text
     return Styled(_CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text))
@@ -64,7 +64,7 @@ def log_text(line: bytes, *, colour: bool) -> Styled:
 def echo(
     text: str = "", *, file: TextIO | None = None, nl: bool = True, colour: bool | None = None
 ) -> None:
-    """Print on stdout or this file. colour: keep our colours; None: only on a terminal."""
+    """Print on stdout or `file`. colour: keep colours; None: only on a terminal."""
     click.echo(escape(text), file=file or sys.stdout, nl=nl, color=colour)
 
 

@@ -225,7 +225,7 @@ def test_sync_after_an_edit_runs_what_the_directory_holds_now(space: Space, tmp_
     project(tmp_path, train_py=CHECK)
     code, _, err = plugin(space, tmp_path, "sync", "run")
     assert code == 0, err
-    assert "another content" in err
+    assert "Job run expects other content." in err
     space.wait_phase("run", "Succeeded")
     after = space.get(TORCHRUN_JOBS, "run")["metadata"]["annotations"][WORKSPACE_SHA256]
     assert after != before

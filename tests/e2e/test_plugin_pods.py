@@ -56,7 +56,7 @@ def test_logs_of_the_attempt_before_come_from_a_worker_and_later_from_the_claim(
     code, out, err = plugin(space, tmp_path, "logs", "run", "--attempt", "0", "--node", "0")
     assert code == 0, err
     assert out == "[0] first words of node 0\n" or "[0] first words of node 0" in out
-    assert "with the pod run-log-reader" in err
+    assert "with pod run-log-reader" in err
     until(
         lambda: space.api.get(PODS.path(space.name, "run-log-reader")).status_code == 404, "its end"
     )
@@ -95,7 +95,7 @@ def test_ports_are_forwarded_and_tensorboard_ends_with_its_command(
         process.wait(SECONDS)
     code, _, err = plugin(space, tmp_path, "port-forward", "web", "--tensorboard", "/tmp")
     assert code == 2
-    assert "The job's image has no tensorboard" in err
+    assert "The image of the job does not contain TensorBoard." in err
     space.kubectl("exec", "-i", pod, "-c", "trainer", "--", "sh", "-c", board, stdin=FAKE_BOARD)
     port = free_port()
     arguments = ["port-forward", "web", "--tensorboard", "/tmp", str(port)]

@@ -210,7 +210,7 @@ def test_a_running_job_takes_what_is_pushed(
     print(f"git, {delivery}: sync to first line {first:.2f} s, on both nodes {last:.2f} s")
     status = space.get(TORCHRUN_JOBS, "git")["status"]
     assert (status["workspaceCommit"], status["workspaceRevision"]) == (newer, 2)
-    assert "Nothing has changed" in ended(plugin(space, tmp_path, "sync", "git"))
+    assert "Job git already runs revision 2" in ended(plugin(space, tmp_path, "sync", "git"))
 
     rename_branch(space, "main", "gone")
     refused = plugin(space, tmp_path, "sync", "git")

@@ -71,7 +71,7 @@ def assert_ends_clean(watching: "subprocess.Popen[str]") -> None:
     assert watching.returncode == 130
     assert "Traceback" not in out
     assert out.count("Revision") == 3
-    assert "run goes on with what it has." in out
+    assert "Job run continues with its current files." in out
 
 
 @pytest.mark.long
@@ -81,7 +81,7 @@ def test_a_job_outside_development_takes_an_edit_when_told(space: Space, tmp_pat
         write(tmp_path, number)
         assert f"Revision {number}: 1 file," in ended(plugin(space, tmp_path, "sync", "run"))
         until(everywhere(space, pods, f"new code: {number} "), "the edit")
-    assert "has this content already" in ended(plugin(space, tmp_path, "sync", "run"))
+    assert "already has this content" in ended(plugin(space, tmp_path, "sync", "run"))
     assert workers(space) == pods
     job = space.get(TORCHRUN_JOBS, "run")
     assert not job["spec"].get("development", False)

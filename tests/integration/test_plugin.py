@@ -169,14 +169,14 @@ def test_what_the_schema_refuses_is_told_by_field(laptop: Laptop) -> None:
 @pytest.mark.parametrize(
     ("queues", "arguments", "message"),
     [
-        ([], [], "There is no TorchrunQueue in the namespace"),
+        ([], [], " has no TorchrunQueue."),
         (["a", "b"], [], "--queue a\n  --queue b"),
-        (["a", "b"], ["--queue", "c"], "no TorchrunQueue c in the namespace"),
-        (["a"], ["--name", "Not_A_Name"], "is not a job name"),
+        (["a", "b"], ["--queue", "c"], "TorchrunQueue c not found in namespace"),
+        (["a"], ["--name", "Not_A_Name"], "is not a valid job name"),
         (["a"], ["--name", "x" * 46], "has 46 characters"),
-        (["a"], ["--nodes", "1", "--gpus", "1"], "--nodes or --gpus, not both"),
+        (["a"], ["--nodes", "1", "--gpus", "1"], "--nodes and --gpus are mutually exclusive"),
         (["a"], ["--env", "LR"], "is not NAME=VALUE"),
-        (["a"], ["--epochs", "3"], "put -- before it"),
+        (["a"], ["--epochs", "3"], "add -- before it"),
     ],
     ids=lambda value: None,
 )
@@ -250,7 +250,7 @@ def test_ctrl_c_while_following_leaves_the_run_alone(laptop: Laptop) -> None:
     running.process.send_signal(signal.SIGINT)
     code, _, err = running.end()
     assert code == 130
-    assert "Detached; the job goes on" in err
+    assert "Detached. The job continues." in err
     assert f"kubectl torchrun logs run --follow -n {laptop.namespace}" in err
     assert laptop.job("run")["status"]["phase"] == "Running"  # type: ignore[index,call-overload]
 
@@ -272,7 +272,7 @@ def test_a_job_that_cannot_run_ends_it_before_the_upload(laptop: Laptop) -> None
     laptop.set_status("run", phase="Pending", reason="InvalidSpec", message="5 of 4 GPUs")
     code, _, err = running.end()
     assert code == 1
-    assert "cannot run as it is: 5 of 4 GPUs" in err
+    assert "The spec of the job is invalid: 5 of 4 GPUs" in err
     assert "kubectl torchrun cancel run" in err
 
 
@@ -293,20 +293,20 @@ def test_sync_makes_the_job_name_what_the_directory_holds_now(laptop: Laptop) ->
     first = laptop.job("run")["metadata"]["annotations"][key]  # type: ignore[index,call-overload]
     code, _, err = laptop.run("sync", "run", "--upload-timeout", "1")
     assert code == 3
-    assert "another content" not in err
+    assert "expects other content" not in err
     (laptop.project / "train.py").write_text("print('mended')\n")
     code, _, err = laptop.run("sync", "run", "--upload-timeout", "1")
     assert code == 3
-    assert "another content" in err
+    assert "expects other content" in err
     second = laptop.job("run")["metadata"]["annotations"][key]  # type: ignore[index,call-overload]
     assert second != first
     laptop.set_status("run", phase="Running", conditions=READY)
     (laptop.project / "train.py").write_text("print('mended again')\n")
     code, out, err = laptop.run("sync", "run", "--upload-timeout", "1")
     assert (code, out) == (3, "")  # no sync pod comes, as no controller runs
-    assert "another content" not in err
-    assert "No sync pod took the upload within 1 s" in err
-    assert "run goes on with what it has. To send the directory:" in err
+    assert "expects other content" not in err
+    assert "No sync pod was ready within 1 s" in err
+    assert "Job run continues with its current files. To upload the directory:" in err
     assert f"  kubectl torchrun sync run -n {laptop.namespace}" in err
     job = laptop.job("run")
     third = job["metadata"]["annotations"][key]  # type: ignore[index,call-overload]
@@ -343,7 +343,7 @@ def test_the_role_edit_is_enough_and_without_it_one_is_told(laptop: Laptop, tmp_
     code, _, err = laptop.run("submit", "python train.py")
     assert code == 4
     assert 'User "alice" cannot' in err
-    assert f"the role edit in the namespace {laptop.namespace}" in err
+    assert f"the role edit in namespace {laptop.namespace}" in err
     bind = ["create", "rolebinding", "alice", "--clusterrole=edit", "--user=alice"]
     laptop.cluster.kubectl(*bind, "-n", laptop.namespace)
     running = laptop.start("submit", "--queue", "a", "--name", "run", "python train.py")

@@ -11,7 +11,7 @@ from kubectl_torchrun.cli.options import (
     wait_options,
 )
 
-INTERRUPTED = "; what was asked for is done by the controller all the same"
+INTERRUPTED = "; the controller still makes the requested change"
 
 
 def change_options(bare: str, *formats: str) -> Callable[[Function], Function]:

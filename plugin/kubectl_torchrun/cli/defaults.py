@@ -1,4 +1,4 @@
-"""torchrun.toml: defaults of flags, found upwards from the working directory.
+"""torchrun.toml: defaults of flags, in the working directory or the nearest directory above.
 
 queue = "gpu"              # the flag --queue, of each command that has it
 command = "python train.py"
@@ -19,11 +19,11 @@ FILE = "torchrun.toml"
 _RUNS = ("submit", "run")  # the commands that a `command` outside of any table is for
 # A file that came with somebody's repository must not choose a kubeconfig: that may start programs.
 _REFUSED = {
-    "kubeconfig": "give it by --kubeconfig or KUBECONFIG: a kubeconfig may start programs, so it is"
-    " not taken from a file that may have come with a repository",
-    "trust": "it is the user's word on this file",
-    "help": "it is no default",
-    "version": "it is no default",
+    "kubeconfig": "Use --kubeconfig or KUBECONFIG: a kubeconfig can start programs, and the file"
+    " may come from a repository",
+    "trust": "It is your consent to this file",
+    "help": "It has no default",
+    "version": "It has no default",
 }
 
 
@@ -85,7 +85,7 @@ def read(path: Path) -> dict[str, object]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise _error(f"{path} cannot be read: {error}") from error
+        raise _error(f"Cannot read {path}: {error}") from error
 
 
 def _error(message: str) -> click.UsageError:
@@ -95,11 +95,11 @@ def _error(message: str) -> click.UsageError:
 
 def _check(name: str, known: set[str], where: str, tables: list[str] | None = None) -> None:
     if name in _REFUSED:
-        raise _error(f"{where}: {name} is not taken; {_REFUSED[name]}.")
+        raise _error(f"{where}: {name} cannot be set here. {_REFUSED[name]}.")
     if name not in known:
         near = difflib.get_close_matches(name, [*known, *(tables or ())], 1)
-        hint = f" Is {near[0]} meant?" if near else f" There are: {', '.join(sorted(known))}."
-        raise _error(f"{where}: there is no flag --{name} for the key {name}.{hint}")
+        hint = f"Did you mean {near[0]}?" if near else f"Valid keys: {', '.join(sorted(known))}."
+        raise _error(f"{where}: Unknown key {name}. {hint}")
 
 
 def _flags(command: click.Command) -> set[str]:

@@ -27,13 +27,13 @@ _HELP = frozenset({"-h", "--help"})
 
 EXIT_CODES = """\b
 Exit codes:
-  0    done; where a run is followed: it succeeded
-  1    the run failed or was deleted; doctor: something stands in the way; cancel: a wrong name
-  2    the command cannot be carried out as given; nothing was changed
-  3    the job exists, its workspace was not uploaded
-  4    the cluster was not reached, or it refused
-  5    --timeout ran out
-  130  stopped by Ctrl-C; the job goes on unless said otherwise
+  0    success; when a run is followed: the run succeeded
+  1    the run failed or was deleted; doctor: a check failed; cancel: a job does not exist
+  2    invalid usage; nothing was changed
+  3    the job exists, but its workspace was not uploaded
+  4    the cluster is unreachable or refused the request
+  5    --timeout expired
+  130  interrupted by Ctrl-C; the job continues unless a message says otherwise
 """
 
 
@@ -54,10 +54,9 @@ class OptionalValue(click.Option):
 
 
 class Command(click.Command):
-    """A command with defaults from torchrun.toml and the exit codes below its help."""
+    """A command with defaults from torchrun.toml."""
 
     def __init__(self, *positional: object, **rest: object) -> None:
-        rest.setdefault("epilog", EXIT_CODES)
         rest.setdefault("context_settings", CONTEXT_SETTINGS)
         super().__init__(*positional, **rest)  # type: ignore[arg-type]
         self.params.append(trust.option())
@@ -69,7 +68,7 @@ class Command(click.Command):
         parent: click.Context | None = None,
         **extra: object,
     ) -> click.Context:
-        """Read the defaults, unless help is asked for: help works beside a broken torchrun.toml."""
+        """Read the defaults, except for --help, which works with a broken torchrun.toml, too."""
         own = args[: args.index("--")] if "--" in args else args
         if parent is not None and not _HELP.intersection(own) and not parent.resilient_parsing:
             group = parent.command
@@ -152,7 +151,7 @@ def output_option(*formats: str) -> Callable[[Function], Function]:
         default="",
         type=click.Choice(["", *formats]),
         metavar="|".join(formats),
-        help="Print for programs, on stdout.",
+        help="Output format.",
     )
 
 
@@ -168,7 +167,7 @@ dry_run_option = click.option(
     default="none",
     type=click.Choice(["none", "client", "server"]),
     metavar="[=client|server]",
-    help="Change nothing: the API server judges it (server), or it is not even asked (client).",
+    help="Validate without changes: by the API server (server, default) or locally (client).",
 )
 
 
@@ -189,9 +188,9 @@ class Duration(click.ParamType["float"]):
             parts = re.findall(r"([\d.]+)([hms])", text)
             seconds = sum(float(number) * self._UNITS[unit] for number, unit in parts)
         else:
-            self.fail(f"{text!r} is no duration; write 90, 90s, 5m or 1h30m.", param, ctx)
+            self.fail(f"{text!r} is not a duration. Use for example 90s, 5m or 1h30m.", param, ctx)
         if seconds <= 0:
-            self.fail(f"{text!r} is no time at all.", param, ctx)
+            self.fail(f"{text!r} must be greater than 0.", param, ctx)
         return seconds
 
 
@@ -207,7 +206,7 @@ def wait_options(bare: str) -> Callable[[Function], Function]:
             type=DURATION,
             default=None,
             metavar="DURATION",
-            help="How long --wait waits, as 90s or 1h30m. Default: without end.",
+            help="Time limit of --wait, for example 90s or 1h30m. Default: no timeout.",
         )(command)
         return click.option(
             "--wait",
@@ -215,7 +214,7 @@ def wait_options(bare: str) -> Callable[[Function], Function]:
             bare=bare,
             default="",
             metavar="[=CONDITION]",
-            help=f"Wait for a phase (Running) or condition (Complete); alone: {bare}.",
+            help=f"Wait for a phase (Running) or a condition (Complete). Default: {bare}.",
         )(command)
 
     return add
@@ -237,7 +236,7 @@ def run_command(work: "Callable[[Terminal], int]", interrupted: str = "") -> Non
             sys.stdout.flush()
         except Problem as problem:
             terminal.at_rest()
-            echo(f"error: {problem}", file=sys.stderr)
+            echo(f"Error: {problem}", file=sys.stderr)
             code = problem.exit_code
         except BrokenPipeError:
             code = _discard_output()
@@ -250,7 +249,7 @@ def run_command(work: "Callable[[Terminal], int]", interrupted: str = "") -> Non
 
 
 def _discard_output() -> int:
-    """Send output nobody reads to /dev/null, or Python complains when it closes its streams."""
+    """Redirect closed output to /dev/null, so that Python can close its streams without errors."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Flags that `submit` and `run` share, and the job that they ask for."""
+"""Flags that `submit` and `run` share, and the job request that they make."""
 
 import functools
 import shlex
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kubectl_torchrun.upload.job_manifest import Request
 
 INTERRUPTED = "; nothing was created"
-# What the file of --filename says instead.
+# Set by the file of --filename instead.
 _IN_FILE = ("command", "nodes", "gpus", "image", "env", "after", "dev")
 
 
@@ -30,7 +30,7 @@ class RequestCommand(options.Command):
         except click.NoSuchOption as error:
             raise click.UsageError(
                 f"{error.format_message()} If it belongs to your command, quote the command"
-                ' ("python train.py --epochs 3") or put -- before it.',
+                ' ("python train.py --epochs 3") or add -- before it.',
                 ctx,
             ) from error
 
@@ -59,14 +59,14 @@ upload_timeout_option = click.option(
     default="30m",
     show_default=True,
     metavar="DURATION",
-    help="How long to wait for the pod that takes the upload.",
+    help="Time limit for the pod that receives the upload to start.",
 )
 overlay_option = click.option(
     "--overlay",
     default=None,
     type=click.Path(exists=True, file_okay=False),
     metavar="DIR",
-    help="Directory whose files are laid over the one that is sent.",
+    help="Directory whose files replace or extend the uploaded ones.",
 )
 _directory_option = click.option(
     "--directory",
@@ -74,7 +74,7 @@ _directory_option = click.option(
     default=None,
     type=click.Path(exists=True, file_okay=False),
     metavar="DIR",
-    help="Directory to send. Default: where torchrun.toml lies, else the current one.",
+    help="Directory to upload. Default: that of torchrun.toml, else the current one.",
 )
 
 
@@ -96,7 +96,7 @@ def request_options(command: options.Function) -> options.Function:
             "-f",
             default="",
             metavar="FILE",
-            help="TorchrunJob to create, in place of COMMAND and its options; - is stdin.",
+            help="Create the TorchrunJob of this file instead of COMMAND; - is stdin.",
         ),
         click.option(
             "--env", "-e", multiple=True, metavar="K=V", help="Environment variable; repeatable."
@@ -105,27 +105,31 @@ def request_options(command: options.Function) -> options.Function:
             "--after",
             multiple=True,
             metavar="JOB[=CONDITION]",
-            help="Start once JOB is Succeeded, or Running or Finished as given; repeatable.",
+            help="Start when JOB is Succeeded (default), Running or Finished; repeatable.",
             shell_complete=complete.jobs,
         ),
         click.option(
-            "--dev", is_flag=True, help="Development: keep pods of a command that fails, for edits."
+            "--dev", is_flag=True, help="Development mode: keep pods of a failed command for edits."
         ),
-        click.option("--image", default="", help="Image to run in. Default: the queue's."),
+        click.option("--image", default="", help="Container image. Default: that of the queue."),
         click.option(
-            "--name", default="", help="Name of the job. Default: the directory's, and 5 letters."
-        ),
-        click.option(
-            "--gpus", type=click.IntRange(min=1), help="GPUs in all, spread evenly over nodes."
+            "--name", default="", help="Name of the job. Default: directory name and 5 letters."
         ),
         click.option(
-            "--nodes", type=click.IntRange(min=1), help="Nodes, each with the queue's resources."
+            "--gpus",
+            type=click.IntRange(min=1),
+            help="Total number of GPUs, spread evenly over nodes.",
+        ),
+        click.option(
+            "--nodes",
+            type=click.IntRange(min=1),
+            help="Number of nodes with the resources of the queue.",
         ),
         click.option(
             "--queue",
             "-q",
             default="",
-            help="TorchrunQueue. Default: the only one there is.",
+            help="TorchrunQueue. Default: the only queue in the namespace.",
             shell_complete=complete.queues,
         ),
         click.argument("command", nargs=-1),
@@ -148,7 +152,8 @@ def _request_of_command(flags: RequestFlags) -> "Callable[[], Request]":
     line = command[0] if len(command) == 1 else shlex.join(command)
     if not line.strip():
         raise click.UsageError(
-            'COMMAND is empty; give it as in "python train.py", or as command in torchrun.toml.'
+            'COMMAND is empty. Add it, for example "python train.py", or set command in'
+            " torchrun.toml."
         )
 
     def make() -> "Request":
@@ -168,7 +173,7 @@ def _request_of_file(flags: RequestFlags) -> "Callable[[], Request]":
     both = [name for name in _IN_FILE if source(name) == ParameterSource.COMMANDLINE]
     if both:
         words = ", ".join("COMMAND" if name == "command" else f"--{name}" for name in both)
-        raise click.UsageError(f"{words}: with --filename the file says so; give one of the two.")
+        raise click.UsageError(f"{words} cannot be combined with --filename. Set it in the file.")
 
     queue_flag = flags.queue if source("queue") == ParameterSource.COMMANDLINE else ""
 
@@ -196,7 +201,7 @@ def _size(flags: RequestFlags) -> tuple[int | None, int | None]:
             gpus = None
         else:
             raise click.UsageError(
-                "Give --nodes or --gpus, not both: either one decides the other."
+                "--nodes and --gpus are mutually exclusive. Each determines the other."
             )
     return nodes, gpus
 
@@ -212,5 +217,5 @@ def directory_to_send(directory: str | None, terminal: Terminal) -> Path:
         return Path(directory)
     project = defaults.project()
     if project != Path.cwd():
-        terminal.note(f"Sending {project}, where {defaults.FILE} lies")
+        terminal.note(f"Uploading {project}, the directory of {defaults.FILE}.")
     return project

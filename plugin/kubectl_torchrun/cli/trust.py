@@ -40,7 +40,7 @@ def option() -> click.Option:
         is_flag=True,
         expose_value=False,
         callback=keep,
-        help=f"Take what runs and where from {defaults.FILE}, from now on.",
+        help=f"Trust the current settings of {defaults.FILE}.",
     )
 
 
@@ -62,17 +62,18 @@ def check(ctx: click.Context, terminal: "Terminal") -> None:
         return
     keys = "".join(f"\n  {key} = {json.dumps(value)}" for key, value in wanted.items())
     why = (
-        f"{path} sets{keys}\nThis chooses what runs, where, or what is sent, and the file may have"
-        " come with a repository, so it takes your word."
+        f"{path} sets{keys}\nThese settings control what runs, where it runs or what is uploaded,"
+        " and the file may come from a repository. They need your consent."
     )
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        _refuse(f"{why} Look at the file. Then add {FLAG} to the command, once, or give these flags"
-                " on the command line.")  # fmt: skip
+        _refuse(
+            f"{why} Review the file and add {FLAG} once, or set these flags on the command line."
+        )
     from kubectl_torchrun.terminal import ask
 
     terminal.note(why)
-    if ask("Take it from there until it changes? [y/N]:").lower() not in ("y", "yes"):
-        _refuse("Nothing was done. Give these flags on the command line instead.")
+    if ask("Trust these settings until they change? [y/N]:").lower() not in ("y", "yes"):
+        _refuse("Settings are not trusted. Set these flags on the command line instead.")
     _write_record(record, path, settings)
 
 

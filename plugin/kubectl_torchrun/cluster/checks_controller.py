@@ -1,8 +1,15 @@
-"""Doctor's checks of the controller: its Deployment, its leader, its readiness."""
+"""Checks of doctor for the controller: its Deployment, leader and readiness."""
 
 from datetime import UTC, datetime
 
-from kubectl_torchrun.cluster.checks import INSTALL, Finding, Severity, field_at, items_at, unseen
+from kubectl_torchrun.cluster.checks import (
+    INSTALL,
+    Finding,
+    Severity,
+    field_at,
+    items_at,
+    unreadable_finding,
+)
 from kubectl_torchrun.cluster.client import Api, ApiError
 from kubectl_torchrun.output import duration
 from torchrun_api.json import JsonObject
@@ -17,40 +24,43 @@ _FAILS, _NOTES = "[-] ", "[!] "  # of /readyz
 
 
 async def controller(api: Api) -> list[Finding]:
-    """Whether the controller runs, one of its replicas leads, and it has what it needs."""
+    """Whether the controller runs, one of its replicas leads, and it reports no problems."""
     try:
-        deployments = await _listed(api, _APPS, "deployments", _CONTROLLER)
+        deployments = await _list_objects(api, _APPS, "deployments", _CONTROLLER)
     except ApiError as error:
-        return [unseen("controller", error)]
+        return [unreadable_finding("controller", error)]
     findings = []
     for item in deployments:
         name, where = (str(field_at(item, "metadata", key)) for key in ("name", "namespace"))
         ready = field_at(item, "status", "readyReplicas") or 0
-        wanted = field_at(item, "spec", "replicas")
+        replicas = field_at(item, "spec", "replicas")
         containers = items_at(item, "spec", "template", "spec", "containers")
         images = ", ".join(str(field_at(container, "image")) for container in containers)
-        text = f"{where}/{name}: {ready} of {wanted} ready, image {images}"
+        text = f"{where}/{name}: {ready} of {replicas} ready, image {images}"
         if ready:
             findings.append(Finding("ok", "controller", text))
         else:
             fix = f"kubectl describe pods -n {where}; kubectl logs deploy/{name} -n {where}"
-            findings.append(Finding("fail", "controller", text + await _waits(api, where), fix))
-        findings += await _complaints(api, where)
-        findings.append(await _leader(api, where))
-    return findings or [await _outside(api)]
+            reason = await _waiting_reason(api, where)
+            findings.append(Finding("fail", "controller", text + reason, fix))
+        findings += await _check_readiness(api, where)
+        findings.append(await _check_leader(api, where))
+    return findings or [await _check_lease(api)]
 
 
-async def _listed(api: Api, root: str, plural: str, query: dict[str, str]) -> list[JsonObject]:
-    """Objects of all namespaces, or of one's own where only these may be seen."""
+async def _list_objects(
+    api: Api, root: str, plural: str, query: dict[str, str]
+) -> list[JsonObject]:
+    """Objects of all namespaces, or of the user's namespace if only that is permitted."""
     try:
         return items_at(await api.read(f"{root}/{plural}", query), "items")
     except ApiError as error:
         if error.status != 403:
             raise
         refused = error
-    own = f"{root}/namespaces/{api.namespace}/{plural}"
+    path = f"{root}/namespaces/{api.namespace}/{plural}"
     try:
-        return items_at(await api.read(own, query), "items")
+        return items_at(await api.read(path, query), "items")
     except ApiError:
         raise refused from None
 
@@ -63,8 +73,8 @@ async def _pods(api: Api, where: str) -> list[JsonObject]:
     return items_at(pods, "items")
 
 
-async def _waits(api: Api, where: str) -> str:
-    """Why a container of the controller does not run: its own last message, else the kubelet's."""
+async def _waiting_reason(api: Api, where: str) -> str:
+    """Why a container of the controller does not run: its last message, else the kubelet's."""
     for pod in await _pods(api, where):
         for container in items_at(pod, "status", "containerStatuses"):
             for state in ("state", "lastState"):
@@ -76,8 +86,8 @@ async def _waits(api: Api, where: str) -> str:
     return ""
 
 
-async def _complaints(api: Api, where: str) -> list[Finding]:
-    """What the running replicas report in /readyz: missing rights, kinds, the lease."""
+async def _check_readiness(api: Api, where: str) -> list[Finding]:
+    """Problems that /readyz of running replicas reports: permissions, kinds, the lease."""
     problems: dict[str, Severity] = {}
     for pod in await _pods(api, where):
         if field_at(pod, "status", "phase") != "Running":
@@ -86,7 +96,7 @@ async def _complaints(api: Api, where: str) -> list[Finding]:
         try:
             _, body = await api.ask_pod(name, "GET", "/readyz", namespace=where, port=_PORT)
         except ApiError as error:
-            return [unseen("readiness", error)]
+            return [unreadable_finding("readiness", error)]
         for line in body.decode(errors="replace").splitlines():
             if line.startswith(_FAILS):
                 problems[line.removeprefix(_FAILS)] = "fail"
@@ -95,42 +105,42 @@ async def _complaints(api: Api, where: str) -> list[Finding]:
     return [Finding(severity, "readiness", text) for text, severity in problems.items()]
 
 
-async def _leader(api: Api, where: str) -> Finding:
+async def _check_leader(api: Api, where: str) -> Finding:
     try:
         lease = await api.read(f"{_COORDINATION}/namespaces/{where}/leases/{_LEASE}")
     except ApiError as error:
         if error.status == 404:
-            text = f"no lease in {where}: one replica alone, or none ever led"
+            text = f"No lease in namespace {where}: leader election is off, or no replica has led"
             return Finding("note", "leader", text)
-        return unseen("leader", error)
-    text, ago = _renewed(lease)
+        return unreadable_finding("leader", error)
+    text, age = _lease_holder(lease)
+    fix = f"See the log: kubectl logs -n {where} deploy/torchrun-controller"
     if not text:
-        return Finding("warn", "leader", "no replica holds the lease", "see the controller's log")
-    if ago > _LEASE_SECONDS:
-        fix = f"see: kubectl logs -n {where} deploy/torchrun-controller"
+        return Finding("warn", "leader", "No replica holds the lease", fix)
+    if age > _LEASE_SECONDS:
         return Finding("fail", "leader", text, fix)
     return Finding("ok", "leader", text)
 
 
-async def _outside(api: Api) -> Finding:
-    """A controller without a Deployment, as `make run` starts one, is known by its lease alone."""
+async def _check_lease(api: Api) -> Finding:
+    """Find a controller without a Deployment, for example of `make run`, by its lease."""
     try:
-        named = {"fieldSelector": f"metadata.name={_LEASE}"}
-        leases = await _listed(api, _COORDINATION, "leases", named)
+        selector = {"fieldSelector": f"metadata.name={_LEASE}"}
+        leases = await _list_objects(api, _COORDINATION, "leases", selector)
     except ApiError:
         leases = []
     for lease in leases:
-        text, ago = _renewed(lease)
-        if text and ago <= _LEASE_SECONDS:
+        text, age = _lease_holder(lease)
+        if text and age <= _LEASE_SECONDS:
             where = field_at(lease, "metadata", "namespace")
-            return Finding("ok", "controller", f"no Deployment; by its lease in {where}: {text}")
-    return Finding("fail", "controller", "no controller is installed", INSTALL)
+            return Finding("ok", "controller", f"No Deployment; lease in namespace {where}: {text}")
+    return Finding("fail", "controller", "The controller is not installed", INSTALL)
 
 
-def _renewed(lease: JsonObject) -> tuple[str, float]:
-    """Who holds it, and since how many seconds in silence; "" where nobody does."""
+def _lease_holder(lease: JsonObject) -> tuple[str, float]:
+    """Holder and time of renewal as text, and seconds since; empty text if nobody holds it."""
     holder, renewed = (field_at(lease, "spec", key) for key in ("holderIdentity", "renewTime"))
     if not holder or not renewed:
         return "", 0.0
-    ago = (datetime.now(UTC) - datetime.fromisoformat(str(renewed))).total_seconds()
-    return f"{holder}, renewed {duration(max(int(ago), 0))} ago", ago
+    age = (datetime.now(UTC) - datetime.fromisoformat(str(renewed))).total_seconds()
+    return f"{holder}, renewed {duration(max(int(age), 0))} ago", age

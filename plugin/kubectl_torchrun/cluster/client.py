@@ -32,7 +32,7 @@ class ApiError(Exception):
         super().__init__(answer.message or f"HTTP {status}")
         self.status = status
         self.reason = answer.reason
-        self.message = answer.message or f"the API server answered {status}"
+        self.message = answer.message or f"the API server returned HTTP {status}"
         self.details = answer.details
 
     @property
@@ -47,11 +47,11 @@ class ApiError(Exception):
 
 
 class Unreachable(Exception):  # noqa: N818 - named for the state, as in client libraries
-    """The server was not reached, or its response was lost: it may have carried out the request."""
+    """The connection failed, or the response was lost: the request may still have succeeded."""
 
 
 class Unreadable(Exception):  # noqa: N818 - as Unreachable
-    """An object does not have the fields that this plugin reads; the message names both."""
+    """An object does not match the fields that this plugin reads; the message names both."""
 
 
 class Api:
@@ -313,7 +313,7 @@ class _unreachable:  # noqa: N801 - reads as a statement: with _unreachable()
     def __exit__(self, kind: type[BaseException] | None, error: object, _: object) -> None:
         if isinstance(error, httpx.TransportError):
             why = str(error) or type(error).__name__
-            raise Unreachable(f"the connection to the API server failed: {why}") from error
+            raise Unreachable(f"Cannot connect to the API server: {why}") from error
 
 
 def _raise_for_server(status: int, body: bytes) -> None:
@@ -323,7 +323,7 @@ def _raise_for_server(status: int, body: bytes) -> None:
     except msgspec.DecodeError:
         if status in (500, 502):  # kubectl proxy's own error: it did not reach the server
             text = body.decode(errors="replace").strip()
-            raise Unreachable(f"kubectl cannot reach the API server: {text[:500]}") from None
+            raise Unreachable(f"Cannot connect to the API server: {text[:500]}") from None
         return
     if answer.kind == "Status":
         raise ApiError(status, answer)
@@ -338,7 +338,7 @@ def _object(body: bytes | msgspec.Raw, kind: Kind[T]) -> T:
         return msgspec.json.decode(body, type=kind.type)
     except msgspec.ValidationError as error:
         name = _decode(body, NamedSlice).metadata.name
-        raise Unreadable(f"{kind.kind} {name} cannot be read: {error}") from error
+        raise Unreadable(f"Cannot decode {kind.kind} {name}: {error}") from error
     except msgspec.DecodeError:
         return _decode(body, kind.type)  # which says so
 
@@ -358,4 +358,4 @@ def _decode(body: bytes | msgspec.Raw, kind: type[V]) -> V:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.DecodeError as error:
-        raise Unreachable(f"the API server's answer could not be read: {error}") from error
+        raise Unreachable(f"Cannot decode the response of the API server: {error}") from error

@@ -1,4 +1,4 @@
-"""What stands between a user and a run in this cluster, and what to do about it."""
+"""The report of `doctor`: cluster problems and how to fix them."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ from torchrun_api.json import JsonObject, JsonValue
 _COLOURS = {"ok": "green", "note": "blue", "warn": "yellow", "fail": "red"}
 _LEVEL = "pod-security.kubernetes.io/enforce"
 
-# Group, resource, subresource, verbs; what they are for; whether nothing goes without them.
+# Group, resource, subresource, verbs, purpose, and whether a run needs them.
 _RIGHTS: tuple[tuple[str, str, str, tuple[str, ...], str, bool], ...] = (
     ("torchrun.ai", "torchrunjobs", "", ("create", "get", "list", "watch"), "submit", True),
     ("", "pods", "", ("list", "watch"), "follow a run", True),
@@ -29,12 +29,12 @@ _RIGHTS: tuple[tuple[str, str, str, tuple[str, ...], str, bool], ...] = (
     ("torchrun.ai", "torchrunjobs", "", ("delete",), "cancel", False),
     ("", "pods", "exec", ("create",), "exec, logs of earlier attempts", False),
     ("", "pods", "portforward", ("create",), "port-forward", False),
-    ("", "pods", "", ("create", "delete"), "logs of ended jobs from their claim", False),
+    ("", "pods", "", ("create", "delete"), "logs of ended jobs from their PVC", False),
 )
 
 
 def print_findings(target: Target, form: str, terminal: Terminal) -> int:
-    """Print the findings; exit code 1 if one of them keeps jobs from running."""
+    """Print the findings; the exit code is RUN_FAILED if a check failed."""
     with session(target) as cluster:
         findings = cluster.run(examine)
         if form:
@@ -44,9 +44,9 @@ def print_findings(target: Target, form: str, terminal: Terminal) -> int:
             output.print_lines(report(findings, output.screen_width()))
     failed = sum(finding.verdict == "fail" for finding in findings)
     if failed:
-        terminal.note(f"{failed} {'thing stands' if failed == 1 else 'things stand'} in the way.")
+        terminal.note(f"{failed} check{'s' * (failed != 1)} failed.")
         return RUN_FAILED
-    terminal.note(f"Jobs can run in the namespace {cluster.namespace}.")
+    terminal.note(f"Jobs can run in namespace {cluster.namespace}.")
     return SUCCEEDED
 
 
@@ -83,7 +83,7 @@ async def examine(api: Api) -> list[Finding]:
 
 
 async def rights(api: Api) -> list[Finding]:
-    """What the user may do, by SelfSubjectAccessReview."""
+    """Permissions of the user, by SelfSubjectAccessReview."""
     missing: list[Finding] = []
     allowed = 0
     for group, resource, part, verbs, purpose, needed in _RIGHTS:
@@ -91,14 +91,15 @@ async def rights(api: Api) -> list[Finding]:
         for verb in verbs:
             review = await _review(api, group, resource, part, verb)
             if review is None:
-                return [Finding("note", "rights", "the API server does not tell what you may do")]
+                text = "Cannot check permissions: the API server rejects access reviews"
+                return [Finding("note", "rights", text)]
             if review:
                 allowed += 1
                 continue
-            fix = f"an administrator gives you the role edit in the namespace {api.namespace}"
-            text = f"you may not {verb} {name} (for: {purpose})"
+            fix = f"Ask an administrator for the role edit in namespace {api.namespace}"
+            text = f"No permission to {verb} {name} (needed for: {purpose})"
             missing.append(Finding("fail" if needed else "warn", "rights", text, fix))
-    return missing or [Finding("ok", "rights", f"all {allowed} that the commands use")]
+    return missing or [Finding("ok", "rights", f"All {allowed} permissions of the commands")]
 
 
 async def _review(api: Api, group: str, resource: str, part: str, verb: str) -> bool | None:
@@ -128,22 +129,22 @@ async def security(api: Api) -> list[Finding]:
         namespace = await api.read(f"/api/v1/namespaces/{api.namespace}")
     except ApiError as error:
         if error.status == 404:
-            fix = "choose another with -n; see: kubectl get namespaces"
-            text = f"there is no namespace {api.namespace}"
+            fix = "Select another one with -n; see: kubectl get namespaces"
+            text = f"Namespace {api.namespace} does not exist"
             return [Finding("fail", "security", text, fix)]
-        return [Finding("note", "security", f"not yours to see ({error.message})")]
+        return [checks.unreadable_finding("security", error)]
     metadata = namespace.get("metadata")
     labels = metadata.get("labels") if isinstance(metadata, dict) else None
     level = labels.get(_LEVEL) if isinstance(labels, dict) else None
     if level == "restricted":
-        text = "the namespace enforces restricted: containers may not run as root"
-        fix = "its queues need podSecurity: restricted"
+        text = "The namespace enforces Pod Security restricted: containers cannot run as root"
+        fix = "Set podSecurity: restricted in its queues"
         return [Finding("note", "security", text, fix)]
-    return [Finding("ok", "security", f"Pod Security: {level or 'none enforced by label'}")]
+    return [Finding("ok", "security", f"Pod Security level: {level or 'no label'}")]
 
 
 def report(findings: Sequence[Finding], width: int | None) -> list[str]:
-    """A line for each finding and one for what to do, within the width."""
+    """Lines for each finding and its fix, within the width."""
     import textwrap
 
     size = max((len(finding.subject) for finding in findings), default=0)

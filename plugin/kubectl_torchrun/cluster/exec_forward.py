@@ -1,4 +1,4 @@
-"""The worker that `exec` and `port-forward` are for, and kubectl's own command for it."""
+"""The target of `exec` and `port-forward`, and the kubectl command for it."""
 
 import os
 import sys
@@ -16,7 +16,7 @@ from torchrun_api.names import TRAINER_CONTAINER
 
 
 class Worker(NamedTuple):
-    """A running trainer container, and the flags that lead to it."""
+    """A running trainer container, and the kubectl flags of its cluster."""
 
     flags: list[str]
     pod: str
@@ -27,22 +27,22 @@ class Worker(NamedTuple):
         return [find_kubectl(), *self.flags, *words]
 
     def exec_command(self, words: Sequence[str], *flags: str) -> list[str]:
-        """A kubectl command line that runs the words in the trainer container."""
+        """A kubectl command line that runs a command in the trainer container."""
         return self.kubectl("exec", *flags, self.pod, "-c", TRAINER_CONTAINER, "--", *words)
 
 
 def find_worker(target: Target, name: str, node: int | None, rank: int | None) -> Worker:
-    """The worker of the newest gang with this node or rank; default: node 0. Raises Problem."""
+    """The pod of the latest gang with this node or rank; default: node 0. Raises Problem."""
     with session(target) as cluster:
         job = cluster.run(lambda api: api.get(JOBS, name))
 
         async def running_workers(api: Api) -> tuple[int, list[tuple[int, str]]]:
             pods = await list_workers(api, job)
             newest = max(map(attempt_of, pods), default=0)
-            wanted = node or 0
+            index = node or 0
             if rank is not None:
-                wanted = (await ranks_of(api, job)).node_of(rank)
-            return wanted, [
+                index = (await ranks_of(api, job)).node_of(rank)
+            return index, [
                 (rank_of(pod), pod.metadata.name)
                 for pod in pods
                 if attempt_of(pod) == newest
@@ -50,22 +50,22 @@ def find_worker(target: Target, name: str, node: int | None, rank: int | None) -
                 and end_of(pod, TRAINER_CONTAINER) is None
             ]
 
-        wanted, running = cluster.run(running_workers)
+        index, running = cluster.run(running_workers)
         flags = ["-n", cluster.namespace, *target.flags(namespace=False)]
-        for index, pod in running:
-            if index == wanted:
+        for pod_index, pod in running:
+            if pod_index == index:
                 return Worker(flags, pod, index)
         status = job.status
-        nodes = ", ".join(str(index) for index, _ in sorted(running))
+        nodes = ", ".join(str(pod_index) for pod_index, _ in sorted(running))
         raise UsageProblem(
-            f"Node {wanted} of {name} does not run"
-            + (f"; nodes {nodes} do." if running else f": the job is {status.phase or 'new'}.")
+            f"Node {index} of job {name} is not running."
+            + (f" Running nodes: {nodes}." if running else f" The job is {status.phase or 'new'}.")
             + (f" {status.reason}: {status.message}" if status.reason else "")
         )
 
 
 def replace_process(command: list[str]) -> NoReturn:
-    """Become this program, whose exit code is then that of the command."""
+    """Replace this process by the program, whose exit code becomes that of the command."""
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(command[0], command)  # noqa: S606  # an argument list, no shell

@@ -40,8 +40,8 @@ def print_jobs(target: Target, wanted: JobFilter, form: str, terminal: Terminal)
             return 0
         jobs = cluster.run(lambda api: _jobs(api, wanted, terminal))
         if not jobs:
-            where = "" if wanted.everywhere else f" in the namespace {cluster.namespace}"
-            terminal.note(f"No jobs{where}.")
+            where = "" if wanted.everywhere else f" in namespace {cluster.namespace}"
+            terminal.note(f"No jobs found{where}.")
             return 0
         output.print_lines(job_table(jobs, wanted.everywhere, output.screen_width()))
     return 0

@@ -1,6 +1,6 @@
-"""kubectl as the way to the API server: its proxy on a socket of our own.
+"""Access to the API server through `kubectl proxy` on a private unix socket.
 
-Every way to log in that kubectl knows works, and no credential passes through this program.
+Every authentication method of kubectl works, and no credential passes through this program.
 """
 
 import os
@@ -24,10 +24,9 @@ _SERVING = re.compile(rb"Starting to serve on (.+)\n")
 _LOG_LINE = re.compile(r"[IWEF]\d{4} ")
 _SERVICE_ACCOUNT_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
-# The shell creates the directory and removes it. When this program's end of the pipe closes, even
-# because it was killed, the shell ends the proxy and everything that the proxy has started. It
-# removes the directory after the proxy, which could put a socket into it. The process group is the
-# shell's own.
+# The shell creates and removes the directory. When this program's end of the pipe closes, even
+# because it was killed, the shell kills the proxy and all processes of its own process group. It
+# removes the directory after the proxy has exited, which could still create the socket in it.
 _GUARD = """
 dir=$(mktemp -d "${TMPDIR:-/tmp}/kubectl-torchrun-XXXXXX") || exit 1
 kubectl=$1; shift
@@ -43,18 +42,18 @@ kill -TERM 0
 
 
 class Target(NamedTuple):
-    """The flags that say which cluster and namespace are meant, as kubectl takes them."""
+    """The kubectl flags that select cluster and namespace; empty for defaults."""
 
     kubeconfig: str = ""
     context: str = ""
     namespace: str = ""
 
     def flags(self, *, namespace: bool = True) -> list[str]:
-        """Those that were given."""
-        given = {"kubeconfig": self.kubeconfig, "context": self.context}
+        """The flags that are set."""
+        values = {"kubeconfig": self.kubeconfig, "context": self.context}
         if namespace:
-            given["namespace"] = self.namespace
-        return [f"--{name}={value}" for name, value in given.items() if value]
+            values["namespace"] = self.namespace
+        return [f"--{name}={value}" for name, value in values.items() if value]
 
 
 @contextmanager
@@ -69,7 +68,7 @@ def proxy(target: Target) -> Iterator[Path]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        process_group=0,  # Ctrl-C is for this program, which still needs the proxy then
+        process_group=0,  # Ctrl-C must reach only this program, which still needs the proxy
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -78,7 +77,7 @@ def proxy(target: Target) -> Iterator[Path]:
         try:
             socket = _SERVING.search(_first_output(process.stdout))
             if socket is None:
-                raise ClusterProblem(f"kubectl proxy does not start: {stderr.after_end()}")
+                raise ClusterProblem(f"kubectl proxy failed to start: {stderr.after_end()}")
             yield Path(os.fsdecode(socket[1]))
         finally:
             process.stdin.close()
@@ -92,7 +91,7 @@ class ClusterNamespace(NamedTuple):
 
 
 def resolve(target: Target) -> ClusterNamespace:
-    """What the flags and the current context mean. Raises ClusterProblem.
+    """The namespace that the flags and the current context select. Raises ClusterProblem.
 
     The namespace is the flag's, else the context's, else kubectl's default.
     """
@@ -103,64 +102,63 @@ def resolve(target: Target) -> ClusterNamespace:
             [*command, *target.flags()], capture_output=True, text=True, timeout=_START_SECONDS
         )
     except subprocess.TimeoutExpired:
-        raise ClusterProblem("kubectl config view does not answer.") from None
+        raise ClusterProblem("kubectl config view timed out.") from None
     if result.returncode == 0:
         server, _, current = result.stdout.partition("\n")
         return ClusterNamespace(server.strip(), target.namespace or current.strip() or "default")
-    if target.namespace:  # kubectl itself says more where it is needed
+    if target.namespace:  # `kubectl proxy` reports the error, if a cluster is needed
         return ClusterNamespace("", target.namespace)
     if target.context or target.kubeconfig or not _SERVICE_ACCOUNT_NAMESPACE.exists():
         raise ClusterProblem(
-            f"kubectl knows no cluster: {result.stderr.strip()}\n"
-            "Choose one with --kubeconfig or --context; see: kubectl config get-contexts"
+            f"kubectl has no cluster configured: {result.stderr.strip()}\n"
+            "Select one with --kubeconfig or --context. See: kubectl config get-contexts"
         )
     return ClusterNamespace("", _SERVICE_ACCOUNT_NAMESPACE.read_text().strip())
 
 
 def namespace(target: Target) -> str:
-    """The namespace that is meant. Raises ClusterProblem."""
+    """The selected namespace. Raises ClusterProblem."""
     return target.namespace or resolve(target).name
 
 
 def find_kubectl() -> str:
-    """The path of kubectl. Raises ClusterProblem where there is none."""
+    """The path of kubectl. Raises ClusterProblem if it is not installed."""
     path = shutil.which("kubectl")
     if path is None:
         raise ClusterProblem(
-            "kubectl is not on PATH, and this plugin reaches the cluster through it."
-            " Install it: https://kubernetes.io/docs/tasks/tools/"
+            "kubectl is not on PATH. Install it: https://kubernetes.io/docs/tasks/tools/"
         )
     return path
 
 
 def _first_output(stdout: IO[bytes]) -> bytes:
-    """kubectl prints one line with its socket once it listens, and ends without if it cannot."""
+    """The line with the socket, printed once kubectl listens; empty if it exits or times out."""
     ready, _, _ = select.select([stdout], [], [], _START_SECONDS)
     return os.read(stdout.fileno(), 4096) if ready else b""
 
 
 class _StderrLog:
-    """kubectl's stderr: its log lines are kept for our messages, the rest is printed at once.
+    """The stderr of kubectl: recorded for error messages; all but log lines is also printed.
 
-    Login helpers ask there to open a page or to enter a code, while the first request waits.
+    Login helpers use stderr to ask for a page to open or a code to enter during the first request.
     """
 
     def __init__(self, stderr: IO[bytes]) -> None:
-        self._kept: deque[str] = deque(maxlen=20)
-        # The thread's own: what Popen closes is closed at once, in the middle of a read too.
+        self._lines: deque[str] = deque(maxlen=20)
+        # A duplicate, because Popen may close the original during a read of the thread.
         self._stderr = open(os.dup(stderr.fileno()), "rb")  # noqa: SIM115
         self._thread = threading.Thread(target=self._read, name="kubectl-stderr", daemon=True)
         self._thread.start()
 
     def after_end(self) -> str:
-        """All of it, once kubectl has ended."""
+        """The last lines, after kubectl has exited."""
         self._thread.join(timeout=1)
-        return " ".join(self._kept) or "it says nothing"
+        return " ".join(self._lines) or "no error message"
 
     def _read(self) -> None:
         with self._stderr:
             for line in self._stderr:
                 text = line.decode(errors="replace").rstrip()
-                self._kept.append(text)
+                self._lines.append(text)
                 if not _LOG_LINE.match(text) and not text.lower().startswith("error:"):
                     echo(text, file=sys.stderr)

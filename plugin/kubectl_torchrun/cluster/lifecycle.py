@@ -1,4 +1,4 @@
-"""Suspend, resume, scale and delete jobs. The controller does the rest."""
+"""Suspend, resume, scale and delete jobs."""
 
 import sys
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from torchrun_api.json import JsonObject
 
 
 class ChangeOptions(NamedTuple):
-    """Options of the commands that change or delete jobs. timeout: seconds, None for no end."""
+    """Options of the commands that change or delete jobs. timeout: seconds; None: none."""
 
     wait: str
     timeout: float | None
@@ -41,10 +41,10 @@ def change(
     with session(target) as cluster:
         job = cluster.run(lambda api: api.get(JOBS, name))
         if job.ended:
-            raise UsageProblem(f"{name} is over ({job.status.phase}): there is nothing to {verb}.")
+            raise UsageProblem(f"Cannot {verb} job {name}: it is already {job.status.phase}.")
         spec = _spec(job, verb, nodes)
         if options.dry_run == "client":
-            terminal.note(f"Would {verb} {name}: {msgspec.json.encode(spec).decode()}")
+            terminal.note(f"Would {verb} job {name}: {msgspec.json.encode(spec).decode()}")
             return 0
         dry = options.dry_run == "server"
         patch = msgspec.json.encode({"spec": spec})
@@ -52,7 +52,7 @@ def change(
         if options.form:
             output.write(output.without_noise(changed), options.form)
         if dry:
-            terminal.note(f"The API server would take it: {verb} {name}")
+            terminal.note(f"The API server accepts the request to {verb} job {name} (dry run).")
             return 0
         terminal.note(_notice(cluster, job, verb, nodes))
         if not condition:
@@ -67,18 +67,18 @@ def _spec(job: Job, verb: str, nodes: int | None) -> JsonObject:
     assert nodes is not None
     if job.spec.num_gpus:
         raise UsageProblem(
-            f"{name} asks for {job.spec.num_gpus} GPUs, not for nodes (spec.numGPUs), and keeps"
-            " its size: submit a new job with --nodes to scale it."
+            f"Job {name} requests {job.spec.num_gpus} GPUs (spec.numGPUs) and has a fixed size."
+            " Submit a new job with --nodes."
         )
     if elastic and not elastic.min_nodes <= nodes <= elastic.max_nodes:
         raise UsageProblem(
-            f"{name} takes {elastic.min_nodes} to {elastic.max_nodes} nodes (spec.elastic),"
-            f" not {nodes}."
+            f"Job {name} cannot have {nodes} nodes. spec.elastic allows {elastic.min_nodes} to"
+            f" {elastic.max_nodes}."
         )
     if not elastic and job.status.phase not in ("", "Pending"):
         raise UsageProblem(
-            f"{name} is {job.status.phase} and has a fixed size: only a job with spec.elastic"
-            " takes another one while it runs. Submit a new job."
+            f"Job {name} is {job.status.phase} and not elastic (spec.elastic), so its size is"
+            " fixed. Submit a new job."
         )
     return {"numNodes": nodes}
 
@@ -86,39 +86,39 @@ def _spec(job: Job, verb: str, nodes: int | None) -> JsonObject:
 def _notice(cluster: Cluster, job: Job, verb: str, nodes: int | None) -> str:
     name = job.metadata.name
     if verb == "suspend":
-        go_on = cluster.command(f"torchrun resume {name}")
+        resume = cluster.command(f"torchrun resume {name}")
         return (
-            f"{name} pauses: its ranks get SIGTERM and their grace period, claims are kept.\n"
-            f"Go on: {go_on}"
+            f"Suspending job {name}: its pods get SIGTERM and a grace period, its PVCs are kept.\n"
+            f"Resume it: {resume}"
         )
-    watch = cluster.command(f"torchrun logs {name} -f")
+    follow = cluster.command(f"torchrun logs {name} -f")
     if verb == "resume":
-        return f"{name} goes on. Watch: {watch}"
-    many = f"{nodes} node{'s' * (nodes != 1)}"
-    return f"{name} gets {many} (it had {job.spec.num_nodes}). Watch: {watch}"
+        return f"Resuming job {name}. Follow it: {follow}"
+    size = f"{nodes} node{'s' * (nodes != 1)}"
+    return f"Scaling job {name} from {job.spec.num_nodes} to {size}. Follow it: {follow}"
 
 
 def cancel(
     target: Target, jobs: Sequence[str], options: ChangeOptions, terminal: Terminal, *, sure: bool
 ) -> int:
-    """Delete jobs, after a question where a terminal can be asked; the exit code.
+    """Delete jobs, after a confirmation if a terminal is attached; the exit code.
 
-    As kubectl does: a name without a job costs the others nothing. Raises Problem.
+    As with kubectl, a missing job does not prevent the deletion of the others. Raises Problem.
     """
     with session(target) as cluster:
         existing = cluster.run(lambda api: _existing(api, jobs))
         missing = [name for name in jobs if name not in existing]
-        unknown = f"no job {', '.join(missing)} in the namespace {cluster.namespace}"
+        not_found = f"Job {', '.join(missing)} not found in namespace {cluster.namespace}."
         if not existing:
             see = cluster.command("torchrun list")
-            raise UsageProblem(f"There is {unknown}: nothing was deleted. See: {see}")
+            raise UsageProblem(f"{not_found} Nothing was deleted. See: {see}")
         if missing:
-            terminal.note(f"There is {unknown}.")
-        stays = cluster.run(lambda api: _retained(api, existing))
+            terminal.note(not_found)
+        exception = cluster.run(lambda api: _retained_pvcs(api, existing))
         if options.dry_run == "client":
-            terminal.note(f"Would delete {', '.join(existing)}{stays}")
-        elif sure or options.dry_run == "server" or _confirmed(existing, stays):
-            _delete(cluster, existing, stays, options, terminal)
+            terminal.note(f"Would delete {', '.join(existing)} with pods and PVCs{exception}")
+        elif sure or options.dry_run == "server" or _confirm(existing, exception):
+            _delete(cluster, existing, exception, options, terminal)
         else:
             terminal.note("Nothing was deleted.")
             return DETACHED
@@ -126,7 +126,11 @@ def cancel(
 
 
 def _delete(
-    cluster: Cluster, jobs: Sequence[str], stays: str, options: ChangeOptions, terminal: Terminal
+    cluster: Cluster,
+    jobs: Sequence[str],
+    exception: str,
+    options: ChangeOptions,
+    terminal: Terminal,
 ) -> None:
     dry = options.dry_run == "server"
     for name in jobs:
@@ -138,7 +142,7 @@ def _delete(
     if dry:
         return
     whose = "Its" if len(jobs) == 1 else "Their"
-    terminal.note(f"{whose} pods get their grace period; {whose.lower()} claims go{stays}.")
+    terminal.note(f"{whose} pods get a grace period. {whose} PVCs are deleted{exception}.")
     for name in jobs if options.wait else ():
         cluster.run(
             lambda api, name=name: wait.wait(  # type: ignore[misc]
@@ -148,7 +152,7 @@ def _delete(
 
 
 async def _existing(api: Api, jobs: Sequence[str]) -> list[str]:
-    """The names that belong to a job, each once."""
+    """The names of existing jobs, each once."""
     existing = []
     for name in dict.fromkeys(jobs):
         try:
@@ -161,10 +165,10 @@ async def _existing(api: Api, jobs: Sequence[str]) -> list[str]:
     return existing
 
 
-def _confirmed(jobs: Sequence[str], stays: str) -> bool:
+def _confirm(jobs: Sequence[str], exception: str) -> bool:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return True
-    question = f"Delete {', '.join(jobs)} with pods and claims{stays}? [y/N]:"
+    question = f"Delete {', '.join(jobs)} with pods and PVCs{exception}? [y/N]:"
     try:
         return ask(question).lower() in ("y", "yes")
     except KeyboardInterrupt:
@@ -172,11 +176,11 @@ def _confirmed(jobs: Sequence[str], stays: str) -> bool:
         return False
 
 
-async def _retained(api: Api, jobs: Sequence[str]) -> str:
-    """`, but NAMES stay`: the claims that no job owns; empty where they may not be listed."""
+async def _retained_pvcs(api: Api, jobs: Sequence[str]) -> str:
+    """`, except NAMES`: the PVCs that no job owns; empty if the user cannot list PVCs."""
     query = {"labelSelector": f"{names.RETAINED_LABEL} in ({','.join(jobs)})"}
     try:
         claims = [claim.metadata.name for claim in (await api.list(CLAIMS, query)).items]
     except ApiError:
         return ""
-    return f", but {', '.join(sorted(claims))} stay{'s' * (len(claims) == 1)}" if claims else ""
+    return f", except {', '.join(sorted(claims))}" if claims else ""

@@ -1,4 +1,4 @@
-"""What the tables of jobs and of queues share."""
+"""Helpers of the tables of jobs and queues."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
@@ -14,13 +14,13 @@ R = TypeVar("R")
 
 
 async def explain_all_namespaces(request: Awaitable[R], *, everywhere: bool) -> R:
-    """The request's result; a refusal to list all namespaces names the flag that asks for it."""
+    """The result of the request; a forbidden list of all namespaces names the flag to remove."""
     try:
         return await request
     except ApiError as error:
         if error.status == 403 and everywhere:
             raise ClusterProblem(
-                f"{error.message}\nLeave out --all-namespaces to see one namespace."
+                f"{error.message}\nRemove --all-namespaces to list one namespace."
             ) from error
         raise
 
@@ -28,20 +28,20 @@ async def explain_all_namespaces(request: Awaitable[R], *, everywhere: bool) -> 
 def note_unreadable(lines: Sequence[str], terminal: Terminal) -> None:
     """Print which objects are missing from the table."""
     for line in lines:
-        terminal.note(f"Left out: {line}")
+        terminal.note(f"Skipped: {line}")
 
 
 def v1_list(
-    response: JsonObject, kind: str, wanted: Callable[[JsonObject], bool] = lambda _: True
+    response: JsonObject, kind: str, predicate: Callable[[JsonObject], bool] = lambda _: True
 ) -> JsonObject:
-    """The wanted items of a response as a v1 List, as kubectl prints it: each with its kind."""
+    """The selected items of a response as a v1 List with kinds, as kubectl prints it."""
     items = response.get("items")
     if not isinstance(items, list):
-        raise ClusterProblem("The API server's answer is no list.")
-    whole = ({"apiVersion": JOBS.api_version, "kind": kind, **item} for item in items
-             if isinstance(item, dict) and wanted(item))  # fmt: skip
+        raise ClusterProblem("The API server did not return a list.")
+    selected = ({"apiVersion": JOBS.api_version, "kind": kind, **item} for item in items
+                if isinstance(item, dict) and predicate(item))  # fmt: skip
     return {
         "apiVersion": "v1",
         "kind": "List",
-        "items": [output.without_noise(item) for item in whole],
+        "items": [output.without_noise(item) for item in selected],
     }

@@ -9,7 +9,7 @@ from kubectl_torchrun.terminal import Terminal
 _TICK_SECONDS = 1.0
 
 NO_CONTROLLER = (
-    "no controller has looked at the job yet; is one running?"
+    "no controller has processed the job yet. Check that one is running:"
     " kubectl get deployments -A -l app.kubernetes.io/name=torchrun-controller"
 )
 
@@ -17,7 +17,7 @@ NO_CONTROLLER = (
 class Narrator:
     """Prints each change of a job's status once, and what the job waits for.
 
-    quiet: reasons that are no news to the user of this command.
+    quiet: reasons that are not printed.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Narrator:
         self._since = anyio.current_time()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         while True:
             self.catch_up()
             await self._job_watch.next_change(_TICK_SECONDS)
@@ -64,7 +64,7 @@ def _waiting_for(job: Job, quiet: frozenset[str]) -> tuple[str, str]:
     """What the job waits for, in brief and in full."""
     status = job.status
     if not status.phase:
-        return "waiting for the controller; is one running?", NO_CONTROLLER
+        return "waiting for the controller", NO_CONTROLLER
     if status.reason in quiet:
         return status.phase, status.phase
     brief = ": ".join(part for part in (status.phase, status.reason) if part)

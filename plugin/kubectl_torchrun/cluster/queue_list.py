@@ -19,7 +19,7 @@ _BAR = 10  # characters
 
 
 def print_queues(target: Target, everywhere: bool, form: str, terminal: Terminal) -> int:
-    """Print the queues, and the jobs that wait to be admitted; the exit code. Raises Problem."""
+    """Print the queues, and the jobs that wait for admission; the exit code. Raises Problem."""
     with session(target) as cluster:
         if form:
             path = QUEUES.path("" if everywhere else cluster.namespace)
@@ -30,8 +30,8 @@ def print_queues(target: Target, everywhere: bool, form: str, terminal: Terminal
             return 0
         queues, jobs = cluster.run(lambda api: _queues_and_jobs(api, everywhere, terminal))
         if not queues:
-            where = "" if everywhere else f" in the namespace {cluster.namespace}"
-            terminal.note(f"No TorchrunQueues{where}; an administrator makes them.")
+            where = "" if everywhere else f" in namespace {cluster.namespace}"
+            terminal.note(f"No TorchrunQueues found{where}. Ask an administrator to create one.")
             return 0
         width = output.screen_width()
         output.print_lines(queue_table(queues, jobs, everywhere, width))
@@ -52,7 +52,7 @@ async def _queues_and_jobs(
     except ApiError as error:
         if error.status != 403:
             raise
-        terminal.note(f"Jobs are not counted: {error.message}")
+        terminal.note(f"Cannot count jobs: {error.message}")
         return queues.items, ()
     note_unreadable(jobs.unreadable, terminal)
     return queues.items, jobs.items
@@ -61,7 +61,7 @@ async def _queues_and_jobs(
 def queue_table(
     queues: Sequence[Queue], jobs: Sequence[Job], everywhere: bool, width: int | None
 ) -> list[str]:
-    """Lines, by name: a bar for what is used of the quota, and how many jobs run and wait."""
+    """Lines, by name: a bar for the used quota, and the number of running and waiting jobs."""
     running, waiting = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     for job in jobs:
         key = (job.metadata.namespace, job.spec.job_queue)
@@ -91,11 +91,11 @@ def queue_table(
 
 
 def waiting_table(jobs: Sequence[Job], everywhere: bool, width: int | None) -> list[str]:
-    """Lines for the jobs that wait to be admitted, by queue and place; none where none waits."""
+    """Lines for the jobs that wait for admission, by queue and position; empty without any."""
     waiting = [job for job in jobs if job.status.phase in WAITING and _admission_message(job)]
     if not waiting:
         return []
-    head = ["NAMESPACE"] * everywhere + ["QUEUE", "PLACE", "JOB", "NODES", "AGE", "WHY"]
+    head = ["NAMESPACE"] * everywhere + ["QUEUE", "POSITION", "JOB", "NODES", "AGE", "REASON"]
     rows = [
         [job.metadata.namespace] * everywhere
         + [
@@ -128,7 +128,7 @@ def used(queue: Queue) -> str:
 
 
 def _admission_message(job: Job) -> str:
-    """Why the job is not admitted; empty for a job that is, or that admission has not seen."""
+    """Why the job is not admitted; empty if it is, or has no such condition yet."""
     for condition in job.status.conditions:
         if condition.type == "Admitted" and condition.status != "True":
             return condition.message or condition.reason
@@ -147,6 +147,6 @@ def _key(queue: Queue) -> tuple[str, str]:
 
 
 def _by_queue_position(job: Job) -> tuple[str, str, float, str]:
-    place = job.status.queue_position
-    key = float("inf") if place is None else place
+    position = job.status.queue_position
+    key = float("inf") if position is None else position
     return (job.metadata.namespace, job.spec.job_queue, key, job.metadata.name)

@@ -1,4 +1,4 @@
-"""A namespace of a cluster within reach of a command."""
+"""A connection of a command to one namespace of a cluster."""
 
 import shlex
 from collections.abc import Awaitable, Callable, Iterator
@@ -15,20 +15,20 @@ from kubectl_torchrun.errors import ClusterProblem, Problem, UsageProblem
 T = TypeVar("T")
 
 NOT_INSTALLED = (
-    "The Torchrun Controller is not installed in this cluster: it does not know TorchrunJobs.\n"
-    "An administrator installs it: kubectl apply -f manifests/crd, then the controller itself."
+    "The Torchrun Controller is not installed in this cluster.\n"
+    "Ask an administrator to run: kubectl apply -f manifests/crd, and to install the controller."
 )
 
 
 class Cluster(NamedTuple):
-    """A namespace of a cluster within reach."""
+    """A namespace of a cluster, and the socket of `kubectl proxy`."""
 
     target: Target
     namespace: str
     socket: Path
 
     def run(self, work: Callable[[Api], Awaitable[T]]) -> T:
-        """Do the work with a client. Raises Problem with what a user can do about a failure."""
+        """Run `work` with a client. Raises Problem, which tells the user the next step."""
 
         async def connected() -> T:
             async with connect(self.socket, self.namespace) as api:
@@ -45,14 +45,14 @@ class Cluster(NamedTuple):
             raise problem from error
 
     def command(self, words: str) -> str:
-        """A kubectl command line that means this namespace of this cluster."""
+        """A kubectl command line for this namespace of this cluster."""
         flags = self.target.flags(namespace=False)
         return shlex.join(["kubectl", *words.split(), "-n", self.namespace, *flags])
 
 
 @contextmanager
 def session(target: Target) -> Iterator[Cluster]:
-    """The namespace that is meant, reached through `kubectl proxy`. Raises ClusterProblem."""
+    """The selected namespace, through `kubectl proxy`. Raises ClusterProblem."""
     where = namespace(target)
     with proxy(target) as socket:
         yield Cluster(target, where, socket)
@@ -78,8 +78,8 @@ def explain(error: BaseException, namespace: str, jobs: str) -> Problem | None:
         )
     if isinstance(error, Unreadable):
         return ClusterProblem(
-            f"{error}\nIs this plugin older than the controller's CRDs? To see the object as it is,"
-            " use kubectl get -o yaml."
+            f"{error}\nThe plugin may be older than the controller's CRDs: update it, or use"
+            " kubectl get -o yaml."
         )
     if isinstance(error, ApiError):
         return _refusal(error, namespace, jobs)
@@ -96,27 +96,27 @@ def _refusal(error: ApiError, namespace: str, jobs: str) -> Problem:
         case 401:
             return ClusterProblem(
                 f"kubectl is not logged in to this cluster: {error.message}\n"
-                "Log in as for any other kubectl command, and try: kubectl auth whoami"
+                "Log in, then check with: kubectl auth whoami"
             )
         case 403:
             return ClusterProblem(
-                f"{error.message}\nAn administrator can give you the role edit in the namespace"
-                f" {namespace}. What is allowed now: kubectl auth can-i --list -n {namespace}"
+                f"{error.message}\nAn administrator can give you the role edit in namespace"
+                f" {namespace}. List your permissions: kubectl auth can-i --list -n {namespace}"
             )
         case 404 if not error.details.name:
             return ClusterProblem(NOT_INSTALLED)
         case 404 if error.details.kind == "namespaces":
             return UsageProblem(
-                f"There is no namespace {error.details.name}. Choose one with -n;"
-                " see: kubectl get namespaces"
+                f"Namespace {error.details.name} does not exist. Select another one with -n."
+                " See: kubectl get namespaces"
             )
         case 404:
             return UsageProblem(f"{error.message} (namespace {namespace}). See: {jobs}")
         case 409:
             return UsageProblem(
-                f"{error.message}. Choose another --name, or none to have one made up."
+                f"{error.message}. Choose another --name, or omit it to generate one."
             )
         case 400 | 422:
             causes = "".join(f"\n  {c.field}: {c.message}" for c in error.details.causes)
-            return UsageProblem(f"The job was refused: {causes or error.message}")
-    return ClusterProblem(f"The API server says: {error.message} (HTTP {error.status})")
+            return UsageProblem(f"The API server rejected the job: {causes or error.message}")
+    return ClusterProblem(f"The API server returned HTTP {error.status}: {error.message}")

@@ -10,7 +10,7 @@ _NARROW = 72  # columns below which a line has no room for the bar
 
 
 def status_lines(job: Job) -> list[str]:
-    """Phase, reason, conditions that are not met, restarts and earlier attempts, a line each."""
+    """Lines: phase, reason, conditions that are not met, restarts and earlier attempts."""
     status = job.status
     lines = [f"{job.metadata.name}: {status.phase or 'new'}"]
     if status.reason:
@@ -23,7 +23,7 @@ def status_lines(job: Job) -> list[str]:
     if status.attempts:
         lines.append(f"  restarts: {status.restarts} counted, {status.disruptions} not counted")
     lines += [
-        f"  attempt {attempt.number} ended {_clock(attempt.end_time)}: {attempt.message}"
+        f"  attempt {attempt.number} ended at {_clock(attempt.end_time)}: {attempt.message}"
         for attempt in status.attempts
     ]
     return [part for line in lines for part in line.replace("\n", "\n    ").split("\n")]
@@ -49,12 +49,12 @@ def progress_line(progress: ProgressSlice, width: int | None) -> str:
 
 
 def node_count(job: Job) -> str:
-    """The number of nodes that the job has, else asks for; its GPUs where only they are known."""
-    known = job.status.num_nodes or job.spec.num_nodes
-    if known is None:
+    """The number of nodes in the status, else in the spec, else the GPUs of the spec."""
+    nodes = job.status.num_nodes or job.spec.num_nodes
+    if nodes is None:
         return f"{job.spec.num_gpus} GPUs" if job.spec.num_gpus else "-"
-    return str(known)
+    return str(nodes)
 
 
 def _clock(time: datetime | None) -> str:
-    return f"{time:%H:%M:%S} UTC" if time else "at an unknown time"
+    return f"{time:%H:%M:%S} UTC" if time else "an unknown time"

@@ -19,18 +19,18 @@ _TICK_SECONDS = 1.0
 
 
 def check(condition: str) -> str:
-    """The condition as it is written in a status. Raises UsageProblem for a word that is none."""
-    known = {word.lower(): word for word in (*PHASES, *CONDITIONS, DELETED)}
-    if condition.lower() not in known:
+    """The condition as it is spelled in a status. Raises UsageProblem if it is unknown."""
+    names = {name.lower(): name for name in (*PHASES, *CONDITIONS, DELETED)}
+    if condition.lower() not in names:
         raise UsageProblem(
-            f"--wait={condition}: no such phase or condition."
-            f" There are: {', '.join(known.values())}."
+            f"Unknown phase or condition in --wait={condition}."
+            f" Valid values: {', '.join(names.values())}."
         )
-    return known[condition.lower()]
+    return names[condition.lower()]
 
 
 def met(job: Job | None, condition: str) -> bool:
-    """Whether it is so now."""
+    """Whether the job meets the condition now."""
     if job is None or condition == DELETED:
         return job is None and condition == DELETED
     return job.status.phase == condition or any(
@@ -41,10 +41,9 @@ def met(job: Job | None, condition: str) -> bool:
 async def wait(
     api: Api, name: str, terminal: Terminal, condition: str, seconds: float | None
 ) -> int:
-    """Wait, saying what the job does meanwhile; the exit code.
+    """Wait, and print changes of the job meanwhile; the exit code.
 
-    Raises TimeoutProblem. A job that ends or goes without ever meeting the condition is
-    RUN_FAILED.
+    RUN_FAILED if the job ends or is deleted without meeting the condition. Raises TimeoutProblem.
     """
     job_watch = JobWatch(api, name)
     async with anyio.create_task_group() as tasks:
@@ -57,7 +56,7 @@ async def wait(
 async def until(
     job_watch: JobWatch, terminal: Terminal, condition: str, seconds: float | None
 ) -> int:
-    """The same with a JobWatch that another task runs."""
+    """Wait as `wait` does, with a JobWatch that another task runs."""
     narrator = Narrator(job_watch, terminal)
     with anyio.move_on_after(seconds):
         while True:
@@ -68,18 +67,18 @@ async def until(
                     return SUCCEEDED
                 if job_watch.job is None:
                     terminal.at_rest()
-                    terminal.note(f"{job_watch.name} was deleted before it was {condition}.")
+                    terminal.note(f"Job {job_watch.name} was deleted before it was {condition}.")
                     return RUN_FAILED
                 if job_watch.job.ended and condition != DELETED:
                     terminal.at_rest()
                     terminal.note(
-                        f"{job_watch.name} is {job_watch.job.status.phase}, not {condition}."
+                        f"Job {job_watch.name} is {job_watch.job.status.phase}, not {condition}."
                     )
                     return RUN_FAILED
             await job_watch.next_change(_TICK_SECONDS)
     status = job_watch.job.status if job_watch.job else None
-    now = f"it is {status.phase or 'new'} ({status.reason}: {status.message})" if status else ""
+    now = f" It is {status.phase or 'new'} ({status.reason}: {status.message})." if status else ""
     raise TimeoutProblem(
-        f"{job_watch.name} is not {condition} after {seconds:g} s{'; ' + now if now else ''}.\n"
-        "The job is left as it is. --timeout says how long to wait."
+        f"Job {job_watch.name} is not {condition} after {seconds:g} s.{now}\n"
+        "The job was not changed. Use --timeout to wait longer."
     )

@@ -1,24 +1,24 @@
 """One module for each command: its flags, its help and what it does.
 
-The module of a command is loaded when the command is used: most of them load an HTTP client.
+A module is imported only when its command runs, because most of them import an HTTP client.
 """
 
 SHORT_HELP = {
     "cancel": "Delete jobs",
-    "doctor": "Check the cluster and say what to mend",
+    "doctor": "Diagnose cluster problems",
     "exec": "Run a command or a shell in a node's container",
-    "files": "The files that would be sent",
-    "kept": "What a job's processes have kept on its claim",
-    "list": "List jobs: phase, progress, what they wait for",
-    "logs": "Logs of all ranks by time, of any attempt",
-    "port-forward": "Forward ports, or TensorBoard, from a node",
+    "files": "List the files that would be uploaded",
+    "kept": "Print files of a job's state directory",
+    "list": "List jobs with phase, progress and reason",
+    "logs": "Print logs of all nodes, of any attempt",
+    "port-forward": "Forward local ports to a node, or TensorBoard",
     "queues": "List queues with running and waiting jobs",
-    "resume": "Let a paused job go on",
-    "run": "Send, run, follow; Ctrl-C twice deletes",
-    "scale": "Give a job another number of nodes",
-    "status": "One job on a screen, live",
-    "submit": "Send this directory, run COMMAND in it, follow",
-    "suspend": "Pause a job, keep its claims",
-    "sync": "Send a directory to a job that waits or runs",
-    "why": "Why a job waits or died",
+    "resume": "Resume a suspended job",
+    "run": "Submit and follow; Ctrl-C twice deletes",
+    "scale": "Change the number of nodes of a job",
+    "status": "Show a job and its pods, live",
+    "submit": "Upload this directory and run COMMAND in it",
+    "suspend": "Suspend a job and keep its PVCs",
+    "sync": "Upload a directory to an existing job",
+    "why": "Explain why a job is waiting or failed",
 }

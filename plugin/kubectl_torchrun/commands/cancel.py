@@ -16,12 +16,14 @@ if TYPE_CHECKING:
 
 @click.command("cancel", cls=Command)
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB...", shell_complete=complete.jobs)
-@click.option("--yes", "-y", is_flag=True, help="Do not ask. Only a terminal is asked at all.")
+@click.option(
+    "--yes", "-y", is_flag=True, help="Delete without confirmation. Only a terminal asks."
+)
 @change_options("Deleted", "name")
 def command(jobs: tuple[str, ...], yes: bool, options: "ChangeOptions", target: "Target") -> None:
-    """Delete JOBs with their pods and claims; retained claims, as checkpoints are, stay.
+    """Delete jobs with their pods and PVCs. Retained PVCs, such as checkpoints, are kept.
 
-    A name without a job costs the others nothing; the exit code is 1 then.
+    If a JOB does not exist, the others are deleted and the exit code is 1.
 
     \b
     Examples:
@@ -29,11 +31,11 @@ def command(jobs: tuple[str, ...], yes: bool, options: "ChangeOptions", target: 
       kubectl torchrun cancel my-project-x7k2p other-run --yes --wait --timeout 2m
     """
     if options.wait not in ("", "Deleted", "deleted"):
-        raise click.UsageError("cancel can wait for one thing: --wait=Deleted.")
+        raise click.UsageError("cancel accepts only --wait=Deleted.")
 
     def work(terminal: Terminal) -> int:
         from kubectl_torchrun.cluster.lifecycle import cancel
 
         return cancel(target, jobs, options, terminal, sure=yes)
 
-    run_command(work, "; what is said to be deleted above is, the rest is as it was")
+    run_command(work, "; only the jobs listed above were deleted")

@@ -1,4 +1,4 @@
-"""`doctor`: check the cluster."""
+"""`doctor`: diagnose cluster problems."""
 
 import click
 
@@ -11,10 +11,10 @@ from kubectl_torchrun.terminal import Terminal
 @output_option("yaml", "json")
 @cluster_options
 def command(output: str, target: Target) -> None:
-    """Check whether jobs can run here, and say what to mend: kinds, controller, queues, storage,
-    GPUs, schedulers, your rights, Pod Security.
+    """Diagnose cluster problems: CRDs, controller, queues, storage, GPUs, schedulers, permissions
+    and Pod Security.
 
-    Exit code 1 if something stands in the way; warnings do not count.
+    The exit code is 1 if a check fails. Warnings do not count.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`exec`: a command or a shell in the container of a worker."""
+"""`exec`: a command or a shell in the trainer container of a node."""
 
 import sys
 
@@ -14,14 +14,14 @@ SHELL = ("sh", "-c", "command -v bash >/dev/null && exec bash || exec sh")
 @click.command("exec", cls=Command)
 @job_argument
 @click.argument("command", nargs=-1)
-@click.option("--node", type=click.IntRange(min=0), help="Which node (worker). Default: 0.")
-@click.option("--rank", "-r", type=click.IntRange(min=0), help="The node that has this rank.")
-@click.option("--stdin", "-i", is_flag=True, help="COMMAND reads this stdin; a terminal it does.")
+@click.option("--node", type=click.IntRange(min=0), help="Node by its index. Default: 0.")
+@click.option("--rank", "-r", type=click.IntRange(min=0), help="Node that runs this global rank.")
+@click.option("--stdin", "-i", is_flag=True, help="Pass stdin to COMMAND.")
 @click.option(
     "--tty/--no-tty",
     "-t",
     default=None,
-    help="Whether COMMAND gets a terminal. Default: where there is one.",
+    help="Allocate a terminal. Default: if stdin and stdout are one.",
 )
 @cluster_options
 def command(
@@ -33,9 +33,9 @@ def command(
     tty: bool | None,
     target: Target,
 ) -> None:
-    """Run COMMAND (default: a shell) in the trainer container of a node of JOB.
+    """Run COMMAND, or a shell, in the trainer container of a node of JOB.
 
-    The exit code is COMMAND's.
+    The exit code is that of COMMAND.
 
     \b
     Examples:
@@ -44,7 +44,7 @@ def command(
       kubectl torchrun exec my-project-x7k2p --rank 3 -- py-spy dump --pid 1
     """
     if node is not None and rank is not None:
-        raise click.UsageError("Give --node or --rank, not both.")
+        raise click.UsageError("--node and --rank are mutually exclusive.")
     at_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     with_terminal = at_terminal if tty is None else tty
     flags = ["--stdin"] * (stdin or with_terminal) + ["--tty"] * with_terminal

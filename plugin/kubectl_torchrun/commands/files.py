@@ -1,4 +1,4 @@
-"""`files`: what would be sent of a directory."""
+"""`files`: the files of a directory that would be uploaded."""
 
 import click
 
@@ -10,9 +10,10 @@ from kubectl_torchrun.terminal import Terminal
 @click.command("files", cls=Command)
 @click.argument("directory", required=False, type=click.Path(exists=True, file_okay=False))
 def command(directory: str | None) -> None:
-    """Print what would be sent of DIRECTORY (default: as submit): digest, bytes, mode and path.
+    """List the files of DIRECTORY that would be uploaded: digest, size in bytes, mode and path.
 
-    An empty directory has no digest and the mode `dir`. No cluster is asked.
+    DIRECTORY defaults to that of submit. An empty directory has no digest and the mode `dir`.
+    Does not connect to a cluster.
 
     \b
     Examples:

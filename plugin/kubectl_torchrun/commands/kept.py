@@ -1,4 +1,4 @@
-"""`kept`: the files of a job's state directory, also when its pods are gone."""
+"""`kept`: the files of a job's state directory, even after its pods are deleted."""
 
 import subprocess
 import sys
@@ -25,10 +25,10 @@ _NOT_THERE = 3
 @click.argument("path", default=".")
 @cluster_options
 def command(job: str, path: str, target: Target) -> None:
-    """Print the files at PATH of JOB's state directory, each behind a line with its name.
+    """Print the files at PATH in JOB's state directory, each after a line with its name.
 
-    The job's processes have it as $TORCHRUN_STATE_DIR. It is on the workspace claim, outlives
-    the pods and goes with the job; logs of former attempts are in it, too.
+    Processes of the job see the directory as $TORCHRUN_STATE_DIR. It is on the workspace PVC and
+    is deleted with the job. It also contains the logs of earlier attempts.
 
     \b
     Examples:
@@ -46,7 +46,9 @@ def _print_files(target: Target, name: str, path: str, terminal: Terminal) -> in
     from kubectl_torchrun.logs import copies
 
     if path.startswith("/") or ".." in path.split("/"):
-        raise UsageProblem(f"{path} must be a path below the state directory.")
+        raise UsageProblem(
+            f"Path {path} is not below the state directory. Use a relative path without '..'."
+        )
     with session(target) as cluster:
         job = cluster.run(lambda api: api.get(JOBS, name))
         pods = cluster.run(lambda api: list_workers(api, job))
@@ -54,10 +56,10 @@ def _print_files(target: Target, name: str, path: str, terminal: Terminal) -> in
             command = place.command("sh", "-c", _SHOW, place.root, path)
             ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True)
     if ended.returncode == _NOT_THERE:
-        raise UsageProblem(f"{name} has kept nothing at {path}.")
+        raise UsageProblem(f"Job {name} has no files at {path} in its state directory.")
     if ended.returncode:
         lines = ended.stderr.decode(errors="replace").strip().splitlines()
-        raise ClusterProblem(f"kubectl exec says: {lines[-1] if lines else 'nothing'}")
+        raise ClusterProblem(f"kubectl exec failed: {lines[-1] if lines else 'no error message'}")
     if sys.stdout.isatty():
         for line in ended.stdout.splitlines():
             echo(log_text(line, colour=has_colour(sys.stdout)))

@@ -1,4 +1,4 @@
-"""`list`: the jobs in a table."""
+"""`list`: a table of jobs."""
 
 import click
 
@@ -9,13 +9,13 @@ from kubectl_torchrun.terminal import Terminal
 
 
 @click.command("list", cls=Command)
-@click.option("--all-namespaces", "-A", is_flag=True, help="Jobs of all namespaces.")
+@click.option("--all-namespaces", "-A", is_flag=True, help="List jobs of all namespaces.")
 @click.option("--selector", "-l", default="", metavar="K=V", help="Only jobs with these labels.")
 @click.option(
     "--queue", "-q", default="", help="Only jobs of this queue.", shell_complete=complete.queues
 )
 @click.option(
-    "--phase", "phases", multiple=True, metavar="PHASE", help="Only jobs in it; repeatable."
+    "--phase", "phases", multiple=True, metavar="PHASE", help="Only jobs in this phase; repeatable."
 )
 @output_option("name", "yaml", "json")
 @cluster_options
@@ -27,7 +27,7 @@ def command(
     output: str,
     target: Target,
 ) -> None:
-    """List the jobs: queue, nodes, phase, progress, age and what they wait for. Newest last.
+    """List jobs with queue, nodes, phase, progress, age and reason. The newest job is last.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`logs`: the logs of a job's workers."""
+"""`logs`: the logs of a job's nodes."""
 
 import click
 
@@ -16,14 +16,17 @@ from kubectl_torchrun.terminal import Terminal
 @click.command("logs", cls=Command)
 @job_argument
 @click.option(
-    "--follow", "-f", is_flag=True, help="Go on until the run ends; exit with its result."
+    "--follow",
+    "-f",
+    is_flag=True,
+    help="Stream new lines until the run ends; exit with its result.",
 )
 @click.option(
     "--node",
     "nodes",
     multiple=True,
     type=click.IntRange(min=0),
-    help="Only this node's (worker's) log, by its number; repeatable.",
+    help="Only the node with this index; repeatable.",
 )
 @click.option(
     "--rank",
@@ -31,12 +34,16 @@ from kubectl_torchrun.terminal import Terminal
     "ranks",
     multiple=True,
     type=click.IntRange(min=0),
-    help="Only this global rank's: of its node, and its own lines where they are marked.",
+    help="Only the node of this global rank, and its own lines if torchrun marks them; repeatable.",
 )
-@click.option("--attempt", type=click.IntRange(min=0), help="This attempt. Default: the newest.")
-@click.option("--previous", "-p", is_flag=True, help="The attempt before the newest.")
-@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Last N lines of each node.")
-@click.option("--since", type=DURATION, metavar="DURATION", help="Not older than this.")
+@click.option(
+    "--attempt", type=click.IntRange(min=0), help="Attempt to print. Default: the latest."
+)
+@click.option("--previous", "-p", is_flag=True, help="Print the attempt before the latest.")
+@click.option(
+    "--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines of each node."
+)
+@click.option("--since", type=DURATION, metavar="DURATION", help="Only lines newer than this.")
 @cluster_options
 def command(
     job: str,
@@ -49,9 +56,9 @@ def command(
     since: float | None,
     target: Target,
 ) -> None:
-    """Print the logs of JOB's workers in one stream by time, each line with its node's [number].
+    """Print the logs of JOB's nodes, merged by time. Each line starts with the [index] of its node.
 
-    Logs of attempts whose pods are gone come from the copies on the job's workspace claim.
+    Logs of deleted pods come from copies on the job's workspace PVC.
 
     \b
     Examples:
@@ -61,9 +68,9 @@ def command(
       kubectl torchrun logs my-project-x7k2p --since 10m | grep loss
     """
     if previous and attempt is not None:
-        raise click.UsageError("Give --previous or --attempt, not both.")
+        raise click.UsageError("--previous and --attempt are mutually exclusive.")
     if follow and (previous or attempt is not None):
-        raise click.UsageError("--follow shows the newest attempt; leave out --attempt.")
+        raise click.UsageError("--follow shows the latest attempt. Remove --previous or --attempt.")
 
     def work(terminal: Terminal) -> int:
         from kubectl_torchrun.logs.logs_command import LogChoice, follow_logs, print_logs

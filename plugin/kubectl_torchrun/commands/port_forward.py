@@ -1,4 +1,4 @@
-"""`port-forward`: local ports, or a TensorBoard in the pod, to a worker."""
+"""`port-forward`: forward local ports, or a TensorBoard in the pod, to a node."""
 
 import re
 import subprocess
@@ -22,7 +22,7 @@ _END_SECONDS = 5.0
 _HAS_TENSORBOARD = (
     "command -v tensorboard >/dev/null 2>&1 || python3 -c 'import tensorboard.main' 2>/dev/null"
 )
-# It ends when this end of stdin closes, however that comes about; and the reader ends with it.
+# TensorBoard stops when stdin closes, even if the plugin was killed; the reader stops with it.
 _TENSORBOARD = """
 exec 3<&0
 if command -v tensorboard >/dev/null 2>&1; then set -- tensorboard "$@"
@@ -40,10 +40,12 @@ exit $code
 @click.command("port-forward", cls=Command)
 @job_argument
 @click.argument("ports", nargs=-1, metavar="[LOCAL:]PORT...")
-@click.option("--node", type=click.IntRange(min=0), default=0, help="Which node. Default: 0.")
+@click.option(
+    "--node", type=click.IntRange(min=0), default=0, help="Node by its index. Default: 0."
+)
 @click.option("--address", default="localhost", show_default=True, help="As for kubectl.")
 @click.option(
-    "--tensorboard", metavar="DIR", help="Run TensorBoard in the pod on this directory of it."
+    "--tensorboard", metavar="DIR", help="Run TensorBoard in the pod for this directory of the pod."
 )
 @cluster_options
 def command(
@@ -56,7 +58,7 @@ def command(
 ) -> None:
     """Forward local ports to a node of JOB until Ctrl-C.
 
-    With --tensorboard the port is 6006 unless one is given, and TensorBoard ends with the command.
+    With --tensorboard, the default port is 6006. TensorBoard stops when this command ends.
 
     \b
     Examples:
@@ -66,11 +68,13 @@ def command(
     """
     for port in ports:
         if not _PORTS.fullmatch(port):
-            raise click.UsageError(f"{port!r} is no port; write 8000 or 9000:8000.")
+            raise click.UsageError(
+                f"Invalid port {port!r}. Use PORT or LOCAL:PORT, for example 9000:8000."
+            )
     if tensorboard is None and not ports:
-        raise click.UsageError("Say which port, as 8000 or 9000:8000; or --tensorboard DIR.")
+        raise click.UsageError("No port given. Add PORT, LOCAL:PORT or --tensorboard DIR.")
     if tensorboard is not None and len(ports) > 1:
-        raise click.UsageError("TensorBoard has one port.")
+        raise click.UsageError("--tensorboard accepts only one port.")
 
     def work(terminal: Terminal) -> int:
         from kubectl_torchrun.cluster.exec_forward import find_worker, replace_process
@@ -100,7 +104,7 @@ def _tensorboard(
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
-        process_group=0,  # Ctrl-C is for this program, which ends TensorBoard in the pod then
+        process_group=0,  # Ctrl-C must reach only this program, which then stops TensorBoard
     )
     command = worker.kubectl(
         "port-forward", f"--address={address}", f"pod/{worker.pod}", f"{local}:{remote}"
@@ -109,13 +113,15 @@ def _tensorboard(
     try:
         _wait_for_answer(server, forwards, command, local)
         at = f"http://localhost:{local}/"
-        terminal.note(f"TensorBoard of {directory} in {worker.pod}: {at} (Ctrl-C ends it)")
+        terminal.note(
+            f"TensorBoard serves {directory} of pod {worker.pod} at {at}. Press Ctrl-C to stop."
+        )
         while server.poll() is None and forwards[-1].poll() is None:
             time.sleep(0.2)
-        raise ClusterProblem(f"The connection to {worker.pod} ended; is its pod still there?")
+        raise ClusterProblem(f"Lost connection to pod {worker.pod}. Check that it still runs.")
     except KeyboardInterrupt:
         terminal.interrupted()
-        terminal.note("TensorBoard is ended; the job goes on.")
+        terminal.note("Stopped TensorBoard. The job continues.")
         return SUCCEEDED
     finally:
         assert server.stdin is not None
@@ -140,11 +146,11 @@ def _check_tensorboard(worker: "Worker") -> None:
     if ended.returncode == 0:
         return
     if "command terminated" not in ended.stderr and ended.stderr.strip():
-        raise ClusterProblem(f"kubectl exec says: {ended.stderr.strip().splitlines()[-1]}")
+        raise ClusterProblem(f"kubectl exec failed: {ended.stderr.strip().splitlines()[-1]}")
     install = " ".join(worker.exec_command(["pip", "install", "tensorboard"])[1:])
     raise UsageProblem(
-        "The job's image has no tensorboard. Add `pip install tensorboard` to the image; for this"
-        f" run alone, where pip may write:\n  kubectl {install}"
+        "The image of the job does not contain TensorBoard. Install it in the image, or for this"
+        f" run only:\n  kubectl {install}"
     )
 
 
@@ -157,8 +163,8 @@ def _check_port(port: str) -> None:
             listener.bind(("127.0.0.1", int(port)))
         except OSError as error:
             raise UsageProblem(
-                f"The local port {port} cannot be used ({error.strerror}): give another, as"
-                f" {int(port) + 1}:{TENSORBOARD_PORT}."
+                f"Cannot listen on local port {port}: {error.strerror}. Use another port, for"
+                f" example {int(port) + 1}:{TENSORBOARD_PORT}."
             ) from error
 
 
@@ -167,7 +173,7 @@ def _forward(command: list[str]) -> subprocess.Popen[bytes]:
         command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,  # it complains while nobody listens in the pod yet, and ends
+        stderr=subprocess.DEVNULL,  # it prints errors and exits until TensorBoard listens
         process_group=0,
     )
 
@@ -178,7 +184,7 @@ def _wait_for_answer(
     command: list[str],
     port: str,
 ) -> None:
-    """Wait for an answer of TensorBoard; a port-forward that has ended gets a successor."""
+    """Wait for a response of TensorBoard; restart a port-forward that has exited."""
     import http.client
 
     until = time.monotonic() + _ANSWER_SECONDS
@@ -186,7 +192,7 @@ def _wait_for_answer(
         if server.poll() is not None:
             assert server.stderr is not None
             lines = server.stderr.read().decode(errors="replace").strip().splitlines()
-            raise ClusterProblem(f"tensorboard ended in the pod: {lines[-1] if lines else ''}")
+            raise ClusterProblem(f"TensorBoard exited: {lines[-1] if lines else 'no output'}")
         if forwards[-1].poll() is not None:
             forwards.append(_forward(command))
         connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=2)
@@ -198,4 +204,4 @@ def _wait_for_answer(
             time.sleep(0.5)
         finally:
             connection.close()
-    raise ClusterProblem(f"tensorboard does not answer within {_ANSWER_SECONDS:.0f} s.")
+    raise ClusterProblem(f"TensorBoard did not respond within {_ANSWER_SECONDS:.0f} s.")

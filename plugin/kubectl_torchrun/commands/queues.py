@@ -1,4 +1,4 @@
-"""`queues`: the queues and the jobs that wait in them."""
+"""`queues`: tables of queues and of the jobs that wait in them."""
 
 import click
 
@@ -8,12 +8,12 @@ from kubectl_torchrun.terminal import Terminal
 
 
 @click.command("queues", cls=Command)
-@click.option("--all-namespaces", "-A", is_flag=True, help="Queues of all namespaces.")
+@click.option("--all-namespaces", "-A", is_flag=True, help="List queues of all namespaces.")
 @output_option("name", "yaml", "json")
 @cluster_options
 def command(all_namespaces: bool, output: str, target: Target) -> None:
-    """List the TorchrunQueues: what is used of their quota, how many of their jobs run and wait;
-    and below, each job that waits to be admitted, with its place and what it waits for.
+    """List TorchrunQueues with used quota and the number of running and waiting jobs. A second
+    table lists the jobs that wait for admission, with position and reason.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`resume`: let a paused job go on."""
+"""`resume`: resume a suspended job."""
 
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @job_argument
 @change_options("Running", "name", "yaml", "json")
 def command(job: str, options: "ChangeOptions", target: "Target") -> None:
-    """Let JOB go on after a pause, as a new gang on the same workspace.
+    """Resume a suspended JOB. It starts a new gang on the same workspace.
 
     \b
     Examples:

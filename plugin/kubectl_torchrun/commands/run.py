@@ -1,4 +1,4 @@
-"""`run`: send a directory, run a command in it and follow it, as on this machine."""
+"""`run`: upload a directory, run a command in it and follow it, as on this machine."""
 
 import click
 
@@ -18,14 +18,14 @@ from kubectl_torchrun.terminal import Terminal
 
 @click.command("run", cls=RequestCommand)
 @request_options
-@click.option("--detach", "-d", is_flag=True, help="Return once the workspace is uploaded.")
+@click.option("--detach", "-d", is_flag=True, help="Return after the upload.")
 @output_option("name", "yaml", "json")
 @cluster_options
 def command(flags: RequestFlags, detach: bool, output: str, target: Target) -> None:
-    """Send the current directory, run COMMAND in it and follow its logs; exit with its result.
+    """Upload the current directory, run COMMAND in it and follow its logs; exit with its result.
 
-    One Ctrl-C detaches and the run goes on; a second one within 5 seconds deletes the job. With
-    --dev the job is ready for edits, which sync --watch sends from another terminal.
+    Ctrl-C detaches and the run continues. A second Ctrl-C within 5 seconds deletes the job. With
+    --dev, sync --watch in another terminal uploads each edit.
 
     \b
     Examples:
@@ -35,7 +35,7 @@ def command(flags: RequestFlags, detach: bool, output: str, target: Target) -> N
       kubectl torchrun sync try --watch
     """
     if output and not detach:
-        raise click.UsageError("-o prints the job where the logs would be: add --detach.")
+        raise click.UsageError("-o prints the job instead of its logs. Add --detach.")
     make_request = request_of(flags)
 
     def work(terminal: Terminal) -> int:

@@ -1,4 +1,4 @@
-"""`scale`: give a job another number of nodes."""
+"""`scale`: change the number of nodes of a job."""
 
 from typing import TYPE_CHECKING
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 @click.command("scale", cls=Command)
 @job_argument
-@click.option("--nodes", required=True, type=click.IntRange(min=1), help="How many nodes.")
+@click.option("--nodes", required=True, type=click.IntRange(min=1), help="Number of nodes.")
 @change_options("Running", "name", "yaml", "json")
 def command(job: str, nodes: int, options: "ChangeOptions", target: "Target") -> None:
-    """Give JOB another number of nodes: an elastic one while it runs, any one before it starts.
+    """Change the number of nodes of JOB, which is elastic or has not started.
 
-    A running job goes on from its checkpoint as a new gang, which is not counted as a restart.
+    A running job continues from its checkpoint in a new gang. This does not count as a restart.
 
     \b
     Examples:

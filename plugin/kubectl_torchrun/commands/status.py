@@ -1,4 +1,4 @@
-"""`status`: one job on a screen."""
+"""`status`: a job and its pods."""
 
 import click
 
@@ -24,10 +24,10 @@ from kubectl_torchrun.terminal import Terminal
 @output_option("name", "yaml", "json")
 @cluster_options
 def command(job: str, watch: bool | None, output: str, target: Target) -> None:
-    """Show JOB's phase, reason, progress, attempts and pods; live on a terminal.
+    """Show the phase, reason, progress, attempts and pods of JOB; live on a terminal.
 
-    A live view ends with the run and has its exit code; elsewhere one view is printed, or with
-    --watch a line for each change.
+    A live view ends with the run and returns its exit code. Without a terminal, print the status
+    once, or with --watch one line for each change.
 
     \b
     Examples:
@@ -36,11 +36,11 @@ def command(job: str, watch: bool | None, output: str, target: Target) -> None:
       kubectl torchrun status my-project-x7k2p -o yaml
     """
     if watch and output:
-        raise click.UsageError("-o prints one object; --watch many views: choose.")
+        raise click.UsageError("--output and --watch are mutually exclusive.")
 
     def work(terminal: Terminal) -> int:
         from kubectl_torchrun.logs.status_view import show
 
         return show(target, job, terminal, watch=watch, form=output)
 
-    run_command(work, "; the job goes on")
+    run_command(work, "; the job continues")

@@ -1,4 +1,4 @@
-"""`submit`: send a directory and run a command in it, with everything left to flags."""
+"""`submit`: upload a directory and run a command in it; flags control the rest."""
 
 import click
 
@@ -24,7 +24,7 @@ from kubectl_torchrun.terminal import Terminal
 
 @click.command("submit", cls=RequestCommand)
 @request_options
-@click.option("--follow/--no-follow", default=None, help="Follow the run to its end (the default).")
+@click.option("--follow/--no-follow", default=None, help="Follow the run until it ends (default).")
 @wait_options("Complete")
 @dry_run_option
 @output_option("name", "yaml", "json")
@@ -38,11 +38,11 @@ def command(
     output: str,
     target: Target,
 ) -> None:
-    """Send the current directory and run COMMAND in it on one or more nodes.
+    """Upload the current directory and run COMMAND in it on one or more nodes.
 
-    Left out are .git, what .gitignore and .torchrunignore name, and likely secrets. COMMAND is a
-    shell line; a plain `python ...` line runs under torchrun on every node. -o, --dry-run and
-    --wait imply --no-follow.
+    .git, likely secrets and files that match .gitignore or .torchrunignore are not uploaded.
+    COMMAND is a shell line. A plain `python ...` line runs under torchrun on every node.
+    -o, --dry-run and --wait imply --no-follow.
 
     \b
     Examples:
@@ -54,7 +54,7 @@ def command(
     """
     prints = output or dry_run != "none" or wait
     if follow and prints:
-        raise click.UsageError("--follow prints logs; -o, --dry-run and --wait do not: choose.")
+        raise click.UsageError("--follow cannot be combined with -o, --dry-run or --wait.")
     following = not prints if follow is None else follow
     make_request = request_of(flags)
 

@@ -1,4 +1,4 @@
-"""`suspend`: pause a job."""
+"""`suspend`: suspend a job."""
 
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @job_argument
 @change_options("Suspended", "name", "yaml", "json")
 def command(job: str, options: "ChangeOptions", target: "Target") -> None:
-    """Pause JOB: ranks get SIGTERM and a grace period, then all but the claims is freed.
+    """Suspend JOB. Its pods get SIGTERM and a grace period; its PVCs are kept.
 
     \b
     Examples:

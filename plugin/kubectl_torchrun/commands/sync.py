@@ -1,4 +1,4 @@
-"""`sync`: send a directory to a job, or have the job fetch it again."""
+"""`sync`: upload a directory to a job, or have the job fetch its workspace again."""
 
 import click
 
@@ -22,7 +22,7 @@ from kubectl_torchrun.terminal import Terminal
 @click.command("sync", cls=Command)
 @job_argument
 @click.argument("directory", required=False, type=click.Path(exists=True, file_okay=False))
-@click.option("--watch", is_flag=True, help="Go on, and send each edit (development mode).")
+@click.option("--watch", is_flag=True, help="Upload each edit (development mode).")
 @overlay_option
 @upload_timeout_option
 @wait_options("Complete")
@@ -37,14 +37,15 @@ def command(
     timeout: float | None,
     target: Target,
 ) -> None:
-    """Send DIRECTORY (default: as submit) to JOB, which waits for its workspace or runs.
+    """Upload DIRECTORY to JOB, which waits for its workspace or runs.
 
-    Goes on where an upload was broken off. If the directory has changed since `submit`, the job
-    takes it as it is now. Where the job runs, its pods stay: they get what changed, and start the
-    command again, all together; that is no restart. With --watch each edit is sent as it is saved,
-    and a broken one keeps the pods for the next (spec.development).
+    DIRECTORY defaults to that of submit. An interrupted upload continues. If the directory has
+    changed since `submit`, the job gets the current files. A running job keeps its pods: they get
+    the changed files and restart the command together, which does not count as a restart. With
+    --watch, each saved edit is uploaded, and pods whose command fails stay for the next edit
+    (spec.development).
 
-    A job whose workspace comes from git or s3 fetches it again; no directory is sent then.
+    A job whose workspace comes from git or s3 fetches it again instead.
 
     \b
     Examples:
@@ -67,4 +68,4 @@ def command(
         )
         return sync(target, job, options, terminal, watch=watch)
 
-    run_command(work, "; nothing was sent")
+    run_command(work, "; nothing was uploaded")

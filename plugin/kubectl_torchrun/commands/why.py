@@ -1,4 +1,4 @@
-"""`why`: why a job waits or died."""
+"""`why`: why a job is waiting or failed."""
 
 import click
 
@@ -11,7 +11,8 @@ from kubectl_torchrun.terminal import Terminal
 @job_argument
 @cluster_options
 def command(job: str, target: Target) -> None:
-    """Say why JOB waits or died: reason, earlier attempts, last lines of the first failed rank.
+    """Explain why JOB is waiting or failed: reason, earlier attempts, and the last log lines of
+    the rank that failed first.
 
     \b
     Example:

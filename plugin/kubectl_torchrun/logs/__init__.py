@@ -1,1 +1,1 @@
-"""Logs of the workers of a job: streams, their merge by time, copies of earlier attempts."""
+"""Logs of the nodes of a job: streams, their merge by time, copies of earlier attempts."""

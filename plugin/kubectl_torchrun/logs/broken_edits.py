@@ -1,4 +1,4 @@
-"""Broken edits: in development mode a command that failed keeps its pod for the next edit."""
+"""Broken edits: in development mode, the pod of a failed command stays for the next edit."""
 
 from collections.abc import Sequence
 
@@ -9,14 +9,14 @@ from kubectl_torchrun.cluster.slices import Job
 from torchrun_api import names
 from torchrun_api.core import Pod
 
-# The launcher's line, at once and every 10 s, while a failed command's pod is kept for an edit.
+# The launcher prints this line at once and every 10 s while the pod waits for an edit.
 _LAUNCHER = b"torchrun-launch: "
 _EDIT = b"the next edit"
 _NODES = 16  # whose logs are read
 
 
 async def find_broken(api: Api, job: Job, pods: Sequence[Pod]) -> Pod | None:
-    """The first of the pods whose command failed after an edit, and that waits for the next."""
+    """The first pod whose command failed after an edit and that waits for the next one."""
     if not (job.spec.development and job.status.phase == "Running"):
         return None
     workers = [
@@ -30,7 +30,7 @@ async def find_broken(api: Api, job: Job, pods: Sequence[Pod]) -> Pod | None:
 
 
 async def tail(api: Api, pod: Pod, count: int) -> list[bytes]:
-    """The last lines of a worker's log; none where it cannot be read."""
+    """The last lines of a pod's log; empty if it cannot be read."""
     try:
         query = {"tailLines": str(count)}
         async with api.log(pod.metadata.name, names.TRAINER_CONTAINER, query) as log:
@@ -47,7 +47,4 @@ def is_waiting_line(line: bytes) -> bool:
 def describe(cluster: Cluster, job: Job, pod: Pod) -> str:
     """One line for the user: the node, and the command that sends the next edit."""
     sync = cluster.command(f"torchrun sync {job.metadata.name}")
-    return (
-        f"node {rank_of(pod)}: the command failed; its pod is kept and waits for the next edit:"
-        f" {sync}"
-    )
+    return f"node {rank_of(pod)}: the command failed. Its pod waits for the next edit: {sync}"

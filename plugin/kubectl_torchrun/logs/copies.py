@@ -1,8 +1,8 @@
-"""Logs of attempts whose pods are gone: the copies that launchers keep on the job's claim.
+"""Logs of deleted pods: the copies that launchers write to the job's workspace PVC.
 
-`state/logs/<attempt>/node-<index>.log` of the workspace claim, and before it, where that has grown
-large, `node-<index>.log.1`. Running workers have `state` at /torchrun-state. Lines are written as
-container runtimes do (CRI): time, stream, F, text; older launchers wrote the text alone.
+A copy is `state/logs/<attempt>/node-<index>.log` of the workspace PVC; its older part, if it has
+grown large, is `node-<index>.log.1`. Running pods mount `state` at /torchrun-state. Lines have the
+CRI format: time, stream, F, text. Older launchers wrote only the text.
 """
 
 import re
@@ -31,12 +31,12 @@ STATE = "/torchrun-state"
 _CLAIM = "/claim"
 _CONTAINER = "reader"
 _READY_SECONDS = 60.0
-_LIFETIME_SECONDS = 900  # then it ends by itself, if the plugin was killed
-_USER = 65532  # any that is not root: the files are readable to all
+_LIFETIME_SECONDS = 900  # the pod stops by itself if the plugin was killed
+_USER = 65532  # any user except root: all users can read the files
 _SPOOL_BYTES = 4 << 20
 _MARK = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z) std(?:out|err) F ")
 _NAME = re.compile(r"node-(\d+)\.log")
-# The attempts in one line, then the files of the one that is asked for.
+# The attempts in one line, then the files of the selected attempt.
 _LIST = 'cd "$0/logs" 2>/dev/null && echo * && cd "$1" 2>/dev/null && ls -1; true'
 _SHOW = 'cat "$0.1" "$0" 2>/dev/null; true'
 _TAIL = 'cat "$0.1" "$0" 2>/dev/null | tail -n "$1"; true'
@@ -51,13 +51,13 @@ class Place(NamedTuple):
     root: str
 
     def command(self, *words: str) -> list[str]:
-        """A command line that runs the words in the container."""
+        """A command line that runs a command in the container."""
         flags = self.cluster.target.flags(namespace=False)
         where = ["-n", self.cluster.namespace, self.pod, "-c", self.container]
         return [find_kubectl(), *flags, "exec", *where, "--", *words]
 
     def listing(self, attempt: int) -> tuple[list[int], list[int]]:
-        """The attempts with copies, and the nodes of this one. Raises ClusterProblem."""
+        """The attempts with copies, and the nodes of this attempt. Raises ClusterProblem."""
         command = self.command("sh", "-c", _LIST, self.root, str(attempt))
         ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
         if ended.returncode:
@@ -67,20 +67,20 @@ class Place(NamedTuple):
         return sorted(int(word) for word in listed.split() if word.isdecimal()), sorted(nodes)
 
     def lines(self, attempt: int, node: int, tail: int | None) -> Iterator[bytes]:
-        """A node's copy without times, at most its last lines. Raises ClusterProblem."""
-        for line in self.stamped(attempt, node, tail):
+        """A node's copy without times. tail: only the last lines. Raises ClusterProblem."""
+        for line in self.stamped_lines(attempt, node, tail):
             yield split(line)[1]
 
-    def fetched(self, attempt: int, node: int, view: View, until: ExitStack) -> "LogCopy":
-        """A node's copy, downloaded as far as the view may show it. Raises ClusterProblem."""
+    def download(self, attempt: int, node: int, view: View, until: ExitStack) -> "LogCopy":
+        """Download the part of a node's copy that the view can show. Raises ClusterProblem."""
         spool = tempfile.SpooledTemporaryFile(_SPOOL_BYTES)  # noqa: SIM115  # `until` closes it
         until.enter_context(spool)
-        for line in self.stamped(attempt, node, view.tail):
+        for line in self.stamped_lines(attempt, node, view.tail):
             spool.write(line + b"\n")
         return LogCopy(spool, view)
 
-    def stamped(self, attempt: int, node: int, tail: int | None) -> Iterator[bytes]:
-        """The lines as they stand in the copy. Raises ClusterProblem."""
+    def stamped_lines(self, attempt: int, node: int, tail: int | None) -> Iterator[bytes]:
+        """The lines of the copy with their times. Raises ClusterProblem."""
         path = f"{self.root}/logs/{attempt}/node-{node}.log"
         words = ["sh", "-c", _SHOW, path] if tail is None else ["sh", "-c", _TAIL, path, str(tail)]
         with subprocess.Popen(
@@ -103,7 +103,7 @@ class Place(NamedTuple):
 
 
 def split(line: bytes) -> tuple[bytes, bytes]:
-    """Time and text of a line of a copy; the time is empty where an older launcher wrote it."""
+    """Time and text of a line of a copy; the time is empty in copies of older launchers."""
     mark = _MARK.match(line)
     return (mark[1], line[mark.end() :]) if mark else (b"", line)
 
@@ -119,7 +119,7 @@ class LogCopy:
         self.timed = any(split(line)[0] for line in (spool.readline(), spool.readline()))
 
     async def read(self, *, follow: bool, ended: bool) -> AsyncGenerator[bytes, None]:
-        """As a Cursor does. The oldest line is left out, as it may be incomplete."""
+        """The lines, as `Cursor.read` returns them, without an incomplete first line."""
         del follow, ended
         oldest = b""
         if self._since is not None:
@@ -135,16 +135,16 @@ class LogCopy:
 
 def _exec_error(text: str) -> str:
     lines = text.strip().splitlines()
-    return f"kubectl exec says: {lines[-1] if lines else 'nothing'}"
+    return f"kubectl exec failed: {lines[-1] if lines else 'no error message'}"
 
 
 @contextmanager
 def place(
     cluster: Cluster, job: Job, workers: Sequence[Pod], terminal: Terminal
 ) -> Iterator[Place]:
-    """A container that can read the copies: of a running worker, else of a temporary pod.
+    """A container that can read the copies: of a running pod of the job, else of a temporary pod.
 
-    Raises Problem, which says why neither is possible.
+    Raises Problem if neither is possible.
     """
     for pod in workers:
         if pod.status.phase == "Running" and has_started(pod, names.TRAINER_CONTAINER):
@@ -154,13 +154,13 @@ def place(
     name = job.metadata.name
     if workspace is None or not workspace.enabled or workspace.source in ("none", "existing"):
         raise ClusterProblem(
-            f"{name} has no workspace claim of its own, so no copies of its logs are kept, and no"
-            " pod of it is left."
+            f"Job {name} has no logs: its pods are deleted, and it has no workspace PVC with"
+            " copies."
         )
     reader = f"{name}-log-reader"
-    terminal.note(f"No worker of {name} runs: reading its claim with the pod {reader}")
+    terminal.note(f"No pod of job {name} is running. Reading its PVC with pod {reader}.")
     try:
-        cluster.run(lambda api: _make(api, job, reader))
+        cluster.run(lambda api: _start_reader(api, job, reader))
         yield Place(cluster, reader, _CONTAINER, f"{_CLAIM}/state")
     finally:
         _remove(cluster, reader, terminal)
@@ -178,23 +178,21 @@ def _remove(cluster: Cluster, reader: str, terminal: Terminal) -> None:
         cluster.run(remove)
     except (Problem, KeyboardInterrupt):
         terminal.note(
-            f"The pod {reader} may be left; it ends by itself in {_LIFETIME_SECONDS // 60} minutes."
-            f" Remove it:\n  {cluster.command(f'delete pod {reader}')}"
+            f"Pod {reader} may still exist. It stops after {_LIFETIME_SECONDS // 60} minutes."
+            f" To delete it:\n  {cluster.command(f'delete pod {reader}')}"
         )
         raise
 
 
-async def _make(api: Api, job: Job, reader: str) -> None:
+async def _start_reader(api: Api, job: Job, reader: str) -> None:
     claim = names.workspace_claim(job.metadata.name)
     image, secrets = await _image(api, job)
     try:
         await api.create(PODS, reader_pod(job, reader, claim, image, secrets))
     except ApiError as error:
-        if error.status != 409:  # another reader is at work: use its pod
-            raise ClusterProblem(
-                f"No pod can be made to read the claim {claim}: {error}"
-            ) from error
-    why = "it does not start"
+        if error.status != 409:  # the pod of another plugin process: share it
+            raise ClusterProblem(f"Cannot create a pod to read PVC {claim}: {error}") from error
+    why = f"it did not start within {_READY_SECONDS:.0f} s"
     with anyio.move_on_after(_READY_SECONDS):
         while True:
             pod = await api.get(PODS, reader)
@@ -204,30 +202,33 @@ async def _make(api: Api, job: Job, reader: str) -> None:
             if pod.status.phase == "Failed":
                 break
             await anyio.sleep(0.2)
-    raise ClusterProblem(f"The pod {reader} that was to read the claim {claim} failed: {why}")
+    raise ClusterProblem(f"Pod {reader} cannot read PVC {claim}: {why}")
 
 
 async def _image(api: Api, job: Job) -> tuple[str, list[JsonValue]]:
     """An image that the job's nodes can pull, and its pull secrets: the sync pod's, else the job's.
 
-    Raises ClusterProblem where none is known.
+    Raises ClusterProblem if there is none.
     """
     from kubectl_torchrun.cluster.slices import QUEUES
 
     selector = f"{names.JOB_LABEL}={job.metadata.name}"
     pods = await api.read(PODS.path(api.namespace), {"labelSelector": selector})
-    ours = (names.SYNC_CONTAINER, names.LAUNCHER_CONTAINER)
+    runtime_containers = (names.SYNC_CONTAINER, names.LAUNCHER_CONTAINER)
     for container in _containers(pods):
-        if container.get("name") in ours and container.get("image"):
+        if container.get("name") in runtime_containers and container.get("image"):
             return str(container["image"]), []
     try:
         queue = (await api.get(QUEUES, job.spec.job_queue)).spec
     except ApiError as error:
-        raise ClusterProblem(f"No image is known to read the claim with: {error}") from error
+        raise ClusterProblem(
+            f"Cannot find an image for a pod that reads the PVC: {error}"
+        ) from error
     image = job.spec.image or queue.image
     if not image:
         raise ClusterProblem(
-            f"No image is known to read the claim with: {job.spec.job_queue} names none."
+            f"Cannot find an image for a pod that reads the PVC: queue {job.spec.job_queue} has"
+            " none."
         )
     return image, [{"name": secret.name} for secret in queue.image_pull_secrets]
 
@@ -246,7 +247,7 @@ def _containers(pods: JsonObject) -> Iterator[JsonObject]:
 
 
 def reader_pod(job: Job, name: str, claim: str, image: str, secrets: list[JsonValue]) -> JsonObject:
-    """A pod that mounts the claim read-only and sleeps, under the restricted profile."""
+    """A pod that mounts the PVC read-only and sleeps. Meets Pod Security restricted."""
     container: JsonObject = {
         "name": _CONTAINER,
         "image": image,
@@ -258,7 +259,7 @@ def reader_pod(job: Job, name: str, claim: str, image: str, secrets: list[JsonVa
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         },
-        # The whole claim: the kubelet would make a subPath that is not there.
+        # The whole PVC: the kubelet would create a missing subPath.
         "volumeMounts": [{"name": "claim", "mountPath": _CLAIM, "readOnly": True}],
     }
     owner: JsonObject = {

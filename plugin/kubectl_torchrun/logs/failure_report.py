@@ -1,4 +1,4 @@
-"""Why a job waits or died: its status, and the last lines of the rank that failed first."""
+"""Why a job is waiting or failed: its status, and the last lines of the rank that failed first."""
 
 import itertools
 import re
@@ -20,83 +20,83 @@ from torchrun_api import names
 from torchrun_api.core import Pod
 
 TAIL = 20  # lines of the log of the rank that failed
-# Lines that are read to find these: torchrun writes up to 40 after a failure, and the launcher 360
-# in an hour of waiting for an edit.
+# Lines to read: after a failure, torchrun writes up to 40 more, and the launcher 360 in an hour
+# of waiting for an edit.
 _READ = 400
 _TORCHRUN = re.compile(rb"[EW]\d{4} .*torch/distributed/elastic/multiprocessing/")
 
 
 def print_report(target: Target, name: str) -> int:
-    """Print why a job waits or died; the exit code. Raises Problem."""
+    """Print why a job is waiting or failed; the exit code. Raises Problem."""
     with session(target) as cluster:
         job = cluster.run(lambda api: api.get(JOBS, name))
         for line in status_lines(job):
             echo(line)
         if job.status.progress is not None:
             echo(f"  progress: {progress_line(job.status.progress, None)}")
-        _last_lines(cluster, job)
-        cluster.run(lambda api: _broken_edit(api, cluster, job))
+        _print_last_lines(cluster, job)
+        cluster.run(lambda api: _print_broken_edit(api, cluster, job))
     return 0
 
 
-async def _broken_edit(api: Api, cluster: Cluster, job: Job) -> None:
-    """The first node whose command failed after an edit, with what it wrote last."""
+async def _print_broken_edit(api: Api, cluster: Cluster, job: Job) -> None:
+    """Print the first node whose command failed after an edit, with its last lines."""
     if not job.spec.development:
         return
     pod = await broken_edits.find_broken(api, job, await list_workers(api, job))
     if pod is None:
         return
     echo(f"  {broken_edits.describe(cluster, job, pod)}")
-    echo(f"last lines of pod {pod.metadata.name}:")
+    echo(f"Last lines of pod {pod.metadata.name}:")
     lines = await broken_edits.tail(api, pod, _READ)
     _print([line for line in lines if not broken_edits.is_waiting_line(line)][-TAIL:])
 
 
-def _last_lines(cluster: Cluster, job: Job) -> None:
-    """Print those of the rank that failed first: from its pod, else from the copy on the claim."""
+def _print_last_lines(cluster: Cluster, job: Job) -> None:
+    """Print those of the rank that failed first: from its pod, else from the copy on the PVC."""
     failure = job.status.last_failure
     if failure is None:
         return
     pods = cluster.run(lambda api: list_workers(api, job))
-    pod = next((pod for pod in pods if _is_of(pod, failure.message)), None)
+    pod = next((pod for pod in pods if _is_failed_pod(pod, failure.message)), None)
     if pod is not None:
-        cluster.run(lambda api: _tail(api, pod.metadata.name))
+        cluster.run(lambda api: _print_tail(api, pod.metadata.name))
         return
     place_in_copies = attempt_and_node(job.metadata.name, failure.message)
     running = next((pod for pod in pods if is_training(pod)), None)
-    if place_in_copies is None:
-        echo("  its pod is gone, and its log with it")
+    if place_in_copies is None:  # the message has no pod name
+        echo("  The pod was deleted, and its log with it.")
     elif running is None:
         hint = cluster.command(f"torchrun logs {job.metadata.name} --attempt {place_in_copies[0]}")
-        echo(f"  its pod is gone; a copy of its log may be on the job's claim: {hint}")
+        echo(f"  The pod was deleted. The job's PVC may have a copy of its log: {hint}")
     else:
         place = Place(cluster, running.metadata.name, names.TRAINER_CONTAINER, STATE)
-        _tail_of_copy(place, *place_in_copies)
+        _print_copy(place, *place_in_copies)
 
 
-def _tail_of_copy(place: Place, attempt: int, node: int) -> None:
+def _print_copy(place: Place, attempt: int, node: int) -> None:
     try:
         lines = [*place.lines(attempt, node, _READ)]
     except ClusterProblem as problem:
-        echo(f"  its pod is gone, and the copy of its log cannot be read: {problem}")
+        echo(f"  The pod was deleted, and the copy of its log cannot be read: {problem}")
         return
     if not lines:
-        echo("  its pod is gone, and there is no copy of its log")
+        echo("  The pod was deleted, and there is no copy of its log.")
         return
-    echo(f"last lines of node {node} in attempt {attempt}:")
+    echo(f"Last lines of node {node} in attempt {attempt}:")
     _print(of_ranks(lines))
 
 
 def _print(lines: list[bytes]) -> None:
-    """Lines of a log."""
+    """Print lines of a log."""
     colour = has_colour(sys.stdout)
     for line in lines:
         echo(Styled("  ") + log_text(line.rstrip(), colour=colour))
 
 
 def of_ranks(lines: list[bytes]) -> list[bytes]:
-    """The last lines of a node's ranks, without what torchrun writes about their end."""
-    # A mark without text is torchrun's own, above its report of the first failure.
+    """The last lines of a node's ranks, without torchrun's report of the failure."""
+    # A mark without text is the head of torchrun's report of the first failure.
     marks = ((line, RANK_MARK.match(line)) for line in lines)
     marked = [line for line, mark in marks if mark and line[mark.end() :].strip()]
     before = [*itertools.takewhile(lambda line: not _TORCHRUN.match(line), lines)]
@@ -104,24 +104,24 @@ def of_ranks(lines: list[bytes]) -> list[bytes]:
 
 
 def attempt_and_node(job: str, message: str) -> tuple[int, int] | None:
-    """Attempt and node of the pod that a failure's message names; None where it names none."""
+    """Attempt and node of the pod in the message of a failure; None without a pod."""
     child = rf"{re.escape(job)}(?:-r(?P<attempt>\d+))?-(?P<node>\d+)(?:-[a-z0-9]{{5}})?"
     match = re.search(rf"(?:^|\s){child}[:\s]", f"{message} ")
     return (int(match["attempt"] or 0), int(match["node"])) if match else None
 
 
-async def _tail(api: Api, pod: str) -> None:
-    echo(f"last lines of pod {pod}:")
+async def _print_tail(api: Api, pod: str) -> None:
+    echo(f"Last lines of pod {pod}:")
     try:
         query = {"tailLines": str(_READ)}
         async with api.log(pod, names.TRAINER_CONTAINER, query) as read:
             lines = [line async for line in read]
         _print(of_ranks(lines))
     except ApiError as error:
-        echo(f"  no log: {error}")
+        echo(f"  Cannot read the log: {error}")
 
 
-def _is_of(pod: Pod, message: str) -> bool:
-    """Whether a failure's message names this pod and the pod has a log."""
-    named = f"{pod.metadata.name}:" in message or f"{pod.metadata.name} " in f"{message} "
-    return named and has_started(pod, names.TRAINER_CONTAINER)
+def _is_failed_pod(pod: Pod, message: str) -> bool:
+    """Whether the message of a failure names this pod, and the pod has a log."""
+    is_named = f"{pod.metadata.name}:" in message or f"{pod.metadata.name} " in f"{message} "
+    return is_named and has_started(pod, names.TRAINER_CONTAINER)

@@ -1,4 +1,4 @@
-"""The logs of all workers of a run, followed to its end."""
+"""The logs of all nodes of a run, followed to its end."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -31,10 +31,10 @@ async def follow(
     view: View = ALL,
     cursors: Mapping[str, Cursor] = MappingProxyType({}),
 ) -> int:
-    """Print the logs of these workers until the run ends; the exit code of its result.
+    """Print the logs of the nodes in the view until the run ends; the exit code of its result.
 
-    Every attempt's logs are printed, each worker's from its beginning or from its cursor (by the
-    pod's UID). At most MOST_STREAMS workers are read at a time, the lowest first.
+    Prints the logs of every attempt, each from its beginning or from its cursor (by the UID of the
+    pod). Reads at most MOST_STREAMS pods at a time, lowest node first.
     """
     async with anyio.create_task_group() as tasks:
         streams = _Streams(api, job_watch, terminal, view, cursors, tasks)
@@ -43,7 +43,7 @@ async def follow(
             streams.start()
             await job_watch.next_change(_TICK_SECONDS)
         with anyio.move_on_after(_LAST_LINES_SECONDS):
-            with suppress(ApiError, Unreachable):  # then what the watch has brought is all
+            with suppress(ApiError, Unreachable):  # else use the pods of the watch
                 await job_watch.refresh_pods()
             streams.start()
             while streams.open:
@@ -57,7 +57,7 @@ def _result(job_watch: JobWatch, terminal: Terminal) -> int:
     terminal.at_rest()
     job = job_watch.job
     if job is None:
-        terminal.note(f"The job {job_watch.name} was deleted.")
+        terminal.note(f"Job {job_watch.name} was deleted.")
         return RUN_FAILED
     if job.status.phase == "Succeeded":
         return SUCCEEDED
@@ -72,7 +72,7 @@ def _result(job_watch: JobWatch, terminal: Terminal) -> int:
 
 
 class _Streams:
-    """One task for each worker whose log is read; `open` counts those that have not ended."""
+    """One task for each log; `open` counts the running tasks."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class _Streams:
         self._noted = False
 
     def start(self) -> None:
-        """Start to read every worker whose log has begun."""
+        """Start a task for every pod whose log has begun."""
         for pod in sorted(self._job_watch.of_component(WORKER), key=rank_of):
             if (
                 pod.metadata.uid in self._known
@@ -114,7 +114,7 @@ class _Streams:
         if not self._noted:
             self._noted = True
             self._terminal.note(
-                f"Reading {MOST_STREAMS} workers at a time; choose others with --node."
+                f"Reading only {MOST_STREAMS} nodes at a time. Select others with --node."
             )
 
     async def _read(self, pod: Pod) -> None:
@@ -153,4 +153,4 @@ class _Streams:
 
     def _explain(self, rank: int, error: ApiError) -> None:
         if error.status == 403:
-            self._terminal.note(f"The log of node {rank} cannot be read: {error.message}")
+            self._terminal.note(f"Cannot read the log of node {rank}: {error.message}")

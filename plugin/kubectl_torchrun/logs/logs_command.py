@@ -1,4 +1,4 @@
-"""The logs of a job's workers, from their pods or from the copies on its claim."""
+"""The logs of a job's nodes, from their pods or from the copies on its PVC."""
 
 from contextlib import ExitStack
 from typing import NamedTuple
@@ -23,7 +23,7 @@ from torchrun_api.core import Pod
 
 
 class LogChoice(NamedTuple):
-    """Nodes and ranks: empty means all. attempt: None is the newest, or the one before it."""
+    """Flags of `logs`. nodes, ranks: empty for all. attempt: None for the latest."""
 
     nodes: frozenset[int]
     ranks: frozenset[int]
@@ -34,7 +34,7 @@ class LogChoice(NamedTuple):
 
 
 def follow_logs(target: Target, name: str, choice: LogChoice, terminal: Terminal) -> int:
-    """Print the logs so far and what comes, until the run ends; its exit code. Raises Problem."""
+    """Print existing and new lines until the run ends; its exit code. Raises Problem."""
     with session(target) as cluster:
         job = cluster.run(lambda api: api.get(JOBS, name))
         view = _view(cluster, job, choice)
@@ -58,7 +58,7 @@ def follow_logs(target: Target, name: str, choice: LogChoice, terminal: Terminal
 
 
 def print_logs(target: Target, name: str, choice: LogChoice, terminal: Terminal) -> int:
-    """Print the logs so far; the exit code. Raises Problem."""
+    """Print existing lines; the exit code. Raises Problem."""
     with session(target) as cluster:
         job = cluster.run(lambda api: api.get(JOBS, name))
         _print(cluster, job, choice, _view(cluster, job, choice), terminal)
@@ -73,36 +73,38 @@ def _view(cluster: Cluster, job: Job, choice: LogChoice) -> View:
 def _print(cluster: Cluster, job: Job, choice: LogChoice, view: View, terminal: Terminal) -> int:
     pods = cluster.run(lambda api: list_workers(api, job))
     attempt = _attempt(job, pods, choice)
-    there = {
+    started = {
         rank_of(pod): pod.metadata.name
         for pod in pods
         if attempt_of(pod) == attempt
         and view.takes(rank_of(pod))
         and has_started(pod, names.TRAINER_CONTAINER)
     }
-    if len(there) > MOST_STREAMS:
+    if len(started) > MOST_STREAMS:
         terminal.note(
-            f"The first {MOST_STREAMS} of {len(there)} workers; choose others with --node."
+            f"Printing the first {MOST_STREAMS} of {len(started)} nodes. Select others with --node."
         )
-    chosen = sorted(there.items())[:MOST_STREAMS]
-    all_there = attempt == job.status.attempt or (view.nodes and view.nodes <= there.keys())
+    chosen = sorted(started.items())[:MOST_STREAMS]
+    is_complete = attempt == job.status.attempt or (view.nodes and view.nodes <= started.keys())
     with ExitStack() as until:
-        copied: list[tuple[int, copies.LogCopy]] = []
-        if not (there and all_there):
-            if not there and not (job.status.start_time or job.status.attempts):
+        log_copies: list[tuple[int, copies.LogCopy]] = []
+        if not (started and is_complete):
+            if not started and not (job.status.start_time or job.status.attempts):
                 raise _no_logs(job, choice)
             try:
-                copied = _copied(cluster, job, pods, attempt, view, set(there), terminal, until)
+                log_copies = _download_copies(
+                    cluster, job, pods, attempt, view, set(started), terminal, until
+                )
             except Problem as problem:
-                if not there:
+                if not started:
                     raise
-                terminal.note(f"The logs of further nodes cannot be read. {problem}")
+                terminal.note(f"Cannot read the logs of other nodes. {problem}")
 
         async def show(api: Api) -> None:
             cursors: list[tuple[int, Lines]] = [
                 (node, Cursor(api, pod, view)) for node, pod in chosen
             ]
-            async for node, line in merged([*cursors, *copied], view):
+            async for node, line in merged([*cursors, *log_copies], view):
                 terminal.log(node, line)
 
         cluster.run(show)
@@ -111,14 +113,14 @@ def _print(cluster: Cluster, job: Job, choice: LogChoice, view: View, terminal: 
 
 def _no_logs(job: Job, choice: LogChoice) -> Problem:
     status = job.status
-    of_these = " of these nodes" if choice.nodes or choice.ranks else ""
+    scope = " of these nodes" if choice.nodes or choice.ranks else ""
     return UsageProblem(
-        f"{job.metadata.name} has no logs{of_these}:"
-        f" it is {status.phase or 'new'}. {status.reason}: {status.message}"
+        f"Job {job.metadata.name} has no logs{scope}."
+        f" It is {status.phase or 'new'}. {status.reason}: {status.message}"
     )
 
 
-def _copied(
+def _download_copies(
     cluster: Cluster,
     job: Job,
     pods: list[Pod],
@@ -128,27 +130,27 @@ def _copied(
     terminal: Terminal,
     until: ExitStack,
 ) -> list[tuple[int, copies.LogCopy]]:
-    """The copies of the nodes that have no pod any more. Raises Problem where there are none."""
+    """The copies of the nodes whose pods are deleted. Raises Problem if there are none."""
     with copies.place(cluster, job, pods, terminal) as place:
         attempts, nodes = place.listing(attempt)
-        left = [node for node in nodes if node not in shown and view.takes(node)]
-        if not left and not shown:
-            of = "attempts " + ", ".join(map(str, attempts)) if attempts else "no attempt"
+        missing = [node for node in nodes if node not in shown and view.takes(node)]
+        if not missing and not shown:
+            existing = f"attempts {', '.join(map(str, attempts))}" if attempts else "no attempt"
             raise UsageProblem(
-                f"The claim of {job.metadata.name} holds no log of attempt {attempt} that was asked"
-                f" for; it has logs of {of}."
+                f"The PVC of job {job.metadata.name} has no matching log of attempt {attempt}."
+                f" It has logs of {existing}."
             )
-        log_copies = [(node, place.fetched(attempt, node, view, until)) for node in left]
-    if not all(copied.timed for _, copied in log_copies):
+        log_copies = [(node, place.download(attempt, node, view, until)) for node in missing]
+    if not all(log_copy.timed for _, log_copy in log_copies):
         terminal.note(
-            "Copies of an older launcher carry no times: they come first, node after node"
-            + ("." if view.since is None else ", and --since leaves nothing out of them.")
+            "Copies of an older launcher have no times, so they are printed first, node by node"
+            + ("." if view.since is None else ", and --since does not apply to them.")
         )
     return log_copies
 
 
 async def _backlog(api: Api, job: Job, view: View, terminal: Terminal) -> dict[str, Cursor]:
-    """Print what there is so far, merged by time; where each log goes on, by its pod's UID."""
+    """Print existing lines, merged by time; the cursors to continue from, by UID of the pod."""
     pods = await list_workers(api, job)
     newest = max(map(attempt_of, pods), default=0)
     chosen = [
@@ -169,7 +171,7 @@ def _attempt(job: Job, pods: list[Pod], choice: LogChoice) -> int:
     if choice.previous:
         if newest == 0:
             raise UsageProblem(
-                f"{job.metadata.name} is at its first attempt: there is none before."
+                f"Job {job.metadata.name} is at its first attempt. There is no previous one."
             )
         ended = [attempt.number for attempt in job.status.attempts if attempt.number < newest]
         return max(ended, default=newest - 1)
@@ -177,6 +179,6 @@ def _attempt(job: Job, pods: list[Pod], choice: LogChoice) -> int:
         return max(map(attempt_of, pods), default=newest)
     if choice.attempt > newest:
         raise UsageProblem(
-            f"{job.metadata.name} has no attempt {choice.attempt}; the newest is {newest}."
+            f"Job {job.metadata.name} has no attempt {choice.attempt}. The latest is {newest}."
         )
     return choice.attempt

@@ -1,4 +1,4 @@
-"""One job on a screen: its status, its pods, and edits that failed."""
+"""The view of one job: its status, its pods, and broken edits."""
 
 import shutil
 import sys
@@ -46,7 +46,7 @@ def show(target: Target, name: str, terminal: Terminal, *, watch: bool | None, f
             return cluster.run(lambda api: follow(api, cluster, name, terminal))
         except KeyboardInterrupt:
             terminal.interrupted()
-            terminal.note(f"The job goes on. {cluster.command(f'torchrun status {name}')}")
+            terminal.note(f"The job continues. {cluster.command(f'torchrun status {name}')}")
             return DETACHED
 
 
@@ -55,13 +55,13 @@ async def _pods(api: Api, name: str) -> list[Pod]:
 
 
 async def _broken_edit(api: Api, cluster: Cluster, job: Job, pods: Sequence[Pod]) -> str:
-    """What the user is told of an edit whose command failed; "" where there is none."""
+    """A line about an edit whose command failed; "" if there is none."""
     pod = await broken_edits.find_broken(api, job, pods)
     return broken_edits.describe(cluster, job, pod) if pod else ""
 
 
 class _EditCheck:
-    """Looks for a broken edit every few seconds; `text` is what to print of it, or ""."""
+    """Checks for a broken edit every few seconds; `text` is the line about it, or ""."""
 
     def __init__(self, api: Api, cluster: Cluster, job_watch: JobWatch) -> None:
         self.text = ""
@@ -70,7 +70,7 @@ class _EditCheck:
         self._job_watch = job_watch
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         while True:
             job = self._job_watch.job
             if job is not None:
@@ -135,7 +135,7 @@ def _over(job_watch: JobWatch) -> bool:
 def _code(job_watch: JobWatch, terminal: Terminal) -> int:
     terminal.at_rest()
     if job_watch.job is None:
-        terminal.note(f"The job {job_watch.name} was deleted.")
+        terminal.note(f"Job {job_watch.name} was deleted.")
         return RUN_FAILED
     return SUCCEEDED if job_watch.job.status.phase == "Succeeded" else RUN_FAILED
 
@@ -178,7 +178,7 @@ def view(
 
 
 def pod_table(pods: Sequence[Pod], width: int | None) -> list[str]:
-    """The newest gang and what prepares it; those that need a look come first."""
+    """A table of the latest gang and its helper pods; pods with problems first."""
     newest = max(map(attempt_of, pods), default=0)
     shown = [
         pod
@@ -197,7 +197,7 @@ def pod_table(pods: Sequence[Pod], width: int | None) -> list[str]:
         ]
         for pod in sorted(shown, key=_urgency)
     ]
-    return output.columns(("POD", "NODE", "PHASE", "AGE", "WHY"), rows, width, ("NODE", "AGE"))
+    return output.columns(("POD", "NODE", "PHASE", "AGE", "REASON"), rows, width, ("NODE", "AGE"))
 
 
 def _urgency(pod: Pod) -> tuple[bool, str, int]:

@@ -19,10 +19,10 @@ RANK_MARK = re.compile(rb"\[[a-zA-Z_]*(\d+)\]:")  # torchrun's --tee: role and l
 
 
 class View(NamedTuple):
-    """What is shown of a gang's logs.
+    """Which lines of a gang's logs are shown.
 
-    `nodes`, `ranks`: chosen ones; all where both are empty. `of_nodes`: which ranks a node has.
-    `tail`: last lines of each node; `since`: age in seconds. Both bound what is read at first.
+    nodes, ranks: the selected ones; all if both are empty. of_nodes: the ranks of each node.
+    tail: last lines of each node; since: age in seconds. Both apply to the first read only.
     """
 
     nodes: frozenset[int] = frozenset()

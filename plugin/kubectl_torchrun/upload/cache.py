@@ -1,6 +1,6 @@
-"""The upload cache: digests of files, and what was sent from a directory last.
+"""The upload cache: digests of files, and the last upload of a directory.
 
-A cache that is lost or wrong costs time and nothing else: the sync pod checks every digest.
+A lost or wrong cache only costs time, because the sync pod checks every digest.
 """
 
 import hashlib
@@ -19,23 +19,23 @@ from kubectl_torchrun.errors import UsageProblem
 from kubectl_torchrun.upload.tree import TORCHRUNIGNORE, File, Tree
 from torchrun_api.contents import Entry, Manifest, ManifestError, parse
 
-# A younger file may change again within the resolution of its time stamp.
+# Nanoseconds. A younger file may change again within the resolution of its time stamp.
 _SETTLED = 2 * 10**9
 _BLOCK = 1 << 20
 
 # Of one file: size, mtime_ns, inode, sha256.
-Known = tuple[int, int, int, str]
+CachedDigest = tuple[int, int, int, str]
 
 
 class LastUpload(NamedTuple):
-    """The job to which a directory was sent last, and the manifest of what was sent."""
+    """The last job that got a directory, and the manifest of the upload."""
 
     job: str
     manifest: Manifest
 
 
 class Workspace(NamedTuple):
-    """A directory to send. previous: what was sent from it last, None for nothing."""
+    """A directory to upload. previous: its last upload, None without one."""
 
     tree: Tree
     manifest: Manifest
@@ -52,26 +52,26 @@ class UploadCache:
         self._digests = state_folder() / f"digests-{_short(here)}"
 
     def digest(self, tree: Tree, advance: Callable[[int], None] = lambda _: None) -> Workspace:
-        """The directory's files by their digests. `advance` gets the bytes of each file.
+        """The workspace with digests of all files. `advance` is called with the bytes of each file.
 
-        Raises UsageProblem where a file cannot be read.
+        Raises UsageProblem if a file cannot be read.
         """
-        known = self._known()
-        fresh: dict[str, Known] = {}
+        cached = self._read_digests()
+        fresh: dict[str, CachedDigest] = {}
         settled = time.time_ns() - _SETTLED
         entries = [Entry(path, "", 0, "dir") for path in tree.empty_directories]
         for file in tree.files:
-            size, sha256, status = _digest(file, known.get(file.path))
+            size, sha256, status = _digest(file, cached.get(file.path))
             if status.st_mtime_ns < settled:
                 fresh[file.path] = (size, status.st_mtime_ns, status.st_ino, sha256)
             entries.append(Entry(file.path, sha256, size, "755" if file.executable else "644"))
             advance(size)
-        if fresh != known:
+        if fresh != cached:
             _write(self._digests, msgspec.msgpack.encode(fresh))
         return Workspace(tree, Manifest(entries), self.last_upload())
 
     def last_upload(self) -> LastUpload | None:
-        """What was sent from the directory last; None where nothing is recorded."""
+        """The last upload of the directory; None if there is none in the cache."""
         try:
             job, _, text = zlib.decompress(self._sent.read_bytes()).decode().partition("\n")
             return LastUpload(job, parse(text))
@@ -79,33 +79,33 @@ class UploadCache:
             return None
 
     def record(self, upload: LastUpload) -> None:
-        """Keep it for the next command."""
+        """Save the upload for the next command."""
         _write(self._sent, zlib.compress(f"{upload.job}\n{upload.manifest.text}".encode(), 1))
 
-    def _known(self) -> dict[str, Known]:
+    def _read_digests(self) -> dict[str, CachedDigest]:
         try:
-            return msgspec.msgpack.decode(self._digests.read_bytes(), type=dict[str, Known])
+            return msgspec.msgpack.decode(self._digests.read_bytes(), type=dict[str, CachedDigest])
         except (OSError, msgspec.DecodeError):
             return {}
 
 
-def _digest(file: File, known: Known | None) -> tuple[int, str, os.stat_result]:
+def _digest(file: File, cached: CachedDigest | None) -> tuple[int, str, os.stat_result]:
     try:
         with file.source.open("rb", buffering=0) as opened:
             status = os.fstat(opened.fileno())
             stamp = (status.st_size, status.st_mtime_ns, status.st_ino)
-            if known and known[:3] == stamp:
-                return known[0], known[3], status
+            if cached and cached[:3] == stamp:
+                return cached[0], cached[3], status
             digest, size = hashlib.sha256(), 0
             while block := opened.read(_BLOCK):
                 digest.update(block)
                 size += len(block)
             return size, digest.hexdigest(), status
     except FileNotFoundError:
-        raise UsageProblem(f"{file.source} went away while it was read. Try again.") from None
+        raise UsageProblem(f"{file.source} was deleted during the read. Try again.") from None
     except PermissionError:
         raise UsageProblem(
-            f"{file.source} cannot be read. Change its permissions, or name it in {TORCHRUNIGNORE}."
+            f"Cannot read {file.source}. Change its permissions, or add it to {TORCHRUNIGNORE}."
         ) from None
 
 
@@ -120,7 +120,7 @@ def _short(text: str) -> str:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Whole or not at all; a home that cannot be written is no reason to stop."""
+    """Write a file atomically; an error is ignored, because the cache is optional."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -51,13 +51,13 @@ class SyncMessage(msgspec.Struct, frozen=True):
 
 
 class Arrived(NamedTuple):
-    """The workspace is already there, as this revision (0: unknown)."""
+    """The pod already has the workspace, as this revision (0: unknown)."""
 
     revision: int = 0
 
 
 class Delivered(NamedTuple):
-    """The result. files, sent: the files and bytes that went over the wire."""
+    """The result. files, sent: the number of uploaded files and bytes."""
 
     revision: int
     files: int = 0
@@ -74,11 +74,11 @@ async def deliver(
     token: str,
     backoff: Backoff = PATIENT,
 ) -> Delivered:
-    """Upload what the pod lacks, until it has the workspace. token: the upload token of the job.
+    """Upload missing files, until the pod has the workspace. token: the upload token of the job.
 
-    Raises UploadProblem: no sync pod for `pod_wait` seconds, the archive refused, no progress for
+    Raises UploadProblem: no sync pod for `pod_wait` seconds, a rejected archive, or no progress for
     `backoff.give_up` seconds. UsageProblem: a file changed or cannot be read. RunProblem: the job
-    has come to nothing meanwhile. ApiError where the API server forbids it.
+    has ended or was deleted. ApiError: the API server forbids the upload.
     """
     with tempfile.TemporaryFile() as file:
         delivery = _Delivery(api, job_watch, terminal, workspace, file, pod_wait, token, backoff)
@@ -119,13 +119,13 @@ class _Delivery:
                     case Done(revision):
                         return self._delivered(revision)
                     case Refused(reason, message):
-                        raise UploadProblem(f"The workspace was not taken ({reason}): {message}")
+                        raise UploadProblem(f"The workspace was rejected ({reason}): {message}")
                     case Sleep(seconds):
                         await anyio.sleep(seconds)
-                    case BuildArchive(wanted):
+                    case BuildArchive(entries):
                         bars.close()
-                        # In a thread, which a Ctrl-C ends between two blocks of a file.
-                        archive = await anyio.to_thread.run_sync(self._pack, wanted)
+                        # In a thread, which Ctrl-C can end between two blocks of a file.
+                        archive = await anyio.to_thread.run_sync(self._pack, entries)
                         self._upload.on_archive(archive.sha256, archive.size, anyio.current_time())
                         bar = bars.enter_context(self._terminal.bar("Uploading", archive.size))
                     case GetState() | PutManifest() | PutRange():
@@ -143,11 +143,12 @@ class _Delivery:
     def _delivered(self, revision: int) -> Delivered:
         return Delivered(revision, self._files, self._sent)
 
-    def _pack(self, wanted: tuple[int, ...]) -> Archive:
+    def _pack(self, entries: tuple[int, ...]) -> Archive:
         self._file.seek(0)
         self._file.truncate()
-        entries = self._workspace.manifest.entries
-        with self._terminal.bar("Packing", sum(entries[number].size for number in wanted)) as bar:
+        manifest = self._workspace.manifest
+        total = sum(manifest.entries[index].size for index in entries)
+        with self._terminal.bar("Packing", total) as bar:
             done = 0
 
             def advance(size: int) -> None:
@@ -156,7 +157,7 @@ class _Delivery:
                 done += size
                 bar.reached(done)
 
-            archive = pack.write(self._workspace, wanted, self._file, advance)
+            archive = pack.write(self._workspace, entries, self._file, advance)
         self._files += archive.files
         return archive
 
@@ -168,7 +169,7 @@ class _Delivery:
             upload.on_failure(str(error), anyio.current_time())
             return
         except ApiError as error:
-            if not (error.retriable or error.status == 404):  # 404: the pod has gone, another comes
+            if not (error.retriable or error.status == 404):  # 404: the pod is being replaced
                 raise
             upload.on_failure(error.message, anyio.current_time(), error.retry_after)
             return
@@ -209,7 +210,7 @@ class _Delivery:
 async def wait_for_pod(
     job_watch: JobWatch, sha256: str, seconds: float, token: str = ""
 ) -> str | Arrived:
-    """The name of the pod that takes this archive. token: the SHA-256 of the upload token."""
+    """The name of the pod for this workspace. token: the SHA-256 of the upload token."""
     with anyio.move_on_after(seconds):
         while True:
             pod = find_pod(job_watch, sha256, token)
@@ -219,26 +220,26 @@ async def wait_for_pod(
     why = ""
     if job_watch.job is not None and job_watch.job.status.reason:
         why = f" ({job_watch.job.status.reason}: {job_watch.job.status.message})"
-    raise UploadProblem(f"No sync pod took the upload within {seconds:.0f} s{why}.")
+    raise UploadProblem(f"No sync pod was ready within {seconds:.0f} s{why}.")
 
 
 def find_pod(job_watch: JobWatch, sha256: str, token: str = "") -> str | Arrived | None:
-    """The pod that takes this archive, or None so far. Raises as `deliver`."""
+    """The pod for this workspace, or None if there is none yet. Raises as `deliver`."""
     job = job_watch.job
     if not job_watch.seen:
         return None
     if job is None:
-        raise RunProblem(f"The job {job_watch.name} was deleted.")
+        raise RunProblem(f"Job {job_watch.name} was deleted.")
     status = job.status
-    wanted = job.metadata.annotations.get(names.WORKSPACE_SHA256, "")
-    if job.workspace_ready and wanted in ("", sha256) and not job_watch.reloads:
+    expected = job.metadata.annotations.get(names.WORKSPACE_SHA256, "")
+    if job.workspace_ready and expected in ("", sha256) and not job_watch.reloads:
         return Arrived()
     if job.ended:
         raise RunProblem(f"The job is {status.phase} ({status.reason}): {status.message}")
     if status.reason == "InvalidSpec":
-        raise RunProblem(f"The job cannot run as it is: {status.message}")
+        raise RunProblem(f"The spec of the job is invalid: {status.message}")
     pods = job_watch.of_component(names.SYNC)
-    if job_watch.reloads and pods:  # only the newest pod serves the revision that runs
+    if job_watch.reloads and pods:  # only the newest pod serves the current revision
         pods = [max(pods, key=_number)]
     pods = [pod for pod in pods if _takes(pod, sha256, token)]
     if not pods:
@@ -252,7 +253,7 @@ def find_pod(job_watch: JobWatch, sha256: str, token: str = "") -> str | Arrived
         case "Failed":
             sync = _sync_message(latest)
             if sync.permanent:
-                raise UploadProblem(f"The workspace was not taken ({sync.reason}): {sync.message}")
+                raise UploadProblem(f"The workspace was rejected ({sync.reason}): {sync.message}")
     return None
 
 
@@ -274,7 +275,7 @@ def _response(body: bytes) -> Response:
 
 
 def _takes(pod: Pod, sha256: str, token: str) -> bool:
-    """Whether the pod takes this archive, by its digest or by the upload token."""
+    """Whether the pod accepts this workspace, by its digest or by the upload token."""
     expected = pod.metadata.annotations
     by_token = expected.workspace_sha256 == "" and expected.upload_token_sha256 == token
     by_digest = expected.workspace_sha256 == sha256

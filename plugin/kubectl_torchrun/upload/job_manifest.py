@@ -16,7 +16,7 @@ from torchrun_api.names import (
     WORKSPACE_SHA256,
 )
 
-# As Kubernetes' own generated names: no vowels, so no words; nothing that is misread.
+# As in names that Kubernetes generates: no vowels (no words), no ambiguous letters.
 _LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 _SUFFIX = 5
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -25,7 +25,7 @@ _VARIABLE = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
 
 
 class Request(NamedTuple):
-    """What the user asks for. `nodes` and `gpus`: at most one is set; neither means one node."""
+    """A job to create. `nodes` and `gpus`: at most one is set; neither means one node."""
 
     name: str
     queue: str
@@ -42,20 +42,20 @@ class Request(NamedTuple):
 def build(
     request: Request, namespace: str, sha256: str, base: str = "", token: str = ""
 ) -> JsonObject:
-    """The object as it is sent; it names the only workspace that it takes.
+    """The TorchrunJob, with the digest of the only workspace that it accepts.
 
-    token: the digest of its upload token. base: a job whose workspace may share files with it.
-    Raises UsageProblem as `user_manifest.filled`.
+    token: the digest of its upload token. base: a job whose workspace may have files in common.
+    Raises UsageProblem as `user_manifest.fill`.
     """
     if request.manifest is None:
         body = _from_flags(request, namespace)
     else:
-        body = user_manifest.filled(request.manifest, request.name, request.queue, namespace)
+        body = user_manifest.fill(request.manifest, request.name, request.queue, namespace)
     metadata = body["metadata"]
     assert isinstance(metadata, dict)
-    given = metadata.get("annotations")
+    annotations = metadata.get("annotations")
     metadata["annotations"] = {
-        **(given if isinstance(given, dict) else {}),
+        **(annotations if isinstance(annotations, dict) else {}),
         WORKSPACE_SHA256: sha256,
         **({UPLOAD_TOKEN_SHA256: token} if token else {}),
         **({WORKSPACE_BASE: base} if base else {}),
@@ -88,7 +88,7 @@ def _from_flags(request: Request, namespace: str) -> JsonObject:
 
 
 def generated_name(directory: str) -> str:
-    """A job name that says where it comes from: `my-project-x7k2p`."""
+    """A job name with the name of its directory: `my-project-x7k2p`."""
     plain = unicodedata.normalize("NFKD", directory).encode("ascii", "ignore").decode().lower()
     stem = re.sub(r"[^a-z0-9]+", "-", plain).lstrip("-0123456789")
     stem = stem[: MAX_JOB_NAME - _SUFFIX - 1].strip("-") or "run"
@@ -96,40 +96,40 @@ def generated_name(directory: str) -> str:
 
 
 def check_name(name: str) -> None:
-    """Raises UsageProblem unless Kubernetes takes this as a job's name."""
+    """Raises UsageProblem if the name is not valid for a job."""
     if len(name) > MAX_JOB_NAME:
         raise UsageProblem(
-            f"--name {name} has {len(name)} characters; {MAX_JOB_NAME} are the most,"
-            " as the names of its pods are longer."
+            f"--name {name} has {len(name)} characters. Use at most {MAX_JOB_NAME}, because the"
+            " names of pods are longer."
         )
     if not _NAME.fullmatch(name):
         raise UsageProblem(
-            f"--name {name!r} is not a job name: lower-case letters, digits and '-', starting with"
-            " a letter and not ending in '-', as in my-run-2."
+            f"--name {name!r} is not a valid job name. Use lower-case letters, digits and '-',"
+            " starting with a letter and not ending with '-', for example my-run-2."
         )
 
 
 def variables(pairs: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """`K=V` pairs as names and values. Raises UsageProblem naming the one that is none."""
+    """`K=V` pairs as names and values. Raises UsageProblem for an invalid pair."""
     values: dict[str, str] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not _VARIABLE.fullmatch(name):
-            raise UsageProblem(f"--env {pair!r} is not NAME=VALUE, as in --env LR=0.1.")
+            raise UsageProblem(f"--env {pair!r} is not NAME=VALUE. Example: --env LR=0.1.")
         values[name] = value
     return tuple(values.items())
 
 
 def dependencies(pairs: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """`JOB[=CONDITION]` as names and conditions. Raises UsageProblem naming what is none."""
+    """`JOB[=CONDITION]` as names and conditions. Raises UsageProblem for an invalid value."""
     values: dict[str, str] = {}
     for pair in pairs:
         name, _, condition = pair.partition("=")
         condition = condition or CONDITIONS[0]
         if not _NAME.fullmatch(name) or condition not in CONDITIONS:
             raise UsageProblem(
-                f"--after {pair!r} is not JOB or JOB=CONDITION, as in --after pretrain=Running;"
-                f" conditions: {', '.join(CONDITIONS)}."
+                f"--after {pair!r} is not JOB or JOB=CONDITION. Valid conditions:"
+                f" {', '.join(CONDITIONS)}. Example: --after pretrain=Running."
             )
         values[name] = condition
     return tuple(values.items())

@@ -16,16 +16,16 @@ from kubectl_torchrun.upload.cache import Workspace
 from kubectl_torchrun.upload.tree import MOST_COPIES, TORCHRUNIGNORE, Tree
 from torchrun_api.contents import Entry
 
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # the first moment that a zip archive can name
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time in a zip archive
 _BLOCK = 1 << 20
 _SAMPLE = 1 << 16
 
 
 class Limits(NamedTuple):
-    """The sync pod's limits: a workspace beyond them is refused here, before an upload.
+    """The limits of the sync pod, checked here before an upload.
 
-    files: with directories; size: bytes of all files; path, name: bytes of a whole path and of one
-    part of it; ratio: bytes of files for each byte of the archive, above ratio_floor bytes.
+    files: including directories; size: bytes of all files; path, name: bytes of a path and of one
+    component; ratio: bytes of files for each byte of the archive, above ratio_floor bytes.
     """
 
     files: int = MOST_COPIES
@@ -41,7 +41,7 @@ LIMITS = Limits()
 
 
 class Archive(NamedTuple):
-    """Packed files: `file` is at any position and stays the caller's to close."""
+    """Packed files. `file` may be at any position; the caller closes it."""
 
     file: BufferedRandom
     sha256: str
@@ -51,23 +51,23 @@ class Archive(NamedTuple):
 
 
 def check(tree: Tree, limits: Limits = LIMITS) -> None:
-    """Raises UsageProblem if the workspace is empty, or saying what is too large and what to do."""
+    """Raises UsageProblem if the workspace is empty or exceeds a limit."""
     if not tree.files:
         raise UsageProblem(
-            f"There is nothing to send in {tree.root}: it is empty, or all in it is ignored."
+            f"There is nothing to upload in {tree.root}: it is empty, or all its files are ignored."
         )
     if len(tree.files) + len(tree.empty_directories) > limits.files:
         raise UsageProblem(
-            f"{tree.root} holds {len(tree.files):,} files; a workspace may have {limits.files:,}.\n"
+            f"{tree.root} has {len(tree.files):,} files; the limit is {limits.files:,}.\n"
             + _largest({_top(file.path): 0 for file in tree.files}, tree, count=True)
-            + f"Name what the run does not need in {TORCHRUNIGNORE}."
+            + f"Add files that the run does not need to {TORCHRUNIGNORE}."
         )
     if tree.size > limits.size:
         raise UsageProblem(
-            f"{tree.root} holds {human(tree.size)}; a workspace may have {human(limits.size)}.\n"
+            f"{tree.root} has {human(tree.size)}; the limit is {human(limits.size)}.\n"
             + _largest({_top(file.path): 0 for file in tree.files}, tree, count=False)
-            + f"Name what the run does not need in {TORCHRUNIGNORE}; data belongs in a claim that"
-            " the job names under volumes.datasets."
+            + f"Add files that the run does not need to {TORCHRUNIGNORE}. Store data in a PVC under"
+            " volumes.datasets."
         )
     for path in (*(file.path for file in tree.files), *tree.empty_directories):
         _check_path(path, limits)
@@ -75,22 +75,22 @@ def check(tree: Tree, limits: Limits = LIMITS) -> None:
 
 def write(
     workspace: Workspace,
-    wanted: Sequence[int],
+    entries: Sequence[int],
     file: BufferedRandom,
     advance: Callable[[int], None] = lambda _: None,
     limits: Limits = LIMITS,
 ) -> Archive:
-    """Packs files into `file`, an empty binary file. `advance` gets the bytes of each block.
+    """Pack files into `file`, an empty binary file. `advance` gets the bytes of each block.
 
-    wanted: numbers of entries of the manifest. Raises UsageProblem if a file cannot be read, or is
-    changed since the manifest was written, or if the sync pod would take the archive for a
+    entries: indexes of entries of the manifest. Raises UsageProblem if a file cannot be read or has
+    changed since the manifest was written, or if the sync pod would reject the archive as a
     decompression bomb.
     """
     sources = {member.path: member.source for member in workspace.tree.files}
     unpacked = 0
     with zipfile.ZipFile(file, "w", strict_timestamps=False) as archive:
-        for number in wanted:
-            entry = workspace.manifest.entries[number]
+        for index in entries:
+            entry = workspace.manifest.entries[index]
             source = sources[entry.path]
             unpacked += entry.size
             try:
@@ -99,26 +99,25 @@ def write(
                 unchanged = False
             except PermissionError:
                 raise UsageProblem(
-                    f"{source} cannot be read."
-                    f" Change its permissions, or name it in {TORCHRUNIGNORE}."
+                    f"Cannot read {source}. Change its permissions, or add it to {TORCHRUNIGNORE}."
                 ) from None
             if not unchanged:
-                raise UsageProblem(f"{source} changed while it was packed. Try again.")
+                raise UsageProblem(f"{source} changed during the upload. Try again.")
     size = file.tell()
     if unpacked > limits.ratio_floor and unpacked > size * limits.ratio:
         raise UsageProblem(
-            f"{human(unpacked)} became {human(size)}: the workspace is nearly all zeros, which the"
-            f" sync pod refuses. Name the empty data in {TORCHRUNIGNORE}."
+            f"{human(unpacked)} were compressed to {human(size)}. The sync pod rejects a workspace"
+            f" that is nearly all zeros. Add the empty data to {TORCHRUNIGNORE}."
         )
     file.seek(0)
     digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return Archive(file, digest, size, len(wanted), unpacked)
+    return Archive(file, digest, size, len(entries), unpacked)
 
 
 def _add(
     archive: zipfile.ZipFile, entry: Entry, place: Path, advance: Callable[[int], None]
 ) -> str:
-    """Add one file; the digest of what was read."""
+    """Add one file; the digest of its content."""
     info = _info(entry.path, 0o100755 if entry.mode == "755" else 0o100644)
     info.file_size = entry.size  # beyond 4 GiB this chooses the format that can hold it
     digest = hashlib.sha256()
@@ -136,7 +135,7 @@ def _add(
 
 
 def _is_worth_compressing(sample: bytes) -> bool:
-    """Weights, images and archives are not: deflate would only cost time."""
+    """Whether deflate saves space, which it does not for weights, images and archives."""
     return len(zlib.compress(sample, 1)) < 0.9 * len(sample)
 
 
@@ -150,17 +149,21 @@ def _info(path: str, mode: int) -> zipfile.ZipInfo:
 def _check_path(path: str, limits: Limits) -> None:
     shown = os.fsencode(path).decode(errors="backslashreplace")
     encoded = os.fsencode(path)
-    what = ""
+    problem = ""
     if any(unicodedata.category(character) in ("Cc", "Cs") for character in path):
-        what = "holds control characters, or is not UTF-8"
+        problem = "contains control characters, or is not UTF-8"
     elif "\\" in path:
-        what = "holds a backslash"
+        problem = "contains a backslash"
     elif len(encoded) > limits.path or max(map(len, encoded.split(b"/"))) > limits.name:
-        what = f"is longer than {limits.path} bytes, or a part of it than {limits.name}"
+        problem = (
+            f"is longer than {limits.path} bytes, or has a component longer than {limits.name}"
+        )
     elif path.count("/") >= limits.depth:
-        what = f"is deeper than {limits.depth} directories"
-    if what:
-        raise UsageProblem(f"The name {shown!r} {what}. Rename it, or name it in {TORCHRUNIGNORE}.")
+        problem = f"has more than {limits.depth} directories"
+    if problem:
+        raise UsageProblem(
+            f"The path {shown!r} {problem}. Rename it, or add it to {TORCHRUNIGNORE}."
+        )
 
 
 def _top(path: str) -> str:

@@ -1,8 +1,8 @@
-"""The upload protocol of the sync pod as a state machine: no socket, no clock.
+"""The upload protocol of the sync pod as a state machine without I/O or clock.
 
-Call `next_step`, carry the step out, and report by `on_response` or `on_failure` how it went. The
-pod keeps what it has received, also over its own replacement. So after any failure the machine asks
-for the offset and continues there.
+Call `next_step`, run the step, and report the result by `on_response` or `on_failure`. The pod
+keeps received bytes even if it is replaced. After a failure the machine gets the offset and
+continues there.
 """
 
 from typing import NamedTuple, TypeAlias
@@ -21,7 +21,7 @@ class GetState(NamedTuple):
 
 
 class PutManifest(NamedTuple):
-    """PUT the manifest, as a difference to the one with this digest, or whole."""
+    """PUT the manifest, as a difference to the one with digest `base`, or whole ("")."""
 
     base: str
 
@@ -29,7 +29,7 @@ class PutManifest(NamedTuple):
 class BuildArchive(NamedTuple):
     """Build an archive of these entries of the manifest, and report it by `on_archive`."""
 
-    wanted: tuple[int, ...]
+    entries: tuple[int, ...]
 
 
 class PutRange(NamedTuple):
@@ -40,7 +40,7 @@ class PutRange(NamedTuple):
 
 
 class Sleep(NamedTuple):
-    """Wait for so many seconds."""
+    """Wait."""
 
     seconds: float
 
@@ -52,7 +52,7 @@ class Done(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """The pod does not accept it, or there was no progress for too long."""
+    """The pod rejected the upload, or there was no progress for too long."""
 
     reason: str
     message: str
@@ -77,10 +77,10 @@ class Response(Struct, frozen=True):
 
 
 class Upload:
-    """One workspace on its way. `now` is a monotonic clock in seconds.
+    """The upload of one workspace. `now` is a monotonic clock in seconds.
 
-    workspace: digest of its manifest; base: digest of another that the pod may have.
-    `offset`: bytes of the archive that the pod is known to hold; `extracting`: it has them all.
+    workspace: digest of its manifest; base: digest of a manifest that the pod may have.
+    `offset`: bytes of the archive that the pod has; `extracting`: it has all of them.
     """
 
     def __init__(
@@ -98,16 +98,16 @@ class Upload:
         self._failures = 0
         self._progress_at = now
         self._bad_digests = 0
-        self._sent = False  # then what the pod says of a failure is about this archive
+        self._sent = False  # if True, a failure of the pod is about this archive
         self._steps: list[Step] = [GetState()]
 
     def next_step(self, now: float) -> Step:
-        """What to do now. Done and Refused are final and come again when asked again."""
+        """The next step. Done and Refused are final."""
         step = self._steps[0]
         if isinstance(step, Done | Refused):
             return step
         if now - self._progress_at > self._backoff.give_up:
-            why = self.trouble or "the pod does not finish"
+            why = self.trouble or "the pod did not finish"
             self._then(Refused("GaveUp", f"no progress for {self._backoff.give_up:.0f} s: {why}"))
             return self._steps[0]
         if isinstance(step, Sleep):
@@ -126,7 +126,7 @@ class Upload:
         self._then(GetState())
 
     def on_failure(self, why: str, now: float, retry_after: float | None = None) -> None:
-        """No response came, or one to try again: back off, then ask for the offset."""
+        """No response, or a retriable one: back off, then get the offset."""
         del now
         step = self._steps[0]
         self._sent = self._sent or (isinstance(step, PutRange) and step.stop == self.size)
@@ -138,7 +138,7 @@ class Upload:
     def on_response(self, status: int, response: Response, now: float) -> None:
         """The pod itself responded to the last GetState, PutManifest or PutRange."""
         if status >= 500 and status != 507:
-            self.on_failure(response.message or f"the pod answered {status}", now)
+            self.on_failure(response.message or f"the pod returned HTTP {status}", now)
             return
         match self._steps[0]:
             case GetState() if status == 200:
@@ -175,12 +175,12 @@ class Upload:
         elif response.offset is None:
             self.on_failure(response.message, now)
         elif response.offset == start:
-            self.on_failure("the pod refuses the offset that it asks for", now)
+            self.on_failure("the pod rejected the offset that it requested", now)
         else:
             self._advance(response.offset, now)
 
     def _on_state(self, response: Response, now: float) -> None:
-        """The pod's state, of this workspace or of another one."""
+        """Handle the state of the pod, for this workspace or another one."""
         match response.state:
             case "waiting" | "receiving" | "failed" | "comparing" | "extracting" | "done":
                 if response.workspace == self._workspace:
@@ -188,9 +188,9 @@ class Upload:
                 elif response.state in ("waiting", "receiving", "failed"):
                     self._put_manifest(response)
                 else:
-                    self.on_failure("the pod makes another workspace", now)
+                    self.on_failure("the pod is receiving another workspace", now)
             case state:
-                message = f"unknown state {state!r}; plugin and controller differ in version"
+                message = f"unknown state {state!r}; plugin and controller versions differ"
                 self._then(Refused("UnknownState", message))
 
     def _on_own_state(self, response: Response, now: float) -> None:

@@ -1,4 +1,4 @@
-"""Asks a job whose workspace comes from git or s3 to fetch it again, while it runs."""
+"""Request a new fetch of a workspace from git or s3, for a job that runs."""
 
 import time
 from datetime import UTC, datetime
@@ -21,10 +21,10 @@ async def request(api: Api, name: str) -> None:
 
 
 async def refetch(api: Api, job: Job, terminal: Terminal, seconds: float) -> int:
-    """Have it fetched, and wait for what comes of it; the exit code.
+    """Request a fetch and wait for its result; the exit code.
 
-    Raises UploadProblem: it cannot be fetched. RunProblem: the job has ended meanwhile, or nothing
-    has come of it within `seconds`.
+    Raises UploadProblem: the fetch failed. RunProblem: the job has ended, or there was no result
+    within `seconds`.
     """
     name, before = job.metadata.name, job.status.workspace_revision
     job_watch = JobWatch(api, name, reloads=True)
@@ -37,42 +37,43 @@ async def refetch(api: Api, job: Job, terminal: Terminal, seconds: float) -> int
                 changed = await _outcome(job_watch, before)
         except TimeoutError:
             raise RunProblem(
-                f"Nothing new is there after {seconds:.0f} s. It goes on; see what it waits for:"
-                f" kubectl torchrun why {name}"
+                f"The fetch did not finish within {seconds:.0f} s and continues."
+                f" See: kubectl torchrun why {name}"
             ) from None
         tasks.cancel_scope.cancel()
     status = changed.status
     what = f"revision {status.workspace_revision} (commit {status.workspace_commit})"
     if status.workspace_revision == before:
-        terminal.note(f"Nothing has changed: {name} runs {what} already.")
+        terminal.note(f"Job {name} already runs {what}.")
     else:
         passed = time.monotonic() - started
-        terminal.note(f"{name} runs {what}, workers told in {passed:.1f} s.")
+        terminal.note(f"Job {name} runs {what}. Its pods got it in {passed:.1f} s.")
     return 0
 
 
 async def _outcome(job_watch: JobWatch, before: int) -> Job:
-    """The job once its workers have the new revision, or once there is none."""
-    # Once the condition is Unknown, the controller acts on this request.
-    asked = False
+    """The job after its pods have the new revision, or after a fetch without changes."""
+    # The condition is Unknown while the controller acts on this request.
+    is_acknowledged = False
     while True:
         job = job_watch.job
         if job_watch.seen and job is None:
-            raise RunProblem(f"The job {job_watch.name} was deleted.")
+            raise RunProblem(f"Job {job_watch.name} was deleted.")
         if job is not None:
             if job.ended:
-                raise RunProblem(f"The job is {job.status.phase} meanwhile.")
+                raise RunProblem(f"The job is {job.status.phase}. It ended before the fetch.")
             if job.status.workspace_revision > before:
                 return job
-            behind = _behind(job)
-            if asked and behind is None:
+            condition = _up_to_date(job)
+            if is_acknowledged and condition is None:
                 return job
-            if asked and behind is not None and behind.status == "False":
-                raise UploadProblem(f"It cannot be fetched ({behind.reason}): {behind.message}")
-            asked = asked or (behind is not None and behind.status == "Unknown")
+            if is_acknowledged and condition is not None and condition.status == "False":
+                raise UploadProblem(f"The fetch failed ({condition.reason}): {condition.message}")
+            if condition is not None and condition.status == "Unknown":
+                is_acknowledged = True
         await job_watch.next_change(60)
 
 
-def _behind(job: Job) -> Condition | None:
+def _up_to_date(job: Job) -> Condition | None:
     conditions = (c for c in job.status.conditions if c.type == names.UP_TO_DATE)
     return next(conditions, None)

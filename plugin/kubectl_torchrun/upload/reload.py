@@ -1,4 +1,4 @@
-"""Edits of a directory for a job that runs: the present pods run the new files."""
+"""Upload edits to a job that runs: its pods restart the command with the new files."""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -24,15 +24,15 @@ from torchrun_api import names
 from torchrun_api.json import JsonObject
 
 _WORKERS_SECONDS = 60.0
-# The pause between two looks: at least this, and four times the duration of a look.
-_LOOK_SECONDS = 0.3
-_LOOK_SHARE = 4
+# The pause between two scans: at least this, and four times the duration of a scan.
+_SCAN_SECONDS = 0.3
+_SCAN_SHARE = 4
 
 
 class Reload:
     """One job and one directory.
 
-    pod_wait: seconds for the pod that takes the upload. token: by which it is taken.
+    pod_wait: seconds to wait for the pod that receives the upload. token: the upload token.
     """
 
     def __init__(
@@ -56,23 +56,23 @@ class Reload:
         self._overlay = overlay
 
     def once(self) -> int:
-        """Send what the directory holds now; the exit code. Raises Problem."""
-        workspace = self._look()
+        """Upload the directory once; the exit code. Raises Problem."""
+        workspace = self._scan()
         send = partial(self._send, workspace=workspace)
         try:
-            return self._run(send, f"Stopped. {self._goes_on()}")
+            return self._run(send, f"Stopped. {self._next_step()}")
         except UploadProblem as problem:
-            raise UploadProblem(f"{problem}\n{self._goes_on()}") from problem
+            raise UploadProblem(f"{problem}\n{self._next_step()}") from problem
 
-    def _goes_on(self) -> str:
+    def _next_step(self) -> str:
         return (
-            f"{self._job} goes on with what it has. To send the directory:\n"
+            f"Job {self._job} continues with its current files. To upload the directory:\n"
             f"  {self._cluster.command(f'torchrun sync {self._job}')}"
         )
 
     def watch(self) -> int:
-        """Send each edit, in development mode, until the job ends or somebody presses Ctrl-C."""
-        return self._run(self._watch, f"{self._job} goes on with what it has.")
+        """Upload each edit, in development mode, until the job ends or Ctrl-C."""
+        return self._run(self._watch, f"Job {self._job} continues with its current files.")
 
     def _run(self, work: Callable[[Api, JobWatch], Awaitable[None]], interrupted: str) -> int:
         """Run `work` beside a watch of the job; the exit code. interrupted: the note at Ctrl-C."""
@@ -94,37 +94,37 @@ class Reload:
 
     async def _watch(self, api: Api, job_watch: JobWatch) -> None:
         token: JsonObject = {names.UPLOAD_TOKEN_SHA256: upload_token.token_sha256(self._token)}
-        # In one patch: a pod waits for edits only if the job has an upload token.
+        # One patch: a pod waits for edits only if the job has an upload token.
         development: JsonObject = {
             "metadata": {"annotations": token},
             "spec": {"development": True},
         }
         await api.merge(JOBS, self._job, msgspec.json.encode(development))
-        self._terminal.note(f"Watching {self._directory.resolve()}; Ctrl-C ends it.")
-        sent = ""
-        before = ""
+        self._terminal.note(f"Watching {self._directory.resolve()}. Press Ctrl-C to stop.")
+        uploaded = ""
+        previous = ""
         while not (job_watch.job and job_watch.job.ended):
             started = time.monotonic()
             try:
-                workspace = await anyio.to_thread.run_sync(self._look, _check_cancelled)
+                workspace = await anyio.to_thread.run_sync(self._scan, _check_cancelled)
                 sha256 = workspace.manifest.sha256
-                # Send only what is the same at two looks: an editor may still be writing.
-                if sha256 != sent and sha256 == before:
+                # Upload only after two equal scans: an editor may still be writing.
+                if sha256 != uploaded and sha256 == previous:
                     await self._send(api, job_watch, workspace)
-                    sent = sha256
-                before = sha256
+                    uploaded = sha256
+                previous = sha256
             except UsageProblem as problem:
                 self._terminal.note(str(problem))
             except UploadProblem as problem:
                 self._terminal.note(str(problem))
-                sent = before
+                uploaded = previous
             except RunProblem as problem:
                 if job_watch.job is None or not job_watch.job.ended:
                     raise
                 self._terminal.note(str(problem))
-            await anyio.sleep(max(_LOOK_SECONDS, _LOOK_SHARE * (time.monotonic() - started)))
+            await anyio.sleep(max(_SCAN_SECONDS, _SCAN_SHARE * (time.monotonic() - started)))
 
-    def _look(self, advance: Callable[[int], None] = lambda _: None) -> Workspace:
+    def _scan(self, advance: Callable[[int], None] = lambda _: None) -> Workspace:
         files = tree.scan(self._directory, self._overlay)
         pack.check(files)
         return self._cache.digest(files, advance)
@@ -133,9 +133,9 @@ class Reload:
         started = time.monotonic()
         sha256 = workspace.manifest.sha256
         job = await api.get(JOBS, self._job)
-        named = job.metadata.annotations.get(names.WORKSPACE_SHA256)
-        if named == sha256 and self._has_arrived(sha256):
-            self._terminal.note(f"{self._job} has this content already.")
+        expected = job.metadata.annotations.get(names.WORKSPACE_SHA256)
+        if expected == sha256 and self._has_arrived(sha256):
+            self._terminal.note(f"Job {self._job} already has this content.")
             return
         annotations = {
             names.WORKSPACE_SHA256: sha256,
@@ -151,30 +151,30 @@ class Reload:
             await api.annotate(JOBS, self._job, {names.WORKSPACE_REVISION: revision})
         await self._wait_for_workers(job_watch, done.revision)
         self._terminal.note(
-            f"Revision {done.revision}: {files_of(done.files)}, {human(done.sent)} sent, "
-            f"workers told in {time.monotonic() - started:.1f} s"
+            f"Revision {done.revision}: {files_of(done.files)}, {human(done.sent)} uploaded;"
+            f" the pods got it in {time.monotonic() - started:.1f} s"
         )
 
     def _has_arrived(self, sha256: str) -> bool:
-        """Whether the upload cache says so: an earlier command may have been killed between the
-        annotation and the upload."""
+        """Whether the upload cache has this upload. The annotation alone does not prove it: an
+        earlier command may have been killed between annotation and upload."""
         last = self._cache.last_upload()
         return last is not None and (last.job, last.manifest.sha256) == (self._job, sha256)
 
     async def _wait_for_workers(self, job_watch: JobWatch, revision: int) -> None:
-        """Wait until the status shows that all workers have the revision. Raises RunProblem."""
+        """Wait until the status shows that all pods have the revision. Raises RunProblem."""
         with anyio.move_on_after(_WORKERS_SECONDS):
             while job_watch.job is None or job_watch.job.status.workspace_revision < revision:
                 if job_watch.job is not None and job_watch.job.ended:
-                    raise RunProblem(f"The job is {job_watch.job.status.phase} meanwhile.")
+                    raise RunProblem(f"The job is {job_watch.job.status.phase}.")
                 await job_watch.next_change(_WORKERS_SECONDS)
             return
         raise RunProblem(
-            f"Revision {revision} is in the workspace, but the workers were not told within"
-            f" {_WORKERS_SECONDS:.0f} s. Where one of them has ended, the next attempt runs it."
+            f"Revision {revision} is in the workspace, but not all pods got it within"
+            f" {_WORKERS_SECONDS:.0f} s. If a pod has ended, the next attempt runs the revision."
         )
 
 
 def _check_cancelled(_: int) -> None:
-    """Called between two files, so that a Ctrl-C ends the thread."""
+    """Called between two files, so that Ctrl-C ends the thread."""
     anyio.from_thread.check_cancelled()

@@ -1,4 +1,4 @@
-"""What is left out without an ignore file: likely secrets, caches, virtual environments."""
+"""Files that are skipped without an ignore file: likely secrets, caches, virtual environments."""
 
 from pathlib import Path
 
@@ -40,10 +40,10 @@ ALWAYS = frozenset({".git", "__pycache__"})
 
 
 def is_environment(directory: Path) -> bool:
-    """A Python virtual environment (PEP 405): made for this machine, useless on another."""
+    """Whether it is a Python virtual environment (PEP 405), which works on one machine only."""
     return (directory / "pyvenv.cfg").is_file()
 
 
 def is_cache(directory: Path) -> bool:
-    """Tagged as a cache by https://bford.info/cachedir, as mypy, ruff, pytest and cargo do."""
+    """Whether it has a cache tag (https://bford.info/cachedir), as of mypy, pytest and cargo."""
     return (directory / "CACHEDIR.TAG").is_file()

@@ -1,4 +1,4 @@
-"""From a request to a job that runs: create it, upload its workspace, follow it."""
+"""Submit a job: create it, upload its workspace, follow it."""
 
 import time
 from pathlib import Path
@@ -26,15 +26,15 @@ from torchrun_api.json import JsonObject
 
 ASK_SECONDS = 5.0  # for a second Ctrl-C
 _CREATE_SECONDS = 60.0
-_MOST_LEFT_OUT = 8  # paths that are printed
+_MOST_SKIPPED = 8  # paths that are printed
 
 
 class SubmitOptions(NamedTuple):
-    """How a directory is sent and what follows. Times are in seconds.
+    """Options of submit, run and sync. Times are in seconds.
 
-    overlay: a directory whose files replace those of the same path. pod_wait: for the pod that
-    takes the upload. wait: a phase or condition, where nothing is followed; timeout: of it, None
-    for no end. deletes: whether a second Ctrl-C deletes the job.
+    overlay: a directory whose files replace those of the same path. pod_wait: limit for the pod
+    that receives the upload. wait: a phase or condition, if follow is False; timeout: limit of
+    wait, None without. deletes: whether a second Ctrl-C deletes the job.
     """
 
     directory: Path
@@ -65,7 +65,7 @@ def submit(target: Target, request: Request, options: SubmitOptions, terminal: T
     with proxy(target) as socket:
         cluster = Cluster(target, namespace.name, socket)
         request = request._replace(queue=cluster.run(lambda api: _queue(api, request.queue)))
-        note_left_out(files, terminal)
+        note_skipped(files, terminal)
         cache = UploadCache(namespace, options.directory)
         workspace = read_workspace(cache, files, terminal)
         base = workspace.previous.job if workspace.previous else ""
@@ -93,41 +93,40 @@ def _print_only(
     terminal: Terminal,
 ) -> int:
     if not request.queue:
-        raise UsageProblem("--dry-run=client asks no cluster: say which queue with --queue.")
+        raise UsageProblem("--dry-run=client does not connect to a cluster. Add --queue.")
     workspace = read_workspace(UploadCache(namespace, options.directory), files, terminal)
     body = job_manifest.build(request, namespace.name, workspace.manifest.sha256)
     output.write(body, options.form or "yaml")
     return 0
 
 
-async def _queue(api: Api, wanted: str) -> str:
-    """The queue to use: the one asked for, else the only one."""
+async def _queue(api: Api, flag: str) -> str:
+    """The queue of the flag, else the only queue. Raises UsageProblem."""
     try:
         queues = sorted(queue.metadata.name for queue in (await api.list(QUEUES)).items)
     except ApiError as error:
-        if error.status == 403 and wanted:  # who may create jobs need not see queues
-            return wanted
+        if error.status == 403 and flag:  # permission to create jobs does not include queues
+            return flag
         raise
-    if wanted in queues:
-        return wanted
+    if flag in queues:
+        return flag
     if not queues:
         raise UsageProblem(
-            f"There is no TorchrunQueue in the namespace {api.namespace}. Choose another with -n,"
-            " or make a queue: kubectl torchrun queues -A shows those there are."
+            f"Namespace {api.namespace} has no TorchrunQueue. Select another namespace with -n, or"
+            " create a queue. List all queues: kubectl torchrun queues -A"
         )
     listed = "".join(f"\n  --queue {queue}" for queue in queues)
-    if wanted:
+    if flag:
         raise UsageProblem(
-            f"There is no TorchrunQueue {wanted} in the namespace {api.namespace}."
-            f" There are:{listed}"
+            f"TorchrunQueue {flag} not found in namespace {api.namespace}. Use one of:{listed}"
         )
     if len(queues) > 1:
-        raise UsageProblem(f"Say which queue the job goes to:{listed}")
+        raise UsageProblem(f"The namespace has several queues. Select one:{listed}")
     return queues[0]
 
 
 async def _create(api: Api, body: JsonObject) -> None:
-    """Create the job. A lost response is retried; 409 is then success if the job is the same."""
+    """Create the job. After a lost response, retry; 409 is then success if the job is the same."""
     metadata = body["metadata"]
     assert isinstance(metadata, dict)
     name = str(metadata["name"])
@@ -154,7 +153,7 @@ async def _create(api: Api, body: JsonObject) -> None:
 
 
 class Submission:
-    """One job from its creation to the end of the command, and what to say if that is cut short."""
+    """One job from its creation to the end of the command, with messages for an early end."""
 
     def __init__(
         self,
@@ -193,7 +192,7 @@ class Submission:
             raise RunProblem(f"{problem}\n{_how_to_cancel(self._cluster, self._name)}") from problem
         except Problem as problem:
             if self._uploaded:
-                text = f"{problem}\nThe job goes on. {_how_to_follow(self._cluster, self._name)}"
+                text = f"{problem}\nThe job continues. {_how_to_follow(self._cluster, self._name)}"
                 raise type(problem)(text) from problem
             if self._created:
                 text = f"{problem}\n{_how_to_resume(self._cluster, self._name)}"
@@ -211,7 +210,7 @@ class Submission:
         spec = body["spec"]
         if isinstance(spec, dict) and spec.get("development"):
             watch = self._cluster.command(f"torchrun sync {self._name} --watch")
-            self._terminal.note(f"To send each edit, in another terminal:\n  {watch}")
+            self._terminal.note(f"To upload each edit, run in another terminal:\n  {watch}")
 
     async def _upload_and_follow(self, api: Api) -> int:
         options, terminal = self._options, self._terminal
@@ -240,7 +239,7 @@ class Submission:
         return code
 
     def _interrupted(self) -> int:
-        """After a Ctrl-C: say what there is; with `deletes` a second Ctrl-C deletes the job."""
+        """Handle Ctrl-C: print the next step; with `deletes`, a second Ctrl-C deletes the job."""
         terminal, name = self._terminal, self._name
         terminal.interrupted()
         if not (self._options.deletes and self._second_interrupt()):
@@ -252,18 +251,18 @@ class Submission:
             terminal.interrupted()
             see = self._cluster.command(f"torchrun status {name}")
             terminal.note(
-                f"Stopped while {name} was being deleted; see whether it is gone:\n  {see}"
+                f"Stopped while job {name} was being deleted. Check that it is gone:\n  {see}"
             )
             return DETACHED
-        terminal.note(f"Deleted torchrunjob.torchrun.ai/{name}; its pods get their grace period.")
+        terminal.note(f"Deleted torchrunjob.torchrun.ai/{name}. Its pods get a grace period.")
         return DETACHED
 
     def _second_interrupt(self) -> bool:
         """Whether another Ctrl-C comes within ASK_SECONDS."""
         try:
             self._terminal.note(
-                f"Ctrl-C again within {ASK_SECONDS:.0f} s deletes {self._name};"
-                " without it, you are detached."
+                f"Detaching. Press Ctrl-C again within {ASK_SECONDS:.0f} s to delete job"
+                f" {self._name}."
             )
             time.sleep(ASK_SECONDS)
         except KeyboardInterrupt:
@@ -273,47 +272,48 @@ class Submission:
 
     def _stopped(self) -> str:
         if self._uploaded:
-            return f"Detached; the job goes on. {_how_to_follow(self._cluster, self._name)}"
+            return f"Detached. The job continues. {_how_to_follow(self._cluster, self._name)}"
         if self._created:
             resume = _how_to_resume(self._cluster, self._name)
             return f"Stopped before the upload was complete. {resume}"
         return (
-            "Stopped while the job was being created: it may be there or not. See:\n"
+            "Stopped while the job was being created, so it may or may not exist. See:\n"
             f"  {self._cluster.command(f'torchrun status {self._name}')}"
         )
 
 
 def _how_to_follow(cluster: Cluster, name: str) -> str:
     return (
-        f"Come back:\n  {cluster.command(f'torchrun logs {name} --follow')}\n"
+        f"To follow it:\n  {cluster.command(f'torchrun logs {name} --follow')}\n"
         f"  {cluster.command(f'torchrun status {name}')}\n"
-        f"End it:\n  {cluster.command(f'torchrun cancel {name}')}"
+        f"To delete it:\n  {cluster.command(f'torchrun cancel {name}')}"
     )
 
 
 def _how_to_resume(cluster: Cluster, name: str) -> str:
     return (
-        f"The job waits for its workspace. Go on:\n  {cluster.command(f'torchrun sync {name}')}\n"
+        "The job waits for its workspace. To continue the upload:\n"
+        f"  {cluster.command(f'torchrun sync {name}')}\n"
         f"{_how_to_cancel(cluster, name)}"
     )
 
 
 def _how_to_cancel(cluster: Cluster, name: str) -> str:
-    return f"Give it up:\n  {cluster.command(f'torchrun cancel {name}')}"
+    return f"To delete the job:\n  {cluster.command(f'torchrun cancel {name}')}"
 
 
-def note_left_out(files: tree.Tree, terminal: Terminal) -> None:
-    """Print what is not sent although no ignore file names it."""
-    for left_out in files.left_out[:_MOST_LEFT_OUT]:
-        terminal.note(f"Left out: {left_out.path} ({left_out.why})")
-    if len(files.left_out) > _MOST_LEFT_OUT:
-        terminal.note(f"Left out: {len(files.left_out) - _MOST_LEFT_OUT} more")
-    if any("secret" in left_out.why for left_out in files.left_out):
-        terminal.note(f"To send such a file all the same, write !NAME in {tree.TORCHRUNIGNORE}")
+def note_skipped(files: tree.Tree, terminal: Terminal) -> None:
+    """Print paths that are not uploaded although they match no ignore file."""
+    for path, reason in files.skipped[:_MOST_SKIPPED]:
+        terminal.note(f"Skipped: {path} ({reason})")
+    if len(files.skipped) > _MOST_SKIPPED:
+        terminal.note(f"Skipped: {len(files.skipped) - _MOST_SKIPPED} more")
+    if any("secret" in reason for _, reason in files.skipped):
+        terminal.note(f"To upload such a file, add !NAME to {tree.TORCHRUNIGNORE}.")
 
 
 def read_workspace(cache: UploadCache, files: tree.Tree, terminal: Terminal) -> Workspace:
-    """The directory's files with their digests, behind a bar. Raises UsageProblem."""
+    """The directory's files with their digests, with a progress bar. Raises UsageProblem."""
     with terminal.bar("Reading", files.size) as bar:
         done = 0
 

@@ -1,4 +1,4 @@
-"""A directory for a job that waits for it or runs; or a new fetch, for a job that fetches."""
+"""Upload a directory to an existing job, or request a new fetch of its workspace."""
 
 from kubectl_torchrun.cluster.kubectl import Target, proxy, resolve
 from kubectl_torchrun.cluster.session import Cluster
@@ -11,7 +11,7 @@ from kubectl_torchrun.upload.reload import Reload
 from kubectl_torchrun.upload.submission import (
     Submission,
     SubmitOptions,
-    note_left_out,
+    note_skipped,
     read_workspace,
 )
 from torchrun_api import names
@@ -25,7 +25,7 @@ def sync(
 ) -> int:
     """Upload the directory to a job that waits for it or runs; the exit code. Raises Problem.
 
-    A job that fetches its workspace by itself is asked to fetch it again. watch: send each edit.
+    A job with a git or s3 workspace fetches it again instead. watch: upload each edit.
     """
     namespace = resolve(target)
     with proxy(target) as socket:
@@ -50,13 +50,13 @@ def sync(
             return reload.watch() if watch else reload.once()
         files = tree.scan(options.directory, options.overlay)
         pack.check(files)
-        note_left_out(files, terminal)
+        note_skipped(files, terminal)
         workspace = read_workspace(cache, files, terminal)
         sha256 = workspace.manifest.sha256
         expected = job.metadata.annotations.get(names.WORKSPACE_SHA256, "")
         if expected not in ("", sha256):
             terminal.note(
-                f"{name} waits for another content of this directory; it shall take this one now."
+                f"Job {name} expects other content. Uploading the current content instead."
             )
         if expected != sha256:
             annotations = {
@@ -69,39 +69,38 @@ def sync(
 
 
 def _fetch_again(cluster: Cluster, job: Job, terminal: Terminal) -> int:
-    """Have a job fetch its workspace again from git or s3; the exit code."""
+    """Request a new fetch of the workspace from git or s3; the exit code."""
     name = job.metadata.name
     if job.status.phase == "Running":
         return cluster.run(lambda api: refetch.refetch(api, job, terminal, _FETCH_SECONDS))
     cluster.run(lambda api: refetch.request(api, name))
-    when = "with its next workers" if job.workspace_ready else "now"
-    terminal.note(f"{name} fetches its workspace from {_source(job)} again, {when}.")
+    when = "for its next pods" if job.workspace_ready else "now"
+    terminal.note(f"Job {name} fetches its workspace from {_source(job)} again {when}.")
     return 0
 
 
 def _source(job: Job) -> str:
-    """Where the job's workspace comes from; `none` where it has none."""
+    """The source of the job's workspace; `none` without a workspace."""
     workspace = job.spec.volumes.workspace
     return workspace.source if workspace and workspace.enabled else "none"
 
 
 def _check_source(job: Job, cluster: Cluster) -> None:
-    """Raises UsageProblem for a job that is over or takes neither an upload nor a new fetch."""
+    """Raises UsageProblem for a job that has ended, or whose source allows no upload or fetch."""
     name, source = job.metadata.name, _source(job)
     claim = job.spec.volumes.workspace.claim_name if job.spec.volumes.workspace else ""
     if job.ended:
         raise UsageProblem(
-            f"{name} is over (it is {job.status.phase}). To run other code:"
+            f"Cannot sync job {name}: it is already {job.status.phase}. Submit a new job:"
             f" {cluster.command('torchrun submit')}"
         )
     if source == "none":
         raise UsageProblem(
-            f"{name} has no workspace (spec.volumes.workspace): its code is in its image, so there"
-            " is nowhere to send a directory to. A job that takes one:"
-            f" {cluster.command('torchrun submit')}"
+            f"Job {name} has no workspace (spec.volumes.workspace), because its code is in its"
+            f" image. Submit a new job: {cluster.command('torchrun submit')}"
         )
     if source == "existing":
         raise UsageProblem(
-            f"{name} takes no upload: its workspace is the claim {claim} (source existing), read as"
-            " it is; change the files there."
+            f"Job {name} accepts no upload: its workspace is PVC {claim} (source existing)."
+            " Change the files in the PVC."
         )

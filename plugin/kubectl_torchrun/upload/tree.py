@@ -1,4 +1,4 @@
-"""The files of a directory that make its workspace, by names, links and sizes; none is read."""
+"""The files of a directory that form its workspace: names, links and sizes, without content."""
 
 import os
 import stat
@@ -12,13 +12,13 @@ from kubectl_torchrun.upload.gitignore import IgnoreFile
 
 GITIGNORE = ".gitignore"
 TORCHRUNIGNORE = ".torchrunignore"
-# Files and directories that links may add: as many as a workspace may have.
+# Files and directories that links may add: the limit of a workspace.
 MOST_COPIES = 200_000
 _SHOWN = 10  # links in a message
 
 
 class File(NamedTuple):
-    """One file: its name in the workspace (parts joined by `/`), its place here, its bytes."""
+    """One file. path: in the workspace, joined by `/`; source: on this machine; size: bytes."""
 
     path: str
     source: Path
@@ -26,11 +26,11 @@ class File(NamedTuple):
     executable: bool
 
 
-class LeftOut(NamedTuple):
-    """A path that is left out although no ignore file names it, and why."""
+class Skipped(NamedTuple):
+    """A path that is not uploaded although it matches no ignore file."""
 
     path: str
-    why: str
+    reason: str
 
 
 class Tree(NamedTuple):
@@ -39,7 +39,7 @@ class Tree(NamedTuple):
     root: Path
     files: tuple[File, ...]
     empty_directories: tuple[str, ...]
-    left_out: tuple[LeftOut, ...]
+    skipped: tuple[Skipped, ...]
 
     @property
     def size(self) -> int:
@@ -48,23 +48,23 @@ class Tree(NamedTuple):
 
 
 class _Scope(NamedTuple):
-    """An ignore file, and its directory as a path prefix from the top. ours: a .torchrunignore."""
+    """An ignore file, and its directory as a path prefix from the top of the repository."""
 
     prefix: str
     rules: IgnoreFile
-    ours: bool
+    is_torchrunignore: bool
 
 
 def scan(root: Path, overlay: Path | None = None) -> Tree:
-    """The workspace of this directory. Raises UsageProblem naming what cannot be part of one.
+    """The workspace of this directory. Raises UsageProblem for paths that cannot be part of it.
 
     The files of `overlay`, which obeys the same rules, replace those of the same path.
 
-    Left out are: `.git`, what .gitignore and .torchrunignore files name (those above the directory
-    too, up to the top of its git repository), secrets (see `sensitive`), virtual environments,
-    caches, and what is not a file, directory or link. A link is taken as a copy of what it points
-    to, where that is itself part of the workspace. A link that leads out of the workspace or to a
-    directory that contains it is refused, and so are links that make more than MOST_COPIES copies.
+    Excluded: `.git`, matches of .gitignore and .torchrunignore files (including those above the
+    directory, up to the top of its git repository), secrets (see `sensitive`), virtual
+    environments, caches, and all but files, directories and links. A link becomes a copy of its
+    target if the target is part of the workspace. UsageProblem is raised for a link that leads out
+    of the workspace or to a directory that contains it, and for more than MOST_COPIES copies.
     """
     walk = _Walk(root.resolve())
     walk.run()
@@ -83,18 +83,20 @@ def _overlaid(below: Tree, above: Tree) -> Tree:
     }
     if shadowed or hidden:
         both = ", ".join(sorted(shadowed | hidden)[:5])
-        raise UsageProblem(f"What is laid over the directory has other kinds of paths: {both}.")
+        raise UsageProblem(
+            f"--overlay replaces a file by a directory, or the reverse: {both}. Rename them."
+        )
     empty = {*below.empty_directories, *above.empty_directories} - filled
     return Tree(
         below.root,
         tuple(sorted(files.values(), key=lambda file: os.fsencode(file.path))),
         tuple(sorted(empty, key=os.fsencode)),
-        below.left_out + above.left_out,
+        below.skipped + above.skipped,
     )
 
 
 class _Walk:
-    """The files, directories and links below a root that no rule leaves out."""
+    """The files, directories and links below a root that no rule excludes."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -102,7 +104,7 @@ class _Walk:
         self.files: dict[str, File] = {}
         self.directories: dict[str, list[str]] = {}  # each with the names of its entries
         self.links: dict[str, Path] = {}
-        self.left_out: list[LeftOut] = []
+        self.skipped: list[Skipped] = []
 
     def run(self) -> None:
         pending = [("", self.root, self.outer)]
@@ -128,7 +130,7 @@ class _Walk:
                 return sorted(entries, key=lambda entry: entry.name)
         except PermissionError:
             raise UsageProblem(
-                f"{place} cannot be read. Change its permissions, or name it in {TORCHRUNIGNORE}."
+                f"Cannot read {place}. Change its permissions, or add it to {TORCHRUNIGNORE}."
             ) from None
 
     def _is_ignored(self, path: str, scopes: tuple[_Scope, ...], *, directory: bool) -> bool:
@@ -139,12 +141,12 @@ class _Walk:
         if _ignored(top_path, scopes, directory=directory):
             return True
         if sensitive.SECRETS.match(path, directory=directory):
-            ours = tuple(scope for scope in scopes if scope.ours)
-            if _ignored(top_path, ours, directory=directory) is not False:
-                self.left_out.append(LeftOut(path, "it may hold a secret"))
+            torchrun_scopes = tuple(scope for scope in scopes if scope.is_torchrunignore)
+            if _ignored(top_path, torchrun_scopes, directory=directory) is not False:
+                self.skipped.append(Skipped(path, "may contain a secret"))
                 return True
         if directory and sensitive.is_environment(self.root / path):
-            self.left_out.append(LeftOut(path, "a virtual environment works on one machine only"))
+            self.skipped.append(Skipped(path, "a virtual environment works on one machine only"))
             return True
         return directory and sensitive.is_cache(self.root / path)
 
@@ -154,10 +156,10 @@ class _Walk:
             return True
         try:
             status = entry.stat(follow_symlinks=False)
-        except FileNotFoundError:  # it went away since the directory was read
+        except FileNotFoundError:  # deleted since the directory was read
             return False
         if not stat.S_ISREG(status.st_mode):
-            self.left_out.append(LeftOut(path, "not a file, a directory or a link"))
+            self.skipped.append(Skipped(path, "not a file, directory or link"))
             return False
         executable = bool(status.st_mode & stat.S_IXUSR)
         self.files[path] = File(path, Path(entry.path), status.st_size, executable)
@@ -165,18 +167,18 @@ class _Walk:
 
 
 class _Copies:
-    """The copies that links stand for: each file below a link under the link's own path.
+    """The copies that replace links: each file below the target under the path of the link.
 
-    Links multiply: of two links to a directory with two links each come four copies, and so on.
-    The number of copies is bounded, so that time and memory are.
+    Links multiply: two links to a directory with two links each make four copies, and so on. The
+    number of copies is limited, to limit time and memory.
     """
 
     def __init__(self, walk: _Walk) -> None:
         self._walk = walk
         self._files = dict(walk.files)
         self._directories = set(walk.directories) - {""}
-        self._left_out = list(walk.left_out)
-        self._refused: dict[str, str] = {}  # by link: where it was met first, and its target
+        self._skipped = list(walk.skipped)
+        self._rejected: dict[str, str] = {}  # by link: its first path, and its target
         self._targets: dict[str, Path] = {}
         self._steps = 0
 
@@ -189,21 +191,21 @@ class _Copies:
             added[link] = self._steps - before
             if self._steps > MOST_COPIES:
                 break
-        if self._refused:
+        if self._rejected:
             raise UsageProblem(
                 "These links lead out of the directory, or in a circle:\n"
-                + "".join(f"  {link}\n" for link in [*self._refused.values()][:_SHOWN])
-                + (f"  and {more} more\n" if (more := len(self._refused) - _SHOWN) > 0 else "")
-                + f"Copy in what they point to, or name them in {TORCHRUNIGNORE}."
+                + "".join(f"  {link}\n" for link in [*self._rejected.values()][:_SHOWN])
+                + (f"  and {more} more\n" if (more := len(self._rejected) - _SHOWN) > 0 else "")
+                + f"Replace them by copies of their targets, or add them to {TORCHRUNIGNORE}."
             )
         if self._steps > MOST_COPIES:
             largest = sorted(added, key=lambda link: -added[link])[:_SHOWN]
             raise UsageProblem(
                 f"Links to directories make more than {MOST_COPIES:,} files of"
-                f" {len(self._walk.files):,}, as each link is sent as a copy of what it points"
-                " to:\n"
+                f" {len(self._walk.files):,}, because each link is uploaded as a copy of its"
+                " target:\n"
                 + "".join(f"  {link} -> {self._shown_target(link)}\n" for link in largest)
-                + f"Name those that the run does not need in {TORCHRUNIGNORE}."
+                + f"Add links that the run does not need to {TORCHRUNIGNORE}."
             )
 
     def tree(self) -> Tree:
@@ -213,25 +215,25 @@ class _Copies:
         }
         files = sorted(self._files.values(), key=lambda file: os.fsencode(file.path))
         empty = sorted(self._directories - filled, key=os.fsencode)
-        return Tree(self._walk.root, tuple(files), tuple(empty), tuple(sorted(self._left_out)))
+        return Tree(self._walk.root, tuple(files), tuple(empty), tuple(sorted(self._skipped)))
 
     def _add_link(self, link: str, path: str, above: frozenset[str]) -> None:
-        """Add what the link points to under `path`.
+        """Add the target of the link under `path`.
 
-        above: the real directories that contain the copy, by which a circle is found.
+        above: the real directories that contain the copy, to detect a circle.
         """
         self._steps += 1
         root, real = self._walk.root, self._real_path(link)
         target = "" if real == root else os.path.relpath(real, root)
         if not real.is_relative_to(root) or target in above:
-            self._refused.setdefault(link, f"{path} -> {self._shown_target(link)}")
+            self._rejected.setdefault(link, f"{path} -> {self._shown_target(link)}")
         elif target in self._walk.files:
             self._files[path] = self._walk.files[target]._replace(path=path)
         elif target in self._walk.directories:
             self._add_directory(target, path, above | {target})
         else:
-            reason = "is left out" if real.exists() else "does not exist"
-            self._left_out.append(LeftOut(path, f"a link to {target}, which {reason}"))
+            reason = "is excluded" if real.exists() else "does not exist"
+            self._skipped.append(Skipped(path, f"a link to {target}, which {reason}"))
 
     def _add_directory(self, directory: str, path: str, above: frozenset[str]) -> None:
         self._steps += 1
@@ -264,7 +266,7 @@ def _parents(path: str) -> Iterator[str]:
 
 
 def _ignored(top_path: str, scopes: tuple[_Scope, ...], *, directory: bool) -> bool | None:
-    """True: ignored. False: taken in again. None: no ignore file names the path."""
+    """True: ignored. False: included again by `!`. None: matches no ignore file."""
     for scope in reversed(scopes):
         ignored = scope.rules.match(top_path[len(scope.prefix) :], directory=directory)
         if ignored is not None:
@@ -276,7 +278,7 @@ def _scopes_in(place: Path, prefix: str) -> Iterator[_Scope]:
     for name in (GITIGNORE, TORCHRUNIGNORE):
         rules = gitignore.read(place / name)
         if rules.rules:
-            yield _Scope(prefix, rules, ours=name == TORCHRUNIGNORE)
+            yield _Scope(prefix, rules, is_torchrunignore=name == TORCHRUNIGNORE)
 
 
 def _outer_scopes(root: Path) -> tuple[str, tuple[_Scope, ...]]:
@@ -290,8 +292,8 @@ def _outer_scopes(root: Path) -> tuple[str, tuple[_Scope, ...]]:
     for part in root.relative_to(top).parts:
         prefix = "" if place == top else place.relative_to(top).as_posix() + "/"
         rules = gitignore.read(place / GITIGNORE)
-        scopes = (*scopes, _Scope(prefix, rules, ours=False))
+        scopes = (*scopes, _Scope(prefix, rules, is_torchrunignore=False))
         place = place / part
         if _ignored(place.relative_to(top).as_posix(), scopes, directory=True):
-            return "", ()  # the directory itself is ignored, and yet the user chose it
+            return "", ()  # the directory itself is ignored, but the user selected it
     return root.relative_to(top).as_posix() + "/", scopes

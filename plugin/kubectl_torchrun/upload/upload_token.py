@@ -1,8 +1,8 @@
-"""The secret by which a job's sync pod recognises the uploads of the job's submitter.
+"""The secret by which the sync pod of a job authenticates uploads.
 
-The job has the token's SHA-256 in an annotation, which only those who may edit the job can set. The
-token is derived from a key in the user's home, so nothing is stored for each job, and every
-directory on this machine may be sent to it. On another machine `sync` sets that machine's token.
+An annotation of the job has the SHA-256 of the token; only users who may edit the job can set it.
+The token is derived from a key in the user's home, so no state is stored for each job. On another
+machine, `sync` sets the token of that machine.
 """
 
 import hashlib
@@ -26,13 +26,13 @@ def upload_token(namespace: ClusterNamespace, job: str) -> str:
 
 
 def token_sha256(token: str) -> str:
-    """The digest that the job has in its annotation."""
+    """The digest for the annotation of the job."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
 @cache
 def _key() -> bytes:
-    """The key of this user; one for this process alone where the home keeps no files."""
+    """The key of this user; a key for this process only if the home is not writable."""
     path = state_folder() / "upload-key"
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -41,7 +41,7 @@ def _key() -> bytes:
                 file.write(secrets.token_bytes(_BYTES))
                 file.flush()
                 with suppress(FileExistsError):
-                    os.link(file.name, path)  # whole, and never in the place of another
+                    os.link(file.name, path)  # atomic, and never replaces another key
         key = path.read_bytes()
         if len(key) == _BYTES:
             return key

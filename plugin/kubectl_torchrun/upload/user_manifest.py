@@ -1,4 +1,4 @@
-"""A TorchrunJob that the user wrote, to be sent with a directory."""
+"""A TorchrunJob in a file of the user, to submit with a directory."""
 
 import copy
 import sys
@@ -11,9 +11,9 @@ _VERSION, _KIND = "torchrun.ai/v1alpha1", "TorchrunJob"
 
 
 def read(file: str) -> JsonObject:
-    """The one TorchrunJob of a YAML or JSON file; `-` is stdin.
+    """The only TorchrunJob of a YAML or JSON file; `-` is stdin.
 
-    Raises UsageProblem naming what it is instead.
+    Raises UsageProblem for other content.
     """
     import yaml
 
@@ -21,43 +21,45 @@ def read(file: str) -> JsonObject:
         text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
         documents = [each for each in yaml.safe_load_all(text) if each is not None]
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UsageProblem(f"--filename {file} cannot be read: {error}") from error
+        raise UsageProblem(f"Cannot read --filename {file}: {error}") from error
     if len(documents) != 1:
-        raise UsageProblem(f"--filename {file} has {len(documents)} objects; one is submitted.")
+        raise UsageProblem(f"--filename {file} has {len(documents)} objects. Use exactly one.")
     body = documents[0]
     if not isinstance(body, dict) or (body.get("apiVersion"), body.get("kind")) != (
         _VERSION,
         _KIND,
     ):
-        raise UsageProblem(f"--filename {file} is no {_KIND} of {_VERSION}.")
+        raise UsageProblem(f"--filename {file} is not a {_KIND} of {_VERSION}.")
     body = copy.deepcopy(body)
     for part in ("metadata", "spec"):
         if not isinstance(body.setdefault(part, {}), dict):
-            raise UsageProblem(f"--filename {file}: {part} is no object.")
+            raise UsageProblem(f"--filename {file}: {part} is not an object.")
     _check_source(file, body["spec"])
     return body
 
 
 def name_of(body: JsonObject) -> str:
-    """The job's name, "" where the file leaves it to us."""
+    """The job's name, "" without one."""
     return str(_part(body, "metadata").get("name") or "")
 
 
 def queue_of(body: JsonObject) -> str:
-    """The queue that it names, "" for none."""
+    """The job's queue, "" without one."""
     return str(_part(body, "spec").get("jobQueue") or "")
 
 
-def filled(body: JsonObject, name: str, queue: str, namespace: str) -> JsonObject:
-    """The job with its name, queue and namespace, and a workspace that takes an upload.
+def fill(body: JsonObject, name: str, queue: str, namespace: str) -> JsonObject:
+    """The job with its name, queue and namespace, and a workspace that accepts an upload.
 
-    Raises UsageProblem where it names another namespace.
+    Raises UsageProblem if it has another namespace.
     """
     body = copy.deepcopy(body)
     metadata, spec = _part(body, "metadata"), _part(body, "spec")
     own = metadata.get("namespace", namespace)
     if own != namespace:
-        raise UsageProblem(f"The job's namespace is {own}, and {namespace} is meant: add -n {own}.")
+        raise UsageProblem(
+            f"The job has namespace {own}, but the current one is {namespace}. Add -n {own}."
+        )
     metadata.pop("generateName", None)
     metadata.update(name=name, namespace=namespace)
     spec["jobQueue"] = queue
@@ -72,8 +74,8 @@ def _check_source(file: str, spec: JsonObject) -> None:
     source = workspace.get("source", "zip") if isinstance(workspace, dict) else "zip"
     if source != "zip":
         raise UsageProblem(
-            f"--filename {file}: its workspace comes from {source} (volumes.workspace.source), so"
-            f" there is nothing to send. Create it with: kubectl create -f {file}"
+            f"--filename {file}: the workspace comes from {source} (volumes.workspace.source), so"
+            f" there is nothing to upload. Use: kubectl create -f {file}"
         )
 
 

@@ -43,12 +43,13 @@ def test_every_command_has_examples_that_are_taken_as_they_stand(command: str) -
     assert found, shown
     for line in found:
         assert parse(line).command.name == command
-    assert "Exit codes:" in shown
-    assert "130" in shown
+    assert "Exit codes:" not in shown
 
 
 def test_the_examples_of_the_group_and_of_the_pages_are_taken_too() -> None:
     shown = CliRunner().invoke(cli, ["--help"]).stdout
+    assert "Exit codes:" in shown
+    assert "\n    130  interrupted by Ctrl-C" in shown
     for line in (*lines_of(shown), *lines_of(DOCS.read_text())):
         parse(line)
 
@@ -109,7 +110,7 @@ def test_durations(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "0", "5 m", "1d"])
 def test_what_is_no_duration(text: str) -> None:
-    with pytest.raises(click.UsageError, match=r"duration|no time"):
+    with pytest.raises(click.UsageError, match=r"not a duration|must be greater than 0"):
         parse(f"kubectl torchrun logs j --since={text!r}")
 
 
@@ -154,7 +155,7 @@ def test_words_are_completed_as_kubectl_asks_for_it(
         "queues\tList queues with running and waiting jobs",
         ":4",
     ]
-    assert completions(laptop, capsys, "scale", "j", "--no") == ["--nodes\tHow many nodes.", ":4"]
+    assert completions(laptop, capsys, "scale", "j", "--no") == ["--nodes\tNumber of nodes.", ":4"]
     flags = ["--kubeconfig", str(laptop.kubeconfig)]
     assert completions(laptop, capsys, *flags, "list", "--context", "") == ["c", ":4"]
     assert completions(laptop, capsys, "submit", "-C", "x")[-1] == ":0"

@@ -151,7 +151,7 @@ def test_ctrl_c_in_the_live_view(laptop: Laptop) -> None:
         screen.until(b"1/2 ready")
         screen.press(b"\x03")
         assert screen.end() == 130
-    assert "The job goes on. kubectl torchrun status run -n ns" in " ".join(screen.text().split())
+    assert "The job continues. kubectl torchrun status run -n ns" in " ".join(screen.text().split())
 
 
 def test_ctrl_c_before_the_upload_and_the_second_one(laptop: Laptop) -> None:
@@ -168,10 +168,10 @@ def test_ctrl_c_before_the_upload_and_the_second_one(laptop: Laptop) -> None:
 def test_ctrl_c_while_waiting(laptop: Laptop) -> None:
     laptop.job("run", status={"phase": "Running"})
     with terminal(laptop, "suspend", "run", "--wait") as screen:
-        screen.until(b"pauses")
+        screen.until(b"Suspending job run")
         screen.press(b"\x03")
         assert screen.end() == 130
-    assert "Stopped; what was asked for is done" in screen.text()
+    assert "Stopped; the controller still makes the requested change" in screen.text()
 
 
 @pytest.mark.parametrize(("answer", "code"), [(b"y\n", 0), (b"n\n", 130), (b"\x03", 130)])

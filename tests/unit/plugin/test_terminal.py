@@ -44,9 +44,9 @@ def test_plain_lines_where_there_is_no_terminal() -> None:
     assert out.getvalue() == "[1] red\n"
     assert err.getvalue().splitlines() == [
         "Created",
-        "still waiting: for a pod",
+        "Still waiting: for a pod",
         "Syncing   WaitingForUpload: m",
-        "still waiting: for a pod",
+        "Still waiting: for a pod",
         "half",
     ]
 

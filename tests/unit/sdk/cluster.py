@@ -136,7 +136,9 @@ def plugin(words: list[str]) -> int:
         case "kept":
             top = ROOT / "state"
             if not (top / words[2]).exists():
-                sys.stderr.write(f"error: {words[1]} has kept nothing at {words[2]}.\n")
+                sys.stderr.write(
+                    f"Error: Job {words[1]} has no files at {words[2]} in its state directory.\n"
+                )
                 return 2
             for path in sorted(top.rglob("*")):
                 if path.is_file():

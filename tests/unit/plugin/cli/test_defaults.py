@@ -56,7 +56,7 @@ def test_what_is_sent_is_where_the_file_lies(
     Path("sub").mkdir()
     monkeypatch.chdir("sub")
     result = laptop.run("submit", "--dry-run", "x")
-    assert "Sending" in result.stderr
+    assert "Uploading" in result.stderr
     assert "files in Project," in result.stderr
     Path("other.py").touch()
     assert "1 file in sub," in laptop.run("submit", "--dry-run", "-C", ".", "x").stderr
@@ -76,12 +76,12 @@ def test_a_file_at_home_makes_no_project_of_it(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('quue = "x"', "there is no flag --quue for the key quue. Is queue meant?"),
-        ("[logs]\ntial = 3", "[logs]: there is no flag --tial for the key tial. Is tail meant?"),
-        ('[list]\nimage = "x"', "[list]: there is no flag --image for the key image. There are:"),
-        ('kubeconfig = "/x"', "kubeconfig is not taken; give it by --kubeconfig or KUBECONFIG"),
-        ("queue = ", "cannot be read"),
-        ("[sumbit]\nqueue = 'x'", "there is no flag --sumbit"),
+        ('quue = "x"', "Unknown key quue. Did you mean queue?"),
+        ("[logs]\ntial = 3", "[logs]: Unknown key tial. Did you mean tail?"),
+        ('[list]\nimage = "x"', "[list]: Unknown key image. Valid keys:"),
+        ('kubeconfig = "/x"', "kubeconfig cannot be set here. Use --kubeconfig or KUBECONFIG"),
+        ("queue = ", "Cannot read "),
+        ("[sumbit]\nqueue = 'x'", "Unknown key sumbit."),
     ],
 )
 def test_mistakes_are_named_with_their_file(

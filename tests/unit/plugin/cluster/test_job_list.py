@@ -74,9 +74,9 @@ def test_programs_get_a_list_of_whole_objects(laptop: Laptop) -> None:
 def test_nothing_to_list_is_said_beside_stdout(laptop: Laptop) -> None:
     result = laptop.run("list")
     assert (result.exit_code, result.stdout) == (0, "")
-    assert "No jobs in the namespace ns." in result.stderr
+    assert "No jobs found in namespace ns." in result.stderr
     laptop.server.delete("torchrunqueues", "q")
-    assert "No TorchrunQueues in the namespace ns" in laptop.run("queues").stderr
+    assert "No TorchrunQueues found in namespace ns" in laptop.run("queues").stderr
 
 
 def test_who_may_see_one_namespace_only_is_told_which_flag_to_leave_out(laptop: Laptop) -> None:
@@ -87,7 +87,7 @@ def test_who_may_see_one_namespace_only_is_told_which_flag_to_leave_out(laptop: 
     for command in ("list", "queues"):
         result = laptop.run(command, "-A")
         assert result.exit_code == 4
-        assert "Leave out --all-namespaces" in result.stderr
+        assert "Remove --all-namespaces" in result.stderr
 
 
 def test_queues_count_their_jobs(laptop: Laptop) -> None:
@@ -142,7 +142,7 @@ def test_who_waits_is_listed_by_place_with_what_for(laptop: Laptop) -> None:
     admitted = [{"type": "Admitted", "status": "True", "message": "m"}]
     laptop.job("starts", status={"phase": "Queued", "conditions": admitted})
     table = laptop.run("queues").stdout.partition("\n\n")[2].splitlines()
-    assert table[0].split() == ["QUEUE", "PLACE", "JOB", "NODES", "AGE", "WHY"]
+    assert table[0].split() == ["QUEUE", "POSITION", "JOB", "NODES", "AGE", "REASON"]
     rows = [[cell.strip() for cell in row.split("   ") if cell.strip()] for row in table[1:]]
     assert rows == [
         ["other", "1", "first", "12 GPUs", "1st"],
@@ -159,7 +159,7 @@ def test_queues_without_the_right_to_see_jobs(laptop: Laptop) -> None:
     laptop.server.hooks.append(forbid)
     result = laptop.run("queues")
     assert result.exit_code == 0
-    assert "Jobs are not counted: cannot list" in result.stderr
+    assert "Cannot count jobs: cannot list" in result.stderr
 
 
 def test_columns_give_way_to_a_narrow_screen() -> None:

@@ -117,7 +117,7 @@ def test_it_ends_with_this_program_however_that_ends(tmp_path: Path, number: int
 def test_a_proxy_that_does_not_start_says_why(tmp_path: Path) -> None:
     (tmp_path / "broken").write_text("{")
     with (
-        pytest.raises(ClusterProblem, match=r"does not start: .*broken"),
+        pytest.raises(ClusterProblem, match=r"failed to start: .*broken"),
         proxy(Target(kubeconfig=str(tmp_path / "broken"))),
     ):
         pass

@@ -40,7 +40,7 @@ def test_what_is_over_is_not_paused(laptop: Laptop) -> None:
     result = laptop.run("suspend", "run")
     assert result.exit_code == 2
     assert "it" not in spec(laptop)
-    assert "is over (Failed)" in result.stderr
+    assert "Cannot suspend job run: it is already Failed." in result.stderr
 
 
 def test_an_elastic_job_takes_another_size(laptop: Laptop) -> None:
@@ -48,15 +48,15 @@ def test_an_elastic_job_takes_another_size(laptop: Laptop) -> None:
     result = laptop.run("scale", "run", "--nodes", "4")
     assert result.exit_code == 0
     assert spec(laptop) == {"numNodes": 4}
-    assert "gets 4 nodes (it had 2)" in result.stderr
+    assert "Scaling job run from 2 to 4 nodes." in result.stderr
 
 
 @pytest.mark.parametrize(
     ("job", "message"),
     [
-        ({"spec": ELASTIC}, "1 to 4 nodes (spec.elastic), not 9"),
-        ({"spec": {"numGPUs": 8}}, "asks for 8 GPUs, not for nodes"),
-        ({"spec": {"numNodes": 2}}, "has a fixed size"),
+        ({"spec": ELASTIC}, "cannot have 9 nodes. spec.elastic allows 1 to 4."),
+        ({"spec": {"numGPUs": 8}}, "requests 8 GPUs (spec.numGPUs) and has a fixed size"),
+        ({"spec": {"numNodes": 2}}, "so its size is fixed"),
     ],
 )
 def test_sizes_that_a_job_cannot_take(laptop: Laptop, job: dict[str, object], message: str) -> None:
@@ -86,23 +86,23 @@ def test_cancel_deletes_and_says_what_stays(laptop: Laptop) -> None:
     assert result.exit_code == 0
     assert not [name for plural, name in laptop.server.objects if plural == "torchrunjobs"]
     assert "Deleted torchrunjob.torchrun.ai/run\n" in result.stderr
-    assert "but run-checkpoints stays" in result.stderr
+    assert "PVCs are deleted, except run-checkpoints." in result.stderr
 
 
 def test_a_wrong_name_costs_the_others_nothing(laptop: Laptop) -> None:
     laptop.job("run")
     result = laptop.run("cancel", "rum", "run", "run")
     assert result.exit_code == 1
-    assert result.stderr.startswith("There is no job rum in the namespace ns.\nDeleted torchrunjob")
+    assert result.stderr.startswith("Job rum not found in namespace ns.\nDeleted torchrunjob")
     assert ("torchrunjobs", "run") not in laptop.server.objects
     result = laptop.run("cancel", "rum", "run")
     assert result.exit_code == 2
-    assert "There is no job rum, run in the namespace ns: nothing was deleted." in result.stderr
+    assert "Job rum, run not found in namespace ns. Nothing was deleted." in result.stderr
 
 
 def test_one_node_is_not_many(laptop: Laptop) -> None:
     laptop.job("run", spec=ELASTIC, status={"phase": "Running"})
-    assert "gets 1 node (it had 2)" in laptop.run("scale", "run", "--nodes", "1").stderr
+    assert "from 2 to 1 node." in laptop.run("scale", "run", "--nodes", "1").stderr
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_a_terminal_is_asked_before_anything_is_deleted(
     monkeypatch.setattr(lifecycle, "sys", System)
     monkeypatch.setattr(lifecycle, "ask", ask)
     result = laptop.run("cancel", "run")
-    assert asked == ["Delete run with pods and claims? [y/N]:"]
+    assert asked == ["Delete run with pods and PVCs? [y/N]:"]
     assert result.exit_code == (0 if deleted else 130)
     assert (("torchrunjobs", "run") in laptop.server.objects) != deleted
 
@@ -139,7 +139,7 @@ def test_wait_ends_with_the_condition_or_the_time(laptop: Laptop) -> None:
     assert laptop.run("resume", "run", "--wait").exit_code == 0
     result = laptop.run("suspend", "run", "--wait", "--timeout", "0.2s")
     assert result.exit_code == 5
-    assert "run is not Suspended after 0.2 s; it is Running" in result.stderr
+    assert "run is not Suspended after 0.2 s. It is Running" in result.stderr
     assert laptop.run("suspend", "run", "--wait=Sunday").exit_code == 2
 
 
@@ -166,7 +166,7 @@ def test_what_is_a_condition() -> None:
     assert not met(None, "Running")
     assert not met(job, "Deleted")
     assert check("workspaceready") == "WorkspaceReady"
-    with pytest.raises(UsageProblem, match="There are: Pending"):
+    with pytest.raises(UsageProblem, match="Valid values: Pending"):
         check("x")
 
 
@@ -196,7 +196,7 @@ def test_one_ctrl_c_detaches_from_a_run(
     press(laptop, path, [], 1)
     result = laptop.run("run", "--name", "run", "x")
     assert result.exit_code == 130
-    assert "deletes run; without it, you are detached" in result.stderr
+    assert "Detaching. Press Ctrl-C again within 0 s to delete job run." in result.stderr
     assert ("torchrunjobs", "run") in laptop.server.objects
 
 
@@ -224,7 +224,7 @@ def test_a_third_says_that_it_may_be_there(laptop: Laptop, monkeypatch: pytest.M
     press(laptop, "/log", [], 1)
     result = laptop.run("run", "--name", "run", "x")
     assert result.exit_code == 130
-    assert "Stopped while run was being deleted" in result.stderr
+    assert "Stopped while job run was being deleted" in result.stderr
 
 
 def test_run_gives_the_runs_result(laptop: Laptop) -> None:
@@ -247,4 +247,4 @@ def test_ctrl_c_during_the_creation_says_that_the_job_may_be_there(laptop: Lapto
     laptop.server.hooks.append(hook)
     result = laptop.run("submit", "--name", "run", "x")
     assert result.exit_code == 130
-    assert "it may be there or not" in result.stderr
+    assert "so it may or may not exist" in result.stderr

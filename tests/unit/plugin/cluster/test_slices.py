@@ -125,9 +125,9 @@ def test_a_job_that_cannot_be_read_costs_the_list_a_line(laptop: Laptop) -> None
     assert result.exit_code == 0
     assert "good" in result.stdout
     assert "bad" not in result.stdout
-    assert "Left out: TorchrunJob bad cannot be read" in result.stderr
+    assert "Skipped: Cannot decode TorchrunJob bad: " in result.stderr
     assert "$.status.attempts[0].number" in result.stderr
-    assert "Left out: TorchrunJob bad" in laptop.run("queues").stderr
+    assert "Skipped: Cannot decode TorchrunJob bad" in laptop.run("queues").stderr
     assert "good" in laptop.run("list", "-o", "name").stdout
 
 
@@ -136,7 +136,7 @@ def test_a_job_that_cannot_be_read_says_where(laptop: Laptop, words: list[str]) 
     laptop.job("bad", status=BAD)
     result = laptop.run(*words)
     assert result.exit_code == 4
-    assert "TorchrunJob bad cannot be read" in result.stderr
+    assert "Cannot decode TorchrunJob bad: " in result.stderr
     assert "older than the controller's CRDs" in result.stderr
 
 
@@ -153,5 +153,5 @@ def test_a_pod_that_cannot_be_read_stops_nothing(laptop: Laptop) -> None:
 
 
 def test_unreadable_is_an_error_of_its_own() -> None:
-    with pytest.raises(Unreadable, match="TorchrunJob x cannot be read"):
+    with pytest.raises(Unreadable, match="Cannot decode TorchrunJob x"):
         _object(json.dumps({"metadata": {"name": "x"}, "status": BAD}).encode(), JOBS)

@@ -43,14 +43,14 @@ def test_without_a_path_all_of_it(laptop: Laptop, kept: Path) -> None:
 def test_nothing_there_is_no_error_of_the_cluster(laptop: Laptop, kept: Path) -> None:
     result = laptop.run("kept", "run", "other")
     assert result.exit_code == 2
-    assert "run has kept nothing at other." in result.stderr
+    assert "Job run has no files at other in its state directory." in result.stderr
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "..", "sdk/../../x"])
 def test_paths_stay_in_the_state_directory(laptop: Laptop, kept: Path, path: str) -> None:
     result = laptop.run("kept", "run", path)
     assert result.exit_code == 2
-    assert "must be a path below the state directory" in result.stderr
+    assert "is not below the state directory" in result.stderr
     assert not (kept.parents[1] / "execs").exists()
 
 
@@ -59,7 +59,7 @@ def test_what_cannot_be_read_is_told(laptop: Laptop, kept: Path) -> None:
     (kept.parents[1] / "bin" / "sh").chmod(0o755)
     result = laptop.run("kept", "run", "sdk")
     assert result.exit_code == 4
-    assert "kubectl exec says: nothing" in result.stderr
+    assert "kubectl exec failed: no error message" in result.stderr
 
 
 def files(*words: str) -> Result:

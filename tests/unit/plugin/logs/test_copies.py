@@ -25,14 +25,14 @@ def test_a_running_worker_is_asked_for_the_attempt_before(laptop: Laptop, claim:
     result = laptop.run("logs", "run", "--previous")
     assert result.exit_code == 0, result.output
     assert result.stdout == "[0] first\n[0] second\n[0] third\n[1] other\n"
-    assert "node after node" in result.stderr
+    assert "node by node" in result.stderr
     assert f"exec -n ns {pod} -c trainer --" in (claim.parents[1] / "execs").read_text()
     assert laptop.run("logs", "run").stdout == "[0] now\n"
     tail = laptop.run("logs", "run", "--attempt", "0", "--tail", "2", "--node", "0")
     assert tail.stdout == "[0] second\n[0] third\n"
     since = laptop.run("logs", "run", "-p", "--since", "1m", "--node", "1")
     assert since.stdout == "[1] other\n"
-    assert "--since leaves nothing out" in since.stderr
+    assert "--since does not apply to them" in since.stderr
 
 
 def test_pods_that_are_left_speak_for_themselves(laptop: Laptop, claim: Path) -> None:
@@ -76,7 +76,7 @@ def test_copies_of_an_older_launcher_are_read_beside_others(laptop: Laptop, clai
     write(claim, 1, "2026 stdout F", "plain")
     result = laptop.run("logs", "run", "-p")
     assert result.stdout == "[1] 2026 stdout F\n[1] plain\n[0] timed\n"
-    assert "they come first, node after node." in result.stderr
+    assert "they are printed first, node by node." in result.stderr
 
 
 def test_ranks_choose_nodes_and_marked_lines(laptop: Laptop, claim: Path) -> None:
@@ -114,7 +114,7 @@ def test_an_ended_jobs_claim_is_read_by_a_pod_that_is_gone_afterwards(
     result = laptop.run("logs", "run", "--previous")
     assert result.exit_code == 0, result.output
     assert result.stdout == "[0] last words\n"
-    assert "reading its claim with the pod run-log-reader" in result.stderr
+    assert "Reading its PVC with pod run-log-reader" in result.stderr
     assert ("pods", "run-log-reader") not in laptop.server.objects
     (pod,) = made
     body = pod["spec"]
@@ -144,9 +144,13 @@ def test_the_sync_pods_image_is_preferred(laptop: Laptop, claim: Path) -> None:
 @pytest.mark.parametrize(
     ("job", "kubelet", "message"),
     [
-        ({"spec": {"jobQueue": "q"}}, {}, "no workspace claim of its own"),
-        ({}, {"phase": "Failed", "message": "Evicted"}, "run-log-reader that was to read"),
-        ({"spec": {"jobQueue": "none"}, "x": 1}, {}, "no workspace claim of its own"),
+        ({"spec": {"jobQueue": "q"}}, {}, "it has no workspace PVC"),
+        (
+            {},
+            {"phase": "Failed", "message": "Evicted"},
+            "Pod run-log-reader cannot read PVC run-workspace: Evicted",
+        ),
+        ({"spec": {"jobQueue": "none"}, "x": 1}, {}, "it has no workspace PVC"),
     ],
 )
 def test_where_neither_is_possible_it_is_said_plainly(
@@ -166,12 +170,10 @@ def test_attempts_that_are_not_there(laptop: Laptop, claim: Path) -> None:
     laptop.worker("run", 0, 7)
     result = laptop.run("logs", "run", "--attempt", "3")
     assert result.exit_code == 2
-    assert "holds no log of attempt 3 that was asked for; it has logs of attempts 0" in (
-        result.stderr
-    )
+    assert "has no matching log of attempt 3. It has logs of attempts 0" in result.stderr
     result = laptop.run("logs", "run", "--attempt", "9")
     assert result.exit_code == 2
-    assert "the newest is 7" in result.stderr
+    assert "The latest is 7." in result.stderr
     laptop.job("first", status={"phase": "Running"})
     assert "is at its first attempt" in laptop.run("logs", "first", "-p").stderr
     assert laptop.run("logs", "run", "-p", "--attempt", "1").exit_code == 2

@@ -49,9 +49,9 @@ def test_one_view_where_there_is_no_terminal(laptop: Laptop) -> None:
     assert lines[1] == "Running   1/2 ready"
     assert lines[2] == f"step 50 of 200 [{'#' * 6}{'-' * 18}] 25%   loss 2.5   1,234 samples/s"
     assert "  WorkersRunning: 1 of 2 workers started" in lines
-    assert "  attempt 0 ended 00:00:00 UTC: rank 1" in lines
+    assert "  attempt 0 ended at 00:00:00 UTC: rank 1" in lines
     table = lines[lines.index("") + 1 :]
-    assert table[0].split() == ["POD", "NODE", "PHASE", "AGE", "WHY"]
+    assert table[0].split() == ["POD", "NODE", "PHASE", "AGE", "REASON"]
     assert [line.split()[0] for line in table[1:]] == ["run-r1-1", "run-r1-2", "run-r1-0"]
     assert table[1].endswith("ImagePullBackOff no such image")
     assert table[2].endswith("Error (exit code 3)")
@@ -118,7 +118,7 @@ def test_why_tells_the_story_and_the_last_lines(laptop: Laptop) -> None:
     laptop.job("run", status={**status, "lastFailure": failure})
     laptop.server.logs["run-r1-2"] = ["boom\n"]
     out = laptop.run("why", "run").stdout
-    assert "last lines of pod run-r1-2:\n  boom" in out
+    assert "Last lines of pod run-r1-2:\n  boom" in out
     assert "  progress: step 50 of 200" in out
 
 
@@ -160,12 +160,12 @@ def test_why_of_a_pod_that_is_gone_reads_its_copy(
 
     monkeypatch.setattr(Place, "lines", lines)
     out = laptop.run("why", "run").stdout
-    assert "last lines of node 1 in attempt 0:\n  where it stood" in out
+    assert "Last lines of node 1 in attempt 0:\n  where it stood" in out
     assert asked == [("run-r0-0", 0, 1, 400)]
     for pod in ("run-r0-0", "run-r1-0"):
         laptop.server.delete("pods", pod)
     out = laptop.run("why", "run").stdout
-    assert "its pod is gone; a copy of its log may be on the job's claim: kubectl" in out
+    assert "The pod was deleted. The job's PVC may have a copy of its log: kubectl" in out
     assert "logs run --attempt 0" in out
 
 
@@ -193,11 +193,11 @@ def test_why_shows_a_broken_edit_that_keeps_its_pods(laptop: Laptop) -> None:
     laptop.server.logs["run-r0-0"] = ["step 1\n"]
     laptop.server.logs["run-r0-1"] = ["SyntaxError: invalid syntax\n", *[f"{waits}\n"] * 200]
     out = laptop.run("why", "run").stdout
-    assert "  node 1: the command failed; its pod is kept and waits for the next edit: " in out
-    assert "last lines of pod run-r0-1:\n  SyntaxError: invalid syntax" in out
+    assert "  node 1: the command failed. Its pod waits for the next edit: " in out
+    assert "Last lines of pod run-r0-1:\n  SyntaxError: invalid syntax" in out
     assert "waiting for" not in out
-    said = "  node 1: the command failed; its pod is kept and waits for the next edit: kubectl"
-    assert said in laptop.run("status", "run").stdout
+    line = "  node 1: the command failed. Its pod waits for the next edit: kubectl"
+    assert line in laptop.run("status", "run").stdout
     laptop.server.logs["run-r0-1"].append("starting the command again with revision 3\n")
     assert "next edit" not in laptop.run("why", "run").stdout
     assert "next edit" not in laptop.run("status", "run").stdout

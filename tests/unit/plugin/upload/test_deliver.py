@@ -290,5 +290,5 @@ async def test_when_none_will_be_taken() -> None:
         await found(None)
     with pytest.raises(RunProblem, match=r"Failed \(Why\): m"):
         await found(job("Failed", "Why"))
-    with pytest.raises(RunProblem, match=r"cannot run as it is: m"):
+    with pytest.raises(RunProblem, match=r"spec of the job is invalid: m"):
         await found(job("Pending", "InvalidSpec"))

@@ -162,10 +162,10 @@ def test_the_limits_are_those_of_the_sync_pod() -> None:
 @pytest.mark.parametrize(
     ("limits", "message"),
     [
-        (Limits(files=1), r"holds 2 files; a workspace may have 1\.\n  (data|x\.py): 1 files"),
-        (Limits(size=100), r"holds 3\.0 KiB; a workspace may have 100 B\.\n  data: 3\.0 KiB"),
+        (Limits(files=1), r"has 2 files; the limit is 1\.\n  (data|x\.py): 1 files"),
+        (Limits(size=100), r"has 3\.0 KiB; the limit is 100 B\.\n  data: 3\.0 KiB"),
         (Limits(path=4), "'data/x' is longer than 4 bytes"),
-        (Limits(depth=1), "'data/x' is deeper than 1 directories"),
+        (Limits(depth=1), "'data/x' has more than 1 directories"),
     ],
 )
 def test_what_is_too_large_is_refused_with_the_reason(
@@ -188,7 +188,7 @@ def test_names_that_no_archive_should_carry_are_refused(tmp_path: Path, name: by
 def test_nothing_to_send_is_said(tmp_path: Path) -> None:
     (tmp_path / "x.log").touch()
     (tmp_path / ".gitignore").write_text("*\n")
-    with pytest.raises(UsageProblem, match="nothing to send"):
+    with pytest.raises(UsageProblem, match="nothing to upload"):
         pack.check(scan(tmp_path))
 
 
@@ -197,13 +197,13 @@ def test_a_file_that_goes_away_or_changes_meanwhile_is_named(tmp_path: Path) -> 
     tree = scan(tmp_path)
     workspace = listed(tmp_path)
     (tmp_path / "x.py").write_text("2")
-    changed = pytest.raises(UsageProblem, match=r"x\.py changed while it was packed")
+    changed = pytest.raises(UsageProblem, match=r"x\.py changed during the upload")
     with tempfile.TemporaryFile() as file, changed:
         pack.write(workspace, [0], file)
     (tmp_path / "x.py").unlink()
     with tempfile.TemporaryFile() as file, changed:
         pack.write(workspace, [0], file)
-    with pytest.raises(UsageProblem, match=r"x\.py went away"):
+    with pytest.raises(UsageProblem, match=r"x\.py was deleted during the read"):
         UploadCache(ClusterNamespace("https://cluster.example", "ns"), tmp_path).digest(tree)
 
 

@@ -72,7 +72,7 @@ def test_what_it_has_already_is_not_sent(laptop: Laptop) -> None:
     laptop.server.uploaded.clear()
     result = laptop.run("sync", "run")
     assert result.exit_code == 0, result.output
-    assert "has this content already" in result.stderr
+    assert "already has this content" in result.stderr
     assert not laptop.server.uploaded
 
 
@@ -155,8 +155,8 @@ FETCHES = behind("Unknown", "Fetching", "pod run-sync-1 fetches")
 @pytest.mark.parametrize(
     ("after", "words"),
     [
-        ({"workspaceRevision": 2}, "runs revision 2 (commit c0ffee), workers told in"),
-        ({}, "Nothing has changed: run runs revision 1 (commit c0ffee) already"),
+        ({"workspaceRevision": 2}, "Job run runs revision 2 (commit c0ffee). Its pods got it in"),
+        ({}, "Job run already runs revision 1 (commit c0ffee)"),
     ],
 )
 def test_a_job_that_fetches_says_what_came_of_it(
@@ -181,4 +181,4 @@ def test_a_job_that_ends_while_it_fetches_says_so(laptop: Laptop) -> None:
     fetching(laptop, FETCHES, {"phase": "Succeeded"})
     result = laptop.run("sync", "run")
     assert result.exit_code != 0
-    assert "Succeeded meanwhile" in result.stderr
+    assert "The job is Succeeded. It ended before the fetch." in result.stderr

@@ -105,10 +105,14 @@ def always(code: int, message: str, **details: object) -> Answer:
     [
         (always(404, "the server could not find the requested resource"), 4, "is not installed"),
         (always(401, "Unauthorized"), 4, "not logged in"),
-        (always(403, 'User "x" cannot list'), 4, "role edit in the namespace ns"),
+        (always(403, 'User "x" cannot list'), 4, "role edit in namespace ns"),
         (always(422, "", causes=[{"field": "spec.x", "message": "bad"}]), 2, "  spec.x: bad"),
-        (always(404, 'namespaces "ns" not found', name="ns", kind="namespaces"), 2, "no namespace"),
-        (always(405, "not allowed"), 4, "not allowed (HTTP 405)"),
+        (
+            always(404, 'namespaces "ns" not found', name="ns", kind="namespaces"),
+            2,
+            "does not exist",
+        ),
+        (always(405, "not allowed"), 4, "HTTP 405: not allowed"),
     ],
 )
 def test_refusals_say_what_to_do(laptop: Laptop, answer: Answer, code: int, message: str) -> None:
@@ -161,7 +165,7 @@ def interrupt_at(server: ApiServer, path: str) -> None:
     [
         ("torchrunqueues", "Stopped; nothing was created."),
         ("/proxy/", "Stopped before the upload was complete."),
-        ("/log", "Detached; the job goes on."),
+        ("/log", "Detached. The job continues."),
     ],
 )
 def test_ctrl_c_says_what_there_is_now(laptop: Laptop, path: str, message: str) -> None:
@@ -194,11 +198,11 @@ def test_sync_brings_the_directory_to_a_job_that_waits(laptop: Laptop) -> None:
     laptop.server.hooks.append(replace_pod)
     result = laptop.run("sync", "run")
     assert result.exit_code == 0, result.output
-    assert "another content" in result.stderr
+    assert "Job run expects other content." in result.stderr
     assert laptop.server.uploaded.startswith(b"PK")
 
 
-@pytest.mark.parametrize(("conditions", "when"), [([], "now"), (READY, "with its next workers")])
+@pytest.mark.parametrize(("conditions", "when"), [([], "now"), (READY, "for its next pods")])
 def test_sync_asks_a_job_that_fetches_to_fetch_again(
     laptop: Laptop, conditions: list[dict[str, object]], when: str
 ) -> None:
@@ -207,7 +211,7 @@ def test_sync_asks_a_job_that_fetches_to_fetch_again(
     laptop.server.put("torchrunjobs", "run", spec=spec)
     result = laptop.run("sync", "run")
     assert result.exit_code == 0, result.output
-    assert f"from git again, {when}" in result.stderr
+    assert f"from git again {when}." in result.stderr
     job = laptop.server.objects["torchrunjobs", "run"]
     assert job["metadata"]["annotations"]["torchrun.ai/sync-requested"]
 
@@ -218,10 +222,10 @@ def test_sync_asks_a_job_that_fetches_to_fetch_again(
         ({"spec": {}}, "run has no workspace (spec.volumes.workspace)"),
         (
             {"spec": {"volumes": {"workspace": {"source": "existing", "claimName": "mine"}}}},
-            "its workspace is the claim mine",
+            "its workspace is PVC mine",
         ),
-        ({"status": {"phase": "Succeeded", "conditions": READY}}, "is over (it is Succeeded)"),
-        ({"status": {"phase": "Failed"}}, "is over (it is Failed)"),
+        ({"status": {"phase": "Succeeded", "conditions": READY}}, "it is already Succeeded"),
+        ({"status": {"phase": "Failed"}}, "it is already Failed"),
     ],
 )
 def test_sync_refuses_what_waits_for_nothing(
@@ -284,10 +288,10 @@ def test_help_has_an_example(command: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--nodes", "1", "--gpus", "1", "x"], "not both"),
-        (["--follow", "-o", "name", "x"], "choose"),
+        (["--nodes", "1", "--gpus", "1", "x"], "are mutually exclusive"),
+        (["--follow", "-o", "name", "x"], "--follow cannot be combined with"),
         (["  "], "COMMAND is empty"),
-        (["--epochs", "3", "x"], "put -- before it"),
+        (["--epochs", "3", "x"], "add -- before it"),
         ([], "COMMAND is empty"),
         (["--nodes", "0", "x"], "--nodes"),
     ],

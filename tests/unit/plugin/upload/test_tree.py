@@ -29,8 +29,8 @@ def paths(root: Path) -> list[str]:
     return [file.path for file in scan(root).files]
 
 
-def left_out(root: Path) -> dict[str, str]:
-    return dict(scan(root).left_out)
+def skipped(root: Path) -> dict[str, str]:
+    return dict(scan(root).skipped)
 
 
 def test_files_come_in_the_order_of_their_names_with_their_mode(tmp_path: Path) -> None:
@@ -46,14 +46,14 @@ def test_what_tools_leave_behind_is_not_sent(tmp_path: Path) -> None:
     make(tmp_path, "x.py", ".git/HEAD", "sub/.git", "__pycache__/x.pyc", "cache/data", "venv/lib")
     make(tmp_path, "cache/CACHEDIR.TAG", "venv/pyvenv.cfg")
     assert paths(tmp_path) == ["x.py"]
-    assert list(left_out(tmp_path)) == ["venv"]
+    assert list(skipped(tmp_path)) == ["venv"]
 
 
 @pytest.mark.parametrize("name", [".env", ".env.local", "tls.pem", "id_rsa", "sub/.netrc"])
 def test_likely_secrets_are_left_out_and_named(tmp_path: Path, name: str) -> None:
     make(tmp_path, "x.py", name, ".env.example")
     assert paths(tmp_path) == [".env.example", "x.py"]
-    assert left_out(tmp_path) == {name: "it may hold a secret"}
+    assert skipped(tmp_path) == {name: "may contain a secret"}
 
 
 def test_torchrunignore_can_ask_for_a_secret_and_gitignore_cannot(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_a_link_is_no_way_around_the_rules(tmp_path: Path) -> None:
     for name, target in {"e": ".env", "latest": "runs/1", "g": ".git", "gone": "nothing"}.items():
         (tmp_path / name).symlink_to(target)
     assert paths(tmp_path) == [".gitignore", "x.py"]
-    assert {"e", "latest", "g", "gone", ".env"} == set(left_out(tmp_path))
+    assert {"e", "latest", "g", "gone", ".env"} == set(skipped(tmp_path))
 
 
 def test_what_is_no_file_is_left_out(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_what_is_no_file_is_left_out(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(os.path.relpath(tmp_path / "socket"))
         assert paths(tmp_path) == ["x.py"]
-        assert set(left_out(tmp_path)) == {"pipe", "socket"}
+        assert set(skipped(tmp_path)) == {"pipe", "socket"}
 
 
 PLACES = st.sampled_from(["", "a", "a/b", "c"])
@@ -219,5 +219,5 @@ def test_what_is_laid_over_goes_before(tmp_path: Path) -> None:
 def test_a_file_over_a_directory_is_refused(tmp_path: Path, below: str, above: str) -> None:
     make(tmp_path / "below", below)
     make(tmp_path / "above", above)
-    with pytest.raises(UsageProblem, match="other kinds of paths"):
+    with pytest.raises(UsageProblem, match="replaces a file by a directory, or the reverse"):
         scan(tmp_path / "below", tmp_path / "above")

@@ -56,13 +56,13 @@ def test_what_the_file_says_stays_and_the_upload_is_named(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: [", "cannot be read"),
+        ("a: [", "Cannot read --filename"),
         (f"{JOB}---{JOB}", "has 2 objects"),
         ("", "has 0 objects"),
-        ("[]", "is no TorchrunJob"),
-        (JOB.replace("TorchrunJob", "Job"), "is no TorchrunJob"),
+        ("[]", "is not a TorchrunJob"),
+        (JOB.replace("TorchrunJob", "Job"), "is not a TorchrunJob"),
         (JOB.replace("{size: 1Gi}", "{source: git, url: 'https://x/y'}"), "kubectl create -f"),
-        ("apiVersion: torchrun.ai/v1alpha1\nkind: TorchrunJob\nspec: []", "spec is no object"),
+        ("apiVersion: torchrun.ai/v1alpha1\nkind: TorchrunJob\nspec: []", "spec is not an object"),
     ],
 )
 def test_what_is_no_job_to_send_is_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -72,7 +72,7 @@ def test_what_is_no_job_to_send_is_refused(tmp_path: Path, text: str, message: s
 
 def test_another_namespace_is_refused(tmp_path: Path) -> None:
     request = read(tmp_path, JOB.replace("  name: train", "  name: train\n  namespace: other"))
-    with pytest.raises(UsageProblem, match="add -n other"):
+    with pytest.raises(UsageProblem, match="Add -n other"):
         job_manifest.build(request, "ns", "0")
 
 
@@ -98,4 +98,4 @@ def test_it_is_created_and_its_files_are_laid_over(laptop: Laptop, tmp_path: Pat
 def test_the_file_and_options_that_it_replaces(option: list[str]) -> None:
     result = CliRunner().invoke(cli, ["submit", "-f", "job.yaml", *option])
     assert result.exit_code == 2
-    assert "the file says so" in result.stderr
+    assert "cannot be combined with --filename" in result.stderr
