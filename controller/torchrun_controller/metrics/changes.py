@@ -48,58 +48,56 @@ class ChangeMetrics:
         self._reasons = Reasons()
         self._phase_seconds = Histogram(
             "torchrun_phase_seconds",
-            "Time that jobs spent in a phase, observed as they leave it. Queued: waited for "
-            "admission, for room and for the start of their workers.",
+            "Time that jobs spent in a phase, observed when they leave it.",
             ("phase",),
             buckets=LONG,
             registry=registry,
         )
         self._job_start = Histogram(
             "torchrun_job_start_seconds",
-            "Time from the creation of a TorchrunJob to the phase Running: what its user waits "
-            "for. Includes queueing, workspace sync, scheduling and image pulls.",
+            "Time from the creation of a TorchrunJob to the phase Running. Includes queueing, "
+            "workspace sync, scheduling and image pulls.",
             buckets=SLOW,
             registry=registry,
         )
         self._gang_start = Histogram(
             "torchrun_gang_start_seconds",
-            "Time from the creation of a gang's Job to the phase Running: scheduling, image pulls, "
-            "volumes. Attempt is first, or later for what a restart or resize takes.",
+            "Time from the creation of a gang's Job to the phase Running: scheduling, image "
+            "pulls, volumes. The label attempt is first, or later for a restart or resize.",
             ("attempt",),
             buckets=SLOW,
             registry=registry,
         )
         self._sync_seconds = Histogram(
             "torchrun_sync_seconds",
-            "Time from the creation of a workspace's sync pod until its workspace is ready: the "
-            "upload or download of the code, and its extraction.",
+            "Time from the creation of a sync pod until its workspace is ready.",
             ("source",),
             buckets=SLOW,
             registry=registry,
         )
         self._sync_bytes = Histogram(
             "torchrun_sync_bytes",
-            "Size of the workspaces that sync pods made, in bytes of their files.",
+            "Size of synced workspaces in bytes.",
             ("source",),
             buckets=SIZES,
             registry=registry,
         )
         self._restarts = Counter(
             "torchrun_restarts",
-            "Gangs that ended and are followed by another, by why they did. Kind is failure "
-            "(maxRestarts counts it), disruption (it does not) or resize.",
+            "Gangs that ended and were followed by another, by reason. Kind is failure (counted "
+            "by maxRestarts), disruption (not counted) or resize.",
             ("kind", "reason"),
             registry=registry,
         )
         self._queue_restarts = Counter(
             "torchrun_queue_restarts",
-            "The same by queue: the first 100 queues, the others are summed up.",
+            "Restarts by queue and kind. The first 100 queues; all others are (others).",
             ("job_namespace", "queue", "kind"),
             registry=registry,
         )
         self._finished = Counter(
             "torchrun_queue_jobs_finished",
-            "Jobs that came to an end, by queue and last phase: Succeeded, Failed or TimedOut.",
+            "Finished jobs by queue and phase: Succeeded, Failed or TimedOut.",
             ("job_namespace", "queue", "phase"),
             registry=registry,
         )

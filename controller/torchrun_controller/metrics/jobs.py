@@ -230,56 +230,51 @@ class _Families:
     def __init__(self) -> None:
         self.jobs = GaugeMetricFamily(
             "torchrun_jobs",
-            "TorchrunJobs by phase, told by the leader. Pending for long: the job's conditions say "
-            "what is missing. Queued: no capacity, or workers that do not start. Syncing for long: "
-            "nobody uploads.",
+            "TorchrunJobs by phase, exported by the leader.",
             labels=("phase",),
         )
         self.oldest = GaugeMetricFamily(
             "torchrun_jobs_oldest_seconds",
-            "How long the job that has been longest in a phase of waiting has been in it; 0 where "
-            "none is.",
+            "Age of the oldest job in each waiting phase; 0 if there is none.",
             labels=("phase",),
         )
         self.queue_jobs = GaugeMetricFamily(
             "torchrun_queue_jobs",
-            "TorchrunJobs that are not over, by queue and phase. The first 100 queues; others, and "
-            "those that do not exist, are summed up as (others).",
+            "Unfinished TorchrunJobs by queue and phase. The first 100 queues; all others are "
+            "(others).",
             labels=(*_QUEUE, "phase"),
         )
         self.waits = GaugeMetricFamily(
             "torchrun_queue_waiting_jobs",
-            "Jobs that are Pending, Syncing, Queued or Preempted, by queue and the reason in their "
-            "status. docs/troubleshooting.md says what each means.",
+            "Jobs that are Pending, Syncing, Queued or Preempted, by queue and reason. See "
+            "docs/troubleshooting.md.",
             labels=(*_QUEUE, "reason"),
         )
         self.queue_gpus = GaugeMetricFamily(
             "torchrun_queue_gpus",
-            "GPUs by queue: of its running jobs, asked for by those that wait, admitted by the "
-            "queue's turn and quota, and its quota.",
+            "GPUs by queue and state: running, waiting, admitted, and quota.",
             labels=(*_QUEUE, "state"),
         )
         self.gpu_seconds = CounterMetricFamily(
             "torchrun_queue_gpu_seconds",
-            "GPU seconds of running jobs by queue; 3600 are a GPU-hour. Counts while this process "
-            "leads: sum increase() over all replicas.",
+            "GPU seconds of running jobs by queue. Only the leader counts: sum increase() over "
+            "all replicas.",
             labels=_QUEUE,
         )
         self.ready = GaugeMetricFamily(
             "torchrun_queue_ready",
-            "Whether a queue takes jobs by its present spec; if not, the reason of its condition "
-            "Ready, such as TemplateInvalid. Its message says what to do.",
+            "1 if a queue's condition Ready is True, else 0 with its reason.",
             labels=(*_QUEUE, "reason"),
         )
         self.unfenced = GaugeMetricFamily(
             "torchrun_unfenced_workers",
-            "Workers on lost nodes that may still run and write checkpoints: their jobs wait until "
-            "the node is back, or somebody says that its machine is off.",
+            "Workers on lost nodes that may still run and write checkpoints. Their jobs wait "
+            "until the node is back or is confirmed to be off.",
         )
         self.nodes = GaugeMetricFamily(
             "torchrun_node_gpus",
-            "GPUs of the nodes that are ready and not cordoned, whoever uses them; absent where "
-            "nodes may not be read.",
+            "GPUs of ready, schedulable nodes, whoever uses them. Absent if the controller may "
+            "not read nodes.",
         )
 
     def all(self) -> Iterator[Metric]:

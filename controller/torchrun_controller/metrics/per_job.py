@@ -85,28 +85,32 @@ class _Families:
     def __init__(self) -> None:
         self.info = _family(
             "info",
-            "1 for each job that is shown (see --metrics-jobs), with its queue, phase and reason.",
+            "1 for each job with its own series (see --metrics-jobs), with queue, phase and "
+            "reason.",
             ("queue", "phase", "reason"),
         )
         self.since = _family(
-            "phase_start_timestamp_seconds", "When the job's present phase began, in Unix time."
+            "phase_start_timestamp_seconds", "Unix time at which the current phase began."
         )
         self.workers = _family(
             "workers",
-            "Workers of the present gang: wanted, running, and ready, which are those whose "
-            "command runs.",
+            "Workers of the current gang by state: wanted, running, and ready (the command runs).",
             ("state",),
         )
-        self.gpus = _family("gpus", "GPUs of the present gang.")
+        self.gpus = _family("gpus", "GPUs of the current gang.")
         self.restarts = _family(
-            "restarts", "New gangs so far: counted by maxRestarts, or not.", ("counted",)
+            "restarts",
+            "Attempts after the first. The label counted says whether maxRestarts counts them.",
+            ("counted",),
         )
-        self.running = _family("running_seconds", "Running time of the gangs that ended.")
-        self.step = _family("step", "Steps done, as torchrun_progress.report says.")
-        self.steps = _family("total_steps", "Steps in all, as torchrun_progress.report says.")
-        self.loss = _family("loss", "The last loss, as torchrun_progress.report says.")
+        self.running = _family("running_seconds", "Running time of the attempts that ended.")
+        self.step = _family("step", "Steps done, reported by torchrun_progress.report.")
+        self.steps = _family(
+            "total_steps", "Total number of steps, reported by torchrun_progress.report."
+        )
+        self.loss = _family("loss", "Last loss reported by torchrun_progress.report.")
         self.samples = _family(
-            "samples_per_second", "Samples per second, as torchrun_progress.report says."
+            "samples_per_second", "Samples per second reported by torchrun_progress.report."
         )
 
     def all(self) -> Iterator[Metric]:

@@ -12,31 +12,34 @@ from torchrun_controller.metrics.registry import Metrics
 
 OPENING = """# Metrics
 
-Generated from the controller by `make generate`. The names are stable: dashboards and alerts of
-yours may be written against them. `GET /metrics` on port 8080 of every replica gives the text
-format or OpenMetrics; the answer stays under 1 MB, whatever there is in the cluster.
+Query the controller's metrics, or write your own alerts and dashboards: names and labels are
+stable. Every replica serves them on port 8080 at `/metrics`, as text or OpenMetrics. See
+[monitoring](monitoring.md) for Prometheus and Grafana, and the [runbooks](runbooks.md) for the
+shipped alerts.
 
-- **Counters begin at 0 with each process**, and a controller that takes over counts nothing again.
-  Use `sum(increase(...))` over all replicas.
-- **Jobs and queues are told by the leader only**, so that sums over replicas are right.
-- **The first 100 queues** have series of their own; all others are one, with the queue `(others)`.
-  Reasons are bounded likewise.
-- **Single jobs** have series only with `--metrics-jobs=N` (`TORCHRUN_METRICS_JOBS`), for N jobs at
-  most.
-- Histograms of what jobs go through carry exemplars with the job's name, in OpenMetrics: start
+- **Counters** start at 0 in each process, and a new leader counts nothing twice. Use
+  `sum(increase(...))` over all replicas.
+- **Jobs and queues** are exported by the leader only, so sums over replicas are correct.
+- **Queues:** the first 100 have their own series. All others, and queues that do not
+  exist, share the queue `(others)`. The number of reasons is limited in the same way. A scrape
+  stays below 1 MB.
+- **Single jobs** have series only with `--metrics-jobs=N` (`TORCHRUN_METRICS_JOBS`), for at most N
+  jobs.
+- **Exemplars:** in OpenMetrics the histograms of jobs have exemplars with the job's name. Start
   Prometheus with `--enable-feature=exemplar-storage` to see them in Grafana.
-- What client-go and controller-runtime have names for has these names.
+- **Names:** the `workqueue_*` metrics have the names and meaning of client-go and
+  controller-runtime. All other metrics of the controller have names of their own; there is no
+  `controller_runtime_*` or `rest_client_*`.
 
-Alerts, and what to do about each: [runbooks](runbooks.md). Prometheus, Grafana and the Prometheus
-operator: [monitoring](monitoring.md).
+The table is generated from the code by `make generate`.
 
 | metric | type | labels | meaning |
 |---|---|---|---|
 """
 CLOSING = """
-Beside these there are those of every Python process: `process_resident_memory_bytes`,
+The metrics of every Python process exist too: `process_resident_memory_bytes`,
 `process_cpu_seconds_total`, `process_open_fds`, `process_start_time_seconds`,
-`python_gc_collections_total`, `python_info` and their like.
+`python_gc_collections_total`, `python_info` and others.
 """
 
 

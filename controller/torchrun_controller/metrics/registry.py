@@ -73,37 +73,36 @@ class Metrics:
         self.queue_labels = QueueLabels()
         self.changes = ChangeMetrics(self.registry, self.queue_labels)
         build = self._gauge(
-            "torchrun_build_info", "1, with the version of the controller.", "version"
+            "torchrun_build_info", "1, with the controller's version as label.", "version"
         )
         build.labels(version("torchrun-controller")).set(1)
 
     def _reconciling(self) -> None:
         self.reconciles = self._counter(
             "torchrun_reconcile",
-            "Reconciles by outcome: Done and RequeueAfter are healthy, Behind waits for the "
-            "cache to show our own writes, Retry failed and comes again with backoff (the log "
-            "says why), Terminal was refused and waits for the user to change what it is about. "
-            "The controller is that of jobs, of queues or of admission.",
+            "Reconciles by controller and outcome. Done and RequeueAfter are healthy. Behind "
+            "waits for the cache to show the controller's own writes. Retry failed and is retried "
+            "with back-off. Terminal was refused and waits for a change.",
             "controller",
             "outcome",
         )
         self.reconcile_seconds = self._histogram(
             "torchrun_reconcile_seconds",
-            "Time from taking a key to its outcome, writes included. Long times with few API "
-            "requests mean a busy event loop; else look at torchrun_api_request_seconds.",
+            "Time of a reconcile, including its writes. If it is high but "
+            "torchrun_api_request_seconds is low, the event loop is busy.",
             FAST,
             "controller",
             "outcome",
         )
         self.reconcile_panics = self._counter(
             "torchrun_reconcile_panics",
-            "Reconciles that ended in an unexpected exception. Each is a bug in the controller: "
-            "the key is retried with backoff, the log has the traceback. Please report it.",
+            "Reconciles that raised an unexpected exception. Each is a bug: the log has the "
+            "traceback. The key is retried with back-off.",
         )
         self.stale_sync_skips = self._counter(
             "torchrun_stale_sync_skips",
-            "Reconciles put off because the cache had not shown our own last write yet. Some are "
-            "normal under load; a steady rate means that watches lag.",
+            "Reconciles postponed because the cache did not show the controller's last write yet. "
+            "A constant rate means that watches lag.",
         )
         self.applies = self._counter(
             "torchrun_apply",
@@ -122,8 +121,7 @@ class Metrics:
         )
         self._queue_duration = self._histogram(
             "workqueue_queue_duration_seconds",
-            "Time that a key waits before it is taken. At rest about a millisecond; seconds "
-            "mean that workers do not keep up.",
+            "Time that a key waits in the work queue: about a millisecond at rest.",
             QUEUED,
             "name",
         )
@@ -135,63 +133,61 @@ class Metrics:
         )
         self._queue_depth = self._gauge(
             "workqueue_depth",
-            "Keys waiting to be reconciled. Growth means that workers do not keep up: raise "
-            "--workers, or see workqueue_work_duration_seconds for what holds them.",
+            "Keys waiting in the work queue. Growth means that reconciles do not keep up: raise "
+            "--workers, or see workqueue_work_duration_seconds.",
             "name",
         )
         self._unfinished = self._gauge(
             "workqueue_unfinished_work_seconds",
-            "Seconds that keys in work have taken so far, summed up. Steady growth means "
-            "that workers are stuck; the slope is their number.",
+            "Total age of running reconciles in seconds. Steady growth means that workers are "
+            "blocked; the slope is their number.",
             "name",
         )
         self._longest = self._gauge(
             "workqueue_longest_running_processor_seconds",
-            "Seconds that the longest running reconcile has taken so far.",
+            "Age of the longest running reconcile in seconds.",
             "name",
         )
 
     def _talking(self) -> None:
         self.api_requests = self._counter(
             "torchrun_api_requests",
-            "Requests to the API server by HTTP code; 0 means that no answer came. 403: RBAC "
-            "lacks the verb. 409: somebody else changed the object first. 429: the server "
-            "sheds load.",
+            "Requests to the API server by HTTP code; 0 means no answer. 403: RBAC lacks the "
+            "verb. 409: a conflict with another writer. 429: the server rejects load.",
             "verb",
             "resource",
             "code",
         )
         self.api_request_seconds = self._histogram(
             "torchrun_api_request_seconds",
-            "Time until the API server's answer; of a watch, until its headers.",
+            "Time until the API server answers; for a watch, until the response headers.",
             FAST,
             "verb",
             "resource",
         )
         self.watch_restarts = self._counter(
             "torchrun_watch_restarts",
-            "Watches and lists that broke, by cause. Ordinary ends, which the server makes every 5 "
-            "to 10 minutes, do not count; many in a row are trouble between here and there. Not so "
-            "Silent: nothing was heard for 90 s, most of the time because nothing happened.",
+            "Watches and lists that broke, by cause, without the normal ends every 5 to 10 "
+            "minutes. Silent: nothing arrived for 90 s, usually because nothing changed.",
             "resource",
             "cause",
         )
         self.watch_lists = self._counter(
             "torchrun_watch_lists",
-            "Whole lists taken into the cache: one at the start, and one more each time that the "
-            "server no longer knew where a watch had been. More than a few a day are costly.",
+            "Full lists: one at the start, and one each time that the server no longer has the "
+            "version of a watch. More than a few a day are costly.",
             "resource",
         )
         self.watch_skipped_frames = self._counter(
             "torchrun_watch_skipped_frames",
-            "Watch frames that could not be decoded. Each is one object the controller does not "
-            "see the newest state of; the log names it.",
+            "Events of a watch that could not be decoded. The controller keeps the previous state "
+            "of that object; the log names it.",
             "resource",
         )
         self._watch_age = self._gauge(
             "torchrun_watch_age_seconds",
-            "Seconds since the watch's last byte. Bookmarks come about every 60 s, so more than "
-            "90 is a dead watch.",
+            "Seconds since the last byte of a watch. Bookmarks arrive about every 60 s, so more "
+            "than 90 means that the watch is dead.",
             "resource",
         )
         self._store_objects = self._gauge(
@@ -201,29 +197,27 @@ class Metrics:
     def _leading(self) -> None:
         self._leader = self._gauge(
             "torchrun_leader",
-            "1 while this process may write, 0 on a standby. The sum over all replicas is 1, "
-            "and 0 for a moment when the lease changes hands. Scope is the namespaces that it "
-            "works in, or all.",
+            "1 while this process is the leader, 0 on a standby. The sum over all replicas is 1, "
+            "or 0 while the lease changes its holder. The label scope has its namespaces, or all.",
             "lease",
             "scope",
         )
         self.lease_transitions = self._counter(
             "torchrun_lease_transitions",
-            "Times that the lease was seen to change hands. Often means that leaders die or "
-            "cannot reach the API server within the renew deadline.",
+            "Changes of the lease's holder. Frequent changes mean that leaders die or cannot "
+            "renew the lease in time.",
         )
 
     def _admitting(self) -> None:
         self.admission_seconds = self._histogram(
             "torchrun_admission_seconds",
-            "Time that a job of a queue with quota, weight or cohort waits for its admission, from "
-            "the moment that nothing else is missing.",
+            "Time from the moment that a job lacks only its admission until it is admitted.",
             LONG,
         )
         self.preemptions = self._counter(
             "torchrun_preemptions",
-            "Jobs that had to give way, by reason: HigherPriority, or Reclaimed by a queue whose "
-            "quota they had borrowed.",
+            "Preempted jobs by reason: HigherPriority, or Reclaimed by a queue whose quota they "
+            "borrowed.",
             "reason",
         )
         # From 0 on: Prometheus does not see the step from no series to 1.
@@ -233,19 +227,19 @@ class Metrics:
     def _training(self) -> None:
         self.progress_reports = self._counter(
             "torchrun_progress_reports",
-            "Reports of workers by the HTTP code of the answer. 204: taken. 503: this replica "
-            "stands by, more tokens come than are reviewed, or they cannot be (see the log; RBAC "
-            "may lack create on tokenreviews). 401 and 403: somebody else than a worker tries.",
+            "Progress reports by HTTP code. 204: accepted. 503: this replica is a standby, or "
+            "tokens cannot be reviewed (see the log; RBAC may lack create on tokenreviews). 401, "
+            "403: the sender is not a worker.",
             "code",
         )
         self._reporting_jobs = self._gauge(
             "torchrun_jobs_reporting",
-            "TorchrunJobs that reported progress within the last minute. The other running jobs do "
-            "not use torchrun_progress, or they hang.",
+            "TorchrunJobs that reported progress within the last minute. Other running jobs do "
+            "not use torchrun_progress, or hang.",
         )
         self._samples_per_second = self._gauge(
             "torchrun_training_samples_per_second",
-            "Samples per second of all jobs that reported within the last minute, summed up.",
+            "Total samples per second of all jobs that reported within the last minute.",
         )
 
     def observe_request(self, verb: str, resource: str, code: int, seconds: float) -> None:
