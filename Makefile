@@ -117,7 +117,7 @@ generate: $(VENV)/.ready ## CRDs, references of API, environment and metrics, pi
 	$(BIN)/python -m torchrun_controller.metrics.reference docs/metrics.md
 	$(BIN)/python manifests/monitoring/generate.py
 	$(BIN)/python docs/draw_phases.py
-	$(BIN)/python docs/draw_rooms.py
+	$(BIN)/python docs/draw_packages.py
 	$(BIN)/pytest -q tests/unit/reconcile --update-golden
 
 run: $(VENV)/.ready ## The controller on this machine against the current cluster (RUNTIME_IMAGE=...)

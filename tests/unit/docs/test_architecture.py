@@ -1,9 +1,9 @@
-"""ARCHITECTURE.md names files that exist, few rooms for each change, and every room."""
+"""ARCHITECTURE.md names files that exist, few packages for each change, and every package."""
 
 import re
 from pathlib import Path
 
-import draw_rooms
+import draw_packages
 
 from pages import ROOT
 
@@ -23,8 +23,8 @@ def located(path: str) -> Path:
     return (ROOT if path.partition("/")[0] in PACKAGES else CONTROLLER) / path
 
 
-def room_of(path: str) -> tuple[str, ...]:
-    """Of reconcile and of packages outside of the controller the folder, else the first word."""
+def package_of(path: str) -> tuple[str, ...]:
+    """The folder for reconcile and runtime, otherwise the first part of the path."""
     parts = Path(path).parent.parts
     return parts if parts[:1] == ("reconcile",) or parts[:1] == ("runtime",) else parts[:1]
 
@@ -34,17 +34,21 @@ def test_every_file_of_the_table_exists():
     assert {p for paths in rows().values() for p in paths if not located(p).is_file()} == set()
 
 
-def test_no_change_needs_more_than_three_rooms():
-    crowded = {change for change, paths in rows().items() if len({*map(room_of, paths)}) > 3}
+def test_no_change_needs_more_than_three_packages():
+    crowded = {change for change, paths in rows().items() if len({*map(package_of, paths)}) > 3}
     assert crowded == set()
 
 
-def test_every_room_is_described():
-    rooms = PAGE.read_text(encoding="utf-8").partition("## Rooms\n")[2].partition("\n## ")[0]
+def test_every_package_is_described():
+    described_in = (
+        PAGE.read_text(encoding="utf-8").partition("## Packages\n")[2].partition("\n## ")[0]
+    )
     folders = [*CONTROLLER.iterdir(), *(CONTROLLER / "reconcile").iterdir()]
     described = {f.relative_to(CONTROLLER) for f in folders if (f / "__init__.py").is_file()}
-    assert {str(room) for room in described if f"`{room}/`" not in rooms} == set()
+    assert {str(package) for package in described if f"`{package}/`" not in described_in} == set()
 
 
 def test_the_picture_is_drawn_from_the_contracts():
-    assert draw_rooms.PICTURE.read_text(encoding="utf-8") == draw_rooms.picture(), "make generate"
+    assert draw_packages.PICTURE.read_text(encoding="utf-8") == draw_packages.picture(), (
+        "make generate"
+    )

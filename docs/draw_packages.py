@@ -1,4 +1,4 @@
-"""Draws docs/rooms.svg, the picture of ARCHITECTURE.md: `make generate`.
+"""Draws docs/packages.svg, the picture of ARCHITECTURE.md: `make generate`.
 
 The layers of reconcile come from the contract of import-linter in pyproject.toml.
 """
@@ -7,22 +7,22 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PICTURE = ROOT / "docs" / "rooms.svg"
+PICTURE = ROOT / "docs" / "packages.svg"
 WIDTH, HEIGHT = 860, 600
 BOX_HEIGHT = 40
 LEFT, RIGHT = 20, 840
 
 
 def reconcile_layers() -> list[list[str]]:
-    """The rooms of reconcile, from the roof to the floor."""
+    """The packages of reconcile, from the highest layer to the lowest."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     contracts = settings["tool"]["importlinter"]["contracts"]
-    layers = next(c["layers"] for c in contracts if c["name"] == "Rooms of reconcile")
-    return [[room.strip() for room in layer.replace("|", ":").split(":")] for layer in layers]
+    layers = next(c["layers"] for c in contracts if c["name"] == "Packages of reconcile")
+    return [[package.strip() for package in layer.replace("|", ":").split(":")] for layer in layers]
 
 
-def box(x: int, y: int, width: int, name: str, kind: str = "room") -> str:
-    """A room; x and y are its upper left corner."""
+def box(x: int, y: int, width: int, name: str, kind: str = "package") -> str:
+    """A package; x and y are its upper left corner."""
     return (
         f'<rect class="{kind}" x="{x}" y="{y}" width="{width}" height="{BOX_HEIGHT}" rx="6"/>'
         f'<text x="{x + width // 2}" y="{y + 25}">{name}</text>'
@@ -30,7 +30,7 @@ def box(x: int, y: int, width: int, name: str, kind: str = "room") -> str:
 
 
 def label(x: int, y: int, words: str) -> str:
-    """Words without a box, from x on."""
+    """Text without a box that starts at x."""
     return f'<text class="label" x="{x}" y="{y}">{words}</text>'
 
 
@@ -41,7 +41,7 @@ def arrow(x1: int, y1: int, x2: int, y2: int, *, both: bool = False) -> str:
 
 
 def outside() -> list[str]:
-    """What talks to the API server, and what runs in a job's pods."""
+    """Clients of the API server, and the programs in a job's pods."""
     return [
         box(20, 20, 110, "sdk"),
         arrow(130, 40, 158, 40),
@@ -57,13 +57,13 @@ def outside() -> list[str]:
 
 
 def pipe() -> list[str]:
-    """The way of a change through the controller."""
+    """The packages that a change passes in the controller."""
     names = ("client", "watch", "cache", "workqueue", "controllers")
     width, gap = 140, 30
     parts = [
         '<rect class="frame" x="10" y="100" width="840" height="412" rx="8"/>',
         label(20, 120, "controller"),
-        label(405, 120, "beside the pipe: leader, serving, metrics, replay; wiring: manager, app"),
+        label(405, 120, "not shown: leader, serving, metrics, replay; manager and app start all"),
         arrow(390, 60, 90, 133),
         label(150, 88, "list and watch"),
         arrow(160, 133, 460, 60),
@@ -84,35 +84,35 @@ def pipe() -> list[str]:
 
 
 def core() -> list[str]:
-    """The rooms of reconcile; each imports those below it only."""
+    """The packages of reconcile; each imports only those below it."""
     layers = reconcile_layers()
     top, gap, row = 212, 12, 38
     height = 24 + len(layers) * row
     parts = [
         f'<rect class="core" x="{LEFT}" y="{top}" width="{RIGHT - LEFT}" height="{height}"'
         ' rx="6"/>',
-        label(LEFT + 10, top + 18, "reconcile: pure; a room imports the rows below it only"),
+        label(LEFT + 10, top + 18, "reconcile: pure; a package imports only the rows below it"),
     ]
-    for level, rooms in enumerate(layers):
+    for level, packages in enumerate(layers):
         whole = RIGHT - LEFT - 20
-        width = (whole - gap * (len(rooms) - 1)) // len(rooms)
-        for at, room in enumerate(rooms):
+        width = (whole - gap * (len(packages) - 1)) // len(packages)
+        for at, package in enumerate(packages):
             x, y = LEFT + 10 + at * (width + gap), top + 26 + level * row
             parts.append(
                 f'<rect class="inner" x="{x}" y="{y}" width="{width}" height="30" rx="5"/>'
-                f'<text x="{x + width // 2}" y="{y + 20}">{room}</text>'
+                f'<text x="{x + width // 2}" y="{y + 20}">{package}</text>'
             )
     return parts
 
 
 def picture() -> str:
-    """The rooms and the pipe as an SVG, on a light ground of its own."""
+    """The packages and the pipeline as an SVG, on a light background."""
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}"'
             ' font-family="sans-serif" font-size="14" text-anchor="middle">',
-            "<title>The rooms of Torchrun Controller, and the way of a change through them</title>",
-            "<style>line{stroke:#334155;stroke-width:1.3}rect{stroke:#334155}.room{fill:#dbeafe}"
+            "<title>The packages of Torchrun Controller, and how a change passes them</title>",
+            "<style>line{stroke:#334155;stroke-width:1.3}rect{stroke:#334155}.package{fill:#dbeafe}"
             ".other{fill:#e2e8f0}.frame{fill:#f8fafc}.core{fill:#fef3c7}.inner{fill:#fff}"
             "text{fill:#0f172a}.label{text-anchor:start;font-size:12px}</style>",
             '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7"'
