@@ -103,21 +103,21 @@ def page() -> str:
     lines = [
         "# Phases",
         "",
-        "`status.phase` sums up what the controller observes now. This page shows which phase may",
-        "follow which, and what each of them means.",
+        "`status.phase` summarizes the current state of a job. This page shows which phase can",
+        "follow which, how the controller decides, and what each phase means.",
         "",
         "![Phases and the transitions between them](phases.svg)",
         "",
-        "Each line is a transition, or two where it has two heads; brown lines lead one way only.",
-        "Pale lines end a job: terminal phases never change. A job begins in Pending, or in the",
-        "first phase that applies. Where the controller is killed after it has created a gang, and",
-        "before it wrote the status, it goes on as from Queued.",
+        "A line with two heads is a transition in both directions. Brown lines lead in one",
+        "direction only. Pale lines lead to terminal phases, which never change. A job starts in",
+        "Pending, or in the first phase that applies. If the controller is killed after it created",
+        "a gang and before it wrote the status, it continues as if the phase were Queued.",
         "",
-        "## The order of the steps",
+        "## How the controller decides",
         "",
-        "The first step that applies decides, for the first attempt as for every later one.",
+        "The first step that applies decides. The order is the same for every attempt.",
         "",
-        "| step | phases that it may set | what it does |",
+        "| step | phases | what it does |",
         "|---|---|---|",
     ]
     for step in STEPS:
@@ -126,12 +126,12 @@ def page() -> str:
         lines.append(f"| {name} | {', '.join(step.leads_to)} | {text} |")
     lines += [
         "",
-        "A job that its controller finds invalid at any step is Pending. A gang that is about to",
-        "get another size keeps its phase until the new gang is created.",
+        "A job that is invalid at any step is Pending. During a resize the phase stays the same",
+        "until the new gang is created.",
         "",
         "## What each phase means",
         "",
-        "| phase | condition | what is observed |",
+        "| phase | condition | state of the job |",
         "|---|---|---|",
     ]
     for phase in (*PHASES, None):

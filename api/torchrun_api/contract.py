@@ -23,19 +23,19 @@ USER = "user"  # spec.env where it is set, the command where it is read
 # Workers: what the job is.
 JOB_NAME = Variable("TORCHRUN_JOB_NAME", TEXT, (USER, SDK), "Name of the TorchrunJob.")
 JOB_UID = Variable(
-    "TORCHRUN_JOB_UID", TEXT, (LAUNCHER,), "UID of the TorchrunJob; names its gangs."
+    "TORCHRUN_JOB_UID", TEXT, (LAUNCHER,), "UID of the TorchrunJob. Names its gangs."
 )
 ATTEMPT = Variable(
     "TORCHRUN_ATTEMPT",
     COUNT,
     (LAUNCHER, SDK, USER),
-    "Number of the attempt that the worker belongs to; the first is 0.",
+    "Number of the current attempt. The first is 0.",
 )
 ROLE = Variable(
     "TORCHRUN_ROLE",
     TEXT,
     (LAUNCHER, USER),
-    "`head` or `worker` where the job has a head; not set elsewhere.",
+    "`head` or `worker` if the job has a head, else not set.",
 )
 BACKEND = Variable(
     "TORCHRUN_BACKEND", TEXT, (USER,), "Backend for `init_process_group`: nccl or gloo."
@@ -46,7 +46,7 @@ COMMAND = Variable(
     "TORCHRUN_COMMAND",
     JSON,
     (LAUNCHER,),
-    "spec.command: a string (a shell line) or a list of strings (an argument vector).",
+    "spec.command: a string (shell line) or a list of strings (program and arguments).",
 )
 LAUNCHER_MODE = Variable(
     "TORCHRUN_LAUNCHER", TEXT, (LAUNCHER,), "spec.launcher: auto, torchrun or none.", default="auto"
@@ -55,38 +55,38 @@ WORKING_DIR = Variable(
     "TORCHRUN_WORKING_DIR",
     PATH,
     (LAUNCHER,),
-    "Directory of the command; the workspace where it is not set.",
+    "Working directory of the command. If not set: the workspace.",
 )
 GRACE_SECONDS = Variable(
     "TORCHRUN_GRACE_SECONDS",
     SECONDS,
     (LAUNCHER,),
-    "Time that ranks have to end after SIGTERM; as long as the kubelet allows where it is not set.",
+    "Time between SIGTERM and SIGKILL for the ranks. If not set: the limit of the kubelet.",
 )
 HANG_TIMEOUT_SECONDS = Variable(
     "TORCHRUN_HANG_TIMEOUT_SECONDS",
     SECONDS,
     (LAUNCHER,),
-    "spec.reliability.hangTimeoutSeconds; 0 for no hang watch.",
+    "spec.reliability.hangTimeoutSeconds. 0 disables it.",
     default="0",
 )
 START_FILE = Variable(
     "TORCHRUN_START_FILE",
     PATH,
     (LAUNCHER,),
-    "File of the pod's annotations (downward API), which bring the go-ahead and newer code.",
+    "Annotations of the pod (downward API): the start of the gang, and newer code.",
 )
 STATE_DIR = Variable(
     "TORCHRUN_STATE_DIR",
     PATH,
     (LAUNCHER, SDK),
-    "Directory that all gangs of the job share: fencing, copies of logs, results.",
+    "Directory that all gangs of the job share, for fencing, copies of logs and results.",
 )
 TERMINATION_LOG = Variable(
     "TORCHRUN_TERMINATION_LOG",
     PATH,
     (LAUNCHER, SYNC),
-    "File of the termination message.",
+    "File for the termination message.",
     set_by=(TESTS,),
     default="/dev/termination-log",
 )
@@ -96,48 +96,53 @@ WORKSPACE_SOURCE = Variable(
     "TORCHRUN_WORKSPACE_SOURCE",
     PATH,
     (LAUNCHER, SDK),
-    "Where the workspace comes from: the mounted claim, or the folder of the token for the server.",
+    "Source of the workspace: the mounted PVC, or the folder with the token for the serve pod.",
 )
 WORKSPACE_TARGET = Variable(
     "TORCHRUN_WORKSPACE_TARGET",
     PATH,
     (LAUNCHER, SDK),
-    "Where the node's own copy of the workspace goes.",
+    "Directory for the pod's own copy of the workspace.",
     default="/app",
 )
 WORKSPACE_URL = Variable(
     "TORCHRUN_WORKSPACE_URL",
     URL,
     (LAUNCHER,),
-    "The serve pod, where the job has no shared storage.",
+    "Address of the serve pod, if the job uses direct delivery.",
 )
 WORKSPACE_MANIFEST = Variable(
-    "TORCHRUN_WORKSPACE_MANIFEST", SHA256, (LAUNCHER,), "The manifest that the serve pod must have."
+    "TORCHRUN_WORKSPACE_MANIFEST",
+    SHA256,
+    (LAUNCHER,),
+    "Digest of the manifest that the serve pod must have.",
 )
 WORKSPACE_REVISION = Variable(
     "TORCHRUN_WORKSPACE_REVISION",
     TEXT,
     (LAUNCHER,),
-    "Revision that the gang starts with; later ones get a rendezvous of their own.",
+    "Revision with which the gang starts. Each later revision has its own rendezvous.",
 )
 
 # Workers: the job's own Python environment.
 ENV_STORE = Variable(
-    "TORCHRUN_ENV_STORE", PATH, (LAUNCHER,), "Folder of the job's Python environments."
+    "TORCHRUN_ENV_STORE", PATH, (LAUNCHER,), "Folder with the Python environments of the job."
 )
-ENV_KEY = Variable("TORCHRUN_ENV_KEY", TEXT, (LAUNCHER,), "Name of the environment in that folder.")
+ENV_KEY = Variable(
+    "TORCHRUN_ENV_KEY", TEXT, (LAUNCHER,), "Name of the environment in TORCHRUN_ENV_STORE."
+)
 ENV_DIR = Variable(
     "TORCHRUN_ENV_DIR",
     PATH,
     (LAUNCHER, USER),
-    "Path of the environment in use, the same in every pod.",
+    "Path of the current environment. The same in every pod.",
     set_by=(CONTROLLER, LAUNCHER),
 )
 SETUP = Variable(
     "TORCHRUN_SETUP",
     JSON,
     (LAUNCHER,),
-    'What to install, as {"requirements": [...], "command": ...}, in a pod that makes it.',
+    'What a setup pod installs: {"requirements": [...], "command": ...}.',
 )
 
 # Workers: progress.
@@ -145,10 +150,10 @@ PROGRESS_URL = Variable(
     "TORCHRUN_PROGRESS_URL",
     URL,
     (LAUNCHER,),
-    "The controller's Service, which takes reports of progress.",
+    "Service of the controller that receives progress reports.",
 )
 PROGRESS_TOKEN_FILE = Variable(
-    "TORCHRUN_PROGRESS_TOKEN_FILE", PATH, (LAUNCHER,), "Token for those reports."
+    "TORCHRUN_PROGRESS_TOKEN_FILE", PATH, (LAUNCHER,), "File with the token for progress reports."
 )
 
 # Workers: how long to wait.
@@ -156,7 +161,7 @@ SYNC_WAIT_SECONDS = Variable(
     "TORCHRUN_SYNC_WAIT_SECONDS",
     SECONDS,
     (LAUNCHER,),
-    "How long a worker waits for its workspace, and for its Python environment.",
+    "How long a pod waits for its workspace and for its Python environment.",
     set_by=(USER,),
     default="600",
 )
@@ -164,7 +169,7 @@ RESOLVE_WAIT_SECONDS = Variable(
     "TORCHRUN_RESOLVE_WAIT_SECONDS",
     SECONDS,
     (LAUNCHER,),
-    "How long a worker waits for the DNS name of the master.",
+    "How long a pod waits for the DNS name of the master.",
     set_by=(USER,),
     default="300",
 )
@@ -182,54 +187,56 @@ LAUNCH_REPORTS = Variable(
     "TORCHRUN_LAUNCH_REPORTS",
     PATH,
     (RANK,),
-    "Folder of heartbeats, progress, stacks and reports of exceptions.",
+    "Folder for heartbeats, progress, stacks and exception reports.",
     set_by=(LAUNCHER,),
 )
 STACK_SIGNAL = Variable(
     "TORCHRUN_STACK_SIGNAL",
     COUNT,
     (RANK,),
-    "Signal on which a Python process writes its stacks.",
+    "Signal that makes a Python process write its stacks.",
     set_by=(LAUNCHER,),
 )
 
 # torchrun's own options, and what other launchers of ranks expect.
 _RENDEZVOUS = (TORCHRUN, LAUNCHER)
-PET_NNODES = Variable("PET_NNODES", COUNT, _RENDEZVOUS, "Nodes of the gang.")
-PET_NPROC_PER_NODE = Variable("PET_NPROC_PER_NODE", COUNT, (TORCHRUN,), "Ranks of each node.")
+PET_NNODES = Variable("PET_NNODES", COUNT, _RENDEZVOUS, "Number of nodes in the gang.")
+PET_NPROC_PER_NODE = Variable("PET_NPROC_PER_NODE", COUNT, (TORCHRUN,), "Number of ranks per node.")
 PET_RDZV_BACKEND = Variable(
     "PET_RDZV_BACKEND", TEXT, (TORCHRUN,), "Rendezvous backend: c10d or static."
 )
-PET_RDZV_ENDPOINT = Variable("PET_RDZV_ENDPOINT", TEXT, _RENDEZVOUS, "host:port of the rendezvous.")
+PET_RDZV_ENDPOINT = Variable(
+    "PET_RDZV_ENDPOINT", TEXT, _RENDEZVOUS, "Rendezvous address, host:port."
+)
 PET_RDZV_ID = Variable(
-    "PET_RDZV_ID", TEXT, _RENDEZVOUS, "Rendezvous id, of the job's UID and attempt."
+    "PET_RDZV_ID", TEXT, _RENDEZVOUS, "Rendezvous ID, from the UID of the job and the attempt."
 )
 PET_MAX_RESTARTS = Variable(
-    "PET_MAX_RESTARTS", COUNT, (TORCHRUN,), "Restarts of ranks inside the pods."
+    "PET_MAX_RESTARTS", COUNT, (TORCHRUN,), "Number of restarts inside the pods."
 )
 PET_MASTER_ADDR = Variable(
-    "PET_MASTER_ADDR", TEXT, (*_RENDEZVOUS, SDK), "DNS name of the first worker."
+    "PET_MASTER_ADDR", TEXT, (*_RENDEZVOUS, SDK), "DNS name of the first pod."
 )
-PET_MASTER_PORT = Variable("PET_MASTER_PORT", COUNT, _RENDEZVOUS, "Port of the first worker.")
+PET_MASTER_PORT = Variable("PET_MASTER_PORT", COUNT, _RENDEZVOUS, "Port of the first pod.")
 PET_NODE_RANK = Variable(
     "PET_NODE_RANK",
     COUNT,
     (TORCHRUN,),
-    "Index of the worker; the launcher counts the head as 0.",
+    "Index of the node. The launcher counts the head as 0.",
     set_by=(CONTROLLER, LAUNCHER),
 )
 MASTER_ADDR = Variable(
-    "MASTER_ADDR", TEXT, (LAUNCHER, USER), "As PET_MASTER_ADDR, without torchrun."
+    "MASTER_ADDR", TEXT, (LAUNCHER, USER), "PET_MASTER_ADDR for commands without torchrun."
 )
 MASTER_PORT = Variable(
-    "MASTER_PORT", COUNT, (LAUNCHER, USER), "As PET_MASTER_PORT, without torchrun."
+    "MASTER_PORT", COUNT, (LAUNCHER, USER), "PET_MASTER_PORT for commands without torchrun."
 )
-NNODES = Variable("NNODES", COUNT, (USER,), "As PET_NNODES, without torchrun.")
+NNODES = Variable("NNODES", COUNT, (USER,), "PET_NNODES for commands without torchrun.")
 NODE_RANK = Variable(
     "NODE_RANK",
     COUNT,
     (LAUNCHER, RANK, USER),
-    "As PET_NODE_RANK, without torchrun.",
+    "PET_NODE_RANK for commands without torchrun.",
     set_by=(CONTROLLER, LAUNCHER),
 )
 
@@ -238,65 +245,69 @@ SYNC_SOURCE = Variable(
     "TORCHRUN_SYNC_SOURCE",
     TEXT,
     (SYNC,),
-    "Where the workspace comes from: zip, git or s3.",
+    "Source of the workspace: zip, git or s3.",
     default="zip",
 )
 SYNC_URL = Variable("TORCHRUN_SYNC_URL", URL, (SYNC,), "Repository or bucket.")
 SYNC_REF = Variable("TORCHRUN_SYNC_REF", TEXT, (SYNC,), "Branch, tag or commit.")
-SYNC_SUB_PATH = Variable("TORCHRUN_SYNC_SUB_PATH", PATH, (SYNC,), "Part of the source to take.")
-SYNC_COMMIT = Variable("TORCHRUN_SYNC_COMMIT", TEXT, (SYNC,), "The only content to take, if any.")
+SYNC_SUB_PATH = Variable("TORCHRUN_SYNC_SUB_PATH", PATH, (SYNC,), "Subdirectory of the source.")
+SYNC_COMMIT = Variable("TORCHRUN_SYNC_COMMIT", TEXT, (SYNC,), "If set, the only content to accept.")
 SYNC_SOURCE_DIGEST = Variable(
     "TORCHRUN_SYNC_SOURCE_DIGEST",
     TEXT,
     (SYNC,),
-    "Digest of the source's fields; the marker names it.",
+    "Digest of the fields of the source, recorded in the marker.",
 )
-SYNC_SECRET = Variable("TORCHRUN_SYNC_SECRET", TEXT, (SYNC,), "Name of the source's Secret.")
+SYNC_SECRET = Variable("TORCHRUN_SYNC_SECRET", TEXT, (SYNC,), "Name of the Secret of the source.")
 SYNC_SECRET_DIR = Variable(
-    "TORCHRUN_SYNC_SECRET_DIR", PATH, (SYNC,), "Where that Secret is mounted."
+    "TORCHRUN_SYNC_SECRET_DIR", PATH, (SYNC,), "Directory where this Secret is mounted."
 )
 SYNC_FETCH_TIMEOUT_SECONDS = Variable(
     "TORCHRUN_SYNC_FETCH_TIMEOUT_SECONDS",
     SECONDS,
     (SYNC,),
-    "How long git or s3 may take.",
+    "Time limit for git and s3.",
     set_by=(TESTS,),
     default="3600",
 )
 SYNC_DIR = Variable(
-    "TORCHRUN_SYNC_DIR", PATH, (SYNC,), "The claim, writable.", default="/workspace"
+    "TORCHRUN_SYNC_DIR",
+    PATH,
+    (SYNC,),
+    "Directory where the PVC is mounted, writable.",
+    default="/workspace",
 )
 SYNC_HOST = Variable(
     "TORCHRUN_SYNC_HOST",
     TEXT,
     (SYNC,),
-    "Address to listen on; all where it is not set.",
+    "Address to listen on. If not set: all addresses.",
     set_by=(TESTS,),
 )
 SYNC_PORT = Variable("TORCHRUN_SYNC_PORT", COUNT, (SYNC,), "Port to listen on.", default="8080")
 SYNC_SHA256 = Variable(
-    "TORCHRUN_SYNC_SHA256", SHA256, (SYNC,), "Take this archive, or this manifest, only."
+    "TORCHRUN_SYNC_SHA256", SHA256, (SYNC,), "Accept only the archive or manifest with this digest."
 )
 SYNC_UPLOAD_TOKEN_SHA256 = Variable(
     "TORCHRUN_SYNC_UPLOAD_TOKEN_SHA256",
     SHA256,
     (SYNC,),
-    "Of the token that clients show as X-Torchrun-Upload-Token, or name the digest above.",
+    "Digest of the upload token, which clients send as X-Torchrun-Upload-Token.",
 )
 SYNC_AFTER = Variable(
-    "TORCHRUN_SYNC_AFTER", COUNT, (SYNC,), "Make a revision later than this one.", default="0"
+    "TORCHRUN_SYNC_AFTER", COUNT, (SYNC,), "Create a revision later than this one.", default="0"
 )
 SYNC_BASE = Variable(
     "TORCHRUN_SYNC_BASE",
     PATH,
     (SYNC,),
-    "Another workspace claim, whose files need not be sent again.",
+    "Directory of another workspace PVC, whose files are reused.",
 )
 SYNC_READ_TIMEOUT_SECONDS = Variable(
     "TORCHRUN_SYNC_READ_TIMEOUT_SECONDS",
     SECONDS,
     (SYNC,),
-    "Silence after which a client is given up.",
+    "Time without data after which a client is disconnected.",
     set_by=(TESTS,),
     default="60",
 )
@@ -304,7 +315,7 @@ SYNC_MAX_ENTRIES = Variable(
     "TORCHRUN_SYNC_MAX_ENTRIES",
     COUNT,
     (SYNC,),
-    "Files and directories of an archive.",
+    "Maximum number of files and directories in an archive.",
     set_by=(TESTS,),
     default="200000",
 )
@@ -312,18 +323,23 @@ SYNC_MAX_BYTES = Variable(
     "TORCHRUN_SYNC_MAX_BYTES",
     COUNT,
     (SYNC,),
-    "Bytes of an archive, and of all that it holds.",
+    "Maximum size of an archive, compressed and extracted, in bytes.",
     set_by=(TESTS,),
     default=str(50 * 2**30),
 )
 SYNC_MAX_PATH = Variable(
-    "TORCHRUN_SYNC_MAX_PATH", COUNT, (SYNC,), "Bytes of one path.", set_by=(TESTS,), default="3840"
+    "TORCHRUN_SYNC_MAX_PATH",
+    COUNT,
+    (SYNC,),
+    "Maximum length of a path, in bytes.",
+    set_by=(TESTS,),
+    default="3840",
 )
 SYNC_MAX_DEPTH = Variable(
     "TORCHRUN_SYNC_MAX_DEPTH",
     COUNT,
     (SYNC,),
-    "Components of one path.",
+    "Maximum number of path components.",
     set_by=(TESTS,),
     default="100",
 )
@@ -331,7 +347,7 @@ SYNC_MAX_RATIO = Variable(
     "TORCHRUN_SYNC_MAX_RATIO",
     COUNT,
     (SYNC,),
-    "Bytes held for each byte of the archive.",
+    "Maximum compression ratio.",
     set_by=(TESTS,),
     default="200",
 )
@@ -339,28 +355,31 @@ SYNC_MAX_RATIO_FLOOR = Variable(
     "TORCHRUN_SYNC_MAX_RATIO_FLOOR",
     COUNT,
     (SYNC,),
-    "Bytes held up to which the ratio is not looked at.",
+    "Extracted size up to which the ratio is not checked, in bytes.",
     set_by=(TESTS,),
     default=str(2**30),
 )
 
 # Serve pods.
 SERVE_NAMESPACE = Variable(
-    "TORCHRUN_SERVE_NAMESPACE", TEXT, (SERVE,), "Namespace of the workers that are served."
+    "TORCHRUN_SERVE_NAMESPACE",
+    TEXT,
+    (SERVE,),
+    "Namespace of the pods that may fetch the workspace.",
 )
-SERVE_JOB = Variable("TORCHRUN_SERVE_JOB", TEXT, (SERVE,), "Job of those workers.")
+SERVE_JOB = Variable("TORCHRUN_SERVE_JOB", TEXT, (SERVE,), "Job of these pods.")
 SERVE_DIR = Variable(
     "TORCHRUN_SERVE_DIR",
     PATH,
     (SERVE,),
-    "Where torchrun-sync makes the workspace.",
+    "Directory where torchrun-sync creates the workspace.",
     default="/workspace",
 )
 SERVE_HOST = Variable(
     "TORCHRUN_SERVE_HOST",
     TEXT,
     (SERVE,),
-    "Address to listen on; all where it is not set.",
+    "Address to listen on. If not set: all addresses.",
     set_by=(TESTS,),
 )
 SERVE_PORT = Variable("TORCHRUN_SERVE_PORT", COUNT, (SERVE,), "Port to listen on.", default="8081")
@@ -368,7 +387,7 @@ SERVE_API_DIR = Variable(
     "TORCHRUN_SERVE_API_DIR",
     PATH,
     (SERVE,),
-    "Token and ca.crt for requests to the API server, for the keys of service-account tokens.",
+    "Token and ca.crt for the API server, which has the keys of service account tokens.",
     default="/torchrun-api",
 )
 

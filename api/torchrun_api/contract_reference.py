@@ -20,17 +20,17 @@ _ANNOTATIONS = ("START", "FENCE", "REVISION", "SERVED", "DEVELOPMENT")
 
 _PAGE = """# Environment variables
 
-A command reads the variables of its pod from this list. It also shows which of them torchrun, the
-launcher and the other programs of a job read.
+Your command can read these variables in its pods. The page also lists the variables that torchrun,
+the launcher and the other programs of a job read.
 
 | set by | meaning |
 |---|---|
-| controller | `spec.env` may not set it too: the job gets the reason `InvalidSpec` |
-| user | optional, by `spec.env` |
-| launcher | for the command and its children, whatever the pod has |
+| controller | reserved: a job that sets it in `spec.env` gets the reason `InvalidSpec` |
+| user | optional: set it in `spec.env` |
+| launcher | set for the command and its children, overriding the value of the pod |
 | tests | not set in a cluster |
 
-This page is generated from `api/torchrun_api/contract.py`.
+`make generate` writes this page from `api/torchrun_api/contract.py`.
 
 """
 _SECTIONS = (
