@@ -26,7 +26,7 @@ from torchrun_controller.reconcile.workspace.preparation import end_preparations
 
 
 def deadline_exceeded(context: Context) -> Decision | None:
-    """Fail a job that has run for longer than its deadline allows."""
+    """Stop a job that has exceeded its deadline."""
     limit = context.reliability.deadline
     left = deadline_left(context.observed.job.status, limit, context.now)
     if limit is None or left is None or left > 0:
@@ -42,7 +42,7 @@ def deadline_exceeded(context: Context) -> Decision | None:
 
 
 def suspended(context: Context) -> Decision | None:
-    """Free everything but the claims; the ranks get their grace period for a checkpoint."""
+    """Stop the pods, with a grace period for a checkpoint. PVCs stay."""
     observed = context.observed
     if not observed.job.spec.suspend:
         return None
@@ -66,7 +66,7 @@ def suspended(context: Context) -> Decision | None:
 
 
 def preempted(context: Context) -> Decision | None:
-    """Free what the gang takes, as for a pause, where its admission is taken back.
+    """Stop the pods in the same way if the admission was revoked.
 
     Only the end of this gives back what the queue's quota is charged with.
     """

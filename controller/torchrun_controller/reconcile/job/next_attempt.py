@@ -36,14 +36,14 @@ from torchrun_controller.reconcile.workspace.helper_pods import SyncState
 
 
 def job_invalid(context: Context) -> Decision | None:
-    """Refuse a job that its schema should have refused."""
+    """Refuse a job that violates its schema."""
     if context.observed.job.invalid:
         raise InvalidSpecError(context.observed.job.invalid)
     return None
 
 
 def queue_missing(context: Context) -> Decision | None:
-    """Wait for the queue. One that is being deleted takes no job that has not started."""
+    """Wait for the queue. A queue that is being deleted accepts no new jobs."""
     job, queue = context.observed.job, context.observed.queue
     if queue is None:
         why = Reason(
@@ -63,7 +63,7 @@ def queue_missing(context: Context) -> Decision | None:
 
 
 def spec_invalid(context: Context) -> Decision | None:
-    """Refuse what no pod can be made of, before a workspace is prepared for it."""
+    """Refuse an invalid spec before preparing a workspace."""
     job, queue = context.observed.job, context.observed.queue
     assert queue is not None
     if queue.invalid:
@@ -82,7 +82,7 @@ def refuse(context: Context, error: InvalidSpecError) -> Decision:
 
 
 def dependency_failed(context: Context) -> Decision | None:
-    """Fail a job whose dependency failed for good, and refuse a cycle."""
+    """Fail a job whose dependency has failed, and refuse a cycle."""
     hold = dependencies.hold(context.observed)
     if hold is None or hold.state is State.DEPENDENCY_WAITING:
         return None
@@ -90,7 +90,7 @@ def dependency_failed(context: Context) -> Decision | None:
 
 
 def scheduler_missing(context: Context) -> Decision | None:
-    """Wait for the gang scheduler that the queue asks for."""
+    """Wait for the gang scheduler that the queue requests."""
     observed = context.observed
     assert observed.queue is not None
     missing = choose(observed.queue, observed.cluster.installed, observed.job).missing
@@ -100,7 +100,7 @@ def scheduler_missing(context: Context) -> Decision | None:
 
 
 def workspace_not_ready(context: Context) -> Decision | None:
-    """Bring the code to where the workers find it, within syncTimeoutSeconds."""
+    """Prepare the workspace, within syncTimeoutSeconds."""
     step = context.preparation.step
     if step.state is SyncState.READY:
         return None
@@ -125,7 +125,7 @@ def workspace_not_ready(context: Context) -> Decision | None:
 
 
 def dependencies_not_met(context: Context) -> Decision | None:
-    """Wait for other jobs, with a workspace that is ready meanwhile."""
+    """Wait for the jobs in dependsOn. The workspace is ready by now."""
     hold = dependencies.hold(context.observed)
     if hold is None:
         return None
@@ -133,7 +133,7 @@ def dependencies_not_met(context: Context) -> Decision | None:
 
 
 def checkpoints_terminating(context: Context) -> Decision | None:
-    """Wait until a claim that is being deleted is gone: no new pod can mount it."""
+    """Wait until a PVC that is being deleted is gone, because no new pod can mount it."""
     wanted = context.preparation.spec.checkpoints
     if wanted is None or wanted.existing:
         return None
@@ -142,7 +142,7 @@ def checkpoints_terminating(context: Context) -> Decision | None:
 
 
 def not_admitted(context: Context) -> Decision | None:
-    """Wait for the admission by the queue, which may have taken it back."""
+    """Wait for admission by the queue, which may have revoked it."""
     observed = context.observed
     why = admission_status.missing(observed, context.preparation.spec.size)
     if why is None:
@@ -156,7 +156,7 @@ def not_admitted(context: Context) -> Decision | None:
 
 
 def unfenced_not_recorded(context: Context) -> Decision | None:
-    """Record workers on lost nodes: the next gang takes the place of the pods that show them."""
+    """Record pods on lost nodes in the status, before the next gang replaces them."""
     if not fence.unrecorded(context.observed, context.now):
         return None
     message = "workers on lost nodes are recorded in status.unfenced before the next gang is made"
@@ -164,7 +164,7 @@ def unfenced_not_recorded(context: Context) -> Decision | None:
 
 
 def create_gang(context: Context) -> Decision:
-    """Create the gang with all that stands beside it: nothing is missing."""
+    """Create the gang and its Service, PVCs and policies."""
     observed, upcoming = context.observed, context.next_attempt
     spec, attempt = context.preparation.spec, gang.next_attempt(observed)
     causes = () if upcoming.cause is None else (upcoming.cause,)

@@ -61,7 +61,7 @@ def present_gang(
 
 
 def gang_succeeded(context: Context) -> Decision | None:
-    """Success beats everything that happens at the same time."""
+    """End the job as succeeded. Success takes precedence over everything else."""
     found = context.gang
     if found is None or found.state is not State.GANG_SUCCEEDED:
         return None
@@ -69,12 +69,12 @@ def gang_succeeded(context: Context) -> Decision | None:
 
 
 def gang_deleted(context: Context) -> Decision | None:
-    """Fail the job whose gang somebody has deleted, paused or not, where no other may follow."""
+    """Fail a job whose gang was deleted, suspended or not, if no other attempt is allowed."""
     return _failed(context) if context.gang is None else None
 
 
 def gang_failed(context: Context) -> Decision | None:
-    """Fail the job where the failure policy allows no other attempt."""
+    """Fail the job if the failure policy does not allow another attempt."""
     return _failed(context)
 
 
@@ -89,7 +89,7 @@ def _failed(context: Context) -> Decision | None:
 
 
 def backing_off(context: Context) -> Decision | None:
-    """Wait before the next attempt, longer with each failure in a row."""
+    """Wait before the next attempt, longer after each failure in a row."""
     end, wait = context.end, context.backoff
     if end is None or wait is None:
         return None
@@ -98,7 +98,7 @@ def backing_off(context: Context) -> Decision | None:
 
 
 def gang_exists(context: Context) -> Decision | None:
-    """Keep a gang that lives going, unless one of another size is to follow it."""
+    """Keep the gang running, unless it is being resized."""
     if context.gang is None or context.end is not None or context.outlook.nodes is not None:
         return None
     outlook = context.outlook
