@@ -34,7 +34,7 @@ the launcher and the other programs of a job read.
 
 """
 _SECTIONS = (
-    ("Workers", (contract.LAUNCHER, contract.TORCHRUN, contract.USER)),
+    ("Training pods", (contract.LAUNCHER, contract.TORCHRUN, contract.USER)),
     ("Ranks", (contract.RANK,)),
     ("Sync pods", (contract.SYNC,)),
     ("Serve pods", (contract.SERVE,)),
