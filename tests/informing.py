@@ -44,21 +44,21 @@ class Clock:
 
 @dataclass
 class Observed:
-    """Counts what an observer is told."""
+    """Records the calls of an observer."""
 
-    told: list[tuple[object, ...]] = field(default_factory=list)
+    calls: list[tuple[object, ...]] = field(default_factory=list)
 
     def synced(self, resource: str, objects: int) -> None:
-        self.told.append(("synced", resource, objects))
+        self.calls.append(("synced", resource, objects))
 
     def changed(self, resource: str) -> None:
-        self.told.append(("changed", resource))
+        self.calls.append(("changed", resource))
 
     def faulted(self, resource: str) -> None:
-        self.told.append(("faulted", resource))
+        self.calls.append(("faulted", resource))
 
     def interrupted(self, resource: str, reason: str, relist: bool) -> None:
-        self.told.append(("interrupted", resource, reason, relist))
+        self.calls.append(("interrupted", resource, reason, relist))
 
 
 class Play:

@@ -153,7 +153,7 @@ class QueueWorld:
         assert self.queue is not None
         return [c.type for c in self.queue.status.conditions]
 
-    def made(self, kind: str, name: str) -> Any:
+    def get(self, kind: str, name: str) -> Any:
         assert self.extras is not None
         return self.extras[kind, name]
 

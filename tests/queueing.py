@@ -50,12 +50,12 @@ def request(
     )
 
 
-def holds(
-    name: str, queue: str, nodes: int = 1, gpus: int = 8, *, held: float = 0, **fields: Any
+def admitted_workload(
+    name: str, queue: str, nodes: int = 1, gpus: int = 8, *, admitted_for: float = 0, **fields: Any
 ) -> Workload:
-    """Admitted `held` seconds ago for all that it asks for, unless `admitted` says otherwise."""
-    fields = {"admitted": nodes, "since": NOW - timedelta(seconds=held), **fields}
-    return request(name, queue, nodes, gpus, age=held, **fields)
+    """Admitted `admitted_for` seconds ago, with all its nodes unless `admitted` is given."""
+    fields = {"admitted": nodes, "since": NOW - timedelta(seconds=admitted_for), **fields}
+    return request(name, queue, nodes, gpus, age=admitted_for, **fields)
 
 
 def decide(

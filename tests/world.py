@@ -216,8 +216,8 @@ class World:
                 return plan
         raise AssertionError(f"no rest after ten reconciles: {plan}")
 
-    def told(self) -> Plan:
-        """Settle, and once more when the workers have been told everything twice."""
+    def settle_twice(self) -> Plan:
+        """Settle, and once more after REPEAT_SECONDS, when every annotation has been written twice."""
         self.settle()
         self.pass_time(seconds=REPEAT_SECONDS)
         return self.settle()

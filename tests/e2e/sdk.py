@@ -61,7 +61,7 @@ class Laptop:
 
     def run(self, text: str) -> str:
         """A script to its end; what it printed."""
-        return said(self.script(text))
+        return output_of(self.script(text))
 
     def deliver(self, way: str) -> None:
         """How the queue's workers get the workspace: shared or direct."""
@@ -82,7 +82,7 @@ class Laptop:
         return self.space.kubectl(*words).split()
 
 
-def said(process: "subprocess.Popen[str]") -> str:
+def output_of(process: "subprocess.Popen[str]") -> str:
     out, err = process.communicate(timeout=SECONDS)
     print(out, err, sep="\n")
     assert process.returncode == 0, err

@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from e2e.sdk import HEAD, Laptop, laptop, ray_image, said  # noqa: F401  fixtures
+from e2e.sdk import HEAD, Laptop, laptop, output_of, ray_image  # noqa: F401  fixtures
 from e2e.space import until
 
 DDP = """
@@ -146,7 +146,7 @@ def test_a_pod_that_is_taken_away_is_called_again(laptop: Laptop, index: int) ->
     assert any("BEGUN 0" in line for line in iter(script.stdout.readline, ""))
     pod = next(pod for pod in laptop.pods() if re.search(rf"-{index}-\w{{5}}$", pod))
     laptop.space.kubectl("delete", pod, "--wait=false")
-    assert "RESULTS [['1', '0'], ['1', '1']]" in said(script)
+    assert "RESULTS [['1', '0'], ['1', '1']]" in output_of(script)
 
 
 @pytest.mark.long
@@ -167,7 +167,7 @@ def test_two_calls_at_the_same_time(laptop: Laptop) -> None:  # noqa: F811
     """
     first, second = laptop.script(text), laptop.script(text)
     for script in (first, second):
-        assert "RESULTS [1, 2]" in said(script)
+        assert "RESULTS [1, 2]" in output_of(script)
     assert len(laptop.jobs()) == 4
 
 
@@ -216,15 +216,15 @@ def test_apps_and_several_functions_of_a_file(laptop: Laptop) -> None:  # noqa: 
     (laptop.directory / "say.py").write_text(
         "import os\nprint('APP', os.environ['RANK'], flush=True)\n"
     )
-    out = said(laptop.start("python3", "-m", "torchrun_sdk.cli", "run", "python3", "app.py"))
+    out = output_of(laptop.start("python3", "-m", "torchrun_sdk.cli", "run", "python3", "app.py"))
     assert {"APP 0", "APP 1"} <= set(re.findall(r"APP \d", out))
-    names = said(laptop.start("python3", "-m", "torchrun_sdk.cli", "deploy", "app.py")).split()
+    names = output_of(laptop.start("python3", "-m", "torchrun_sdk.cli", "deploy", "app.py")).split()
     assert [name.rpartition("-")[0] for name in names] == ["ddp", "train", "evaluate"]
     for name in names:
         laptop.space.wait_phase(name, "Succeeded")
-    listed = said(laptop.start("python3", "-m", "torchrun_sdk.cli", "list"))
+    listed = output_of(laptop.start("python3", "-m", "torchrun_sdk.cli", "list"))
     assert all(name in listed for name in names)
-    said(laptop.start("python3", "-m", "torchrun_sdk.cli", "down", *names))
+    output_of(laptop.start("python3", "-m", "torchrun_sdk.cli", "down", *names))
     assert len(laptop.jobs()) == 1
 
 

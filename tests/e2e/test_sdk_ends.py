@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from e2e.sdk import Laptop, laptop, said  # noqa: F401  a fixture
+from e2e.sdk import Laptop, laptop, output_of  # noqa: F401  a fixture
 from e2e.space import until
 
 pytestmark = pytest.mark.long
@@ -56,7 +56,7 @@ def test_an_eviction_is_told(laptop: Laptop) -> None:  # noqa: F811
     status = {"status": {"phase": "Failed", "reason": "Evicted", "message": message}}
     words = ("patch", laptop.pods()[1], "--subresource=status", "--type=merge")
     laptop.space.kubectl(*words, "--patch", json.dumps(status))
-    assert re.search(r"CAUGHT fills-\w+: Evicted: .*scratch.*exceeds", said(script))
+    assert re.search(r"CAUGHT fills-\w+: Evicted: .*scratch.*exceeds", output_of(script))
 
 
 SLOW = """
@@ -84,8 +84,8 @@ def test_a_client_comes_back_for_the_results(laptop: Laptop) -> None:  # noqa: F
     assert f"RESULTS {results}" in out
     laptop.space.wait_phase(job, "Succeeded")
     kt = ("python3", "-m", "torchrun_sdk.cli")
-    assert json.loads(said(laptop.start(*kt, "results", job))) == results
-    assert "BEGUN" in said(laptop.start(*kt, "logs", job))
+    assert json.loads(output_of(laptop.start(*kt, "results", job))) == results
+    assert "BEGUN" in output_of(laptop.start(*kt, "logs", job))
     assert laptop.jobs()[0]["spec"]["reliability"]["ttlSecondsAfterFinished"] == 24 * 3600
 
 
@@ -156,5 +156,5 @@ def test_a_cell_of_a_notebook_is_called(laptop: Laptop) -> None:  # noqa: F811
     """
     (laptop.directory / "session").write_text(textwrap.dedent(session).lstrip())
     ipython = "python3 -m IPython --simple-prompt --no-banner --quick < session"
-    out = said(laptop.start("sh", "-c", ipython))
+    out = output_of(laptop.start("sh", "-c", ipython))
     assert "RESULTS [[1.5, '0'], [1.5, '1']]" in out

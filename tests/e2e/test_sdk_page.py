@@ -9,7 +9,7 @@ import textwrap
 import pytest
 
 from e2e.cluster import ROOT
-from e2e.sdk import Laptop, laptop, ray_image, said  # noqa: F401  fixtures
+from e2e.sdk import Laptop, laptop, output_of, ray_image  # noqa: F401  fixtures
 
 PAGE = ROOT.parent / "shared" / "mission" / "004_b9438f88b3f361f4.txt"
 pytestmark = [
@@ -40,7 +40,7 @@ def write(where: Laptop, text: str, *, kt: bool = False) -> None:
 
 def test_basic_usage(laptop: Laptop) -> None:  # noqa: F811
     write(laptop, block("### Basic Usage") + "\nprint('RESULTS', sorted(results))\n")
-    out = said(laptop.start("python3", "my_script.py"))
+    out = output_of(laptop.start("python3", "my_script.py"))
     results = re.search(r"RESULTS (.*)", out)[1]
     assert re.findall(r"Rank (\d)/4 initialized on \S+", results) == ["0", "1", "2", "3"]
 
@@ -50,7 +50,9 @@ def test_custom_launch_command(laptop: Laptop) -> None:  # noqa: F811
     # One write a line: 32 processes share a log.
     said_by_rank = "import os, sys\nsys.stdout.write('APP ' + os.environ['RANK'] + chr(10))\n"
     (laptop.directory / "train.py").write_text(said_by_rank)
-    out = said(laptop.start("python3", "-m", "torchrun_sdk.cli", "run", "python", "my_script.py"))
+    out = output_of(
+        laptop.start("python3", "-m", "torchrun_sdk.cli", "run", "python", "my_script.py")
+    )
     assert {int(rank) for rank in re.findall(r"APP (\d+)", out)} == set(range(32))
 
 
@@ -59,7 +61,7 @@ def test_ray_clusters(laptop: Laptop, ray_image: str) -> None:  # noqa: F811
     laptop.image = ray_image
     text = block("### Usage").replace("def run_ray_job():", "def run_ray_job():\n    import ray")
     write(laptop, text + "\nprint('RESULTS', len(result), result[99])\n")
-    out = said(laptop.start("python3", "my_script.py"))
+    out = output_of(laptop.start("python3", "my_script.py"))
     assert "RESULTS 100 Task 99 on GPU" in out
 
 
@@ -68,17 +70,17 @@ def test_peer_discovery(laptop: Laptop) -> None:  # noqa: F811
     text = f"def peers():\n{body}\n    return ips\n"
     text += "print('RESULTS', kt.fn(peers).to(kt.Compute()).distribute(workers=4)()[0])\n"
     write(laptop, text, kt=True)
-    out = said(laptop.start("python3", "my_script.py"))
+    out = output_of(laptop.start("python3", "my_script.py"))
     assert len(re.findall(r"10\.244\.0\.\d+", out.partition("RESULTS")[2])) == 4
 
 
 def test_decorators(laptop: Laptop) -> None:  # noqa: F811
     write(laptop, block("## The `@distribute` Decorator"), kt=True)
-    names = said(laptop.start("python3", "-m", "torchrun_sdk.cli", "deploy", "my_script.py"))
+    names = output_of(laptop.start("python3", "-m", "torchrun_sdk.cli", "deploy", "my_script.py"))
     (name,) = names.split()
     laptop.space.wait_phase(name, "Succeeded")
 
 
 def test_shared_storage(laptop: Laptop) -> None:  # noqa: F811
     write(laptop, block("## Shared Storage for Distributed Training"), kt=True)
-    said(laptop.start("python3", "my_script.py"))
+    output_of(laptop.start("python3", "my_script.py"))

@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from e2e.sdk import Laptop, laptop, ray_image, said  # noqa: F401  fixtures
+from e2e.sdk import Laptop, laptop, output_of, ray_image  # noqa: F401  fixtures
 from e2e.space import until
 
 pytestmark = pytest.mark.long
@@ -136,13 +136,13 @@ OTHERS = """
 
 
 def test_another_program_finds_the_pods(laptop: Laptop) -> None:  # noqa: F811
-    said(laptop.script(OTHERS, words=("1",)))
-    assert "RETURNED [2, " in said(laptop.script(OTHERS, words=("2",)))
+    output_of(laptop.script(OTHERS, words=("1",)))
+    assert "RETURNED [2, " in output_of(laptop.script(OTHERS, words=("2",)))
     assert len(laptop.jobs()) == 1
     # Two at once: one of them makes pods of its own.
     both = [laptop.script(OTHERS, words=(word,)) for word in ("3", "4")]
     for number, script in enumerate(both, 3):
-        assert f"RETURNED [{number}, " in said(script)
+        assert f"RETURNED [{number}, " in output_of(script)
     assert len(laptop.jobs()) == 2
 
 
@@ -163,7 +163,7 @@ def test_a_lost_pod_is_replaced_and_the_call_brought_again(laptop: Laptop) -> No
     assert script.stdout is not None
     assert any("BEGUN 1 0" in line for line in iter(script.stdout.readline, ""))
     laptop.space.kubectl("delete", laptop.pods()[0], "--wait=false")
-    assert "SECOND [[1, '1', '0'], [1, '1', '1']]" in said(script)
+    assert "SECOND [[1, '1', '0'], [1, '1', '1']]" in output_of(script)
 
 
 def test_the_idle_time_ends_by_itself(laptop: Laptop) -> None:  # noqa: F811

@@ -105,7 +105,7 @@ def tenures(writes: Iterable[Write]) -> Iterator[Tenure]:
         yield Tenure(holder, since, float("inf"))
 
 
-def made(writes: Iterable[Write], resource: str) -> Counter[str]:
+def count_creations(writes: Iterable[Write], resource: str) -> Counter[str]:
     """How often each object was created.
 
     What was given up (504, as its process was gone) may have been carried out all the same: it was

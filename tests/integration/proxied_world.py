@@ -25,7 +25,7 @@ from faults.cluster import JOBS, PODS, TORCHRUN_JOBS, TORCHRUN_QUEUES
 from faults.faults import Point
 from faults.simulation import Scenario, Stuck
 from faults.store import Resource
-from integration.audit import AuditLog, Write, made, without_lease
+from integration.audit import AuditLog, Write, count_creations, without_lease
 from integration.controller_process import Api
 from integration.fault_proxy import FaultProxy
 from integration.proxied_faults import SingleFault
@@ -185,7 +185,7 @@ def play(
         for replica in world.replicas.all:
             replica.through(proxy.kubeconfig)
         stack.enter_context(verdict.watching())
-        stack.enter_context(world.replicas.kept())
+        stack.enter_context(world.replicas.running_with_restarts())
         asyncio.run(_scenario(world, scenario, wanted, wrong))
         state = world.state()
         wrong += verdict.wrong
@@ -229,5 +229,9 @@ def _kill(world: World, who: str) -> None:
 
 
 def _of_writes(writes: list[Write]) -> list[str]:
-    twice = [f"{name} was made twice" for name, count in made(writes, "jobs").items() if count > 1]
+    twice = [
+        f"{name} was made twice"
+        for name, count in count_creations(writes, "jobs").items()
+        if count > 1
+    ]
     return twice + [f"{w.who} wrote {w.name} without the lease" for w in without_lease(writes)]

@@ -49,14 +49,14 @@ class Replicas:
             yield self
 
     @contextmanager
-    def kept(self) -> Iterator["Replicas"]:
-        """The same, and whoever ends is started again at once, as by a kubelet."""
+    def running_with_restarts(self) -> Iterator["Replicas"]:
+        """The same; a replica that exits is started again at once, as by a kubelet."""
         with self.running(), repeating(self.revive, 0.2):
             yield self
 
     @property
     def holder(self) -> str:
-        """Whom the lease names."""
+        """The holder that the lease names."""
         holder: str = (self._api.get(self._lease) or {}).get("spec", {}).get("holderIdentity", "")
         return holder
 
@@ -68,8 +68,8 @@ class Replicas:
             if not holder or holder == other_than:
                 return None
             for replica in self.all:
-                words = {line["message"]: line for line in replica.lines()}
-                if "works" in words and words["serves"]["identity"] == holder:
+                lines = {line["message"]: line for line in replica.lines()}
+                if "works" in lines and lines["serves"]["identity"] == holder:
                     return replica if replica.is_running() else None
             return None
 

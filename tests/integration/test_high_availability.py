@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.audit import AuditLog, Write, made, tenures, without_lease
+from integration.audit import AuditLog, Write, count_creations, tenures, without_lease
 from integration.background import repeating
 from integration.controller_process import eventually, install_crds
 from integration.relay import Relay
@@ -67,7 +67,7 @@ class Observed:
             lambda: {j["metadata"]["name"] for j in self._team.api.items(jobs)} == set(submitted),
         )
         writes = self.writes()
-        created = made(writes, "jobs")
+        created = count_creations(writes, "jobs")
         not_once = [w for w in writes if w.resource == "jobs" and created[w.name] != 1]
         assert not_once == []
         assert set(created) == set(submitted)

@@ -56,7 +56,7 @@ class Told:
             return await self.changes.get()
 
     def count(self, *what: object) -> int:
-        return sum(told[: len(what)] == what for told in self.observed.told)
+        return sum(call[: len(what)] == what for call in self.observed.calls)
 
 
 @pytest.fixture(autouse=True)

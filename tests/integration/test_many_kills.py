@@ -151,7 +151,7 @@ def test_the_leader_is_killed_again_and_again(
             stack.enter_context(History(api.client, kind, team.name).running())
             for kind in (TORCHRUN_JOBS, JOBS, PODS)
         )
-        stack.enter_context(replicas.kept())
+        stack.enter_context(replicas.running_with_restarts())
         stack.enter_context(life.going_on())
         for number in range(RUNNING * 6 // 5):  # some always are between two gangs
             failures = chance.choice((0, 0, 1, 2))

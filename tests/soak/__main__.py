@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from integration.audit import AuditLog, Write, made, without_lease
+from integration.audit import AuditLog, Write, count_creations, without_lease
 from integration.controller_process import Api, ControllerProcess, install_crds
 from integration.fault_proxy import FaultProxy
 from integration.replicas import Replicas, lasting
@@ -89,7 +89,7 @@ class Soak:
                 process.through(proxy.kubeconfig)
             for each in verdicts:
                 stack.enter_context(each.watching())
-            stack.enter_context(replicas.kept())
+            stack.enter_context(replicas.running_with_restarts())
             stack.enter_context(survivor.running())
             for life in lives:
                 stack.enter_context(life.going_on())
@@ -179,7 +179,7 @@ class Soak:
             "lost": lost,
             "duplicate": duplicate,
             "wrong": wrong,
-            "rss_trend": trend and trend.told(),
+            "rss_trend": trend and trend.as_dict(),
             "rss_mib": [
                 round(s.mib, 1) for s in chaos.samples[:: max(1, len(chaos.samples) // 60)]
             ],
@@ -222,7 +222,11 @@ def _of_writes(writes: list[Write]) -> list[str]:
     found = []
     for lease in set(led.values()):
         ours = [w for w in writes if led.get(w.who) == lease]
-        found += [f"{name} was made as {n} Jobs" for name, n in made(ours, "jobs").items() if n > 1]
+        found += [
+            f"{name} was made as {n} Jobs"
+            for name, n in count_creations(ours, "jobs").items()
+            if n > 1
+        ]
         found += [f"{w.who} wrote {w.name} without the lease" for w in without_lease(ours)]
     others = [w for w in writes if w.who not in led and w.resource != "leases" and w.code < 400]
     return found + [f"{w.who} wrote {w.name}, and never had the lease" for w in others]

@@ -36,8 +36,8 @@ class Trend(NamedTuple):
         """Whether zero lies in the interval, or memory shrinks."""
         return self.low <= 0
 
-    def told(self) -> dict[str, float | bool]:
-        """For a result; MiB and hours."""
+    def as_dict(self) -> dict[str, float | bool]:
+        """The values of a result, in MiB and hours."""
         named = {"per_hour": self.slope, "from": self.low, "to": self.high, "noise": self.noise}
         return {**{name: round(x, 2) for name, x in named.items()}, "is_flat": self.is_flat}
 

@@ -27,7 +27,7 @@ class TestFollowing:
             assert await harness.next() == ("update", "a", False)
             assert harness.informer.synced.is_set()
             assert harness.informer.store.resource_version == 10
-            assert harness.observed.told[:2] == [("synced", "pods", 1), ("changed", "pods")]
+            assert harness.observed.calls[:2] == [("synced", "pods", 1), ("changed", "pods")]
 
     async def test_clean_end_goes_on_without_a_list(self) -> None:
         first = sends(bookmark(9, end=True), added("a", 10), bookmark(12))
@@ -201,7 +201,7 @@ class TestMisbehavingServer:
             assert await harness.next() == ("add", "a", True)
             assert harness.clock.slept == [0.8]
             assert harness.queries[:3] == ["list", "9", "list"]
-            assert ("interrupted", "pods", "Refused", True) in harness.observed.told
+            assert ("interrupted", "pods", "Refused", True) in harness.observed.calls
 
     async def test_a_login_page_instead_of_a_list(self) -> None:
         async with informing(
@@ -217,7 +217,7 @@ class TestMisbehavingServer:
         login = sends(b"<html>\nPlease log in\n</html>\n")
         async with informing(login, gives(page([pod("a", 5)], 9))) as harness:
             assert await harness.next() == ("add", "a", True)
-            assert harness.observed.told.count(("faulted", "pods")) == 3
+            assert harness.observed.calls.count(("faulted", "pods")) == 3
 
     async def test_a_server_that_goes_away_is_asked_to_go_on(self) -> None:
         first = sends(bookmark(9, end=True))
@@ -258,7 +258,7 @@ class TestKnownFaults:
             play.server = harness.server
             assert await harness.next() == ("add", "a", False)
             assert harness.queries[:2] == ["list", "9"]
-            assert ("interrupted", "pods", "Silent", False) in harness.observed.told
+            assert ("interrupted", "pods", "Silent", False) in harness.observed.calls
 
     async def test_quiet_watch_taken_for_a_dead_one(self) -> None:
         """Not a word for 100 s, as of a kind without changes: heard again with each new watch."""
@@ -280,7 +280,7 @@ class TestKnownFaults:
                 async with asyncio.timeout(PATIENCE):
                     await again.wait()
             assert harness.informer.silence() == 0
-            assert ("interrupted", "pods", "Silent", False) in harness.observed.told
+            assert ("interrupted", "pods", "Silent", False) in harness.observed.calls
             assert [(line["log_level"], line["reason"]) for line in lines] == [("debug", "Silent")]
 
     async def test_410_retried_at_the_same_version(self) -> None:
@@ -335,13 +335,13 @@ class TestKnownFaults:
         async with informing(sends(bookmark(9, end=True), large, huge, added("a", 12))) as harness:
             assert await harness.next() == ("add", "large", False)
             assert await harness.next() == ("add", "a", False)
-            assert ("faulted", "pods") in harness.observed.told
+            assert ("faulted", "pods") in harness.observed.calls
 
     async def test_error_in_the_stream_that_ends_the_watcher(self) -> None:
         first = sends(bookmark(9, end=True), error(500, "InternalError", "etcd is away"))
         async with informing(first, sends(added("a", 10), bookmark(11, end=True))) as harness:
             assert await harness.next() == ("add", "a", True)
-            assert ("interrupted", "pods", "ServerError", True) in harness.observed.told
+            assert ("interrupted", "pods", "ServerError", True) in harness.observed.calls
 
     async def test_token_expiry(self) -> None:
         async def authorized(request: web.BaseRequest) -> web.StreamResponse:
@@ -362,7 +362,7 @@ class TestKnownFaults:
         async with informing(first) as harness:
             assert await harness.next() == ("add", "a", True)
             assert await harness.next() == ("add", "b", False)
-            assert harness.observed.told.count(("faulted", "pods")) == 2
+            assert harness.observed.calls.count(("faulted", "pods")) == 2
 
     async def test_bad_object_taken_for_a_deleted_one(self) -> None:
         first = sends(added("a", 5), bookmark(9, end=True), error(410, "Expired"))

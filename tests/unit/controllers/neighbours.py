@@ -39,7 +39,7 @@ class World:
         self.cache = Cache()
         self.present: dict[tuple[str, str], Observed] = {KEY: observed()}
         self.plan: Callable[[Observed], Plan] = lambda _: Plan()
-        self.seen: list[Observed] = []
+        self.observations: list[Observed] = []
         self.log: list[object] = []
         self.events: list[Event] = []
         self.failures: list[Exception] = []
@@ -66,7 +66,7 @@ class World:
 
     def decide(self, observed: Observed, now: datetime) -> Plan:
         assert now == NOW
-        self.seen.append(observed)
+        self.observations.append(observed)
         return self.plan(observed)
 
     async def apply(self, intent: Apply) -> WriteResult:

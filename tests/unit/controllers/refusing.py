@@ -30,7 +30,7 @@ class Cluster:
         self.world = world
         self.refuses: set[tuple[str, str]] = set()
         self.forbids_deletes: set[tuple[str, str]] = set()
-        self.asked: list[tuple[str, str]] = []  # every apply and delete that was sent
+        self.requests: list[tuple[str, str]] = []  # every apply and delete that was sent
         self.events: list[Event] = []
         metrics = Metrics(CollectorRegistry())
         expectations: Expectations[tuple[str, str]] = Expectations(lambda _: {}, self.clock)
@@ -60,7 +60,7 @@ class Cluster:
             self.world.now += timedelta(minutes=1)
 
     async def apply(self, intent: Apply) -> WriteResult:
-        self.asked.append((intent.kind.kind, intent.name))
+        self.requests.append((intent.kind.kind, intent.name))
         if (intent.kind.kind, intent.name) in self.refuses:
             rejection = Rejection(intent.kind.resource, intent.name, QUOTA)
             raise RejectedError(rejection, permanent=False)
@@ -68,7 +68,7 @@ class Cluster:
         return WriteResult(intent.kind, intent.name, "u", "", created=not intent.uid)
 
     async def delete(self, delete: Delete) -> WriteResult | None:
-        self.asked.append((delete.kind.kind, delete.name))
+        self.requests.append((delete.kind.kind, delete.name))
         if (delete.kind.kind, delete.name) in self.forbids_deletes:
             raise ApiError(403, "Forbidden", f"{delete.name} may not be deleted")
         self.world.write(delete)

@@ -61,7 +61,7 @@ async def test_an_empty_plan_writes_nothing(world: World) -> None:
 async def test_a_job_that_is_gone_is_forgotten(world: World) -> None:
     world.present.clear()
     assert await world.reconciler.attempt(KEY) == Done()
-    assert world.seen == []
+    assert world.observations == []
 
 
 async def test_deadlines_come_from_the_plan(world: World) -> None:
@@ -73,7 +73,7 @@ async def test_nothing_is_decided_before_the_cache_shows_our_own_write(world: Wo
     world.plan = lambda _: Plan(applies=(SERVICE,))
     await world.reconciler.attempt(KEY)
     assert isinstance(await world.reconciler.attempt(KEY), Behind)
-    assert len(world.seen) == 1
+    assert len(world.observations) == 1
     world.cache.resource_version = 1
     assert await world.reconciler.attempt(KEY) == Done()
 
@@ -186,7 +186,7 @@ class TestObstacles:
         world.plan = waiting_for
         world.failures = [NameConflictError(CONFLICT)]
         assert await world.reconciler.attempt(KEY) == RequeueAfter(CONFLICT_RETRY)
-        assert world.seen[-1].refused.conflicts == (CONFLICT,)
+        assert world.observations[-1].refused.conflicts == (CONFLICT,)
         assert world.log == [status("Pending", "blocked")]
 
     async def test_nothing_is_touched_meanwhile(self, world: World) -> None:
@@ -210,7 +210,7 @@ class TestObstacles:
         error = RejectedError(REJECTION, permanent=True)
         world.failures = [error]
         assert await world.reconciler.attempt(KEY) == Terminal(error, REJECTED_RETRY)
-        assert world.seen[-1].refused.rejections == (REJECTION,)
+        assert world.observations[-1].refused.rejections == (REJECTION,)
         world.cache.resource_version = 100
         world.time += 10
         assert await world.reconciler.attempt(KEY) == RequeueAfter(REJECTED_RETRY - 10)
@@ -389,7 +389,7 @@ class TestSettling:
                 world.queue.shut_down()
                 release.set()
         assert world.log == [SERVICE], "what is in work is finished"
-        assert len(world.seen) == 1, "what waits is not begun"
+        assert len(world.observations) == 1, "what waits is not begun"
 
 
 async def test_waits_are_measured_when_they_end(world: World) -> None:

@@ -49,7 +49,7 @@ class World:
         self.cache = Cache()
         self.queue: TorchrunQueue | None = make_trq()
         self.plan: Callable[[ObservedQueue], QueuePlan] = lambda _: QueuePlan()
-        self.seen: list[ObservedQueue] = []
+        self.observations: list[ObservedQueue] = []
         self.log: list[object] = []
         self.events: list[Event] = []
         self.failures: dict[str, Exception] = {}  # by the name of the object
@@ -74,7 +74,7 @@ class World:
 
     def decide(self, observed: ObservedQueue, now: datetime) -> QueuePlan:
         assert now == NOW
-        self.seen.append(observed)
+        self.observations.append(observed)
         return self.plan(observed)
 
     async def dry_run(self, intent: Apply) -> None:
@@ -122,7 +122,7 @@ async def test_a_plan_is_carried_out_in_its_order(world: World) -> None:
 async def test_a_queue_that_is_gone_is_forgotten(world: World) -> None:
     world.queue = None
     assert await world.reconciler.attempt(KEY) == Done()
-    assert world.seen == []
+    assert world.observations == []
 
 
 async def test_a_status_follows_the_finalizer_once_the_cache_shows_it(world: World) -> None:
@@ -159,17 +159,19 @@ class TestTrials:
         assert await world.reconciler.attempt(KEY) == (
             Done() if good else RequeueAfter(REFUSED_RETRY)
         )
-        verdict = world.seen[-1].template_check
+        verdict = world.observations[-1].template_check
         assert verdict is not None
         assert (verdict.generation, verdict.accepted) == (1, accepted)
         assert verdict.message == ("" if failure is None else str(failure))
         await world.reconciler.attempt(KEY)
-        assert len(world.seen) == 3, "it is remembered"
+        assert len(world.observations) == 3, "it is remembered"
         world.failures = {}
         world.time += REFUSED_RETRY
         assert await world.reconciler.attempt(KEY) == Done()
-        assert len(world.seen) == (4 if good else 5), "a refusal may have been a policy's mood"
-        assert world.seen[-1].template_check == TemplateCheck(1, "True")
+        assert len(world.observations) == (4 if good else 5), (
+            "a refusal may have been a policy's mood"
+        )
+        assert world.observations[-1].template_check == TemplateCheck(1, "True")
 
     async def test_a_server_that_does_not_answer_gives_none(self, world: World) -> None:
         world.plan = lambda seen: QueuePlan(trial=TRIAL)
@@ -183,7 +185,7 @@ class TestTrials:
         assert world.queue is not None
         world.queue = replace(world.queue, metadata=replace(world.queue.metadata, generation=2))
         await world.reconciler.attempt(KEY)
-        assert world.seen[-1].template_check == TemplateCheck(2, "True")
+        assert world.observations[-1].template_check == TemplateCheck(2, "True")
         assert world.log == [TRIAL, TRIAL]
 
 
@@ -217,7 +219,7 @@ class TestRefusals:
         world.plan, world.failures = self.insisting, {"settings": failure}
         assert await world.reconciler.attempt(KEY) == RequeueAfter(REFUSED_RETRY)
         assert world.log == [OTHER, TorchrunQueueStatus(phase="Updating")]
-        assert world.seen[-1].refused == {("configmaps", "settings"): "not so"}
+        assert world.observations[-1].refused == {("configmaps", "settings"): "not so"}
 
     async def test_it_is_tried_again_after_a_minute(self, world: World) -> None:
         world.plan, world.failures = self.insisting, {"settings": rejected(permanent=True)}

@@ -41,7 +41,7 @@ async def test_it_is_tried_once_a_minute_and_the_warning_goes_with_it() -> None:
     cluster = cluster_of()
     for _ in range(50):
         await cluster.attempt()
-    assert cluster.asked.count(SERVICE) == 2
+    assert cluster.requests.count(SERVICE) == 2
     cluster.refuses = set()
     cluster.world.pass_time(minutes=1)
     await cluster.attempt()
@@ -130,7 +130,7 @@ async def test_a_pod_that_may_not_be_deleted_does_not_silence_the_end() -> None:
     assert f"delete pods {second}" in cluster.world.condition("WritesAccepted").message
     assert "Forbidden" in {event.reason for event in cluster.events}
     await cluster.attempt()
-    assert cluster.asked.count(("Pod", second)) == 1
+    assert cluster.requests.count(("Pod", second)) == 1
     cluster.forbids_deletes = set()
     cluster.world.pass_time(minutes=1)
     await cluster.attempt()
@@ -150,7 +150,7 @@ async def test_a_job_that_may_not_be_deleted_is_told_of_while_the_suspension_wai
     await cluster.attempt()
     assert cluster.world.job.status.reason == "Suspending"
     assert "delete jobs.batch train" in cluster.world.condition("WritesAccepted").message
-    assert cluster.asked.count(("Job", "train")) == 1
+    assert cluster.requests.count(("Job", "train")) == 1
 
 
 async def test_a_gang_is_never_created_without_what_it_needs() -> None:
@@ -158,7 +158,7 @@ async def test_a_gang_is_never_created_without_what_it_needs() -> None:
     cluster = Cluster(world)
     cluster.refuses = {SERVICE}
     await cluster.attempts(minutes=5)
-    assert {kind for kind, _ in cluster.asked} == {"Service"}
+    assert {kind for kind, _ in cluster.requests} == {"Service"}
     assert (world.phase, world.gangs) == ("Pending", [])
 
 
@@ -166,7 +166,7 @@ class Taken(Cluster):
     """Every name of a child Job is held by somebody else."""
 
     async def apply(self, intent: Apply) -> WriteResult:
-        self.asked.append((intent.kind.kind, intent.name))
+        self.requests.append((intent.kind.kind, intent.name))
         if intent.kind is not JOBS:
             return await super().apply(intent)
         raise NameConflictError(Conflict(intent.kind.resource, intent.name, "another's"))
@@ -181,6 +181,6 @@ async def test_taken_names_are_found_a_few_in_each_attempt() -> None:
     world.all_workers("Failed")
     cluster = Taken(world)
     assert await cluster.attempt() == RequeueAfter(STATUS_INTERVAL)
-    assert len(cluster.asked) == MAX_ROUNDS
+    assert len(cluster.requests) == MAX_ROUNDS
     await cluster.attempt()
-    assert len(set(cluster.asked)) == len(cluster.asked) == 2 * MAX_ROUNDS
+    assert len(set(cluster.requests)) == len(cluster.requests) == 2 * MAX_ROUNDS

@@ -115,7 +115,7 @@ class GitServer:
     cut: int = 0
     redirect: str = ""
     version: int = 2
-    seen: list[str] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
 
     def url(self, name: str) -> str:
@@ -136,7 +136,7 @@ def serving(
 
 
 def _answer(handler: BaseHTTPRequestHandler, state: GitServer) -> None:
-    state.seen.append(handler.path)
+    state.paths.append(handler.path)
     path, _, query = handler.path.partition("?")
     if state.redirect:
         handler.send_response(302)

@@ -83,7 +83,7 @@ class Gateway:
 
     answer: Answer
     port: int = 0
-    seen: list[Request] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
 
     def url(self, path: str) -> str:
         return f"http://127.0.0.1:{self.port}/{path}"
@@ -98,7 +98,7 @@ def serving(
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
         request = _read(handler)
-        state.seen.append(request)
+        state.requests.append(request)
         reply = state.answer(request)
         handler.send_response_only(reply.status)
         for name, value in {"Content-Length": str(len(reply.body)), **reply.headers}.items():

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from queueing import NOW, admitted, decide, holds, nodes, queue, request
+from queueing import NOW, admitted, admitted_workload, decide, nodes, queue, request
 from torchrun_controller.reconcile.admission.coordinator import admit
 from torchrun_controller.reconcile.admission.model import ClusterState, Decisions, Workload
 
@@ -14,7 +14,10 @@ PROD = (
 OTHER = replace(queue("a", quota={"gpus": 1_000_000}, cohort="lab"), namespace="other")
 # Eight nodes: queue a uses its own four, and four that it borrows of b.
 RUNNING = tuple(
-    replace(holds(f"prod-{i}", "a", held=i, placed={f"n{i:03}": 1}), namespace="prod")
+    replace(
+        admitted_workload(f"prod-{i}", "a", admitted_for=i, placed={f"n{i:03}": 1}),
+        namespace="prod",
+    )
     for i in range(8)
 )
 
@@ -66,10 +69,10 @@ def test_priorities_of_different_queues_are_not_compared():
         queue("c", quota={"gpus": 16}, cohort="lab"),
     ]
     running = [
-        holds("a-old", "a", held=9, priority=1_000_000),
-        holds("a-young", "a", held=1, priority=1_000_000),
-        holds("b-old", "b", held=8),
-        holds("b-young", "b", held=2),
+        admitted_workload("a-old", "a", admitted_for=9, priority=1_000_000),
+        admitted_workload("a-young", "a", admitted_for=1, priority=1_000_000),
+        admitted_workload("b-old", "b", admitted_for=8),
+        admitted_workload("b-young", "b", admitted_for=2),
     ]
     decisions = decide(nodes(4), queues, *running, request("mine", "c"))
     assert [one.uid for one in decisions.preemptions] == ["a-young"]

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import asdict, replace
 
-from queueing import GPU, NOW, holds, node, queue, request
+from queueing import GPU, NOW, admitted_workload, node, queue, request
 from torchrun_controller.reconcile.admission.coordinator import admit
 from torchrun_controller.reconcile.admission.model import ClusterState, Decisions
 from torchrun_controller.reconcile.admission.quota import RESOURCES, usage_of
@@ -33,7 +33,7 @@ def queues(draw, name):
 
 @st.composite
 def requests(draw, number, names):
-    kind = draw(st.sampled_from([request, request, holds]))
+    kind = draw(st.sampled_from([request, request, admitted_workload]))
     nodes = draw(st.integers(1, 3))
     made = kind(
         f"j{number}",

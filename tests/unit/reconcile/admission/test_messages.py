@@ -1,13 +1,15 @@
 """Why a workload waits, as its status shows it."""
 
-from queueing import NOW, decide, holds, nodes, queue, request
+from queueing import NOW, admitted_workload, decide, nodes, queue, request
 from torchrun_controller.reconcile.admission.coordinator import admit
 from torchrun_controller.reconcile.admission.model import ClusterState
 
 
 def test_the_head_says_what_it_lacks_and_the_others_that_they_wait():
     asked = [request(f"j{i:03}", "research", 2, age=999 - i) for i in range(30)]
-    pending = decide(nodes(2), [queue("research")], holds("x", "research"), *asked).pending
+    pending = decide(
+        nodes(2), [queue("research")], admitted_workload("x", "research"), *asked
+    ).pending
     assert pending["j000"].message == (
         "needs 16 GPUs on 2 nodes: room for 1 of 2 pods on nodes that are ready"
     )
@@ -30,8 +32,8 @@ def test_messages_stay_while_others_start():
 def test_a_head_without_room_in_its_quota_promises_no_time_while_others_stop():
     # Nodes are missing as well, so it is not nominated.
     running = [
-        holds("stops", "a", preempted_for="deleted", placed={"n000": 1}),
-        holds("other", "b", placed={"n001": 1}),
+        admitted_workload("stops", "a", preempted_for="deleted", placed={"n000": 1}),
+        admitted_workload("other", "b", placed={"n001": 1}),
     ]
     queues = [queue("a", quota={"gpus": 16}), queue("b")]
     status = decide(nodes(2), queues, *running, request("j", "a", 2)).pending["j"]

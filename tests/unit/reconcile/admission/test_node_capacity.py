@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from queueing import GPU, admitted, decide, holds, node, nodes, queue, request
+from queueing import GPU, admitted, admitted_workload, decide, node, nodes, queue, request
 
 
 def placement(machines, *requests):
@@ -11,7 +11,7 @@ def placement(machines, *requests):
 
 
 def test_pods_share_nodes_and_the_fullest_node_comes_first():
-    running = holds("r", "a", 1, 4, placed={"n001": 1})
+    running = admitted_workload("r", "a", 1, 4, placed={"n001": 1})
     assert placement(nodes(3), running, request("j", "a", 3, 2)) == {"j": {"n001": 2, "n000": 1}}
 
 
@@ -49,14 +49,14 @@ def test_unusable_nodes_and_those_that_do_not_match_take_nothing():
 
 
 def test_pods_on_nodes_that_are_gone_or_unusable_take_no_room_elsewhere():
-    running = holds("r", "a", 2, placed={"gone": 1, "n0": 1})
+    running = admitted_workload("r", "a", 2, placed={"gone": 1, "n0": 1})
     machines = (node("n0", usable=False), node("n1"))
     assert placement(machines, running, request("j", "a")) == {"j": {"n1": 1}}
 
 
 def test_jobs_without_gpus_say_how_many_pods_fit():
     machine = replace(node("n0"), allocatable={"cpu": 1000})
-    running = holds("r", "b", 1, 0, placed={"n0": 1})
+    running = admitted_workload("r", "b", 1, 0, placed={"n0": 1})
     wait = decide((machine,), [queue("a")], running, request("j", "a", 1, 0)).pending["j"]
     assert wait.message == "needs 1 node: room for 0 of 1 pods on nodes that are ready"
 

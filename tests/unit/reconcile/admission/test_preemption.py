@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from queueing import admitted, decide, holds, nodes, queue, request
+from queueing import admitted, admitted_workload, decide, nodes, queue, request
 
 
 def preempted(decisions):
@@ -11,10 +11,10 @@ def preempted(decisions):
 
 def test_less_important_jobs_of_the_own_queue_leave_the_youngest_first():
     running = [
-        holds("old", "a", held=300),
-        holds("young", "a", held=100),
-        holds("better", "a", held=1, priority=1),
-        holds("other", "b", held=1),
+        admitted_workload("old", "a", admitted_for=300),
+        admitted_workload("young", "a", admitted_for=100),
+        admitted_workload("better", "a", admitted_for=1, priority=1),
+        admitted_workload("other", "b", admitted_for=1),
     ]
     decisions = decide(
         nodes(4), [queue("a"), queue("b")], *running, request("vip", "a", priority=9)
@@ -31,7 +31,7 @@ def test_less_important_jobs_of_the_own_queue_leave_the_youngest_first():
 
 
 def test_nobody_leaves_where_that_is_not_enough():
-    running = [holds("low", "a"), holds("other", "b", 3)]
+    running = [admitted_workload("low", "a"), admitted_workload("other", "b", 3)]
     decisions = decide(
         nodes(4), [queue("a"), queue("b")], *running, request("vip", "a", 2, priority=9)
     )
@@ -40,7 +40,7 @@ def test_nobody_leaves_where_that_is_not_enough():
 
 
 def test_equals_do_not_leave():
-    decisions = decide(nodes(1), [queue("a")], holds("r", "a"), request("j", "a"))
+    decisions = decide(nodes(1), [queue("a")], admitted_workload("r", "a"), request("j", "a"))
     assert preempted(decisions) == []
 
 
@@ -48,15 +48,15 @@ def test_only_jobs_on_nodes_that_help_leave():
     machines = nodes(2)
     machines = (replace(machines[0], labels={"zone": "x"}), machines[1])
     running = [
-        holds("elsewhere", "a", held=1, placed={"n001": 1}),
-        holds("here", "a", held=99, placed={"n000": 1}),
+        admitted_workload("elsewhere", "a", admitted_for=1, placed={"n001": 1}),
+        admitted_workload("here", "a", admitted_for=99, placed={"n000": 1}),
     ]
     vip = request("vip", "a", priority=9, node_selector={"zone": "x"})
     assert preempted(decide(machines, [queue("a")], *running, vip)) == [("here", "vip")]
 
 
 def test_for_quota_jobs_on_any_node_leave():
-    running = [holds("low", "a", held=1, placed={"n001": 1})]
+    running = [admitted_workload("low", "a", admitted_for=1, placed={"n001": 1})]
     decisions = decide(
         nodes(9), [queue("a", quota={"jobs": 1})], *running, request("vip", "a", priority=1)
     )
@@ -64,7 +64,7 @@ def test_for_quota_jobs_on_any_node_leave():
 
 
 STOPPING = (
-    holds("stops", "a", preempted_for="vip", placed={"n000": 1}),
+    admitted_workload("stops", "a", preempted_for="vip", placed={"n000": 1}),
     request("vip", "a", priority=9, nominated=True, age=1),
 )
 
@@ -84,7 +84,7 @@ def test_freed_room_waits_for_whom_it_was_freed_for():
 
 def test_a_promise_is_void_where_nothing_is_freed_any_more():
     vip = STOPPING[1]
-    decisions = decide(nodes(1), [queue("a"), queue("b")], holds("r", "b"), vip)
+    decisions = decide(nodes(1), [queue("a"), queue("b")], admitted_workload("r", "b"), vip)
     assert not decisions.pending["vip"].nominated
     assert decisions.pending["vip"].reason == "WaitingForNodes"
 
@@ -98,8 +98,8 @@ def test_a_closed_queue_keeps_no_promise():
 def test_what_is_freed_for_nobody_is_enough():
     """The job that it was freed for is gone: nobody new has to leave for the next one."""
     running = [
-        holds("stops", "a", preempted_for="deleted", held=50),
-        holds("low", "a", held=1),
+        admitted_workload("stops", "a", preempted_for="deleted", admitted_for=50),
+        admitted_workload("low", "a", admitted_for=1),
     ]
     decisions = decide(nodes(2), [queue("a")], *running, request("vip", "a", priority=9))
     assert preempted(decisions) == []
@@ -108,7 +108,11 @@ def test_what_is_freed_for_nobody_is_enough():
 
 
 def test_two_heads_get_victims_of_their_own():
-    running = [holds("l1", "a", held=1), holds("l2", "a", held=2), holds("l3", "a", held=3)]
+    running = [
+        admitted_workload("l1", "a", admitted_for=1),
+        admitted_workload("l2", "a", admitted_for=2),
+        admitted_workload("l3", "a", admitted_for=3),
+    ]
     asked = [request("v1", "a", priority=9, age=9), request("v2", "a", priority=9, age=8)]
     decisions = decide(nodes(3), [queue("a")], *running, *asked)
     assert preempted(decisions) == [("l1", "v1"), ("l2", "v2")]
@@ -116,12 +120,12 @@ def test_two_heads_get_victims_of_their_own():
 
 def test_a_head_behind_a_reservation_may_preempt_where_that_holds_nobody_up():
     queues = [queue("a", 9), queue("b", 1)]
-    running = [holds("a-r", "a", 2, held=9), holds("b-low", "b", 1)]
+    running = [admitted_workload("a-r", "a", 2, admitted_for=9), admitted_workload("b-low", "b", 1)]
     asked = [request("a-head", "a", 3), request("b-vip", "b", priority=9)]
     decisions = decide(nodes(4), queues, *running, *asked)
     assert preempted(decisions) == [("b-low", "b-vip")]
     assert decisions.pending["a-head"].reason == "WaitingForNodes"
-    stops = holds("stops", "a", preempted_for="deleted", placed={"n003": 1})
+    stops = admitted_workload("stops", "a", preempted_for="deleted", placed={"n003": 1})
     wide = request("a-head", "a", 4)
     decisions = decide(nodes(5), queues, *running, stops, wide, asked[1])
     assert preempted(decisions) == [("b-low", "b-vip")]
@@ -133,21 +137,21 @@ def test_a_head_behind_a_reservation_may_preempt_where_that_holds_nobody_up():
 
 def test_what_is_being_preempted_holds_its_quota_until_it_is_gone():
     queues = [queue("a", quota={"gpus": 8})]
-    running = holds("stops", "a", preempted_for="vip")
+    running = admitted_workload("stops", "a", preempted_for="vip")
     decisions = decide(nodes(9), queues, running, request("vip", "a", nominated=True, priority=1))
     assert admitted(decisions) == []
     assert decisions.pending["vip"].nominated
 
 
 def test_what_a_job_of_a_queue_that_is_gone_leaves_counts_as_well():
-    running = holds("stops", "gone", preempted_for="deleted")
+    running = admitted_workload("stops", "gone", preempted_for="deleted")
     decisions = decide(nodes(1), [queue("a")], running, request("j", "a"))
     assert decisions.pending["j"].nominated
 
 
 def test_nobody_leaves_whose_job_is_gone():
     """No status could tell its pods to: they are waited for."""
-    running = holds("gone", "a", gone=True)
+    running = admitted_workload("gone", "a", gone=True)
     decisions = decide(nodes(1), [queue("a")], running, request("vip", "a", priority=9))
     assert preempted(decisions) == []
     assert decisions.pending["vip"].reason == "WaitingForNodes"

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from queueing import admitted, decide, holds, nodes, queue, request
+from queueing import admitted, admitted_workload, decide, nodes, queue, request
 from torchrun_controller.reconcile.admission.model import QuotaLimits
 
 
@@ -50,7 +50,7 @@ def test_what_can_never_fit_the_quota_says_so_and_keeps_nobody_up():
 
 
 def test_jobs_without_gpus_pass_a_queue_whose_gpus_are_overdrawn():
-    asked = [holds("h", "a", 2), request("cpu", "a", 1, 0)]
+    asked = [admitted_workload("h", "a", 2), request("cpu", "a", 1, 0)]
     decisions = decide(nodes(9), [queue("a", quota={"gpus": 8})], *asked)
     assert admitted(decisions) == ["cpu"]
 
@@ -66,7 +66,7 @@ def test_a_head_is_charged_with_what_it_requests_and_needs_no_workers_room():
     assert sorted(decisions.grants[0].placement.values()) == [1, 1, 1, 1]
     (summary,) = decisions.queues
     assert (summary.used.gpus, summary.used.nodes, summary.used.cpu) == (32, 5, 1000)
-    running = holds("ray", "a", 5, placed={"n000": 1, "n001": 1, "n002": 1}, **RAY)
+    running = admitted_workload("ray", "a", 5, placed={"n000": 1, "n001": 1, "n002": 1}, **RAY)
     decisions = decide(nodes(5), state[1], running, request("next", "a"))
     assert decisions.pending["next"].reason == "InsufficientQuota"
     more = [queue("a", quota={"gpus": 64})]
@@ -107,8 +107,8 @@ def test_nobody_borrows_before_the_lender_has_its_own():
     # A third queue is next and keeps the lender waiting, which therefore has no reservation.
     queues = [*cohort(a=8, b=16), queue("z", 9)]
     running = [
-        holds("z-1", "z", 2, seconds_left=3600),
-        holds("a-1", "a", seconds_left=3600),
+        admitted_workload("z-1", "z", 2, seconds_left=3600),
+        admitted_workload("a-1", "a", seconds_left=3600),
     ]
     asked = [
         request("z-2", "z", 3, age=99),
@@ -127,7 +127,7 @@ def test_nobody_borrows_before_the_lender_has_its_own():
 
 def test_a_reservation_is_enough_for_a_lender():
     queues = [queue("a", quota={"gpus": 4}, cohort="c"), *cohort(b=24), queue("z")]
-    running = holds("z-1", "z", 2, seconds_left=3600)
+    running = admitted_workload("z-1", "z", 2, seconds_left=3600)
     asked = [
         request("b-1", "b", 2),
         request("short", "a", age=9, seconds_left=60),
@@ -140,10 +140,10 @@ def test_a_reservation_is_enough_for_a_lender():
 
 def test_a_lender_takes_back_its_own_from_the_youngest():
     running = [
-        holds("old", "a", held=300),
-        holds("middle", "a", held=200),
-        holds("young", "a", held=100),
-        holds("own", "b", held=1),
+        admitted_workload("old", "a", admitted_for=300),
+        admitted_workload("middle", "a", admitted_for=200),
+        admitted_workload("young", "a", admitted_for=100),
+        admitted_workload("own", "b", admitted_for=1),
     ]
     decisions = decide(nodes(9), cohort(a=8, b=24), *running, request("mine", "b", 2))
     assert [(p.uid, p.for_uid, p.reason) for p in decisions.preemptions] == [
@@ -159,23 +159,27 @@ def test_a_lender_takes_back_its_own_from_the_youngest():
 
 def test_important_borrowers_go_last_and_nobody_goes_for_nothing():
     running = [
-        holds("important", "a", held=1, priority=9),
-        holds("small", "a", 1, 1, held=2),
-        holds("large", "a", 2, held=3),
+        admitted_workload("important", "a", admitted_for=1, priority=9),
+        admitted_workload("small", "a", 1, 1, admitted_for=2),
+        admitted_workload("large", "a", 2, admitted_for=3),
     ]
     decisions = decide(nodes(9), cohort(a=8, b=24), *running, request("mine", "b", 2))
     assert [p.uid for p in decisions.preemptions] == ["large"]
 
 
 def test_who_stays_within_its_own_is_left_alone():
-    running = [holds("a-1", "a"), holds("b-1", "b", 2), holds("z", "z")]
+    running = [
+        admitted_workload("a-1", "a"),
+        admitted_workload("b-1", "b", 2),
+        admitted_workload("z", "z"),
+    ]
     queues = [*cohort(a=8, b=16), queue("z")]
     decisions = decide(nodes(4), queues, *running, request("more", "a"), request("z-2", "z", 4))
     assert decisions.preemptions == ()
 
 
 def test_a_borrower_takes_nothing_back():
-    running = [holds("a-1", "a", 2)]
+    running = [admitted_workload("a-1", "a", 2)]
     decisions = decide(nodes(9), cohort(a=8, b=8, d=8), *running, request("b-1", "b", 3))
     assert admitted(decisions) == []
     assert decisions.preemptions == ()
@@ -192,7 +196,9 @@ def test_who_sets_no_limit_neither_lends_nor_borrows():
 
 def test_closed_queues_admit_nothing_and_say_so():
     queues = [queue("a", 0), queue("b", paused_reason="its quota is no quantity: many GPUs")]
-    decisions = decide(nodes(9), queues, request("a-1", "a"), request("b-1", "b"), holds("h", "a"))
+    decisions = decide(
+        nodes(9), queues, request("a-1", "a"), request("b-1", "b"), admitted_workload("h", "a")
+    )
     assert admitted(decisions) == []
     assert decisions.pending["a-1"].reason == "QueuePaused"
     assert (
@@ -205,14 +211,18 @@ def test_closed_queues_admit_nothing_and_say_so():
 
 
 def test_a_job_of_a_queue_that_takes_no_part_only_takes_room():
-    asked = [holds("h", "unknown"), request("u", "unknown"), request("a-1", "a", 2)]
+    asked = [admitted_workload("h", "unknown"), request("u", "unknown"), request("a-1", "a", 2)]
     decisions = decide(nodes(2), [queue("a")], *asked)
     assert admitted(decisions) == []
     assert set(decisions.pending) == {"a-1"}
 
 
 def test_for_room_only_those_who_borrow_have_to_leave_and_only_as_long_as_they_do():
-    running = [holds("b-1", "b", held=9), holds("b-2", "b", held=8), holds("z-1", "z")]
+    running = [
+        admitted_workload("b-1", "b", admitted_for=9),
+        admitted_workload("b-2", "b", admitted_for=8),
+        admitted_workload("z-1", "z"),
+    ]
     queues = [*cohort(a=16, b=16), queue("z")]
     decisions = decide(nodes(3), queues, *running, request("mine", "a"))
     assert decisions.preemptions == ()

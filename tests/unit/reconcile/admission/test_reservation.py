@@ -2,13 +2,13 @@
 
 import pytest
 
-from queueing import admitted, decide, holds, node, nodes, queue, request
+from queueing import admitted, admitted_workload, decide, node, nodes, queue, request
 
 HOUR = 3600.0
 
 
 def test_who_is_over_in_time_goes_first_and_who_is_not_waits():
-    running = holds("r", "a", 2, seconds_left=HOUR)
+    running = admitted_workload("r", "a", 2, seconds_left=HOUR)
     asked = [
         request("head", "a", 4, age=9),
         request("long", "a", 1, age=8, seconds_left=HOUR + 1),
@@ -25,28 +25,31 @@ def test_who_is_over_in_time_goes_first_and_who_is_not_waits():
 
 
 def test_what_the_head_leaves_over_is_used_for_any_time():
-    running = holds("r", "a", 3, seconds_left=HOUR)
+    running = admitted_workload("r", "a", 3, seconds_left=HOUR)
     asked = [request("head", "a", 3, age=9), request("x", "a", age=8), request("y", "a", age=7)]
     decisions = decide(nodes(5), [queue("a")], running, *asked)
     assert admitted(decisions) == ["x", "y"]
 
 
 def test_what_the_head_leaves_over_is_given_away_once():
-    running = holds("r", "a", 3, seconds_left=HOUR)
+    running = admitted_workload("r", "a", 3, seconds_left=HOUR)
     asked = [request("head", "a", 4, age=9), *(request(f"x{i}", "a", age=8 - i) for i in range(3))]
     assert admitted(decide(nodes(6), [queue("a")], running, *asked)) == ["x0", "x1"]
-    running = holds("r", "a", 2, seconds_left=HOUR)
+    running = admitted_workload("r", "a", 2, seconds_left=HOUR)
     queues = [queue("a", quota={"gpus": 40})]
     assert admitted(decide(nodes(9), queues, running, *asked)) == ["x0"]
     # The head will have a part of a node that is all free now.
-    running = holds("r", "a", 1, placed={"n000": 1}, seconds_left=HOUR)
+    running = admitted_workload("r", "a", 1, placed={"n000": 1}, seconds_left=HOUR)
     asked = [request("head", "a", 3, 4, age=9)]
     asked += [request(f"x{i}", "a", 1, 4, age=8 - i) for i in range(2)]
     assert admitted(decide(nodes(2), [queue("a")], running, *asked)) == ["x0"]
 
 
 def test_without_a_known_end_only_what_the_head_leaves_over_is_used():
-    running = [holds("old", "a", 2, held=100), holds("young", "a", 1, held=1)]
+    running = [
+        admitted_workload("old", "a", 2, admitted_for=100),
+        admitted_workload("young", "a", 1, admitted_for=1),
+    ]
     asked = [
         request("head", "a", 4, age=9),
         request("short", "a", 1, age=8, seconds_left=1),
@@ -62,7 +65,7 @@ def test_without_a_known_end_only_what_the_head_leaves_over_is_used():
 
 def test_a_reservation_holds_against_all_queues():
     queues = [queue("a", 9), queue("b", 1)]
-    running = holds("r", "b", 2, seconds_left=HOUR)
+    running = admitted_workload("r", "b", 2, seconds_left=HOUR)
     asked = [
         request("head", "a", 4),
         request("b-long", "b", 1, age=8),
@@ -80,8 +83,8 @@ def test_nodes_apart_have_reservations_apart():
     machines = tuple(node(f"{zone}{i}", labels={"zone": zone}) for zone in "xy" for i in range(2))
     queues = [queue("a", 5), queue("b"), queue("d")]
     running = [
-        holds("rx", "d", placed={"x0": 1}, seconds_left=HOUR),
-        holds("ry", "d", placed={"y0": 1}, seconds_left=2 * HOUR),
+        admitted_workload("rx", "d", placed={"x0": 1}, seconds_left=HOUR),
+        admitted_workload("ry", "d", placed={"y0": 1}, seconds_left=2 * HOUR),
     ]
     asked = [
         request("ax", "a", 2, node_selector={"zone": "x"}),
@@ -99,7 +102,7 @@ def test_queues_on_other_nodes_have_their_turns_meanwhile():
     machines = tuple(node(f"{zone}{i}", labels={"zone": zone}) for zone in "xy" for i in range(2))
     asked = [request("ax", "a", 2, node_selector={"zone": "x"})]
     asked += [request(f"b{i}", "b", node_selector={"zone": "y"}) for i in range(2)]
-    running = holds("r", "b", placed={"x0": 1})
+    running = admitted_workload("r", "b", placed={"x0": 1})
     decisions = decide(machines, [queue("a", 9), queue("b")], running, *asked)
     assert admitted(decisions) == ["b0", "b1"]
     # What b got on nodes that a cannot use is nothing that a would have a claim to.
@@ -108,7 +111,7 @@ def test_queues_on_other_nodes_have_their_turns_meanwhile():
 
 def test_what_is_admitted_beside_a_reservation_is_waited_for_by_the_next_one():
     machines = tuple(node(f"{zone}{i}", labels={"zone": zone}) for zone in "xy" for i in range(2))
-    running = holds("r", "b", placed={"x0": 1})
+    running = admitted_workload("r", "b", placed={"x0": 1})
     asked = [
         request("ax", "a", 2, node_selector={"zone": "x"}),
         *(request(f"b{i}", "b", age=9 - i, node_selector={"zone": "y"}) for i in range(3)),
@@ -121,7 +124,7 @@ def test_what_is_admitted_beside_a_reservation_is_waited_for_by_the_next_one():
 def test_what_goes_before_one_reservation_is_waited_for_by_another():
     """It may use the nodes of both, and is on those of the second."""
     machines = (node("x0", labels={"zone": "x"}), node("y0", labels={"zone": "y"}))
-    running = holds("r", "d", gpus=4, placed={"x0": 1}, seconds_left=HOUR)
+    running = admitted_workload("r", "d", gpus=4, placed={"x0": 1}, seconds_left=HOUR)
     asked = [
         request("ax", "a", node_selector={"zone": "x"}),
         request("any", "b", seconds_left=60),
@@ -135,7 +138,10 @@ def test_what_goes_before_one_reservation_is_waited_for_by_another():
 
 
 def test_quota_is_kept_for_the_head_of_its_queue():
-    running = [holds("r", "a", 2, seconds_left=HOUR), holds("o", "b", seconds_left=60)]
+    running = [
+        admitted_workload("r", "a", 2, seconds_left=HOUR),
+        admitted_workload("o", "b", seconds_left=60),
+    ]
     asked = [
         request("head", "a", 3, age=9),
         request("long", "a", 1, age=8),
@@ -154,7 +160,7 @@ def test_quota_is_kept_for_the_head_of_its_queue():
 def test_quota_that_others_have_borrowed_for_an_unknown_time_is_waited_for():
     queues = [queue(name, quota={"gpus": 16}, cohort="c") for name in "ab"]
     queues.append(queue("lent", quota={"gpus": 8}, cohort="c"))
-    running = [holds("a-1", "a", 2), holds("b-1", "b", 2)]
+    running = [admitted_workload("a-1", "a", 2), admitted_workload("b-1", "b", 2)]
     asked = [request("head", "a", 2, age=9), request("next", "a", 1, 4, age=8)]
     decisions = decide(nodes(9), queues, *running, *asked)
     assert admitted(decisions) == ["next"]
@@ -164,8 +170,8 @@ def test_quota_that_others_have_borrowed_for_an_unknown_time_is_waited_for():
 def test_a_reservation_is_not_where_others_are_promised_room():
     # The room of the one that stops is promised; the head waits for the other one.
     running = [
-        holds("stops", "a", 1, held=50, preempted_for="first"),
-        holds("runs", "a", 1, held=10, seconds_left=HOUR),
+        admitted_workload("stops", "a", 1, admitted_for=50, preempted_for="first"),
+        admitted_workload("runs", "a", 1, admitted_for=10, seconds_left=HOUR),
     ]
     asked = [request("first", "a", 1, nominated=True), request("head", "b", 1)]
     decisions = decide(nodes(2), [queue("a"), queue("b")], *running, *asked)
@@ -184,7 +190,7 @@ def test_without_nodes_quota_alone_decides(known):
 
 def test_a_job_on_nodes_of_two_reservations_ends_for_both():
     machines = tuple(node(name, labels={"zone": name[0]}) for name in ("x0", "y0", "y1"))
-    both = holds("both", "d", 2, placed={"x0": 1, "y0": 1}, seconds_left=HOUR)
+    both = admitted_workload("both", "d", 2, placed={"x0": 1, "y0": 1}, seconds_left=HOUR)
     asked = [
         request("ax", "a", node_selector={"zone": "x"}),
         request("by", "b", 2, node_selector={"zone": "y"}),
@@ -194,9 +200,9 @@ def test_a_job_on_nodes_of_two_reservations_ends_for_both():
     waits = decide(machines, queues, both, *asked).pending
     assert "starts by 2026-01-01T01:00Z" in waits["ax"].message
     assert "starts by 2026-01-01T01:00Z" in waits["by"].message
-    other = holds("other", "d", placed={"y1": 1}, seconds_left=2 * HOUR)
+    other = admitted_workload("other", "d", placed={"y1": 1}, seconds_left=2 * HOUR)
     waits = decide(machines, queues, both, other, *asked).pending
     assert "starts by 2026-01-01T02:00Z" in waits["by"].message
-    other = holds("other", "d", placed={"y1": 1}, seconds_left=60)
+    other = admitted_workload("other", "d", placed={"y1": 1}, seconds_left=60)
     waits = decide(machines, queues, both, other, *asked).pending
     assert "starts by 2026-01-01T01:00Z" in waits["by"].message

@@ -1,10 +1,10 @@
 """Admitted jobs that ask for another size, and gangs that have lost a place."""
 
-from queueing import admitted, decide, holds, nodes, queue, request
+from queueing import admitted, admitted_workload, decide, nodes, queue, request
 
 
 def grows(name="g", to=4, **fields):
-    return holds(name, "a", to, admitted=2, **fields)
+    return admitted_workload(name, "a", to, admitted=2, **fields)
 
 
 def test_a_job_gets_the_difference_where_it_is_free():
@@ -30,7 +30,9 @@ def test_what_is_kept_for_a_head_is_not_grown_into():
 
 
 def test_quota_bounds_growth():
-    decisions = decide(nodes(9), [queue("a", quota={"gpus": 32})], grows(), holds("o", "a"))
+    decisions = decide(
+        nodes(9), [queue("a", quota={"gpus": 32})], grows(), admitted_workload("o", "a")
+    )
     assert decisions.pending["g"].message == (
         "needs 16 GPUs on 2 nodes more: 8 GPUs of 32 GPUs left in the quota of queue a"
     )
@@ -51,23 +53,23 @@ def test_who_is_being_preempted_does_not_grow():
 
 
 def test_fewer_is_granted_at_once():
-    (admit,) = decide(nodes(2), [queue("a", 0)], holds("s", "a", 1, admitted=2)).grants
+    (admit,) = decide(nodes(2), [queue("a", 0)], admitted_workload("s", "a", 1, admitted=2)).grants
     assert (admit.uid, admit.nodes, admit.placement) == ("s", 1, {})
 
 
 def test_a_gang_that_lost_a_node_keeps_its_claim():
     # One of two pods has no node: the next that is free is its own, whoever else waits.
-    gang = holds("g", "a", 2, placed={"n000": 1})
+    gang = admitted_workload("g", "a", 2, placed={"n000": 1})
     decisions = decide(nodes(2), [queue("a")], gang, request("j", "a"))
     assert admitted(decisions) == []
     # With no node left the room is promised to it before others that run there are gone.
-    other = holds("o", "a", placed={"n001": 1})
+    other = admitted_workload("o", "a", placed={"n001": 1})
     decisions = decide(nodes(3), [queue("a")], gang, other, request("j", "a"), request("k", "a"))
     assert admitted(decisions) == []
-    gang = holds("g", "a", 3, placed={"n000": 1})
+    gang = admitted_workload("g", "a", 3, placed={"n000": 1})
     decisions = decide(nodes(3), [queue("a")], gang, other, request("j", "a", 1, 4))
     assert admitted(decisions) == []
     # Nothing is free at all.
-    gang = holds("g", "a", 2, placed={"n000": 1})
+    gang = admitted_workload("g", "a", 2, placed={"n000": 1})
     decisions = decide(nodes(2), [queue("a")], gang, other, request("j", "a"))
     assert admitted(decisions) == []

@@ -5,7 +5,7 @@ import random
 from msgspec.structs import replace
 
 from queue_lab import Lab, pods_of
-from queueing import admitted, decide, holds, nodes, queue, request
+from queueing import admitted, admitted_workload, decide, nodes, queue, request
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.reconcile.admission.classify import running_gang
 from torchrun_controller.reconcile.spec.admission_status import charged
@@ -148,7 +148,7 @@ def test_a_gang_that_fails_meanwhile_goes_on_with_what_it_uses():
     assert charged(world.job) + charged(other.job) == 4
 
 
-SHRUNK = holds("shrunk", "a", 4, 8, shrunk_to=1, placed={"n000": 1})
+SHRUNK = admitted_workload("shrunk", "a", 4, 8, shrunk_to=1, placed={"n000": 1})
 
 
 def test_a_gang_has_no_claim_to_places_that_it_does_not_use():
@@ -157,7 +157,7 @@ def test_a_gang_has_no_claim_to_places_that_it_does_not_use():
 
 
 def test_what_is_not_used_is_taken_back_before_anybody_is_preempted():
-    low = holds("low", "a", 1, 8, held=1)
+    low = admitted_workload("low", "a", 1, 8, admitted_for=1)
     vip = request("vip", "a", 1, 8, priority=9)
     decisions = decide(nodes(9), [queue("a", quota={"gpus": 40})], SHRUNK, low, vip)
     assert [(one.uid, one.nodes) for one in decisions.releases] == [("shrunk", 1)]
@@ -166,7 +166,7 @@ def test_what_is_not_used_is_taken_back_before_anybody_is_preempted():
 
 
 def test_no_more_gangs_give_back_than_it_takes():
-    other = holds("other", "a", 4, 8, shrunk_to=2)
+    other = admitted_workload("other", "a", 4, 8, shrunk_to=2)
     queues = [queue("a", quota={"gpus": 64}), queue("b", quota={"gpus": 64})]
     decisions = decide(None, queues, SHRUNK, other, request("j", "a", 2, 8))
     assert len(decisions.releases) == 1

@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from queueing import NOW, admitted, decide, holds, nodes, queue, request
+from queueing import NOW, admitted, admitted_workload, decide, nodes, queue, request
 from torchrun_controller.reconcile.admission.coordinator import MOST_GRANTS, admit
 from torchrun_controller.reconcile.admission.model import ClusterState, RoundRobinState
 
@@ -71,14 +71,14 @@ def test_a_queue_that_lacks_quota_stands_still():
         queue("c", 1, round_robin=RoundRobinState(weight=1, current=0)),
     ]
     asked = [request("a-2", "a"), request("b-1", "b"), request("b-2", "b"), request("c-1", "c")]
-    decisions = decide(nodes(9), queues, holds("a-1", "a"), *asked)
+    decisions = decide(nodes(9), queues, admitted_workload("a-1", "a"), *asked)
     assert admitted(decisions) == ["b-1", "b-2", "c-1"]
     assert turns(decisions)["a"] == 7
 
 
 def test_a_queue_without_jobs_starts_from_nothing():
     idle = queue("a", round_robin=RoundRobinState(weight=1, current=-50, spare=9))
-    decisions = decide(nodes(1), [idle], holds("h", "a"))
+    decisions = decide(nodes(1), [idle], admitted_workload("h", "a"))
     assert decisions.queues[0].round_robin == RoundRobinState(weight=1)
 
 
@@ -89,7 +89,7 @@ def test_a_new_weight_starts_all_anew():
         queue("new", 1),
     ]
     asked = [request(f"{name}-{i}", name) for name in "ab" for i in range(3)]
-    asked.append(holds("full", "new"))
+    asked.append(admitted_workload("full", "new"))
     assert turns(decide(nodes(1), queues, *asked)) == {"a": 0, "b": 0, "new": 0}
     queues[0] = queue("a", 1, round_robin=RoundRobinState(weight=1, current=-50))
     assert turns(decide(nodes(1), queues, *asked)) == {"a": -50, "b": 50, "new": 0}
@@ -110,7 +110,7 @@ def test_backfill_goes_to_whom_got_least_and_is_not_charged_to_turns():
         request("head", "a", 3),
         *(request(f"{name}-{i}", name, seconds_left=60) for name in "bc" for i in range(2)),
     ]
-    running = holds("r", "a", seconds_left=3600)
+    running = admitted_workload("r", "a", seconds_left=3600)
     decisions = decide(nodes(3), queues, running, *asked)
     assert admitted(decisions) == ["c-0", "c-1"]
     assert turns(decisions) == {"a": 999, "b": 0, "c": 0}
@@ -131,7 +131,7 @@ def test_much_at_once_is_decided_in_pieces():
     small = [
         request(f"s{i:03}", "a", 1, 1, age=1, seconds_left=60) for i in range(MOST_GRANTS + 60)
     ]
-    head, running = request("head", "a", 40, age=9), holds("r", "a", seconds_left=3600)
+    head, running = request("head", "a", 40, age=9), admitted_workload("r", "a", seconds_left=3600)
     decisions = decide(nodes(40), [queue("a")], running, head, *small)
     assert len(decisions.grants) == MOST_GRANTS
     assert decisions.requeue_after == 0

@@ -136,7 +136,7 @@ def test_nodes_that_the_old_gang_still_holds_are_waited_for():
     world.settle()
     assert world.job.status.attempt == 1, "its nodes are not free yet"
     world.containers_stop()
-    left = world.told().requeue_after
+    left = world.settle_twice().requeue_after
     assert left == SHRINK_AFTER.total_seconds() - REPEAT_SECONDS, "from when they are"
     world.pass_time(seconds=left)
     world.settle()
@@ -169,7 +169,7 @@ def test_a_gang_that_another_controller_holds_back_is_not_short_of_nodes():
 
 def test_probes_ask_for_what_is_missing_once_the_gang_is_old_enough():
     world = shrunk()
-    left = world.told().requeue_after
+    left = world.settle_twice().requeue_after
     assert left == GROW_AFTER.total_seconds() - REPEAT_SECONDS
     assert probes(world) == []
     grow_time(world)
@@ -245,7 +245,7 @@ def test_a_probe_is_a_worker_for_the_scheduler_and_nothing_else():
         labels={"team": "vision"},
         volumes={"checkpoints": {"claimName": "shared"}},
     )
-    world.told()
+    world.settle_twice()
     world.pass_time(seconds=GROW_AFTER.total_seconds())
     (probe,) = (apply.body for apply in world.plan().applies)
     spec, meta = probe["spec"], probe["metadata"]
@@ -296,7 +296,7 @@ def test_a_probe_that_ended_is_asked_anew():
 
 def test_a_probe_that_is_refused_says_so_and_holds_up_nothing():
     world = shrunk()
-    world.told()
+    world.settle_twice()
     world.pass_time(seconds=GROW_AFTER.total_seconds())
     refused = Rejection("pods", "train-probe-0", "exceeded quota")
     plan = reconcile(

@@ -214,7 +214,7 @@ def test_launchers_fence_where_they_share_a_directory():
     assert orders == {"2026-01-02T03:04:45Z 0:1"}
     assert (world.phase, world.job.status.reason) == ("Queued", "Fencing")
     assert "within 50 s of 2026-01-02T03:04:45Z" in world.job.status.message
-    assert world.told().requeue_after == 50 - REPEAT_SECONDS
+    assert world.settle_twice().requeue_after == 50 - REPEAT_SECONDS
     world.pass_time(seconds=50)
     world.settle()
     assert world.phase == "Running"

@@ -174,7 +174,7 @@ def test_the_deadline_counts_running_time_only():
     world.spec(suspend=False)
     world.settle()
     world.all_workers("Running")
-    plan = world.told()
+    plan = world.settle_twice()
     assert plan.requeue_after == 40 - REPEAT_SECONDS
     world.pass_time(seconds=plan.requeue_after)
     plan = world.step()

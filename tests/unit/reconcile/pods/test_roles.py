@@ -26,7 +26,7 @@ def jobs(world):
 
 
 def runs(world):
-    world.told()
+    world.settle_twice()
     world.all_workers("Running")
     world.settle()
     assert world.phase == "Running"
@@ -58,7 +58,7 @@ def test_no_launcher_goes_on_before_both_jobs_are_there(world):
     world.step()
     started = [pod.metadata.annotations.start for pod in world.workers()]
     assert started == ["", "", ""]
-    world.told()
+    world.settle_twice()
     assert [pod.metadata.annotations.start for pod in world.workers()] == ["0", "0", "0"]
 
 
@@ -71,7 +71,7 @@ def test_a_process_that_dies_between_the_two_leaves_workers_that_never_run(world
     world.settle()
     assert {pod.metadata.annotations.start for pod in world.workers()} == {""}, "old pods still end"
     world.containers_stop()
-    world.told()
+    world.settle_twice()
     assert {pod.metadata.annotations.start for pod in world.workers()} == {"1"}
     assert (world.job.status.attempt, world.job.status.restarts) == (1, 0)
 
@@ -212,7 +212,7 @@ def test_both_jobs_of_old_attempts_are_forgotten(world):
         world.settle()
         assert jobs(world) == [], attempt
         world.spec(suspend=False)
-    world.told()
+    world.settle_twice()
     assert len(jobs(world)) == 2
 
 
@@ -225,7 +225,7 @@ def test_a_name_that_another_holds_is_skipped_for_both(world):
 
 
 def test_refused_pods_of_either_job_are_told(world):
-    world.told()
+    world.settle_twice()
     for pod in world.workers()[1:]:
         world.vanish(pod.metadata.name)
     world.warn(JOBS, "train-w", "FailedCreate", "Error creating: no such service account")

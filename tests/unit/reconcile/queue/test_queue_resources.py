@@ -41,7 +41,7 @@ def resource(world: QueueWorld, name: str = "settings") -> Any:
 
 def test_objects_are_made_with_owner_and_label_and_kept():
     world = world_of(entry(), entry("cache", claim(), nameMode="Exact"))
-    made = world.made("ConfigMap", "gpu-settings")
+    made = world.get("ConfigMap", "gpu-settings")
     assert made.data == SETTINGS["data"]
     assert made.metadata.labels[names.QUEUE_LABEL] == "gpu"
     (owner,) = made.metadata.owner_references
@@ -49,7 +49,7 @@ def test_objects_are_made_with_owner_and_label_and_kept():
         *("TorchrunQueue", "gpu", "uid-ml-gpu"),
         True,
     )
-    assert world.made("PersistentVolumeClaim", "cache").metadata.namespace == "ml"
+    assert world.get("PersistentVolumeClaim", "cache").metadata.namespace == "ml"
     assert resource(world).object == "ConfigMap/gpu-settings"
     assert resource(world).ready
     assert world.condition("ResourcesReady").status == "True"
@@ -69,7 +69,7 @@ def test_what_is_made_is_not_ready_yet_and_nobody_is_warned():
 
 def test_labels_and_annotations_of_a_template_are_taken():
     metadata = {"labels": {"team": "ml", names.QUEUE_LABEL: "not"}, "annotations": {"a": "b"}}
-    made = world_of(entry(template={**SETTINGS, "metadata": metadata})).made(
+    made = world_of(entry(template={**SETTINGS, "metadata": metadata})).get(
         "ConfigMap", "gpu-settings"
     )
     assert made.metadata.labels["team"] == "ml"
@@ -79,21 +79,21 @@ def test_labels_and_annotations_of_a_template_are_taken():
 
 def test_drift_is_mended_and_what_others_add_is_theirs():
     world = world_of(entry())
-    made = world.made("ConfigMap", "gpu-settings")
+    made = world.get("ConfigMap", "gpu-settings")
     theirs = replace(made, data=made.data | {"theirs": "x"}, binary_data={"b": "eA=="})
     world.extras["ConfigMap", "gpu-settings"] = theirs
     assert world.step() == QueuePlan()
     world.extras["ConfigMap", "gpu-settings"] = replace(made, data={"nccl.conf": "edited"})
     world.settle()
-    assert world.made("ConfigMap", "gpu-settings").data == SETTINGS["data"]
+    assert world.get("ConfigMap", "gpu-settings").data == SETTINGS["data"]
 
 
 def test_a_template_that_changes_is_applied():
     world = world_of(entry())
-    uid = world.made("ConfigMap", "gpu-settings").metadata.uid
+    uid = world.get("ConfigMap", "gpu-settings").metadata.uid
     world.edit(resources=[entry(template={**SETTINGS, "data": {}})])
     world.settle()
-    made = world.made("ConfigMap", "gpu-settings")
+    made = world.get("ConfigMap", "gpu-settings")
     assert (made.data, made.metadata.uid) == ({}, uid)
 
 
@@ -101,7 +101,7 @@ def test_an_immutable_one_is_left_as_it_is():
     world = world_of(entry(immutable=True))
     world.edit(resources=[entry(template={**SETTINGS, "data": {}}, immutable=True)])
     world.settle()
-    assert world.made("ConfigMap", "gpu-settings").data == SETTINGS["data"]
+    assert world.get("ConfigMap", "gpu-settings").data == SETTINGS["data"]
     assert resource(world).ready
 
 
@@ -126,7 +126,7 @@ def test_a_removal_that_is_refused_is_not_insisted_on():
 
 def test_what_is_being_deleted_is_waited_for():
     world = world_of(entry())
-    made = world.made("ConfigMap", "gpu-settings")
+    made = world.get("ConfigMap", "gpu-settings")
     going = replace(made, metadata=replace(made.metadata, deletion_timestamp=START))
     world.extras["ConfigMap", "gpu-settings"] = going
     world.settle()
@@ -197,7 +197,7 @@ class TestClaims:
         world = world_of(entry("c", claim("10Gi")))
         world.edit(resources=[entry("c", claim("20Gi"))])
         world.settle()
-        made = world.made("PersistentVolumeClaim", "gpu-c")
+        made = world.get("PersistentVolumeClaim", "gpu-c")
         assert made.spec["resources"]["requests"]["storage"] == "20Gi"
         assert resource(world, "c").ready
 
@@ -208,7 +208,7 @@ class TestClaims:
         assert resource(world, "c").ready
         world.edit(resources=[entry("c", claim("20Gi"))])
         world.settle()
-        made = world.made("PersistentVolumeClaim", "gpu-c")
+        made = world.get("PersistentVolumeClaim", "gpu-c")
         assert made.spec["resources"]["requests"]["storage"] == "30Gi"
         assert "cannot shrink from 30Gi to 20Gi" in resource(world, "c").message
         assert resource(world, "c").ready
@@ -218,7 +218,7 @@ class TestClaims:
         template = claim(accessModes=["ReadWriteOnce"], storageClassName="fast")
         world.edit(resources=[entry("c", template)])
         world.settle()
-        made = world.made("PersistentVolumeClaim", "gpu-c")
+        made = world.get("PersistentVolumeClaim", "gpu-c")
         assert made.spec["accessModes"] == ["ReadWriteMany"]
         assert resource(world, "c").message == (
             "spec.accessModes of a claim cannot be changed; spec.storageClassName of a claim"
@@ -247,14 +247,14 @@ class TestClaims:
 
     @staticmethod
     def becomes(world: QueueWorld, body: dict[str, Any]) -> None:
-        made = world.made("PersistentVolumeClaim", "gpu-c")
+        made = world.get("PersistentVolumeClaim", "gpu-c")
         world.extras["PersistentVolumeClaim", "gpu-c"] = replace(made, spec=body["spec"])
 
 
 def test_an_object_of_no_content_is_all_that_is_asked_for():
     template = {"apiVersion": "v1", "kind": "ConfigMap"}
     world = world_of(entry(template=template))
-    assert world.made("ConfigMap", "gpu-settings") == msgspec.convert(
-        {"metadata": msgspec.to_builtins(world.made("ConfigMap", "gpu-settings").metadata)},
+    assert world.get("ConfigMap", "gpu-settings") == msgspec.convert(
+        {"metadata": msgspec.to_builtins(world.get("ConfigMap", "gpu-settings").metadata)},
         ConfigMap,
     )

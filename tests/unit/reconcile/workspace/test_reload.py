@@ -103,7 +103,7 @@ def test_newer_code_is_told_twice_as_the_kubelet_may_miss_it_once() -> None:
     before = {pod.metadata.uid: pod.metadata.annotations for pod in world.workers()}
     world.settle()
     once = {pod.metadata.uid: pod.metadata.annotations for pod in world.workers()}
-    world.told()
+    world.settle_twice()
     twice = {pod.metadata.uid: pod.metadata.annotations for pod in world.workers()}
     for uid, said in before.items():
         assert once[uid] == replace(said, revision="2", told="2026-01-02T03:04:05Z")

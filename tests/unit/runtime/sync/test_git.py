@@ -364,10 +364,10 @@ def test_what_is_there_already_is_not_fetched_again(settings: Settings, server: 
     made = repository(server.root / "train", {"a": b"1"})
     settings = replace(settings, digest="d1")
     first = fetch(settings)
-    server.seen.clear()
+    server.paths.clear()
     assert fetch(settings) == first
     assert fetch(replace(settings, commit=made)) == first
-    assert server.seen == []
+    assert server.paths == []
     newer = commit(server.root / "train", {"a": b"2"})
     again = fetch(replace(settings, digest="d2"))
     assert (again.commit, again.revision) == (newer, first.revision + 1)

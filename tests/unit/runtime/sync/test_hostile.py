@@ -223,7 +223,7 @@ def test_redirects_to_metadata_addresses(bucket: Settings, gateway: Gateway, sta
         location = {"Location": f"http://{address}/latest/meta-data/"}
         gateway.answer = lambda _, headers=location: Reply(status=status, headers=headers)
         refuse(bucket, "Redirected")
-    assert len(gateway.seen) == len(FORBIDDEN), "no second request"
+    assert len(gateway.requests) == len(FORBIDDEN), "no second request"
 
 
 @pytest.mark.parametrize(

@@ -95,9 +95,9 @@ def test_connections_that_break_are_taken_up_again(settings: Settings, gateway: 
 
     gateway.answer = answer
     assert tree(settings) == FILES
-    ranges = [r.headers.get("range") for r in gateway.seen if r.key == "code/big"]
+    ranges = [r.headers.get("range") for r in gateway.requests if r.key == "code/big"]
     assert "bytes=70000-" in ranges
-    assert all(r.headers.get("if-match") for r in gateway.seen if r.key)
+    assert all(r.headers.get("if-match") for r in gateway.requests if r.key)
 
 
 def test_a_gateway_that_knows_no_ranges(settings: Settings, gateway: Gateway):
@@ -289,7 +289,7 @@ def test_connects_to_the_addresses_that_were_judged_and_asks_no_resolver(
     with closing(s3_client.Bucket(endpoint)) as bucket:
         found = list(bucket.list("code/"))
         assert [b"".join(bucket.pieces(one)) for one in found] == [b"1", b"2"]
-    assert {one.headers["host"] for one in gateway.seen} == {f"bucket.invalid:{gateway.port}"}
+    assert {one.headers["host"] for one in gateway.requests} == {f"bucket.invalid:{gateway.port}"}
 
 
 @pytest.mark.parametrize("name", ["bucket.invalid", "other.invalid"])
