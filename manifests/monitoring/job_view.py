@@ -1,4 +1,4 @@
-"""One job: how it stands and how far it is."""
+"""The dashboard of one job: state and progress."""
 
 from panels import Panel, Row, Variable, dashboard, tile
 
@@ -6,7 +6,7 @@ J = '{job_namespace="$namespace", torchrun_job="$torchrun_job"}'
 
 
 def of(metric: str) -> str:
-    """A metric of the chosen job; one value, whichever replica told it."""
+    """A metric of the chosen job; one value, from any replica."""
     return f"max(torchrun_job_{metric}{J})"
 
 
@@ -15,36 +15,37 @@ STANDS = Row(
     (
         Panel(
             "Phase and reason",
-            "As in `kubectl get tj`.",
+            "Phase, as `kubectl get tj` shows it.",
             ((f"max by (queue, phase, reason) (torchrun_job_info{J})", ""),),
             kind="table", width=12, height=4,
         ),
         tile(
             "In this phase for",
-            "Since its conditions last changed the phase.",
+            "Time in the current phase.",
             f"time() - {of('phase_start_timestamp_seconds')}",
             unit="s",
         ),
         tile(
             "GPUs",
-            "Of the present gang.",
+            "Number of the current attempt.",
             of("gpus"),
         ),
         tile(
             "Ran before",
-            "Running time of the gangs before the present one.",
+            "Running time of all previous attempts.",
             of("running_seconds"),
             unit="s",
         ),
         Panel(
             "Workers",
-            "Wanted, running and ready; ready is that the command runs.",
+            "Desired, running and ready pods. A pod is ready when its command runs.",
             ((f"max by (state) (torchrun_job_workers{J})", "{{state}}"),),
             width=12,
         ),
         Panel(
             "Restarts so far",
-            "Counted by maxRestarts, or not (disruptions and ignored failures).",
+            "Restarts that count towards maxRestarts, and those that do not (disruptions, "
+            "ignored failures).",
             ((f"max by (counted) (torchrun_job_restarts{J})", "counted: {{counted}}"),),
             width=12,
         ),
@@ -56,18 +57,18 @@ PROGRESS = Row(
     (
         Panel(
             "Steps",
-            "Done, and in all.",
+            "Completed and total steps.",
             ((of("step"), "done"), (of("total_steps"), "in all")),
         ),
-        Panel("Loss", "The last that was reported.", ((of("loss"), "loss"),)),
+        Panel("Loss", "Last reported loss.", ((of("loss"), "loss"),)),
         Panel(
             "Samples per second",
-            "Of the whole job.",
+            "Throughput of the whole job.",
             ((of("samples_per_second"), "samples per second"),),
         ),
         Panel(
             "Time left",
-            "At the pace of the last ten minutes.",
+            "Estimate from the rate of the last ten minutes.",
             ((f"({of('total_steps')} - {of('step')})"
               f" / (max(deriv(torchrun_job_step{J}[10m])) > 0)", "time left"),),
             unit="s",
@@ -78,7 +79,7 @@ PROGRESS = Row(
 VIEW = dashboard(
     "torchrun-job",
     "Torchrun / Job",
-    "One job. Series of single jobs are told for as many as --metrics-jobs says.",
+    "One job. The controller exports series for at most --metrics-jobs jobs.",
     (
         Variable("namespace", "Namespace", "torchrun_job_info", "job_namespace", multi=False),
         Variable(

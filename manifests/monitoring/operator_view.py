@@ -6,18 +6,18 @@ SINCE = "[$__rate_interval]"
 
 
 def rate(metric: str, by: str = "") -> str:
-    """Of a counter, summed up over replicas."""
+    """The rate of a counter, summed over all replicas."""
     return f"sum by ({by}) (rate({metric}{SINCE}))" if by else f"sum(rate({metric}{SINCE}))"
 
 
 def quantile(part: float, histogram: str, by: str = "") -> str:
-    """Of a histogram, over replicas."""
+    """A quantile of a histogram over all replicas."""
     labels = f"{by}, le" if by else "le"
     return f"histogram_quantile({part}, sum by ({labels}) (rate({histogram}_bucket{SINCE})))"
 
 
 def share(metric: str, selected: str) -> str:
-    """The part of a counter's rate that a selector picks; 0 where it picks nothing."""
+    """The share of a counter's rate that a selector matches; 0 if it matches nothing."""
     return f"({rate(metric + '{' + selected + '}')} or vector(0)) / {rate(metric)}"
 
 
@@ -26,37 +26,39 @@ HEALTH = Row(
     (
         tile(
             "Leaders",
-            "Exactly one for each lease. None: nothing starts. Several: they fight over objects.",
+            "Leaders per lease. Must be 1. With 0, no job starts. With more, replicas "
+            "overwrite each other's objects.",
             "sum(torchrun_leader)",
             red_below=1,
         ),
         Panel(
             "Replicas",
-            "Controllers that are scraped, by version.",
+            "Scraped controllers by version.",
             (("count by (version) (torchrun_build_info)", "{{version}}"),),
             kind="stat", width=4, height=4,
         ),
         tile(
             "Oldest watch",
-            "Bookmarks come about every 60 s: from 90 s on a watch is dead, from 180 s an alert.",
+            "The API server sends a bookmark about every 60 s. Above 90 s a watch is "
+            "dead. Above 180 s an alert fires.",
             "max(torchrun_watch_age_seconds)",
             unit="s", red_above=180,
         ),
         tile(
             "Reconciles that fail",
-            "Share of outcomes that are Retry. The log says why, for each.",
+            "Share of reconciles that end in Retry. The log has the reason of each.",
             share('torchrun_reconcile_total', 'outcome="Retry"'),
             unit="percentunit", red_above=0.2,
         ),
         tile(
             "Requests that fail",
-            "Share of requests that got no answer (code 0) or a 5xx.",
+            "Share of requests without a response (code 0) or with a 5xx response.",
             share('torchrun_api_requests_total', 'code=~"0|5.."'),
             unit="percentunit", red_above=0.1,
         ),
         Panel(
             "Up for",
-            "Time since each process began. Restarts in a row are crashes or lost leases.",
+            "Time since the start of each process. Repeated restarts mean crashes or lost leases.",
             (("time() - process_start_time_seconds * on (instance) group_left ()"
               " torchrun_build_info", "{{instance}}"),),
             unit="s", kind="stat", width=4, height=4,
@@ -77,7 +79,7 @@ RECONCILES = Row(
         ),
         Panel(
             "Duration",
-            "From taking a key to its outcome, writes included.",
+            "Time from taking a key to its outcome, including writes.",
             ((quantile(0.5, "torchrun_reconcile_seconds", "controller"), "{{controller}} p50"),
              (quantile(0.99, "torchrun_reconcile_seconds", "controller"), "{{controller}} p99")),
             unit="s",
@@ -98,32 +100,32 @@ QUEUES = Row(
     (
         Panel(
             "Depth",
-            "Keys that wait. Growth: workers do not keep up.",
+            "Keys in the work queue. Growth means that the reconcilers cannot keep up.",
             (("max by (name) (workqueue_depth)", "{{name}}"),),
         ),
         Panel(
             "Wait in the queue",
-            "How long a key waits before it is taken.",
+            "Time that a key waits in the queue.",
             ((quantile(0.5, "workqueue_queue_duration_seconds", "name"), "{{name}} p50"),
              (quantile(0.99, "workqueue_queue_duration_seconds", "name"), "{{name}} p99")),
             unit="s",
         ),
         Panel(
             "Work on a key",
-            "How long the processing of a key takes.",
+            "Time to process a key.",
             ((quantile(0.99, "workqueue_work_duration_seconds", "name"), "{{name}} p99"),),
             unit="s",
         ),
         Panel(
             "Adds and retries",
-            "Retries are adds with the rate limit, after a failure.",
+            "Rate-limited adds after a failure.",
             ((rate("workqueue_adds_total", "name"), "{{name}} adds"),
              (rate("workqueue_retries_total", "name"), "{{name}} retries")),
             unit="ops",
         ),
         Panel(
             "Longest in work",
-            "How long the longest running reconcile has taken so far. Minutes: a worker hangs.",
+            "Age of the longest running reconcile. Minutes mean that a reconcile hangs.",
             (("max by (name) (workqueue_longest_running_processor_seconds)", "{{name}}"),),
             unit="s",
         ),
@@ -142,7 +144,7 @@ API = Row(
     (
         Panel(
             "Requests",
-            "By verb and resource. At rest there are the lease, and watches that are renewed.",
+            "Requests by verb and resource. An idle controller renews its lease and its watches.",
             ((rate("torchrun_api_requests_total", "verb, resource"), "{{verb}} {{resource}}"),),
             unit="reqps",
         ),
@@ -156,19 +158,20 @@ API = Row(
         ),
         Panel(
             "Latency",
-            "Until the answer; of a watch, until its headers.",
+            "Time to the response, or to its headers for a watch.",
             ((quantile(0.99, "torchrun_api_request_seconds", "verb"), "{{verb}} p99"),),
             unit="s",
         ),
         Panel(
             "Writes by result",
-            "Server-side applies and deletes. Superseded: the object had changed meanwhile.",
+            "Server-side applies and deletes. Superseded: the object changed before the write.",
             ((rate("torchrun_apply_total", "resource, result"), "{{resource}} {{result}}"),),
             unit="ops",
         ),
         Panel(
             "Progress reports",
-            "Of workers, by the code of the answer: 204 is taken, 503 comes from standbys.",
+            "Progress reports of pods by response code. 204: accepted. 503: sent to a "
+            "standby replica.",
             ((rate("torchrun_progress_reports_total", "code"), "{{code}}"),),
             unit="reqps",
         ),
@@ -186,23 +189,23 @@ WATCHES = Row(
         ),
         Panel(
             "Interruptions",
-            "Watches that broke, by cause.",
+            "Failed watches by cause.",
             ((rate("torchrun_watch_restarts_total", "resource, cause"), "{{resource}} {{cause}}"),),
             unit="ops",
         ),
         Panel(
             "Whole lists",
-            "Lists taken in the last hour: one at the start of each process, few later.",
+            "Lists in the last hour. Each process lists once at its start and rarely later.",
             (("sum by (resource) (increase(torchrun_watch_lists_total[1h]))", "{{resource}}"),),
         ),
         Panel(
             "Objects in the cache",
-            "By resource; the largest replica.",
+            "Objects by resource, from the largest replica.",
             (("max by (resource) (torchrun_store_objects)", "{{resource}}"),),
         ),
         Panel(
             "Frames that cannot be decoded",
-            "Each is an object whose newest state the controller does not see.",
+            "Objects that the controller cannot decode. It does not see their latest state.",
             (("sum by (resource) (increase(torchrun_watch_skipped_frames_total[1h]))",
               "{{resource}}"),),
         ),
@@ -219,25 +222,25 @@ PROCESS = Row(
         ),
         Panel(
             "Changes of the lease",
-            "As seen by each replica, within the last hour.",
+            "Lease transitions in the last hour, as each replica sees them.",
             (("increase(torchrun_lease_transitions_total[1h])", "{{instance}}"),),
         ),
         Panel(
             "Memory",
-            "Resident. The Deployment's limit ends the process.",
+            "Resident memory. The kernel kills the process at the limit of the Deployment.",
             (("process_resident_memory_bytes * on (instance) group_left () torchrun_build_info",
               "{{instance}}"),),
             unit="bytes",
         ),
         Panel(
             "CPU",
-            "Cores. The event loop is one thread: near 1, everything is late.",
+            "CPU cores. The event loop is one thread. Near 1 core, all work is delayed.",
             ((f"rate(process_cpu_seconds_total{SINCE}) * on (instance) group_left ()"
               " torchrun_build_info", "{{instance}}"),),
         ),
         Panel(
             "Open files",
-            "Sockets of watches are among them.",
+            "Open file descriptors, including sockets of watches.",
             (("process_open_fds * on (instance) group_left () torchrun_build_info",
               "{{instance}}"),),
         ),

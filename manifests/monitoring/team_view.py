@@ -1,4 +1,4 @@
-"""What runs, what waits and why, what it costs."""
+"""The dashboard of a team: running jobs, waiting jobs with reasons, and usage."""
 
 from operator_view import quantile, rate
 from panels import Panel, Row, Variable, dashboard, tile
@@ -17,12 +17,12 @@ NOW = Row(
     (
         tile(
             "Jobs that run",
-            "In the phase Running: all workers started.",
+            "Jobs in phase Running. All of their pods have started.",
             f"sum({of('torchrun_queue_jobs', phase='Running')})",
         ),
         tile(
             "Jobs that wait",
-            "Pending, Syncing, Queued or Preempted.",
+            "Jobs in phase Pending, Syncing, Queued or Preempted.",
             f"sum({of('torchrun_queue_waiting_jobs')}) or vector(0)",
         ),
         tile(
@@ -32,18 +32,18 @@ NOW = Row(
         ),
         tile(
             "GPUs asked for",
-            "GPUs of the jobs that wait.",
+            "GPUs that waiting jobs request.",
             f"sum({of('torchrun_queue_gpus', state='waiting')})",
         ),
         tile(
             "GPU-hours",
-            "Of running jobs, within the time that is shown.",
+            "GPU hours of running jobs in the selected time range.",
             f"sum(increase({of('torchrun_queue_gpu_seconds_total')}[$__range])) / 3600",
             instant=True,
         ),
         tile(
             "Restarts",
-            "New gangs after failures and disruptions, within the time that is shown.",
+            "Restarts after failures and disruptions in the selected time range.",
             f"sum(increase({of('torchrun_queue_restarts_total')}[$__range])) or vector(0)",
             instant=True,
         ),
@@ -55,32 +55,32 @@ JOBS = Row(
     (
         Panel(
             "Jobs by phase",
-            "Of the chosen queues, without those that are over.",
+            "Unfinished jobs of the selected queues by phase.",
             ((f"sum by (phase) ({of('torchrun_queue_jobs')})", "{{phase}}"),),
             stacked=True, width=12,
         ),
         Panel(
             "Why jobs wait",
             "Jobs by the reason in their status; `kubectl torchrun why JOB` says it of one. "
-            "WaitingForAdmission and Unschedulable mend themselves when there is room.",
+            "WaitingForAdmission and Unschedulable resolve when capacity is free.",
             ((f"sum by (job_namespace, queue, reason) ({of('torchrun_queue_waiting_jobs')})", ""),),
             kind="table", width=12,
         ),
         Panel(
             "Waiting, by reason",
-            "The same over time.",
+            "Waiting jobs by reason over time.",
             ((f"sum by (reason) ({of('torchrun_queue_waiting_jobs')})", "{{reason}}"),),
             stacked=True,
         ),
         Panel(
             "Longest wait",
-            "How long the job that waits longest has been in its phase, over all queues.",
+            "Age of the longest wait in the current phase, over all queues.",
             (("max by (phase) (torchrun_jobs_oldest_seconds)", "{{phase}}"),),
             unit="s",
         ),
         Panel(
             "Jobs that ended",
-            "Within an hour, by last phase.",
+            "Jobs that finished in the last hour, by phase.",
             ((f"sum by (phase) (increase({of('torchrun_queue_jobs_finished_total')}[1h]))",
               "{{phase}}"),),
         ),
@@ -92,37 +92,38 @@ GPUS = Row(
     (
         Panel(
             "GPUs by state",
-            "Running, asked for by waiting jobs, admitted by turn and quota, and the quota.",
+            "GPUs that run, that waiting jobs request, that are admitted, and the quota.",
             ((f"sum by (state) ({of('torchrun_queue_gpus')})", "{{state}}"),),
         ),
         Panel(
             "GPUs in use by queue",
-            "Of running jobs.",
+            "GPUs of running jobs.",
             ((f"sum by (job_namespace, queue) ({of('torchrun_queue_gpus', state='running')})",
               "{{job_namespace}}/{{queue}}"),),
             stacked=True,
         ),
         Panel(
             "GPU-hours by queue",
-            "Of running jobs, within the time that is shown.",
+            "GPU hours of running jobs in the selected time range.",
             ((f"sum by (job_namespace, queue) (increase({of('torchrun_queue_gpu_seconds_total')}"
               "[$__range])) / 3600", "{{job_namespace}}/{{queue}}"),),
             kind="bargauge",
         ),
         Panel(
             "GPUs of the cluster",
-            "Of nodes that are ready and not cordoned, and how many of them run TorchrunJobs.",
+            "GPUs of schedulable nodes, and GPUs that TorchrunJobs use.",
             (("max(torchrun_node_gpus)", "of nodes"),
              ('sum(torchrun_queue_gpus{state="running"})', "in use")),
         ),
         Panel(
             "Samples per second",
-            "Of all jobs that report progress, summed up.",
+            "Total of all jobs that report progress.",
             (("sum(torchrun_training_samples_per_second)", "samples per second"),),
         ),
         Panel(
             "Jobs that report progress",
-            "Within the last minute. Others that run do not use torchrun_progress, or hang.",
+            "Jobs that reported progress in the last minute. Other running jobs do not "
+            "use torchrun_progress, or hang.",
             (("sum(torchrun_jobs_reporting)", "reporting"),
              ('sum(torchrun_jobs{phase="Running"})', "running")),
         ),
@@ -134,38 +135,38 @@ WAITS = Row(
     (
         Panel(
             "From submission to Running",
-            "Of first attempts: sync, queueing, scheduling, image pulls.",
+            "Time to start of first attempts: sync, queueing, scheduling and image pulls.",
             ((quantile(0.5, "torchrun_job_start_seconds"), "p50"),
              (quantile(0.9, "torchrun_job_start_seconds"), "p90")),
             unit="s",
         ),
         Panel(
             "Start of a gang",
-            "From the creation of its Job until all workers run; `later` is after a restart.",
+            "Time from the creation of the Job until all pods run. `later` is after a restart.",
             ((quantile(0.9, "torchrun_gang_start_seconds", "attempt"), "{{attempt}} p90"),),
             unit="s",
         ),
         Panel(
             "Time in each phase",
-            "Of jobs that left it.",
+            "Time that jobs spent in the phase before they left it.",
             ((quantile(0.9, "torchrun_phase_seconds", "phase"), "{{phase}} p90"),),
             unit="s",
         ),
         Panel(
             "Wait for admission",
-            "By queues with quota, weight or cohort.",
+            "Time to admission in queues with a quota, weight or cohort.",
             ((quantile(0.9, "torchrun_admission_seconds"), "p90"),),
             unit="s",
         ),
         Panel(
             "Workspace sync",
-            "From the sync pod's creation until the workspace is ready.",
+            "Time from the creation of the sync pod until the workspace is ready.",
             ((quantile(0.9, "torchrun_sync_seconds", "source"), "{{source}} p90"),),
             unit="s",
         ),
         Panel(
             "Workspaces",
-            "Bytes of the workspaces that were made, per second.",
+            "Bytes written to workspaces per second.",
             ((rate("torchrun_sync_bytes_sum", "source"), "{{source}}"),),
             unit="Bps",
         ),
@@ -177,17 +178,18 @@ TROUBLE = Row(
     (
         Panel(
             "Restarts by kind",
-            "Failures are counted by maxRestarts, disruptions and resizes are not.",
+            "Restarts by cause. Failures count towards maxRestarts, disruptions and "
+            "resizes do not.",
             ((f"sum by (kind) (increase({of('torchrun_queue_restarts_total')}[1h]))", "{{kind}}"),),
         ),
         Panel(
             "Restarts by reason (all queues)",
-            "Why gangs ended that were followed by another.",
+            "Reasons why gangs ended and were replaced.",
             (("sum by (reason) (increase(torchrun_restarts_total[1h]))", "{{reason}}"),),
         ),
         Panel(
             "Preemptions (all queues)",
-            "Jobs that gave way to others.",
+            "Jobs that were preempted.",
             (("sum by (reason) (increase(torchrun_preemptions_total[1h]))", "{{reason}}"),),
         ),
         Panel(
@@ -204,7 +206,7 @@ TROUBLE = Row(
         ),
         Panel(
             "Jobs by phase (all queues)",
-            "With those that are over, until they are deleted.",
+            "All jobs that exist, including finished ones.",
             (("sum by (phase) (torchrun_jobs)", "{{phase}}"),),
         ),
     ),
@@ -213,7 +215,7 @@ TROUBLE = Row(
 VIEW = dashboard(
     "torchrun-team",
     "Torchrun / Team",
-    "What runs, what waits and why, what it costs.",
+    "Running jobs, waiting jobs with reasons, and usage.",
     (
         Variable("namespace", "Namespace", "torchrun_queue_jobs", "job_namespace"),
         Variable("queue", "Queue", 'torchrun_queue_jobs{job_namespace=~"$namespace"}', "queue"),
