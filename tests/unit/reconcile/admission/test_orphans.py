@@ -1,0 +1,41 @@
+"""Gangs of deleted jobs: what their own objects say of them."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import pytest
+
+from torchrun_api import names
+from torchrun_api.core import Job, Pod
+from torchrun_controller.reconcile.admission.orphans import orphaned_workloads
+
+JOB_CREATED = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
+POD_CREATED = datetime(2026, 1, 1, 12, 5, tzinfo=UTC)
+CHARGE = {"job": "uid-gone", "admission": {"queue": "gpu", "nodes": 1, "requests": {"cpu": "1"}}}
+
+
+def _meta(name: str, created: datetime) -> dict[str, Any]:
+    return {
+        "name": name,
+        "namespace": "ml",
+        "creationTimestamp": created.isoformat(),
+        "labels": {names.JOB_LABEL: "train", names.COMPONENT_LABEL: names.WORKER},
+        "annotations": {names.CHARGE: msgspec.json.encode(CHARGE).decode()},
+    }
+
+
+CHILD_JOB = msgspec.convert({"metadata": _meta("train", JOB_CREATED), "spec": {}}, Job)
+POD = msgspec.convert({"metadata": _meta("train-0-x", POD_CREATED)}, Pod)
+
+
+@pytest.mark.parametrize(("child_jobs", "since"), [((CHILD_JOB,), JOB_CREATED), ((), POD_CREATED)])
+def test_an_orphaned_gang_is_as_old_as_its_job_or_as_its_pods(
+    child_jobs: tuple[Job, ...], since: datetime
+):
+    (workload,) = orphaned_workloads("uid-new", child_jobs, (POD,), frozenset())
+    assert (workload.uid, workload.gone, workload.since) == ("uid-gone", True, since)
+
+
+def test_a_gang_of_the_present_job_is_no_orphan():
+    assert orphaned_workloads("uid-gone", (CHILD_JOB,), (POD,), frozenset()) == ()
