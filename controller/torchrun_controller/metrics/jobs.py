@@ -273,8 +273,8 @@ class _Families:
         )
         self.nodes = GaugeMetricFamily(
             "torchrun_node_gpus",
-            "GPUs of ready, schedulable nodes, whoever uses them. Absent if the controller may "
-            "not read nodes.",
+            "GPUs of ready, schedulable nodes, also if other workloads use them. Absent if the "
+            "controller may not read nodes.",
         )
 
     def all(self) -> Iterator[Metric]:
