@@ -23,7 +23,7 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "bench.md"
 BEGIN, END = "<!-- figures: make admission-bench -->", "<!-- end of figures -->"
 # A title, the field of Figures, its factor, and the format of the figure.
 COLUMNS = (
-    ("utilisation", "utilisation", 100, "{:.1f}"),
+    ("utilization", "utilisation", 100, "{:.1f}"),
     ("fairness", "fairness", 100, "{:.1f}"),
     ("largest gangs started", "large_started", 100, "{:.0f} %"),
     ("their mean wait", "large_mean_wait", 1, "{:.1f} h"),
