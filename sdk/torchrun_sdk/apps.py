@@ -21,9 +21,9 @@ _NODES = re.compile(r"--nnodes[= ](\S+)")
 
 
 class App:
-    """One command in every pod of a job. The directory of the project is sent along.
+    """One command in every pod of a job, which gets the directory of the project.
 
-    replicas: nodes. ports: further ports that the container names, for port-forward and Services.
+    replicas: number of nodes. ports: ports of the container, for port-forward and Services.
     """
 
     def __init__(
@@ -38,9 +38,11 @@ class App:
         **resources: Any,
     ) -> None:
         if not cli_command.strip():
-            raise UsageError(f"App {name} has no cli_command")
+            raise UsageError(f"App {name} has no cli_command.")
         if compute is not None and resources:
-            raise UsageError(f"App {name}: give compute= or {', '.join(resources)}, not both")
+            raise UsageError(
+                f"App {name}: compute= and {', '.join(resources)} are mutually exclusive."
+            )
         _check_nodes(name, cli_command, replicas)
         self.name = name
         self.cli_command = cli_command
@@ -51,11 +53,11 @@ class App:
         )
 
     def manifest(self, name: str) -> dict[str, Any]:
-        """The TorchrunJob of this name."""
+        """The TorchrunJob with this name."""
         return for_command(name, self.compute, self.cli_command, self.ports)
 
     def deploy(self) -> str:
-        """Send the directory and create the job; its name. Raises UsageError, ClusterError."""
+        """Upload the directory and create the job; its name. Raises UsageError, ClusterError."""
         name = job_name(self.name)
         kubectl = Kubectl(self.compute.namespace)
         words = ["submit", "--filename", "-", "--no-follow", "--directory", str(self._directory)]
@@ -63,29 +65,29 @@ class App:
         return name
 
     def run(self) -> int:
-        """Deploy and follow to the end: the exit code of the run."""
+        """Deploy and follow until the run ends; its exit code."""
         name = self.deploy()
         command = Kubectl(self.compute.namespace).plugin("logs", name, "--follow")
         return subprocess.run(command, check=False).returncode
 
 
 def app(name: str, cli_command: str, **rest: Any) -> App:
-    """An App; under `kt run` it is run at once, and a run that fails ends the program."""
-    made = App(name, cli_command, **rest)
+    """An App. Under `kt run` it runs at once, and a failed run ends the program."""
+    new = App(name, cli_command, **rest)
     if os.environ.get(RUN) and not import_guard.in_call():
-        code = made.run()
+        code = new.run()
         if code:
             raise SystemExit(code)
-    return made
+    return new
 
 
 def _check_nodes(name: str, command: str, replicas: int) -> None:
-    said = _NODES.search(command)
-    if said is None or "$" in said[1]:
+    flag = _NODES.search(command)
+    if flag is None or "$" in flag[1]:
         return
-    low, _, high = said[1].partition(":")
+    low, _, high = flag[1].partition(":")
     if {low, high or low} != {str(replicas)}:
         raise UsageError(
-            f"App {name}: cli_command says --nnodes={said[1]}, and replicas is {replicas}: leave"
-            " --nnodes out (torchrun gets it from the job), or make both the same"
+            f"App {name}: cli_command has --nnodes={flag[1]}, but replicas is {replicas}. Remove"
+            " --nnodes, which torchrun gets from the job, or use the same number."
         )

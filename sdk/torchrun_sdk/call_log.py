@@ -9,11 +9,11 @@ from torchrun_sdk.spec import END_OF_CALL, Lines
 from torchrun_sdk.text import log_line
 
 _END = END_OF_CALL.format(call="")
-_LAST_LINES = 5.0  # for the log's end to come
+_LAST_LINES = 5.0  # seconds for the last lines to arrive
 
 
 class JobLog:
-    """Lines of all pods of a job, by the plugin, which puts the node's number before each."""
+    """Lines of all pods of a job, from the plugin, which prefixes each with the node."""
 
     def __init__(self, kubectl: Kubectl, job: str, line: Callable[[str], None]) -> None:
         self._child = Child(kubectl.plugin("logs", job, "--follow"), line)
@@ -23,7 +23,7 @@ class JobLog:
         self._child.close()
 
     def wait(self) -> None:
-        """For its end, a few seconds at most."""
+        """Wait for its end, at most _LAST_LINES seconds."""
         self._child.wait(_LAST_LINES)
 
 
@@ -37,7 +37,7 @@ class CallLog:
         self._ended: set[tuple[int, int]] = set()
 
     def take(self, attempt: int, node: str, lines: Lines) -> None:
-        """Print new lines of a rank; after a broken connection they come a second time."""
+        """Print new lines of a rank; after a reconnect, lines arrive a second time."""
         rank = (attempt, lines.rank)
         seen = self._seen.get(rank, 0)
         new = lines.lines[max(0, seen - lines.first) :]

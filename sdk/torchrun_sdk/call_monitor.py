@@ -24,7 +24,7 @@ _LAST_LINES = 2.0  # for the end of what the ranks print
 
 
 class UnavailableError(Exception):
-    """The warm pods cannot take this call: they are busy, are ending or are gone."""
+    """The warm pods cannot run this call: they are busy, terminating or deleted."""
 
 
 class CallMonitor:
@@ -127,7 +127,7 @@ class CallMonitor:
         late = time.monotonic() - self._began > _ANSWER_SECONDS
         if over or (late and len(self._pods_answered) < self._nodes):
             raise UnavailableError(
-                f"{len(self._pods_answered)} of {self._nodes} pods have answered"
+                f"only {len(self._pods_answered)} of {self._nodes} pods responded"
             )
 
     def _take(self, seconds: float) -> None:
@@ -172,8 +172,8 @@ class CallMonitor:
         if what == "unreadable":
             name = self._state.name
             raise ProtocolError(
-                f"{name}: pod {it[0]} sends what this version of torchrun-sdk cannot read: {it[1]}."
-                f" The job is left as it is; come back with the version that made it: kt results"
+                f"Job {name}: this version of torchrun-sdk cannot decode a message of pod {it[0]}:"
+                f" {it[1]}. The job was not changed. Use the version that created it: kt results"
                 f" {name}",
                 job=name,
             )

@@ -175,12 +175,13 @@ class CallState:
         if self._first_at is None:
             left = self._since + limits.launch - now
             error: CallError = LaunchTimeout(
-                f"{self.name} did not run within {limits.launch:g} s: {self._why()}", job=self.name
+                f"Job {self.name} did not run within {limits.launch:g} s: {self._why()}",
+                job=self.name,
             )
         elif self._all_at is None:
             left = self._first_at + limits.quorum - now
             error = QuorumTimeout(
-                f"{len(self._started)} of {self.world} ranks of {self.name} began within"
+                f"Only {len(self._started)} of {self.world} ranks of {self.name} started within"
                 f" {limits.quorum:g} s: {self._why()}",
                 job=self.name,
             )
@@ -188,8 +189,8 @@ class CallState:
             left = self._all_at + limits.call - now
             missing = sorted({*self._started} - {*self._results})
             error = CallTimeout(
-                f"ranks {', '.join(map(str, missing))} of {self.name} did not return within"
-                f" {limits.call:g} s",
+                f"Ranks {', '.join(map(str, missing))} of {self.name} did not return within"
+                f" {limits.call:g} s.",
                 job=self.name,
             )
         else:
@@ -232,11 +233,11 @@ class CallState:
 
     def _failure(self) -> CallError:
         if self._deleted:
-            return JobFailed(f"{self.name} was deleted", reason="Deleted", job=self.name)
+            return JobFailed(f"Job {self.name} was deleted.", reason="Deleted", job=self.name)
         if self.phase == "Succeeded":
             return JobFailed(
-                f"{self.name} succeeded, but {len(self._results)} of {self.world or 'all'} results"
-                " have come",
+                f"Job {self.name} succeeded, but only {len(self._results)} of"
+                f" {self.world or 'all'} results arrived.",
                 reason=MISSING,
                 job=self.name,
             )
@@ -252,11 +253,14 @@ def _is_later(frame: Started, before: Started) -> bool:
 
 def _exited(name: str, end: Exited) -> CallError:
     signal = end.code - 128 if end.code > 128 else None
-    how = "was killed by signal" if signal else "ended with exit code"
-    message = f"{name}: rank {end.rank} on {end.node} {how} {signal or end.code}, without a result"
+    how = "was killed by signal" if signal else "exited with code"
+    message = f"{name}: rank {end.rank} on {end.node} {how} {signal or end.code} without a result"
     kind = RankExited
     if end.out_of_memory:
-        kind, message = OutOfMemory, f"{message}: the kernel killed it for the pod's memory limit"
+        kind, message = (
+            OutOfMemory,
+            f"{message}: the kernel killed it at the memory limit of the pod",
+        )
     return kind(message, exit_code=end.code, signal=signal, job=name, rank=end.rank, node=end.node)
 
 

@@ -1,4 +1,4 @@
-"""Cancels a call from another thread than the one that waits for it."""
+"""Cancellation of a call from another thread."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ class Cancelled(Exception):
 
 
 class Cancellation:
-    """Whether a call is cancelled, and the actions that wake threads that wait in it."""
+    """Whether a call is cancelled, and the actions that wake its waiting threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._actions: list[Callable[[], object]] = []
-        self._asked = False
+        self._cancelled = False
 
     def cancel(self) -> None:
         """Cancel the call. Returns at once."""
         with self._lock:
-            self._asked = True
+            self._cancelled = True
             actions = list(self._actions)
         for action in actions:
             action()
 
     def check(self) -> None:
         """Raises Cancelled if the call is cancelled."""
-        if self._asked:
+        if self._cancelled:
             raise Cancelled
 
     @contextmanager
     def waking(self, action: Callable[[], object]) -> Iterator[None]:
-        """Run the action at `cancel` while the block runs; at once if it was called before."""
+        """Run the action at `cancel` while the block runs; at once if already cancelled."""
         with self._lock:
             self._actions.append(action)
-            asked = self._asked
+            cancelled = self._cancelled
         try:
-            if asked:
+            if cancelled:
                 action()
             yield
         finally:

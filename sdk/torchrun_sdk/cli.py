@@ -1,4 +1,4 @@
-"""`kt`: run, deploy and look after what is called from Python."""
+"""`kt`: run, deploy and manage functions and apps."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from torchrun_sdk.spec import SCRIPT_NAME
 
 _CLUSTER = 4  # exit code
 _EPILOG = """examples:
-  kt run python my_script.py        run a script; an app that it defines runs in the cluster
-  kt deploy my_script.py            start each remote function and app of a file, and return
-  kt logs train-x7k2p               follow the log of all ranks
-  kt results train-x7k2p            what the function returned; waits while it runs
-  kt list
-  kt down train-x7k2p               delete a job, and with it its pods
+  kt run python my_script.py        run a script; its apps run in the cluster
+  kt deploy my_script.py            start the remote functions and apps of a file
+  kt logs train-x7k2p               follow the logs of all ranks
+  kt results train-x7k2p            print the results; wait if the function still runs
+  kt list                           list jobs
+  kt down train-x7k2p               delete a job and its pods
 
-The namespace is kubectl's, or TORCHRUN_NAMESPACE, or -n.
+The namespace is that of -n, else TORCHRUN_NAMESPACE, else that of kubectl.
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code: 0, 1 where a run failed, 2 for a wrong use, 4 where the cluster refused."""
-    asked = _parser().parse_args(arguments)
-    namespace = asked.namespace or os.environ.get("TORCHRUN_NAMESPACE", "")
+    """The exit code: 0; 1: the run failed; 2: invalid usage; 4: the cluster refused."""
+    options = _parser().parse_args(arguments)
+    namespace = options.namespace or os.environ.get("TORCHRUN_NAMESPACE", "")
     if namespace:
         os.environ["TORCHRUN_NAMESPACE"] = namespace
     try:
-        code: int = asked.work(asked, Kubectl(namespace))
+        code: int = options.work(options, Kubectl(namespace))
     except Detached:
         return 130
     except CallError as error:
@@ -57,86 +57,87 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kt",
-        description="Python functions and apps on many Kubernetes nodes.",
+        description="Run Python functions and apps on many Kubernetes nodes.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("-n", "--namespace", default="", help="as for kubectl")
+    parser.add_argument("-n", "--namespace", default="", help="namespace of jobs and queues")
     verbs = parser.add_subparsers(required=True, metavar="COMMAND")
-    run = verbs.add_parser("run", help="run a command whose apps run in the cluster")
-    run.add_argument("command", nargs=argparse.REMAINDER, help="as python my_script.py")
+    run = verbs.add_parser("run", help="run a command; its apps run in the cluster")
+    run.add_argument("command", nargs=argparse.REMAINDER, help="for example python my_script.py")
     run.set_defaults(work=_run)
-    deploy = verbs.add_parser("deploy", help="start each remote function and app of a file")
+    deploy = verbs.add_parser("deploy", help="start the remote functions and apps of a file")
     deploy.add_argument("script")
     deploy.set_defaults(work=_deploy)
-    logs = verbs.add_parser("logs", help="follow a job's log")
+    logs = verbs.add_parser("logs", help="follow the logs of a job")
     logs.add_argument("job")
     logs.set_defaults(work=_logs)
-    results = verbs.add_parser("results", help="what a job's last call returned, as JSON")
+    results = verbs.add_parser("results", help="print the results of a job's last call as JSON")
     results.add_argument("job")
     results.add_argument(
         "--trust",
         action="store_true",
-        help="open a pickle of a job that you did not make here: it runs code that its pods choose",
+        help="open pickles of a job that was not created on this machine; they can run any code",
     )
     results.set_defaults(work=_results)
-    verbs.add_parser("list", help="jobs that this package made").set_defaults(work=_list)
+    verbs.add_parser("list", help="list jobs of this package").set_defaults(work=_list)
     down = verbs.add_parser("down", help="delete jobs")
     down.add_argument("job", nargs="+")
     down.set_defaults(work=_down)
     return parser
 
 
-def _run(asked: argparse.Namespace, kubectl: Kubectl) -> int:
-    if not asked.command:
-        raise UsageError("kt run: which command? As in kt run python my_script.py")
+def _run(options: argparse.Namespace, kubectl: Kubectl) -> int:
+    if not options.command:
+        raise UsageError("No command given. Example: kt run python my_script.py")
     environment = {**os.environ, RUN: "1"}
-    return subprocess.run(asked.command, env=environment, check=False).returncode
+    return subprocess.run(options.command, env=environment, check=False).returncode
 
 
-def _deploy(asked: argparse.Namespace, kubectl: Kubectl) -> int:
-    found = deployable(Path(asked.script))
-    if not found:
+def _deploy(options: argparse.Namespace, kubectl: Kubectl) -> int:
+    members = deployable(Path(options.script))
+    if not members:
         raise UsageError(
-            f"{asked.script} defines no remote function (kt.fn, decorators) and no app"
+            f"{options.script} defines no remote function or app. Add one with kt.fn, a decorator"
+            " or kt.app."
         )
-    for one in found:
-        print(one.deploy())
+    for member in members:
+        print(member.deploy())
     return 0
 
 
 def deployable(script: Path) -> list[App | Remote]:
-    """Each remote function and app that a file defines, once. A call in it is not made."""
+    """The remote functions and apps that a file defines, each once. Its calls are not made."""
     sys.path.insert(0, str(script.resolve().parent))
     with importing(""):
         try:
             names = runpy.run_path(str(script), run_name=SCRIPT_NAME)
         except CallInImport as reached:
             names = vars(reached.module)
-    found = {id(value): value for value in names.values() if isinstance(value, (App, Remote))}
-    return list(found.values())
+    members = {id(value): value for value in names.values() if isinstance(value, (App, Remote))}
+    return list(members.values())
 
 
-def _logs(asked: argparse.Namespace, kubectl: Kubectl) -> int:
-    return subprocess.run(kubectl.plugin("logs", asked.job, "--follow"), check=False).returncode
+def _logs(options: argparse.Namespace, kubectl: Kubectl) -> int:
+    return subprocess.run(kubectl.plugin("logs", options.job, "--follow"), check=False).returncode
 
 
-def _results(asked: argparse.Namespace, kubectl: Kubectl) -> int:
-    returned = attach(asked.job, stream_logs=False, trust=asked.trust)
-    print(json.dumps(returned, default=repr))
+def _results(options: argparse.Namespace, kubectl: Kubectl) -> int:
+    results = attach(options.job, stream_logs=False, trust=options.trust)
+    print(json.dumps(results, default=repr))
     return 0
 
 
-def _list(asked: argparse.Namespace, kubectl: Kubectl) -> int:
+def _list(options: argparse.Namespace, kubectl: Kubectl) -> int:
     return _kubectl(kubectl.command("get", "torchrunjobs", "--selector", LABEL))
 
 
-def _down(asked: argparse.Namespace, kubectl: Kubectl) -> int:
-    return _kubectl(kubectl.command("delete", "torchrunjobs", *asked.job, "--wait=false"))
+def _down(options: argparse.Namespace, kubectl: Kubectl) -> int:
+    return _kubectl(kubectl.command("delete", "torchrunjobs", *options.job, "--wait=false"))
 
 
 def _kubectl(command: list[str]) -> int:
-    """kubectl itself says why it was refused."""
+    """Run kubectl, which prints its errors; the exit code."""
     return _CLUSTER if subprocess.run(command, check=False).returncode else 0
 
 

@@ -19,18 +19,18 @@ _SHARED = ("ReadWriteMany", "ReadOnlyMany")
 
 
 def seconds(value: Seconds, name: str) -> float:
-    """90, "90s", "5m" and "1h30m" as seconds. Raises UsageError naming the parameter."""
+    """90, "90s", "5m" and "1h30m" as seconds. name: of the parameter. Raises UsageError."""
     if isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0:
         return float(value)
     text = str(value)
     if re.fullmatch(r"(\d+(\.\d+)?[hms])+", text):
         parts = re.findall(r"([\d.]+)([hms])", text)
         return sum(float(number) * _UNITS[unit] for number, unit in parts)
-    raise UsageError(f'{name} is {value!r}: it must be seconds, or a duration as "90s" or "1h30m"')
+    raise UsageError(f'{name} is {value!r}. It must be seconds or a duration such as "1h30m".')
 
 
 class Volume:
-    """A claim of the namespace that every pod mounts; created if it does not exist."""
+    """A PVC that every pod mounts; created if it does not exist."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Volume:
         storage_class: str | None = None,
     ) -> None:
         if not mount_path.startswith("/"):
-            raise UsageError(f"Volume {name}: mount_path {mount_path!r} must begin with /")
+            raise UsageError(f"Volume {name}: mount_path {mount_path!r} must start with /.")
         self.name = name
         self.mount_path = mount_path
         self.size = size
@@ -72,17 +72,17 @@ class Volume:
         return {"name": self.name, "mountPath": self.mount_path}
 
     def check(self, workers: int) -> None:
-        """Raises UsageError where the access mode cannot serve so many nodes."""
+        """Raises UsageError if the access mode does not support this number of nodes."""
         if workers > 1 and self.access_mode not in _SHARED:
             raise UsageError(
-                f"Volume {self.name} has access_mode {self.access_mode}, which one node can mount,"
-                f' and there are {workers} workers: use access_mode="ReadWriteMany" with a storage'
-                " class that shares (NFS, CephFS, JuiceFS)."
+                f"Volume {self.name} has access_mode {self.access_mode}, which does not support"
+                f' {workers} workers. Use access_mode="ReadWriteMany" with a shared storage class'
+                " (NFS, CephFS, JuiceFS)."
             )
 
 
 class Distribution(NamedTuple):
-    """How many workers, and what makes a group of them; framework None: one pod, as it is."""
+    """The number of workers and their framework; framework None: one plain pod."""
 
     framework: str | None = None
     workers: int = 1
@@ -92,19 +92,18 @@ class Distribution(NamedTuple):
 
     @property
     def nodes(self) -> int:
-        """Pods of the job: Ray has a head beside its workers, or all of them from an operator."""
+        """Pods of the job. Ray has a head and workers; an operator creates them outside the job."""
         return 1 if self.operator else self.workers + (self.framework == "ray")
 
 
 class Compute:
-    """The pod of one worker.
+    """The resources of the pod of one worker.
 
-    gpus: of each node. cpus: as 4 or "500m". memory: as "16Gi". Each at most what a node of the
-    queue has; a missing one is the queue's. idle_time: how long the pods stay for another call
-    after one. queue, namespace: else TORCHRUN_QUEUE, TORCHRUN_NAMESPACE, else the only queue of
-    kubectl's namespace. launch_timeout: how long all pods may take to run. max_restarts: new gangs
-    after a pod died by itself; a pod that was taken away is always replaced, an exception is never
-    tried again.
+    gpus: per node. cpus: 4 or "500m". memory: "16Gi". Each is at most that of a node of the queue,
+    which is also its default. idle_time: how long the pods wait for another call. queue, namespace:
+    defaults are TORCHRUN_QUEUE and TORCHRUN_NAMESPACE, else the only queue of kubectl's namespace.
+    launch_timeout: limit until all pods run. max_restarts: new gangs after a pod failed; a deleted
+    pod is always replaced, and a call that raised is never repeated.
     """
 
     def __init__(
@@ -144,15 +143,15 @@ class Compute:
         worker_node_options: dict[str, Any] | None = None,
         operator: str | None = None,
     ) -> Compute:
-        """The same for so many workers. operator: "kuberay" makes Ray's pods. Raises UsageError."""
+        """A copy for this number of workers. operator: "kuberay" for Ray. Raises UsageError."""
         if framework not in FRAMEWORKS:
-            raise UsageError(f"framework is {framework!r}: it must be one of {FRAMEWORKS}")
+            raise UsageError(f"framework is {framework!r}. It must be one of {FRAMEWORKS}.")
         if not isinstance(workers, int) or workers < 1:
-            raise UsageError(f"workers is {workers!r}: it must be a whole number from 1")
+            raise UsageError(f"workers is {workers!r}. It must be an integer of at least 1.")
         if operator is not None and (framework != "ray" or operator not in OPERATORS):
             raise UsageError(
-                f"operator is {operator!r} with framework {framework}: it is for Ray, and one of"
-                f" {OPERATORS}"
+                f"operator is {operator!r} with framework {framework!r}. It requires framework"
+                f" 'ray' and must be one of {OPERATORS}."
             )
         for volume in self.volumes:
             volume.check(workers)
@@ -168,28 +167,28 @@ class Compute:
         return [{"name": key, "value": str(value)} for key, value in self.env.items()]
 
     def node_resources(self) -> dict[str, Any]:
-        """spec.nodeResources of the TorchrunJob; nothing where there are no GPUs."""
-        if self.distribution.operator:  # whose pods have the rest
+        """spec.nodeResources of the TorchrunJob; empty with TORCHRUN_SDK_CPU_ONLY."""
+        if self.distribution.operator:  # its pods have the other resources
             return self._resources({"gpus": 0})
         return self._resources(self.distribution.worker_node_options or {})
 
     def head_resources(self) -> dict[str, Any] | None:
-        """Those of Ray's head; None where its workers have the same, and all pods are alike."""
+        """The resources of Ray's head; None if they equal those of the workers."""
         if self.distribution.operator:
             return None
         options = self.distribution.worker_node_options or {}
-        # GPUs are given for the workers only: the head does not get those of the queue.
+        # With GPUs only for the workers, the head does not get those of the queue.
         own = self._resources({"gpus": 0} if "gpus" in options and self.gpus is None else {})
         return own if own != self.node_resources() else None
 
     def _resources(self, instead: dict[str, Any]) -> dict[str, Any]:
         if cpu_only():
             return {}
-        wanted = {"gpus": self.gpus, "cpus": self.cpus, "memory": self.memory, **instead}
-        return {name: value for name, value in wanted.items() if value is not None}
+        resources = {"gpus": self.gpus, "cpus": self.cpus, "memory": self.memory, **instead}
+        return {name: value for name, value in resources.items() if value is not None}
 
     def resolved_image(self) -> str:
-        """The image that runs, "" for the queue's."""
+        """The image, "" for that of the queue."""
         return images.resolve(self.image)
 
 
@@ -199,11 +198,11 @@ def cpu_only() -> bool:
 
 
 def _checked(framework: str, options: dict[str, Any]) -> dict[str, Any]:
-    """worker_node_options: what the workers have instead of what the Compute says."""
+    """Validate worker_node_options, which replace resources of the Compute for the workers."""
     if options and (framework != "ray" or set(options) - {"gpus", "cpus", "memory"}):
         raise UsageError(
-            f"worker_node_options are for Ray, and gpus, cpus and memory: {sorted(options)}"
-            f" with framework {framework}"
+            f"worker_node_options are {sorted(options)} with framework {framework!r}. They require"
+            " framework 'ray' and accept only gpus, cpus and memory."
         )
     _count(options.get("gpus"), "worker_node_options gpus")
     return {key: str(value) if key == "cpus" else value for key, value in options.items()}
@@ -211,5 +210,5 @@ def _checked(framework: str, options: dict[str, Any]) -> dict[str, Any]:
 
 def _count(value: int | None, name: str) -> int | None:
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-        raise UsageError(f"{name} is {value!r}: it must be a whole number from 0")
+        raise UsageError(f"{name} is {value!r}. It must be an integer of at least 0.")
     return value

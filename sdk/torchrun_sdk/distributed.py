@@ -23,12 +23,12 @@ def pod_ips(
     job: str = "",
     namespace: str = "",
 ) -> list[str]:
-    """Addresses of the workers, in the order of their indexes.
+    """The addresses of the workers, in the order of their indexes.
 
-    Inside a pod they come from DNS, for which no right is needed: of its own job. Outside, from the
-    API: of `job`, or of the only one that this package made and that runs.
-    quorum_workers: wait until there are so many, for quorum_timeout at most. Raises QuorumTimeout,
-    UsageError, ClusterError.
+    Inside a pod: of its own job, from DNS, which needs no permission. Outside: of `job`, or of the
+    only running job of this package, from the API server.
+    quorum_workers: wait for this number of addresses, at most for quorum_timeout. Raises
+    QuorumTimeout, UsageError, ClusterError.
     """
     limit = seconds(quorum_timeout, "quorum_timeout")
     inside = "PET_MASTER_ADDR" in os.environ
@@ -36,13 +36,14 @@ def pod_ips(
     name = job or ("" if inside else _only(kubectl))
     until = time.monotonic() + limit
     while True:
-        found = _from_api(kubectl, name) if name else _from_dns(os.environ)
-        if quorum_workers is None or len(found) >= quorum_workers:
-            return found
+        addresses = _from_api(kubectl, name) if name else _from_dns(os.environ)
+        if quorum_workers is None or len(addresses) >= quorum_workers:
+            return addresses
         left = until - time.monotonic()
         if left <= 0:
             raise QuorumTimeout(
-                f"{len(found)} of {quorum_workers} workers have an address after {limit:g} s",
+                f"Only {len(addresses)} of {quorum_workers} workers have an address after"
+                f" {limit:g} s.",
                 job=name or os.environ.get("TORCHRUN_JOB_NAME", ""),
             )
         time.sleep(min(_POLL, left))
@@ -53,34 +54,34 @@ def hosts(environment: dict[str, str] | os._Environ[str]) -> list[str]:
     master = environment["PET_MASTER_ADDR"]
     nodes = int(environment.get("PET_NNODES", "1").rpartition(":")[2])
     first, dot, domain = master.partition(".")
-    if not dot:  # a gang of one finds itself as localhost
+    if not dot:  # a gang of one pod uses localhost
         return [socket.gethostname()]
     stem = first[: -len("-0")]
-    if environment.get("TORCHRUN_ROLE"):  # the head's Job is one, that of its workers another
+    if environment.get("TORCHRUN_ROLE"):  # head and workers have different child Jobs
         return [master, *(f"{stem}-w-{index}.{domain}" for index in range(nodes - 1))]
     return [f"{stem}-{index}.{domain}" for index in range(nodes)]
 
 
 def _from_dns(environment: os._Environ[str]) -> list[str]:
-    return [found for host in hosts(environment) if (found := _address(host))]
+    return [address for host in hosts(environment) if (address := _address(host))]
 
 
 def _address(host: str) -> str:
     try:
         return socket.gethostbyname(host)
-    except OSError:  # no such name so far
+    except OSError:  # the name does not exist yet
         return ""
 
 
 def _from_api(kubectl: Kubectl, job: str) -> list[str]:
     words = ["get", "pods", "--selector", workers_of(job), "--output=json"]
     listed = json.loads(kubectl.run(*words))["items"]
-    ours = [pod for pod in listed if pod.get("status", {}).get("podIP")]
-    ours = [pod for pod in ours if pod["status"].get("phase") in ("Pending", "Running")]
-    latest = max((_attempt(pod) for pod in ours), default=0)
-    of_latest = [pod for pod in ours if _attempt(pod) == latest]
-    of_latest.sort(key=lambda pod: node_of(pod["metadata"]["labels"]))
-    return [pod["status"]["podIP"] for pod in of_latest]
+    pods = [pod for pod in listed if pod.get("status", {}).get("podIP")]
+    pods = [pod for pod in pods if pod["status"].get("phase") in ("Pending", "Running")]
+    latest = max((_attempt(pod) for pod in pods), default=0)
+    pods = [pod for pod in pods if _attempt(pod) == latest]
+    pods.sort(key=lambda pod: node_of(pod["metadata"]["labels"]))
+    return [pod["status"]["podIP"] for pod in pods]
 
 
 def _attempt(pod: dict[str, Any]) -> int:
@@ -97,7 +98,7 @@ def _only(kubectl: Kubectl) -> str:
     ]
     if len(running) != 1:
         raise UsageError(
-            f"{len(running)} jobs run ({', '.join(running) or 'none'}): pod_ips(job=NAME) says of"
-            " which the addresses are wanted"
+            f"{len(running)} jobs are running ({', '.join(running) or 'none'}). Select one with"
+            " pod_ips(job=NAME)."
         )
     return str(running[0])

@@ -1,4 +1,4 @@
-"""What can go wrong with a call, each as its own type."""
+"""Errors of calls."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from torchrun_sdk.text import escape
 
 
 class SdkError(Exception):
-    """Base of all errors of this package. The message says what to do.
+    """Base of all errors of this package. The message tells the next step.
 
-    It may quote pods and the cluster, so its control characters are escaped.
+    Control characters are escaped, because the message may quote pods and the cluster.
     """
 
     def __init__(self, message: str = "") -> None:
@@ -16,17 +16,17 @@ class SdkError(Exception):
 
 
 class UsageError(SdkError):
-    """The call cannot be made as it is written; nothing was created."""
+    """Invalid usage; nothing was created."""
 
 
 class ClusterError(SdkError):
-    """kubectl or the API server refused, or was not reached."""
+    """kubectl or the API server refused the request or is unreachable."""
 
 
 class CallError(SdkError):
-    """The call came to nothing. `job` is the TorchrunJob, "" where there is none yet.
+    """The call failed.
 
-    rank, node: where it happened, None and "" where that is not known.
+    job: the TorchrunJob, "" without one. rank, node: where it failed, None and "" if unknown.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class CallError(SdkError):
 
 
 class UntrustedPickle(SdkError):
-    """A pod of `job` answers with a pickle that was not asked for. It was not opened."""
+    """A pod of `job` returned a pickle, which this call does not accept. It was not opened."""
 
     def __init__(self, message: str, *, job: str = "") -> None:
         super().__init__(message)
@@ -47,13 +47,13 @@ class UntrustedPickle(SdkError):
 
 
 class ProtocolError(CallError):
-    """What a pod says cannot be read. The job is left as it is."""
+    """A message of a pod cannot be decoded. The job was not changed."""
 
 
 class RemoteException(CallError):
-    """The function raised. The first exception of all ranks; others often follow from it.
+    """The function raised an exception: the first of all ranks, as it often causes the others.
 
-    type: its class, as `builtins.ValueError`. text: what it says. traceback: as it was formatted
+    type: its class, for example `builtins.ValueError`. text: its message. traceback: as formatted
     in the pod.
     """
 
@@ -76,7 +76,7 @@ class RemoteException(CallError):
 class RankExited(CallError):
     """A rank ended without a result: os._exit, a signal, a crash of native code.
 
-    exit_code: of the process, 128 + number for a signal. signal: its number, or None.
+    exit_code: of the process, 128 + number for a signal. signal: number, or None.
     """
 
     def __init__(
@@ -95,15 +95,15 @@ class RankExited(CallError):
 
 
 class OutOfMemory(RankExited):
-    """The kernel killed a process of the pod for its memory limit."""
+    """The kernel killed a process of the pod at its memory limit."""
 
 
 class Evicted(CallError):
-    """The kubelet evicted a pod, for what it used itself."""
+    """The kubelet evicted a pod because of its own resource usage."""
 
 
 class JobFailed(CallError):
-    """The TorchrunJob ended otherwise without results; `reason` is the word of its status."""
+    """The TorchrunJob ended without results for another reason, that of its status."""
 
     def __init__(self, message: str, *, reason: str, job: str) -> None:
         super().__init__(message, job=job)
@@ -111,11 +111,11 @@ class JobFailed(CallError):
 
 
 class LaunchTimeout(CallError, TimeoutError):
-    """Not all pods ran within launch_timeout; the message has the job's own reason."""
+    """Not all pods ran within launch_timeout; the message has the reason of the job."""
 
 
 class QuorumTimeout(CallError, TimeoutError):
-    """Not as many workers as asked for answered within quorum_timeout."""
+    """Not all workers responded within quorum_timeout."""
 
 
 class CallTimeout(CallError, TimeoutError):
@@ -123,11 +123,11 @@ class CallTimeout(CallError, TimeoutError):
 
 
 class IncompatiblePython(CallError):
-    """Pickled values cannot travel between these two versions of Python."""
+    """Pickles cannot be exchanged between these two versions of Python."""
 
 
 class Detached(KeyboardInterrupt):
-    """Ctrl-C: the call goes on without this program. `job` is its TorchrunJob."""
+    """Ctrl-C: the call continues without this program. `job` is its TorchrunJob."""
 
     def __init__(self, job: str) -> None:
         super().__init__(f"detached from {job}")

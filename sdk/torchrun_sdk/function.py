@@ -31,7 +31,7 @@ Function = Callable[..., Any]
 
 
 class Options(NamedTuple):
-    """How a call is made; see `Remote.options`."""
+    """Options of a call; see `Remote.options`."""
 
     timeout: float | None = None
     stream_logs: bool = True
@@ -41,10 +41,10 @@ class Options(NamedTuple):
 
 
 class Remote:
-    """A function that runs in pods when it is called; `local` is the function itself.
+    """A function that runs in pods when it is called; `local` calls it in this process.
 
-    A distributed one returns a list, the results of all ranks sorted by rank; of one pod, what the
-    function returns.
+    A distributed function returns the list of results of all ranks, sorted by rank; otherwise the
+    call returns the result of the function.
     """
 
     def __init__(
@@ -61,14 +61,14 @@ class Remote:
         self._tried: set[str] = set()
 
     def to(self, compute: Compute) -> Remote:
-        """The same function in pods like these."""
+        """A copy that runs in pods with these resources."""
         return self._with(_compute=compute)
 
     def distribute(self, framework: str = "pytorch", workers: int = 1, **rest: Any) -> Remote:
-        """The same on so many workers, as `Compute.distribute`. Raises UsageError."""
-        asked = {"framework": framework, "workers": workers, **rest}
-        Compute().distribute(**asked)
-        return self._with(_distributed=asked)
+        """A copy that runs on several workers, see `Compute.distribute`. Raises UsageError."""
+        arguments = {"framework": framework, "workers": workers, **rest}
+        Compute().distribute(**arguments)
+        return self._with(_distributed=arguments)
 
     def options(
         self,
@@ -79,20 +79,19 @@ class Remote:
         serialization: str = JSON,
         linger: Seconds = "10m",
     ) -> Remote:
-        """The same with other options of a call. Raises UsageError.
+        """A copy with these options of a call. Raises UsageError.
 
-        timeout: how long the function may run. stream_logs: print the pods' log meanwhile.
-        returns: of "all" ranks, or of the "head", rank 0, alone: what the others return stays in
-        the pods. serialization: of arguments and results, "json" or "pickle"; a pickle from the
-        pods runs code here, so take it only where you trust them. linger: how long results wait in
-        the pods for a client that went away.
+        timeout: limit for the function. stream_logs: print the logs of the pods. returns: results
+        of "all" ranks, or only of rank 0 ("head"). serialization: of arguments and results, "json"
+        or "pickle"; a pickle from the pods can run any code here, so use it only if you trust them.
+        linger: how long the pods keep results for a client that disconnected.
         """
-        for value, known, what in (
+        for value, choices, name in (
             (returns, (ALL, HEAD), "returns"),
             (serialization, FORMATS, "serialization"),
         ):
-            if value not in known:
-                raise UsageError(f"{what} is {value!r}: it must be one of {known}")
+            if value not in choices:
+                raise UsageError(f"{name} is {value!r}. It must be one of {choices}.")
         limit = None if timeout is None else seconds(timeout, "timeout")
         options = Options(limit, stream_logs, returns, serialization, seconds(linger, "linger"))
         return self._with(_options=options)
@@ -106,17 +105,17 @@ class Remote:
         return other
 
     def local(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it here."""
+        """Call the function in this process."""
         return self.torchrun_function(*args, **kwargs)
 
     async def acall(self, *args: Any, **kwargs: Any) -> Any:
-        """The same as calling it, for `await`.
+        """Call the function in the pods, for `await`.
 
-        Cancelling it ends the call: a job that was made for it is deleted, pods that stay from an
-        earlier call stay.
+        Cancelling it ends the call, and deletes the job if it was created for this call. Warm pods
+        of an earlier call stay.
         """
         cancellation = Cancellation()
-        # A thread of its own: the loop's have other work, and may be few.
+        # A separate thread: those of the loop may be few and busy.
         threads = ThreadPoolExecutor(1, "torchrun-sdk")
         loop = asyncio.get_running_loop()
         work = loop.run_in_executor(threads, self._run, args, kwargs, cancellation)
@@ -127,14 +126,14 @@ class Remote:
             cancellation.cancel()
             await asyncio.wait([work])
             if not work.cancelled():
-                work.exception()  # nobody asks for it
+                work.exception()  # mark it as retrieved
             raise
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run it in the pods and return what it returns there.
+        """Run the function in the pods and return its result.
 
-        Raises UsageError before anything is made; ClusterError; CallError and its kinds; Detached
-        at Ctrl-C, and the call goes on.
+        Raises UsageError before anything is created; ClusterError; CallError and its subclasses;
+        Detached at Ctrl-C, after which the call continues.
         """
         return self._run(args, kwargs, Cancellation())
 
@@ -151,16 +150,16 @@ class Remote:
                 results = gang.run(call, self._options.timeout, line, cancellation)
                 break
             except UnavailableError as error:
-                _note(f"{gang.name}: {error}; other pods are looked for")
+                _note(f"{gang.name}: {error}. Trying other pods.")
             finally:
                 gang.busy.release()
                 self._gangs[:] = [each for each in self._gangs if each.is_warm]
         return self._open_results(results, gang.name)
 
     def deploy(self, *args: Any, **kwargs: Any) -> str:
-        """Start it and return: the name of the job. What it returns is for nobody.
+        """Start the function without waiting; the name of the job. Results are discarded.
 
-        Raises as a call before anything is made, and ClusterError.
+        Raises UsageError, ClusterError.
         """
         compute = self._resolved_compute()
         root, call = self._prepare_call(compute, args, kwargs)
@@ -169,7 +168,7 @@ class Remote:
         return gang.name
 
     def _prepare_call(self, compute: Compute, args: Any, kwargs: Any) -> tuple[Path, Call]:
-        """The directory that is sent, and the call as its ranks read it."""
+        """The directory to upload, and the call for its ranks."""
         project = locate(self.torchrun_function, self._directory)
         try:
             arguments = pack([args, kwargs], self._options.serialization, "an argument")
@@ -191,7 +190,7 @@ class Remote:
         )
 
     def down(self) -> None:
-        """End the pods that wait for another call."""
+        """Delete the pods that wait for another call."""
         for gang in self._gangs:
             gang.down()
         self._gangs.clear()
@@ -199,42 +198,42 @@ class Remote:
     def _resolved_compute(self) -> Compute:
         if self._compute is None:
             raise UsageError(
-                f"{self._name} has no compute: kt.fn({self._name}).to(kt.Compute(...)), or"
-                f" {self._name}.local() to call it here."
+                f"{self._name} has no compute. Use kt.fn({self._name}).to(kt.Compute(...)), or"
+                f" {self._name}.local() to call it in this process."
             )
         if self._distributed is None:
             return self._compute
         return self._compute.distribute(**self._distributed)
 
     def _take_gang(self, compute: Compute, root: Path, call: Call) -> Gang:
-        """A gang whose `busy` lock this call has: a free warm one, else a new one."""
+        """A gang whose `busy` lock this call holds: a free warm gang, else a new one."""
         for gang in self._gangs:
             if gang.is_warm and gang.busy.acquire(blocking=False):
                 return gang
         key = gang_key(compute, call.function, root) if compute.idle_time else ""
         name, uid = self._find_warm_job(compute, key) if key else ("", "")
-        found = bool(name)
+        created = bool(name)
         name = name or job_name(self._name)
-        gang = Gang(name, compute, root, _note, key=key, created=found, uid=uid)
+        gang = Gang(name, compute, root, _note, key=key, created=created, uid=uid)
         gang.busy.acquire()
         self._gangs.append(gang)
         return gang
 
     def _find_warm_job(self, compute: Compute, key: str) -> tuple[str, str]:
-        """Name and UID of a job with warm pods of another program; "" where there is none.
+        """Name and UID of a job with warm pods of another program; "" without one.
 
-        Anyone in the namespace can give a job this label. So a call that opens pickles takes only
-        what this user has made here.
+        Any user of the namespace can set this label. So a call that opens pickles uses only jobs
+        that this user created on this machine.
         """
         words = ["get", "torchrunjobs", "--selector", f"{GANG}={key}", "--output=json"]
         listed = json.loads(Kubectl(compute.namespace).run(*words))["items"]
         for job in listed:
             name = str(job["metadata"]["name"])
-            runs = (job.get("status") or {}).get("phase") == "Running"
-            leaves = "deletionTimestamp" in job["metadata"]
+            is_running = (job.get("status") or {}).get("phase") == "Running"
+            is_deleted = "deletionTimestamp" in job["metadata"]
             uid = str(job["metadata"].get("uid") or "")
-            trusted = self._options.serialization != PICKLE or own_jobs.is_own(uid)
-            if runs and not leaves and trusted and name not in self._tried:
+            is_trusted = self._options.serialization != PICKLE or own_jobs.is_own(uid)
+            if is_running and not is_deleted and is_trusted and name not in self._tried:
                 self._tried.add(name)
                 return name, uid
         return "", ""
@@ -242,13 +241,13 @@ class Remote:
     def _open_results(self, results: list[Result], job: str) -> Any:
         distributed = self._resolved_compute().distribution.framework == "pytorch"
         all_ranks = distributed and self._options.returns == ALL
-        wanted = results if all_ranks else results[:1]
-        found = open_results(wanted, (self._options.serialization,), job)
-        return found if all_ranks else found[0]
+        selected = results if all_ranks else results[:1]
+        values = open_results(selected, (self._options.serialization,), job)
+        return values if all_ranks else values[0]
 
 
 def fn(function: Function, *, name: str = "", directory: str | Path | None = None) -> Remote:
-    """A function to run in pods. name: of its jobs. directory: sent, see `function_source`."""
+    """A function to run in pods. name: of its jobs. directory: to upload; default: its project."""
     if isinstance(function, Remote):
         return function
     return Remote(function, name=name, directory=directory)
@@ -263,12 +262,12 @@ def compute(**resources: Any) -> Callable[[Function | Remote], Remote]:
 def distribute(
     framework: str = "pytorch", workers: int = 1, **rest: Any
 ) -> Callable[[Function | Remote], Remote]:
-    """Decorator: so many workers for the function."""
+    """Decorator: `Remote.distribute` for the function."""
     return lambda function: fn(function).distribute(framework, workers, **rest)
 
 
 def _counted_gpus(compute: Compute) -> int | None:
-    """GPUs that a worker of Ray says it has, where there are none."""
+    """GPUs that a worker of Ray claims to have with TORCHRUN_SDK_CPU_ONLY."""
     options = compute.distribution.worker_node_options or {}
     return int(options.get("gpus", compute.gpus or 0)) if cpu_only() else None
 
@@ -281,16 +280,16 @@ def attach(
     timeout: Seconds | None = None,
     trust: bool = False,
 ) -> Any:
-    """What a job's last call returned, as the call would have: after Detached, or `deploy`.
+    """The results of a job's last call, in the same form: after Detached, or `deploy`.
 
-    It is waited for, `timeout` at most once all ranks have begun. A pickle is opened if you made
-    the job on this machine with a call that asked for pickle, or with `trust`: it runs code that
-    the job's pods choose. Raises as a call, and UntrustedPickle.
+    Waits for the call; timeout: limit after all ranks have started. A pickle, which can run any
+    code, is opened only if the job was created on this machine by a call with serialization
+    "pickle", or with `trust`. Raises as a call, and UntrustedPickle.
     """
-    where = Kubectl(namespace or os.environ.get("TORCHRUN_NAMESPACE", ""))
+    kubectl = Kubectl(namespace or os.environ.get("TORCHRUN_NAMESPACE", ""))
     limit = None if timeout is None else seconds(timeout, "timeout")
     line = _print if stream_logs else None
-    return reattach.attach(job, where, line, _note, timeout=limit, trusted=trust)
+    return reattach.attach(job, kubectl, line, _note, timeout=limit, trusted=trust)
 
 
 def _print(line: str) -> None:

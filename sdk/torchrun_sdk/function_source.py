@@ -1,4 +1,4 @@
-"""Where the pods find a function: the project that is sent, and its name in it. Never bytecode."""
+"""The source of a function: the project to upload, and its name in it. Never bytecode."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ MARKERS = ("torchrun.toml", "pyproject.toml", "setup.py", "setup.cfg", ".git")
 
 
 class Project(NamedTuple):
-    """A directory that is sent, and a function in it."""
+    """A directory to upload, and a function in it."""
 
     root: Path
     function: Reference
 
 
 def locate(function: Callable[..., Any], root: Path | None = None) -> Project:
-    """Where the function is found again. `root`: the directory to send; default: its project.
+    """The source of the function. `root`: the directory to upload; default: its project.
 
     Raises UsageError for what has no name that an import finds: a lambda, a function within another
     one, one that was typed at a prompt.
@@ -32,8 +32,8 @@ def locate(function: Callable[..., Any], root: Path | None = None) -> Project:
     if not qualname or "<" in qualname:
         what = "a lambda" if "<lambda>" in qualname else f"{qualname or function!r}"
         raise UsageError(
-            f"{what} cannot be called remotely, as nothing imports it by name: make it a function"
-            " at the top level of a file."
+            f"{what} cannot be called remotely, because it cannot be imported by name. Define a"
+            " function at the top level of a file."
         )
     name = function.__module__
     if notebook_source.is_interactive(function):
@@ -43,7 +43,7 @@ def locate(function: Callable[..., Any], root: Path | None = None) -> Project:
     file = _file(function)
     top = (root or project(file.parent)).resolve()
     if not file.is_relative_to(top) if hasattr(file, "is_relative_to") else top not in file.parents:
-        raise UsageError(f"{file} is not below {top}, which is sent: pass directory= to fn.")
+        raise UsageError(f"{file} is outside the uploaded directory {top}. Pass directory= to fn.")
     if name in ("__main__", SCRIPT_NAME):
         return Project(top, Reference(qualname, script=file.relative_to(top).as_posix()))
     start = file.parents[len(name.split(".")) - (1 if file.name != "__init__.py" else 0)]
@@ -70,14 +70,13 @@ def _file(function: Callable[..., Any]) -> Path:
         file = None
     if file is None or not Path(file).is_file():
         raise UsageError(
-            f"{function.__qualname__} stands in no file that could be sent, as what is typed at a"
-            " prompt: save it as a module and import it."
+            f"{function.__qualname__} is not defined in a file. Save it as a module and import it."
         )
     return Path(file).resolve()
 
 
 def _import_root(name: str, file: Path) -> Path | None:
-    """The entry of sys.path that a module was found by."""
+    """The entry of sys.path from which a module is imported."""
     parts = name.split(".")
     for entry in sys.path:
         base = Path(entry or ".").resolve()
@@ -92,15 +91,16 @@ def _below(start: Path, top: Path, name: str) -> str:
         return start.relative_to(top).as_posix()
     except ValueError:
         raise UsageError(
-            f"{name} is imported from {start}, which is not below {top}: pass directory= to fn."
+            f"{name} is imported from {start}, which is outside the uploaded directory {top}. Pass"
+            " directory= to fn."
         ) from None
 
 
 def _paths(top: Path) -> list[str]:
     """The entries of sys.path that lie in the project, such as `src`."""
-    found = []
+    entries = []
     for entry in sys.path:
         place = Path(entry or ".").resolve()
         if top in place.parents and "site-packages" not in place.parts:
-            found.append(place.relative_to(top).as_posix())
-    return found
+            entries.append(place.relative_to(top).as_posix())
+    return entries

@@ -1,4 +1,4 @@
-"""The client's side of a TorchrunJob that carries out calls, one after the other."""
+"""The client's side of a TorchrunJob that runs calls, one after the other."""
 
 from __future__ import annotations
 
@@ -36,26 +36,26 @@ from types import ModuleType
 
 here = Path(__file__).resolve().parent
 sys.path.insert(0, str(here))
-if sys.argv[1:2] == ["collect"]:  # a client waits for it, and it needs next to nothing
+if sys.argv[1:2] == ["collect"]:  # skip most imports, because a client waits for it
     package = sys.modules["torchrun_sdk"] = ModuleType("torchrun_sdk")
     package.__path__ = [str(here / "torchrun_sdk")]
 from torchrun_sdk.worker.__main__ import main
 
 sys.exit(main(sys.argv[1:], here))
 """
-# After these the job is deleted, as no client waits for it.
+# After these errors the job is deleted, because no client waits for it.
 _ABANDONED = (LaunchTimeout, QuorumTimeout, CallTimeout)
 # If set, the times of a call's events are printed on stderr.
 _TIMES = "TORCHRUN_SDK_TIMES"
 # A client that detached may reattach the next day.
-_KEPT_SECONDS = 24 * 3600
+_TTL_SECONDS = 24 * 3600
 
 
 class Gang:
-    """One job. `run` creates it with the first call, and delivers each later call to its pods.
+    """One job. `run` creates it with the first call, and delivers later calls to its pods.
 
-    created: the job exists, with warm pods; `uid` is its UID. key: by which other programs find
-    the job.
+    created: the job exists with warm pods; uid: its UID. key: the label by which other programs
+    find the job.
     """
 
     def __init__(
@@ -93,11 +93,11 @@ class Gang:
         line: Line | None,
         cancellation: Cancellation | None = None,
     ) -> list[Result]:
-        """Carry out one call: the results of all ranks, sorted. The caller holds `busy`.
+        """Run one call: the results of all ranks, sorted. The caller holds `busy`.
 
-        line: gets each line of the pods' log. Raises CallError, ClusterError, UsageError;
-        UnavailableError where the pods stayed and cannot take it; Detached at Ctrl-C; Cancelled,
-        after ending the call, and the job if it was created for it.
+        line: called with each line of the logs. Raises CallError, ClusterError, UsageError;
+        UnavailableError if warm pods cannot run it; Detached at Ctrl-C; Cancelled, after ending
+        the call, and the job if it was created for it.
         """
         stays = bool(call.idle)
         first = not self._created
@@ -161,17 +161,17 @@ class Gang:
     def _detach(self) -> None:
         self._ended = True
         self._note(
-            f"Detached; {self.name} goes on.\n"
+            f"Detached. Job {self.name} continues.\n"
             f"  kt logs {self.name}\n"
             f"  kt results {self.name}      (kt.attach({self.name!r}) in Python)\n"
             f"  kt down {self.name}"
         )
-        patch = {"spec": {"reliability": {"ttlSecondsAfterFinished": _KEPT_SECONDS}}}
+        patch = {"spec": {"reliability": {"ttlSecondsAfterFinished": _TTL_SECONDS}}}
         words = ["patch", "torchrunjob", self.name, "--type=merge", "--patch", json.dumps(patch)]
         try:
             self._kubectl.run(*words)
         except ClusterError as error:
-            self._note(f"Its results are kept for an hour after its end: {error}")
+            self._note(f"Results are kept only for an hour after the job ends: {error}")
 
     def start(self, call: Call, cancellation: Cancellation | None = None) -> None:
         """Create the job for a call. Raises ClusterError, UsageError, Cancelled."""
@@ -185,12 +185,12 @@ class Gang:
             self._send(Path(overlay), call, cancellation)
 
     def down(self) -> None:
-        """Delete the job, and with it its pods."""
+        """Delete the job and its pods."""
         self._ended = True
         self._kubectl.run("delete", "torchrunjob", self.name, "--ignore-not-found", "--wait=false")
 
     def _send(self, overlay: Path, call: Call, cancellation: Cancellation | None) -> None:
-        self._make_claims()
+        self._create_pvcs()
         body = build(self.name, self._compute, self._key)
         words = ["submit", "--filename", "-", "--no-follow"]
         words += ["--directory", str(self._root), "--overlay", str(overlay)]
@@ -203,20 +203,20 @@ class Gang:
                 rayjob = kuberay.build(self.name, self._uid, self._compute, call.secret)
                 self._kubectl.run("create", "-f", "-", stdin=json.dumps(rayjob))
         except (ClusterError, Cancelled):
-            self.down()  # it may exist and would wait for its upload
+            self.down()  # it may exist and wait for its upload
             raise
         own_jobs.record(self._uid, call.arguments.format)
-        self._note(f"{self.name}: {self._compute.distribution.workers} worker(s) asked for")
+        self._note(f"{self.name}: requested {self._compute.distribution.workers} worker(s)")
 
-    def _make_claims(self) -> None:
+    def _create_pvcs(self) -> None:
         for volume in self._compute.volumes:
-            claim = self._kubectl.run("get", "pvc", volume.name, "--ignore-not-found", "-o", "name")
-            if not claim:
+            pvc = self._kubectl.run("get", "pvc", volume.name, "--ignore-not-found", "-o", "name")
+            if not pvc:
                 self._kubectl.run("create", "-f", "-", stdin=json.dumps(volume.claim()))
 
 
 def write_overlay(folder: Path, call: Call) -> None:
-    """Write what the pods need beside the project: this package and the call."""
+    """Write the files that the pods need in addition to the project: this package and the call."""
     package = Path(__file__).parent
     shutil.copytree(
         package, folder / package.name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc")

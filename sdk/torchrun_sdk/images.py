@@ -1,4 +1,4 @@
-"""Images that the field uses, by their tags."""
+"""Common images, by their tags."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ Ray = ray
 
 
 def resolve(image: str) -> str:
-    """The image to run, "" for the queue's."""
+    """The image to run, "" for that of the queue."""
     return os.environ.get(SUBSTITUTE) or image

@@ -49,16 +49,16 @@ def check_remote_call(module: str, qualname: str) -> None:
     """
     if not (in_call() or _importing):
         return
-    found = sys.modules.get(module)
-    if _importing and found is not None:
+    imported = sys.modules.get(module)
+    if _importing and imported is not None:
         name = _importing[-1].partition(".")[0]
-        if not name or hasattr(found, name):
-            raise CallInImport(found)
+        if not name or hasattr(imported, name):
+            raise CallInImport(imported)
         raise UsageError(
-            f"{module} calls {qualname} remotely when it is imported, before {_importing[-1]} is"
-            ' defined: put the calls under if __name__ == "__main__".'
+            f"The import of {module} calls {qualname} remotely before {_importing[-1]} is defined."
+            ' Move the call below if __name__ == "__main__".'
         )
     raise UsageError(
-        f"{qualname} is called remotely from inside a call, which would start another job: call"
-        f" {qualname}.local() there, or make the call from outside."
+        f"{qualname} is called remotely inside a call, which would start another job. Use"
+        f" {qualname}.local() there."
     )

@@ -26,7 +26,7 @@ _CHANGES = ("ADDED", "MODIFIED", "DELETED")
 
 
 class Kubectl:
-    """One namespace of the cluster that kubectl means; "" for kubectl's own choice of it."""
+    """One namespace of kubectl's current cluster; "" for kubectl's current namespace."""
 
     def __init__(self, namespace: str = "") -> None:
         self._flags = [f"--namespace={namespace}"] if namespace else []
@@ -72,7 +72,8 @@ def _run(command: list[str], stdin: str | None, cancellation: Cancellation | Non
     if cancellation is not None:
         cancellation.check()
     if process.returncode:
-        raise ClusterError(stderr.strip() or f"{command[0]} ended with {process.returncode}")
+        message = stderr.strip().removeprefix("Error: ")
+        raise ClusterError(message or f"{command[0]} exited with code {process.returncode}")
     return stdout
 
 
@@ -80,7 +81,7 @@ def _find(program: str, install: str) -> str:
     beside = str(Path(sys.executable).parent)
     path = shutil.which(program) or shutil.which(program, path=beside)
     if path is None:
-        raise ClusterError(f"{program} is not on PATH: {install}")
+        raise ClusterError(f"{program} is not on PATH. Install it: {install}")
     return path
 
 
@@ -212,11 +213,11 @@ class Watch:
             event = json.loads(line)
         except ValueError:
             return
-        found = event.get("object") if isinstance(event, dict) else None
-        if isinstance(found, dict) and event.get("type") in _CHANGES:
-            self._changed(event["type"], found)
+        body = event.get("object") if isinstance(event, dict) else None
+        if isinstance(body, dict) and event.get("type") in _CHANGES:
+            self._changed(event["type"], body)
 
 
 def quiet() -> bool:
-    """Whether TORCHRUN_SDK_QUIET asks for no notes on stderr."""
+    """Whether TORCHRUN_SDK_QUIET disables notes on stderr."""
     return bool(os.environ.get("TORCHRUN_SDK_QUIET"))

@@ -28,11 +28,11 @@ _USUAL = ("ContainerCreating", "PodInitializing")
 
 
 def check(compute: Compute, kubectl: Kubectl) -> None:
-    """Raises UsageError where there is no KubeRay, or no image for its pods; ClusterError."""
+    """Raises UsageError without KubeRay or an image for its pods; ClusterError."""
     if not compute.resolved_image():
         raise UsageError(
-            'operator="kuberay" needs Compute(image=...), one with Ray in it: KubeRay does not know'
-            " the queue's image."
+            'operator="kuberay" requires Compute(image=...) with an image that contains Ray.'
+            " KubeRay does not use the image of the queue."
         )
     try:
         kubectl.run("get", "--raw", f"/apis/{_API}")
@@ -40,9 +40,9 @@ def check(compute: Compute, kubectl: Kubectl) -> None:
         if "NotFound" not in str(error):
             raise
         raise UsageError(
-            f'operator="kuberay" is asked for, and this cluster has no KubeRay ({_API}): have its'
-            " operator installed (https://docs.ray.io/en/latest/cluster/kubernetes), or leave"
-            " operator out, for Ray in the job's own pods."
+            f'operator="kuberay" requires KubeRay ({_API}), which is not installed. Install it'
+            " (https://docs.ray.io/en/latest/cluster/kubernetes), or remove operator to run Ray in"
+            " the pods of the job."
         ) from error
 
 
@@ -121,7 +121,7 @@ def _template(name: str, container: str, compute: Compute, given: dict[str, Any]
 
 
 def pending_reason(name: str, kubectl: Kubectl) -> str:
-    """Why there is no cluster yet: the state of its RayJob, and what its pods wait for."""
+    """Why the Ray cluster is not ready: the state of its RayJob and of its pods."""
     try:
         job = json.loads(kubectl.run("get", "rayjobs.ray.io", name, "--output=json"))
         words = ["get", "pods", "--selector", f"{_JOB}={name}", "--output=json"]
@@ -132,22 +132,22 @@ def pending_reason(name: str, kubectl: Kubectl) -> str:
     if not state:
         return "its RayJob has no status: does KubeRay's operator run?"
     reasons = [f"{pod['metadata']['name']}: {why}" for pod in pods if (why := _trouble(pod))]
-    return "; ".join([f"its RayJob is {state}", *reasons])
+    return "; ".join([f"RayJob is {state}", *reasons])
 
 
 def _trouble(pod: dict[str, Any]) -> str:
-    """What keeps a pod from running, "" for nothing known."""
+    """Why a pod does not run, "" if unknown."""
     status = pod.get("status") or {}
-    found = [
+    reasons = [
         (state.get("waiting") or {})
         for kind in ("initContainerStatuses", "containerStatuses")
         for container in status.get(kind) or ()
         for state in (container.get("state") or {}, container.get("lastState") or {})
     ]
-    found = [waiting for waiting in found if waiting.get("reason") not in (None, *_USUAL)]
-    found += [
+    reasons = [waiting for waiting in reasons if waiting.get("reason") not in (None, *_USUAL)]
+    reasons += [
         condition
         for condition in status.get("conditions") or ()
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False"
     ]
-    return ", ".join(f"{each.get('reason')}: {each.get('message', '')}" for each in found[:1])
+    return ", ".join(f"{each.get('reason')}: {each.get('message', '')}" for each in reasons[:1])

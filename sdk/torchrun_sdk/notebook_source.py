@@ -65,8 +65,8 @@ class _Writer:
             source = textwrap.dedent(typed)
         except (OSError, TypeError) as error:
             raise UsageError(
-                f"the source of {name} is not kept at this prompt: save it as a module and import"
-                " it, or use IPython, a notebook, or Python 3.13"
+                f"The source of {name} is not available at this prompt. Save it as a module and"
+                " import it, or use IPython, a notebook, or Python 3.13."
             ) from error
         for used in sorted(_globals(source)):
             if used in self._session:
@@ -100,7 +100,7 @@ def _literal(name: str, value: Any, user: str) -> str:
     if not same:
         raise UsageError(
             f"{user} uses {name} of this session, a {type(value).__name__} that cannot be written"
-            " to a module: make it in the function, or pass it as an argument"
+            " to a module. Create it in the function, or pass it as an argument."
         )
     return text
 

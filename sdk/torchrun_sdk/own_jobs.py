@@ -34,12 +34,12 @@ def record(uid: str, serialization: str) -> None:
 
 
 def is_own(uid: str) -> bool:
-    """Whether this user has made the job here."""
+    """Whether this user created the job on this machine."""
     return bool(_read(_path(uid)))
 
 
 def accepted(uid: str) -> tuple[str, ...]:
-    """The formats in which results of the job are opened without asking."""
+    """The formats in which results of the job are opened without `trust`."""
     return (JSON, PICKLE) if _read(_path(uid)) == PICKLE else (JSON,)
 
 

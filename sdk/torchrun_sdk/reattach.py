@@ -1,4 +1,4 @@
-"""Results for a client that reattaches to a job: from its pods, or from its claim after its end."""
+"""Results for a client that reattaches to a job: from its pods, or from its PVC after its end."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from torchrun_sdk.serialization import FORMATS
 from torchrun_sdk.spec import KEPT, Exited, Frame, FrameError, Raised, Result, Started, decode
 
 _FILE = re.compile(rf"==> {KEPT}/([^/]+)/[^/]+ <==")
-_FOR_EVER = float("inf")
-_LATER = 1e6  # seconds: nothing more will come
+_NO_LIMIT = float("inf")
+_LATER = 1e6  # seconds: after all events
 
 
 def attach(
@@ -38,15 +38,15 @@ def attach(
     timeout: float | None = None,
     trusted: bool = False,
 ) -> Any:
-    """What the last call of a job returned; waits while the call runs.
+    """The results of the last call of a job; waits while the call runs.
 
-    trusted: open pickles of any job. Raises CallError as the call itself would,
+    trusted: open pickles of any job. Raises CallError as the call itself does,
     ClusterError, UntrustedPickle, Detached at Ctrl-C.
     """
     body = json.loads(kubectl.run("get", "torchrunjob", job, "--output=json"))
     status, labels = body.get("status") or {}, body["metadata"].get("labels") or {}
     if LABEL not in labels:
-        raise ClusterError(f"{job} is no call of this package: kt list shows those there are")
+        raise ClusterError(f"Job {job} was not created by this package. List its jobs: kt list")
     results = _results(job, kubectl, status, line, note, timeout, stays=GANG in labels)
     formats = FORMATS if trusted else own_jobs.accepted(str(body["metadata"].get("uid") or ""))
     all_ranks = labels[LABEL] == "pytorch" and not results[0].head
@@ -54,8 +54,8 @@ def attach(
         values = open_results(results if all_ranks else results[:1], formats, job)
     except UntrustedPickle as error:
         raise UntrustedPickle(
-            f"{error} If you trust the pods of {job} with your account on this machine:"
-            f" kt.attach({job!r}, trust=True), or kt results --trust {job}",
+            f"{error} If you trust the pods of {job} to run code on this machine, use"
+            f" kt.attach({job!r}, trust=True) or kt results --trust {job}",
             job=job,
         ) from error
     return values if all_ranks else values[0]
@@ -73,7 +73,7 @@ def _results(
 ) -> list[Result]:
     if status.get("phase") in ENDED:
         return kept_results(job, kubectl, status)
-    limits = Limits(_FOR_EVER, _FOR_EVER, timeout)
+    limits = Limits(_NO_LIMIT, _NO_LIMIT, timeout)
     state = CallState(job, limits, time.monotonic(), stays=stays)
     try:
         return CallMonitor(kubectl, state, "", note).run(line)
@@ -88,7 +88,7 @@ def _results(
 def kept_results(
     job: str, kubectl: Kubectl, status: dict[str, Any], call: str = ""
 ) -> list[Result]:
-    """The results that the ranks of a finished job kept on its claim. call: "" for the last one.
+    """The results that the ranks of a finished job wrote to its PVC. call: "" for the last one.
 
     Raises CallError: how the job failed, or that no results were kept.
     """
@@ -97,16 +97,18 @@ def kept_results(
     except ClusterError as error:
         if status.get("phase") == "Succeeded":
             raise JobFailed(
-                f"{job} succeeded, and its results are not kept: {error}", reason=MISSING, job=job
+                f"Job {job} succeeded, but its results are not available: {error}",
+                reason=MISSING,
+                job=job,
             ) from error
         calls = {}
     except FrameError as error:
         raise ProtocolError(
-            f"what the ranks of {job} have kept cannot be read by this version of torchrun-sdk:"
-            f" {error}. To see it: kubectl torchrun kept {job} {KEPT}",
+            f"This version of torchrun-sdk cannot decode the results of job {job}: {error}."
+            f" To print them: kubectl torchrun kept {job} {KEPT}",
             job=job,
         ) from error
-    state = CallState(job, Limits(_FOR_EVER, _FOR_EVER), 0.0, kept=True)
+    state = CallState(job, Limits(_NO_LIMIT, _NO_LIMIT), 0.0, kept=True)
     state.job_changed(status, 0.0)
     for frame in calls.get(call or max(calls, default=""), []):
         state.add_frame(state.attempt, frame, 0.0)

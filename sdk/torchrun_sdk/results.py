@@ -1,4 +1,4 @@
-"""What ranks returned, as values of this program."""
+"""Results of ranks as Python values."""
 
 from __future__ import annotations
 
@@ -24,14 +24,13 @@ def _open(result: Result, formats: Sequence[str], job: str) -> Any:
         return unpack(result.value, formats)
     except UnwantedFormat as error:
         raise UntrustedPickle(
-            f"{who} answers in the format {result.value.format!r}, and this call accepts"
-            f" {' and '.join(formats)}: it was not opened, as a pickle runs code of its"
-            " author.",
+            f"The result of {who} has format {result.value.format!r}, but this call accepts only"
+            f" {' and '.join(formats)}. It was not opened, because a pickle can run any code.",
             job=job,
         ) from error
     except OtherPython as error:
-        text = f"the result of {who} was {error}"
+        text = f"The result of {who} was {error}"
         raise IncompatiblePython(text, job=job, rank=result.rank, node=result.node) from error
     except Unpackable as error:
-        text = f"the result of {who} cannot be read: {error}"
+        text = f"Cannot decode the result of {who}: {error}"
         raise ProtocolError(text, job=job, rank=result.rank, node=result.node) from error

@@ -1,4 +1,4 @@
-"""Arguments and results as text: JSON, or pickle where the caller asks for it."""
+"""Arguments and results as text: JSON, or pickle on request."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Packed(NamedTuple):
 
 
 class Unpackable(ValueError):
-    """A value that this format cannot carry; the message says which and what to do."""
+    """A value that this format cannot represent."""
 
 
 class UnwantedFormat(Unpackable):
@@ -31,19 +31,19 @@ class UnwantedFormat(Unpackable):
 
 
 class OtherPython(Unpackable):
-    """A value that another version of Python has pickled."""
+    """A value that was pickled by another version of Python."""
 
 
 def here() -> str:
-    """The version of Python that pickle's compatibility is judged by, as "3.11"."""
+    """The version of Python that determines the compatibility of pickles, such as "3.11"."""
     return f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
 def pack(value: Any, format: str, what: str) -> Packed:
-    """A value as text. Raises Unpackable; `what` names it there ("the argument lr")."""
+    """A value as text. what: its name in the message of Unpackable, which is raised."""
     try:
         if format == PICKLE:
-            # Protocol 4 is known to every Python that this package runs on.
+            # All Python versions of this package support protocol 4.
             data = base64.b64encode(pickle.dumps(value, protocol=4)).decode("ascii")
         else:
             data = json.dumps(value)
@@ -56,14 +56,14 @@ def pack(value: Any, format: str, what: str) -> Packed:
             if format == JSON
             else ""
         )
-        raise Unpackable(f"{what} cannot travel as {format}: {error}.{hint}") from error
+        raise Unpackable(f"Cannot serialize {what} as {format}: {error}.{hint}") from error
     return Packed(format, here(), data)
 
 
 def unpack(packed: Packed, formats: Sequence[str] = (JSON,)) -> Any:
-    """The value. formats: those that are accepted; a pickle runs code of its author.
+    """The value. formats: the accepted ones; a pickle can run any code.
 
-    Raises UnwantedFormat, OtherPython, or Unpackable where its class is not here.
+    Raises UnwantedFormat, OtherPython, or Unpackable if its class cannot be imported.
     """
     if packed.format not in formats or packed.format not in FORMATS:
         raise UnwantedFormat(f"its format is {packed.format!r}, which is not accepted")
@@ -74,13 +74,13 @@ def unpack(packed: Packed, formats: Sequence[str] = (JSON,)) -> Any:
             raise Unpackable(f"it is not JSON: {error}") from error
     if packed.python != here():
         raise OtherPython(
-            f"pickled by Python {packed.python}, and this is Python {here()}: use an image with the"
-            ' same version, or serialization="json"'
+            f"pickled by Python {packed.python}, but this is Python {here()}. Use an image with the"
+            ' same version, or serialization="json".'
         )
     try:
         return pickle.loads(base64.b64decode(packed.data))  # noqa: S301 - asked for by the caller
     except Exception as error:
-        raise Unpackable(f"it cannot be unpickled: {error!r}") from error
+        raise Unpackable(f"cannot unpickle it: {error!r}") from error
 
 
 def _same(after: Any, before: Any) -> bool:

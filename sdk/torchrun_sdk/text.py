@@ -17,7 +17,7 @@ _SEQUENCE = re.compile(
 
 def escape(text: str) -> str:
     """Messages: each control character as its number, so that none commands the terminal."""
-    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def log_line(text: str) -> str:

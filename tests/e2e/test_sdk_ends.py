@@ -112,7 +112,7 @@ def test_results_wait_in_the_pods_where_no_claim_keeps_them(laptop: Laptop) -> N
     kt = laptop.start("python3", "-m", "torchrun_sdk.cli", "results", job)
     _, err = kt.communicate(timeout=60)
     assert kt.returncode != 0
-    assert f"{job} succeeded, and its results are not kept" in err
+    assert f"{job} succeeded, but its results are not available" in err
 
 
 @pytest.mark.parametrize("delivery", ["shared", "direct"])

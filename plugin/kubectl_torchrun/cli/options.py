@@ -122,12 +122,12 @@ def _own_or_outer(name: str, own: str) -> str:
 def plain_cluster_options(command: Function) -> Function:
     """--kubeconfig, --context and --namespace as three parameters."""
     for option in (
-        click.option("--kubeconfig", default="", metavar="FILE", help="As for kubectl."),
+        click.option("--kubeconfig", default="", metavar="FILE", help="Path to the kubeconfig."),
         click.option(
             "--context",
             default="",
             metavar="NAME",
-            help="As for kubectl.",
+            help="Context of the kubeconfig.",
             shell_complete=complete.contexts,
         ),
         click.option(
@@ -135,7 +135,7 @@ def plain_cluster_options(command: Function) -> Function:
             "-n",
             default="",
             metavar="NS",
-            help="As for kubectl.",
+            help="Namespace of jobs and queues.",
             shell_complete=complete.namespaces,
         ),
     ):
@@ -214,7 +214,7 @@ def wait_options(bare: str) -> Callable[[Function], Function]:
             bare=bare,
             default="",
             metavar="[=CONDITION]",
-            help=f"Wait for a phase (Running) or a condition (Complete). Default: {bare}.",
+            help=f"Wait for a phase (Running) or a condition (Complete). Without a value: {bare}.",
         )(command)
 
     return add

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
 @click.command("cancel", cls=Command)
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB...", shell_complete=complete.jobs)
-@click.option(
-    "--yes", "-y", is_flag=True, help="Delete without confirmation. Only a terminal asks."
-)
+@click.option("--yes", "-y", is_flag=True, help="Skip the confirmation.")
 @change_options("Deleted", "name")
 def command(jobs: tuple[str, ...], yes: bool, options: "ChangeOptions", target: "Target") -> None:
     """Delete jobs with their pods and PVCs. Retained PVCs, such as checkpoints, are kept.

@@ -43,7 +43,7 @@ exit $code
 @click.option(
     "--node", type=click.IntRange(min=0), default=0, help="Node by its index. Default: 0."
 )
-@click.option("--address", default="localhost", show_default=True, help="As for kubectl.")
+@click.option("--address", default="localhost", show_default=True, help="Address to listen on.")
 @click.option(
     "--tensorboard", metavar="DIR", help="Run TensorBoard in the pod for this directory of the pod."
 )

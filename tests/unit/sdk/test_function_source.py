@@ -81,11 +81,15 @@ def test_without_a_marker_the_scripts_own_directory_is_the_project(tmp_path: Pat
 def test_what_no_import_finds_is_refused() -> None:
     def inner() -> None: ...
 
-    for function, why in ((lambda: 0, "a lambda"), (inner, "inner"), (len, "no file")):
+    for function, why in (
+        (lambda: 0, "a lambda"),
+        (inner, "inner"),
+        (len, "not defined in a file"),
+    ):
         with pytest.raises(UsageError, match=why):
             locate(function)
 
 
 def test_a_file_outside_of_what_is_sent_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="pass directory="):
+    with pytest.raises(UsageError, match="Pass directory="):
         locate(write, tmp_path)

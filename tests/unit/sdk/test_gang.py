@@ -79,7 +79,7 @@ def test_a_call_returns_and_its_log_is_printed(
     assert remote(41) == 42
     said = capsys.readouterr()
     assert "[0] adds 41" in said.out
-    assert "worker(s) asked for" in said.err
+    assert "requested 1 worker(s)" in said.err
     assert "kubectl --namespace=ml get torchrunjob" in asked(cluster)
     job = json.loads((cluster / "job.json").read_text())
     assert job["metadata"]["labels"] == {"torchrun.ai/sdk": "function"}
@@ -201,7 +201,7 @@ def test_deploy_and_coming_back(cluster: Path, user: ModuleType) -> None:
     name = kt.fn(user.sleeps).to(kt.Compute()).deploy(1)
     assert kt.attach(name, timeout=60) == "slept"
     (cluster / "job.json").write_text('{"metadata": {"name": "other"}, "status": {}}')
-    with pytest.raises(kt.ClusterError, match="is no call"):
+    with pytest.raises(kt.ClusterError, match="was not created by this package"):
         kt.attach("other")
 
 

@@ -95,12 +95,12 @@ def work() -> int:
 def test_where_it_is_not_installed_nothing_is_made(cluster: Path) -> None:
     remote = kt.fn(work).to(kt.Compute(image="ray:1")).distribute("ray", operator="kuberay")
     (cluster / "refuse").write_text("get --raw:Error from server (NotFound): no such resource")
-    with pytest.raises(kt.UsageError, match=r"have its operator installed .* or leave operator"):
+    with pytest.raises(kt.UsageError, match=r"Install it .* or remove operator"):
         remote()
     (cluster / "refuse").write_text("get --raw:Unauthorized")
     with pytest.raises(kt.ClusterError, match="Unauthorized"):
         remote()
-    with pytest.raises(kt.UsageError, match="needs Compute"):
+    with pytest.raises(kt.UsageError, match="requires Compute"):
         remote.to(kt.Compute())()
     said = (cluster / "said").read_text()
     assert "submit" not in said
@@ -130,7 +130,7 @@ def test_a_cluster_that_does_not_come_is_told_by_its_pods(cluster: Path) -> None
     remote = kt.fn(work).to(kt.Compute(image="ray:1", launch_timeout=1))
     with pytest.raises(kt.LaunchTimeout) as raised:
         remote.distribute("ray", operator="kuberay")()
-    told = "; its RayJob is Waits; head: ErrImagePull: denied; worker: Unschedulable: 8"
+    told = "; RayJob is Waits; head: ErrImagePull: denied; worker: Unschedulable: 8"
     assert str(raised.value).endswith(told)
     made = json.loads((cluster / "created").read_text())
     assert made["metadata"]["ownerReferences"][0]["uid"] == "uid-1"

@@ -95,7 +95,7 @@ def test_a_cell_travels_with_what_it_uses(make, tmp_path: Path) -> None:
     [
         ("opened = open('/dev/null')\n# %%\ndef f(): return opened.name\n# %%\n",
          "f uses opened of this session, a TextIOWrapper"),
-        ("exec('def g(): ...')\ndef f(): return g()\n# %%\n", "the source of g is not kept"),
+        ("exec('def g(): ...')\ndef f(): return g()\n# %%\n", "The source of g is not available"),
     ],
 )  # fmt: skip
 def test_what_cannot_go_is_named(tmp_path: Path, cells: str, message: str) -> None:
@@ -115,7 +115,7 @@ def test_a_prompt_that_keeps_no_source_says_what_to_do(tmp_path: Path) -> None:
         [sys.executable, "-i"], cwd=tmp_path, input=PROMPT, capture_output=True, text=True,
         env={**os.environ, "PYTHONPATH": SDK},
     )  # fmt: skip
-    assert "save it as a module" in ended.stderr or "FOUND {" in ended.stdout
+    assert "Save it as a module" in ended.stderr or "FOUND {" in ended.stdout
 
 
 def test_ipython(make, tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_an_exception_has_its_traceback_without_our_frames(make) -> None:
 @pytest.mark.parametrize(
     ("body", "text"),
     [
-        ("return {1}", "the result of rank 0 cannot travel as json"),
+        ("return {1}", "Cannot serialize the result of rank 0 as json"),
         ("import sys; sys.exit(3)", "3"),
         ("raise SyntaxError('late')", "late"),
     ],
