@@ -63,12 +63,12 @@ def parse(text: str) -> Manifest:
 
 def pack(manifest: Manifest, base: Manifest | None = None) -> bytes:
     """The manifest as it is sent: compressed, as a difference where the receiver has `base`."""
-    held = {} if base is None else _lines(base)
+    base_lines = {} if base is None else _lines(base)
     lines = _lines(manifest)
     body = {
         "base": "" if base is None else base.sha256,
-        "drop": [path for path in held if path not in lines],
-        "add": [line for path, line in lines.items() if held.get(path) != line],
+        "drop": [path for path in base_lines if path not in lines],
+        "add": [line for path, line in lines.items() if base_lines.get(path) != line],
     }
     return zlib.compress(json.dumps(body, ensure_ascii=False).encode(), 6)
 
@@ -81,14 +81,14 @@ def unpack(data: bytes, bases: Mapping[str, Manifest]) -> Manifest:
     try:
         decompress = zlib.decompressobj()
         body = json.loads(decompress.decompress(data, LARGEST_TEXT))
-        named, drop, add = str(body["base"]), list(body["drop"]), list(body["add"])
+        base_sha256, drop, add = str(body["base"]), list(body["drop"]), list(body["add"])
     except (zlib.error, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ManifestError(f"this is no manifest: {error}") from error
     if decompress.unconsumed_tail or not decompress.eof:
         raise ManifestError("the manifest is too large, or was cut off")
-    if named and named not in bases:
-        raise ManifestError(f"the manifest {named} that this one differs from is not here")
-    lines = _lines(bases[named]) if named else {}
+    if base_sha256 and base_sha256 not in bases:
+        raise ManifestError(f"the manifest {base_sha256} that this one differs from is not here")
+    lines = _lines(bases[base_sha256]) if base_sha256 else {}
     for path in drop:
         lines.pop(path, None)
     for line in add:

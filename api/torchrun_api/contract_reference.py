@@ -43,20 +43,20 @@ _SECTIONS = (
 
 def launcher_module() -> str:
     """Source of the launcher's module: a constant for each name, and the defaults."""
-    ours = {
+    generated = {
         constant: variable
         for constant, variable in VARIABLES.items()
         if contract.LAUNCHER in (*variable.set_by, *variable.read_by)
     }
     lines = [_MODULE]
-    for constant, variable in ours.items():
+    for constant, variable in generated.items():
         lines.append(f'{constant} = "{variable.name}"  # {variable.type.name}')
     lines += [
         "",
         "# For variables that are not set; the others default to the empty string.",
         "DEFAULTS = {",
     ]
-    lines += [f'    {c}: "{v.default}",' for c, v in ours.items() if v.default]
+    lines += [f'    {c}: "{v.default}",' for c, v in generated.items() if v.default]
     lines += ["}", "", "# Annotations of the worker, in the file that START_FILE names."]
     lines += [f'{name}_ANNOTATION = "{getattr(names, name)}"' for name in _ANNOTATIONS]
     lines += ["", "# Of a workspace: its marker, and the most bytes that its manifest may have."]

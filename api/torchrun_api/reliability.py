@@ -58,9 +58,9 @@ class FailureRule(Wire, frozen=True, kw_only=True):
 
 
 def _in_one_rule(field: str, what: str) -> Rule:
-    mine, others = f"has(r.{field})", f"has(o.{field})"
+    own_field, others = f"has(r.{field})", f"has(o.{field})"
     return Rule(
-        f"!has(self.rules) || self.rules.all(r, !{mine} || r.{field}.all(v,"
+        f"!has(self.rules) || self.rules.all(r, !{own_field} || r.{field}.all(v,"
         f" self.rules.exists_one(o, {others} && v in o.{field})))",
         f"{what} may stand in one of the rules only: the first that names it decides",
     )

@@ -92,9 +92,9 @@ def _with_keys(schema: JsonObject) -> JsonObject:
     if not isinstance(keys, list) or not isinstance(items, dict):
         return schema
     required = items.get("required")
-    known = required if isinstance(required, list) else []
-    missing: list[JsonValue] = [key for key in keys if key not in known]
-    return schema | {"items": items | {"required": [*known, *missing]}}
+    required_fields = required if isinstance(required, list) else []
+    missing: list[JsonValue] = [key for key in keys if key not in required_fields]
+    return schema | {"items": items | {"required": [*required_fields, *missing]}}
 
 
 def validations(rules: Iterable[Rule]) -> list[JsonValue]:

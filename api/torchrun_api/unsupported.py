@@ -13,19 +13,19 @@ def not_yet_supported(job: TorchrunJobSpec, queue: TorchrunQueueSpec) -> tuple[s
 
     For the message of the condition NotYetSupported.
     """
-    found = []
+    conflicts = []
     etcd = etcd_without_endpoint(job, queue)
     if etcd is not None:
-        found.append(
+        conflicts.append(
             f"distributed.rdzvBackend {etcd}: no etcd comes with a job;"
             f" {usual_rendezvous(job)} is used instead. Set distributed.rdzvEndpoint to your etcd,"
             " or leave rdzvBackend out"
         )
     if queue.parent_kai_queue is not None and queue.kai_queue is None:
-        found.append(
+        conflicts.append(
             "queue spec.parentKaiQueue: without spec.kaiQueue there is no queue to be its child"
         )
-    return tuple(found)
+    return tuple(conflicts)
 
 
 def etcd_without_endpoint(job: TorchrunJobSpec, queue: TorchrunQueueSpec) -> RdzvBackend | None:

@@ -103,25 +103,25 @@ def _options() -> tuple[list[str], Options, argparse.Namespace]:
         help="slow the controller down by this factor, without uvloop; compare with --plant 1",
     )
     parser.add_argument("--no-save", action="store_true", help="keep no file of results")
-    chosen = parser.parse_args()
-    options = QUICK if chosen.quick else Options()
-    given = dict(pair.split("=", 1) for pair in chosen.set)
-    if unknown := set(given) - set(Options.__struct_fields__):
+    arguments = parser.parse_args()
+    options = QUICK if arguments.quick else Options()
+    overrides = dict(pair.split("=", 1) for pair in arguments.set)
+    if unknown := set(overrides) - set(Options.__struct_fields__):
         parser.error(f"no size is called {', '.join(sorted(unknown))}")
     sizes = {name: tuple(text.split(",")) if name == "scales" else text
-             for name, text in given.items()}  # fmt: skip
-    asked = {**msgspec.structs.asdict(options), **sizes, "plant": chosen.plant}
+             for name, text in overrides.items()}  # fmt: skip
+    parameters = {**msgspec.structs.asdict(options), **sizes, "plant": arguments.plant}
     try:
-        options = msgspec.convert(asked, Options, strict=False)
+        options = msgspec.convert(parameters, Options, strict=False)
     except msgspec.ValidationError as error:
         parser.error(str(error))
-    return chosen.part or list(USUAL), options, chosen
+    return arguments.part or list(USUAL), options, arguments
 
 
 def main() -> int:
     """Measure, print, keep; the exit code says whether every target was met."""
-    parts, options, chosen = _options()
-    if chosen.quick:
+    parts, options, arguments = _options()
+    if arguments.quick:
         os.environ["TORCHRUN_BENCH_QUICK"] = "1"
     # An end by SIGTERM takes the cluster down as any other does.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -129,7 +129,7 @@ def main() -> int:
     missed = [row.what for row in rows if not row.met]
     for what in missed:
         say(f"misses its target: {what}")
-    if rows and not (chosen.no_save or chosen.quick or chosen.plant):
+    if rows and not (arguments.no_save or arguments.quick or arguments.plant):
         say(f"kept in {save(rows, parts)}")
     return 1 if missed else 0
 

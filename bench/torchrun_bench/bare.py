@@ -61,24 +61,24 @@ async def follow(server: Server, namespace: str, writes: Writes) -> None:
     """Watch the jobs of one namespace and write for each, WORKERS at a time."""
     # The API server drops a watcher that reads too slowly, so reading never waits for writing.
     todo: Todo = asyncio.Queue()
-    known: dict[str, JsonObject] = {}
+    objects: dict[str, JsonObject] = {}
     async with server.session() as session, asyncio.TaskGroup() as tasks:
         for _ in range(WORKERS):
             tasks.create_task(_work(session, namespace, todo))
         if writes.failed:
-            tasks.create_task(_follow_pods(session, namespace, known, todo, writes.failed))
+            tasks.create_task(_follow_pods(session, namespace, objects, todo, writes.failed))
         jobs = f"{JOBS}/namespaces/{namespace}/torchrunjobs"
         async for job in watch(session, jobs, lambda: print("ready", flush=True)):
             metadata = job["metadata"]
             assert isinstance(metadata, dict)
-            known[str(metadata["name"])] = metadata
+            objects[str(metadata["name"])] = metadata
             todo.put_nowait((metadata, writes.created))
 
 
 async def _follow_pods(
     session: aiohttp.ClientSession,
     namespace: str,
-    known: dict[str, JsonObject],
+    objects: dict[str, JsonObject],
     todo: Todo,
     writes: list[Write],
 ) -> None:
@@ -90,7 +90,7 @@ async def _follow_pods(
         labels = metadata.get("labels")
         if kind == "MODIFIED" and status.get("phase") == "Failed" and isinstance(labels, dict):
             # Of a gang the first one counts.
-            job = known.pop(str(labels[JOB_LABEL]), None)
+            job = objects.pop(str(labels[JOB_LABEL]), None)
             if job is not None:
                 todo.put_nowait((job, writes))
 

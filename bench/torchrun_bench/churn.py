@@ -49,7 +49,7 @@ class _Memory:
 
     def __init__(self, events: int) -> None:
         self._events = events
-        self.made = 0.0  # CPU seconds spent on making frames
+        self.frame_seconds = 0.0  # CPU seconds spent on making frames
         self.bytes = 0
         self.ended = asyncio.Event()
 
@@ -76,7 +76,7 @@ class _Memory:
         while True:
             began = time.process_time()
             chunk = next(frames, None)
-            self.made += time.process_time() - began
+            self.frame_seconds += time.process_time() - began
             if chunk is None:
                 break
             self.bytes += len(chunk)
@@ -110,7 +110,7 @@ async def _controller(events: int, plant: float) -> Seen:
         running = [tasks.create_task(informer.run()), tasks.create_task(take())]
         await memory.ended.wait()
         # Making them was slowed down as well.
-        used = time.process_time() - began - memory.made * plant
+        used = time.process_time() - began - memory.frame_seconds * plant
         for task in running:
             task.cancel()
     assert len(store) == min(events, PODS_OF_ALL), f"{len(store)} pods in the store"
@@ -160,10 +160,11 @@ def churn(options: Options) -> list[Row]:
     rates: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(options.rounds):
         for name in names:
-            seen = measured(name, max(options.events // SLOW.get(name, 1), 100), options.plant)
-            rates[name].append(seen.events / seen.cpu_seconds)
+            result = measured(name, max(options.events // SLOW.get(name, 1), 100), options.plant)
+            rates[name].append(result.events / result.cpu_seconds)
             say(
-                f"churn: {name} {rates[name][-1]:.0f} events/s of {seen.bytes // seen.events} bytes"
+                f"churn: {name} {rates[name][-1]:.0f} events/s"
+                f" of {result.bytes // result.events} bytes"
             )
     ours, models, dicts, floor = (sorted(rates[name])[len(rates[name]) // 2] for name in names)
     of = f"{options.events} pod events through watch, store and queue, of one core"

@@ -37,10 +37,10 @@ def cluster(part: str, *, scheduler: bool = False) -> LocalCluster:
 def serving(part: str) -> Iterator[tuple[LocalCluster, Server]]:
     """Without the Job controller, so that nothing but the two sides and the load works."""
     say(f"{part}: starts an API server")
-    with cluster(part) as made:
-        server = prepare(made)
-        made.stop("kube-controller-manager")
-        yield made, server
+    with cluster(part) as started:
+        server = prepare(started)
+        started.stop("kube-controller-manager")
+        yield started, server
 
 
 def prepare(on: LocalCluster) -> Server:

@@ -37,8 +37,8 @@ class Etcd:
         """Keys and values that begin with this."""
         key = prefix.encode()
         body = {"key": _coded(key), "range_end": _coded(key[:-1] + bytes([key[-1] + 1]))}
-        found = msgspec.json.decode(self._call("range", body), type=_Range)
-        return {base64.b64decode(p.key): base64.b64decode(p.value) for p in found.kvs}
+        response = msgspec.json.decode(self._call("range", body), type=_Range)
+        return {base64.b64decode(p.key): base64.b64decode(p.value) for p in response.kvs}
 
     def put(self, pairs: Iterable[tuple[bytes, bytes]]) -> int:
         """Write them; how many there were."""

@@ -107,8 +107,8 @@ def heaviest(root: Frame, most: int = 12) -> list[tuple[str, float]]:
         left = frame.samples - sum(callee.samples for callee in callees)
         own[frame.name] = own.get(frame.name, 0) + left
         todo += callees
-    found = sorted(own.items(), key=lambda pair: -pair[1])[:most]
-    return [(name, samples / root.samples) for name, samples in found]
+    ranking = sorted(own.items(), key=lambda pair: -pair[1])[:most]
+    return [(name, samples / root.samples) for name, samples in ranking]
 
 
 @contextlib.contextmanager
@@ -168,9 +168,11 @@ def flames(options: Options) -> list[Row]:
             raise RuntimeError(f"py-spy: {output.decode()[-500:]}")
         # Neither the imports nor the making of the frames.
         lines = raw.read_text().splitlines(keepends=True)
-        made = "torchrun_bench/"
+        prefix = "torchrun_bench/"
         fed = [
-            line for line in lines if "Informer.run" in line and made not in line.rpartition(";")[2]
+            line
+            for line in lines
+            if "Informer.run" in line and prefix not in line.rpartition(";")[2]
         ]
         _keep("".join(fed), "churn", f"churn of {options.events} pod events")
     return []

@@ -61,9 +61,9 @@ class Gangs:
         async with asyncio.TaskGroup() as tasks:
             followers = []
             for path, note in watched:
-                begun = asyncio.Event()
-                followers.append(tasks.create_task(self._follow(path, note, begun)))
-                await begun.wait()
+                started = asyncio.Event()
+                followers.append(tasks.create_task(self._follow(path, note, started)))
+                await started.wait()
             yield
             for follower in followers:
                 follower.cancel()
@@ -83,11 +83,11 @@ class Gangs:
         await send(self._session, "DELETE", f"{self.jobs_path}/{job}", b"", JSON)
 
     async def _follow(
-        self, path: str, note: Callable[[JsonObject], None], begun: asyncio.Event
+        self, path: str, note: Callable[[JsonObject], None], started: asyncio.Event
     ) -> None:
-        async for kind, found in events(self._session, path, begun.set):
+        async for kind, body in events(self._session, path, started.set):
             if kind in ("ADDED", "MODIFIED"):
-                note(found)
+                note(body)
                 async with self._changed:
                     self._changed.notify_all()
 
@@ -117,9 +117,9 @@ class Gangs:
 
 
 def _part(value: JsonObject, field: str) -> JsonObject:
-    found = value.get(field, {})
-    assert isinstance(found, dict)
-    return found
+    member = value.get(field, {})
+    assert isinstance(member, dict)
+    return member
 
 
 def _name(value: JsonObject) -> str:

@@ -51,16 +51,16 @@ def _nothing() -> None:
 
 
 async def watch(
-    session: aiohttp.ClientSession, path: str, begun: Callable[[], None] = _nothing
+    session: aiohttp.ClientSession, path: str, on_start: Callable[[], None] = _nothing
 ) -> AsyncIterator[JsonObject]:
     """Objects that are added under `path`, for up to an hour, from when `begun` is called."""
-    async for kind, found in events(session, path, begun):
+    async for kind, body in events(session, path, on_start):
         if kind == "ADDED":
-            yield found
+            yield body
 
 
 async def events(
-    session: aiohttp.ClientSession, path: str, begun: Callable[[], None] = _nothing
+    session: aiohttp.ClientSession, path: str, on_start: Callable[[], None] = _nothing
 ) -> AsyncIterator[tuple[str, JsonObject]]:
     """Type and object of every change under `path`, for up to an hour, from `begun` on."""
     async with asyncio.timeout(30):
@@ -68,7 +68,7 @@ async def events(
     metadata = listed["metadata"]
     assert isinstance(metadata, dict)
     version = str(metadata["resourceVersion"])
-    begun()
+    on_start()
     # A server ends the watches of kinds that it has just come to know.
     while True:
         query = {"watch": "1", "resourceVersion": version, "timeoutSeconds": "3600"}

@@ -46,9 +46,9 @@ def same_writes(nodes: int = 1) -> bytes:
     applies = [
         Write(apply.kind.path(*_HERE) + _AS_BARE, _raw(apply.body)) for apply in plan.applies
     ]
-    gone = Write(JOBS.path(*_HERE), _raw({"propagationPolicy": "Background"}), "DELETE")
+    delete = Write(JOBS.path(*_HERE), _raw({"propagationPolicy": "Background"}), "DELETE")
     following = Write(JOBS.path(_HERE[0], f"{_HERE[1]}-r1") + _AS_BARE, _raw(_next(plan)))
-    return msgspec.json.encode(Writes([*applies, status], [status, gone, following]))
+    return msgspec.json.encode(Writes([*applies, status], [status, delete, following]))
 
 
 def only_the_job() -> bytes:

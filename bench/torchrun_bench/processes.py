@@ -104,12 +104,12 @@ def requests(port: int) -> Requests:
     """Read the controller's metrics."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
         text = answer.read().decode()
-    found: dict[tuple[str, str], int] = {}
+    counts: dict[tuple[str, str], int] = {}
     for labels, value in _SAMPLE.findall(text):
-        named = dict(_LABEL.findall(labels))
-        kind = named["verb"], named["resource"]
-        found[kind] = found.get(kind, 0) + int(float(value))
-    return Requests(found)
+        label_values = dict(_LABEL.findall(labels))
+        kind = label_values["verb"], label_values["resource"]
+        counts[kind] = counts.get(kind, 0) + int(float(value))
+    return Requests(counts)
 
 
 def free_port() -> int:
@@ -166,11 +166,11 @@ def bare(
         ]  # fmt: skip
         with running(command, subprocess.PIPE) as process:
             if mode == "follow":
-                said(process, "ready")
+                wait_for_word(process, "ready")
             yield process
 
 
-def said(process: subprocess.Popen[bytes], word: str) -> None:
+def wait_for_word(process: subprocess.Popen[bytes], word: str) -> None:
     """Wait until the process has written this line; raises RuntimeError where it ended before."""
     assert process.stdout is not None
     if process.stdout.readline().decode().strip() != word:
@@ -195,8 +195,8 @@ def compiled_environment() -> dict[str, str]:
     """This process's environment, with the bench on its path and bytecode kept."""
     root = Path(__file__).resolve().parent.parent.parent
     path = os.pathsep.join(str(root / folder) for folder in ("bench", "cluster"))
-    kept = {n: v for n, v in os.environ.items() if n != "PYTHONDONTWRITEBYTECODE"}
-    return kept | {"PYTHONPATH": path, "PYTHONPYCACHEPREFIX": str(_bytecode())}
+    environment = {n: v for n, v in os.environ.items() if n != "PYTHONDONTWRITEBYTECODE"}
+    return environment | {"PYTHONPATH": path, "PYTHONPYCACHEPREFIX": str(_bytecode())}
 
 
 @contextmanager

@@ -32,9 +32,9 @@ def planted(options: Options) -> list[Row]:
                         watched = Watched(session, CONTROLLER_NAMESPACE)
                         follower = await watched.follow(tasks)
                         await one_burst(watched, pid, f"warm-{plant:g}", options.burst // 10)
-                        made = await one_burst(watched, pid, f"plant-{plant:g}", options.burst)
+                        burst = await one_burst(watched, pid, f"plant-{plant:g}", options.burst)
                         follower.cancel()
-                        return made
+                        return burst
 
                 bursts.append(uvloop.run(burst()))
     what = f"a planted slow-down of {FACTOR:g}x, as it shows in"

@@ -66,11 +66,11 @@ class Sides(msgspec.Struct, frozen=True):
 def sides(part: str, options: Options) -> Iterator[Sides]:
     """With the Job controller, on nodes that kwok plays."""
     say(f"{part}: starts an API server, scheduler, Job controller and kwok")
-    with cluster(part, scheduler=True) as made:
-        server, port = prepare(made), free_port()
+    with cluster(part, scheduler=True) as new_cluster:
+        server, port = prepare(new_cluster), free_port()
         with (
-            kwok.playing(made),
-            controller(made.kubeconfig, port, plant=options.plant) as process,
+            kwok.playing(new_cluster),
+            controller(new_cluster.kubeconfig, port, plant=options.plant) as process,
             bare(server, BARE_NAMESPACE, plan=plans.same_writes(GANG)),
         ):
             yield Sides(server, port, process.pid)

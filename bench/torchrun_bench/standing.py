@@ -24,10 +24,10 @@ from torchrun_bench.processes import (
     controller,
     free_port,
     requests,
-    said,
     settled,
     until_ready,
     usage,
+    wait_for_word,
 )
 from torchrun_bench.report import Row, exponent, percentile, row, say
 from torchrun_bench.starts import in_turn
@@ -49,25 +49,25 @@ class Cold(msgspec.Struct, frozen=True):
     bare: float  # seconds until the bare client has read the same lists
 
 
-def parts(wanted: Sequence[str], options: Options) -> list[Row]:
+def parts(names: Sequence[str], options: Options) -> list[Row]:
     """Parts 3, 4 and 7, those of `steady`, `cold` and `growth` that are wanted."""
     rows: list[Row] = []
     colds: dict[int, Cold] = {}
     idle: dict[int, float] = {}
-    scales = options.scales if "growth" in wanted else options.scales[1:]
+    scales = options.scales if "growth" in names else options.scales[1:]
     with crowd("standing", options.gang) as on:
         for jobs in scales:
             _fill(on, jobs, options)
             largest = jobs == max(scales)
-            if {"cold", "growth"} & {*wanted}:
+            if {"cold", "growth"} & {*names}:
                 colds[jobs] = _cold(on, options)
-            if "cold" in wanted and largest:
+            if "cold" in names and largest:
                 rows += _cold_rows(on, colds[jobs])
-            if "steady" in wanted and jobs in options.scales[1:]:
+            if "steady" in names and jobs in options.scales[1:]:
                 rows += _steady(on, options)
-            if "growth" in wanted:  # last: its jobs never get pods
+            if "growth" in names:  # last: its jobs never get pods
                 idle[jobs] = _idle(on, options)
-    if "growth" in wanted:
+    if "growth" in names:
         rows += _growth_rows(options.gang, colds, idle)
     return rows
 
@@ -86,7 +86,7 @@ def _fill(on: Crowd, jobs: int, options: Options) -> None:
 def _cold(on: Crowd, options: Options) -> Cold:
     began = time.monotonic()
     with bare(on.server, CONTROLLER_NAMESPACE, "list") as process:
-        said(process, "synced")
+        wait_for_word(process, "synced")
         floor = time.monotonic() - began
     port, began = free_port(), time.monotonic()
     with controller(on.cluster.kubeconfig, port, plant=options.plant) as process:

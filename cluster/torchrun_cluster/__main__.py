@@ -50,8 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _up(options: argparse.Namespace) -> None:
     name, size = options.name, Size(options.size)
-    known = state.read(name) is not None or size is Size.CONTROL_PLANE
-    engine = Engine.LOCAL if known else choose(look_at_machine())
+    exists = state.read(name) is not None or size is Size.CONTROL_PLANE
+    engine = Engine.LOCAL if exists else choose(look_at_machine())
     if options.addons and engine is not Engine.LOCAL:
         raise ClusterError(
             "--with is for local clusters: set CLUSTER=local, or install it yourself"
@@ -63,7 +63,7 @@ def _up(options: argparse.Namespace) -> None:
     elif engine is Engine.KIND:
         KindCluster(name, options.port).up()
     else:
-        if not known:
+        if not exists:
             _say_plan(name)
         local = LocalCluster(name=name, size=size, port=options.port, scheduler=options.scheduler)
         local.up()

@@ -91,8 +91,8 @@ def _record(cluster: State, name: str) -> Path:
 def _documents(text: str) -> Iterator[dict[str, Any]]:
     decoder, start = json.JSONDecoder(), 0
     while text[start:].strip():
-        found, start = decoder.raw_decode(text, text.index("{", start))
-        yield found
+        document, start = decoder.raw_decode(text, text.index("{", start))
+        yield document
 
 
 def _volcano(cluster: State, objects: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -132,11 +132,11 @@ NODE = (
 
 def wanted_kubernetes(environment: Mapping[str, str] = os.environ) -> str:
     """The release, for example 1.35, that KUBERNETES asks for. Raises ClusterError."""
-    wanted = environment.get("KUBERNETES") or DEFAULT_KUBERNETES
-    known = sorted((DEFAULT_KUBERNETES, *OTHER_KUBERNETES))
-    if wanted not in known:
-        raise ClusterError(f"KUBERNETES is {wanted!r}: it must be one of {', '.join(known)}")
-    return wanted
+    version = environment.get("KUBERNETES") or DEFAULT_KUBERNETES
+    versions = sorted((DEFAULT_KUBERNETES, *OTHER_KUBERNETES))
+    if version not in versions:
+        raise ClusterError(f"KUBERNETES is {version!r}: it must be one of {', '.join(versions)}")
+    return version
 
 
 def ensure(names: Iterable[str], kubernetes: str = "") -> dict[str, Path]:
@@ -159,10 +159,10 @@ def ensure(names: Iterable[str], kubernetes: str = "") -> dict[str, Path]:
 def version(module: Module) -> str:
     """The version that go.mod pins, for example v1.35.4."""
     text = (SOURCE / "go" / module.folder / "go.mod").read_text()
-    found = re.search(rf"^\s*(?:require )?{re.escape(module.pinned)} (v\S+)", text, re.MULTILINE)
-    if not found:
+    pin = re.search(rf"^\s*(?:require )?{re.escape(module.pinned)} (v\S+)", text, re.MULTILINE)
+    if not pin:
         raise ClusterError(f"cluster/go/{module.folder}/go.mod does not pin {module.pinned}")
-    return found[1]
+    return pin[1]
 
 
 def module_folder(program: str) -> Path:

@@ -15,13 +15,13 @@ SYSTEM = "system"
 
 def hierarchies(mountinfo: str) -> list[Path]:
     """Mount points of all cgroup hierarchies, from the text of /proc/self/mountinfo."""
-    found: list[Path] = []
+    mounts: list[Path] = []
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")
         mounted_at = Path(before.split()[4])
-        if after.split()[0] in ("cgroup", "cgroup2") and mounted_at not in found:
-            found.append(mounted_at)
-    return found
+        if after.split()[0] in ("cgroup", "cgroup2") and mounted_at not in mounts:
+            mounts.append(mounted_at)
+    return mounts
 
 
 def create(name: str) -> None:

@@ -183,14 +183,14 @@ def _input_files(context: Path, inputs: Sequence[str]) -> list[str]:
         if listed.returncode == 0:
             names = listed.stdout.split("\0")
             return sorted(name for name in names if name and (context / name).is_file())
-    found: set[Path] = set()
+    paths: set[Path] = set()
     for name in inputs or ["."]:
         path = context / name
         if not path.exists():
             raise ClusterError(f"{name} is not in the build context {context}")
-        found.update([path] if path.is_file() else path.rglob("*"))
-    wanted = (path for path in found if path.is_file() and "__pycache__" not in path.parts)
-    return sorted(str(path.relative_to(context)) for path in wanted)
+        paths.update([path] if path.is_file() else path.rglob("*"))
+    files = (path for path in paths if path.is_file() and "__pycache__" not in path.parts)
+    return sorted(str(path.relative_to(context)) for path in files)
 
 
 def _digest(parts: Sequence[bytes]) -> str:

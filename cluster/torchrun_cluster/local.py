@@ -280,8 +280,8 @@ class LocalCluster:
         alive = {process.component for process in processes.of_cluster(recorded.folder)}
         if not alive or (self._spec.size is Size.NODE and node.ANCHOR not in alive):
             return False
-        wanted = self._spec if self._spec.port else replace(self._spec, port=recorded.spec.port)
-        if recorded.spec != wanted:
+        spec = self._spec if self._spec.port else replace(self._spec, port=recorded.spec.port)
+        if recorded.spec != spec:
             raise ClusterError(
                 f"cluster {self._spec.name!r} runs with other settings ({recorded.spec}); "
                 f"take it down first: down --name {self._spec.name}"

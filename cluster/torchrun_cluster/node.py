@@ -80,10 +80,10 @@ exec '{sys.executable}' -c "{WAIT_FOR_EVER}"
 
 def anchor_pid(state: State) -> int:
     """The process whose namespaces are the cluster's."""
-    found = processes.of_cluster(state.folder, ANCHOR)
-    if not found:
+    anchors = processes.of_cluster(state.folder, ANCHOR)
+    if not anchors:
         raise ClusterError(f"cluster {state.spec.name!r} has no namespaces: take it down and up")
-    return found[0].pid
+    return anchors[0].pid
 
 
 def inside(state: State) -> list[str]:
@@ -157,14 +157,14 @@ def forget_containers(state: State) -> bool:
 
 def import_image(state: State, archive: Path) -> list[str]:
     """Import the archive's images unless the same ones are there; returns the names imported."""
-    wanted = oci.images_in(archive)
-    if not wanted:
+    images = oci.images_in(archive)
+    if not images:
         raise ClusterError(f"no image in {archive} has a name; push it with oci-archive:FILE:NAME")
     present = {
         tuple(line.split()[index] for index in (0, 2))
         for line in _ctr(state, "images", "list").stdout.splitlines()[1:]
     }
-    new = [image.name for image in wanted if (image.name, image.digest) not in present]
+    new = [image.name for image in images if (image.name, image.digest) not in present]
     if new:
         with archive.open("rb") as content:
             result = subprocess.run(

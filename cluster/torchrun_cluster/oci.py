@@ -27,21 +27,21 @@ class Image:
 
 def images_in(archive: Path) -> list[Image]:
     """The named images of an OCI archive, from its index.json."""
-    found: list[Image] = []
+    images: list[Image] = []
     for manifest in _read(archive, "index.json")["manifests"]:
         annotations = manifest.get("annotations", {})
         name = annotations.get(CONTAINERD_NAME) or annotations.get(REFERENCE)
         if name:
-            found.append(Image(name, manifest["digest"]))
-    return found
+            images.append(Image(name, manifest["digest"]))
+    return images
 
 
 def configuration_digest(archive: Path) -> str:
     """Digest of the first image's configuration: what buildah and Docker call the image ID."""
     digest: str = _read(archive, "index.json")["manifests"][0]["digest"]
     manifest = _read(archive, f"blobs/{digest.replace(':', '/')}")
-    found: str = manifest["config"]["digest"]
-    return found
+    config_digest: str = manifest["config"]["digest"]
+    return config_digest
 
 
 @dataclass(frozen=True)

@@ -94,10 +94,10 @@ def look_at(pid: int, proc: Path = PROC) -> Marked | None:
 def of_cluster(owner: Path, component: str | None = None) -> list[Marked]:
     """The live processes of a cluster, or of one component of it."""
     pids = (int(entry.name) for entry in PROC.iterdir() if entry.name.isdecimal())
-    found = (look_at(pid) for pid in pids)
+    candidates = (look_at(pid) for pid in pids)
     return [
         process
-        for process in found
+        for process in candidates
         if process
         and process.owner == str(owner)
         and (component is None or process.component == component)

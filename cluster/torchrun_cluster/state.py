@@ -187,13 +187,13 @@ def create(spec: Spec) -> State:
     """Claim ports that no other cluster has and that are free now, and record the cluster."""
     with locked(state_home()):
         others = (read(name) for name in names() if name != spec.name)
-        taken = {port for other in others if other for port in asdict(other.ports).values()}
-        if spec.port and (spec.port in taken or not _is_free(spec.port)):
+        used_ports = {port for other in others if other for port in asdict(other.ports).values()}
+        if spec.port and (spec.port in used_ports or not _is_free(spec.port)):
             raise ClusterError(f"port {spec.port} is in use; choose another one with --port")
         free = (
             port
             for port in range(FIRST_PORT, LAST_PORT)
-            if port not in taken and port != spec.port and _is_free(port)
+            if port not in used_ports and port != spec.port and _is_free(port)
         )
         ports = Ports(spec.port or next(free), next(free), next(free), next(free))
         state = State(spec, ports)

@@ -75,10 +75,10 @@ class CallDelivery:
         call = json.loads(dump_call(self._call))
         return json.dumps({"bring": packed, "call": call})
 
-    def send(self, wanted: list[int], line: Callable[[str], None]) -> None:
+    def send(self, numbers: list[int], line: Callable[[str], None]) -> None:
         """Pass these files on in lines, and the line that ends them. Raises OSError."""
         listed = self._files.result().split("\n")
-        for number in wanted:
+        for number in numbers:
             path = self._root / listed[number].split(" ", 3)[3]
             with path.open("rb") as file:
                 piece = file.read(_PIECE)
@@ -127,16 +127,16 @@ class Connections:
                 return
             if not _is_of_job(metadata):
                 return
-            made = self._pods[name] = _Pod(name, attempt, index)
-            threading.Thread(target=self._collect, args=(made,), daemon=True).start()
+            new_pod = self._pods[name] = _Pod(name, attempt, index)
+            threading.Thread(target=self._collect, args=(new_pod,), daemon=True).start()
         elif not running and name in self._pods:
             self._pods[name].over.set()
 
     def go(self, attempt: int) -> None:
         """Let the call that was brought begin in the pods of a gang."""
-        ours = [pod for pod in self._pods.values() if pod.attempt == attempt]
-        number = max(pod.last for pod in ours) + 1
-        for pod in ours:
+        gang_pods = [pod for pod in self._pods.values() if pod.attempt == attempt]
+        number = max(pod.last for pod in gang_pods) + 1
+        for pod in gang_pods:
             pod.send(json.dumps({"go": number}))
 
     def end(self) -> None:

@@ -255,8 +255,8 @@ def fn(function: Function, *, name: str = "", directory: str | Path | None = Non
 
 def compute(**resources: Any) -> Callable[[Function | Remote], Remote]:
     """Decorator: `Compute(**resources)` for the function."""
-    chosen = Compute(**resources)
-    return lambda function: fn(function).to(chosen)
+    resolved = Compute(**resources)
+    return lambda function: fn(function).to(resolved)
 
 
 def distribute(

@@ -99,12 +99,18 @@ def build(name: str, uid: str, compute: Compute, secret: str) -> dict[str, Any]:
     }
 
 
-def _template(name: str, container: str, compute: Compute, given: dict[str, Any]) -> dict[str, Any]:
-    quantities = {"cpu": given["cpus"], "memory": given["memory"], _GPU: given["gpus"] or None}
+def _template(
+    name: str, container: str, compute: Compute, resources: dict[str, Any]
+) -> dict[str, Any]:
+    quantities = {
+        "cpu": resources["cpus"],
+        "memory": resources["memory"],
+        _GPU: resources["gpus"] or None,
+    }
     resources = {key: str(value) for key, value in quantities.items() if value is not None}
     if cpu_only():
         resources = {}
-    made = {
+    pod_container = {
         "name": container,
         "image": compute.resolved_image(),
         "env": compute.variables(),
@@ -114,7 +120,7 @@ def _template(name: str, container: str, compute: Compute, given: dict[str, Any]
     return {
         "metadata": {"labels": {_JOB: name}},
         "spec": {
-            "containers": [made],
+            "containers": [pod_container],
             "volumes": [volume.in_pod() for volume in compute.volumes],
         },
     }

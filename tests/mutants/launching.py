@@ -16,8 +16,8 @@ LAUNCHING = (
     LAUNCHER(
         "a-newer-gang-is-not-seen",
         "launch/fencing.py",
-        "if seen.attempt > gang.attempt:",
-        "if seen.attempt < 0:",
+        "if latest.attempt > gang.attempt:",
+        "if latest.attempt < 0:",
         "the ranks of a gang on a node that was cut off train on beside the next gang",
         FENCING,
     ),

@@ -36,9 +36,9 @@ def run(seeds: int, jobs: int) -> dict[str, object]:
     """Figures by trace and variant: for each field its value with each seed."""
     traces: dict[str, dict[str, dict[str, list[float]]]] = {}
     for name, make in TRACES.items():
-        made = [make(seed, jobs) for seed in range(1, seeds + 1)]
+        runs = [make(seed, jobs) for seed in range(1, seeds + 1)]
         for variant, decide in VARIANTS.items():
-            figures = [measure(trace, decide, spread=variant == SPREAD) for trace in made]
+            figures = [measure(trace, decide, spread=variant == SPREAD) for trace in runs]
             fields = {
                 field: [round(asdict(one)[field], 4) for one in figures]
                 for field in Figures.__struct_fields__
@@ -52,14 +52,14 @@ def run(seeds: int, jobs: int) -> dict[str, object]:
     return {"commit": commit, "seeds": seeds, "jobs": jobs, "traces": traces}
 
 
-def block(kept: dict[str, object]) -> str:
+def block(figures: dict[str, object]) -> str:
     """The tables of what was kept: one for each trace, means over the seeds.
 
     Utilisation and fairness of a variant are differences to the whole, in points, with their
     standard error.
     """
-    lines = [BEGIN, "", f"{kept['seeds']} seeds of {kept['jobs']} jobs for each trace.", ""]
-    traces = kept["traces"]
+    lines = [BEGIN, "", f"{figures['seeds']} seeds of {figures['jobs']} jobs for each trace.", ""]
+    traces = figures["traces"]
     assert isinstance(traces, dict)
     for name, variants in traces.items():
         titles = " | ".join(title for title, *_ in COLUMNS)
@@ -86,10 +86,10 @@ def _points(values: list[float], whole: list[float]) -> str:
     return f"{statistics.mean(differences):+.1f} ± {error:.1f}"
 
 
-def with_figures(page: str, kept: dict[str, object]) -> str:
+def with_figures(page: str, figures: dict[str, object]) -> str:
     """The page with these figures. Raises ValueError without the two comments."""
     before, after = page.index(BEGIN), page.index(END) + len(END)
-    return page[:before] + block(kept) + page[after:]
+    return page[:before] + block(figures) + page[after:]
 
 
 def main() -> int:
@@ -98,9 +98,9 @@ def main() -> int:
     parser.add_argument("--page", action="store_true", help="only write the page")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=600, help="of each trace")
-    chosen = parser.parse_args()
-    if not chosen.page:
-        KEPT.write_text(json.dumps(run(chosen.seeds, chosen.jobs), indent=1) + "\n")
+    arguments = parser.parse_args()
+    if not arguments.page:
+        KEPT.write_text(json.dumps(run(arguments.seeds, arguments.jobs), indent=1) + "\n")
     PAGE.write_text(with_figures(PAGE.read_text(), json.loads(KEPT.read_text())))
     return 0
 

@@ -84,14 +84,14 @@ def teams(seed: int, jobs: int) -> Trace:
     nodes = _nodes("n", 24, 8, {})
     gpus = _gpus(nodes)
     rigid = _jobs(rng, jobs, demand, shapes, gpus)
-    made = [_elastic(rng, job) if rng.random() < 0.5 and job.nodes > 1 else job for job in rigid]
-    end = max(job.arrival for job in made)
+    mixed = [_elastic(rng, job) if rng.random() < 0.5 and job.nodes > 1 else job for job in rigid]
+    end = max(job.arrival for job in mixed)
     failures = int(end / HOUR * len(nodes) / 200)  # one in 200 hours of a node
     return Trace(
         name="teams",
         nodes=nodes,
         queues=tuple(_queue(name, 1, QuotaLimits(gpus=gpus // 3), "lab") for name in demand),
-        jobs=tuple(replace(job, priority=rng.choice(PRIORITIES)) for job in made),
+        jobs=tuple(replace(job, priority=rng.choice(PRIORITIES)) for job in mixed),
         outages=tuple(
             Outage(rng.choice(nodes).name, rng.uniform(0, end), rng.uniform(0.5, 3) * HOUR)
             for _ in range(failures)

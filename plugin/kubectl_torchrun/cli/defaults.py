@@ -55,9 +55,9 @@ def of_command(group: click.Group, command: click.Command) -> dict[str, object]:
     values: dict[str, object] = {}
     for key, value in content.items():
         if isinstance(value, dict) and key in flags:
-            known = flags[key]
+            keys = flags[key]
             for name in value:
-                _check(name, known, f"{path}: [{key}]")
+                _check(name, keys, f"{path}: [{key}]")
         else:
             _check(key, everywhere, str(path), [*flags])
     own = _parameters(command)
@@ -93,12 +93,12 @@ def _error(message: str) -> click.UsageError:
     return click.UsageError(escape(message))
 
 
-def _check(name: str, known: set[str], where: str, tables: list[str] | None = None) -> None:
+def _check(name: str, keys: set[str], where: str, tables: list[str] | None = None) -> None:
     if name in _REFUSED:
         raise _error(f"{where}: {name} cannot be set here. {_REFUSED[name]}.")
-    if name not in known:
-        near = difflib.get_close_matches(name, [*known, *(tables or ())], 1)
-        hint = f"Did you mean {near[0]}?" if near else f"Valid keys: {', '.join(sorted(known))}."
+    if name not in keys:
+        near = difflib.get_close_matches(name, [*keys, *(tables or ())], 1)
+        hint = f"Did you mean {near[0]}?" if near else f"Valid keys: {', '.join(sorted(keys))}."
         raise _error(f"{where}: Unknown key {name}. {hint}")
 
 

@@ -57,10 +57,10 @@ def check(ctx: click.Context, terminal: "Terminal") -> None:
     if ctx.meta.get(_ASKED):
         _write_record(record, path, settings)
         return
-    wanted = {key: value for key, value in settings.items() if _takes(ctx, key)}
-    if not wanted or _is_known(record, path, settings):
+    used = {key: value for key, value in settings.items() if _takes(ctx, key)}
+    if not used or _is_known(record, path, settings):
         return
-    keys = "".join(f"\n  {key} = {json.dumps(value)}" for key, value in wanted.items())
+    keys = "".join(f"\n  {key} = {json.dumps(value)}" for key, value in used.items())
     why = (
         f"{path} sets{keys}\nThese settings control what runs, where it runs or what is uploaded,"
         " and the file may come from a repository. They need your consent."

@@ -32,37 +32,37 @@ class JobFilter(NamedTuple):
         return {"labelSelector": self.selector} if self.selector else {}
 
 
-def print_jobs(target: Target, wanted: JobFilter, form: str, terminal: Terminal) -> int:
+def print_jobs(target: Target, job_filter: JobFilter, form: str, terminal: Terminal) -> int:
     """Print the jobs; the exit code, 0 also where there are none. Raises Problem."""
     with session(target) as cluster:
         if form:
-            output.write(cluster.run(lambda api: _objects(api, wanted)), form)
+            output.write(cluster.run(lambda api: _objects(api, job_filter)), form)
             return 0
-        jobs = cluster.run(lambda api: _jobs(api, wanted, terminal))
+        jobs = cluster.run(lambda api: _jobs(api, job_filter, terminal))
         if not jobs:
-            where = "" if wanted.everywhere else f" in namespace {cluster.namespace}"
+            where = "" if job_filter.everywhere else f" in namespace {cluster.namespace}"
             terminal.note(f"No jobs found{where}.")
             return 0
-        output.print_lines(job_table(jobs, wanted.everywhere, output.screen_width()))
+        output.print_lines(job_table(jobs, job_filter.everywhere, output.screen_width()))
     return 0
 
 
-async def _jobs(api: Api, wanted: JobFilter, terminal: Terminal) -> list[Job]:
-    request = api.list(JOBS, wanted.query, everywhere=wanted.everywhere)
-    listed = await explain_all_namespaces(request, everywhere=wanted.everywhere)
+async def _jobs(api: Api, job_filter: JobFilter, terminal: Terminal) -> list[Job]:
+    request = api.list(JOBS, job_filter.query, everywhere=job_filter.everywhere)
+    listed = await explain_all_namespaces(request, everywhere=job_filter.everywhere)
     note_unreadable(listed.unreadable, terminal)
-    return [job for job in listed.items if wanted.takes(job.spec.job_queue, job.status.phase)]
+    return [job for job in listed.items if job_filter.takes(job.spec.job_queue, job.status.phase)]
 
 
-async def _objects(api: Api, wanted: JobFilter) -> JsonObject:
-    request = api.read(JOBS.path("" if wanted.everywhere else api.namespace), wanted.query)
-    response = await explain_all_namespaces(request, everywhere=wanted.everywhere)
+async def _objects(api: Api, job_filter: JobFilter) -> JsonObject:
+    request = api.read(JOBS.path("" if job_filter.everywhere else api.namespace), job_filter.query)
+    response = await explain_all_namespaces(request, everywhere=job_filter.everywhere)
 
     def takes(item: JsonObject) -> bool:
         spec, status = item.get("spec"), item.get("status")
         queue = str(spec.get("jobQueue", "")) if isinstance(spec, dict) else ""
         phase = str(status.get("phase", "")) if isinstance(status, dict) else ""
-        return wanted.takes(queue, phase)
+        return job_filter.takes(queue, phase)
 
     return v1_list(response, JOBS.kind, takes)
 

@@ -117,9 +117,10 @@ def used(queue: Queue) -> str:
     if admission is None:
         return "-"
     shares = [
-        taken / (taken + left)
+        used_amount / (used_amount + free_amount)
         for kind, amount in admission.free.items()
-        if (taken := _amount(admission.used.get(kind, 0))) + (left := _amount(amount)) > 0
+        if (used_amount := _amount(admission.used.get(kind, 0))) + (free_amount := _amount(amount))
+        > 0
     ]
     if not shares:
         return admission.summary or "-"

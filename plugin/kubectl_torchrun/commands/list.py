@@ -39,7 +39,7 @@ def command(
     def work(terminal: Terminal) -> int:
         from kubectl_torchrun.cluster.job_list import JobFilter, print_jobs
 
-        wanted = JobFilter(all_namespaces, selector, queue, frozenset(phases))
-        return print_jobs(target, wanted, output, terminal)
+        job_filter = JobFilter(all_namespaces, selector, queue, frozenset(phases))
+        return print_jobs(target, job_filter, output, terminal)
 
     run_command(work)

@@ -75,8 +75,8 @@ def command(
     def work(terminal: Terminal) -> int:
         from kubectl_torchrun.logs.logs_command import LogChoice, follow_logs, print_logs
 
-        chosen = LogChoice(frozenset(nodes), frozenset(ranks), attempt, previous, tail, since)
+        choice = LogChoice(frozenset(nodes), frozenset(ranks), attempt, previous, tail, since)
         show = follow_logs if follow else print_logs
-        return show(target, job, chosen, terminal)
+        return show(target, job, choice, terminal)
 
     run_command(work)

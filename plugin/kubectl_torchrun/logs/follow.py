@@ -91,14 +91,14 @@ class _Streams:
         self._view = view
         self._cursors = cursors
         self._tasks = tasks
-        self._known: set[str] = set()
-        self._noted = False
+        self._started: set[str] = set()
+        self._limit_noted = False
 
     def start(self) -> None:
         """Start a task for every pod whose log has begun."""
         for pod in sorted(self._job_watch.of_component(WORKER), key=rank_of):
             if (
-                pod.metadata.uid in self._known
+                pod.metadata.uid in self._started
                 or not self._view.takes(rank_of(pod))
                 or not has_started(pod, TRAINER_CONTAINER)
             ):
@@ -106,13 +106,13 @@ class _Streams:
             if self.open >= MOST_STREAMS:
                 self._note_limit()
                 return
-            self._known.add(pod.metadata.uid)
+            self._started.add(pod.metadata.uid)
             self.open += 1
             self._tasks.start_soon(self._read, pod)
 
     def _note_limit(self) -> None:
-        if not self._noted:
-            self._noted = True
+        if not self._limit_noted:
+            self._limit_noted = True
             self._terminal.note(
                 f"Reading only {MOST_STREAMS} nodes at a time. Select others with --node."
             )

@@ -84,7 +84,7 @@ def _print(cluster: Cluster, job: Job, choice: LogChoice, view: View, terminal: 
         terminal.note(
             f"Printing the first {MOST_STREAMS} of {len(started)} nodes. Select others with --node."
         )
-    chosen = sorted(started.items())[:MOST_STREAMS]
+    selected = sorted(started.items())[:MOST_STREAMS]
     is_complete = attempt == job.status.attempt or (view.nodes and view.nodes <= started.keys())
     with ExitStack() as until:
         log_copies: list[tuple[int, copies.LogCopy]] = []
@@ -102,7 +102,7 @@ def _print(cluster: Cluster, job: Job, choice: LogChoice, view: View, terminal: 
 
         async def show(api: Api) -> None:
             cursors: list[tuple[int, Lines]] = [
-                (node, Cursor(api, pod, view)) for node, pod in chosen
+                (node, Cursor(api, pod, view)) for node, pod in selected
             ]
             async for node, line in merged([*cursors, *log_copies], view):
                 terminal.log(node, line)
@@ -153,14 +153,14 @@ async def _backlog(api: Api, job: Job, view: View, terminal: Terminal) -> dict[s
     """Print existing lines, merged by time; the cursors to continue from, by UID of the pod."""
     pods = await list_workers(api, job)
     newest = max(map(attempt_of, pods), default=0)
-    chosen = [
+    selected = [
         pod
         for pod in sorted(pods, key=rank_of)
         if attempt_of(pod) == newest
         and view.takes(rank_of(pod))
         and has_started(pod, names.TRAINER_CONTAINER)
     ]
-    cursors = [(pod, Cursor(api, pod.metadata.name, view)) for pod in chosen[:MOST_STREAMS]]
+    cursors = [(pod, Cursor(api, pod.metadata.name, view)) for pod in selected[:MOST_STREAMS]]
     async for node, line in merged([(rank_of(pod), cursor) for pod, cursor in cursors], view):
         terminal.log(node, line)
     return {pod.metadata.uid: cursor for pod, cursor in cursors}

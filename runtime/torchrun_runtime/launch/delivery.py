@@ -71,15 +71,15 @@ def fetch(
     try:
         entries = _retry(partial(_manifest, server), seconds, replaced)
         paths = {entry.path for entry in entries}
-        gone = copied - paths
+        removed = copied - paths
         copied |= paths
         _make_directories(target, entries)
         missing = _missing(target, entries)
         while missing:
             request = partial(_fetch_files, server, target, entries, missing)
             missing = _retry(request, seconds, replaced)
-        remove(target, gone)
-        copied -= gone
+        remove(target, removed)
+        copied -= removed
     except OSError as error:
         message = f"cannot write the workspace to {target}: {error}"
         raise LaunchError("WorkspaceCopyFailed", message) from error
@@ -162,10 +162,10 @@ def _fetch_files(
 
     Raises _BrokenError if none did.
     """
-    wanted = {"manifest": server.manifest, "entries": _ranges(numbers)}
+    selection = {"manifest": server.manifest, "entries": _ranges(numbers)}
     fetched = 0
     try:
-        with _request(server, "/v1/files", json.dumps(wanted).encode()) as answer:
+        with _request(server, "/v1/files", json.dumps(selection).encode()) as answer:
             for number in numbers:
                 entry = entries[number]
                 _write_file(answer, os.path.join(target, entry.path), entry)

@@ -153,10 +153,10 @@ class FencingWatchdog:
         while not self._superseded:
             began = now()
             try:
-                seen = read(self._state, "epoch")
-                if seen is not None:
-                    _check_not_superseded(seen, self._gang)
-                    if seen != self._gang:
+                latest = read(self._state, "epoch")
+                if latest is not None:
+                    _check_not_superseded(latest, self._gang)
+                    if latest != self._gang:
                         _write(self._state, "epoch", self._gang)
                     self._last_read = began
             except SupersededError as error:
@@ -204,9 +204,9 @@ def read(state: str, name: str) -> GangId | None:
 def _claim_epoch(state: str, gang: GangId, unfenced: list[Worker]) -> list[Worker]:
     """Write the epoch; returns those of `unfenced` whose ranks may still live."""
     with suppress(FileNotFoundError):
-        seen = read(state, "epoch")
-        if seen is not None and seen.job == gang.job:
-            _check_not_superseded(seen, gang)
+        latest = read(state, "epoch")
+        if latest is not None and latest.job == gang.job:
+            _check_not_superseded(latest, gang)
     alive = unfenced
     with suppress(FileNotFoundError):
         passed = read(state, "passed")
@@ -222,12 +222,12 @@ def _claim_epoch(state: str, gang: GangId, unfenced: list[Worker]) -> list[Worke
     return alive
 
 
-def _check_not_superseded(seen: GangId, gang: GangId) -> None:
+def _check_not_superseded(latest: GangId, gang: GangId) -> None:
     """Raises SupersededError where `seen` is newer than `gang`, or of another job."""
-    if seen.job != gang.job:
-        raise SupersededError(f"another job (UID {seen.job}) has taken over the workspace claim")
-    if seen.attempt > gang.attempt:
-        raise SupersededError(f"attempt {seen.attempt} of this job has taken over")
+    if latest.job != gang.job:
+        raise SupersededError(f"another job (UID {latest.job}) has taken over the workspace claim")
+    if latest.attempt > gang.attempt:
+        raise SupersededError(f"attempt {latest.attempt} of this job has taken over")
 
 
 def _register_watcher(state: str, gang: GangId, index: str) -> None:

@@ -17,9 +17,9 @@ def oom_kills(files: tuple[str, ...] = _FILES) -> int:
     for path in files:
         try:
             with open(path) as file:
-                found = _KILLS.search(file.read())
+                match = _KILLS.search(file.read())
         except OSError:
             continue
-        if found:
-            return int(found.group(1))
+        if match:
+            return int(match.group(1))
     return 0

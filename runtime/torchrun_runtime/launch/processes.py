@@ -49,14 +49,14 @@ def ranks(tree: list[Process]) -> list[Process]:
 
 def agents(tree: list[Process]) -> list[Process]:
     """The processes that started the ranks: their parents and ancestors, without shells."""
-    known = {process.pid: process for process in tree}
-    found: dict[int, Process] = {}
+    by_pid = {process.pid: process for process in tree}
+    ancestors: dict[int, Process] = {}
     for rank in ranks(tree):
-        above = known.get(rank.parent)
-        while above is not None and above.pid not in found:
-            found[above.pid] = above
-            above = known.get(above.parent)
-    return [process for process in found.values() if process.name not in _SHELLS]
+        above = by_pid.get(rank.parent)
+        while above is not None and above.pid not in ancestors:
+            ancestors[above.pid] = above
+            above = by_pid.get(above.parent)
+    return [process for process in ancestors.values() if process.name not in _SHELLS]
 
 
 def trapping(tree: list[Process], number: int) -> list[Process]:
@@ -86,11 +86,11 @@ def _inside(process: Process, children: dict[int, list[Process]], number: int) -
     inner = children.get(process.pid, ())
     if process.name not in _SHELLS or not inner:
         return [process]
-    found = []
+    matches = []
     if _has(process.pid, "SigCgt", number):
-        found = [process]
+        matches = [process]
         inner = [child for child in inner if not _in_background(child)]
-    return found + [deeper for child in inner for deeper in _inside(child, children, number)]
+    return matches + [deeper for child in inner for deeper in _inside(child, children, number)]
 
 
 def _in_background(process: Process) -> bool:

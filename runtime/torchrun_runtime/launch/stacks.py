@@ -78,7 +78,7 @@ def _await(paths: list[str], before: list[int]) -> None:
     while time.monotonic() < end:
         time.sleep(_PAUSE)
         sizes = [_size(path) for path in paths]
-        if sizes == last and all(size > known for size, known in zip(sizes, before)):
+        if sizes == last and all(size > size_before for size, size_before in zip(sizes, before)):
             return
         last = sizes
 

@@ -130,8 +130,8 @@ def _pause(
 
 def _stop_signal(seconds: float) -> int:
     """Wait for a signal; the number of one that asks to stop, 0 for any other or none."""
-    taken = signal.sigtimedwait(_TAKEN, seconds)
-    return taken.si_signo if taken is not None and taken.si_signo in STOPPING else 0
+    received = signal.sigtimedwait(_TAKEN, seconds)
+    return received.si_signo if received is not None and received.si_signo in STOPPING else 0
 
 
 def _command_exit(

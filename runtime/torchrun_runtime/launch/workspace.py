@@ -88,24 +88,24 @@ class SharedWorkspace:
         (WorkspaceCopyFailed).
         """
         start = time.monotonic()
-        wanted = revision or self.newest_revision()
+        target = revision or self.newest_revision()
         while True:
-            tree = os.path.join(self._revision(wanted), "tree")
+            tree = os.path.join(self._revision(target), "tree")
             try:
-                self._wait_for(wanted, tree)
-                copied = self._copy_revision(wanted, tree)
+                self._wait_for(target, tree)
+                copied = self._copy_revision(target, tree)
                 break
             except OSError as error:
                 newest = self.newest_revision()
-                if newest <= wanted:
+                if newest <= target:
                     raise LaunchError(
                         "WorkspaceCopyFailed",
                         f"cannot copy the workspace to {self._target}: {error}",
                     ) from error
-                wanted = newest
-        self.revision = wanted
+                target = newest
+        self.revision = target
         say(
-            f"workspace: revision {wanted}, {counted(copied.files)}, {copied.bytes} bytes copied "
+            f"workspace: revision {target}, {counted(copied.files)}, {copied.bytes} bytes copied "
             f"to {self._target} ({time.monotonic() - start:.1f} s)"
         )
 
@@ -119,16 +119,16 @@ class SharedWorkspace:
 
     def _copy_revision(self, revision: int, tree: str) -> CopyStats:
         """Copy only what differs where the manifests of the copy and of the revision are known."""
-        wanted = self._manifest(revision)
-        if not (self._copied and wanted):
+        manifest = self._manifest(revision)
+        if not (self._copied and manifest):
             copied = copy_tree(tree, self._target)
         else:
-            gone = [path for path in self._copied if path not in wanted]
-            changed = [path for path, entry in wanted.items() if self._copied.get(path) != entry]
+            removed = [path for path in self._copied if path not in manifest]
+            changed = [path for path, entry in manifest.items() if self._copied.get(path) != entry]
             self._copied = {}  # not known until all is done
-            remove(self._target, gone)
+            remove(self._target, removed)
             copied = _copy_changed(tree, self._target, changed)
-        self._copied = wanted
+        self._copied = manifest
         return copied
 
     def _manifest(self, revision: int) -> dict[str, Entry]:

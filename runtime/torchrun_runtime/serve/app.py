@@ -34,7 +34,7 @@ T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class EntryRanges(msgspec.Struct, frozen=True):
     """Body of POST /v1/files: ascending ranges of the manifest's entries, both ends in them."""
 
     manifest: str
@@ -95,16 +95,16 @@ class _Handlers:
 
     async def files(self, request: web.Request) -> web.StreamResponse:
         try:
-            wanted = msgspec.json.decode(await request.read(), type=Wanted)
+            ranges = msgspec.json.decode(await request.read(), type=EntryRanges)
         except msgspec.MsgspecError as error:
             shape = '{"manifest": SHA256, "entries": [[FIRST, LAST], ...]}'
             return _refusal(400, "BadRequest", f"the body must be {shape}: {error}")
-        if not _ascending(wanted.entries):
+        if not _ascending(ranges.entries):
             message = "the ranges of entries must ascend, and none may overlap another"
             return _refusal(400, "BadRequest", message)
         try:
             selection = await self._in_thread(
-                lambda: self._tree.select(wanted.manifest, wanted.entries)
+                lambda: self._tree.select(ranges.manifest, ranges.entries)
             )
         except NotThereError as error:
             return _refusal(409, "NotThere", str(error))

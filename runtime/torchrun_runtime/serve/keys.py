@@ -37,7 +37,7 @@ class Keys:
         self._fetch = fetch
         self._clock = clock
         self._keys: dict[str | None, jwt.PyJWK] = {}
-        self._asked = float("-inf")
+        self._fetched_at = float("-inf")
         self._lock = asyncio.Lock()
 
     async def get(self, key_id: str | None) -> jwt.PyJWK | None:
@@ -45,11 +45,11 @@ class Keys:
         if key_id in self._keys:
             return self._keys[key_id]
         async with self._lock:
-            if key_id not in self._keys and self._clock() - self._asked >= _AGAIN_SECONDS:
-                found = await self._fetch()
+            if key_id not in self._keys and self._clock() - self._fetched_at >= _AGAIN_SECONDS:
+                key_set = await self._fetch()
                 # Only now: a look that failed is repeated at once.
-                self._asked = self._clock()
-                self._keys = {key.key_id: key for key in found.keys}
+                self._fetched_at = self._clock()
+                self._keys = {key.key_id: key for key in key_set.keys}
         return self._keys.get(key_id)
 
 

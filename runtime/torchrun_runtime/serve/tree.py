@@ -45,7 +45,7 @@ class Tree:
             self._revision = Revision(marker.revision, manifest, packed)
         return self._revision
 
-    def select(self, sha256: str, wanted: Sequence[tuple[int, int]]) -> "Selection":
+    def select(self, sha256: str, ranges: Sequence[tuple[int, int]]) -> "Selection":
         """The files of these ranges of the manifest's entries, both ends in them.
 
         Raises NotThereError where the manifest is another one by now, or has fewer entries.
@@ -54,10 +54,12 @@ class Tree:
         if revision is None or revision.manifest.sha256 != sha256:
             raise NotThereError(f"the workspace of manifest {sha256} is not here any more")
         entries = revision.manifest.entries
-        if not all(0 <= first <= last < len(entries) for first, last in wanted):
+        if not all(0 <= first <= last < len(entries) for first, last in ranges):
             raise NotThereError(f"the manifest has {len(entries)} entries")
-        chosen = [entry for first, last in wanted for entry in entries[first : last + 1]]
-        return Selection(self._claim.tree(revision.number), [e for e in chosen if e.mode != "dir"])
+        selected = [entry for first, last in ranges for entry in entries[first : last + 1]]
+        return Selection(
+            self._claim.tree(revision.number), [e for e in selected if e.mode != "dir"]
+        )
 
 
 class Selection(NamedTuple):

@@ -126,11 +126,11 @@ def resolve(host: str, port: int) -> tuple[str, ...]:
     Raises SyncError: HostNotFound, which may pass, or ForbiddenAddress.
     """
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        records = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         message = f"host {host!a} of volumes.workspace.url cannot be resolved: {error}"
         raise SyncError("HostNotFound", message, permanent=False) from None
-    addresses = tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
+    addresses = tuple(dict.fromkeys(str(entry[4][0]) for entry in records))
     for text in addresses:
         if is_forbidden(ipaddress.ip_address(text.partition("%")[0])):
             message = (
@@ -177,7 +177,7 @@ def is_forbidden(address: _Address) -> bool:
 
 def _inner(address: ipaddress.IPv6Address) -> list[ipaddress.IPv4Address]:
     """The IPv4 addresses that an IPv6 address may lead to."""
-    found = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
+    embedded = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
     if address != _LOOPBACK and any(address in network for network in _IPV4_AT_THE_END):
-        found.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
-    return [inner for inner in found if inner is not None]
+        embedded.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
+    return [inner for inner in embedded if inner is not None]

@@ -42,9 +42,9 @@ class Assembly:
         if marker is None:
             return
         tree = self._claim.tree(marker.revision)
-        wanted = {_content(entry) for entry in self.manifest.entries}
+        contents = {_content(entry) for entry in self.manifest.entries}
         for entry in self._claim.manifest().entries:
-            if _content(entry) in wanted and entry.sha256:
+            if _content(entry) in contents and entry.sha256:
                 with suppress(OSError):
                     if (path := tree / entry.path).stat().st_size == entry.size:
                         self._available[_content(entry)] = path
@@ -108,11 +108,11 @@ class Assembly:
         """
         tree = self._claim.new
         tree.mkdir(mode=0o755)
-        made: set[tuple[str, ...]] = {()}
+        directories: set[tuple[str, ...]] = {()}
         try:
             for entry in self.manifest.entries:
                 parts = tuple(entry.path.split("/"))
-                make_directories(tree, parts if entry.mode == "dir" else parts[:-1], made)
+                make_directories(tree, parts if entry.mode == "dir" else parts[:-1], directories)
                 if entry.sha256:
                     _link(self._available[_content(entry)], tree / entry.path)
         except OSError as error:

@@ -55,10 +55,10 @@ def fetch(settings: Settings) -> Marker:
     """
     claim = Claim(settings.directory, settings.after)
     marker = claim.marker()
-    known = marker is not None and settings.digest != "" and settings.digest == marker.source
-    if marker and known and settings.commit in ("", marker.commit):
+    unchanged = marker is not None and settings.digest != "" and settings.digest == marker.source
+    if marker and unchanged and settings.commit in ("", marker.commit):
         return marker
-    if marker and not known:
+    if marker and not unchanged:
         settings = replace(settings, commit="")
     claim.prepare()
     claim.discard_unfinished()

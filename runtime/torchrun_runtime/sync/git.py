@@ -67,8 +67,8 @@ class Checkout:
     @property
     def shown(self) -> str:
         """As messages name it."""
-        wanted = self.commit or self.ref
-        return f"{self.location.shown} at {wanted}" if wanted else self.location.shown
+        revision = self.commit or self.ref
+        return f"{self.location.shown} at {revision}" if revision else self.location.shown
 
 
 def check_ref(ref: str, commit: str) -> None:
@@ -123,12 +123,16 @@ class Git:
 
     def fetch(self) -> str:
         """Fetch the commit, with as little history as possible; its name. Raises SyncError."""
-        wanted = self._checkout.commit or self._checkout.ref
-        if _COMMIT.fullmatch(wanted):
-            self._fetch_commit(wanted)
-            return wanted
-        named = wanted.startswith("refs/") or wanted in ("", "HEAD")
-        names = (wanted or "HEAD",) if named else (f"refs/heads/{wanted}", f"refs/tags/{wanted}")
+        revision = self._checkout.commit or self._checkout.ref
+        if _COMMIT.fullmatch(revision):
+            self._fetch_commit(revision)
+            return revision
+        is_full_name = revision.startswith("refs/") or revision in ("", "HEAD")
+        names = (
+            (revision or "HEAD",)
+            if is_full_name
+            else (f"refs/heads/{revision}", f"refs/tags/{revision}")
+        )
         error = ""
         for name in names:
             error = self._fetch(f"+{name}:{_TIP}", depth=1)
@@ -192,8 +196,8 @@ class Git:
         name = f"{commit}:{self._checkout.sub_path}"
         kind = self._programs.text(*self._git, "cat-file", "-t", name)
         if kind != "tree":
-            found = "is a file" if kind else "does not exist"
-            message = f"subPath {self._checkout.sub_path!a} {found} in {self._checkout.shown}"
+            problem = "is a file" if kind else "does not exist"
+            message = f"subPath {self._checkout.sub_path!a} {problem} in {self._checkout.shown}"
             raise SyncError("SubPathNotFound", message, permanent=False)
         command = (*self._git, "ls-tree", "-r", "-l", "-z", "--full-tree", name)
         repository = Repository(limits)

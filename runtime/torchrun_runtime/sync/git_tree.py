@@ -116,9 +116,9 @@ class Repository:
 
         check_time: called for each file; it raises where there is no more time.
         """
-        for made, (path, blob) in enumerate(self._flat((), self._root, (), 0)):
+        for count, (path, blob) in enumerate(self._flat((), self._root, (), 0)):
             check_time()
-            if made >= self._limits.entries:
+            if count >= self._limits.entries:
                 raise too_many(self._limits)
             yield path, blob
 
@@ -128,10 +128,10 @@ class Repository:
             components("/".join(out), self._limits)
             yield out, node
         elif isinstance(node, Link):
-            found = self._resolve(real, node)
-            if hops + found.hops > _MOST_HOPS:
+            target = self._resolve(real, node)
+            if hops + target.hops > _MOST_HOPS:
                 raise _too_many_hops(out)
-            yield from self._flat(out, self._at(found.path), found.path, hops + found.hops)
+            yield from self._flat(out, self._at(target.path), target.path, hops + target.hops)
         else:
             if len(out) > self._limits.depth:
                 components("/".join(out), self._limits)  # which refuses it
@@ -144,9 +144,9 @@ class Repository:
         Each link is resolved once, so that the time is linear in the targets' lengths. Links of
         the repository nest at most `_MOST_HOPS` deep here.
         """
-        known = self._resolved.get(at)
-        if known is not None:
-            return known
+        cached = self._resolved.get(at)
+        if cached is not None:
+            return cached
         if at in self._resolving or len(self._resolving) >= _MOST_HOPS:
             raise _too_many_hops(at)
         self._resolving.append(at)

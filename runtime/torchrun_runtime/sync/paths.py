@@ -87,10 +87,10 @@ def refuse_collisions(places: Sequence[Place]) -> None:
 
 
 def _refuse_folded(paths: set[Path]) -> None:
-    known: dict[Path, Path] = {}
+    cached: dict[Path, Path] = {}
     for path in sorted(paths):
         folded = tuple(unicodedata.normalize("NFC", part).casefold() for part in path)
-        other = known.setdefault(folded, path)
+        other = cached.setdefault(folded, path)
         if other != path:
             raise refused(
                 "CaseCollision",

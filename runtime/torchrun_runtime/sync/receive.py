@@ -53,8 +53,12 @@ def _is_wanted(marker: Marker, settings: Settings) -> bool:
 def open_workflow(settings: Settings, claim: Claim) -> Workflow:
     """What an earlier pod received, and what is at hand to differ from."""
     bases = [claim, *([Claim(settings.base)] if settings.base else [])]
-    known = {held.sha256: held for held in (base.manifest() for base in bases) if held.entries}
-    pending = PendingManifest(claim.incoming, settings.limits, known, settings.sha256)
+    base_manifests = {
+        manifest.sha256: manifest
+        for manifest in (base.manifest() for base in bases)
+        if manifest.entries
+    }
+    pending = PendingManifest(claim.incoming, settings.limits, base_manifests, settings.sha256)
     return Workflow(Upload(claim.incoming, settings.limits.bytes, settings.sha256), pending)
 
 
@@ -94,8 +98,8 @@ def _extract(settings: Settings, claim: Claim, workflow: Workflow) -> Marker:
     assert identity is not None
     claim.discard_unfinished()
     log("extracting", sha256=identity.sha256, bytes=identity.total)
-    held = extract(workflow.upload.archive, claim.new, settings.limits)
-    return claim.publish(held, identity.sha256)
+    tree = extract(workflow.upload.archive, claim.new, settings.limits)
+    return claim.publish(tree, identity.sha256)
 
 
 def _compare(settings: Settings, claim: Claim, manifest: Manifest) -> Assembly:

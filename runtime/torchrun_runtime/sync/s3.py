@@ -38,8 +38,8 @@ def open_bucket(url: str, secret: Secret, deadline: float) -> tuple[Bucket, str]
     region = secret.word(_REGION) or _DEFAULT_REGION
     if location.scheme == "s3":
         bucket, key = location.host, location.path
-        named = secret.word(_ENDPOINT) or f"https://s3.{region}.amazonaws.com"
-        location = parse_endpoint(named)
+        endpoint_url = secret.word(_ENDPOINT) or f"https://s3.{region}.amazonaws.com"
+        location = parse_endpoint(endpoint_url)
     else:
         bucket, _, key = location.path.partition("/")
     endpoint = Endpoint(

@@ -13,19 +13,21 @@ _REGION = re.compile(r"<Region>([a-z0-9-]{1,40})</Region>")
 def explain(status: int, headers: Mapping[str, str], body: str, key: str, bucket: str) -> SyncError:
     """The error of a status; `body`: the gateway's XML, if any; `bucket`: as messages name it."""
     code, message = _field(body, "Code"), _field(body, "Message")
-    said = f"status {status}" + (f", {code}" if code else "") + (f": {message}" if message else "")
+    answer = (
+        f"status {status}" + (f", {code}" if code else "") + (f": {message}" if message else "")
+    )
     where = f"{shown(key)} of {bucket}" if key else bucket
     region = headers.get("x-amz-bucket-region", "") or "".join(_REGION.findall(body)[:1])
     if region and status in (301, 307, 400):
         hint = f"it is in region {shown(region)}: set AWS_REGION in the Secret"
-        return SyncError("WrongRegion", f"cannot read {where}: {hint} ({said})", permanent=False)
+        return SyncError("WrongRegion", f"cannot read {where}: {hint} ({answer})", permanent=False)
     if 300 <= status < 400:
         hint = "redirects are not followed: give the endpoint that the bucket has now"
-        return SyncError("Redirected", f"cannot read {where}: {hint} ({said})", permanent=True)
+        return SyncError("Redirected", f"cannot read {where}: {hint} ({answer})", permanent=True)
     if status == 412:
         return changed(key, bucket)
     reason, hint = _by_status(status, code, message)
-    return SyncError(reason, f"cannot read {where}: {hint} ({said})", permanent=False)
+    return SyncError(reason, f"cannot read {where}: {hint} ({answer})", permanent=False)
 
 
 def _by_status(status: int, code: str, message: str) -> tuple[str, str]:
@@ -54,6 +56,6 @@ def changed(key: str, bucket: str) -> SyncError:
 
 
 def _field(body: str, name: str) -> str:
-    found = re.search(rf"<{name}>([^<]*)</{name}>", body)
-    text = found[1][:_LONGEST] if found else ""
+    match = re.search(rf"<{name}>([^<]*)</{name}>", body)
+    text = match[1][:_LONGEST] if match else ""
     return "".join(c if c.isprintable() else " " for c in text)

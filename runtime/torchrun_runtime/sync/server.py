@@ -204,9 +204,9 @@ class _Handlers:
 
     def _authorize(self, request: web.Request) -> None:
         """Raises UploadError (403). Comes before anything that the job's client would notice."""
-        named = [request.headers.get(header, "") for header in (_ARCHIVE, _WORKSPACE)]
+        digests = [request.headers.get(header, "") for header in (_ARCHIVE, _WORKSPACE)]
         token = request.headers.get(TOKEN_HEADER, "")
-        self._authorization.check(token, *(name.strip().lower() for name in named))
+        self._authorization.check(token, *(name.strip().lower() for name in digests))
 
     async def _pieces(self, request: web.Request, length: int) -> AsyncIterator[bytes]:
         """The body as it arrives. Raises ConnectionError if it ends too early, TimeoutError."""

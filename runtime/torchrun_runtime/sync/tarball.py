@@ -153,9 +153,9 @@ def _place(member: tarfile.TarInfo, limits: Limits) -> Place:
 
 def _write(opened: tarfile.TarFile, places: list[Place], tree: Path, limits: Limits) -> Manifest:
     written = Tree(tree)
-    wanted = iter(places)
+    remaining = iter(places)
     for member in _members(opened, limits):
-        place = next(wanted)
+        place = next(remaining)
         if member.isreg():
             written.add_file(place, _pieces(opened, member))
     return written.manifest

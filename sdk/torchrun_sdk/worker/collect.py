@@ -107,20 +107,20 @@ class _Client:
                 RankFiles(self._results, int(line)).take()
         return bool(received)
 
-    def _do(self, asked: dict[str, Any]) -> None:
+    def _do(self, request: dict[str, Any]) -> None:
         try:
-            if "bring" in asked:
-                self._call = load_call(json.dumps(asked["call"]))
-                _send(Wants(self._receiver.wants(asked["bring"])))
-            elif "content" in asked:
-                more = bool(asked.get("more"))
-                self._receiver.content(asked["content"], asked["data"], more=more)
-            elif "whole" in asked:
+            if "bring" in request:
+                self._call = load_call(json.dumps(request["call"]))
+                _send(Wants(self._receiver.wants(request["bring"])))
+            elif "content" in request:
+                more = bool(request.get("more"))
+                self._receiver.content(request["content"], request["data"], more=more)
+            elif "whole" in request:
                 self._receiver.finish()
                 _send(Ready())
-            elif "go" in asked and self._call is not None:
-                self._pod.put(self._call._replace(number=asked["go"]))
-            elif "end" in asked:
+            elif "go" in request and self._call is not None:
+                self._pod.put(self._call._replace(number=request["go"]))
+            elif "end" in request:
                 self._results.mkdir(parents=True, exist_ok=True)
                 (self._results / END).touch()
         except (OSError, ValueError) as error:

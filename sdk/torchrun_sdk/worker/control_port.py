@@ -37,9 +37,9 @@ def show(connection: socket.socket, secret: str, seconds: float) -> bool:
     """Send the secret to the server; whether the server accepts it. Raises OSError."""
     connection.settimeout(seconds)
     connection.sendall(secret.encode() + b"\n")
-    taken = connection.recv(len(HERE)) == HERE
+    accepted = connection.recv(len(HERE)) == HERE
     connection.settimeout(None)
-    return taken
+    return accepted
 
 
 class ControlPort:
@@ -88,15 +88,15 @@ class ControlPort:
             threading.Thread(target=self._ask, args=(connection,), daemon=True).start()
 
     def _ask(self, connection: socket.socket) -> None:
-        known = False
+        is_authenticated = False
         with suppress(OSError):
-            known = self._knows(connection)
+            is_authenticated = self._knows(connection)
         with self._lock:
             if connection in self._unauthenticated:
                 self._unauthenticated.remove(connection)
             else:
-                known = False
-        if known:
+                is_authenticated = False
+        if is_authenticated:
             with suppress(OSError):
                 connection.settimeout(None)
                 _watch(connection)
@@ -114,8 +114,8 @@ class ControlPort:
             if not part:
                 return False
             shown += part
-        found = hashlib.sha256(shown[:-1]).hexdigest()
-        return hmac.compare_digest(found, self._digest)
+        digest = hashlib.sha256(shown[:-1]).hexdigest()
+        return hmac.compare_digest(digest, self._digest)
 
 
 def _cut(connection: socket.socket) -> None:

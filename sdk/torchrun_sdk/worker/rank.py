@@ -123,15 +123,15 @@ def find(reference: Reference, root: Path) -> Callable[..., Any]:
             module = _module(reference, root)
         except CallInImport as reached:
             module = reached.module
-    found: Any = module
+    member: Any = module
     for name in reference.qualname.split("."):
-        found = getattr(found, name, None)
+        member = getattr(member, name, None)
     # A decorated function is the remote one: what that calls is called here.
-    found = getattr(found, "torchrun_function", found)
-    if not callable(found):
+    member = getattr(member, "torchrun_function", member)
+    if not callable(member):
         where = reference.module or reference.script
         raise ImportError(f"{where} has no function {reference.qualname}")
-    function: Callable[..., Any] = found
+    function: Callable[..., Any] = member
     return function
 
 

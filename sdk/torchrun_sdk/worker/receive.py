@@ -32,14 +32,14 @@ class Line(NamedTuple):
 
 def parse(text: str) -> list[Line]:
     """The lines of a manifest. Raises ValueError, also for a path that leads out of it."""
-    found = []
+    lines = []
     for line in text.split("\n"):
         if line:
             sha256, size, mode, path = line.split(" ", 3)
             if path.startswith("/") or ".." in path.split("/"):
                 raise ValueError(f"the manifest names {path!r}")
-            found.append(Line(path, sha256, int(size), mode))
-    return found
+            lines.append(Line(path, sha256, int(size), mode))
+    return lines
 
 
 class Receiver:
@@ -48,7 +48,7 @@ class Receiver:
     def __init__(self, root: Path) -> None:
         self._root = root
         own = root / FOLDER / CALLS
-        self._held = own / "held"
+        self._contents = own / "held"
         self._digests = own / "digests"
         self._lines: list[Line] = []
         self._open: dict[int, hashlib._Hash] = {}
@@ -105,12 +105,12 @@ class Receiver:
             if path.split("/", 1)[0] != FOLDER:
                 with suppress(OSError):
                     (self._root / path).unlink()
-        self._held.write_text("\n".join(sorted(listed)), encoding="utf-8")
+        self._contents.write_text("\n".join(sorted(listed)), encoding="utf-8")
 
     def _before(self) -> set[str]:
         """The paths that came from the directory so far."""
         with suppress(OSError):
-            return set(self._held.read_text(encoding="utf-8").split("\n"))
+            return set(self._contents.read_text(encoding="utf-8").split("\n"))
         # The first time: by the claim, where the workspace came from one.
         source = Path(os.environ.get("TORCHRUN_WORKSPACE_SOURCE") or os.devnull)
         with suppress(OSError, ValueError, KeyError):
@@ -123,15 +123,15 @@ class Receiver:
         """The files older than the first call, where no record of the delivery exists."""
         own = self._root / FOLDER
         began = [path.stat().st_mtime_ns for path in (own / RESULTS).glob("*/*.started")]
-        found = set()
+        paths = set()
         for top, folders, files in os.walk(self._root):
             if Path(top) == self._root:
                 folders[:] = [name for name in folders if name != FOLDER]
             for path in (Path(top, name) for name in files):
                 with suppress(OSError):
                     if not began or path.stat().st_mtime_ns < min(began):
-                        found.add(path.relative_to(self._root).as_posix())
-        return found
+                        paths.add(path.relative_to(self._root).as_posix())
+        return paths
 
     def _known(self) -> dict[str, list[object]]:
         try:

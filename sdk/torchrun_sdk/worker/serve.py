@@ -158,17 +158,17 @@ class _Server:
         child.wait()
 
 
-def environment(given: os._Environ[str] | dict[str, str], number: int) -> dict[str, str]:
+def environment(variables: os._Environ[str] | dict[str, str], number: int) -> dict[str, str]:
     """For the function: the ranks of a later call meet by a store and a port of their own.
 
     torchrun's agent keeps the store of the first call, with the keys of its ranks.
     """
-    made = dict(given)
-    port = made.get("MASTER_PORT", "")
+    result = dict(variables)
+    port = result.get("MASTER_PORT", "")
     if number and port.isdigit():
-        made["MASTER_PORT"] = str(int(port) + _FIRST_PORT + number % _PORTS)
-        made["TORCHELASTIC_USE_AGENT_STORE"] = "False"
-    return made
+        result["MASTER_PORT"] = str(int(port) + _FIRST_PORT + number % _PORTS)
+        result["TORCHELASTIC_USE_AGENT_STORE"] = "False"
+    return result
 
 
 def _copy(child: subprocess.Popen[bytes], files: RankFiles, call: Call) -> None:
@@ -198,7 +198,7 @@ def _oom_kills() -> int:
     """Processes that the kernel has killed for memory in this container so far."""
     for path in _MEMORY:
         with suppress(OSError):
-            found = re.search(r"^oom_kill (\d+)$", Path(path).read_text(), re.MULTILINE)
-            if found:
-                return int(found.group(1))
+            match = re.search(r"^oom_kill (\d+)$", Path(path).read_text(), re.MULTILINE)
+            if match:
+                return int(match.group(1))
     return 0
