@@ -19,7 +19,7 @@ FOUND = [
 # What a fragment needs beside it to be a whole object.
 WHOLE: dict[str, JsonObject] = {
     "TorchrunJob": {"jobQueue": "gpu", "numNodes": 1, "command": "python train.py"},
-    "TorchrunQueue": {"image": "pytorch/pytorch:latest"},
+    "TorchrunQueue": {"image": "pytorch/pytorch:2.8.0-cuda12.8-cudnn9-runtime"},
 }
 NAMESPACE = "pages"
 
