@@ -113,7 +113,9 @@ def test_the_examples_that_need_pods_work_as_they_stand(space: Space, tmp_path: 
     assert "first True" in run("logs/0/node-0.log", "kept")
     assert "logs/0/node-1.log" in run("", "kept")
     assert run("--node 1 -- nvidia-smi") == "a GPU of node 1\n"
-    assert run("--rank 3 -- py-spy dump --pid 1") == "dump --pid 1 on node 1\n"
+    assert run("--rank 3 -- py-spy dump --subprocesses --pid 1") == (
+        "dump --subprocesses --pid 1 on node 1\n"
+    )
     for words, port in (
         ("8000", 8000),
         ("--tensorboard /checkpoints/runs", 6006),

@@ -41,7 +41,7 @@ def command(
     Examples:
       kubectl torchrun exec my-project-x7k2p
       kubectl torchrun exec my-project-x7k2p --node 1 -- nvidia-smi
-      kubectl torchrun exec my-project-x7k2p --rank 3 -- py-spy dump --pid 1
+      kubectl torchrun exec my-project-x7k2p --rank 3 -- py-spy dump --subprocesses --pid 1
     """
     if node is not None and rank is not None:
         raise click.UsageError("--node and --rank are mutually exclusive.")
