@@ -21,6 +21,10 @@ from torchrun_api.shared import (
 )
 
 WorkspaceSource = Literal["zip", "git", "s3", "existing", "none"]
+# Sources that a job fetches by itself, from url.
+FETCHED_SOURCES: tuple[WorkspaceSource, ...] = ("git", "s3")
+# Sources that a sync pod writes to the PVC.
+SYNCED_SOURCES: tuple[WorkspaceSource, ...] = ("zip", *FETCHED_SOURCES)
 
 _HOST = r"([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?"
 _USER = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
@@ -54,16 +58,17 @@ class WorkspaceVolume(Wire, frozen=True, kw_only=True):
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            "!(self.source in ['git', 's3']) || has(self.url)", "source git and source s3 need url"
+            f"!(self.source in {list(FETCHED_SOURCES)}) || has(self.url)",
+            " and ".join(f"source {source}" for source in FETCHED_SOURCES) + " need url",
         ),
         Rule("self.source != 'existing' || has(self.claimName)", "source existing needs claimName"),
-        _only("url", "git", "s3", why="remove it, or choose one of these"),
+        _only("url", *FETCHED_SOURCES, why="remove it, or choose one of these"),
         _only("ref", "git", why="it is a branch, a tag or a commit"),
-        _only("subPath", "git", "s3", "existing", why="an upload is packed from its own root"),
-        _only("secretRef", "git", "s3", why="nothing else takes credentials"),
+        _only("subPath", *FETCHED_SOURCES, "existing", why="an upload is packed from its own root"),
+        _only("secretRef", *FETCHED_SOURCES, why="nothing else takes credentials"),
         _only("claimName", "existing", why="the others have a claim of their own"),
-        _only("delivery", "zip", "git", "s3", why="nothing else is delivered"),
-        _only("image", "zip", "git", "s3", why="nothing else has a sync pod"),
+        _only("delivery", *SYNCED_SOURCES, why="nothing else is delivered"),
+        _only("image", *SYNCED_SOURCES, why="nothing else has a sync pod"),
         Rule(
             "self.source != 'existing' ||"
             " !(has(self.size) || has(self.storageClassName) || has(self.accessMode))",

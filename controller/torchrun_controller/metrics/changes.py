@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from torchrun_api.job import TorchrunJob
 from torchrun_api.status import PHASES, TERMINAL, Attempt, TorchrunJobStatus
+from torchrun_api.workspace import SYNCED_SOURCES
 from torchrun_controller.metrics.labels import OTHERS, QueueLabels, Reasons
 from torchrun_controller.reconcile.gang.gang import RESIZES
 from torchrun_controller.reconcile.gang.restarts import NO_FAILURES
@@ -110,7 +111,7 @@ class ChangeMetrics:
                 self._phase_seconds.labels(phase)
         for attempt in ("first", "later"):
             self._gang_start.labels(attempt)
-        for source in ("zip", "git", "s3"):
+        for source in SYNCED_SOURCES:
             self._sync_seconds.labels(source)
             self._sync_bytes.labels(source)
         self.know_queue(("", OTHERS))

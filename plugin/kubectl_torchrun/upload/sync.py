@@ -15,8 +15,8 @@ from kubectl_torchrun.upload.submission import (
     read_workspace,
 )
 from torchrun_api import names
+from torchrun_api.workspace import FETCHED_SOURCES
 
-_FETCHED = ("git", "s3")  # sources that a job fetches by itself
 _FETCH_SECONDS = 600.0
 
 
@@ -32,7 +32,7 @@ def sync(
         cluster = Cluster(target, namespace.name, socket)
         job = cluster.run(lambda api: api.get(JOBS, name))
         _check_source(job, cluster)
-        if _source(job) in _FETCHED:
+        if _source(job) in FETCHED_SOURCES:
             return _fetch_again(cluster, job, terminal)
         cache = UploadCache(namespace, options.directory)
         token = upload_token.upload_token(namespace, name)

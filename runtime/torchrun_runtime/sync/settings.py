@@ -7,6 +7,7 @@ from pathlib import Path
 
 from torchrun_api import contract
 from torchrun_api.variable import Variable
+from torchrun_api.workspace import SYNCED_SOURCES
 from torchrun_runtime.sync.errors import SyncError
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -63,8 +64,9 @@ class Settings:
 def from_environment(environment: Mapping[str, str]) -> Settings:
     """Raises SyncError (InvalidSetting) naming the variable, its value and what it takes."""
     source = contract.SYNC_SOURCE.read(environment)
-    if source not in ("zip", "git", "s3"):
-        raise _invalid(contract.SYNC_SOURCE, source, "zip, git or s3")
+    if source not in SYNCED_SOURCES:
+        *others, last = SYNCED_SOURCES
+        raise _invalid(contract.SYNC_SOURCE, source, f"{', '.join(others)} or {last}")
     return Settings(
         source=source,
         url=contract.SYNC_URL.read(environment),

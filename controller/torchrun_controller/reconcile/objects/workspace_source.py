@@ -8,7 +8,7 @@ from torchrun_api import contract, names
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject, JsonValue
 from torchrun_api.variable import env_vars
-from torchrun_api.workspace import WorkspaceVolume
+from torchrun_api.workspace import FETCHED_SOURCES, WorkspaceVolume
 
 SECRET_DIR = "/torchrun-secret"  # noqa: S105  # where it is mounted
 
@@ -20,7 +20,7 @@ def source_of(job: TorchrunJob) -> WorkspaceVolume:
 
 def is_fetched(job: TorchrunJob) -> bool:
     """Whether the sync pod gets the code by itself, and waits for nobody."""
-    return source_of(job).source in ("git", "s3")
+    return source_of(job).source in FETCHED_SOURCES
 
 
 def upload_digest(job: TorchrunJob) -> str:

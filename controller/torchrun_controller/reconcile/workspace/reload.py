@@ -11,6 +11,7 @@ from torchrun_api import contract, names
 from torchrun_api.core import Pod
 from torchrun_api.json import JsonObject, JsonValue, object_at, objects_at
 from torchrun_api.meta import ConditionStatus
+from torchrun_api.workspace import SYNCED_SOURCES
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
 from torchrun_controller.reconcile.model.observed import Defaults, Observed
 from torchrun_controller.reconcile.model.plan import Apply, Delete
@@ -56,7 +57,7 @@ def sync(observed: Observed, now: datetime, defaults: Defaults) -> Workspace | N
 def _wanted(observed: Observed) -> VolumeSource | None:
     """The claim that newer code comes to, or what is known of storage that a pod serves from."""
     job = observed.job
-    if workspace_source.source_of(job).source not in ("zip", "git", "s3"):
+    if workspace_source.source_of(job).source not in SYNCED_SOURCES:
         return None
     name = names.workspace_claim(job.metadata.name)
     held = claims.named(observed.workspace.claims, name)
