@@ -24,19 +24,21 @@ def attach(
     What has a title that begins with one of `quiet` is kept and not shown.
     """
     path, _, test = report.nodeid.partition("::")
-    kept = folder / _file_name(f"{Path(path).stem}-{test}")
+    directory = folder / _file_name(f"{Path(path).stem}-{test}")
     try:
-        shutil.rmtree(kept, ignore_errors=True)
-        kept.mkdir(parents=True)
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
         for title, text in texts:
-            file = kept / f"{_file_name(title)}.txt"
+            file = directory / f"{_file_name(title)}.txt"
             file.write_text(text)
             if not title.startswith(quiet):
                 report.sections.append((title, end_of(text, file)))
-        (kept / "test.txt").write_text(f"{report.nodeid}: {report.when}\n\n{report.longreprtext}\n")
+        (directory / "test.txt").write_text(
+            f"{report.nodeid}: {report.when}\n\n{report.longreprtext}\n"
+        )
     except Exception as error:  # the test's own failure is what counts
         report.sections.append(("evidence", f"nothing more was kept: {error!r}"))
-    report.sections.append(("evidence", f"all of it is in {kept}"))
+    report.sections.append(("evidence", f"all of it is in {directory}"))
 
 
 def _file_name(title: str) -> str:

@@ -99,11 +99,11 @@ class World:
 
     def values(self, name: str) -> dict[tuple[str, ...], float]:
         """The samples of one metric that are not 0, by their labels' values in order."""
-        found = [
+        samples = [
             (tuple(sample.labels.values()), sample.value)
             for family in self.metrics.registry.collect()
             for sample in family.samples
             if sample.name == name
         ]
-        assert len(dict(found)) == len(found), f"{name} has a series twice"
-        return {labels: value for labels, value in found if value}
+        assert len(dict(samples)) == len(samples), f"{name} has a series twice"
+        return {labels: value for labels, value in samples if value}

@@ -30,10 +30,10 @@ _GENERATED = re.compile(r"[^\w\- ]")
 def pages() -> list[Path]:
     """Every page that belongs to the project, except for test data."""
     folders = ("docs", "examples", "bench", "manifests", "cluster", "plugin", "sdk")
-    found = [*ROOT.glob("*.md")]
+    pages = [*ROOT.glob("*.md")]
     for folder in folders:
-        found += (ROOT / folder).rglob("*.md")
-    return sorted(page for page in found if "node_modules" not in page.parts)
+        pages += (ROOT / folder).rglob("*.md")
+    return sorted(page for page in pages if "node_modules" not in page.parts)
 
 
 @dataclass(frozen=True)

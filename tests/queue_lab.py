@@ -52,7 +52,7 @@ class Lab:
     def coordinate(
         self, writes: int | None = None, meanwhile: Callable[[], None] = lambda: None
     ) -> None:
-        """Decide once; a process that is killed writes only so many of its words.
+        """Decide once; a process that is killed writes only so many of its updates.
 
         `meanwhile` happens between the decision and its writes.
         """
@@ -65,39 +65,39 @@ class Lab:
             entries.append(ClassifiedJob(world.job, classification))
         decisions = admit(cluster_state(self.queues.values(), entries, (), None, now), now)
         jobs = JobUpdates(decisions)
-        words = [
+        updates = [
             *(jobs.update(entry.job, entry.classification, now) for entry in entries),
             *queue_updates(self.queues.values(), decisions.queues),
         ]
-        said = sorted((w for w in words if w is not None), key=lambda word: word.stage)
+        ordered = sorted((w for w in updates if w is not None), key=lambda update: update.stage)
         meanwhile()
         refused: StatusUpdate | None = None
-        for word in said[:writes]:
-            if refused is not None and word.stage > refused.stage:
+        for update in ordered[:writes]:
+            if refused is not None and update.stage > refused.stage:
                 return
-            refused = refused if self.write(word) else word
+            refused = refused if self.write(update) else update
             self.check()
 
-    def write(self, word: StatusUpdate) -> bool:
+    def write(self, update: StatusUpdate) -> bool:
         """As a write with a resourceVersion: refused where the object has changed since."""
-        uid, status = word.owner.metadata.uid, word.status
+        uid, status = update.owner.metadata.uid, update.status
         for name, queue in self.queues.items():
             if queue.metadata.uid == uid:
                 self.queues[name] = replace(queue, status=status)
                 return True
         for world in self.worlds:
-            if world.job is not word.owner:
+            if world.job is not update.owner:
                 continue
             assert isinstance(status, TorchrunJobStatus)
             present = world.job.status
             others = tuple(c for c in present.conditions if c.type != "Admitted")
-            told = replace(
+            merged = replace(
                 present,
                 conditions=(*others, *status.conditions),
                 admission=status.admission,
                 queue_position=status.queue_position,
             )
-            world.job = replace(world.job, status=told)
+            world.job = replace(world.job, status=merged)
             if any(c.reason == "Preempted" for c in status.conditions):
                 self.preempted.add(uid)
             return True

@@ -135,7 +135,7 @@ class World:
 
     def observed(self) -> Observed:
         """What the real caches and the real `observe` make of all there is."""
-        seen = observe(
+        observed = observe(
             self._caches(),
             self.job.metadata.namespace,
             self.job.metadata.name,
@@ -145,8 +145,8 @@ class World:
             installed=self.installed,
             groups=self._groups_of,
         )
-        assert seen is not None, "the job is always there"
-        return seen
+        assert observed is not None, "the job is always there"
+        return observed
 
     def _caches(self) -> Caches:
         caches = empty_caches()
@@ -265,24 +265,26 @@ class World:
         if apply.uid:
             known = self.objects[key]
             assert known.metadata.uid == apply.uid
-            said = msgspec.convert(apply.body, TYPES[apply.kind.plural]).metadata.annotations
+            annotations = msgspec.convert(apply.body, TYPES[apply.kind.plural]).metadata.annotations
             # Of the template, so the Job controller's to keep.
-            said = replace(said, charge=known.metadata.annotations.charge)
-            self.objects[key] = replace(known, metadata=replace(known.metadata, annotations=said))
+            annotations = replace(annotations, charge=known.metadata.annotations.charge)
+            self.objects[key] = replace(
+                known, metadata=replace(known.metadata, annotations=annotations)
+            )
             return
         if apply.kind is NETWORK_POLICIES and key in self.objects:
             return  # not watched, so applied with each gang
         assert key not in self.objects, f"{key} made twice"
-        made = msgspec.convert(apply.body, TYPES[apply.kind.plural])
+        created = msgspec.convert(apply.body, TYPES[apply.kind.plural])
         meta = replace(
-            made.metadata,
+            created.metadata,
             uid=f"uid-{next(self._uids)}",
             creation_timestamp=self.now,
             resource_version="1",
         )
-        self.objects[key] = replace(made, metadata=meta)
+        self.objects[key] = replace(created, metadata=meta)
         self.created.append(key)
-        if isinstance(made, SchedulingGroup):
+        if isinstance(created, SchedulingGroup):
             self.kinds[apply.kind.plural] = apply.kind
         if apply.kind is JOBS:
             if meta.labels.role != names.WORKER:
@@ -317,13 +319,13 @@ class World:
     def admission(self, holds: bool, reason: str, message: str, nodes: int | None) -> None:
         """Say whether the job is admitted, and for how many nodes its quota is charged."""
         status = self.job.status
-        said = Condition(
+        condition = Condition(
             type=ADMITTED, status="True" if holds else "False", reason=reason, message=message
         )
         others = tuple(c for c in status.conditions if c.type != ADMITTED)
         charged = None if nodes is None else replace(self._record(), nodes=nodes, time=self.now)
         self.job = replace(
-            self.job, status=replace(status, conditions=(*others, said), admission=charged)
+            self.job, status=replace(status, conditions=(*others, condition), admission=charged)
         )
 
     def _record(self) -> Admission:
@@ -400,7 +402,7 @@ class World:
 
     def not_placed(self, verdict: str, *indexes: int, pod: str = "", **condition: Any) -> None:
         """The scheduler finds no node for these workers, or for one other pod."""
-        said = Condition(
+        unscheduled = Condition(
             type="PodScheduled",
             status="False",
             **{"reason": "Unschedulable", "message": verdict, **condition},
@@ -408,7 +410,7 @@ class World:
         names = [pod] if pod else [self.workers()[index].metadata.name for index in indexes]
         for name in names:
             known: Pod = self.objects[PODS.plural, name]
-            status = replace(known.status, phase="Pending", conditions=(said,))
+            status = replace(known.status, phase="Pending", conditions=(unscheduled,))
             spec = replace(known.spec, node_name="")
             self.objects[PODS.plural, name] = replace(known, spec=spec, status=status)
 
@@ -453,13 +455,13 @@ class World:
         )
 
     def serves(
-        self, ip: str = "10.0.0.7", manifest: str = "ef" * 32, revision: int = 1, **said: str
+        self, ip: str = "10.0.0.7", manifest: str = "ef" * 32, revision: int = 1, **fields: str
     ) -> None:
         """The last sync pod is a serve pod, has its workspace, and serves it."""
-        made = {"sha256": "aa", "manifest": manifest, "revision": revision, **said}
-        told = msgspec.json.encode(made).decode()
+        result = {"sha256": "aa", "manifest": manifest, "revision": revision, **fields}
+        message = msgspec.json.encode(result).decode()
         ended = ContainerState(
-            terminated=StateTerminated(exit_code=0, message=told, finished_at=self.now)
+            terminated=StateTerminated(exit_code=0, message=message, finished_at=self.now)
         )
         self.pod(
             self.observed().workspace.sync_pods[-1].metadata.name,

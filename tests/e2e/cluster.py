@@ -69,14 +69,14 @@ def manifests(cluster: Cluster, image: str) -> str:
 
 
 @contextmanager
-def start(kept: str) -> Iterator[Cluster]:
+def start(existing: str) -> Iterator[Cluster]:
     """A cluster by CLUSTER's rules; skips with the reason where this machine can have none.
 
     `kept` names one of `torchrun_cluster up`, which is used as it is and stays up.
     """
     if not (PLUGIN / "kubectl-torchrun").exists():
         raise pytest.UsageError("the plugin is not built; run: make .venv/bin/.plugin")
-    name = kept or f"e2e-{os.getpid()}"
+    name = existing or f"e2e-{os.getpid()}"
     try:
         engine = choose(look_at_machine())
     except ClusterError as error:
@@ -89,16 +89,16 @@ def start(kept: str) -> Iterator[Cluster]:
     )
     trainer = images.torch()
     programs = binaries.ensure(["kubectl"])["kubectl"].parent
-    made = LocalCluster(name=name, size=Size.NODE) if engine is Engine.LOCAL else KindCluster(name)
+    new = LocalCluster(name=name, size=Size.NODE) if engine is Engine.LOCAL else KindCluster(name)
     try:
-        made.up()
-        made.load_image(controller)
-        made.load_image(trainer)
-        local = made if isinstance(made, LocalCluster) else None
-        yield Cluster(made.kubeconfig, programs, CONTROLLER_IMAGE, images.TORCH, local)
+        new.up()
+        new.load_image(controller)
+        new.load_image(trainer)
+        local = new if isinstance(new, LocalCluster) else None
+        yield Cluster(new.kubeconfig, programs, CONTROLLER_IMAGE, images.TORCH, local)
     finally:
-        if not kept:
-            made.down()
+        if not existing:
+            new.down()
 
 
 def _current() -> Cluster:

@@ -51,11 +51,11 @@ def pytest_runtest_makereport(
 @pytest.fixture(scope="session")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """The cluster with the controller running in it."""
-    kept = request.config.getoption("--cluster")
-    with clusters.start(kept) as running:
+    existing = request.config.getoption("--cluster")
+    with clusters.start(existing) as running:
         manifests = clusters.manifests(running, running.controller)
         running.kubectl("apply", "--server-side", "-f", "-", stdin=manifests)
-        if kept:
+        if existing:
             running.kubectl("rollout", "restart", *CONTROLLER)
         running.kubectl("rollout", "status", *CONTROLLER, "--timeout=180s")
         yield running
@@ -94,8 +94,8 @@ def space(
 
     Jobs of that queue run in the controller's own image: Python, no torch.
     """
-    words = request.node.name.removeprefix("test_").replace("_", "-").split("[")[0]
-    name = f"{words[:40].strip('-')}-{request.node.stash.setdefault(_NUMBER, next(_numbers))}"
+    test = request.node.name.removeprefix("test_").replace("_", "-").split("[")[0]
+    name = f"{test[:40].strip('-')}-{request.node.stash.setdefault(_NUMBER, next(_numbers))}"
     cluster.kubectl("create", "namespace", name)
     cluster.kubectl("label", "namespace", name, f"{LABEL}=true", f"{PROFILE}=baseline")
     # Pods of the tests' own are refused until the ServiceAccount is there.

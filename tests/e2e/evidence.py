@@ -26,43 +26,46 @@ SECONDS = 30.0
 def gather(space: Space) -> Iterator[tuple[str, str]]:
     """Titles and texts, the most telling ones last, where a report ends."""
     listed = {kind: items(space, kind) for kind in KINDS}
-    for kind, found in listed.items():
-        yield f"all {kind}", json.dumps(found, indent=1) if isinstance(found, list) else found
+    for kind, objects in listed.items():
+        yield f"all {kind}", json.dumps(objects, indent=1) if isinstance(objects, list) else objects
     yield from node_logs(space)
     yield from pod_logs(space, listed["pods"])
-    yield "log of the controller", ask(space, "logs", *CONTROLLER, "--all-pods", "--tail=2000")
-    yield "jobs", ask(space, "get", "jobs,persistentvolumeclaims", "-o", "wide")
-    yield "events", rendered(listed["events"], event)
-    yield "pods", rendered(listed["pods"], pod)
-    yield "torchrunjobs", rendered(listed["torchrunjobs"], torchrunjob)
+    yield (
+        "log of the controller",
+        kubectl_output(space, "logs", *CONTROLLER, "--all-pods", "--tail=2000"),
+    )
+    yield "jobs", kubectl_output(space, "get", "jobs,persistentvolumeclaims", "-o", "wide")
+    yield "events", render(listed["events"], event)
+    yield "pods", render(listed["pods"], pod)
+    yield "torchrunjobs", render(listed["torchrunjobs"], torchrunjob)
 
 
-def ask(space: Space, *words: str) -> str:
+def kubectl_output(space: Space, *arguments: str) -> str:
     """What kubectl says, or what kept it from saying anything."""
     try:
-        return space.kubectl(*words, check=False, seconds=SECONDS)
+        return space.kubectl(*arguments, check=False, seconds=SECONDS)
     except Exception as error:  # evidence of its own
-        return f"kubectl {' '.join(words)}: {error!r}"
+        return f"kubectl {' '.join(arguments)}: {error!r}"
 
 
 def items(space: Space, kind: str) -> list[Body] | str:
     """All objects of a kind, or why there are none."""
-    text = ask(space, "get", kind, "-o", "json")
+    text = kubectl_output(space, "get", kind, "-o", "json")
     try:
-        found: list[Body] = json.loads(text)["items"]
+        objects: list[Body] = json.loads(text)["items"]
     except (ValueError, KeyError, TypeError):
         return text
-    return found
+    return objects
 
 
-def rendered(found: list[Body] | str, line: Callable[[Body], str]) -> str:
+def render(objects: list[Body] | str, line: Callable[[Body], str]) -> str:
     """One object after the other."""
-    if isinstance(found, str):
-        return found
-    return "\n".join(line(one) for one in sorted(found, key=changed)) or "none"
+    if isinstance(objects, str):
+        return objects
+    return "\n".join(line(one) for one in sorted(objects, key=changed_at)) or "none"
 
 
-def changed(one: Body) -> str:
+def changed_at(one: Body) -> str:
     """When it was made, or last seen."""
     return str(
         one.get("lastTimestamp") or one.get("eventTime") or one["metadata"]["creationTimestamp"]
@@ -78,8 +81,10 @@ def torchrunjob(job: Body) -> str:
         f" ({status.get('reason', '')}: {status.get('message', '')}) {counts}"
     ]
     for condition in status.get("conditions", []):
-        told = " ".join(str(condition.get(key, "")) for key in ("type", "status", "reason"))
-        lines.append(f"  {condition.get('lastTransitionTime')} {told}: {condition.get('message')}")
+        columns = " ".join(str(condition.get(key, "")) for key in ("type", "status", "reason"))
+        lines.append(
+            f"  {condition.get('lastTransitionTime')} {columns}: {condition.get('message')}"
+        )
     return "\n".join(lines)
 
 
@@ -111,7 +116,7 @@ def event(one: Body) -> str:
     about = one.get("involvedObject", {})
     times = f" x{one['count']}" if one.get("count", 1) != 1 else ""
     return (
-        f"{changed(one)} {one.get('type')} {about.get('kind')}/{about.get('name')}"
+        f"{changed_at(one)} {one.get('type')} {about.get('kind')}/{about.get('name')}"
         f" {one.get('reason')}{times}: {one.get('message', '')[:300]}"
     )
 
@@ -126,10 +131,10 @@ def pod_logs(space: Space, pods: list[Body] | str) -> Iterator[tuple[str, str]]:
             for container in status.get(field, []):
                 if "waiting" in container.get("state", {}) and not container.get("restartCount"):
                     continue
-                words = ("logs", name, "-c", container["name"], "--timestamps", "--tail=2000")
-                yield f"log of {name} {container['name']}", ask(space, *words)
+                arguments = ("logs", name, "-c", container["name"], "--timestamps", "--tail=2000")
+                yield f"log of {name} {container['name']}", kubectl_output(space, *arguments)
                 if container.get("restartCount"):
-                    before = ask(space, *words, "--previous")
+                    before = kubectl_output(space, *arguments, "--previous")
                     yield f"log of {name} {container['name']} before its restart", before
 
 

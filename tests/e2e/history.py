@@ -59,10 +59,10 @@ class History:
 
     def uids(self) -> dict[str, set[str]]:
         """UIDs of all objects that there ever were, by name."""
-        found: dict[str, set[str]] = {}
+        uids: dict[str, set[str]] = {}
         for state in self.states():
-            found.setdefault(state["metadata"]["name"], set()).add(state["metadata"]["uid"])
-        return found
+            uids.setdefault(state["metadata"]["name"], set()).add(state["metadata"]["uid"])
+        return uids
 
     def phases(self, name: str) -> list[str]:
         """The phases of an object, each once for as long as it held."""
@@ -75,8 +75,8 @@ class History:
         with self._changed:
             while True:
                 for state in self._states[looked_at:]:
-                    if name in ("", state["metadata"]["name"]) and (found := holds(state)):
-                        return found
+                    if name in ("", state["metadata"]["name"]) and (result := holds(state)):
+                        return result
                 looked_at = len(self._states)
                 left = deadline - time.monotonic()
                 if left <= 0 or not self._changed.wait(left):

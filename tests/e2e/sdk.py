@@ -36,7 +36,7 @@ class Laptop:
         self.directory = directory
         self.image = image
 
-    def start(self, *words: str) -> "subprocess.Popen[str]":
+    def start(self, *command: str) -> "subprocess.Popen[str]":
         path = f"{Path(sys.executable).parent}:{self.space.cluster.environment['PATH']}"
         environment = {
             **self.space.cluster.environment,
@@ -48,7 +48,7 @@ class Laptop:
             "TORCHRUN_NAMESPACE": self.space.name,
         }
         return subprocess.Popen(
-            words,
+            command,
             cwd=self.directory, env=environment, text=True, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
@@ -78,8 +78,8 @@ class Laptop:
         return listed
 
     def pods(self) -> list[str]:
-        words = ("get", "pods", "-l", "app.kubernetes.io/component=worker", "-o", "name")
-        return self.space.kubectl(*words).split()
+        query = ("get", "pods", "-l", "app.kubernetes.io/component=worker", "-o", "name")
+        return self.space.kubectl(*query).split()
 
 
 def output_of(process: "subprocess.Popen[str]") -> str:
@@ -93,13 +93,13 @@ def output_of(process: "subprocess.Popen[str]") -> str:
 def laptop(space: Space, tmp_path: Path) -> "Laptop":
     directory = tmp_path / "project"
     directory.mkdir()
-    made = Laptop(space, directory, space.cluster.trainer)
+    new = Laptop(space, directory, space.cluster.trainer)
     queue = yaml.safe_load((ROOT / "examples" / "gpt" / "queue.yaml").read_text())
     queue["spec"]["image"] = space.cluster.trainer
     queue["spec"]["nodeResources"]["cpus"] = "100m"  # a node of two cores takes five workers
     space.kubectl("delete", "torchrunqueue", "plain")
     space.apply(queue)
-    return made
+    return new
 
 
 @pytest.fixture

@@ -50,8 +50,8 @@ class Space:
 
     def get(self, kind: Kind[Any], name: str) -> Body:
         """An object as it is now."""
-        found: Body = self.api.get(kind.path(self.name, name)).raise_for_status().json()
-        return found
+        body: Body = self.api.get(kind.path(self.name, name)).raise_for_status().json()
+        return body
 
     def status(self, job: str) -> Body:
         """The status of a TorchrunJob as it is now."""
@@ -123,13 +123,13 @@ class Space:
 
     def end_state(self) -> list[str]:
         """The namespace's objects with their phases, without what differs from run to run."""
-        found = []
+        lines = []
         for kind in (TORCHRUN_JOBS, *CHILDREN):
             for item in self.api.get(kind.path(self.name)).raise_for_status().json()["items"]:
                 name = RANDOM_SUFFIX.sub("-*", item["metadata"]["name"])
                 phase = item.get("status", {}).get("phase", "")
-                found.append(f"{kind.plural}/{name} {phase}".strip())
-        return sorted(found)
+                lines.append(f"{kind.plural}/{name} {phase}".strip())
+        return sorted(lines)
 
 
 def until(ready: Callable[[], object], what: str, seconds: float = PATIENCE) -> None:

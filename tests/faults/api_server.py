@@ -121,27 +121,29 @@ class ApiServer:
         owners = fields.updated({}, body, {}, manager)
         return self._store(write, target, _event(body), owners, None)
 
-    def _update(self, write: Write, known: Stored, wanted: Body) -> Body:
+    def _update(self, write: Write, known: Stored, new: Body) -> Body:
         """A plain write of what the object shall be."""
-        self._check_version(known, wanted["metadata"])
-        body = _part(write.target, known.body, wanted)
+        self._check_version(known, new["metadata"])
+        body = _part(write.target, known.body, new)
         manager = _manager(write, "Update")
         owners = fields.updated(known.body, body, known.owners, manager)
         return self._store(write, write.target, body, owners, known)
 
     def _apply(self, write: Write) -> Body:
-        target, said = write.target, write.body
+        target, intent = write.target, write.body
         known = self.store.get(target.resource, target.key)
         if known is None:
             if target.subresource:
                 self._known(target)
-            if said["metadata"].get("uid"):
+            if intent["metadata"].get("uid"):
                 refuse(409, "Conflict", "uid mismatch: the provided object specified uid")
         else:
-            self._check_uid(known, said["metadata"].get("uid"))
-            self._check_version(known, said["metadata"])
-        present = known.body if known else _named(said)
-        own = {"status": said.get("status", {})} if target.subresource else _without_status(said)
+            self._check_uid(known, intent["metadata"].get("uid"))
+            self._check_version(known, intent["metadata"])
+        present = known.body if known else _named(intent)
+        own = (
+            {"status": intent.get("status", {})} if target.subresource else _without_status(intent)
+        )
         owners = known.owners if known else {}
         manager, force = _manager(write, "Apply"), write.query.get("force") == "true"
         try:
@@ -256,36 +258,36 @@ def _managed(owners: fields.Owners) -> list[Body]:
     ]
 
 
-def _named(said: Body) -> Body:
+def _named(body: Body) -> Body:
     meta = {
-        each: said["metadata"][each] for each in ("name", "namespace") if each in said["metadata"]
+        each: body["metadata"][each] for each in ("name", "namespace") if each in body["metadata"]
     }
-    return {"apiVersion": said["apiVersion"], "kind": said["kind"], "metadata": meta}
+    return {"apiVersion": body["apiVersion"], "kind": body["kind"], "metadata": meta}
 
 
 def _without_status(body: Body) -> Body:
     return {name: value for name, value in body.items() if name != "status"}
 
 
-def _part(target: Target, known: Body, wanted: Body) -> Body:
+def _part(target: Target, known: Body, new: Body) -> Body:
     """Of a write to the status only that counts, of another one all but that.
 
     Pods, Jobs and claims keep their status beside the spec in the same way.
     """
     if target.subresource == "status":
-        return {**known, "status": wanted.get("status", {})}
+        return {**known, "status": new.get("status", {})}
     present = {"status": known["status"]} if "status" in known else {}
-    return {**_without_status(wanted), **present}
+    return {**_without_status(new), **present}
 
 
-def _grace(body: Body, asked: int | None) -> int:
+def _grace(body: Body, requested: int | None) -> int:
     """Seconds that a pod's containers get; everything else goes at once."""
     if body.get("kind") != "Pod":
         return 0
     if not body["spec"].get("nodeName") or body.get("status", {}).get("phase") in _FINISHED:
         return 0
     default: int = body["spec"].get("terminationGracePeriodSeconds", DEFAULT_GRACE)
-    return default if asked is None else asked
+    return default if requested is None else requested
 
 
 def _event(body: Body) -> Body:

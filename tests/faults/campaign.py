@@ -82,20 +82,20 @@ def shrunk(trial: Trial) -> Trial:
 def judge(trial: Trial) -> list[str]:
     """Play it; everything that is wrong with it, nothing if nothing is."""
     usual = without_faults(trial.scenario)
-    found = simulate(SCENARIOS[trial.scenario], dict(trial.planned), usual.state)
-    wrong = [*found.wrong, *differences(usual.state, found.state)]
+    outcome = simulate(SCENARIOS[trial.scenario], dict(trial.planned), usual.state)
+    wrong = [*outcome.wrong, *differences(usual.state, outcome.state)]
     kinds = [kind for _, kind in trial.planned]
     lasting = sum(kind in LASTING for kind in kinds)
     if lasting or len(kinds) > 1:  # the lease may be lost, and then the process has to end
         wrong = [each for each in wrong if "NotLeader" not in each]
-    if not found.struck:
+    if not outcome.struck:
         wrong.append("no fault struck")
     faults = len(kinds)
-    if found.writes > (1 + faults) * usual.writes:
-        wrong.append(f"{found.writes} writes in the place of {usual.writes}")
+    if outcome.writes > (1 + faults) * usual.writes:
+        wrong.append(f"{outcome.writes} writes in the place of {usual.writes}")
     keys = max(KEYS, sum(name.startswith("torchrun") for name in usual.state))
-    if found.sent > (1 + faults) * usual.sent + faults * LADDER + lasting * keys * LADDER:
-        wrong.append(f"{found.sent} requests to write in the place of {usual.sent}")
+    if outcome.sent > (1 + faults) * usual.sent + faults * LADDER + lasting * keys * LADDER:
+        wrong.append(f"{outcome.sent} requests to write in the place of {usual.sent}")
     return wrong
 
 
@@ -104,9 +104,9 @@ def main(scenario: str, point: str, kind: str) -> int:
     what, _, number = point.rpartition(" #")
     planned: Planned = {Point(what, int(number)): kind}
     usual = without_faults(scenario)
-    found = simulate(SCENARIOS[scenario], planned, usual.state, tell=print)
+    outcome = simulate(SCENARIOS[scenario], planned, usual.state, trace=print)
     wrong = judge(Trial(scenario, tuple(planned.items())))
-    print(*found.struck, *(f"WRONG: {each}" for each in wrong), sep="\n")
+    print(*outcome.struck, *(f"WRONG: {each}" for each in wrong), sep="\n")
     return 1 if wrong else 0
 
 

@@ -98,8 +98,8 @@ class GarbageCollector(Actor):
         everything = list(self.store.everything())
         present = {body["metadata"]["uid"] for _, body in everything}
         for resource, body in everything:
-            held = owners(body)
-            if held and not held & present and "deletionTimestamp" not in body["metadata"]:
+            uids = owners(body)
+            if uids and not uids & present and "deletionTimestamp" not in body["metadata"]:
                 self.hands.delete(resource, body)
 
 
@@ -136,9 +136,9 @@ class JobController(Actor):
                     made.add(index)
                     self.hands.create(PODS, self._pod(job, index))
                     alive.append(index)
-        self._tell(job, len(alive), ended.count("Succeeded"), failed)
+        self._write_status(job, len(alive), ended.count("Succeeded"), failed)
 
-    def _tell(self, job: Body, active: int, succeeded: int, failed: int) -> None:
+    def _write_status(self, job: Body, active: int, succeeded: int, failed: int) -> None:
         status: Body = {"active": active, "succeeded": succeeded, "failed": failed}
         status["startTime"] = job.get("status", {}).get("startTime", self.time())
         if succeeded == job["spec"]["completions"]:
@@ -150,14 +150,19 @@ class JobController(Actor):
             self.hands.patch(JOBS, job, {"status": status}, "status")
 
     def _condition(self, kind: str, reason: str) -> Body:
-        said = {"type": kind, "status": "True", "reason": reason, "message": "as told"}
-        return {**said, "lastTransitionTime": self.time()}
+        return {
+            "type": kind,
+            "status": "True",
+            "reason": reason,
+            "message": "as told",
+            "lastTransitionTime": self.time(),
+        }
 
     def _pod(self, job: Body, index: str) -> Body:
         meta, template = job["metadata"], job["spec"]["template"]
-        said = template["metadata"]
-        labelled = {**said["labels"], names.COMPLETION_INDEX_LABEL: index}
-        annotated = {**said.get("annotations", {}), names.COMPLETION_INDEX_LABEL: index}
+        template_meta = template["metadata"]
+        labelled = {**template_meta["labels"], names.COMPLETION_INDEX_LABEL: index}
+        annotated = {**template_meta.get("annotations", {}), names.COMPLETION_INDEX_LABEL: index}
         owner = {"apiVersion": "batch/v1", "kind": "Job", "name": meta["name"], "uid": meta["uid"]}
         return {
             "apiVersion": "v1",
@@ -201,8 +206,8 @@ def is_over(pod: Body) -> bool:
 
 
 def _finished(job: Body) -> bool:
-    said = job.get("status", {}).get("conditions", ())
-    return any(c["type"] in ("Complete", "Failed") and c["status"] == "True" for c in said)
+    conditions = job.get("status", {}).get("conditions", ())
+    return any(c["type"] in ("Complete", "Failed") and c["status"] == "True" for c in conditions)
 
 
 def _target(resource: Resource, of: Body, subresource: str = "") -> Target:

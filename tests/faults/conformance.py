@@ -46,8 +46,8 @@ class Api:
         answer = await self.transport.request(
             method, path, query=query, body=text, content_type=content
         )
-        found: Body = json.loads(answer.body)
-        return found
+        response: Body = json.loads(answer.body)
+        return response
 
     async def create(self, kind: Kind[Any], name: str, **parts: Any) -> Body:
         return await self.send("POST", kind, body=self.body(kind, name, **parts))
@@ -80,8 +80,8 @@ class Api:
 
     async def until(self, kind: Kind[Any], name: str, holds: Callable[[Body], Any]) -> Body:
         async def look() -> Body | None:
-            found = await self.send("GET", kind, name)
-            return found if holds(found) else None
+            body = await self.send("GET", kind, name)
+            return body if holds(body) else None
 
         return await eventually(look)
 
@@ -96,9 +96,9 @@ async def _frames(chunks: AsyncIterator[bytes]) -> AsyncIterator[Body]:
 
 async def eventually(look: Callable[[], Awaitable[T | None]]) -> T:
     async with asyncio.timeout(PATIENCE):
-        while not (found := await look()):  # noqa: ASYNC110 nothing tells of a change
+        while not (result := await look()):  # noqa: ASYNC110 nothing tells of a change
             await asyncio.sleep(0.1)
-    return found
+    return result
 
 
 async def refused(request: Awaitable[Body]) -> ApiError:
@@ -121,8 +121,10 @@ def version(body: Body) -> str:
 
 
 async def an_apply_that_expects_nothing_creates_or_is_refused(api: Api) -> None:
-    made = await api.apply(CONFIG_MAPS, "a", metadata={"resourceVersion": ABSENT}, data={"k": "1"})
-    assert made["metadata"]["uid"]
+    created = await api.apply(
+        CONFIG_MAPS, "a", metadata={"resourceVersion": ABSENT}, data={"k": "1"}
+    )
+    assert created["metadata"]["uid"]
     error = await refused(
         api.apply(CONFIG_MAPS, "a", metadata={"resourceVersion": ABSENT}, data={"k": "2"})
     )
@@ -133,10 +135,10 @@ async def an_apply_that_expects_nothing_creates_or_is_refused(api: Api) -> None:
 async def an_apply_with_a_uid_meets_that_object_alone(api: Api) -> None:
     other = {"uid": "11111111-1111-1111-1111-111111111111"}
     assert (await refused(api.apply(CONFIG_MAPS, "a", metadata=other))).status == 409
-    made = await api.create(CONFIG_MAPS, "a", data={"k": "1"})
+    created = await api.create(CONFIG_MAPS, "a", data={"k": "1"})
     error = await refused(api.apply(CONFIG_MAPS, "a", metadata=other, data={"k": "2"}))
     assert (error.status, {cause.field for cause in error.causes}) == (422, {"metadata.uid"})
-    own = {"uid": made["metadata"]["uid"]}
+    own = {"uid": created["metadata"]["uid"]}
     assert (await api.apply(CONFIG_MAPS, "a", metadata=own, data={"k": "2"}))["data"] == {"k": "2"}
 
 
@@ -183,16 +185,21 @@ SPEC = {"jobQueue": "q", "numNodes": 1, "command": "true"}
 
 
 def condition(kind: str) -> Body:
-    said = {"type": kind, "status": "True", "reason": "R", "message": ""}
-    return {**said, "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    return {
+        "type": kind,
+        "status": "True",
+        "reason": "R",
+        "message": "",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }
 
 
 async def a_status_is_written_for_one_version_and_leaves_the_rest_alone(api: Api) -> None:
-    made = await api.create(TORCHRUN_JOBS, "a", spec=SPEC)
-    now = {"uid": made["metadata"]["uid"], "resourceVersion": version(made)}
+    created = await api.create(TORCHRUN_JOBS, "a", spec=SPEC)
+    now = {"uid": created["metadata"]["uid"], "resourceVersion": version(created)}
     status = {"phase": "Running", "conditions": [condition("Running")]}
-    told = await api.apply(TORCHRUN_JOBS, "a", "one", sub="status", metadata=now, status=status)
-    assert (told["metadata"]["generation"], told["status"]["phase"]) == (1, "Running")
+    applied = await api.apply(TORCHRUN_JOBS, "a", "one", sub="status", metadata=now, status=status)
+    assert (applied["metadata"]["generation"], applied["status"]["phase"]) == (1, "Running")
     late = api.apply(TORCHRUN_JOBS, "a", "one", sub="status", metadata=now, status={})
     assert (await refused(late)).status == 409
     gone = api.apply(TORCHRUN_JOBS, "b", "one", sub="status", metadata=now, status={})
@@ -201,10 +208,10 @@ async def a_status_is_written_for_one_version_and_leaves_the_rest_alone(api: Api
 
 async def conditions_belong_to_whoever_says_them(api: Api) -> None:
     await api.create(TORCHRUN_JOBS, "a", spec=SPEC)
-    said = {"phase": "Running", "conditions": [condition("Running")]}
-    await api.apply(TORCHRUN_JOBS, "a", "one", sub="status", status=said)
-    said = {"conditions": [condition("Admitted")]}
-    both = await api.apply(TORCHRUN_JOBS, "a", "two", sub="status", status=said)
+    status = {"phase": "Running", "conditions": [condition("Running")]}
+    await api.apply(TORCHRUN_JOBS, "a", "one", sub="status", status=status)
+    status = {"conditions": [condition("Admitted")]}
+    both = await api.apply(TORCHRUN_JOBS, "a", "two", sub="status", status=status)
     assert {c["type"] for c in both["status"]["conditions"]} == {"Running", "Admitted"}
     left = await api.apply(TORCHRUN_JOBS, "a", "two", sub="status", status={})
     assert [c["type"] for c in left["status"]["conditions"]] == ["Running"]
@@ -220,11 +227,11 @@ async def the_generation_counts_specs(api: Api) -> None:
 
 
 async def a_deletion_meets_exactly_what_it_names(api: Api) -> None:
-    made = await api.create(CONFIG_MAPS, "a")
+    created = await api.create(CONFIG_MAPS, "a")
     for precondition in ({"uid": "another"}, {"resourceVersion": "1"}):
         request = api.send("DELETE", CONFIG_MAPS, "a", {"preconditions": precondition})
         assert (await refused(request)).status == 409
-    exact = {"uid": made["metadata"]["uid"], "resourceVersion": version(made)}
+    exact = {"uid": created["metadata"]["uid"], "resourceVersion": version(created)}
     await api.send("DELETE", CONFIG_MAPS, "a", {"preconditions": exact})
     gone = api.send("DELETE", CONFIG_MAPS, "a", {"preconditions": exact})
     assert (await refused(gone)).status == 404
@@ -233,17 +240,17 @@ async def a_deletion_meets_exactly_what_it_names(api: Api) -> None:
 async def a_finalizer_holds_an_object(api: Api) -> None:
     await api.apply(CONFIG_MAPS, "a", metadata={"finalizers": ["torchrun.ai/queue"]})
     await api.send("DELETE", CONFIG_MAPS, "a", {})
-    held = await api.send("GET", CONFIG_MAPS, "a")
-    assert held["metadata"]["deletionTimestamp"]
+    terminating = await api.send("GET", CONFIG_MAPS, "a")
+    assert terminating["metadata"]["deletionTimestamp"]
     await api.apply(CONFIG_MAPS, "a", metadata={"finalizers": []})
     assert (await refused(api.send("GET", CONFIG_MAPS, "a"))).status == 404
 
 
 async def a_lease_is_made_once_and_patched_by_version(api: Api) -> None:
-    made = await api.create(LEASES, "a", spec={"holderIdentity": "one"})
+    created = await api.create(LEASES, "a", spec={"holderIdentity": "one"})
     error = await refused(api.create(LEASES, "a", spec={"holderIdentity": "two"}))
     assert (error.status, error.reason) == (409, "AlreadyExists")
-    patch = {"metadata": {"resourceVersion": version(made)}, "spec": {"holderIdentity": "two"}}
+    patch = {"metadata": {"resourceVersion": version(created)}, "spec": {"holderIdentity": "two"}}
     await api.send("PATCH", LEASES, "a", patch)
     assert (await refused(api.send("PATCH", LEASES, "a", patch))).status == 409
 
@@ -261,20 +268,20 @@ async def a_streamed_list_ends_with_a_bookmark_and_goes_on(api: Api) -> None:
         await api.send("PATCH", CONFIG_MAPS, "b", {"metadata": {"labels": {"l": None}}})
         await api.send("DELETE", CONFIG_MAPS, "a", {})
         changes = [await _next_change(frames) for _ in range(3)]
-    said = [(f["type"], f["object"]["metadata"].get("name")) for f in listed]
-    assert sorted(said[:2]) == [("ADDED", "a"), ("ADDED", "b")]
-    assert said[2][0] == "BOOKMARK"
+    events = [(f["type"], f["object"]["metadata"].get("name")) for f in listed]
+    assert sorted(events[:2]) == [("ADDED", "a"), ("ADDED", "b")]
+    assert events[2][0] == "BOOKMARK"
     assert "k8s.io/initial-events-end" in listed[2]["object"]["metadata"]["annotations"]
-    said = [(f["type"], f["object"]["metadata"]["name"]) for f in changes]
-    assert said == [("MODIFIED", "a"), ("DELETED", "b"), ("DELETED", "a")]
+    events = [(f["type"], f["object"]["metadata"]["name"]) for f in changes]
+    assert events == [("MODIFIED", "a"), ("DELETED", "b"), ("DELETED", "a")]
     versions = [int(version(frame["object"])) for frame in (listed[2], *changes)]
     assert versions == sorted(set(versions))
 
 
 async def a_watch_goes_on_from_a_version(api: Api) -> None:
-    made = await api.create(CONFIG_MAPS, "a", metadata={"labels": {"l": "1"}})
+    created = await api.create(CONFIG_MAPS, "a", metadata={"labels": {"l": "1"}})
     await api.send("PATCH", CONFIG_MAPS, "a", {"data": {"k": "1"}})
-    since = {"labelSelector": "l", "resourceVersion": version(made)}
+    since = {"labelSelector": "l", "resourceVersion": version(created)}
     async with api.watch(CONFIG_MAPS, **since) as frames:
         frame = await anext(frames)
     assert frame["type"] == "MODIFIED"
@@ -291,9 +298,9 @@ async def a_watch_without_a_version_begins_with_what_is_there(api: Api) -> None:
 async def a_list_has_a_version_and_what_is_selected(api: Api) -> None:
     await api.create(CONFIG_MAPS, "a", metadata={"labels": {"l": "1"}})
     await api.create(CONFIG_MAPS, "b")
-    found = await api.send("GET", CONFIG_MAPS, labelSelector="l=1")
-    assert [item["metadata"]["name"] for item in found["items"]] == ["a"]
-    assert int(version(found)) > 0
+    listed = await api.send("GET", CONFIG_MAPS, labelSelector="l=1")
+    assert [item["metadata"]["name"] for item in listed["items"]] == ["a"]
+    assert int(version(listed)) > 0
 
 
 CONTAINER = {"name": "trainer", "image": "i"}
@@ -320,8 +327,8 @@ async def what_an_owner_leaves_is_collected(api: Api) -> None:
     await api.send("DELETE", CONFIG_MAPS, "owner", {"propagationPolicy": "Background"})
 
     async def is_collected() -> bool:
-        found = await api.send("GET", CONFIG_MAPS)
-        return all(item["metadata"]["name"] != "owned" for item in found["items"])
+        listed = await api.send("GET", CONFIG_MAPS)
+        return all(item["metadata"]["name"] != "owned" for item in listed["items"])
 
     await eventually(is_collected)
 
@@ -336,8 +343,8 @@ async def _gang(api: Api) -> tuple[Body, list[Body]]:
     job = await api.apply(JOBS, "gang", spec=spec)
 
     async def both() -> list[Body] | None:
-        found: list[Body] = (await api.send("GET", PODS, labelSelector="g=1"))["items"]
-        return found if len(found) == 2 else None
+        listed: list[Body] = (await api.send("GET", PODS, labelSelector="g=1"))["items"]
+        return listed if len(listed) == 2 else None
 
     pods = await eventually(both)
     return job, sorted(pods, key=lambda pod: pod["metadata"]["name"])
@@ -347,12 +354,12 @@ async def _becomes(api: Api, pod: Body, phase: str) -> None:
     await api.send("PATCH", PODS, pod["metadata"]["name"], {"status": {"phase": phase}}, "status")
 
 
-def _says(kind: str) -> Callable[[Body], bool]:
-    def says(job: Body) -> bool:
+def _has_condition(kind: str) -> Callable[[Body], bool]:
+    def has_condition(job: Body) -> bool:
         conditions = job.get("status", {}).get("conditions", ())
         return any(c["type"] == kind and c["status"] == "True" for c in conditions)
 
-    return says
+    return has_condition
 
 
 async def a_job_makes_a_pod_an_index_and_completes_with_all(api: Api) -> None:
@@ -364,14 +371,14 @@ async def a_job_makes_a_pod_an_index_and_completes_with_all(api: Api) -> None:
         (owner,) = meta["ownerReferences"]
         assert (owner["uid"], owner["controller"]) == (job["metadata"]["uid"], True)
         await _becomes(api, pod, "Succeeded")
-    done = await api.until(JOBS, "gang", _says("Complete"))
+    done = await api.until(JOBS, "gang", _has_condition("Complete"))
     assert done["status"]["succeeded"] == 2
 
 
 async def a_job_ends_with_the_first_failure_and_takes_the_others_along(api: Api) -> None:
     _, pods = await _gang(api)
     await _becomes(api, pods[1], "Failed")
-    await api.until(JOBS, "gang", _says("Failed"))
+    await api.until(JOBS, "gang", _has_condition("Failed"))
 
     async def alone() -> bool:
         left = (await api.send("GET", PODS, labelSelector="g=1"))["items"]

@@ -27,7 +27,7 @@ LIST_KEYS = {
     "volumes": "name",
     "volumeMounts": "mountPath",
 }
-# What an apply says to name its object, and what only the server writes.
+# What an apply has to name its object, and what only the server writes.
 _NOT_OWNED = frozenset({"apiVersion", "kind"})
 _OF_SERVER = frozenset(
     {
@@ -59,30 +59,30 @@ class ConflictError(Exception):
     """Another manager owns a field and says something else."""
 
     def __init__(self, path: Path, manager: Manager) -> None:
-        super().__init__(f'conflict with "{manager.name}": {spoken(path)}')
+        super().__init__(f'conflict with "{manager.name}": {path_text(path)}')
 
 
 def applied(
     present: Body, wanted: Body, owners: Owners, manager: Manager, *, force: bool
 ) -> tuple[Body, Owners]:
-    """The object after `manager` said that it wants exactly `wanted`. Raises ConflictError."""
-    said = dict(leaves(wanted))
-    others = {other: held for other, held in owners.items() if other != manager}
-    for other, held in others.items():
-        lost = {path for path in said if path in held and _differs(present, path, said[path])}
+    """The object after `manager` applies exactly the fields of `wanted`. Raises ConflictError."""
+    new = dict(leaves(wanted))
+    others = {other: paths for other, paths in owners.items() if other != manager}
+    for other, paths in others.items():
+        lost = {path for path in new if path in paths and _differs(present, path, new[path])}
         if lost and not force:
             raise ConflictError(min(lost, key=str), other)
-        others[other] = held - lost
+        others[other] = paths - lost
     elsewhere = frozenset().union(*others.values())
     merged = present
-    for path in sorted(owners.get(manager, frozenset()) - said.keys() - elsewhere, key=str):
+    for path in sorted(owners.get(manager, frozenset()) - new.keys() - elsewhere, key=str):
         if not _holds_more(value_at(merged, path)):
             merged = without(merged, path)
-    for path, value in said.items():
-        found = value_at(merged, path)
-        if found != value and (value != {} or not _holds_more(found)):
+    for path, value in new.items():
+        old = value_at(merged, path)
+        if old != value and (value != {} or not _holds_more(old)):
             merged = with_value(merged, path, value)
-    return merged, _kept({**others, manager: frozenset(said)})
+    return merged, _without_empty({**others, manager: frozenset(new)})
 
 
 def updated(before: Body, after: Body, owners: Owners, manager: Manager) -> Owners:
@@ -93,16 +93,16 @@ def updated(before: Body, after: Body, owners: Owners, manager: Manager) -> Owne
         dict(leaves({key: body[key] for key in parts if key in body})) for body in (before, after)
     )
     changed = frozenset(path for path, value in new.items() if old.get(path) != value)
-    kept = {
-        other: frozenset(p for p in held if p[0] not in parts or p in new) - changed
-        for other, held in owners.items()
+    others = {
+        other: frozenset(p for p in paths if p[0] not in parts or p in new) - changed
+        for other, paths in owners.items()
     }
-    return _kept({**kept, manager: kept.get(manager, frozenset()) | changed})
+    return _without_empty({**others, manager: others.get(manager, frozenset()) | changed})
 
 
-def _differs(present: Body, path: Path, said: Any) -> bool:
-    found = value_at(present, path)
-    return bool(found != said and not (said == {} and _holds_more(found)))
+def _differs(present: Body, path: Path, value: Any) -> bool:
+    old = value_at(present, path)
+    return bool(old != value and not (value == {} and _holds_more(old)))
 
 
 def _holds_more(value: Any) -> bool:
@@ -110,8 +110,8 @@ def _holds_more(value: Any) -> bool:
     return isinstance(value, dict) and bool(value)
 
 
-def _kept(owners: Owners) -> Owners:
-    return {manager: held for manager, held in owners.items() if held}
+def _without_empty(owners: Owners) -> Owners:
+    return {manager: paths for manager, paths in owners.items() if paths}
 
 
 def leaves(body: Body) -> Iterator[tuple[Path, Any]]:
@@ -176,15 +176,15 @@ def without(body: Any, path: Path) -> Any:
         if not isinstance(body, dict) or step not in body:
             return body
         left = without(body[step], rest) if rest else None
-        kept = {key: value for key, value in body.items() if key != step}
-        return kept | {step: left} if left else kept
+        others = {key: value for key, value in body.items() if key != step}
+        return others | {step: left} if left else others
     entries = [
         entry if entry.get(step[0]) != step[1] else without(entry, rest) for entry in body or ()
     ]
     return [entry for entry in entries if entry]
 
 
-def spoken(path: Path) -> str:
+def path_text(path: Path) -> str:
     """A path as the API server writes it."""
     steps = (f'[{s[0]}="{s[1]}"]' if isinstance(s, tuple) else f".{s}" for s in path)
     return "".join(steps)

@@ -33,14 +33,14 @@ ADVICE = re.compile(
 
 
 class Ledger:
-    """Watches a store; `say` is called with each violation."""
+    """Watches a store; `report` is called with each violation."""
 
     def __init__(
-        self, store: Store, now: Callable[[], datetime], say: Callable[[str], None]
+        self, store: Store, now: Callable[[], datetime], report: Callable[[str], None]
     ) -> None:
         self._store = store
         self._now = now
-        self._say = say
+        self._report = report
         # Every quota that a queue ever had, with the time from which it held.
         self._quotas: dict[tuple[str, str], list[tuple[datetime, Body]]] = defaultdict(list)
         self._left: dict[str, Body] = {}  # jobs that were deleted, by UID
@@ -70,13 +70,13 @@ class Ledger:
             self._within_quota(job, f"{change.name} is charged for {after} nodes")
         living = self._living(uid) if before or after else []
         if after < before and len(living) > after:
-            self._say(f"{change.name} is charged for {after} of its {len(living)} pods")
+            self._report(f"{change.name} is charged for {after} of its {len(living)} pods")
         for count in ("restarts", "disruptions"):
             old, new = (body.get("status", {}).get(count, 0) for body in (change.old or {}, job))
             if new < old:
-                self._say(f"{change.name} has {new} {count} after {old}")
+                self._report(f"{change.name} has {new} {count} after {old}")
         if (restarts := _restarts(job)) > len(self._failed[uid]):
-            self._say(f"{change.name} counts {restarts} of {len(self._failed[uid])} failures")
+            self._report(f"{change.name} counts {restarts} of {len(self._failed[uid])} failures")
         self._note_overcharge(change.name, job, len(living))
 
     def _gang(self, child: Body) -> None:
@@ -86,7 +86,7 @@ class Ledger:
         size = sum(each["spec"]["completions"] for each in self._gang_of(job))
         name = child["metadata"]["name"]
         if size > charge_of(job):
-            self._say(f"gang {name} has {size} pods and is charged for {charge_of(job)}")
+            self._report(f"gang {name} has {size} pods and is charged for {charge_of(job)}")
         self._within_quota(job, f"gang {name} is created", since=_admitted(job))
 
     def _pod(self, pod: Body) -> None:
@@ -109,7 +109,7 @@ class Ledger:
             return
         since = self._overcharged.setdefault(uid, self._now())
         if self._now() - since > OVERCHARGED:
-            self._say(f"{name} is charged for {charge_of(job)} nodes and has {living}")
+            self._report(f"{name} is charged for {charge_of(job)} nodes and has {living}")
 
     # What is counted
 
@@ -127,7 +127,7 @@ class Ledger:
                 continue  # neither lends nor borrows it
             allowed = sum(limit for limit in limits if limit is not None)
             if taken[kind] > allowed:
-                self._say(f"{what}: {taken[kind]} {kind} are taken of {allowed}")
+                self._report(f"{what}: {taken[kind]} {kind} are taken of {allowed}")
 
     def _taken(self, members: set[tuple[str, str]]) -> Amounts:
         """By what is admitted, and by pods that deleted jobs have left behind."""
@@ -146,23 +146,25 @@ class Ledger:
         cohort = self._quotas[queue][-1][1].get("cohort") if self._quotas[queue] else None
         if cohort is None:
             return {queue}
-        return {key for key, said in self._quotas.items() if said[-1][1].get("cohort") == cohort}
+        return {
+            key for key, history in self._quotas.items() if history[-1][1].get("cohort") == cohort
+        }
 
     def _largest(self, queue: tuple[str, str], kind: str, since: datetime) -> int | None:
         """The largest limit of a queue that held at some time since; None without one."""
-        said = self._quotas[queue]
-        starts = [time for time, _ in said[1:]] + [None]
-        held = [
+        history = self._quotas[queue]
+        starts = [time for time, _ in history[1:]] + [None]
+        limits = [
             spec.get("quota", {}).get(kind)
-            for (_, spec), until in zip(said, starts, strict=True)
+            for (_, spec), until in zip(history, starts, strict=True)
             if until is None or until >= since
         ]
-        return None if None in held or not held else max(held)
+        return None if None in limits or not limits else max(limits)
 
     def _takes_part(self, job: Body) -> bool:
-        said = self._quotas[_queue_of(job)]
-        return bool(said) and all(
-            {"quota", "weight", "cohort"} & spec.keys() for _, spec in said[-2:]
+        history = self._quotas[_queue_of(job)]
+        return bool(history) and all(
+            {"quota", "weight", "cohort"} & spec.keys() for _, spec in history[-2:]
         )
 
     def _children(self) -> Iterator[Body]:
@@ -187,9 +189,9 @@ class Ledger:
         ]
 
     def _job_of(self, child: Body) -> Body | None:
-        held = owners(child)
+        uids = owners(child)
         jobs = self._store.bodies(TORCHRUN_JOBS)
-        return next((job for job in jobs if job["metadata"]["uid"] in held), None)
+        return next((job for job in jobs if job["metadata"]["uid"] in uids), None)
 
     # The end
 
@@ -199,14 +201,14 @@ class Ledger:
             status, name = job.get("status", {}), job["metadata"]["name"]
             phase, living = status.get("phase"), self._living(job["metadata"]["uid"])
             if phase in TERMINAL and charge_of(job) and not living:
-                self._say(f"{name} is {phase} and charged for {charge_of(job)} nodes")
+                self._report(f"{name} is {phase} and charged for {charge_of(job)} nodes")
             waits = phase not in (*TERMINAL, "Suspended") and not living
             if waits and not self._has_way_out(job):
-                self._say(f"{name} waits without a way out: {phase}: {status.get('message')}")
+                self._report(f"{name} waits without a way out: {phase}: {status.get('message')}")
             failed = len(self._failed[job["metadata"]["uid"]])
             counted = _restarts(job) + (phase == "Failed")
             if exact and phase in TERMINAL and failed > counted:
-                self._say(f"{name} counts {counted} of {failed} failures")
+                self._report(f"{name} counts {counted} of {failed} failures")
 
     def _has_way_out(self, job: Body) -> bool:
         """Whether a job that waits says what helps, or waits for others that are at work."""

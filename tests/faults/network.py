@@ -18,7 +18,7 @@ from msgspec import Struct
 from bodies import Body
 from faults.api_server import ApiServer, Target, Write, refuse, target_of
 from faults.selectors import matching
-from faults.store import Change, spoken
+from faults.store import Change, short_name
 from torchrun_controller.client import ApiError, Disconnected, Response
 from torchrun_controller.client.session import resource_of
 
@@ -45,7 +45,7 @@ class Call(Struct, frozen=True):
         target = target_of(self.path) if self.path.count("/") > 1 else None
         if target is None:
             return self.path
-        name = spoken(target.resource[1], target.name) if target.name else target.resource[1]
+        name = short_name(target.resource[1], target.name) if target.name else target.resource[1]
         return f"{name}/{target.subresource}" if target.subresource else name
 
 
@@ -201,9 +201,9 @@ class Transport:
             as_of = behind[0] if behind else None
             answer = server.get(target) if target.name else server.list(target, query, as_of)
         else:
-            said = msgspec.json.decode(body or b"{}")
+            sent = msgspec.json.decode(body or b"{}")
             answer = server.write(
-                Write(call.method, target, query, said, content_type, self._client.name)
+                Write(call.method, target, query, sent, content_type, self._client.name)
             )
         return Response(200, _encode(answer))
 

@@ -172,9 +172,9 @@ class Nodes(Actor):
 
     def _provide(self, pod: Body, claim: str | None) -> None:
         """A volume for a claim that waits for its first consumer."""
-        found = claim and self.store.get(CLAIMS, (pod["metadata"]["namespace"], claim))
-        if found and found.body.get("status", {}).get("phase") != "Bound":
-            self.hands.patch(CLAIMS, found.body, {"status": {"phase": "Bound"}}, "status")
+        stored = claim and self.store.get(CLAIMS, (pod["metadata"]["namespace"], claim))
+        if stored and stored.body.get("status", {}).get("phase") != "Bound":
+            self.hands.patch(CLAIMS, stored.body, {"status": {"phase": "Bound"}}, "status")
 
     def start(self, uid: str) -> None:
         pod = self.find(PODS, uid)
@@ -182,7 +182,9 @@ class Nodes(Actor):
             return
         ready = {"type": "Ready", "status": "True", "lastTransitionTime": self.time()}
         running = {"running": {"startedAt": self.time()}}
-        self._say(pod, "Running", running, conditions=[*pod["status"].get("conditions", ()), ready])
+        self._write_status(
+            pod, "Running", running, conditions=[*pod["status"].get("conditions", ()), ready]
+        )
 
     def _misses(self, pod: Body, look: Callable[[str], None]) -> bool:
         """Whether the pod's kubelet is silent; it looks when it is back."""
@@ -194,8 +196,8 @@ class Nodes(Actor):
     def _work(self, pod: Body) -> None:
         """Workers begin with their go-ahead, everything else at once."""
         meta = pod["metadata"]
-        told = meta.get("annotations", {}).get(names.START)
-        if meta["uid"] in self._working or (is_worker(pod) and not told):
+        go_ahead = meta.get("annotations", {}).get(names.START)
+        if meta["uid"] in self._working or (is_worker(pod) and not go_ahead):
             return
         self._working.add(meta["uid"])
         end = self._script(pod)
@@ -206,12 +208,14 @@ class Nodes(Actor):
         pod = self.find(PODS, uid)
         if pod is None or is_over(pod) or self._misses(pod, lambda uid: self.end(uid, end)):
             return
-        said = {"exitCode": end.exit_code, "message": end.message, "finishedAt": self.time()}
+        terminated = {"exitCode": end.exit_code, "message": end.message, "finishedAt": self.time()}
         phase = "Failed" if end.exit_code else "Succeeded"
         if end.container:
-            self._say(pod, "Running", {"running": {}}, ended={end.container: {"terminated": said}})
+            self._write_status(
+                pod, "Running", {"running": {}}, ended={end.container: {"terminated": terminated}}
+            )
         else:
-            self._say(pod, phase, {"terminated": said})
+            self._write_status(pod, phase, {"terminated": terminated})
 
     def stop(self, uid: str) -> None:
         """Containers get SIGTERM and end by it; then the pod goes."""
@@ -223,7 +227,7 @@ class Nodes(Actor):
         if pod is not None:
             self.hands.delete(PODS, pod, grace=0)
 
-    def _say(
+    def _write_status(
         self,
         pod: Body,
         phase: str,

@@ -45,7 +45,7 @@ class Oracle:
         self, store: Store, is_ours: Callable[[str], bool], now: Callable[[], datetime]
     ) -> None:
         self.wrong: list[str] = []
-        self.ledger = Ledger(store, now, self._say)
+        self.ledger = Ledger(store, now, self._report)
         # Workers that are gone from the API and whose containers may still run.
         self.unseen: Callable[[], list[Body]] = list
         self._store = store
@@ -70,23 +70,23 @@ class Oracle:
         lease = self._store.get(LEASES, LEASE)
         holder = lease.body["spec"].get("holderIdentity") if lease else None
         if holder != change.writer:
-            self._say(f"{change.writer} writes {change.name} while {holder} holds the lease")
+            self._report(f"{change.writer} writes {change.name} while {holder} holds the lease")
         if change.resource in (TORCHRUN_JOBS, TORCHRUN_QUEUES):
             if change.old is not None and change.old["spec"] != change.body["spec"]:
-                self._say(f"{change.writer} writes the spec of {change.name}")
+                self._report(f"{change.writer} writes the spec of {change.name}")
         elif change.resource == KAI_QUEUES:
             if names.KAI_OWNER not in change.body["metadata"].get("annotations", {}):
-                self._say(f"{change.writer} writes {change.name}, which is not ours")
+                self._report(f"{change.writer} writes {change.name}, which is not ours")
         elif change.resource != EVENTS:
-            held = self._root(change.old or change.body)
-            if held not in (TORCHRUN_JOBS, TORCHRUN_QUEUES):
-                self._say(f"{change.writer} writes {change.name}, which is not ours")
+            root = self._root(change.old or change.body)
+            if root not in (TORCHRUN_JOBS, TORCHRUN_QUEUES):
+                self._report(f"{change.writer} writes {change.name}, which is not ours")
 
     def _root(self, body: Body) -> Resource | None:
         """The kind of what controls an object in the end; that may be gone by now."""
         while True:
-            held = body["metadata"].get("ownerReferences", ())
-            owner = next((each for each in held if each.get("controller")), None)
+            references = body["metadata"].get("ownerReferences", ())
+            owner = next((each for each in references if each.get("controller")), None)
             if owner is None:
                 return None
             if owner["apiVersion"] == TORCHRUN_JOBS[0]:
@@ -107,9 +107,9 @@ class Oracle:
         if change.verb == "ADDED":
             self._gangs[gang] += 1
             if self._gangs[gang] > 1:
-                self._say(f"attempt {attempt} of {owner} has a second Job {meta['name']}")
+                self._report(f"attempt {attempt} of {owner} has a second Job {meta['name']}")
             if "workspace-source" in str(change.body["spec"]) and owner not in self._prepared:
-                self._say(f"Job {meta['name']} is made before its workspace is")
+                self._report(f"Job {meta['name']} is made before its workspace is")
         elif change.verb == "DELETED" and role == names.WORKER:
             # Workers whose head was refused have never begun: they may be made once more.
             self._gangs[gang] = self._gangs[owner, attempt, names.HEAD]
@@ -130,22 +130,22 @@ class Oracle:
 
     def _at_most_one(self, what: str, pods: list[Body], part: Callable[[Body], str]) -> None:
         """For each job."""
-        found: dict[str, set[str]] = {}
+        values: dict[str, set[str]] = {}
         for pod in pods:
             meta = pod["metadata"]
-            told = meta["name"] if not part(pod) else part(pod)
-            found.setdefault(meta["labels"][names.JOB_LABEL], set()).add(told)
-        for job, several in found.items():
+            value = meta["name"] if not part(pod) else part(pod)
+            values.setdefault(meta["labels"][names.JOB_LABEL], set()).add(value)
+        for job, several in values.items():
             if len(several) > 1:
-                self._say(f"job {job} has more than one {what}: {sorted(several)}")
+                self._report(f"job {job} has more than one {what}: {sorted(several)}")
 
     def _absorbs(self, old: Body, new: Body) -> None:
         before = old.get("status", {}).get("phase")
         after = new.get("status", {}).get("phase")
         if before in TERMINAL and before != after:
-            self._say(f"{new['metadata']['name']} leaves {before} for {after}")
+            self._report(f"{new['metadata']['name']} leaves {before} for {after}")
 
-    def _say(self, what: str) -> None:
+    def _report(self, what: str) -> None:
         self.wrong.append(what)
 
 
@@ -179,19 +179,23 @@ def end_state(
     return state
 
 
-def differences(wanted: Any, found: Any, path: str = "") -> list[str]:
+def differences(expected: Any, actual: Any, path: str = "") -> list[str]:
     """Where two states differ, a line each."""
-    if isinstance(wanted, dict) and isinstance(found, dict):
-        keys = sorted(wanted.keys() | found.keys())
+    if isinstance(expected, dict) and isinstance(actual, dict):
+        keys = sorted(expected.keys() | actual.keys())
         return [
             line
             for key in keys
-            for line in differences(wanted.get(key), found.get(key), f"{path}.{key}")
+            for line in differences(expected.get(key), actual.get(key), f"{path}.{key}")
         ]
-    if isinstance(wanted, list) and isinstance(found, list) and len(wanted) == len(found):
-        pairs = enumerate(zip(wanted, found, strict=True))
+    if isinstance(expected, list) and isinstance(actual, list) and len(expected) == len(actual):
+        pairs = enumerate(zip(expected, actual, strict=True))
         return [line for at, (a, b) in pairs for line in differences(a, b, f"{path}[{at}]")]
-    return [] if wanted == found else [f"{path}: {wanted!r} without the fault, {found!r} with it"]
+    return (
+        []
+        if expected == actual
+        else [f"{path}: {expected!r} without the fault, {actual!r} with it"]
+    )
 
 
 def _masked(body: Body) -> Any:
@@ -239,8 +243,8 @@ def _worker(pod: Body) -> str:
 
 def _fenced_by(pod: Body) -> Iterator[str]:
     """The workers that the pod's launcher fences before its ranks start, of "<time> 0:1,3-5 ..."."""
-    said: str = pod["metadata"].get("annotations", {}).get(names.FENCE, "")
-    for part in said.split()[1:]:
+    fence: str = pod["metadata"].get("annotations", {}).get(names.FENCE, "")
+    for part in fence.split()[1:]:
         attempt, _, ranges = part.partition(":")
         for each in ranges.split(","):
             first, _, last = each.partition("-")

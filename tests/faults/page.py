@@ -56,13 +56,13 @@ def with_counts(page: str, counts: Any) -> str:
 
 def main() -> int:
     """Keep the parts of the latest run, and write the page."""
-    kept = json.loads(KEPT.read_text()) if KEPT.exists() else {"parts": {}}
+    counts = json.loads(KEPT.read_text()) if KEPT.exists() else {"parts": {}}
     if LATEST.exists():
         latest = json.loads(LATEST.read_text())
         del latest["seconds"]  # tells of the machine
-        kept |= {**latest, "parts": kept["parts"] | latest["parts"]}
-        KEPT.write_text(json.dumps(kept, indent=2) + "\n")
-    PAGE.write_text(with_counts(PAGE.read_text(), kept))
+        counts |= {**latest, "parts": counts["parts"] | latest["parts"]}
+        KEPT.write_text(json.dumps(counts, indent=2) + "\n")
+    PAGE.write_text(with_counts(PAGE.read_text(), counts))
     return 0
 
 

@@ -39,7 +39,7 @@ class Process:
             monotonic=loop.time, wall=lambda: now() + faults.skew, jitter=random.Random(name).random
         )
         self.components: Components = assemble(SETTINGS, sessions, self.metrics, clock, name)
-        self._told = asyncio.Event()
+        self._terminated = asyncio.Event()
         self.exit: BaseException | None = None
         self._dead = asyncio.Event()
         self.client.ended = self._dead.set
@@ -50,12 +50,12 @@ class Process:
 
     async def run(self) -> None:
         """Live to the end of it; `exit` says what that was."""
-        working = asyncio.create_task(Manager(self.components, self._until_told).run())
+        working = asyncio.create_task(Manager(self.components, self._until_terminated).run())
         dying = asyncio.create_task(self._dead.wait())
         try:
             await asyncio.wait((working, dying), return_when=asyncio.FIRST_COMPLETED)
             if working.done() and not self.killed:
-                self.exit = working.exception() or self._unless_told()
+                self.exit = working.exception() or self._unless_terminated()
         finally:
             self.client.alive = False
             dying.cancel()
@@ -65,21 +65,21 @@ class Process:
 
     def terminate(self) -> None:
         """SIGTERM."""
-        self._told.set()
+        self._terminated.set()
 
     @property
     def leads(self) -> bool:
         return self.client.alive and self.components.leader.may_write()
 
-    def _unless_told(self) -> Exception | None:
-        return None if self._told.is_set() else RuntimeError("it ended for no reason")
+    def _unless_terminated(self) -> Exception | None:
+        return None if self._terminated.is_set() else RuntimeError("it ended for no reason")
 
     @property
     def killed(self) -> bool:
         return self._dead.is_set()
 
-    async def _until_told(self) -> None:
-        await self._told.wait()
+    async def _until_terminated(self) -> None:
+        await self._terminated.wait()
 
 
 class Replica:

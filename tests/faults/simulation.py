@@ -86,7 +86,7 @@ class Simulation:
         scenario: Scenario,
         plan: FaultPlan,
         wanted: dict[str, Any] | None = None,
-        tell: Callable[[str], None] | None = None,
+        trace: Callable[[str], None] | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self.server = ApiServer(self.now, scenario.installed)
@@ -107,7 +107,7 @@ class Simulation:
         self._changed = asyncio.Event()
         self._last_write = 0.0
         self.writes = 0
-        self._tell = tell
+        self._trace = trace
         self.store.subscribe(self._note)
         self._make_strangers()
 
@@ -154,8 +154,8 @@ class Simulation:
     def submit(self, name: str = "train", **spec: Any) -> None:
         """Create a TorchrunJob."""
         annotations = spec.pop("annotations_", {})
-        wanted = {"jobQueue": "gpu", "command": "python train.py", "numNodes": 2, **spec}
-        self._create(TORCHRUN_JOBS, "TorchrunJob", name, wanted, annotations)
+        spec_ = {"jobQueue": "gpu", "command": "python train.py", "numNodes": 2, **spec}
+        self._create(TORCHRUN_JOBS, "TorchrunJob", name, spec_, annotations)
 
     def make_queue(self, name: str = "gpu", **spec: Any) -> None:
         """Create a TorchrunQueue."""
@@ -185,8 +185,10 @@ class Simulation:
         """Set annotations of ours on a job, as the plugin does."""
         known = self.job(name)
         assert known is not None
-        said = {f"{names.GROUP}/{key.replace('_', '-')}": each for key, each in values.items()}
-        self.hands.patch(TORCHRUN_JOBS, known, {"metadata": {"annotations": said}})
+        annotations = {
+            f"{names.GROUP}/{key.replace('_', '-')}": each for key, each in values.items()
+        }
+        self.hands.patch(TORCHRUN_JOBS, known, {"metadata": {"annotations": annotations}})
 
     def delete(self, name: str = "train", resource: Resource = TORCHRUN_JOBS) -> None:
         """Delete a TorchrunJob, or something else."""
@@ -212,13 +214,13 @@ class Simulation:
 
     async def reaches(self, phase: str, name: str = "train", **status: Any) -> None:
         """Wait for a phase, and for other fields of the status. Raises Stuck."""
-        wanted = {"phase": phase, **status}
+        expected = {"phase": phase, **status}
 
         def there() -> bool:
-            found = self.status(name)
-            return all(found.get(field) == value for field, value in wanted.items())
+            status = self.status(name)
+            return all(status.get(field) == value for field, value in expected.items())
 
-        await self.until(f"{name} {wanted}", there)
+        await self.until(f"{name} {expected}", there)
 
     async def trains(self, name: str = "train", nodes: int = 2) -> None:
         """Wait until all pods of a gang run, which the status may tell late or never."""
@@ -232,11 +234,11 @@ class Simulation:
 
     def _workers(self, name: str) -> list[Body]:
         """Pods of its gang, if all of them run and have their go-ahead."""
-        wanted = {names.JOB_LABEL: name, names.COMPONENT_LABEL: names.WORKER}
+        labels = {names.JOB_LABEL: name, names.COMPONENT_LABEL: names.WORKER}
         pods = [
             pod
             for pod in self.store.bodies(PODS, NAMESPACE)
-            if wanted.items() <= pod["metadata"].get("labels", {}).items()
+            if labels.items() <= pod["metadata"].get("labels", {}).items()
         ]
         started = all(
             pod["status"]["phase"] == "Running"
@@ -312,10 +314,10 @@ class Simulation:
         if change.resource not in (LEASES, EVENTS):
             self._last_write = self._loop.time()
             self.writes += self._is_ours(change.writer)
-            if self._tell is not None:
-                self._tell(self._told(change))
+            if self._trace is not None:
+                self._trace(self._line(change))
 
-    def _told(self, change: Change) -> str:
+    def _line(self, change: Change) -> str:
         status = change.body.get("status", {})
         said = [str(status[field]) for field in ("phase", "reason", "message") if field in status]
         what = f"{change.writer} {change.verb} {change.name}"
@@ -345,15 +347,15 @@ def simulate(
     scenario: Scenario,
     planned: Planned | None = None,
     wanted: dict[str, Any] | None = None,
-    tell: Callable[[str], None] | None = None,
+    trace: Callable[[str], None] | None = None,
 ) -> Outcome:
     """One run in virtual time; it is given time to come to the `wanted` end.
 
-    `tell` hears of every change, in a line each.
+    `trace` is called with a line for every change.
     """
 
     async def play() -> Outcome:
-        simulation = Simulation(scenario, FaultPlan(planned), wanted, tell)
+        simulation = Simulation(scenario, FaultPlan(planned), wanted, trace)
         await simulation.run()
         return simulation.outcome()
 

@@ -50,7 +50,7 @@ class Change(Struct):
 
     @property
     def name(self) -> str:
-        return spoken(self.resource[1], self.body["metadata"]["name"])
+        return short_name(self.resource[1], self.body["metadata"]["name"])
 
 
 Listener: TypeAlias = Callable[[Change], None]
@@ -66,7 +66,7 @@ class Store:
         self._listeners: list[Listener] = []
 
     def subscribe(self, listener: Listener) -> None:
-        """Have each change told at once."""
+        """Call the listener with each change, at once."""
         self._listeners.append(listener)
 
     def unsubscribe(self, listener: Listener) -> None:
@@ -88,16 +88,16 @@ class Store:
 
     def past(self, resource: Resource, version: int) -> dict[Key, Body]:
         """The objects of a kind as they were at a version."""
-        found: dict[Key, Body] = {}
+        objects: dict[Key, Body] = {}
         for change in self.changes:
             if change.version > version:
                 break
             if change.resource == resource:
                 key = key_of(change.body)
-                found[key] = change.body
+                objects[key] = change.body
                 if change.verb == "DELETED":
-                    del found[key]
-        return found
+                    del objects[key]
+        return objects
 
     def put(self, resource: Resource, body: Body, owners: Owners, writer: str) -> Body:
         """Create or replace; gives the object its new version."""
@@ -107,7 +107,7 @@ class Store:
         body = self._stamped(body)
         objects[key] = Stored(body, owners)
         verb: Verb = "MODIFIED" if known else "ADDED"
-        self._tell(
+        self._notify(
             Change(self.version, resource, verb, known.body if known else None, body, writer)
         )
         return body
@@ -116,20 +116,20 @@ class Store:
         """Take an object out for good; KeyError if it is not there."""
         old = self._objects[resource].pop(key).body
         body = self._stamped(old)
-        self._tell(Change(self.version, resource, "DELETED", old, body, writer))
+        self._notify(Change(self.version, resource, "DELETED", old, body, writer))
         return body
 
     def _stamped(self, body: Body) -> Body:
         self.version += 1
         return {**body, "metadata": {**body["metadata"], "resourceVersion": str(self.version)}}
 
-    def _tell(self, change: Change) -> None:
+    def _notify(self, change: Change) -> None:
         self.changes.append(change)
         for listener in list(self._listeners):
             listener(change)
 
 
-def spoken(plural: str, name: str) -> str:
+def short_name(plural: str, name: str) -> str:
     """An object in short; names of events end in a random part."""
     return f"{plural}/{name.rpartition('.')[0] if plural == 'events' else name}"
 

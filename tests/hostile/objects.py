@@ -62,7 +62,7 @@ def body(chance: random.Random, number: int, *, status: bool = True) -> JsonObje
     wrong = chance.choice((0, 0, 0, 1, 1, 2, 5))
     if kind == "TorchrunJob" and chance.random() < 0.7:
         spec["jobQueue"] = chance.choice((QUEUE, QUEUE, QUEUE, f"h-{number - 1}", "none"))
-    made: JsonObject = {
+    drawn_body: JsonObject = {
         "apiVersion": KINDS[kind].api_version,
         "kind": kind,
         "metadata": _metadata(chance, number),
@@ -72,10 +72,10 @@ def body(chance: random.Random, number: int, *, status: bool = True) -> JsonObje
         drawn = _object(chance, object_at(schema, "status"), 0)
         odd = changed(chance, drawn, anywhere_else, chance.randint(0, 2)) if drawn else {}
         # The API server validates conditions: our manager merges them by type.
-        made["status"] = {name: value for name, value in odd.items() if name != "conditions"}
+        drawn_body["status"] = {name: value for name, value in odd.items() if name != "conditions"}
     if chance.random() < 0.02:
-        made["spec"] = chance.choice(ANY)
-    return made
+        drawn_body["spec"] = chance.choice(ANY)
+    return drawn_body
 
 
 def _spec(chance: random.Random, kind: str, schema: JsonObject) -> JsonObject:
@@ -92,17 +92,17 @@ def _spec(chance: random.Random, kind: str, schema: JsonObject) -> JsonObject:
 
 def large(chance: random.Random, number: int) -> JsonObject:
     """As much as etcd takes: its limit is 1.5 MiB for a request."""
-    made = body(chance, number, status=False)
-    meta = made["metadata"]
+    drawn = body(chance, number, status=False)
+    meta = drawn["metadata"]
     assert isinstance(meta, dict)
     match chance.randrange(3):
         case 0:  # all annotations together may have 256 KiB
             meta["annotations"] = {f"a-{i}": "x" * 1000 for i in range(250)}
         case 1:
-            made["spec"] = {"jobQueue": QUEUE, "numNodes": 1, "command": ["x" * 1000] * 1000}
+            drawn["spec"] = {"jobQueue": QUEUE, "numNodes": 1, "command": ["x" * 1000] * 1000}
         case _:
-            made["spec"] = {"jobQueue": QUEUE, "numNodes": 1, "command": "x" * _LARGE}
-    return made
+            drawn["spec"] = {"jobQueue": QUEUE, "numNodes": 1, "command": "x" * _LARGE}
+    return drawn
 
 
 @cache
@@ -198,10 +198,10 @@ def _embedded(chance: random.Random, depth: int) -> JsonValue:
     if chance.random() < 0.35:
         return [_embedded(chance, depth + 1) for _ in range(chance.randint(0, 3))]
     fields = chance.sample(_POD_FIELDS, chance.randint(0, 5))
-    made = {field: _embedded(chance, depth + 1) for field in fields}
+    drawn = {field: _embedded(chance, depth + 1) for field in fields}
     if chance.random() < 0.3:
-        made["containers"] = [{"name": "trainer", **_as_object(_embedded(chance, depth + 2))}]
-    return made
+        drawn["containers"] = [{"name": "trainer", **_as_object(_embedded(chance, depth + 2))}]
+    return drawn
 
 
 def _as_object(value: JsonValue) -> JsonObject:

@@ -126,8 +126,8 @@ class Wire:
         new = change.new
         if new is None or new.metadata.name != GOOD or not new.metadata.annotations:
             return
-        told = new.metadata.annotations
-        if (told if isinstance(told, str) else str(told)).count("changed"):
+        annotations = new.metadata.annotations
+        if (annotations if isinstance(annotations, str) else str(annotations)).count("changed"):
             self._seen.set()
 
 

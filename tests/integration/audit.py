@@ -130,13 +130,15 @@ def without_lease(writes: Iterable[Write]) -> list[Write]:
     after it was sent.
     """
     writes = list(writes)
-    held: dict[str, list[Tenure]] = {}
+    tenures_of: dict[str, list[Tenure]] = {}
     for tenure in tenures(writes):
-        held.setdefault(tenure.who, []).append(tenure)
+        tenures_of.setdefault(tenure.who, []).append(tenure)
 
     def within(write: Write) -> bool:
         ended = write.began - UNREAD_SECONDS if write.code == GIVEN_UP else write.ended
-        return any(t.since <= write.began and ended <= t.until for t in held.get(write.who, ()))
+        return any(
+            t.since <= write.began and ended <= t.until for t in tenures_of.get(write.who, ())
+        )
 
     return [
         write

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from faults.api_server import target_of
 from faults.faults import Point
-from faults.store import spoken
+from faults.store import short_name
 from integration.fault_proxy import Call, Faults, RequestFault, Severed
 
 LATE = 5.0  # seconds, longer than the lease of proxied_world.py lasts
@@ -116,12 +116,12 @@ class SingleFault(Faults):
         return RequestFault()
 
     async def event(self, call: Call, line: bytes) -> bytes:
-        said = json.loads(line)
-        if said["type"] == "BOOKMARK" or not call.session:
+        event = json.loads(line)
+        if event["type"] == "BOOKMARK" or not call.session:
             return line
         plural = target_of(call.path).resource[1]
-        name = _stable(plural, said["object"]["metadata"]["name"])
-        if not self._meet(f"event {said['type']} {spoken(plural, name)}"):
+        name = _stable(plural, event["object"]["metadata"]["name"])
+        if not self._meet(f"event {event['type']} {short_name(plural, name)}"):
             return line
         if self._kind == "watch-delayed":
             await asyncio.sleep(LATE)
@@ -148,7 +148,7 @@ def about(path: str) -> str:
         return path
     target = target_of(path)
     plural = target.resource[1]
-    name = spoken(plural, _stable(plural, target.name)) if target.name else plural
+    name = short_name(plural, _stable(plural, target.name)) if target.name else plural
     return f"{name}/{target.subresource}" if target.subresource else name
 
 

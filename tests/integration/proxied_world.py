@@ -223,8 +223,8 @@ async def _scenario(
 
 def _kill(world: World, who: str) -> None:
     for replica in world.replicas.all:
-        said = [line["identity"] for line in replica.lines() if line["message"] == "serves"]
-        if said[-1:] == [who] or len(world.replicas.all) == 1:
+        identities = [line["identity"] for line in replica.lines() if line["message"] == "serves"]
+        if identities[-1:] == [who] or len(world.replicas.all) == 1:
             replica.send(signal.SIGKILL)
 
 

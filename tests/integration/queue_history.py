@@ -62,8 +62,8 @@ class Moment:
             status = state.get("status", {})
             self._queues[name] = state["spec"]["jobQueue"]
             self._charges[name] = 0 if last else status.get("admission", {}).get("nodes", 0)
-            said = {c["type"]: c["status"] for c in status.get("conditions", ())}
-            self._admitted[name] = not last and said.get("Admitted") == "True"
+            conditions = {c["type"]: c["status"] for c in status.get("conditions", ())}
+            self._admitted[name] = not last and conditions.get("Admitted") == "True"
         elif kind == "gang":
             over = any(
                 c["type"] in ("Complete", "Failed") and c["status"] == "True"

@@ -70,11 +70,11 @@ class Prometheus:
 
     def firing(self) -> dict[str, list[dict[str, Any]]]:
         """Alerts that fire, by their names."""
-        found: dict[str, list[dict[str, Any]]] = {}
+        result: dict[str, list[dict[str, Any]]] = {}
         for alert in self._get("/alerts")["alerts"]:
             if alert["state"] == "firing":
-                found.setdefault(alert["labels"]["alertname"], []).append(alert)
-        return found
+                result.setdefault(alert["labels"]["alertname"], []).append(alert)
+        return result
 
     def fires(self, name: str, /, seconds: float = 60, **labels: str) -> dict[str, Any]:
         """Wait until the alert fires with these labels, and with words that were made of them."""
@@ -108,14 +108,14 @@ class Prometheus:
         result = self._result(
             "/query_range", {"query": expr, "start": self.began, "end": now, "step": step}
         )
-        found = (float(value) for series in result for _, value in series["values"])
-        return [value for value in found if not math.isnan(value)]
+        values = (float(value) for series in result for _, value in series["values"])
+        return [value for value in values if not math.isnan(value)]
 
     def exemplars(self, expr: str) -> list[dict[str, Any]]:
         """Exemplars since the beginning."""
-        asked = {"query": expr, "start": self.began, "end": time.time()}
-        found: list[dict[str, Any]] = self._get("/query_exemplars", asked)
-        return found
+        parameters = {"query": expr, "start": self.began, "end": time.time()}
+        result: list[dict[str, Any]] = self._get("/query_exemplars", parameters)
+        return result
 
     def _result(self, path: str, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
         result: list[dict[str, Any]] = self._get(path, parameters)["result"]

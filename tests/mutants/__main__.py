@@ -43,35 +43,36 @@ def main(arguments: list[str]) -> int:
 
 
 def _run(copy: Copy, mutants: list[Mutant]) -> dict[Mutant, Verdict]:
-    wanted = sorted({test for mutant in mutants for test in mutant.tests})
-    print(f"without a bug: {len(wanted)} files and folders of tests", flush=True)
-    sound = copy.test(wanted)
+    tests = sorted({test for mutant in mutants for test in mutant.tests})
+    print(f"without a bug: {len(tests)} files and folders of tests", flush=True)
+    sound = copy.test(tests)
     if sound.killer:
         sys.exit(f"{sound.killer} fails without any bug: nothing can be said of mutants")
-    found: dict[Mutant, Verdict] = {}
+    verdicts: dict[Mutant, Verdict] = {}
     for number, mutant in enumerate(mutants, start=1):
-        found[mutant] = verdict = judge(copy, mutant)
-        said = f"killed by {_short(verdict.killer)}" if verdict.killer else "SURVIVES"
+        verdicts[mutant] = verdict = judge(copy, mutant)
+        result = f"killed by {_short(verdict.killer)}" if verdict.killer else "SURVIVES"
         print(
-            f"{number:3}/{len(mutants)} {verdict.seconds:6.1f} s  {mutant.name}: {said}", flush=True
+            f"{number:3}/{len(mutants)} {verdict.seconds:6.1f} s  {mutant.name}: {result}",
+            flush=True,
         )
-    return found
+    return verdicts
 
 
 def _short(test: str) -> str:
     return test.removeprefix("tests/").removeprefix("unit/")
 
 
-def _report(found: dict[Mutant, Verdict]) -> int:
+def _report(verdicts: dict[Mutant, Verdict]) -> int:
     """Print a Markdown table of the bugs and the tests that found them."""
     print("\n| bug | what a user would see | found by | s |\n|---|---|---|---|")
-    for mutant, verdict in found.items():
+    for mutant, verdict in verdicts.items():
         killer = f"`{_short(verdict.killer)}`" if verdict.killer else "**nothing**"
         print(f"| {mutant.name} | {mutant.harm} | {killer} | {verdict.seconds:.0f} |")
-    killed = sum(bool(verdict.killer) for verdict in found.values())
-    seconds = sum(verdict.seconds for verdict in found.values())
-    share = killed / len(found)
-    print(f"\n{killed} of {len(found)} killed ({share:.0%}), {seconds / 60:.1f} min")
+    killed = sum(bool(verdict.killer) for verdict in verdicts.values())
+    seconds = sum(verdict.seconds for verdict in verdicts.values())
+    share = killed / len(verdicts)
+    print(f"\n{killed} of {len(verdicts)} killed ({share:.0%}), {seconds / 60:.1f} min")
     return 0 if share >= LEAST_KILLED else 1
 
 

@@ -66,10 +66,10 @@ class Collected:
         if not self._ours.poll(seconds):
             return ""
         try:
-            said: str = self._ours.recv()
+            message: str = self._ours.recv()
         except EOFError:
             return ""
-        return said
+        return message
 
 
 class CollectedRun:
@@ -82,8 +82,8 @@ class CollectedRun:
         """What failed first: a test, "" for none, "time". None while it runs."""
         if not self._connection.poll():
             return None
-        said: str = self._connection.recv()
-        return said
+        message: str = self._connection.recv()
+        return message
 
 
 class _Loop:
@@ -158,9 +158,9 @@ def put_into_functions(path: Path, mutated: str) -> int:
 
 def _codes(code: CodeType) -> dict[_Key, CodeType]:
     """Codes of functions, also of those within others."""
-    found: dict[_Key, CodeType] = {}
+    codes: dict[_Key, CodeType] = {}
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            found[constant.co_qualname, constant.co_firstlineno] = constant
-            found |= _codes(constant)
-    return found
+            codes[constant.co_qualname, constant.co_firstlineno] = constant
+            codes |= _codes(constant)
+    return codes

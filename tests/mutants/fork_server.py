@@ -144,7 +144,7 @@ def _end(pid: int) -> None:
 
 
 def _descendants(pid: int) -> list[int]:
-    found = []
+    processes = []
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
             parent = int(entry.read_text().rpartition(")")[2].split()[1])
@@ -152,5 +152,5 @@ def _descendants(pid: int) -> list[int]:
             continue
         if parent == pid:
             child = int(entry.parent.name)
-            found += [child, *_descendants(child)]
-    return found
+            processes += [child, *_descendants(child)]
+    return processes

@@ -119,7 +119,7 @@ class Recorder:
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """Before the fixtures of a test."""
-        self._tell(nodeid)
+        self._set_test(nodeid)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """After each of its phases."""
@@ -133,7 +133,7 @@ class Recorder:
             self._seconds.pop(test, None)
         (self._root / "seconds.json").write_bytes(msgspec.json.encode(self._seconds))
 
-    def _tell(self, test: str) -> None:
+    def _set_test(self, test: str) -> None:
         (self._root / "current").write_text(test)
         marks = sys.modules.get(_MODULE)
         if marks is not None:

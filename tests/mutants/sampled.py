@@ -219,12 +219,14 @@ def _line(
     done: Judged, number: int, total: int, known: dict[tuple[str, str, str, str], str]
 ) -> str:
     site = done.site
-    said = f"killed by {done.killer.rpartition('/')[2][:90]}"
+    result = f"killed by {done.killer.rpartition('/')[2][:90]}"
     if not done.killer:
-        said = "changes nothing" if site.key in known else f"SURVIVES {done.tests} tests"
+        result = "changes nothing" if site.key in known else f"SURVIVES {done.tests} tests"
     before = " ".join(site.before.split())[:60]
     place = f"{site.file.partition('/')[2]}:{site.line}"
-    return f"{number:4}/{total} {done.seconds:5.1f} s  {place} {before!r} -> {site.after!r}: {said}"
+    return (
+        f"{number:4}/{total} {done.seconds:5.1f} s  {place} {before!r} -> {site.after!r}: {result}"
+    )
 
 
 def _result(seed: int, done: list[Judged]) -> Result:
@@ -270,7 +272,7 @@ def _chosen(options: argparse.Namespace) -> list[Site]:
     return [site for site in drawn if not parts or any(part in site.file for part in parts)]
 
 
-def _kept(path: Path, chosen: list[Site], *, again: bool) -> dict[Site, Judged]:
+def _load_results(path: Path, chosen: list[Site], *, again: bool) -> dict[Site, Judged]:
     """Verdicts of a run before this one that still hold."""
     if not path.exists():
         return {}
@@ -290,8 +292,8 @@ def main(arguments: list[str]) -> int:
     options = _options(arguments)
     preload()
     chosen = _chosen(options)
-    found = _kept(options.json, chosen, again=options.again)
-    left = [site for site in chosen if site not in found]
+    verdicts = _load_results(options.json, chosen, again=options.again)
+    left = [site for site in chosen if site not in verdicts]
     kinds = ", ".join(
         f"{count} {kind}" for kind, count in sorted(Counter(s.kind for s in left).items())
     )
@@ -309,12 +311,12 @@ def main(arguments: list[str]) -> int:
         in_time = (site for site in left if time.monotonic() < until)
         known = equivalents()
         for one in judged(judge, in_time, benches):
-            found[one.site] = one
-            print(_line(one, len(found), len(chosen), known), flush=True)
-            _write(options, chosen, found)
+            verdicts[one.site] = one
+            print(_line(one, len(verdicts), len(chosen), known), flush=True)
+            _write(options, chosen, verdicts)
         for bench in benches:
             bench.end()
-    result = _write(options, chosen, found)
+    result = _write(options, chosen, verdicts)
     print("\n".join(["", "survivors:", *result.survivors]))
     stale = known.keys() - {site.key for site in universe()}
     print(
@@ -327,9 +329,9 @@ def main(arguments: list[str]) -> int:
     return 0 if result.score >= LEAST_KILLED else 1
 
 
-def _write(options: argparse.Namespace, chosen: list[Site], found: dict[Site, Judged]) -> Result:
+def _write(options: argparse.Namespace, chosen: list[Site], verdicts: dict[Site, Judged]) -> Result:
     """Keep what there is, of other files too."""
-    done = [found[site] for site in chosen if site in found]
+    done = [verdicts[site] for site in chosen if site in verdicts]
     result = _result(options.seed, done)
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1))

@@ -19,17 +19,17 @@ class Target(Struct, frozen=True):
 
     def sources(self) -> list[str]:
         """The files by name, relative to a copy of the packages."""
-        found = (
+        paths = (
             f"{pattern.partition('/')[0]}/{path.relative_to(source(pattern))}"
             for pattern in self.files
             for path in source(pattern).glob(pattern.partition("/")[2])
         )
-        return sorted({*found})
+        return sorted({*paths})
 
     def test_files(self) -> list[str]:
         """The files of tests, relative to the checkout."""
-        found = [path for pattern in self.tests for path in CHECKOUT.glob(pattern)]
-        return sorted(str(path.relative_to(CHECKOUT)) for path in found)
+        paths = [path for pattern in self.tests for path in CHECKOUT.glob(pattern)]
+        return sorted(str(path.relative_to(CHECKOUT)) for path in paths)
 
     def digest(self) -> str:
         """Of the code and of its tests, with what the tests share."""

@@ -50,7 +50,7 @@ class Soak:
         self._minutes, self._folder, self._pause = minutes, folder, pause
         self._chance = random.Random(seed)
         self._audit = AuditLog(folder)
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
 
     def run(self) -> dict[str, Any]:
         """What came of it."""
@@ -94,7 +94,7 @@ class Soak:
             for life in lives:
                 stack.enter_context(life.going_on())
             with chaos.going_on():
-                self._tell(chaos, lives, verdicts)
+                self._follow(chaos, lives, verdicts)
                 for life in lives:
                     life.arrivals.clear()
             lost = self._finish(chaos, lives, verdicts)
@@ -108,7 +108,7 @@ class Soak:
         (self._folder / SURVIVOR).mkdir()
         return ControllerProcess(cluster, self._folder / SURVIVOR, *arguments)
 
-    def _tell(self, chaos: Chaos, lives: list[Life], verdicts: list[Verdict]) -> None:
+    def _follow(self, chaos: Chaos, lives: list[Life], verdicts: list[Verdict]) -> None:
         end = chaos.began + 60 * self._minutes
         while (left := end - time.monotonic()) > 0:
             time.sleep(min(TELL, left))
@@ -120,8 +120,8 @@ class Soak:
         oldest = max((age for life in lives for age in life.under_way().values()), default=0.0)
         wrong = _wrong(chaos, lives, verdicts)
         for each in wrong:
-            if each not in self._said:
-                self._said.add(each)
+            if each not in self._reported:
+                self._reported.add(each)
                 say(f"WRONG: {each}")
         rss = f"{chaos.samples[-1].mib:.1f}" if chaos.samples else "?"
         say(
@@ -219,22 +219,22 @@ def _restarts(chaos: Chaos) -> int:
 def _of_writes(writes: list[Write]) -> list[str]:
     """From the API server's own log: what was made twice, or written by who held no lease."""
     led: dict[str, str] = {w.who: w.name for w in writes if w.takes_lease}
-    found = []
+    problems = []
     for lease in set(led.values()):
         ours = [w for w in writes if led.get(w.who) == lease]
-        found += [
+        problems += [
             f"{name} was made as {n} Jobs"
             for name, n in count_creations(ours, "jobs").items()
             if n > 1
         ]
-        found += [f"{w.who} wrote {w.name} without the lease" for w in without_lease(ours)]
+        problems += [f"{w.who} wrote {w.name} without the lease" for w in without_lease(ours)]
     others = [w for w in writes if w.who not in led and w.resource != "leases" and w.code < 400]
-    return found + [f"{w.who} wrote {w.name}, and never had the lease" for w in others]
+    return problems + [f"{w.who} wrote {w.name}, and never had the lease" for w in others]
 
 
 def _logged(folder: Path) -> dict[str, int]:
     """Lines of all controllers that are no information, by what they say."""
-    said: Counter[str] = Counter()
+    messages: Counter[str] = Counter()
     for log in folder.glob("*/controller.log"):
         for text in log.read_text().splitlines():
             if text.startswith("{"):
@@ -243,10 +243,10 @@ def _logged(folder: Path) -> dict[str, int]:
                 except ValueError:  # killed while it wrote
                     continue
                 if line.get("level") not in ("info", "debug"):
-                    said[f"{line.get('level')}: {line.get('message')}"] += 1
+                    messages[f"{line.get('level')}: {line.get('message')}"] += 1
             else:
-                said[f"no JSON: {text[:80]}"] += 1
-    return dict(said.most_common(40))
+                messages[f"no JSON: {text[:80]}"] += 1
+    return dict(messages.most_common(40))
 
 
 def _interrupted(number: int, _: object) -> None:
@@ -271,8 +271,8 @@ def main() -> int:
         result = soak.run()
     now = datetime.now(UTC)
     about = {"time": now.isoformat(timespec="seconds"), "machine": machine(), "seed": options.seed}
-    for what, found in result.items():
-        print(f"{what:28} {found}")
+    for what, value in result.items():
+        print(f"{what:28} {value}")
     if options.save:
         path = RESULTS / "soak" / f"{now:%Y%m%d-%H%M%S}.json"
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -83,8 +83,8 @@ class Chaos:
         self.done["kills"] += 1
 
     def _leads(self, replica: ControllerProcess) -> bool:
-        said = [line["identity"] for line in replica.lines() if line["message"] == "serves"]
-        return said[-1:] == [self._replicas.holder]
+        identities = [line["identity"] for line in replica.lines() if line["message"] == "serves"]
+        return identities[-1:] == [self._replicas.holder]
 
     def _restart(self) -> None:
         if self._chance.random() < 0.3:

@@ -72,7 +72,7 @@ class Life:
         self._made: set[str] = set()
         self._ended: dict[str, float] = {}
         self._due: dict[tuple[str, int], float] = {}
-        self._told: set[tuple[str, int] | tuple[str, str]] = set()
+        self._actions: set[tuple[str, int] | tuple[str, str]] = set()
 
     @contextmanager
     def going_on(self) -> Iterator["Life"]:
@@ -107,7 +107,7 @@ class Life:
                 self._submit(name, self.scripts[name])
             elif name in jobs:
                 self._user(name, jobs[name])
-            elif (name, "deleted") in self._told:
+            elif (name, "deleted") in self._actions:
                 self.done[name] = self.scripts[name]
             else:
                 self.wrong.append(f"{name} is gone, and nobody deleted it")
@@ -132,12 +132,12 @@ class Life:
         suspended = job["spec"].get("suspend", False)
         # What was written counts, even where the answer was lost.
         if suspended:
-            self._told.add((name, "paused"))
-        elif (name, "paused") in self._told:
-            self._told.add((name, "resumed"))
+            self._actions.add((name, "paused"))
+        elif (name, "paused") in self._actions:
+            self._actions.add((name, "resumed"))
         if script.end == "deleted" and phase == "Running":
             self._delete(name, job)
-        elif script.pauses and phase == "Running" and (name, "paused") not in self._told:
+        elif script.pauses and phase == "Running" and (name, "paused") not in self._actions:
             self._suspend(name, True)
         elif suspended and phase == "Suspended":
             self._suspend(name, False)
@@ -149,19 +149,19 @@ class Life:
                 self._delete(name, job)
 
     def _delete(self, name: str, job: Any) -> None:
-        self._told.add((name, "deleted"))
+        self._actions.add((name, "deleted"))
         if "deletionTimestamp" not in job["metadata"]:
             answer = self.team.api.client.delete(f"{self.team.group}/torchrunjobs/{name}")
             if answer.status_code != 404:
                 answer.raise_for_status()
 
-    def _suspend(self, name: str, wanted: bool) -> None:
-        self._patch(f"{self.team.group}/torchrunjobs/{name}", {"spec": {"suspend": wanted}})
+    def _suspend(self, name: str, suspend: bool) -> None:
+        self._patch(f"{self.team.group}/torchrunjobs/{name}", {"spec": {"suspend": suspend}})
 
     def _judge(self, name: str, script: Script, status: Any) -> None:
-        found = (status["phase"], status.get("restarts", 0), status.get("disruptions", 0))
-        if found != (script.end, script.restarts, 0):
-            self.wrong.append(f"{name}: {script} ended as {found}: {status.get('message')}")
+        result = (status["phase"], status.get("restarts", 0), status.get("disruptions", 0))
+        if result != (script.end, script.restarts, 0):
+            self.wrong.append(f"{name}: {script} ended as {result}: {status.get('message')}")
 
     def _kubelet(self, name: str, attempt: int, pods: list[Any]) -> None:
         script, gang = self.scripts[name], (name, attempt)
@@ -169,18 +169,18 @@ class Life:
         for pod in pods:
             if pod["status"].get("phase") == "Pending":
                 self._pod(pod, "Running")
-            elif gang in self._told and not fails and pod["status"]["phase"] == "Running":
+            elif gang in self._actions and not fails and pod["status"]["phase"] == "Running":
                 self._pod(pod, SUCCEEDED)  # again: the API server did not take it
-        if len(pods) < script.nodes or gang in self._told or not all(map(trains, pods)):
+        if len(pods) < script.nodes or gang in self._actions or not all(map(trains, pods)):
             return
-        if script.end == "deleted" or (script.pauses and (name, "resumed") not in self._told):
+        if script.end == "deleted" or (script.pauses and (name, "resumed") not in self._actions):
             return
         due = self._due.setdefault(gang, time.monotonic() + self._chance.random() * LONGEST)
         if time.monotonic() < due:
             return
         if fails:
             self._pod(pods[0], FAILED)
-        self._told.add(gang)
+        self._actions.add(gang)
         for pod in () if fails else pods:
             self._pod(pod, SUCCEEDED)
 

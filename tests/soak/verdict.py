@@ -67,7 +67,7 @@ class Verdict:
 
     def __init__(self, api: httpx.Client, namespace: str) -> None:
         self._namespace = namespace
-        self._said: dict[str, None] = {}
+        self._violations: dict[str, None] = {}
         self._lock = threading.Lock()
         self._gangs: dict[tuple[str, str], set[str]] = defaultdict(set)
         self._training: dict[str, dict[str, str]] = defaultdict(dict)
@@ -83,7 +83,7 @@ class Verdict:
     def wrong(self) -> list[str]:
         with self._lock:
             blind = [str(each) for each in self._followed if each.blind]
-            return [*self._said, *blind]
+            return [*self._violations, *blind]
 
     @property
     def gangs(self) -> int:
@@ -98,27 +98,27 @@ class Verdict:
                 stack.enter_context(each.running())
             yield self
 
-    def _say(self, what: str) -> None:
+    def _report(self, what: str) -> None:
         with self._lock:
-            self._said[f"{self._namespace}: {what}"] = None
+            self._violations[f"{self._namespace}: {what}"] = None
 
     def _job(self, job: Body, gone: bool) -> None:
         meta, status = job["metadata"], job.get("status", {})
         phase, attempt = status.get("phase", ""), status.get("attempt", 0)
         before, last = self._last.get(meta["uid"], ("", 0))
         if before in TERMINAL and phase != before:
-            self._say(f"{meta['name']} leaves {before} for {phase}")
+            self._report(f"{meta['name']} leaves {before} for {phase}")
         if attempt < last:
-            self._say(f"{meta['name']} goes back from attempt {last} to {attempt}")
+            self._report(f"{meta['name']} goes back from attempt {last} to {attempt}")
         self._last[meta["uid"]] = (phase, attempt)
         if job["spec"]["jobQueue"] == "narrow":
-            said = {c["type"]: c["status"] for c in status.get("conditions", ())}
-            held = said.get("Admitted") == "True" and phase not in TERMINAL and not gone
-            (self._admitted.add if held else self._admitted.discard)(meta["name"])
+            conditions = {c["type"]: c["status"] for c in status.get("conditions", ())}
+            admitted = conditions.get("Admitted") == "True" and phase not in TERMINAL and not gone
+            (self._admitted.add if admitted else self._admitted.discard)(meta["name"])
 
     def _quota(self) -> None:
         if len(self._admitted) > NARROW:
-            self._say(f"more are admitted than {NARROW}: {sorted(self._admitted)}")
+            self._report(f"more are admitted than {NARROW}: {sorted(self._admitted)}")
 
     def _child(self, job: Body, gone: bool) -> None:
         meta = job["metadata"]
@@ -128,7 +128,7 @@ class Verdict:
         gang = (meta["ownerReferences"][0]["uid"], part)
         self._gangs[gang].add(meta["uid"])
         if len(self._gangs[gang]) > 1:
-            self._say(f"attempt {attempt} of {meta['name']} has {len(self._gangs[gang])} Jobs")
+            self._report(f"attempt {attempt} of {meta['name']} has {len(self._gangs[gang])} Jobs")
 
     def _pod(self, pod: Body, gone: bool) -> None:
         meta = pod["metadata"]
@@ -143,4 +143,4 @@ class Verdict:
     def _one_gang_at_a_time(self) -> None:
         for job, live in self._training.items():
             if len(set(live.values())) > 1:
-                self._say(f"{job} has two gangs that train: {live}")
+                self._report(f"{job} has two gangs that train: {live}")

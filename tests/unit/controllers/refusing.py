@@ -77,9 +77,9 @@ class Cluster:
     async def find(self, kind: Kind[Any], namespace: str, name: str) -> LiveObject | None:
         if kind is TORCHRUN_JOBS:
             return LiveObject(self.world.job.metadata.uid, "", is_ending=False)
-        found = self.world.objects.get((JOBS.plural, name))
+        child = self.world.objects.get((JOBS.plural, name))
         return (
-            None if found is None else LiveObject(found.metadata.uid, "uid-train", is_ending=False)
+            None if child is None else LiveObject(child.metadata.uid, "uid-train", is_ending=False)
         )
 
     async def apply_status(

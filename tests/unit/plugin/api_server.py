@@ -63,21 +63,21 @@ class ApiServer:
                 "resourceVersion": str(self._version),
             }
             self.objects[plural, name] = body
-            self._tell(plural, {"type": "MODIFIED" if known else "ADDED", "object": body})
+            self._send(plural, {"type": "MODIFIED" if known else "ADDED", "object": body})
 
     def delete(self, plural: str, name: str) -> None:
         """Remove an object."""
         with self._lock:
             body = self.objects.pop((plural, name))
-            self._tell(plural, {"type": "DELETED", "object": body})
+            self._send(plural, {"type": "DELETED", "object": body})
 
     def disturb_watches(self, event: JsonObject | None) -> None:
         """Send every watch an event, or end it."""
         with self._lock:
             for plural in ("torchrunjobs", "pods"):
-                self._tell(plural, event)
+                self._send(plural, event)
 
-    def _tell(self, plural: str, event: JsonObject | None) -> None:
+    def _send(self, plural: str, event: JsonObject | None) -> None:
         for watched, queue in self._watchers:
             if watched == plural:
                 self._loop.call_soon_threadsafe(queue.put_nowait, event)
@@ -187,9 +187,11 @@ class ApiServer:
         return web.json_response(body, status=201)
 
     async def _review(self, request: web.Request) -> web.Response:
-        asked = (await request.json())["spec"]["resourceAttributes"]
-        name = "/".join(part for part in (asked["resource"], asked["subresource"]) if part)
-        allowed = f"{name} {asked['verb']}" not in self.forbidden
+        attributes = (await request.json())["spec"]["resourceAttributes"]
+        name = "/".join(
+            part for part in (attributes["resource"], attributes["subresource"]) if part
+        )
+        allowed = f"{name} {attributes['verb']}" not in self.forbidden
         return web.json_response({"status": {"allowed": allowed}}, status=201)
 
     async def _create_core(self, request: web.Request) -> web.Response:
@@ -253,11 +255,11 @@ def _selector(query: Mapping[str, str]) -> Callable[[JsonObject], bool]:
     if one_of:
         members = values.strip("()").split(",")
         return lambda body: object_at(object_at(body, "metadata"), "labels").get(key) in members
-    wanted = [pair.split("=") for pair in text.split(",") if pair]
+    pairs = [pair.split("=") for pair in text.split(",") if pair]
 
     def chosen(body: JsonObject) -> bool:
         metadata = object_at(body, "metadata")
         labels = object_at(metadata, "labels")
-        return name in ("", metadata["name"]) and all(labels.get(k) == v for k, v in wanted)
+        return name in ("", metadata["name"]) and all(labels.get(k) == v for k, v in pairs)
 
     return chosen

@@ -55,7 +55,7 @@ class Process:
     since: datetime | None = None
     good: datetime | None = None
     newer: datetime | None = None
-    said: str = ""
+    reason: str = ""
 
 
 @dataclass
@@ -95,12 +95,12 @@ class Machines:
     def story(self) -> str:
         """What runs where, for people."""
         job = self.world.job.status
-        told = f"{self.world.now:%H:%M:%S} {job.phase} {job.reason} {job.unfenced}"
+        job_line = f"{self.world.now:%H:%M:%S} {job.phase} {job.reason} {job.unfenced}"
         runs = (
-            f"{p.attempt}-{p.index} on {p.node} {p.state.value} {p.fence} {p.said}"
+            f"{p.attempt}-{p.index} on {p.node} {p.state.value} {p.fence} {p.reason}"
             for p in self.processes.values()
         )
-        return "\n".join((told, *runs))
+        return "\n".join((job_line, *runs))
 
     # What befalls them
 
@@ -215,27 +215,29 @@ class Machines:
             elif process is not None and pod.status.phase == "Failed":
                 process.state = State.DEAD  # a kubelet ends what the API calls ended
             elif process is None and pod.status.phase == "Pending":
-                labels, said = pod.metadata.labels, pod.metadata.annotations
+                labels, annotations = pod.metadata.labels, pod.metadata.annotations
                 numbers = int(labels.attempt), int(labels.completion_index)
-                self.processes[uid] = Process(pod, *numbers, name, said.start, said.fence, said)
+                self.processes[uid] = Process(
+                    pod, *numbers, name, annotations.start, annotations.fence, annotations
+                )
                 self.world.pod(key[1], phase="Running")
             elif process is not None:
-                self._tell(process, pod)
+                self._update(process, pod)
         back = self.nodes[name].back
         if back is None or self.world.now - back >= CLEARING:
             for uid, process in self.processes.items():
                 if process.node == name and uid not in known:
                     process.state = State.DEAD
 
-    def _tell(self, process: Process, pod: Pod) -> None:
+    def _update(self, process: Process, pod: Pod) -> None:
         self._bring(process, pod.metadata.annotations, self.busy)
         if process.state is State.DEAD and pod.status.phase == "Running":
-            message = f'{{"exitCode": 125, "reason": "{process.said}", "message": "m"}}'
+            message = f'{{"exitCode": 125, "reason": "{process.reason}", "message": "m"}}'
             self.world.end_container(
                 pod.metadata.name,
                 "trainer",
                 exit_code=125,
-                message=message if process.said else "",
+                message=message if process.reason else "",
                 finished_at=self.world.now,
             )
 
@@ -247,13 +249,13 @@ class Machines:
                 if process is not None:
                     self._bring(process, pod.metadata.annotations, misses)
 
-    def _bring(self, process: Process, said: ChildAnnotations, misses: bool) -> None:
-        if said == process.synced:
+    def _bring(self, process: Process, annotations: ChildAnnotations, misses: bool) -> None:
+        if annotations == process.synced:
             return
-        process.synced = said
+        process.synced = annotations
         process.missed = misses and not process.missed
         if not process.missed:
-            process.start, process.fence = said.start, said.fence
+            process.start, process.fence = annotations.start, annotations.fence
 
     def pass_time(self, seconds: float) -> None:
         """Time passes, and launchers do what they do."""
@@ -283,7 +285,7 @@ class Machines:
                 process.good = now
         too_new = process.newer is not None and now - process.newer >= SUPERSEDED
         if too_new or now - process.good >= SILENT:
-            process.state, process.said = State.DEAD, "Fenced"
+            process.state, process.reason = State.DEAD, "Fenced"
         elif process.state is State.FENCING and process.since and now - process.since >= WAIT:
             process.state, self.passed = State.TRAINS, max(self.passed, process.attempt)
 
@@ -295,9 +297,9 @@ class Machines:
             return
         alive = [worker for worker in unfenced if worker.attempt >= self.passed]
         if not storage or self.epoch > process.attempt:
-            process.state, process.said = State.DEAD, "Fenced"
+            process.state, process.reason = State.DEAD, "Fenced"
         elif not self.signed.issuperset(alive):
-            process.state, process.said = State.DEAD, "FenceUnproven"
+            process.state, process.reason = State.DEAD, "FenceUnproven"
         else:
             self.epoch = process.attempt
             self.signed.add((process.attempt, process.index))

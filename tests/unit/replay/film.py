@@ -95,9 +95,9 @@ class Film:
         return read(io.BytesIO(self.file()))[1]
 
     async def decisions(self, player: Player | None = None) -> list[Decision]:
-        found: list[Decision] = []
-        await (player or Player(DEFAULTS)).play(self.read(), found.append)
-        return found
+        decisions: list[Decision] = []
+        await (player or Player(DEFAULTS)).play(self.read(), decisions.append)
+        return decisions
 
     def _add(self, kind: Kind[Any], **content: Any) -> None:
         self.lines.append(self._line(kind.resource, source(kind)) | content)
@@ -125,8 +125,11 @@ def applied(decision: Decision) -> dict[str, JsonObject]:
 
 
 def as_kept(body: JsonObject) -> JsonObject:
-    kept: Any = msgspec.to_builtins(body)
-    return {**kept, "metadata": {**kept["metadata"], "uid": f"uid-of-{kept['metadata']['name']}"}}
+    stored: Any = msgspec.to_builtins(body)
+    return {
+        **stored,
+        "metadata": {**stored["metadata"], "uid": f"uid-of-{stored['metadata']['name']}"},
+    }
 
 
 def at(second: int) -> datetime:

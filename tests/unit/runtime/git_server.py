@@ -78,9 +78,9 @@ def plant(directory: Path, entries: list[tuple[str, bytes, bytes]]) -> str:
         )
         body += mode.encode() + b" " + name + b"\0" + bytes.fromhex(oid)
     tree = git(directory, "hash-object", "-w", "-t", "tree", "--literally", "--stdin", stdin=body)
-    made = git(directory, "commit-tree", "-m", "planted", tree)
-    git(directory, "update-ref", "refs/heads/main", made)
-    return made
+    commit = git(directory, "commit-tree", "-m", "planted", tree)
+    git(directory, "update-ref", "refs/heads/main", commit)
+    return commit
 
 
 def authority(folder: Path, names: str = "DNS:localhost,IP:127.0.0.1") -> Path:
@@ -89,8 +89,8 @@ def authority(folder: Path, names: str = "DNS:localhost,IP:127.0.0.1") -> Path:
     (folder / "san").write_text(f"subjectAltName={names}")
     key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
 
-    def openssl(*words: str) -> None:
-        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
 
     openssl("req", "-x509", *key, "-subj", "/CN=test ca", "-keyout", "ca.key", "-out", "ca.crt")
     openssl("req", "-new", *key[:-2], "-subj", "/CN=localhost", "-keyout", "key", "-out", "csr")

@@ -46,7 +46,7 @@ SHELL = ("$(id)", "`id`", ";id", "|id", "&id", "<x", ">x", "'x", '"x', "{a,b}", 
 Make = Callable[[random.Random], str]
 
 
-def word(chance: random.Random) -> str:
+def name(chance: random.Random) -> str:
     letters = "abcdefghijklmnopqrstuvwxyz0123456789"
     return "".join(chance.choices(letters, k=chance.randrange(1, 9)))
 
@@ -57,33 +57,33 @@ def inside(text: str, bit: str, chance: random.Random) -> str:
 
 
 GIT_URLS: dict[str, Make] = {
-    "ext": lambda c: c.choice(("ext::sh -c id", f"ext::{word(c)}", f"ext::https://{word(c)}/a")),
-    "helper": lambda c: f"{word(c)}::https://{word(c)}/{word(c)}",
-    "file": lambda c: c.choice(("file:///etc", f"file://{word(c)}/a", "/etc", "./a", "../a", "~")),
+    "ext": lambda c: c.choice(("ext::sh -c id", f"ext::{name(c)}", f"ext::https://{name(c)}/a")),
+    "helper": lambda c: f"{name(c)}::https://{name(c)}/{name(c)}",
+    "file": lambda c: c.choice(("file:///etc", f"file://{name(c)}/a", "/etc", "./a", "../a", "~")),
     "other scheme": lambda c: (
         c.choice(("http", "git", "ftp", "ftps", "rsync", "git+ssh", "HTTPS", "gopher", "s3", "fd"))
-        + f"://{word(c)}/{word(c)}"
+        + f"://{name(c)}/{name(c)}"
     ),
-    "scp form": lambda c: f"{word(c)}@{word(c)}:{word(c)}.git",
+    "scp form": lambda c: f"{name(c)}@{name(c)}:{name(c)}.git",
     "option": lambda c: c.choice(OPTIONS),
-    "option as host": lambda c: f"ssh://{c.choice(OPTIONS)}/{word(c)}",
-    "option as user": lambda c: f"ssh://{c.choice(OPTIONS)}@{word(c)}/{word(c)}",
-    "password": lambda c: f"https://{word(c)}:{word(c)}@git.example/{word(c)}",
-    "user": lambda c: f"https://{word(c)}@git.example/{word(c)}",
-    "ssh password": lambda c: f"ssh://{word(c)}:{word(c)}@git.example/{word(c)}",
+    "option as host": lambda c: f"ssh://{c.choice(OPTIONS)}/{name(c)}",
+    "option as user": lambda c: f"ssh://{c.choice(OPTIONS)}@{name(c)}/{name(c)}",
+    "password": lambda c: f"https://{name(c)}:{name(c)}@git.example/{name(c)}",
+    "user": lambda c: f"https://{name(c)}@git.example/{name(c)}",
+    "ssh password": lambda c: f"ssh://{name(c)}:{name(c)}@git.example/{name(c)}",
     "control": lambda c: inside(FINE, c.choice(CONTROLS), c),
     "encoded control": lambda c: (
-        f"{FINE}/%{c.choice(('00', '0a', '0d', '1b', '7F', '0A'))}{word(c)}"
+        f"{FINE}/%{c.choice(('00', '0a', '0d', '1b', '7F', '0A'))}{name(c)}"
     ),
     "traversal": lambda c: f"https://git.example/{c.choice(('..', '.', 'a/..', 'a/./b', '../..'))}",
     "encoded traversal": lambda c: (
-        f"https://git.example/a/{c.choice(('%2e%2e', '%2E%2e', '.%2e', '%2e'))}/{word(c)}"
+        f"https://git.example/a/{c.choice(('%2e%2e', '%2E%2e', '.%2e', '%2e'))}/{name(c)}"
     ),
-    "encoded slash": lambda c: f"https://git.example/a/..%2f..%2f{word(c)}",
-    "encoded backslash": lambda c: f"https://git.example/a%5c{word(c)}",
+    "encoded slash": lambda c: f"https://git.example/a/..%2f..%2f{name(c)}",
+    "encoded backslash": lambda c: f"https://git.example/a%5c{name(c)}",
     "backslash": lambda c: inside(FINE + "/x", "\\", c),
-    "query": lambda c: f"{FINE}?{word(c)}={word(c)}",
-    "fragment": lambda c: f"{FINE}#{word(c)}",
+    "query": lambda c: f"{FINE}?{name(c)}={name(c)}",
+    "fragment": lambda c: f"{FINE}#{name(c)}",
     "shell": lambda c: f"{FINE}/{c.choice(SHELL)}",
     "not UTF-8": lambda c: f"{FINE}/%{c.choice(('ff', 'fe', 'c0%80', 'ed%a0%80'))}",
     "letters from elsewhere": lambda c: "https://g\u0456t.example/" + c.choice(LETTERS),
@@ -92,55 +92,55 @@ GIT_URLS: dict[str, Make] = {
         ("https:///a", "https://", "ssh://", "https://:443/a", "ssh:///a")
     ),
     "no path": lambda c: c.choice(("https://git.example", "https://git.example/", "ssh://h")),
-    "two colons": lambda c: f"https://git.example/{word(c)}::{word(c)}",
+    "two colons": lambda c: f"https://git.example/{name(c)}::{name(c)}",
     "too long": lambda c: f"{FINE}/{'a' * c.randrange(2048, 9000)}",
     "empty": lambda c: c.choice(("", " ", "\n")),
-    "forbidden address": lambda c: f"https://{c.choice(FORBIDDEN)}/{word(c)}",
-    "forbidden address by ssh": lambda c: f"ssh://git@{c.choice(FORBIDDEN)}/{word(c)}",
+    "forbidden address": lambda c: f"https://{c.choice(FORBIDDEN)}/{name(c)}",
+    "forbidden address by ssh": lambda c: f"ssh://git@{c.choice(FORBIDDEN)}/{name(c)}",
 }
 
 S3_URLS: dict[str, Make] = {
     "other scheme": lambda c: c.choice(("ftp", "file", "S3", "ext", "git", "s3a")) + "://bucket/a",
-    "ext": lambda c: f"ext::{word(c)}",
-    "key in the URL": lambda c: f"s3://{word(c)}:{word(c)}@bucket/a",
-    "user": lambda c: f"https://{word(c)}@minio.example/bucket/a",
+    "ext": lambda c: f"ext::{name(c)}",
+    "key in the URL": lambda c: f"s3://{name(c)}:{name(c)}@bucket/a",
+    "user": lambda c: f"https://{name(c)}@minio.example/bucket/a",
     "control": lambda c: inside("s3://bucket/prefix", c.choice(CONTROLS[:7]), c),
     "encoded control": lambda c: f"s3://bucket/a%{c.choice(('00', '0a', '0D', '1b'))}b",
     "traversal": lambda c: f"s3://bucket/{c.choice(('..', 'a/../b', './a', 'a/.', '../../x'))}",
-    "encoded traversal": lambda c: f"s3://bucket/{c.choice(('%2e%2e', '.%2e', '%2e'))}/{word(c)}",
-    "query": lambda c: f"s3://bucket/a?{word(c)}",
-    "fragment": lambda c: f"s3://bucket/a#{word(c)}",
-    "backslash": lambda c: f"s3://bucket/a\\{word(c)}",
+    "encoded traversal": lambda c: f"s3://bucket/{c.choice(('%2e%2e', '.%2e', '%2e'))}/{name(c)}",
+    "query": lambda c: f"s3://bucket/a?{name(c)}",
+    "fragment": lambda c: f"s3://bucket/a#{name(c)}",
+    "backslash": lambda c: f"s3://bucket/a\\{name(c)}",
     "no bucket": lambda c: c.choice(("s3://", "s3:///a", "https://minio.example", "s3://a")),
     "bucket as option": lambda c: f"s3://{c.choice(OPTIONS)}/a",
     "port": lambda c: f"http://minio.example:{c.choice(('0', '99999', 'x', '65536'))}/bucket/a",
     "forbidden address": lambda c: f"http://{c.choice(FORBIDDEN)}/latest/meta-data",
-    "forbidden address with TLS": lambda c: f"https://{c.choice(FORBIDDEN)}/latest/{word(c)}",
+    "forbidden address with TLS": lambda c: f"https://{c.choice(FORBIDDEN)}/latest/{name(c)}",
 }
 
 REFS: dict[str, Make] = {
-    "option": lambda c: c.choice(OPTIONS) + word(c),
-    "control": lambda c: inside("main" + word(c), c.choice(CONTROLS), c),
-    "refspec": lambda c: f"{word(c)}:{word(c)}",
-    "forced": lambda c: f"+{word(c)}",
-    "history": lambda c: word(c) + c.choice(("^", "~1", "^{commit}", "@{1}", "@{upstream}", "^@")),
-    "range": lambda c: f"{word(c)}..{word(c)}",
-    "traversal": lambda c: c.choice(("../", "a/../", "refs/heads/../../")) + word(c),
-    "glob": lambda c: word(c) + c.choice("*?["),
+    "option": lambda c: c.choice(OPTIONS) + name(c),
+    "control": lambda c: inside("main" + name(c), c.choice(CONTROLS), c),
+    "refspec": lambda c: f"{name(c)}:{name(c)}",
+    "forced": lambda c: f"+{name(c)}",
+    "history": lambda c: name(c) + c.choice(("^", "~1", "^{commit}", "@{1}", "@{upstream}", "^@")),
+    "range": lambda c: f"{name(c)}..{name(c)}",
+    "traversal": lambda c: c.choice(("../", "a/../", "refs/heads/../../")) + name(c),
+    "glob": lambda c: name(c) + c.choice("*?["),
     "slashes": lambda c: c.choice(("/a", "a//b", "a/", "//")),
     "dots": lambda c: c.choice((".a", "a.", "a/.b", "a.lock", "a.lock/b", ".")),
-    "shell": lambda c: word(c) + c.choice(SHELL[:10]),
-    "backslash": lambda c: f"{word(c)}\\{word(c)}",
-    "letters from elsewhere": lambda c: word(c) + c.choice(LETTERS),
+    "shell": lambda c: name(c) + c.choice(SHELL[:10]),
+    "backslash": lambda c: f"{name(c)}\\{name(c)}",
+    "letters from elsewhere": lambda c: name(c) + c.choice(LETTERS),
     "too long": lambda c: "a" * c.randrange(256, 5000),
 }
 
 FOLDERS: dict[str, Make] = {
     "traversal": lambda c: c.choice(("..", "../a", "a/..", "a/../../b", ".", "./a", "a/./b")),
-    "absolute": lambda c: f"/{word(c)}",
-    "empty component": lambda c: f"{word(c)}//{word(c)}",
-    "control": lambda c: word(c) + c.choice(CONTROLS[:6]) + word(c),
-    "backslash": lambda c: f"..\\{word(c)}",
+    "absolute": lambda c: f"/{name(c)}",
+    "empty component": lambda c: f"{name(c)}//{name(c)}",
+    "control": lambda c: name(c) + c.choice(CONTROLS[:6]) + name(c),
+    "backslash": lambda c: f"..\\{name(c)}",
     "too long": lambda c: "/".join(["p" * 99] * 50),
     "too deep": lambda c: "d/" * c.randrange(100, 300) + "x",
 }

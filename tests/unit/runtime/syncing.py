@@ -192,8 +192,8 @@ def process(directory: Path, *prefix: str, **environment: str) -> Iterator[Proce
 def settings(directory: Path, **changes: object) -> Settings:
     """For a claim in `directory`, with no waiting."""
     directory.mkdir(exist_ok=True)
-    made = Settings(directory=directory, linger=0.0, token_sha256=digest(TOKEN.encode()))
-    return replace(made, **changes)  # type: ignore[arg-type]
+    settings = Settings(directory=directory, linger=0.0, token_sha256=digest(TOKEN.encode()))
+    return replace(settings, **changes)  # type: ignore[arg-type]
 
 
 SMALL_DISK = ["unshare", "--mount", "sh", "-c"]

@@ -32,47 +32,47 @@ PODS = ROOT / "pods"
 POLL = 0.05
 
 
-def main(program: str, words: list[str]) -> int:
-    with (ROOT / "said").open("a") as said:
-        said.write(f"{program} {' '.join(words)}\n")
-    words = [word for word in words if not word.startswith("--namespace")]
+def main(program: str, arguments: list[str]) -> int:
+    with (ROOT / "said").open("a") as log:
+        log.write(f"{program} {' '.join(arguments)}\n")
+    arguments = [argument for argument in arguments if not argument.startswith("--namespace")]
     for line in _text(ROOT / "refuse").splitlines():
-        asked, _, answer = line.partition(":")
-        if " ".join(words).startswith(asked):
+        prefix, _, answer = line.partition(":")
+        if " ".join(arguments).startswith(prefix):
             sys.stderr.write(f"error: {answer}\n")
             return 1
-    return (plugin if program == "kubectl-torchrun" else kubectl)(words)
+    return (plugin if program == "kubectl-torchrun" else kubectl)(arguments)
 
 
-def kubectl(words: list[str]) -> int:
-    match words[0]:
-        case "get" if "--watch" in words:
-            return watch({"job": JOB} if words[1] == "torchrunjob" else None)
-        case "get" if words[1] == "torchrunjobs":
+def kubectl(arguments: list[str]) -> int:
+    match arguments[0]:
+        case "get" if "--watch" in arguments:
+            return watch({"job": JOB} if arguments[1] == "torchrunjob" else None)
+        case "get" if arguments[1] == "torchrunjobs":
             job = json.loads(_text(JOB) or "null")
-            key, _, value = words[words.index("--selector") + 1].partition("=")
+            key, _, value = arguments[arguments.index("--selector") + 1].partition("=")
             labels = job["metadata"]["labels"] if job else {}
             found = key in labels and (not value or labels[key] == value)
             print(json.dumps({"items": [job] if found else []}))
-        case "get" if words[1] == "torchrunjob" and "jsonpath" in words[-1]:
+        case "get" if arguments[1] == "torchrunjob" and "jsonpath" in arguments[-1]:
             print("uid-1", end="")
-        case "get" if words[1] == "torchrunjob":
+        case "get" if arguments[1] == "torchrunjob":
             print(JOB.read_text())
-        case "get" if words[1] in ("rayjobs.ray.io", "pods"):
-            print(_text(ROOT / f"{words[1]}.json"))
+        case "get" if arguments[1] in ("rayjobs.ray.io", "pods"):
+            print(_text(ROOT / f"{arguments[1]}.json"))
         case "get":
             print("", end="")
         case "delete":
             JOB.unlink(missing_ok=True)
         case "exec":
-            name = words[2]
+            name = arguments[2]
             pod = json.loads((PODS / f"{name}.json").read_text())
             environment = {
                 **os.environ,
                 "TORCHRUN_WORKSPACE_TARGET": str(ROOT / "workspace" / name),
             }
             environment["TORCHRUN_ATTEMPT"] = pod["metadata"]["labels"]["torchrun.ai/attempt"]
-            command = words[words.index("--") + 1 :]
+            command = arguments[arguments.index("--") + 1 :]
             os.execve(command[0], command, environment)
         case "create":
             (ROOT / "created").write_text(sys.stdin.read())
@@ -100,8 +100,8 @@ def watch(files: dict[str, Path] | None) -> int:
     return 0
 
 
-def plugin(words: list[str]) -> int:
-    match words[0]:
+def plugin(arguments: list[str]) -> int:
+    match arguments[0]:
         case "submit":
             while (ROOT / "hangs").exists():
                 time.sleep(POLL)
@@ -109,7 +109,7 @@ def plugin(words: list[str]) -> int:
             job["metadata"]["uid"] = "uid-1"
             job["status"] = {"phase": "Queued", "reason": "Waiting", "message": "for a node"}
             _write(JOB, json.dumps(job))
-            where = dict(itertools.pairwise(words))
+            where = dict(itertools.pairwise(arguments))
             command = [sys.executable, __file__, "gang", where["--directory"], where["--overlay"]]
             if not (ROOT / "slow").exists():
                 prepare(job, Path(where["--directory"]), Path(where["--overlay"]))
@@ -120,7 +120,7 @@ def plugin(words: list[str]) -> int:
                     )  # fmt: skip
                 (ROOT / "pids").open("a").write(f"{kubelet.pid}\n")
         case "files":
-            top = Path(words[1])
+            top = Path(arguments[1])
             for path in sorted(top.rglob("*")):
                 if path.is_file() and "__pycache__" not in path.parts:
                     data = path.read_bytes()
@@ -135,9 +135,9 @@ def plugin(words: list[str]) -> int:
                 print(log.read(), end="", flush=True)
         case "kept":
             top = ROOT / "state"
-            if not (top / words[2]).exists():
+            if not (top / arguments[2]).exists():
                 sys.stderr.write(
-                    f"Error: Job {words[1]} has no files at {words[2]} in its state directory.\n"
+                    f"Error: Job {arguments[1]} has no files at {arguments[2]} in its state directory.\n"
                 )
                 return 2
             for path in sorted(top.rglob("*")):
@@ -176,7 +176,7 @@ def gang() -> None:
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             )
         )  # fmt: skip
-        threading.Thread(target=tell, args=(index, ranks[-1], log), daemon=True).start()
+        threading.Thread(target=copy_output, args=(index, ranks[-1], log), daemon=True).start()
         labels = {"torchrun.ai/attempt": "0"}
         labels["batch.kubernetes.io/job-completion-index"] = str(index)
         owners = [{"kind": "Job", "name": "j", "uid": "u", "controller": True}]
@@ -198,13 +198,13 @@ def gang() -> None:
     if any(codes) or None in codes:
         first = next((index for index, code in enumerate(codes) if code), 0)
         failure = {"exitCode": codes[first], "reason": "Error", "rank": first, "node": "here"}
-        said = {"reason": "Error", "message": "a rank failed", "lastFailure": failure}
-        status(name_of_job, phase="Failed", **said)
+        status_fields = {"reason": "Error", "message": "a rank failed", "lastFailure": failure}
+        status(name_of_job, phase="Failed", **status_fields)
     else:
         status(name_of_job, phase="Succeeded", reason="Completed", message="done")
 
 
-def tell(index: int, rank: "subprocess.Popen[bytes]", log: BinaryIO) -> None:
+def copy_output(index: int, rank: "subprocess.Popen[bytes]", log: BinaryIO) -> None:
     assert rank.stdout is not None
     for line in rank.stdout:
         log.write(b"[%d] " % index + line)

@@ -40,9 +40,9 @@ class Pod:
     def collect(self, call: str | None = None, **more: str) -> "subprocess.Popen[str]":
         return self._start(["collect", self.call.id if call is None else call], more)
 
-    def _start(self, words: list[str], environment: dict[str, str]) -> "subprocess.Popen[str]":
+    def _start(self, arguments: list[str], environment: dict[str, str]) -> "subprocess.Popen[str]":
         process = subprocess.Popen(
-            [sys.executable, str(self.entry), *words],
+            [sys.executable, str(self.entry), *arguments],
             cwd=self.root, env={"PATH": os.environ["PATH"], **environment}, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
