@@ -68,7 +68,7 @@ def trace(
 
 
 class Simulation:
-    """`restart` sends each ClusterState through JSON, as a controller that starts anew reads its objects."""
+    """`restart` sends each ClusterState through JSON, as a controller reads its objects after a restart."""
 
     def __init__(
         self,

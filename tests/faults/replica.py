@@ -1,4 +1,4 @@
-"""One controller process: the real thing on a simulated network, and whoever starts it again."""
+"""One controller process: the real one on a simulated network, and the kubelet that restarts it."""
 
 import asyncio
 import random

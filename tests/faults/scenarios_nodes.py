@@ -10,30 +10,31 @@ LONG = 330.0
 ZIP = {"workspace": {"source": "zip", "delivery": "shared"}}
 
 
-async def node_returns(world: Simulation) -> None:
-    """A node falls silent, and its worker may still write: the next gang waits until it is back."""
+async def _lose_node(world: Simulation) -> None:
+    """A node goes silent. Its worker may still write, so the next gang waits."""
     world.make_queue()
     world.submit()
     await world.reaches("Running")
     world.nodes.lose("node-1")
     await world.reaches("Queued", reason="WaitingForFence")
+
+
+async def node_returns(world: Simulation) -> None:
+    """The next gang waits until a lost node is back."""
+    await _lose_node(world)
     world.nodes.come_back("node-1")
     await world.reaches("Succeeded")
 
 
 async def node_off(world: Simulation) -> None:
-    """The same, and somebody switches the machine off and says so."""
-    world.make_queue()
-    world.submit()
-    await world.reaches("Running")
-    world.nodes.lose("node-1")
-    await world.reaches("Queued", reason="WaitingForFence")
+    """The next gang waits until a lost node is switched off and tainted out-of-service."""
+    await _lose_node(world)
     world.nodes.switch_off("node-1")
     await world.reaches("Succeeded")
 
 
 async def fence(world: Simulation) -> None:
-    """The same, with a workspace: launchers fence the silent worker themselves."""
+    """With a workspace, launchers fence the worker on a lost node themselves."""
     world.make_queue()
     world.submit(volumes=ZIP)
     await world.reaches("Running")

@@ -1,6 +1,6 @@
 """Objects by version, and every change in order: what etcd and the watch cache are to an API server.
 
-Objects are never changed in place, so whoever holds one holds a state of the past.
+Objects are never changed in place, so a reference keeps the state that it was taken from.
 """
 
 from collections.abc import Callable, Iterator

@@ -59,7 +59,7 @@ class Prometheus:
                 self._client.close()
 
     def scrape(self, name: str, port: int) -> None:
-        """Take a controller as a target, or another port for one that began anew."""
+        """Add a controller as a target, or change its port after a restart."""
         self._targets[name] = port
         self._write_targets()
 

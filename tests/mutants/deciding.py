@@ -9,7 +9,6 @@ WORKSPACE = (f"{_CORE}/workspace", f"{_CORE}/test_life.py")
 QUEUES = (f"{_CORE}/queue",)
 ADMISSION = (f"{_CORE}/admission",)
 ROLES = (f"{_CORE}/pods/test_roles.py",)
-PHASES = (f"{_CORE}/model/test_phases.py", f"{_CORE}/test_life.py")
 
 DECIDING = (
     Mutant(

@@ -177,7 +177,7 @@ READING = (
         "cache/store.py",
         "return vanished + [",
         "return [",
-        "what was deleted while a watch was down is never told: its gang is not made anew",
+        "what was deleted while a watch was down is never reported: its gang is not created again",
         STORE,
     ),
     Mutant(

@@ -83,7 +83,7 @@ class Copy:
         environment = os.environ | {
             "PYTHONPATH": str(self._root),
             "PYTHONHASHSEED": "0",
-            # Compiled anew after each change, whatever the clock's steps are.
+            # Compiled again after each change, whatever the resolution of the clock.
             "PYTHONDONTWRITEBYTECODE": "1",
             # An example that a bug has brought up is none of the checkout's.
             "HYPOTHESIS_STORAGE_DIRECTORY": str(self._root / "hypothesis"),

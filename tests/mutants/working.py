@@ -188,7 +188,7 @@ WORKING = (
         "client/apply.py",
         'preconditions = {"uid": delete.uid}',
         "preconditions: dict[str, str] = {}",
-        "the pod that a Job has made anew is deleted in the place of the old one",
+        "the pod that a Job has created again is deleted instead of the old one",
         APPLY,
     ),
     Mutant(
@@ -204,7 +204,7 @@ WORKING = (
         "client/apply.py",
         '"resourceVersion": meta.resource_version,\n            },',
         "},",
-        "a job that was made anew under its name gets the status of the old one",
+        "a job that was created again under its name gets the status of the old one",
         APPLY,
     ),
     Mutant(

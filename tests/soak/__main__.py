@@ -54,7 +54,7 @@ class Soak:
 
     def run(self) -> dict[str, Any]:
         """What came of it."""
-        # Its log would begin anew at 100 MB.
+        # Its log would be rotated at 100 MB.
         extra = {
             "kube-apiserver": [*self._audit.flags, "--audit-log-maxsize=10000"],
             # Nodes without a kubelet stay as ready as they were made.

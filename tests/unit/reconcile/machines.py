@@ -112,7 +112,7 @@ class Machines:
     def come_back(self, name: str) -> None:
         """The kubelet is back, and so is its Node object; one that never was away goes on.
 
-        A restart that the API does not see would begin its clearing anew: nobody could know.
+        A restart that the API does not see would restart its clearing, which nothing could notice.
         """
         if self.nodes[name].kubelet:
             return

@@ -344,7 +344,7 @@ class TestGivingWay:
         assert classified(world).requeued
         assert hear(world) is Stage.RELEASE
         assert world.condition("Admitted").reason == "Requeued"
-        assert classified(world).workload is None, "reconcile has not asked anew"
+        assert classified(world).workload is None, "reconcile has not requested it again"
         world.settle()
         assert world.phase == "Preempted"
         assert classified(world).workload.admitted == 0
@@ -510,7 +510,7 @@ def test_the_state_of_all(known):
     assert (state.nodes is not None) is known
 
 
-def test_when_one_of_thousands_is_admitted_few_are_told_anew():
+def test_when_one_of_thousands_is_admitted_few_statuses_change():
     queue = make_queue(quota={"nodes": 2})
     waiting = submitted().job
     named = (

@@ -200,7 +200,8 @@ def test_a_probe_that_finds_room_makes_the_gang_larger():
     assert (status.reason, world.condition("FullSize").status) == ("WorkersRunning", "True")
 
 
-def test_room_that_comes_back_together_is_taken_together():
+def one_of_three_with_probes() -> World:
+    """A gang of 1 runs where 3 were requested, and probes look for room for the other two."""
     world = elastic()
     place(world, 1)
     world.pass_time(seconds=30)
@@ -209,6 +210,11 @@ def test_room_that_comes_back_together_is_taken_together():
     world.all_workers("Running")
     world.settle()
     grow_time(world)
+    return world
+
+
+def test_room_that_comes_back_together_is_taken_together():
+    world = one_of_three_with_probes()
     assert probes(world) == ["train-probe-0", "train-probe-1"]
     probe_placed(world, 1)
     assert world.settle().requeue_after == SETTLE.total_seconds()
@@ -219,14 +225,7 @@ def test_room_that_comes_back_together_is_taken_together():
 
 
 def test_what_has_settled_is_taken_alone():
-    world = elastic()
-    place(world, 1)
-    world.pass_time(seconds=30)
-    world.settle()
-    world.containers_stop()
-    world.all_workers("Running")
-    world.settle()
-    grow_time(world)
+    world = one_of_three_with_probes()
     probe_placed(world, 1)
     world.settle()
     world.pass_time(seconds=SETTLE.total_seconds())
