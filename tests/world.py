@@ -4,77 +4,46 @@ It knows what the API server, the Job controller and the kubelet do with the obj
 no more. Time stands still unless a test moves it.
 """
 
-import itertools
-from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
-from torchrun_api import names
 from torchrun_api.admission import Admission
 from torchrun_api.core import (
     ContainerState,
     ContainerStatus,
     CoreEvent,
     Job,
-    NetworkPolicy,
     Node,
     NodeCondition,
     NodeMeta,
     NodeSpec,
     NodeStatus,
     ObjectReference,
-    PersistentVolumeClaim,
     Pod,
-    SchedulingGroup,
-    Service,
     StateTerminated,
     StateWaiting,
     Taint,
 )
 from torchrun_api.job import TorchrunJob
-from torchrun_api.json import JsonObject, object_at
-from torchrun_api.kinds import (
-    CLAIMS,
-    JOBS,
-    NETWORK_POLICIES,
-    PODS,
-    SERVICES,
-    TORCHRUN_JOBS,
-    Kind,
-    Object,
-)
+from torchrun_api.json import JsonObject
+from torchrun_api.kinds import CLAIMS, JOBS, PODS, Kind
 from torchrun_api.meta import ChildMeta, Condition, ConditionStatus
 from torchrun_api.queue import TorchrunQueue
-from torchrun_api.status import TorchrunJobStatus
-from torchrun_controller.cache.observe import Caches, empty_caches, observe
-from torchrun_controller.cache.store import Store
-from torchrun_controller.reconcile import Conflict, Defaults, Observed, Plan, Rejection, reconcile
+from torchrun_controller.reconcile import Defaults, Plan, reconcile
 from torchrun_controller.reconcile.gang.gate import REPEAT_SECONDS
 from torchrun_controller.reconcile.model.conditions import ADMITTED
-from torchrun_controller.reconcile.model.installed import Installed
-from torchrun_controller.reconcile.model.observed import Group
 from torchrun_controller.reconcile.model.plan import Apply, Delete
 from torchrun_controller.reconcile.placement.affinity import HOSTNAME
-from torchrun_controller.reconcile.pods.lifecycle import alive, index_of
+from torchrun_controller.reconcile.pods.lifecycle import index_of
 from torchrun_controller.reconcile.spec.requests import admission_of, requests_of
 from torchrun_controller.reconcile.spec.size import size_of
-
-T = TypeVar("T", bound=Object)
+from world_objects import WorldObjects
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 DEFAULTS = Defaults(runtime_image="registry.example/torchrun:1")
-TYPES: dict[str, type[Any]] = {
-    JOBS.plural: Job,
-    PODS.plural: Pod,
-    CLAIMS.plural: PersistentVolumeClaim,
-    SERVICES.plural: Service,
-    NETWORK_POLICIES.plural: NetworkPolicy,
-    "podgroups": SchedulingGroup,
-    "workloads": SchedulingGroup,
-}
 
 
 def make_job(**spec: Any) -> TorchrunJob:
@@ -102,75 +71,15 @@ def make_queue(**spec: Any) -> TorchrunQueue:
     return msgspec.convert(body, TorchrunQueue)
 
 
-def _filled(store: Store[T], objects: Iterable[T]) -> Store[T]:
-    for obj in objects:
-        store.upsert(obj, 0)
-    return store
-
-
 ZIP: JsonObject = {"workspace": {"enabled": True, "source": "zip"}}
 
 
-class World:
+class World(WorldObjects):
     """One job, its queue and what the controller makes for it."""
 
     def __init__(self, job: TorchrunJob, queue: TorchrunQueue | None) -> None:
-        self.job = job
-        self.queue = queue
-        self.now = START
-        self.objects: dict[tuple[str, str], Any] = {}
-        self.gone = False
-        self.conflicts: tuple[Conflict, ...] = ()
-        self.neighbours: list[TorchrunJob] = []  # other jobs of the namespace
-        self.rejections: tuple[Rejection, ...] = ()
-        self.warnings: list[CoreEvent] = []
-        self.nodes: dict[str, Node] | None = None
-        self.installed: Installed | None = Installed()
-        self.kinds: dict[str, Kind[SchedulingGroup]] = {}  # of groups, by their plurals
-        self.created: list[tuple[str, str]] = []
-        self.gangs: list[Job] = []
-        self.templates: dict[str, Any] = {}  # of pods, by the UID of their Job
+        super().__init__(job, queue, START)
         self.plans: list[Plan] = []
-        self._uids = itertools.count(1)
-
-    def observed(self) -> Observed:
-        """What the real caches and the real `observe` make of all there is."""
-        observed = observe(
-            self._caches(),
-            self.job.metadata.namespace,
-            self.job.metadata.name,
-            nodes=None if self.nodes is None else _filled(Store(), self.nodes.values()),
-            conflicts=self.conflicts,
-            rejections=self.rejections,
-            installed=self.installed,
-            groups=self._groups_of,
-        )
-        assert observed is not None, "the job is always there"
-        return observed
-
-    def _caches(self) -> Caches:
-        caches = empty_caches()
-        queues = () if self.queue is None else (self.queue,)
-        stores: dict[type[Any], Store[Any]] = {
-            Job: caches.child_jobs,
-            Pod: caches.pods,
-            PersistentVolumeClaim: caches.claims,
-            Service: caches.services,
-        }
-        for obj in self.objects.values():
-            if type(obj) in stores:
-                stores[type(obj)].upsert(obj, 0)
-        _filled(caches.jobs, (self.job, *self.neighbours))
-        _filled(caches.queues, queues)
-        _filled(caches.warnings, self.warnings)
-        return caches
-
-    def _groups_of(self, owner: str) -> tuple[Group, ...]:
-        return tuple(
-            Group(self.kinds[plural], group)
-            for (plural, _), group in self.objects.items()
-            if plural in self.kinds and group.metadata.controlled_by(owner)
-        )
 
     def plan(self) -> Plan:
         """What reconcile decides now, not carried out."""
@@ -188,26 +97,6 @@ class World:
         self.plans.append(plan)
         return plan
 
-    def write(self, write: Apply | Delete) -> None:
-        """Carry out one write of a Plan."""
-        if isinstance(write, Apply):
-            self._create(write)
-        else:
-            self._delete(write)
-
-    def write_status(self, status: TorchrunJobStatus) -> None:
-        """Through JSON, as the API server would keep it, beside what is another manager's."""
-        wire = msgspec.json.decode(msgspec.json.encode(status), type=type(status))
-        present = self.job.status
-        others = tuple(c for c in present.conditions if c.type == ADMITTED)
-        status = replace(
-            wire,
-            conditions=wire.conditions + others,
-            admission=present.admission,
-            queue_position=present.queue_position,
-        )
-        self.job = replace(self.job, status=status)
-
     def settle(self) -> Plan:
         """Reconcile until nothing is left to do."""
         for _ in range(10):
@@ -221,98 +110,6 @@ class World:
         self.settle()
         self.pass_time(seconds=REPEAT_SECONDS)
         return self.settle()
-
-    def _delete(self, delete: Delete) -> None:
-        """As the API server and the garbage collector do; containers take their time to stop."""
-        key = (delete.kind.plural, delete.name)
-        if delete.kind is JOBS and delete.resource_version != self._version(key):
-            return  # 409: the caller looks again
-        if delete.kind is TORCHRUN_JOBS:
-            self.gone = True
-        elif delete.kind is PODS and self.objects[key].metadata.labels.component == names.WORKER:
-            self._ending(key, 30 if delete.grace_seconds is None else delete.grace_seconds)
-        else:
-            removed = self.objects.pop(key)
-            for other, pod in list(self.objects.items()):
-                if isinstance(pod, Pod) and pod.metadata.controlled_by(removed.metadata.uid):
-                    self._ending(other, 30)
-
-    def _version(self, key: tuple[str, str]) -> str:
-        return str(self.objects[key].metadata.resource_version)
-
-    def _ending(self, key: tuple[str, str], grace: int) -> None:
-        pod: Pod = self.objects[key]
-        if not alive(pod) or grace == 0:
-            del self.objects[key]
-            return
-        meta = replace(
-            pod.metadata,
-            deletion_timestamp=self.now + timedelta(seconds=grace),
-            deletion_grace_period_seconds=grace,
-        )
-        self.objects[key] = replace(pod, metadata=meta)
-
-    def containers_stop(self) -> None:
-        """Every pod that is being deleted is gone now, but for those on nodes that are not Ready."""
-        for key, value in list(self.objects.items()):
-            if not isinstance(value, Pod) or value.metadata.deletion_timestamp is None:
-                continue
-            if self.is_ready(value.spec.node_name):
-                del self.objects[key]
-
-    def _create(self, apply: Apply) -> None:
-        key = (apply.kind.plural, apply.name)
-        if apply.uid:
-            known = self.objects[key]
-            assert known.metadata.uid == apply.uid
-            annotations = msgspec.convert(apply.body, TYPES[apply.kind.plural]).metadata.annotations
-            # Of the template, so the Job controller's to keep.
-            annotations = replace(annotations, charge=known.metadata.annotations.charge)
-            self.objects[key] = replace(
-                known, metadata=replace(known.metadata, annotations=annotations)
-            )
-            return
-        if apply.kind is NETWORK_POLICIES and key in self.objects:
-            return  # not watched, so applied with each gang
-        assert key not in self.objects, f"{key} made twice"
-        created = msgspec.convert(apply.body, TYPES[apply.kind.plural])
-        meta = replace(
-            created.metadata,
-            uid=f"uid-{next(self._uids)}",
-            creation_timestamp=self.now,
-            resource_version="1",
-        )
-        self.objects[key] = replace(created, metadata=meta)
-        self.created.append(key)
-        if isinstance(created, SchedulingGroup):
-            self.kinds[apply.kind.plural] = apply.kind
-        if apply.kind is JOBS:
-            if meta.labels.role != names.WORKER:
-                self.gangs.append(self.objects[key])
-            spec = object_at(apply.body, "spec")
-            self.templates[meta.uid] = spec["template"]
-            self._spawn(self.objects[key], apply.body)
-
-    def _spawn(self, child: Job, body: JsonObject) -> None:
-        spec: Any = body["spec"]
-        template = spec["template"]["metadata"]
-        labels = template["labels"]
-        for index in range(child.spec.completions or 1):
-            name = f"{child.metadata.name}-{index}-abcde"
-            pod: JsonObject = {
-                "metadata": {
-                    "name": name,
-                    "namespace": "ml",
-                    "uid": f"uid-{next(self._uids)}",
-                    "labels": {**labels, names.COMPLETION_INDEX_LABEL: str(index)},
-                    "annotations": template.get("annotations", {}),
-                    "ownerReferences": [
-                        {"kind": "Job", "uid": child.metadata.uid, "controller": True}
-                    ],
-                },
-                "status": {"phase": "Pending"},
-            }
-            self.objects[PODS.plural, name] = msgspec.convert(pod, Pod)
 
     # What the coordinator does
 
@@ -377,12 +174,6 @@ class World:
         self.nodes = nodes | {
             name: Node(metadata=meta, spec=spec, status=NodeStatus(conditions=(condition,)))
         }
-
-    def is_ready(self, node: str) -> bool:
-        """Whether the kubelet of the node is heard of; of an unknown world it always is."""
-        if self.nodes is None or not node:
-            return True
-        return node in self.nodes and self.nodes[node].status.conditions[0].status == "True"
 
     def place(self, pod: str, node: str) -> None:
         """The scheduler binds a pod."""

@@ -8,7 +8,8 @@ import pytest
 import virtual_time
 from faults.api_server import ApiServer
 from faults.cluster import GarbageCollector, JobController
-from faults.conformance import CHECKS, Api
+from faults.conformance import CHECKS
+from faults.conformance_api import Api
 from faults.faults import FaultPlan
 from faults.network import Client
 

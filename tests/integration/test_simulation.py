@@ -4,7 +4,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from faults.conformance import CHECKS, Api
+from faults.conformance import CHECKS
+from faults.conformance_api import Api
 from integration.team import Team
 from torchrun_cluster import LocalCluster
 from torchrun_controller.client import ApiError, Connection, Transport
