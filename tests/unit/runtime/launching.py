@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -117,3 +118,9 @@ class Launcher:
             "TORCHRUN_TERMINATION_LOG": str(log),
             **measured(),
         }
+
+
+def script(directory: Path, text: str, name: str = "script.py") -> str:
+    """Write a program into the directory; returns its name."""
+    (directory / name).write_text(textwrap.dedent(text))
+    return name

@@ -4,22 +4,13 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from torchrun_runtime.launch.copies import Copy
-from unit.runtime.launching import PYTHONS, Launcher
-
-
-@pytest.fixture(params=PYTHONS, ids=lambda path: Path(path).parents[1].name)
-def launcher(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Launcher]:
-    launcher = Launcher(request.param, tmp_path)
-    yield launcher
-    launcher.clear()
-
+from unit.runtime.launching import Launcher
 
 MARK = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z) (stdout|stderr) F ")
 

@@ -4,7 +4,6 @@ import json
 import os
 import stat
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from torchrun_runtime.launch.errors import LaunchError
 from torchrun_runtime.launch.fencing import FencingWatchdog, GangId, Worker, take_over
 from torchrun_runtime.launch.gate import pass_gate
 from torchrun_runtime.launch.supervise import StopRequest
-from unit.runtime.launching import PYTHONS, Launcher
+from unit.runtime.launching import Launcher
 
 OLD, NEW = GangId("uid", 1), GangId("uid", 2)
 HUGE = 1000.0
@@ -260,13 +259,6 @@ def test_the_order_to_fence_stands_beside_the_go_ahead(tmp_path: Path) -> None:
     annotations.write_text('torchrun.ai/start="2"\n')
     assert pass_gate(str(annotations), "2") == []
     assert pass_gate("", "2") == []
-
-
-@pytest.fixture(params=PYTHONS, ids=lambda path: Path(path).parents[1].name)
-def launcher(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Launcher]:
-    launcher = Launcher(request.param, tmp_path)
-    yield launcher
-    launcher.clear()
 
 
 def test_the_launcher_kills_its_ranks_when_a_newer_gang_is_there(launcher: Launcher) -> None:

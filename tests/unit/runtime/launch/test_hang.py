@@ -4,21 +4,13 @@ import re
 import signal
 import subprocess
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from torchrun_runtime.launch import hang
 from torchrun_runtime.launch.hang import HangWatchdog
-from unit.runtime.launching import PYTHONS, Launcher, Result
-
-
-@pytest.fixture(params=PYTHONS, ids=lambda path: Path(path).parents[1].name)
-def launcher(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Launcher]:
-    launcher = Launcher(request.param, tmp_path)
-    yield launcher
-    launcher.clear()
+from unit.runtime.launching import Launcher, Result
 
 
 def run(launcher: Launcher, text: str, seconds: float = 0.5, **environment: str) -> Result:

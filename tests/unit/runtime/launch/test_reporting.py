@@ -5,11 +5,10 @@ import textwrap
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 
 import pytest
 
-from unit.runtime.launching import PYTHONS, Launcher
+from unit.runtime.launching import Launcher
 
 
 class Controller:
@@ -48,13 +47,6 @@ class Controller:
         self.server.shutdown()
         self.thread.join()
         self.server.server_close()
-
-
-@pytest.fixture(params=PYTHONS, ids=lambda path: Path(path).parents[1].name)
-def launcher(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Launcher]:
-    launcher = Launcher(request.param, tmp_path)
-    yield launcher
-    launcher.clear()
 
 
 TRAINING = """

@@ -13,7 +13,7 @@ from torchrun_api.contents import Manifest
 from torchrun_runtime.launch.delivery import Server
 from torchrun_runtime.launch.errors import LaunchError
 from torchrun_runtime.launch.served import ServedWorkspace
-from unit.runtime.launching import PYTHONS, Launched, Launcher
+from unit.runtime.launching import Launched, Launcher
 from unit.runtime.serving import publish, running, token
 
 WAITS = """
@@ -72,13 +72,6 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     cluster = Cluster(tmp_path)
     yield cluster
     cluster.close()
-
-
-@pytest.fixture(params=PYTHONS, ids=lambda path: Path(path).parents[1].name)
-def launcher(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Launcher]:
-    launcher = Launcher(request.param, tmp_path)
-    yield launcher
-    launcher.clear()
 
 
 def start(launcher: Launcher, cluster: Cluster, manifest: Manifest, nodes: int = 2) -> Launched:

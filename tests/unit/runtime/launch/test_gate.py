@@ -1,0 +1,43 @@
+"""The start gate: no rank starts before the go-ahead of its attempt."""
+
+from pathlib import Path
+
+from unit.runtime.launching import Launcher
+
+
+def annotations(file: Path, **values: str) -> None:
+    """As the kubelet writes the downward API: a whole new file, moved into place."""
+    fresh = file.with_suffix(".new")
+    fresh.write_text("".join(f'{name}="{value}"\n' for name, value in values.items()))
+    fresh.rename(file)
+
+
+def test_no_rank_starts_before_the_gate_is_opened(launcher: Launcher, tmp_path: Path) -> None:
+    file = tmp_path / "annotations"
+    annotations(file, **{"torchrun.ai/start": "1"})
+    gate = {"TORCHRUN_START_FILE": str(file), "TORCHRUN_ATTEMPT": "2"}
+    launched = launcher.start(f"cat {file}", **gate)
+    assert launched.process.stderr
+    while "the gate opens" not in launched.process.stderr.readline():
+        pass
+    assert launched.process.poll() is None
+    annotations(file, **{"other": "x", "torchrun.ai/start": "2"})
+    result = launched.end()
+    assert result.exit_code == 0
+    assert 'start="2"' in result.out, "the command ran after the go-ahead"
+
+
+def test_an_open_gate_is_passed_without_a_word(launcher: Launcher, tmp_path: Path) -> None:
+    file = tmp_path / "annotations"
+    annotations(file, **{"torchrun.ai/start": "0"})
+    result = launcher.run("true", TORCHRUN_START_FILE=str(file), TORCHRUN_ATTEMPT="0")
+    assert (result.exit_code, "gate" in result.err) == (0, False)
+
+
+def test_a_pod_that_is_ended_at_the_gate_ends(launcher: Launcher, tmp_path: Path) -> None:
+    launched = launcher.start("true", TORCHRUN_START_FILE=str(tmp_path / "none"))
+    assert launched.process.stderr
+    while "the gate opens" not in launched.process.stderr.readline():
+        pass
+    launched.stop()
+    assert launched.end().exit_code == 143

@@ -1,0 +1,250 @@
+"""How the launcher passes signals to ranks, their agent and a shell, and kills what stays."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from unit.runtime.launching import Launcher, script
+
+RANKS = """
+    import os, signal, sys, time
+    def saving(number, frame):
+        os.write(1, b"saving %d\\n" % number)
+        sys.exit(0)
+    signal.signal(signal.SIGTERM, saving)
+    signal.signal(signal.SIGINT, saving)
+    os.write(1, b"ready\\n")
+    while True:
+        time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "line", ["{python} {name}", "cd . && {python} {name}", "true; {python} {name}; true"]
+)
+def test_passes_signals_to_the_program_inside_the_shell(
+    launcher: Launcher, number: int, line: str
+) -> None:
+    name = script(launcher.directory, RANKS)
+    command = line.format(python=launcher.python, name=name)
+    launched = launcher.start(command, TORCHRUN_LAUNCHER="none")
+    assert launched.line() == "ready"
+    launched.stop(number)
+    result = launched.end()
+    assert f"saving {number}" in result.out
+    assert result.exit_code == 143
+    assert result.message["reason"] == "Stopped"
+    assert result.message["signal"] == number
+
+
+# Takes its time to end, which is not cut short by the shell around it: that is not told to end.
+# Told by sigwait: a handler may run too late for pause(), or in the midst of a wait() for a rank.
+AGENT = """
+    import os, signal, subprocess, sys, time
+    ranks = [
+        subprocess.Popen([sys.executable, "rank.py"], env=dict(os.environ, LOCAL_RANK=str(n)))
+        for n in range(2)
+    ]
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    signal.sigwait([signal.SIGTERM])
+    alive = sum(rank.poll() is None for rank in ranks)
+    time.sleep(0.5)
+    os.write(1, b"agent told, ranks left: %d\\n" % alive)
+    sys.exit(1)
+"""
+
+
+def test_signals_the_ranks_first_and_their_parent_after_them(launcher: Launcher) -> None:
+    script(
+        launcher.directory, RANKS.replace("sys.exit(0)", "time.sleep(0.5); sys.exit(0)"), "rank.py"
+    )
+    agent = script(launcher.directory, AGENT, "agent.py")
+    launched = launcher.start(f"true && {launcher.python} {agent}")
+    assert [launched.line(), launched.line()] == ["ready", "ready"]
+    launched.stop()
+    result = launched.end()
+    assert result.out.splitlines() == ["saving 15", "saving 15", "agent told, ranks left: 0"]
+    assert result.exit_code == 143
+
+
+# As torchrun: where a rank fails, the others get SIGTERM, and SIGKILL after a while.
+HASTY_AGENT = """
+    import os, signal, subprocess, sys, time
+    programs = [("rank.py", 0), ("other.py", 1)]
+    ranks = [
+        subprocess.Popen([sys.executable, name], env=dict(os.environ, LOCAL_RANK=str(n)))
+        for name, n in programs
+    ]
+    while not any(rank.poll() for rank in ranks):
+        time.sleep(0.5)
+    for rank in ranks:
+        if rank.poll() is None:
+            rank.terminate()
+    time.sleep(0.5)
+    for rank in ranks:
+        if rank.poll() is None:
+            rank.kill()
+    sys.exit(1)
+"""
+SAVING = """
+    import os, signal, sys, time
+    def save(number, frame):
+        os.write(1, b"saving\\n")
+        time.sleep(2)
+        os.write(1, b"saved\\n")
+        sys.exit(0)
+    signal.signal(signal.SIGTERM, save)
+    os.write(1, b"ready\\n")
+    while True:
+        time.sleep(60)
+"""
+# One that dies of the signal, and one that has a handler and fails some time after it.
+OTHERS = {
+    "dies": "signal.signal(signal.SIGTERM, signal.SIG_DFL)",
+    "fails": "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), os._exit(1)))",
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_rank_saves_to_its_end_whatever_becomes_of_the_others(
+    launcher: Launcher, other: str
+) -> None:
+    """A second SIGTERM would call its handler once more, in the midst of the first call."""
+    handler = "signal.signal(signal.SIGTERM, save)"
+    script(launcher.directory, SAVING, "rank.py")
+    script(launcher.directory, SAVING.replace(handler, OTHERS[other]), "other.py")
+    agent = script(launcher.directory, HASTY_AGENT, "agent.py")
+    launched = launcher.start([launcher.python, agent], TORCHRUN_LAUNCHER="none")
+    assert [launched.line(), launched.line()] == ["ready", "ready"]
+    launched.stop()
+    result = launched.end()
+    assert result.out.splitlines() == ["saving", "saved"]
+    assert (result.exit_code, result.message["reason"]) == (143, "Stopped")
+
+
+# Notices the end of a rank at once, and then terminates the others. Tells when it was halted.
+PROMPT_AGENT = """
+    import os, signal, subprocess, sys
+    signal.signal(signal.SIGCONT, lambda *_: os.write(1, b"agent continued\\n"))
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    others = [["sleep", "100"]] * int(sys.argv[1])
+    ranks = [
+        subprocess.Popen(argv, env=dict(os.environ, LOCAL_RANK=str(n))).pid
+        for n, argv in enumerate([*others, [sys.executable, "rank.py"]])
+    ]
+    while ranks:
+        ranks.remove(os.wait()[0])
+        for rank in ranks:
+            os.kill(rank, signal.SIGTERM)
+"""
+
+
+def test_the_agent_is_halted_before_a_rank_dies_of_the_signal(launcher: Launcher) -> None:
+    """It would send the rank that saves a second SIGTERM while others still get their first."""
+    script(launcher.directory, SAVING, "rank.py")
+    agent = script(launcher.directory, PROMPT_AGENT, "agent.py")
+    launched = launcher.start([launcher.python, agent, "50"], TORCHRUN_LAUNCHER="none")
+    assert launched.line() == "ready"
+    launched.stop()
+    assert launched.end().out.splitlines() == ["saving", "saved", "agent continued"]
+
+
+@pytest.mark.parametrize(("rank", "lines"), [("saves", ["saving", "saved"]), ("dies", [])])
+def test_an_agent_whose_ranks_end_alike_is_not_halted(
+    launcher: Launcher, rank: str, lines: "list[str]"
+) -> None:
+    handler = "signal.signal(signal.SIGTERM, save)"
+    text = SAVING if rank == "saves" else SAVING.replace(handler, OTHERS["dies"])
+    script(launcher.directory, text, "rank.py")
+    agent = script(launcher.directory, PROMPT_AGENT, "agent.py")
+    command = [launcher.python, agent, "0"]
+    launched = launcher.start(command, TORCHRUN_LAUNCHER="none", TORCHRUN_GRACE_SECONDS="30")
+    assert launched.line() == "ready"
+    launched.stop()
+    result = launched.end()
+    assert result.out.splitlines() == lines
+    assert result.exit_code == 143
+    assert "SIGTERM: passed on to python" in result.err
+
+
+@pytest.mark.parametrize(
+    ("line", "lines"),
+    [
+        ("trap 'echo trapped' TERM; {python} {name}; echo after", ["trapped", "after"]),
+        (
+            "trap 'kill -TERM $child; wait $child; echo trapped; exit' TERM;"
+            " {python} {name} & child=$!; wait $child",
+            ["trapped"],
+        ),
+        ("trap 'echo trapped' TERM; cd . && sh -c '{python} {name}; true'", ["trapped"]),
+    ],
+    ids=["foreground", "background", "shell in a shell"],
+)
+def test_runs_the_trap_of_a_shell_and_signals_its_program_once(
+    launcher: Launcher, line: str, lines: "list[str]"
+) -> None:
+    name = script(launcher.directory, SAVING)
+    command = line.format(python=launcher.python, name=name)
+    launched = launcher.start(command, TORCHRUN_LAUNCHER="none")
+    assert launched.line() == "ready"
+    launched.stop()
+    result = launched.end()
+    assert result.out.splitlines() == ["saving", "saved", *lines]
+    assert (result.exit_code, result.message["reason"]) == (143, "Stopped")
+
+
+def test_runs_the_trap_around_ranks_when_they_are_gone(launcher: Launcher) -> None:
+    script(launcher.directory, RANKS, "rank.py")
+    agent = script(launcher.directory, AGENT, "agent.py")
+    line = f"trap 'sleep 1; echo trapped' TERM; {launcher.python} {agent}; echo after"
+    launched = launcher.start(line, TORCHRUN_LAUNCHER="none")
+    assert [launched.line(), launched.line()] == ["ready", "ready"]
+    launched.stop()
+    said = launched.end().out.splitlines()
+    assert said == ["saving 15", "saving 15", "agent told, ranks left: 0", "trapped", "after"]
+
+
+def test_kills_ranks_that_outstay_their_grace(launcher: Launcher) -> None:
+    name = script(
+        launcher.directory,
+        """
+        import signal
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        print("ready", flush=True)
+        while True: signal.pause()
+        """,
+    )
+    launched = launcher.start(
+        [launcher.python, name], TORCHRUN_LAUNCHER="none", TORCHRUN_GRACE_SECONDS="0.2"
+    )
+    assert launched.line() == "ready"
+    began = time.monotonic()
+    launched.stop()
+    assert launched.end().exit_code == 143
+    assert time.monotonic() - began < 9, "long before the time of an agent is over as well"
+
+
+def test_leaves_no_process_behind_and_reaps_orphans(launcher: Launcher) -> None:
+    name = script(
+        launcher.directory,
+        """
+        import os, subprocess, sys
+        first = subprocess.Popen(["sh", "-c", "sleep 1000 & echo $!"], stdout=subprocess.PIPE)
+        print(first.stdout.readline().decode().strip(), flush=True)
+        first.wait()
+        """,
+    )
+    result = launcher.run([launcher.python, name], TORCHRUN_LAUNCHER="none")
+    assert result.exit_code == 0
+    orphan = int(result.out)
+    with pytest.raises(ProcessLookupError):
+        os.kill(orphan, 0)
+
+
+def test_a_program_starts_with_default_signals(launcher: Launcher) -> None:
+    result = launcher.run(["grep", "^Sig[BI]", "/proc/self/status"])
+    for mask in result.out.split()[1::2]:
+        assert int(mask, 16) & 0x7FFFFFFF == 0, result.out

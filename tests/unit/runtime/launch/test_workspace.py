@@ -1,0 +1,102 @@
+"""How the launcher waits for the workspace, copies it and starts in it."""
+
+import os
+import signal
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+from torchrun_runtime.launch.workspace import copy_tree
+from unit.runtime.launching import Launcher
+
+MARKER = '{"revision": 1}'
+
+
+def workspace(directory: Path, ready: bool = True) -> "dict[str, str]":
+    claim = directory / "claim"
+    tree = claim / "revisions/1/tree"
+    (tree / "pkg/empty").mkdir(parents=True)
+    (tree / "train.sh").write_text("#!/bin/sh\necho from $PWD\n")
+    (tree / "train.sh").chmod(0o755)
+    (tree / "pkg/data.bin").write_bytes(os.urandom(3_000_000))
+    if ready:
+        (claim / ".sync_success").write_text(MARKER)
+    return {
+        "TORCHRUN_WORKSPACE_SOURCE": str(claim),
+        "TORCHRUN_WORKSPACE_TARGET": str(directory / "app"),
+    }
+
+
+def test_copies_the_workspace_and_runs_in_it(launcher: Launcher) -> None:
+    result = launcher.run("./train.sh", **workspace(launcher.directory))
+    app = launcher.directory / "app"
+    assert result.out == f"from {app}\n"
+    copied = (app / "pkg/data.bin").read_bytes()
+    assert copied == (launcher.directory / "claim/revisions/1/tree/pkg/data.bin").read_bytes()
+    assert (app / "pkg/empty").is_dir()
+    assert "2 files, 3000025 bytes" in result.err
+
+
+def test_does_without_a_state_directory_that_it_cannot_use(launcher: Launcher) -> None:
+    missing = str(launcher.directory / "missing")
+    result = launcher.run("echo started", TORCHRUN_STATE_DIR=missing)
+    assert (result.exit_code, result.out) == (0, "started\n")
+    assert f"does without the state directory {missing}: No such file" in result.err
+
+
+def test_waits_for_the_marker(launcher: Launcher) -> None:
+    settings = workspace(launcher.directory, ready=False)
+    launched = launcher.start("echo started", **settings)
+    (launcher.directory / "claim/.sync_success").write_text(MARKER)
+    assert launched.end().out == "started\n"
+
+
+def test_says_that_there_was_no_marker(launcher: Launcher) -> None:
+    settings = workspace(launcher.directory, ready=False)
+    result = launcher.run("echo started", **settings, TORCHRUN_SYNC_WAIT_SECONDS="0.3")
+    assert (result.exit_code, result.out) == (125, "")
+    assert result.message["reason"] == "WorkspaceNotReady"
+    assert ".sync_success is missing" in str(result.message["message"])
+
+
+def test_ends_at_once_when_stopped_before_the_command(launcher: Launcher) -> None:
+    settings = workspace(launcher.directory, ready=False)
+    launched = launcher.start("echo started", **settings)
+    # Until its handlers are there, SIGTERM would end the interpreter itself.
+    status = Path(f"/proc/{launched.process.pid}/status")
+    while not _catches(status, signal.SIGTERM):
+        time.sleep(0.01)
+    launched.stop()
+    result = launched.end()
+    assert (result.exit_code, result.out) == (143, "")
+    assert result.message["reason"] == "Stopped"
+
+
+def _catches(status: Path, number: int) -> bool:
+    mask = next(line for line in status.read_text().splitlines() if line.startswith("SigCgt"))
+    return bool(int(mask.split()[1], 16) >> (number - 1) & 1)
+
+
+def test_names_a_working_directory_that_is_missing(launcher: Launcher) -> None:
+    result = launcher.run("true", TORCHRUN_WORKING_DIR="/no/such/place")
+    assert result.exit_code == 125
+    assert result.message["reason"] == "WorkingDirMissing"
+    assert "/no/such/place" in str(result.message["message"])
+
+
+def test_copying_keeps_modes_and_refuses_links(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for mode in (0o644, 0o755, 0o444):
+        (source / f"{mode:o}").touch(mode)
+        (source / f"{mode:o}").chmod(mode)
+    copy_tree(str(source), str(tmp_path / "target"))
+    modes = {
+        path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "target").iterdir()
+    }
+    assert modes == {"644": 0o644, "755": 0o755, "444": 0o644}
+    (source / "link").symlink_to("/etc/passwd")
+    with pytest.raises(OSError, match="neither a file nor a directory"):
+        copy_tree(str(source), str(tmp_path / "again"))
