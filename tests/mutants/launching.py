@@ -7,7 +7,8 @@ from mutants.mutant import Mutant
 LAUNCHER = partial(Mutant, package="torchrun_runtime")
 _TESTS = "tests/unit/runtime/launch/test"
 FENCING = (f"{_TESTS}_fencing.py",)
-SUPERVISE = (f"{_TESTS}_supervise.py",)
+SUPERVISE = (f"{_TESTS}_supervise.py", f"{_TESTS}_supervise_signals.py")
+GATE = (f"{_TESTS}_gate.py",)
 FAILURE = (f"{_TESTS}_failure.py",)
 HANG = (f"{_TESTS}_hang.py",)
 SERVED = (f"{_TESTS}_served.py", f"{_TESTS}_delivery.py")
@@ -59,7 +60,7 @@ LAUNCHING = (
         "return bool(attempt) and annotation(start_file, START_ANNOTATION) == attempt",
         "return bool(annotation(start_file, START_ANNOTATION))",
         "a pod starts its ranks by the go-ahead of another gang",
-        (*FENCING, *SUPERVISE),
+        (*FENCING, *GATE),
     ),
     LAUNCHER(
         "whom-to-fence-is-not-read",

@@ -3,7 +3,7 @@
 from mutants.mutant import Mutant
 
 QUEUE = ("tests/unit/workqueue",)
-WORKER = ("tests/unit/controllers/test_controller.py", "tests/unit/controllers/test_queue.py")
+WORKER = tuple(f"tests/unit/controllers/test_{name}.py" for name in ("controller", "job", "queue"))
 REFUSALS = ("tests/unit/controllers/test_refusals.py", "tests/unit/controllers/test_queue.py")
 OWN_WRITES = ("tests/unit/cache/test_expectations.py", "tests/unit/controllers")
 APPLY = ("tests/unit/client/test_apply.py",)

@@ -8,7 +8,7 @@ import anyio
 from prometheus_client import CollectorRegistry
 
 from torchrun_api.job import TorchrunJob
-from torchrun_api.kinds import TORCHRUN_JOBS, Kind, UserObject
+from torchrun_api.kinds import JOBS, SERVICES, TORCHRUN_JOBS, Kind, UserObject
 from torchrun_api.meta import ObjectMeta
 from torchrun_api.queue import TorchrunQueue
 from torchrun_api.status import Phase, TorchrunJobStatus
@@ -18,12 +18,15 @@ from torchrun_controller.controllers.controller import Controller
 from torchrun_controller.controllers.job import JobReconciler
 from torchrun_controller.controllers.writes import Writes
 from torchrun_controller.metrics.registry import Metrics
-from torchrun_controller.reconcile.model.observed import Observed
+from torchrun_controller.reconcile.model.observed import Observed, Rejection
 from torchrun_controller.reconcile.model.plan import Apply, Delete, Event, Plan
 from torchrun_controller.workqueue import AsyncWorkQueue
 
 KEY = ("team", "run")
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+SERVICE = Apply(SERVICES, {"metadata": {"name": "run", "namespace": "team"}})
+GONE = Delete(kind=JOBS, namespace="team", name="run", uid="u")
+REJECTION = Rejection("services", "run", "Service 'run': not like this")
 
 
 class Cache:
@@ -131,3 +134,10 @@ def observed(phase: Phase | None = None, generation: int = 1, queue: int = 1) ->
 
 def status(phase: Phase, message: str = "") -> TorchrunJobStatus:
     return TorchrunJobStatus(phase=phase, message=message)
+
+
+def waiting_for(seen: Observed) -> Plan:
+    """As reconcile does: nothing is made while something stands in the way."""
+    if seen.refused.conflicts or seen.refused.rejections:
+        return Plan(status=status("Pending", "blocked"))
+    return Plan(applies=(SERVICE,), status=status("Running"))
