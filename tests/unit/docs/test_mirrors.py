@@ -26,7 +26,10 @@ CONTROLLER = "controller/torchrun_controller"
             ["workqueue/test_async.py", "workqueue/test_core.py", "workqueue/test_invariants.py"],
         ),
         # test_git_*.py would be tests of git_errors.py and of the others beside git.py.
-        ("runtime/torchrun_runtime/sync/git.py", ["runtime/sync/test_git.py"]),
+        (
+            "runtime/torchrun_runtime/sync/git.py",
+            ["runtime/sync/test_git.py", "runtime/sync/test_git_proxy.py"],
+        ),
         # A test is its own test.
         ("tests/unit/watch/test_codec.py", ["watch/test_codec.py"]),
     ],

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from unit.runtime.http_server import listening
 
+PASSWORD = "pass-word-that-nobody-may-read"
+
 BACKEND = Path(subprocess.check_output(["git", "--exec-path"], text=True).strip()) / (
     "git-http-backend"
 )

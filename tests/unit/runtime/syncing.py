@@ -20,6 +20,7 @@ from torchrun_runtime.sync import receive
 from torchrun_runtime.sync.authorization import TOKEN_HEADER, Authorization
 from torchrun_runtime.sync.claim import Claim, Marker
 from torchrun_runtime.sync.errors import SyncError
+from torchrun_runtime.sync.fetch import fetch
 from torchrun_runtime.sync.server import Server
 from torchrun_runtime.sync.settings import Settings
 from torchrun_runtime.sync.workflow import Workflow
@@ -213,3 +214,25 @@ needs_mount = pytest.mark.skipif(not _may_mount(), reason="a small disk needs th
 def on_small_disk(directory: Path, size: str) -> list[str]:
     mount = f'mount -t tmpfs -o size={size} none {directory}/claim && exec "$@"'
     return [*SMALL_DISK, mount, "sh"]
+
+
+def read_tree(settings: Settings, marker: Marker) -> dict[str, bytes]:
+    """The files of a revision in the PVC, by path."""
+    root = Claim(settings.directory).tree(marker.revision)
+    files = {}
+    for folder, _, names in os.walk(root):
+        for name in names:
+            path = Path(folder, name)
+            assert not path.is_symlink()
+            files[str(path.relative_to(root))] = path.read_bytes()
+    return files
+
+
+def fetch_failure(settings: Settings) -> SyncError:
+    """Fetch, which fails and leaves nothing in the PVC; returns the error."""
+    with pytest.raises(SyncError) as caught:
+        fetch(settings)
+    assert Claim(settings.directory).marker() is None
+    left = {path.name for path in settings.directory.iterdir()}
+    assert left <= {"state", "env"}, "nothing is left behind"
+    return caught.value

@@ -1,0 +1,48 @@
+"""Git servers that are missing, misbehave or are not trusted."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from torchrun_runtime.sync.fetch import fetch
+from torchrun_runtime.sync.settings import Settings
+from unit.runtime.git_server import GitServer, repository
+from unit.runtime.syncing import fetch_failure
+
+
+def test_a_repository_that_is_not_there(git_settings: Settings, git_server: GitServer):
+    git_server.root.mkdir()
+    error = fetch_failure(git_settings)
+    assert (error.reason, error.permanent) == ("RepositoryNotFound", False)
+
+
+def test_a_server_whose_authority_is_unknown(git_settings: Settings, git_server: GitServer):
+    repository(git_server.root / "train", {"a": b"1"})
+    error = fetch_failure(replace(git_settings, secret="", secret_directory=None))
+    assert error.reason == "CertificateInvalid"
+    assert "ca.crt" in error.message
+
+
+@pytest.mark.parametrize(
+    "where", ["http://169.254.169.254", "https://localhost:1", "file:///etc", "ext::sh -c id"]
+)
+def test_redirects_are_not_followed(git_settings: Settings, git_server: GitServer, where: str):
+    git_server.redirect = where
+    error = fetch_failure(git_settings)
+    assert (error.reason, error.permanent) == ("Redirected", True), error.message
+
+
+def test_a_connection_that_breaks(git_settings: Settings, git_server: GitServer):
+    noise = random.Random(1).randbytes(1 << 20)
+    repository(git_server.root / "train", {"noise": noise})
+    git_server.cut = 1 << 18
+    error = fetch_failure(git_settings)
+    assert (error.reason, error.permanent) == ("ConnectionLost", False)
+    git_server.cut = 0
+    assert fetch(git_settings).files == 1
+
+
+def test_a_server_that_is_not_there(git_settings: Settings):
+    error = fetch_failure(replace(git_settings, url="https://127.0.0.1:1/train"))
+    assert (error.reason, error.permanent) == ("ConnectionFailed", False)

@@ -1,0 +1,100 @@
+"""Logins to private repositories, and secrets that appear nowhere."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from torchrun_runtime.sync.fetch import fetch
+from torchrun_runtime.sync.secret import Secret
+from torchrun_runtime.sync.settings import Settings
+from unit.runtime.git_server import (
+    PASSWORD,
+    GitServer,
+    repository,
+)
+from unit.runtime.syncing import fetch_failure, process
+
+
+def test_a_private_repository(git_settings: Settings, git_server: GitServer, git_secret: Path):
+    repository(git_server.root / "train", {"a": b"1"})
+    git_server.login = f"me:{PASSWORD}"
+    (git_secret / "username").write_text("me\n")
+    (git_secret / "password").write_text(f"{PASSWORD}\n")
+    assert fetch(git_settings).files == 1
+
+
+@pytest.mark.parametrize("given", ["", "another-password"])
+def test_a_wrong_or_missing_password(
+    git_settings: Settings, git_server: GitServer, git_secret: Path, given: str
+):
+    repository(git_server.root / "train", {"a": b"1"})
+    git_server.login = f"me:{PASSWORD}"
+    if given:
+        (git_secret / "username").write_text("me")
+        (git_secret / "password").write_text(given)
+    error = fetch_failure(git_settings)
+    assert (error.reason, error.permanent) == ("AccessDenied", False)
+    assert "secretRef" in error.message
+    assert "another" not in error.message
+
+
+def test_a_secret_that_is_not_there(git_settings: Settings, git_server: GitServer, tmp_path: Path):
+    (tmp_path / "none").mkdir()
+    error = fetch_failure(replace(git_settings, secret_directory=tmp_path / "none"))
+    assert (error.reason, error.permanent) == ("SecretNotFound", False)
+    assert "login" in error.message
+
+
+def test_a_secret_without_its_key(git_settings: Settings, git_secret: Path):
+    (git_secret / "ca.crt").unlink()
+    (git_secret / "token").write_text("t")
+    error = fetch_failure(git_settings)
+    assert (error.reason, error.permanent) == ("SecretKeyMissing", False)
+    assert "password" in error.message
+    assert "token" in error.message
+
+
+def test_no_secret_in_log_message_or_arguments(
+    tmp_path: Path, git_server: GitServer, git_secret: Path
+):
+    """The program as it runs in its pod, watched by its own eyes: /proc of every process."""
+    repository(git_server.root / "train", {"a": b"1"})
+    git_server.login = "me:other"
+    (git_secret / "username").write_text("me")
+    (git_secret / "password").write_text(PASSWORD)
+    (tmp_path / "claim").mkdir(exist_ok=True)
+    arguments: set[bytes] = set()
+    with process(
+        tmp_path,
+        TORCHRUN_SYNC_SOURCE="git",
+        TORCHRUN_SYNC_URL=git_server.url("train"),
+        TORCHRUN_SYNC_SECRET="login",
+        TORCHRUN_SYNC_SECRET_DIR=str(git_secret),
+    ) as running:
+        while running.process.poll() is None:
+            for entry in Path("/proc").glob("[0-9]*"):
+                try:
+                    arguments.add((entry / "cmdline").read_bytes())
+                    if (entry / "comm").read_text().startswith("git"):
+                        arguments.add((entry / "environ").read_bytes())
+                except OSError:
+                    continue
+        code, message = running.end()
+        assert running.process.stdout
+        log = running.process.stdout.read()
+    assert (code, message["reason"]) == (1, "AccessDenied")
+    assert any(b"git" in words for words in arguments)
+    assert PASSWORD.encode() not in b"".join(arguments)
+    assert PASSWORD not in log + json.dumps(message)
+    assert "AccessDenied" in log
+
+
+def test_a_server_that_says_the_password_back_is_not_quoted(tmp_path: Path):
+    (tmp_path / "password").write_text(f"{PASSWORD}\n")
+    (tmp_path / "ssh-privatekey").write_text("-----BEGIN-----\nline-of-the-key\n")
+    (tmp_path / "username").write_text("train")
+    answer = f"remote: no {PASSWORD} of line-of-the-key at https://me:x@git.example/train"
+    scrubbed = Secret("login", tmp_path).scrub(answer)
+    assert scrubbed == "remote: no *** of *** at https://git.example/train"
