@@ -25,7 +25,7 @@ CONTROLLER = "controller/torchrun_controller"
             f"{CONTROLLER}/workqueue.py",
             ["workqueue/test_async.py", "workqueue/test_core.py", "workqueue/test_invariants.py"],
         ),
-        # test_git_*.py would be tests of git_errors.py and of the others beside git.py.
+        # test_git_errors.py and others are tests of the modules git_*.py beside git.py.
         (
             "runtime/torchrun_runtime/sync/git.py",
             ["runtime/sync/test_git.py", "runtime/sync/test_git_proxy.py"],
