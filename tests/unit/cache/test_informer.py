@@ -4,13 +4,12 @@ import asyncio
 from typing import NoReturn, cast
 
 import pytest
-import structlog
 from aiohttp import web
 
 from frames import bookmark, error, frame, page, pod
 from garbled import GARBLED
 from informing import PATIENCE, Play, added, breaks, gives, informing, refuses, running, sends
-from scripted_server import Token, connection, serving, streamed
+from scripted_server import connection, serving, streamed
 from torchrun_api.core import Pod
 from torchrun_api.kinds import PODS
 from torchrun_controller.cache.informer import Informer
@@ -239,159 +238,6 @@ class TestMisbehavingServer:
             async with running(informer), asyncio.timeout(PATIENCE):
                 assert await seen == "b"
                 await informer.synced.wait()
-
-
-class TestKnownFaults:
-    """What Python watchers are known to do wrong, each by its name."""
-
-    async def test_dead_silent_watch(self) -> None:
-        play = Play()
-
-        async def silent(request: web.BaseRequest) -> web.StreamResponse:
-            response = await streamed(request, bookmark(9, end=True))
-            await harness.server.hang()
-            return response
-
-        async with informing(
-            silent, sends(added("a", 10)), timings=Timings(silence=0.5, short_lived=0.0)
-        ) as harness:
-            play.server = harness.server
-            assert await harness.next() == ("add", "a", False)
-            assert harness.queries[:2] == ["list", "9"]
-            assert ("interrupted", "pods", "Silent", False) in harness.observed.calls
-
-    async def test_quiet_watch_taken_for_a_dead_one(self) -> None:
-        """Not a word for 100 s, as of a kind without changes: heard again with each new watch."""
-        again = asyncio.Event()
-
-        async def quiet(request: web.BaseRequest) -> web.StreamResponse:
-            harness.clock.now += 100
-            response = await streamed(request)
-            await harness.server.hang()
-            return response
-
-        async def opened_again(request: web.BaseRequest) -> web.StreamResponse:
-            again.set()
-            return await streamed(request, added("a", 10))
-
-        steps = (sends(bookmark(9, end=True)), quiet, opened_again)
-        async with informing(*steps, timings=Timings(silence=0.5, short_lived=0.0)) as harness:
-            with structlog.testing.capture_logs() as lines:
-                async with asyncio.timeout(PATIENCE):
-                    await again.wait()
-            assert harness.informer.silence() == 0
-            assert ("interrupted", "pods", "Silent", False) in harness.observed.calls
-            assert [(line["log_level"], line["reason"]) for line in lines] == [("debug", "Silent")]
-
-    async def test_410_retried_at_the_same_version(self) -> None:
-        first = sends(added("a", 5), bookmark(9, end=True), error(410, "Expired"))
-        again = sends(added("a", 5), bookmark(20, end=True))
-        expired = refuses(410, "Expired")
-        async with informing(first, again, expired, again) as harness:
-            assert [await harness.next() for _ in range(3)] == [
-                ("add", "a", True),
-                ("update", "a", True),
-                ("update", "a", True),
-            ]
-            assert harness.queries[:4] == ["list", "list", "20", "list"]
-
-    async def test_relist_that_reports_no_deletions(self) -> None:
-        first = sends(added("gone", 5), added("a", 6), bookmark(9, end=True), error(410, "Gone"))
-        again = sends(added("a", 6), added("new", 11), bookmark(20, end=True))
-        async with informing(first, again) as harness:
-            told = [await harness.next() for _ in range(5)]
-            assert told[2:] == [
-                ("delete", "gone", True),
-                ("update", "a", True),
-                ("add", "new", True),
-            ]
-
-    async def test_hot_loop_on_410(self) -> None:
-        expired = sends(bookmark(9, end=True), error(410, "Expired"))
-        async with informing(*[expired] * 13) as harness:
-            async with asyncio.timeout(PATIENCE):
-                for _ in range(12):
-                    await harness.clock.sleeps.get()
-            assert harness.clock.slept[:8] == [0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0, 30.0]
-            assert len(harness.server.requests) == 12
-
-    async def test_reconnect_during_the_initial_events(self) -> None:
-        torn = breaks(added("newest", 99), added("old", 3))
-        async with informing(torn, gives(page([pod("old", 3)], 100))) as harness:
-            assert await harness.next() == ("add", "old", True)
-            assert harness.queries[:2] == ["list", "page"]
-            assert len(harness.informer.store) == 1
-
-    async def test_truncated_last_line(self) -> None:
-        first = sends(bookmark(9, end=True), added("a", 10), added("b", 11)[:-30])
-        async with informing(first, sends(added("b", 11))) as harness:
-            assert await harness.next() == ("add", "a", False)
-            assert await harness.next() == ("add", "b", False)
-            assert harness.queries[:2] == ["list", "10"]
-
-    async def test_lines_over_the_limit(self) -> None:
-        large = frame("ADDED", pod("large", 10, spec={"x": "y" * 5 * 2**20}))
-        huge = frame("ADDED", pod("huge", 11, spec={"x": "y" * 17 * 2**20}))
-        async with informing(sends(bookmark(9, end=True), large, huge, added("a", 12))) as harness:
-            assert await harness.next() == ("add", "large", False)
-            assert await harness.next() == ("add", "a", False)
-            assert ("faulted", "pods") in harness.observed.calls
-
-    async def test_error_in_the_stream_that_ends_the_watcher(self) -> None:
-        first = sends(bookmark(9, end=True), error(500, "InternalError", "etcd is away"))
-        async with informing(first, sends(added("a", 10), bookmark(11, end=True))) as harness:
-            assert await harness.next() == ("add", "a", True)
-            assert ("interrupted", "pods", "ServerError", True) in harness.observed.calls
-
-    async def test_token_expiry(self) -> None:
-        async def authorized(request: web.BaseRequest) -> web.StreamResponse:
-            if request.headers["Authorization"] != "Bearer new":
-                return await refuses(401, "Unauthorized")(request)
-            return await streamed(request, added("a", 10))
-
-        token = Token("Bearer old", renewed="Bearer new")
-        first = sends(bookmark(9, end=True))
-        async with informing(first, authorized, authorized, token=token) as harness:
-            assert await harness.next() == ("add", "a", False)
-            assert harness.queries[:3] == ["list", "9", "9"]
-            assert harness.clock.slept == []
-
-    async def test_one_bad_object_that_stops_the_kind(self) -> None:
-        bad = frame("ADDED", pod("bad", 5, status=4))
-        first = sends(bad, added("a", 6), bookmark(9, end=True), bad, added("b", 10))
-        async with informing(first) as harness:
-            assert await harness.next() == ("add", "a", True)
-            assert await harness.next() == ("add", "b", False)
-            assert harness.observed.calls.count(("faulted", "pods")) == 2
-
-    async def test_bad_object_taken_for_a_deleted_one(self) -> None:
-        first = sends(added("a", 5), bookmark(9, end=True), error(410, "Expired"))
-        bad = frame("ADDED", pod("a", 6, status=4))
-        again = sends(bad, added("b", 10), bookmark(20, end=True))
-        async with informing(first, again) as harness:
-            assert await harness.next() == ("add", "a", True)
-            assert await harness.next() == ("add", "b", True)
-            assert harness.informer.store.get("team-a", "a") is not None
-
-    async def test_event_loop_blocked_by_a_list(self) -> None:
-        count = 5000
-        turns = 0
-
-        async def others() -> None:
-            nonlocal turns
-            while True:
-                await asyncio.sleep(0)
-                turns += 1
-
-        lines = [added(f"p{number}", number + 1) for number in range(count)]
-        task = asyncio.create_task(others())
-        async with informing(sends(*lines, bookmark(count, end=True))) as harness:
-            assert await harness.next() == ("add", "p0", True)
-            at_first = turns
-            for _ in range(count - 1):
-                await harness.next()
-            assert turns - at_first >= count // 500 - 1
-        task.cancel()
 
 
 class TestWaitFor:
