@@ -1,0 +1,203 @@
+"""An admitted job: what it is charged for, and when it gives that back."""
+
+from datetime import timedelta
+
+from msgspec.structs import replace
+
+from admitting import QUOTA, running, submitted
+from torchrun_api.admission import Admission
+from torchrun_api.kinds import PODS
+from torchrun_controller.reconcile.admission.model import (
+    Grant,
+    Preemption,
+)
+from torchrun_controller.reconcile.admission.statuses import (
+    JobAdmission,
+    Stage,
+    job_admission,
+)
+from unit.reconcile.admission.classifying import (
+    classify_world,
+    deliver,
+    pending,
+    status_update,
+)
+from world import START, World, make_queue
+
+
+class TestHolding:
+    def test_what_it_holds_and_where_it_runs(self):
+        world = running(reliability={"activeDeadlineSeconds": 100})
+        world.place(world.workers()[0].metadata.name, "node-2")
+        found = classify_world(world)
+        request = found.workload
+        assert (request.nodes, request.admitted, request.running) == (2, 2, True)
+        assert request.placed == {"node-1": 1, "node-2": 1}
+        assert request.since == START
+        assert found.deadline == timedelta(seconds=100)
+
+    def test_a_restart_holds_it(self):
+        world = running()
+        for pod in world.workers():
+            world.pod(pod.metadata.name, phase="Failed")
+        assert classify_world(world).workload.admitted == 2
+
+    def test_more_is_asked_for_and_waited_for(self):
+        world = running(elastic={"minNodes": 1, "maxNodes": 4})
+        world.spec(num_nodes=4)
+        assert classify_world(world).workload.nodes == 4
+        deliver(world, pending=pending(position=0))
+        assert world.condition("Admitted").status == "True"
+        assert world.condition("Admitted").message == "admitted for 2 nodes of 4; no room"
+        deliver(world, grants=(Grant(uid="uid-train", nodes=4),))
+        assert world.job.status.admission == Admission(nodes=4, queue="gpu", time=START)
+
+    def test_less_is_given_back_once_the_larger_gang_is_gone(self):
+        world = running(elastic={"minNodes": 1, "maxNodes": 4})
+        world.spec(num_nodes=1)
+        assert classify_world(world).workload.nodes == 2, "reconcile has not seen it yet"
+        world.settle()
+        assert classify_world(world).workload.nodes == 2, "its pods still end"
+        world.containers_stop()
+        world.settle()
+        assert classify_world(world).workload.nodes == 1
+        assert deliver(world, grants=(Grant(uid="uid-train", nodes=1),)) is Stage.RELEASE
+        assert world.condition("Admitted").message == "admitted for 1 node"
+
+    def test_a_job_that_is_being_deleted_asks_for_nothing(self):
+        world = running(elastic={"minNodes": 1, "maxNodes": 4})
+        world.spec(num_nodes=4)
+        meta = replace(world.job.metadata, deletion_timestamp=START)
+        world.job = replace(world.job, metadata=meta)
+        assert classify_world(world).workload.nodes == 2
+
+    def test_a_spec_that_makes_no_run_any_more_counts_as_it_was_admitted(self):
+        world = running({"quota": {"gpus": 16}, "nodeResources": {"gpus": 8}})
+        world.spec(num_nodes=None)
+        request = classify_world(world).workload
+        assert (request.nodes, request.gpus) == (2, 8)
+
+    def test_without_a_record_it_counts_as_it_ran_and_is_recorded(self):
+        world = running()
+        status = replace(world.job.status, gpus=16, admission=Admission(nodes=2, time=START))
+        world.job = replace(world.job, status=status)
+        world.spec(num_nodes=None)
+        request = classify_world(world).workload
+        assert (request.nodes, request.gpus) == (2, 8)
+        assert deliver(world) is Stage.REPORT
+        assert world.job.status.admission == Admission(nodes=2, queue="gpu", gpus=8, time=START)
+
+    def test_a_pause_gives_back_when_nothing_runs(self):
+        world = running()
+        world.spec(suspend=True)
+        assert classify_world(world).workload.admitted == 2
+        world.settle()
+        assert classify_world(world).workload.admitted == 2, "its pods still end"
+        world.containers_stop()
+        world.settle()
+        assert deliver(world) is Stage.RELEASE
+        assert job_admission(world.job) == JobAdmission()
+
+    def test_a_pause_of_which_only_an_older_status_speaks_gives_nothing_back(self):
+        """Resumed and paused again, while reconcile was making the gang in between."""
+        world = running()
+        world.spec(suspend=True)
+        world.settle()
+        world.containers_stop()
+        world.settle()
+        world.spec(suspend=False)
+        world.spec(suspend=True)
+        assert classify_world(world).workload.admitted == 2
+
+    def test_the_end_gives_back_when_nothing_runs(self):
+        world = running(reliability={"maxRestarts": 0})
+        world.pod(world.workers()[0].metadata.name, phase="Failed")
+        world.settle()
+        assert world.phase == "Failed"
+        assert classify_world(world).workload.admitted == 2, "a survivor still ends"
+        world.job_condition("Failed")
+        survivor = world.workers()[1]
+        world.place(survivor.metadata.name, "gone")
+        assert classify_world(world, frozenset({"gone"})).workload is None, (
+            "nobody waits for lost nodes"
+        )
+        world.containers_stop()
+        assert deliver(world) is Stage.RELEASE
+
+    def test_without_its_queue_it_holds_what_it_has_and_no_more(self):
+        world = running()
+        world.queue = None
+        found = classify_world(world)
+        assert (found.takes_part, found.workload.admitted, found.workload.nodes) == (True, 2, 2)
+        assert found.workload.priority == 0
+
+    def test_of_a_queue_that_takes_no_part_what_runs_takes_room(self):
+        world = submitted({"weight": None})
+        assert (classify_world(world).takes_part, classify_world(world).workload.admitted) == (
+            False,
+            2,
+        )
+        assert status_update(world) is None
+        world.all_workers("Succeeded")
+        world.job_condition("Complete")
+        assert classify_world(world).workload is None
+
+    def test_what_runs_when_its_queue_comes_to_take_part_goes_on(self):
+        world = submitted({"weight": None})
+        world.queue = make_queue(**QUOTA)
+        assert classify_world(world).workload.admitted == 2
+        assert deliver(world) is Stage.ADMIT
+        assert world.job.status.admission.nodes == 2
+        world.settle()
+        assert len(world.gangs) == 1
+
+    def test_a_queue_that_takes_no_part_any_more_has_nothing_said(self):
+        world = running()
+        world.queue = make_queue()
+        assert deliver(world) is Stage.RELEASE
+        assert job_admission(world.job) == JobAdmission()
+
+
+class TestGivingWay:
+    def preempted(self) -> World:
+        world = running()
+        gives_way = Preemption(
+            uid="uid-train", for_uid="uid-urgent", reason="HigherPriority", message="for urgent"
+        )
+        assert deliver(world, preemptions=(gives_way,)) is Stage.PREEMPT
+        assert world.job.status.admission == Admission(
+            nodes=2, queue="gpu", time=START, preempted_for="uid-urgent"
+        )
+        return world
+
+    def test_it_is_charged_until_nothing_of_it_runs_and_reconcile_has_said_so(self):
+        world = self.preempted()
+        assert classify_world(world).workload.preempted_for == "uid-urgent"
+        assert status_update(world) is None
+        world.settle()
+        assert classify_world(world).workload.admitted == 2
+        world.containers_stop()
+        assert classify_world(world).workload.admitted == 2, "reconcile has not said so"
+        world.settle()
+        assert classify_world(world).requeued
+        assert deliver(world) is Stage.RELEASE
+        assert world.condition("Admitted").reason == "Requeued"
+        assert classify_world(world).workload is None, "reconcile has not requested it again"
+        world.settle()
+        assert world.phase == "Preempted"
+        assert classify_world(world).workload.admitted == 0
+
+    def test_a_gang_that_was_under_way_is_not_overlooked(self):
+        """Admitted, made and preempted in one moment: the cache shows no gang yet."""
+        world = submitted()
+        deliver(world, grants=(Grant(uid="uid-train", nodes=2),))
+        hidden = world.job
+        world.step(writes=9)
+        world.job = hidden
+        world.preempt()
+        gangs = {key: o for key, o in world.objects.items() if key[0] != PODS.plural}
+        world.objects = {}
+        assert classify_world(world).workload.admitted == 2
+        world.objects = gangs
+        world.settle()
+        assert [a.reason for a in world.job.status.attempts] == ["Preempted"]

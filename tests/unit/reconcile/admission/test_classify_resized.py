@@ -1,0 +1,130 @@
+"""An admitted job whose spec or queue requests more than was admitted."""
+
+from msgspec.structs import replace
+
+from admitting import QUOTA, running, submitted
+from torchrun_api.admission import AdmittedHead
+from torchrun_api.job import JobNodeResources
+from torchrun_controller.reconcile.admission.model import (
+    Grant,
+)
+from torchrun_controller.reconcile.admission.statuses import (
+    Stage,
+)
+from torchrun_controller.reconcile.spec.admission_status import charged
+from unit.reconcile.admission.classifying import classify_world, deliver, status_update
+from world import World, make_queue
+
+EIGHT_GPUS = {"quota": {"gpus": 8}, "nodeResources": {"gpus": 8}}
+
+
+class TestOtherRequests:
+    """The spec, or the queue's nodes, ask for more than was admitted."""
+
+    def outdated(self) -> World:
+        world = running(EIGHT_GPUS, numNodes=4, nodeResources={"gpus": 0})
+        world.spec(node_resources=JobNodeResources(gpus=8))
+        world.settle()
+        return world
+
+    def test_a_charge_is_what_was_admitted_while_the_gang_runs(self):
+        world = self.outdated()
+        found = classify_world(world)
+        assert (found.workload.admitted, found.workload.nodes, found.workload.gpus) == (4, 4, 0)
+        assert found.workload.queue == "gpu"
+        assert found.outdated == ""
+        assert status_update(world) is None
+
+    def test_it_is_withdrawn_once_reconcile_waits_for_another(self):
+        world = self.outdated()
+        world.delete_child_job()
+        assert classify_world(world).outdated == "", "reconcile has not said that it waits"
+        world.settle()
+        assert deliver(world) is Stage.REPORT
+        assert world.condition("Admitted").reason == "AdmissionOutdated"
+        assert "8 GPUs on each node are asked for, 0 were admitted" in (
+            world.condition("Admitted").message
+        )
+        assert charged(world.job) == 4, "a gang may be under way that fits"
+        assert classify_world(world).requeued is False
+        world.settle()
+        assert classify_world(world).requeued
+        assert deliver(world) is Stage.RELEASE
+        world.settle()
+        request = classify_world(world).workload
+        assert (request.admitted, request.nodes, request.gpus) == (0, 4, 8)
+
+    def test_a_queue_that_is_edited_back_loses_no_gang(self):
+        """Withdrawn at the moment in which reconcile makes a gang that fits again."""
+        world = running(EIGHT_GPUS, numNodes=1, nodeResources={})
+        world.queue = make_queue(quota={"gpus": 8}, nodeResources={"gpus": 16})
+        world.delete_child_job()
+        world.settle()
+        withdraws = status_update(world)
+        world.queue = make_queue(**EIGHT_GPUS)
+        world.step(writes=9)
+        assert len(world.gangs) == 2
+        world.job = replace(
+            world.job,
+            status=replace(
+                world.job.status,
+                admission=withdraws.status.admission,
+                conditions=withdraws.status.conditions,
+            ),
+        )
+        world.settle()
+        assert charged(world.job) == 1
+        assert classify_world(world).requeued is False
+        assert deliver(world) is Stage.REPORT
+        assert world.condition("Admitted").status == "True"
+
+    def test_a_larger_size_with_larger_pods_is_no_wish_to_grow(self):
+        world = running(
+            {"quota": {"nodes": 8}, "nodeResources": {"gpus": 8}},
+            nodeResources={"gpus": 4},
+            elastic={"minNodes": 1, "maxNodes": 4},
+        )
+        world.spec(num_nodes=4, node_resources=JobNodeResources(gpus=8))
+        assert classify_world(world).workload.nodes == 2
+        world.spec(num_nodes=4, node_resources=JobNodeResources(gpus=2))
+        request = classify_world(world).workload
+        assert (request.nodes, request.gpus) == (4, 4)
+
+    def test_only_an_elastic_gang_grows(self):
+        """GPUs in all, on nodes that have become smaller: more nodes."""
+        queue = {"quota": {"nodes": 8}, "nodeResources": {"gpus": 8}}
+        world = submitted(queue, numNodes=None, numGPUs=16)
+        world.admit(2)
+        world.queue = make_queue(quota={"nodes": 8}, nodeResources={"gpus": 4})
+        assert classify_world(world).workload.nodes == 2
+
+    def test_a_wish_to_grow_that_is_granted_needs_no_other_admission(self):
+        world = running(elastic={"minNodes": 1, "maxNodes": 4})
+        world.spec(num_nodes=4)
+        world.delete_child_job()
+        world.settle()
+        assert classify_world(world).outdated == "4 nodes are asked for"
+        deliver(world, grants=(Grant(uid="uid-train", nodes=4),))
+        assert world.condition("Admitted").status == "True"
+        world.settle()
+        assert [gang.spec.completions for gang in world.gangs] == [2, 4]
+
+    def test_a_head_is_recorded_as_it_was_admitted(self):
+        head = {"nodeResources": {"gpus": 0, "cpus": "500m", "memory": "1Gi"}}
+        node = {"gpus": 8, "cpus": 96, "memory": "512Gi"}
+        world = submitted({**QUOTA, "nodeResources": node}, numNodes=3, head=head)
+        before = classify_world(world).workload
+        deliver(world, grants=(Grant(uid="uid-train", nodes=3),))
+        admission = world.job.status.admission
+        assert admission.requests == {"cpu": "96", "memory": "512Gi", "nvidia.com/gpu": 8}
+        assert admission.head == AdmittedHead(requests={"cpu": "500m", "memory": "1Gi"})
+        after = classify_world(world).workload
+        assert (after.pod, after.head, after.head_gpus) == (before.pod, before.head, 0)
+        world.settle()
+        assert len(world.gangs) == 1
+
+    def test_a_record_that_cannot_be_read_is_none(self):
+        world = running()
+        admission = replace(world.job.status.admission, requests={"cpu": "lots"})
+        world.job = replace(world.job, status=replace(world.job.status, admission=admission))
+        assert classify_world(world).workload.admitted == 2
