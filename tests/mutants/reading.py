@@ -15,7 +15,7 @@ WATCHER = (
 LINES = ("tests/unit/watch/test_lines.py",)
 CODEC = ("tests/unit/watch/test_codec.py",)
 STORE = ("tests/unit/cache/test_store.py", "tests/unit/watch/test_convergence.py")
-INFORMER = ("tests/unit/cache/test_informer.py",)
+INFORMER = ("tests/unit/cache/test_informer.py", "tests/unit/cache/test_informer_faults.py")
 OBSERVE = ("tests/unit/cache/test_observe.py",)
 
 READING = (

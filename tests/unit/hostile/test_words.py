@@ -17,7 +17,7 @@ from torchrun_api.json import JsonObject
 from torchrun_api.kinds import JOBS
 from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.reconcile.gang import gang
-from unit.reconcile.gang.test_restarts import fail, running
+from unit.reconcile.failing import fail, running
 from world import ZIP, World, make_job, make_queue
 
 SEED = int(os.environ.get("HOSTILE_SEED", "0"))

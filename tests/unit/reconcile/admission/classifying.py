@@ -5,6 +5,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from torchrun_api.core import Pod
+from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.reconcile.admission.classify import Classification, classify_job
 from torchrun_controller.reconcile.admission.model import (
     Decisions,
@@ -35,6 +36,7 @@ def deliver(world: World, **decided: Any) -> Stage:
     update = status_update(world, **decided)
     assert update is not None
     status = update.status
+    assert isinstance(status, TorchrunJobStatus)
     others = tuple(c for c in world.job.status.conditions if c.type != "Admitted")
     world.job = replace(
         world.job,

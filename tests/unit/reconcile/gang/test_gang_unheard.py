@@ -2,7 +2,7 @@
 
 import pytest
 
-from unit.reconcile.gang.test_restarts import fail, running
+from unit.reconcile.failing import fail, running
 from unit.reconcile.test_regressions import fail_now
 from world import World, make_job, make_queue
 

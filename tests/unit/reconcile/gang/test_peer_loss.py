@@ -1,6 +1,6 @@
 """A rank that lost a peer is not blamed where the peer tells why it went."""
 
-from unit.reconcile.gang.test_restarts import fail, running
+from unit.reconcile.failing import fail, running
 
 PEER = '{"rank": 0, "exitCode": 1, "message": "RuntimeError: Connection closed by peer [10.0.0.2]"}'
 CAUSE = '{"rank": 1, "exitCode": 7, "message": "ValueError: bad batch"}'

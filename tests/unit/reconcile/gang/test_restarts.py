@@ -2,37 +2,14 @@
 
 from datetime import timedelta
 
-import pytest
 from msgspec.structs import replace
 
 from torchrun_api import names
 from torchrun_api.kinds import JOBS, PODS
 from torchrun_api.meta import Condition
 from torchrun_api.status import MOST_GANGS
-from torchrun_controller.reconcile.spec.errors import InvalidSpecError
-from torchrun_controller.reconcile.spec.reliability import unreachable
-from torchrun_controller.reconcile.spec.resolve import resolve_spec
-from world import START, World, make_job, make_queue
-
-
-def running(nodes: int = 2, **reliability: object) -> World:
-    world = World(make_job(numNodes=nodes, reliability=reliability), make_queue())
-    world.settle()
-    world.all_workers("Running")
-    world.settle()
-    assert world.phase == "Running"
-    return world
-
-
-def fail(world: World, index: int = 0, **ended: object) -> None:
-    name = world.workers()[index].metadata.name
-    world.end_container(name, "trainer", **{"exit_code": 1, "finished_at": world.now, **ended})
-
-
-def disrupt(world: World, index: int = 0, reason: str = "EvictionByEvictionAPI") -> None:
-    pod = world.workers()[index]
-    condition = Condition(type="DisruptionTarget", status="True", reason=reason, message="drained")
-    world.pod(pod.metadata.name, phase="Failed", conditions=(condition,))
+from unit.reconcile.failing import disrupt, fail, running
+from world import START
 
 
 def test_the_first_failed_pod_is_a_new_gang_at_once():
@@ -173,112 +150,6 @@ def test_the_first_judgement_stands_while_the_next_gang_waits():
     assert (world.job.status.restarts, world.job.status.disruptions) == (0, 2)
 
 
-def test_delays_grow_and_are_seen_and_a_gang_that_lasted_resets_them():
-    world = running(maxRestarts=9)
-    waits = []
-    for _ in range(4):
-        fail(world)
-        plan = world.settle()
-        waits.append(plan.requeue_after or 0)
-        if waits[-1]:
-            assert world.phase == "Queued", "a gang that follows is no failed job"
-            assert (world.job.status.reason) == "BackingOff"
-            placed = next(c for c in world.job.status.conditions if c.type == "Scheduled")
-            assert (placed.status, placed.reason) == ("False", "BackingOff"), "no pod waits"
-        world.pass_time(seconds=waits[-1])
-        world.settle()
-        world.containers_stop()
-        world.all_workers("Running")
-        world.settle()
-    assert waits == [0, 10, 20, 40]
-    world.pass_time(minutes=11)
-    fail(world)
-    assert world.settle().requeue_after is None
-    assert world.phase == "Queued"
-    world.containers_stop()
-    world.all_workers("Running")
-    world.settle()
-    fail(world)
-    assert world.settle().requeue_after is None, "the first after one that lasted"
-
-
-def test_pauses_do_not_make_the_next_failure_wait():
-    world = running()
-    world.spec(suspend=True)
-    world.settle()
-    world.containers_stop()
-    world.settle()
-    world.spec(suspend=False)
-    world.settle()
-    world.all_workers("Running")
-    world.settle()
-    fail(world)
-    assert world.settle().requeue_after is None
-    assert world.job.status.attempt == 2
-
-
-def test_a_crash_before_the_status_counts_nothing_twice_and_loses_nothing():
-    world = running()
-    fail(world, message='{"rank": 0, "message": "ValueError: bad", "exitCode": 1}')
-    before = world.job.status
-    world.step()
-    world.job = replace(world.job, status=before)
-    world.settle()
-    status = world.job.status
-    assert (status.attempt, status.restarts, status.disruptions) == (1, 1, 0)
-    assert [a.number for a in status.attempts] == [0]
-    assert "ValueError: bad" in status.attempts[0].message
-    assert world.created.count((JOBS.plural, "train-r1")) == 1
-
-
-def test_two_crashes_in_a_row_before_the_status_lose_nothing_either():
-    world = running()
-    before = world.job.status
-    for attempt in ("first", "second"):
-        fail(world, message=f'{{"rank": 0, "message": "ValueError: {attempt}", "exitCode": 1}}')
-        world.step()
-        world.job = replace(world.job, status=before)
-        world.containers_stop()
-        world.all_workers("Running")
-    world.settle()
-    status = world.job.status
-    assert (status.attempt, status.restarts) == (2, 2)
-    assert [(a.number, a.counted) for a in status.attempts] == [(0, True), (1, True)]
-    assert ["ValueError: first" in a.message for a in status.attempts] == [True, False]
-
-
-def test_annotations_that_make_no_sense_are_no_trouble():
-    world = running()
-    fail(world)
-    before = world.job.status
-    world.step()
-    child = world.objects[JOBS.plural, "train-r1"]
-    odd = replace(child.metadata.annotations, cause="{", restarts="x")
-    world.objects[JOBS.plural, "train-r1"] = replace(
-        child, metadata=replace(child.metadata, annotations=odd)
-    )
-    world.job = replace(world.job, status=before)
-    world.settle()
-    assert (world.job.status.attempt, world.job.status.attempts) == (1, ())
-
-
-def test_a_deleted_job_leaves_the_failure_before_it_counted_once():
-    world = running(maxRestarts=1)
-    fail(world)
-    world.settle()
-    world.containers_stop()
-    assert (world.job.status.attempt, world.job.status.restarts) == (1, 1)
-    world.delete_child_job()
-    world.settle()
-    world.pass_time(seconds=10)
-    world.settle()
-    assert (world.phase, world.job.status.attempt, world.job.status.restarts) == ("Queued", 2, 1)
-    world.delete_child_job()
-    world.spec(suspend=True)
-    world.settle()
-    assert (world.phase, world.job.status.attempt) == ("Suspended", 2), "no number is used again"
-
-
 def test_only_the_last_attempts_and_their_jobs_are_kept():
     world = running(nodes=1, maxRestarts=20)
     for _ in range(8):
@@ -290,73 +161,6 @@ def test_only_the_last_attempts_and_their_jobs_are_kept():
     assert [a.number for a in world.job.status.attempts] == [3, 4, 5, 6, 7]
     kept = sorted(name for plural, name in world.objects if plural == JOBS.plural)
     assert kept == ["train-r4", "train-r5", "train-r6", "train-r7", "train-r8"]
-
-
-def test_a_failure_whose_restart_waits_for_the_queue_is_counted_once():
-    world = running()
-    fail(world)
-    world.queue = None
-    world.settle()
-    assert (world.phase, world.job.status.reason) == ("Pending", "QueueNotFound")
-    assert world.job.status.restarts == 1
-    world.queue = make_queue()
-    world.settle()
-    assert (world.phase, world.job.status.restarts, world.job.status.attempt) == ("Queued", 1, 1)
-
-
-@pytest.mark.parametrize(
-    ("rules", "ended", "phase", "restarts", "disruptions"),
-    [
-        ([{"exitCodes": [3], "action": "fail"}], {"exit_code": 3}, "Failed", 0, 0),
-        ([{"exitCodes": [3], "action": "fail"}], {"exit_code": 4}, "Queued", 1, 0),
-        ([{"exitCodes": [3], "action": "ignore"}], {"exit_code": 3}, "Queued", 0, 1),
-        ([{"signals": [9], "action": "fail"}], {"exit_code": 137}, "Failed", 0, 0),
-        (
-            [{"exitCodes": [3], "action": "ignore"}, {"exitCodes": [3, 4], "action": "fail"}],
-            {"exit_code": 3},
-            "Queued",
-            0,
-            1,
-        ),
-    ],
-)
-def test_the_first_rule_that_matches_decides(rules, ended, phase, restarts, disruptions):
-    world = running(rules=rules)
-    fail(world, **ended)
-    world.settle()
-    status = world.job.status
-    assert (world.phase, status.restarts, status.disruptions) == (phase, restarts, disruptions)
-
-
-def test_a_rule_may_name_pod_conditions():
-    world = running(rules=[{"podConditions": ["DisruptionTarget"], "action": "fail"}])
-    disrupt(world)
-    world.settle()
-    assert world.phase == "Failed"
-
-
-def test_never_means_never():
-    world = running(restartPolicy="Never")
-    disrupt(world)
-    world.settle()
-    assert world.phase == "Failed"
-    assert "restartPolicy is Never" in world.job.status.message
-
-
-def test_a_rule_that_can_never_match_is_refused():
-    rules = [{"exitCodes": [1, 2], "action": "fail"}, {"exitCodes": [2], "action": "ignore"}]
-    with pytest.raises(InvalidSpecError, match=r"rules\[1\]"):
-        resolve_spec(make_job(numNodes=1, reliability={"rules": rules}), make_queue())
-    assert unreachable(()) is None
-
-
-def test_the_queue_lends_its_reliability():
-    queue = make_queue(reliability={"maxRestarts": 0})
-    world = World(make_job(numNodes=1), queue)
-    world.settle()
-    fail(world)
-    world.settle()
-    assert world.phase == "Failed"
 
 
 def test_a_job_whose_pods_vanished_without_a_word_is_disrupted():

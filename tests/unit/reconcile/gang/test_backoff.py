@@ -1,0 +1,47 @@
+"""The delay before a restart: how it grows, and what resets it."""
+
+from unit.reconcile.failing import fail, running
+
+
+def test_delays_grow_and_are_seen_and_a_gang_that_lasted_resets_them():
+    world = running(maxRestarts=9)
+    waits = []
+    for _ in range(4):
+        fail(world)
+        plan = world.settle()
+        waits.append(plan.requeue_after or 0)
+        if waits[-1]:
+            assert world.phase == "Queued", "a gang that follows is no failed job"
+            assert (world.job.status.reason) == "BackingOff"
+            placed = next(c for c in world.job.status.conditions if c.type == "Scheduled")
+            assert (placed.status, placed.reason) == ("False", "BackingOff"), "no pod waits"
+        world.pass_time(seconds=waits[-1])
+        world.settle()
+        world.containers_stop()
+        world.all_workers("Running")
+        world.settle()
+    assert waits == [0, 10, 20, 40]
+    world.pass_time(minutes=11)
+    fail(world)
+    assert world.settle().requeue_after is None
+    assert world.phase == "Queued"
+    world.containers_stop()
+    world.all_workers("Running")
+    world.settle()
+    fail(world)
+    assert world.settle().requeue_after is None, "the first after one that lasted"
+
+
+def test_pauses_do_not_make_the_next_failure_wait():
+    world = running()
+    world.spec(suspend=True)
+    world.settle()
+    world.containers_stop()
+    world.settle()
+    world.spec(suspend=False)
+    world.settle()
+    world.all_workers("Running")
+    world.settle()
+    fail(world)
+    assert world.settle().requeue_after is None
+    assert world.job.status.attempt == 2
