@@ -1,7 +1,7 @@
 """From nothing to a real two-node PyTorch run: `make demo`.
 
-Standard library only. With CLUSTER=current nothing can be put into your nodes from here: name
-images that they can pull in CONTROLLER_IMAGE and TRAINER_IMAGE. KEEP=1 leaves everything running.
+Standard library only. With CLUSTER=current, set CONTROLLER_IMAGE and TRAINER_IMAGE to images that
+the nodes can pull. KEEP=1 leaves everything running.
 """
 
 import os
@@ -28,7 +28,7 @@ timings: list[tuple[str, float]] = []
 
 @contextmanager
 def stage(title: str) -> Iterator[None]:
-    """One numbered line before and one with the seconds after."""
+    """Print a numbered line before the stage, and its duration after it."""
     number, started = len(timings) + 1, time.monotonic()
     print(f"\n[{number}/{STAGES}] {title}", flush=True)
     yield
@@ -37,7 +37,7 @@ def stage(title: str) -> Iterator[None]:
 
 
 def run(*command: str, cwd: Path = ROOT, stdin: str | None = None) -> str:
-    """Run a program with its stderr on ours; ends the demo with its words where it fails."""
+    """Run a program and return its stdout. Exit with its output if it fails."""
     ended = subprocess.run(
         command, cwd=cwd, input=stdin, stdout=subprocess.PIPE, text=True, check=False
     )
@@ -47,18 +47,18 @@ def run(*command: str, cwd: Path = ROOT, stdin: str | None = None) -> str:
 
 
 def cluster(*arguments: str) -> str:
-    """One verb of the cluster command; its last line of output."""
+    """Run one verb of the cluster command and return its last line of output."""
     lines = run(sys.executable, "-m", "torchrun_cluster", *arguments).strip().splitlines()
     return lines[-1] if lines else ""
 
 
 def kubectl(*arguments: str, stdin: str | None = None) -> str:
-    """kubectl against the demo's cluster."""
+    """Run kubectl against the demo cluster."""
     return run("kubectl", *arguments, stdin=stdin)
 
 
 def images() -> tuple[str, str]:
-    """The controller's and the trainer's image, in the cluster's reach."""
+    """Return the images of the controller and the trainer, and load them into the cluster."""
     if CURRENT:
         try:
             return os.environ["CONTROLLER_IMAGE"], os.environ["TRAINER_IMAGE"]
@@ -83,7 +83,7 @@ def images() -> tuple[str, str]:
 
 
 def install(image: str) -> None:
-    """CRDs, controller, roles and the demo's queue."""
+    """Install the CRDs, the roles and the controller."""
     manifests = kubectl("kustomize", "manifests").replace(CONTROLLER, image)
     kubectl("apply", "--server-side", "-f", "-", stdin=manifests)
     kubectl(
@@ -93,7 +93,7 @@ def install(image: str) -> None:
 
 
 def submit() -> int:
-    """The user's own step: a directory, a command, and the run's result as exit code."""
+    """Submit the job as a user does, and return the exit code of the run."""
     command = ["kubectl", "torchrun", "submit", "-n", NAMESPACE, "--queue", "cpu", "--nodes", "2"]
     print(f"  $ cd examples/gpt && {' '.join(command)} '{COMMAND}'", flush=True)
     return subprocess.run(
@@ -102,23 +102,23 @@ def submit() -> int:
 
 
 def tear_down() -> None:
-    """Leave nothing behind, unless asked to."""
+    """Remove everything, unless KEEP=1."""
     if os.environ.get("KEEP") == "1":
         print(
-            "\nKEEP=1: everything runs on; `make cluster-down` removes it. To go on with it:\n"
+            "\nKEEP=1: the cluster keeps running; `make cluster-down` removes it. To use it:\n"
             f"  export KUBECONFIG={os.environ['KUBECONFIG']}\n"
             f"  export PATH={os.environ['PATH'].removesuffix(PATH)}$PATH\n"
             f"  kubectl torchrun list -n {NAMESPACE}"
         )
     elif CURRENT:
         kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found")
-        print("\nthe controller stays installed; docs/install.md says how it is removed")
+        print("\nThe controller stays installed. To remove it, see docs/install.md.")
     else:
         cluster("down", "--name", "demo")
 
 
 def main() -> int:
-    """Stage by stage; the exit code is the run's."""
+    """Run all stages and return the exit code of the run."""
     os.environ["PYTHONPATH"] = str(ROOT / "cluster")
     with stage("a Kubernetes cluster"):
         cluster("up", "--name", "demo")
@@ -128,19 +128,19 @@ def main() -> int:
             os.environ["PATH"] = f"{tools}:{os.environ['PATH']}"
         os.environ["PATH"] = f"{PLUGIN}:{os.environ['PATH']}"
     try:
-        with stage("images of the controller and of PyTorch, loaded into the node"):
+        with stage("images of the controller and PyTorch, loaded into the node"):
             controller, torch = images()
         with stage("CRDs and controller"):
             install(controller)
         with stage("a namespace and a queue for CPU jobs"):
-            # What an earlier run with KEEP=1 has left.
+            # Left by an earlier run with KEEP=1.
             kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found")
             kubectl("create", "namespace", NAMESPACE)
             queue = (GPT / "queue.yaml").read_text().replace(TORCH, torch)
             kubectl("-n", NAMESPACE, "apply", "-f", "-", stdin=queue)
         with stage("a run on two nodes from examples/gpt"):
             code = submit()
-        with stage("the story, as kubectl tells it"):
+        with stage("status of the job and its pods"):
             print(kubectl("-n", NAMESPACE, "get", "torchrunjobs"))
             print(kubectl("-n", NAMESPACE, "get", "pods"))
             if code:
@@ -151,8 +151,8 @@ def main() -> int:
     print("\nseconds by stage")
     for title, seconds in timings:
         print(f"  {seconds:7.1f}  {title}")
-    print(f"  {sum(seconds for _, seconds in timings):7.1f}  in all")
-    print("\nSucceeded" if code == 0 else f"\nthe run ended with {code}")
+    print(f"  {sum(seconds for _, seconds in timings):7.1f}  total")
+    print("\nSucceeded" if code == 0 else f"\nThe run failed with exit code {code}.")
     return code
 
 
