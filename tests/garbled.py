@@ -1,4 +1,4 @@
-"""Answers with status 200 that are not what was asked for, as proxies and broken servers send."""
+"""Responses with status 200 and a wrong body, as proxies and broken servers send."""
 
 import pytest
 

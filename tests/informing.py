@@ -112,7 +112,7 @@ def gives(body: bytes) -> Step:
 
 
 class Harness:
-    """A running informer, its server and what it told."""
+    """A running informer, its server and its events."""
 
     def __init__(self, server: ScriptedServer, clock: Clock) -> None:
         self.server = server
@@ -159,7 +159,7 @@ async def informing(
     plain_pages: int = 0,
     **options: str,
 ) -> AsyncIterator[Harness]:
-    """An informer that streams its lists, unless told otherwise."""
+    """An informer that streams its lists by default."""
     play, clock = Play(*steps), Clock()
     async with (
         serving(play) as server,

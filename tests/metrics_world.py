@@ -1,4 +1,4 @@
-"""Jobs and queues for the tests of what is told of them."""
+"""Jobs and queues for the tests of their metrics."""
 
 from datetime import UTC, datetime, timedelta
 

@@ -28,7 +28,7 @@ MIRRORS = {
 
 
 class NoTestsError(Exception):
-    """No tests belong to a file; the message says what to do."""
+    """No tests belong to a file; the message names the remedy."""
 
 
 def find_tests(source: Path) -> list[Path]:

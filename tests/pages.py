@@ -38,14 +38,14 @@ def pages() -> list[Path]:
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced code block. `line` counts from 1; `mark` and `says` are the comment above it."""
+    """A fenced code block. `line` counts from 1; `mark` and `argument` are the comment above it."""
 
     page: Path
     line: int
     language: str
     text: str
     mark: str = ""
-    says: str = ""
+    argument: str = ""
 
     def __str__(self) -> str:
         """Where it is."""
@@ -123,7 +123,7 @@ def broken(page: Path) -> Iterator[str]:
 
 
 def plugin_calls(script: str) -> Iterator[list[str]]:
-    """The words of each call of `kubectl torchrun` in a script, without what is the shell's."""
+    """The arguments of each call of `kubectl torchrun` in a script, without shell syntax."""
     for line in script.replace("\\\n", " ").splitlines():
         reader = shlex.shlex(line, posix=True, punctuation_chars=True)
         reader.whitespace_split = True

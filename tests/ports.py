@@ -1,4 +1,4 @@
-"""Ports of this machine for programs that must be told one before they listen."""
+"""Ports of this machine for programs that need a port number before they listen."""
 
 import random
 import socket

@@ -146,7 +146,7 @@ class Lab:
 
     @staticmethod
     def fail(world: World) -> None:
-        """The Job controller gives a gang up of which nothing runs any more."""
+        """The Job controller gives up a gang once none of its pods runs."""
         phases = [pod.status.phase for pod in world.workers()]
         if "Failed" in phases and not any(alive(pod) for pod in world.workers()):
             world.job_condition("Failed")

@@ -12,7 +12,7 @@ from torchrun_api.extras import ConfigMap, KaiQueue, QueueClaim
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import CONFIG_MAPS, KAI_QUEUES, QUEUE_CLAIMS, TORCHRUN_QUEUES
-from torchrun_api.meta import Condition
+from torchrun_api.meta import Condition, ConditionStatus
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.reconcile.model.installed import Installed
 from torchrun_controller.reconcile.model.plan import Event
@@ -57,14 +57,14 @@ def a_job(name: str, phase: str | None = None, *, gang: bool = False) -> Torchru
 
 
 def kai_queue(name: str, owner: str = "", **spec: Any) -> KaiQueue:
-    """A KAI queue, of a TorchrunQueue or somebody else's."""
+    """A KAI queue, of a TorchrunQueue or foreign."""
     annotations: JsonObject = {names.KAI_OWNER: owner} if owner else {}
     meta: JsonObject = {"name": name, "uid": f"uid-kai-{name}", "annotations": annotations}
     return msgspec.convert({"metadata": meta, "spec": spec}, KaiQueue)
 
 
 class QueueWorld:
-    """One queue, what is made for it, and what the controller has been told."""
+    """One queue, its objects, and what the controller knows of them."""
 
     def __init__(self, queue: TorchrunQueue, installed: Installed | None = NOTHING) -> None:
         self.queue: TorchrunQueue | None = queue
@@ -78,7 +78,7 @@ class QueueWorld:
         self.unseen: dict[str, str] = {}
         self.namespaces: tuple[str, ...] = ()
         self.verdict: TemplateCheck | None = None
-        self.says = ("True", "")  # of a trial
+        self.trial_result: tuple[ConditionStatus, str] = ("True", "")
         self.trials: list[JsonObject] = []
         self.plans: list[QueuePlan] = []
         self.events: list[Event] = []
@@ -105,8 +105,8 @@ class QueueWorld:
         if plan.trial is not None:
             assert self.queue is not None
             self.trials.append(plan.trial.body)
-            said, message = self.says
-            self.verdict = TemplateCheck(self.queue.metadata.generation, said, message)  # type: ignore[arg-type]
+            status, message = self.trial_result
+            self.verdict = TemplateCheck(self.queue.metadata.generation, status, message)
             plan = reconcile_queue(self.observed(), self.now, DEFAULTS)
         assert plan.trial is None
         return plan

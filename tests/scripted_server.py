@@ -1,4 +1,4 @@
-"""A real HTTP server on 127.0.0.1 that plays an API server and misbehaves as a test bids."""
+"""A real HTTP server on 127.0.0.1 that plays an API server, with the faults that a test gives it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -20,7 +20,7 @@ Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 @dataclass
 class ScriptedServer:
-    """Where it listens and what it was asked, as (method, path and query)."""
+    """Its URL and the requests it got, as "METHOD path?query"."""
 
     url: str
     requests: list[str] = field(default_factory=list)

@@ -126,7 +126,7 @@ class World(WorldObjects):
         )
 
     def _record(self) -> Admission:
-        """What is admitted: what was before, or what the spec asks for now."""
+        """The admission record: the existing one, or the size that the spec requests now."""
         present = self.job.status.admission
         if present is not None and present.queue:
             return present

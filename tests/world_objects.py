@@ -129,7 +129,7 @@ class WorldObjects:
             self._delete(write)
 
     def write_status(self, status: TorchrunJobStatus) -> None:
-        """Through JSON, as the API server would keep it, beside what is another manager's."""
+        """Store it through JSON, as the API server would, and keep the fields of other managers."""
         wire = msgspec.json.decode(msgspec.json.encode(status), type=type(status))
         present = self.job.status
         others = tuple(c for c in present.conditions if c.type == ADMITTED)
@@ -180,7 +180,7 @@ class WorldObjects:
                 del self.objects[key]
 
     def is_ready(self, node: str) -> bool:
-        """Whether the kubelet of the node is heard of; of an unknown world it always is."""
+        """Whether the node is Ready; without known nodes it always is."""
         if self.nodes is None or not node:
             return True
         return node in self.nodes and self.nodes[node].status.conditions[0].status == "True"

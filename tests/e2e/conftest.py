@@ -40,7 +40,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Keep what is needed to judge a failed test before its namespace goes."""
+    """Save the evidence of a failed test before its namespace is deleted."""
     report = yield
     space = getattr(item, "funcargs", {}).get("space")
     if report.failed and space is not None:

@@ -103,7 +103,7 @@ def kill_in_pod(pod: Body) -> None:
 
 
 def metrics(space: Space) -> dict[str, float]:
-    """What the controller's /metrics says, by series."""
+    """The values of the controller's /metrics, by series."""
     name = pod_of_deployment(space)["metadata"]["name"]
     path = f"/api/v1/namespaces/{NAMESPACE}/pods/{name}:8080/proxy/metrics"
     lines = space.api.get(path).raise_for_status().text.splitlines()
@@ -112,7 +112,7 @@ def metrics(space: Space) -> dict[str, float]:
 
 
 def wait_restarted(space: Space, restarts: int, seconds: float = 180) -> None:
-    """Wait until the container has been restarted so many times and is ready."""
+    """Wait until the container is ready after `restarts` restarts."""
     name = pod_of_deployment(space)["metadata"]["name"]
     for field in (f"restartCount}}={restarts}", "ready}=true"):
         condition = f"jsonpath={{.status.containerStatuses[0].{field}"

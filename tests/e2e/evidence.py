@@ -41,7 +41,7 @@ def gather(space: Space) -> Iterator[tuple[str, str]]:
 
 
 def kubectl_output(space: Space, *arguments: str) -> str:
-    """What kubectl says, or what kept it from saying anything."""
+    """The output of kubectl, or the error that prevented it."""
     try:
         return space.kubectl(*arguments, check=False, seconds=SECONDS)
     except Exception as error:  # evidence of its own

@@ -60,7 +60,7 @@ class Laptop:
         return self.start("python3", name, *words)
 
     def run(self, text: str) -> str:
-        """A script to its end; what it printed."""
+        """Run a script to its end; returns its output."""
         return output_of(self.script(text))
 
     def deliver(self, way: str) -> None:

@@ -69,7 +69,7 @@ class Space:
         return self.status(job)
 
     def wait_reason(self, job: str, reason: str, seconds: float = PATIENCE) -> Body:
-        """Wait until the TorchrunJob's Reason column says so; its status."""
+        """Wait until the TorchrunJob has the reason; returns its status."""
         self.wait(f"torchrunjob/{job}", f"jsonpath={{.status.reason}}={reason}", seconds)
         return self.status(job)
 

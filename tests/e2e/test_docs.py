@@ -26,7 +26,7 @@ RUN = ("run", "cluster")
 FOUND = {
     str(page.relative_to(ROOT)): found
     for page in pages()
-    if (found := [block for block in blocks(page) if (block.mark, block.says) == RUN])
+    if (found := [block for block in blocks(page) if (block.mark, block.argument) == RUN])
 }
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(60 * MINUTES, func_only=True)]

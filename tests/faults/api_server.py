@@ -58,7 +58,7 @@ def target_of(path: str) -> Target:
 
 
 class Write(Struct, frozen=True):
-    """One write; `writer` is the client, `manager` whom the fields belong to."""
+    """One write; `writer` is the client, `manager` owns its fields."""
 
     method: str
     target: Target

@@ -69,7 +69,7 @@ class Actor:
         raise NotImplementedError
 
     def soon(self, seconds: float, look: Callable[[str], None], uid: str) -> None:
-        """Have `look` called once, however often it is asked for meanwhile."""
+        """Call `look` once, however many requests for it arrive meanwhile."""
         if (uid, look) not in self._waiting:
             self._waiting.add((uid, look))
             self._loop.call_later(seconds, self._look, uid, look)
@@ -88,7 +88,7 @@ class Actor:
 
 
 class GarbageCollector(Actor):
-    """Deletes what has owners of which none is there, in the background."""
+    """Deletes objects in the background once none of their owners exists."""
 
     def changed(self, change: Change) -> None:
         if change.verb == "DELETED" or owners(change.body):

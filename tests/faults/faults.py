@@ -17,7 +17,9 @@ from faults.network import Call, Client, EventFault, RequestFault, Stream, error
 from faults.store import Change
 from torchrun_controller.client import ApiError, Disconnected
 
-LATE = 20.0  # seconds; a lease lasts 15, and the controller waits 10 for what it has written itself
+LATE = (
+    20.0  # seconds; a lease lasts 15, and the controller waits 10 for the events of its own writes
+)
 
 
 class Point(Struct, frozen=True, order=True):
@@ -68,7 +70,7 @@ class Refused(RequestFault):
 
 
 class TimedOut(RequestFault):
-    """The request never arrives, and nothing is heard of it."""
+    """The request never arrives and is never answered."""
 
     async def sent(self, call: Call) -> None:
         await asyncio.sleep(min(call.timeout, 30.0))
@@ -129,7 +131,7 @@ class Compacted(EventFault):
 
 
 class Stale(EventFault):
-    """Another server answers the next list, and has not heard of the event for a while yet."""
+    """Another server answers the next list, and gets the event only later."""
 
     SECONDS = 3.0
 
@@ -281,7 +283,7 @@ NO_REQUEST_FAULT, _NO_EVENT_FAULT = RequestFault(), EventFault()
 
 
 class FaultPlan:
-    """Carries out what is planned, and notes every point that was met and the faults that struck."""
+    """Applies the planned faults, and records every point that was reached and every fault that struck."""
 
     def __init__(self, planned: Planned | None = None) -> None:
         self.behind: dict[

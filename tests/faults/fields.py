@@ -56,7 +56,7 @@ Owners: TypeAlias = dict[Manager, Fields]
 
 
 class ConflictError(Exception):
-    """Another manager owns a field and says something else."""
+    """Another manager owns a field and has another value for it."""
 
     def __init__(self, path: Path, manager: Manager) -> None:
         super().__init__(f'conflict with "{manager.name}": {path_text(path)}')
@@ -86,7 +86,7 @@ def applied(
 
 
 def updated(before: Body, after: Body, owners: Owners, manager: Manager) -> Owners:
-    """Who owns what after a plain write: the writer owns what it changed."""
+    """The owners after a plain write: the writer owns the fields that it changed."""
     # A part that is the same object in both is left alone: most writes touch one of three.
     parts = {key for key in before.keys() | after.keys() if before.get(key) is not after.get(key)}
     old, new = (
@@ -170,7 +170,7 @@ def with_value(body: Any, path: Path, value: Any) -> Any:
 
 
 def without(body: Any, path: Path) -> Any:
-    """A copy of the body without what is at the path, and without what that leaves empty."""
+    """A copy of the body without the value at the path, and without maps that become empty."""
     step, rest = path[0], path[1:]
     if isinstance(step, str):
         if not isinstance(body, dict) or step not in body:

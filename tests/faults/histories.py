@@ -39,7 +39,7 @@ ACTIONS = (
     "kill",
     "terminate",
 )
-REST = 65.0  # seconds without a write: what was refused of a queue is tried again after 60
+REST = 65.0  # seconds without a write: refused writes of a queue are retried after 60
 NAMES = ("one", "two")
 SHAPES = (
     {"elastic": {"minNodes": 1, "maxNodes": 3}},
@@ -49,7 +49,7 @@ Strikes: TypeAlias = dict[int, int]  # kinds of faults by the number of the requ
 
 
 class Step(Struct, frozen=True):
-    """Something that happens, so many seconds after the step before; `which` chooses among what is."""
+    """An action, `after` seconds after the previous step; `which` chooses its object."""
 
     after: float
     action: str

@@ -130,7 +130,7 @@ class Ledger:
                 self._report(f"{what}: {taken[kind]} {kind} are taken of {allowed}")
 
     def _taken(self, members: set[tuple[str, str]]) -> Amounts:
-        """By what is admitted, and by pods that deleted jobs have left behind."""
+        """By admitted jobs, and by pods that deleted jobs left behind."""
         taken = dict.fromkeys(KINDS, 0)
         for job in self._store.bodies(TORCHRUN_JOBS):
             if _queue_of(job) in members and (nodes := charge_of(job)):
@@ -211,7 +211,7 @@ class Ledger:
                 self._report(f"{name} counts {counted} of {failed} failures")
 
     def _has_way_out(self, job: Body) -> bool:
-        """Whether a job that waits says what helps, or waits for others that are at work."""
+        """Whether the message of a waiting job names a remedy, or the job waits for others that run."""
         others = (
             other
             for other in self._store.bodies(TORCHRUN_JOBS)

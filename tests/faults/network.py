@@ -1,4 +1,4 @@
-"""Between a controller and the API server: latency, watches, and whatever shall go wrong.
+"""Between a controller and the API server: latency, watches and faults.
 
 A `Client` is one process as the network sees it. Its transports have the interface of the real one,
 `torchrun_controller.client.Transport`, and what happens to each request and to each event of a

@@ -22,7 +22,7 @@ BINDS, STARTS, STOPS = 0.3, 0.5, 1.0  # seconds until each step
 
 
 class End(Struct, frozen=True):
-    """How a pod's containers end, so many seconds after they began their work.
+    """How a pod's containers end, `seconds` after they started to work.
 
     With `container` that one ends alone, and the others of the pod are ready from then on.
     """
@@ -80,7 +80,7 @@ class Nodes(Actor):
         self._loop.call_later(STOPS, self._forget_unseen, name)
 
     def switch_off(self, name: str) -> None:
-        """Somebody switches a silent machine off and says so; its pods are removed by force."""
+        """An administrator switches a lost node off and taints it out-of-service; its pods are force-deleted."""
         self._forget_unseen(name)
         taint = {"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute", "value": "off"}
         self._patch(name, {"spec": {"taints": [taint]}})

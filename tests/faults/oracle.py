@@ -36,7 +36,7 @@ _OF_SERVER = (
 
 
 class Oracle:
-    """Watches a store. `wrong` says what was violated, in the order in which it was.
+    """Watches a store. `wrong` lists the violations in order.
 
     `is_ours` tells whether a writer is the controller.
     """

@@ -25,7 +25,7 @@ PARTS = {
 
 
 def block(counts: Any) -> str:
-    """The table of what was kept."""
+    """The table of the saved counts."""
     parts = counts["parts"]
     rows = [
         f"| {title} | {parts[part]['runs']:,} | {parts[part]['wrong']:,} | {parts[part]['date']} |"

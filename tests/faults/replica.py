@@ -49,7 +49,7 @@ class Process:
         return cast(Transport, self.client.session(name, observe))
 
     async def run(self) -> None:
-        """Live to the end of it; `exit` says what that was."""
+        """Run until the process ends; `exit` is the reason."""
         working = asyncio.create_task(Manager(self.components, self._until_terminated).run())
         dying = asyncio.create_task(self._dead.wait())
         try:
@@ -59,7 +59,9 @@ class Process:
         finally:
             self.client.alive = False
             dying.cancel()
-            while not working.done():  # what is told to end already may miss that it is killed
+            while (
+                not working.done()
+            ):  # a process that already terminates may miss that it is killed
                 working.cancel()
                 await asyncio.wait((working,), timeout=0.1)
 

@@ -70,7 +70,7 @@ async def queue(world: Simulation) -> None:
 
 
 async def leader(world: Simulation) -> None:
-    """The leader is told to end while a job runs."""
+    """The leader gets SIGTERM while a job runs."""
     world.make_queue()
     world.submit()
     await world.trains()

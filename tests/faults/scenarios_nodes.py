@@ -56,7 +56,7 @@ async def elastic(world: Simulation) -> None:
 
 
 def stays(pod: Body) -> End | None:
-    """Until it is told to end."""
+    """The pod runs until it gets SIGTERM."""
     return None
 
 

@@ -59,7 +59,7 @@ async def deletion_under_quota(world: Simulation) -> None:
 
 
 async def depends(world: Simulation) -> None:
-    """A job follows two others, of which one is removed before the other ends."""
+    """A job depends on two others; one is deleted before the other ends."""
     world.make_queue()
     world.submit("early", numNodes=1, reliability={"ttlSecondsAfterFinished": 20})
     world.submit("late", numNodes=1)

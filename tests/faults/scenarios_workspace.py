@@ -16,7 +16,7 @@ UPLOADED = {names.WORKSPACE_SHA256: OLD}
 
 
 def prepares(pod: Body) -> End | None:
-    """As `well`; sync pods say what they have made, and go on where they serve it."""
+    """As `well`; sync pods report their revision, and keep running if they serve it."""
     meta = pod["metadata"]
     if meta["labels"][names.COMPONENT_LABEL] != names.SYNC:
         return well(pod)

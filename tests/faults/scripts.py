@@ -20,7 +20,7 @@ def serves(pod: Body) -> End | None:
 
 
 def first_gang_stays(pod: Body) -> End | None:
-    """It ends when it is told to."""
+    """It ends when it gets SIGTERM."""
     return None if pod["metadata"]["labels"].get(names.ATTEMPT_LABEL) == "0" else well(pod)
 
 
@@ -42,7 +42,7 @@ def two_gangs_fail(pod: Body) -> End:
 
 
 def first_gangs_of(*jobs: str) -> Script:
-    """Of these jobs the first gang ends when it is told to, everything else by itself."""
+    """The first gang of these jobs ends when it gets SIGTERM, everything else by itself."""
 
     def script(pod: Body) -> End | None:
         ours = pod["metadata"]["labels"].get(names.JOB_LABEL) in jobs

@@ -116,7 +116,7 @@ class Simulation:
         return START + timedelta(seconds=self._loop.time())
 
     def _make_strangers(self) -> None:
-        """Objects of somebody else that bear the label of our jobs."""
+        """Foreign objects that have the label of our jobs."""
         labels = {names.JOB_LABEL: "train", names.ATTEMPT_LABEL: "0"}
         meta = {"name": "stranger", "namespace": NAMESPACE, "labels": labels}
         container = {"name": "main", "image": "theirs:1"}

@@ -8,7 +8,7 @@ from hostile.values import ANY, BOMBS, NUMBERS, anywhere_else, changed, nested
 from torchrun_api.json import JsonObject, JsonValue
 from torchrun_controller.watch.lines import MAX_LINE
 
-VICTIMS = 8  # objects that the frames are about; nobody else's name is in them
+VICTIMS = 8  # the only objects that the frames name
 TYPES = ("ADDED", "MODIFIED", "DELETED", "BOOKMARK")
 _ODD_TYPES: tuple[JsonValue, ...] = (
     "",
@@ -134,7 +134,7 @@ def _parts(chance: random.Random, obj: JsonObject) -> bytes:
 
 
 def _errors(chance: random.Random, obj: JsonObject) -> bytes:
-    """ERROR frames, and what is no Status in them."""
+    """ERROR frames, also with something other than a Status."""
     status: JsonObject = {
         "kind": "Status",
         "code": chance.choice(_CODES),

@@ -1,4 +1,4 @@
-"""TorchrunJobs and TorchrunQueues as nobody should write them, drawn from the schemas of our CRDs.
+"""Hostile TorchrunJobs and TorchrunQueues, drawn from the schemas of our CRDs.
 
 Metadata is of the right types always: the API server sees to that, whatever a CRD says.
 """

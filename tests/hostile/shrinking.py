@@ -7,7 +7,7 @@ T = TypeVar("T")
 
 
 def shrunk(inputs: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> Sequence[T]:
-    """A part of what fails that fails too, and of which no half or quarter could be left out."""
+    """A smaller input that still fails, and from which no half or quarter can be removed."""
     parts = 2
     while len(inputs) > 1:
         size = -(-len(inputs) // parts)

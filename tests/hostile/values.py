@@ -54,7 +54,7 @@ def changed(
     other: Callable[[random.Random], JsonValue],
     times: int,
 ) -> JsonObject:
-    """A copy in which so many values, anywhere, are replaced by `other` ones or removed."""
+    """A copy in which `times` values, anywhere, are replaced by `other` ones or removed."""
     copy = {key: _copy(each) for key, each in value.items()}
     for _ in range(times):
         container, index = _place(chance, copy)

@@ -106,7 +106,7 @@ class Wire:
         await asyncio.Event().wait()
 
     def _next(self, count: int) -> Iterator[bytes]:
-        """So many lines; each comes once, whatever becomes of its connection."""
+        """The next `count` lines; each is sent once, even if its connection breaks."""
         for _ in range(min(count, len(self._lines))):
             line = self._lines.popleft() + b"\n"
             half = len(line) // 2 if len(self._lines) % 4 == 0 else 0

@@ -54,7 +54,7 @@ class World:
         self._store.subscribe(self._note)
 
     async def run(self) -> list[str]:
-        """Play it; what is wrong in the end."""
+        """Play it; returns what is wrong at the end."""
         living = asyncio.create_task(self._replica.run())
         half = len(self._objects) // 2
         self._create("TorchrunQueue", QUEUE, {"image": "trainer:1"})
@@ -126,7 +126,7 @@ class World:
         return [f"{name} has no Job" for name, job in there.items() if job is None]
 
     def _of_object(self, body: JsonObject) -> list[str]:
-        """Whatever is there says how it stands; what is over may be gone."""
+        """Every object that exists has a status; finished ones may be gone."""
         meta = body["metadata"]
         assert isinstance(meta, dict)
         key = (NAMESPACE, str(meta["name"]))

@@ -1,4 +1,4 @@
-"""Bodies of TorchrunJobs and TorchrunQueues, and what the API server says to them."""
+"""Bodies of TorchrunJobs and TorchrunQueues, and how the API server responds to them."""
 
 import json
 import subprocess
@@ -68,7 +68,7 @@ def git(**fields: Any) -> dict[str, Any]:
 
 
 def patch(crds: LocalCluster, name: str, body: object, *flags: str) -> str:
-    """What the server says; empty if it took the patch."""
+    """The error of the server; empty if it accepted the patch."""
     command = ("patch", "torchrunjob", name, "--type=merge", "-p", json.dumps(body), *flags)
     # Kubernetes 1.33 names the type in the place of the value.
     return crds.kubectl(*command, check=False).stderr.replace(' "object":', "")

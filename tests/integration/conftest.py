@@ -20,7 +20,7 @@ FAILURES = BUILD / "integration-failures"
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Keep what is needed to judge a failed test before its control plane goes."""
+    """Save the evidence of a failed test before its control plane stops."""
     report = yield
     if report.failed:
         attach(report, FAILURES, gather(getattr(item, "funcargs", {})), QUIET)

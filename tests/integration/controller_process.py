@@ -111,7 +111,7 @@ class ControllerProcess:
         self._began = 0
 
     def through(self, kubeconfig: Path) -> None:
-        """Have it reach the API server as this kubeconfig says, from the next start on."""
+        """Use this kubeconfig from the next start on."""
         self._command[self._command.index("--kubeconfig") + 1] = str(kubeconfig)
 
     @property

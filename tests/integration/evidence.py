@@ -1,4 +1,4 @@
-"""What is needed to judge a failed test: logs of its controllers, objects of its team, what was written."""
+"""Evidence of a failed test: logs of its controllers, objects of its team, writes."""
 
 import json
 from collections.abc import Iterator, Mapping

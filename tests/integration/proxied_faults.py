@@ -61,7 +61,7 @@ class Refused(RequestFault):
 
 
 class TimedOut(RequestFault):
-    """The request never arrives, and nothing is heard of it."""
+    """The request never arrives and is never answered."""
 
     async def sent(self, call: Call) -> web.Response | None:
         await asyncio.sleep(60)
@@ -143,7 +143,7 @@ class SingleFault(Faults):
 
 
 def about(path: str) -> str:
-    """What a path is about, in short and without its namespace and what is random in a name."""
+    """The resource and name of a path, without the namespace and random suffixes."""
     if path.count("/") <= 1:
         return path
     target = target_of(path)

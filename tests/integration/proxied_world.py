@@ -37,7 +37,7 @@ from torchrun_cluster import LocalCluster
 
 BRIEF = lasting("4s", "3s", "500ms")
 PACE = 0.3  # of a script's seconds: a busy machine must see a gang at work
-PATIENCE = 390.0  # seconds for one step: what is refused with 422 is tried again after 300
+PATIENCE = 390.0  # seconds for one step: writes refused with 422 are retried after 300
 CONVERGENCE = 60.0  # seconds at the most until the wanted end
 SERVICES: Resource = ("v1", "services")
 LISTED = (TORCHRUN_JOBS, TORCHRUN_QUEUES, JOBS, PODS, SERVICES)
@@ -200,7 +200,7 @@ async def _scenario(
 ) -> None:
     kubelets = asyncio.create_task(world.kubelets())
     try:
-        await scenario.play(world)  # type: ignore[arg-type]  # what it asks for is there
+        await scenario.play(world)  # type: ignore[arg-type]  # it has what scenarios use
         before: list[Any] = [None]
 
         def rests() -> bool:
@@ -211,7 +211,7 @@ async def _scenario(
                 time.sleep(2.0)  # the first run: what two looks show alike is the end
             return same
 
-        with suppress(Stuck):  # the difference is told
+        with suppress(Stuck):  # the differences are reported
             await world.until("the wanted end", rests, CONVERGENCE)
     except (Stuck, httpx.HTTPError) as error:
         wrong.append(f"stuck: {error}")

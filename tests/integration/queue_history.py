@@ -102,7 +102,7 @@ class Moment:
 
 
 def assert_quotas_held(history: QueueHistory, quotas: dict[str, int]) -> dict[str, int]:
-    """At no moment more than the quota, by what is charged and by what runs; returns the most."""
+    """Charged and running nodes never exceed the quota; returns their maximum."""
     most: Counter[str] = Counter()
     moments = 0
     for moment in history.moments():

@@ -1,4 +1,4 @@
-"""A network between a client and the API server that can be cut: what is under way is lost."""
+"""A network between a client and the API server that can be cut: data in flight is lost."""
 
 import json
 import socket

@@ -96,7 +96,7 @@ def controller(
     *arguments: str,
     namespace: str = NAMESPACE,
 ) -> ControllerProcess:
-    """With a token of the account, which nothing else says who it is."""
+    """Authenticates by a token of the account and nothing else."""
     token = cluster.kubectl("create", "token", account, "-n", namespace).stdout.strip()
     config = json.loads(cluster.kubeconfig.read_text())
     for user in config["users"]:

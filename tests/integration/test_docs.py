@@ -29,7 +29,7 @@ def objects(block: Block) -> list[JsonObject]:
     bodies: list[JsonObject] = [body for body in yaml.safe_load_all(block.text) if body]
     if block.mark != "part of":
         return bodies
-    kind, *path = block.says.split(".")
+    kind, *path = block.argument.split(".")
     (part,) = bodies
     around: JsonObject = reduce(lambda inner, name: {name: inner}, reversed(path), part)
     spec = around["spec"]

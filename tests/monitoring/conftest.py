@@ -50,7 +50,7 @@ def api(cluster: LocalCluster) -> Iterator[Api]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _kwok(cluster: LocalCluster, api: Api, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Nodes whose label `heart` is taken away are heard of no more."""
+    """Nodes without the label `heart` send no more heartbeats."""
     for number in range(NODES):
         labels = {"heart": "beats", "kubernetes.io/hostname": f"host-{number}"}
         api.create("/api/v1/nodes", {"metadata": {"name": f"node-{number}", "labels": labels}})
@@ -132,7 +132,7 @@ def controllers(
 
 
 class Promtool:
-    """The program, and what it says."""
+    """The program and its output."""
 
     def __call__(self, *arguments: str, stdin: str = "", folder: Path | None = None) -> str:
         """Its output. Raises AssertionError with it where it finds fault."""

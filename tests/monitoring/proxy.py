@@ -1,4 +1,4 @@
-"""A TCP proxy between a controller and the API server, which can be told to misbehave."""
+"""A TCP proxy between a controller and the API server that tests can make misbehave."""
 
 import asyncio
 import threading

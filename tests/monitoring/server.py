@@ -25,7 +25,7 @@ scrape_configs:
 
 
 class Prometheus:
-    """Scrapes what it is told to, each second, and evaluates rules."""
+    """Scrapes its targets each second and evaluates rules."""
 
     def __init__(self, folder: Path, rules: str) -> None:
         self._folder = folder

@@ -35,7 +35,7 @@ from torchrun_api import names
 from torchrun_bench.report import RESULTS, machine, say
 from torchrun_cluster import LocalCluster, Size
 
-NODES = 6  # of which admission counts the room; pods are bound to none
+NODES = 6  # admission counts their capacity; pods are bound to none
 TELL = 30.0  # seconds between two lines of progress
 PATIENCE = 300.0  # seconds for the last jobs, once nothing goes wrong any more
 BRIEF = lasting("6s", "4s", "1s")  # with the usual 15 s nobody would lead for most of 20 s
@@ -139,7 +139,7 @@ class Soak:
         return [f"{life.team.name}/{name}" for life in lives for name in life.under_way()]
 
     def _left(self, api: Api, teams: list[Team]) -> list[str]:
-        """What nobody has cleared away of jobs that are gone."""
+        """Objects of deleted jobs that still exist."""
 
         def look() -> list[str]:
             selector = f"{names.MANAGED_BY_LABEL}={names.MANAGED_BY}"
@@ -217,7 +217,7 @@ def _restarts(chaos: Chaos) -> int:
 
 
 def _of_writes(writes: list[Write]) -> list[str]:
-    """From the API server's own log: what was made twice, or written by who held no lease."""
+    """From the API server's audit log: Jobs created twice, and writes without the lease."""
     led: dict[str, str] = {w.who: w.name for w in writes if w.takes_lease}
     problems = []
     for lease in set(led.values()):
@@ -233,7 +233,7 @@ def _of_writes(writes: list[Write]) -> list[str]:
 
 
 def _logged(folder: Path) -> dict[str, int]:
-    """Lines of all controllers that are no information, by what they say."""
+    """Log lines of all controllers above level info, counted by message."""
     messages: Counter[str] = Counter()
     for log in folder.glob("*/controller.log"):
         for text in log.read_text().splitlines():
@@ -254,7 +254,7 @@ def _interrupted(number: int, _: object) -> None:
 
 
 def main() -> int:
-    """Run it; the exit code says whether all held."""
+    """Run it; the exit code is 0 if every invariant held."""
     parser = argparse.ArgumentParser("python -m soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=random.randrange(2**32))

@@ -68,7 +68,7 @@ class Chaos:
         while not self._over.wait(max(0.0, due - time.monotonic())):
             try:
                 act()
-            except Exception as error:  # the soak goes on, and says so in the end
+            except Exception as error:  # the soak goes on, and reports it at the end
                 self.wrong.append(f"{act.__name__} failed: {error!r}")
             due += pause()
 

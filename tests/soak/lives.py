@@ -1,4 +1,4 @@
-"""Jobs that come in all the time, and what becomes of each, as its script says."""
+"""Jobs that are submitted all the time; the script of each decides how it ends."""
 
 import random
 import threading
@@ -15,13 +15,13 @@ from integration.team import TERMINAL, Team, pod_status, trains
 TICK = 0.5  # seconds between two looks at the cluster
 LONGEST = 6.0  # seconds that a gang works at most
 SHOWN = 5.0  # seconds that a job stays when it has ended, then its user deletes it
-MOST = 40  # jobs of a namespace at a time: were it ever more, memory would say nothing
+MOST = 40  # jobs of a namespace at a time: with more, memory would not be comparable
 NARROW = 4  # jobs that the queue `narrow` takes at a time
 SUCCEEDED, FAILED = "Succeeded", "Failed"
 
 
 class Script(NamedTuple):
-    """What becomes of a job: so many of its gangs fail; `end` is a phase, or "deleted" """
+    """How a job ends: `failures` of its gangs fail; `end` is a phase, or "deleted"."""
 
     nodes: int
     failures: int
@@ -31,7 +31,7 @@ class Script(NamedTuple):
 
     @property
     def restarts(self) -> int:
-        """Gangs after the first; a job that fails has used up what it may."""
+        """Gangs after the first; a job that fails has used all its restarts."""
         return self.failures - (self.end == FAILED)
 
 

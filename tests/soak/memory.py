@@ -12,7 +12,7 @@ EVERY = 5.0  # seconds between two samples
 WARM_UP = 1 / 6  # of the time, that a heap takes to get its shape
 BLOCKS = 10
 STUDENT = 2.306  # 97.5 % of Student's t with BLOCKS - 2 degrees of freedom
-LEAST = 20 * 60.0  # seconds, below which a slope says nothing
+LEAST = 20 * 60.0  # seconds; over a shorter time a slope means nothing
 
 
 class Sample(NamedTuple):

@@ -63,7 +63,7 @@ class Followed(History):
 
 
 class Verdict:
-    """Of one namespace. `wrong` says what was violated, each once."""
+    """The invariants of one namespace. `wrong` lists the violations, each once."""
 
     def __init__(self, api: httpx.Client, namespace: str) -> None:
         self._namespace = namespace

@@ -19,7 +19,7 @@ def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 async def server(pki: Path) -> AsyncIterator[ScriptedServer]:
-    """An https server that says who asks: its client certificate and its Authorization header."""
+    """An https server that answers with the client certificate and Authorization header of a request."""
 
     async with serving(who, serving_tls(pki)) as running:
         yield running

@@ -34,7 +34,7 @@ class Cache:
 
 
 class World:
-    """A worker whose neighbours are all here: what is observed, decided, written and recorded."""
+    """A JobReconciler and its Controller with everything around them under the control of a test."""
 
     def __init__(self) -> None:
         self.time = 1000.0
@@ -95,7 +95,7 @@ class World:
         self.events.append(event)
 
     async def attempts(self, keys: int = 1) -> None:
-        """Let the worker run until so many keys are done, then stop it."""
+        """Run the worker until `keys` keys are done, then stop it."""
         done = self.total_reconciles() + keys
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.worker.run)

@@ -38,7 +38,7 @@ def test_every_block_is_run_or_says_why_not(block: Block) -> None:
         assert block.mark in ("run", "not run"), (
             f"{block}: above it, `<!-- run: cluster -->` or `<!-- not run: why -->`"
         )
-        assert block.mark != "run" or block.says == "cluster", f"{block}: {block.says}"
+        assert block.mark != "run" or block.argument == "cluster", f"{block}: {block.argument}"
     elif block.language == "yaml":
         whole = all("apiVersion" in body for body in yaml.safe_load_all(block.text) if body)
         assert whole or block.mark in ("part of", "not run"), (

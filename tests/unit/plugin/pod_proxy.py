@@ -17,7 +17,7 @@ PREFIX = "/api/v1/namespaces/ns/pods/job-sync-0:8080/proxy"
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """A port without a listener."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]

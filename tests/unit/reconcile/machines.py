@@ -1,4 +1,4 @@
-"""What really runs, beside what the API says: kubelets, containers and launchers of a `World`.
+"""What really runs, beside the state of the API: kubelets, containers and launchers of a `World`.
 
 A machine goes on when its kubelet is not heard of, and so do its containers. Launchers are modelled
 after torchrun_runtime.launch, at the slowest that it promises: a gang that reads a newer epoch has
@@ -89,7 +89,7 @@ class Machines:
         self.world.node(name)
 
     def training(self) -> set[int]:
-        """Attempts of which a rank runs at this moment."""
+        """Attempts with a rank that runs now."""
         return {p.attempt for p in self.processes.values() if p.state is State.TRAINS}
 
     def story(self) -> str:
@@ -105,7 +105,7 @@ class Machines:
     # What befalls them
 
     def lose(self, name: str, storage: bool) -> None:
-        """Nothing is heard of the kubelet any more; the containers go on."""
+        """The kubelet sends no more heartbeats; the containers keep running."""
         self.nodes[name] = Machine(kubelet=False, storage=storage)
         self.world.node(name, False)
 
@@ -145,7 +145,7 @@ class Machines:
                 del self.world.objects[key]
 
     def power_off(self, name: str) -> None:
-        """An administrator switches the machine off and says so."""
+        """An administrator switches the machine off and taints the node out-of-service."""
         for process in self.processes.values():
             if process.node == name:
                 process.state = State.DEAD

@@ -1,4 +1,4 @@
-"""A small HTTP server in threads, for servers that misbehave as a test bids."""
+"""A small HTTP server in threads, with the faults that a test gives it."""
 
 import ssl
 import threading

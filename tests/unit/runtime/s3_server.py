@@ -1,4 +1,4 @@
-"""A gateway that misbehaves as a test bids; how a real one behaves is tried with a real one."""
+"""An S3 gateway with the faults that a test gives it; integration tests use a real one."""
 
 import hashlib
 import ssl
@@ -79,7 +79,7 @@ def behave(objects: dict[str, bytes]) -> Answer:
 
 @dataclass
 class Gateway:
-    """Where it listens and what it was asked."""
+    """Its port and the requests it got."""
 
     answer: Answer
     port: int = 0

@@ -71,14 +71,14 @@ def test_a_queue_without_an_image_is_tried_with_any():
 
 def test_a_refused_template_is_said_and_tried_again_once_changed():
     world = QueueWorld(make_trq())
-    world.says = ("False", "spec.template.spec.nope: field not declared in schema")
+    world.trial_result = ("False", "spec.template.spec.nope: field not declared in schema")
     world.settle()
     assert status(world).phase == "Updating"
     assert world.condition("TemplateValid").reason == "Rejected"
     assert "spec.template.spec.nope" in world.condition("Ready").message
     assert world.condition("Ready").status == "False"
     assert world.reasons() == ["Rejected"]
-    world.says = ("True", "")
+    world.trial_result = ("True", "")
     world.edit()
     world.settle()
     assert status(world).phase == "Active"
@@ -87,7 +87,7 @@ def test_a_refused_template_is_said_and_tried_again_once_changed():
 
 def test_a_template_that_may_not_be_tried_stops_nothing():
     world = QueueWorld(make_trq())
-    world.says = ("Unknown", "jobs.batch is forbidden")
+    world.trial_result = ("Unknown", "jobs.batch is forbidden")
     world.settle()
     assert world.condition("TemplateValid").status == "Unknown"
     assert status(world).phase == "Active"

@@ -87,7 +87,7 @@ class World:
     async def post(
         self, body: Any = None, authorization: str | None = None, path: str = "/v1/progress"
     ) -> tuple[int, str]:
-        """The code, and what is told."""
+        """The status code and the body."""
         data = body if isinstance(body, bytes) else json.dumps(body or {"step": 3}).encode()
         bearer = f"Bearer {token()}" if authorization is None else authorization
         async with (
