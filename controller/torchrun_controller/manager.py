@@ -110,12 +110,12 @@ def assemble(
         build.admission_controller(queues["admission"], admission_view, job_metrics),
     )
     lease = f"{settings.lease_namespace}/{settings.lease_name}" if settings.leader_election else ""
-    metrics.leadership(leader.may_write, lease, settings.namespaces)
-    metrics.total_progress(factory.reports.totals)
+    metrics.watch_leadership(leader.may_write, lease, settings.namespaces)
+    metrics.watch_progress(factory.reports.totals)
     for resource, objects in factory.objects_by_resource().items():
-        metrics.count_objects(resource, objects)
+        metrics.watch_store(resource, objects)
     for resource, silence in factory.silence_by_resource().items():
-        metrics.age_of_watch(resource, silence)
+        metrics.watch_age(resource, silence)
     return Components(factory, queue_view, leader, events, queues, controllers)
 
 
@@ -264,8 +264,8 @@ def _register_job_metrics(
         leads=leader.may_write,
         now=lambda: clock.wall().timestamp(),
         nodes=lambda: factory.nodes.view,
-        know=metrics.changes.know_queue,
-        forget=metrics.changes.forget_queue,
+        add_queue=metrics.changes.add_queue,
+        remove_queue=metrics.changes.remove_queue,
     )
     each = PerJobMetrics(
         settings.metrics_jobs,
@@ -342,7 +342,7 @@ class _Builder(Struct, frozen=True):
             applier=self.applier,
             events=self.events,
             metrics=self.metrics,
-            account=job_metrics.account,
+            account=job_metrics.set_admission,
             clock=self.clock.monotonic,
             now=self.clock.second,
         )

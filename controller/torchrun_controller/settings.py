@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from torchrun_controller.leader.election import Durations
 from torchrun_controller.logs import LogFormat, LogLevel
-from torchrun_controller.metrics.per_job import MOST_JOBS
+from torchrun_controller.metrics.per_job import MAX_JOBS
 from torchrun_controller.reconcile.admission.nodes import parse_overhead
 from torchrun_controller.setting_parsers import (
     IMAGE,
@@ -261,8 +261,8 @@ _OPTIONS: Final = (
     _Option(
         _PROCESS,
         "metrics_jobs",
-        integer(0, MOST_JOBS),
-        f"a whole number from 0 to {MOST_JOBS}",
+        integer(0, MAX_JOBS),
+        f"a whole number from 0 to {MAX_JOBS}",
         "0",
         "Jobs that have series of their own in /metrics, under their names; 0: none.",
     ),

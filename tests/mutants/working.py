@@ -314,8 +314,8 @@ WORKING = (
     Mutant(
         "a-lease-is-taken-early",
         "leader/election.py",
-        "return self._changed_at + (min(named, _LONGEST) if named > 0 else self.durations.lease)",
-        "return self._changed_at",
+        "return self._changed_at + (",
+        "return self._changed_at + 0 * (",
         "two leaders at once",
         LEADER,
     ),

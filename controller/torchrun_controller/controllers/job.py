@@ -229,7 +229,7 @@ class JobReconciler:
             return written.seconds
         if written is not None:
             _log_status(job, status)
-            self._metrics.changes.wrote(observed, status, self._now())
+            self._metrics.changes.record_status(observed, status, self._now())
         return None
 
     def _forget(self, key: Key) -> None:

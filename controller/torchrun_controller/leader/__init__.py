@@ -4,20 +4,20 @@
     tasks.start_soon(leader.run)             # raises NotLeader on loss: stop at once
     await leader.elected.wait()
     leader.check()                           # before every write; raises NotLeader
-    ...                                      # at the end stop the controllers, cancel run, then
+    ...                                      # stop the controllers and cancel run, then
     await leader.release()
 
 Guarantees:
 
-- **Permission to write ends by itself.** No write begins later than the *sending* of the last
-  successful renewal + the renew deadline, whatever happens to the event loop or the network, and
-  none after the watch has shown another holder. A lease does not fence: a request that is under way
-  at that time may still arrive, and has lease duration - renew deadline (5 s) to do so.
+- **Permission to write expires.** No write begins later than the renew deadline after the *sending*
+  of the last successful renewal, even if the event loop or the network hangs, and none after the
+  watch has shown another holder. A lease does not fence: a request in flight at that time may still
+  arrive, and has lease duration - renew deadline (5 s) to do so.
 - **Only time loses the lease.** Conflicts, 429, 500, timeouts and undecodable answers are retried
-  until the deadline. A lost answer may have been a success: the lease is read before it is written
-  again, and every write carries the resourceVersion, so that a conflict is seen.
-- **Handover is immediate.** Every replica watches the Lease and takes a released one within
-  milliseconds. Polling every 2 to 4.4 s covers a watch that fails.
+  until the deadline. A request without a response may have succeeded: the lease is read before the
+  next write, and each write has the resourceVersion, so that a conflict is detected.
+- **Handover is immediate.** Every replica watches the Lease and acquires a released one within
+  milliseconds. Polling every 2 to 4.4 s covers a failed watch.
 
 `election` decides and is pure; `elector` sends the requests.
 

@@ -32,8 +32,8 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 MAX_FRAME = 2**20  # bytes of a watch line; a Lease has about 1,000
 WATCH_SECONDS = 300
 
-# Raised for a server that refuses, is not reached, is slow, or answers what does not decode.
-TROUBLE = (ApiError, Disconnected, TimeoutError, ValueError, RecursionError)
+# Errors of a server that refuses, is not reached, is slow, or sends what does not decode.
+REQUEST_ERRORS = (ApiError, Disconnected, TimeoutError, ValueError, RecursionError)
 
 
 class NotLeader(Exception):  # noqa: N818 named for the state
@@ -64,7 +64,7 @@ class LeaseClient(Protocol):
 
 
 class Leadership(Protocol):
-    """What the rest of the process sees: `Leader`, or `NoElection`."""
+    """The interface to the rest of the process: a `Leader` or `NoElection`."""
 
     @property
     def elected(self) -> anyio.Event:
@@ -84,7 +84,7 @@ class Leadership(Protocol):
         """Raise NotLeader if no write may begin now."""
 
     async def release(self) -> None:
-        """Let a standby take over. Call it after the last write and the end of `run`."""
+        """Release the lease for a standby. Call it after the last write and the end of `run`."""
 
 
 class NoElection:
@@ -141,7 +141,7 @@ class Leader:
         self._clock = clock
         self._now = now
         self._jitter = jitter
-        self._changed = anyio.Event()  # set by the watch
+        self._lease_change = anyio.Event()  # set by the watch
         self._holder = ""  # the last one that was logged
         self._has_written = False
 
@@ -157,35 +157,36 @@ class Leader:
     async def run(self) -> None:
         """Become the leader and remain it until cancelled. Raises NotLeader on loss."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._follow)
-            reason = await self._elect()
+            tasks.start_soon(self._watch_forever)
+            reason = await self._run_election()
             tasks.cancel_scope.cancel()
         raise NotLeader(f"lease {self._lease} is lost: {reason}")
 
     async def release(self) -> None:
-        """Let a standby take over. Call it after the last write and the end of `run`.
+        """Release the lease for a standby. Call it after the last write and the end of `run`.
 
-        Takes at most half the renew deadline. A failure is logged; standbys then wait for expiry.
+        Takes at most half the renew deadline. A failure is logged; a standby then waits for the
+        expiry.
         """
         self._election.resign()
         if not self._has_written:
             return
         try:
             with anyio.fail_after(self._election.durations.renew_deadline / 2):
-                await self._hand_over()
-        except TROUBLE as error:
-            log.warning("lease not released", lease=self._lease, error=_describe(error))
+                await self._release_lease()
+        except REQUEST_ERRORS as error:
+            log.warning("lease not released", lease=self._lease, error=_describe_error(error))
 
-    async def _elect(self) -> str:
-        """Carry out what the election decides until the lease is lost; return why it is lost."""
+    async def _run_election(self) -> str:
+        """Carry out the decisions of the election until the lease is lost; return the reason."""
         while True:
             now = self._clock()
-            self._report()
+            self._log_holder()
             match self._election.decide(now):
                 case Wait(seconds):
-                    self._changed = anyio.Event()
+                    self._lease_change = anyio.Event()
                     with anyio.move_on_after(seconds):
-                        await self._changed.wait()
+                        await self._lease_change.wait()
                 case Read():
                     await self._attempt("get", self._read(), now)
                 case Write(version):
@@ -197,17 +198,17 @@ class Leader:
                     assert_never(decision)
 
     async def _attempt(self, verb: str, request: Coroutine[None, None, None], sent: float) -> None:
-        """Send one request. A failure is logged once and left to the next decision."""
+        """Send one request. A failure is logged once; the next decision retries."""
         self._election.unsure(sent, self._jitter())
-        until = self._election.writable_until()
-        patience = self._election.durations.renew_deadline / 2
-        if until > sent:
-            patience = min(patience, until - sent)
+        deadline = self._election.writable_until()
+        timeout = self._election.durations.renew_deadline / 2
+        if deadline > sent:
+            timeout = min(timeout, deadline - sent)
         try:
-            with anyio.fail_after(patience):
+            with anyio.fail_after(timeout):
                 await request
-        except TROUBLE as error:
-            problem = f"cannot {verb} lease {self._lease}: {_describe(error)}"
+        except REQUEST_ERRORS as error:
+            problem = f"cannot {verb} lease {self._lease}: {_describe_error(error)}"
             if problem != self.problem:
                 log.warning("lease not renewed or read", problem=problem)
             self.problem = problem
@@ -232,8 +233,8 @@ class Leader:
             log.info("elected", lease=self._lease, identity=self._election.identity)
             self.elected.set()
 
-    async def _hand_over(self) -> None:
-        """Remove this process as the holder, whatever happened to its last write."""
+    async def _release_lease(self) -> None:
+        """Remove this process as the holder, even if the result of its last write is unknown."""
         while True:
             if not self._election.current:
                 await self._read()
@@ -263,8 +264,8 @@ class Leader:
         response = await self._client.request(method, path, body=encoded, content_type=content)
         return response.read(_LEASE.decode)
 
-    async def _follow(self) -> None:
-        """Watch the lease; when the watch ends or fails, open another at the pace of polling.
+    async def _watch_forever(self) -> None:
+        """Watch the lease; open a new watch after each end or failure, at the pace of polling.
 
         This is no informer: the role has no verb list on leases, and a watch without a
         resourceVersion begins with the present state of the one object.
@@ -275,8 +276,8 @@ class Leader:
             try:
                 await self._watch()
                 problem = ""
-            except TROUBLE as error:
-                if problem != (problem := _describe(error)):
+            except REQUEST_ERRORS as error:
+                if problem != (problem := _describe_error(error)):
                     log.warning(
                         "cannot watch the lease, polling it", lease=self._lease, error=problem
                     )
@@ -295,25 +296,25 @@ class Leader:
         async with self._client.stream(path, query=query, total=WATCH_SECONDS + 30.0) as chunks:
             async for chunk in chunks:
                 for line in lines.feed(chunk):
-                    self._frame(line)
+                    self._handle_line(line)
 
-    def _frame(self, line: bytes | Overlong) -> None:
-        """Note one line of the watch. Raises ValueError if it cannot be used."""
+    def _handle_line(self, line: bytes | Overlong) -> None:
+        """Record one line of the watch. Raises ValueError if it does not decode."""
         if isinstance(line, Overlong):
             raise ValueError(f"a frame of more than {MAX_FRAME} bytes")
         match _CODEC.frame(line):
             case Upserted(object=lease):
                 self._election.watched(lease, self._clock())
-                self._changed.set()
+                self._lease_change.set()
             case Deleted(resource_version=version):
                 self._election.deleted(version)
-                self._changed.set()
+                self._lease_change.set()
             case ServerError(code=code, message=message):
                 raise ValueError(f"the watch ended with {code}: {message}")
             case Faulted(message=message):
                 raise ValueError(message)
 
-    def _report(self) -> None:
+    def _log_holder(self) -> None:
         """Log and count a change of the holder."""
         holder = self._election.holder
         if holder and holder != self._holder:
@@ -335,7 +336,7 @@ class Leader:
         return f"{self._namespace}/{self._name}"
 
 
-def _describe(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     if isinstance(error, ApiError) and error.status == 403:
         return f"{error}; the role of the controller lacks this verb on {LEASES.resource}"
     return f"{type(error).__name__}: {error}".removesuffix(": ")

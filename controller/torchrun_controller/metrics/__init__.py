@@ -1,1 +1,1 @@
-"""Metrics of the controller, what they are read from, and their reference in the docs."""
+"""The metrics of the controller, and the generator of their reference page."""

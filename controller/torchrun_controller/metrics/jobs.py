@@ -1,7 +1,7 @@
-"""Jobs, queues and nodes in the caches: updated with each change, read at each scrape.
+"""Metrics of jobs, queues and nodes: updated with each change of a cache, read at each scrape.
 
-Only the leader exports values, so that sums over replicas are right. GPU seconds, a counter,
-restart at 0 with each process and count while that process leads, as every Prometheus counter.
+Only the leader exports values, so that sums over replicas are correct. GPU seconds are a counter:
+they start at 0 in each process and increase while it leads.
 """
 
 from collections import Counter, defaultdict
@@ -25,16 +25,16 @@ from torchrun_controller.metrics.labels import OTHERS, QueueLabels, Reasons
 from torchrun_controller.reconcile.admission.model import QueueSummary
 from torchrun_controller.reconcile.pods.nodes import ready_condition
 
-MOST_WAITS = 300  # series of a queue and a reason
+MAX_WAITS = 300  # most series of torchrun_queue_waiting_jobs
 WAITING: tuple[Phase, ...] = ("Pending", "Syncing", "Queued", "Preempted")
-PRESENT: tuple[Phase, ...] = (*WAITING, "Running", "Suspended")
+ACTIVE: tuple[Phase, ...] = (*WAITING, "Running", "Suspended")
 _QUEUE = ("job_namespace", "queue")
 
 Label = tuple[str, str]
 
 
 class _JobRecord(Struct, frozen=True, gc=False):
-    """What is counted of one job. `since` is in seconds of Unix time."""
+    """The counted values of one job. `since` is the start of its phase in Unix time (seconds)."""
 
     queue: Key
     phase: Phase
@@ -44,12 +44,15 @@ class _JobRecord(Struct, frozen=True, gc=False):
     since: float
 
 
-_ALIKE = attrgetter("queue", "phase", "reason", "gpus")
-_PHASE = attrgetter("phase")
+_by_state = attrgetter("queue", "phase", "reason", "gpus")
+_by_phase = attrgetter("phase")
 
 
 class _QueueRecord(Struct, frozen=True):
-    """What is told of one queue. `ready` is None while nothing was said of it."""
+    """The exported values of one queue. `ready` is None without the condition Ready.
+
+    `quota` is in GPUs, None for no quota; `resource` is the name of the GPU resource.
+    """
 
     ready: bool | None
     reason: str
@@ -58,10 +61,11 @@ class _QueueRecord(Struct, frozen=True):
 
 
 class JobMetrics(Collector):
-    """All jobs and queues. `leads` is asked at each scrape, `now` is in Unix time.
+    """Collects the metrics of all jobs, queues and nodes.
 
-    `nodes` returns the nodes, None if they are not known. `know` is called with the labels of an
-    existing queue, `forget` with those of a deleted one.
+    `leads` returns whether this process leads; `now` is Unix time in seconds; `nodes` returns the
+    nodes, None if they are unknown. `add_queue` is called with the labels of an existing queue,
+    `remove_queue` with those of a deleted one.
     """
 
     def __init__(
@@ -71,157 +75,157 @@ class JobMetrics(Collector):
         leads: Callable[[], bool],
         now: Callable[[], float],
         nodes: Callable[[], Iterable[Node] | None],
-        know: Callable[[Label], None] = lambda queue: None,
-        forget: Callable[[Label], None] = lambda queue: None,
+        add_queue: Callable[[Label], None] = lambda queue: None,
+        remove_queue: Callable[[Label], None] = lambda queue: None,
     ) -> None:
         self._admission: tuple[QueueSummary, ...] = ()
         self._labels = queues
         self._leads = leads
         self._now = now
         self._nodes = nodes
-        self._know = know
-        self._forget = forget
+        self._add_queue = add_queue
+        self._remove_queue = remove_queue
         self._reasons = Reasons()
         self._jobs: dict[Key, _JobRecord] = {}
-        self._templates: dict[Key, _QueueRecord] = {}
-        # Of running jobs: until when their GPUs are counted.
+        self._queue_records: dict[Key, _QueueRecord] = {}
+        # For each running job, the time until which its GPU seconds are counted.
         self._counted_until: dict[Key, float] = {}
         self._gpu_seconds: defaultdict[Label, float] = defaultdict(float)
-        self._led = False
+        self._is_leader = False
 
     def job_changed(self, change: Change[TorchrunJob], initial: bool) -> None:
-        """Note a change of a job."""
+        """Record a change of a job. An informer's `on_change`."""
         meta = change.object.metadata
         key = meta.namespace, meta.name
         now = self._now()
-        self._look_who_leads(now)
+        self._update_leadership(now)
         self._count_gpus(key, now)
-        seen = None if change.new is None else _seen(change.new, now)
-        if seen is None:
+        record = None if change.new is None else _job_record(change.new, now)
+        if record is None:
             self._jobs.pop(key, None)
         else:
-            self._jobs[key] = seen
-        if seen is not None and seen.phase == "Running":
+            self._jobs[key] = record
+        if record is not None and record.phase == "Running":
             self._counted_until.setdefault(key, now)
         else:
             self._counted_until.pop(key, None)
 
     def queue_changed(self, change: Change[TorchrunQueue], initial: bool) -> None:
-        """Note a change of a queue."""
+        """Record a change of a queue. An informer's `on_change`."""
         meta = change.object.metadata
         key = meta.namespace, meta.name
         if change.new is not None:
             self._labels.add(key)
-            self._know(self._labels.of(key))
-            self._templates[key] = _template(change.new)
+            self._add_queue(self._labels.of(key))
+            self._queue_records[key] = _queue_record(change.new)
             return
         label = self._labels.of(key)
-        self._templates.pop(key, None)
+        self._queue_records.pop(key, None)
         self._labels.discard(key)
         if label[1] != OTHERS:
             self._gpu_seconds.pop(label, None)
-            self._forget(label)
+            self._remove_queue(label)
 
-    def account(self, queues: tuple[QueueSummary, ...]) -> None:
-        """Set the coordinator's summary of each queue, for the next scrapes."""
+    def set_admission(self, queues: tuple[QueueSummary, ...]) -> None:
+        """Set the coordinator's summaries of the queues, for the next scrapes."""
         self._admission = queues
 
     def describe(self) -> Iterator[Metric]:
-        """The families without values: registering must not collect."""
+        """Return the families without values, so that the registration does not collect."""
         yield from _Families().all()
 
     def collect(self) -> Iterator[Metric]:
-        """All values if this process leads, else the families alone."""
+        """Return all values if this process leads, else the families without values."""
         families, now = _Families(), self._now()
-        self._look_who_leads(now)
-        if self._led:
+        self._update_leadership(now)
+        if self._is_leader:
             for key in self._counted_until:
                 self._count_gpus(key, now)
-            self._tell_jobs(families, now)
-            self._tell_queues(families)
-            self._tell_nodes(families)
+            self._add_jobs(families, now)
+            self._add_queues(families)
+            self._add_nodes(families)
         yield from families.all()
 
-    def _look_who_leads(self, now: float) -> None:
-        """What ran before this process led was another's to count."""
-        led, self._led = self._led, self._leads()
-        if self._led and not led:
+    def _update_leadership(self, now: float) -> None:
+        """Count GPU seconds from `now` on if this process has become the leader."""
+        was_leader, self._is_leader = self._is_leader, self._leads()
+        if self._is_leader and not was_leader:
             self._counted_until = dict.fromkeys(self._counted_until, now)
 
     def _count_gpus(self, key: Key, now: float) -> None:
-        """Up to now, if the job runs."""
+        """Count the GPU seconds of a running job up to `now`."""
         since = self._counted_until.get(key)
         if since is None:
             return
         self._counted_until[key] = now
-        if self._led:
-            seen = self._jobs[key]
-            self._gpu_seconds[self._labels.of(seen.queue)] += seen.gpus * max(0.0, now - since)
+        if self._is_leader:
+            record = self._jobs[key]
+            self._gpu_seconds[self._labels.of(record.queue)] += record.gpus * max(0.0, now - since)
 
-    def _tell_jobs(self, families: "_Families", now: float) -> None:
-        phases = Counter(map(_PHASE, self._jobs.values()))
+    def _add_jobs(self, families: "_Families", now: float) -> None:
+        phases = Counter(map(_by_phase, self._jobs.values()))
         for phase in get_args(Phase):
             families.jobs.add_metric((phase,), phases[phase])
         oldest: dict[str, float] = dict.fromkeys(WAITING, now)
-        for seen in self._jobs.values():
-            if seen.phase in oldest and seen.since < oldest[seen.phase]:
-                oldest[seen.phase] = seen.since
+        for record in self._jobs.values():
+            if record.phase in oldest and record.since < oldest[record.phase]:
+                oldest[record.phase] = record.since
         for phase in WAITING:
             families.oldest.add_metric((phase,), now - oldest[phase])
-        families.unfenced.add_metric((), sum(seen.unfenced for seen in self._jobs.values()))
+        families.unfenced.add_metric((), sum(record.unfenced for record in self._jobs.values()))
 
-    def _tell_queues(self, families: "_Families") -> None:
-        labels = {key: self._labels.of(key) for key in self._templates}
+    def _add_queues(self, families: "_Families") -> None:
+        labels = {key: self._labels.of(key) for key in self._queue_records}
         phases: Counter[tuple[Label, Phase]] = Counter()
         waits: Counter[tuple[Label, str]] = Counter()
         gpus: Counter[tuple[Label, str]] = Counter()
-        # Jobs that are alike are counted first, which is quick.
-        alike = Counter(map(_ALIKE, self._jobs.values()))
-        for (queue, phase, reason, size), count in alike.items():
+        # Equal jobs are counted first: Counter runs in C.
+        groups = Counter(map(_by_state, self._jobs.values()))
+        for (queue, phase, reason, size), count in groups.items():
             label = labels.get(queue) or self._labels.of(queue)
             phases[label, phase] += count
             if phase == "Running":
                 gpus[label, "running"] += size * count
             elif phase in WAITING:
                 gpus[label, "waiting"] += size * count
-                waits[self._wait(waits, label, reason)] += count
+                waits[self._wait_series(waits, label, reason)] += count
         for label in {*labels.values(), *(label for label, _ in phases)}:
-            for phase in PRESENT:
+            for phase in ACTIVE:
                 families.queue_jobs.add_metric((*label, phase), phases[label, phase])
             for state in ("running", "waiting"):
                 families.queue_gpus.add_metric((*label, state), gpus[label, state])
             families.gpu_seconds.add_metric(label, self._gpu_seconds[label])
         for (label, reason), count in waits.items():
             families.waits.add_metric((*label, reason), count)
-        self._tell_templates(families, labels)
+        self._add_templates(families, labels)
 
-    def _wait(
+    def _wait_series(
         self, waits: Counter[tuple[Label, str]], label: Label, reason: str
     ) -> tuple[Label, str]:
-        known = label, self._reasons.of(reason)
-        return known if known in waits or len(waits) < MOST_WAITS else (label, OTHERS)
+        series = label, self._reasons.of(reason)
+        return series if series in waits or len(waits) < MAX_WAITS else (label, OTHERS)
 
-    def _tell_templates(self, families: "_Families", labels: dict[Key, Label]) -> None:
-        for key, template in self._templates.items():
+    def _add_templates(self, families: "_Families", labels: dict[Key, Label]) -> None:
+        for key, record in self._queue_records.items():
             if labels[key][1] == OTHERS:
                 continue
-            if template.ready is not None:
-                reason = self._reasons.of(template.reason)
-                families.ready.add_metric((*labels[key], reason), float(template.ready))
-            if template.quota is not None:
-                families.queue_gpus.add_metric((*labels[key], "quota"), template.quota)
+            if record.ready is not None:
+                reason = self._reasons.of(record.reason)
+                families.ready.add_metric((*labels[key], reason), float(record.ready))
+            if record.quota is not None:
+                families.queue_gpus.add_metric((*labels[key], "quota"), record.quota)
         for summary in self._admission:
             label = labels.get((summary.namespace, summary.name))
             if label is not None and label[1] != OTHERS:
                 families.queue_gpus.add_metric((*label, "admitted"), summary.used.gpus)
 
-    def _tell_nodes(self, families: "_Families") -> None:
+    def _add_nodes(self, families: "_Families") -> None:
         nodes = self._nodes()
         if nodes is None:
             return
-        resources = {template.resource for template in self._templates.values()}
-        usable = (node for node in nodes if _is_usable(node))
-        families.nodes.add_metric((), sum(_gpus(node, resources) for node in usable))
+        resources = {record.resource for record in self._queue_records.values()}
+        usable_nodes = (node for node in nodes if _is_usable(node))
+        families.nodes.add_metric((), sum(_gpus(node, resources) for node in usable_nodes))
 
 
 class _Families:
@@ -278,11 +282,11 @@ class _Families:
         )
 
     def all(self) -> Iterator[Metric]:
-        """Each of them."""
+        """Iterate over the families."""
         yield from vars(self).values()
 
 
-def _seen(job: TorchrunJob, now: float) -> _JobRecord:
+def _job_record(job: TorchrunJob, now: float) -> _JobRecord:
     status, since = job.status, phase_since(job)
     return _JobRecord(
         queue=(job.metadata.namespace, job.spec.job_queue),
@@ -294,7 +298,7 @@ def _seen(job: TorchrunJob, now: float) -> _JobRecord:
     )
 
 
-def _template(queue: TorchrunQueue) -> _QueueRecord:
+def _queue_record(queue: TorchrunQueue) -> _QueueRecord:
     ready = next((c for c in queue.status.conditions if c.type == "Ready"), None)
     quota = queue.spec.quota
     return _QueueRecord(

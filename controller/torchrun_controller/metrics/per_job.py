@@ -1,7 +1,7 @@
-"""Series of single jobs, for as many jobs as a setting allows; the default is 0.
+"""Series of single jobs, for at most --metrics-jobs jobs; the default is 0.
 
-A live job gets a place when one is free, and keeps it. A finished job keeps its place until another
-job needs it, so that its end is visible.
+An unfinished job gets a place when one is free, and keeps it. A finished job keeps its place until
+another job needs it, so that its last values are visible.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,65 +14,69 @@ from torchrun_api.status import TERMINAL
 from torchrun_controller.cache.observe import Key
 from torchrun_controller.cache.store import Change
 from torchrun_controller.metrics.changes import phase_since
-from torchrun_controller.metrics.labels import LONGEST, OTHERS, Reasons
+from torchrun_controller.metrics.labels import MAX_LENGTH, OTHERS, Reasons
 
-MOST_JOBS = 100  # largest setting: /metrics stays under 1 MB
+MAX_JOBS = 100  # largest value of the setting: /metrics stays under 1 MB
 _JOB = ("job_namespace", "torchrun_job")
 
 
 class PerJobMetrics(Collector):
-    """At most `most` jobs; `leads` is asked at each scrape, `get` returns a cached job."""
+    """Collects the metrics of at most `limit` jobs.
+
+    `leads` returns whether this process leads; `get` returns the cached job of a namespace and
+    name.
+    """
 
     def __init__(
         self,
-        most: int,
+        limit: int,
         *,
         leads: Callable[[], bool],
         get: Callable[[str, str], TorchrunJob | None],
     ) -> None:
-        self._most = most
+        self._limit = limit
         self._leads = leads
         self._get = get
-        self._shown: dict[Key, None] = {}
-        self._waiting: dict[Key, None] = {}  # in the order in which they came
-        self._ended: dict[Key, None] = {}  # of those that are shown
+        self._exported: dict[Key, None] = {}
+        self._waiting: dict[Key, None] = {}  # in the order of arrival
+        self._finished: dict[Key, None] = {}  # the finished ones of `_exported`
         self._reasons = Reasons()
 
     def job_changed(self, change: Change[TorchrunJob], initial: bool) -> None:
-        """Note a change of a job."""
-        if not self._most:
+        """Record a change of a job. An informer's `on_change`."""
+        if not self._limit:
             return
         meta = change.object.metadata
         key = meta.namespace, meta.name
         if change.new is None:
-            for places in (self._shown, self._waiting, self._ended):
+            for places in (self._exported, self._waiting, self._finished):
                 places.pop(key, None)
         elif change.new.status.phase in TERMINAL:
             self._waiting.pop(key, None)
-            if key in self._shown:
-                self._ended[key] = None
-        elif key not in self._shown:
+            if key in self._exported:
+                self._finished[key] = None
+        elif key not in self._exported:
             self._waiting[key] = None
-        self._give_places()
+        self._assign_places()
 
-    def _give_places(self) -> None:
-        while self._waiting and (len(self._shown) < self._most or self._ended):
-            if len(self._shown) >= self._most:
-                ended = next(iter(self._ended))
-                del self._ended[ended], self._shown[ended]
-            first = next(iter(self._waiting))
-            del self._waiting[first]
-            self._shown[first] = None
+    def _assign_places(self) -> None:
+        while self._waiting and (len(self._exported) < self._limit or self._finished):
+            if len(self._exported) >= self._limit:
+                finished = next(iter(self._finished))
+                del self._finished[finished], self._exported[finished]
+            job = next(iter(self._waiting))
+            del self._waiting[job]
+            self._exported[job] = None
 
     def describe(self) -> Iterator[Metric]:
-        """The families without values."""
+        """Return the families without values."""
         yield from _Families().all()
 
     def collect(self) -> Iterator[Metric]:
-        """All values if this process leads, else the families alone."""
+        """Return all values if this process leads, else the families without values."""
         families = _Families()
         if self._leads():
-            for key in self._shown:
+            for key in self._exported:
                 job = self._get(*key)
                 if job is not None:
                     families.add(job, self._reasons)
@@ -114,27 +118,27 @@ class _Families:
         )
 
     def all(self) -> Iterator[Metric]:
-        """Each of them."""
+        """Iterate over the families."""
         yield from vars(self).values()
 
     def add(self, job: TorchrunJob, reasons: Reasons) -> None:
-        """The values of one job."""
+        """Add the values of one job."""
         status = job.status
-        own = job.metadata.namespace[:LONGEST], job.metadata.name[:LONGEST]
+        labels = job.metadata.namespace[:MAX_LENGTH], job.metadata.name[:MAX_LENGTH]
         queue = job.spec.job_queue
-        named = queue if len(queue) <= LONGEST else OTHERS
+        queue_label = queue if len(queue) <= MAX_LENGTH else OTHERS
         phase = status.phase or "Pending"
-        self.info.add_metric((*own, named, phase, reasons.of(status.reason)), 1)
+        self.info.add_metric((*labels, queue_label, phase, reasons.of(status.reason)), 1)
         if (since := phase_since(job)) is not None:
-            self.since.add_metric(own, since.timestamp())
+            self.since.add_metric(labels, since.timestamp())
         if status.workers is not None:
-            self.workers.add_metric((*own, "wanted"), status.num_nodes or 0)
-            self.workers.add_metric((*own, "running"), status.workers.running)
-            self.workers.add_metric((*own, "ready"), status.workers.ready)
-        self.gpus.add_metric(own, status.gpus or 0)
-        self.restarts.add_metric((*own, "yes"), status.restarts)
-        self.restarts.add_metric((*own, "no"), status.disruptions)
-        self.running.add_metric(own, status.running_seconds)
+            self.workers.add_metric((*labels, "wanted"), status.num_nodes or 0)
+            self.workers.add_metric((*labels, "running"), status.workers.running)
+            self.workers.add_metric((*labels, "ready"), status.workers.ready)
+        self.gpus.add_metric(labels, status.gpus or 0)
+        self.restarts.add_metric((*labels, "yes"), status.restarts)
+        self.restarts.add_metric((*labels, "no"), status.disruptions)
+        self.running.add_metric(labels, status.running_seconds)
         progress = status.progress
         if progress is None:
             return
@@ -145,8 +149,8 @@ class _Families:
             (self.samples, progress.samples_per_second),
         ):
             if value is not None:
-                family.add_metric(own, value)
+                family.add_metric(labels, value)
 
 
-def _family(name: str, text: str, labels: tuple[str, ...] = ()) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"torchrun_job_{name}", text, labels=(*_JOB, *labels))
+def _family(name: str, help_text: str, labels: tuple[str, ...] = ()) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"torchrun_job_{name}", help_text, labels=(*_JOB, *labels))

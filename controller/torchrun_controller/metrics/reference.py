@@ -1,4 +1,4 @@
-"""Writes the table of all metrics: python -m torchrun_controller.metrics.reference FILE."""
+"""Write the reference page of all metrics: python -m torchrun_controller.metrics.reference FILE."""
 
 import sys
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ The metrics of every Python process exist too: `process_resident_memory_bytes`,
 
 
 class Family(Struct, frozen=True):
-    """One metric as queries name it; of a histogram the name without `_bucket`."""
+    """One metric with its name in queries; a histogram without `_bucket`."""
 
     name: str
     type: str
@@ -53,17 +53,17 @@ class Family(Struct, frozen=True):
 
 
 def families() -> list[Family]:
-    """Every metric of the controller, by name."""
+    """Return every metric of the controller, sorted by name."""
     metrics = Metrics()
     metrics.register(
         JobMetrics(metrics.queue_labels, leads=lambda: False, now=lambda: 0.0, nodes=lambda: None)
     )
     metrics.register(PerJobMetrics(0, leads=lambda: False, get=lambda namespace, name: None))
-    return sorted(_described(metrics), key=lambda family: family.name)
+    return sorted(_list_families(metrics), key=lambda family: family.name)
 
 
-def _described(metrics: Metrics) -> Iterator[Family]:
-    # prometheus_client tells nobody the labels of a metric without series.
+def _list_families(metrics: Metrics) -> Iterator[Family]:
+    # prometheus_client has no public access to the labels of a metric without series.
     for collector in list(metrics.registry._collector_to_names):
         if not hasattr(collector, "describe"):
             continue
@@ -74,7 +74,7 @@ def _described(metrics: Metrics) -> Iterator[Family]:
 
 
 def render() -> str:
-    """The page."""
+    """Return the page as Markdown."""
     rows = [
         f"| `{family.name}` | {family.type} | {', '.join(family.labels) or '-'} | {family.help} |"
         for family in families()

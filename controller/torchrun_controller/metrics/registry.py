@@ -1,21 +1,21 @@
 """Every metric of the controller, in a registry of its own.
 
-Names carry their unit and are stable: dashboards and alerts are written against them. Labels have
-few values (outcomes, phases, verbs, resources, HTTP codes) or a bounded number of them (queues,
-reasons, see `labels`); names of jobs only for as many as a setting allows. Names that
-client-go or controller-runtime have given to a thing are kept, so that their dashboards work. A
-label is called neither `job` nor `namespace`: those are the scraped pod's.
+Names include the unit and are stable: dashboards and alerts depend on them. Labels have few values
+(outcomes, phases, verbs, resources, HTTP codes) or a bounded number (queues and reasons, see
+`labels`); names of jobs are limited by --metrics-jobs. Metrics that client-go or controller-runtime
+define have their names, so that their dashboards work. No label is called `job` or `namespace`:
+Prometheus sets these for the scraped pod.
 
-Counters and histograms are written where things happen. What can be read off at any time (the size
-of a cache, the age of a watch, jobs per phase) is asked for when Prometheus scrapes:
+Counters and histograms are updated by the code that they measure. Gauges (the size of a cache, the
+age of a watch, jobs per phase) call a function at each scrape:
 
     metrics = Metrics()
     queue = AsyncWorkQueue(clock, observer=metrics.queue_observer("job"))
     metrics.watch_queue("job", queue)
     metrics.register(JobMetrics(metrics.queue_labels, ...))
-    metrics.count_objects("pods", pods)
-    metrics.age_of_watch("pods", lambda: clock() - informer.last_seen)
-    metrics.leadership(leader.may_write, lease="torchrun-system/torchrun-controller")
+    metrics.watch_store("pods", pods)
+    metrics.watch_age("pods", lambda: clock() - informer.last_seen)
+    metrics.watch_leadership(leader.may_write, lease="torchrun-system/torchrun-controller")
 """
 
 from collections.abc import Callable, Sized
@@ -38,38 +38,58 @@ from prometheus_client.registry import Collector
 
 from torchrun_controller.cache.progress_reports import Totals
 from torchrun_controller.metrics.changes import ChangeMetrics
-from torchrun_controller.metrics.labels import LONGEST, QueueLabels
+from torchrun_controller.metrics.labels import MAX_LENGTH, QueueLabels
 
-# Seconds. A reconcile of a warm cache takes well under a millisecond, a write to the API server a
-# few.
-FAST = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
-LONG = (0.1, 1, 5, 30, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 24 * 3600, 72 * 3600)
-QUEUED = (0.0001, 0.001, 0.01, 0.1, 1, 10, 100, 1000)
+# Buckets in seconds. A reconcile without writes takes less than a millisecond, a write a few.
+REQUEST_BUCKETS = (
+    0.0005,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1,
+    2.5,
+    5,
+    10,
+    30,
+)
+ADMISSION_BUCKETS = (0.1, 1, 5, 30, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 24 * 3600, 72 * 3600)
+QUEUE_BUCKETS = (0.0001, 0.001, 0.01, 0.1, 1, 10, 100, 1000)
 
 
 class MeasuredQueue(Sized, Protocol):
-    """What a scrape reads off the work queue."""
+    """The part of a work queue that a scrape reads; its length is the depth."""
 
     def unfinished(self) -> tuple[float, float]:
-        """Seconds that keys are being processed for: the sum over all of them, and the longest."""
+        """Return the seconds that keys have been in process: the sum, and the longest."""
 
 
 class Metrics:
-    """One attribute a metric; see HELP of each, which says what to do about it."""
+    """All metrics of the process, one attribute for each; its HELP text says what to do about it.
+
+    Public attributes are updated directly, by `labels(...)` in the order of their declaration. The
+    others are set through the methods. `registry` is a new one by default. Not thread-safe: the
+    event loop owns all values, and `snapshot` copies them for a thread.
+    """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        # The creation time of every series doubles the answer's size and nobody reads it.
+        # The creation times of series would double the size of the response.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry() if registry is None else registry
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
         GCCollector(registry=self.registry)
-        self._reconciling()
-        self._talking()
-        self._leading()
-        self._admitting()
-        self._training()
-        self._queueing()
+        self._add_reconcile_metrics()
+        self._add_request_metrics()
+        self._add_leader_metrics()
+        self._add_admission_metrics()
+        self._add_progress_metrics()
+        self._add_queue_metrics()
         self.queue_labels = QueueLabels()
         self.changes = ChangeMetrics(self.registry, self.queue_labels)
         build = self._gauge(
@@ -77,7 +97,7 @@ class Metrics:
         )
         build.labels(version("torchrun-controller")).set(1)
 
-    def _reconciling(self) -> None:
+    def _add_reconcile_metrics(self) -> None:
         self.reconciles = self._counter(
             "torchrun_reconcile",
             "Reconciles by controller and outcome. Done and RequeueAfter are healthy. Behind "
@@ -90,7 +110,7 @@ class Metrics:
             "torchrun_reconcile_seconds",
             "Time of a reconcile, including its writes. If it is high but "
             "torchrun_api_request_seconds is low, the event loop is busy.",
-            FAST,
+            REQUEST_BUCKETS,
             "controller",
             "outcome",
         )
@@ -111,8 +131,8 @@ class Metrics:
             "result",
         )
 
-    def _queueing(self) -> None:
-        """The work queues under client-go's names; a queue's own name is its controller's."""
+    def _add_queue_metrics(self) -> None:
+        """Add the metrics of work queues under client-go's names; `name` is the controller's."""
         self._queue_adds = self._counter("workqueue_adds", "Keys added to the work queue.", "name")
         self._queue_retries = self._counter(
             "workqueue_retries",
@@ -122,13 +142,13 @@ class Metrics:
         self._queue_duration = self._histogram(
             "workqueue_queue_duration_seconds",
             "Time that a key waits in the work queue: about a millisecond at rest.",
-            QUEUED,
+            QUEUE_BUCKETS,
             "name",
         )
         self._work_duration = self._histogram(
             "workqueue_work_duration_seconds",
             "Time that the processing of a key takes.",
-            QUEUED,
+            QUEUE_BUCKETS,
             "name",
         )
         self._queue_depth = self._gauge(
@@ -149,7 +169,7 @@ class Metrics:
             "name",
         )
 
-    def _talking(self) -> None:
+    def _add_request_metrics(self) -> None:
         self.api_requests = self._counter(
             "torchrun_api_requests",
             "Requests to the API server by HTTP code; 0 means no answer. 403: RBAC lacks the "
@@ -161,7 +181,7 @@ class Metrics:
         self.api_request_seconds = self._histogram(
             "torchrun_api_request_seconds",
             "Time until the API server answers; for a watch, until the response headers.",
-            FAST,
+            REQUEST_BUCKETS,
             "verb",
             "resource",
         )
@@ -194,7 +214,7 @@ class Metrics:
             "torchrun_store_objects", "Objects in the cache.", "resource"
         )
 
-    def _leading(self) -> None:
+    def _add_leader_metrics(self) -> None:
         self._leader = self._gauge(
             "torchrun_leader",
             "1 while this process is the leader, 0 on a standby. The sum over all replicas is 1, "
@@ -208,11 +228,11 @@ class Metrics:
             "renew the lease in time.",
         )
 
-    def _admitting(self) -> None:
+    def _add_admission_metrics(self) -> None:
         self.admission_seconds = self._histogram(
             "torchrun_admission_seconds",
             "Time from the moment that a job lacks only its admission until it is admitted.",
-            LONG,
+            ADMISSION_BUCKETS,
         )
         self.preemptions = self._counter(
             "torchrun_preemptions",
@@ -220,11 +240,11 @@ class Metrics:
             "borrowed.",
             "reason",
         )
-        # From 0 on: Prometheus does not see the step from no series to 1.
+        # Prometheus does not see the increase of a series that starts at 1.
         for reason in ("HigherPriority", "Reclaimed"):
             self.preemptions.labels(reason)
 
-    def _training(self) -> None:
+    def _add_progress_metrics(self) -> None:
         self.progress_reports = self._counter(
             "torchrun_progress_reports",
             "Progress reports by HTTP code. 204: accepted. 503: this replica is a standby, or "
@@ -243,39 +263,52 @@ class Metrics:
         )
 
     def observe_request(self, verb: str, resource: str, code: int, seconds: float) -> None:
-        """The transport's observer; code 0 where no answer came."""
+        """Count a request to the API server; a transport's `Observe`.
+
+        `code` is the HTTP code, 0 without a response; `seconds` until the response's headers.
+        """
         self.api_requests.labels(verb, resource, code).inc()
         self.api_request_seconds.labels(verb, resource).observe(seconds)
 
     def register(self, collector: Collector) -> None:
-        """Ask this, too, at every scrape."""
+        """Add a collector, whose `collect` is called at each scrape.
+
+        Raises ValueError if one of its names is registered already.
+        """
         self.registry.register(collector)
 
-    def total_progress(self, totals: Callable[[], Totals]) -> None:
-        """Ask this at every scrape for what all reporting jobs make together."""
+    def watch_progress(self, totals: Callable[[], Totals]) -> None:
+        """Export the number of reporting jobs and the sum of their samples per second."""
         self._reporting_jobs.set_function(lambda: totals().jobs)
         self._samples_per_second.set_function(lambda: totals().samples_per_second)
 
-    def count_objects(self, resource: str, store: Sized) -> None:
-        """Ask the store for its size at every scrape."""
+    def watch_store(self, resource: str, store: Sized) -> None:
+        """Export the number of objects in the cache of a resource ("jobs.batch")."""
         self._store_objects.labels(resource).set_function(lambda: len(store))
 
-    def age_of_watch(self, resource: str, seconds: Callable[[], float]) -> None:
-        """Ask this for the seconds since the watch's last byte at every scrape."""
+    def watch_age(self, resource: str, seconds: Callable[[], float]) -> None:
+        """Export the seconds since the last byte of a resource's watch.
+
+        Also creates the resource's series of lists and skipped frames at 0.
+        """
         self._watch_age.labels(resource).set_function(seconds)
-        # Prometheus does not see the step from no series to 1.
+        # Prometheus does not see the increase of a series that starts at 1.
         self.watch_skipped_frames.labels(resource)
         self.watch_lists.labels(resource)
 
-    def leadership(
+    def watch_leadership(
         self, may_write: Callable[[], bool], lease: str = "", namespaces: tuple[str, ...] = ()
     ) -> None:
-        """Ask this at every scrape whether the process leads; no namespaces are all."""
-        scope = ",".join(sorted(namespaces))[:LONGEST] or "all"
+        """Export whether this process may write.
+
+        `lease` is namespace/name of the Lease, "" without election. `namespaces` are those that the
+        controller is limited to, () for all.
+        """
+        scope = ",".join(sorted(namespaces))[:MAX_LENGTH] or "all"
         self._leader.labels(lease, scope).set_function(lambda: float(may_write()))
 
     def queue_observer(self, name: str) -> "QueueObserver":
-        """The observer of the work queue of this name."""
+        """Return the observer for the work queue of the controller `name`."""
         return QueueObserver(
             self._queue_adds.labels(name),
             self._queue_retries.labels(name),
@@ -284,45 +317,48 @@ class Metrics:
         )
 
     def watch_queue(self, name: str, queue: MeasuredQueue) -> None:
-        """Ask the work queue of this name for its depth and unfinished work at every scrape."""
+        """Export depth and unfinished work of the work queue of the controller `name`."""
         self._queue_depth.labels(name).set_function(lambda: len(queue))
         self._unfinished.labels(name).set_function(lambda: queue.unfinished()[0])
         self._longest.labels(name).set_function(lambda: queue.unfinished()[1])
 
     def snapshot(self) -> "Snapshot":
-        """Read every value off, on the event loop that owns them (4 ms for 1,300 lines)."""
+        """Copy all values, on the event loop that owns them (4 ms for 1,300 lines)."""
         return Snapshot(tuple(self.registry.collect()))
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(name, text, labels, registry=self.registry)
+    def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
+        return Counter(name, help_text, labels, registry=self.registry)
 
-    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        return Gauge(name, text, labels, registry=self.registry)
+    def _gauge(self, name: str, help_text: str, *labels: str) -> Gauge:
+        return Gauge(name, help_text, labels, registry=self.registry)
 
     def _histogram(
-        self, name: str, text: str, buckets: tuple[float, ...], *labels: str
+        self, name: str, help_text: str, buckets: tuple[float, ...], *labels: str
     ) -> Histogram:
-        return Histogram(name, text, labels, buckets=buckets, registry=self.registry)
+        return Histogram(name, help_text, labels, buckets=buckets, registry=self.registry)
 
 
 class Snapshot(Collector):
-    """Values read off at one moment; may be rendered in a thread, where it holds up nobody."""
+    """A copy of all values, which a thread may render without delaying the event loop."""
 
     def __init__(self, families: tuple[Metric, ...]) -> None:
         self._families = families
 
     def collect(self) -> tuple[Metric, ...]:
-        """What the encoders of prometheus_client ask for."""
+        """Return the families, for the encoders of prometheus_client."""
         return self._families
 
     def render(self, accept: str) -> tuple[bytes, str]:
-        """All metrics in the format that the Accept header asks for, and its Content-Type."""
+        """Return all metrics as bytes, and their Content-Type, by the Accept header.
+
+        The format is OpenMetrics if the header lists it, else the text format.
+        """
         encoder, content_type = choose_encoder(accept)
         return encoder(self), content_type
 
 
 class QueueObserver:
-    """One work queue's observer."""
+    """Counts the operations of one work queue; see `workqueue.Observer`."""
 
     def __init__(
         self, adds: Counter, retries: Counter, queue_duration: Histogram, work_duration: Histogram
@@ -336,13 +372,13 @@ class QueueObserver:
         """A key was added that was not waiting yet."""
         self._adds.inc()
 
-    def taken(self, waited: float) -> None:
-        """A key was handed out, this long after its add."""
-        self._queue_duration.observe(waited)
+    def taken(self, seconds: float) -> None:
+        """A key was taken, `seconds` after its add."""
+        self._queue_duration.observe(seconds)
 
-    def finished(self, worked: float) -> None:
-        """A key was given back, this long after it was handed out."""
-        self._work_duration.observe(worked)
+    def finished(self, seconds: float) -> None:
+        """The processing of a key ended after `seconds`."""
+        self._work_duration.observe(seconds)
 
     def retried(self) -> None:
         """A key failed and was added with the rate limit."""

@@ -10,16 +10,16 @@ class WatchObserver:
         self._metrics = metrics
 
     def synced(self, resource: str, objects: int) -> None:
-        """A whole list has replaced the store: its size is read off at each scrape."""
+        """Count a list that has replaced the store; the size is read at each scrape."""
         self._metrics.watch_lists.labels(resource).inc()
 
     def changed(self, resource: str) -> None:
-        """One event of a watch has changed the store: too frequent to count."""
+        """Do nothing: events of watches are too frequent to count."""
 
     def faulted(self, resource: str) -> None:
-        """One frame was skipped because it could not be used."""
+        """Count a frame that was skipped because it does not decode."""
         self._metrics.watch_skipped_frames.labels(resource).inc()
 
     def interrupted(self, resource: str, reason: str, relist: bool) -> None:
-        """A list or watch has failed."""
+        """Count a failed list or watch by its reason."""
         self._metrics.watch_restarts.labels(resource, reason).inc()

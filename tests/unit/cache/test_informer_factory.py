@@ -185,7 +185,7 @@ def test_each_namespace_has_its_own_caches() -> None:
     assert world.factory.observe("team", "run") is not None
     assert world.factory.observe("other", "run") is None
     for resource, objects in world.factory.objects_by_resource().items():
-        world.metrics.count_objects(resource, objects)
+        world.metrics.watch_store(resource, objects)
     label = {"resource": "torchrunjobs.torchrun.ai"}
     assert world.metrics.registry.get_sample_value("torchrun_store_objects", label) == 1
 

@@ -8,8 +8,8 @@ from torchrun_api.admission import Quota
 from torchrun_api.meta import Condition
 from torchrun_api.queue import TorchrunQueueSpec, TorchrunQueueStatus
 from torchrun_api.status import Phase
-from torchrun_controller.metrics.jobs import MOST_WAITS
-from torchrun_controller.metrics.labels import MOST_QUEUES
+from torchrun_controller.metrics.jobs import MAX_WAITS
+from torchrun_controller.metrics.labels import MAX_QUEUES
 from torchrun_controller.reconcile.admission.model import Amounts, QueueSummary, RoundRobinState
 
 OTHERS = ("", "(others)")
@@ -138,7 +138,7 @@ def test_quota_and_what_is_admitted(world: World) -> None:
     gone = QueueSummary(
         namespace="team", name="gone", round_robin=RoundRobinState(), used=Amounts(gpus=1)
     )
-    world.census.account((used, gone))
+    world.census.set_admission((used, gone))
     assert world.values("torchrun_queue_gpus") == {
         ("team", "gpu", "quota"): 32,
         ("team", "gpu", "admitted"): 24,
@@ -146,9 +146,9 @@ def test_quota_and_what_is_admitted(world: World) -> None:
 
 
 def test_more_queues_than_have_series_are_one(world: World) -> None:
-    world.put(*(queue(f"q{number}") for number in range(MOST_QUEUES + 5)))
-    world.put(job("a", "Running", queue=f"q{MOST_QUEUES + 2}"))
-    world.put(job("b", "Running", queue=f"q{MOST_QUEUES + 3}", gpus=1))
+    world.put(*(queue(f"q{number}") for number in range(MAX_QUEUES + 5)))
+    world.put(job("a", "Running", queue=f"q{MAX_QUEUES + 2}"))
+    world.put(job("b", "Running", queue=f"q{MAX_QUEUES + 3}", gpus=1))
     world.put(job("c", "Pending", queue="no-such-queue"))
     expected = {(*OTHERS, "Running"): 2, (*OTHERS, "Pending"): 1}
     assert world.values("torchrun_queue_jobs") == expected
@@ -157,8 +157,8 @@ def test_more_queues_than_have_series_are_one(world: World) -> None:
 
 
 def test_a_place_that_a_queue_gives_back_goes_to_the_first_that_waits(world: World) -> None:
-    world.put(*(queue(f"q{number}") for number in range(MOST_QUEUES + 2)))
-    late = f"q{MOST_QUEUES - 1}"  # the fixture's queue has the first place
+    world.put(*(queue(f"q{number}") for number in range(MAX_QUEUES + 2)))
+    late = f"q{MAX_QUEUES - 1}"  # the fixture's queue has the first place
     world.put(job("a", "Running", queue=late, gpus=1), job("b", "Running", gpus=1))
     world.time += 10
     spent = {OTHERS: 10, ("team", "gpu"): 10}
@@ -189,7 +189,7 @@ def test_reasons_are_bounded(world: World) -> None:
         world.put(job(f"j{number}", "Queued", queue=f"q{number % 20}", reason=f"R{number % 997}"))
     waits = world.values("torchrun_queue_waiting_jobs")
     assert sum(waits.values()) == 5000
-    assert len(waits) <= MOST_WAITS + MOST_QUEUES + 1
+    assert len(waits) <= MAX_WAITS + MAX_QUEUES + 1
     assert len({reason for _, _, reason in waits}) <= 61
 
 

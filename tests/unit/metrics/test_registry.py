@@ -147,9 +147,9 @@ def test_gauges_are_read_off_at_scrape_time() -> None:
     metrics = Metrics()
     store: list[int] = []
     age, leads = [3.0], [False]
-    metrics.count_objects("pods", store)
-    metrics.age_of_watch("pods", lambda: age[0])
-    metrics.leadership(lambda: leads[0], "system/lease", ("b", "a"))
+    metrics.watch_store("pods", store)
+    metrics.watch_age("pods", lambda: age[0])
+    metrics.watch_leadership(lambda: leads[0], "system/lease", ("b", "a"))
     leader = {"lease": "system/lease", "scope": "a,b"}
     value = metrics.registry.get_sample_value
     assert value("torchrun_store_objects", {"resource": "pods"}) == 0

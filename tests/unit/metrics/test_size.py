@@ -14,9 +14,9 @@ from torchrun_api.meta import Condition
 from torchrun_api.queue import TorchrunQueueSpec, TorchrunQueueStatus
 from torchrun_api.status import Attempt, Phase, Progress, WorkersStatus
 from torchrun_controller.cache.store import Change
-from torchrun_controller.metrics.jobs import MOST_WAITS, PRESENT
-from torchrun_controller.metrics.labels import MOST_QUEUES
-from torchrun_controller.metrics.per_job import MOST_JOBS, PerJobMetrics
+from torchrun_controller.metrics.jobs import ACTIVE, MAX_WAITS
+from torchrun_controller.metrics.labels import MAX_QUEUES
+from torchrun_controller.metrics.per_job import MAX_JOBS, PerJobMetrics
 from torchrun_controller.reconcile.admission.model import Amounts, QueueSummary, RoundRobinState
 from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.workqueue import WorkQueue
@@ -36,7 +36,7 @@ class Crowded(World):
         self.random = random.Random(1)
         self.nodes = [node(f"n{number}", "8") for number in range(1000)]
         self.each = PerJobMetrics(
-            MOST_JOBS, leads=lambda: True, get=lambda namespace, name: self.jobs[namespace, name]
+            MAX_JOBS, leads=lambda: True, get=lambda namespace, name: self.jobs[namespace, name]
         )
         self.metrics.register(self.each)
         self.jobs: dict[tuple[str, str], TorchrunJob] = {}
@@ -59,15 +59,15 @@ class Crowded(World):
                 namespace=meta.namespace, name=meta.name, round_robin=RoundRobinState(), used=used
             )
             summaries.append(summary)
-        self.census.account(tuple(summaries))
+        self.census.set_admission(tuple(summaries))
 
     def _fill_jobs(self) -> None:
         for number in range(JOBS):
             # Most are of the queues with series of their own, and they wait for much.
-            own = number % (MOST_QUEUES + 50)
+            own = number % (MAX_QUEUES + 50)
             made = job(
                 f"{number:j>45}",
-                PHASES[(number // (MOST_QUEUES + 50)) % len(PHASES)],
+                PHASES[(number // (MAX_QUEUES + 50)) % len(PHASES)],
                 queue=f"{own:q>63}" + "q" * 190,
                 namespace=self.namespace(own),
                 reason=f"{self.random.randrange(70):R>40}",
@@ -95,7 +95,9 @@ class Crowded(World):
             if number % 3 == 1:
                 end = replace(end, reason="Growing")
             after = replace(made.status, phase=PHASES[number % 9], attempts=(end,))
-            self.metrics.changes.wrote(Observed(job=made), after, made.metadata.creation_timestamp)
+            self.metrics.changes.record_status(
+                Observed(job=made), after, made.metadata.creation_timestamp
+            )
         for resource in (f"{number:r>40}" for number in range(20)):
             for verb in ("list", "watch", "patch", "delete"):
                 for code in (0, 200, 403, 409, 429, 503):
@@ -104,7 +106,7 @@ class Crowded(World):
                 self.metrics.applies.labels(resource, result).inc()
             for cause in ("Expired", "Broken", "Unreached", "Refused"):
                 self.metrics.watch_restarts.labels(resource, cause).inc()
-            self.metrics.age_of_watch(resource, lambda: 1 / 3)
+            self.metrics.watch_age(resource, lambda: 1 / 3)
         for controller in ("job", "queue", "admission"):
             self.metrics.queue_observer(controller)
             self.metrics.watch_queue(controller, WorkQueue(time.monotonic))
@@ -123,9 +125,9 @@ def test_it_stays_under_a_megabyte_whatever_users_make() -> None:
         body = world.metrics.snapshot().render(accept)[0]
         assert len(body) < LIMIT, f"{len(body)} bytes as {accept or 'text'}"
     # What makes it large is really there.
-    assert body.count(b"torchrun_queue_jobs{") == (MOST_QUEUES + 1) * len(PRESENT)
-    assert body.count(b"torchrun_job_info{") == MOST_JOBS
-    assert body.count(b"torchrun_queue_waiting_jobs{") >= MOST_WAITS
+    assert body.count(b"torchrun_queue_jobs{") == (MAX_QUEUES + 1) * len(ACTIVE)
+    assert body.count(b"torchrun_job_info{") == MAX_JOBS
+    assert body.count(b"torchrun_queue_waiting_jobs{") >= MAX_WAITS
 
 
 def test_the_event_loop_is_held_up_for_no_longer_than_a_few_loops_over_all_jobs() -> None:

@@ -115,7 +115,7 @@ async def test_metrics_are_read_on_the_loop_and_rendered_elsewhere() -> None:
         threads["render"] = threading.get_ident()
         return original(self, accept)
 
-    metrics.age_of_watch("pods", age)
+    metrics.watch_age("pods", age)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("torchrun_controller.metrics.registry.Snapshot.render", render)
         subject = server(metrics=metrics)
