@@ -16,7 +16,8 @@ import structlog
 from torchrun_api.kinds import KAI_TOPOLOGIES
 from torchrun_api.meta import Wire
 from torchrun_controller.client import ApiError, Disconnected, Transport
-from torchrun_controller.reconcile.model.installed import GROUPS, Installed
+from torchrun_controller.reconcile.model.installed import Installed
+from torchrun_controller.reconcile.schedulers.table import API_GROUPS
 
 INTERVAL = 10.0  # seconds between two requests
 # v2 since Kubernetes 1.30, v2beta1 since 1.26.
@@ -148,7 +149,7 @@ class Discovery:
         return frozenset(
             (f"{group.metadata.name}/{version.version}", resource.resource)
             for group in document.items
-            if group.metadata.name in GROUPS
+            if group.metadata.name in API_GROUPS
             for version in group.versions
             for resource in version.resources
         )

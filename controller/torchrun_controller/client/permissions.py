@@ -18,24 +18,20 @@ from torchrun_api.json import JsonObject
 from torchrun_api.kinds import (
     CLAIMS,
     CONFIG_MAPS,
-    COSCHEDULING_POD_GROUPS,
     EVENTS,
     JOBS,
-    KAI_POD_GROUPS,
     KAI_QUEUES,
     KAI_TOPOLOGIES,
-    KUEUE_WORKLOADS,
-    NATIVE_GROUPS,
     NETWORK_POLICIES,
     NODES,
     PODS,
     SERVICES,
     TORCHRUN_JOBS,
     TORCHRUN_QUEUES,
-    VOLCANO_POD_GROUPS,
 )
 from torchrun_api.meta import Wire
 from torchrun_controller.client import ApiError, Disconnected, Requests
+from torchrun_controller.reconcile.schedulers.table import SCHEDULERS
 
 CHECK_SECONDS = 10.0  # between two checks of the missing permissions, and after a 403
 CHECKS = 30  # checks of the missing permissions until all are checked again
@@ -69,6 +65,18 @@ class Permission(Struct, frozen=True):
 _WITHOUT_QUEUE_OBJECTS = "objects of spec.resources of queues are not kept"
 _WITHOUT_GANGS = "gangs are not handed to this scheduler"
 
+
+def _group_permissions() -> Iterator[Permission]:
+    """Yield the permission on the groups of each gang scheduler, once for each resource."""
+    for scheduler in SCHEDULERS.values():
+        for resource in dict.fromkeys(kind.resource for kind in scheduler.kinds):
+            if scheduler.creates_groups:
+                yield Permission(resource, _MANAGED_VERBS, _WITHOUT_GANGS, addon=True)
+            else:
+                without = f"why {scheduler.name.capitalize()} waits is not said"
+                yield Permission(resource, ("list", "watch"), without, addon=True)
+
+
 PERMISSIONS = (
     Permission(TORCHRUN_JOBS.resource, ("get", "list", "watch", "delete")),
     Permission(TORCHRUN_QUEUES.resource, ("list", "watch", "patch")),
@@ -88,17 +96,7 @@ PERMISSIONS = (
         EVENTS.resource, ("list", "watch"), "why pods are not made and claims not bound is not said"
     ),
     Permission("events.events.k8s.io", ("create", "patch"), "no events are written"),
-    *(
-        Permission(kind.resource, _MANAGED_VERBS, _WITHOUT_GANGS, addon=True)
-        for kind in (KAI_POD_GROUPS, VOLCANO_POD_GROUPS, COSCHEDULING_POD_GROUPS)
-    ),
-    *(
-        Permission(kind.resource, _MANAGED_VERBS, _WITHOUT_GANGS, addon=True)
-        for kind in NATIVE_GROUPS[1:]
-    ),
-    Permission(
-        KUEUE_WORKLOADS[0].resource, ("list", "watch"), "why Kueue waits is not said", addon=True
-    ),
+    *_group_permissions(),
     Permission(NODES.resource, ("list", "watch"), "lost nodes are not noticed", cluster=True),
     Permission(
         KAI_QUEUES.resource, _MANAGED_VERBS, "KAI queues are not kept", cluster=True, addon=True

@@ -6,21 +6,9 @@ from msgspec import Struct
 
 from torchrun_api.kinds import Kind
 
-# API groups that are of interest; others come and go without anybody looking up.
-GROUPS = frozenset(
-    {
-        "scheduling.run.ai",
-        "kai.scheduler",
-        "scheduling.volcano.sh",
-        "scheduling.x-k8s.io",
-        "scheduling.k8s.io",
-        "kueue.x-k8s.io",
-    }
-)
-
 
 class Installed(Struct, frozen=True, kw_only=True):
-    """The resources of `GROUPS` that the API server serves, as pairs of apiVersion and plural.
+    """The kinds of gang schedulers that the API server serves, as pairs of apiVersion and plural.
 
     {("scheduling.volcano.sh/v1beta1", "podgroups")}, for instance. It says that the kinds are
     there, not that a scheduler runs. `topologies` are the names of KAI's Topology objects.

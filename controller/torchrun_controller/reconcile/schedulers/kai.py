@@ -6,7 +6,7 @@ PodGroup: the annotations kai.scheduler/topology* are read by the podgrouper alo
 
 from torchrun_api.admission import Topology
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import KAI_POD_GROUPS
+from torchrun_api.kinds import KAI_POD_GROUPS, KAI_QUEUES, KAI_TOPOLOGIES
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.schedulers.scheduler import Gang, GangObjects, GangScheduler
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
@@ -65,6 +65,7 @@ KAI = GangScheduler(
     build=build,
     pod_scheduler="kai-scheduler",
     kinds=(KAI_POD_GROUPS,),
+    other_kinds=(KAI_QUEUES, KAI_TOPOLOGIES),
     install_hint="install KAI Scheduler 0.15 or newer",
     refusals=(("UnschedulableOnNodePool", "True"),),
 )

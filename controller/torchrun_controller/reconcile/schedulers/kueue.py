@@ -35,6 +35,7 @@ KUEUE = GangScheduler(
     name="kueue",
     build=build,
     kinds=KUEUE_WORKLOADS,
+    creates_groups=False,
     install_hint="install Kueue",
     refusals=(("QuotaReserved", "False"),),
 )

@@ -1,6 +1,7 @@
 """A gang scheduler: what it is told of a gang, and what it wants of the gang's objects."""
 
 from collections.abc import Callable
+from typing import Any
 
 from msgspec import Struct, field
 
@@ -91,3 +92,7 @@ class GangScheduler(Struct, frozen=True, kw_only=True):
     kinds: tuple[Kind[SchedulingGroup], ...] = ()
     install_hint: str = ""
     refusals: tuple[tuple[str, str], ...] = ()
+    # False: the scheduler creates the groups of its gangs itself, and the controller reads them.
+    creates_groups: bool = True
+    # Kinds that the controller reads or writes besides groups, where they are served.
+    other_kinds: tuple[Kind[Any], ...] = ()

@@ -15,3 +15,16 @@ from torchrun_controller.reconcile.schedulers.volcano import VOLCANO
 SCHEDULERS: Mapping[GangScheduling, GangScheduler] = MappingProxyType(
     {one.name: one for one in (KAI, VOLCANO, COSCHEDULING, NATIVE, KUEUE, NONE)}
 )
+
+# Watched and permitted where they are served.
+GROUP_KINDS = tuple(kind for one in SCHEDULERS.values() for kind in one.kinds)
+# Groups that the scheduler creates itself: the controller reads them only.
+OBSERVED_GROUP_KINDS = tuple(
+    kind for one in SCHEDULERS.values() if not one.creates_groups for kind in one.kinds
+)
+# API groups that discovery reads.
+API_GROUPS = frozenset(
+    kind.api_version.partition("/")[0]
+    for one in SCHEDULERS.values()
+    for kind in (*one.kinds, *one.other_kinds)
+)

@@ -3,8 +3,7 @@
 from typing import get_args
 
 from torchrun_api.admission import GangScheduling
-from torchrun_controller.reconcile.model.installed import GROUPS
-from torchrun_controller.reconcile.schedulers.table import SCHEDULERS
+from torchrun_controller.reconcile.schedulers.table import API_GROUPS, GROUP_KINDS, SCHEDULERS
 
 
 def test_every_value_of_the_api_has_its_scheduler():
@@ -15,4 +14,5 @@ def test_every_value_of_the_api_has_its_scheduler():
 def test_what_a_scheduler_needs_is_looked_up_and_can_be_installed():
     for scheduler in SCHEDULERS.values():
         assert bool(scheduler.kinds) is bool(scheduler.install_hint)
-        assert {kind.api_version.partition("/")[0] for kind in scheduler.kinds} <= GROUPS
+        assert {kind.api_version.partition("/")[0] for kind in scheduler.kinds} <= API_GROUPS
+        assert set(scheduler.kinds) <= set(GROUP_KINDS)
