@@ -194,7 +194,7 @@ class Manager:
             await self._leader.elected.wait()
             standby.cancel_scope.cancel()
         if not alone:
-            for informer in self._factory.memories:
+            for informer in self._factory.status_informers:
                 await _catch_up(informer)
         log.info("works", workers={c.name: c.concurrency for c in self._controllers})
         self._started = True

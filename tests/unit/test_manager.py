@@ -63,7 +63,7 @@ class Process:
         first_poll.set()
         factory = SimpleNamespace(
             informers=[],
-            memories=[self.memory],
+            status_informers=[self.memory],
             caches=lambda namespace: SimpleNamespace(jobs=self.jobs),
             nodes=SimpleNamespace(follow=anyio.sleep_forever),
             discovery=SimpleNamespace(run=anyio.sleep_forever, first_poll=first_poll),

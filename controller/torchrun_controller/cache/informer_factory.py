@@ -1,14 +1,14 @@
-"""The informers of the controller, their caches, and which change wakes which job's key.
+"""The informers of the controller, their caches, and which change adds which job to the work queue.
 
 There are seven informers for all namespaces, or seven for each namespace that the controller is
-limited to. A job and all that it refers to are in one namespace, so caches are never joined. One
-more informer covers the cluster's nodes.
+limited to. A job and all objects that it refers to are in one namespace, so caches are never
+joined. One more informer lists the cluster's nodes.
 
-The informers of warnings and of nodes improve reasons and reactions only. The start does not wait
-for them, and the controller works without the permission to read events or nodes.
+The controller starts without the informers of events and nodes, and works without the permission
+to read them: events explain why a pod is missing, and nodes show that a node is lost.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
@@ -19,6 +19,7 @@ from torchrun_api import names
 from torchrun_api.core import (
     CoreEvent,
     Job,
+    Node,
     PersistentVolumeClaim,
     Pod,
     SchedulingGroup,
@@ -34,13 +35,14 @@ from torchrun_api.kinds import (
     SERVICES,
     TORCHRUN_JOBS,
     TORCHRUN_QUEUES,
+    Kind,
     Object,
 )
 from torchrun_api.queue import TorchrunQueue
 from torchrun_api.status import TERMINAL
 from torchrun_controller.cache.group_view import GroupView
 from torchrun_controller.cache.informer import Informer, Observer, Unobserved
-from torchrun_controller.cache.node_view import NodeView
+from torchrun_controller.cache.node_view import NodeView, node_facts
 from torchrun_controller.cache.observe import (
     NODE_INDEX,
     QUEUE_INDEX,
@@ -61,19 +63,104 @@ from torchrun_controller.clock import SYSTEM, Clock
 from torchrun_controller.reconcile.model.installed import Installed
 from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.reconcile.pods.lifecycle import alive
-from torchrun_controller.watch import CLIENT_GO
+from torchrun_controller.reconcile.schedulers.table import GROUP_KINDS
+from torchrun_controller.watch import CLIENT_GO, Timings
 from torchrun_controller.workqueue import INITIAL, WorkQueue
 
 Child: TypeAlias = Job | Pod | PersistentVolumeClaim | Service
 
 T = TypeVar("T", bound=Object)
 Listener: TypeAlias = Callable[[Change[T], bool], None]
+"""Called with a change, and whether it comes from a list. See `Informer`."""
 
-# Warnings that explain why a pod is not created, a PVC not bound or a volume not mounted are rare.
-# The server filters out the frequent ones, which are not needed.
+Rule: TypeAlias = Callable[[Caches, Change[Any], bool], Iterable[Key]]
+"""Returns the keys of the jobs that a change concerns; the last argument as of a `Listener`."""
+
+# The warnings that explain why a pod is not created, a PVC not bound or a volume not mounted are
+# rare. The server filters out the frequent ones.
 WARNINGS = "type=Warning,reason!=FailedScheduling,reason!=BackOff,reason!=Unhealthy"
-# The API server sends no bookmarks for events, so a silent watch of them is not dead.
-_QUIET = replace(CLIENT_GO, silence=2 * CLIENT_GO.watch + CLIENT_GO.grace)
+# The API server sends no bookmarks for events, so a silent watch of events is not dead.
+_EVENT_TIMINGS = replace(CLIENT_GO, silence=2 * CLIENT_GO.watch + CLIENT_GO.grace)
+
+
+def jobs_of_job(caches: Caches, change: Change[TorchrunJob], initial: bool) -> Iterator[Key]:
+    """The job itself, the jobs that depend on it (PARENT_INDEX), and its finished parents."""
+    meta = change.object.metadata
+    yield meta.namespace, meta.name
+    if initial:
+        return
+    related = followers(caches.jobs, change) | finished_parents(caches.jobs, change)
+    yield from ((meta.namespace, name) for name in related)
+
+
+def jobs_of_queue(caches: Caches, change: Change[TorchrunQueue], initial: bool) -> Iterator[Key]:
+    """The unfinished jobs of the queue (QUEUE_INDEX), unless only its status has changed."""
+    if not initial and _spec_version(change.old) == _spec_version(change.new):
+        return
+    meta = change.object.metadata
+    for job in caches.jobs.by_index(QUEUE_INDEX, index_key(meta.namespace, meta.name)):
+        if job.status.phase not in TERMINAL:
+            yield meta.namespace, job.metadata.name
+
+
+def jobs_of_child(caches: Caches, change: Change[Child], initial: bool) -> Iterator[Key]:
+    """The job that the object's label names, and the one that it named before."""
+    for child in (change.object, change.old):
+        if child is not None:
+            yield child.metadata.namespace, child.metadata.labels.torchrun_job
+
+
+def jobs_of_group(caches: Caches, change: Change[SchedulingGroup], initial: bool) -> Iterator[Key]:
+    """The job that the label names, or that of the child Job that controls a Kueue Workload."""
+    meta = change.object.metadata
+    job = meta.labels.torchrun_job
+    for owner in meta.owner_references if not job else ():
+        child = caches.child_jobs.get(meta.namespace, owner.name) if owner.controller else None
+        job = child.metadata.labels.torchrun_job if child is not None else job
+    if job:
+        yield meta.namespace, job
+
+
+def jobs_of_warning(caches: Caches, change: Change[CoreEvent], initial: bool) -> Iterator[Key]:
+    """The job of the object that the event regards, if that object is cached."""
+    regarding = change.object.involved_object
+    stores: dict[str, Store[Any]] = {
+        JOBS.kind: caches.child_jobs,
+        PODS.kind: caches.pods,
+        CLAIMS.kind: caches.claims,
+    }
+    store = stores.get(regarding.kind)
+    child = store.get(regarding.namespace, regarding.name) if store is not None else None
+    if child is not None:
+        yield child.metadata.namespace, child.metadata.labels.torchrun_job
+
+
+def jobs_of_node(caches: Caches, change: Change[Node], initial: bool) -> Iterator[Key]:
+    """The jobs with pods on the node, by pods and by status (NODE_INDEX), if it is lost or back."""
+    if node_facts(change.old) == node_facts(change.new):
+        return
+    node = change.object.metadata.name
+    for pod in caches.pods.by_index(NODE_INDEX, node):
+        yield pod.metadata.namespace, pod.metadata.labels.torchrun_job
+    for job in caches.jobs.by_index(NODE_INDEX, node):
+        yield job.metadata.namespace, job.metadata.name
+
+
+CHILD_KINDS: tuple[Kind[Any], ...] = (PODS, JOBS, CLAIMS, SERVICES)
+
+# After a change of an object of these kinds, the rule returns the jobs for the work queue of jobs.
+# Every unfinished job is added after a change of the installed schedulers, and every job when nodes
+# become known. `QueueView` and `AdmissionView` subscribe to the same changes for the keys of queues
+# and of admission.
+RULES: tuple[tuple[tuple[Kind[Any], ...], Rule], ...] = (
+    ((TORCHRUN_JOBS,), jobs_of_job),
+    ((TORCHRUN_QUEUES,), jobs_of_queue),
+    (CHILD_KINDS, jobs_of_child),
+    (GROUP_KINDS, jobs_of_group),
+    ((EVENTS,), jobs_of_warning),
+    ((NODES,), jobs_of_node),
+)
+_RULE_BY_RESOURCE = {kind.resource: rule for kinds, rule in RULES for kind in kinds}
 
 
 class Scope(Struct, frozen=True):
@@ -86,7 +173,7 @@ class Scope(Struct, frozen=True):
 
 
 class InformerFactory:
-    """The caches of the cluster. Adds the keys of jobs that a change concerns to `queue`."""
+    """The informers and caches of the cluster. Adds keys of jobs to `queue` by `RULES`."""
 
     def __init__(
         self,
@@ -102,19 +189,23 @@ class InformerFactory:
         self.read_errors = read_errors
         self._transport = transport
         self._queue = queue
-        self._job_listeners: list[Listener[TorchrunJob]] = []
-        self._queue_listeners: list[Listener[TorchrunQueue]] = []
-        self._child_listeners: list[Listener[Child]] = []
+        self._listeners: dict[str, list[Listener[Any]]] = {}  # by resource
         self.observer = observer or Unobserved()
         self._scopes = {namespace: self._scope(namespace) for namespace in namespaces or ("",)}
         self._everywhere = self._scopes.get("")
         self.nodes = NodeView(
-            transport, self.observer, queue, self._with_workers_on, read_errors, clock
+            transport,
+            self.observer,
+            partial(self._handle_change, NODES),
+            self._handle_nodes_known,
+            read_errors,
+            clock,
         )
         self.reports = Reports(clock.monotonic)
         self.discovery = Discovery(transport)
-        self.discovery.subscribe(self._installed_changed)
-        self.groups = GroupView(transport, self.observer, self._group_changed, namespaces, clock)
+        self.discovery.subscribe(self._handle_installed)
+        self.groups = GroupView(transport, self.observer, self._handle_change, namespaces, clock)
+        self._listen((TORCHRUN_JOBS,), self._drop_report)
 
     def subscribe(
         self,
@@ -123,14 +214,18 @@ class InformerFactory:
         queues: Listener[TorchrunQueue],
         children: Listener[Child] | None = None,
     ) -> None:
-        """Call these after each change of a job, a queue or a child object, as informers do."""
-        self._job_listeners.append(jobs)
-        self._queue_listeners.append(queues)
+        """Call these after each change of a job, a queue, or an object with a job's label."""
+        self._listen((TORCHRUN_JOBS,), jobs)
+        self._listen((TORCHRUN_QUEUES,), queues)
         if children is not None:
-            self._child_listeners.append(children)
+            self._listen(CHILD_KINDS, children)
+
+    def _listen(self, kinds: Iterable[Kind[Any]], listener: Listener[Any]) -> None:
+        for kind in kinds:
+            self._listeners.setdefault(kind.resource, []).append(listener)
 
     def caches(self, namespace: str) -> Caches:
-        """Return the caches that hold this namespace."""
+        """Return the caches of this namespace."""
         return self._scope_of(namespace).caches
 
     def queues(self) -> Iterator[TorchrunQueue]:
@@ -142,28 +237,28 @@ class InformerFactory:
     def informers(self) -> list[Informer[Any]]:
         """All informers; each must be run."""
         scopes = self._scopes.values()
-        of_scopes = [i for scope in scopes for i in (*scope.informers.values(), scope.warnings)]
-        return [*of_scopes, self.nodes.informer]
+        namespaced = [i for scope in scopes for i in (*scope.informers.values(), scope.warnings)]
+        return [*namespaced, self.nodes.informer]
 
     @property
     def is_synced(self) -> bool:
-        """Whether every required cache holds its first list."""
+        """Whether every required cache has its first list."""
         return all(_all_synced(group) for group in self._by_resource().values())
 
     @property
-    def memories(self) -> list[Informer[Any]]:
-        """The informers of jobs and queues, whose status holds all that leaders remember."""
+    def status_informers(self) -> list[Informer[Any]]:
+        """The informers of jobs and queues, whose status is the only state that leaders share."""
         kinds = (TORCHRUN_JOBS.resource, TORCHRUN_QUEUES.resource)
         return [scope.informers[kind] for scope in self._scopes.values() for kind in kinds]
 
     async def synced(self) -> None:
-        """Wait until every required cache holds its first list: forever if a CRD is missing."""
+        """Wait until every required cache has its first list: forever if a CRD is missing."""
         for group in self._by_resource().values():
             for informer in group:
                 await informer.synced.wait()
 
     def observe(self, namespace: str, name: str) -> Observed | None:
-        """Return all that is known of one job; None if it is gone."""
+        """Return the input of reconcile for one job; None if the job is not cached."""
         caches = self._scope_of(namespace).caches
         return observe(
             caches,
@@ -176,61 +271,64 @@ class InformerFactory:
         )
 
     def job_of(self, namespace: str, pod: str, uid: str) -> Key | None:
-        """Return the key of the job whose worker this live pod seems to be. Cheap.
+        """Return the key of the job that a running worker pod is labelled with; None without one.
 
-        Goes by labels: the claims of a token are to be trusted only after a TokenReview.
+        Cheap, for the unverified claims of a token: it reads labels only. See `worker`.
         """
-        known = self._pod(namespace, pod, uid)
-        if known is None or known.metadata.labels.component != names.WORKER or not alive(known):
+        cached_pod = self._pod(namespace, pod, uid)
+        if (
+            cached_pod is None
+            or cached_pod.metadata.labels.component != names.WORKER
+            or not alive(cached_pod)
+        ):
             return None
-        return namespace, known.metadata.labels.torchrun_job
+        return namespace, cached_pod.metadata.labels.torchrun_job
 
     def worker(self, namespace: str, pod: str, uid: str) -> Worker | None:
-        """Return the worker that this pod is, if it belongs to the present attempt of a job."""
-        known = self._pod(namespace, pod, uid)
-        if known is None:
+        """Return the worker of a pod; None if it is not of the current attempt of a job."""
+        cached_pod = self._pod(namespace, pod, uid)
+        if cached_pod is None:
             return None
-        job = known.metadata.labels.torchrun_job
+        job = cached_pod.metadata.labels.torchrun_job
         observed = self.observe(namespace, job)
-        if observed is None or not observed.gang.child_jobs or known not in observed.gang.workers:
+        if (
+            observed is None
+            or not observed.gang.child_jobs
+            or cached_pod not in observed.gang.workers
+        ):
             return None
         return Worker((namespace, job), observed.gang.current_job.metadata.uid)
 
     def _pod(self, namespace: str, name: str, uid: str) -> Pod | None:
         scope = self._everywhere or self._scopes.get(namespace)
-        known = scope.caches.pods.get(namespace, name) if scope else None
-        return known if known is not None and uid and known.metadata.uid == uid else None
+        cached_pod = scope.caches.pods.get(namespace, name) if scope else None
+        return (
+            cached_pod
+            if cached_pod is not None and uid and cached_pod.metadata.uid == uid
+            else None
+        )
 
     def stores(self, key: Key) -> Mapping[str, Store[Any]]:
-        """Return the caches that show the objects of this job, by resource."""
+        """Return the caches with the objects of this job, by resource."""
         return self._scope_of(key[0]).stores
 
     def synced_by_resource(self) -> dict[str, Callable[[], bool]]:
-        """For each resource that is needed, whether its caches hold their first whole lists."""
+        """For each required resource, whether its caches have their first lists."""
         return {r: partial(_all_synced, group) for r, group in self._by_resource().items()}
 
     def idle_by_resource(self) -> dict[str, Callable[[], float]]:
-        """For each resource that is needed, the seconds since its informers last did anything."""
+        """For each required resource, the seconds since its informers last acted."""
         return {r: partial(_idle, group) for r, group in self._by_resource().items()}
 
     def silence_by_resource(self) -> dict[str, Callable[[], float]]:
-        """For each resource, the seconds since its watches last delivered anything."""
+        """For each resource, the seconds since its watches last delivered a byte."""
         by_resource = {**self._by_resource(), NODES.resource: [self.nodes.informer]}
         return {resource: partial(_silence, group) for resource, group in by_resource.items()}
 
     def objects_by_resource(self) -> dict[str, Sized]:
-        """For each resource, its caches, whose sizes are the numbers of objects."""
+        """For each resource, its caches; `len` is the number of objects."""
         by_resource = {**self._by_resource(), NODES.resource: [self.nodes.informer]}
         return {resource: _Objects(group) for resource, group in by_resource.items()}
-
-    def _with_workers_on(self, node: str) -> Iterator[Key]:
-        """Keys of jobs with workers on this node, by pods and by status; all jobs for ""."""
-        for scope in self._scopes.values():
-            pods, jobs = scope.caches.pods, scope.caches.jobs
-            for pod in pods.by_index(NODE_INDEX, node) if node else pods:
-                yield pod.metadata.namespace, pod.metadata.labels.torchrun_job
-            for job in jobs.by_index(NODE_INDEX, node) if node else jobs:
-                yield job.metadata.namespace, job.metadata.name
 
     def _by_resource(self) -> dict[str, list[Informer[Any]]]:
         scopes = list(self._scopes.values())
@@ -239,121 +337,101 @@ class InformerFactory:
     def _scope_of(self, namespace: str) -> Scope:
         return self._everywhere or self._scopes[namespace]
 
+    def _scopes_of(self, namespace: str) -> Iterable[Scope]:
+        """Return the scope of a namespace; all scopes for "", as of a node."""
+        return (self._scope_of(namespace),) if namespace else self._scopes.values()
+
     def _scope(self, namespace: str) -> Scope:
         caches = empty_caches()
-        own = partial(
-            Informer,
-            transport=self._transport,
+        stores: tuple[tuple[Kind[Any], Store[Any]], ...] = (
+            (TORCHRUN_JOBS, caches.jobs),
+            (TORCHRUN_QUEUES, caches.queues),
+            (PODS, caches.pods),
+            (JOBS, caches.child_jobs),
+            (CLAIMS, caches.claims),
+            (SERVICES, caches.services),
+        )
+        informers = [
+            self._informer(
+                kind,
+                store,
+                namespace,
+                label_selector=names.JOB_LABEL if kind in CHILD_KINDS else "",
+            )
+            for kind, store in stores
+        ]
+        warnings = self._informer(
+            EVENTS,
+            caches.warnings,
+            namespace,
+            field_selector=WARNINGS,
+            timings=_EVENT_TIMINGS,
+        )
+        by_resource = {informer.kind.resource: informer for informer in informers}
+        store_by_resource = {kind.resource: store for kind, store in stores}
+        return Scope(caches, by_resource, store_by_resource, warnings)
+
+    def _informer(
+        self,
+        kind: Kind[T],
+        store: Store[T],
+        namespace: str,
+        *,
+        label_selector: str = "",
+        field_selector: str = "",
+        timings: Timings = CLIENT_GO,
+    ) -> Informer[T]:
+        return Informer(
+            kind,
+            self._transport,
+            store,
+            partial(self._handle_change, kind),
+            label_selector=label_selector,
+            field_selector=field_selector,
             namespace=namespace,
             observer=self.observer,
+            timings=timings,
             clock=self.clock.monotonic,
             random=self.clock.jitter,
         )
-        child = partial(own, on_change=self._child_changed, label_selector=names.JOB_LABEL)
-        informers: tuple[Informer[Any], ...] = (
-            own(
-                TORCHRUN_JOBS, store=caches.jobs, on_change=partial(self._job_changed, caches.jobs)
-            ),
-            own(
-                TORCHRUN_QUEUES,
-                store=caches.queues,
-                on_change=partial(self._queue_changed, caches.jobs),
-            ),
-            child(PODS, store=caches.pods),
-            child(JOBS, store=caches.child_jobs),
-            child(CLAIMS, store=caches.claims),
-            child(SERVICES, store=caches.services),
-        )
-        warnings = own(
-            EVENTS,
-            store=caches.warnings,
-            on_change=partial(self._warned, caches),
-            field_selector=WARNINGS,
-            timings=_QUIET,
-        )
-        by_resource = {informer.kind.resource: informer for informer in informers}
-        stores = {r: i.store for r, i in by_resource.items()}
-        return Scope(caches, by_resource, stores, warnings)
 
-    def _job_changed(
-        self, jobs: Store[TorchrunJob], change: Change[TorchrunJob], initial: bool
-    ) -> None:
-        meta = change.object.metadata
+    def _handle_change(self, kind: Kind[Any], change: Change[Any], initial: bool) -> None:
+        """Add the jobs that the rule of `kind` returns, and call the listeners."""
+        obj = change.object
+        priority = INITIAL if initial else 0
+        if isinstance(obj, TorchrunJob) and not obj.status.phase:
+            priority = 0  # after a restart, new jobs go before those that were reconciled before
+        rule = _RULE_BY_RESOURCE[kind.resource]
+        for scope in self._scopes_of(obj.metadata.namespace):
+            for key in rule(scope.caches, change, initial):
+                self._queue.add(key, priority)
+        for listener in self._listeners.get(kind.resource, ()):
+            listener(change, initial)
+
+    def _drop_report(self, change: Change[TorchrunJob], initial: bool) -> None:
         if change.new is None:
+            meta = change.object.metadata
             self.reports.forget((meta.namespace, meta.name))
-        # After a restart, a job without a phase goes before the jobs that are under way.
-        has_phase = bool(change.object.status.phase)
-        self._queue.add((meta.namespace, meta.name), INITIAL if initial and has_phase else 0)
-        if not initial:
-            for related in followers(jobs, change) | finished_parents(jobs, change):
-                self._queue.add((meta.namespace, related))
-        for listener in self._job_listeners:
-            listener(change, initial)
 
-    def _queue_changed(
-        self, jobs: Store[TorchrunJob], change: Change[TorchrunQueue], initial: bool
-    ) -> None:
-        for listener in self._queue_listeners:
-            listener(change, initial)
-        if not initial and _template(change.old) == _template(change.new):
-            return
-        meta = change.object.metadata
-        for job in jobs.by_index(QUEUE_INDEX, index_key(meta.namespace, meta.name)):
-            if job.status.phase not in TERMINAL:
-                self._queue.add((meta.namespace, job.metadata.name), INITIAL if initial else 0)
-
-    def _installed_changed(self, installed: Installed) -> None:
-        """Wake every live job: it may wait for a scheduler."""
+    def _handle_installed(self, installed: Installed) -> None:
+        """Add every unfinished job: it may wait for a scheduler."""
         self.groups.follow(installed)
         for scope in self._scopes.values():
             for job in scope.caches.jobs:
                 if job.status.phase not in TERMINAL:
                     self._queue.add((job.metadata.namespace, job.metadata.name), INITIAL)
 
-    def _group_changed(self, change: Change[SchedulingGroup], initial: bool) -> None:
-        """Wake the job of a group: by our label, or by the child Job that controls a Workload of
-        Kueue.
-        """
-        meta = change.object.metadata
-        job = meta.labels.torchrun_job
-        owners = (owner.name for owner in meta.owner_references if owner.controller)
-        for owner in owners if not job else ():
-            child = self._scope_of(meta.namespace).caches.child_jobs.get(meta.namespace, owner)
-            job = child.metadata.labels.torchrun_job if child else ""
-        if job:
-            self._queue.add((meta.namespace, job), INITIAL if initial else 0)
-
-    def _child_changed(self, change: Change[Child], initial: bool) -> None:
-        self._add_owner(change.object, initial)
-        if change.old is not None and _job(change.old) != _job(change.object):
-            self._add_owner(change.old, initial)  # its label has changed
-        for listener in self._child_listeners:
-            listener(change, initial)
-
-    def _add_owner(self, child: Child, initial: bool) -> None:
-        meta = child.metadata
-        self._queue.add((meta.namespace, meta.labels.torchrun_job), INITIAL if initial else 0)
-
-    def _warned(self, caches: Caches, change: Change[CoreEvent], initial: bool) -> None:
-        """Wake the job whose object the warning regards; one not cached yet wakes it later."""
-        regarding = change.object.involved_object
-        stores: dict[str, Store[Any]] = {
-            JOBS.kind: caches.child_jobs,
-            PODS.kind: caches.pods,
-            CLAIMS.kind: caches.claims,
-        }
-        store = stores.get(regarding.kind)
-        child = store.get(regarding.namespace, regarding.name) if store is not None else None
-        if child is not None:
-            self._add_owner(child, initial)
+    def _handle_nodes_known(self) -> None:
+        """Add every job, and the job of every pod: the nodes may have changed meanwhile."""
+        for scope in self._scopes.values():
+            for pod in scope.caches.pods:
+                self._queue.add((pod.metadata.namespace, pod.metadata.labels.torchrun_job), INITIAL)
+            for job in scope.caches.jobs:
+                self._queue.add((job.metadata.namespace, job.metadata.name), INITIAL)
 
 
-def _job(child: Child) -> str:
-    return child.metadata.labels.torchrun_job
-
-
-def _template(queue: TorchrunQueue | None) -> object:
-    """What of a queue concerns its jobs: not the status, which changes with each of them."""
+def _spec_version(queue: TorchrunQueue | None) -> object:
+    """Return a value that changes with the spec of a queue, but not with its status."""
     if queue is None:
         return None
     meta = queue.metadata

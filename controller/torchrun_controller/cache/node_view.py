@@ -1,10 +1,10 @@
-"""The view of nodes: one informer for the cluster, and the jobs that a change of a node wakes.
+"""The view of nodes: one informer for the cluster, and whether its cache is current.
 
-A controller that is limited to namespaces usually may not read nodes. It then works without
-noticing lost nodes, and reports that.
+A controller that is limited to namespaces usually may not read nodes. It then does not notice lost
+nodes, and reports that.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NoReturn
 
 import anyio
@@ -13,31 +13,32 @@ import structlog
 from torchrun_api.core import Node
 from torchrun_api.kinds import NODES
 from torchrun_controller.cache.informer import Informer, Observer
-from torchrun_controller.cache.observe import Key
 from torchrun_controller.cache.read_errors import ReadErrors
 from torchrun_controller.cache.store import Change, Store
 from torchrun_controller.client import Transport
 from torchrun_controller.clock import SYSTEM, Clock
 from torchrun_controller.reconcile.pods import nodes
-from torchrun_controller.workqueue import INITIAL, WorkQueue
 
-# Seconds. After a longer silence the cache of nodes is not used: a gang must not fail because a
-# watch failed. A dead watch is noticed after 90 s.
+# Seconds. After a longer silence the cache is not used: a gang must not fail because of a dead watch,
+# which is noticed after 90 s.
 STALE_SECONDS = 120.0
-_LOOK_SECONDS = 5.0
+_CHECK_SECONDS = 5.0
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 class NodeView:
-    """The cache of nodes. `concerned` returns keys of jobs with workers on a node, "" for all."""
+    """The cache of nodes.
+
+    `on_change` is called with each change, as by an informer; `on_known` when nodes become known.
+    """
 
     def __init__(
         self,
         transport: Transport,
         observer: Observer,
-        queue: WorkQueue[Key],
-        concerned: Callable[[str], Iterable[Key]],
+        on_change: Callable[[Change[Node], bool], None],
+        on_known: Callable[[], None],
         read_errors: ReadErrors,
         clock: Clock = SYSTEM,
     ) -> None:
@@ -45,13 +46,13 @@ class NodeView:
             NODES,
             transport,
             Store(),
-            self._changed,
+            self._handle_change,
             observer=observer,
             clock=clock.monotonic,
             random=clock.jitter,
         )
-        self._queue = queue
-        self._concerned = concerned
+        self._on_change = on_change
+        self._on_known = on_known
         self._read_errors = read_errors
         self._listeners: list[Callable[[Change[Node] | None], None]] = []
 
@@ -61,23 +62,23 @@ class NodeView:
 
     @property
     def view(self) -> Store[Node] | None:
-        """The nodes; None while they are not known."""
+        """The cached nodes; None while the cache is not filled or stale."""
         informer = self.informer
         fresh = informer.silence() <= STALE_SECONDS
         return informer.store if informer.synced.is_set() and fresh else None
 
     @property
     def is_awaited(self) -> bool:
-        """Whether nodes are unknown now but may be read: the server will recover."""
+        """Whether nodes are unknown although the controller may read them: a temporary failure."""
         return self.view is None and not self._read_errors.refused(NODES.resource)
 
     @property
     def _is_starting(self) -> bool:
-        """Whether the first list is under way and no request for it has failed."""
+        """Whether the first list is in progress and no request for it has failed."""
         return not self.informer.synced.is_set() and not self._read_errors.problem(NODES.resource)
 
     def shortcoming(self) -> str:
-        """What does not work, and why; "" if nothing."""
+        """Return what does not work without nodes, and why; "" if nodes are known."""
         if self.view is not None:
             return ""
         why = self._read_errors.problem(NODES.resource) or "no answer yet"
@@ -87,39 +88,34 @@ class NodeView:
         return f"{missing}: {why}"
 
     async def follow(self) -> NoReturn:
-        """Wake every job when nodes become known; log when they are unknown."""
+        """Check every few seconds whether nodes are known; call `on_known`, or log a warning."""
         known: bool | None = None
         warned = False
         while True:
             shortcoming = self.shortcoming()
             if known is not (not shortcoming):
                 known = not shortcoming
-                self._tell(None)
+                self._notify(None)
                 if known:
                     log.info("sees nodes", nodes=len(self.informer.store))
-                    self._add("", INITIAL)
+                    self._on_known()
                     warned = False
             if not (known or warned or self._is_starting):
                 warned = True
                 log.warning("does not see nodes", why=shortcoming)
-            await anyio.sleep(_LOOK_SECONDS)
+            await anyio.sleep(_CHECK_SECONDS)
 
-    def _changed(self, change: Change[Node], initial: bool) -> None:
-        """Wake jobs only for facts that decide over a gang: no heartbeats, labels or images."""
-        if _facts(change.old) != _facts(change.new):
-            self._add(change.object.metadata.name, INITIAL if initial else 0)
-        self._tell(change)
+    def _handle_change(self, change: Change[Node], initial: bool) -> None:
+        self._on_change(change, initial)
+        self._notify(change)
 
-    def _tell(self, change: Change[Node] | None) -> None:
+    def _notify(self, change: Change[Node] | None) -> None:
         for listener in self._listeners:
             listener(change)
 
-    def _add(self, node: str, priority: int) -> None:
-        for key in self._concerned(node):
-            self._queue.add(key, priority)
 
-
-def _facts(node: Node | None) -> tuple[str, bool] | None:
+def node_facts(node: Node | None) -> tuple[str, bool] | None:
+    """Return what decides over a gang: the Ready status, and the out-of-service taint."""
     if node is None:
         return None
     ready = nodes.ready_condition(node)

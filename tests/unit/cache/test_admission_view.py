@@ -188,7 +188,7 @@ class TestWaking:
         assert not world.awake()
         world.change(a_node(cpu="5"))
         assert world.awake()
-        world.factory.nodes._tell(None)
+        world.factory.nodes._notify(None)
         assert world.awake(), "nodes are known, or are known no more"
 
 

@@ -11,7 +11,7 @@ from aiohttp import web
 from scripted_server import ScriptedServer, connection, json_response, serving, streamed
 from torchrun_api import kinds
 from torchrun_api.core import Job, SchedulingGroup
-from torchrun_controller.cache.group_view import GroupView, kinds_of
+from torchrun_controller.cache.group_view import GroupView, select_kinds
 from torchrun_controller.cache.informer import Unobserved
 from torchrun_controller.cache.store import Change
 from torchrun_controller.reconcile.model.installed import Installed
@@ -40,12 +40,12 @@ def a_group(name: str, owner: str, job: str = "", kind: str = "TorchrunJob") -> 
 
 def test_of_each_scheduler_the_newest_version_is_watched():
     found = (kinds.KAI_POD_GROUPS, *kinds.NATIVE_GROUPS, kinds.KUEUE_WORKLOADS[1])
-    assert kinds_of(installed(*found)) == (
+    assert select_kinds(installed(*found)) == (
         kinds.KAI_POD_GROUPS,
         kinds.NATIVE_GROUPS[0],
         kinds.KUEUE_WORKLOADS[1],
     )
-    assert kinds_of(Installed()) == ()
+    assert select_kinds(Installed()) == ()
 
 
 class Api:
@@ -78,7 +78,12 @@ async def test_kinds_are_watched_as_long_as_they_are_served(api):
     made, url = api
     changes: asyncio.Queue[Change[SchedulingGroup]] = asyncio.Queue()
     async with connection(url).session("test") as transport, asyncio.TaskGroup() as tasks:
-        watch = GroupView(transport, Unobserved(), lambda c, _: changes.put_nowait(c), ("team",))
+        watch = GroupView(
+            transport,
+            Unobserved(),
+            lambda kind, change, initial: changes.put_nowait(change),
+            ("team",),
+        )
         task = tasks.create_task(watch.run())
         watch.follow(installed(kinds.VOLCANO_POD_GROUPS))
         change = await changes.get()
@@ -102,7 +107,7 @@ async def test_kinds_are_watched_as_long_as_they_are_served(api):
 
 def change(world: World, group: dict[str, Any], *, initial: bool = False) -> list[Any]:
     obj = msgspec.convert(group, SchedulingGroup)
-    world.factory._group_changed(Change(None, obj), initial)
+    world.factory._handle_change(kinds.KUEUE_WORKLOADS[0], Change(None, obj), initial)
     return world.keys()
 
 

@@ -10,15 +10,16 @@ from prometheus_client import CollectorRegistry
 from torchrun_api import names
 from torchrun_api.core import CoreEvent, Job, Pod, PodStatus
 from torchrun_api.job import TorchrunJob
-from torchrun_api.kinds import EVENTS
+from torchrun_api.kinds import EVENTS, PODS
 from torchrun_api.queue import TorchrunQueue
 from torchrun_api.status import Progress
-from torchrun_controller.cache.informer_factory import InformerFactory
+from torchrun_controller.cache.informer_factory import RULES, InformerFactory
 from torchrun_controller.cache.progress_reports import Worker
 from torchrun_controller.cache.read_errors import ReadErrors
 from torchrun_controller.cache.store import Change
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile.model.installed import Installed
+from torchrun_controller.reconcile.schedulers.table import SCHEDULERS
 from torchrun_controller.serving.checks import caches_synced, watches_alive
 from torchrun_controller.workqueue import WorkQueue
 
@@ -73,6 +74,14 @@ def a_job(name: str, *, queue: str = "research", phase: str | None = None) -> To
 def a_queue(namespace: str = "team") -> TorchrunQueue:
     body = {"metadata": {"name": "research", "namespace": namespace}}
     return msgspec.convert(body, TorchrunQueue)
+
+
+def test_each_watched_kind_has_one_rule(world: World) -> None:
+    kinds = [kind for row, _ in RULES for kind in row]
+    assert len(kinds) == len(set(kinds))
+    watched = {informer.kind for informer in world.factory.informers}
+    groups = {kind for scheduler in SCHEDULERS.values() for kind in scheduler.kinds}
+    assert set(kinds) == watched | groups
 
 
 def test_a_job_is_its_own_key(world: World) -> None:
@@ -235,9 +244,9 @@ def test_a_child_whose_label_changes_concerns_both_jobs(world: World) -> None:
         meta = {"name": "p", "namespace": "team", "labels": {"torchrun-job-name": job}}
         return msgspec.convert({"metadata": meta}, Pod)
 
-    world.factory._child_changed(Change(a_pod("train"), a_pod("other")), False)
+    world.factory._handle_change(PODS, Change(a_pod("train"), a_pod("other")), False)
     assert sorted(world.keys()) == [("team", "other"), ("team", "train")]
-    world.factory._child_changed(Change(a_pod("other"), a_pod("other")), False)
+    world.factory._handle_change(PODS, Change(a_pod("other"), a_pod("other")), False)
     assert world.keys() == [("team", "other")]
 
 

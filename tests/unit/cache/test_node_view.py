@@ -40,7 +40,7 @@ def world() -> World:
 
 
 def change(world: World, old: Node | None, new: Node | None, *, initial: bool = False) -> None:
-    world.factory.nodes._changed(Change(old, new), initial)
+    world.factory.nodes._handle_change(Change(old, new), initial)
 
 
 def synced(world: World) -> None:
