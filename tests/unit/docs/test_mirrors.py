@@ -58,8 +58,8 @@ def test_what_has_no_tests_says_what_to_do(capsys: pytest.CaptureFixture[str]):
     assert "no such file" in capsys.readouterr().out
     assert main(["Dockerfile"]) == 2
     assert CONTROLLER in capsys.readouterr().out
-    assert main([f"{CONTROLLER}/clock.py"]) == 2
-    assert "Write tests/unit/test_clock.py; docs/first-test.md" in capsys.readouterr().out
+    assert main([f"{CONTROLLER}/__init__.py"]) == 2
+    assert "Write tests/unit/test___init__.py; docs/first-test.md" in capsys.readouterr().out
     assert main([]) == 2
     with pytest.raises(NoTestsError):
         find_tests(Path("nothing.py"))
