@@ -188,7 +188,7 @@ class Manager:
         alone = self._leader.elected.is_set()
         await self._factory.synced()
         await self._factory.discovery.first_poll.wait()
-        await self._queue_view.settled()
+        await self._queue_view.wait_until_known()
         async with anyio.create_task_group() as standby:
             standby.start_soon(self._forget_deleted)
             await self._leader.elected.wait()

@@ -175,7 +175,7 @@ READING = (
     Mutant(
         "a-relist-forgets-what-vanished",
         "cache/store.py",
-        "return vanished + [",
+        "return deletions + [",
         "return [",
         "what was deleted while a watch was down is never reported: its gang is not created again",
         STORE,
@@ -199,8 +199,8 @@ READING = (
     Mutant(
         "a-relist-drops-the-unreadable",
         "cache/store.py",
-        "for key, old in known.items() if key in unreadable and key not in listed}",
-        "for key, old in known.items() if False}",
+        "if key in unreadable and key not in listed",
+        "if False",
         "a running job that becomes unreadable is taken for deleted",
         STORE,
     ),
@@ -223,15 +223,15 @@ READING = (
     Mutant(
         "a-relist-goes-before-edits",
         "cache/informer.py",
-        "self._call(change, initial=True)",
-        "self._call(change, initial=False)",
+        "self._notify(change, initial=True)",
+        "self._notify(change, initial=False)",
         "after a restart an edit waits behind 10,000 unchanged jobs",
         INFORMER,
     ),
     Mutant(
         "waiters-are-not-woken",
         "cache/informer.py",
-        "self._report_interruption(interrupted)\n        self._wake()",
+        "self._report_interruption(interrupted)\n        self._wake_waiters()",
         "self._report_interruption(interrupted)",
         "every reconcile waits for its own writes until the time is out",
         INFORMER,

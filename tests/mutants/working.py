@@ -145,8 +145,8 @@ WORKING = (
     Mutant(
         "the-last-write-alone-counts",
         "cache/expectations.py",
-        "self._pending.setdefault(owner, _Pending({}, now))",
-        "self._pending[owner] = _Pending({}, now)",
+        "self._pending.setdefault(key, _Pending({}, now))",
+        "self._pending[key] = _Pending({}, now)",
         "of two writes the cache has to show one only",
         OWN_WRITES,
     ),

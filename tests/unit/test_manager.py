@@ -74,7 +74,7 @@ class Process:
             informers=[],
             run_kai=anyio.sleep_forever,
             follow=anyio.sleep_forever,
-            settled=anyio.lowlevel.checkpoint,
+            wait_until_known=anyio.lowlevel.checkpoint,
         )
         leader = SimpleNamespace(elected=self.elected, run=self._lead, release=self._release)
         events = SimpleNamespace(run=self._report, shut_down=lambda seconds: self.ends.set())

@@ -1,1 +1,1 @@
-"""What is known of the cluster: informers, their stores, and the views read of them."""
+"""The caches of the cluster: informers, their stores, and the views that controllers read."""

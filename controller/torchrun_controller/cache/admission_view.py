@@ -1,8 +1,8 @@
-"""The view of admission: every job that uses or awaits quota, the queues, and the nodes.
+"""The view of admission: all jobs that use or wait for quota, the queues, and the nodes.
 
 Admission has a single key. The classification of each job is cached and recomputed only when the
-job, its children or its queue changes. While no queue takes part and no job has an admission
-status, no change wakes the key.
+job, its children or its queue changes. While no queue needs admission and no job has an admission
+status, no change adds the key.
 """
 
 from collections.abc import Iterable, Mapping
@@ -33,24 +33,27 @@ from torchrun_controller.workqueue import WorkQueue
 T = TypeVar("T")
 
 ADMISSION = "all queues"  # the only key
-COALESCE = 0.02  # seconds: changes within this time are decided together
+COALESCE = 0.02  # seconds: changes within this time cause one decision
 
 
 class ObservedAdmission(Struct, frozen=True, kw_only=True):
-    """The input of one admission decision, and the jobs and queues that it may write to."""
+    """The input of one admission decision, and the jobs and queues that it may write to.
+
+    `next_lost_node` is in seconds: then another node counts as lost.
+    """
 
     state: ClusterState
     entries: tuple[ClassifiedJob, ...]
     queues: tuple[TorchrunQueue, ...]
-    next_look: float | None = None  # seconds until the next node counts as lost
+    next_lost_node: float | None = None
 
 
 class AdmissionView:
     """Adds the key of admission to its work queue.
 
-    Unless `by_nodes`, nodes are ignored: a cluster autoscaler adds them when pods wait. Queues of
-    `cohort_namespaces` may share a cohort; each other namespace has its own cohorts.
-    `node_overhead` is what other pods use of each node.
+    Without `by_nodes`, nodes are ignored, because a cluster autoscaler adds them for pending pods.
+    Queues of `cohort_namespaces` may share a cohort; each other namespace has its own cohorts.
+    `node_overhead` is the amount of each resource that other pods use on each node.
     """
 
     def __init__(
@@ -70,9 +73,9 @@ class AdmissionView:
         # By the key of the job. Bounded by the objects in the caches.
         self._entries: dict[Key, ClassifiedJob] = {}
         self._stale: set[Key] = set()
-        self._with_status: set[Key] = set()
-        self._taking_part: set[Key] = set()
-        # What still runs of deleted jobs, by their keys.
+        self._jobs_with_status: set[Key] = set()
+        self._admission_queues: set[Key] = set()
+        # The running gangs of deleted jobs, by the key of the job.
         self._orphans: dict[Key, tuple[Workload, ...]] = {}
         self._lost: frozenset[str] = frozenset()
         factory.subscribe(
@@ -81,21 +84,21 @@ class AdmissionView:
         factory.nodes.subscribe(self._node_changed)
 
     def observe(self, now: datetime) -> ObservedAdmission | None:
-        """Return everything as cached; None while nodes are needed and not known.
+        """Return the input of a decision; None while nodes are needed and unknown.
 
-        Without the permission to read nodes, quota alone decides. Other failures are temporary: a
-        decision in the meantime would ignore the nodes.
+        Without the permission to read nodes, quota alone decides. Other failures are temporary, and
+        no decision is made until nodes are known.
         """
         if self._by_nodes and self._factory.nodes.is_awaited:
             return None
         view = self._factory.nodes.view
         nodes = None if view is None else tuple(view)
-        lost, next_look = _lost(nodes or (), now)
+        lost, next_lost_node = _lost(nodes or (), now)
         if lost != self._lost:
             self._lost = lost
             self._stale.update(self._entries, self._orphans)
         for key in self._stale:
-            self._work_out(key)
+            self._classify(key)
         self._stale.clear()
         queues = tuple(self._factory.queues())
         entries = tuple(self._entries.values())
@@ -111,7 +114,7 @@ class AdmissionView:
             ),
             entries=entries,
             queues=queues,
-            next_look=next_look,
+            next_lost_node=next_lost_node,
         )
 
     def version(self, owner: UserObject) -> str | None:
@@ -119,21 +122,21 @@ class AdmissionView:
         meta = owner.metadata
         caches = self._factory.caches(meta.namespace)
         store = caches.jobs if isinstance(owner, TorchrunJob) else caches.queues
-        present = store.get(meta.namespace, meta.name)
-        if present is None or present.metadata.uid != meta.uid:
+        cached = store.get(meta.namespace, meta.name)
+        if cached is None or cached.metadata.uid != meta.uid:
             return None
-        return present.metadata.resource_version
+        return cached.metadata.resource_version
 
-    def _work_out(self, key: Key) -> None:
+    def _classify(self, key: Key) -> None:
         caches = self._factory.caches(key[0])
         job = caches.jobs.get(*key)
         uid = "" if job is None else job.metadata.uid
-        # The head's Job comes last in a gang with a head: it has the number of nodes.
-        named = caches.child_jobs.by_index(JOB_INDEX, index_key(*key))
-        children = tuple(sorted(named, key=_by_attempt))
+        # The Job of a head comes last in its gang: it has the number of nodes.
+        child_jobs = caches.child_jobs.by_index(JOB_INDEX, index_key(*key))
+        children = tuple(sorted(child_jobs, key=_by_attempt))
         pods = caches.pods.by_index(JOB_INDEX, index_key(*key))
         orphans = orphaned_workloads(uid, children, pods, self._lost)
-        _keep(self._orphans, key, orphans or None)
+        _set_or_remove(self._orphans, key, orphans or None)
         if job is None:
             self._entries.pop(key, None)
             return
@@ -142,46 +145,50 @@ class AdmissionView:
             pods = tuple(pod for pod in pods if foreign_charge(uid, pod.metadata) is None)
         queue = caches.queues.get(key[0], job.spec.job_queue)
         classification = classify_job(job, queue, children, pods, self._lost)
-        silent = (
+        is_irrelevant = (
             classification.workload is None
             and not classification.requeued
-            and key not in self._with_status
+            and key not in self._jobs_with_status
         )
-        _keep(self._entries, key, None if silent else ClassifiedJob(job, classification))
+        _set_or_remove(
+            self._entries, key, None if is_irrelevant else ClassifiedJob(job, classification)
+        )
 
     def _job_changed(self, change: Change[TorchrunJob], initial: bool) -> None:
         job = change.object
         key = job.metadata.namespace, job.metadata.name
-        # Statuses are written to the newest version, even if no relevant field changed.
-        self._mark(key)
+        # A status is written to the newest version, so every change is relevant for the entry.
+        self._mark_stale(key)
         if change.new is None:
-            self._with_status.discard(key)
+            self._jobs_with_status.discard(key)
         elif job_admission(job) != JobAdmission():
-            self._with_status.add(key)
+            self._jobs_with_status.add(key)
         else:
-            self._with_status.discard(key)
-        if initial or _facts(change.old) != _facts(change.new):
+            self._jobs_with_status.discard(key)
+        if initial or _admission_fields(change.old) != _admission_fields(change.new):
             self._wake()
 
     def _child_changed(self, change: Change[Child], initial: bool) -> None:
-        moved = _label(change.old) != _label(change.new)
+        has_moved = _job_name(change.old) != _job_name(change.new)
         if not (
-            moved or isinstance(change.object, Job) or _place(change.old) != _place(change.new)
+            has_moved
+            or isinstance(change.object, Job)
+            or _placement(change.old) != _placement(change.new)
         ):
             return
         for child in (change.old, change.new):
             if child is not None:
-                self._touch((child.metadata.namespace, _label(child)))
+                self._reclassify((child.metadata.namespace, _job_name(child)))
 
     def _queue_changed(self, change: Change[TorchrunQueue], initial: bool) -> None:
-        """Wake admission for a change of the spec. Its own status writes do not wake it."""
+        """Add the key after a change of the spec, but not of the status."""
         meta = change.object.metadata
         key = meta.namespace, meta.name
         if change.new is not None and admission_status.takes_part(change.new.spec):
-            self._taking_part.add(key)
+            self._admission_queues.add(key)
         else:
-            self._taking_part.discard(key)
-        if not initial and _template(change.old) == _template(change.new):
+            self._admission_queues.discard(key)
+        if not initial and _spec_version(change.old) == _spec_version(change.new):
             return
         jobs = self._factory.caches(meta.namespace).jobs
         for job in jobs.by_index(QUEUE_INDEX, index_key(*key)):
@@ -194,12 +201,12 @@ class AdmissionView:
         ):
             self._wake()
 
-    def _touch(self, key: Key) -> None:
-        self._mark(key)
+    def _reclassify(self, key: Key) -> None:
+        self._mark_stale(key)
         self._wake()
 
-    def _mark(self, key: Key) -> None:
-        """Have the job classified again, or forget it if nothing of it exists."""
+    def _mark_stale(self, key: Key) -> None:
+        """Mark the job for a new classification, or drop it if no object of it exists."""
         if self._exists(key):
             self._stale.add(key)
             return
@@ -208,40 +215,40 @@ class AdmissionView:
         self._orphans.pop(key, None)
 
     def _exists(self, key: Key) -> bool:
-        """Whether the job, or an object that was charged for a job of this name, exists."""
+        """Whether the job exists, or an object that uses quota of a job of this name."""
         caches, index = self._factory.caches(key[0]), index_key(*key)
         if caches.jobs.get(*key) is not None:
             return True
-        gangs = caches.child_jobs.by_index(JOB_INDEX, index)
+        child_jobs = caches.child_jobs.by_index(JOB_INDEX, index)
         pods = caches.pods.by_index(JOB_INDEX, index)
-        metas = [child.metadata for child in gangs] + [pod.metadata for pod in pods]
+        metas = [child.metadata for child in child_jobs] + [pod.metadata for pod in pods]
         return any(meta.annotations.charge for meta in metas)
 
     def _wake(self) -> None:
-        if self._taking_part or self._with_status:
+        if self._admission_queues or self._jobs_with_status:
             self._work.add_after(ADMISSION, COALESCE)
 
 
-def _keep(kept: dict[Key, T], key: Key, value: T | None) -> None:
+def _set_or_remove(entries: dict[Key, T], key: Key, value: T | None) -> None:
     if value is None:
-        kept.pop(key, None)
+        entries.pop(key, None)
     else:
-        kept[key] = value
+        entries[key] = value
 
 
 def _lost(nodes: Iterable[Node], now: datetime) -> tuple[frozenset[str], float | None]:
-    """Names of lost nodes, and the seconds until the next node counts as lost."""
-    lost, waits = set(), []
+    """Return the names of lost nodes, and the seconds until the next node counts as lost."""
+    lost, delays = set(), []
     for node in nodes:
         ready = ready_condition(node)
         if ready is None or ready.status == "True":
             continue
-        left = (ready.last_transition_time or now) + LOST_AFTER - now
-        if left.total_seconds() > 0:
-            waits.append(left.total_seconds())
+        remaining = (ready.last_transition_time or now) + LOST_AFTER - now
+        if remaining.total_seconds() > 0:
+            delays.append(remaining.total_seconds())
         else:
             lost.add(node.metadata.name)
-    return frozenset(lost), min(waits, default=None)
+    return frozenset(lost), min(delays, default=None)
 
 
 def _by_attempt(child: Job) -> tuple[int, bool]:
@@ -249,8 +256,8 @@ def _by_attempt(child: Job) -> tuple[int, bool]:
     return names.number_in(labels.attempt), labels.role == names.HEAD
 
 
-def _facts(job: TorchrunJob | None) -> object:
-    """What of a job matters to admission: not its progress nor the counts of its workers."""
+def _admission_fields(job: TorchrunJob | None) -> object:
+    """Return the fields of a job that admission reads."""
     if job is None:
         return None
     meta, status = job.metadata, job.status
@@ -266,19 +273,19 @@ def _facts(job: TorchrunJob | None) -> object:
     )
 
 
-def _label(child: Child | None) -> str:
-    """The job that a child's label names."""
+def _job_name(child: Child | None) -> str:
+    """Return the name of the job in a child's label."""
     return child.metadata.labels.torchrun_job if child is not None else ""
 
 
-def _place(child: Child | None) -> object:
-    """What of a pod matters to admission: whether it lives, and where."""
+def _placement(child: Child | None) -> object:
+    """Return whether a worker pod runs and its node; None for other objects."""
     if not isinstance(child, Pod) or child.metadata.labels.component != names.WORKER:
         return None
     return alive(child), child.spec.node_name
 
 
-def _template(queue: TorchrunQueue | None) -> object:
+def _spec_version(queue: TorchrunQueue | None) -> object:
     if queue is None:
         return None
     meta = queue.metadata

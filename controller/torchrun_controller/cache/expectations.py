@@ -13,14 +13,14 @@ class Versioned(Protocol):
 
     @property
     def resource_version(self) -> int:
-        """The newest resourceVersion that the cache has seen."""
+        """The newest resourceVersion that the cache reflects."""
 
 
 K = TypeVar("K", bound=Hashable)
 
-# Seconds. A dead watch is noticed after 90 s of silence, and a list follows. An earlier decision
-# may take a gang for deleted because its Job is not in the cache yet, and end it.
-PATIENCE = 120.0
+# Seconds. A dead watch is noticed after 90 s of silence, and a list follows. A decision before that
+# may delete a gang whose Job is not in the cache yet.
+EXPECTATION_TIMEOUT = 120.0
 
 
 class _Pending(Struct):
@@ -29,50 +29,49 @@ class _Pending(Struct):
 
 
 class Expectations(Generic[K]):
-    """Remembers for each key and kind the newest resourceVersion that its writes returned.
+    """Stores the newest resourceVersion of a key's writes for each kind.
 
-    A key must not be reconciled before the caches show its own writes: it would decide from the
-    past. `caches` returns the caches of a key's objects by resource. `patience` (seconds) bounds
-    the wait for a version that never comes, as after a restore of etcd. Holds an entry only while a
-    cache is behind, so it needs no other bound.
+    A key must not be reconciled before the caches show its own writes. `caches` returns the caches
+    of a key's objects by resource. `timeout` (seconds) limits the wait for a version that does not
+    come, for instance after a restore of etcd. Bounded by the keys whose caches are behind.
     """
 
     def __init__(
         self,
         caches: Callable[[K], Mapping[str, Versioned]],
         clock: Callable[[], float],
-        patience: float = PATIENCE,
+        timeout: float = EXPECTATION_TIMEOUT,
     ) -> None:
         self._caches = caches
         self._clock = clock
-        self._patience = patience
+        self._timeout = timeout
         self._pending: dict[K, _Pending] = {}
 
-    def note(self, owner: K, written: WriteResult | None) -> None:
-        """Expect the version of a write in its cache."""
+    def expect(self, key: K, written: WriteResult | None) -> None:
+        """Expect the resourceVersion of a write in the cache of its kind."""
         if written is None or not written.resource_version:
             return
         resource, version = written.kind.resource, int(written.resource_version)
-        if resource not in self._caches(owner):
+        if resource not in self._caches(key):
             return
         now = self._clock()
-        pending = self._pending.setdefault(owner, _Pending({}, now))
+        pending = self._pending.setdefault(key, _Pending({}, now))
         pending.versions[resource] = max(version, pending.versions.get(resource, 0))
         pending.since = now
 
-    def behind(self, owner: K) -> float | None:
-        """Return the seconds to wait at most for the caches; None when they show all writes."""
-        pending = self._pending.get(owner)
+    def behind(self, key: K) -> float | None:
+        """Return the longest time to wait for the caches, in seconds; None if they are current."""
+        pending = self._pending.get(key)
         if pending is None:
             return None
-        left = pending.since + self._patience - self._clock()
-        caches = self._caches(owner)
-        if left > 0 and any(
+        remaining = pending.since + self._timeout - self._clock()
+        caches = self._caches(key)
+        if remaining > 0 and any(
             caches[resource].resource_version < version
             for resource, version in pending.versions.items()
         ):
-            return left
-        del self._pending[owner]
+            return remaining
+        del self._pending[key]
         return None
 
     def __len__(self) -> int:

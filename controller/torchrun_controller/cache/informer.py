@@ -4,7 +4,7 @@
     tasks.start_soon(informer.run)
     await informer.synced.wait()
 
-The watcher decides; the informer sends what the watcher asks for and feeds back the answers.
+The watcher is the state machine; the informer sends its requests and passes back the responses.
 """
 
 import heapq
@@ -47,7 +47,7 @@ T = TypeVar("T", bound=Object)
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
-# Changes of a list that are reported in one turn of the event loop: some ms.
+# Changes of a list that are reported without yielding to the event loop: a few milliseconds.
 _BATCH = 500
 
 
@@ -120,11 +120,10 @@ class Unobserved:
 class Informer(Generic[T]):
     """Lists and watches `kind` while `run` runs.
 
-    `on_change` is called on the event loop after each change of the store; its second argument is
-    True for changes from a list (the first, or one after an interruption; client-go gives those a
-    low priority). It turns changes into keys and does nothing else. `label_selector`,
-    `field_selector` and `namespace` narrow what is watched; "" is everything. A list of more than
-    `plain_pages` pages is streamed.
+    `on_change` is called on the event loop after each change of the store. Its second argument is
+    True for changes from a list (the first one, or a relist); client-go gives those a low priority.
+    It must only add keys to queues. `label_selector`, `field_selector` and `namespace` limit the
+    watched objects; "" is no limit. A list of more than `plain_pages` pages is streamed.
     """
 
     def __init__(
@@ -148,12 +147,11 @@ class Informer(Generic[T]):
         self.path = kind.path(namespace)
         self.selectors = {"labelSelector": label_selector, "fieldSelector": field_selector}
         self.store = store
-        # Set once the first list was reported and the watch after it is open: a list alone becomes
-        # stale unnoticed.
+        # Set when the first list is reported and the following watch is open.
         self.synced = anyio.Event()
-        # When the server last sent anything or opened a watch, on `clock`.
+        # The time on `clock` when the server last sent a byte or opened a watch.
         self.last_seen = clock()
-        self._last_turn = self.last_seen  # when `run` last acted
+        self._last_action = self.last_seen  # the time of the last step of `run`
         self._transport = transport
         self._on_change = on_change
         self._observer = observer or Unobserved()
@@ -171,10 +169,10 @@ class Informer(Generic[T]):
         self._order = itertools.count()
 
     async def run(self) -> NoReturn:
-        """Run until cancelled, whatever the server does."""
+        """Run until cancelled. Errors of the server do not end it."""
         while True:
-            self._last_turn = self._clock()
-            match self._watcher.next(self._last_turn):
+            self._last_action = self._clock()
+            match self._watcher.next(self._last_action):
                 case Wait(seconds=seconds):
                     await self._sleep(seconds)
                 case FetchPage() as fetch:
@@ -183,40 +181,40 @@ class Informer(Generic[T]):
                     await self._stream(stream)
 
     def silence(self) -> float:
-        """Seconds since the server last sent anything, or opened a watch."""
+        """Return the seconds since the server last sent a byte or opened a watch."""
         return self._clock() - self.last_seen
 
     def idle(self) -> float:
-        """Seconds since `run` last did anything: a minute or two at most, whatever the server does.
+        """Return the seconds since `run` last acted: two minutes at most, unless it hangs.
 
-        A server that is not reached is tried again and again, and a silent watch is opened again.
+        It retries a server that is not reached, and opens a silent watch again.
         """
-        return self._clock() - max(self._last_turn, self.last_seen)
+        return self._clock() - max(self._last_action, self.last_seen)
 
     async def wait_for(self, resource_version: int, seconds: float) -> bool:
-        """Wait until the store reaches a resourceVersion of a write; False after `seconds`.
+        """Wait until the store reflects the resourceVersion of a write; False after `seconds`.
 
-        The store's selectors must include the written object.
+        The selectors of the informer must include the written object.
         """
         if self.store.resource_version >= resource_version:
             return True
-        reached = anyio.Event()
-        heapq.heappush(self._waiters, (resource_version, next(self._order), reached))
+        event = anyio.Event()
+        heapq.heappush(self._waiters, (resource_version, next(self._order), event))
         with anyio.move_on_after(seconds):
-            await reached.wait()
-        return reached.is_set()
+            await event.wait()
+        return event.is_set()
 
     async def newest(self) -> int:
-        """Return the newest resourceVersion of these objects in the server's own store.
+        """Return the newest resourceVersion of the listed objects on the server, 0 without objects.
 
-        One consistent list, of metadata only. Raises ApiError and Disconnected.
+        Sends one consistent list of metadata, in pages. Raises ApiError and Disconnected.
         """
         newest, query = 0, {"limit": str(_PAGE)}
         while True:
-            answer = await self._transport.request(
+            response = await self._transport.request(
                 "GET", self.path, query=query, headers=_METADATA_ONLY
             )
-            page = answer.read(_read_versions)
+            page = response.read(_read_versions)
             newest = max(newest, page.newest)
             if not page.next:
                 return newest
@@ -228,7 +226,7 @@ class Informer(Generic[T]):
                 "GET", self.path, query=fetch.query, timeout=fetch.timeout
             )
         except (ApiError, Disconnected) as error:
-            events = self._watcher.failed(_failure(error, self.kind.resource), self._clock())
+            events = self._watcher.failed(_convert_error(error, self.kind.resource), self._clock())
         else:
             self.last_seen = self._clock()
             events = self._watcher.page(response.body, self.last_seen)
@@ -241,16 +239,16 @@ class Informer(Generic[T]):
             ) as chunks:
                 self.last_seen = self._clock()
                 self._watcher.opened(self.last_seen)
-                self._follow()
+                self._update_synced()
                 async for chunk in chunks:
                     self.last_seen = self._clock()
                     events = self._watcher.receive(chunk, self.last_seen)
                     await self.take(events)
-                    self._follow()
+                    self._update_synced()
                     if events and isinstance(events[-1], Interrupted):
                         return
         except (ApiError, Disconnected) as error:
-            events = self._watcher.failed(_failure(error, self.kind.resource), self._clock())
+            events = self._watcher.failed(_convert_error(error, self.kind.resource), self._clock())
         else:
             events = self._watcher.closed(self._clock())
         await self.take(events)
@@ -262,37 +260,37 @@ class Informer(Generic[T]):
                 case Synced():
                     await self._replace(event)
                 case Upserted(object=obj, resource_version=version):
-                    self._hand_on(self.store.upsert(obj, version))
+                    self._report_change(self.store.upsert(obj, version))
                 case Deleted(key=(namespace, name), resource_version=version):
                     change = self.store.delete(namespace, name, version)
                     if change is not None:
-                        self._hand_on(change)
+                        self._report_change(change)
                 case Bookmarked(resource_version=version):
                     self.store.advance(version)
                 case Faulted():
                     self._report_fault(event)
                 case interrupted:
                     self._report_interruption(interrupted)
-        self._wake()
+        self._wake_waiters()
 
     async def _replace(self, list_: Synced[T]) -> None:
         changes = self.store.replace(list_.objects, list_.resource_version, list_.unreadable)
-        self._wake()
+        self._wake_waiters()
         for number, change in enumerate(changes, start=1):
-            self._call(change, initial=True)
+            self._notify(change, initial=True)
             if number % _BATCH == 0:
                 await anyio.lowlevel.checkpoint()
         self._observer.synced(self.kind.resource, len(list_.objects))
 
-    def _follow(self) -> None:
+    def _update_synced(self) -> None:
         if self._watcher.state is State.WATCHING:
             self.synced.set()
 
-    def _hand_on(self, change: Change[T]) -> None:
+    def _report_change(self, change: Change[T]) -> None:
         self._observer.changed(self.kind.resource)
-        self._call(change, initial=False)
+        self._notify(change, initial=False)
 
-    def _call(self, change: Change[T], *, initial: bool) -> None:
+    def _notify(self, change: Change[T], *, initial: bool) -> None:
         try:
             self._on_change(change, initial)
         except Exception as error:  # a bug in a callback must not end the watch
@@ -319,8 +317,8 @@ class Informer(Generic[T]):
 
     def _report_interruption(self, interrupted: Interrupted) -> None:
         self._observer.interrupted(self.kind.resource, interrupted.reason, interrupted.relist)
-        say = log.debug if interrupted.reason == Interrupted.SILENT else log.warning
-        say(
+        write_line = log.debug if interrupted.reason == Interrupted.SILENT else log.warning
+        write_line(
             "list or watch interrupted",
             resource=self.kind.resource,
             reason=interrupted.reason,
@@ -329,16 +327,16 @@ class Informer(Generic[T]):
             delay=round(interrupted.delay, 3),
         )
 
-    def _wake(self) -> None:
+    def _wake_waiters(self) -> None:
         while self._waiters and self._waiters[0][0] <= self.store.resource_version:
-            _, _, reached = heapq.heappop(self._waiters)
-            reached.set()
+            _, _, event = heapq.heappop(self._waiters)
+            event.set()
 
 
-def _failure(error: ApiError | Disconnected, resource: str) -> Failure:
+def _convert_error(error: ApiError | Disconnected, resource: str) -> Failure:
     if isinstance(error, ApiError):
         if error.status == HTTPStatus.NOT_FOUND:
-            said = f"{error}; install the CustomResourceDefinition of {resource}"
-            return Failure(said, error.status, error.retry_after)
+            message = f"{error}; install the CustomResourceDefinition of {resource}"
+            return Failure(message, error.status, error.retry_after)
         return Failure(str(error), error.status, error.retry_after)
     return Failure(str(error), silent=isinstance(error, Silent))

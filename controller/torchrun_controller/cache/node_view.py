@@ -19,8 +19,8 @@ from torchrun_controller.client import Transport
 from torchrun_controller.clock import SYSTEM, Clock
 from torchrun_controller.reconcile.pods import nodes
 
-# Seconds. After a longer silence the cache is not used: a gang must not fail because of a dead watch,
-# which is noticed after 90 s.
+# Seconds. After a longer silence the cache is not used: a dead watch must not fail a gang. It is
+# noticed after 90 s.
 STALE_SECONDS = 120.0
 _CHECK_SECONDS = 5.0
 

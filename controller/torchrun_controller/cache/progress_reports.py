@@ -16,18 +16,18 @@ FRESH = timedelta(minutes=1)
 
 
 class Worker(Struct, frozen=True):
-    """A worker of the present attempt: its job, and the UID of the child Job that controls it."""
+    """A worker of the current attempt: its job, and the UID of the child Job that controls it."""
 
     job: Key
     child_uid: str
 
 
 class Report(Struct, frozen=True):
-    """child_uid: UID of the sender's child Job. received: in seconds of the clock."""
+    """The last report of a job; `child_uid` is the UID of the sender's child Job."""
 
     child_uid: str
     progress: Progress
-    received: float
+    received: float  # in seconds of the clock
 
 
 class Totals(Struct, frozen=True):
@@ -38,7 +38,7 @@ class Totals(Struct, frozen=True):
 
 
 class Reports:
-    """Bounded by the number of TorchrunJobs: only reports of existing jobs are put."""
+    """The newest report of each job. Bounded by the existing jobs. `clock` is in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -54,7 +54,7 @@ class Reports:
         return report.progress if report is not None and report.child_uid == child_uid else None
 
     def age(self, job: Key) -> float:
-        """Seconds since the last report of the job, infinite if there is none."""
+        """Return the seconds since the last report of the job, infinity without one."""
         report = self._newest.get(job)
         return float("inf") if report is None else self._clock() - report.received
 
@@ -64,6 +64,6 @@ class Reports:
 
     def totals(self) -> Totals:
         """Return the sums for metrics, without jobs that stopped reporting."""
-        since = self._clock() - FRESH.total_seconds()
-        fresh = [r.progress for r in self._newest.values() if r.received >= since]
+        oldest = self._clock() - FRESH.total_seconds()
+        fresh = [r.progress for r in self._newest.values() if r.received >= oldest]
         return Totals(len(fresh), sum(progress.samples_per_second or 0.0 for progress in fresh))

@@ -1,8 +1,8 @@
-"""The view of queues: their objects, KAI's queues, and which change wakes which queue's key.
+"""The view of queues: their objects, KAI's queues, and which change adds which queue's key.
 
 It adds to the informer factory two informers for each namespace (ConfigMaps and PVCs that a queue
-created) and one of KAI's queues, which runs once their kind is installed. The start does not wait
-for these: if the permission to read them is missing, the queues that need it report that.
+created) and one of KAI's queues, which runs when their kind is installed. The controller starts
+without the permission to read them; the queues that need it report that.
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,14 +29,14 @@ from torchrun_controller.reconcile.queue.model import Extra
 from torchrun_controller.workqueue import INITIAL, WorkQueue
 
 OWNER_INDEX = "owner"
-# Seconds. Counting looks at all jobs of a queue, so a burst of changes causes one count.
+# Seconds. A count reads all jobs of a queue, so a burst of changes causes one count.
 COUNT_SECONDS = 0.5
-_LOOK_SECONDS = 1.0
-_SETTLE_SECONDS = 0.01
+_CHECK_SECONDS = 1.0
+_POLL_SECONDS = 0.01
 
 
 class _Scope(Struct, frozen=True):
-    """A namespace's informers, "" for all."""
+    """The informers of one namespace, or of all namespaces."""
 
     config_maps: Informer[ConfigMap]
     claims: Informer[QueueClaim]
@@ -47,7 +47,7 @@ class _Scope(Struct, frozen=True):
 
 
 def by_owner(extra: Extra) -> tuple[str, ...]:
-    """Indexer of a queue's objects: the UID of the queue."""
+    """Index a queue's objects by the UID of the queue."""
     owner = controller_of(extra.metadata)
     return (owner.uid,) if owner is not None else ()
 
@@ -90,33 +90,33 @@ class QueueView:
         """Run the informer of KAI's queues once their kind is installed."""
         await self._kai_installed.wait()
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._look_again_with_kai)
+            tasks.start_soon(self._add_all_after_first_list)
             await self._kai.run()
 
-    async def _look_again_with_kai(self) -> None:
-        """An empty list causes no change, but shows that no KAI queue exists."""
+    async def _add_all_after_first_list(self) -> None:
+        """Add every queue: an empty list causes no change, but shows that no KAI queue exists."""
         await self._kai.synced.wait()
         self._add_all()
 
-    async def settled(self) -> None:
-        """Wait until each cache holds its first list or the reason is known why it does not."""
+    async def wait_until_known(self) -> None:
+        """Wait until each cache has its first list, or the reason of the failure is known."""
         while True:
-            if not self._filling():
+            if not self._is_filling():
                 return
-            await anyio.sleep(_SETTLE_SECONDS)
+            await anyio.sleep(_POLL_SECONDS)
 
     async def follow(self) -> NoReturn:
-        """Wake every queue when a cache becomes known or unknown."""
-        before: object = None
+        """Add every queue when a cache is filled, or the reason of a failure changes."""
+        previous: object = None
         while True:
-            unseen = {name: self._unseen(scope) for name, scope in self._scopes.items()}
-            if unseen != before:
-                before = unseen
+            unseen = {name: self._explain_unsynced(scope) for name, scope in self._scopes.items()}
+            if unseen != previous:
+                previous = unseen
                 self._add_all()
-            await anyio.sleep(_LOOK_SECONDS)
+            await anyio.sleep(_CHECK_SECONDS)
 
     def observe(self, namespace: str, name: str) -> ObservedQueue | None:
-        """Return all that is known of one queue; None if it is gone."""
+        """Return the input of reconcile for one queue; None if the queue is not cached."""
         caches = self._factory.caches(namespace)
         queue = caches.queues.get(namespace, name)
         if queue is None:
@@ -129,13 +129,13 @@ class QueueView:
             extras=_extras(scope, queue.metadata.uid),
             installed=self._factory.discovery.installed,
             kai={q.metadata.name: q for q in kai.store} if kai.synced.is_set() else None,
-            unseen=self._unseen(scope),
-            sharing=tuple(self._sharing(queue)),
+            unseen=self._explain_unsynced(scope),
+            sharing=tuple(self._queues_sharing_kai(queue)),
             namespaces=self._factory.namespaces,
         )
 
     def stores(self, key: Key) -> Mapping[str, Store[Any]]:
-        """Return the caches that show the objects of this queue, by resource."""
+        """Return the caches with the objects of this queue, by resource."""
         informers = [i for i in (*self._scope_of(key[0]).informers, self._kai) if i.synced.is_set()]
         return {
             TORCHRUN_QUEUES.resource: self._factory.caches(key[0]).queues,
@@ -143,7 +143,7 @@ class QueueView:
         }
 
     def _scope(self, namespace: str, transport: Transport, observer: Observer) -> _Scope:
-        own = partial(
+        informer = partial(
             Informer,
             transport=transport,
             on_change=self._extra_changed,
@@ -154,19 +154,21 @@ class QueueView:
             random=self._factory.clock.jitter,
         )
         index = {OWNER_INDEX: by_owner}
-        return _Scope(own(CONFIG_MAPS, store=Store(index)), own(QUEUE_CLAIMS, store=Store(index)))
+        return _Scope(
+            informer(CONFIG_MAPS, store=Store(index)), informer(QUEUE_CLAIMS, store=Store(index))
+        )
 
     def _scope_of(self, namespace: str) -> _Scope:
         return self._scopes.get("") or self._scopes[namespace]
 
-    def _unseen(self, scope: _Scope) -> dict[str, str]:
-        """Why each unknown resource is unknown."""
+    def _explain_unsynced(self, scope: _Scope) -> dict[str, str]:
+        """Return the reason for each resource whose cache has no list yet."""
         needed = [*scope.informers, *self._kai_if_installed()]
-        waited = [informer.kind.resource for informer in needed if not informer.synced.is_set()]
+        unsynced = [informer.kind.resource for informer in needed if not informer.synced.is_set()]
         problems = self._factory.read_errors
-        return {r: problems.problem(r) or "the cache is being filled" for r in waited}
+        return {r: problems.problem(r) or "the cache is being filled" for r in unsynced}
 
-    def _filling(self) -> bool:
+    def _is_filling(self) -> bool:
         problem = self._factory.read_errors.problem
         informers = (*self.informers, *self._kai_if_installed())
         return any(not i.synced.is_set() and not problem(i.kind.resource) for i in informers)
@@ -174,27 +176,27 @@ class QueueView:
     def _kai_if_installed(self) -> list[Informer[KaiQueue]]:
         return [self._kai] if self._kai_installed.is_set() else []
 
-    def _sharing(self, queue: TorchrunQueue) -> Iterator[TorchrunQueue]:
+    def _queues_sharing_kai(self, queue: TorchrunQueue) -> Iterator[TorchrunQueue]:
         """The other live queues that name the same KAI queue."""
-        wanted, meta = queue.spec.kai_queue, queue.metadata
-        for other in self._factory.queues() if wanted else ():
-            stays = other.metadata.deletion_timestamp is None
-            if other.spec.kai_queue == wanted and other.metadata.uid != meta.uid and stays:
+        kai_queue, meta = queue.spec.kai_queue, queue.metadata
+        for other in self._factory.queues() if kai_queue else ():
+            is_live = other.metadata.deletion_timestamp is None
+            if other.spec.kai_queue == kai_queue and other.metadata.uid != meta.uid and is_live:
                 yield other
 
     def _job_changed(self, change: Change[TorchrunJob], initial: bool) -> None:
-        """Wake the queue only if its counts may change, and at most every COUNT_SECONDS."""
-        if initial or _counted(change.old) != _counted(change.new):
+        """Add the queue if its counts may change, at most every COUNT_SECONDS."""
+        if initial or _counted_state(change.old) != _counted_state(change.new):
             job = change.object
             self._work.add_after((job.metadata.namespace, job.spec.job_queue), COUNT_SECONDS)
 
     def _queue_changed(self, change: Change[TorchrunQueue], initial: bool) -> None:
-        """Wake the queue and those that share a KAI queue with it."""
+        """Add the queue and those that share a KAI queue with it."""
         meta = change.object.metadata
         self._add(meta.namespace, meta.name, initial=initial)
-        if initial or _shared(change.old) != _shared(change.new):
+        if initial or _kai_fields(change.old) != _kai_fields(change.new):
             for queue in (change.old, change.new):
-                for other in self._sharing(queue) if queue is not None else ():
+                for other in self._queues_sharing_kai(queue) if queue is not None else ():
                     self._add(other.metadata.namespace, other.metadata.name, initial=initial)
 
     def _extra_changed(self, change: Change[Any], initial: bool) -> None:
@@ -204,8 +206,8 @@ class QueueView:
             self._add(meta.namespace, owner.name, initial=initial)
 
     def _kai_changed(self, change: Change[KaiQueue], initial: bool) -> None:
-        """Wake every queue for a change of spec: it may have waited for this KAI queue."""
-        if initial or _written(change.old) != _written(change.new):
+        """Add every queue after a change of the spec: it may wait for this KAI queue."""
+        if initial or _kai_state(change.old) != _kai_state(change.new):
             self._add_all()
 
     def _installed_changed(self, installed: Installed) -> None:
@@ -230,15 +232,15 @@ def _extras(scope: _Scope, uid: str) -> tuple[Extra, ...] | None:
     )
 
 
-def _counted(job: TorchrunJob | None) -> object:
+def _counted_state(job: TorchrunJob | None) -> object:
     return None if job is None else jobs.state_of(job)
 
 
-def _shared(queue: TorchrunQueue | None) -> object:
+def _kai_fields(queue: TorchrunQueue | None) -> object:
     if queue is None:
         return None
     return queue.spec.kai_queue, queue.metadata.deletion_timestamp is None
 
 
-def _written(queue: KaiQueue | None) -> object:
+def _kai_state(queue: KaiQueue | None) -> object:
     return None if queue is None else (queue.metadata.annotations, queue.spec)

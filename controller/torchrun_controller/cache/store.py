@@ -22,18 +22,18 @@ Indexer: TypeAlias = Callable[[T], Iterable[str]]
 
 
 Tally: TypeAlias = Callable[[T], tuple[str, int] | None]
-"""Returns the group of an object and its share in the sum, or None. Must not raise either."""
+"""Returns the group of an object and its amount in the sum, or None. Must not raise."""
 
 
 class Change(Struct, Generic[T], frozen=True, gc=False):
-    """What one object was and is; `old` is None for a new object, `new` for one that is gone."""
+    """A change of one object; `old` is None for a new object, `new` for a deleted one."""
 
     old: T | None
     new: T | None
 
     @property
     def object(self) -> T:
-        """The object as it is, or as it was when last seen."""
+        """The new object, or the last state of a deleted one."""
         obj = self.old if self.new is None else self.new
         assert obj is not None, "a change has at least one side"
         return obj
@@ -70,7 +70,7 @@ class Store(Generic[T]):
         return iter(tuple(self._objects.values()))
 
     def get(self, namespace: str, name: str) -> T | None:
-        """Return the object as last seen."""
+        """Return the cached object; None if there is none."""
         return self._objects.get((namespace, name))
 
     def by_index(self, index: str, value: str) -> tuple[T, ...]:
@@ -80,11 +80,11 @@ class Store(Generic[T]):
         return tuple(self._indexes[index].get(value, {}).values())
 
     def sums(self, tally: str) -> dict[str, int]:
-        """Return a copy of the sums by group, without zeros. Raises KeyError."""
+        """Return a tally's sums by group, without zeros. Raises KeyError for an unknown tally."""
         return self._sums[tally].copy()
 
     def upsert(self, obj: T, resource_version: int) -> Change[T]:
-        """Add an object or replace the one of its name."""
+        """Add an object, or replace the one of the same name."""
         key = _key(obj)
         old = self._objects.get(key)
         if old is not None:
@@ -95,7 +95,7 @@ class Store(Generic[T]):
         return Change(old, obj)
 
     def delete(self, namespace: str, name: str, resource_version: int) -> Change[T] | None:
-        """Remove an object; None if it was not there."""
+        """Remove an object; None if it is not cached."""
         self.advance(resource_version)
         old = self._objects.pop((namespace, name), None)
         if old is None:
@@ -111,25 +111,29 @@ class Store(Generic[T]):
     ) -> list[Change[T]]:
         """Replace the contents by a whole list.
 
-        Returns a change for each object that vanished, with its last known state, then one for each
-        object of the list, changed or not. Objects that are `unreadable` exist and stay as last
-        seen. The version is the list's even if it is older: etcd may have been restored.
+        Returns a change for each cached object that is not in the list, then one for each object of
+        the list, changed or not. Objects of `unreadable` exist and stay as cached. The version
+        becomes that of the list even if it is older: etcd may have been restored.
         """
         listed = {_key(obj): obj for obj in objects}
-        known = self._objects
-        kept = {key: old for key, old in known.items() if key in unreadable and key not in listed}
-        vanished = [
-            Change(old, None) for key, old in known.items() if key not in listed and key not in kept
+        previous = self._objects
+        retained = {
+            key: old for key, old in previous.items() if key in unreadable and key not in listed
+        }
+        deletions = [
+            Change(old, None)
+            for key, old in previous.items()
+            if key not in listed and key not in retained
         ]
-        self._objects = kept | listed
+        self._objects = retained | listed
         self._indexes, self._sums = self._no_entries(), self._no_sums()
         for key, obj in self._objects.items():
             self._index(key, obj)
         self._resource_version = resource_version
-        return vanished + [Change(known.get(key), obj) for key, obj in listed.items()]
+        return deletions + [Change(previous.get(key), obj) for key, obj in listed.items()]
 
     def advance(self, resource_version: int) -> None:
-        """Note that the store reflects everything up to this version, as a bookmark says."""
+        """Record that the store reflects all changes up to this version, as after a bookmark."""
         self._resource_version = max(self._resource_version, resource_version)
 
     def _no_entries(self) -> dict[str, dict[str, dict[Key, T]]]:
@@ -148,9 +152,9 @@ class Store(Generic[T]):
         for index, indexer in self._indexers.items():
             entries = self._indexes[index]
             for value in indexer(obj):
-                found = entries.get(value, {})
-                found.pop(key, None)
-                if not found:
+                matches = entries.get(value, {})
+                matches.pop(key, None)
+                if not matches:
                     entries.pop(value, None)
         self._count(obj, -1)
 

@@ -136,7 +136,7 @@ class AdmissionReconciler:
         except SupersededError:
             # An object has changed since the decision; its cache event wakes the key.
             return Behind(BEHIND_RETRY)
-        waits = [decisions.requeue_after, observed.next_look, MIN_DELAY if has_more else None]
+        waits = [decisions.requeue_after, observed.next_lost_node, MIN_DELAY if has_more else None]
         delays = [max(seconds, MIN_DELAY) for seconds in waits if seconds is not None]
         return RequeueAfter(min(delays)) if delays else Done()
 

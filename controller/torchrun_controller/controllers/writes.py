@@ -156,5 +156,5 @@ class Writes(Generic[K]):
             self._metrics.applies.labels(kind.resource, result).inc()
             raise
         self._metrics.applies.labels(kind.resource, "Gone" if written is None else "Written").inc()
-        self._expectations.note(key, written)
+        self._expectations.expect(key, written)
         return written

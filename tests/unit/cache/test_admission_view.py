@@ -296,11 +296,11 @@ def test_pods_on_lost_nodes_hold_nothing_up(world: World) -> None:
     world.change(a_job(**{**HELD, "phase": "Failed"}))
     world.change(a_pod(0))
     seen = world.seen()
-    assert seen.next_look == 35
+    assert seen.next_lost_node == 35
     assert [r.admitted for r in seen.state.workloads] == [2]
     later = world.seen(NOW + timedelta(seconds=36))
     assert later.state.workloads == ()
-    assert later.next_look is None
+    assert later.next_lost_node is None
 
 
 def test_nodes_are_waited_for_unless_they_may_not_be_read(world: World) -> None:
@@ -368,7 +368,7 @@ def test_nothing_is_kept_of_jobs_that_are_gone(world: World, taking_part: bool) 
     kept = {
         name: value for name, value in vars(world.watch).items() if isinstance(value, dict | set)
     }
-    assert {n for n, value in kept.items() if value} <= {"_taking_part"}
+    assert {n for n, value in kept.items() if value} <= {"_admission_queues"}
 
 
 def test_a_pod_whose_label_changes_concerns_both_jobs(world: World) -> None:

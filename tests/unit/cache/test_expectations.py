@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchrun_api.kinds import JOBS, PODS, SERVICES, Kind
-from torchrun_controller.cache.expectations import PATIENCE, Expectations
+from torchrun_controller.cache.expectations import EXPECTATION_TIMEOUT, Expectations
 from torchrun_controller.client.apply import WriteResult
 from torchrun_controller.watch import CLIENT_GO
 
@@ -28,7 +28,7 @@ class Clock:
 
 def world() -> tuple[Expectations[str], dict[str, Cache], Clock]:
     caches, clock = {name: Cache() for name in KINDS}, Clock()
-    return Expectations(lambda _: caches, clock, patience=10), caches, clock
+    return Expectations(lambda _: caches, clock, timeout=10), caches, clock
 
 
 def written(resource: str, version: int) -> WriteResult:
@@ -37,14 +37,14 @@ def written(resource: str, version: int) -> WriteResult:
 
 def test_an_owner_without_writes_is_never_behind() -> None:
     writes, _, _ = world()
-    writes.note("a", written("pods", 5))
+    writes.expect("a", written("pods", 5))
     assert writes.behind("b") is None
 
 
 def test_every_kind_must_be_reached() -> None:
     writes, caches, _ = world()
-    writes.note("a", written("pods", 5))
-    writes.note("a", written("jobs.batch", 7))
+    writes.expect("a", written("pods", 5))
+    writes.expect("a", written("jobs.batch", 7))
     caches["pods"].resource_version = 5
     assert writes.behind("a") is not None
     caches["jobs.batch"].resource_version = 8
@@ -54,15 +54,15 @@ def test_every_kind_must_be_reached() -> None:
 
 def test_an_older_write_does_not_lower_the_mark() -> None:
     writes, caches, _ = world()
-    writes.note("a", written("pods", 9))
-    writes.note("a", written("pods", 5))
+    writes.expect("a", written("pods", 9))
+    writes.expect("a", written("pods", 5))
     caches["pods"].resource_version = 8
     assert writes.behind("a") is not None
 
 
 def test_patience_ends() -> None:
     writes, _, clock = world()
-    writes.note("a", written("pods", 5))
+    writes.expect("a", written("pods", 5))
     clock.now += 9
     assert writes.behind("a") == 1
     clock.now += 1
@@ -73,14 +73,14 @@ def test_patience_ends() -> None:
 def test_patience_outlasts_a_watch_that_is_dead() -> None:
     """Else a gang whose Job is not shown yet is taken for deleted, and another is made beside it."""
     noticed = CLIENT_GO.silence + 2 * CLIENT_GO.backoff
-    assert noticed + 10 < PATIENCE, "and listed anew meanwhile"
+    assert noticed + 10 < EXPECTATION_TIMEOUT, "and listed anew meanwhile"
 
 
 def test_what_no_cache_will_show_is_not_waited_for() -> None:
     writes, _, _ = world()
-    writes.note("a", None)
-    writes.note("a", WriteResult(SERVICES, "x", "u", "5"))
-    writes.note("a", WriteResult(PODS, "x", "u", ""))
+    writes.expect("a", None)
+    writes.expect("a", WriteResult(SERVICES, "x", "u", "5"))
+    writes.expect("a", WriteResult(PODS, "x", "u", ""))
     assert writes.behind("a") is None
 
 
@@ -92,8 +92,8 @@ def test_behind_says_whether_any_write_is_unseen(
     notes: list[tuple[str, int]], seen: dict[str, int]
 ) -> None:
     writes, caches, _ = world()
-    for note in notes:
-        writes.note("a", written(*note))
+    for expect in notes:
+        writes.expect("a", written(*expect))
     for resource, version in seen.items():
         caches[resource].resource_version = version
     unseen = any(caches[resource].resource_version < version for resource, version in notes)

@@ -128,10 +128,10 @@ def test_a_job_that_was_made_meanwhile_goes_before_those_under_way(world: World)
 def test_readiness_names_what_is_missing_and_why(world: World) -> None:
     world.answers.observe("watch", "torchrunjobs.torchrun.ai", 404, 0.1)
     world.answers.observe("watch", "pods", 403, 0.1)
-    said = readiness(world)
-    assert "install the CustomResourceDefinition of torchrunjobs.torchrun.ai" in said
-    assert "grant the controller's role the verb watch on pods" in said
-    assert "services (the first list is on its way)" in said
+    message = readiness(world)
+    assert "install the CustomResourceDefinition of torchrunjobs.torchrun.ai" in message
+    assert "grant the controller's role the verb watch on pods" in message
+    assert "services (the first list is on its way)" in message
     for informer in world.factory.informers:
         informer.synced.set()
     assert readiness(world) == ""
@@ -144,7 +144,7 @@ def test_a_watch_that_hangs_has_the_process_restarted(world: World) -> None:
         informer.last_seen -= 10_000
     assert liveness(world) == "", "it is the server that is silent"
     for informer in world.factory.informers:
-        informer._last_turn -= 10_000
+        informer._last_action -= 10_000
     assert "pods" in liveness(world)
 
 
@@ -181,7 +181,7 @@ def test_nobody_waits_for_warnings(world: World) -> None:
     for informer in world.factory.informers:
         if informer.kind is EVENTS:
             informer.synced.set()
-            informer.last_seen = informer._last_turn = -10_000
+            informer.last_seen = informer._last_action = -10_000
     assert liveness(world) == ""
 
 

@@ -193,7 +193,7 @@ async def test_work_begins_when_it_is_known_what_is_not(world: World) -> None:
         world.answers.observe("list", resource, 403, 0)
     with anyio.fail_after(5):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(world.watch.settled)
+            tasks.start_soon(world.watch.wait_until_known)
             await anyio.lowlevel.checkpoint()
             world.watch._kai.synced.set()
 

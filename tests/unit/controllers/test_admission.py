@@ -63,7 +63,7 @@ class World:
         self.failures: dict[str, list[tuple[Exception, bool]]] = defaultdict(list)
         self.newest = 100
         self.nodes_known = True
-        self.next_look: float | None = None
+        self.next_lost_node: float | None = None
         self.metrics = Metrics(CollectorRegistry())
         self.accounts: list[tuple[QueueSummary, ...]] = []
         self.reconciler = AdmissionReconciler(
@@ -103,7 +103,7 @@ class World:
             state=ClusterState(),
             entries=tuple(entries),
             queues=tuple(queues),
-            next_look=self.next_look,
+            next_lost_node=self.next_lost_node,
         )
 
     def classification(self, job: TorchrunJob) -> Classification:
@@ -350,7 +350,7 @@ async def test_of_many_the_first_in_line_are_told_first(world: World) -> None:
 async def test_deadlines_come_from_the_decision_and_from_nodes(
     world: World, after: float, seconds: float
 ) -> None:
-    world.next_look = 9
+    world.next_lost_node = 9
     world.decisions = Decisions(requeue_after=after)
     assert await world.reconciler.attempt(KEY) == RequeueAfter(seconds)
 

@@ -7,7 +7,7 @@ import pytest
 from torchrun_api.job import TorchrunJob
 from torchrun_api.meta import ObjectMeta
 from torchrun_api.status import Phase, TorchrunJobStatus
-from torchrun_controller.cache.expectations import PATIENCE
+from torchrun_controller.cache.expectations import EXPECTATION_TIMEOUT
 from torchrun_controller.client import ApiError
 from torchrun_controller.client.apply import (
     NameConflictError,
@@ -80,7 +80,7 @@ async def test_nothing_is_decided_before_the_cache_shows_our_own_write(world: Wo
 async def test_a_cache_that_never_comes_is_not_waited_for_for_ever(world: World) -> None:
     world.plan = lambda _: Plan(applies=(SERVICE,))
     await world.reconciler.attempt(KEY)
-    world.time += PATIENCE - 0.5
+    world.time += EXPECTATION_TIMEOUT - 0.5
     assert await world.reconciler.attempt(KEY) == Behind(0.5)
     world.time += 0.5
     assert await world.reconciler.attempt(KEY) == Done()
