@@ -1,10 +1,9 @@
-"""Record what the controller reads of a cluster, and see again what reconcile decides from it.
+"""Record what the controller reads from a cluster, and replay the decisions of reconcile.
 
     python -m torchrun_controller.replay record FILE      until Ctrl-C
-    python -m torchrun_controller.replay plans FILE       the Plans, each against the one before
+    python -m torchrun_controller.replay plans FILE       each Plan, compared with the last one
 
-A recording goes through the same watcher, caches, observe and reconcile as in the controller, with
-the recorded time for the clock: the same file gives the same Plans, wherever and whenever it is
-replayed. What the controller knows beside the API is not in it: progress that workers report, and
-refusals of its own writes.
+A recording passes through the watcher, the caches, observe and reconcile of the controller, with
+the recorded time as the clock. So a file always gives the same Plans. It does not include progress
+reports and refused writes, which the controller does not read from the API.
 """

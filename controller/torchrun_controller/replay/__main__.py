@@ -25,7 +25,7 @@ MEGABYTE = 10**6
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb; returns the exit code."""
+    """Run one verb and return the exit code: 0, or 1 for an error, which is one line on stderr."""
     options = _parser().parse_args(arguments)
     logs.configure("warning", "auto")
     try:
@@ -71,12 +71,12 @@ def _plans(options: argparse.Namespace) -> int:
         head, lines = read(file)
         player = Player(defaults, head.namespaces)
         printer = Printer(sys.stdout, job=options.job, as_json=options.json, brief=options.brief)
-        anyio.run(player.play, lines, printer.tell)
-    if head.controller != (ours := version("torchrun-controller")):
-        sys.stderr.write(f"recorded with version {head.controller}, replayed with {ours}\n")
-    if player.unread:
-        sys.stderr.write(f"{player.unread} lines are of kinds that this version does not read\n")
-    if not printer.shown:
+        anyio.run(player.play, lines, printer.print_decision)
+    if head.controller != (own_version := version("torchrun-controller")):
+        sys.stderr.write(f"recorded with version {head.controller}, replayed with {own_version}\n")
+    if player.ignored:
+        sys.stderr.write(f"{player.ignored} lines are of kinds that this version does not read\n")
+    if not printer.printed:
         sys.stderr.write("no Plans: is the recording whole, and the job's name right?\n")
     return 0
 
@@ -95,26 +95,30 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     verbs = parser.add_subparsers(required=True, metavar="VERB")
-    taking = verbs.add_parser("record", help="keep what the API server sends")
-    taking.add_argument("file", type=Path, metavar="FILE")
-    taking.add_argument("--namespaces", default="", help="separated by commas; default: all")
-    taking.add_argument("--kubeconfig", metavar="FILE", help="default: as the controller's")
-    taking.add_argument("--context", metavar="NAME")
-    taking.add_argument("--limit", type=int, default=100, metavar="MB", help="default: 100")
-    taking.add_argument(
+    record_parser = verbs.add_parser("record", help="keep what the API server sends")
+    record_parser.add_argument("file", type=Path, metavar="FILE")
+    record_parser.add_argument("--namespaces", default="", help="separated by commas; default: all")
+    record_parser.add_argument("--kubeconfig", metavar="FILE", help="default: as the controller's")
+    record_parser.add_argument("--context", metavar="NAME")
+    record_parser.add_argument("--limit", type=int, default=100, metavar="MB", help="default: 100")
+    record_parser.add_argument(
         "--redact", action="store_true", help="*** for values of the environment and commands"
     )
-    taking.set_defaults(run=_record)
-    plans = verbs.add_parser("plans", help="print what reconcile decides")
-    plans.add_argument("file", type=Path, metavar="FILE")
-    plans.add_argument("--job", type=_job, metavar="NAMESPACE/NAME", help="of this one alone")
-    plans.add_argument("--json", action="store_true", help="whole Plans, one a line")
-    plans.add_argument("--brief", action="store_true", help="one line a Plan, without bodies")
-    settings = plans.add_argument_group("settings of the controller that Plans depend on")
+    record_parser.set_defaults(run=_record)
+    plans_parser = verbs.add_parser("plans", help="print what reconcile decides")
+    plans_parser.add_argument("file", type=Path, metavar="FILE")
+    plans_parser.add_argument(
+        "--job", type=_job, metavar="NAMESPACE/NAME", help="of this one alone"
+    )
+    plans_parser.add_argument("--json", action="store_true", help="whole Plans, one a line")
+    plans_parser.add_argument(
+        "--brief", action="store_true", help="one line a Plan, without bodies"
+    )
+    settings = plans_parser.add_argument_group("settings of the controller that Plans depend on")
     settings.add_argument("--runtime-image", default="torchrun-controller", metavar="IMAGE")
     settings.add_argument("--progress-url", default="", metavar="URL")
     settings.add_argument("--grow-after", type=float, default=300.0, metavar="SECONDS")
-    plans.set_defaults(run=_plans)
+    plans_parser.set_defaults(run=_plans)
     return parser
 
 

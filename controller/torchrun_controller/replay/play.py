@@ -1,8 +1,8 @@
-"""Play: a recording through watcher, caches, observe and reconcile, with its own time.
+"""Replay of a recording through watcher, caches, observe and reconcile, at the recorded time.
 
-Keys are attempted as the controller's workers do, after each line: those that a change concerns,
-and those whose Plan asked for another look by then. Nothing is written, so a Plan is repeated until
-the recording shows that it was carried out.
+After each line, the keys that the controller would take are reconciled: those that the change
+concerns, and those whose requeueAfter has passed. Nothing is written, so a Plan repeats until the
+recording shows its writes.
 """
 
 import sys
@@ -33,7 +33,11 @@ _DISCOVERY: Final = "/apis"
 
 
 class Decision(Struct, frozen=True, kw_only=True):
-    """What reconcile makes of a job at a time. `bug` is a traceback, where it raised."""
+    """The result of one reconcile: a Plan, or the traceback of an exception in `bug`.
+
+    `key` is namespace and name of the job, `phase` its observed phase ("" for a new job), `cause`
+    the changed object ("pods/train-0"), the resource of a list ("pods"), or "time".
+    """
 
     time: datetime
     key: Key
@@ -43,8 +47,8 @@ class Decision(Struct, frozen=True, kw_only=True):
     bug: str = ""
 
 
-class _Recorded(Transport):
-    """Answers what discovery asks for with what was recorded; watches get nothing."""
+class _RecordedResponses(Transport):
+    """Answers discovery with the recorded responses. A watch delivers nothing."""
 
     def __init__(self) -> None:
         self.answers: dict[str, bytes] = {}
@@ -63,17 +67,18 @@ class _Recorded(Transport):
 
 
 class Player:
-    """Holds what is known of the cluster at one time of a recording; see the module.
+    """The caches and the work queue of a controller at one time of a recording.
 
-    `unread` counts the lines of sources that this version does not read.
+    `namespaces` are those of the recording, () for all. `ignored` is the number of lines from
+    sources that this version does not read.
     """
 
     def __init__(self, defaults: Defaults, namespaces: tuple[str, ...] = ()) -> None:
-        self.unread = 0
+        self.ignored = 0
         self._defaults = defaults
         self._now = 0.0
-        self._transport = _Recorded()
-        clock = Clock(lambda: self._now, self._time, lambda: 0.0)
+        self._transport = _RecordedResponses()
+        clock = Clock(lambda: self._now, self._now_utc, lambda: 0.0)
         self._queue: WorkQueue[Key] = WorkQueue(clock.monotonic)
         read_errors = ReadErrors()
         self._factory = InformerFactory(
@@ -81,28 +86,31 @@ class Player:
         )
         self._watchers: dict[str, Watcher[Any]] = {}
 
-    async def play(self, lines: Iterable[Line], tell: Callable[[Decision], None]) -> None:
-        """Tell every decision, in the order of time."""
-        for line in lines:
-            for decision in self._until(line.time.timestamp()):
-                tell(decision)
-            await self._feed(line)
-            for decision in self._drain(_cause(line)):
-                tell(decision)
+    async def play(self, lines: Iterable[Line], on_decision: Callable[[Decision], None]) -> None:
+        """Apply the lines, and call `on_decision` with every decision, in the order of time.
 
-    def _until(self, time: float) -> Iterable[Decision]:
-        """Let time pass, and look where a Plan asked for it."""
+        Raises what `lines` raises, such as TapeError.
+        """
+        for line in lines:
+            for decision in self._advance(line.time.timestamp()):
+                on_decision(decision)
+            await self._apply_line(line)
+            for decision in self._decide_ready(_cause(line)):
+                on_decision(decision)
+
+    def _advance(self, time: float) -> Iterable[Decision]:
+        """Advance the clock to `time` (Unix time), and reconcile keys when their deadlines pass."""
         while self._is_ready and (wait := self._queue.next_ready()) is not None:
             if self._now + wait > time:
                 break
             self._now += wait
-            yield from self._drain("time")
+            yield from self._decide_ready("time")
         self._now = max(self._now, time)
 
-    def _drain(self, cause: str) -> Iterable[Decision]:
+    def _decide_ready(self, cause: str) -> Iterable[Decision]:
         if not self._is_ready:
             return
-        # Sorted, as keys may come out of sets; no decision depends on another.
+        # Sorted, because the order of keys from sets varies; decisions are independent.
         for key in sorted(iter(self._queue.get, None)):
             decision = self._decide(key, cause)
             self._queue.done(key)
@@ -111,28 +119,28 @@ class Player:
 
     @property
     def _is_ready(self) -> bool:
-        """As for the controller's workers."""
+        """Whether the controllers would run: caches and discovery have their first results."""
         return self._factory.is_synced and self._factory.discovery.first_poll.is_set()
 
-    def _time(self) -> datetime:
+    def _now_utc(self) -> datetime:
         return datetime.fromtimestamp(self._now, UTC)
 
     def _decide(self, key: Key, cause: str) -> Decision | None:
         observed = self._factory.observe(*key)
         if observed is None:
             return None
-        time = self._time()
+        time = self._now_utc()
         phase = observed.job.status.phase or ""
         try:
             plan = reconcile(observed, time.replace(microsecond=0), defaults=self._defaults)
-        except Exception:  # what a recording of a bug is made for
+        except Exception:  # a recording may show a bug of reconcile
             bug = traceback.format_exc(chain=False)
             return Decision(time=time, key=key, cause=cause, phase=phase, bug=bug)
         if plan.requeue_after is not None:
             self._queue.add_after(key, plan.requeue_after)
         return Decision(time=time, key=key, cause=cause, phase=phase, plan=plan)
 
-    async def _feed(self, line: Line) -> None:
+    async def _apply_line(self, line: Line) -> None:
         informer = self._informers().get(line.source)
         if informer is not None:
             informer.last_seen = self._now
@@ -145,10 +153,10 @@ class Player:
             await self._factory.discovery.poll()
             self._factory.groups.adjust(lambda watch: None)  # the recording feeds its informers
         else:
-            self.unread += 1
+            self.ignored += 1
 
     def _events(self, informer: Informer[Any], line: Line) -> list[Any]:
-        """What the watcher makes of it. Where a list begins, it is a new one."""
+        """Return the watcher's events for a line. A new list starts a new watcher."""
         watcher = self._watchers.get(line.source)
         if watcher is None or line.opens or line.first:
             plain_pages = 0 if line.opens else sys.maxsize
@@ -171,6 +179,6 @@ def _is_discovery(source: str) -> bool:
 
 
 def _cause(line: Line) -> str:
-    """What was sent: `pods/train-0`, or `pods` for a list."""
+    """Return the changed object of a line, "pods/train-0", or "pods" for a list."""
     name = identity_of(bytes(line.frame))[1]
     return f"{line.resource}/{name}" if name else line.resource

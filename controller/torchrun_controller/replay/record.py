@@ -1,4 +1,4 @@
-"""Record the lists and watches of a controller, which writes nothing to the cluster."""
+"""Recording of the lists and watches of a controller. Nothing is written to the cluster."""
 
 import signal
 from collections.abc import AsyncIterator, Mapping
@@ -17,7 +17,7 @@ from torchrun_controller.workqueue import WorkQueue
 
 
 class RecordingTransport(Transport):
-    """A transport that records what the server sends."""
+    """A transport that records all responses of `inner` on a tape."""
 
     def __init__(self, inner: Transport, tape: Tape) -> None:
         self._inner = inner
@@ -85,16 +85,17 @@ async def record(
     kubeconfig: str | None = None,
     context: str | None = None,
 ) -> Tape:
-    """Record until SIGINT, SIGTERM or `limit` bytes; returns the closed tape.
+    """Record to `path` until SIGINT, SIGTERM or `limit` bytes; return the closed tape.
 
-    Raises ConfigError if there is no usable connection, OSError if the file cannot be made.
+    `kubeconfig` and `context` are those of `Connection.load`. Raises ConfigError without a usable
+    connection, and OSError (FileExistsError) if the file cannot be created.
     """
     connection = await Connection.load(kubeconfig, context)
     tape = Tape(path, head, limit)
     try:
         read_errors = ReadErrors()
         async with connection.session("record", read_errors.observe) as session:
-            queue: WorkQueue[Key] = WorkQueue(lambda: 0.0)  # nobody takes its keys
+            queue: WorkQueue[Key] = WorkQueue(lambda: 0.0)  # its keys are not taken
             factory = InformerFactory(
                 RecordingTransport(session, tape), read_errors, queue, head.namespaces
             )

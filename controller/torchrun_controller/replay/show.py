@@ -1,4 +1,4 @@
-"""Decisions as text or JSON lines: only those that differ from the job's Plan before."""
+"""Decisions as text or JSON lines; a decision that repeats the last Plan of its job is left out."""
 
 import difflib
 import json
@@ -14,8 +14,12 @@ from torchrun_controller.replay.play import Decision
 _CONTEXT = 2  # lines around a difference
 
 
-def plain(plan: Plan) -> dict[str, Any]:
-    """A Plan as JSON has it; what is empty is left out."""
+def plan_content(plan: Plan) -> dict[str, Any]:
+    """Return a Plan as JSON values, without empty parts.
+
+    Keys: "apply" and "delete" (lists of objects with "resource" and "name"), "status", "events",
+    and "requeueAfter" in seconds.
+    """
     parts = {
         "apply": [
             {"resource": each.kind.resource, "name": each.name, "body": to_builtins(each.body)}
@@ -40,66 +44,71 @@ def _deletion(delete: Delete) -> dict[str, Any]:
 
 
 class Printer:
-    """Writes decisions to `out`; `job` limits them to one, `brief` leaves the bodies out."""
+    """Writes decisions to `out`, as text or with `as_json` as one JSON object a line.
+
+    `job` limits the output to one job (namespace, name); `brief` omits the bodies from the text.
+    `printed` is the number of decisions that were written.
+    """
 
     def __init__(
         self, out: TextIO, *, job: Key | None = None, as_json: bool = False, brief: bool = False
     ) -> None:
-        self.shown = 0
+        self.printed = 0
         self._out = out
         self._job = job
         self._as_json = as_json
         self._brief = brief
         self._last: dict[Key, list[str]] = {}
 
-    def tell(self, decision: Decision) -> None:
-        """Show it, if it is another than before."""
+    def print_decision(self, decision: Decision) -> None:
+        """Write the decision, unless it equals the last one of its job."""
         if self._job is not None and decision.key != self._job:
             return
-        said = {"bug": decision.bug} if decision.bug else plain(decision.plan)
-        # A countdown alone is no news.
-        compared = {name: part for name, part in said.items() if name != "requeueAfter"}
+        content = {"bug": decision.bug} if decision.bug else plan_content(decision.plan)
+        # A change of requeueAfter alone is not a new decision.
+        compared = {name: part for name, part in content.items() if name != "requeueAfter"}
         lines = json.dumps(compared, indent=1).splitlines()
-        before = self._last.get(decision.key)
-        if lines == before:
+        previous = self._last.get(decision.key)
+        if lines == previous:
             return
         self._last[decision.key] = lines
-        self.shown += 1
-        for text in self._as_text(decision, before or [], lines, said):
+        self.printed += 1
+        for text in self._as_text(decision, previous or [], lines, content):
             self._out.write(text + "\n")
 
     def _as_text(
-        self, decision: Decision, before: list[str], lines: list[str], said: dict[str, Any]
+        self, decision: Decision, previous: list[str], lines: list[str], content: dict[str, Any]
     ) -> Iterator[str]:
-        head = {
+        header = {
             "time": decision.time.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             "job": "/".join(decision.key),
             "phase": decision.phase,
             "cause": decision.cause,
         }
         if self._as_json:
-            yield json.dumps({**head, **said})
+            yield json.dumps({**header, **content})
             return
-        yield f"{head['time']} {head['job']} {head['phase'] or '(new)'}, after {head['cause']}"
-        yield f"    {summary(said)}"
+        phase = decision.phase or "(new)"
+        yield f"{header['time']} {header['job']} {phase}, after {decision.cause}"
+        yield f"    {summary(content)}"
         if not self._brief:
-            changes = difflib.unified_diff(before, lines, n=_CONTEXT, lineterm="")
+            changes = difflib.unified_diff(previous, lines, n=_CONTEXT, lineterm="")
             yield from (f"    {line}" for line in list(changes)[2:])
 
 
-def summary(said: dict[str, Any]) -> str:
-    """One line: what would be done."""
-    if "bug" in said:
-        return f"a bug: {said['bug'].strip().splitlines()[-1]}"
+def summary(content: dict[str, Any]) -> str:
+    """Return one line from a Plan's content (see `plan_content`), or from {"bug": traceback}."""
+    if "bug" in content:
+        return f"a bug: {content['bug'].strip().splitlines()[-1]}"
     parts = [
-        f"{verb} " + ", ".join(f"{each['resource']}/{each['name']}" for each in said[verb])
+        f"{verb} " + ", ".join(f"{each['resource']}/{each['name']}" for each in content[verb])
         for verb in ("apply", "delete")
-        if verb in said
+        if verb in content
     ]
-    if "status" in said:
-        status = said["status"]
+    if "status" in content:
+        status = content["status"]
         parts.append(f"status {status.get('phase')} ({status.get('reason', '')})")
-    parts += [f"event {event['reason']}" for event in said.get("events", ())]
-    if "requeueAfter" in said:
-        parts.append(f"again in {said['requeueAfter']:g} s")
+    parts += [f"event {event['reason']}" for event in content.get("events", ())]
+    if "requeueAfter" in content:
+        parts.append(f"again in {content['requeueAfter']:g} s")
     return "; ".join(parts) or "nothing to do"

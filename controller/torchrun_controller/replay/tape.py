@@ -1,4 +1,4 @@
-"""The file: JSON lines, the first of which says what the rest is."""
+"""The file format of a recording: JSON lines, the first one is the head."""
 
 import io
 import os
@@ -13,20 +13,24 @@ import msgspec
 from msgspec import Raw, Struct
 
 from torchrun_controller.client.session import resource_of
-from torchrun_controller.replay.redact import redacted
+from torchrun_controller.replay.redact import redact
 
 VERSION = 1
 _SELECTORS = ("labelSelector", "fieldSelector")
-_NOTHING = Raw(b"")
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+_EMPTY = Raw(b"")
+_CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
 class TapeError(Exception):
-    """A file is no recording, or none of this version; the message says which line is wrong."""
+    """The file is not a recording of this version; the message names the invalid line."""
 
 
 class Head(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The first line. `namespaces` are those that were watched, () for all."""
+    """The first line.
+
+    `recording` is the version of the format, `controller` that of the recording controller. `time`
+    is the start, `namespaces` are the watched ones, () for all. `redacted`: see `redact`.
+    """
 
     recording: int = VERSION
     controller: str = ""
@@ -36,11 +40,12 @@ class Head(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown
 
 
 class Line(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One thing that the API server has sent, and when.
+    """One message of the API server, received at `time`.
 
-    `source` is path and selectors of the request. Then comes one of: `opens` where the server
-    begins to stream a list, `frame` for one event of a watch, `text` for one that is not JSON,
-    `page` for one answer to a LIST or any other GET (`first` unless it goes on with a list).
+    `source` is path and selectors of the request (see `source_of`), `resource` its resource
+    ("jobs.batch"). One of these fields is set: `opens` at the start of a streamed list, `frame` for
+    an event of a watch, `text` for one that is not JSON, `page` for the body of a GET. `first` is
+    set with `page`, except for the later pages of a list.
     """
 
     time: datetime
@@ -48,9 +53,9 @@ class Line(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown
     source: str
     opens: bool = False
     first: bool = False
-    frame: Raw = _NOTHING
+    frame: Raw = _EMPTY
     text: str = ""
-    page: Raw = _NOTHING
+    page: Raw = _EMPTY
 
 
 _encode = msgspec.json.Encoder().encode
@@ -60,32 +65,33 @@ _json = msgspec.json.Decoder(Raw).decode
 
 
 def source_of(path: str, query: Mapping[str, str]) -> str:
-    """What tells one watch from the others: the path, and what narrows it."""
+    """Return the identity of a watch: its path, and its label and field selectors."""
     selectors = {name: query[name] for name in _SELECTORS if query.get(name)}
     return f"{path}?{urlencode(selectors)}" if selectors else path
 
 
 class Tape:
-    """Writes a recording of at most `limit` bytes; `full` is set where the next line has no room.
+    """Writes a recording of at most `limit` bytes. Call `close` at the end.
 
-    Raises FileExistsError rather than write over a recording.
+    `full` is set when a line exceeds the limit; this and later lines are dropped. `lines` is the
+    number of written lines. Raises FileExistsError if the file exists, and OSError. The file is
+    readable for its owner only.
     """
 
     def __init__(self, path: Path, head: Head, limit: int) -> None:
         self.full = anyio.Event()
         self.lines = 0
-        self._left = limit
+        self._bytes_left = limit
         self._redacts = head.redacted
-        # What runs in a namespace is for those who may read there.
-        self._file: BinaryIO = os.fdopen(os.open(path, _NEW, 0o600), "wb")
+        self._file: BinaryIO = os.fdopen(os.open(path, _CREATE_FLAGS, 0o600), "wb")
         self._put(_encode(head))
 
     def opens(self, source: str) -> None:
-        """The server begins to stream a list."""
+        """Record that the server starts to stream a list."""
         self._write(source, opens=True)
 
     def frame(self, source: str, line: bytes) -> None:
-        """One event of a watch."""
+        """Record one line of a watch. If it is not JSON, a redacted recording has no text."""
         body = self._body(line)
         if body is None:
             self._write(source, text="" if self._redacts else line.decode(errors="replace"))
@@ -93,19 +99,19 @@ class Tape:
             self._write(source, frame=body)
 
     def page(self, source: str, body: bytes, *, first: bool) -> None:
-        """One whole answer; one that is not JSON is left out."""
-        whole = self._body(body)
-        if whole is not None:
-            self._write(source, page=whole, first=first)
+        """Record the body of a GET; it is dropped if it is not JSON."""
+        json = self._body(body)
+        if json is not None:
+            self._write(source, page=json, first=first)
 
     def close(self) -> None:
-        """Finish the file."""
+        """Close the file."""
         self._file.close()
 
     def _body(self, text: bytes) -> Raw | None:
-        """The same JSON on one line; None if it is none."""
+        """Return the JSON on one line; None if it is not JSON."""
         try:
-            return redacted(text) if self._redacts else _json(msgspec.json.format(text, indent=-1))
+            return redact(text) if self._redacts else _json(msgspec.json.format(text, indent=-1))
         except (ValueError, RecursionError):
             return None
 
@@ -115,9 +121,9 @@ class Tape:
         *,
         opens: bool = False,
         first: bool = False,
-        frame: Raw = _NOTHING,
+        frame: Raw = _EMPTY,
         text: str = "",
-        page: Raw = _NOTHING,
+        page: Raw = _EMPTY,
     ) -> None:
         line = Line(
             time=datetime.now(UTC),
@@ -132,19 +138,20 @@ class Tape:
         self._put(_encode(line))
 
     def _put(self, text: bytes) -> None:
-        if self.full.is_set() or len(text) + 1 > self._left:
+        if self.full.is_set() or len(text) + 1 > self._bytes_left:
             self.full.set()
             return
-        self._left -= len(text) + 1
+        self._bytes_left -= len(text) + 1
         self.lines += 1
         self._file.write(text + b"\n")
         self._file.flush()
 
 
 def read(file: BinaryIO | io.BytesIO) -> tuple[Head, Iterator[Line]]:
-    """Head and lines of a recording. Raises TapeError, also while lines are read.
+    """Return the head and an iterator over the lines of a recording.
 
-    A last line that was cut off, as the recording process was killed, is left out.
+    Raises TapeError, also from the iterator. An incomplete last line is dropped: the recording
+    process may have been killed.
     """
     try:
         head = _head(file.readline())

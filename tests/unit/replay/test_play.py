@@ -111,7 +111,7 @@ async def test_groups_are_read_once_their_kind_is_installed() -> None:
     film.lines.append(line | {"first": True, "page": {"metadata": {"resourceVersion": "9"}}})
     player = Player(DEFAULTS)
     await film.decisions(player)
-    assert player.unread == 0
+    assert player.ignored == 0
     (informer,) = player._factory.groups.informers
     assert informer.synced.is_set()
 
@@ -121,7 +121,7 @@ async def test_lines_of_kinds_that_are_not_read_are_counted() -> None:
     film.lines.append(film._line("secrets", "/api/v1/secrets") | {"opens": True})
     player = Player(DEFAULTS)
     await film.decisions(player)
-    assert player.unread == 1
+    assert player.ignored == 1
 
 
 async def test_a_bug_is_told_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +134,7 @@ async def test_a_bug_is_told_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -
     film = Film().starts(job("bad", numNodes=1), job("good", numNodes=1), queue())
     bad, good = await film.decisions()
     out = io.StringIO()
-    Printer(out, brief=True).tell(bad)
+    Printer(out, brief=True).print_decision(bad)
     assert "a bug: ZeroDivisionError: planted" in out.getvalue()
     assert applied(good)
 
