@@ -255,8 +255,8 @@ READING = (
     Mutant(
         "stale_pods-count-as-workers",
         "cache/observe.py",
-        "_part(gangs, lambda meta: any(meta.controlled_by(j) for j in present))",
-        "_part(gangs, lambda meta: True)",
+        "any(meta.controlled_by(uid) for uid in current_jobs)",
+        "True",
         "a failed pod of the last gang fails the next one as well",
         OBSERVE,
     ),

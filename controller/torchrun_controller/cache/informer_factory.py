@@ -48,9 +48,9 @@ from torchrun_controller.cache.observe import (
     QUEUE_INDEX,
     Caches,
     Key,
+    affected_dependents,
     empty_caches,
     finished_parents,
-    followers,
     index_key,
     observe,
 )
@@ -89,7 +89,7 @@ def jobs_of_job(caches: Caches, change: Change[TorchrunJob], initial: bool) -> I
     yield meta.namespace, meta.name
     if initial:
         return
-    related = followers(caches.jobs, change) | finished_parents(caches.jobs, change)
+    related = affected_dependents(caches.jobs, change) | finished_parents(caches.jobs, change)
     yield from ((meta.namespace, name) for name in related)
 
 

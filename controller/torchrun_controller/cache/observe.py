@@ -1,4 +1,4 @@
-"""From the caches to what reconcile may look at."""
+"""The input of reconcile for one job, from the caches: `observe`, and the indexes that it reads."""
 
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
@@ -33,70 +33,70 @@ from torchrun_controller.reconcile.pods.lifecycle import alive, collected
 Key: TypeAlias = tuple[str, str]
 """Namespace and name of a job or a queue: what the work queues hold."""
 
-# Children by the job whose name their label bears; jobs by the queue that they name.
+# Children by the job in their label; jobs by their queue.
 JOB_INDEX = "torchrun-job"
 QUEUE_INDEX = "queue"
-# Jobs by those that they depend on.
+# Jobs by the jobs that they depend on.
 PARENT_INDEX = "parent"
-# Pods by the node that they are bound to, jobs by those of their unfenced workers.
+# Gang and sync pods by their node; jobs by the nodes of their unfenced workers.
 NODE_INDEX = "node"
-# Bytes that were promised to local checkpoints, summed up by node.
+# Tally of the bytes that pods reserve on each node for local checkpoints.
 PROMISED = "promised"
-# Warnings by the UID of what they regard.
+# Warnings by the UID of the object that they regard.
 REGARDING_INDEX = "regarding"
 
-_LONG_AGO = datetime.min.replace(tzinfo=UTC)
+_EPOCH = datetime.min.replace(tzinfo=UTC)
 
 Child = Job | Pod | PersistentVolumeClaim | Service
 C = TypeVar("C", bound=Child)
 
 
 def index_key(namespace: str, name: str) -> str:
-    """The value of both indexes: a name within its namespace."""
+    """Return the value of an index for an object: "namespace/name"."""
     return f"{namespace}/{name}"
 
 
 def by_job(child: Child) -> Iterable[str]:
-    """Indexer of the children."""
+    """Index children by the job in their label."""
     meta = child.metadata
     return (index_key(meta.namespace, meta.labels.torchrun_job),)
 
 
 def by_node(pod: Pod) -> Iterable[str]:
-    """Indexer of the pods that are missed when their node is lost."""
-    missed = pod.metadata.labels.component in (names.WORKER, names.SYNC)
-    bound = pod.spec.node_name and missed
-    return (pod.spec.node_name,) if bound else ()
+    """Index worker and sync pods by their node."""
+    is_gang_pod = pod.metadata.labels.component in (names.WORKER, names.SYNC)
+    is_bound = pod.spec.node_name and is_gang_pod
+    return (pod.spec.node_name,) if is_bound else ()
 
 
-def promise_of(pod: Pod) -> tuple[str, int] | None:
-    """Tally of the bytes that a living pod was promised for checkpoints on its node."""
+def promised_storage(pod: Pod) -> tuple[str, int] | None:
+    """Return the node of a running pod, and the bytes that it reserves there for checkpoints."""
     size = names.number_in(pod.metadata.annotations.local_checkpoints)
     return (pod.spec.node_name, size) if size and pod.spec.node_name and alive(pod) else None
 
 
-def by_unfenced(job: TorchrunJob) -> Iterable[str]:
-    """Indexer of the jobs that wait for word of nodes; their pods there may be gone."""
+def by_unfenced_node(job: TorchrunJob) -> Iterable[str]:
+    """Index jobs by the nodes of their unfenced workers, whose pods may be deleted."""
     return {worker.node for worker in job.status.unfenced}
 
 
 def by_queue(job: TorchrunJob) -> Iterable[str]:
-    """Indexer of the jobs."""
+    """Index jobs by their queue."""
     return (index_key(job.metadata.namespace, job.spec.job_queue),)
 
 
 def by_parent(job: TorchrunJob) -> Iterable[str]:
-    """Indexer of the jobs that follow others."""
+    """Index jobs by the jobs that they depend on."""
     return {index_key(job.metadata.namespace, parent.name) for parent in job.spec.depends_on}
 
 
 def by_regarding(event: CoreEvent) -> Iterable[str]:
-    """Indexer of the warnings."""
+    """Index warnings by the UID of the object that they regard."""
     return (event.involved_object.uid,)
 
 
 class Caches(Struct, frozen=True, kw_only=True):
-    """The stores that the informers keep, one for each kind."""
+    """The stores of one namespace, or of all namespaces: one for each kind."""
 
     jobs: Store[TorchrunJob]
     queues: Store[TorchrunQueue]
@@ -108,11 +108,11 @@ class Caches(Struct, frozen=True, kw_only=True):
 
 
 def empty_caches() -> Caches:
-    """Stores with every index that `observe` and the wake-up rules read."""
+    """Return empty stores with every index that `observe` and the rules of the factory read."""
     return Caches(
-        jobs=Store({QUEUE_INDEX: by_queue, PARENT_INDEX: by_parent, NODE_INDEX: by_unfenced}),
+        jobs=Store({QUEUE_INDEX: by_queue, PARENT_INDEX: by_parent, NODE_INDEX: by_unfenced_node}),
         queues=Store(),
-        pods=Store({JOB_INDEX: by_job, NODE_INDEX: by_node}, {PROMISED: promise_of}),
+        pods=Store({JOB_INDEX: by_job, NODE_INDEX: by_node}, {PROMISED: promised_storage}),
         child_jobs=Store({JOB_INDEX: by_job}),
         claims=Store({JOB_INDEX: by_job}),
         services=Store({JOB_INDEX: by_job}),
@@ -132,42 +132,50 @@ def observe(
     installed: Installed | None = None,
     groups: Callable[[str], tuple[Group, ...]] = lambda owner: (),
 ) -> Observed | None:
-    """All that is known of one job; None where it is gone. Without `nodes`, nothing of nodes.
+    """Return the input of reconcile for one job, from the caches; None if the job is not cached.
 
-    `groups` gives those that the object with this UID controls.
+    The caches are those of the job's namespace. `nodes` is None while nodes are unknown.
+    `conflicts` and `rejections` are refused writes to report; conflicts with cached objects are
+    added. `groups` returns the scheduling groups that the object with a UID controls. Child Jobs
+    are sorted by attempt, worker pods by name, helper pods by number, warnings by time. Does not
+    raise.
     """
     job = caches.jobs.get(namespace, name)
     if job is None:
         return None
     key, uid = index_key(namespace, name), job.metadata.uid
 
-    def owned(meta: ChildMeta) -> bool:
+    def is_owned(meta: ChildMeta) -> bool:
         return meta.controlled_by(uid) or meta.labels.retained_from == name
 
-    jobs, other_jobs = _part(caches.child_jobs.by_index(JOB_INDEX, key), owned)
+    jobs, other_jobs = _partition(caches.child_jobs.by_index(JOB_INDEX, key), is_owned)
     jobs.sort(key=lambda child: names.number_in(child.metadata.labels.attempt))
-    of_workers, attempts = _part(jobs, lambda meta: meta.labels.role == names.WORKER)
+    worker_jobs, attempts = _partition(jobs, lambda meta: meta.labels.role == names.WORKER)
     latest = attempts[-1].metadata.uid if attempts else ""
-    pods = _pods(name, caches.pods.by_index(JOB_INDEX, key), _gang_of(attempts, of_workers), owned)
-    claims, other_claims = _part(caches.claims.by_index(JOB_INDEX, key), owned)
-    services, other_services = _part(caches.services.by_index(JOB_INDEX, key), owned)
-    found = (
+    current_jobs = _current_job_uids(attempts, worker_jobs)
+    pods = _classify_pods(name, caches.pods.by_index(JOB_INDEX, key), current_jobs, is_owned)
+    claims, other_claims = _partition(caches.claims.by_index(JOB_INDEX, key), is_owned)
+    services, other_services = _partition(caches.services.by_index(JOB_INDEX, key), is_owned)
+    all_conflicts = (
         *conflicts,
         *(_conflict(JOBS, other) for other in other_jobs),
         *(_conflict(PODS, other) for other in pods.others),
         *(_conflict(CLAIMS, other) for other in other_claims),
         *(_conflict(SERVICES, other) for other in other_services),
     )
-    told_of: tuple[Child, ...] = (
+    objects_with_warnings: tuple[Child, ...] = (
         *claims,
         *attempts[-1:],
-        *of_workers,
+        *worker_jobs,
         *pods.workers,
-        *pods.syncing,
+        *pods.sync,
     )
-    mattering = _nodes_of(job, [*pods.workers, *pods.of_old_gangs, *pods.syncing])
+    relevant_nodes = _relevant_nodes(job, [*pods.workers, *pods.former_workers, *pods.sync])
     queue = caches.queues.get(namespace, job.spec.job_queue)
-    roomy = {node.metadata.name for node in nodes or ()} if _stays_on_nodes(job, queue) else set()
+    # The placement of node-local checkpoints considers every node.
+    all_nodes = (
+        {node.metadata.name for node in nodes or ()} if _may_use_host_path(job, queue) else set()
+    )
     return Observed(
         job=job,
         queue=queue,
@@ -175,9 +183,9 @@ def observe(
         dependents=caches.jobs.by_index(PARENT_INDEX, key),
         gang=ObservedGang(
             child_jobs=tuple(attempts),
-            worker_jobs=tuple(of_workers),
+            worker_jobs=tuple(worker_jobs),
             workers=tuple(sorted(pods.workers, key=attrgetter("metadata.name"))),
-            stale_pods=tuple(pod for pod in pods.of_old_gangs if alive(pod) or collected(pod)),
+            stale_pods=tuple(pod for pod in pods.former_workers if alive(pod) or collected(pod)),
             probes=tuple(pods.probes),
             groups=(*groups(uid), *(groups(latest) if latest else ())),
             service=next(iter(services), None),
@@ -185,50 +193,54 @@ def observe(
         ),
         workspace=ObservedWorkspace(
             claims=tuple(claims),
-            sync_pods=tuple(pods.syncing),
-            setup_pods=tuple(pods.setting_up),
+            sync_pods=tuple(pods.sync),
+            setup_pods=tuple(pods.setup),
             base=_base(caches, job),
         ),
         cluster=ObservedCluster(
-            nodes=None if nodes is None else _named(nodes, mattering | roomy),
-            promised=caches.pods.sums(PROMISED) if roomy else {},
+            nodes=None if nodes is None else _select_nodes(nodes, relevant_nodes | all_nodes),
+            promised=caches.pods.sums(PROMISED) if all_nodes else {},
             installed=installed,
-            warnings=_warnings(caches, told_of),
+            warnings=_warnings(caches, objects_with_warnings),
         ),
-        refused=RefusedWrites(conflicts=found, rejections=rejections),
+        refused=RefusedWrites(conflicts=all_conflicts, rejections=rejections),
     )
 
 
 class _Pods(NamedTuple):
-    """Those with the job's label, by what they do; `others` are not the job's."""
+    """The pods with the job's label, by role. `others` do not belong to the job."""
 
     workers: list[Pod]
-    of_old_gangs: list[Pod]
-    syncing: list[Pod]
-    setting_up: list[Pod]
+    former_workers: list[Pod]
+    sync: list[Pod]
+    setup: list[Pod]
     probes: list[Pod]
     others: list[Pod]
 
 
-def _pods(
-    job: str, pods: Iterable[Pod], present: tuple[str, ...], owned: Callable[[ChildMeta], bool]
+def _classify_pods(
+    job: str,
+    pods: Iterable[Pod],
+    current_jobs: tuple[str, ...],
+    is_owned: Callable[[ChildMeta], bool],
 ) -> _Pods:
-    gangs, apart = _part(pods, lambda meta: meta.labels.component == names.WORKER)
-    workers, older = _part(gangs, lambda meta: any(meta.controlled_by(j) for j in present))
-    of_old_gangs, copies = _part(older, lambda meta: _was_worker(job, meta))
-    preparing, others = _part(apart, owned)
-    preparing.sort(key=lambda pod: names.number_of(pod.metadata.name))
-    setting_up, rest = _part(preparing, lambda meta: meta.labels.component == names.SETUP)
-    probes, syncing = _part(rest, lambda meta: meta.labels.component == names.PROBE)
-    return _Pods(workers, of_old_gangs, syncing, setting_up, probes, [*others, *copies])
+    gang_pods, other_pods = _partition(pods, lambda meta: meta.labels.component == names.WORKER)
+    workers, rest = _partition(
+        gang_pods, lambda meta: any(meta.controlled_by(uid) for uid in current_jobs)
+    )
+    former_workers, copies = _partition(rest, lambda meta: _is_former_worker(job, meta))
+    helpers, others = _partition(other_pods, is_owned)
+    helpers.sort(key=lambda pod: names.number_of(pod.metadata.name))
+    setup, helpers = _partition(helpers, lambda meta: meta.labels.component == names.SETUP)
+    probes, sync = _partition(helpers, lambda meta: meta.labels.component == names.PROBE)
+    return _Pods(workers, former_workers, sync, setup, probes, [*others, *copies])
 
 
-def _was_worker(job: str, meta: ChildMeta) -> bool:
-    """Whether a Job made a pod of no present gang for this TorchrunJob, or an earlier one.
+def _is_former_worker(job: str, meta: ChildMeta) -> bool:
+    """Whether a Job of an earlier attempt, or of an earlier job of this name, created the pod.
 
-    The labels alone prove nothing: a copy for debugging may have them. What a Job makes has it for
-    owner. It loses that where the Job is deleted without its pods, and keeps the Job's name in its
-    own.
+    The labels are no proof: a copy for debugging has them, too. A Job owns its pods. A pod whose
+    Job was deleted with --cascade=orphan has no owner, but a name with the Job's name as prefix.
     """
     owners = [owner for owner in meta.owner_references if owner.controller]
     if owners:
@@ -237,23 +249,24 @@ def _was_worker(job: str, meta: ChildMeta) -> bool:
 
 
 def _warnings(caches: Caches, children: Iterable[Child]) -> tuple[CoreEvent, ...]:
-    """What is said of these objects, the oldest first."""
-    found = (
+    """Return the warnings that regard these objects, the oldest first."""
+    warnings = (
         warning
         for child in children
         for warning in caches.warnings.by_index(REGARDING_INDEX, child.metadata.uid)
     )
-    return tuple(sorted(found, key=_when))
+    return tuple(sorted(warnings, key=_event_time))
 
 
-def _gang_of(attempts: list[Job], of_workers: list[Job]) -> tuple[str, ...]:
-    """UIDs of the latest child Job and, where its pods are a head's, of that of its workers."""
+def _current_job_uids(attempts: list[Job], worker_jobs: list[Job]) -> tuple[str, ...]:
+    """Return the UIDs of the latest child Job and of the workers' Job beside a head."""
     number = attempts[-1].metadata.labels.attempt if attempts else ""
-    beside = [job for job in of_workers if job.metadata.labels.attempt == number]
-    return tuple(job.metadata.uid for job in (*attempts[-1:], *beside))
+    current_workers = [job for job in worker_jobs if job.metadata.labels.attempt == number]
+    return tuple(job.metadata.uid for job in (*attempts[-1:], *current_workers))
 
 
 def _base(caches: Caches, job: TorchrunJob) -> Base | None:
+    """Return the PVC of the workspace that this job's is based on; None without one."""
     namespace = job.metadata.namespace
     name = job.metadata.annotations.get(names.WORKSPACE_BASE, "")
     claim = caches.claims.get(namespace, names.workspace_claim(name)) if name else None
@@ -264,47 +277,47 @@ def _base(caches: Caches, job: TorchrunJob) -> Base | None:
 
 
 def _parents(jobs: Store[TorchrunJob], job: TorchrunJob) -> dict[str, TorchrunJob]:
-    """The jobs that it depends on, at first hand or through others."""
-    found: dict[str, TorchrunJob] = {}
-    open_ends = [job]
-    while open_ends:
-        for dependency in open_ends.pop().spec.depends_on:
+    """Return the existing jobs that this one depends on, directly or indirectly, by name."""
+    parents: dict[str, TorchrunJob] = {}
+    unvisited = [job]
+    while unvisited:
+        for dependency in unvisited.pop().spec.depends_on:
             parent = jobs.get(job.metadata.namespace, dependency.name)
-            if parent is not None and dependency.name not in found:
-                found[dependency.name] = parent
-                open_ends.append(parent)
-    return found
+            if parent is not None and dependency.name not in parents:
+                parents[dependency.name] = parent
+                unvisited.append(parent)
+    return parents
 
 
-def followers(jobs: Store[TorchrunJob], change: Change[TorchrunJob]) -> set[str]:
-    """Names of the jobs for which a change of their parent may matter.
+def affected_dependents(jobs: Store[TorchrunJob], change: Change[TorchrunJob]) -> set[str]:
+    """Return the names of the jobs that a change of their parent may affect.
 
-    An edit may close or open a cycle, which matters to all that follow, however far off.
+    An edit of dependsOn may close or open a cycle, which also affects indirect dependents.
     """
     old, new = change.old, change.new
-    edited = old is None or new is None or old.spec.depends_on != new.spec.depends_on
-    if not edited and _came_so_far(old) == _came_so_far(new):
+    is_edited = old is None or new is None or old.spec.depends_on != new.spec.depends_on
+    if not is_edited and _dependency_state(old) == _dependency_state(new):
         return set()
     meta = change.object.metadata
-    found: set[str] = set()
-    open_ends = [meta.name]
-    while open_ends:
-        parent = index_key(meta.namespace, open_ends.pop())
-        names_of = {child.metadata.name for child in jobs.by_index(PARENT_INDEX, parent)} - found
-        found |= names_of
-        if edited:
-            open_ends += names_of
-    return found
+    affected: set[str] = set()
+    unvisited = [meta.name]
+    while unvisited:
+        parent = index_key(meta.namespace, unvisited.pop())
+        dependents = {job.metadata.name for job in jobs.by_index(PARENT_INDEX, parent)} - affected
+        affected |= dependents
+        if is_edited:
+            unvisited += dependents
+    return affected
 
 
 def finished_parents(jobs: Store[TorchrunJob], change: Change[TorchrunJob]) -> set[str]:
-    """Names of the finished jobs whose deletion may wait for this change of a dependent."""
+    """Return the names of the finished jobs whose deletion may wait for this change."""
     if change.old is None or (
-        change.new is not None and _record_of(change.old) == _record_of(change.new)
+        change.new is not None and _dependent_state(change.old) == _dependent_state(change.new)
     ):
         return set()
     namespace = change.object.metadata.namespace
-    parents = (jobs.get(namespace, edge.name) for edge in change.old.spec.depends_on)
+    parents = (jobs.get(namespace, dependency.name) for dependency in change.old.spec.depends_on)
     return {
         parent.metadata.name
         for parent in parents
@@ -312,18 +325,20 @@ def finished_parents(jobs: Store[TorchrunJob], change: Change[TorchrunJob]) -> s
     }
 
 
-def _record_of(job: TorchrunJob) -> tuple[object, ...]:
+def _dependent_state(job: TorchrunJob) -> tuple[object, ...]:
+    """Return the fields of a dependent that its finished parents wait for."""
     status = job.status
-    ended = job.metadata.terminating or status.phase in TERMINAL
-    return (ended, status.workers, status.dependencies_met, job.spec.depends_on)
+    is_finished = job.metadata.terminating or status.phase in TERMINAL
+    return (is_finished, status.workers, status.dependencies_met, job.spec.depends_on)
 
 
-def _came_so_far(job: TorchrunJob | None) -> tuple[object, ...]:
+def _dependency_state(job: TorchrunJob | None) -> tuple[object, ...]:
+    """Return the fields of a parent that its dependents wait for."""
     return () if job is None else (job.status.phase, job.status.reason, job.status.start_time)
 
 
-def _nodes_of(job: TorchrunJob, pods: list[Pod]) -> set[str]:
-    """Names of the nodes that matter to a job: of its pods, past and present."""
+def _relevant_nodes(job: TorchrunJob, pods: list[Pod]) -> set[str]:
+    """Return the names of the nodes of the job's current and earlier pods."""
     return {
         *(pod.spec.node_name for pod in pods),
         *job.status.worker_nodes,
@@ -332,37 +347,43 @@ def _nodes_of(job: TorchrunJob, pods: list[Pod]) -> set[str]:
     }
 
 
-def _stays_on_nodes(job: TorchrunJob, queue: TorchrunQueue | None) -> bool:
-    """Whether the checkpoints of the job may be node-local; what comes of it, reconcile decides."""
-    wanted = (job.spec.volumes.checkpoints, queue.spec.storage.checkpoints if queue else None)
-    return any(storage is not None and storage.host_path for storage in wanted)
+def _may_use_host_path(job: TorchrunJob, queue: TorchrunQueue | None) -> bool:
+    """Whether job or queue name a hostPath for checkpoints; reconcile decides between them."""
+    storages = (job.spec.volumes.checkpoints, queue.spec.storage.checkpoints if queue else None)
+    return any(storage is not None and storage.host_path for storage in storages)
 
 
-def _named(nodes: Store[Node], wanted: set[str]) -> dict[str, Node]:
-    found = ((name, nodes.get("", name)) for name in sorted(wanted))
-    return {name: node for name, node in found if node is not None}
+def _select_nodes(nodes: Store[Node], node_names: set[str]) -> dict[str, Node]:
+    """Return the cached nodes of these names, sorted by name."""
+    cached = ((name, nodes.get("", name)) for name in sorted(node_names))
+    return {name: node for name, node in cached if node is not None}
 
 
-def _part(children: Iterable[C], owned: Callable[[ChildMeta], bool]) -> tuple[list[C], list[C]]:
-    """Ours and the others'."""
-    ours: list[C] = []
+def _partition(
+    children: Iterable[C], belongs: Callable[[ChildMeta], bool]
+) -> tuple[list[C], list[C]]:
+    """Split objects by their metadata: those for which `belongs` is true, and the others."""
+    matches: list[C] = []
     others: list[C] = []
     for child in children:
-        (ours if owned(child.metadata) else others).append(child)
-    return ours, others
+        (matches if belongs(child.metadata) else others).append(child)
+    return matches, others
 
 
 def _conflict(kind: Kind[C], child: C) -> Conflict:
+    """Return the conflict with an object that has the job's label but another owner."""
     meta = child.metadata
     owner = next((o for o in meta.owner_references if o.controller), None)
-    whose = f"belongs to {owner.kind} {owner.name} (UID {owner.uid})" if owner else "has no owner"
-    going = ", and is being deleted" if meta.deletion_timestamp else ""
+    ownership = (
+        f"belongs to {owner.kind} {owner.name} (UID {owner.uid})" if owner else "has no owner"
+    )
+    deletion = ", and is being deleted" if meta.deletion_timestamp else ""
     message = (
-        f"{kind.resource} {meta.name} exists and {whose}{going};"
+        f"{kind.resource} {meta.name} exists and {ownership}{deletion};"
         " it is left alone: delete it, or give the job another name"
     )
     return Conflict(kind.resource, meta.name, message)
 
 
-def _when(event: CoreEvent) -> datetime:
-    return event.last_timestamp or event.metadata.creation_timestamp or _LONG_AGO
+def _event_time(event: CoreEvent) -> datetime:
+    return event.last_timestamp or event.metadata.creation_timestamp or _EPOCH

@@ -14,9 +14,9 @@ from torchrun_api.status import Attempt, Progress, UnfencedWorker
 from torchrun_controller.cache.observe import (
     NODE_INDEX,
     Caches,
+    affected_dependents,
     empty_caches,
     finished_parents,
-    followers,
     observe,
 )
 from torchrun_controller.cache.progress_reports import Reports
@@ -248,12 +248,12 @@ def test_a_step_of_a_parent_wakes_its_children_and_an_edit_all_that_follow(cache
         caches.jobs.upsert(job, 1)
     before = follower("a", phase="Running")
     counted = follower("a", phase="Running", restarts=3)
-    assert followers(caches.jobs, Change(before, counted)) == set()
-    assert followers(caches.jobs, Change(before, follower("a", phase="Failed"))) == {"b"}
-    assert followers(caches.jobs, Change(before, None)) == {"b", "c", "d"}
+    assert affected_dependents(caches.jobs, Change(before, counted)) == set()
+    assert affected_dependents(caches.jobs, Change(before, follower("a", phase="Failed"))) == {"b"}
+    assert affected_dependents(caches.jobs, Change(before, None)) == {"b", "c", "d"}
     cycle = follower("a", "d", phase="Running")
     caches.jobs.upsert(cycle, 2)
-    assert followers(caches.jobs, Change(before, cycle)) == {"a", "b", "c", "d"}
+    assert affected_dependents(caches.jobs, Change(before, cycle)) == {"a", "b", "c", "d"}
 
 
 def test_dependents_are_the_jobs_that_name_a_job(caches):
